@@ -1,0 +1,150 @@
+// Package resource says what a kind is: a Definition with all its versions,
+// the compiler from a CustomResourceDefinition to one, and the immutable
+// Catalog of all that is served. It knows no verbs and no HTTP.
+package resource
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Names are the names of a kind.
+type Names struct {
+	Plural, Singular, Kind, ListKind string
+	ShortNames, Categories           []string
+}
+
+// Definition is one kind with all its versions. It is immutable.
+type Definition struct {
+	Group      string // of the storage identity
+	Names      Names
+	Namespaced bool
+	Prefix     string     // of its storage keys; ends in "/"
+	Versions   []*Version // served or not, by priority; of all endpoints
+	Storage    *Version   // the one objects are stored at
+	Verbs      []string   // announced and served; sorted as upstream announces them
+	Behavior   Behavior
+
+	Custom *Custom // nil for a built-in kind
+}
+
+// Custom is what a Definition made from a CRD knows of it.
+type Custom struct {
+	Key         string // storage key of the CRD
+	Revision    int64  // its Modified
+	Established bool
+	Terminating bool
+}
+
+// Key returns the storage key of an object.
+func (d *Definition) Key(namespace, name string) string {
+	if d.Namespaced {
+		return d.Prefix + namespace + "/" + name
+	}
+	return d.Prefix + name
+}
+
+// Version is one endpoint of a Definition: a group, a version, and how objects
+// look there. It is immutable; what is costly is made on first use.
+type Version struct {
+	Definition         *Definition
+	GroupVersion       schema.GroupVersion
+	APIVersion         string // GroupVersion.String()
+	Served             bool
+	Deprecated         bool
+	DeprecationWarning string // the text of the Warning header, if Deprecated
+	Columns            []Column
+	SelectableFields   []SelectableField
+	Status             bool   // has /status
+	Scale              *Scale // has /scale
+
+	Type *GoType // what a built-in kind is decoded into; nil for a custom one
+
+	// OpenAPIV3Schema is the JSON of a custom kind's schema as its CRD has it, nil for a
+	// built-in one or where the CRD has none.
+	OpenAPIV3Schema func() []byte
+	// Schema is the compiled schema of a custom kind; nil for a built-in one, whose Go type
+	// does the work. Cheap after the first call; safe for concurrent use.
+	Schema func() (*ourschema.Schema, error)
+	// Parseable is the schema as structured-merge-diff wants it.
+	Parseable func() (typed.ParseableType, error)
+
+	// ConvertTo and ConvertFrom translate between this version and the storage version
+	// in Go (Event); nil means that only apiVersion differs.
+	ConvertTo, ConvertFrom func(object.Tree) (object.Tree, error)
+}
+
+// GroupResource is for error messages.
+func (v *Version) GroupResource() schema.GroupResource {
+	return schema.GroupResource{Group: v.GroupVersion.Group, Resource: v.Definition.Names.Plural}
+}
+
+// GroupVersionKind of the objects at this version.
+func (v *Version) GroupVersionKind() schema.GroupVersionKind {
+	return v.GroupVersion.WithKind(v.Definition.Names.Kind)
+}
+
+// Column is one column of a Table.
+type Column struct {
+	Name, Type, Format, Description string
+	Priority                        int32
+	// Path, if not empty, is a plain path of field names at which the cell's value
+	// lies, so that it can be read from bytes without decoding.
+	Path []string
+	// Cell computes the cell from a decoded object; nil where Path says it all. A nil
+	// result is an empty cell.
+	Cell func(object.Tree) any
+}
+
+// SelectableField is one field that field selectors may name.
+type SelectableField struct {
+	Name string   // as selectors write it: "spec.color"
+	Path []string // where it lies
+}
+
+// Scale says where the scale subresource finds its values.
+type Scale struct{ SpecReplicas, StatusReplicas, LabelSelector []string }
+
+// Behavior is what a kind does by itself in the course of a write. Every field may be
+// nil. Functions that get an object may modify it; old is never modified. All objects are at the
+// storage version.
+type Behavior struct {
+	// Default fills in what the client left out.
+	Default func(obj object.Tree)
+	// PrepareCreate and PrepareUpdate reset what clients may not set. sub is "" or
+	// the subresource written to.
+	PrepareCreate func(ctx context.Context, obj object.Tree) error
+	PrepareUpdate func(ctx context.Context, obj, old object.Tree, sub string) error
+	// Validate looks at the object alone; ValidateUpdate at both.
+	Validate       func(obj object.Tree) field.ErrorList
+	ValidateUpdate func(obj, old object.Tree, sub string) field.ErrorList
+	// Warnings for the client.
+	Warnings func(obj, old object.Tree) []string
+	// Guards of the commit that writes obj.
+	Guards func(ctx context.Context, obj object.Tree) []storage.Guard
+	// BeforeDelete may refuse a delete, or change the object (set a phase) when deletion
+	// starts; obj is a copy.
+	BeforeDelete func(ctx context.Context, obj object.Tree) error
+	// Deletable says that an object marked for deletion has nothing left to wait for,
+	// beyond metadata.finalizers.
+	Deletable func(obj object.Tree) bool
+
+	// Generation: metadata.generation is kept; false for kinds such as ConfigMap.
+	Generation bool
+	// UnconditionalUpdate: a PUT without resourceVersion is allowed.
+	UnconditionalUpdate bool
+	// CreateOnUpdate: a PUT of a name that does not exist creates it.
+	CreateOnUpdate bool
+	// ResetOnWrite and ResetOnStatus: the top-level or dotted fields ("status", "spec") that a
+	// write of the main resource, or of /status, never owns in managedFields.
+	ResetOnWrite, ResetOnStatus []string
+	// TTL of new and updated objects in seconds, 0 none (Event).
+	TTL int64
+}
