@@ -1,12 +1,69 @@
-// Package control is the loops: namespace deletion, garbage collection, the end of a CRD. Each is
-// a client of the API and could run in a process of its own.
+// Package control is the loops that finish what a request began: the deletion
+// of namespaces, of a CRD's objects, of dependents. Each is a client of the API
+// and may run in the server's process or in one of its own. It knows no engine and
+// no storage.
 package control
 
 import (
 	"context"
+	"fmt"
+	"sync"
 
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 )
 
-// Run runs all loops against the API server of c until ctx is done.
-func Run(ctx context.Context, c *rest.Config) error { panic("control: Run") }
+// clients are what the loops reach the API server with.
+type clients struct {
+	discovery discovery.DiscoveryInterface
+	dynamic   dynamic.Interface
+	metadata  metadata.Interface
+}
+
+func newClients(config *rest.Config) (*clients, error) {
+	config = rest.CopyConfig(config)
+	config.QPS = -1 // the loops pace themselves by their queues
+	disc, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("discovery client: %w", err)
+	}
+	dyn, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("dynamic client: %w", err)
+	}
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("metadata client: %w", err)
+	}
+	return &clients{disc, dyn, meta}, nil
+}
+
+// Run runs all loops against the API server of config until ctx is done, and
+// returns when the last has stopped. The error is one of configuration; a loop
+// that meets an error of the API tries again by itself.
+func Run(ctx context.Context, config *rest.Config) error {
+	c, err := newClients(config)
+	if err != nil {
+		return err
+	}
+	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
+	kinds := newKinds(c)
+	collector := newCollector(c, kinds)
+	namespaces := newNamespaces(c, kinds)
+	definitions := newDefinitions(c, kinds)
+	kinds.onChange = func(ch change) {
+		collector.observe(ch)
+		namespaces.observe(ch)
+		definitions.observe(ch)
+	}
+
+	var running sync.WaitGroup
+	for _, run := range []func(context.Context){kinds.run, collector.run, namespaces.run, definitions.run} {
+		running.Go(func() { run(ctx) })
+	}
+	running.Wait()
+	return nil
+}

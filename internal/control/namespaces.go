@@ -1,0 +1,208 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+)
+
+// namespaces empties namespaces that are being deleted and then lets them go. What
+// stands in the way is said in the namespace's conditions, and never keeps the other kinds from
+// being deleted.
+type namespaces struct {
+	clients *clients
+	queue   queue[string]
+	ending  waiting
+}
+
+const namespaceFinalizer = "kubernetes"
+
+func newNamespaces(c *clients, _ *kinds) *namespaces {
+	return &namespaces{clients: c, queue: newQueue[string]("empty namespace")}
+}
+
+func (n *namespaces) run(ctx context.Context) { n.queue.work(ctx, 4, n.end) }
+
+func (n *namespaces) observe(ch change) {
+	if ch.deleted && ch.object.Namespace != "" && n.ending.has(ch.object.Namespace) {
+		n.queue.Add(ch.object.Namespace)
+	}
+	if ch.kind.groupKind() != namespaceKind || ch.deleted {
+		return
+	}
+	all := ch.listed
+	if ch.object != nil {
+		all = append(all, ch.object)
+	}
+	for _, m := range all {
+		if m.DeletionTimestamp != nil {
+			n.queue.Add(m.Name)
+		}
+	}
+}
+
+func (n *namespaces) client() dynamic.ResourceInterface {
+	return n.clients.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
+}
+
+// end empties a namespace and, when nothing is left, finalizes it.
+func (n *namespaces) end(ctx context.Context, name string) error {
+	ns, err := n.client().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	finalizers, _, _ := unstructured.NestedStringSlice(ns.Object, "spec", "finalizers")
+	if ns.GetDeletionTimestamp() == nil || !slices.Contains(finalizers, namespaceFinalizer) {
+		return nil
+	}
+	n.ending.add(name)
+	left := n.empty(ctx, name)
+	if left.setConditions(ns) {
+		if ns, err = n.client().UpdateStatus(ctx, ns, metav1.UpdateOptions{}); err != nil {
+			return ignoreNotFound(err)
+		}
+	}
+	if left.any() {
+		return left.err()
+	}
+	finalizers = slices.DeleteFunc(finalizers, func(f string) bool { return f == namespaceFinalizer })
+	if err := unstructured.SetNestedStringSlice(ns.Object, finalizers, "spec", "finalizers"); err != nil {
+		return err
+	}
+	if _, err = n.client().Update(ctx, ns, metav1.UpdateOptions{}, "finalize"); ignoreNotFound(err) != nil {
+		return err
+	}
+	n.ending.remove(name)
+	return nil
+}
+
+// remains is what an attempt to empty a namespace has left.
+type remains struct {
+	discovery  error
+	parsing    error
+	content    []error
+	objects    map[string]int // "crontabs.stable.example.com" -> how many
+	finalizers map[string]int
+}
+
+func (r *remains) any() bool {
+	return r.discovery != nil || r.parsing != nil || len(r.content) > 0 || len(r.objects) > 0
+}
+
+func (r *remains) err() error {
+	return errors.Join(append(r.content, r.discovery, r.parsing, errRemaining)...)
+}
+
+// empty deletes everything in a namespace: pods first, so that nothing they use is
+// taken from under them (KEP-5080), then the rest.
+func (n *namespaces) empty(ctx context.Context, name string) *remains {
+	left := &remains{objects: map[string]int{}, finalizers: map[string]int{}}
+	resources := n.resources(left)
+	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	if slices.Contains(resources, pods) {
+		n.emptyOf(ctx, name, pods, left)
+		if left.any() {
+			return left
+		}
+	}
+	for _, gvr := range resources {
+		if gvr != pods {
+			n.emptyOf(ctx, name, gvr, left)
+		}
+	}
+	return left
+}
+
+// resources lists what can be in a namespace. A group whose discovery fails is noted and left out.
+func (n *namespaces) resources(left *remains) []schema.GroupVersionResource {
+	lists, err := discovery.ServerPreferredNamespacedResources(n.clients.discovery)
+	if err != nil {
+		left.discovery = err
+	}
+	deletable := discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"delete"}}, lists)
+	set, err := discovery.GroupVersionResources(deletable)
+	if err != nil {
+		left.parsing = err
+	}
+	var all []schema.GroupVersionResource
+	for gvr := range set {
+		all = append(all, gvr)
+	}
+	slices.SortFunc(all, func(a, b schema.GroupVersionResource) int { return strings.Compare(a.String(), b.String()) })
+	return all
+}
+
+func (n *namespaces) emptyOf(ctx context.Context, name string, gvr schema.GroupVersionResource, left *remains) {
+	client := n.clients.metadata.Resource(gvr).Namespace(name)
+	background := metav1.DeletePropagationBackground
+	err := client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
+	if err != nil && !gone(err) {
+		left.content = append(left.content, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
+		return
+	}
+	if err := count(ctx, client, gvr, left); err != nil && !gone(err) {
+		left.content = append(left.content, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
+	}
+}
+
+// gone says that a resource has left the server, or cannot be deleted in bulk.
+func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) }
+
+func count(ctx context.Context, client metadata.ResourceInterface, gvr schema.GroupVersionResource, left *remains) error {
+	objects, err := client.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range objects.Items {
+		left.objects[strings.TrimSuffix(gvr.Resource+"."+gvr.Group, ".")]++
+		for _, f := range objects.Items[i].Finalizers {
+			left.finalizers[f]++
+		}
+	}
+	return nil
+}
+
+// setConditions says in ns what is left and reports whether that changed anything.
+func (r *remains) setConditions(ns *unstructured.Unstructured) bool {
+	changed := false
+	set := func(kind string, bad bool, badReason, badMessage, goodReason, goodMessage string) {
+		status, reason, message := "False", goodReason, goodMessage
+		if bad {
+			status, reason, message = "True", badReason, badMessage
+		}
+		changed = setCondition(ns, kind, status, reason, message) || changed
+	}
+	set("NamespaceDeletionDiscoveryFailure", r.discovery != nil, "DiscoveryFailed",
+		fmt.Sprintf("Discovery failed for some groups: %v", r.discovery), "ResourcesDiscovered", "All resources successfully discovered")
+	set("NamespaceDeletionGroupVersionParsingFailure", r.parsing != nil, "GroupVersionParsingFailed",
+		fmt.Sprint(r.parsing), "ParsedGroupVersions", "All legacy kube types successfully parsed")
+	set("NamespaceDeletionContentFailure", len(r.content) > 0, "ContentDeletionFailed",
+		fmt.Sprintf("Failed to delete all resource types, %d remaining: %v", len(r.content), errors.Join(r.content...)),
+		"ContentDeleted", "All content successfully deleted, may be waiting on finalization")
+	set("NamespaceContentRemaining", len(r.objects) > 0, "SomeResourcesRemain",
+		"Some resources are remaining: "+tally(r.objects, "%s has %d resource instances"), "ContentRemoved", "All content successfully removed")
+	set("NamespaceFinalizersRemaining", len(r.finalizers) > 0, "SomeFinalizersRemain",
+		"Some content in the namespace has finalizers remaining: "+tally(r.finalizers, "%s in %d resource instances"),
+		"ContentHasNoFinalizers", "All content-preserving finalizers finished")
+	return changed
+}
+
+func tally(counts map[string]int, format string) string {
+	var parts []string
+	for name, n := range counts {
+		parts = append(parts, fmt.Sprintf(format, name, n))
+	}
+	sort.Strings(parts)
+	return strings.Join(parts, ", ")
+}
