@@ -1,10 +1,16 @@
 package object
 
-import "k8s.io/apimachinery/pkg/types"
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // Meta is what selectors and the delete path need of an object's metadata,
 // read without decoding the rest. Its strings may point into the bytes it was
-// scanned from.
+// scanned from, which therefore must not change.
 type Meta struct {
 	Name, Namespace   string
 	UID               types.UID
@@ -21,13 +27,173 @@ type Label struct{ Key, Value string }
 type Labels []Label
 
 // Has reports whether the label key is set.
-func (l Labels) Has(key string) bool { panic("object: Has") }
+func (l Labels) Has(key string) bool {
+	_, ok := l.Lookup(key)
+	return ok
+}
 
 // Get returns the value of label key, or "".
-func (l Labels) Get(key string) string { panic("object: Get") }
+func (l Labels) Get(key string) string {
+	v, _ := l.Lookup(key)
+	return v
+}
 
 // Lookup returns the value of label key and whether it is set.
-func (l Labels) Lookup(key string) (string, bool) { panic("object: Lookup") }
+func (l Labels) Lookup(key string) (string, bool) {
+	for i := range l {
+		if l[i].Key == key {
+			return l[i].Value, true
+		}
+	}
+	return "", false
+}
 
-// ScanMeta reads the metadata of an object's JSON in one pass.
-func ScanMeta(json []byte) (*Meta, error) { panic("object: ScanMeta") }
+// ScanMeta reads the metadata of an object's JSON in one pass and stops behind
+// it. It trusts js as Field does; what is not of the expected type counts as absent. An
+// object without metadata gives an empty Meta.
+func ScanMeta(js []byte) (*Meta, error) {
+	s := scanner{s: alias(js)}
+	m := new(Meta)
+	if s.peek() != '{' {
+		return nil, errScan
+	}
+	s.pos++
+	for {
+		key, ok := s.member()
+		if !ok {
+			break
+		}
+		if key == keyMetadata && s.s[s.pos] == '{' {
+			if !m.scan(&s) {
+				return nil, errScan
+			}
+			return m, nil
+		}
+		if !s.next() {
+			return nil, errScan
+		}
+	}
+	if s.bad {
+		return nil, errScan
+	}
+	return m, nil
+}
+
+// next skips the value at pos and the comma behind it.
+func (s *scanner) next() bool { return s.skip() && s.comma() }
+
+func (s *scanner) comma() bool {
+	if s.peek() == ',' {
+		s.pos++
+	}
+	return true
+}
+
+func (m *Meta) scan(s *scanner) bool {
+	for s.pos++; ; {
+		key, ok := s.member()
+		if !ok {
+			return !s.bad
+		}
+		switch key {
+		case "name":
+			ok = s.text(&m.Name)
+		case "namespace":
+			ok = s.text(&m.Namespace)
+		case "uid":
+			ok = s.text((*string)(&m.UID))
+		case "deletionTimestamp":
+			ok = s.text(&m.DeletionTimestamp)
+		case "generation":
+			ok = s.integer(&m.Generation)
+		case "finalizers":
+			m.Finalizers, ok = s.list()
+		case "labels":
+			m.Labels, ok = s.labels()
+		default:
+			ok = s.skip()
+		}
+		if !ok {
+			return false
+		}
+		s.comma()
+	}
+}
+
+// text reads the value at pos into v if it is a string.
+func (s *scanner) text(v *string) (ok bool) {
+	if s.s[s.pos] != '"' {
+		return s.skip()
+	}
+	*v, s.pos, ok = scanString(s.s, s.pos+1)
+	return ok
+}
+
+func (s *scanner) integer(v *int64) bool {
+	start := s.pos
+	if !s.skip() {
+		return false
+	}
+	if i, err := strconv.ParseInt(s.s[start:s.pos], 10, 64); err == nil {
+		*v = i
+	}
+	return true
+}
+
+// list reads an array of strings.
+func (s *scanner) list() (out []string, ok bool) {
+	if s.s[s.pos] != '[' {
+		return nil, s.skip()
+	}
+	for s.pos++; ; s.comma() {
+		switch s.peek() {
+		case ']':
+			s.pos++
+			return out, true
+		case '"':
+			var v string
+			if !s.text(&v) {
+				return nil, false
+			}
+			out = append(out, v)
+		case 0, ',', '}':
+			return nil, false
+		default:
+			if !s.skip() {
+				return nil, false
+			}
+		}
+	}
+}
+
+func (s *scanner) labels() (Labels, bool) {
+	if s.s[s.pos] != '{' {
+		return nil, s.skip()
+	}
+	var out Labels
+	for s.pos++; ; s.comma() {
+		key, ok := s.member()
+		if !ok {
+			break
+		}
+		if s.s[s.pos] != '"' {
+			if !s.skip() {
+				return nil, false
+			}
+			continue
+		}
+		if out == nil {
+			out = make(Labels, 0, 4)
+		}
+		var v string
+		if !s.text(&v) {
+			return nil, false
+		}
+		out = append(out, Label{key, v})
+	}
+	byKey := func(a, b Label) int { return strings.Compare(a.Key, b.Key) }
+	if !slices.IsSortedFunc(out, byKey) {
+		slices.SortStableFunc(out, byKey)
+	}
+	return out, !s.bad
+}

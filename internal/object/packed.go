@@ -1,32 +1,241 @@
 package object
 
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+)
+
 // Packed is an object as it lies in storage: a header and the canonical JSON of
 // the object without metadata.resourceVersion. The header says where the
 // resourceVersion is spliced in and under which fingerprint the object was
 // written. A Packed is never modified.
+//
+// The header is, little endian:
+//
+//	0  format, 1
+//	1  how resourceVersion is spliced in: 0 not at all, 1 alone in an empty
+//	   metadata, 2 before another key, 3 after the last key
+//	2  uint16 length of the apiVersion's value, quotes included; 0 if it has none
+//	4  uint32 offset of that value in the JSON
+//	8  uint32 offset of the splice in the JSON
+//	12 uint32 length of the JSON
+//	16 uint64 fingerprint
 type Packed []byte
 
+const (
+	packedFormat = 1
+	headerSize   = 24
+)
+
+const (
+	spliceNone byte = iota
+	spliceAlone
+	spliceBefore
+	spliceAfter
+)
+
+const (
+	keyAPIVersion      = "apiVersion"
+	keyMetadata        = "metadata"
+	keyResourceVersion = "resourceVersion"
+)
+
+var packBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 8<<10); return &b }}
+
 // Pack encodes t, leaving out metadata.resourceVersion. It does not modify or
-// keep t.
-func Pack(t Tree, fingerprint uint64) Packed { panic("object: Pack") }
+// keep t. The result has no spare capacity.
+func Pack(t Tree, fingerprint uint64) Packed {
+	buf := packBuffers.Get().(*[]byte)
+	e := encoders.Get().(*encoder)
+	p := packer{encoder: e, dst: append((*buf)[:0], make([]byte, headerSize)...)}
+	p.root(t)
+	e.release()
+	binary.LittleEndian.PutUint32(p.dst[12:], uint32(len(p.dst)-headerSize))
+	binary.LittleEndian.PutUint64(p.dst[16:], fingerprint)
+	p.dst[0] = packedFormat
+	out := make(Packed, len(p.dst))
+	copy(out, p.dst)
+	if cap(p.dst) <= 1<<20 {
+		*buf = p.dst
+		packBuffers.Put(buf)
+	}
+	return out
+}
+
+type packer struct {
+	*encoder
+	dst []byte
+}
+
+func (p *packer) root(t Tree) {
+	base := p.sorted(t)
+	p.dst = append(p.dst, '{')
+	for i := base; i < base+len(t); i++ {
+		key, v := p.entries[i].key, p.entries[i].value
+		p.key(i > base, key)
+		start := len(p.dst)
+		if m, ok := v.(Tree); ok && m != nil && key == keyMetadata {
+			p.metadata(m)
+			continue
+		}
+		p.dst = p.value(p.dst, v)
+		if n := len(p.dst) - start; key == keyAPIVersion && p.dst[start] == '"' && n < 1<<16 {
+			binary.LittleEndian.PutUint16(p.dst[2:], uint16(n))
+			binary.LittleEndian.PutUint32(p.dst[4:], uint32(start-headerSize))
+		}
+	}
+	p.entries = p.entries[:base]
+	p.dst = append(p.dst, '}')
+}
+
+func (p *packer) key(comma bool, key string) {
+	if comma {
+		p.dst = append(p.dst, ',')
+	}
+	p.dst = appendString(p.dst, key)
+	p.dst = append(p.dst, ':')
+}
+
+func (p *packer) metadata(m Tree) {
+	base := p.sorted(m)
+	p.dst = append(p.dst, '{')
+	splice, first := spliceAlone, len(p.dst)
+	at := first
+	for i := base; i < base+len(m); i++ {
+		key := p.entries[i].key
+		if key == keyResourceVersion {
+			continue
+		}
+		if len(p.dst) > first {
+			p.dst = append(p.dst, ',')
+		}
+		if key > keyResourceVersion && splice != spliceBefore {
+			splice, at = spliceBefore, len(p.dst)
+		}
+		p.key(false, key)
+		p.dst = p.value(p.dst, p.entries[i].value)
+		if splice != spliceBefore {
+			splice, at = spliceAfter, len(p.dst)
+		}
+	}
+	p.entries = p.entries[:base]
+	p.dst = append(p.dst, '}')
+	p.dst[1] = splice
+	binary.LittleEndian.PutUint32(p.dst[8:], uint32(at-headerSize))
+}
 
 // JSON returns the object's JSON without resourceVersion, without a copy.
-func (p Packed) JSON() []byte { panic("object: JSON") }
+func (p Packed) JSON() []byte { return p[headerSize:] }
 
 // Fingerprint returns what Pack was given.
-func (p Packed) Fingerprint() uint64 { panic("object: Fingerprint") }
+func (p Packed) Fingerprint() uint64 { return binary.LittleEndian.Uint64(p[16:]) }
 
-// AppendJSON appends the object's JSON with resourceVersion set to revision.
-func (p Packed) AppendJSON(dst []byte, revision int64) []byte { panic("object: AppendJSON") }
+func (p Packed) splice() int { return int(binary.LittleEndian.Uint32(p[8:])) }
+
+// apiVersion returns where in the JSON the value of apiVersion lies.
+func (p Packed) apiVersion() (start, end int) {
+	start = int(binary.LittleEndian.Uint32(p[4:]))
+	return start, start + int(binary.LittleEndian.Uint16(p[2:]))
+}
+
+// AppendJSON appends the object's JSON with resourceVersion set to revision
+// (left out if 0, or if the object has no metadata).
+func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
+	return p.appendFrom(dst, 0, revision)
+}
 
 // AppendJSONAs is AppendJSON with another apiVersion in its place (strategy None).
 func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []byte {
-	panic("object: AppendJSONAs")
+	start, end := p.apiVersion()
+	if start == end {
+		return p.AppendJSON(dst, revision)
+	}
+	dst = append(dst, p.JSON()[:start]...)
+	dst = appendString(dst, apiVersion)
+	return p.appendFrom(dst, end, revision)
+}
+
+// appendFrom appends the JSON from the given offset on, which is not behind the splice.
+func (p Packed) appendFrom(dst []byte, from int, revision int64) []byte {
+	js, at, kind := p.JSON(), p.splice(), p[1]
+	if kind == spliceNone || revision == 0 {
+		return append(dst, js[from:]...)
+	}
+	dst = append(dst, js[from:at]...)
+	if kind == spliceAfter {
+		dst = append(dst, ',')
+	}
+	dst = append(dst, `"resourceVersion":"`...)
+	dst = strconv.AppendInt(dst, revision, 10)
+	dst = append(dst, '"')
+	if kind == spliceBefore {
+		dst = append(dst, ',')
+	}
+	return append(dst, js[at:]...)
 }
 
 // Tree decodes the object into a fresh tree with resourceVersion set to revision
 // (left out if 0).
-func (p Packed) Tree(revision int64) (Tree, error) { panic("object: Tree") }
+func (p Packed) Tree(revision int64) (Tree, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	t, _, err := DecodeJSON(p.JSON())
+	if err != nil {
+		return nil, fmt.Errorf("stored object: %w", err)
+	}
+	if m := Metadata(t); m != nil && revision != 0 {
+		m[keyResourceVersion] = strconv.FormatInt(revision, 10)
+	}
+	return t, nil
+}
 
-// Check reports damage that can be seen without knowing the kind.
-func (p Packed) Check() error { panic("object: Check") }
+var (
+	errPackedFormat = errors.New("stored object: unknown format")
+	errPackedLength = errors.New("stored object: truncated or overlong")
+	errPackedHeader = errors.New("stored object: header does not fit its JSON")
+)
+
+// Check reports damage that can be seen without knowing the kind: it verifies in
+// constant time that the header fits the JSON. No other method panics on, or reads
+// outside of, what passes.
+func (p Packed) Check() error {
+	if len(p) < headerSize || p[0] != packedFormat {
+		return errPackedFormat
+	}
+	js := p.JSON()
+	if len(js) < 2 || uint64(len(js)) != uint64(binary.LittleEndian.Uint32(p[12:])) {
+		return errPackedLength
+	}
+	start, end := p.apiVersion()
+	if js[0] != '{' || js[len(js)-1] != '}' || end > len(js) || !p.spliceFits(js, end) {
+		return errPackedHeader
+	}
+	if start < end && (end-start < 2 || start == 0 || js[start-1] != ':' || js[start] != '"' || js[end-1] != '"') {
+		return errPackedHeader
+	}
+	return nil
+}
+
+func (p Packed) spliceFits(js []byte, apiVersionEnd int) bool {
+	at := p.splice()
+	if p[1] == spliceNone {
+		return true
+	}
+	if at < 1 || at >= len(js)-1 || at < apiVersionEnd {
+		return false
+	}
+	before, after := js[at-1], js[at]
+	switch p[1] {
+	case spliceAlone:
+		return before == '{' && after == '}'
+	case spliceBefore:
+		return (before == '{' || before == ',') && after == '"'
+	case spliceAfter:
+		return before != '{' && before != ',' && after == '}'
+	}
+	return false
+}

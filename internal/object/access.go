@@ -1,0 +1,210 @@
+package object
+
+import (
+	"k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Metadata returns the metadata of t itself, not a copy, or nil if it has none
+// or it is not an object. Reading a nil Tree is fine.
+func Metadata(t Tree) Tree {
+	m, _ := t[keyMetadata].(Tree)
+	return m
+}
+
+// EnsureMetadata is Metadata, but puts an empty one into t where Metadata is nil.
+func EnsureMetadata(t Tree) Tree {
+	m := Metadata(t)
+	if m == nil {
+		m = Tree{}
+		t[keyMetadata] = m
+	}
+	return m
+}
+
+// String returns the string at key, or "" if there is none.
+func String(t Tree, key string) string {
+	s, _ := t[key].(string)
+	return s
+}
+
+// SetString sets key, or removes it if value is empty.
+func SetString(t Tree, key, value string) {
+	if value == "" {
+		delete(t, key)
+		return
+	}
+	t[key] = value
+}
+
+// Int64 returns the integer at key, or 0 if there is none.
+func Int64(t Tree, key string) int64 {
+	i, _ := t[key].(int64)
+	return i
+}
+
+// Name returns metadata.name.
+func Name(t Tree) string { return String(Metadata(t), "name") }
+
+// Namespace returns metadata.namespace.
+func Namespace(t Tree) string { return String(Metadata(t), "namespace") }
+
+// UID returns metadata.uid.
+func UID(t Tree) types.UID { return types.UID(String(Metadata(t), "uid")) }
+
+// ResourceVersion returns metadata.resourceVersion.
+func ResourceVersion(t Tree) string { return String(Metadata(t), keyResourceVersion) }
+
+// SetResourceVersion sets metadata.resourceVersion, or removes it if rv is empty.
+func SetResourceVersion(t Tree, rv string) {
+	if rv == "" {
+		delete(Metadata(t), keyResourceVersion)
+		return
+	}
+	EnsureMetadata(t)[keyResourceVersion] = rv
+}
+
+// Generation returns metadata.generation.
+func Generation(t Tree) int64 { return Int64(Metadata(t), "generation") }
+
+// SetGeneration sets metadata.generation, or removes it if it is 0.
+func SetGeneration(t Tree, generation int64) {
+	if generation == 0 {
+		delete(Metadata(t), "generation")
+		return
+	}
+	EnsureMetadata(t)["generation"] = generation
+}
+
+// DeletionTimestamp returns metadata.deletionTimestamp as it is written, or "".
+func DeletionTimestamp(t Tree) string { return String(Metadata(t), "deletionTimestamp") }
+
+// Strings returns the list of strings at key, or nil if there is none or
+// anything else is among them.
+func Strings(t Tree, key string) []string {
+	list, ok := t[key].([]any)
+	if !ok {
+		return nil
+	}
+	out := make([]string, len(list))
+	for i := range list {
+		if out[i], ok = list[i].(string); !ok {
+			return nil
+		}
+	}
+	return out
+}
+
+// SetStrings sets the list at key, or removes it if values is nil.
+func SetStrings(t Tree, key string, values []string) {
+	if values == nil {
+		delete(t, key)
+		return
+	}
+	list := make([]any, len(values))
+	for i := range values {
+		list[i] = values[i]
+	}
+	t[key] = list
+}
+
+// Finalizers returns metadata.finalizers.
+func Finalizers(t Tree) []string { return Strings(Metadata(t), "finalizers") }
+
+// SetFinalizers sets metadata.finalizers, or removes them if there are none.
+func SetFinalizers(t Tree, finalizers []string) {
+	if len(finalizers) == 0 {
+		delete(Metadata(t), "finalizers")
+		return
+	}
+	SetStrings(EnsureMetadata(t), "finalizers", finalizers)
+}
+
+// StringMap returns the map of strings at key, or nil if there is none or it has
+// any other value.
+func StringMap(t Tree, key string) map[string]string {
+	m, ok := t[key].(Tree)
+	if !ok {
+		return nil
+	}
+	out := make(map[string]string, len(m))
+	for k, v := range m {
+		if out[k], ok = v.(string); !ok {
+			return nil
+		}
+	}
+	return out
+}
+
+// LabelMap returns a copy of metadata.labels.
+func LabelMap(t Tree) map[string]string { return StringMap(Metadata(t), "labels") }
+
+// Annotation returns the value of an annotation and whether it is set.
+func Annotation(t Tree, key string) (string, bool) {
+	m, _ := Metadata(t)["annotations"].(Tree)
+	s, ok := m[key].(string)
+	return s, ok
+}
+
+// SetMapEntry sets one entry of the map of strings metadata[field] ("labels",
+// "annotations"), which is made if need be.
+func SetMapEntry(t Tree, field, key, value string) {
+	meta := EnsureMetadata(t)
+	m, ok := meta[field].(Tree)
+	if !ok || m == nil {
+		m = Tree{}
+		meta[field] = m
+	}
+	m[key] = value
+}
+
+// OwnerReferences returns metadata.ownerReferences; nil if it is not a list of objects.
+func OwnerReferences(t Tree) []v1.OwnerReference {
+	list, ok := Metadata(t)["ownerReferences"].([]any)
+	if !ok {
+		return nil
+	}
+	out := make([]v1.OwnerReference, 0, len(list))
+	for _, item := range list {
+		o, ok := item.(Tree)
+		if !ok {
+			return nil
+		}
+		out = append(out, v1.OwnerReference{
+			APIVersion:         String(o, keyAPIVersion),
+			Kind:               String(o, "kind"),
+			Name:               String(o, "name"),
+			UID:                types.UID(String(o, "uid")),
+			Controller:         boolPointer(o, "controller"),
+			BlockOwnerDeletion: boolPointer(o, "blockOwnerDeletion"),
+		})
+	}
+	return out
+}
+
+func boolPointer(t Tree, key string) *bool {
+	if b, ok := t[key].(bool); ok {
+		return &b
+	}
+	return nil
+}
+
+// SetOwnerReferences sets metadata.ownerReferences, or removes it if refs is nil.
+func SetOwnerReferences(t Tree, refs []v1.OwnerReference) {
+	if refs == nil {
+		delete(Metadata(t), "ownerReferences")
+		return
+	}
+	list := make([]any, len(refs))
+	for i, r := range refs {
+		o := Tree{keyAPIVersion: r.APIVersion, "kind": r.Kind, "name": r.Name, "uid": string(r.UID)}
+		if r.Controller != nil {
+			o["controller"] = *r.Controller
+		}
+		if r.BlockOwnerDeletion != nil {
+			o["blockOwnerDeletion"] = *r.BlockOwnerDeletion
+		}
+		list[i] = o
+	}
+	EnsureMetadata(t)["ownerReferences"] = list
+}

@@ -1,0 +1,198 @@
+package object
+
+import (
+	"cmp"
+	"encoding/json"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// AppendJSON appends the canonical JSON of v: keys sorted, as encoding/json
+// writes it (HTML characters escaped), no trailing newline. Values that no tree
+// holds (NaN, Go structs that cannot be marshalled) are written as null.
+func AppendJSON(dst []byte, v any) []byte {
+	e := encoders.Get().(*encoder)
+	dst = e.value(dst, v)
+	e.release()
+	return dst
+}
+
+var encoders = sync.Pool{New: func() any { return new(encoder) }}
+
+// encoder holds the entries of the maps that are being written, sorted.
+type encoder struct{ entries []entry }
+
+func (e *encoder) release() {
+	if cap(e.entries) > 1<<12 {
+		e.entries = nil
+	}
+	clear(e.entries[:cap(e.entries)])
+	e.entries = e.entries[:0]
+	encoders.Put(e)
+}
+
+func (e *encoder) value(dst []byte, v any) []byte {
+	switch v := v.(type) {
+	case nil:
+		return append(dst, "null"...)
+	case string:
+		return appendString(dst, v)
+	case bool:
+		return strconv.AppendBool(dst, v)
+	case int64:
+		return strconv.AppendInt(dst, v, 10)
+	case float64:
+		return appendFloat(dst, v)
+	case Tree:
+		return e.object(dst, v)
+	case []any:
+		return e.array(dst, v)
+	default:
+		return appendOther(dst, v)
+	}
+}
+
+// appendOther writes what is not a part of a tree but was put into one.
+func appendOther(dst []byte, v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return append(dst, "null"...)
+	}
+	return append(dst, b...)
+}
+
+func (e *encoder) object(dst []byte, t Tree) []byte {
+	if t == nil {
+		return append(dst, "null"...)
+	}
+	base := e.sorted(t)
+	dst = append(dst, '{')
+	for i := base; i < base+len(t); i++ {
+		if i > base {
+			dst = append(dst, ',')
+		}
+		dst = appendString(dst, e.entries[i].key)
+		dst = append(dst, ':')
+		dst = e.value(dst, e.entries[i].value)
+	}
+	e.entries = e.entries[:base]
+	return append(dst, '}')
+}
+
+// sorted pushes the entries of t, ordered by key, and returns the index of the first.
+func (e *encoder) sorted(t Tree) int {
+	base := len(e.entries)
+	for k, v := range t {
+		e.entries = append(e.entries, entry{k, v})
+	}
+	list := e.entries[base:]
+	if len(list) > 24 {
+		slices.SortFunc(list, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
+		return base
+	}
+	for i := 1; i < len(list); i++ {
+		x := list[i]
+		j := i
+		for ; j > 0 && x.key < list[j-1].key; j-- {
+			list[j] = list[j-1]
+		}
+		list[j] = x
+	}
+	return base
+}
+
+func (e *encoder) array(dst []byte, a []any) []byte {
+	if a == nil {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, '[')
+	for i, v := range a {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = e.value(dst, v)
+	}
+	return append(dst, ']')
+}
+
+// appendFloat writes f as ECMAScript does, which is what encoding/json does.
+func appendFloat(dst []byte, f float64) []byte {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return append(dst, "null"...)
+	}
+	format := byte('f')
+	if abs := math.Abs(f); abs != 0 && (abs < 1e-6 || abs >= 1e21) {
+		format = 'e'
+	}
+	dst = strconv.AppendFloat(dst, f, format, -1, 64)
+	if n := len(dst); format == 'e' && n >= 4 && dst[n-4] == 'e' && dst[n-3] == '-' && dst[n-2] == '0' {
+		dst[n-2] = dst[n-1]
+		dst = dst[:n-1]
+	}
+	return dst
+}
+
+// verbatim tells which bytes encoding/json copies into a string as they are.
+var verbatim = func() (t [256]bool) {
+	for c := ' '; c < utf8.RuneSelf; c++ {
+		t[c] = !strings.ContainsRune(`"\<>&`, c)
+	}
+	return t
+}()
+
+func appendString(dst []byte, s string) []byte {
+	dst = append(dst, '"')
+	start := 0
+	for i := 0; i < len(s); {
+		c := s[i]
+		if verbatim[c] {
+			i++
+			continue
+		}
+		if c < utf8.RuneSelf {
+			dst = append(dst, s[start:i]...)
+			dst = appendEscaped(dst, c)
+			i++
+			start = i
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(s[i:])
+		if r != '\u2028' && r != '\u2029' && (r != utf8.RuneError || size > 1) {
+			i += size
+			continue
+		}
+		dst = append(dst, s[start:i]...)
+		dst = append(dst, `\u`...)
+		for shift := 12; shift >= 0; shift -= 4 {
+			dst = append(dst, hexDigits[r>>shift&0xf])
+		}
+		i += size
+		start = i
+	}
+	dst = append(dst, s[start:]...)
+	return append(dst, '"')
+}
+
+const hexDigits = "0123456789abcdef"
+
+func appendEscaped(dst []byte, c byte) []byte {
+	switch c {
+	case '"', '\\':
+		return append(dst, '\\', c)
+	case '\b':
+		return append(dst, `\b`...)
+	case '\f':
+		return append(dst, `\f`...)
+	case '\n':
+		return append(dst, `\n`...)
+	case '\r':
+		return append(dst, `\r`...)
+	case '\t':
+		return append(dst, `\t`...)
+	}
+	return append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
+}

@@ -1,0 +1,178 @@
+package object
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v2"
+)
+
+const (
+	yamlPrefix = "yaml: "
+	// maxYAMLBytes bounds what the aliases of a YAML document may expand to. The
+	// parser bounds the number of nodes only, and each may be a huge string.
+	maxYAMLBytes = 64 << 20
+)
+
+var (
+	errYAMLSize  = errors.New("yaml: document contains excessive aliasing")
+	errYAMLDepth = errors.New("exceeded max depth")
+)
+
+// DecodeYAML is DecodeJSON for YAML, by the rules of sigs.k8s.io/yaml (YAML 1.1;
+// keys become strings; only the first document counts). Repeated keys of YAML are
+// one entry of duplicates, which holds the parser's whole message.
+//
+// An error of the YAML parser is returned as yaml.YAMLToJSON returns it; upstream
+// puts "error converting YAML to JSON: " in front where it decodes an apply
+// patch. A document that is not a mapping is a *json.UnmarshalTypeError.
+func DecodeYAML(data []byte) (t Tree, duplicates []string, err error) {
+	var doc any
+	if err := yaml.UnmarshalStrict(data, &doc); err != nil {
+		doc = nil
+		if lenient := yaml.Unmarshal(data, &doc); lenient != nil {
+			return nil, nil, lenient
+		}
+		duplicates = []string{err.Error()}
+	}
+	c := yamlConverter{budget: maxYAMLBytes}
+	v, err := c.value(doc, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch v := v.(type) {
+	case Tree:
+		return v, duplicates, nil
+	case nil:
+		return Tree{}, duplicates, nil
+	default:
+		_, _, err := refused(AppendJSON(nil, v))
+		return nil, nil, err
+	}
+}
+
+// yamlConverter turns what the YAML parser gives into what DecodeJSON would give of
+// the same document as JSON.
+type yamlConverter struct{ budget int }
+
+func (c *yamlConverter) value(v any, depth int) (any, error) {
+	if depth > maxDepth {
+		return nil, errYAMLDepth
+	}
+	if c.budget -= 8; c.budget < 0 {
+		return nil, errYAMLSize
+	}
+	switch v := v.(type) {
+	case nil, bool, int64:
+		return v, nil
+	case int:
+		return int64(v), nil
+	case uint64:
+		return float64(v), nil
+	case float64:
+		return yamlFloat(v)
+	case string:
+		return c.text(v)
+	case []any:
+		out := make([]any, len(v))
+		for i := range v {
+			var err error
+			if out[i], err = c.value(v[i], depth+1); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	case map[any]any:
+		return c.mapping(v, depth)
+	default:
+		return yamlOther(v)
+	}
+}
+
+func (c *yamlConverter) text(s string) (string, error) {
+	if c.budget -= len(s); c.budget < 0 {
+		return "", errYAMLSize
+	}
+	if utf8.ValidString(s) {
+		return s, nil
+	}
+	// Only !!binary can hold bad UTF-8; each bad byte becomes one U+FFFD, as in JSON.
+	var b strings.Builder
+	for _, r := range s {
+		b.WriteRune(r)
+	}
+	return b.String(), nil
+}
+
+func (c *yamlConverter) mapping(m map[any]any, depth int) (Tree, error) {
+	out := make(Tree, len(m))
+	for k, v := range m {
+		key, err := yamlKey(k, v)
+		if err != nil {
+			return nil, err
+		}
+		if key, err = c.text(key); err != nil {
+			return nil, err
+		}
+		if out[key], err = c.value(v, depth+1); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// yamlKey spells a scalar key as sigs.k8s.io/yaml does.
+func yamlKey(k, v any) (string, error) {
+	switch k := k.(type) {
+	case string:
+		return k, nil
+	case int:
+		return strconv.Itoa(k), nil
+	case int64:
+		return strconv.FormatInt(k, 10), nil
+	case bool:
+		return strconv.FormatBool(k), nil
+	case float64:
+		switch s := strconv.FormatFloat(k, 'g', -1, 32); s {
+		case "+Inf":
+			return ".inf", nil
+		case "-Inf":
+			return "-.inf", nil
+		case "NaN":
+			return ".nan", nil
+		default:
+			return s, nil
+		}
+	}
+	return "", fmt.Errorf("unsupported map key of type: %T, key: %+#v, value: %+#v", k, k, v)
+}
+
+// yamlFloat gives the number that the JSON text of f would be read as: one
+// without fraction and exponent is an integer.
+func yamlFloat(f float64) (any, error) {
+	text, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	d := decoder{s: string(text)}
+	v, _ := d.number()
+	return v, nil
+}
+
+// yamlOther handles what only an explicit tag produces, such as a time.
+func yamlOther(v any) (any, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	d := decoder{s: string(text)}
+	out, ok := d.value()
+	if !ok {
+		return nil, fmt.Errorf("unsupported value of type %T", v)
+	}
+	return out, nil
+}
