@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -64,6 +65,9 @@ type Version struct {
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
 	Scale              *Scale // has /scale
+	// Subresources are further ones that read and write the whole object as /status does
+	// (namespaces/finalize); Behavior's functions get Name as sub.
+	Subresources []Subresource
 
 	Type *GoType // what a built-in kind is decoded into; nil for a custom one
 
@@ -76,9 +80,19 @@ type Version struct {
 	// Parseable is the schema as structured-merge-diff wants it.
 	Parseable func() (typed.ParseableType, error)
 
-	// ConvertTo and ConvertFrom translate between this version and the storage version
-	// in Go (Event); nil means that only apiVersion differs.
+	// ConvertTo makes a storage version object of one at this version, ConvertFrom the other
+	// way round, in Go (Event); nil means that only apiVersion differs. They do not modify
+	// what they get, and the result may share parts with it.
 	ConvertTo, ConvertFrom func(object.Tree) (object.Tree, error)
+	// Validate is what a write through this endpoint must fulfil beyond Behavior.Validate; nil:
+	// nothing. Both objects are at the storage version; old is nil on a create.
+	Validate func(obj, old object.Tree) field.ErrorList
+}
+
+// Subresource is one more way to the object: a name and the verbs it serves.
+type Subresource struct {
+	Name  string
+	Verbs []string // "get", "patch", "update"; sorted
 }
 
 // GroupResource is for error messages.
@@ -101,6 +115,9 @@ type Column struct {
 	// Cell computes the cell from a decoded object; nil where Path says it all. A nil
 	// result is an empty cell.
 	Cell func(object.Tree) any
+	// Age says that the value found by Path or Cell is an RFC 3339 timestamp and that clients
+	// are shown the time since then; an empty string is "<unknown>".
+	Age bool
 }
 
 // SelectableField is one field that field selectors may name.
@@ -125,7 +142,15 @@ type Behavior struct {
 	// Validate looks at the object alone; ValidateUpdate at both.
 	Validate       func(obj object.Tree) field.ErrorList
 	ValidateUpdate func(obj, old object.Tree, sub string) field.ErrorList
-	// Warnings for the client.
+	// ValidateName checks metadata.name, or with prefix metadata.generateName; nil allows
+	// what can be a path segment.
+	ValidateName func(name string, prefix bool) []string
+	// Answer makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
+	// if asked to, admitted, and then answered 201 with what Answer returns; no other function
+	// of Behavior is called, metadata is neither filled in nor checked and nothing is stored. obj
+	// belongs to Answer. The error is a StatusError.
+	Answer func(ctx context.Context, u user.Info, obj object.Tree) (object.Tree, error)
+	// Warnings for the client; old is nil on a create.
 	Warnings func(obj, old object.Tree) []string
 	// Guards of the commit that writes obj.
 	Guards func(ctx context.Context, obj object.Tree) []storage.Guard
