@@ -1,8 +1,12 @@
 package resource
 
 import (
-	"github.com/trellis-k8s/trellis/internal/object"
+	"fmt"
+
 	"k8s.io/apimachinery/pkg/runtime"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // GoType is how a built-in kind uses its type in k8s.io/api.
@@ -12,16 +16,46 @@ type GoType struct {
 }
 
 // Decode reads JSON into the Go type, so that types are checked and unknown
-// fields dropped, and gives back the tree. unknown and duplicate fields are listed as strict decoding errors
-// ("unknown field \"spec.foo\"").
+// fields dropped, and gives back the tree as upstream would serve it. strict
+// lists unknown and duplicate fields in order of appearance (`unknown field
+// "spec.foo"`); err is worded as encoding/json words it. apiVersion and kind are
+// as the body has them, which may be not at all.
 func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error) {
-	panic("resource: Decode")
+	obj := g.New()
+	problems, err := kjson.UnmarshalStrict(json, obj)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, p := range problems {
+		strict = append(strict, p.Error())
+	}
+	t, err = ToTree(obj)
+	return t, strict, err
 }
 
-// Normalize does the same for a tree (the result of a patch).
+// Normalize does the same for a tree (the result of a patch). It does not modify
+// t. It goes through JSON, since the shorter way by reflection cuts off integers that do not
+// fit where JSON reports them.
 func (g *GoType) Normalize(t object.Tree) (out object.Tree, strict []string, err error) {
-	panic("resource: Normalize")
+	return g.Decode(object.AppendJSON(nil, t))
 }
 
-// Object turns an object's JSON into the Go type, for protobuf.
-func (g *GoType) Object(json []byte) (runtime.Object, error) { panic("resource: Object") }
+// Object turns an object's JSON into the Go type, for protobuf. Unknown fields
+// are dropped.
+func (g *GoType) Object(json []byte) (runtime.Object, error) {
+	obj := g.New()
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(json, obj); err != nil {
+		return nil, fmt.Errorf("resource: read %T: %w", obj, err)
+	}
+	return obj, nil
+}
+
+// ToTree turns an object of a Go type into the tree of its JSON. The tree
+// shares nothing that can be modified with obj.
+func ToTree(obj runtime.Object) (object.Tree, error) {
+	t, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
+	}
+	return t, nil
+}

@@ -1,0 +1,175 @@
+package resource
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// The protobuf wire format of Kubernetes: four magic bytes, then a
+// runtime.Unknown with the type and, as raw bytes, the object's own message.
+// (apimachinery, pkg/runtime/serializer/protobuf and generated.proto)
+var protobufMagic = []byte{'k', '8', 's', 0}
+
+// NotProtobufError says that a Go type has no protobuf form (metav1.Table):
+// 406 for a response.
+type NotProtobufError struct{ Type reflect.Type }
+
+func (e *NotProtobufError) Error() string {
+	return fmt.Sprintf("object %v does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message", e.Type)
+}
+
+// protobufObject is what the generated types of k8s.io/api implement.
+type protobufObject interface {
+	runtime.ProtobufMarshaller
+	runtime.ProtobufReverseMarshaller
+}
+
+// AppendProtobuf appends obj in its envelope. obj may be of any Go type with a
+// protobuf form, a metav1.Status for instance; else the error is a *NotProtobufError.
+func AppendProtobuf(dst []byte, apiVersion, kind string, obj runtime.Object) ([]byte, error) {
+	m, ok := obj.(protobufObject)
+	if !ok {
+		return dst, &NotProtobufError{reflect.TypeOf(obj)}
+	}
+	return appendEnvelope(dst, apiVersion, kind, m)
+}
+
+func appendEnvelope(dst []byte, apiVersion, kind string, m runtime.ProtobufMarshaller) ([]byte, error) {
+	envelope := runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: apiVersion, Kind: kind}}
+	size := uint64(m.Size())
+	total := envelope.Size() + 1 + len(binary.AppendUvarint(nil, size)) + int(size)
+	dst = append(slices.Grow(dst, len(protobufMagic)+total), protobufMagic...)
+	n, err := envelope.NestedMarshalTo(dst[len(dst):len(dst)+total], m, size)
+	if err != nil {
+		return dst[:len(dst)-len(protobufMagic)], fmt.Errorf("resource: encode %s %s: %w", apiVersion, kind, err)
+	}
+	return dst[:len(dst)+n], nil
+}
+
+// AppendProtobuf appends the object that lies as json in its protobuf form.
+func (g *GoType) AppendProtobuf(dst []byte, apiVersion, kind string, json []byte) ([]byte, error) {
+	obj, err := g.Object(json)
+	if err != nil {
+		return dst, err
+	}
+	return AppendProtobuf(dst, apiVersion, kind, obj)
+}
+
+// ProtobufList collects the items of a list in their protobuf form, so that
+// they need not exist as Go objects at the same time. The zero value is an empty list.
+type ProtobufList struct{ items []byte }
+
+// Tags of the two fields that each list type of Kubernetes has; and their type
+// is that of bytes.
+const (
+	tagListMeta  = 1<<3 | 2
+	tagListItems = 2<<3 | 2
+)
+
+// Add appends an item; a *NotProtobufError if it has no protobuf form.
+func (l *ProtobufList) Add(obj runtime.Object) error {
+	m, ok := obj.(protobufObject)
+	if !ok {
+		return &NotProtobufError{reflect.TypeOf(obj)}
+	}
+	size := m.Size()
+	l.items = slices.Grow(l.items, size+1+binary.MaxVarintLen64)
+	l.items = append(l.items, tagListItems)
+	l.items = binary.AppendUvarint(l.items, uint64(size))
+	end := len(l.items) + size
+	if _, err := m.MarshalToSizedBuffer(l.items[len(l.items):end]); err != nil {
+		return fmt.Errorf("resource: encode %T: %w", obj, err)
+	}
+	l.items = l.items[:end]
+	return nil
+}
+
+// Append appends the whole list in its envelope; kind is that of the list.
+func (l *ProtobufList) Append(dst []byte, apiVersion, kind string, meta *metav1.ListMeta) ([]byte, error) {
+	head, err := meta.Marshal()
+	if err != nil {
+		return dst, fmt.Errorf("resource: encode list metadata: %w", err)
+	}
+	return appendEnvelope(dst, apiVersion, kind, &listMessage{head, l.items})
+}
+
+// listMessage is a list's message in two pieces.
+type listMessage struct{ meta, items []byte }
+
+func (m *listMessage) Size() int {
+	return 1 + len(binary.AppendUvarint(nil, uint64(len(m.meta)))) + len(m.meta) + len(m.items)
+}
+
+func (m *listMessage) MarshalTo(data []byte) (int, error) {
+	out := binary.AppendUvarint(append(data[:0], tagListMeta), uint64(len(m.meta)))
+	return len(append(append(out, m.meta...), m.items...)), nil
+}
+
+// AppendProtobufEvent appends one frame of a watch stream: four bytes of
+// length, then a metav1.WatchEvent (without an envelope of its own). obj is the event's
+// object in its envelope, as AppendProtobuf makes it.
+func AppendProtobufEvent(dst []byte, event string, obj []byte) ([]byte, error) {
+	e := metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: obj}}
+	size := e.Size()
+	dst = binary.BigEndian.AppendUint32(slices.Grow(dst, 4+size), uint32(size))
+	n, err := e.MarshalTo(dst[len(dst) : len(dst)+size])
+	if err != nil {
+		return dst[:len(dst)-4], fmt.Errorf("resource: encode watch event: %w", err)
+	}
+	return dst[:len(dst)+n], nil
+}
+
+// DecodeProtobuf reads an object out of its envelope into obj (metav1.DeleteOptions,
+// for instance) and gives the type that the envelope names, which may be empty.
+// Errors are worded as upstream words them.
+func DecodeProtobuf(data []byte, obj runtime.Object) (apiVersion, kind string, err error) {
+	switch {
+	case len(data) == 0:
+		return "", "", errors.New("empty data")
+	case !bytes.HasPrefix(data, protobufMagic):
+		return "", "", fmt.Errorf("provided data does not appear to be a protobuf message, expected prefix %v", protobufMagic)
+	case len(data) == len(protobufMagic):
+		return "", "", errors.New("empty body")
+	}
+	var envelope runtime.Unknown
+	if err := envelope.Unmarshal(data[len(protobufMagic):]); err != nil {
+		return "", "", err
+	}
+	m, ok := obj.(interface{ Unmarshal([]byte) error })
+	if !ok {
+		return "", "", &NotProtobufError{reflect.TypeOf(obj)}
+	}
+	if err := m.Unmarshal(envelope.Raw); err != nil {
+		return "", "", err
+	}
+	return envelope.APIVersion, envelope.Kind, nil
+}
+
+// DecodeProtobuf is Decode for a protobuf body: apiVersion and kind of the tree
+// are those of the envelope.
+func (g *GoType) DecodeProtobuf(data []byte) (object.Tree, error) {
+	obj := g.New()
+	apiVersion, kind, err := DecodeProtobuf(data, obj)
+	if err != nil {
+		return nil, err
+	}
+	t, err := ToTree(obj)
+	if err != nil {
+		return nil, err
+	}
+	for key, value := range map[string]string{"apiVersion": apiVersion, "kind": kind} {
+		if value != "" {
+			t[key] = value
+		}
+	}
+	return t, nil
+}
