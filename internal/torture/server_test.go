@@ -1,0 +1,147 @@
+package torture_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// server is a trellis process of its own on a directory of its own.
+type server struct {
+	t      *testing.T
+	binary string
+	dir    string
+	cmd    *exec.Cmd
+	output *bytes.Buffer
+	http   *http.Client
+	host   string
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "trellis")
+	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/trellis").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// start runs the server on what is in its directory and waits until it is ready.
+func (s *server) start() {
+	s.t.Helper()
+	s.output = &bytes.Buffer{}
+	s.cmd = exec.Command(s.binary, "serve", "--data-dir", s.dir, "--secure-port", "0")
+	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output
+	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig")
+	before, _ := os.ReadFile(kubeconfig)
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for tick := time.NewTicker(2 * time.Millisecond); time.Now().Before(deadline); <-tick.C {
+		if now, err := os.ReadFile(kubeconfig); err != nil || bytes.Equal(now, before) {
+			continue
+		}
+		if s.connect(kubeconfig) == nil {
+			return
+		}
+	}
+	s.t.Fatalf("the server did not become ready:\n%s", s.output)
+}
+
+func (s *server) connect(kubeconfig string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.QPS = -1
+	if s.http, err = rest.HTTPClientFor(config); err != nil {
+		return err
+	}
+	s.host = config.Host
+	_, err = s.do("GET", "/readyz", nil)
+	return err
+}
+
+// kill ends the process as a power switch would, as far as the process is concerned.
+func (s *server) kill() {
+	_ = s.cmd.Process.Signal(syscall.SIGKILL)
+	_ = s.cmd.Wait()
+	s.http.CloseIdleConnections()
+}
+
+func (s *server) do(method, path string, body []byte) ([]byte, error) {
+	req, err := http.NewRequest(method, s.host+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	out, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 400 {
+		return nil, &statusError{resp.StatusCode, string(out)}
+	}
+	return out, nil
+}
+
+// statusError is an answer of the server, as opposed to none.
+type statusError struct {
+	code int
+	body string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.code, e.body) }
+
+// watch sends the events of a collection after revision to each until the
+// connection ends or ctx is done.
+func (s *server) watch(ctx context.Context, path string, revision int64, each func(event)) error {
+	url := fmt.Sprintf("%s%s?watch=1&resourceVersion=%d", s.host, path, revision)
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	decoder := json.NewDecoder(resp.Body)
+	for {
+		var e event
+		if err := decoder.Decode(&e); err != nil {
+			return err
+		}
+		each(e)
+	}
+}
+
+// event is what a test reads of a watch event about a ConfigMap.
+type event struct {
+	Type   string
+	Object configMap
+}
+
+type configMap struct {
+	Metadata struct{ Name, ResourceVersion string }
+	Data     map[string]string
+	Message  string // of a Status
+}
