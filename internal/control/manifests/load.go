@@ -1,0 +1,148 @@
+package manifests
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+// manifest is one object and the file it comes from.
+type manifest struct {
+	unstructured.Unstructured
+	source string
+}
+
+func kindOf(m *manifest) schema.GroupKind { return m.GroupVersionKind().GroupKind() }
+
+// load reads all objects of files and folders.
+func load(paths []string) ([]*manifest, error) {
+	var all []*manifest
+	for _, path := range paths {
+		names, err := files(path)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				return nil, fmt.Errorf("read manifests: %w", err)
+			}
+			objects, err := parse(name, data)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, objects...)
+		}
+	}
+	return all, nil
+}
+
+// files are path itself, or the manifests in it.
+func files(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		switch strings.ToLower(filepath.Ext(e.Name())) {
+		case ".yaml", ".yml", ".json":
+			if !e.IsDir() {
+				names = append(names, filepath.Join(path, e.Name()))
+			}
+		}
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("read manifests: %s holds no .yaml, .yml or .json file", path)
+	}
+	return names, nil
+}
+
+// parse splits a file into its documents, and lists into their items.
+func parse(source string, data []byte) ([]*manifest, error) {
+	var all []*manifest
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
+	for n := 1; ; n++ {
+		doc, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		fail := func(err error) ([]*manifest, error) {
+			return nil, fmt.Errorf("%s: document %d: %w", source, n, err)
+		}
+		if err != nil {
+			return fail(err)
+		}
+		text, err := sigsyaml.YAMLToJSON(doc)
+		if err != nil {
+			return fail(err)
+		}
+		if string(text) == "null" {
+			continue
+		}
+		o, _, err := unstructured.UnstructuredJSONScheme.Decode(text, nil, nil)
+		if err != nil {
+			return fail(err)
+		}
+		if all, err = flatten(all, source, o); err != nil {
+			return fail(err)
+		}
+	}
+}
+
+func flatten(all []*manifest, source string, o runtime.Object) ([]*manifest, error) {
+	switch o := o.(type) {
+	case *unstructured.Unstructured:
+		if o.GetName() == "" {
+			return nil, errors.New("metadata.name is missing")
+		}
+		return append(all, &manifest{*o, source}), nil
+	case *unstructured.UnstructuredList:
+		for i := range o.Items {
+			var err error
+			if all, err = flatten(all, source, &o.Items[i]); err != nil {
+				return nil, err
+			}
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("unexpected %T", o)
+}
+
+// inOrder moves CRDs to the front, then namespaces, and says how many CRDs there are; the
+// rest keeps its order.
+func inOrder(objects []*manifest) (definitions int) {
+	rank := func(m *manifest) int {
+		switch kindOf(m) {
+		case crdKind:
+			return 0
+		case schema.GroupKind{Kind: "Namespace"}:
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(objects, func(a, b *manifest) int { return rank(a) - rank(b) })
+	for definitions < len(objects) && rank(objects[definitions]) == 0 {
+		definitions++
+	}
+	return definitions
+}

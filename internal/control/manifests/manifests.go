@@ -1,0 +1,153 @@
+// Package manifests applies files of manifests to an API server, definitions of
+// kinds first. It is a client of the API like any other and knows nothing of the server behind it.
+package manifests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+)
+
+const (
+	// manager owns the fields that Apply sets.
+	manager = "trellis"
+	// patience is how long a CRD may take to be established.
+	patience = 30 * time.Second
+)
+
+var (
+	crdKind = schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
+	crds    = schema.GroupVersionResource{Group: crdKind.Group, Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+// applier is one run of Apply.
+type applier struct {
+	client dynamic.Interface
+	mapper meta.RESTMapper
+	out    io.Writer
+}
+
+// Apply applies, server-side and taking over conflicting fields, every manifest in
+// paths: files, or folders whose .yaml, .yml and .json files are taken in order of name.
+// CustomResourceDefinitions go first and are awaited, then namespaces, then the
+// rest in the order given. A line for each goes to out. The first error ends it.
+func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writer) error {
+	objects, err := load(paths)
+	if err != nil {
+		return err
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("apply: %w", err)
+	}
+	disc, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return fmt.Errorf("apply: %w", err)
+	}
+	a := &applier{client, restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(disc)), out}
+	definitions := inOrder(objects)
+	for _, o := range objects[:definitions] {
+		if err := a.apply(ctx, o); err != nil {
+			return err
+		}
+	}
+	if err := a.await(ctx, objects[:definitions]); err != nil {
+		return err
+	}
+	for _, o := range objects[definitions:] {
+		if err := a.apply(ctx, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *applier) apply(ctx context.Context, o *manifest) error {
+	mapping, err := a.mapper.RESTMapping(kindOf(o), o.GroupVersionKind().Version)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.source, err)
+	}
+	var target dynamic.ResourceInterface = a.client.Resource(mapping.Resource)
+	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
+		if o.GetNamespace() == "" {
+			o.SetNamespace(metav1.NamespaceDefault)
+		}
+		target = a.client.Resource(mapping.Resource).Namespace(o.GetNamespace())
+	}
+	options := metav1.ApplyOptions{FieldManager: manager, Force: true}
+	if _, err := target.Apply(ctx, o.GetName(), &o.Unstructured, options); err != nil {
+		return fmt.Errorf("%s: apply %s %q: %w", o.source, o.GetKind(), o.GetName(), err)
+	}
+	fmt.Fprintf(a.out, "%s/%s serverside-applied\n", mapping.Resource.GroupResource(), o.GetName())
+	return nil
+}
+
+func (a *applier) await(ctx context.Context, definitions []*manifest) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for _, o := range definitions {
+		if err := a.established(ctx, o.GetName()); err != nil {
+			return fmt.Errorf("%s: CustomResourceDefinition %q: %w", o.source, o.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// established returns once the CRD is, or says why it will not be.
+func (a *applier) established(ctx context.Context, name string) error {
+	w, err := a.client.Resource(crds).Watch(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+	})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	last := errors.New("not established in time")
+	for event := range w.ResultChan() {
+		o, ok := event.Object.(*unstructured.Unstructured)
+		if !ok || event.Type == watch.Bookmark {
+			continue
+		}
+		yes, why := condition(o, "Established")
+		if yes {
+			return nil
+		}
+		if why != "" {
+			last = errors.New(why)
+		}
+		if _, why := condition(o, "NamesAccepted"); why != "" {
+			last = errors.New(why)
+		}
+	}
+	return last
+}
+
+// condition reports whether a condition is True, and the message of one that is False.
+func condition(o *unstructured.Unstructured, kind string) (yes bool, why string) {
+	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	for _, c := range conditions {
+		c, _ := c.(map[string]any)
+		if c["type"] != kind {
+			continue
+		}
+		if c["status"] == "True" {
+			return true, ""
+		}
+		why, _ = c["message"].(string)
+	}
+	return false, why
+}
