@@ -1,12 +1,119 @@
 // Package discovery answers /api and /apis from the Catalog: groups, versions,
-// resource lists and aggregated discovery.
+// resource lists and aggregated discovery. It knows no objects and no storage.
 package discovery
 
 import (
+	"net"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Handler serves the discovery documents of live.
-func Handler(live *resource.Live) http.Handler { panic("discovery: Handler") }
+// Handler serves the discovery documents of live: /api, /api/v1, /apis,
+// /apis/GROUP and /apis/GROUP/VERSION, each as JSON, YAML or protobuf, and at /api and
+// /apis also aggregated discovery (KEP-3352). What is unknown gets the plain 404 that
+// kube-apiserver sends there. Documents are made when they are first asked for after
+// a change, and only those of the groups that changed.
+func Handler(live *resource.Live) http.Handler {
+	return &handler{load: func() view {
+		c := live.Load()
+		return view{catalog: c, groups: slices.Collect(c.Groups())}
+	}, loaded: func(v view) bool { return v.catalog == live.Load() }}
+}
+
+// view is what there is to announce at one moment.
+type view struct {
+	catalog *resource.Catalog
+	groups  []*resource.Group
+}
+
+type handler struct {
+	load   func() view
+	loaded func(view) bool // whether a view is still the newest
+
+	mu   sync.Mutex
+	last *documents
+}
+
+// documents returns those of now, made of the last ones where a group did not change.
+func (h *handler) documents() *documents {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.last == nil || !h.loaded(h.last.view) {
+		h.last = newDocuments(h.load(), h.last)
+	}
+	return h.last
+}
+
+// ServeHTTP answers one request.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET")
+		http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	docs := h.documents()
+	parts := strings.Split(strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/"), "/"), "/")
+	switch {
+	case len(parts) == 1 && (parts[0] == "api" || parts[0] == "apis"):
+		h.serveRoot(w, r, docs, parts[0] == "api")
+	case len(parts) == 2 && parts[0] == "api":
+		serveVersion(w, r, docs.byName[""], parts[1])
+	case len(parts) == 2 && parts[0] == "apis" && parts[1] != "":
+		if g := docs.byName[parts[1]]; g != nil {
+			group := g.apiGroup()
+			serve(w, r, &group, "v1")
+			return
+		}
+		http.NotFound(w, r)
+	case len(parts) == 3 && parts[0] == "apis" && parts[1] != "":
+		serveVersion(w, r, docs.byName[parts[1]], parts[2])
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// serveRoot answers /api and /apis, aggregated where the client prefers that.
+func (h *handler) serveRoot(w http.ResponseWriter, r *http.Request, docs *documents, legacy bool) {
+	form, ok := negotiate(r, allowAggregated)
+	switch {
+	case ok && form.version != "":
+		docs.serveAggregated(w, r, form, legacy)
+	case legacy:
+		// Without an apiVersion, as since Kubernetes 1.1.
+		serve(w, r, &metav1.APIVersions{
+			Versions:                   docs.legacyVersions(),
+			ServerAddressByClientCIDRs: serverAddress(r),
+		}, "")
+	default:
+		serve(w, r, docs.groupList(), "v1")
+	}
+}
+
+// serverAddress tells every client to keep to the address it came to.
+func serverAddress(r *http.Request) []metav1.ServerAddressByClientCIDR {
+	address := r.Host
+	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		address = a.String()
+	}
+	return []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: address}}
+}
+
+// serveVersion answers /api/v1 and /apis/GROUP/VERSION.
+func serveVersion(w http.ResponseWriter, r *http.Request, g *group, version string) {
+	if g == nil || !slices.Contains(g.source.Versions, version) {
+		http.NotFound(w, r)
+		return
+	}
+	list := g.resourceList(version)
+	if g.source.Name == "" {
+		serve(w, r, list, "") // without an apiVersion, as since Kubernetes 1.1
+		return
+	}
+	serve(w, r, list, "v1")
+}

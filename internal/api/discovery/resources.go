@@ -1,0 +1,109 @@
+package discovery
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// subresource is one path below a resource.
+type subresource struct {
+	name  string
+	kind  schema.GroupVersionKind
+	verbs []string
+}
+
+func subresources(v *resource.Version) []subresource {
+	verbs := []string{"get", "patch", "update"}
+	var subs []subresource
+	if v.Status {
+		subs = append(subs, subresource{"status", v.GroupVersionKind(), verbs})
+	}
+	if v.Scale != nil {
+		scale := schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
+		subs = append(subs, subresource{"scale", scale, verbs})
+	}
+	return subs
+}
+
+// verbs are those announced: a kind whose CRD is being deleted takes no new objects.
+func verbs(d *resource.Definition) []string {
+	if d.Custom != nil && d.Custom.Terminating {
+		return []string{"delete", "deletecollection", "get", "list", "watch"}
+	}
+	return d.Verbs
+}
+
+// storageVersionHash is what kube-apiserver announces: eight bytes of a hash over the
+// type that objects are stored as, or nothing where a CRD does not serve that version.
+func storageVersionHash(d *resource.Definition) string {
+	if d.Storage == nil || d.Custom != nil && !d.Storage.Served {
+		return ""
+	}
+	gv := d.Storage.GroupVersion
+	sum := sha256.Sum256([]byte(gv.Group + "/" + gv.Version + "/" + d.Names.Kind))
+	return base64.StdEncoding.EncodeToString(sum[:8])
+}
+
+// apiResources are v and its subresources as an APIResourceList has them.
+func apiResources(v *resource.Version) []metav1.APIResource {
+	d := v.Definition
+	out := []metav1.APIResource{{
+		Name:         d.Names.Plural,
+		SingularName: d.Names.Singular,
+		Namespaced:   d.Namespaced,
+		Kind:         d.Names.Kind,
+		Verbs:        verbs(d),
+		ShortNames:   d.Names.ShortNames,
+		Categories:   d.Names.Categories,
+
+		StorageVersionHash: storageVersionHash(d),
+	}}
+	for _, s := range subresources(v) {
+		r := metav1.APIResource{
+			Name:       d.Names.Plural + "/" + s.name,
+			Namespaced: d.Namespaced,
+			Kind:       s.kind.Kind,
+			Verbs:      s.verbs,
+		}
+		if s.kind.GroupVersion() != v.GroupVersion {
+			r.Group, r.Version = s.kind.Group, s.kind.Version
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// resourceDiscovery is v and its subresources as aggregated discovery has them.
+func resourceDiscovery(v *resource.Version) apidiscoveryv2.APIResourceDiscovery {
+	d := v.Definition
+	out := apidiscoveryv2.APIResourceDiscovery{
+		Resource:         d.Names.Plural,
+		SingularResource: d.Names.Singular,
+		Scope:            apidiscoveryv2.ScopeCluster,
+		ResponseKind:     responseKind(v.GroupVersionKind()),
+		Verbs:            verbs(d),
+		ShortNames:       d.Names.ShortNames,
+		Categories:       d.Names.Categories,
+	}
+	if d.Namespaced {
+		out.Scope = apidiscoveryv2.ScopeNamespace
+	}
+	for _, s := range subresources(v) {
+		out.Subresources = append(out.Subresources, apidiscoveryv2.APISubresourceDiscovery{
+			Subresource:  s.name,
+			ResponseKind: responseKind(s.kind),
+			Verbs:        s.verbs,
+		})
+	}
+	return out
+}
+
+func responseKind(k schema.GroupVersionKind) *metav1.GroupVersionKind {
+	return &metav1.GroupVersionKind{Group: k.Group, Version: k.Version, Kind: k.Kind}
+}
