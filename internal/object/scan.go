@@ -141,7 +141,8 @@ func (s *scanner) member() (key string, ok bool) {
 		return "", false
 	}
 	s.pos++
-	return key, s.peek() != 0
+	s.bad = s.peek() == 0
+	return key, !s.bad
 }
 
 // skip steps over the value at pos.

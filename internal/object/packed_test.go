@@ -1,0 +1,282 @@
+package object
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"reflect"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+func mustDecode(t testing.TB, s string) Tree {
+	t.Helper()
+	tree, _, err := DecodeJSON([]byte(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+// What lies on disk is pinned byte for byte.
+func TestPackedGolden(t *testing.T) {
+	p := Pack(mustDecode(t, `{"kind":"A","apiVersion":"g/v1","metadata":{"uid":"u","name":"n","resourceVersion":"9"}}`), 0x1122334455667788)
+	const want = "01020600" + "0e000000" + "37000000" + "42000000" + "8877665544332211"
+	if got := hex.EncodeToString(p[:headerSize]); got != want {
+		t.Errorf("header %s, want %s", got, want)
+	}
+	if got := string(p.JSON()); got != `{"apiVersion":"g/v1","kind":"A","metadata":{"name":"n","uid":"u"}}` {
+		t.Error(got)
+	}
+	if p.Fingerprint() != 0x1122334455667788 {
+		t.Error(p.Fingerprint())
+	}
+}
+
+var packSeeds = []string{
+	`{"apiVersion":"g/v1","kind":"A","metadata":{"name":"n"}}`,
+	`{"apiVersion":"g/v1","kind":"A","metadata":{"uid":"n"}}`,
+	`{"apiVersion":"g/v1","kind":"A","metadata":{"a":1,"uid":"n","zz":[{}]},"spec":{}}`,
+	`{"apiVersion":"g/v1","kind":"A","metadata":{}}`,
+	`{"apiVersion":"g/v1","kind":"A","metadata":{"resourceVersion":"5"}}`,
+	`{"apiVersion":"g/v1","kind":"A"}`,
+	`{"apiVersion":"g/v1","kind":"A","metadata":null}`,
+	`{"apiVersion":"g/v1","kind":"A","metadata":"x"}`,
+	`{"apiVersion":5,"metadata":{"name":"n"}}`,
+	`{"metadata":{"name":"n"}}`,
+	`{"AA":"x","apiVersion":"<\u2028","metadata":{"name":"\"}"}}`,
+	`{}`,
+}
+
+func checkPacked(t *testing.T, tree Tree) {
+	t.Helper()
+	before := Copy(tree)
+	p := Pack(tree, 7)
+	if !Equal(before, tree) {
+		t.Fatal("Pack changed its argument")
+	}
+	if err := p.Check(); err != nil {
+		t.Fatalf("%v: %s", err, p.JSON())
+	}
+	for _, revision := range []int64{0, 1, 1 << 40} {
+		want := Copy(tree)
+		delete(Metadata(want), "resourceVersion")
+		if m := Metadata(want); m != nil && revision > 0 {
+			m["resourceVersion"] = fmt.Sprint(revision)
+		}
+		if got := p.AppendJSON(nil, revision); !bytes.Equal(got, AppendJSON(nil, want)) {
+			t.Fatalf("got  %s\nwant %s", got, AppendJSON(nil, want))
+		}
+		got, err := p.Tree(revision)
+		if err != nil || !Equal(got, want) {
+			t.Fatalf("Tree: %v, %v, want %v", got, err, want)
+		}
+		if _, ok := want["apiVersion"].(string); ok {
+			want["apiVersion"] = "other/v2<"
+		}
+		if got := p.AppendJSONAs([]byte("x"), "other/v2<", revision); string(got[1:]) != string(AppendJSON(nil, want)) {
+			t.Fatalf("got  %s\nwant %s", got, AppendJSON(nil, want))
+		}
+	}
+}
+
+// A packed object gives back the object at any revision and apiVersion.
+func TestPacked(t *testing.T) {
+	for _, s := range packSeeds {
+		checkPacked(t, mustDecode(t, s))
+	}
+	checkPacked(t, mustDecode(t, string(sample(t))))
+}
+
+func FuzzPack(f *testing.F) {
+	for _, s := range packSeeds {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if tree, _, err := DecodeJSON(data); err == nil {
+			checkPacked(t, tree)
+		}
+	})
+}
+
+// Damaged bytes are refused or at least read without a panic.
+func FuzzPackedBytes(f *testing.F) {
+	for _, s := range packSeeds {
+		f.Add([]byte(Pack(mustDecode(f, s), 3)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := Packed(data)
+		if _, err := p.Tree(3); p.Check() != nil {
+			if err == nil {
+				t.Fatal("Tree of a damaged object")
+			}
+			return
+		}
+		p.AppendJSON(nil, 5)
+		p.AppendJSONAs(nil, "a", 5)
+	})
+}
+
+// Check notices every header field that does not fit the JSON.
+func TestPackedCheck(t *testing.T) {
+	good := Pack(mustDecode(t, packSeeds[2]), 1)
+	for i := range 16 {
+		bad := bytes.Clone(good)
+		bad[i] += 3
+		if Packed(bad).Check() == nil {
+			t.Errorf("header byte %d changed unnoticed", i)
+		}
+	}
+	for n := range len(good) {
+		if good[:n].Check() == nil {
+			t.Errorf("truncated to %d unnoticed", n)
+		}
+	}
+}
+
+// The metadata that is scanned is the metadata that is decoded.
+func TestScanMeta(t *testing.T) {
+	tree := mustDecode(t, `{"apiVersion":"v1","z":{"metadata":{"name":"no"}},"metadata":{"annotations":{"name":"x","a":"}\\\""},"name":"n\u00e9","namespace":"ns","uid":"u-1","generation":12,
+		"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["b","a\n"],"labels":{"z":"1","a":"2","m":""},"managedFields":[{"fieldsV1":{"f:name":{}}}]},"spec":{"a":[1,2,{"b":"}"}]}}`)
+	m, err := ScanMeta(Pack(tree, 0).JSON())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Meta{Name: "né", Namespace: "ns", UID: "u-1", Generation: 12, DeletionTimestamp: "2026-01-01T00:00:00Z", Finalizers: []string{"b", "a\n"},
+		Labels: Labels{{"a", "2"}, {"m", ""}, {"z", "1"}}}
+	if !reflect.DeepEqual(m, want) {
+		t.Fatalf("got %+v", m)
+	}
+	var l labels.Labels = m.Labels
+	if v, ok := l.Lookup("m"); !ok || v != "" || l.Has("q") || l.Get("z") != "1" {
+		t.Fatal("Labels")
+	}
+	sel, err := labels.Parse("a in (2,3),!q,z=1")
+	if err != nil || !sel.Matches(m.Labels) {
+		t.Fatal("selector", err)
+	}
+}
+
+// Odd metadata is read as if it were absent, malformed JSON is an error.
+func TestScanMetaOdd(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"metadata":{"name":5,"labels":{"a":1,"b":"c"},"finalizers":[1,"x",{}],"generation":"1"}}`: `{Name: Labels:[{b c}] Finalizers:[x]}`,
+		`{"metadata":null}`: `{Name: Labels:[] Finalizers:[]}`,
+		`{"metadata":{}}`:   `{Name: Labels:[] Finalizers:[]}`,
+		` { "metadata" : { "name" : "x" , "labels" : { "b" : "1" , "a" : "2" } } } `: `{Name:x Labels:[{a 2} {b 1}] Finalizers:[]}`,
+		`{}`: `{Name: Labels:[] Finalizers:[]}`, `[]`: "error", ``: "error", `{"metadata":{"name":"x"`: "error", `{"a":`: "error", `{"a" "b"}`: "error",
+	} {
+		got := "error"
+		if m, err := ScanMeta([]byte(in)); err == nil {
+			got = fmt.Sprintf("{Name:%s Labels:%v Finalizers:%v}", m.Name, m.Labels, m.Finalizers)
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", in, got, want)
+		}
+	}
+}
+
+func FuzzScan(f *testing.F) {
+	for _, s := range append(packSeeds, decodeSeeds...) {
+		f.Add([]byte(s))
+	}
+	f.Add(sample(f))
+	paths := [][]string{{"metadata", "name"}, {"metadata"}, {"spec", "a", "b"}, {"a"}, {""}, {"a", "b"}, {}}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		out := make([][]byte, len(paths))
+		Fields(data, paths, out)
+		m, scanErr := ScanMeta(data)
+		tree, dups, err := DecodeJSON(data)
+		if err != nil || len(dups) > 0 || len(bytes.TrimSpace(data)) < 2 || bytes.TrimSpace(data)[0] != '{' {
+			return
+		}
+		if scanErr != nil || m.Name != Name(tree) || m.Namespace != Namespace(tree) || len(m.Labels) < len(LabelMap(tree)) || m.Generation != Generation(tree) {
+			t.Fatalf("%v %+v", scanErr, m)
+		}
+		for i, path := range paths {
+			checkField(t, tree, path, out[i])
+		}
+	})
+}
+
+func checkField(t *testing.T, tree Tree, path []string, raw []byte) {
+	t.Helper()
+	var want any = tree
+	found := true
+	for _, name := range path {
+		m, ok := want.(Tree)
+		if want, found = m[name]; !ok || !found {
+			found = false
+			break
+		}
+	}
+	if found != (raw != nil) {
+		t.Fatalf("%v: found %v, want %v", path, raw != nil, found)
+	}
+	if !found {
+		return
+	}
+	got := mustDecode(t, `{"v":`+string(raw)+`}`)
+	if !Equal(got["v"], want) {
+		t.Fatalf("%v: %s, want %v", path, raw, want)
+	}
+}
+
+// Several fields are found in one scan, whatever they are beginnings of.
+func TestFields(t *testing.T) {
+	js := sample(t)
+	tree := mustDecode(t, string(js))
+	paths := [][]string{{"spec", "image"}, {"spec"}, {"status", "phase"}, {"spec", "env", "B"}, {"spec", "nope"}, {"metadata", "name"}, {"status", "phase", "deeper"}, {}, {"spec", "image"}}
+	for len(paths) < 100 {
+		paths = append(paths, []string{"spec", "replicas"})
+	}
+	out := make([][]byte, len(paths))
+	Fields(js, paths, out)
+	for i := range paths {
+		checkField(t, tree, paths[i], out[i])
+	}
+	if raw, ok := Field(js, "spec", "image"); !ok || string(raw) != `"registry.example.com/team/widget:v1.2.3"` {
+		t.Fatalf("%s %v", raw, ok)
+	}
+	if allocs := testing.AllocsPerRun(100, func() { Fields(js, paths[:9], out[:9]) }); allocs != 0 {
+		t.Errorf("Fields allocates %v times", allocs)
+	}
+}
+
+func BenchmarkPack(b *testing.B) {
+	tree := mustDecode(b, string(sample(b)))
+	b.ReportAllocs()
+	for b.Loop() {
+		Pack(tree, 1)
+	}
+}
+
+func BenchmarkPackedAppendJSON(b *testing.B) {
+	p := Pack(mustDecode(b, string(sample(b))), 1)
+	var buf []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		buf = p.AppendJSONAs(buf[:0], "bench.example.com/v2", 123456)
+	}
+}
+
+func BenchmarkScanMeta(b *testing.B) {
+	js := Pack(mustDecode(b, string(sample(b))), 1).JSON()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ScanMeta(js); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkFields(b *testing.B) {
+	js := Pack(mustDecode(b, string(sample(b))), 1).JSON()
+	paths := [][]string{{"spec", "replicas"}, {"status", "phase"}, {"metadata", "creationTimestamp"}}
+	out := make([][]byte, 3)
+	b.ReportAllocs()
+	for b.Loop() {
+		Fields(js, paths, out)
+	}
+}

@@ -1,0 +1,113 @@
+package object
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// checkYAML compares with what upstream's YAML serializer does.
+func checkYAML(t *testing.T, data []byte) {
+	t.Helper()
+	var want Tree
+	var wantDup []string
+	js, wantErr := yaml.YAMLToJSON(data)
+	if wantErr == nil {
+		want, _, wantErr = upstreamDecode(js)
+		if _, err := yaml.YAMLToJSONStrict(data); err != nil {
+			wantDup = []string{err.Error()}
+		}
+	}
+	got, gotDup, gotErr := DecodeYAML(data)
+	if (gotErr == nil) != (wantErr == nil) || gotErr != nil && gotErr.Error() != wantErr.Error() {
+		if gotErr != nil && wantErr != nil && strings.Contains(gotErr.Error(), "unsupported") {
+			return // which of several bad keys is named first is chance
+		}
+		t.Fatalf("%.300q: error %v, upstream's %v", data, gotErr, wantErr)
+	}
+	if wantErr != nil {
+		return
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("%.300q:\n got %#v\nwant %#v", data, got, want)
+	}
+	if !reflect.DeepEqual(gotDup, wantDup) {
+		t.Fatalf("%.300q: duplicates %q, upstream's %q", data, gotDup, wantDup)
+	}
+}
+
+var yamlSeeds = []string{
+	"", "null", "a: 1", "[1]", "hello", "a: [", "a: {b: 1, b: 2}", "a: 1\na: 2\n", "a: =\n", "a: 010\nb: 0o10\nc: 0x1F\nd: 0b11\ne: 1_000\n",
+	"a: 9223372036854775807\nb: 9223372036854775808\nc: 18446744073709551615\nd: 18446744073709551616\ne: -9223372036854775808\n",
+	"a: 123456789012345678901234567890\n", "a: 1.0\nb: 1e3\nc: 1e20\nd: 4611686018427387904.0\ne: -0.0\nf: 1e-7\n", "a: .inf", "a: .nan",
+	"a: yes\nb: on\nc: ~\nd: 'x'\ne: 2001-01-01\nf: !!timestamp 2001-01-01\n", "1: a\n2.5: b\ntrue: c\n", "null: a", "? [a]\n: b", "a: !!binary aGVsbG//\n",
+	"a: &x {b: 1}\nc: *x\nd:\n  <<: *x\n  e: 2\n", "a: |\n  text\n  more\nb: >\n  folded\n  text\n", "---\na: 1\n---\nb: 2\n", `{"a": {"b": [1, "x"]}}`,
+	"a: 60:30\n", "a: \"\\xff\\u2028\"\n", "\ta: 1", "a: b: c",
+}
+
+// YAML is read as sigs.k8s.io/yaml reads it.
+func TestDecodeYAMLAsUpstream(t *testing.T) {
+	for _, s := range yamlSeeds {
+		checkYAML(t, []byte(s))
+	}
+}
+
+func FuzzDecodeYAML(f *testing.F) {
+	for _, s := range yamlSeeds {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if strings.ContainsAny(string(data), "?") || strings.Contains(string(data), "!!") {
+			_, _, _ = DecodeYAML(data)
+			return
+		}
+		checkYAML(t, data)
+	})
+}
+
+// A small document cannot expand without bound.
+func TestDecodeYAMLBombs(t *testing.T) {
+	laughs := "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
+	for i := 1; i < 20; i++ {
+		laughs += fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 9), ","))
+	}
+	long := "a: &a " + strings.Repeat("x", 1<<20) + "\nb: [" + strings.TrimSuffix(strings.Repeat("*a,", 1000), ",") + "]\n"
+	deep := "a: " + strings.Repeat("[", 100000)
+	for name, doc := range map[string]string{"laughs": laughs, "long": long, "deep": deep} {
+		if _, _, err := DecodeYAML([]byte(doc)); err == nil {
+			t.Errorf("%s accepted", name)
+		}
+	}
+}
+
+// Every file of the corpus reads as upstream reads it.
+func TestDecodeYAMLCorpus(t *testing.T) {
+	const root = "../../../shared/corpus"
+	if _, err := os.Stat(root); err != nil {
+		t.Skip("the corpus is absent: ", err)
+	}
+	n := 0
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".yaml") {
+			return err
+		}
+		if n++; testing.Short() && n%20 != 0 || n%4 != 0 && strings.Contains(path, "/crds/") {
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		checkYAML(t, data)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
