@@ -49,6 +49,16 @@ var bootstrap = []role{
 	},
 }
 
+// bound returns the group by which u has the role, or "".
+func (r *role) bound(u user.Info) string {
+	for _, g := range r.groups {
+		if slices.Contains(u.GetGroups(), g) {
+			return g
+		}
+	}
+	return ""
+}
+
 func (r *role) allows(a *Attributes) bool {
 	if a.Resource {
 		return a.Verb == "create" && a.Subresource == "" &&
@@ -78,8 +88,7 @@ func (z *Authorizer) Allowed(a Attributes) (allowed bool, reason string) {
 	if a.User == nil {
 		return false, ""
 	}
-	groups := a.User.GetGroups()
-	if slices.Contains(groups, user.SystemPrivilegedGroup) {
+	if slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) {
 		return true, ""
 	}
 	for i := range bootstrap {
@@ -87,10 +96,8 @@ func (z *Authorizer) Allowed(a Attributes) (allowed bool, reason string) {
 		if !r.allows(&a) {
 			continue
 		}
-		for _, g := range r.groups {
-			if slices.Contains(groups, g) {
-				return true, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to Group %q", r.name, r.name, g)
-			}
+		if g := r.bound(a.User); g != "" {
+			return true, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to Group %q", r.name, r.name, g)
 		}
 	}
 	return false, ""

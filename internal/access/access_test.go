@@ -1,0 +1,270 @@
+package access
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/group"
+	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+)
+
+var now = time.Now().Truncate(time.Second)
+
+// signer is a CA for a test.
+type signer struct {
+	t    testing.TB
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newSigner(t testing.TB) *signer {
+	s := &signer{t: t}
+	s.cert, s.key = s.issue(&x509.Certificate{IsCA: true, BasicConstraintsValid: true, NotAfter: now.Add(time.Hour)})
+	return s
+}
+
+func (s *signer) issue(template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	s.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	template.SerialNumber = big.NewInt(2)
+	template.NotBefore = now.Add(-time.Hour)
+	parent, signKey := s.cert, s.key
+	if parent == nil {
+		parent, signKey = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signKey)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := x509.ParseCertificate(der)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c, key
+}
+
+func (s *signer) client(subject pkix.Name, until time.Time, usage ...x509.ExtKeyUsage) *x509.Certificate {
+	c, _ := s.issue(&x509.Certificate{Subject: subject, NotAfter: until, ExtKeyUsage: usage})
+	return c
+}
+
+func (s *signer) roots() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(s.cert)
+	return p
+}
+
+func request(certs ...*x509.Certificate) *http.Request {
+	r := httptest.NewRequest("GET", "/apis", nil)
+	r.TLS = &tls.ConnectionState{PeerCertificates: certs}
+	return r
+}
+
+func wantUnauthorized(t *testing.T, u user.Info, err error) {
+	t.Helper()
+	if u != nil || !apierrors.IsUnauthorized(err) || err.Error() != "Unauthorized" {
+		t.Errorf("got user %v, error %v; want 401 Unauthorized", u, err)
+	}
+}
+
+// CRD-069: identities are what upstream's authenticator reads from the same certificates.
+func TestCertificatesAsUpstream(t *testing.T) {
+	ca, foreign := newSigner(t), newSigner(t)
+	uid := pkix.AttributeTypeAndValue{Type: uidOID, Value: "u-1"}
+	later, client := now.Add(30*time.Minute), x509.ExtKeyUsageClientAuth
+	certs := map[string]*x509.Certificate{
+		"user":          ca.client(pkix.Name{CommonName: "jane", Organization: []string{"a", "b"}}, later, client),
+		"masters":       ca.client(pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}, later, client),
+		"uid":           ca.client(pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{uid}}, later, client),
+		"two uids":      ca.client(pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{uid, uid}}, later, client),
+		"anonymous":     ca.client(pkix.Name{CommonName: user.Anonymous}, later, client),
+		"authenticated": ca.client(pkix.Name{CommonName: "x", Organization: []string{user.AllAuthenticated}}, later, client),
+		"no name":       ca.client(pkix.Name{Organization: []string{"system:masters"}}, later, client),
+		"expired":       ca.client(pkix.Name{CommonName: "jane"}, now.Add(-time.Minute), client),
+		"server only":   ca.client(pkix.Name{CommonName: "jane"}, later, x509.ExtKeyUsageServerAuth),
+		"foreign":       foreign.client(pkix.Name{CommonName: "jane", Organization: []string{"system:masters"}}, later, client),
+	}
+	options := x509request.DefaultVerifyOptions()
+	options.Roots = ca.roots()
+	oracle := group.NewAuthenticatedGroupAdder(x509request.New(options, x509request.CommonNameUserConversion))
+	ours := NewAuthenticator(ca.roots(), false, func() time.Time { return now })
+	for name, c := range certs {
+		t.Run(name, func(t *testing.T) {
+			want, ok, wantErr := oracle.AuthenticateRequest(request(c))
+			got, err := ours.Authenticate(request(c))
+			if wantErr != nil || !ok {
+				wantUnauthorized(t, got, err)
+				return
+			}
+			if err != nil || !reflect.DeepEqual(got, want.User) {
+				t.Errorf("got %+v, %v, want %+v", got, err, want.User)
+			}
+		})
+	}
+	var _ authenticator.Request = oracle
+}
+
+// CRD-069: an identity is believed on its connection until the certificate ends, no longer.
+func TestIdentityOfAConnectionExpires(t *testing.T) {
+	ca := newSigner(t)
+	clock := now
+	a := NewAuthenticator(ca.roots(), true, func() time.Time { return clock })
+	c := ca.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth)
+	r := request(c)
+	r = r.WithContext(ConnContext(context.Background(), nil))
+	first, err := a.Authenticate(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := a.Authenticate(r)
+	if err != nil || again != first {
+		t.Errorf("second request: %v, %v; want the identity computed for the first", again, err)
+	}
+	clock = now.Add(2 * time.Minute)
+	u, err := a.Authenticate(r)
+	wantUnauthorized(t, u, err)
+}
+
+// CRD-069
+func TestOtherCredentials(t *testing.T) {
+	ca := newSigner(t)
+	open := NewAuthenticator(ca.roots(), true, time.Now)
+	closed := NewAuthenticator(ca.roots(), false, time.Now)
+	with := func(key, value string) *http.Request {
+		r := httptest.NewRequest("GET", "/", nil)
+		if key != "" {
+			r.Header.Set(key, value)
+		}
+		return r
+	}
+	for _, header := range []string{"Bearer abc", "bearer x y", "BEARER abc"} {
+		u, err := open.Authenticate(with("Authorization", header))
+		wantUnauthorized(t, u, err)
+	}
+	u, err := open.Authenticate(with("Sec-WebSocket-Protocol", "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj"))
+	wantUnauthorized(t, u, err)
+	u, err = closed.Authenticate(with("", ""))
+	wantUnauthorized(t, u, err)
+	for _, header := range []string{"", "Bearer", "Bearer ", "Basic YTpi"} {
+		u, err := open.Authenticate(with("Authorization", header))
+		want := &user.DefaultInfo{Name: "system:anonymous", Groups: []string{"system:unauthenticated"}}
+		if err != nil || !reflect.DeepEqual(u, user.Info(want)) {
+			t.Errorf("%q: got %v, %v, want anonymous", header, u, err)
+		}
+	}
+	r := with("Authorization", "Bearer abc")
+	u, err = closed.Authenticate(r.WithContext(WithUser(r.Context(), Loopback())))
+	if err != nil || u.GetName() != "system:apiserver" {
+		t.Errorf("in-process identity: got %v, %v", u, err)
+	}
+}
+
+var (
+	anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
+	someone   = &user.DefaultInfo{Name: "u", Groups: []string{"dev", user.AllAuthenticated}}
+	monitor   = &user.DefaultInfo{Name: "m", Groups: []string{user.MonitoringGroup, user.AllAuthenticated}}
+	master    = &user.DefaultInfo{Name: "root", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
+)
+
+// CRD-069
+func TestBootstrapRoles(t *testing.T) {
+	path := func(verb, p string) Attributes { return Attributes{Verb: verb, Path: p} }
+	resource := func(verb, group, plural, sub string) Attributes {
+		return Attributes{Resource: true, Verb: verb, Group: group, Version: "v1", Plural: plural, Subresource: sub}
+	}
+	type row struct {
+		a                                Attributes
+		anonymous, someone, mon, masters bool
+	}
+	for _, r := range []row{
+		{path("get", "/healthz"), true, true, true, true},
+		{path("get", "/livez"), true, true, true, true},
+		{path("get", "/readyz"), true, true, true, true},
+		{path("get", "/version"), true, true, true, true},
+		{path("get", "/version/"), true, true, true, true},
+		{path("head", "/healthz"), false, false, false, true},
+		{path("get", "/readyz/etcd"), false, false, true, true},
+		{path("get", "/metrics"), false, false, true, true},
+		{path("get", "/"), false, false, false, true},
+		{path("get", "/api"), false, true, true, true},
+		{path("get", "/apis/apps/v1"), false, true, true, true},
+		{path("get", "/apisx"), false, false, false, true},
+		{path("get", "/openapi/v2"), false, true, true, true},
+		{path("post", "/apis"), false, false, false, true},
+		{resource("create", "authorization.k8s.io", "selfsubjectaccessreviews", ""), false, true, true, true},
+		{resource("create", "authorization.k8s.io", "selfsubjectaccessreviews", "x"), false, false, false, true},
+		{resource("create", "authorization.k8s.io", "selfsubjectrulesreviews", ""), false, true, true, true},
+		{resource("create", "authentication.k8s.io", "selfsubjectreviews", ""), false, true, true, true},
+		{resource("create", "authorization.k8s.io", "subjectaccessreviews", ""), false, false, false, true},
+		{resource("list", "", "secrets", ""), false, false, false, true},
+		{resource("list", "stable.example.com", "crontabs", ""), false, false, false, true},
+	} {
+		want := []bool{r.anonymous, r.someone, r.mon, r.masters}
+		for i, u := range []user.Info{anonymous, someone, monitor, master} {
+			r.a.User = u
+			z := &Authorizer{}
+			if got, _ := z.Allowed(r.a); got != want[i] {
+				t.Errorf("%s may %s %s%s: %v, want %v", u.GetName(), r.a.Verb, r.a.Path, r.a.Plural, got, want[i])
+			}
+			if err := z.Authorize(r.a); (err == nil) != want[i] {
+				t.Errorf("%s: Authorize says %v", u.GetName(), err)
+			}
+		}
+	}
+}
+
+// CRD-069: the words of a refusal are upstream's, for every form a request can have.
+func TestForbiddenAsUpstream(t *testing.T) {
+	for _, a := range []Attributes{
+		{User: anonymous, Verb: "get", Path: "/"},
+		{User: anonymous, Verb: "get", Path: "/a<b>&c"},
+		{User: someone, Resource: true, Verb: "list", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Namespace: "default"},
+		{User: someone, Resource: true, Verb: "get", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Namespace: "default", Name: "x"},
+		{User: someone, Resource: true, Verb: "patch", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Subresource: "status", Namespace: "default", Name: "x"},
+		{User: someone, Resource: true, Verb: "list", Version: "v1", Plural: "namespaces"},
+	} {
+		oracle := responsewriters.ForbiddenStatusError(authorizer.AttributesRecord{
+			User: a.User, Verb: a.Verb, Path: a.Path, ResourceRequest: a.Resource, Namespace: a.Namespace, Name: a.Name,
+			APIGroup: a.Group, APIVersion: a.Version, Resource: a.Plural, Subresource: a.Subresource,
+		}, "")
+		if got := new(Authorizer).Authorize(a); !reflect.DeepEqual(got, error(oracle)) {
+			t.Errorf("got\n%#v, want\n%#v", got, oracle)
+		}
+	}
+}
+
+func BenchmarkAuthenticate(b *testing.B) {
+	ca := newSigner(b)
+	a := NewAuthenticator(ca.roots(), true, time.Now)
+	r := request(ca.client(pkix.Name{CommonName: "jane", Organization: []string{user.SystemPrivilegedGroup}}, now.Add(time.Hour), x509.ExtKeyUsageClientAuth))
+	r = r.WithContext(ConnContext(context.Background(), nil))
+	b.ReportAllocs()
+	for b.Loop() {
+		u, err := a.Authenticate(r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := new(Authorizer).Authorize(Attributes{User: u, Resource: true, Verb: "get", Plural: "crontabs"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

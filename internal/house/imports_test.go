@@ -1,0 +1,148 @@
+package house_test
+
+import (
+	"path"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// rooms are the folders of the module from the top down. A room imports only from itself and
+// from rooms below it.
+var rooms = []string{
+	"cmd/trellis",
+	"testserver",
+	"apiserver",
+	"internal/control",
+	"internal/api",
+	"internal/engine",
+	"internal/admission",
+	"internal/access",
+	"internal/builtin",
+	"internal/conversion",
+	"internal/resource",
+	"internal/merge",
+	"internal/schema",
+	"internal/storage",
+	"internal/object",
+}
+
+// only are imports that one room alone may have, with the reason for it.
+var only = map[string][]string{
+	"github.com/cockroachdb/pebble":               {"internal/storage"}, // knows disk
+	"github.com/spf13/cobra":                      {"cmd/trellis"},      // flags are parsed in main only
+	"k8s.io/kubectl":                              {"cmd/trellis"},
+	"k8s.io/cli-runtime":                          {"cmd/trellis"},
+	"k8s.io/component-base/cli":                   {"cmd/trellis"},
+	"k8s.io/client-go/rest":                       {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
+	"github.com/rogpeppe/go-internal":             {},
+	"github.com/anishathalye/porcupine":           {},
+	"sigs.k8s.io/controller-runtime":              {},
+	"testing":                                     {"testserver"},
+	"github.com/prometheus/client_golang":         {"internal/api"},
+	"sigs.k8s.io/structured-merge-diff":           {"internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
+	"github.com/google/gnostic-models":            {"internal/api"},
+	"github.com/gorilla/websocket":                {"internal/api"},
+	"golang.org/x/net/websocket":                  {"internal/api"},
+	"k8s.io/apiserver/pkg/admission":              {},
+	"k8s.io/apiserver/pkg/endpoints":              {},
+	"k8s.io/apiserver/pkg/registry":               {},
+	"k8s.io/apiserver/pkg/server":                 {},
+	"k8s.io/apiserver/pkg/storage":                {},
+	"k8s.io/apiserver/pkg/util/feature":           {},
+	"k8s.io/apiserver/pkg/features":               {},
+	"k8s.io/apiextensions-apiserver/pkg":          {},
+	"k8s.io/kube-aggregator/pkg":                  {},
+	"k8s.io/apiserver/pkg/util/webhook":           {},
+	"k8s.io/apiserver/pkg/authorization":          {},
+	"k8s.io/apiserver/pkg/audit":                  {},
+	"k8s.io/apimachinery/pkg/util/strategicpatch": {"internal/merge"},
+}
+
+// free are exceptions from only: types, generated documents and pure functions.
+var free = []string{
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",
+	"k8s.io/apiextensions-apiserver/pkg/generated/openapi",
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration",
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1",
+	"k8s.io/kube-aggregator/pkg/generated/openapi",
+}
+
+// rank is the place of a folder in rooms, or -1.
+func rank(folder string) int {
+	for i, r := range rooms {
+		if within(folder, r) {
+			return i
+		}
+	}
+	return -1
+}
+
+func within(p, folder string) bool { return p == folder || strings.HasPrefix(p, folder+"/") }
+
+func TestArrowsGoOneWay(t *testing.T) {
+	for _, s := range written(t) {
+		from := rank(s.room())
+		if from < 0 {
+			t.Errorf("%s lies in no room", s.path)
+			continue
+		}
+		for _, i := range s.ast.Imports {
+			name, _ := strconv.Unquote(i.Path.Value)
+			folder, ours := strings.CutPrefix(name, module)
+			if ours && rank(folder) < from {
+				t.Errorf("%s:%d: %s may not import %s, which lies above it", s.path, s.line(i.Pos()), rooms[from], folder)
+			}
+		}
+	}
+}
+
+func TestImportsAreAllowed(t *testing.T) {
+	for _, s := range written(t) {
+		for _, i := range s.ast.Imports {
+			name, _ := strconv.Unquote(i.Path.Value)
+			if owners, bound := owners(name); bound && !allowed(s.room(), owners) {
+				t.Errorf("%s:%d: %s is for %v only", s.path, s.line(i.Pos()), name, owners)
+			}
+		}
+	}
+}
+
+// owners finds the longest entry of only that covers an import.
+func owners(name string) (rooms []string, bound bool) {
+	for _, f := range free {
+		if name == f {
+			return nil, false
+		}
+	}
+	longest := ""
+	for prefix, r := range only {
+		if covers(prefix, name) && len(prefix) > len(longest) {
+			longest, rooms, bound = prefix, r, true
+		}
+	}
+	return rooms, bound
+}
+
+// covers also sees the major version that a module's path may carry ("pebble/v2").
+func covers(prefix, name string) bool { return within(name, prefix) }
+
+func allowed(room string, owners []string) bool {
+	for _, o := range owners {
+		if within(room, o) {
+			return true
+		}
+	}
+	return false
+}
+
+func TestNoVagueRooms(t *testing.T) {
+	for _, s := range sources(t) {
+		switch path.Base(s.room()) {
+		case "util", "utils", "common", "helper", "helpers", "misc", "shared", "base":
+			t.Errorf("%s: name the folder by what lives there", s.path)
+		}
+	}
+}
