@@ -1,24 +1,62 @@
 package resource
 
 import (
-	"context"
 	"iter"
+	"slices"
+	"strings"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Catalog is all that is served at one moment. It is immutable.
-type Catalog struct{}
+// Catalog is all that is served at one moment. It is immutable; the next one shares
+// the groups that have not changed.
+type Catalog struct {
+	revision int64
+	groups   []*group // by name
+	first    []string // the groups that come first in discovery
+}
 
 // Revision is the newest revision of a CRD that the catalog knows of.
-func (c *Catalog) Revision() int64 { panic("resource: Revision") }
+func (c *Catalog) Revision() int64 { return c.revision }
 
 // Find returns the served version for a request path, or nil.
-func (c *Catalog) Find(group, version, plural string) *Version { panic("resource: Find") }
+func (c *Catalog) Find(group, version, plural string) *Version {
+	d := c.Definition(group, plural)
+	if d == nil {
+		return nil
+	}
+	for _, v := range d.Versions {
+		if v.Served && v.GroupVersion.Version == version && v.GroupVersion.Group == group {
+			return v
+		}
+	}
+	return nil
+}
 
 // Definition returns the kind that holds plural in group, or nil; established or not.
-func (c *Catalog) Definition(group, plural string) *Definition { panic("resource: Definition") }
+func (c *Catalog) Definition(group, plural string) *Definition {
+	g := c.group(group)
+	if g == nil {
+		return nil
+	}
+	if i, ok := g.find(plural); ok {
+		return g.kinds[i]
+	}
+	return nil
+}
 
 // Definitions yields every kind, ordered by group and plural.
-func (c *Catalog) Definitions() iter.Seq[*Definition] { panic("resource: Definitions") }
+func (c *Catalog) Definitions() iter.Seq[*Definition] {
+	return func(yield func(*Definition) bool) {
+		for _, g := range c.groups {
+			for _, d := range g.kinds {
+				if d.Group == g.name && !yield(d) {
+					return
+				}
+			}
+		}
+	}
+}
 
 // Group is what discovery says of a group.
 type Group struct {
@@ -28,14 +66,134 @@ type Group struct {
 	Resources map[string][]*Version // per version name, ordered by plural
 }
 
-// Groups yields the served groups in the order of discovery.
-func (c *Catalog) Groups() iter.Seq[*Group] { panic("resource: Groups") }
+// Groups yields the served groups in the order of discovery: the built-in ones
+// by the priority that kube-apiserver gives them, then the others by name. They are shared:
+// callers do not modify them.
+func (c *Catalog) Groups() iter.Seq[*Group] {
+	return func(yield func(*Group) bool) {
+		for _, name := range c.first {
+			if g := c.group(name); g != nil && g.isServed() && !yield(g.discovery()) {
+				return
+			}
+		}
+		for _, g := range c.groups {
+			if g.isServed() && !slices.Contains(c.first, g.name) && !yield(g.discovery()) {
+				return
+			}
+		}
+	}
+}
 
-// Live is the catalog as it changes.
-type Live struct{}
+func (c *Catalog) group(name string) *group {
+	if i, ok := searchGroups(c.groups, name); ok {
+		return c.groups[i]
+	}
+	return nil
+}
 
-// Load returns the catalog of now.
-func (l *Live) Load() *Catalog { panic("resource: Load") }
+func searchGroups(groups []*group, name string) (int, bool) {
+	return slices.BinarySearchFunc(groups, name, func(g *group, name string) int { return strings.Compare(g.name, name) })
+}
 
-// Wait returns the catalog once it has followed the store up to revision, or ctx's error.
-func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) { panic("resource: Wait") }
+// newCatalog has the built-in kinds alone.
+func newCatalog(builtins []*Definition) *Catalog {
+	e := edit{}
+	for _, d := range builtins {
+		for _, v := range d.Versions {
+			e.put(v.GroupVersion.Group, d)
+		}
+	}
+	return &Catalog{groups: e.groups, first: discoveryOrder(e.groups)}
+}
+
+// with is c after some changes of CRDs, in the order of their revisions.
+func (c *Catalog) with(changes []*storage.Event) *Catalog {
+	next := *c
+	e := edit{groups: slices.Clone(c.groups)}
+	for _, ev := range changes {
+		next.revision = max(next.revision, ev.Revision)
+		e.change(ev.Key, ev.Record)
+	}
+	next.groups = e.groups
+	return &next
+}
+
+// withRecords is c with all CRDs of a snapshot.
+func (c *Catalog) withRecords(records iter.Seq[*storage.Record]) *Catalog {
+	next := *c
+	e := edit{groups: slices.Clone(c.groups)}
+	for r := range records {
+		next.revision = max(next.revision, r.Modified)
+		e.change(r.Key, r)
+	}
+	next.groups = e.groups
+	return &next
+}
+
+// edit changes a list of groups of which it owns the slice, and each group once it is
+// in own.
+type edit struct {
+	groups []*group
+	own    map[string]bool
+}
+
+// change makes the state of one CRD known; a nil record means that it is gone.
+func (e *edit) change(key string, r *storage.Record) {
+	name := strings.TrimPrefix(key, CRDPrefix)
+	plural, groupName, _ := strings.Cut(name, ".")
+	var d *Definition
+	if r != nil {
+		d = FromCRD(r)
+	}
+	if d == nil || d.Group != groupName || d.Names.Plural != plural {
+		e.remove(groupName, plural)
+		return
+	}
+	e.put(groupName, d)
+}
+
+// put adds a kind to a group, in place of another of its plural. A built-in kind
+// is never replaced by a custom one.
+func (e *edit) put(groupName string, d *Definition) {
+	g := e.writable(groupName)
+	i, ok := g.find(d.Names.Plural)
+	switch {
+	case !ok:
+		g.kinds = slices.Insert(g.kinds, i, d)
+	case d.Custom == nil || g.kinds[i].Custom != nil:
+		g.kinds[i] = d
+	}
+}
+
+func (e *edit) remove(groupName, plural string) {
+	i, ok := searchGroups(e.groups, groupName)
+	if !ok {
+		return
+	}
+	at, ok := e.groups[i].find(plural)
+	if !ok || e.groups[i].kinds[at].Custom == nil {
+		return
+	}
+	if len(e.groups[i].kinds) == 1 {
+		e.groups = slices.Delete(e.groups, i, i+1)
+		delete(e.own, groupName)
+		return
+	}
+	g := e.writable(groupName)
+	g.kinds = slices.Delete(g.kinds, at, at+1)
+}
+
+// writable returns a group that nobody else has, made if need be.
+func (e *edit) writable(name string) *group {
+	i, ok := searchGroups(e.groups, name)
+	if !ok {
+		e.groups = slices.Insert(e.groups, i, &group{name: name})
+	} else if !e.own[name] {
+		e.groups[i] = &group{name: name, kinds: slices.Clone(e.groups[i].kinds)}
+	}
+	if e.own == nil {
+		e.own = map[string]bool{}
+	}
+	e.own[name] = true
+	return e.groups[i]
+}

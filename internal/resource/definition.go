@@ -41,7 +41,9 @@ type Custom struct {
 	Key         string // storage key of the CRD
 	Revision    int64  // its Modified
 	Established bool
-	Terminating bool
+	Terminating bool // being deleted: its objects can no longer be created
+
+	accepted Names // status.acceptedNames
 }
 
 // Key returns the storage key of an object.

@@ -3,26 +3,53 @@
 package schema
 
 import (
+	"errors"
+	"sync"
+
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // Schema is one compiled schema. It is immutable and safe for concurrent use.
-type Schema struct{}
+type Schema struct {
+	root        *node // nil: no schema at all
+	preserve    bool  // spec.preserveUnknownFields: nothing is pruned
+	fingerprint uint64
 
-// Compile reads the JSON of an openAPIV3Schema. It only looks at what pruning,
-// merging and publishing need; whether a CRD may carry the schema at all is decided when the CRD is written.
-func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error) {
-	panic("schema: Compile")
+	once      sync.Once
+	parseable typed.ParseableType
+	err       error
 }
 
-// Prune removes from t what the schema does not know and returns the paths of
-// what it removed, as upstream's strict decoding names them ("spec.foo", "spec.ports[0].bar").
-func (s *Schema) Prune(t object.Tree) (unknown []string) { panic("schema: Prune") }
+var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object")
+
+// Compile reads the JSON of an openAPIV3Schema; nil or "null" is a version
+// without one. It only looks at what pruning, merging and publishing need; whether a CRD
+// may carry the schema at all is decided when the CRD is written. The JSON must
+// not change afterwards: the Schema's strings point into it.
+func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error) {
+	s := &Schema{preserve: preserveUnknownFields}
+	c := object.NewCursor(openAPIV3Schema)
+	switch c.Kind() {
+	case '{':
+		s.root = readNode(c)
+	case 0, 'n':
+	default:
+		return nil, errNotObject
+	}
+	s.fingerprint = s.root.fingerprint(preserveUnknownFields)
+	return s, nil
+}
 
 // Parseable is the schema as structured-merge-diff wants it, metadata included.
-func (s *Schema) Parseable() (typed.ParseableType, error) { panic("schema: Parseable") }
+// It is made on first use.
+func (s *Schema) Parseable() (typed.ParseableType, error) {
+	s.once.Do(func() { s.parseable, s.err = newParseable(s.root, s.preserve) })
+	return s.parseable, s.err
+}
 
-// Fingerprint is over all that pruning and defaulting do.
-func (s *Schema) Fingerprint() uint64 { panic("schema: Fingerprint") }
+// Fingerprint is over all that pruning and defaulting do: two schemas with the
+// same one make the same of any object. It is stable across processes, for it lies
+// beside stored objects.
+func (s *Schema) Fingerprint() uint64 { return s.fingerprint }

@@ -1,0 +1,217 @@
+package resource
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/jsonpath"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// Value is what a cell of the column shows for the value that lies at Path: the
+// value itself if it is of the column's type, nil otherwise; a "string" column prints
+// whatever there is, and a "date" column (Age) gives the timestamp as it stands. A field that is
+// not there is nil and not passed here. It is the rule for a CRD's additionalPrinterColumns
+// (KEP-2600, upstream's tableconvertor).
+func (c *Column) Value(v any) any {
+	if c.Type == "string" {
+		return printed(v)
+	}
+	switch typed := v.(type) {
+	case int64:
+		switch c.Type {
+		case "integer":
+			return typed
+		case "number":
+			return float64(typed)
+		}
+	case float64:
+		switch c.Type {
+		case "integer":
+			return int64(typed)
+		case "number":
+			return typed
+		}
+	case bool:
+		if c.Type == "boolean" {
+			return typed
+		}
+	case string:
+		if c.Type == "date" {
+			return typed
+		}
+	}
+	return nil
+}
+
+// printed is v as a JSONPath template prints it.
+func printed(v any) any {
+	if s, ok := v.(string); ok {
+		return s
+	}
+	var out bytes.Buffer
+	if err := jsonpath.New("").PrintResults(&out, []reflect.Value{reflect.ValueOf(v)}); err != nil {
+		return nil
+	}
+	return out.String()
+}
+
+// printerColumn is one of additionalPrinterColumns as it is written.
+type printerColumn struct {
+	name, typ, format, description, jsonPath string
+	priority                                 int32
+}
+
+func readPrinterColumns(c *object.Cursor) []printerColumn {
+	var all []printerColumn
+	c.Elements(func(int) {
+		var p printerColumn
+		c.Members(func(key string) {
+			switch key {
+			case "name":
+				p.name = c.Text()
+			case "type":
+				p.typ = c.Text()
+			case "format":
+				p.format = c.Text()
+			case "description":
+				p.description = c.Text()
+			case "jsonPath":
+				p.jsonPath = c.Text()
+			case "priority":
+				p.priority = int32(c.Int())
+			}
+		})
+		all = append(all, p)
+	})
+	return all
+}
+
+var metaDoc = sync.OnceValue(func() map[string]string { return metav1.ObjectMeta{}.SwaggerDoc() })
+
+// defaultColumns are those of a version that names none. They are shared.
+var defaultColumns = sync.OnceValue(func() []Column {
+	return compileColumns([]printerColumn{{
+		name: "Age", typ: "date", description: metaDoc()["creationTimestamp"], jsonPath: ".metadata.creationTimestamp",
+	}})
+})
+
+// compileColumns makes columns, the name first. From a JSONPath that cannot be
+// read on they are left out, as upstream does.
+func compileColumns(printers []printerColumn) []Column {
+	all := make([]Column, 1, len(printers)+1)
+	all[0] = Column{Name: "Name", Type: "string", Format: "name", Description: metaDoc()["name"], Path: []string{"metadata", "name"}}
+	for _, p := range printers {
+		col := Column{Name: p.name, Type: p.typ, Format: p.format, Description: p.description, Priority: p.priority, Age: p.typ == "date"}
+		if col.Description == "" {
+			col.Description = "Custom resource definition column (in JSONPath format): " + p.jsonPath
+		}
+		if path, ok := plainPath(p.jsonPath); ok {
+			col.Path = path
+		} else if cell := newPathCell(p); cell != nil {
+			col.Cell = cell.value
+		} else {
+			break
+		}
+		all = append(all, col)
+	}
+	return all
+}
+
+// plainPath splits a JSONPath that is nothing but field names. A backslash stands
+// before a dot that belongs to the name.
+func plainPath(s string) ([]string, bool) {
+	if len(s) < 2 || s[0] != '.' || strings.ContainsAny(s, " \t\r\n,[]$@{}*") || !strings.Contains(s, `\`) && strings.Contains(s, "..") {
+		return nil, false
+	}
+	if !strings.Contains(s, `\`) {
+		path := strings.Split(s[1:], ".")
+		return path, path[len(path)-1] != ""
+	}
+	var path []string
+	var name []byte
+	for i := 1; i < len(s); i++ {
+		switch {
+		case s[i] == '\\' && i+1 < len(s) && s[i+1] < 0x80:
+			i++
+			if s[i] != '\\' {
+				name = append(name, s[i])
+			}
+		case s[i] == '\\', s[i] == '.' && len(name) == 0:
+			return nil, false
+		case s[i] == '.':
+			path, name = append(path, string(name)), nil
+		default:
+			name = append(name, s[i])
+		}
+	}
+	return append(path, string(name)), len(name) > 0
+}
+
+// pathCell finds the value of a column by a JSONPath that is compiled when the
+// first cell is asked for.
+type pathCell struct {
+	column   Column
+	jsonPath string
+
+	mu   sync.Mutex // a JSONPath has state while it is evaluated
+	path *jsonpath.JSONPath
+	bad  bool
+}
+
+// newPathCell returns nil for a JSONPath that cannot be read. Compiling is left for
+// later where a look at the brackets shows nothing wrong.
+func newPathCell(p printerColumn) *pathCell {
+	cell := &pathCell{column: Column{Type: p.typ}, jsonPath: p.jsonPath}
+	if suspicious(p.jsonPath) && !cell.compile() {
+		return nil
+	}
+	return cell
+}
+
+// suspicious is true of every JSONPath whose brackets do not pair or that is
+// anything but fields, indexes, wildcards and simple filters.
+func suspicious(s string) bool {
+	depth := 0
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '[' || c == '(':
+			depth++
+		case c == ']' || c == ')':
+			depth--
+		case c == '\\' || c == '{' || c == '}' || c == '$' || c < ' ' || c >= 0x80:
+			return true
+		}
+		if depth < 0 {
+			return true
+		}
+	}
+	return depth != 0 || len(s) < 2 || s[0] != '.' || strings.Count(s, `"`)%2 != 0 || strings.Count(s, `'`)%2 != 0 ||
+		strings.Contains(s, "..") || strings.Contains(s, "[]")
+}
+
+func (p *pathCell) compile() bool {
+	if p.path != nil || p.bad {
+		return !p.bad
+	}
+	p.path = jsonpath.New("").AllowMissingKeys(true)
+	p.bad = p.path.Parse("{"+p.jsonPath+"}") != nil
+	return !p.bad
+}
+
+func (p *pathCell) value(t object.Tree) any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.compile() {
+		return nil
+	}
+	results, err := p.path.FindResults(t)
+	if err != nil || len(results) == 0 || len(results[0]) == 0 {
+		return nil
+	}
+	return p.column.Value(results[0][0].Interface())
+}

@@ -1,0 +1,136 @@
+package resource
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// CRDPrefix is where CustomResourceDefinitions are stored.
+const CRDPrefix = "/registry/apiextensions.k8s.io/customresourcedefinitions/"
+
+// customVerbs is in the order in which upstream announces them.
+var customVerbs = []string{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}
+
+// FromCRD compiles the record of a stored CRD to a Definition, which shares its
+// bytes. It reads all but the schemas; those are compiled on first use. It returns nil
+// for what is no CRD with a group, a plural and a storage version.
+//
+// Only a CRD that is established has served versions. Its names are those accepted; before, those
+// asked for.
+func FromCRD(r *storage.Record) *Definition {
+	p := object.Packed(r.Value)
+	if p.Check() != nil {
+		return nil
+	}
+	h := readHeader(p.JSON())
+	if h.group == "" || h.names.Plural == "" {
+		return nil
+	}
+	d := &Definition{
+		Group:      h.group,
+		Names:      h.names,
+		Namespaced: h.namespaced,
+		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
+		Verbs:      customVerbs,
+		Behavior:   Behavior{Generation: true, ValidateName: validation.NameIsDNSSubdomain},
+		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, accepted: h.accepted},
+	}
+	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {
+		d.Names = h.accepted
+	}
+	for i := range h.versions {
+		v := h.version(d, &h.versions[i])
+		d.Versions = append(d.Versions, v)
+		if h.versions[i].storage {
+			d.Storage = v
+		}
+	}
+	if d.Storage == nil {
+		return nil
+	}
+	slices.SortStableFunc(d.Versions, func(a, b *Version) int {
+		return version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version)
+	})
+	return d
+}
+
+func (h *header) version(d *Definition, vh *versionHeader) *Version {
+	v := &Version{
+		Definition:   d,
+		GroupVersion: schema.GroupVersion{Group: h.group, Version: vh.name},
+		APIVersion:   h.group + "/" + vh.name,
+		Served:       vh.served && h.established,
+		Deprecated:   vh.deprecated,
+		Columns:      defaultColumns(),
+		Status:       vh.status,
+		Scale:        vh.scale,
+	}
+	if vh.deprecated {
+		v.DeprecationWarning = vh.warning
+		if !vh.hasWarning {
+			v.DeprecationWarning = h.deprecation(d.Names.Kind, vh.name)
+		}
+	}
+	if len(vh.columns) > 0 {
+		v.Columns = compileColumns(vh.columns)
+	}
+	for _, path := range vh.selectable {
+		v.SelectableFields = append(v.SelectableFields, SelectableField{Name: strings.TrimPrefix(path, "."), Path: fieldNames(path)})
+	}
+	v.schemas(vh.schema, h.preserve)
+	return v
+}
+
+// schemas sets the functions that compile what is costly. raw points into the record.
+func (v *Version) schemas(raw string, preserveUnknownFields bool) {
+	v.OpenAPIV3Schema = func() []byte {
+		if raw == "" {
+			return nil
+		}
+		return bytesOf(raw)
+	}
+	compile := sync.OnceValues(func() (*ourschema.Schema, error) {
+		return ourschema.Compile(bytesOf(raw), preserveUnknownFields)
+	})
+	v.Schema = compile
+	v.Parseable = func() (typed.ParseableType, error) {
+		s, err := compile()
+		if err != nil {
+			return typed.ParseableType{}, err
+		}
+		return s.Parseable()
+	}
+}
+
+// bytesOf views s, a part of a record's bytes, as bytes again. Nobody writes to them.
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
+
+// deprecation is the warning of a deprecated version that brings none of its own.
+func (h *header) deprecation(kind, name string) string {
+	best := ""
+	for i := range h.versions {
+		v := &h.versions[i]
+		if !v.served || v.deprecated || version.CompareKubeAwareVersionStrings(name, v.name) >= 0 {
+			continue
+		}
+		if best == "" || version.CompareKubeAwareVersionStrings(best, v.name) < 0 {
+			best = v.name
+		}
+	}
+	text := h.group + "/" + name + " " + kind + " is deprecated"
+	if best != "" {
+		text += "; use " + h.group + "/" + best + " " + kind
+	}
+	return text
+}

@@ -1,0 +1,334 @@
+package resource_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubejson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+func typeOf[T, L any, P interface {
+	*T
+	runtime.Object
+}, Q interface {
+	*L
+	runtime.Object
+}]() *resource.GoType {
+	return &resource.GoType{
+		New:     func() runtime.Object { return P(new(T)) },
+		NewList: func() runtime.Object { return Q(new(L)) },
+	}
+}
+
+var (
+	configMap = typeOf[corev1.ConfigMap, corev1.ConfigMapList]()
+	secret    = typeOf[corev1.Secret, corev1.SecretList]()
+	event     = typeOf[corev1.Event, corev1.EventList]()
+	pod       = typeOf[corev1.Pod, corev1.PodList]()
+)
+
+// samples are bodies as clients send them.
+var samples = []struct {
+	name string
+	typ  *resource.GoType
+	json string
+}{
+	{"configmap", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","labels":{"x":"y"},"creationTimestamp":null},"data":{"k":"v","empty":""},"binaryData":{"b":"AAEC"},"immutable":false}`},
+	{"null map", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":null}`},
+	{"null value", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":null}}`},
+	{"unknown", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","foo":1},"data":{"k":"v"},"spec":{"a":[1]}}`},
+	{"duplicate", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":"v","k":"w"},"data":{"l":"x"}}`},
+	{"case", configMap, `{"apiVersion":"v1","kind":"ConfigMap","Metadata":{"name":"a"},"DATA":{"k":"v"}}`},
+	{"number for string", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":1}}`},
+	{"list for map", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":["k"]}`},
+	{"string for object", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":"a"}`},
+	{"truncated", configMap, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"`},
+	{"trailing", configMap, `{"apiVersion":"v1","kind":"ConfigMap"}}`},
+	{"not an object", configMap, `[]`},
+	{"null", configMap, `null`},
+	{"secret", secret, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"},"data":{"k":"dg==","e":""},"stringData":{"s":"t"},"type":"Opaque"}`},
+	{"bad base64", secret, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"},"data":{"k":"%%%"}}`},
+	{"event", event, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"e","namespace":"default","managedFields":[{"manager":"m","operation":"Update","apiVersion":"v1","time":"2026-01-02T03:04:05Z","fieldsType":"FieldsV1","fieldsV1":{"f:count":{},"f:data":{".":{}}}}]},"involvedObject":{"kind":"Pod","name":"p"},"count":3,"firstTimestamp":"2026-01-02T03:04:05+01:00","eventTime":"2026-01-02T03:04:05.000006Z"}`},
+	{"too large for int32", event, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"e"},"involvedObject":{},"count":4294967297}`},
+	{"bad time", event, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"e"},"involvedObject":{},"firstTimestamp":"yesterday"}`},
+	{"pod", pod, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","ownerReferences":[{"apiVersion":"v1","kind":"X","name":"x","uid":"u","controller":true}]},"spec":{"containers":[{"name":"c","image":"i","resources":{"limits":{"cpu":"1000m","memory":1073741824}},"ports":[{"containerPort":80}],"livenessProbe":{"httpGet":{"port":"web"}}},{"name":"d","foo":1,"env":[{"name":"E","value":"1","valeu":"2"}]}]}}`},
+}
+
+// upstream decodes as kube-apiserver does: strictly, into the Go type, and gives
+// what it would serve.
+func upstream(g *resource.GoType, data []byte) (served any, strict []string, err error) {
+	s := kubejson.NewSerializerWithOptions(kubejson.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, kubejson.SerializerOptions{Strict: true})
+	obj := g.New()
+	_, _, err = s.Decode(data, nil, obj)
+	if e, ok := runtime.AsStrictDecodingError(err); ok {
+		for _, problem := range e.Errors() {
+			strict = append(strict, problem.Error())
+		}
+		err = nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	out, err := json.Marshal(obj)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, _, err := object.DecodeJSON(out)
+	return t, strict, err
+}
+
+// CRD-052: bodies of built-in kinds are read as upstream reads them, to the word of each error.
+func TestDecodeIsUpstreams(t *testing.T) {
+	for _, c := range samples {
+		t.Run(c.name, func(t *testing.T) { compareDecode(t, c.typ, []byte(c.json)) })
+	}
+}
+
+func compareDecode(t *testing.T, g *resource.GoType, data []byte) {
+	t.Helper()
+	want, wantStrict, wantErr := upstream(g, data)
+	got, strict, err := g.Decode(data)
+	if (err == nil) != (wantErr == nil) {
+		t.Fatalf("error %v, upstream's %v", err, wantErr)
+	}
+	if err != nil {
+		// upstream looks at the kind first, and says so where that fails
+		if err.Error() != wantErr.Error() && !strings.Contains(wantErr.Error(), "couldn't get version/kind; json parse error") {
+			t.Errorf("error %q, upstream's %q", err, wantErr)
+		}
+		return
+	}
+	if !slices.Equal(strict, wantStrict) {
+		t.Errorf("strict %q, upstream's %q", strict, wantStrict)
+	}
+	if !reflect.DeepEqual(any(got), want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// A patch's result is read as its JSON is.
+func TestNormalizeIsDecode(t *testing.T) {
+	for _, c := range samples {
+		tree, _, err := object.DecodeJSON([]byte(c.json))
+		if err != nil {
+			continue
+		}
+		before := object.Copy(tree)
+		got, strict, err := c.typ.Normalize(tree)
+		want, wantStrict, wantErr := c.typ.Decode(object.AppendJSON(nil, tree))
+		if !reflect.DeepEqual(got, want) || !slices.Equal(strict, wantStrict) || (err == nil) != (wantErr == nil) {
+			t.Errorf("%s: %v %v %v, want %v %v %v", c.name, got, strict, err, want, wantStrict, wantErr)
+		}
+		if !reflect.DeepEqual(tree, before) {
+			t.Errorf("%s: Normalize modified its argument", c.name)
+		}
+	}
+	// reflection would cut this off to 1
+	if _, _, err := event.Normalize(object.Tree{"count": int64(1<<32 + 1)}); err == nil {
+		t.Error("an integer too large for its field was accepted")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, c := range samples {
+		f.Add([]byte(c.json))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		// apiVersion and kind decide what upstream decodes; here the type is given
+		for _, g := range []*resource.GoType{configMap, event, pod} {
+			obj := g.New()
+			gvks, _, _ := scheme.Scheme.ObjectKinds(obj)
+			tree, _, err := object.DecodeJSON(data)
+			if err != nil || tree == nil {
+				_, _, _ = g.Decode(data) // whatever it says, it does not panic
+				continue
+			}
+			tree["apiVersion"], tree["kind"] = gvks[0].GroupVersion().String(), gvks[0].Kind
+			compareDecode(t, g, object.AppendJSON(nil, tree))
+		}
+	})
+}
+
+func theirProtobuf() *protobuf.Serializer {
+	return protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
+}
+
+// CRD-068
+func TestProtobufRoundTrip(t *testing.T) {
+	for _, c := range samples {
+		tree, _, err := c.typ.Decode([]byte(c.json))
+		if err != nil || tree["kind"] == nil {
+			continue
+		}
+		kind, _ := tree["kind"].(string)
+		ours, err := c.typ.AppendProtobuf([]byte("before"), "v1", kind, object.AppendJSON(nil, tree))
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		ours = bytes.TrimPrefix(ours, []byte("before"))
+
+		typed, err := c.typ.Object(object.AppendJSON(nil, tree))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var theirs bytes.Buffer
+		if err := theirProtobuf().Encode(typed, &theirs); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(ours, theirs.Bytes()) {
+			t.Errorf("%s: bytes differ from upstream's\n%q\n%q", c.name, ours, theirs.Bytes())
+		}
+
+		back, err := c.typ.DecodeProtobuf(ours)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		decoded, _, err := theirProtobuf().Decode(ours, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoded.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
+		want, err := resource.ToTree(decoded)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(back, want) {
+			t.Errorf("%s: got  %v\nwant %v", c.name, back, want)
+		}
+	}
+}
+
+// CRD-068
+func TestProtobufList(t *testing.T) {
+	remaining := int64(7)
+	for _, n := range []int{0, 1, 3, 200} {
+		want := &corev1.ConfigMapList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMapList"},
+			ListMeta: metav1.ListMeta{ResourceVersion: "42", Continue: "next", RemainingItemCount: &remaining},
+		}
+		var l resource.ProtobufList
+		for i := range n {
+			cm := corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", i+1)}, Data: map[string]string{"k": strings.Repeat("v", i)}}
+			if err := l.Add(&cm); err != nil {
+				t.Fatal(err)
+			}
+			want.Items = append(want.Items, cm)
+		}
+		got, err := l.Append(nil, "v1", "ConfigMapList", &want.ListMeta)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var theirs bytes.Buffer
+		if err := theirProtobuf().Encode(want, &theirs); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, theirs.Bytes()) {
+			t.Errorf("%d items: %q\nupstream: %q", n, got, theirs.Bytes())
+		}
+	}
+	if err := new(resource.ProtobufList).Add(&metav1.Table{}); err == nil {
+		t.Error("a Table in protobuf")
+	}
+}
+
+// CRD-062: frames of a protobuf watch are those of client-go's reader.
+func TestProtobufEvent(t *testing.T) {
+	cm := &corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	obj, err := resource.AppendProtobuf(nil, "v1", "ConfigMap", cm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stream []byte
+	for _, event := range []string{"ADDED", "MODIFIED"} {
+		if stream, err = resource.AppendProtobufEvent(stream, event, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var theirs bytes.Buffer
+	raw := protobuf.NewRawSerializer(scheme.Scheme, scheme.Scheme)
+	for _, event := range []string{"ADDED", "MODIFIED"} {
+		frame := protobuf.LengthDelimitedFramer.NewFrameWriter(&theirs)
+		e := &metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: obj}}
+		if err := raw.Encode(e, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(stream, theirs.Bytes()) {
+		t.Errorf("got  %q\nwant %q", stream, theirs.Bytes())
+	}
+}
+
+// CRD-052
+func TestProtobufRefusals(t *testing.T) {
+	for _, data := range []string{"", "k8s", "k8s\x00", "{}", "k8s\x00\xff\xff", "k8s\x00\x12\x05\x0a\xff\xff\xff\xff", "k8s\x00\x12\x7f"} {
+		_, _, theirs := theirProtobuf().Decode([]byte(data), nil, &corev1.ConfigMap{})
+		_, _, ours := resource.DecodeProtobuf([]byte(data), &corev1.ConfigMap{})
+		if theirs == nil || ours == nil || ours.Error() != theirs.Error() {
+			t.Errorf("%q: error %v, upstream's %v", data, ours, theirs)
+		}
+	}
+	if _, err := resource.AppendProtobuf(nil, "meta.k8s.io/v1", "Table", &metav1.Table{}); err == nil {
+		t.Error("a Table in protobuf")
+	}
+}
+
+func FuzzDecodeProtobuf(f *testing.F) {
+	for _, c := range samples {
+		if b, err := c.typ.AppendProtobuf(nil, "v1", "X", []byte(c.json)); err == nil {
+			f.Add(b)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, g := range []*resource.GoType{configMap, event, pod} {
+			tree, err := g.DecodeProtobuf(data)
+			if err != nil {
+				continue
+			}
+			if _, _, err := g.Normalize(tree); err != nil {
+				t.Errorf("the tree of a protobuf body is not one of its type: %v", err)
+			}
+		}
+	})
+}
+
+func benchmarkBody() []byte {
+	t := object.Tree{"apiVersion": "v1", "kind": "ConfigMap", "metadata": object.Tree{"name": "a", "namespace": "default"}, "data": object.Tree{}}
+	for _, key := range []string{"a", "b", "c", "d"} {
+		t["data"].(object.Tree)[key] = strings.Repeat("x", 450)
+	}
+	return object.AppendJSON(nil, t)
+}
+
+func BenchmarkDecode(b *testing.B) {
+	body := benchmarkBody()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := configMap.Decode(body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAppendProtobuf(b *testing.B) {
+	body := benchmarkBody()
+	var buf []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		var err error
+		if buf, err = configMap.AppendProtobuf(buf[:0], "v1", "ConfigMap", body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package resource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Live is the catalog as it changes. One goroutine runs Follow; all else may be called
+// from any.
+type Live struct {
+	builtin  *Catalog
+	catalog  atomic.Pointer[Catalog]
+	followed atomic.Int64 // the revision up to which the store has been followed
+	store    atomic.Pointer[storage.Store]
+
+	ask     chan struct{} // asks the follower to look how far the store is
+	mu      sync.Mutex
+	waiting []*waiter
+}
+
+type waiter struct {
+	revision int64
+	reached  chan struct{}
+}
+
+// NewLive returns a Live that knows the built-in kinds alone until Follow runs.
+func NewLive(builtins []*Definition) *Live {
+	l := &Live{builtin: newCatalog(builtins), ask: make(chan struct{}, 1)}
+	l.catalog.Store(l.builtin)
+	l.followed.Store(-1)
+	return l
+}
+
+// Load returns the catalog of now.
+func (l *Live) Load() *Catalog { return l.catalog.Load() }
+
+// Wait returns the catalog once it has followed the store up to revision, or ctx's error.
+// It costs nothing where that has happened already.
+func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
+	if l.followed.Load() >= revision {
+		return l.Load(), nil
+	}
+	w := &waiter{revision, make(chan struct{})}
+	l.mu.Lock()
+	l.waiting = append(l.waiting, w)
+	l.mu.Unlock()
+	defer l.forget(w)
+	select {
+	case l.ask <- struct{}{}:
+	default:
+	}
+	if l.followed.Load() >= revision { // it may have come before w was there to be told
+		return l.Load(), nil
+	}
+	select {
+	case <-w.reached:
+		return l.Load(), nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Current returns a catalog that knows all that the store holds at the time of the
+// call, or ctx's error.
+func (l *Live) Current(ctx context.Context) (*Catalog, error) {
+	store := l.store.Load()
+	if store == nil {
+		return l.Load(), nil
+	}
+	return l.Wait(ctx, store.Head().Revision())
+}
+
+func (l *Live) forget(w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting = slices.DeleteFunc(l.waiting, func(o *waiter) bool { return o == w })
+}
+
+// publish makes a catalog the one of now, and tells those who wait for it.
+func (l *Live) publish(c *Catalog, revision int64) {
+	l.catalog.Store(c)
+	l.followed.Store(max(revision, l.followed.Load()))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.waiting {
+		if w.revision <= revision && w.reached != nil {
+			close(w.reached)
+		}
+	}
+	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.revision <= revision })
+}
+
+// Follow loads the CRDs of a store and follows their changes in the order of revisions
+// until ctx ends, whose error it then returns, or until the store fails.
+func (l *Live) Follow(ctx context.Context, store *storage.Store) error {
+	l.store.Store(store)
+	for {
+		snapshot := store.Head()
+		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
+		err := l.follow(ctx, store, snapshot.Revision())
+		var compacted *storage.CompactedError
+		if !errors.Is(err, storage.ErrLagging) && !errors.As(err, &compacted) {
+			return err
+		}
+	}
+}
+
+func (l *Live) follow(ctx context.Context, store *storage.Store, after int64) error {
+	cursor, err := store.Watch(ctx, CRDPrefix, after)
+	if err != nil {
+		return fmt.Errorf("follow the CRDs: %w", err)
+	}
+	defer cursor.Close()
+	var buf []*storage.Event
+	for {
+		events, progress, err := cursor.Take(buf[:0])
+		if err != nil {
+			return fmt.Errorf("follow the CRDs: %w", err)
+		}
+		if len(events) > 0 {
+			l.publish(l.Load().with(events), progress)
+			clear(events)
+			buf = events
+			continue
+		}
+		if progress > l.followed.Load() {
+			l.publish(l.Load(), progress)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-cursor.Ready():
+		case <-l.ask:
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package schema
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// Prune removes from t what the schema does not know and returns the paths of
+// what it removed, sorted, as upstream's strict decoding names them ("spec.foo",
+// "spec.ports[0].bar"). apiVersion, kind and metadata of t and of every embedded resource are
+// kept as they are.
+//
+// A property below x-kubernetes-preserve-unknown-fields keeps what it has, but where such a node
+// names properties, additionalProperties or items, those are pruned by their own schemas.
+func (s *Schema) Prune(t object.Tree) (unknown []string) {
+	if s.preserve {
+		return nil
+	}
+	root := s.root
+	if root == nil {
+		root = &node{}
+	}
+	p := pruner{}
+	if root.preserve {
+		p.kept(t, root, true)
+	} else {
+		p.object(t, root, true)
+	}
+	slices.Sort(p.unknown)
+	return p.unknown
+}
+
+// step is one element of the path to a value; the path is only put together
+// for what is removed.
+type step struct {
+	key   string
+	index int // -1: key counts
+}
+
+type pruner struct {
+	path    []step
+	unknown []string
+}
+
+func isTypeOrMeta(key string) bool {
+	return key == "metadata" || key == "kind" || key == "apiVersion"
+}
+
+func (p *pruner) remove(t object.Tree, key string) {
+	delete(t, key)
+	var out []byte
+	for _, s := range append(p.path, step{key: key, index: -1}) {
+		if s.index >= 0 {
+			out = append(strconv.AppendInt(append(out, '['), int64(s.index), 10), ']')
+			continue
+		}
+		if len(out) > 0 {
+			out = append(out, '.')
+		}
+		out = append(out, s.key...)
+	}
+	p.unknown = append(p.unknown, string(out))
+}
+
+// value prunes v by n; a nil n knows no fields.
+func (p *pruner) value(v any, n *node) {
+	switch v := v.(type) {
+	case object.Tree:
+		switch {
+		case n == nil:
+			for k := range v {
+				p.remove(v, k)
+			}
+		case n.preserve:
+			p.kept(v, n, n.embedded)
+		default:
+			p.object(v, n, n.embedded)
+		}
+	case []any:
+		p.list(v, n)
+	}
+}
+
+// below prunes a value one step down.
+func (p *pruner) below(s step, v any, n *node) {
+	switch v.(type) {
+	case object.Tree, []any:
+		p.path = append(p.path, s)
+		p.value(v, n)
+		p.path = p.path[:len(p.path)-1]
+	}
+}
+
+func (p *pruner) object(t object.Tree, n *node, embedded bool) {
+	for k, v := range t {
+		if embedded && isTypeOrMeta(k) {
+			continue
+		}
+		if child, ok := n.properties[k]; ok {
+			p.below(step{k, -1}, v, child)
+		} else if n.additional != nil {
+			p.below(step{k, -1}, v, n.additional.schema)
+		} else {
+			p.remove(t, k)
+		}
+	}
+}
+
+func (p *pruner) list(v []any, n *node) {
+	var items *node
+	if n != nil {
+		items = n.items
+	}
+	if n != nil && n.preserve {
+		p.keptList(v, items)
+		return
+	}
+	for i := range v {
+		p.below(step{index: i}, v[i], items)
+	}
+}
+
+// kept prunes only what n names by itself.
+func (p *pruner) kept(t object.Tree, n *node, embedded bool) {
+	for k, v := range t {
+		if embedded && isTypeOrMeta(k) {
+			continue
+		}
+		if child, ok := n.properties[k]; ok {
+			p.below(step{k, -1}, v, child)
+		} else if n.additional != nil {
+			p.below(step{k, -1}, v, n.additional.schema)
+		}
+	}
+}
+
+// keptList goes on as kept in every element.
+func (p *pruner) keptList(v []any, items *node) {
+	if items == nil {
+		return
+	}
+	for i := range v {
+		p.path = append(p.path, step{index: i})
+		switch e := v[i].(type) {
+		case object.Tree:
+			p.kept(e, items, items.embedded)
+		case []any:
+			p.keptList(e, items.items)
+		}
+		p.path = p.path[:len(p.path)-1]
+	}
+}
