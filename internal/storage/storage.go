@@ -34,13 +34,13 @@ type Event struct {
 	Derived atomic.Value // as in Record
 }
 
-// Write changes one key.
+// Write changes one key. No key occurs in two writes of a commit.
 type Write struct {
-	Key      string
-	Value    []byte // nil deletes; owned by storage from now on
-	Expected int64  // Modified of the state this write replaces; 0: the key must not exist
-	TTL      time.Duration
-	Derived  any // stored into the new Record's Derived if not nil
+	Key      string        // not empty, at most MaxKey bytes, no NUL byte
+	Value    []byte        // nil deletes; owned by storage from now on
+	Expected int64         // Modified of the state this write replaces; 0: the key must not exist
+	TTL      time.Duration // after which the key is deleted; 0: never
+	Derived  any           // stored into the new Record's Derived if not nil
 }
 
 // Guard is a condition on state that the writes of a commit rely on.
@@ -57,16 +57,16 @@ type Guard struct {
 // ConflictError says that a write or guard of a commit no longer holds; nothing
 // was written.
 type ConflictError struct {
-	Key     string
+	Key     string  // of the Write or Guard
 	Guard   bool    // a Guard failed, not a Write
-	Current *Record // the state found; nil if there is none
+	Current *Record // the state found (below a prefix: the newest); nil if there is none
 }
 
 func (e *ConflictError) Error() string {
 	if e.Current == nil {
 		return fmt.Sprintf("storage: %s does not exist", e.Key)
 	}
-	return fmt.Sprintf("storage: %s is at revision %d", e.Key, e.Current.Modified)
+	return fmt.Sprintf("storage: %s is at revision %d", e.Current.Key, e.Current.Modified)
 }
 
 // CompactedError is for a revision that has left the history.
@@ -83,9 +83,19 @@ func (e *FutureError) Error() string {
 	return fmt.Sprintf("storage: revision %d is in the future, the current one is %d", e.Requested, e.Current)
 }
 
+// MaxKey is the greatest length of a key in bytes.
+const MaxKey = 4096
+
 var (
+	// ErrInvalid is wrapped by the error for a commit that no state could accept.
+	ErrInvalid = errors.New("storage: invalid commit")
+	// ErrFailed is wrapped by the error of every commit after one that the log
+	// failed to write. That one was not acknowledged and never becomes visible in
+	// this Store; a later start finds it either whole or not at all.
+	ErrFailed = errors.New("storage: the log has failed, nothing can be written until the server is restarted")
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("storage: closed")
-	// ErrLagging ends a cursor that fell too far behind.
+	// ErrLagging ends a cursor that fell too far behind, or whose past was compacted
+	// before it was read.
 	ErrLagging = errors.New("storage: the cursor cannot keep up")
 )

@@ -1,0 +1,207 @@
+package embedded
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"math"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// The engine holds three kinds of keys. Numbers are big-endian in keys.
+//
+//	f                     the format, formatName
+//	r REVISION            what changed at REVISION: an index entry
+//	v KEY 0 ^REVISION     the state KEY got at REVISION, the newest first
+//
+// Both kinds of values begin with a CRC-32C over the engine's key and the rest of
+// the value, so that neither damage nor a value in the wrong place is believed.
+// The oldest index entry is the oldest revision that can be read; what is older
+// has been compacted.
+const (
+	formatKey  = "f"
+	formatName = "trellis log 1"
+
+	indexPrefix   = 'r'
+	versionPrefix = 'v'
+)
+
+// firstRevision is the revision of a store that nothing was written to yet; 0
+// has a meaning of its own in the API.
+const firstRevision = 1
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+var errChecksum = errors.New("the checksum does not match")
+
+// tally sums up a history; an index entry holds it as of its revision.
+type tally struct {
+	revision int64
+	bytes    int64  // cost of all events ever
+	live     int64  // live keys
+	digest   uint64 // the live (key, revision) pairs, each hashed, added up without carry
+}
+
+// count adds an event.
+func (t *tally) count(e *storage.Event) {
+	t.revision = e.Revision
+	t.bytes += e.HistoryCost()
+	if e.Previous != nil {
+		t.live--
+		t.digest ^= fingerprint(e.Key, e.Previous.Modified)
+	}
+	if e.Record != nil {
+		t.live++
+		t.digest ^= fingerprint(e.Key, e.Revision)
+	}
+}
+
+// fingerprint hashes that key has the state of a revision (the finaliser is
+// that of SplitMix64).
+func fingerprint(key string, revision int64) uint64 {
+	x := uint64(revision)*0x9e3779b97f4a7c15 + uint64(crc32.Checksum([]byte(key), castagnoli))<<20
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// change is an index entry.
+type change struct {
+	tally
+	key      string
+	previous int64 // revision of the state before; 0: none
+	deleted  bool
+}
+
+func appendIndexKey(dst []byte, revision int64) []byte {
+	return binary.BigEndian.AppendUint64(append(dst, indexPrefix), uint64(revision))
+}
+
+func appendVersionKey(dst []byte, key string, revision int64) []byte {
+	dst = append(append(append(dst, versionPrefix), key...), 0)
+	return binary.BigEndian.AppendUint64(dst, ^uint64(revision))
+}
+
+// cutVersionKey parts a version's engine key. key shares k's memory.
+func cutVersionKey(k []byte) (key []byte, revision int64, ok bool) {
+	at := len(k) - 9
+	if at < 2 || k[0] != versionPrefix || k[at] != 0 {
+		return nil, 0, false
+	}
+	revision = int64(^binary.BigEndian.Uint64(k[at+1:]))
+	return k[1:at], revision, revision > 0
+}
+
+// seal puts the checksum of engine key k and value v[4:] before the value.
+func seal(k, v []byte) { binary.LittleEndian.PutUint32(v, checksum(k, v[4:])) }
+
+// unseal checks what seal put there and returns what follows it.
+func unseal(k, v []byte) ([]byte, error) {
+	if len(v) < 5 || binary.LittleEndian.Uint32(v) != checksum(k, v[4:]) {
+		return nil, errChecksum
+	}
+	return v[4:], nil
+}
+
+func checksum(k, v []byte) uint32 {
+	return crc32.Update(crc32.Checksum(k, castagnoli), castagnoli, v)
+}
+
+// Kinds of version and index entries.
+const (
+	kindLive    = 1
+	kindDeleted = 2
+)
+
+// appendVersion appends the unsealed value for the state r, nil if deleted,
+// without r.Value itself.
+func appendVersion(dst []byte, r *storage.Record) []byte {
+	dst = append(dst, 0, 0, 0, 0)
+	if r == nil {
+		return append(dst, kindDeleted)
+	}
+	dst = append(dst, kindLive)
+	dst = binary.AppendUvarint(dst, uint64(r.Created))
+	var expires uint64
+	if !r.Expires.IsZero() {
+		expires = uint64(r.Expires.UnixMilli())
+	}
+	return binary.AppendUvarint(dst, expires)
+}
+
+// decodeVersion returns the record that lies under engine key k; nil if the key
+// was deleted there. The record does not share memory with k or v.
+func decodeVersion(k, v []byte) (*storage.Record, error) {
+	key, revision, ok := cutVersionKey(k)
+	if !ok {
+		return nil, errors.New("the key is not one of a version")
+	}
+	v, err := unseal(k, v)
+	if err != nil {
+		return nil, err
+	}
+	if v[0] == kindDeleted && len(v) == 1 {
+		return nil, nil
+	}
+	created, n := binary.Uvarint(v[1:])
+	if v[0] != kindLive || n <= 0 || created == 0 || created > uint64(revision) {
+		return nil, errors.New("not a version")
+	}
+	expires, m := binary.Uvarint(v[1+n:])
+	if m <= 0 || expires > math.MaxInt64 {
+		return nil, errors.New("not a version")
+	}
+	r := &storage.Record{
+		Key: string(key), Created: int64(created), Modified: revision,
+		Value: append(make([]byte, 0, len(v)-1-n-m), v[1+n+m:]...),
+	}
+	if expires != 0 {
+		r.Expires = time.UnixMilli(int64(expires))
+	}
+	return r, nil
+}
+
+// appendChange appends the unsealed value of an index entry.
+func appendChange(dst []byte, c *change) []byte {
+	kind := byte(kindLive)
+	if c.deleted {
+		kind = kindDeleted
+	}
+	dst = append(dst, 0, 0, 0, 0, kind)
+	dst = binary.AppendUvarint(dst, uint64(c.previous))
+	dst = binary.AppendUvarint(dst, uint64(c.bytes))
+	dst = binary.AppendUvarint(dst, uint64(c.live))
+	dst = binary.LittleEndian.AppendUint64(dst, c.digest)
+	return append(dst, c.key...)
+}
+
+// decodeChange returns the index entry under engine key k, without sharing memory.
+func decodeChange(k, v []byte) (c change, err error) {
+	if len(k) != 9 || k[0] != indexPrefix {
+		return c, errors.New("the key is not one of the index")
+	}
+	if v, err = unseal(k, v); err != nil {
+		return c, err
+	}
+	c.revision = int64(binary.BigEndian.Uint64(k[1:]))
+	c.deleted = v[0] == kindDeleted
+	if v[0] != kindLive && !c.deleted {
+		return c, errors.New("not an index entry")
+	}
+	v = v[1:]
+	for _, field := range []*int64{&c.previous, &c.bytes, &c.live} {
+		x, n := binary.Uvarint(v)
+		if n <= 0 || x > math.MaxInt64 {
+			return c, errors.New("not an index entry")
+		}
+		*field, v = int64(x), v[n:]
+	}
+	if len(v) < 8 {
+		return c, errors.New("not an index entry")
+	}
+	c.digest = binary.LittleEndian.Uint64(v)
+	c.key = string(v[8:])
+	return c, nil
+}

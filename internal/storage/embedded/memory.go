@@ -1,0 +1,95 @@
+package embedded
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// memory is the log of a store that is forgotten when it is closed.
+type memory struct {
+	mu     sync.Mutex
+	events []*storage.Event // without a gap, after oldest
+	extent storage.Extent
+}
+
+func newMemory() *memory {
+	return &memory{extent: storage.Extent{Revision: firstRevision, Oldest: firstRevision}}
+}
+
+// Load finds nothing.
+func (m *memory) Load(func(*storage.Record) error) (storage.Extent, error) { return m.extent, nil }
+
+// Append keeps the events.
+func (m *memory) Append(events []*storage.Event) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.events = append(m.events, events...)
+	for _, e := range events {
+		m.extent.Bytes += e.HistoryCost()
+	}
+	m.extent.Revision += int64(len(events))
+	return nil
+}
+
+// between returns the events in (after, until].
+func (m *memory) between(after, until int64) ([]*storage.Event, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if oldest := m.extent.Oldest; after < oldest {
+		return nil, &storage.CompactedError{Requested: after, Oldest: oldest}
+	}
+	return m.events[after-m.extent.Oldest : until-m.extent.Oldest], nil
+}
+
+// Replay filters the events.
+func (m *memory) Replay(prefix string, after, until int64) ([]*storage.Event, int64, error) {
+	until = min(until, after+replayRevisions)
+	all, err := m.between(after, until)
+	if err != nil {
+		return nil, after, err
+	}
+	var events []*storage.Event
+	for _, e := range all {
+		if strings.HasPrefix(e.Key, prefix) {
+			events = append(events, e)
+		}
+	}
+	return events, until, nil
+}
+
+// Rewind tells what each key was before the first event that changed it.
+func (m *memory) Rewind(target, from int64, put func(string, *storage.Record)) error {
+	events, err := m.between(target, from)
+	if err != nil {
+		return err
+	}
+	seen := make(map[string]bool)
+	for _, e := range events {
+		if !seen[e.Key] {
+			seen[e.Key] = true
+			put(e.Key, e.Previous)
+		}
+	}
+	return nil
+}
+
+// Compact drops events.
+func (m *memory) Compact(revision int64) (storage.Extent, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := revision - m.extent.Oldest
+	if n <= 0 {
+		return m.extent, nil
+	}
+	for _, e := range m.events[:n] {
+		m.extent.Bytes -= e.HistoryCost()
+	}
+	m.events = append([]*storage.Event(nil), m.events[n:]...) // others may still read the old array
+	m.extent.Oldest = revision
+	return m.extent, nil
+}
+
+// Close has nothing to do.
+func (m *memory) Close() error { return nil }

@@ -1,0 +1,217 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Bounds of one call of Replay.
+const (
+	replayRevisions = 4096
+	replayBytes     = 2 << 20
+)
+
+// walk calls yield for the index entries in (after, until] of a snapshot of the
+// engine, until it returns false.
+func (l *disk) walk(view *pebble.Snapshot, after, until int64, yield func(change) (bool, error)) error {
+	it, err := view.NewIter(indexBounds(0))
+	if err != nil {
+		return l.damage("the index", err)
+	}
+	defer it.Close()
+	if !it.First() {
+		return l.damage("the index is gone", it.Error())
+	}
+	oldest, err := l.change(it)
+	if err != nil {
+		return err
+	}
+	if after < oldest.revision {
+		return &storage.CompactedError{Requested: after, Oldest: oldest.revision}
+	}
+	it.SeekGE(appendIndexKey(nil, after+1))
+	for revision := after + 1; revision <= until; revision++ {
+		if !it.Valid() {
+			return l.damage(fmt.Sprintf("revision %d is missing", revision), it.Error())
+		}
+		c, err := l.change(it)
+		if err != nil {
+			return err
+		}
+		if c.revision != revision {
+			return l.damage(fmt.Sprintf("revision %d is missing", revision), nil)
+		}
+		if more, err := yield(c); err != nil || !more {
+			return err
+		}
+		it.Next()
+	}
+	return nil
+}
+
+// version reads the state that key got at revision; nil if it was deleted then.
+func (l *disk) version(view *pebble.Snapshot, key string, revision int64) (*storage.Record, error) {
+	k := appendVersionKey(nil, key, revision)
+	v, closer, err := view.Get(k)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return nil, l.damage(fmt.Sprintf("%s of revision %d is missing", key, revision), nil)
+	}
+	if err != nil {
+		return nil, l.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
+	}
+	defer closer.Close()
+	r, err := decodeVersion(k, v)
+	if err != nil {
+		return nil, l.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
+	}
+	return r, nil
+}
+
+// Replay reads events back, previous states included.
+func (l *disk) Replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
+	if err := l.failure(); err != nil {
+		return nil, after, err
+	}
+	defer l.recovered("the history", &err)
+	view := l.db.NewSnapshot()
+	defer view.Close()
+	reached = after
+	var size int64
+	err = l.walk(view, after, min(until, after+replayRevisions), func(c change) (bool, error) {
+		if strings.HasPrefix(c.key, prefix) {
+			e, err := l.event(view, c)
+			if err != nil {
+				return false, err
+			}
+			events = append(events, e)
+			size += e.HistoryCost()
+			if e.Record != nil {
+				size += int64(len(e.Record.Value))
+			}
+		}
+		reached = c.revision
+		return size < replayBytes, nil
+	})
+	return events, reached, err
+}
+
+// event reads what an index entry speaks of.
+func (l *disk) event(view *pebble.Snapshot, c change) (*storage.Event, error) {
+	e := &storage.Event{Revision: c.revision, Key: c.key}
+	var err error
+	if e.Record, err = l.version(view, c.key, c.revision); err != nil {
+		return nil, err
+	}
+	if c.previous != 0 {
+		if e.Previous, err = l.version(view, c.key, c.previous); err != nil {
+			return nil, err
+		}
+	}
+	if (e.Record == nil) != c.deleted || e.Previous == nil && c.previous != 0 {
+		return nil, l.damage(fmt.Sprintf("%s of revision %d does not fit the index", c.key, c.revision), nil)
+	}
+	return e, nil
+}
+
+// Rewind reads, for each key that changed since, what its first change replaced.
+func (l *disk) Rewind(target, from int64, put func(string, *storage.Record)) (err error) {
+	if err := l.failure(); err != nil {
+		return err
+	}
+	defer l.recovered("the history", &err)
+	view := l.db.NewSnapshot()
+	defer view.Close()
+	seen := make(map[string]bool)
+	return l.walk(view, target, from, func(c change) (bool, error) {
+		if seen[c.key] {
+			return true, nil
+		}
+		seen[c.key] = true
+		var r *storage.Record
+		if c.previous != 0 {
+			var err error
+			if r, err = l.version(view, c.key, c.previous); err != nil {
+				return false, err
+			}
+		}
+		put(c.key, r)
+		return true, nil
+	})
+}
+
+// compactRevisions is how much of the history one batch of Compact removes.
+const compactRevisions = 2048
+
+// Compact removes superseded versions and the index before revision, piece by
+// piece, each a batch that leaves a whole, shorter history. It need not be synced:
+// what a crash takes back is compacted again.
+func (l *disk) Compact(revision int64) (extent storage.Extent, err error) {
+	if err := l.failure(); err != nil {
+		return extent, err
+	}
+	defer l.recovered("the history", &err)
+	for {
+		oldest, err := l.compactPiece(revision)
+		if err != nil {
+			return extent, err
+		}
+		if oldest.revision >= revision {
+			l.mu.Lock()
+			durable := l.durable
+			l.mu.Unlock()
+			extent = storage.Extent{Revision: durable.revision, Oldest: oldest.revision, Bytes: durable.bytes - oldest.bytes}
+			return extent, l.mark()
+		}
+	}
+}
+
+// compactPiece moves the oldest revision towards target and returns it.
+func (l *disk) compactPiece(target int64) (oldest change, err error) {
+	it, err := l.db.NewIter(indexBounds(0))
+	if err != nil {
+		return oldest, l.damage("the index", err)
+	}
+	defer it.Close()
+	if !it.First() {
+		return oldest, l.damage("the index is gone", it.Error())
+	}
+	if oldest, err = l.change(it); err != nil || oldest.revision >= target {
+		return oldest, err
+	}
+	batch := l.db.NewBatch()
+	defer batch.Close()
+	first := oldest.revision
+	for it.Next(); it.Valid() && oldest.revision < min(target, first+compactRevisions); it.Next() {
+		if oldest, err = l.change(it); err != nil {
+			return oldest, err
+		}
+		if err := deleteSuperseded(batch, oldest); err != nil {
+			return oldest, err
+		}
+	}
+	if err := it.Error(); err != nil {
+		return oldest, l.damage("the index", err)
+	}
+	if err := batch.DeleteRange(appendIndexKey(nil, first), appendIndexKey(nil, oldest.revision), nil); err != nil {
+		return oldest, err
+	}
+	return oldest, l.db.Apply(batch, pebble.NoSync)
+}
+
+// deleteSuperseded deletes what nobody can ask for once c's revision is the oldest.
+func deleteSuperseded(batch *pebble.Batch, c change) error {
+	if c.previous != 0 {
+		if err := batch.Delete(appendVersionKey(nil, c.key, c.previous), nil); err != nil {
+			return err
+		}
+	}
+	if c.deleted {
+		return batch.Delete(appendVersionKey(nil, c.key, c.revision), nil)
+	}
+	return nil
+}

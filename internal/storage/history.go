@@ -1,0 +1,202 @@
+package storage
+
+import (
+	"sort"
+	"sync"
+	"sync/atomic"
+)
+
+// history is the published state and the recent past in memory. One goroutine
+// publishes; everybody reads state without a lock.
+type history struct {
+	state  atomic.Pointer[state]
+	oldest atomic.Int64 // the oldest revision that may be read
+
+	// maintenance is held for reading by those who read old history from the log
+	// and for writing by those who end it.
+	maintenance sync.RWMutex
+	gone        bool // the log is closed; guarded by maintenance
+
+	recentBytes int64 // of state.recent; the publisher's
+	rewound     rewound
+	retention   retention
+}
+
+// state is one published moment. It is immutable.
+type state struct {
+	head *Snapshot
+	// recent are the newest events without a gap, up to the head.
+	recent []*Event
+	// marks are snapshots at some revisions since the first recent event, oldest first.
+	marks []*Snapshot
+}
+
+// base is the oldest revision that recent leads back to.
+func (st *state) base() int64 { return st.head.revision - int64(len(st.recent)) }
+
+// since returns the recent events after revision, which must not be below base.
+func (st *state) since(revision int64) []*Event {
+	return st.recent[revision-st.base():]
+}
+
+// markEvery is how many revisions lie between two marks: undoing that many
+// events is cheap, and so is keeping the nodes of every so manieth tree.
+const markEvery = 64
+
+func (h *history) init(head *Snapshot, extent Extent) {
+	h.oldest.Store(extent.Oldest)
+	h.retention.total = extent.Bytes
+	h.state.Store(&state{head: head})
+}
+
+// check says whether the state at revision may be read.
+func (h *history) check(revision int64) error {
+	if oldest := h.oldest.Load(); revision < oldest {
+		return &CompactedError{Requested: revision, Oldest: oldest}
+	}
+	if current := h.state.Load().head.revision; revision > current {
+		return &FutureError{Requested: revision, Current: current}
+	}
+	return nil
+}
+
+// publish makes a group of events visible. keep is a revision whose events, and
+// all later ones, must stay in memory.
+func (h *history) publish(head *Snapshot, events []*Event, recentBytes, keep int64) {
+	old := h.state.Load()
+	next := &state{head: head, recent: append(old.recent, events...), marks: old.marks}
+	for _, e := range events {
+		h.recentBytes += e.HistoryCost()
+	}
+	if n := len(next.marks); n == 0 || head.revision-next.marks[n-1].revision >= markEvery {
+		next.marks = append(next.marks, head)
+	}
+	h.trim(next, recentBytes, keep)
+	h.state.Store(next)
+}
+
+// trim forgets recent events beyond the bound or before the oldest revision.
+func (h *history) trim(st *state, bound, keep int64) {
+	n, base, oldest := 0, st.base(), h.oldest.Load()
+	for n < len(st.recent) {
+		e := st.recent[n]
+		if e.Revision > keep || h.recentBytes <= bound && e.Revision > oldest {
+			break
+		}
+		h.recentBytes -= e.HistoryCost()
+		n++
+	}
+	st.recent = forget(st.recent, n)
+	first := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= base+int64(n) })
+	st.marks = forget(st.marks, first)
+}
+
+// forget drops the first n of s. Readers may hold s, so nothing is overwritten:
+// the tail moves to a new array when the dropped part has become as long.
+func forget[T any](s []T, n int) []T {
+	s = s[n:]
+	if n > 0 && cap(s) < 2*len(s)+64 {
+		s = append(make([]T, 0, 2*len(s)+64), s...)
+	}
+	return s
+}
+
+// at returns the state at a revision.
+func (h *history) at(log Log, revision int64) (*Snapshot, error) {
+	st := h.state.Load()
+	if revision == st.head.revision {
+		return st.head, nil
+	}
+	if err := h.check(revision); err != nil {
+		return nil, err
+	}
+	if revision > st.head.revision { // published between the two looks
+		st = h.state.Load()
+	}
+	if revision >= st.base() {
+		return st.undo(revision), nil
+	}
+	return h.rewind(log, st, revision)
+}
+
+// undo returns the state at a revision that recent leads back to.
+func (st *state) undo(revision int64) *Snapshot {
+	from := st.head
+	i := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= revision })
+	if i < len(st.marks) {
+		from = st.marks[i]
+	}
+	if from.revision == revision {
+		return from
+	}
+	events := st.since(revision)[:from.revision-revision]
+	edit := from.tree.Edit()
+	for i := len(events) - 1; i >= 0; i-- {
+		if p := events[i].Previous; p != nil {
+			edit.Put(p.Key, p.Modified, p)
+		} else {
+			edit.Delete(events[i].Key)
+		}
+	}
+	return &Snapshot{tree: edit.Tree(), revision: revision}
+}
+
+// rewind returns the state at a revision older than recent, with the log's help.
+func (h *history) rewind(log Log, st *state, revision int64) (*Snapshot, error) {
+	if s := h.rewound.get(revision); s != nil {
+		return s, nil
+	}
+	h.maintenance.RLock()
+	defer h.maintenance.RUnlock()
+	if h.gone {
+		return nil, ErrClosed
+	}
+	base := st.undo(st.base())
+	edit := base.tree.Edit()
+	err := log.Rewind(revision, base.revision, func(key string, r *Record) {
+		now, _ := base.tree.Get(key)
+		switch {
+		case r == nil:
+			edit.Delete(key)
+		case now == nil || now.Modified != r.Modified:
+			edit.Put(key, r.Modified, r)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{tree: edit.Tree(), revision: revision}
+	h.rewound.put(s)
+	return s, nil
+}
+
+// rewound keeps a few old states, for the pages of a list that takes its time.
+type rewound struct {
+	mu    sync.Mutex
+	kept  [4]*Snapshot
+	index int
+}
+
+func (w *rewound) get(revision int64) *Snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.kept {
+		if s != nil && s.revision == revision {
+			return s
+		}
+	}
+	return nil
+}
+
+func (w *rewound) put(s *Snapshot) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept[w.index] = s
+	w.index = (w.index + 1) % len(w.kept)
+}
+
+func (w *rewound) drop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = [4]*Snapshot{}
+}
