@@ -82,6 +82,18 @@ func (l *Live) forget(w *waiter) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(o *waiter) bool { return o == w })
 }
 
+// wanted is the lowest revision that somebody waits for, 0 if nobody does.
+func (l *Live) wanted() (revision int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, w := range l.waiting {
+		if i == 0 || w.revision < revision {
+			revision = w.revision
+		}
+	}
+	return revision
+}
+
 // publish makes a catalog the one of now, and tells those who wait for it.
 func (l *Live) publish(c *Catalog, revision int64) {
 	l.catalog.Store(c)
@@ -118,6 +130,7 @@ func (l *Live) follow(ctx context.Context, store *storage.Store, after int64) er
 	}
 	defer cursor.Close()
 	var buf []*storage.Event
+	awaited := after
 	for {
 		events, progress, err := cursor.Take(buf[:0])
 		if err != nil {
@@ -131,6 +144,10 @@ func (l *Live) follow(ctx context.Context, store *storage.Store, after int64) er
 		}
 		if progress > l.followed.Load() {
 			l.publish(l.Load(), progress)
+		}
+		if r := l.wanted(); r != 0 && r != awaited {
+			awaited = r
+			cursor.Await(r)
 		}
 		select {
 		case <-ctx.Done():

@@ -1,0 +1,132 @@
+package resource
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+func openStore(t testing.TB) *storage.Store {
+	t.Helper()
+	s, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// crdTree is an established CRD with one version.
+func crdTree(group, plural, kind string) object.Tree {
+	names := func() object.Tree {
+		return object.Tree{"plural": plural, "singular": plural + "x", "kind": kind, "listKind": kind + "List"}
+	}
+	return object.Tree{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": object.Tree{"name": plural + "." + group},
+		"spec": object.Tree{
+			"group": group, "names": names(), "scope": "Namespaced",
+			"versions": []any{object.Tree{
+				"name": "v1", "served": true, "storage": true,
+				"schema": object.Tree{"openAPIV3Schema": object.Tree{"type": "object"}},
+			}},
+		},
+		"status": object.Tree{
+			"acceptedNames": names(),
+			"conditions":    []any{object.Tree{"type": "Established", "status": "True"}},
+		},
+	}
+}
+
+func put(t testing.TB, s *storage.Store, key string, value object.Tree, expected int64) int64 {
+	t.Helper()
+	w := storage.Write{Key: key, Expected: expected}
+	if value != nil {
+		w.Value = object.Pack(value, 0)
+	}
+	events, err := s.Commit(t.Context(), []storage.Write{w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events[0].Revision
+}
+
+func follow(t testing.TB, l *Live, s *storage.Store) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = l.Follow(ctx, s)
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// CRD-001, CRD-017, CRD-027, CRD-071
+func TestLiveFollowsTheStore(t *testing.T) {
+	s, l := openStore(t), NewLive(nil)
+	put(t, s, CRDPrefix+"before.example.com", crdTree("example.com", "before", "Before"), 0)
+	follow(t, l, s)
+	c, err := l.Wait(t.Context(), s.Head().Revision())
+	if err != nil || c.Find("example.com", "v1", "before") == nil {
+		t.Fatalf("a stored CRD is not served: %v", err)
+	}
+	at := put(t, s, CRDPrefix+"after.example.com", crdTree("example.com", "after", "After"), 0)
+	if c, _ = l.Wait(t.Context(), at); c.Find("example.com", "v1", "after") == nil || c.Revision() != at {
+		t.Fatal("Wait returned before the catalog knew the CRD")
+	}
+	gone := put(t, s, CRDPrefix+"after.example.com", nil, at)
+	if c, _ = l.Wait(t.Context(), gone); c.Find("example.com", "v1", "after") != nil {
+		t.Fatal("a deleted CRD is still served")
+	}
+	// Changes elsewhere move no CRD, but waiting for them must end.
+	other := put(t, s, "/registry/configmaps/default/a", object.Tree{"kind": "ConfigMap"}, 0)
+	if _, err = l.Wait(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	if c, _ = l.Current(t.Context()); c.Revision() != gone {
+		t.Fatalf("the newest revision of a CRD is %d, not %d", c.Revision(), gone)
+	}
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	s, l := openStore(t), NewLive(nil)
+	follow(t, l, s)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := l.Wait(ctx, 1<<40); err == nil {
+		t.Fatal("waited for a revision that never comes")
+	}
+}
+
+// CRD-015: many writers, each of which must find its own kind as soon as Wait returns,
+// while others change other keys and wait for those.
+func TestWaitUnderLoad(t *testing.T) {
+	s, l := openStore(t), NewLive(nil)
+	follow(t, l, s)
+	var g sync.WaitGroup
+	for i := range 8 {
+		g.Go(func() {
+			for n := range 50 {
+				name := fmt.Sprintf("k%dx%d", i, n)
+				if i%2 == 0 {
+					at := put(t, s, "/registry/configmaps/default/"+name, object.Tree{}, 0)
+					if _, err := l.Wait(t.Context(), at); err != nil {
+						t.Error(err)
+					}
+					continue
+				}
+				at := put(t, s, CRDPrefix+name+".example.com", crdTree("example.com", name, name), 0)
+				if c, err := l.Wait(t.Context(), at); err != nil || c.Find("example.com", "v1", name) == nil {
+					t.Errorf("%s is not served at %d: %v", name, at, err)
+				}
+			}
+		})
+	}
+	g.Wait()
+}
