@@ -3,50 +3,176 @@
 package merge
 
 import (
-	"time"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
 
-	"sigs.k8s.io/structured-merge-diff/v6/typed"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/mergepatch"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// JSON applies a JSON patch (RFC 6902) to doc, which is not modified.
-func JSON(doc object.Tree, patch []byte) (object.Tree, error) { panic("merge: JSON") }
+const (
+	maxJSONPatchOperations = 10000
+	// maxJSONPatchCopyBytes is what upstream's server allows copy operations to add.
+	maxJSONPatchCopyBytes = 3 << 20
+)
 
-// Merge applies a merge patch (RFC 7386) to doc, which is not modified. duplicates as in object.DecodeJSON.
+// JSON applies a JSON patch (RFC 6902, with the negative indices that upstream
+// knows) to doc, which is not modified. Errors are StatusErrors: 400 for what is no
+// patch, 413 for more than 10,000 operations, 422 for one that does not apply, that
+// copies more than 3 MiB, or that leaves something other than an object.
+func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
+	operations, err := jsonpatch.DecodePatch(patch)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if len(operations) > maxJSONPatchOperations {
+		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
+			"The allowed maximum operations in a JSON patch is %d, got %d", maxJSONPatchOperations, len(operations)))
+	}
+	// The library takes its limit from a variable; whoever comes first sets it.
+	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
+	patched, err := operations.Apply(object.AppendJSON(nil, doc))
+	if err != nil {
+		return nil, unprocessable(err)
+	}
+	out, _, err := object.DecodeJSON(patched)
+	if err != nil {
+		return nil, notAnObject(patched, err)
+	}
+	return out, nil
+}
+
+// unprocessable is upstream's answer to a patch that does not apply. It keeps
+// the reason to itself.
+func unprocessable(err error) error {
+	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+}
+
+func notAnObject(patched []byte, err error) error {
+	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+		field.Invalid(field.NewPath("patch"), string(patched), err.Error()),
+	})
+}
+
+// operation is what upstream's strict check knows of a JSON patch's operation.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	From  string `json:"from"`
+	Value any    `json:"value"`
+}
+
+// CheckJSON reports what field validation Warn and Strict find wrong with a JSON
+// patch that can still be applied: repeated and unknown fields of its operations, as
+// upstream words them. The error is a 400 StatusError.
+func CheckJSON(patch []byte) (problems []string, err error) {
+	var operations []operation
+	strict, err := kjson.UnmarshalStrict(patch, &operations)
+	if err != nil {
+		return nil, badPatch(err)
+	}
+	for _, e := range strict {
+		problems = append(problems, "json patch "+e.Error())
+	}
+	return problems, nil
+}
+
+func badPatch(err error) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+}
+
+// Merge applies a merge patch (RFC 7386, with upstream's treatment of null inside
+// of lists) to doc, which is not modified and shares nothing with the result.
+// duplicates as in object.DecodeJSON. Errors are 400 StatusErrors.
 func Merge(doc object.Tree, patch []byte) (out object.Tree, duplicates []string, err error) {
-	panic("merge: Merge")
+	change, duplicates, err := object.DecodeJSON(patch)
+	if err != nil {
+		return nil, nil, badPatch(err)
+	}
+	if isNull(patch) {
+		return nil, nil, apierrors.NewBadRequest(jsonpatch.ErrBadJSONPatch.Error())
+	}
+	out = object.Copy(doc)
+	mergeInto(out, change)
+	return out, duplicates, nil
+}
+
+func isNull(patch []byte) bool {
+	return bytes.HasPrefix(bytes.TrimLeft(patch, " \t\r\n"), []byte("null"))
+}
+
+func mergeInto(doc, change object.Tree) {
+	for key, v := range change {
+		if v == nil {
+			delete(doc, key)
+			continue
+		}
+		target, isTree := doc[key].(object.Tree)
+		part, isPart := v.(object.Tree)
+		switch {
+		case isTree && isPart:
+			mergeInto(target, part)
+		case isTree:
+			doc[key] = v // upstream keeps null inside a list that replaces an object
+		default:
+			dropNulls(v)
+			doc[key] = v
+		}
+	}
+}
+
+// dropNulls removes the members that are null from all objects in v.
+func dropNulls(v any) {
+	switch v := v.(type) {
+	case object.Tree:
+		for key, member := range v {
+			if member == nil {
+				delete(v, key)
+				continue
+			}
+			dropNulls(member)
+		}
+	case []any:
+		for _, item := range v {
+			dropNulls(item)
+		}
+	}
 }
 
 // Strategic applies a strategic merge patch by the struct tags of goType, a pointer to
-// a struct of k8s.io/api.
+// a struct of k8s.io/api. doc is not modified and shares nothing with the result.
+// duplicates as in object.DecodeJSON. Errors are 400 and 422 StatusErrors where
+// upstream's are, and otherwise what upstream makes a 500 of.
 func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, duplicates []string, err error) {
-	panic("merge: Strategic")
-}
-
-// Fields keeps metadata.managedFields of the objects of one kind, as written
-// through one endpoint (a version and a subresource).
-type Fields struct {
-	APIVersion  string
-	Subresource string
-	// Parseable gives the typed schema of a version of the kind; false if the kind
-	// no longer has it.
-	Parseable func(apiVersion string) (typed.ParseableType, bool)
-	// Convert translates a whole object to another version.
-	Convert func(t object.Tree, apiVersion string) (object.Tree, error)
-	// Reset are dotted paths ("status") that a write through this endpoint never owns.
-	Reset []string
-}
-
-// Update records in obj's managedFields what manager changed between live and
-// obj by a create (live nil), an update or a non-apply patch. It modifies obj's metadata and is a
-// no-op where upstream's is. now is truncated to seconds.
-func (f *Fields) Update(live, obj object.Tree, manager string, now time.Time) (object.Tree, error) {
-	panic("merge: Update")
-}
-
-// Apply merges the applied configuration into live (nil or without managedFields: a create) and gives the
-// result. Conflicts are a 409 StatusError with causes as upstream writes them, unless force.
-func (f *Fields) Apply(live, applied object.Tree, manager string, force bool, now time.Time) (object.Tree, error) {
-	panic("merge: Apply")
+	change, duplicates, err := object.DecodeJSON(patch)
+	if err != nil {
+		return nil, nil, apierrors.NewBadRequest(err.Error())
+	}
+	out, err = strategicpatch.StrategicMergeMapPatch(object.Copy(doc), strategicpatch.JSONMap(change), goType)
+	switch {
+	case err == nil:
+		return object.Copy(out), duplicates, nil
+	case errors.Is(err, mergepatch.ErrBadJSONDoc), errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
+		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys), errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
+		errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):
+		return nil, nil, apierrors.NewBadRequest(err.Error())
+	case errors.Is(err, mergepatch.ErrNoListOfLists), errors.Is(err, mergepatch.ErrPatchContentNotMatchRetainKeys):
+		return nil, nil, unprocessable(err)
+	}
+	var typeError *json.UnmarshalTypeError
+	if errors.As(err, &typeError) {
+		return nil, nil, apierrors.NewBadRequest(err.Error())
+	}
+	return nil, nil, err
 }

@@ -1,0 +1,58 @@
+package merge
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/structured-merge-diff/v6/merge"
+)
+
+// conflictError words conflicts as upstream does, in a stable order.
+func conflictError(conflicts merge.Conflicts, known *owners) error {
+	conflicts = slices.Clone(conflicts)
+	slices.SortStableFunc(conflicts, func(a, b merge.Conflict) int {
+		return cmp.Or(strings.Compare(a.Manager, b.Manager), a.Path.Compare(b.Path))
+	})
+	causes := make([]metav1.StatusCause, len(conflicts))
+	for i, c := range conflicts {
+		causes[i] = metav1.StatusCause{
+			Type:    metav1.CauseTypeFieldManagerConflict,
+			Message: "conflict with " + known.print(c.Manager),
+			Field:   c.Path.String(),
+		}
+	}
+	return apierrors.NewApplyConflict(causes, conflictMessage(conflicts, known))
+}
+
+func conflictMessage(conflicts merge.Conflicts, known *owners) string {
+	if len(conflicts) == 1 {
+		return fmt.Sprintf("Apply failed with 1 conflict: conflict with %v: %v", known.print(conflicts[0].Manager), conflicts[0].Path)
+	}
+	var lines []string
+	for i, c := range conflicts {
+		if i == 0 || c.Manager != conflicts[i-1].Manager {
+			lines = append(lines, fmt.Sprintf("conflicts with %v:", known.print(c.Manager)))
+		}
+		lines = append(lines, fmt.Sprintf("- %v", c.Path))
+	}
+	return fmt.Sprintf("Apply failed with %d conflicts: %s", len(conflicts), strings.Join(lines, "\n"))
+}
+
+func (o *owners) print(id string) string {
+	who := o.owners[id]
+	if who == nil {
+		return fmt.Sprintf("%q", id)
+	}
+	s := fmt.Sprintf("%q", who.manager)
+	if who.subresource != "" {
+		s = fmt.Sprintf("%s with subresource %q", s, who.subresource)
+	}
+	if who.operation == operationUpdate {
+		s += " using " + who.apiVersion
+	}
+	return s
+}

@@ -1,0 +1,93 @@
+package merge
+
+import (
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// entry is an item of managedFields as it lies in an object.
+type entry struct {
+	owner
+	fieldsType string
+	fields     any // fieldsV1
+	canonical  bool
+}
+
+func (e *entry) isZero() bool {
+	return e.manager == "" && e.operation == "" && e.apiVersion == "" && e.subresource == "" &&
+		e.time == "" && e.fieldsType == "" && e.fields == nil
+}
+
+// parseEntries reads the items of managedFields; false if it is not a list of
+// entries whose fields have the right types. Of those, upstream sees nothing at all.
+func parseEntries(v any) ([]entry, bool) {
+	list, ok := v.([]any)
+	if !ok {
+		return nil, false
+	}
+	out := make([]entry, len(list))
+	for i := range list {
+		t, ok := list[i].(object.Tree)
+		if !ok || !out[i].parse(t) {
+			return nil, false
+		}
+	}
+	return out, true
+}
+
+func (e *entry) parse(t object.Tree) bool {
+	e.raw = t
+	e.canonical = true
+	for key, v := range t {
+		if v == nil {
+			e.canonical = false
+			continue
+		}
+		var target *string
+		switch key {
+		case "manager":
+			target = &e.manager
+		case "operation":
+			target = &e.operation
+		case "apiVersion":
+			target = &e.apiVersion
+		case "subresource":
+			target = &e.subresource
+		case "fieldsType":
+			target = &e.fieldsType
+		case "time":
+			target = &e.time
+		case "fieldsV1":
+			e.fields = v
+			continue
+		default:
+			e.canonical = false
+			continue
+		}
+		if *target, _ = v.(string); *target == "" {
+			if _, ok := v.(string); !ok {
+				return false
+			}
+			e.canonical = false
+		}
+	}
+	return e.normalizeTime()
+}
+
+// normalizeTime brings the time into the one form that upstream writes.
+func (e *entry) normalizeTime() bool {
+	if e.time == "" {
+		_, there := e.raw["time"].(string)
+		return !there
+	}
+	t, err := time.Parse(time.RFC3339, e.time)
+	if err != nil {
+		return false
+	}
+	if text := t.UTC().Format(time.RFC3339); text != e.time {
+		e.time = text
+		e.canonical = false
+	}
+	return true
+}

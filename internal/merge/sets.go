@@ -1,0 +1,138 @@
+package merge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// self is the key that says that a field with fields below it is owned itself.
+const self = "."
+
+// setOf reads fieldsV1, which structured-merge-diff only reads as text.
+// canonical is false where treeOf would write it otherwise.
+func setOf(v any) (set *fieldpath.Set, canonical bool, err error) {
+	if v == nil {
+		return fieldpath.NewSet(), false, nil
+	}
+	t, ok := v.(object.Tree)
+	if !ok {
+		return nil, false, fmt.Errorf("fieldsV1 must be an object, not %T", v)
+	}
+	r := setReader{canonical: true}
+	set = &fieldpath.Set{}
+	r.fill(set, t)
+	return set, r.canonical, r.err
+}
+
+type setReader struct {
+	canonical bool
+	err       error
+}
+
+// fill adds what t says to set.
+func (r *setReader) fill(set *fieldpath.Set, t object.Tree) {
+	keys := make([]string, 0, len(t))
+	for key := range t {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	names := make([]string, len(keys)) // what the field names of the elements point to
+	set.Members = fieldpath.MakePathElementSet(len(keys))
+	for i, key := range keys {
+		if key == self {
+			below, ok := t[self].(object.Tree)
+			r.canonical = r.canonical && ok && len(below) == 0
+			continue
+		}
+		element, ok := r.element(key, &names[i])
+		if !ok {
+			continue
+		}
+		below, ok := t[key].(object.Tree)
+		if !ok && t[key] != nil {
+			r.fail(fmt.Errorf("%q must be an object, not %T", key, t[key]))
+			return
+		}
+		r.member(set, element, below)
+	}
+}
+
+func (r *setReader) member(set *fieldpath.Set, element fieldpath.PathElement, below object.Tree) {
+	_, member := below[self]
+	if len(below) == 0 || member && len(below) == 1 {
+		r.canonical = r.canonical && below != nil && !member
+		set.Members.Insert(element)
+		return
+	}
+	if member {
+		set.Members.Insert(element)
+	}
+	child := fieldpath.Set{}
+	r.fill(&child, below)
+	if child.Members.Size() == 0 && child.Children.Empty() {
+		// Nothing in it was known: then it is as if nothing had been in it.
+		r.canonical = false
+		set.Members.Insert(element)
+		return
+	}
+	*set.Children.Descend(element) = child
+}
+
+func (r *setReader) element(key string, name *string) (element fieldpath.PathElement, ok bool) {
+	if strings.HasPrefix(key, "f:") {
+		*name = key[2:]
+		return fieldpath.PathElement{FieldName: name}, true
+	}
+	element, err := fieldpath.DeserializePathElement(key)
+	if errors.Is(err, fieldpath.ErrUnknownPathElementType) {
+		r.canonical = false
+		return element, false
+	}
+	if err != nil {
+		r.fail(err)
+		return element, false
+	}
+	r.canonical = r.canonical && keyOf(element) == key
+	return element, true
+}
+
+func (r *setReader) fail(err error) {
+	if r.err == nil {
+		r.err = err
+	}
+}
+
+// treeOf is the fieldsV1 of a set.
+func treeOf(set *fieldpath.Set) object.Tree {
+	t := make(object.Tree, set.Members.Size())
+	for element := range set.Members.All() {
+		t[keyOf(element)] = object.Tree{}
+	}
+	for element := range set.Children.All() {
+		below, _ := set.Children.Get(element)
+		child := treeOf(below)
+		key := keyOf(element)
+		if _, member := t[key]; member && len(child) > 0 {
+			child[self] = object.Tree{}
+		}
+		t[key] = child
+	}
+	return t
+}
+
+func keyOf(element fieldpath.PathElement) string {
+	if element.FieldName != nil {
+		return "f:" + *element.FieldName
+	}
+	key, err := fieldpath.SerializePathElement(element)
+	if err != nil {
+		panic("merge: a path element that is nothing: " + err.Error())
+	}
+	return key
+}

@@ -1,0 +1,196 @@
+package merge
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/merge"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// write is one write through a Fields: it remembers what was converted.
+type write struct {
+	*Fields
+	time      string
+	updater   merge.Updater
+	converted map[conversion]*typed.TypedValue
+}
+
+type conversion struct {
+	from *typed.TypedValue
+	to   fieldpath.APIVersion
+}
+
+var errNoVersion = errors.New("the kind does not have this version")
+
+func (f *Fields) write(now time.Time) *write {
+	w := &write{Fields: f, time: now.UTC().Format(time.RFC3339)}
+	w.updater = merge.Updater{Converter: w.converter()} //nolint:staticcheck // the builder does not do more
+	return w
+}
+
+// filter makes structured-merge-diff ignore the Reset fields at the versions that
+// upstream does: the endpoint's own, and for a subresource all that entries are at.
+func (w *write) filter(known *owners) {
+	if len(w.Reset) == 0 {
+		return
+	}
+	set := fieldpath.NewSet()
+	for _, dotted := range w.Reset {
+		var path fieldpath.Path
+		for name := range strings.SplitSeq(dotted, ".") {
+			path = append(path, fieldpath.FieldNameElement(name))
+		}
+		set.Insert(path)
+	}
+	exclude := fieldpath.NewExcludeSetFilter(set)
+	w.updater.IgnoreFilter = map[fieldpath.APIVersion]fieldpath.Filter{fieldpath.APIVersion(w.APIVersion): exclude}
+	if w.Subresource == "" {
+		return
+	}
+	for _, vs := range known.sets {
+		w.updater.IgnoreFilter[vs.APIVersion()] = exclude
+	}
+}
+
+func (w *write) typed(t object.Tree, options ...typed.ValidationOptions) (*typed.TypedValue, error) {
+	return w.typedAs(t, w.APIVersion, options...)
+}
+
+func (w *write) typedAs(t object.Tree, version string, options ...typed.ValidationOptions) (*typed.TypedValue, error) {
+	parseable, ok := w.Parseable(version)
+	if !ok {
+		return nil, errNoVersion
+	}
+	return parseable.FromUnstructured(t, options...)
+}
+
+// describe names an object in an error as upstream does.
+func describe(t object.Tree) string {
+	var gvk schema.GroupVersionKind
+	if gv, err := schema.ParseGroupVersion(object.String(t, "apiVersion")); err == nil {
+		gvk = gv.WithKind(object.String(t, "kind"))
+	}
+	return fmt.Sprintf("%v/%v; %v", object.Namespace(t), object.Name(t), gvk)
+}
+
+// update changes known to who owns what after obj replaced live. Neither has managedFields.
+func (w *write) update(live, obj object.Tree, known *owners, manager string) error {
+	newTyped, err := w.typed(obj, typed.AllowDuplicates)
+	if err != nil {
+		return fmt.Errorf("failed to convert new object (%v) to smd typed: %w", describe(obj), err)
+	}
+	liveTyped, err := w.typed(live, typed.AllowDuplicates)
+	if err != nil {
+		return fmt.Errorf("failed to convert live object (%v) to smd typed: %w", describe(live), err)
+	}
+	w.filter(known)
+	version := fieldpath.APIVersion(w.APIVersion)
+	_, sets, err := w.updater.Update(liveTyped, newTyped, version, known.sets, currentOperation)
+	if err != nil {
+		return fmt.Errorf("failed to update ManagedFields (%v): %w", describe(obj), err)
+	}
+	known.sets = sets
+	known.strip(currentOperation)
+	changed, ok := known.sets[currentOperation]
+	if !ok {
+		return nil
+	}
+	delete(known.sets, currentOperation)
+	id := known.add(owner{manager: orUnknown(manager), operation: operationUpdate, apiVersion: w.APIVersion, subresource: w.Subresource})
+	if previous, ok := known.sets[id]; ok {
+		changed = fieldpath.NewVersionedSet(changed.Set().Union(previous.Set()), version, false)
+	}
+	known.sets[id] = changed
+	known.owners[id].time = w.time
+	return nil
+}
+
+func orUnknown(manager string) string {
+	if manager == "" {
+		return "unknown"
+	}
+	return manager
+}
+
+// apply merges applied into live. The object is nil where nothing changed. known
+// is not modified; what is returned in its place is it, or follows from it.
+func (w *write) apply(live, applied object.Tree, known *owners, manager string, force bool) (object.Tree, *owners, error) {
+	if len(known.sets) == 0 {
+		known = known.clone()
+		empty := w.empty(object.String(applied, "kind"))
+		if err := w.update(empty, live, known, beforeFirstApply); err != nil {
+			return nil, known, fmt.Errorf("failed to create manager for existing fields: %w", err)
+		}
+		known.capUpdates()
+	}
+	appliedTyped, err := w.typed(applied)
+	if err != nil {
+		return nil, known, fmt.Errorf("failed to create typed patch object (%v): %w", describe(applied), err)
+	}
+	liveTyped, err := w.typed(live, typed.AllowDuplicates)
+	if err != nil {
+		return nil, known, fmt.Errorf("failed to create typed live object (%v): %w", describe(live), err)
+	}
+	w.filter(known)
+	out := known.clone()
+	id := out.add(owner{manager: orUnknown(manager), operation: operationApply, apiVersion: w.APIVersion, subresource: w.Subresource})
+	merged, sets, err := w.updater.Apply(liveTyped, appliedTyped, fieldpath.APIVersion(w.APIVersion), known.sets, id, force)
+	if err != nil {
+		return nil, known, err
+	}
+	out.sets = sets
+	out.strip(id)
+	if merged == nil {
+		return live, out, nil
+	}
+	tree, ok := merged.AsValue().Unstructured().(object.Tree)
+	if !ok {
+		return nil, known, fmt.Errorf("failed to convert new typed object (%v) to object", describe(applied))
+	}
+	out.owners[id].time = w.time
+	return tree, out, nil
+}
+
+// converter translates typed objects between versions for structured-merge-diff.
+type converter struct{ w *write }
+
+func (w *write) converter() merge.Converter { return converter{w} }
+
+// Convert implements merge.Converter.
+func (c converter) Convert(v *typed.TypedValue, version fieldpath.APIVersion) (*typed.TypedValue, error) {
+	w := c.w
+	t, ok := v.AsValue().Unstructured().(object.Tree)
+	if !ok || object.String(t, "apiVersion") == string(version) {
+		return v, nil
+	}
+	key := conversion{v, version}
+	if out, ok := w.converted[key]; ok {
+		return out, nil
+	}
+	if _, ok := w.Parseable(string(version)); !ok {
+		return v, errNoVersion
+	}
+	converted, err := w.Fields.Convert(t, string(version))
+	if err != nil {
+		return v, err
+	}
+	out, err := w.typedAs(converted, string(version))
+	if err != nil {
+		return v, err
+	}
+	if w.converted == nil {
+		w.converted = map[conversion]*typed.TypedValue{}
+	}
+	w.converted[key] = out
+	return out, nil
+}
+
+// IsMissingVersionError implements merge.Converter.
+func (converter) IsMissingVersionError(err error) bool { return errors.Is(err, errNoVersion) }
