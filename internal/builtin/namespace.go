@@ -80,7 +80,12 @@ func keepNamespace(_ context.Context, obj, old object.Tree, sub string) error {
 }
 
 func validateNamespace(obj object.Tree) field.ErrorList {
-	errs, path := validateFinalizers(obj), field.NewPath("spec", "finalizers")
+	return append(validateFinalizers(obj), validateSpecFinalizers(obj)...)
+}
+
+func validateSpecFinalizers(obj object.Tree) field.ErrorList {
+	var errs field.ErrorList
+	path := field.NewPath("spec", "finalizers")
 	for i, f := range list(obj, "spec", "finalizers") {
 		name, _ := f.(string)
 		for _, msg := range validation.IsQualifiedName(name) {
@@ -114,10 +119,19 @@ func validateFinalizer(name string, path *field.Path) field.ErrorList {
 	return field.ErrorList{field.Invalid(path, name, "name is neither a standard finalizer name nor is it fully qualified")}
 }
 
+// validateNamespaceUpdate looks at what a write of a subresource changes; a write of the
+// whole object can change neither.
 func validateNamespaceUpdate(obj, _ object.Tree, sub string) field.ErrorList {
-	if sub != "status" {
-		return nil
+	switch sub {
+	case finalize:
+		return validateSpecFinalizers(obj)
+	case "status":
+		return validatePhase(obj)
 	}
+	return nil
+}
+
+func validatePhase(obj object.Tree) field.ErrorList {
 	path, phase := field.NewPath("status", "Phase"), corev1.NamespacePhase(text(obj, "status", "phase"))
 	terminating := text(obj, "metadata", "deletionTimestamp") != ""
 	switch {
