@@ -43,6 +43,8 @@ type Custom struct {
 	Established bool
 	Terminating bool // being deleted: its objects can no longer be created
 
+	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
+
 	accepted Names // status.acceptedNames
 }
 

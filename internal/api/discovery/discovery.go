@@ -3,6 +3,8 @@
 package discovery
 
 import (
+	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -20,34 +22,28 @@ import (
 // kube-apiserver sends there. Documents are made when they are first asked for after
 // a change, and only those of the groups that changed.
 func Handler(live *resource.Live) http.Handler {
-	return &handler{load: func() view {
-		c := live.Load()
-		return view{catalog: c, groups: slices.Collect(c.Groups())}
-	}, loaded: func(v view) bool { return v.catalog == live.Load() }}
-}
-
-// view is what there is to announce at one moment.
-type view struct {
-	catalog *resource.Catalog
-	groups  []*resource.Group
+	return &handler{live: live}
 }
 
 type handler struct {
-	load   func() view
-	loaded func(view) bool // whether a view is still the newest
+	live *resource.Live
 
 	mu   sync.Mutex
 	last *documents
 }
 
 // documents returns those of now, made of the last ones where a group did not change.
-func (h *handler) documents() *documents {
+func (h *handler) documents(ctx context.Context) (*documents, error) {
+	catalog, err := h.live.Current(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("wait for the newest kinds: %w", err)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.last == nil || !h.loaded(h.last.view) {
-		h.last = newDocuments(h.load(), h.last)
+	if h.last == nil || h.last.catalog != catalog {
+		h.last = newDocuments(catalog, h.last)
 	}
-	return h.last
+	return h.last, nil
 }
 
 // ServeHTTP answers one request.
@@ -57,7 +53,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
 		return
 	}
-	docs := h.documents()
+	docs, err := h.documents(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
 	parts := strings.Split(strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, "/"), "/"), "/")
 	switch {
 	case len(parts) == 1 && (parts[0] == "api" || parts[0] == "apis"):

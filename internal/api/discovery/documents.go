@@ -18,12 +18,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// documents are all discovery documents of one view. Only the map of encoded
+// documents are all discovery documents of one catalog. Only the map of encoded
 // ones changes, under mu.
 type documents struct {
-	view   view
-	groups []*group
-	byName map[string]*group
+	catalog *resource.Catalog
+	groups  []*group
+	byName  map[string]*group
 
 	mu         sync.Mutex
 	aggregated map[aggregatedKey][]byte
@@ -35,15 +35,15 @@ type aggregatedKey struct {
 	form
 }
 
-// newDocuments describes v, with those groups of last (which may be nil) that are still the same.
-func newDocuments(v view, last *documents) *documents {
+// newDocuments describes catalog, with those groups of last (which may be nil) that are still the same.
+func newDocuments(catalog *resource.Catalog, last *documents) *documents {
 	d := &documents{
-		view:       v,
-		byName:     make(map[string]*group, len(v.groups)),
+		catalog:    catalog,
+		byName:     map[string]*group{},
 		aggregated: map[aggregatedKey][]byte{},
 		etags:      map[bool]string{},
 	}
-	for _, source := range v.groups {
+	for source := range catalog.Groups() {
 		var g *group
 		if last != nil {
 			g = last.byName[source.Name]

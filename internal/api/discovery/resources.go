@@ -3,6 +3,8 @@ package discovery
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"slices"
+	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +30,10 @@ func subresources(v *resource.Version) []subresource {
 		scale := schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
 		subs = append(subs, subresource{"scale", scale, verbs})
 	}
+	for _, s := range v.Subresources {
+		subs = append(subs, subresource{s.Name, v.GroupVersionKind(), s.Verbs})
+	}
+	slices.SortFunc(subs, func(a, b subresource) int { return strings.Compare(a.name, b.name) })
 	return subs
 }
 

@@ -1,12 +1,171 @@
 // Package openapi publishes the Catalog as OpenAPI v2 and v3, each group and
-// version built on first use.
+// version built on first use and kept no longer than it is asked for. It knows no
+// objects and no storage.
 package openapi
 
 import (
+	"bytes"
+	"context"
+	"fmt"
 	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/munnerz/goautoneg"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Handler serves /openapi/v2, /openapi/v3 and /openapi/v3/... of live.
-func Handler(live *resource.Live) http.Handler { panic("openapi: Handler") }
+// keepBytes is how many bytes of documents stay in memory between requests.
+const keepBytes = 4 << 20
+
+// Handler serves /openapi/v2, /openapi/v3 and /openapi/v3/... of live, as JSON or as
+// gnostic's protobuf (KEP-2896). The index of v3 names each document with a hash; asked for with that hash it
+// may be kept for ever, and with another one the client is sent to the right one. All have
+// an ETag, so that a client which has the newest costs nothing. A change of a CRD changes only the documents of
+// its group and versions.
+func Handler(live *resource.Live) http.Handler {
+	return &server{live: live, now: time.Now, cache: newCache(keepBytes)}
+}
+
+type server struct {
+	live  *resource.Live
+	now   func() time.Time
+	cache *cache
+
+	mu   sync.Mutex
+	last *published
+}
+
+// published returns what is to be served now.
+func (s *server) published(ctx context.Context) (*published, error) {
+	catalog, err := s.live.Current(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("wait for the newest kinds: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last == nil || s.last.catalog != catalog {
+		s.last = publish(catalog, s.last, s.cache)
+	}
+	return s.last, nil
+}
+
+// ServeHTTP answers one request.
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET")
+		http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	p, err := s.published(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
+	case path == "/openapi/v2":
+		s.serve(w, r, v2, p.all)
+	case path == "/openapi/v3":
+		s.serveIndex(w, r, p)
+	case strings.HasPrefix(path, "/openapi/v3/"):
+		if e := p.versions[strings.TrimPrefix(path, "/openapi/v3/")]; e != nil {
+			s.serve(w, r, v3, e)
+			return
+		}
+		http.NotFound(w, r)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// serveIndex answers with the list of v3 documents.
+func (s *server) serveIndex(w http.ResponseWriter, r *http.Request, p *published) {
+	body, etag, err := p.index()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Etag", etag)
+	w.Header().Set("Content-Type", "application/json")
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+}
+
+// negotiate returns whether a document is wanted as protobuf, or false.
+func negotiate(r *http.Request, e edition) (protobuf, ok bool) {
+	header := r.Header.Get("Accept")
+	if header == "" {
+		header = "*/*"
+	}
+	version := map[edition]string{v2: "v2", v3: "v3"}[e]
+	for _, clause := range goautoneg.ParseAccept(header) {
+		if clause.Type != "application" && clause.Type != "*" {
+			continue
+		}
+		switch clause.SubType {
+		case "*", "json":
+			return false, true
+		case "com.github.proto-openapi.spec." + version + "@v1.0+protobuf",
+			"com.github.proto-openapi.spec." + version + ".v1.0+protobuf":
+			return true, true
+		}
+	}
+	return false, false
+}
+
+// serve answers with a document.
+func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d *entry) {
+	w.Header().Set("Vary", "Accept")
+	protobuf, ok := negotiate(r, e)
+	if !ok {
+		w.WriteHeader(http.StatusNotAcceptable)
+		return
+	}
+	hash, err := d.hash()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	etag := `"` + hash + `"`
+	w.Header().Set("Etag", etag)
+	if asked := r.URL.Query().Get("hash"); asked != "" && e == v3 {
+		if asked != hash {
+			http.Redirect(w, r, serverRelativeURL(d.name, hash), http.StatusMovedPermanently)
+			return
+		}
+		w.Header().Set("Cache-Control", "public, immutable")
+		w.Header().Set("Expires", s.now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
+	}
+	if has(r, etag) {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	body, err := d.body(s.cache, e, protobuf)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if protobuf {
+		w.Header().Set("Content-Type", "application/com.github.proto-openapi.spec."+map[edition]string{v2: "v2", v3: "v3"}[e]+".v1.0+protobuf")
+	}
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+}
+
+// has says whether the client already has the document, by its If-None-Match.
+func has(r *http.Request, etag string) bool {
+	for _, t := range strings.Split(strings.Join(r.Header.Values("If-None-Match"), ","), ",") {
+		if t = strings.TrimPrefix(strings.TrimSpace(t), "W/"); t == etag || t == "*" {
+			return true
+		}
+	}
+	return false
+}
+
+// serverRelativeURL is where a version of a document is found.
+func serverRelativeURL(name, hash string) string {
+	u := url.URL{Path: "/openapi/v3/" + name, RawQuery: url.Values{"hash": {hash}}.Encode()}
+	return u.String()
+}

@@ -1,0 +1,238 @@
+package openapi
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// release is the version of Kubernetes whose documents these are.
+const release = "v1.37.2"
+
+// document puts together the text of one document. It is made for one use.
+type document struct {
+	*renderer
+	publisher publisher
+	options   options
+	models    *models
+	paths     []fragment
+	schemas   []fragment
+	scale     bool // some kind has a scale
+	builtin   bool // some kind is built in
+}
+
+// newDocument begins a document of versions.
+func newDocument(e edition, versions []*resource.Version) (*document, error) {
+	d := &document{renderer: newRenderer(e), options: newOptions(), models: newModels(e)}
+	common := metav1.TypeMeta{}.SwaggerDoc()
+	d.publisher = publisher{edition: e, docs: metaDocs{
+		apiVersion:   common["apiVersion"],
+		kind:         common["kind"],
+		metadata:     metav1beta1.PartialObjectMetadata{}.SwaggerDoc()["metadata"],
+		listMetadata: metav1beta1.PartialObjectMetadataList{}.SwaggerDoc()["metadata"],
+	}}
+	for _, v := range versions {
+		if err := d.add(v); err != nil {
+			return nil, fmt.Errorf("describe %s: %w", v.GroupVersionKind(), err)
+		}
+	}
+	for _, name := range []string{statusModel, patchModel, deleteOptionsModel, objectMeta, listMeta} {
+		d.models.addGenerated(name)
+	}
+	if d.scale {
+		d.models.addGenerated(scaleModel)
+	}
+	goSchemas, err := d.models.fragments()
+	if err != nil {
+		return nil, err
+	}
+	d.schemas = append(d.schemas, goSchemas...)
+	byName := func(a, b fragment) int { return strings.Compare(a.name, b.name) }
+	slices.SortFunc(d.paths, byName)
+	slices.SortStableFunc(d.schemas, byName)
+	d.schemas = slices.CompactFunc(d.schemas, func(a, b fragment) bool { return a.name == b.name })
+	return d, nil
+}
+
+// mergeSchema is what structured-merge-diff knows of the types of a built-in version.
+func mergeSchema(v *resource.Version) (*smd.Schema, error) {
+	if v.Parseable == nil {
+		return nil, nil
+	}
+	p, err := v.Parseable()
+	if err != nil {
+		return nil, fmt.Errorf("find the list types: %w", err)
+	}
+	return p.Schema, nil
+}
+
+// add describes one version: its schemas and its paths.
+func (d *document) add(v *resource.Version) error {
+	k := kind{Version: v, custom: v.Type == nil, verbs: v.Definition.Verbs}
+	if k.custom {
+		if err := d.addCustom(&k); err != nil {
+			return err
+		}
+	} else if err := d.addBuiltin(&k); err != nil {
+		return err
+	}
+	d.scale = d.scale || v.Scale != nil
+	for _, p := range d.options.paths(k) {
+		item, err := d.pathItem(p)
+		if err != nil {
+			return err
+		}
+		d.paths = append(d.paths, item)
+	}
+	return nil
+}
+
+func (d *document) addBuiltin(k *kind) (err error) {
+	d.builtin = true
+	if d.models.lists, err = mergeSchema(k.Version); err != nil {
+		return err
+	}
+	gvk := k.GroupVersionKind()
+	k.model = d.models.add(structType(k.Type.New()), &gvk)
+	if k.Type.NewList != nil {
+		list := k.GroupVersion.WithKind(k.Definition.Names.ListKind)
+		k.listModel = d.models.add(structType(k.Type.NewList()), &list)
+	}
+	return nil
+}
+
+func structType(object any) reflect.Type { return reflect.TypeOf(object).Elem() }
+
+// customModel is what the schema of a custom kind is called: com.example.stable.v1.CronTab.
+func customModel(k schema.GroupVersionKind) string {
+	parts := strings.Split(k.Group, ".")
+	slices.Reverse(parts)
+	return strings.Join(append(parts, k.Version, k.Kind), ".")
+}
+
+func (d *document) addCustom(k *kind) error {
+	gvk := k.GroupVersionKind()
+	listKind := k.GroupVersion.WithKind(k.Definition.Names.ListKind)
+	k.model, k.listModel = customModel(gvk), customModel(listKind)
+	var n *node
+	if k.OpenAPIV3Schema != nil {
+		if text := k.OpenAPIV3Schema(); len(text) > 0 {
+			var err error
+			if n, err = parseSchema(text); err != nil {
+				return err
+			}
+			if !n.structural() {
+				n = nil
+			} else if c := k.Definition.Custom; c != nil && c.PreserveUnknownFields && d.edition == v2 {
+				n = nil
+			}
+		}
+	}
+	d.schemas = append(d.schemas,
+		fragment{k.model, d.publisher.appendRoot(nil, n, extensions(k.Version, gvk))},
+		fragment{k.listModel, d.publisher.appendList(nil, k, extensions(k.Version, listKind))})
+	return nil
+}
+
+// extensions says which kind a schema is, and by which fields its objects can be selected.
+func extensions(v *resource.Version, k schema.GroupVersionKind) string {
+	dst := appendGVK([]byte(`,"x-kubernetes-group-version-kind":[`), k)
+	dst = append(dst, ']')
+	for i, f := range v.SelectableFields {
+		if i == 0 {
+			dst = append(dst, `,"x-kubernetes-selectable-fields":[`...)
+		} else {
+			dst = append(dst, ',')
+		}
+		dst = appendString(append(dst, `{"fieldPath":`...), f.Name)
+		dst = append(dst, '}')
+	}
+	if len(v.SelectableFields) > 0 {
+		dst = append(dst, ']')
+	}
+	return string(dst)
+}
+
+// appendList appends the schema of a custom kind's list.
+func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
+	names := k.Definition.Names
+	m := &members{dst: append(dst, '{')}
+	m.text("description", names.ListKind+" is a list of "+names.Kind)
+	m.raw("type", []byte(`"object"`))
+	m.raw("required", []byte(`["items"]`))
+	m.key("properties")
+	fields := &members{dst: append(m.dst, '{')}
+	fields.raw("apiVersion", appendStringType(nil, p.docs.apiVersion))
+	fields.key("items")
+	fields.dst = appendString(append(fields.dst, `{"description":`...),
+		"List of "+names.Plural+". More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md")
+	fields.dst = p.appendRef(append(fields.dst, `,"type":"array","items":`...), k.model)
+	fields.dst = append(fields.dst, '}')
+	fields.raw("kind", appendStringType(nil, p.docs.kind))
+	fields.raw("metadata", p.appendDescribedRef(nil, listMeta, p.docs.listMetadata))
+	m.dst = append(fields.dst, '}')
+	m.dst = append(m.dst, extensions...)
+	return append(m.dst, '}')
+}
+
+const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}}`
+
+// text is the whole document.
+func (d *document) text() []byte {
+	size := 1024
+	for _, parts := range [][]fragment{d.paths, d.schemas} {
+		for _, f := range parts {
+			size += len(f.name) + len(f.json) + 4
+		}
+	}
+	m := &members{dst: append(make([]byte, 0, size), '{')}
+	if d.edition == v2 {
+		m.text("swagger", "2.0")
+	} else {
+		m.text("openapi", "3.0.0")
+	}
+	if d.builtin || d.edition == v2 {
+		m.raw("info", []byte(`{"title":"Kubernetes","version":"`+release+`"}`))
+	} else {
+		m.raw("info", []byte(`{"title":"Kubernetes CRD Swagger","version":"v0.1.0"}`))
+	}
+	m.fragments("paths", d.paths)
+	if d.edition == v3 {
+		m.key("components")
+		c := &members{dst: append(m.dst, '{')}
+		c.fragments("schemas", d.schemas)
+		if d.builtin {
+			c.raw("securitySchemes", []byte(bearerToken))
+		}
+		m.dst = append(c.dst, '}')
+		return append(m.dst, '}')
+	}
+	m.fragments("definitions", d.schemas)
+	var params []fragment
+	for _, name := range slices.Sorted(maps.Keys(d.shared)) {
+		params = append(params, fragment{name, d.shared[name]})
+	}
+	m.fragments("parameters", params)
+	m.raw("securityDefinitions", []byte(bearerToken))
+	m.raw("security", []byte(`[{"BearerToken":[]}]`))
+	return append(m.dst, '}')
+}
+
+// fragments writes a member that holds them by name. Names need no escapes.
+func (m *members) fragments(name string, parts []fragment) {
+	m.key(name)
+	inner := &members{dst: append(m.dst, '{')}
+	for _, f := range parts {
+		inner.raw(f.name, f.json)
+	}
+	m.dst = append(inner.dst, '}')
+}
