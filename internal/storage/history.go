@@ -92,11 +92,12 @@ func (h *history) trim(st *state, bound, keep int64) {
 }
 
 // forget drops the first n of s. Readers may hold s, so nothing is overwritten:
-// the tail moves to a new array when the dropped part has become as long.
+// appending moves what is left to a new array once the old one is full, and a
+// large drop does so at once, lest the old array keep all that was dropped.
 func forget[T any](s []T, n int) []T {
 	s = s[n:]
-	if n > 0 && cap(s) < 2*len(s)+64 {
-		s = append(make([]T, 0, 2*len(s)+64), s...)
+	if n > len(s) {
+		return append([]T(nil), s...)
 	}
 	return s
 }

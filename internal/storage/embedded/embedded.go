@@ -62,9 +62,7 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // open (*InUseError), or that is damaged (*DamageError), is an error that says
 // what to do.
 func Open(o Options) (*storage.Store, error) {
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o = quiet(o)
 	so := storage.Options{
 		CompactAfter: o.CompactAfter, HistoryBytes: o.HistoryBytes,
 		Logger: o.Logger, Now: o.Now, After: o.After,
@@ -80,6 +78,14 @@ func Open(o Options) (*storage.Store, error) {
 		return nil, err
 	}
 	return storage.New(log, so)
+}
+
+// quiet gives o a logger.
+func quiet(o Options) Options {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
 }
 
 // openDisk locks the directory and opens the engine in it.
@@ -130,5 +136,9 @@ func (l *disk) tuned() *pebble.Options {
 		// An L0 file is one flush; compacting a little early keeps the start short.
 		L0CompactionThreshold: 4,
 	}
+	for i := range o.Levels {
+		o.Levels[i].BlockSize = 64 << 10 // read mostly in sequence
+	}
+	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionFastest })
 	return o
 }

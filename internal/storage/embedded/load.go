@@ -19,22 +19,24 @@ func (l *disk) Load(add func(*storage.Record) error) (extent storage.Extent, err
 	if err := l.prepare(); err != nil {
 		return extent, err
 	}
-	oldest, newest, err := l.scanIndex()
-	if err != nil {
-		return extent, err
-	}
-	found := tally{revision: newest.revision, bytes: newest.bytes}
+	var oldest, newest change
+	index := make(chan error, 1)
+	go func() {
+		var err error
+		defer func() { index <- err }()
+		defer l.recovered("the index", &err)
+		oldest, newest, err = l.scanIndex()
+	}()
+	var found tally
 	err = l.scanRecords(func(r *storage.Record) error {
-		if r.Modified > newest.revision {
-			return l.damage(fmt.Sprintf("%s is at revision %d, the history ends at %d", r.Key, r.Modified, newest.revision), nil)
-		}
 		found.live++
 		found.digest ^= fingerprint(r.Key, r.Modified)
 		return add(r)
 	})
-	if err != nil {
+	if err := errors.Join(<-index, err); err != nil {
 		return extent, err
 	}
+	found.revision, found.bytes = newest.revision, newest.bytes
 	if found != newest.tally {
 		return extent, l.damage(fmt.Sprintf("there should be %d records at revision %d, and %d were found that differ from them",
 			newest.live, newest.revision, found.live), nil)
