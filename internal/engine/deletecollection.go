@@ -1,0 +1,113 @@
+package engine
+
+import (
+	"context"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+const (
+	// collectionPage is how many objects are listed at a time where the caller sets no limit.
+	collectionPage = 1000
+	// collectionBatch is how many deletions share a commit.
+	collectionBatch = 100
+)
+
+// DeleteCollection deletes what o selects and returns it as it was. What is gone by the
+// time its turn comes does not matter; another failure ends it, with some objects deleted.
+func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.DeleteOptions, o ListOptions, c Caller) (*List, error) {
+	if err := validateDeleteOptions(&d); err != nil {
+		return nil, err
+	}
+	limited := o.Limit > 0
+	if !limited {
+		o.Limit = collectionPage
+	}
+	var all *List
+	for {
+		page, err := e.List(ctx, t, o)
+		if err != nil {
+			return nil, err
+		}
+		for items := page.Items; len(items) > 0; {
+			n := min(len(items), collectionBatch)
+			if err := e.deleteBatch(ctx, t, d, items[:n], c); err != nil {
+				return nil, err
+			}
+			items = items[n:]
+		}
+		if all == nil {
+			all = page
+		} else {
+			all.Items = append(all.Items, page.Items...)
+		}
+		if limited {
+			return all, nil
+		}
+		if page.Continue == "" {
+			all.Continue, all.Remaining = "", nil
+			return all, nil
+		}
+		o.Continue, o.ResourceVersion, o.ResourceVersionMatch = page.Continue, "", ""
+	}
+}
+
+// deleteBatch deletes some objects in one commit, or one by one where that fails.
+func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
+	if !c.DryRun && d.Preconditions == nil {
+		done, err := e.deleteTogether(ctx, t, d, items, c)
+		if done || err != nil {
+			return err
+		}
+	}
+	for _, item := range items {
+		one := t
+		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
+		if _, _, err := e.Delete(ctx, one, d, c); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteTogether commits the deletion of all items, if none of them changes meanwhile or may not be deleted.
+func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) (done bool, err error) {
+	snap := e.Store.Head()
+	writes := make([]storage.Write, 0, len(items))
+	for _, item := range items {
+		one := t
+		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
+		if admission.Delete(t.Version.GroupResource(), one.Name) != nil {
+			return false, nil
+		}
+		rec := snap.Get(item.Record.Key)
+		if rec == nil {
+			continue
+		}
+		w, err := e.begin(one, c)
+		if err != nil {
+			return false, err
+		}
+		write, _, err := w.deletion(ctx, rec, &d)
+		if err != nil {
+			return false, nil
+		}
+		if write != nil {
+			writes = append(writes, *write)
+		}
+	}
+	if len(writes) == 0 {
+		return true, nil
+	}
+	if _, err := e.Store.Commit(ctx, writes); err != nil {
+		if _, ok := overtaken(err); ok {
+			return false, nil
+		}
+		return false, storageError(err)
+	}
+	return true, nil
+}

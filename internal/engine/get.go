@@ -1,0 +1,93 @@
+package engine
+
+import (
+	"context"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Get reads one object. resourceVersion is the request's: "", "0" or a number to wait for.
+func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Object, error) {
+	snap := e.Store.Head()
+	if resourceVersion != "" && resourceVersion != "0" {
+		fresh, err := e.fresh(ctx, resourceVersion)
+		if err != nil {
+			return Object{}, err
+		}
+		snap = fresh
+	}
+	if t.Subresource != "" {
+		if err := e.subresource(t); err != nil {
+			return Object{}, err
+		}
+	}
+	rec := snap.Get(t.Version.Definition.Key(t.Namespace, t.Name))
+	if rec == nil {
+		return Object{}, apierrors.NewNotFound(t.Version.GroupResource(), t.Name)
+	}
+	if t.Subresource == "scale" {
+		return e.readScale(t, rec)
+	}
+	r, err := e.reader(t.Version)
+	if err != nil {
+		return Object{}, err
+	}
+	return r.at(rec)
+}
+
+// fresh waits for a state that is not older than resourceVersion.
+func (e *Engine) fresh(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
+	revision, err := parseRevision(resourceVersion)
+	if err != nil {
+		return nil, plain(err.Error())
+	}
+	return e.wait(ctx, revision)
+}
+
+// wait returns a state not older than revision, or the 504 that upstream gives after 3 s.
+func (e *Engine) wait(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	if head := e.Store.Head(); head.Revision() >= revision {
+		return head, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, freshness)
+	defer cancel()
+	head, err := e.Store.Wait(limited, revision)
+	if err == nil {
+		return head, nil
+	}
+	if ctx.Err() == nil && limited.Err() != nil {
+		return nil, tooLargeRevision(revision, e.Store.Head().Revision())
+	}
+	return nil, storageError(err)
+}
+
+// parseRevision reads a resourceVersion of a request; "" is 0. The error is worded as upstream's.
+func parseRevision(resourceVersion string) (int64, error) {
+	if resourceVersion == "" {
+		return 0, nil
+	}
+	revision, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err != nil {
+		return 0, field.Invalid(field.NewPath("resourceVersion"), resourceVersion, err.Error())
+	}
+	return int64(min(revision, 1<<63-1)), nil
+}
+
+// subresource answers 404 for one that the kind does not have.
+func (e *Engine) subresource(t Target) error {
+	v := t.Version
+	switch {
+	case t.Subresource == "", t.Subresource == "status" && v.Status, t.Subresource == "scale" && v.Scale != nil:
+		return nil
+	}
+	for _, s := range v.Subresources {
+		if s.Name == t.Subresource {
+			return nil
+		}
+	}
+	return notServed()
+}

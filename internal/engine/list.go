@@ -1,0 +1,222 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	listvalidation "k8s.io/apimachinery/pkg/apis/meta/internalversion/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+const (
+	listExpired         = "The resourceVersion for the provided list is too old."
+	tokenExpired        = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list."
+	noRevisionWithToken = "specifying resource version is not allowed when using continue"
+)
+
+// query is a list or watch as it is put to the store.
+type query struct {
+	*selector
+	prefix string // of the keys it may touch; the whole key if single
+	single bool
+}
+
+// query prepares a list or watch.
+func (e *Engine) query(t Target, o *ListOptions) (*query, error) {
+	r, err := e.reader(t.Version)
+	if err != nil {
+		return nil, err
+	}
+	s, err := e.selector(r, o)
+	if err != nil {
+		return nil, err
+	}
+	d, namespace := t.Version.Definition, t.Namespace
+	if name, ok := exact(o.Fields, "metadata.namespace"); ok && namespace == "" && d.Namespaced &&
+		len(validation.ValidateNamespaceName(name, false)) == 0 {
+		namespace = name
+	}
+	q := &query{selector: s, prefix: d.Prefix}
+	if d.Namespaced && namespace != "" {
+		q.prefix += namespace + "/"
+	}
+	if name, ok := exact(o.Fields, "metadata.name"); ok && name != "" && !strings.Contains(name, "/") && (namespace != "" || !d.Namespaced) {
+		q.prefix, q.single = d.Key(namespace, name), true
+	}
+	return q, nil
+}
+
+// List reads a collection.
+func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, error) {
+	if err := validateListOptions(&o, false); err != nil {
+		return nil, err
+	}
+	q, err := e.query(t, &o)
+	if err != nil {
+		return nil, err
+	}
+	snap, start, err := e.snapshot(ctx, q, &o)
+	if err != nil {
+		return nil, err
+	}
+	if o.ResourceVersion == "0" && o.Continue == "" {
+		o.Limit = 0 // as upstream, whose cache answers such a list whole
+	}
+	if q.single {
+		return q.one(snap)
+	}
+	return q.page(ctx, snap, start, o.Limit)
+}
+
+// validateListOptions checks the combinations that a list or watch may carry.
+func validateListOptions(o *ListOptions, watch bool) error {
+	if o.ResourceVersionMatch == "" && o.SendInitialEvents == nil {
+		return nil
+	}
+	errs := listvalidation.ValidateListOptions(&internalversion.ListOptions{
+		Watch:                watch,
+		ResourceVersion:      o.ResourceVersion,
+		ResourceVersionMatch: o.ResourceVersionMatch,
+		SendInitialEvents:    o.SendInitialEvents,
+		Continue:             o.Continue,
+	}, true)
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
+}
+
+// snapshot returns the state to list and the first key to list from, "" for all.
+func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
+	if o.Continue != "" && !q.single {
+		return e.resume(ctx, q, o)
+	}
+	if o.ResourceVersion == "" {
+		return e.Store.Head(), "", nil
+	}
+	revision, err := parseRevision(o.ResourceVersion)
+	if err != nil {
+		return nil, "", apierrors.NewBadRequest("invalid resource version: " + err.Error())
+	}
+	if o.ResourceVersionMatch == metav1.ResourceVersionMatchExact ||
+		o.ResourceVersionMatch == "" && o.Limit > 0 && revision > 0 && !q.single {
+		snap, err := e.exactly(ctx, revision)
+		var compacted *storage.CompactedError
+		if errors.As(err, &compacted) {
+			err = apierrors.NewResourceExpired(listExpired)
+		}
+		return snap, "", storageError(err)
+	}
+	snap, err := e.wait(ctx, revision)
+	return snap, "", err
+}
+
+// exactly returns the state at revision, waiting for one from the future.
+func (e *Engine) exactly(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	head, err := e.wait(ctx, revision)
+	if err != nil || head.Revision() == revision {
+		return head, err
+	}
+	return e.Store.At(ctx, revision)
+}
+
+// resume returns the state of a continue token and its first key.
+func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
+	start, revision, err := decodeToken(o.Continue, q.prefix)
+	if err != nil {
+		return nil, "", err
+	}
+	if o.ResourceVersion != "" && o.ResourceVersion != "0" {
+		return nil, "", apierrors.NewBadRequest(noRevisionWithToken)
+	}
+	if revision < 0 {
+		return e.Store.Head(), start, nil
+	}
+	snap, err := e.exactly(ctx, revision)
+	var compacted *storage.CompactedError
+	if errors.As(err, &compacted) {
+		expired := apierrors.NewResourceExpired(tokenExpired)
+		expired.ErrStatus.ListMeta.Continue = encodeToken(strings.TrimSuffix(start, "\x00"), q.prefix, latest)
+		return nil, "", expired
+	}
+	return snap, start, storageError(err)
+}
+
+// one is the list of a single name.
+func (q *query) one(snap *storage.Snapshot) (*List, error) {
+	l := &List{Version: q.reader.version, Revision: snap.Revision()}
+	if rec := snap.Get(q.prefix); rec != nil && q.matches(rec) {
+		o, err := q.reader.at(rec)
+		if err != nil {
+			return nil, err
+		}
+		l.Items = []Object{o}
+	}
+	return l, nil
+}
+
+// page walks the snapshot from start on until limit objects are found.
+func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, limit int64) (*List, error) {
+	l := &List{Version: q.reader.version, Revision: snap.Revision()}
+	after := strings.TrimSuffix(start, "\x00")
+	if q.empty() {
+		l.Items = make([]Object, 0, q.expected(snap, after, limit))
+	}
+	// A token that is not of our making may name its first key itself.
+	if rec := snap.Get(start); rec != nil && start == after {
+		if _, err := q.add(l, rec, limit); err != nil {
+			return nil, err
+		}
+	}
+	for rec := range snap.Walk(q.prefix, after) {
+		more, err := q.add(l, rec, limit)
+		if err != nil {
+			return nil, err
+		}
+		if more {
+			q.truncate(l, snap)
+			break
+		}
+	}
+	return l, ctx.Err()
+}
+
+func (q *query) expected(snap *storage.Snapshot, after string, limit int64) int64 {
+	n := int64(snap.Count(q.prefix, after))
+	if limit > 0 {
+		n = min(n, limit)
+	}
+	return n
+}
+
+// add appends rec if it matches. full is true, and nothing is added, if the page was full before.
+func (q *query) add(l *List, rec *storage.Record, limit int64) (full bool, err error) {
+	if limit > 0 && int64(len(l.Items)) >= limit {
+		return true, nil
+	}
+	if !q.matches(rec) {
+		return false, nil
+	}
+	o, err := q.reader.at(rec)
+	if err == nil {
+		l.Items = append(l.Items, o)
+	}
+	return false, err
+}
+
+// truncate marks a page that others follow.
+func (q *query) truncate(l *List, snap *storage.Snapshot) {
+	last := l.Items[len(l.Items)-1].Record.Key
+	l.Continue = encodeToken(last, q.prefix, l.Revision)
+	if q.empty() {
+		n := int64(snap.Count(q.prefix, last))
+		l.Remaining = &n
+	}
+}

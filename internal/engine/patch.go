@@ -1,0 +1,259 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/merge"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// Patch changes an object, as often as other writes get in between, unless the patch
+// carries a resourceVersion. created is true where an apply made it.
+func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Object, created bool, err error) {
+	if err := checkPatch(t, p, c); err != nil {
+		return Object{}, false, err
+	}
+	if t.Subresource == "scale" {
+		o, err = e.patchScale(ctx, t, p, c)
+		return o, false, err
+	}
+	w, err := e.begin(t, c)
+	if err != nil {
+		return Object{}, false, err
+	}
+	if p.Type == types.ApplyYAMLPatchType {
+		applied, err := w.decodeApplied(p.Data)
+		if err != nil {
+			return Object{}, false, err
+		}
+		return w.run(ctx, preconditions{}, t.Subresource == "", func(live object.Tree) (object.Tree, error) {
+			return w.apply(live, applied, p.Force)
+		})
+	}
+	return w.run(ctx, preconditions{}, false, func(live object.Tree) (object.Tree, error) {
+		return w.patch(live, p)
+	})
+}
+
+// checkPatch answers what is wrong with a patch whatever it is applied to.
+func checkPatch(t Target, p Patch, c Caller) error {
+	accepted := []string{string(types.JSONPatchType), string(types.MergePatchType)}
+	if t.Version.Type != nil || t.Subresource == "scale" {
+		accepted = append(accepted, string(types.StrategicMergePatchType))
+	}
+	accepted = append(accepted, string(types.ApplyYAMLPatchType))
+	if !contains(accepted, string(p.Type)) {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{
+			Status:  metav1.StatusFailure,
+			Code:    http.StatusUnsupportedMediaType,
+			Reason:  metav1.StatusReasonUnsupportedMediaType,
+			Message: "the body of the request was in an unknown format - accepted media types include: " + strings.Join(accepted, ", "),
+		}}
+	}
+	options := &metav1.PatchOptions{FieldManager: c.FieldManager}
+	if p.Force {
+		options.Force = &p.Force
+	}
+	if errs := metavalidation.ValidatePatchOptions(options, p.Type); len(errs) > 0 {
+		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "PatchOptions"}, "", errs)
+	}
+	if p.Type != types.ApplyYAMLPatchType && !json.Valid(p.Data) {
+		return apierrors.NewBadRequest("invalid JSON patch")
+	}
+	return nil
+}
+
+// decodeApplied reads the configuration of an apply.
+func (w *writing) decodeApplied(data []byte) (object.Tree, error) {
+	applied, duplicates, err := decodeJSONOrYAML(data)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+	}
+	if len(duplicates) > 0 && w.caller.Validation != metav1.FieldValidationIgnore {
+		problem := strings.Join(duplicates, ", ")
+		if err := yaml.UnmarshalStrict(data, &map[string]any{}); err != nil {
+			problem = err.Error()
+		}
+		if w.caller.Validation == metav1.FieldValidationStrict {
+			return nil, apierrors.NewBadRequest("error strict decoding patch: " + problem)
+		}
+		w.warn(yamlProblems(problem)...)
+	}
+	return applied, nil
+}
+
+// decodeJSONOrYAML saves the YAML parser where the data is JSON, as clients' mostly is.
+func decodeJSONOrYAML(data []byte) (object.Tree, []string, error) {
+	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
+		if t, duplicates, err := object.DecodeJSON(data); err == nil {
+			return t, duplicates, nil
+		}
+	}
+	return object.DecodeYAML(data)
+}
+
+// yamlProblems takes the message of the YAML parser apart, one warning each.
+func yamlProblems(text string) []string {
+	const mark = "unmarshal errors:\n"
+	i := strings.Index(text, mark)
+	if i < 0 {
+		return []string{text}
+	}
+	lines := strings.Split(text[i+len(mark):], "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return lines
+}
+
+// apply merges an applied configuration into live, or makes a new object of it.
+func (w *writing) apply(live, applied object.Tree, force bool) (object.Tree, error) {
+	t, err := w.fields.Apply(live, object.Copy(applied), w.caller.FieldManager, force, w.now)
+	if err != nil {
+		return nil, err
+	}
+	t = detach(t)
+	if w.def.Custom == nil {
+		if t, _, err = w.shape(t, false); err != nil {
+			return nil, w.undecodable(err.Error())
+		}
+	}
+	if live == nil && object.UID(t) != "" {
+		return nil, apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
+			"uid mismatch: the provided object specified uid %s, and no existing object was found", object.UID(t)))
+	}
+	return t, w.located(t)
+}
+
+// located checks name and namespace of a patched object, and its owners.
+func (w *writing) located(t object.Tree) error {
+	if err := w.inNamespace(t); err != nil {
+		return err
+	}
+	if err := w.checkName(t); err != nil {
+		return err
+	}
+	w.dedup(t, true)
+	return nil
+}
+
+// patch applies a patch of the other three kinds to live.
+func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
+	patched, problems, err := w.patched(live, p)
+	if err != nil {
+		return nil, err
+	}
+	var before []byte
+	if w.caller.Validation == metav1.FieldValidationStrict {
+		before = object.AppendJSON(nil, patched)
+	}
+	t, unknown, err := w.shape(detach(patched), false)
+	if err != nil {
+		var status *apierrors.StatusError
+		if errors.As(err, &status) {
+			return nil, err
+		}
+		return nil, unfit(object.AppendJSON(nil, patched), err.Error())
+	}
+	if problems = append(problems, unknown...); len(problems) > 0 {
+		switch w.caller.Validation {
+		case metav1.FieldValidationIgnore:
+		case metav1.FieldValidationStrict:
+			return nil, unfit(before, strictText(problems))
+		default:
+			w.warn(problems...)
+		}
+	}
+	if w.def.Custom == nil {
+		if err := w.checkKind(t); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.located(t); err != nil {
+		return nil, err
+	}
+	return w.own(live, t), nil
+}
+
+// patched is live with the patch applied, and the problems of strict decoding so far.
+func (w *writing) patched(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
+	strict := w.caller.Validation != metav1.FieldValidationIgnore
+	switch p.Type {
+	case types.JSONPatchType:
+		if strict {
+			if problems, err = jsonPatchProblems(p.Data); err != nil {
+				return nil, nil, err
+			}
+		}
+		t, err = merge.JSON(live, p.Data)
+		return t, problems, err
+	case types.MergePatchType:
+		t, problems, err = merge.Merge(live, p.Data)
+	default:
+		t, problems, err = merge.Strategic(live, p.Data, w.v.Type.New())
+	}
+	if !strict {
+		problems = nil
+	}
+	for i, path := range problems {
+		problems[i] = object.DuplicateError(path)
+	}
+	return t, problems, err
+}
+
+// jsonPatchProblems finds unknown and duplicate fields in the operations of a JSON patch.
+func jsonPatchProblems(patch []byte) (problems []string, err error) {
+	var operations []struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		From  string `json:"from"`
+		Value any    `json:"value"`
+	}
+	strict, err := kjson.UnmarshalStrict(patch, &operations)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+	}
+	for _, problem := range strict {
+		problems = append(problems, "json patch "+problem.Error())
+	}
+	return problems, nil
+}
+
+// unfit is the 422 for a patch whose result is not an object of the kind.
+func unfit(patched []byte, problem string) error {
+	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
+		field.Invalid(field.NewPath("patch"), string(patched), problem),
+	})
+}
+
+// detach copies the two levels of a tree that a write changes in place; a patched
+// object may share the rest with the live one.
+func detach(t object.Tree) object.Tree {
+	out := make(object.Tree, len(t)+1)
+	for k, v := range t {
+		out[k] = v
+	}
+	if md := object.Metadata(t); md != nil {
+		copied := make(object.Tree, len(md)+2)
+		for k, v := range md {
+			copied[k] = v
+		}
+		out["metadata"] = copied
+	}
+	return out
+}

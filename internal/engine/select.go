@@ -1,0 +1,185 @@
+package engine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Places of a field term that do not lie in the selectable fields.
+const (
+	fieldName = -1 - iota
+	fieldNamespace
+)
+
+// selector is the label and field selector of a request, made for a tight loop.
+type selector struct {
+	reader  reader
+	labels  labels.Selector // nil: everything
+	mask    uint64          // marks that every match has
+	nothing bool
+	fields  []fieldTerm
+	paths   [][]string // of the selectable fields, if a term names one
+}
+
+type fieldTerm struct {
+	place int // index of a selectable field, or fieldName, fieldNamespace
+	value string
+	not   bool
+}
+
+// selector compiles the selectors of o.
+func (e *Engine) selector(r reader, o *ListOptions) (*selector, error) {
+	s := &selector{reader: r}
+	if o.Labels != nil && !o.Labels.Empty() {
+		s.labels = o.Labels
+		requirements, selectable := o.Labels.Requirements()
+		s.nothing = !selectable
+		for _, q := range requirements {
+			s.mask |= requirementMask(q)
+		}
+	}
+	if o.Fields == nil || o.Fields.Empty() {
+		return s, nil
+	}
+	for _, q := range o.Fields.Requirements() {
+		place, err := fieldPlace(r.version, q.Field)
+		if err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+		s.fields = append(s.fields, fieldTerm{place, q.Value, q.Operator == selection.NotEquals})
+		if place >= 0 && s.paths == nil {
+			s.paths = selectablePaths(r.version)
+		}
+	}
+	return s, nil
+}
+
+func selectablePaths(v *resource.Version) [][]string {
+	paths := make([][]string, len(v.SelectableFields))
+	for i, f := range v.SelectableFields {
+		paths[i] = f.Path
+	}
+	return paths
+}
+
+func requirementMask(q labels.Requirement) uint64 {
+	switch q.Operator() {
+	case selection.In, selection.Equals, selection.DoubleEquals:
+		if values := q.ValuesUnsorted(); len(values) == 1 {
+			return pairMark(q.Key(), values[0])
+		}
+		return keyMark(q.Key())
+	case selection.Exists, selection.GreaterThan, selection.LessThan:
+		return keyMark(q.Key())
+	}
+	return 0
+}
+
+// fieldPlace finds what a field selector names; the error is worded as upstream's.
+func fieldPlace(v *resource.Version, name string) (int, error) {
+	custom := v.Definition.Custom != nil
+	switch {
+	case name == "metadata.name":
+		return fieldName, nil
+	case name == "metadata.namespace" && (v.Definition.Namespaced || !custom):
+		return fieldNamespace, nil
+	}
+	for i := range v.SelectableFields {
+		if v.SelectableFields[i].Name == name {
+			return i, nil
+		}
+	}
+	if !custom && len(v.SelectableFields) == 0 {
+		return 0, fmt.Errorf("%q is not a known field selector: only %q, %q", name, "metadata.name", "metadata.namespace")
+	}
+	return 0, errors.New("field label not supported: " + name)
+}
+
+func (s *selector) empty() bool { return s.labels == nil && len(s.fields) == 0 }
+
+// matches judges a record. It allocates nothing once the record has been judged before.
+func (s *selector) matches(rec *storage.Record) bool {
+	if s.labels == nil && len(s.fields) == 0 {
+		return true
+	}
+	d := derive(rec)
+	if d.marks&s.mask != s.mask || s.nothing {
+		return false
+	}
+	if s.labels != nil && !s.labels.Matches(d.labels) {
+		return false
+	}
+	return len(s.fields) == 0 || s.matchFields(d, rec)
+}
+
+func (s *selector) matchFields(d *derived, rec *storage.Record) bool {
+	var values []string
+	if s.paths != nil {
+		values = s.values(d, rec)
+	}
+	for _, term := range s.fields {
+		var value string
+		switch term.place {
+		case fieldName:
+			value = d.meta.Name
+		case fieldNamespace:
+			value = d.meta.Namespace
+		default:
+			value = values[term.place]
+		}
+		if (value == term.value) == term.not {
+			return false
+		}
+	}
+	return true
+}
+
+// values returns the record's selectable fields at the reader's version.
+func (s *selector) values(d *derived, rec *storage.Record) []string {
+	if f := d.fields.Load(); f != nil && f.version == s.reader.version {
+		return f.values
+	}
+	f := &fieldValues{s.reader.version, make([]string, len(s.paths))}
+	if o, err := s.reader.at(rec); err == nil {
+		raw := make([][]byte, len(s.paths))
+		object.Fields(o.Packed.JSON(), s.paths, raw)
+		for i := range raw {
+			f.values[i] = fieldText(raw[i])
+		}
+	}
+	d.fields.Store(f)
+	return f.values
+}
+
+// fieldText is a selectable field as selectors write it; "" where it is not set.
+func fieldText(raw []byte) string {
+	if len(raw) == 0 || string(raw) == "null" {
+		return ""
+	}
+	if raw[0] != '"' {
+		return string(raw)
+	}
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		return ""
+	}
+	return text
+}
+
+// exact returns the value that the field selector demands of name.
+func exact(f fields.Selector, name string) (string, bool) {
+	if f == nil {
+		return "", false
+	}
+	return f.RequiresExactMatch(name)
+}

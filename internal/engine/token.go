@@ -1,0 +1,65 @@
+package engine
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"path"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// A continue token is upstream's: base64 of a small JSON document that holds the
+// revision of the snapshot and the key to go on from, relative to the collection.
+const tokenVersion = "meta.k8s.io/v1"
+
+// latest is the revision in a token that goes on in the newest state.
+const latest = -1
+
+type token struct {
+	Version  string `json:"v"`
+	Revision int64  `json:"rv"`
+	Start    string `json:"start"`
+}
+
+// encodeToken makes the token that goes on behind key.
+func encodeToken(key, prefix string, revision int64) string {
+	data, err := json.Marshal(token{tokenVersion, revision, strings.TrimPrefix(key, prefix) + "\x00"})
+	if err != nil {
+		panic(err) // a struct of strings and an integer
+	}
+	return base64.RawURLEncoding.EncodeToString(data)
+}
+
+// decodeToken returns the first key a token allows, and its revision.
+func decodeToken(text, prefix string) (start string, revision int64, err error) {
+	const invalid = "continue key is not valid"
+	bad := func(format string, args ...any) (string, int64, error) {
+		return "", 0, apierrors.NewBadRequest("invalid continue token: " + fmt.Sprintf(format, args...))
+	}
+	data, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		return bad(invalid+": %v", err)
+	}
+	var t token
+	if err := json.Unmarshal(data, &t); err != nil {
+		return bad(invalid+": %v", err)
+	}
+	switch {
+	case t.Version != tokenVersion:
+		return bad(invalid+": server does not recognize this encoded version %v", t.Version)
+	case t.Revision == 0:
+		return bad(invalid + ": incorrect encoded start resourceVersion (version meta.k8s.io/v1)")
+	case t.Start == "":
+		return bad(invalid + ": encoded start key empty (version meta.k8s.io/v1)")
+	}
+	key := t.Start
+	if !strings.HasPrefix(key, "/") {
+		key = "/" + key
+	}
+	if path.Clean(key) != key {
+		return bad(invalid+": %v", t.Start)
+	}
+	return prefix + key[1:], t.Revision, nil
+}

@@ -1,0 +1,165 @@
+package engine
+
+import (
+	"context"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/operation"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// pathSegment is what every name must at least be.
+func pathSegment(name string, prefix bool) []string {
+	if prefix {
+		return content.IsPathSegmentPrefix(name)
+	}
+	return content.IsPathSegmentName(name)
+}
+
+// validateCreate checks a new object and gives the warnings for it.
+func (w *writing) validateCreate(t object.Tree) error {
+	md := objectMeta(t)
+	path := field.NewPath("metadata")
+	var errs field.ErrorList
+	if w.def.Custom != nil {
+		if len(validation.ValidateObjectMeta(md, w.def.Namespaced, validation.NameIsDNSSubdomain, path)) > 0 {
+			errs = validation.ValidateObjectMetaDeclaratively(context.Background(), operation.Create, md, nil,
+				w.def.Namespaced, validation.NameIsDNSSubdomain, path, true)
+		}
+		errs = append(errs, w.validateScale(t, true)...)
+	} else {
+		name := validation.ValidateNameFunc(pathSegment)
+		if f := w.def.Behavior.ValidateName; f != nil {
+			name = f
+		}
+		errs = validation.ValidateObjectMeta(md, w.def.Namespaced, name, path)
+		if f := w.def.Behavior.Validate; f != nil {
+			errs = append(errs, f(t)...)
+		}
+		if f := w.v.Validate; f != nil {
+			errs = append(errs, f(t, nil)...)
+		}
+	}
+	if len(errs) > 0 {
+		return w.invalid(t, errs)
+	}
+	if w.def.Custom != nil {
+		w.warn(finalizerWarnings(md.Finalizers)...)
+	}
+	if f := w.def.Behavior.Warnings; f != nil {
+		w.warn(f(t, nil)...)
+	}
+	return nil
+}
+
+func (w *writing) invalid(t object.Tree, errs field.ErrorList) error {
+	return apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), object.Name(t), errs)
+}
+
+// validateUpdate checks t, which is to replace old.
+func (w *writing) validateUpdate(t, old object.Tree) error {
+	errs := w.validateMetaUpdate(t, old)
+	if w.def.Custom != nil {
+		errs = append(errs, w.validateType(t)...)
+		errs = append(errs, w.validateScale(t, w.target.Subresource != "status")...)
+	} else {
+		if f := w.def.Behavior.Validate; f != nil && w.target.Subresource == "" {
+			errs = append(errs, f(t)...)
+		}
+		if f := w.def.Behavior.ValidateUpdate; f != nil {
+			errs = append(errs, f(t, old, w.target.Subresource)...)
+		}
+		if f := w.v.Validate; f != nil {
+			errs = append(errs, f(t, old)...)
+		}
+	}
+	if len(errs) > 0 {
+		return w.invalid(t, errs)
+	}
+	if w.def.Custom != nil && w.target.Subresource != "status" {
+		w.warn(finalizerWarnings(added(object.Finalizers(t), object.Finalizers(old)))...)
+	}
+	if f := w.def.Behavior.Warnings; f != nil {
+		w.warn(f(t, old)...)
+	}
+	return nil
+}
+
+// validateMetaUpdate checks metadata, unless only the parts differ that the server itself writes.
+func (w *writing) validateMetaUpdate(t, old object.Tree) field.ErrorList {
+	path := field.NewPath("metadata")
+	if sameMetadata(object.Metadata(t), object.Metadata(old)) {
+		entries := managedFields(object.Metadata(t))
+		return metavalidation.ValidateManagedFields(entries, path.Child("managedFields"))
+	}
+	md, oldMeta := objectMeta(t), objectMeta(old)
+	errs := validation.ValidateObjectMeta(md, w.def.Namespaced, pathSegment, path)
+	errs = append(errs, validation.ValidateObjectMetaUpdate(md, oldMeta, path)...)
+	if len(errs) > 0 && w.def.Custom != nil {
+		errs = append(errs, validation.ValidateObjectMetaDeclaratively(context.Background(), operation.Update, md, oldMeta,
+			w.def.Namespaced, nil, path, true)...)
+	}
+	return errs
+}
+
+// sameMetadata compares all metadata but what does not need validation.
+func sameMetadata(a, b object.Tree) bool {
+	return covers(a, b) && covers(b, a)
+}
+
+func covers(a, b object.Tree) bool {
+	for key, v := range a {
+		switch key {
+		case "managedFields", "resourceVersion", "generation":
+			continue
+		}
+		if other, ok := b[key]; !ok || !object.Equal(v, other) {
+			return false
+		}
+	}
+	return true
+}
+
+// validateType is for patches, which may have changed what an endpoint serves.
+func (w *writing) validateType(t object.Tree) (errs field.ErrorList) {
+	if kind := object.String(t, "kind"); kind != w.def.Names.Kind {
+		errs = append(errs, field.Invalid(field.NewPath("kind"), kind, "must be "+w.def.Names.Kind))
+	}
+	if v := object.String(t, "apiVersion"); v != w.v.APIVersion {
+		errs = append(errs, field.Invalid(field.NewPath("apiVersion"), v, "must be "+w.v.APIVersion))
+	}
+	return errs
+}
+
+// added lists what is in after but not in before.
+func added(after, before []string) (out []string) {
+	for _, name := range after {
+		if !contains(before, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+func contains(list []string, name string) bool {
+	for _, item := range list {
+		if item == name {
+			return true
+		}
+	}
+	return false
+}
+
+// deletionStarted reports whether an object has been asked to go.
+func deletionStarted(t object.Tree) bool { return object.DeletionTimestamp(t) != "" }
+
+// immediate reports whether an object's deletion waits for finalizers only.
+func immediate(t object.Tree) bool {
+	grace, _ := object.Metadata(t)["deletionGracePeriodSeconds"].(int64)
+	return grace == 0
+}

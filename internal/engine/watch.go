@@ -1,0 +1,269 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// takeAtMost bounds the events of one Take of a watch's beginning.
+const takeAtMost = 500
+
+// Watch is a running watch, used by one goroutine.
+type Watch struct {
+	*query
+	cursor *storage.Cursor
+	shape  *shape        // of the CRD; nil for a built-in kind
+	ready  chan struct{} // ready for good: there are initial events, or an error, to take
+	err    error         // to be given by Take
+
+	initial   *storage.Snapshot // whose objects come first; nil when they have
+	last      string            // key of the initial object given last
+	floor     int64             // events up to here are not for this watch
+	markEnd   bool              // the end of the initial events is marked
+	bookmarks bool
+	progress  int64 // all events up to here have been taken
+	told      int64 // the revision that the client knows of
+	events    []*storage.Event
+}
+
+// Watch starts a watch. An error here is answered as a response; one of Take as an ERROR event.
+func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, error) {
+	defaultWatchOptions(&o)
+	if err := validateListOptions(&o, true); err != nil {
+		return nil, err
+	}
+	revision, err := parseRevision(o.ResourceVersion)
+	if err != nil {
+		return nil, plain(err.Error())
+	}
+	w := &Watch{bookmarks: o.AllowWatchBookmarks}
+	if t.Version.Definition.Custom != nil {
+		if t.Version, w.shape, err = e.shapeOf(ctx, t.Version); err != nil {
+			return nil, err
+		}
+	}
+	if w.query, err = e.query(t, &o); err != nil {
+		w.Close()
+		return nil, err
+	}
+	if err := w.start(ctx, e, revision, &o); err != nil {
+		w.fail(err)
+	}
+	return w, nil
+}
+
+// defaultWatchOptions makes the older way to ask for initial events the newer one.
+func defaultWatchOptions(o *ListOptions) {
+	in := internalversion.ListOptions{
+		Watch: true, ResourceVersion: o.ResourceVersion,
+		ResourceVersionMatch: o.ResourceVersionMatch, SendInitialEvents: o.SendInitialEvents,
+	}
+	internalversion.SetListOptionsDefaults(&in, true)
+	o.ResourceVersionMatch, o.SendInitialEvents = in.ResourceVersionMatch, in.SendInitialEvents
+}
+
+// start opens the cursor where the watch begins.
+func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOptions) error {
+	head := e.Store.Head()
+	switch {
+	case o.SendInitialEvents != nil && *o.SendInitialEvents:
+		fresh, err := e.wait(ctx, revision)
+		if err != nil {
+			return err
+		}
+		head = fresh
+		w.initial, w.markEnd = head, w.bookmarks
+		revision = head.Revision()
+		w.wake()
+	case revision == 0:
+		revision = head.Revision()
+	}
+	w.floor = revision
+	if revision > head.Revision() { // from the future: the changes until then are left out
+		revision = head.Revision()
+	}
+	w.progress, w.told = revision, w.floor
+	var err error
+	w.cursor, err = e.Store.Watch(ctx, w.prefix, revision)
+	var compacted *storage.CompactedError
+	if errors.As(err, &compacted) {
+		return expired(compacted)
+	}
+	return err
+}
+
+// expired is the 410 for a watch from a revision that has left the history.
+func expired(c *storage.CompactedError) error {
+	return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", c.Requested, c.Oldest))
+}
+
+func (w *Watch) fail(err error) {
+	w.initial, w.err = nil, storageError(err)
+	w.wake()
+}
+
+// wake makes the watch ready for good.
+func (w *Watch) wake() {
+	if w.ready == nil {
+		w.ready = make(chan struct{})
+		close(w.ready)
+	}
+}
+
+// Ready receives when Take may have something new.
+func (w *Watch) Ready() <-chan struct{} {
+	if w.initial != nil || w.err != nil {
+		return w.ready
+	}
+	return w.cursor.Ready()
+}
+
+// Ended is closed when the kind has changed under the watch, so that Take gives io.EOF. It is nil
+// for a built-in kind.
+func (w *Watch) Ended() <-chan struct{} {
+	if w.shape == nil {
+		return nil
+	}
+	return w.shape.ended
+}
+
+// Take returns what is ready, without blocking: initial events first, a bounded number a call; when it
+// returns some, call it again after writing them. An error is final: a StatusError (410), or io.EOF for an
+// ordinary end: the CRD has changed shape, the client is too slow, the server shuts down.
+func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
+	if w.err != nil {
+		return buf, w.err
+	}
+	select {
+	case <-w.Ended():
+		w.fail(io.EOF)
+		return buf, w.err
+	default:
+	}
+	if w.initial != nil {
+		return w.takeInitial(buf)
+	}
+	before := len(buf)
+	events, progress, err := w.cursor.Take(w.events[:0])
+	for i, ev := range events {
+		if buf, w.err = w.judge(buf, ev); w.err != nil {
+			break
+		}
+		events[i] = nil
+	}
+	w.events = events
+	w.progress = max(progress, w.progress)
+	if err != nil && w.err == nil {
+		w.err = io.EOF
+	}
+	if w.err == nil {
+		return buf, nil
+	}
+	w.wake()
+	if len(buf) > before {
+		return buf, nil
+	}
+	return buf, w.err
+}
+
+// takeInitial gives the next of the objects that were there when the watch began.
+func (w *Watch) takeInitial(buf []WatchEvent) ([]WatchEvent, error) {
+	snap, seen := w.initial, 0
+	if w.single {
+		if rec := snap.Get(w.prefix); rec != nil {
+			buf, w.err = w.addInitial(buf, rec)
+		}
+		seen = -1
+	} else {
+		for rec := range snap.Walk(w.prefix, w.last) {
+			w.last = rec.Key
+			if buf, w.err = w.addInitial(buf, rec); w.err != nil {
+				return buf, w.err
+			}
+			if seen++; seen == takeAtMost {
+				return buf, nil
+			}
+		}
+	}
+	if w.err != nil {
+		return buf, w.err
+	}
+	w.initial = nil
+	if w.markEnd {
+		buf = append(buf, w.bookmark(snap.Revision(), true))
+	}
+	w.told = snap.Revision()
+	return buf, nil
+}
+
+func (w *Watch) addInitial(buf []WatchEvent, rec *storage.Record) ([]WatchEvent, error) {
+	if !w.matches(rec) {
+		return buf, nil
+	}
+	o, err := w.reader.at(rec)
+	if err != nil {
+		return buf, err
+	}
+	return append(buf, WatchEvent{Type: "ADDED", Object: o}), nil
+}
+
+// judge appends what the watch sees of a change: an object that comes to match is added, one
+// that no longer matches is deleted, as it was, at the revision of the change.
+func (w *Watch) judge(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error) {
+	if ev.Revision <= w.floor || w.single && ev.Key != w.prefix {
+		return buf, nil
+	}
+	now := ev.Record != nil && w.matches(ev.Record)
+	before := ev.Previous != nil && w.matches(ev.Previous)
+	kind, rec := "MODIFIED", ev.Record
+	switch {
+	case !now && !before:
+		return buf, nil
+	case !before:
+		kind = "ADDED"
+	case !now:
+		kind, rec = "DELETED", ev.Previous
+	}
+	o, err := w.reader.at(rec)
+	if err != nil {
+		return buf, err
+	}
+	o.Revision, w.told = ev.Revision, ev.Revision
+	return append(buf, WatchEvent{Type: kind, Object: o}), nil
+}
+
+// Bookmark returns a BOOKMARK event for all that Take has returned, if bookmarks were asked for
+// and there is progress to report.
+func (w *Watch) Bookmark() (WatchEvent, bool) {
+	if !w.bookmarks || w.initial != nil || w.err != nil || w.progress <= w.told {
+		return WatchEvent{}, false
+	}
+	w.told = w.progress
+	return w.bookmark(w.told, false), true
+}
+
+func (w *Watch) bookmark(revision int64, end bool) WatchEvent {
+	return WatchEvent{
+		Type:             "BOOKMARK",
+		Object:           Object{Version: w.reader.version, Revision: revision},
+		InitialEventsEnd: end,
+	}
+}
+
+// Close ends the watch.
+func (w *Watch) Close() {
+	if w.cursor != nil {
+		w.cursor.Close()
+	}
+	if w.shape != nil {
+		w.shape.release()
+		w.shape = nil
+	}
+}

@@ -1,0 +1,240 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/merge"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// writing is one write request under way, against one state of the catalog.
+type writing struct {
+	engine *Engine
+	target Target
+	caller Caller
+	v      *resource.Version
+	def    *resource.Definition
+	reader reader
+	fields merge.Fields
+	now    time.Time
+	quiet  bool // a retry: the warnings have been given
+	upsert bool // an update or apply that creates: a resourceVersion does no harm
+}
+
+// begin starts a write.
+func (e *Engine) begin(t Target, c Caller) (*writing, error) {
+	w := &writing{engine: e, target: t, caller: c, now: e.clock()}
+	if err := e.subresource(t); err != nil {
+		return nil, err
+	}
+	return w, w.resolve(t.Version)
+}
+
+func (e *Engine) clock() time.Time {
+	if e.Now != nil {
+		return e.Now()
+	}
+	return time.Now()
+}
+
+// resolve points w at one version of a kind.
+func (w *writing) resolve(v *resource.Version) (err error) {
+	w.v, w.def = v, v.Definition
+	w.fields = merge.Fields{
+		APIVersion:  v.APIVersion,
+		Subresource: w.target.Subresource,
+		Parseable:   w.parseable,
+		Convert:     w.convertTo,
+		Reset:       w.reset(),
+	}
+	w.reader, err = w.engine.reader(v)
+	return err
+}
+
+// refresh looks the kind up again after the CRD or the namespace has changed under a write.
+func (w *writing) refresh(ctx context.Context) error {
+	w.quiet = true
+	if w.def.Custom == nil {
+		return nil
+	}
+	catalog, err := w.engine.Live.Wait(ctx, w.engine.Store.Head().Revision())
+	if err != nil {
+		return storageError(err)
+	}
+	v := catalog.Find(w.v.GroupVersion.Group, w.v.GroupVersion.Version, w.def.Names.Plural)
+	if v == nil || v.Definition.Custom == nil {
+		return notServed()
+	}
+	if err := w.engine.subresource(Target{Version: v, Subresource: w.target.Subresource}); err != nil {
+		return err
+	}
+	return w.resolve(v)
+}
+
+func (w *writing) warn(texts ...string) {
+	if w.caller.Warn == nil || w.quiet {
+		return
+	}
+	for _, text := range texts {
+		w.caller.Warn(text)
+	}
+}
+
+func (w *writing) parseable(apiVersion string) (typed.ParseableType, bool) {
+	v := versionOf(w.def, apiVersion)
+	if v == nil || v.Parseable == nil {
+		return typed.ParseableType{}, false
+	}
+	p, err := v.Parseable()
+	return p, err == nil
+}
+
+func (w *writing) convertTo(t object.Tree, apiVersion string) (object.Tree, error) {
+	to := versionOf(w.def, apiVersion)
+	if to == nil {
+		return nil, errors.New("engine: version " + apiVersion + " is not known")
+	}
+	from := versionOf(w.def, object.String(t, "apiVersion"))
+	if from == to {
+		return t, nil
+	}
+	copied := make(object.Tree, len(t))
+	for k, v := range t {
+		copied[k] = v
+	}
+	return convert(copied, from, to)
+}
+
+// convert is conversion.Convert with an error for clients.
+func convert(t object.Tree, from, to *resource.Version) (object.Tree, error) {
+	out, err := conversion.Convert(t, from, to)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	return out, nil
+}
+
+// reset lists the fields that a write through this endpoint never owns.
+func (w *writing) reset() []string {
+	sub := w.target.Subresource
+	switch {
+	case w.def.Custom == nil && sub == "":
+		return w.def.Behavior.ResetOnWrite
+	case w.def.Custom == nil:
+		return w.def.Behavior.ResetOnStatus
+	case sub == "status":
+		return []string{"metadata", "spec"}
+	case sub == "" && w.v.Status:
+		return []string{"status"}
+	}
+	return nil
+}
+
+// own records in managedFields what the caller changed. As upstream does, it rather keeps the
+// managedFields of live than fail.
+func (w *writing) own(live, t object.Tree) object.Tree {
+	out, err := w.fields.Update(live, t, w.caller.FieldManager, w.now)
+	if err == nil {
+		return out
+	}
+	md := object.EnsureMetadata(t)
+	if kept, ok := object.Metadata(live)["managedFields"]; ok {
+		md["managedFields"] = kept
+	} else {
+		delete(md, "managedFields")
+	}
+	return t
+}
+
+// key is the storage key of the target.
+func (w *writing) key() string { return w.def.Key(w.target.Namespace, w.target.Name) }
+
+// stored gives an object the form in which it is stored. t is at the request's version
+// for a custom kind, and at the storage version for a built-in one.
+func (w *writing) stored(t object.Tree) (object.Packed, error) {
+	to := w.def.Storage
+	if w.def.Custom == nil {
+		t["apiVersion"] = to.APIVersion
+		return object.Pack(t, 0), nil
+	}
+	fp, err := fingerprint(to)
+	if err != nil {
+		return nil, err
+	}
+	if w.v != to {
+		if t, err = convert(t, w.v, to); err != nil {
+			return nil, err
+		}
+		if fp != w.reader.fingerprint {
+			if err := prune(to, t); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return object.Pack(t, fp), nil
+}
+
+// result is what the caller of a write gets back of rec.
+func (w *writing) result(rec *storage.Record) (Object, error) { return w.reader.at(rec) }
+
+// unstored is what the caller of a dry run gets back, or of an update that deleted.
+func (w *writing) unstored(p object.Packed, revision int64) (Object, error) {
+	o := Object{Version: w.v, Revision: revision, Packed: p}
+	if w.reader.passes(p) {
+		return o, nil
+	}
+	var err error
+	o.Packed, err = w.reader.view(p)
+	return o, err
+}
+
+// commit writes one object, under the guards of its kind.
+func (w *writing) commit(ctx context.Context, key string, p object.Packed, expected int64, guards []storage.Guard) (*storage.Record, error) {
+	if c := w.def.Custom; c != nil {
+		guards = append(guards, storage.Guard{Key: c.Key, Revision: c.Revision})
+	}
+	events, err := w.engine.Store.Commit(ctx, []storage.Write{{
+		Key:      key,
+		Value:    p,
+		Expected: expected,
+		TTL:      time.Duration(w.def.Behavior.TTL) * time.Second,
+		Derived:  newDerived(p),
+	}}, guards...)
+	if err != nil {
+		return nil, err
+	}
+	return events[0].Record, nil
+}
+
+// guardFailed reports that the state a write relies on has changed.
+func guardFailed(err error) bool {
+	var c *storage.ConflictError
+	return errors.As(err, &c) && c.Guard
+}
+
+// overtaken reports that another write to the same object came first.
+func overtaken(err error) (*storage.ConflictError, bool) {
+	var c *storage.ConflictError
+	return c, errors.As(err, &c) && !c.Guard
+}
+
+// catchUp makes sure that the next try sees what it lost against.
+func (e *Engine) catchUp(ctx context.Context, c *storage.ConflictError) error {
+	if c.Current != nil {
+		if _, err := e.Store.Wait(ctx, c.Current.Modified); err != nil {
+			return storageError(err)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return storageError(err)
+	}
+	return nil
+}
