@@ -1,0 +1,486 @@
+package merge
+
+import (
+	"errors"
+	"fmt"
+	"math/rand"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// widgetSchema has what a CRD's schema can have: granular and atomic maps and
+// lists, sets, lists of maps with one and two keys, and a field of any type.
+const widgetSchema = `types:
+- name: widget
+  map:
+    fields:
+    - {name: apiVersion, type: {scalar: string}}
+    - {name: kind, type: {scalar: string}}
+    - {name: metadata, type: {namedType: meta}}
+    - {name: spec, type: {namedType: spec}}
+    - {name: status, type: {namedType: status}}
+- name: meta
+  map:
+    fields:
+    - {name: name, type: {scalar: string}}
+    - {name: namespace, type: {scalar: string}}
+    - {name: uid, type: {scalar: string}}
+    - {name: resourceVersion, type: {scalar: string}}
+    - {name: generation, type: {scalar: numeric}}
+    - {name: creationTimestamp, type: {scalar: untyped}}
+    - {name: labels, type: {map: {elementType: {scalar: string}}}}
+    - {name: annotations, type: {map: {elementType: {scalar: string}}}}
+    - {name: finalizers, type: {list: {elementType: {scalar: string}, elementRelationship: associative}}}
+    - {name: managedFields, type: {namedType: any}}
+- name: spec
+  map:
+    fields:
+    - {name: replicas, type: {scalar: numeric}}
+    - {name: count, type: {scalar: numeric}}
+    - {name: image, type: {scalar: string}}
+    - {name: description, type: {scalar: string}}
+    - {name: env, type: {map: {elementType: {scalar: string}}}}
+    - {name: options, type: {map: {elementType: {scalar: string}, elementRelationship: atomic}}}
+    - {name: args, type: {list: {elementType: {scalar: string}, elementRelationship: atomic}}}
+    - {name: tags, type: {list: {elementType: {scalar: string}, elementRelationship: associative}}}
+    - {name: ports, type: {list: {elementType: {namedType: port}, elementRelationship: associative, keys: [name]}}}
+    - {name: routes, type: {list: {elementType: {namedType: route}, elementRelationship: associative, keys: [port, protocol]}}}
+    - {name: extra, type: {namedType: any}}
+- name: port
+  map:
+    fields:
+    - {name: name, type: {scalar: string}}
+    - {name: port, type: {scalar: numeric}}
+- name: route
+  map:
+    fields:
+    - {name: port, type: {scalar: numeric}}
+    - {name: protocol, type: {scalar: string}, default: TCP}
+    - {name: weight, type: {scalar: numeric}}
+- name: status
+  map:
+    fields:
+    - {name: phase, type: {scalar: string}}
+    - {name: readyReplicas, type: {scalar: numeric}}
+    - {name: conditions, type: {list: {elementType: {namedType: condition}, elementRelationship: associative, keys: [type]}}}
+- name: condition
+  map:
+    fields:
+    - {name: type, type: {scalar: string}}
+    - {name: status, type: {scalar: string}}
+    - {name: lastTransitionTime, type: {scalar: untyped}}
+- name: any
+  scalar: untyped
+  list: {elementType: {namedType: any}, elementRelationship: atomic}
+  map: {elementType: {namedType: any}, elementRelationship: separable}
+`
+
+// world is a kind with two versions, of which v2 calls spec.replicas spec.count.
+type world struct {
+	parseable typed.ParseableType
+	deduced   bool
+	versions  map[string]bool
+}
+
+func newWorld(t testing.TB, deduced bool) *world {
+	t.Helper()
+	w := &world{parseable: typed.DeducedParseableType, deduced: deduced, versions: map[string]bool{"g.io/v1": true, "g.io/v2": true}}
+	if !deduced {
+		parser, err := typed.NewParser(widgetSchema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.parseable = parser.Type("widget")
+	}
+	return w
+}
+
+func (w *world) convert(t object.Tree, version string) (object.Tree, error) {
+	if !w.versions[version] {
+		return nil, runtime.NewNotRegisteredErrForKind("test", schema.GroupVersionKind{Version: version})
+	}
+	t = object.Copy(t)
+	if object.String(t, "apiVersion") == version {
+		return t, nil
+	}
+	t["apiVersion"] = version
+	spec, _ := t["spec"].(object.Tree)
+	from, to := "replicas", "count"
+	if version == "g.io/v1" {
+		from, to = to, from
+	}
+	if v, ok := spec[from]; ok {
+		delete(spec, from)
+		spec[to] = v
+	}
+	return t, nil
+}
+
+func (w *world) reset(version, subresource string) []string {
+	if subresource == "status" {
+		return []string{"metadata", "spec"}
+	}
+	return []string{"status"}
+}
+
+func (w *world) fields(version, subresource string) *Fields {
+	return &Fields{
+		APIVersion: version, Kind: "Widget", Subresource: subresource, Reset: w.reset(version, subresource),
+		Parseable: func(v string) (typed.ParseableType, bool) { return w.parseable, w.versions[v] },
+		Convert:   w.convert,
+	}
+}
+
+// The methods that follow make a world what upstream's field manager asks for.
+
+func (w *world) ObjectToTyped(o runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+	return w.parseable.FromUnstructured(o.(*unstructured.Unstructured).Object, opts...)
+}
+
+func (w *world) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
+	t, ok := v.AsValue().Unstructured().(object.Tree)
+	if !ok {
+		return nil, errors.New("not an object")
+	}
+	return &unstructured.Unstructured{Object: t}, nil
+}
+
+func (w *world) Convert(in, out, context any) error { return errors.New("not needed") }
+func (w *world) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
+	t, err := w.convert(in.(*unstructured.Unstructured).Object, gv.(schema.GroupVersion).String())
+	return &unstructured.Unstructured{Object: t}, err
+}
+func (w *world) ConvertFieldLabel(schema.GroupVersionKind, string, string) (string, string, error) {
+	return "", "", errors.New("not needed")
+}
+func (w *world) Default(runtime.Object) {}
+func (w *world) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(gvk)
+	return u, nil
+}
+
+func (w *world) oracle(t testing.TB, version, subresource string) *managedfields.FieldManager {
+	t.Helper()
+	gv, err := schema.ParseGroupVersion(version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reset := map[fieldpath.APIVersion]*fieldpath.Set{}
+	for v := range w.versions {
+		if v != version && subresource == "" {
+			continue
+		}
+		set := fieldpath.NewSet()
+		for _, field := range w.reset(v, subresource) {
+			set.Insert(fieldpath.MakePathOrDie(field))
+		}
+		reset[fieldpath.APIVersion(v)] = set
+	}
+	m, err := managedfields.NewDefaultCRDFieldManager(w, w, w, w, gv.WithKind("Widget"), schema.GroupVersion{Group: "g.io", Version: "v1"}, subresource, fieldpath.NewExcludeFilterSetMap(reset))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// story is one random life of an object, told to both sides.
+type story struct {
+	*testing.T
+	*world
+	r     *rand.Rand
+	state object.Tree // at g.io/v1; nil before it is created
+	now   time.Time
+	log   []string
+}
+
+func (s *story) pick(list ...string) string { return list[s.r.Intn(len(list))] }
+
+func (s *story) scalar() any {
+	return [...]any{"a", "b", "c"}[s.r.Intn(3)]
+}
+
+func (s *story) stringMap() object.Tree {
+	m := object.Tree{}
+	for range s.r.Intn(3) {
+		m[s.pick("a", "b", "c", "d/e.f")] = s.scalar()
+	}
+	return m
+}
+
+func (s *story) stringList() []any {
+	l := []any{}
+	for _, v := range s.r.Perm(4)[:s.r.Intn(4)] {
+		l = append(l, string(rune('a'+v)))
+	}
+	return l
+}
+
+func (s *story) spec(version string) object.Tree {
+	spec := object.Tree{}
+	set := func(key string, make func() any) {
+		if s.r.Intn(3) == 0 {
+			spec[key] = make()
+		}
+	}
+	count := "replicas"
+	if version == "g.io/v2" {
+		count = "count"
+	}
+	set(count, func() any { return int64(s.r.Intn(3)) })
+	set("image", s.scalar)
+	set("description", func() any { return nil })
+	set("env", func() any { return s.stringMap() })
+	set("options", func() any { return s.stringMap() })
+	set("args", func() any { return s.stringList() })
+	set("tags", func() any { return s.stringList() })
+	set("extra", func() any { return object.Tree{"x": s.stringMap(), "l": s.stringList(), "n": 1.5} })
+	set("ports", func() any {
+		l := []any{}
+		for _, name := range s.stringList() {
+			l = append(l, object.Tree{"name": name, "port": int64(s.r.Intn(3))})
+		}
+		return l
+	})
+	set("routes", func() any {
+		l := []any{}
+		for _, p := range s.r.Perm(3)[:s.r.Intn(3)] {
+			route := object.Tree{"port": int64(p), "weight": int64(s.r.Intn(3))}
+			if s.r.Intn(2) == 0 {
+				route["protocol"] = "UDP"
+			}
+			l = append(l, route)
+		}
+		return l
+	})
+	return spec
+}
+
+func (s *story) config(version string) object.Tree {
+	t := object.Tree{"apiVersion": version, "kind": "Widget", "metadata": object.Tree{"name": "w", "namespace": "ns"}}
+	if s.r.Intn(4) > 0 {
+		t["spec"] = s.spec(version)
+	}
+	if s.r.Intn(3) == 0 {
+		object.Metadata(t)["labels"] = s.stringMap()
+	}
+	if s.r.Intn(3) == 0 {
+		object.Metadata(t)["finalizers"] = s.stringList()
+	}
+	if s.r.Intn(4) == 0 {
+		t["status"] = object.Tree{"phase": s.scalar(), "conditions": []any{object.Tree{"type": s.scalar(), "status": "True"}}}
+	}
+	if s.r.Intn(30) == 0 && !s.deduced {
+		t["bogus"] = object.Tree{"x": "y"}
+	}
+	return t
+}
+
+// mutate changes some of a copy of the object, managedFields included.
+func (s *story) mutate(t object.Tree, version string) object.Tree {
+	t = object.Copy(t)
+	other := s.config(version)
+	meta := object.EnsureMetadata(t)
+	for _, key := range []string{"labels", "finalizers"} {
+		if v, ok := object.Metadata(other)[key]; ok {
+			meta[key] = v
+		} else if s.r.Intn(6) == 0 {
+			delete(meta, key)
+		}
+	}
+	spec, _ := other["spec"].(object.Tree)
+	mine, _ := t["spec"].(object.Tree)
+	if mine == nil {
+		t["spec"] = spec
+	} else {
+		for k, v := range spec {
+			mine[k] = v
+		}
+		if s.r.Intn(4) == 0 {
+			delete(mine, s.pick("env", "ports", "image", "routes", "tags", "extra"))
+		}
+	}
+	if t["spec"] == nil || len(t["spec"].(object.Tree)) == 0 && s.r.Intn(2) == 0 {
+		delete(t, "spec")
+	}
+	for _, key := range []string{"status", "bogus"} {
+		if v, ok := other[key]; ok {
+			t[key] = v
+		}
+	}
+	switch s.r.Intn(40) {
+	case 0:
+		meta["managedFields"] = []any{}
+	case 1:
+		meta["managedFields"] = []any{object.Tree{}}
+	case 2:
+		meta["managedFields"] = []any{object.Tree{"manager": "x"}}
+	case 3:
+		meta["managedFields"] = "junk"
+	case 4, 5, 6:
+		delete(meta, "managedFields")
+	case 7:
+		meta["managedFields"] = s.sentFields(version)
+	case 8:
+		object.SetMapEntry(t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, s.config(version))))
+	case 9:
+		object.SetMapEntry(t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, withoutManagedFields(t))))
+	}
+	return t
+}
+
+// sentFields are entries that a client made up, in odd but readable form.
+func (s *story) sentFields(version string) []any {
+	return []any{
+		object.Tree{"manager": "sent", "operation": "Apply", "apiVersion": version, "fieldsType": "FieldsV1", "time": "2020-01-01T02:00:00+02:00", "unknown": "x",
+			"fieldsV1": object.Tree{"f:spec": object.Tree{".": object.Tree{}, "f:image": object.Tree{".": object.Tree{}}, "q:what": object.Tree{}, "f:gone": object.Tree{"z:z": object.Tree{}},
+				"f:ports": object.Tree{`k:{"name": "a"}`: object.Tree{".": object.Tree{}, "f:port": nil}, "i:1": object.Tree{}, `v:1.0`: object.Tree{}}}}},
+		object.Tree{"manager": "old", "operation": "Update", "apiVersion": "g.io/v0", "fieldsType": "FieldsV1", "fieldsV1": object.Tree{"f:spec": object.Tree{"f:image": object.Tree{}}}},
+		object.Tree{"operation": "Update", "apiVersion": s.pick("g.io/v1", "g.io/v2"), "fieldsType": "FieldsV1", "subresource": "status", "fieldsV1": object.Tree{"f:status": object.Tree{"f:phase": object.Tree{}}}},
+	}
+}
+
+func (s *story) at(version string) object.Tree {
+	if s.state == nil {
+		return nil
+	}
+	t, err := s.convert(s.state, version)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return t
+}
+
+func wrap(t object.Tree) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: object.Copy(t)}
+}
+
+// step makes one write on both sides, compares and goes on with the outcome.
+func (s *story) step() {
+	s.now = s.now.Add(time.Duration(1+s.r.Intn(3)) * time.Second)
+	version := s.pick("g.io/v1", "g.io/v1", "g.io/v2")
+	subresource := s.pick("", "", "", "status")
+	if s.state == nil {
+		subresource = ""
+	}
+	manager := s.pick("alice", "bob", "kubectl", fmt.Sprint("m", s.r.Intn(20)), "")
+	f, oracle := s.fields(version, subresource), s.oracle(s.T, version, subresource)
+	live := s.at(version)
+	liveObject := &unstructured.Unstructured{}
+	liveObject.SetAPIVersion(version)
+	liveObject.SetKind("Widget")
+	if live != nil {
+		liveObject = wrap(live)
+	}
+	var got, want object.Tree
+	var gotErr, wantErr error
+	if s.r.Intn(2) == 0 {
+		obj := s.config(version)
+		if live != nil {
+			obj = s.mutate(live, version)
+		}
+		s.logf("update by %q %s %q of %s", manager, version, subresource, object.AppendJSON(nil, obj))
+		want = oracle.UpdateNoErrors(liveObject, wrap(obj), manager).(*unstructured.Unstructured).Object
+		got, gotErr = f.Update(live, obj, manager, s.now)
+	} else {
+		config, force := s.config(version), s.r.Intn(2) == 0
+		s.logf("apply by %q %s %q force %v of %s", manager, version, subresource, force, object.AppendJSON(nil, config))
+		wantObject, err := oracle.Apply(liveObject, wrap(config), manager, force)
+		if wantErr = err; err == nil {
+			if want, err = s.convert(wantObject.(*unstructured.Unstructured).Object, version); err != nil {
+				s.Fatal(err)
+			}
+		}
+		got, gotErr = f.Apply(live, config, manager, force, s.now)
+	}
+	s.compare(got, want, gotErr, wantErr)
+	if gotErr != nil {
+		return
+	}
+	next, err := s.convert(got, "g.io/v1")
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.state = next
+	object.Metadata(next)["uid"] = "u"
+}
+
+func (s *story) logf(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
+
+func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
+	s.Helper()
+	if describeError(gotErr) != describeError(wantErr) {
+		s.Fatalf("%s\n got error %s\nwant error %s", strings.Join(s.log, "\n"), describeError(gotErr), describeError(wantErr))
+	}
+	if gotErr != nil {
+		return
+	}
+	// Upstream reads the clock; all that it wrote just now counts as our now.
+	entries, _ := object.Metadata(want)["managedFields"].([]any)
+	for _, e := range entries {
+		if at, err := time.Parse(time.RFC3339, object.String(e.(object.Tree), "time")); err == nil && time.Since(at) < time.Minute {
+			e.(object.Tree)["time"] = s.now.Format(time.RFC3339)
+		}
+	}
+	g, w := string(object.AppendJSON(nil, got)), string(object.AppendJSON(nil, want))
+	if g != w {
+		s.Fatalf("%s\n got %s\nwant %s", strings.Join(s.log, "\n"), g, w)
+	}
+}
+
+// describeError gives what a client sees, without an order that is chance upstream.
+func describeError(err error) string {
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) {
+		return fmt.Sprint(err)
+	}
+	var causes []string
+	if d := status.ErrStatus.Details; d != nil {
+		for _, c := range d.Causes {
+			causes = append(causes, fmt.Sprint(c))
+		}
+	}
+	slices.Sort(causes)
+	lines := strings.Split(status.ErrStatus.Message, "\n")
+	slices.Sort(lines)
+	return fmt.Sprint(status.ErrStatus.Code, status.ErrStatus.Reason, lines, causes)
+}
+
+func tell(t *testing.T, seed int64, deduced bool) {
+	s := &story{T: t, world: newWorld(t, deduced), r: rand.New(rand.NewSource(seed)), now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second)}
+	for range 25 {
+		s.step()
+	}
+}
+
+// What anybody writes leaves the same managedFields as with upstream's manager.
+func TestFieldsAsUpstream(t *testing.T) {
+	n := int64(80)
+	if testing.Short() {
+		n = 20
+	}
+	for _, deduced := range []bool{false, true} {
+		t.Run(fmt.Sprintf("deduced=%v", deduced), func(t *testing.T) {
+			for seed := range n {
+				tell(t, seed, deduced)
+			}
+		})
+	}
+}
+
+func FuzzFields(f *testing.F) {
+	f.Add(int64(1), false)
+	f.Fuzz(func(t *testing.T, seed int64, deduced bool) { tell(t, seed, deduced) })
+}
