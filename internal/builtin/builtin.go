@@ -35,7 +35,7 @@ func Definitions(c Config) []*resource.Definition {
 		c.Now = time.Now
 	}
 	kinds := table(c)
-	all := make([]*resource.Definition, 0, len(kinds)+1)
+	all := make([]*resource.Definition, 0, len(kinds))
 	for i := range kinds {
 		all = append(all, define(&kinds[i]))
 	}
@@ -52,6 +52,7 @@ func table(c Config) []kind {
 		{endpoint: at(corev1.SchemeGroupVersion, &corev1.Secret{}, &corev1.SecretList{}), plural: "secrets", columns: secretColumns, selectable: fields("type"), behavior: secrets()},
 		{endpoint: at(corev1.SchemeGroupVersion, &corev1.ServiceAccount{}, &corev1.ServiceAccountList{}), plural: "serviceaccounts", short: "sa", behavior: serviceAccounts()},
 		{endpoint: at(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{}), plural: "leases", createOnUpdate: true, conditional: true, columns: leaseColumns, behavior: leases()},
+		customResourceDefinitions(c),
 		{endpoint: at(authenticationv1.SchemeGroupVersion, &authenticationv1.SelfSubjectReview{}, nil), plural: "selfsubjectreviews", cluster: true, verbs: "create", behavior: resource.Behavior{Answer: whoAmI(c)}},
 		{endpoint: at(authorizationv1.SchemeGroupVersion, &authorizationv1.SelfSubjectAccessReview{}, nil), plural: "selfsubjectaccessreviews", cluster: true, verbs: "create", behavior: resource.Behavior{Answer: mayI(c)}},
 		{endpoint: at(authorizationv1.SchemeGroupVersion, &authorizationv1.SelfSubjectRulesReview{}, nil), plural: "selfsubjectrulesreviews", cluster: true, verbs: "create", behavior: resource.Behavior{Answer: whatMayI(c)}},

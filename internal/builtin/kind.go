@@ -18,7 +18,9 @@ import (
 // stored at.
 type kind struct {
 	endpoint
-	plural, short  string
+	plural         string
+	short          string // names, separated by spaces
+	categories     string
 	cluster        bool   // not namespaced
 	status         bool   // has /status
 	verbs          string // "": all of them
@@ -72,7 +74,7 @@ func define(k *kind) *resource.Definition {
 		Group: k.version.Group,
 		Names: resource.Names{
 			Plural: k.plural, Singular: strings.ToLower(name), Kind: name, ListKind: name + "List",
-			ShortNames: strings.Fields(k.short),
+			ShortNames: strings.Fields(k.short), Categories: strings.Fields(k.categories),
 		},
 		Namespaced: !k.cluster,
 		Prefix:     orElse(k.prefix, "/registry/"+k.plural+"/"),
