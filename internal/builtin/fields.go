@@ -135,6 +135,10 @@ func (d *deriver) atom(t reflect.Type, name string) (schema.Atom, error) {
 		m.ElementRelationship = schema.Atomic
 	}
 	err := d.fields(m, t, name)
+	if len(m.Fields) == 0 { // a marker; it may hold anything
+		deduced := untypedDeduced
+		m.ElementType = schema.TypeRef{NamedType: &deduced}
+	}
 	slices.SortFunc(m.Fields, func(a, b schema.StructField) int { return strings.Compare(a.Name, b.Name) })
 	return schema.Atom{Map: m}, err
 }

@@ -7,10 +7,13 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	apiextensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/applyconfigurations"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/kube-openapi/pkg/schemaconv"
+	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/structured-merge-diff/v6/schema"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
@@ -48,6 +51,31 @@ func TestFieldsAreThoseOfClientGo(t *testing.T) {
 		for _, d := range c.differences {
 			t.Error(d)
 		}
+	}
+}
+
+// CRD-055: of the kind that defines kinds, whose schema upstream makes from its OpenAPI.
+func TestFieldsOfCRDAreUpstreams(t *testing.T) {
+	models := map[string]*spec.Schema{}
+	definitions := apiextensionsopenapi.GetOpenAPIDefinitions(func(name string) spec.Ref {
+		return spec.MustCreateRef("#/definitions/" + name)
+	})
+	for name, d := range definitions {
+		models[name] = &d.Schema
+	}
+	theirs, err := schemaconv.ToSchemaFromOpenAPI(models, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := find(t, "apiextensions.k8s.io", "customresourcedefinitions").Parseable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := comparison{ours: ours.Schema, theirs: theirs, seen: map[string]bool{}}
+	name := "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
+	c.compare("CustomResourceDefinition", ours.TypeRef, schema.TypeRef{NamedType: &name})
+	for _, d := range c.differences {
+		t.Error(d)
 	}
 }
 
