@@ -1,0 +1,204 @@
+package openapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// readCRD reads a manifest and establishes it.
+func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *resource.Definition) {
+	t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.Unmarshal(manifest, crd); err != nil {
+		t.Fatal(err)
+	}
+	apiextensionsv1.SetDefaults_CustomResourceDefinition(crd)
+	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&crd.Spec)
+	crd.Status.AcceptedNames = crd.Spec.Names
+	crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}
+	text, err := json.Marshal(crd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := object.Tree{}
+	if err := json.Unmarshal(text, &tree); err != nil {
+		t.Fatal(err)
+	}
+	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0), Modified: 1})
+	if d == nil {
+		t.Fatalf("%s is no CRD", crd.Name)
+	}
+	return crd, d
+}
+
+func corpus(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob("../../../../shared/corpus/crds/*/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Skip("the corpus of CRDs is not beside this module")
+	}
+	return files
+}
+
+// tree decodes JSON for comparison.
+func tree(t testing.TB, text []byte) map[string]any {
+	t.Helper()
+	out := map[string]any{}
+	if err := json.Unmarshal(text, &out); err != nil {
+		t.Fatalf("not JSON: %v", err)
+	}
+	return out
+}
+
+// differ reports where two trees differ, up to some places.
+func differ(path string, got, want any, report func(string)) {
+	g, ok1 := got.(map[string]any)
+	w, ok2 := want.(map[string]any)
+	if ok1 && ok2 {
+		for k := range g {
+			if _, ok := w[k]; !ok {
+				report(fmt.Sprintf("%s.%s: upstream has none, ours is %.300v", path, k, g[k]))
+			}
+		}
+		for k := range w {
+			if _, ok := g[k]; !ok {
+				report(fmt.Sprintf("%s.%s: ours has none, upstream's is %.300v", path, k, w[k]))
+				continue
+			}
+			differ(path+"."+k, g[k], w[k], report)
+		}
+		return
+	}
+	gl, ok1 := got.([]any)
+	wl, ok2 := want.([]any)
+	if ok1 && ok2 && len(gl) == len(wl) {
+		for i := range gl {
+			differ(fmt.Sprintf("%s[%d]", path, i), gl[i], wl[i], report)
+		}
+		return
+	}
+	if !reflect.DeepEqual(got, want) {
+		report(fmt.Sprintf("%s: ours %.300v, upstream's %.300v", path, got, want))
+	}
+}
+
+func mustEqual(t *testing.T, name string, got, want any) {
+	t.Helper()
+	n := 0
+	differ(name, got, want, func(s string) {
+		if n++; n <= 10 {
+			t.Error(s)
+		}
+	})
+	if n > 10 {
+		t.Fatalf("and %d more", n-10)
+	}
+}
+
+// ours is the document of one version.
+func ours(t testing.TB, e edition, v *resource.Version) map[string]any {
+	t.Helper()
+	d, err := newDocument(e, []*resource.Version{v})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree(t, d.text())
+}
+
+// upstreams is the document that the incumbent makes of it.
+func upstreams(t testing.TB, e edition, crd *apiextensionsv1.CustomResourceDefinition, version string) map[string]any {
+	t.Helper()
+	var doc any
+	var err error
+	opts := builder.Options{V2: e == v2, IncludeSelectableFields: true}
+	if e == v2 {
+		doc, err = builder.BuildOpenAPIV2(crd, version, opts)
+	} else {
+		doc, err = builder.BuildOpenAPIV3(crd, version, opts)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree(t, text)
+}
+
+// pruneDefaults does what the incumbent does to the built-in models when it joins the documents
+// of CRDs with its own: defaults go.
+func pruneDefaults(models map[string]any) {
+	for name, m := range models {
+		if strings.HasPrefix(name, "io.k8s.api") {
+			dropDefaults(m)
+		}
+	}
+}
+
+func dropDefaults(v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, inner := range v {
+			if k == "default" {
+				delete(v, k)
+				continue
+			}
+			dropDefaults(inner)
+		}
+	case []any:
+		for _, inner := range v {
+			dropDefaults(inner)
+		}
+	}
+}
+
+// compare holds one version against the incumbent, in both editions.
+func compare(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, v *resource.Version) {
+	t.Helper()
+	for _, e := range []edition{v2, v3} {
+		got, want := ours(t, e, v), upstreams(t, e, crd, v.GroupVersion.Version)
+		for _, d := range []map[string]any{got, want} {
+			delete(d, "info") // the server's own document has another one
+			delete(d, "securityDefinitions")
+			delete(d, "security")
+		}
+		if e == v2 {
+			pruneDefaults(want["definitions"].(map[string]any))
+		}
+		mustEqual(t, fmt.Sprintf("%s v%d", v.GroupVersionKind(), e), got, want)
+	}
+}
+
+// OAS-001, OAS-002, OAS-003, OAS-009, OAS-010, OAS-011, OAS-013, OAS-014, OAS-017, OAS-018, OAS-019, OAS-020
+func TestCorpusIsPublishedAsUpstream(t *testing.T) {
+	for i, file := range corpus(t) {
+		if i%16 != 0 && os.Getenv("TRELLIS_CORPUS") != "all" { // all of it takes a minute
+			continue
+		}
+		manifest, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		crd, d := readCRD(t, manifest)
+		for _, v := range d.Versions {
+			compare(t, crd, v)
+			if t.Failed() {
+				t.Fatalf("in %s", file)
+			}
+		}
+	}
+}

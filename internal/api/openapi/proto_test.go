@@ -1,0 +1,111 @@
+package openapi
+
+import (
+	"os"
+	"testing"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// gnostics is what gnostic's own way makes of a document.
+func gnostics(t *testing.T, e edition, document []byte) (want, empty proto.Message) {
+	t.Helper()
+	var err error
+	if e == v2 {
+		want, err = openapi_v2.ParseDocument(document)
+		empty = &openapi_v2.Document{}
+	} else {
+		want, err = openapi_v3.ParseDocument(document)
+		empty = &openapi_v3.Document{}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return want, empty
+}
+
+// plain decodes a message, with the YAML within it decoded too.
+func plain(t *testing.T, m proto.Message) any {
+	t.Helper()
+	text, err := protojson.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return unfoldYAML(t, tree(t, text))
+}
+
+func unfoldYAML(t *testing.T, v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, inner := range v {
+			if text, ok := inner.(string); ok && k == "yaml" {
+				var value any
+				if err := yaml.Unmarshal([]byte(text), &value); err != nil {
+					t.Fatalf("%q: %v", text, err)
+				}
+				v[k] = value
+				continue
+			}
+			v[k] = unfoldYAML(t, inner)
+		}
+	case []any:
+		for i, inner := range v {
+			v[i] = unfoldYAML(t, inner)
+		}
+	}
+	return v
+}
+
+func compareProto(t *testing.T, e edition, versions []*resource.Version) {
+	t.Helper()
+	d, err := newDocument(e, versions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := d.text()
+	encoded, err := newTranscoder(e).encode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, got := gnostics(t, e, text)
+	if err := proto.Unmarshal(encoded, got); err != nil {
+		t.Fatal(err)
+	}
+	mustEqual(t, versions[0].GroupVersionKind().String(), plain(t, got), plain(t, want))
+}
+
+// OAS-016
+func TestProtobufIsGnostics(t *testing.T) {
+	for i, file := range corpus(t) {
+		if i%100 != 0 {
+			continue
+		}
+		manifest, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, d := readCRD(t, manifest)
+		compareProto(t, v2, d.Versions)
+		compareProto(t, v3, d.Versions)
+		if t.Failed() {
+			t.Fatalf("in %s", file)
+		}
+	}
+}
+
+// OAS-016
+func TestProtobufOfBuiltinKindsIsGnostics(t *testing.T) {
+	var all []*resource.Version
+	for _, d := range builtin.Definitions(builtin.Config{}) {
+		all = append(all, d.Versions...)
+	}
+	compareProto(t, v2, all)
+	compareProto(t, v3, all)
+}
