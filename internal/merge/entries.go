@@ -36,6 +36,27 @@ func parseEntries(v any) ([]entry, bool) {
 	return out, true
 }
 
+// plain writes entries as they were read, without what upstream's type of an
+// entry does not hold.
+func plain(entries []entry) []any {
+	list := make([]any, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		if e.canonical {
+			list[i] = e.raw
+			continue
+		}
+		t := object.Tree{}
+		e.describe(t)
+		object.SetString(t, "fieldsType", e.fieldsType)
+		if e.fields != nil {
+			t["fieldsV1"] = e.fields
+		}
+		list[i] = t
+	}
+	return list
+}
+
 func (e *entry) parse(t object.Tree) bool {
 	e.raw = t
 	e.canonical = true

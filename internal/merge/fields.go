@@ -81,8 +81,8 @@ func (f *Fields) Update(live, obj object.Tree, manager string, now time.Time) (o
 		known.encode(meta)
 		return obj, nil
 	}
-	if _, ok := parseEntries(liveEntries); ok {
-		meta[managedFields] = liveEntries
+	if entries, ok := parseEntries(liveEntries); ok {
+		meta[managedFields] = plain(entries)
 	}
 	return obj, nil
 }

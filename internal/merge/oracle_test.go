@@ -204,6 +204,8 @@ type story struct {
 	state object.Tree // at g.io/v1; nil before it is created
 	now   time.Time
 	log   []string
+	// updates says that there are few applies, so that many entries of updates gather.
+	updates bool
 }
 
 func (s *story) pick(list ...string) string { return list[s.r.Intn(len(list))] }
@@ -320,7 +322,16 @@ func (s *story) mutate(t object.Tree, version string) object.Tree {
 			t[key] = v
 		}
 	}
+	if s.r.Intn(3) > 0 {
+		spec, _ := t["spec"].(object.Tree)
+		env, _ := spec["env"].(object.Tree)
+		if env != nil {
+			env[s.pick("e1", "e2", "e3", "e4", "e5", "e6", "e7", "e8")+s.pick("x", "y", "z")] = fmt.Sprint(s.r.Intn(100))
+		}
+	}
 	switch s.r.Intn(40) {
+	case 10, 11:
+		meta["managedFields"] = s.badFields(version)
 	case 0:
 		meta["managedFields"] = []any{}
 	case 1:
@@ -333,9 +344,9 @@ func (s *story) mutate(t object.Tree, version string) object.Tree {
 		delete(meta, "managedFields")
 	case 7:
 		meta["managedFields"] = s.sentFields(version)
-	case 8:
+	case 8, 12:
 		object.SetMapEntry(t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, s.config(version))))
-	case 9:
+	case 9, 13, 14:
 		object.SetMapEntry(t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, withoutManagedFields(t))))
 	}
 	return t
@@ -350,6 +361,52 @@ func (s *story) sentFields(version string) []any {
 		object.Tree{"manager": "old", "operation": "Update", "apiVersion": "g.io/v0", "fieldsType": "FieldsV1", "fieldsV1": object.Tree{"f:spec": object.Tree{"f:image": object.Tree{}}}},
 		object.Tree{"operation": "Update", "apiVersion": s.pick("g.io/v1", "g.io/v2"), "fieldsType": "FieldsV1", "subresource": "status", "fieldsV1": object.Tree{"f:status": object.Tree{"f:phase": object.Tree{}}}},
 	}
+}
+
+// badFields is one entry with one thing wrong or odd about it.
+func (s *story) badFields(version string) []any {
+	e := object.Tree{"manager": "bad", "operation": "Update", "apiVersion": version, "fieldsType": "FieldsV1", "time": "2020-01-01T00:00:00Z", "fieldsV1": object.Tree{"f:spec": object.Tree{}}}
+	switch s.r.Intn(19) {
+	case 0:
+		return []any{nil}
+	case 1:
+		e["operation"] = "Delete"
+	case 2:
+		delete(e, "apiVersion")
+	case 3:
+		delete(e, "fieldsType")
+	case 4:
+		e["fieldsType"] = "FieldsV2"
+	case 5:
+		e["time"] = "yesterday"
+	case 6:
+		e["time"] = ""
+	case 7:
+		e["time"] = nil
+	case 8:
+		e["manager"] = int64(5)
+	case 9:
+		e["manager"] = ""
+	case 10:
+		delete(e, "fieldsV1")
+	case 11:
+		e["fieldsV1"] = nil
+	case 12:
+		e["fieldsV1"] = "text"
+	case 13:
+		e["fieldsV1"] = object.Tree{"f:spec": int64(5)}
+	case 14:
+		e["fieldsV1"] = object.Tree{"i:x": object.Tree{}}
+	case 15:
+		e["fieldsV1"] = object.Tree{`k:{"a`: object.Tree{}}
+	case 16:
+		e["fieldsV1"] = object.Tree{".": object.Tree{}, "f:spec": object.Tree{".": int64(1), "f:image": object.Tree{}}, "x": object.Tree{}}
+	case 17:
+		e["fieldsV1"] = object.Tree{"f:spec": []any{}}
+	case 18:
+		e["subresource"] = []any{}
+	}
+	return []any{e}
 }
 
 func (s *story) at(version string) object.Tree {
@@ -375,6 +432,15 @@ func (s *story) step() {
 	if s.state == nil {
 		subresource = ""
 	}
+	if s.updates && s.state != nil && s.r.Intn(3) > 0 {
+		env := object.Tree{}
+		if spec, ok := s.state["spec"].(object.Tree); ok {
+			env, _ = spec["env"].(object.Tree)
+		}
+		if len(env) == 0 {
+			s.state["spec"] = object.Tree{"env": object.Tree{"a": "b"}}
+		}
+	}
 	manager := s.pick("alice", "bob", "kubectl", fmt.Sprint("m", s.r.Intn(20)), "")
 	f, oracle := s.fields(version, subresource), s.oracle(s.T, version, subresource)
 	live := s.at(version)
@@ -386,7 +452,7 @@ func (s *story) step() {
 	}
 	var got, want object.Tree
 	var gotErr, wantErr error
-	if s.r.Intn(2) == 0 {
+	if s.r.Intn(2) == 0 || s.updates {
 		obj := s.config(version)
 		if live != nil {
 			obj = s.mutate(live, version)
@@ -396,6 +462,14 @@ func (s *story) step() {
 		got, gotErr = f.Update(live, obj, manager, s.now)
 	} else {
 		config, force := s.config(version), s.r.Intn(2) == 0
+		switch s.r.Intn(60) {
+		case 0:
+			config["apiVersion"] = s.pick("g.io/v2", "g.io/v1", "v1", "a/b/c", "")
+		case 1:
+			config["kind"] = "Gadget"
+		case 2:
+			object.Metadata(config)["managedFields"] = [...]any{nil, []any{}, "x", []any{object.Tree{}}}[s.r.Intn(4)]
+		}
 		s.logf("apply by %q %s %q force %v of %s", manager, version, subresource, force, object.AppendJSON(nil, config))
 		wantObject, err := oracle.Apply(liveObject, wrap(config), manager, force)
 		if wantErr = err; err == nil {
@@ -415,6 +489,9 @@ func (s *story) step() {
 	}
 	s.state = next
 	object.Metadata(next)["uid"] = "u"
+	if s.r.Intn(80) == 0 {
+		object.Metadata(next)["managedFields"] = s.badFields("g.io/v1")
+	}
 }
 
 func (s *story) logf(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
@@ -444,7 +521,9 @@ func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
 func describeError(err error) string {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) {
-		return fmt.Sprint(err)
+		// Upstream goes on by printing a Go struct.
+		text, _, _ := strings.Cut(fmt.Sprint(err), "error decoding versioned set from ")
+		return text
 	}
 	var causes []string
 	if d := status.ErrStatus.Details; d != nil {
@@ -460,7 +539,8 @@ func describeError(err error) string {
 
 func tell(t *testing.T, seed int64, deduced bool) {
 	s := &story{T: t, world: newWorld(t, deduced), r: rand.New(rand.NewSource(seed)), now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second)}
-	for range 25 {
+	s.updates = s.r.Intn(4) == 0
+	for range 25 + 25*s.r.Intn(2) {
 		s.step()
 	}
 }

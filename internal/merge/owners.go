@@ -192,12 +192,17 @@ func (o *owner) entry(vs fieldpath.VersionedSet) object.Tree {
 		e["fieldsV1"] = treeOf(vs.Set())
 	}
 	e["fieldsType"] = "FieldsV1"
+	o.describe(e)
+	return e
+}
+
+// describe writes into an entry all but its fields.
+func (o *owner) describe(e object.Tree) {
 	object.SetString(e, "manager", o.manager)
 	object.SetString(e, "operation", o.operation)
 	object.SetString(e, "apiVersion", o.apiVersion)
 	object.SetString(e, "subresource", o.subresource)
 	object.SetString(e, "time", o.time)
-	return e
 }
 
 var errMalformed = errors.New("managedFields is malformed")

@@ -1,0 +1,298 @@
+package merge
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// Upstream's field manager logs every managedFields that it cannot read.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	os.Exit(m.Run())
+}
+
+func decode(t testing.TB, s string) object.Tree {
+	t.Helper()
+	tree, _, err := object.DecodeJSON([]byte(s))
+	if err != nil {
+		t.Fatalf("%s: %v", s, err)
+	}
+	return tree
+}
+
+var mergeSeeds = [][2]string{
+	{`{"a":1,"b":{"c":2,"d":3}}`, `{"b":{"c":null,"e":4},"f":5}`},
+	{`{"a":1}`, `{"a":null,"n":{"x":null,"y":[{"z":null,"k":null},null,[null,{"q":null}]]}}`},
+	{`{"a":{"b":1}}`, `{"a":[1,{"x":null}]}`},
+	{`{"a":[1,2]}`, `{"a":[{"x":null}]}`},
+	{`{"a":null}`, `{"a":{"x":null,"y":1}}`},
+	{`{"a":"x"}`, `{"a":{"x":null}}`},
+	{`{"a":{"b":{"c":1}}}`, `{"a":{"b":"x"}}`},
+	{`{}`, `null`}, {`{}`, `[]`}, {`{}`, `{"a":`}, {`{}`, `"x"`}, {`{}`, ``}, {`{}`, `nullx`}, {`{}`, ` null`},
+	{`{"a":9007199254740993}`, `{"b":9007199254740993,"c":1.50,"d":"<&>"}`},
+}
+
+func checkMerge(t *testing.T, doc, patch []byte) {
+	t.Helper()
+	tree, _, err := object.DecodeJSON(doc)
+	if err != nil || bytes.TrimSpace(doc)[0] != '{' {
+		return
+	}
+	before := object.Copy(tree)
+	got, _, gotErr := Merge(tree, patch)
+	if !object.Equal(before, tree) {
+		t.Fatal("Merge modified its argument")
+	}
+	want, wantErr := jsonpatch.MergePatch(object.AppendJSON(nil, tree), patch)
+	var wantTree object.Tree
+	if wantErr == nil && want[0] == '{' {
+		wantTree, _, wantErr = object.DecodeJSON(want)
+	} else if wantErr == nil {
+		wantErr = errors.New("not an object")
+	}
+	if gotErr != nil && strings.Contains(gotErr.Error(), "exceeded max depth") || gotErr != nil && strings.Contains(gotErr.Error(), "cannot unmarshal number") {
+		return // upstream refuses these, too, when it decodes the outcome
+	}
+	if (gotErr == nil) != (wantErr == nil) {
+		t.Fatalf("%s + %s: error %v, upstream's %v", doc, patch, gotErr, wantErr)
+	}
+	if gotErr == nil && !object.Equal(got, wantTree) {
+		t.Fatalf("%s + %s:\n got %s\nwant %s", doc, patch, object.AppendJSON(nil, got), want)
+	}
+}
+
+// A merge patch gives what upstream's library gives, oddities about null included.
+func TestMergeAsUpstream(t *testing.T) {
+	for _, s := range mergeSeeds {
+		checkMerge(t, []byte(s[0]), []byte(s[1]))
+	}
+}
+
+func FuzzMerge(f *testing.F) {
+	for _, s := range mergeSeeds {
+		f.Add([]byte(s[0]), []byte(s[1]))
+	}
+	f.Fuzz(func(t *testing.T, doc, patch []byte) {
+		// Go's decoder takes repeated keys that differ in bad UTF-8 in another order.
+		if !bytes.Contains(patch, []byte("\ufffd")) && bytes.Equal(bytes.ToValidUTF8(patch, nil), patch) {
+			if _, dups, err := object.DecodeJSON(patch); err == nil && len(dups) > 0 {
+				return
+			}
+			checkMerge(t, doc, patch)
+		}
+	})
+}
+
+func code(err error) int32 {
+	var status *apierrors.StatusError
+	if errors.As(err, &status) {
+		return status.ErrStatus.Code
+	}
+	return 0
+}
+
+// Bad merge patches are bad requests.
+func TestMergeErrors(t *testing.T) {
+	for patch, want := range map[string]string{
+		`null`:   "Invalid JSON Patch",
+		`[]`:     "error decoding patch: json: cannot unmarshal array into Go value of type map[string]interface {}",
+		`{"a":`:  "error decoding patch: unexpected end of JSON input",
+		`{"a":x`: "error decoding patch: invalid character 'x' looking for beginning of value",
+	} {
+		_, _, err := Merge(object.Tree{}, []byte(patch))
+		if code(err) != 400 || err.Error() != want {
+			t.Errorf("%s: %v, want %s", patch, err, want)
+		}
+	}
+	_, dups, err := Merge(object.Tree{}, []byte(`{"a":{"b":1,"b":2}}`))
+	if err != nil || len(dups) != 1 || dups[0] != "a.b" {
+		t.Error(dups, err)
+	}
+}
+
+// JSON patches change what they say, and are refused with upstream's codes.
+func TestJSON(t *testing.T) {
+	doc := decode(t, `{"kind":"A","spec":{"list":[1,2,3],"n":9007199254740993,"a/b":{"~":1}}}`)
+	before := object.Copy(doc)
+	for _, c := range []struct {
+		patch, want string
+		code        int32
+	}{
+		{`[{"op":"add","path":"/spec/list/-","value":4},{"op":"remove","path":"/spec/list/0"}]`, `{"kind":"A","spec":{"a/b":{"~":1},"list":[2,3,4],"n":9007199254740993}}`, 0},
+		{`[{"op":"replace","path":"/spec/a~1b/~0","value":null}]`, `{"kind":"A","spec":{"a/b":{"~":null},"list":[1,2,3],"n":9007199254740993}}`, 0},
+		{`[{"op":"move","from":"/spec/list","path":"/l"},{"op":"copy","from":"/l/-1","path":"/spec/last"},{"op":"test","path":"/kind","value":"A"}]`, `{"kind":"A","l":[1,2,3],"spec":{"a/b":{"~":1},"last":3,"n":9007199254740993}}`, 0},
+		{`[{"op":"test","path":"/kind","value":"B"}]`, `the server rejected our request due to an error in our request`, 422},
+		{`[{"op":"remove","path":"/nope"}]`, `the server rejected our request due to an error in our request`, 422},
+		{`[{"op":"what","path":"/kind"}]`, `the server rejected our request due to an error in our request`, 422},
+		{`[{"op":"replace","path":"","value":[]}]`, ` "" is invalid: patch: Invalid value: "[]": json: cannot unmarshal array into Go value of type map[string]interface {}`, 422},
+		{`{"op":"add"}`, `json: cannot unmarshal object into Go value of type jsonpatch.Patch`, 400},
+		{`[`, `unexpected end of JSON input`, 400},
+		{`[` + strings.Repeat(`{"op":"test","path":"/kind","value":"A"},`, 10000) + `{}]`, `Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001`, 413},
+	} {
+		got, err := JSON(doc, []byte(c.patch))
+		text := ""
+		if err == nil {
+			text = string(object.AppendJSON(nil, got))
+		} else {
+			text = err.Error()
+		}
+		if text != c.want || code(err) != c.code {
+			t.Errorf("%.100s: %d %s\nwant %d %s", c.patch, code(err), text, c.code, c.want)
+		}
+	}
+	if !object.Equal(doc, before) {
+		t.Error("JSON modified its argument")
+	}
+}
+
+// Copies that double again and again are refused before they fill the memory.
+func TestJSONBomb(t *testing.T) {
+	doc := object.Tree{"a": []any{strings.Repeat("x", 1000)}}
+	patch := "[" + strings.TrimSuffix(strings.Repeat(`{"op":"copy","from":"/a","path":"/a/-"},`, 60), ",") + "]"
+	if _, err := JSON(doc, []byte(patch)); code(err) != 422 {
+		t.Fatal(err)
+	}
+	deep := `[{"op":"add","path":"/b","value":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + "}]"
+	if _, err := JSON(doc, []byte(deep)); code(err) != 400 {
+		t.Fatal(err)
+	}
+}
+
+// Strict validation of a JSON patch names repeated and unknown fields.
+func TestCheckJSON(t *testing.T) {
+	problems, err := CheckJSON([]byte(`[{"op":"add","op":"add","path":"/a","value":{"x":1,"x":2},"what":1}]`))
+	want := `json patch duplicate field "[0].op"|json patch duplicate field "[0].value.x"|json patch unknown field "[0].what"`
+	if got := strings.Join(problems, "|"); err != nil || got != want {
+		t.Fatal(got, err)
+	}
+	if _, err := CheckJSON([]byte(`{}`)); code(err) != 400 || !strings.HasPrefix(err.Error(), "error decoding patch: json: cannot unmarshal object") {
+		t.Fatal(err)
+	}
+}
+
+// Any bytes may come as a patch.
+func FuzzJSON(f *testing.F) {
+	f.Add([]byte(`[{"op":"add","path":"/spec/list/-","value":4},{"op":"copy","from":"/a","path":"/b"},{"op":"move","from":"/b","path":"/c/0"}]`))
+	f.Fuzz(func(t *testing.T, patch []byte) {
+		doc := object.Tree{"a": []any{int64(1)}, "c": object.Tree{"d": "e"}}
+		if _, err := JSON(doc, patch); err != nil && code(err) == 0 {
+			t.Fatal(err)
+		}
+		if _, err := CheckJSON(patch); err != nil && code(err) == 0 {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Strategic merge patches know the merge keys of Go types.
+func TestStrategic(t *testing.T) {
+	doc := decode(t, `{"kind":"Pod","metadata":{"finalizers":["a","b"]},"spec":{"containers":[{"name":"a","image":"x"},{"name":"b","image":"y"}],"restartPolicy":"Always"}}`)
+	before := object.Copy(doc)
+	for _, c := range []struct {
+		patch, want string
+		code        int32
+	}{
+		{`{"spec":{"containers":[{"name":"b","image":"z"},{"name":"a","$patch":"delete"}],"restartPolicy":null}}`, `{"kind":"Pod","metadata":{"finalizers":["a","b"]},"spec":{"containers":[{"image":"z","name":"b"}]}}`, 0},
+		{`{"metadata":{"$deleteFromPrimitiveList/finalizers":["a"]}}`, `{"kind":"Pod","metadata":{"finalizers":["b"]},"spec":{"containers":[{"image":"x","name":"a"},{"image":"y","name":"b"}],"restartPolicy":"Always"}}`, 0},
+		{`{"spec":`, `unexpected end of JSON input`, 400},
+		{`[]`, `json: cannot unmarshal array into Go value of type map[string]interface {}`, 400},
+		{`{"metadata":{"$deleteFromPrimitiveList/finalizers":"a"}}`, `Invalid patch format of primitive list`, 400},
+		{`{"spec":{"$retainKeys":["a"],"containers":[]}}`, `the server rejected our request due to an error in our request`, 422},
+	} {
+		got, _, err := Strategic(doc, []byte(c.patch), &corev1.Pod{})
+		text := ""
+		if err == nil {
+			text = string(object.AppendJSON(nil, got))
+		} else {
+			text = err.Error()
+		}
+		if !strings.HasPrefix(text, c.want) || code(err) != c.code {
+			t.Errorf("%s: %d %s\nwant %d %s", c.patch, code(err), text, c.code, c.want)
+		}
+	}
+	if !object.Equal(doc, before) {
+		t.Error("Strategic modified its argument")
+	}
+}
+
+func FuzzStrategic(f *testing.F) {
+	f.Add([]byte(`{"spec":{"containers":[{"name":"b","$patch":"delete"}],"$setElementOrder/containers":[{"name":"a"}],"$retainKeys":["x"]},"metadata":{"$deleteFromPrimitiveList/finalizers":["a"]}}`))
+	f.Fuzz(func(t *testing.T, patch []byte) {
+		doc := object.Tree{"metadata": object.Tree{"finalizers": []any{"a"}}, "spec": object.Tree{"containers": []any{object.Tree{"name": "a"}}}}
+		before := object.Copy(doc)
+		_, _, _ = Strategic(doc, patch, &corev1.Pod{})
+		if !object.Equal(before, doc) {
+			t.Fatal("Strategic modified its argument")
+		}
+	})
+}
+
+// A write that would change nothing but times in managedFields keeps the times.
+func TestKeepTimes(t *testing.T) {
+	live := decode(t, `{"kind":"A","metadata":{"name":"n","resourceVersion":"5","managedFields":[{"manager":"a","time":"2020-01-01T00:00:00Z"},{"manager":"b"}]},"spec":{"a":1}}`)
+	for name, c := range map[string]struct {
+		change func(t object.Tree)
+		kept   bool
+	}{
+		"only times":        {func(object.Tree) {}, true},
+		"resource version":  {func(t object.Tree) { object.SetResourceVersion(t, "") }, true},
+		"another spec":      {func(t object.Tree) { t["spec"] = object.Tree{"a": int64(2)} }, false},
+		"a new field":       {func(t object.Tree) { t["x"] = "y" }, false},
+		"a field less":      {func(t object.Tree) { delete(t, "spec") }, false},
+		"metadata":          {func(t object.Tree) { object.Metadata(t)["generation"] = int64(1) }, false},
+		"another manager":   {func(t object.Tree) { object.Metadata(t)["managedFields"].([]any)[1].(object.Tree)["manager"] = "c" }, false},
+		"one entry less":    {func(t object.Tree) { m := object.Metadata(t); m["managedFields"] = m["managedFields"].([]any)[:1] }, false},
+		"entries are wrong": {func(t object.Tree) { object.Metadata(t)["managedFields"].([]any)[1] = "x" }, false},
+	} {
+		obj := object.Copy(live)
+		const later = "2021-01-01T00:00:00Z"
+		object.Metadata(obj)["managedFields"].([]any)[0].(object.Tree)["time"] = later
+		c.change(obj)
+		KeepTimes(live, obj)
+		first := object.Metadata(obj)["managedFields"].([]any)[0].(object.Tree)
+		if kept := object.String(first, "time") != later; kept != c.kept {
+			t.Errorf("%s: times kept: %v", name, kept)
+		}
+	}
+}
+
+// The texts of conflicts are what people grep for.
+func TestConflictText(t *testing.T) {
+	w := newWorld(t, false)
+	f := w.fields("g.io/v1", "")
+	now := time.Unix(1e9, 0)
+	live, err := f.Update(nil, decode(t, `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"image":"a","env":{"x":"1"}}}`), "kubectl-edit", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object.Metadata(live)["uid"] = "u"
+	_, err = f.Apply(live, decode(t, `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"image":"b"}}`), "me", false, now)
+	if got, want := err.Error(), `Apply failed with 1 conflict: conflict with "kubectl-edit" using g.io/v1: .spec.image`; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	_, err = f.Apply(live, decode(t, `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"image":"b","env":{"x":"2"}}}`), "me", false, now)
+	if got, want := err.Error(), "Apply failed with 2 conflicts: conflicts with \"kubectl-edit\" using g.io/v1:\n- .spec.env.x\n- .spec.image"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	var status *apierrors.StatusError
+	if !errors.As(err, &status) || len(status.ErrStatus.Details.Causes) != 2 || status.ErrStatus.Code != 409 {
+		b, _ := json.Marshal(err)
+		t.Errorf("%s", b)
+	}
+}
