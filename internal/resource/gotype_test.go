@@ -2,6 +2,7 @@ package resource_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"reflect"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubejson "k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -282,6 +284,58 @@ func TestProtobufRefusals(t *testing.T) {
 	if _, err := resource.AppendProtobuf(nil, "meta.k8s.io/v1", "Table", &metav1.Table{}); err == nil {
 		t.Error("a Table in protobuf")
 	}
+}
+
+// nest puts a message depth times into field number not (28) of a JSONSchemaProps, in a CRD.
+func nest(depth int) []byte {
+	var reversed []byte
+	for range depth {
+		head := binary.AppendUvarint(binary.AppendUvarint(nil, 28<<3|2), uint64(len(reversed)))
+		slices.Reverse(head)
+		reversed = append(reversed, head...)
+	}
+	slices.Reverse(reversed)
+	wrap := func(number uint64, b []byte) []byte {
+		return append(binary.AppendUvarint(binary.AppendUvarint(nil, number<<3|2), uint64(len(b))), b...)
+	}
+	crd := wrap(2, wrap(7, wrap(4, wrap(1, reversed)))) // spec, versions, schema, openAPIV3Schema
+	return append([]byte("k8s\x00"), wrap(2, crd)...)
+}
+
+// CRD-052: a body of 3 MiB can nest half a million messages, which would overflow the stack.
+func TestProtobufDepth(t *testing.T) {
+	crd := typeOf[apiextensionsv1.CustomResourceDefinition, apiextensionsv1.CustomResourceDefinitionList]()
+	if _, err := crd.DecodeProtobuf(nest(500_000)); err == nil || err.Error() != "exceeded max depth" {
+		t.Errorf("got %v", err)
+	}
+	tree, err := crd.DecodeProtobuf(nest(1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, strict, err := crd.Normalize(tree); err != nil || len(strict) > 0 {
+		t.Error(strict, err)
+	}
+	// a group, a lost bit of a varint or a string before it hides nothing
+	for _, before := range []string{"\x7b\x7c", "\x7a\x03abc", "\x78\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", "\x7d....", "\x79........"} {
+		if err := decodeAfter(crd, before, nest(500_000)); err == nil || err.Error() != "exceeded max depth" {
+			t.Errorf("%q: got %v", before, err)
+		}
+	}
+}
+
+// decodeAfter decodes the raw message of an envelope with bytes put before it.
+func decodeAfter(g *resource.GoType, before string, envelope []byte) error {
+	var unknown runtime.Unknown
+	if err := unknown.Unmarshal(envelope[4:]); err != nil {
+		return err
+	}
+	unknown.Raw = append([]byte(before), unknown.Raw...)
+	data, err := unknown.Marshal()
+	if err != nil {
+		return err
+	}
+	_, err = g.DecodeProtobuf(append([]byte("k8s\x00"), data...))
+	return err
 }
 
 func FuzzDecodeProtobuf(f *testing.F) {

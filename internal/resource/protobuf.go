@@ -148,6 +148,9 @@ func DecodeProtobuf(data []byte, obj runtime.Object) (apiVersion, kind string, e
 	if !ok {
 		return "", "", &NotProtobufError{reflect.TypeOf(obj)}
 	}
+	if err := checkDepth(envelope.Raw); err != nil {
+		return "", "", err
+	}
 	if err := m.Unmarshal(envelope.Raw); err != nil {
 		return "", "", err
 	}
