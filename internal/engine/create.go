@@ -57,7 +57,11 @@ func (w *writing) createRetrying(ctx context.Context, t object.Tree) (Object, er
 		if generate {
 			md["name"] = base[:min(len(base), longestBase)] + utilrand.String(randomLength)
 		}
-		o, err := w.create(ctx, w.own(nil, t))
+		owned, err := w.own(nil, t)
+		if err != nil {
+			return Object{}, err
+		}
+		o, err := w.create(ctx, owned)
 		switch {
 		case err == nil:
 			return o, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -154,7 +155,7 @@ func (w *writing) finalizers(current []string, o *metav1.DeleteOptions) []string
 		return current // Events are never collected
 	}
 	orphan, foreground := propagation(current, o)
-	if orphan == contains(current, metav1.FinalizerOrphanDependents) && foreground == contains(current, metav1.FinalizerDeleteDependents) {
+	if orphan == slices.Contains(current, metav1.FinalizerOrphanDependents) && foreground == slices.Contains(current, metav1.FinalizerDeleteDependents) {
 		return current
 	}
 	var out []string

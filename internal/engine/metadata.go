@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -277,7 +278,7 @@ func containsEqual(list []any, v any) bool {
 
 // finalizerWarnings are for finalizers whose names others might take too.
 func finalizerWarnings(added []string) (warnings []string) {
-	for _, name := range added {
+	for _, name := range slices.Sorted(slices.Values(added)) {
 		if strings.Contains(name, "/") || name == metav1.FinalizerOrphanDependents || name == metav1.FinalizerDeleteDependents || name == "kubernetes" {
 			continue
 		}

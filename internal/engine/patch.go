@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/merge"
@@ -57,7 +57,7 @@ func checkPatch(t Target, p Patch, c Caller) error {
 		accepted = append(accepted, string(types.StrategicMergePatchType))
 	}
 	accepted = append(accepted, string(types.ApplyYAMLPatchType))
-	if !contains(accepted, string(p.Type)) {
+	if !slices.Contains(accepted, string(p.Type)) {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
 			Status:  metav1.StatusFailure,
 			Code:    http.StatusUnsupportedMediaType,
@@ -123,11 +123,11 @@ func yamlProblems(text string) []string {
 
 // apply merges an applied configuration into live, or makes a new object of it.
 func (w *writing) apply(live, applied object.Tree, force bool) (object.Tree, error) {
-	t, err := w.fields.Apply(live, object.Copy(applied), w.caller.FieldManager, force, w.now)
+	w.emptyFor(live)
+	t, err := w.fields.Apply(live, applied, w.caller.FieldManager, force, w.now)
 	if err != nil {
-		return nil, err
+		return nil, asPlain(err)
 	}
-	t = detach(t)
 	if w.def.Custom == nil {
 		if t, _, err = w.shape(t, false); err != nil {
 			return nil, w.undecodable(err.Error())
@@ -159,10 +159,10 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 		return nil, err
 	}
 	var before []byte
-	if w.caller.Validation == metav1.FieldValidationStrict {
-		before = object.AppendJSON(nil, patched)
+	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
+		before = object.AppendJSON(nil, patched) // shape is about to prune it
 	}
-	t, unknown, err := w.shape(detach(patched), false)
+	t, unknown, err := w.shape(patched, false)
 	if err != nil {
 		var status *apierrors.StatusError
 		if errors.As(err, &status) {
@@ -174,6 +174,9 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 		switch w.caller.Validation {
 		case metav1.FieldValidationIgnore:
 		case metav1.FieldValidationStrict:
+			if before == nil {
+				before = object.AppendJSON(nil, patched)
+			}
 			return nil, unfit(before, strictText(problems))
 		default:
 			w.warn(problems...)
@@ -187,7 +190,7 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 	if err := w.located(t); err != nil {
 		return nil, err
 	}
-	return w.own(live, t), nil
+	return w.own(live, t)
 }
 
 // patched is live with the patch applied, and the problems of strict decoding so far.
@@ -196,12 +199,12 @@ func (w *writing) patched(live object.Tree, p Patch) (t object.Tree, problems []
 	switch p.Type {
 	case types.JSONPatchType:
 		if strict {
-			if problems, err = jsonPatchProblems(p.Data); err != nil {
+			if problems, err = merge.CheckJSON(p.Data); err != nil {
 				return nil, nil, err
 			}
 		}
 		t, err = merge.JSON(live, p.Data)
-		return t, problems, err
+		return t, problems, asPlain(err)
 	case types.MergePatchType:
 		t, problems, err = merge.Merge(live, p.Data)
 	default:
@@ -213,25 +216,16 @@ func (w *writing) patched(live object.Tree, p Patch) (t object.Tree, problems []
 	for i, path := range problems {
 		problems[i] = object.DuplicateError(path)
 	}
-	return t, problems, err
+	return t, problems, asPlain(err)
 }
 
-// jsonPatchProblems finds unknown and duplicate fields in the operations of a JSON patch.
-func jsonPatchProblems(patch []byte) (problems []string, err error) {
-	var operations []struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		From  string `json:"from"`
-		Value any    `json:"value"`
+// asPlain answers what has no Status of its own as upstream does.
+func asPlain(err error) error {
+	var status *apierrors.StatusError
+	if err == nil || errors.As(err, &status) {
+		return err
 	}
-	strict, err := kjson.UnmarshalStrict(patch, &operations)
-	if err != nil {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
-	}
-	for _, problem := range strict {
-		problems = append(problems, "json patch "+problem.Error())
-	}
-	return problems, nil
+	return plain(err.Error())
 }
 
 // unfit is the 422 for a patch whose result is not an object of the kind.
@@ -239,21 +233,4 @@ func unfit(patched []byte, problem string) error {
 	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
 		field.Invalid(field.NewPath("patch"), string(patched), problem),
 	})
-}
-
-// detach copies the two levels of a tree that a write changes in place; a patched
-// object may share the rest with the live one.
-func detach(t object.Tree) object.Tree {
-	out := make(object.Tree, len(t)+1)
-	for k, v := range t {
-		out[k] = v
-	}
-	if md := object.Metadata(t); md != nil {
-		copied := make(object.Tree, len(md)+2)
-		for k, v := range md {
-			copied[k] = v
-		}
-		out["metadata"] = copied
-	}
-	return out
 }

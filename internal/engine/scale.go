@@ -178,7 +178,7 @@ func (w *writing) scaled(live, scale object.Tree) (object.Tree, error) {
 	if rv := object.ResourceVersion(scale); rv != "" {
 		object.SetResourceVersion(t, rv)
 	}
-	return w.own(live, t), nil
+	return w.own(live, t)
 }
 
 // applyScale applies a Scale: to the object, it is an apply of the replicas alone.
@@ -212,6 +212,22 @@ func setCopied(t object.Tree, value any, path []string) error {
 	}
 	t[path[len(path)-1]] = value
 	return nil
+}
+
+// detach copies the two levels of a tree that a write changes in place.
+func detach(t object.Tree) object.Tree {
+	out := make(object.Tree, len(t)+1)
+	for k, v := range t {
+		out[k] = v
+	}
+	if md := object.Metadata(t); md != nil {
+		copied := make(object.Tree, len(md)+2)
+		for k, v := range md {
+			copied[k] = v
+		}
+		out["metadata"] = copied
+	}
+	return out
 }
 
 // validateScale checks the places that /scale reads.

@@ -58,7 +58,7 @@ func (w *writing) replacement(body object.Tree) change {
 		} else {
 			delete(md, "managedFields")
 		}
-		return w.own(live, t), nil
+		return w.own(live, t)
 	}
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/operation"
@@ -139,20 +140,11 @@ func (w *writing) validateType(t object.Tree) (errs field.ErrorList) {
 // added lists what is in after but not in before.
 func added(after, before []string) (out []string) {
 	for _, name := range after {
-		if !contains(before, name) {
+		if !slices.Contains(before, name) {
 			out = append(out, name)
 		}
 	}
 	return out
-}
-
-func contains(list []string, name string) bool {
-	for _, item := range list {
-		if item == name {
-			return true
-		}
-	}
-	return false
 }
 
 // deletionStarted reports whether an object has been asked to go.

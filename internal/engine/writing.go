@@ -50,6 +50,7 @@ func (w *writing) resolve(v *resource.Version) (err error) {
 	w.v, w.def = v, v.Definition
 	w.fields = merge.Fields{
 		APIVersion:  v.APIVersion,
+		Kind:        v.Definition.Names.Kind,
 		Subresource: w.target.Subresource,
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
@@ -138,20 +139,23 @@ func (w *writing) reset() []string {
 	return nil
 }
 
-// own records in managedFields what the caller changed. As upstream does, it rather keeps the
-// managedFields of live than fail.
-func (w *writing) own(live, t object.Tree) object.Tree {
+// own records in managedFields what the caller changed.
+func (w *writing) own(live, t object.Tree) (object.Tree, error) {
+	w.emptyFor(live)
 	out, err := w.fields.Update(live, t, w.caller.FieldManager, w.now)
+	return out, asPlain(err)
+}
+
+// emptyFor gives a create of a built-in kind the object it starts from.
+func (w *writing) emptyFor(live object.Tree) {
+	if live != nil || w.v.Type == nil || w.fields.Empty != nil {
+		return
+	}
+	t, err := resource.ToTree(w.v.Type.New())
 	if err == nil {
-		return out
+		t["apiVersion"], t["kind"] = w.v.APIVersion, w.def.Names.Kind
+		w.fields.Empty = t
 	}
-	md := object.EnsureMetadata(t)
-	if kept, ok := object.Metadata(live)["managedFields"]; ok {
-		md["managedFields"] = kept
-	} else {
-		delete(md, "managedFields")
-	}
-	return t
 }
 
 // key is the storage key of the target.

@@ -1,0 +1,149 @@
+package engine
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+func policy(p metav1.DeletionPropagation) metav1.DeleteOptions {
+	return metav1.DeleteOptions{PropagationPolicy: &p}
+}
+
+// CRD-018, SUB-047
+func TestDelete(t *testing.T) {
+	w := newWorld(t)
+	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	o, gone := w.delete(w.cron("my-cron"), metav1.DeleteOptions{})
+	if !gone || o.Meta().UID != object.UID(made) || o.Revision != w.Store.Head().Revision() {
+		t.Fatalf("gone %v, %+v at %d", gone, o.Meta(), o.Revision)
+	}
+	_, _, err := w.Delete(w.ctx, w.cron("my-cron"), metav1.DeleteOptions{}, w.caller)
+	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "my-cron" not found`)
+}
+
+// SUB-035, SUB-038, SUB-040, SUB-042, SUB-046, SUB-047
+func TestDeleteWithFinalizers(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
+	w.now = w.now.Add(time.Minute)
+	o, gone := w.delete(w.cron("a"), metav1.DeleteOptions{})
+	first := treeOf(t, o)
+	equal(t, "deletion", []any{gone, valueAt(first, "metadata.deletionTimestamp"), valueAt(first, "metadata.deletionGracePeriodSeconds"), valueAt(first, "metadata.generation")},
+		[]any{false, "2026-05-06T07:09:09Z", 0, 2})
+	w.now = w.now.Add(time.Minute)
+	zero := int64(0)
+	o, gone = w.delete(w.cron("a"), metav1.DeleteOptions{GracePeriodSeconds: &zero})
+	equal(t, "second delete", []any{gone, treeOf(t, o)}, []any{false, first})
+}
+
+// CRD-065
+func TestDeletePreconditions(t *testing.T) {
+	w := newWorld(t)
+	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	wrong, right, rv := types.UID("x"), object.UID(made), object.ResourceVersion(made)
+	_, _, err := w.Delete(w.ctx, w.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, w.caller)
+	w.refused(err, 409, metav1.StatusReasonConflict, "the UID in the precondition (x) does not match the UID in record ("+string(right)+")")
+	old := "1"
+	_, _, err = w.Delete(w.ctx, w.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &old}}, w.caller)
+	w.refused(err, 409, metav1.StatusReasonConflict, "the ResourceVersion in the precondition (1) does not match the ResourceVersion in record ("+rv+")")
+	if _, gone := w.delete(w.cron("my-cron"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &right, ResourceVersion: &rv}}); !gone {
+		t.Fatal("still there")
+	}
+}
+
+// CRD-065, CRD-066
+func TestPropagation(t *testing.T) {
+	for _, c := range []struct {
+		o    metav1.DeleteOptions
+		has  string
+		want any
+	}{
+		{policy(metav1.DeletePropagationForeground), `["example.com/x","orphan"]`, []string{"example.com/x", "foregroundDeletion"}},
+		{policy(metav1.DeletePropagationOrphan), `[]`, []string{"orphan"}},
+		{policy(metav1.DeletePropagationBackground), `["example.com/x","foregroundDeletion"]`, []string{"example.com/x"}},
+		{metav1.DeleteOptions{}, `["foregroundDeletion"]`, []string{"foregroundDeletion"}},
+		{metav1.DeleteOptions{OrphanDependents: new(bool)}, `["orphan"]`, nil},
+	} {
+		w := newWorld(t)
+		w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":`+c.has+`}}`)
+		o, gone := w.delete(w.cron("a"), c.o)
+		if gone != (c.want == nil) {
+			t.Fatalf("gone %v with %v", gone, c.want)
+		}
+		if !gone {
+			equal(t, "finalizers", valueAt(treeOf(t, o), "metadata.finalizers"), c.want)
+		}
+	}
+}
+
+// CRD-065
+func TestDeleteOptionsAreChecked(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	both := policy(metav1.DeletePropagationOrphan)
+	both.OrphanDependents = new(bool)
+	_, _, err := w.Delete(w.ctx, w.cron("my-cron"), both, w.caller)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "orphanDependents and deletionPropagation cannot be both set")
+	_, _, err = w.Delete(w.ctx, w.cron("my-cron"), policy("Sideways"), w.caller)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
+}
+
+// CRD-058, CRD-065
+func TestDeleteDryRun(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"kept","finalizers":["example.com/x"]}}`)
+	w.caller.DryRun = true
+	before := w.Store.Head().Revision()
+	if _, gone := w.delete(w.cron("my-cron"), metav1.DeleteOptions{}); !gone {
+		t.Fatal("the dry run says it would stay")
+	}
+	o, gone := w.delete(w.cron("kept"), metav1.DeleteOptions{})
+	if gone || object.DeletionTimestamp(treeOf(t, o)) == "" {
+		t.Fatalf("gone %v", gone)
+	}
+	equal(t, "revision", w.Store.Head().Revision(), before)
+}
+
+// CRD-031
+func TestDeleteNamespaces(t *testing.T) {
+	w := newWorld(t)
+	ns := w.at("", "v1", "namespaces", "")
+	ns.Name = "default"
+	_, _, err := w.Delete(w.ctx, ns, metav1.DeleteOptions{}, w.caller)
+	w.refused(err, 403, metav1.StatusReasonForbidden, `namespaces "default" is forbidden: this namespace may not be deleted`)
+	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"n"}}`)
+	ns.Name = "n"
+	o, gone := w.delete(ns, metav1.DeleteOptions{})
+	equal(t, "phase", []any{gone, valueAt(treeOf(t, o), "status.phase")}, []any{false, "Terminating"})
+}
+
+// CRD-065
+func TestDeleteCollection(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"a", "b", "c"} {
+		w.mustCreate(w.cron(""), `{"metadata":{"name":"`+name+`","labels":{"app":"`+name+`"}}}`)
+	}
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"d","finalizers":["example.com/x"]}}`)
+	selector, err := labels.Parse("app in (a,b)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleted, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Labels: selector}, w.caller)
+	if err != nil || len(deleted.Items) != 2 {
+		t.Fatalf("%v, %v", deleted, err)
+	}
+	if _, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller); err != nil {
+		t.Fatal(err)
+	}
+	left, err := w.List(w.ctx, w.cron(""), ListOptions{})
+	if err != nil || len(left.Items) != 1 || left.Items[0].Meta().DeletionTimestamp == "" {
+		t.Fatalf("%v, %v", left, err)
+	}
+}

@@ -1,0 +1,206 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// CRD-018, CRD-053, SUB-013
+func TestUpdate(t *testing.T) {
+	w := newWorld(t)
+	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	next := treeOf(t, w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "better") }))
+	equal(t, "image", valueAt(next, "spec.image"), "better")
+	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
+	if object.ResourceVersion(next) == object.ResourceVersion(made) || object.UID(next) != object.UID(made) {
+		t.Fatalf("metadata is %v", next["metadata"])
+	}
+	_, err := w.Engine.updateWith(w, made)
+	w.refused(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on crontabs.stable.example.com "my-cron": the object has been modified; please apply your changes to the latest version and try again`)
+	_, err = w.update(w.cron("my-cron"), cronTab)
+	s := w.refused(err, 422, metav1.StatusReasonInvalid, `crontabs.stable.example.com "my-cron" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update`)
+	equal(t, "cause", s.Details.Causes[0].Field, "metadata.resourceVersion")
+	_, err = w.update(w.cron("none"), `{"metadata":{"name":"none","resourceVersion":"1"}}`)
+	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
+	_, err = w.update(w.cron("my-cron"), `{"metadata":{"name":"my-cron","resourceVersion":"abc"}}`)
+	w.refused(err, 500, metav1.StatusReasonUnknown, `resourceVersion: Invalid value: "abc"`)
+}
+
+func (e *Engine) updateWith(w *world, tree object.Tree) (Object, error) {
+	o, _, err := e.Update(w.ctx, w.cron(object.Name(tree)), Body{Tree: tree}, w.caller)
+	return o, err
+}
+
+// CRD-014
+func TestUpdateElsewhere(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	for _, c := range []struct{ body, text string }{
+		{`{"metadata":{"name":"other"}}`, "the name of the object (other) does not match the name on the URL (my-cron)"},
+		{`{"metadata":{}}`, "the name of the object (my-cron based on URL) was undeterminable: name must be provided"},
+		{`{"metadata":{"name":"my-cron","namespace":"other"}}`, "the namespace of the provided object does not match the namespace sent on the request"},
+	} {
+		_, err := w.update(w.cron("my-cron"), c.body)
+		w.refused(err, 400, metav1.StatusReasonBadRequest, c.text)
+	}
+	_, err := w.update(w.cron("my-cron"), `{"metadata":{"name":"my-cron","uid":"wrong"}}`)
+	w.refused(err, 409, metav1.StatusReasonConflict, "Precondition failed: UID in precondition: wrong, UID in object meta: ")
+}
+
+// CRD-072, SUB-046
+func TestUpdateKeepsSystemFields(t *testing.T) {
+	w := newWorld(t)
+	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	next := treeOf(t, w.mustEdit(w.cron("my-cron"), func(o object.Tree) {
+		md := object.Metadata(o)
+		delete(md, "uid")
+		md["creationTimestamp"], md["generation"] = "2001-01-01T00:00:00Z", int64(99)
+	}))
+	equal(t, "metadata", next["metadata"], made["metadata"])
+	_, err := w.edit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.deletionTimestamp", "2030-01-01T00:00:00Z") })
+	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.deletionTimestamp: Invalid value: \"2030-01-01T00:00:00Z\": field is immutable")
+	_, err = w.edit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"-": "x"}) })
+	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.labels")
+}
+
+// SUB-013
+func TestUpdateWithoutChange(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	config := `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"spec":{"color":"red"}}`
+	w.mustPatch(w.cron("my-cron"), types.ApplyYAMLPatchType, config)
+	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.annotations", object.Tree{"a": "b"}) })
+	before := w.get(w.cron("my-cron"))
+	w.now = w.now.Add(time.Hour)
+	w.mustEdit(w.cron("my-cron"), func(object.Tree) {})
+	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { // an entry that differs in its time alone
+		for _, entry := range valueAt(o, "metadata.managedFields").([]any) {
+			entry.(object.Tree)["time"] = "2026-12-01T00:00:00Z"
+		}
+	})
+	w.mustPatch(w.cron("my-cron"), types.ApplyYAMLPatchType, config)
+	equal(t, "object", w.get(w.cron("my-cron")), before)
+	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"a": "b"}) })
+	after := w.get(w.cron("my-cron"))
+	equal(t, "generation", valueAt(after, "metadata.generation"), 1)
+	if object.ResourceVersion(after) == object.ResourceVersion(before) {
+		t.Fatal("a new label made no revision")
+	}
+}
+
+// SUB-004, SUB-006, SUB-007, SUB-012
+func TestStatus(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	w.caller.FieldManager = "controller"
+	next := treeOf(t, w.mustEdit(w.cron("my-cron").sub("status"), func(o object.Tree) {
+		set(o, "status.phase", "Running")
+		set(o, "spec.image", "ignored")
+		set(o, "metadata.labels", object.Tree{"ignored": "yes"})
+	}))
+	equal(t, "status", next["status"], map[string]any{"phase": "Running"})
+	equal(t, "image", valueAt(next, "spec.image"), "awesome")
+	equal(t, "labels", valueAt(next, "metadata.labels"), nil)
+	equal(t, "generation", valueAt(next, "metadata.generation"), 1)
+	entries := valueAt(next, "metadata.managedFields").([]any)
+	last := entries[0].(object.Tree)
+	if last["manager"] != "controller" {
+		last = entries[1].(object.Tree)
+	}
+	equal(t, "subresource", []any{last["manager"], last["subresource"], last["fieldsV1"]},
+		[]any{"controller", "status", map[string]any{"f:status": map[string]any{".": map[string]any{}, "f:phase": map[string]any{}}}})
+	next = treeOf(t, w.mustEdit(w.cron("my-cron"), func(o object.Tree) {
+		delete(o, "status")
+		set(o, "spec.image", "new")
+	}))
+	equal(t, "status after a PUT of the whole", next["status"], map[string]any{"phase": "Running"})
+	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
+	equal(t, "GET of /status", w.get(w.cron("my-cron").sub("status")), next)
+}
+
+// SUB-011
+func TestWithoutStatus(t *testing.T) {
+	w := newWorld(t)
+	w.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"status":{},"scale"`, `"scale"`))
+	made := treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"status":{"phase":"Mine"}}`))
+	equal(t, "status", made["status"], map[string]any{"phase": "Mine"})
+	next := treeOf(t, w.mustEdit(w.cron("a"), func(o object.Tree) { set(o, "status.phase", "Other") }))
+	equal(t, "generation", valueAt(next, "metadata.generation"), 2)
+	_, err := w.Get(w.ctx, w.cron("a").sub("status"), "")
+	w.refused(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+	_, err = w.edit(w.cron("a").sub("status"), func(object.Tree) {})
+	w.refused(err, 404, metav1.StatusReasonNotFound, "the server could not find the requested resource")
+}
+
+// SUB-039, SUB-043, SUB-044
+func TestFinalizersOfDeleting(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":["stable.example.com/finalizer"]}}`)
+	w.delete(w.cron("a"), metav1.DeleteOptions{})
+	_, err := w.edit(w.cron("a"), func(o object.Tree) {
+		set(o, "metadata.finalizers", []any{"stable.example.com/finalizer", "stable.example.com/more"})
+	})
+	w.refused(err, 422, metav1.StatusReasonInvalid, `metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"stable.example.com/more"}`)
+	o := w.mustEdit(w.cron("a"), func(o object.Tree) { delete(object.Metadata(o), "finalizers") })
+	equal(t, "finalizers", valueAt(treeOf(t, o), "metadata.finalizers"), nil)
+	_, err = w.Get(w.ctx, w.cron("a"), "")
+	w.refused(err, 404, metav1.StatusReasonNotFound, "not found")
+}
+
+// CRD-053
+func TestUnconditionalUpdate(t *testing.T) {
+	w := newWorld(t)
+	made := treeOf(t, w.mustCreate(w.configMap(""), `{"metadata":{"name":"a"},"data":{"k":"1"}}`))
+	o, err := w.update(w.configMap("a"), `{"metadata":{"name":"a"},"data":{"k":"2"}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "data", treeOf(t, o)["data"], map[string]any{"k": "2"})
+	equal(t, "uid", object.UID(treeOf(t, o)), object.UID(made))
+}
+
+// CRD-018
+func TestCreateByUpdate(t *testing.T) {
+	w := newWorld(t)
+	lease := w.at("coordination.k8s.io", "v1", "leases", "default")
+	lease.Name = "l"
+	body := `{"metadata":{"name":"l"},"spec":{"holderIdentity":"me"}}`
+	_, created, err := w.Update(w.ctx, lease, w.body(lease, body), w.caller)
+	if err != nil || !created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	_, _, err = w.Update(w.ctx, lease, w.body(lease, body), w.caller)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "must be specified for an update")
+}
+
+// CRD-058
+func TestUpdateDryRun(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	before := w.get(w.cron("my-cron"))
+	w.caller.DryRun = true
+	o := w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "other") })
+	equal(t, "image", valueAt(treeOf(t, o), "spec.image"), "other")
+	equal(t, "stored", w.get(w.cron("my-cron")), before)
+}
+
+// CRD-008, CRD-019
+func TestOtherVersion(t *testing.T) {
+	w := newWorld(t)
+	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
+	w.writeCRD(cronTabs(cronTabSchema, strings.Replace(narrow, `"selectableFields":[{"jsonPath":".spec.color"}]`, "", 1)))
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
+	v2 := w.at("stable.example.com", "v2", "crontabs", "default")
+	v2.Name = "a"
+	seen := w.get(v2)
+	equal(t, "at v2", []any{seen["apiVersion"], seen["spec"]}, []any{"stable.example.com/v2", map[string]any{"image": "i"}})
+	o := w.mustEdit(v2, func(o object.Tree) { set(o, "spec.image", "j") })
+	equal(t, "generation", valueAt(treeOf(t, o), "metadata.generation"), 2)
+	equal(t, "at v1", w.get(w.cron("a"))["spec"], map[string]any{"image": "j"})
+}
