@@ -24,7 +24,7 @@ const (
 	InvalidApproval Approval = "InvalidAnnotation"
 )
 
-// IsProtected is true of groups that need an approval (KEP-1111).
+// IsProtected is true of groups that need an approval (kubernetes/enhancements pull request 1111).
 func IsProtected(group string) bool {
 	return group == "k8s.io" || strings.HasSuffix(group, ".k8s.io") ||
 		group == "kubernetes.io" || strings.HasSuffix(group, ".kubernetes.io")
