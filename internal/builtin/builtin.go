@@ -19,6 +19,8 @@ import (
 
 // Config is what the built-in kinds need from outside.
 type Config struct {
+	// Catalog returns a catalog that knows all that is stored: CRDs cannot be written without it.
+	Catalog  func(context.Context) (*resource.Catalog, error)
 	EventTTL time.Duration    // how long an Event lives after it was last written; 0: forever
 	Now      func() time.Time // nil: time.Now
 	// Allowed decides whether u may do what spec says; exactly one of its attributes is set.

@@ -1,25 +1,173 @@
 package builtin
 
 import (
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
 
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // customResourceDefinitions is the kind that defines kinds.
-func customResourceDefinitions(Config) kind {
+func customResourceDefinitions(c Config) kind {
+	e := at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
+	e.validate = validateNewCRD
 	return kind{
-		endpoint: at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{}),
+		endpoint: e,
 		plural:   "customresourcedefinitions", short: "crd crds", categories: "api-extensions",
 		prefix:  resource.CRDPrefix,
 		cluster: true, status: true, conditional: true,
 		columns:  crdColumns,
-		behavior: resource.Behavior{Generation: true},
+		behavior: crds(c),
 	}
 }
 
+func crds(c Config) resource.Behavior {
+	s := crdStatus{catalog: c.Catalog, now: c.Now}
+	return resource.Behavior{
+		Default:        defaultCRD,
+		PrepareCreate:  s.prepareCreate,
+		PrepareUpdate:  s.prepareUpdate,
+		ValidateUpdate: validateCRDUpdate,
+		Warnings:       crdWarnings,
+		Guards:         s.guards,
+		BeforeDelete:   s.beforeDelete,
+		Generation:     true,
+		ResetOnWrite:   []string{"status"},
+		ResetOnStatus:  []string{"spec"},
+	}
+}
+
+// crdColumns are those of kubectl get crd from v1.37 on.
 func crdColumns() []resource.Column {
 	created := ageColumn()
 	created.Name, created.Type, created.Age = "Created At", "date", false
-	return []resource.Column{nameColumn(), created}
+	return []resource.Column{
+		nameColumn(),
+		pathColumn("Scope", "Cluster/Namespaced", "spec", "scope"),
+		cellColumn("Versions", "Served versions", servedVersions),
+		created,
+		wide(pathColumn("Group", "API group", "spec", "group")),
+		wide(pathColumn("Kind", "CustomResource kind", "spec", "names", "kind")),
+		wide(cellColumn("ShortNames", "Short names", func(t object.Tree) any {
+			return strings.Join(object.Strings(tree(t, "spec", "names"), "shortNames"), ",")
+		})),
+		wide(resource.Column{Name: "Established", Type: "boolean", Description: "Established status", Cell: func(t object.Tree) any {
+			return isConditionTrue(tree(t, "status"), "Established")
+		}}),
+	}
 }
+
+func servedVersions(t object.Tree) any {
+	var all []string
+	for _, v := range list(t, "spec", "versions") {
+		version, _ := v.(object.Tree)
+		if !isTrue(version, "served") {
+			continue
+		}
+		name := text(version, "name")
+		if isTrue(version, "storage") {
+			name += "(storage)"
+		}
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ",")
+}
+
+// defaultCRD is SetDefaults_CustomResourceDefinition of apiextensions.k8s.io/v1.
+func defaultCRD(obj object.Tree) {
+	spec := child(obj, "spec")
+	names := child(spec, "names")
+	kind := text(names, "kind")
+	if text(names, "singular") == "" {
+		object.SetString(names, "singular", strings.ToLower(kind))
+	}
+	if text(names, "listKind") == "" && kind != "" {
+		names["listKind"] = kind + "List"
+	}
+	if tree(spec, "conversion") == nil {
+		spec["conversion"] = object.Tree{"strategy": "None"}
+	}
+	if service := tree(spec, "conversion", "webhook", "clientConfig", "service"); service != nil && service["port"] == nil {
+		service["port"] = int64(443)
+	}
+}
+
+// internalCRD is a CRD in the form that is validated.
+func internalCRD(t object.Tree) (*apiextensions.CustomResourceDefinition, error) {
+	var crd apiextensionsv1.CustomResourceDefinition
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, t), &crd); err != nil {
+		return nil, fmt.Errorf("read a CRD: %w", err)
+	}
+	out := &apiextensions.CustomResourceDefinition{}
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&crd, out, nil); err != nil {
+		return nil, fmt.Errorf("read a CRD: %w", err)
+	}
+	return out, nil
+}
+
+func unreadable(err error) field.ErrorList {
+	return field.ErrorList{field.InternalError(nil, err)}
+}
+
+// validateNewCRD is for creates alone: an update is not held to rules that its old state
+// breaks.
+func validateNewCRD(obj, old object.Tree) field.ErrorList {
+	if old != nil {
+		return nil
+	}
+	crd, err := internalCRD(obj)
+	if err != nil {
+		return unreadable(err)
+	}
+	return crdvalidation.Create(crd)
+}
+
+func validateCRDUpdate(obj, old object.Tree, sub string) field.ErrorList {
+	crd, err := internalCRD(obj)
+	if err != nil {
+		return unreadable(err)
+	}
+	if sub == "status" {
+		return crdvalidation.Status(crd)
+	}
+	was, err := internalCRD(old)
+	if err != nil {
+		return unreadable(err)
+	}
+	return crdvalidation.Update(crd, was)
+}
+
+// beforeDelete starts the deletion of a CRD: the finalizer keeps it until its objects are gone, the
+// condition keeps new ones from being made. As upstream, its generation stays.
+func (s crdStatus) beforeDelete(_ context.Context, obj object.Tree) error {
+	status := object.Copy(child(obj, "status"))
+	if condition(status, "Terminating") != nil {
+		return nil
+	}
+	finalizers := object.Finalizers(obj)
+	if !slices.Contains(finalizers, apiextensionsv1.CustomResourceCleanupFinalizer) {
+		object.SetFinalizers(obj, append(slices.Clip(finalizers), apiextensionsv1.CustomResourceCleanupFinalizer))
+	}
+	if g := object.Generation(obj); g > 1 {
+		object.SetGeneration(obj, g-1)
+	}
+	delete(object.Metadata(obj), "deletionGracePeriodSeconds")
+	w := statusWriter{status: status, generation: object.Generation(obj), now: s.now()}
+	w.set("Terminating", "True", "InstanceDeletionInProgress", "CustomResource deletion is in progress")
+	obj["status"] = status
+	return nil
+}
+
+func rfc3339(t time.Time) string { return metav1.NewTime(t).UTC().Format(time.RFC3339) }

@@ -197,3 +197,38 @@ func (e *edit) writable(name string) *group {
 	e.own[name] = true
 	return e.groups[i]
 }
+
+// Holder is a kind that holds names in a group.
+type Holder struct {
+	Names
+	Key      string // of the CRD and
+	Revision int64  // its Modified; "" and 0 for a built-in kind
+}
+
+// Holders yields who holds names in a group: the accepted names of each CRD, established or
+// not, and those of the built-in kinds.
+func (c *Catalog) Holders(groupName string) iter.Seq[Holder] {
+	return func(yield func(Holder) bool) {
+		g := c.group(groupName)
+		if g == nil {
+			return
+		}
+		for _, d := range g.kinds {
+			h := Holder{Names: d.Names}
+			if d.Custom != nil {
+				h = Holder{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}
+			}
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// AcceptedNames returns the names that a CRD has been given; none if there is no such CRD.
+func (c *Catalog) AcceptedNames(group, plural string) Names {
+	if d := c.Definition(group, plural); d != nil && d.Custom != nil {
+		return d.Custom.accepted
+	}
+	return Names{}
+}

@@ -1,0 +1,230 @@
+package builtin
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// crdStatus works out the status of CRDs in the course of the write that gives cause for it, from
+// the catalog, so that a CRD is established when its create returns. What upstream's naming,
+// establishing, approval and non-structural controllers would write later, it writes at once.
+type crdStatus struct {
+	catalog func(context.Context) (*resource.Catalog, error)
+	now     func() time.Time
+}
+
+func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
+	status := object.Tree{"acceptedNames": object.Tree{"kind": "", "plural": ""}}
+	addStoredVersion(status, obj)
+	return s.decide(ctx, obj, status)
+}
+
+// prepareUpdate lets only /status write the status, which is then decided anew: a later touch gives a CRD
+// the names that have become free.
+func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
+	status := object.Copy(tree(obj, "status"))
+	if sub == "" {
+		status = object.Copy(tree(old, "status"))
+		addStoredVersion(status, obj)
+		if !object.Equal(obj["spec"], old["spec"]) {
+			object.SetGeneration(obj, object.Generation(old)+1)
+		}
+	}
+	return s.decide(ctx, obj, status)
+}
+
+// addStoredVersion notes the storage version among those that objects may be stored at.
+func addStoredVersion(status, obj object.Tree) {
+	stored := object.Strings(status, "storedVersions")
+	for _, v := range list(obj, "spec", "versions") {
+		version, _ := v.(object.Tree)
+		if name := text(version, "name"); isTrue(version, "storage") {
+			if !slices.Contains(stored, name) {
+				object.SetStrings(status, "storedVersions", append(stored, name))
+			}
+			return
+		}
+	}
+}
+
+// decide completes the status, which becomes obj's.
+func (s crdStatus) decide(ctx context.Context, obj, status object.Tree) error {
+	obj["status"] = status
+	w := statusWriter{status: status, generation: object.Generation(obj), now: s.now()}
+	w.approval(obj)
+	requested, accepted := namesOf(tree(obj, "spec", "names")), namesOf(tree(status, "acceptedNames"))
+	if !sameNames(requested, accepted) {
+		catalog, err := s.load(ctx)
+		if err != nil {
+			return err
+		}
+		a := allocation{requested: requested, accepted: accepted}
+		a.others = others(catalog, obj, requested)
+		a.run()
+		status["acceptedNames"] = treeOf(a.result)
+		if a.reason == "" {
+			w.set("NamesAccepted", "True", "NoConflicts", "no conflicts found")
+		} else {
+			w.set("NamesAccepted", "False", a.reason, a.message)
+		}
+	}
+	w.establish(obj)
+	w.nonStructural(obj)
+	w.observe()
+	return nil
+}
+
+func (s crdStatus) load(ctx context.Context) (*resource.Catalog, error) {
+	if s.catalog == nil {
+		return nil, errNoCatalog
+	}
+	catalog, err := s.catalog(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("look up the names of other kinds: %w", err)
+	}
+	return catalog, nil
+}
+
+// statusWriter changes the conditions of a status that it owns.
+type statusWriter struct {
+	status     object.Tree
+	generation int64
+	now        time.Time
+}
+
+func condition(status object.Tree, name string) object.Tree {
+	for _, c := range list(status, "conditions") {
+		if t, _ := c.(object.Tree); text(t, "type") == name {
+			return t
+		}
+	}
+	return nil
+}
+
+func isConditionTrue(status object.Tree, name string) bool {
+	return text(condition(status, name), "status") == "True"
+}
+
+// set writes a condition; its transition time stays while its status does.
+func (w statusWriter) set(name, value, reason, message string) {
+	c := condition(w.status, name)
+	if c == nil {
+		c = object.Tree{"type": name}
+		w.status["conditions"] = append(list(w.status, "conditions"), c)
+	}
+	if text(c, "status") != value || text(c, "lastTransitionTime") == "" {
+		c["lastTransitionTime"] = rfc3339(w.now)
+	}
+	c["status"], c["reason"], c["message"] = value, reason, message
+}
+
+// observe notes that the status and all conditions on the spec are about this generation of it.
+func (w statusWriter) observe() {
+	if w.generation == 0 {
+		return
+	}
+	w.status["observedGeneration"] = w.generation
+	for _, c := range list(w.status, "conditions") {
+		if t, _ := c.(object.Tree); t != nil && text(t, "type") != "Terminating" {
+			t["observedGeneration"] = w.generation
+		}
+	}
+}
+
+// establish sets Established once the names are accepted; it never takes it back.
+func (w statusWriter) establish(obj object.Tree) {
+	switch {
+	case isConditionTrue(w.status, "Established"):
+	case !isConditionTrue(w.status, "NamesAccepted"):
+		if condition(w.status, "Established") == nil {
+			w.set("Established", "False", "NotAccepted", "not all names are accepted")
+		}
+	case !hasUsableCABundle(obj):
+		w.set("Established", "False", "InvalidCABundle", "The conversion webhook CABundle is invalid")
+	default:
+		w.set("Established", "True", "InitialNamesAccepted", "the initial names have been accepted")
+	}
+}
+
+func hasUsableCABundle(obj object.Tree) bool {
+	pem, err := base64.StdEncoding.DecodeString(text(obj, "spec", "conversion", "webhook", "clientConfig", "caBundle"))
+	return err == nil && crdvalidation.CheckCABundle(pem) == nil
+}
+
+// approval is the condition of a CRD in a group of Kubernetes.
+func (w statusWriter) approval(obj object.Tree) {
+	if !crdvalidation.IsProtected(text(obj, "spec", "group")) {
+		return
+	}
+	annotation, _ := object.Annotation(obj, crdvalidation.ApprovalAnnotation)
+	state, message := crdvalidation.ApprovalOf(annotation)
+	value := "False"
+	if state == crdvalidation.Approved {
+		value = "True"
+	}
+	w.set("KubernetesAPIApprovalPolicyConformant", value, string(state), message)
+}
+
+// nonStructural keeps the condition of a CRD from before schemas had to be structural. No
+// other can come to it: validation refuses it.
+func (w statusWriter) nonStructural(obj object.Tree) {
+	const name = "NonStructuralSchema"
+	if condition(w.status, name) == nil && !isTrue(obj, "spec", "preserveUnknownFields") {
+		return
+	}
+	reason, message := w.violations(obj)
+	switch reason {
+	case "":
+		conditions := slices.DeleteFunc(list(w.status, "conditions"), func(c any) bool {
+			t, _ := c.(object.Tree)
+			return text(t, "type") == name
+		})
+		w.status["conditions"] = conditions
+	case "StructuralError":
+		w.set(name, "Unknown", reason, message)
+	default:
+		w.set(name, "True", reason, message)
+	}
+}
+
+func (w statusWriter) violations(obj object.Tree) (reason, message string) {
+	crd, err := internalCRD(obj)
+	if err != nil {
+		return "", ""
+	}
+	var errs field.ErrorList
+	if p := crd.Spec.PreserveUnknownFields; p != nil && *p {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "preserveUnknownFields"), true, "must be false"))
+	}
+	for i := range crd.Spec.Versions {
+		v := crd.Spec.Versions[i].Schema
+		if crd.Spec.Validation != nil {
+			v = crd.Spec.Validation
+		}
+		if v == nil || v.OpenAPIV3Schema == nil {
+			continue
+		}
+		path := field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema")
+		found, unsupported := crdvalidation.NonStructural(v.OpenAPIV3Schema, path)
+		if unsupported != nil {
+			return "StructuralError", fmt.Sprintf("failed to check validation schema for version %s: %v", crd.Spec.Versions[i].Name, unsupported)
+		}
+		errs = append(errs, found...)
+	}
+	if len(errs) == 0 {
+		return "", ""
+	}
+	return "Violations", errs.ToAggregate().Error()
+}
+
+var errNoCatalog = errors.New("the built-in kinds were made without a catalog")
