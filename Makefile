@@ -1,0 +1,28 @@
+# The few targets that people type. CI is .ci/run, which `make check` runs.
+
+FUZZTIME ?= 30s
+
+.PHONY: trellis test bench fuzz lint check torture
+
+trellis:
+	go build -trimpath -o bin/trellis ./cmd/trellis
+
+test:
+	go test ./...
+
+bench:
+	go test -run '^$$' -bench . -benchmem ./...
+
+# Each fuzz target for FUZZTIME.
+fuzz:
+	.ci/fuzz $(FUZZTIME)
+
+lint:
+	.ci/lint
+
+check:
+	.ci/run
+
+# Kills a server at random a thousand times while it writes.
+torture:
+	TORTURE=1000 go test -count=1 -timeout 2h -run Torture ./internal/torture

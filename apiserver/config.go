@@ -1,0 +1,54 @@
+// Package apiserver makes a running server of one Config. It has no logic of its
+// own: it opens, connects and closes the parts, in the right order.
+package apiserver
+
+import (
+	"log/slog"
+	"time"
+)
+
+const (
+	// KubeconfigName is the administrator's kubeconfig in the data directory.
+	KubeconfigName = "admin.kubeconfig"
+	// CBORServingAndStorage is upstream's name of the feature gate behind Config.EnableCBOR.
+	CBORServingAndStorage = "CBORServingAndStorage"
+)
+
+// Config is all that a server can be told. The zero value is a server in memory on a
+// free port of the loopback interface that refuses anonymous requests.
+type Config struct {
+	// DataDir is the folder that everything is kept in; it is made if need be. "" keeps
+	// everything in memory.
+	DataDir string
+	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
+	// free one.
+	Address string
+	// AnonymousAuth serves requests without credentials as system:anonymous.
+	AnonymousAuth bool
+	// EventTTL is how long events are kept; 0 means an hour.
+	EventTTL time.Duration
+	// CompactionInterval is how long history is kept; 0 means five minutes.
+	CompactionInterval time.Duration
+	// HistoryBytes is how much of it is kept at most; 0 leaves it to the store.
+	HistoryBytes int64
+	// EnableCBOR offers application/cbor.
+	EnableCBOR bool
+	// Logger gets what an operator should know; nil discards it.
+	Logger *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	if c.Address == "" {
+		c.Address = "127.0.0.1:0"
+	}
+	if c.EventTTL == 0 {
+		c.EventTTL = time.Hour
+	}
+	if c.CompactionInterval == 0 {
+		c.CompactionInterval = 5 * time.Minute
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}

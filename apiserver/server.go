@@ -1,0 +1,203 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/api/discovery"
+	"github.com/trellis-k8s/trellis/internal/api/openapi"
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+// shutdownPatience is how long requests in flight may take to finish; upstream's request
+// timeout.
+const shutdownPatience = 60 * time.Second
+
+// Server is a running API server.
+type Server struct {
+	config   Config
+	listener net.Listener
+	store    *storage.Store
+	keys     *pki.Bundle
+	handler  *api.Server
+	http     *http.Server
+	failed   chan struct{}
+	failOnce sync.Once
+	failure  error // set before failed is closed
+
+	// What runs beside the requests. The loops are clients and end before the requests do;
+	// following the definitions of kinds ends after them.
+	loops, following         sync.WaitGroup
+	stopLoops, stopFollowing context.CancelFunc
+	closed                   func() error // once
+}
+
+// Start opens everything and serves. When it returns, every stored kind is served.
+// The caller ends the server with Shutdown; ctx only bounds the start.
+func Start(ctx context.Context, c Config) (*Server, error) {
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}}
+	s.closed = sync.OnceValue(s.close)
+	if err := s.start(ctx); err != nil {
+		return nil, errors.Join(err, s.Shutdown())
+	}
+	return s, nil
+}
+
+func (s *Server) start(ctx context.Context) (err error) {
+	if s.store, err = s.open(); err != nil {
+		return err
+	}
+	if s.listener, err = listen(s.config.Address); err != nil {
+		return err
+	}
+	if s.keys, err = pki.Ensure(s.path("pki"), hosts(s.listener.Addr()), time.Now()); err != nil {
+		return err
+	}
+	if err := s.connect(ctx); err != nil {
+		return err
+	}
+	if err := s.systemNamespaces(ctx); err != nil {
+		return fmt.Errorf("system namespaces: %w", err)
+	}
+	go s.serve()
+	s.runLoops()
+	return s.writeKubeconfig()
+}
+
+func (s *Server) runLoops() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stopLoops = cancel
+	s.loops.Go(func() {
+		if err := control.Run(ctx, s.Loopback()); err != nil {
+			s.config.Logger.Error("the control loops do not run", "error", err)
+		}
+	})
+}
+
+// path of a file or folder in the data directory; "" where there is none.
+func (s *Server) path(name string) string {
+	if s.config.DataDir == "" {
+		return ""
+	}
+	return filepath.Join(s.config.DataDir, name)
+}
+
+// open takes the data directory, or refuses because another server has it.
+func (s *Server) open() (*storage.Store, error) {
+	if s.config.DataDir != "" {
+		if err := os.MkdirAll(s.config.DataDir, 0o700); err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+	}
+	return embedded.Open(embedded.Options{
+		Dir:          s.path("store"),
+		CompactAfter: s.config.CompactionInterval,
+		HistoryBytes: s.config.HistoryBytes,
+		Logger:       s.config.Logger,
+	})
+}
+
+// connect puts the parts together, from the store up to the handler.
+func (s *Server) connect(ctx context.Context) error {
+	authorizer := &access.Authorizer{}
+	var live *resource.Live
+	live = resource.NewLive(builtin.Definitions(builtin.Config{
+		Catalog:  func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
+		EventTTL: s.config.EventTTL,
+		Allowed:  authorizer.Review,
+		Rules:    authorizer.Rules,
+	}))
+	following, cancel := context.WithCancel(context.Background())
+	s.stopFollowing = cancel
+	s.following.Go(func() {
+		if err := live.Follow(following, s.store); err != nil && following.Err() == nil {
+			s.fail(fmt.Errorf("follow the definitions of kinds: %w", err))
+		}
+	})
+	if _, err := live.Wait(ctx, s.store.Head().Revision()); err != nil {
+		return fmt.Errorf("read the definitions of kinds: %w", err)
+	}
+	roots := pool(s.keys)
+	s.handler = api.New(api.Config{
+		Engine:        &engine.Engine{Store: s.store, Live: live, Now: time.Now},
+		Authenticator: access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
+		Authorizer:    authorizer,
+		Discovery:     discovery.Handler(live),
+		OpenAPI:       openapi.Handler(live),
+		EnableCBOR:    s.config.EnableCBOR,
+	})
+	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
+	return nil
+}
+
+func (s *Server) serve() {
+	err := s.http.ServeTLS(s.listener, "", "")
+	if !errors.Is(err, http.ErrServerClosed) {
+		s.fail(fmt.Errorf("serve: %w", err))
+	}
+}
+
+func (s *Server) writeKubeconfig() error {
+	path := s.path(KubeconfigName)
+	if path == "" {
+		return nil
+	}
+	data := s.Kubeconfig()
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := pki.WriteFile(path, data); err != nil {
+		return fmt.Errorf("write the kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// Kubeconfig is the administrator's, as a file would hold it.
+func (s *Server) Kubeconfig() []byte { return s.keys.Kubeconfig(s.URL()) }
+
+// URL is where clients on this machine reach the server.
+func (s *Server) URL() string { return urlOf(s.listener.Addr()) }
+
+// ClientConfig is for an administrator's client that connects over HTTPS.
+func (s *Server) ClientConfig() *rest.Config {
+	return &rest.Config{
+		Host: s.URL(),
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData: s.keys.CAPEM, CertData: s.keys.AdminCert, KeyData: s.keys.AdminKey,
+		},
+	}
+}
+
+// Loopback is for a client in this process: no connection, all rights, no rate limit.
+func (s *Server) Loopback() *rest.Config {
+	return &rest.Config{
+		Host:      s.URL(),
+		Transport: s.handler.Loopback(access.Loopback()),
+		QPS:       -1,
+		UserAgent: "trellis-loopback",
+	}
+}
+
+// Failed is closed when the server cannot go on; Shutdown then says why.
+func (s *Server) Failed() <-chan struct{} { return s.failed }
+
+// Address is the IP address and port that the server listens on.
+func (s *Server) Address() string { return s.listener.Addr().String() }

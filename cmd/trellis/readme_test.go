@@ -1,0 +1,139 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// block is one fenced block of shell commands in the README.
+var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
+
+// TestReadme runs every command of the README as it is written: the first two blocks
+// are the set-up, the others are typed in a second terminal.
+func TestReadme(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the program; left out with -short")
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := block.FindAllStringSubmatch(string(readme), -1)
+	if len(blocks) < 4 {
+		t.Fatalf("the README has %d blocks of commands, want at least 4", len(blocks))
+	}
+	setUp := strings.TrimSpace(blocks[0][2])
+	if setUp != "go run ./cmd/trellis serve --apply examples/crontab" || strings.TrimSpace(blocks[1][2]) != "go test ./..." {
+		t.Fatalf("the README does not begin with the two set-up commands: %q, %q", setUp, blocks[1][2])
+	}
+	dir := clone(t)
+	bin := t.TempDir()
+	env := append(os.Environ(), "GOBIN="+bin, "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"),
+		"KUBECONFIG=", "HOME="+t.TempDir(), "GOPATH="+goEnv(t, "GOPATH"), "GOCACHE="+goEnv(t, "GOCACHE"))
+	stop := startReadmeServer(t, dir, env, setUp)
+	for _, b := range blocks[2:] {
+		if b[1] == "" {
+			t.Errorf("this block of commands is run by no test:\n%s", b[2])
+			continue
+		}
+		c := exec.Command("sh", "-eux", "-c", b[2])
+		c.Dir, c.Env = dir, env
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Errorf("%v:\n%s", err, out)
+		}
+	}
+	stop()
+}
+
+// clone is a folder that looks like the module's, in which a server may leave its data.
+func clone(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "examples", "internal", "testserver"} {
+		source, err := filepath.Abs(filepath.Join("../..", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(source); err == nil && info.IsDir() {
+			err = os.CopyFS(filepath.Join(dir, name), os.DirFS(source))
+			if err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		data, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func goEnv(t *testing.T, name string) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// startReadmeServer runs the first command, on a free port so that it is in nobody's way,
+// and returns when it says that it is ready.
+func startReadmeServer(t *testing.T, dir string, env []string, command string) (stop func()) {
+	t.Helper()
+	// The program is built first: an interrupt to "go run" is not one to the program it runs.
+	build := exec.Command("go", "build", "-o", "server.test", "./cmd/trellis")
+	build.Dir, build.Env = dir, env
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	args := strings.Fields(command)
+	if strings.Join(args[:3], " ") != "go run ./cmd/trellis" {
+		t.Fatalf("unexpected command %q", command)
+	}
+	output := filepath.Join(dir, "output.test")
+	f, err := os.Create(output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(filepath.Join(dir, "server.test"), append(args[3:], "--secure-port", "0")...)
+	c.Dir, c.Env, c.Stdout, c.Stderr = dir, env, f, f
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	t.Cleanup(func() { _ = c.Process.Kill() })
+	deadline := time.After(patience)
+	for tick := time.NewTicker(10 * time.Millisecond); ; {
+		if data, _ := os.ReadFile(output); strings.Contains(string(data), "Trellis is ready") {
+			break
+		}
+		select {
+		case <-tick.C:
+		case err := <-ended:
+			data, _ := os.ReadFile(output)
+			t.Fatalf("the server ended: %v\n%s", err, data)
+		case <-deadline:
+			data, _ := os.ReadFile(output)
+			t.Fatalf("the server is not ready:\n%s", data)
+		}
+	}
+	return func() {
+		t.Helper()
+		_ = c.Process.Signal(os.Interrupt)
+		if err := <-ended; err != nil {
+			data, _ := os.ReadFile(output)
+			t.Errorf("the server did not end cleanly: %v\n%s", err, data)
+		}
+	}
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// scriptCommands are the commands that scripts have besides testscript's own.
+var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
+	"cmpmask": cmpMask,
+	"await":   await,
+	"http":    httpRequest,
+	"big":     big,
+}
+
+// patience is how long a script waits for what must come.
+const patience = 30 * time.Second
+
+// changing is what differs from run to run, and what stands for it.
+var changing = []struct {
+	pattern *regexp.Regexp
+	mask    string
+}{
+	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "UID"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
+	{regexp.MustCompile(`(resourceVersion"?: ?)"\d+"`), `${1}"VERSION"`},
+	{regexp.MustCompile(`\b(\d+[dhms]){1,2}\b|<invalid>`), "AGE"},
+	{regexp.MustCompile(`[ \t]+`), " "},
+	{regexp.MustCompile(`(?m) $`), ""},
+}
+
+func masked(text string) string {
+	for _, c := range changing {
+		text = c.pattern.ReplaceAllString(text, c.mask)
+	}
+	return strings.TrimSpace(text) + "\n"
+}
+
+// cmpMask compares two files (or stdout, stderr) like cmp, but for ages, uids, timestamps,
+// resource versions and runs of blanks. The second may be written with example values.
+func cmpMask(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: cmpmask got want")
+	}
+	got, want := masked(ts.ReadFile(args[0])), masked(ts.ReadFile(args[1]))
+	if (got == want) == neg {
+		ts.Fatalf("%s and %s (masked):\n--- got\n%s--- want\n%s", args[0], args[1], got, want)
+	}
+}
+
+// await waits until a file that another command writes holds a match.
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: await file pattern")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[1])
+	ts.Check(err)
+	deadline := time.After(patience)
+	for tick := time.NewTicker(5 * time.Millisecond); ; {
+		data, err := os.ReadFile(ts.MkAbs(args[0]))
+		if err == nil && pattern.Match(data) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			ts.Fatalf("no match for %q in %s:\n%s", args[1], args[0], data)
+		}
+	}
+}
+
+// httpRequest sends one request and prints the status, the headers that scripts look at, and
+// the body: http [-anonymous] METHOD PATH [Header:value…] [@bodyfile].
+func httpRequest(ts *testscript.TestScript, neg bool, args []string) {
+	config, err := clientcmd.BuildConfigFromFlags("", ts.Getenv("KUBECONFIG"))
+	ts.Check(err)
+	if len(args) > 0 && args[0] == "-anonymous" {
+		config, args = rest.AnonymousClientConfig(config), args[1:]
+	}
+	if len(args) < 2 {
+		ts.Fatalf("usage: http [-anonymous] METHOD PATH [Header:value…] [@bodyfile]")
+	}
+	client, err := rest.HTTPClientFor(config)
+	ts.Check(err)
+	defer client.CloseIdleConnections()
+	header, body := http.Header{}, io.Reader(nil)
+	for _, a := range args[2:] {
+		if file, ok := strings.CutPrefix(a, "@"); ok {
+			body = strings.NewReader(ts.ReadFile(file))
+			continue
+		}
+		name, value, _ := strings.Cut(a, ":")
+		header.Add(name, value)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, args[0], config.Host+args[1], body)
+	ts.Check(err)
+	req.Header = header
+	resp, err := client.Do(req)
+	ts.Check(err)
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	ts.Check(err)
+	fmt.Fprintln(ts.Stdout(), resp.StatusCode)
+	for _, name := range []string{"Allow", "Content-Type", "Content-Encoding", "Etag", "Warning"} {
+		for _, value := range resp.Header.Values(name) {
+			fmt.Fprintf(ts.Stdout(), "%s: %s\n", name, value)
+		}
+	}
+	fmt.Fprintf(ts.Stdout(), "\n%s\n", data)
+	if neg != (resp.StatusCode >= 400) {
+		ts.Fatalf("%s %s: %d\n%s", args[0], args[1], resp.StatusCode, data)
+	}
+}
+
+// big fills a placeholder in a file with a text of a size: big FILE PLACEHOLDER BYTES.
+func big(ts *testscript.TestScript, neg bool, args []string) {
+	var size int
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: big file placeholder bytes")
+	}
+	_, err := fmt.Sscan(args[2], &size)
+	ts.Check(err)
+	text := strings.ReplaceAll(ts.ReadFile(args[0]), args[1], strings.Repeat("x", size))
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
+}
+
+// cleanUp removes what an earlier script left on a server that is not ours.
+func cleanUp(t *testing.T, kubeconfig string) {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	remove(t, ctx, client.Resource(crds), func(name string) bool { return strings.HasSuffix(name, "example.com") })
+	remove(t, ctx, client.Resource(namespaces), func(name string) bool { return strings.HasPrefix(name, "script-") })
+}
+
+// remove deletes what ours selects, and waits until it is gone.
+func remove(t *testing.T, ctx context.Context, client dynamic.ResourceInterface, ours func(name string) bool) {
+	t.Helper()
+	for tick := time.NewTicker(50 * time.Millisecond); ; {
+		list, err := client.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		for _, o := range list.Items {
+			if !ours(o.GetName()) {
+				continue
+			}
+			left++
+			if o.GetDeletionTimestamp() == nil {
+				_ = client.Delete(ctx, o.GetName(), metav1.DeleteOptions{})
+			}
+		}
+		if left == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("clean up: %d objects are left", left)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// otherServer names a kubeconfig: the scripts then run against its server, one after the other,
+// so that what they expect can be checked on the real thing. That server's CRDs in groups
+// below example.com and its namespaces named script-… are deleted.
+const otherServer = "TEST_KUBECONFIG"
+
+func TestMain(m *testing.M) {
+	command := func() { os.Exit(run(os.Args)) }
+	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command})
+}
+
+// TestScripts runs testdata/script, each script against a server of its own.
+func TestScripts(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, script := range scripts {
+		t.Run(strings.TrimSuffix(filepath.Base(script), ".txtar"), func(t *testing.T) {
+			kubeconfig := os.Getenv(otherServer)
+			if kubeconfig == "" {
+				t.Parallel()
+				kubeconfig = testserver.Start(t).Kubeconfig
+			} else {
+				cleanUp(t, kubeconfig)
+			}
+			testscript.Run(t, testscript.Params{
+				Files:               []string{script},
+				Cmds:                scriptCommands,
+				Setup:               func(env *testscript.Env) error { return setUp(env, kubeconfig) },
+				RequireExplicitExec: true,
+				RequireUniqueNames:  true,
+			})
+		})
+	}
+}
+
+// TestPrograms runs testdata/program: scripts that start servers themselves.
+func TestPrograms(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/program",
+		Cmds:                scriptCommands,
+		Setup:               func(env *testscript.Env) error { return setUp(env, "") },
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+	})
+}
+
+// setUp gives a script a home of its own, where kubectl caches discovery, and its server.
+func setUp(env *testscript.Env, kubeconfig string) error {
+	if kubeconfig != "" {
+		absolute, err := filepath.Abs(kubeconfig)
+		if err != nil {
+			return err
+		}
+		env.Setenv("KUBECONFIG", absolute)
+	}
+	module, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	env.Setenv("MODULE", module)
+	env.Setenv("HOME", filepath.Join(env.WorkDir, ".home"))
+	return nil
+}

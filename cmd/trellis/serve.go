@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/control/manifests"
+)
+
+// serveFlags are the flags of serve as they were typed.
+type serveFlags struct {
+	config      apiserver.Config
+	bindAddress string
+	securePort  int
+	apply       []string
+	gates       map[string]string
+}
+
+func newServe() *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the API server",
+		Long: `Run the API server until it is interrupted.
+
+No configuration is needed. The first start makes a cluster CA, a serving
+certificate and an administrator's kubeconfig in the data directory; later starts
+use them again. What the server has acknowledged is on disk.`,
+		Example: `  # A server in this folder, with a kind of your own and an object of it
+  trellis serve --apply examples/crontab
+
+  # A scratch server on a free port
+  trellis serve --data-dir "$(mktemp -d)" --secure-port 0`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.complete(); err != nil {
+				return err
+			}
+			return serve(cmd.Context(), &f, cmd.OutOrStdout())
+		},
+	}
+	f.bind(cmd)
+	return cmd
+}
+
+// bind declares the flags. Those that kube-apiserver has too mean what they mean there.
+func (f *serveFlags) bind(cmd *cobra.Command) {
+	flags, c := cmd.Flags(), &f.config
+	flags.StringVar(&c.DataDir, "data-dir", filepath.Dir(defaultKubeconfig),
+		"folder for everything that is kept: objects, keys and certificates, admin.kubeconfig")
+	flags.StringVar(&f.bindAddress, "bind-address", "127.0.0.1",
+		"IP address to listen on; 0.0.0.0 or :: for all interfaces")
+	flags.IntVar(&f.securePort, "secure-port", 6443,
+		"port to serve HTTPS on; 0 picks a free one")
+	flags.StringArrayVar(&f.apply, "apply", nil,
+		"file or folder of manifests to apply at the start, CRDs first; may be repeated")
+	flags.BoolVar(&c.AnonymousAuth, "anonymous-auth", true,
+		"serve requests without credentials as system:anonymous, who may see health and version; otherwise they get 401")
+	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
+		"how long events are kept")
+	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,
+		"how long the history is kept from which watches and continued lists are answered; older revisions get 410 Gone")
+	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
+		"how many bytes of that history are kept at most")
+	flags.StringToStringVar(&f.gates, "feature-gates", nil,
+		"features to switch on or off, name=true|false; known: "+apiserver.CBORServingAndStorage+" (alpha, default false)")
+}
+
+// complete turns what was typed into a Config.
+func (f *serveFlags) complete() error {
+	if net.ParseIP(f.bindAddress) == nil {
+		return fmt.Errorf("--bind-address: %q is not an IP address", f.bindAddress)
+	}
+	if f.securePort < 0 || f.securePort > 65535 {
+		return fmt.Errorf("--secure-port: %d is not between 0 and 65535", f.securePort)
+	}
+	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
+	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	for name, value := range f.gates {
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("--feature-gates: %s=%s: not true or false", name, value)
+		}
+		if name != apiserver.CBORServingAndStorage {
+			return fmt.Errorf("--feature-gates: unrecognized feature gate: %s", name)
+		}
+		f.config.EnableCBOR = on
+	}
+	return nil
+}
+
+// serve runs a server until ctx is done, a signal arrives or it fails.
+func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
+	began := time.Now()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	server, err := apiserver.Start(ctx, f.config)
+	if err != nil {
+		return err
+	}
+	if err := manifests.Apply(ctx, server.Loopback(), f.apply, out); err != nil {
+		_ = server.Shutdown()
+		return fmt.Errorf("--apply: %w", err)
+	}
+	greet(out, server, f, time.Since(began))
+	select {
+	case <-ctx.Done():
+		stop() // a second signal ends the program at once
+		fmt.Fprintln(out, "shutting down")
+	case <-server.Failed():
+	}
+	return server.Shutdown()
+}
+
+// greet says where the server is and what to type next.
+func greet(out io.Writer, server *apiserver.Server, f *serveFlags, took time.Duration) {
+	kubeconfig := filepath.Join(f.config.DataDir, apiserver.KubeconfigName)
+	kubectl := "kubectl --kubeconfig " + kubeconfig
+	if kubeconfig == defaultKubeconfig {
+		kubectl = "trellis kubectl"
+	}
+	fmt.Fprintf(out, `
+Trellis is ready at %s after %d ms.
+Its kubeconfig is %s.
+
+Next, in another terminal:
+  %s get namespaces
+  %s api-resources
+`, server.URL(), took.Milliseconds(), kubeconfig, kubectl, kubectl)
+}
