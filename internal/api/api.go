@@ -4,11 +4,13 @@ package api
 
 import (
 	"net/http"
+	"sync/atomic"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // Check is one health check.
@@ -28,18 +30,53 @@ type Config struct {
 	EnableCBOR    bool
 }
 
-// Server answers all requests.
-type Server struct{}
+// Server answers all requests. All methods may be called from any goroutine.
+type Server struct {
+	engine        *engine.Engine
+	live          *resource.Live
+	authenticator *access.Authenticator
+	authorizer    *access.Authorizer
+	config        Config
+	offers        []offer // media types, the preferred first
+	metrics       *metrics
+
+	inflight atomic.Int64
+	draining atomic.Bool
+	stopping chan struct{} // closed by Drain: watches end
+	idle     chan struct{} // receives when the last request in flight of a draining server is done
+}
 
 // New makes a Server.
-func New(c Config) *Server { panic("api: New") }
-
-// ServeHTTP answers one request.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { panic("api: ServeHTTP") }
+func New(c Config) *Server {
+	s := &Server{
+		engine:        c.Engine,
+		live:          c.Engine.Live,
+		authenticator: c.Authenticator,
+		authorizer:    c.Authorizer,
+		config:        c,
+		offers:        offers(c.EnableCBOR),
+		stopping:      make(chan struct{}),
+		idle:          make(chan struct{}, 1),
+	}
+	s.metrics = newMetrics(s)
+	return s
+}
 
 // Loopback is a transport for clients in this process: it calls the server without a
 // connection, as u.
-func (s *Server) Loopback(u user.Info) http.RoundTripper { panic("api: Loopback") }
+func (s *Server) Loopback(u user.Info) http.RoundTripper { return &loopback{s, u} }
 
 // Drain refuses new requests, ends the watches and waits until requests in flight are done.
-func (s *Server) Drain() { panic("api: Drain") }
+// A second call waits as well.
+func (s *Server) Drain() {
+	if s.draining.CompareAndSwap(false, true) {
+		close(s.stopping)
+	}
+	for s.inflight.Load() > 0 {
+		<-s.idle
+	}
+	select {
+	case s.idle <- struct{}{}: // for the next who drains
+	default:
+	}
+}

@@ -16,7 +16,8 @@ import (
 var (
 	requiredDespite = map[string][]string{}
 	optionalDespite = map[string][]string{
-		"io.k8s.api.core.v1.EventSource": {"component"},
+		"io.k8s.api.core.v1.Event":   {"reportingComponent", "reportingInstance"},
+		"io.k8s.api.events.v1.Event": {"metadata"},
 	}
 )
 
@@ -57,7 +58,6 @@ func (m *models) describe(t reflect.Type, name string) *spec.Schema {
 		s.AddExtension("x-kubernetes-map-type", "atomic")
 	}
 	m.fields(s, t, name, docs, merge)
-	slices.Sort(s.Required)
 	return s
 }
 
@@ -161,14 +161,11 @@ func (m *models) value(t reflect.Type) *spec.Schema {
 		if t.Elem().Kind() == reflect.Uint8 {
 			return simple("string", "byte")
 		}
-		item := m.value(t.Elem())
-		item.Default = defaultOf(t.Elem(), false)
-		return &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: item}}}
+		return &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"array"},
+			Items: &spec.SchemaOrArray{Schema: m.value(t.Elem())}}}
 	case reflect.Map:
-		item := m.value(t.Elem())
-		item.Default = defaultOf(t.Elem(), false)
 		return &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"object"},
-			AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: item}}}
+			AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: m.value(t.Elem())}}}
 	case reflect.String:
 		return simple("string", "")
 	default:

@@ -21,6 +21,17 @@ import (
 // readCRD reads a manifest and establishes it.
 func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *resource.Definition) {
 	t.Helper()
+	crd, r := record(t, manifest)
+	d := resource.FromCRD(r)
+	if d == nil {
+		t.Fatalf("%s is no CRD", crd.Name)
+	}
+	return crd, d
+}
+
+// record is a manifest as an established CRD is stored.
+func record(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefinition, *storage.Record) {
+	t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.Unmarshal(manifest, crd); err != nil {
 		t.Fatal(err)
@@ -37,11 +48,7 @@ func readCRD(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefi
 	if err := json.Unmarshal(text, &tree); err != nil {
 		t.Fatal(err)
 	}
-	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0), Modified: 1})
-	if d == nil {
-		t.Fatalf("%s is no CRD", crd.Name)
-	}
-	return crd, d
+	return crd, &storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0), Modified: 1}
 }
 
 func corpus(t testing.TB) []string {

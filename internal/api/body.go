@@ -1,0 +1,175 @@
+package api
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// maxBody is how large the body of a request may be; upstream's limit.
+const maxBody = 3 << 20
+
+// body reads the body of the request. A client that stops sending is cut off.
+func (q *request) body() ([]byte, error) {
+	if q.r.Body == nil || q.r.Body == http.NoBody {
+		return nil, nil
+	}
+	if q.r.ContentLength > maxBody {
+		return nil, tooLarge()
+	}
+	stalled := time.AfterFunc(writePatience, func() {
+		// A body without a connection has no deadline and cannot stall either.
+		_ = http.NewResponseController(q.w).SetReadDeadline(time.Now())
+	})
+	defer stalled.Stop()
+	var data bytes.Buffer
+	if n := q.r.ContentLength; n > 0 {
+		data.Grow(int(n) + bytes.MinRead)
+	}
+	n, err := data.ReadFrom(io.LimitReader(q.r.Body, maxBody+1))
+	switch {
+	case n > maxBody:
+		return nil, tooLarge()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+	case err != nil:
+		return nil, apierrors.NewBadRequest("the body of the request could not be read: " + err.Error())
+	}
+	return data.Bytes(), nil
+}
+
+func tooLarge() error {
+	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", maxBody))
+}
+
+// decode turns a body into an object at the version of the request.
+func (q *request) decode(f format, data []byte) (engine.Body, error) {
+	typed := q.v.Type
+	if q.subresource == "scale" {
+		typed = nil
+	}
+	switch f {
+	case formatProtobuf:
+		if typed == nil {
+			return engine.Body{}, unsupportedMedia(mediaTypes(withoutProtobuf(q.server.offers), false))
+		}
+		t, err := typed.DecodeProtobuf(data)
+		if err != nil {
+			return engine.Body{}, q.unrecognized(data, err)
+		}
+		return engine.Body{Tree: t, Typed: true}, nil
+	case formatYAML:
+		t, repeated, err := object.DecodeYAML(data)
+		if err != nil {
+			return engine.Body{}, q.unrecognized(data, err)
+		}
+		return engine.Body{Tree: t, Strict: duplicates(repeated)}, nil
+	case formatCBOR:
+		t, err := decodeCBOR(data)
+		if err != nil {
+			return engine.Body{}, q.unrecognized(data, err)
+		}
+		return engine.Body{Tree: t}, nil
+	}
+	if typed != nil {
+		if t, strict, err := typed.Decode(data); err == nil {
+			return engine.Body{Tree: t, Strict: strict, Typed: true}, nil
+		}
+		// The engine finds the same fault when it has compared the kind, and words it.
+	}
+	t, repeated, err := object.DecodeJSON(data)
+	if err != nil {
+		return engine.Body{}, q.malformed(data, err)
+	}
+	return engine.Body{Tree: t, Strict: duplicates(repeated)}, nil
+}
+
+func duplicates(repeated []string) []string {
+	for i, d := range repeated {
+		repeated[i] = object.DuplicateError(d)
+	}
+	return repeated
+}
+
+func withoutProtobuf(all []offer) []offer {
+	var out []offer
+	for _, o := range all {
+		if o.format != formatProtobuf {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// malformed words the error for JSON that cannot be decoded as upstream does, who looks
+// for apiVersion and kind first.
+func (q *request) malformed(data []byte, err error) error {
+	gvk, early := kjson.DefaultMetaFactory.Interpret(data)
+	if early != nil {
+		return q.unrecognized(data, early)
+	}
+	if gvk.Kind == "" {
+		return q.unrecognized(data, err)
+	}
+	return undecodable(*gvk, q.v.Definition.Names.Kind, err)
+}
+
+func undecodable(gvk schema.GroupVersionKind, kind string, err error) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", gvk.Kind, gvk.Version, kind, err))
+}
+
+// unrecognized is the error for a body that does not even tell what it is.
+func (q *request) unrecognized(data []byte, err error) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)",
+		q.v.Definition.Names.Kind, err, summary(data)))
+}
+
+// summary is the beginning of a body, as text if it may be JSON.
+func summary(data []byte) string {
+	const most = 30
+	if len(data) == 0 {
+		return "<empty>"
+	}
+	more := ""
+	if len(data) > most {
+		data, more = data[:most], " ..."
+	}
+	if data[0] == '{' {
+		return string(data) + more
+	}
+	return hex.EncodeToString(data) + more
+}
+
+func decodeCBOR(data []byte) (object.Tree, error) {
+	var v any
+	if err := direct.Unmarshal(data, &v); err != nil {
+		return nil, err
+	}
+	t, ok := v.(map[string]any)
+	if !ok {
+		return nil, errors.New("the CBOR data item is not a map")
+	}
+	return t, nil
+}
+
+// cborToJSON turns a patch in CBOR into one in JSON.
+func cborToJSON(data []byte) ([]byte, error) {
+	t, err := decodeCBOR(data)
+	if err != nil {
+		return nil, apierrors.NewBadRequest("error decoding CBOR: " + err.Error())
+	}
+	return object.AppendJSON(nil, t), nil
+}

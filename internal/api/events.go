@@ -1,0 +1,132 @@
+package api
+
+import (
+	"encoding/json"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// events encodes the events of one watch stream.
+type events struct {
+	request *request
+	table   *table // where the client asked for one
+	scratch []byte
+}
+
+func (q *request) newEvents() (*events, error) {
+	e := &events{request: q}
+	if q.media.view != viewTable {
+		return e, nil
+	}
+	var err error
+	e.table, err = q.newTable()
+	return e, err
+}
+
+const (
+	eventOpen   = `{"type":"`
+	eventObject = `","object":`
+	eventClose  = "}\n"
+)
+
+// append appends the frame of one event.
+func (e *events) append(dst []byte, w engine.WatchEvent) ([]byte, error) {
+	o := w.Object
+	if w.Type == "BOOKMARK" {
+		o = bookmark(w)
+	}
+	m := &e.request.media
+	if m.format == formatProtobuf {
+		return e.appendProtobuf(dst, w.Type, o)
+	}
+	start := len(dst)
+	dst = append(append(append(dst, eventOpen...), w.Type...), eventObject...)
+	var err error
+	switch m.view {
+	case viewTable:
+		dst, err = e.appendTable(dst, w, o)
+	case viewPartial, viewPartialList:
+		dst = appendPartial(dst, o, m.version)
+	default:
+		dst = o.AppendJSON(dst)
+	}
+	if err != nil {
+		return dst[:start], err
+	}
+	dst = append(dst, eventClose...)
+	if m.format == formatCBOR {
+		return e.recode(dst, start)
+	}
+	return dst, nil
+}
+
+// recode replaces the JSON frame from start on by the same as CBOR.
+func (e *events) recode(dst []byte, start int) ([]byte, error) {
+	e.scratch = append(e.scratch[:0], dst[start:]...)
+	return appendCBOR(dst[:start], e.scratch)
+}
+
+// appendTable appends the Table of one row that an event carries. Only the first one of a stream has
+// the columns.
+func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) ([]byte, error) {
+	include := e.table.include
+	if w.InitialEventsEnd && include == metav1.IncludeNone {
+		e.table.include = metav1.IncludeMetadata // its annotation is the message
+	}
+	e.table.refresh()
+	dst, err := e.table.appendSingle(dst, o)
+	e.table.include, e.table.headers = include, false
+	return dst, err
+}
+
+func (e *events) appendProtobuf(dst []byte, event string, o engine.Object) ([]byte, error) {
+	m := &e.request.media
+	var err error
+	if m.view == viewObject {
+		js := o.AppendJSON(nil)
+		e.scratch, err = o.Version.Type.AppendProtobuf(e.scratch[:0], o.Version.APIVersion, o.Version.Definition.Names.Kind, js)
+	} else {
+		e.scratch, err = appendPartialProtobuf(e.scratch[:0], o, m.version)
+	}
+	if err != nil {
+		return dst, err
+	}
+	return resource.AppendProtobufEvent(dst, event, e.scratch)
+}
+
+// appendError appends the ERROR event that ends a stream.
+func (e *events) appendError(dst []byte, s *metav1.Status) ([]byte, error) {
+	if e.request.media.format == formatProtobuf {
+		body, err := resource.AppendProtobuf(nil, "v1", "Status", s)
+		if err != nil {
+			return dst, err
+		}
+		return resource.AppendProtobufEvent(dst, "ERROR", body)
+	}
+	js, err := json.Marshal(s)
+	if err != nil {
+		return dst, err
+	}
+	start := len(dst)
+	dst = append(append(append(append(append(dst, eventOpen...), "ERROR"...), eventObject...), js...), eventClose...)
+	if e.request.media.format == formatCBOR {
+		return e.recode(dst, start)
+	}
+	return dst, nil
+}
+
+// bookmark is the object of a BOOKMARK: nothing but a revision.
+func bookmark(w engine.WatchEvent) engine.Object {
+	o, metadata := w.Object, object.Tree{}
+	if w.InitialEventsEnd {
+		metadata["annotations"] = object.Tree{metav1.InitialEventsAnnotationKey: "true"}
+	}
+	o.Packed = object.Pack(object.Tree{
+		"apiVersion": o.Version.APIVersion, "kind": o.Version.Definition.Names.Kind, "metadata": metadata,
+	}, 0)
+	return o
+}

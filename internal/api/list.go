@@ -1,0 +1,238 @@
+package api
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// chunk is how much of a list is written at once.
+const chunk = 256 << 10
+
+var chunks = sync.Pool{New: func() any { b := make([]byte, 0, chunk+64<<10); return &b }}
+
+// list answers with a collection.
+func (q *request) list() error {
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	o, err := q.listOptions()
+	if err != nil {
+		return err
+	}
+	l, err := q.server.engine.List(q.r.Context(), q.target(), o.engine())
+	if err != nil {
+		return err
+	}
+	return q.respondList(l)
+}
+
+// respondList answers with a list as it was asked for. What can fail is done before the first byte.
+func (q *request) respondList(l *engine.List) error {
+	m := &q.media
+	switch {
+	case m.view == viewPartial:
+		return mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
+			"you requested PartialObjectMetadata, but the requested object is a list (*unstructured.UnstructuredList)")
+	case m.format == formatProtobuf:
+		body, err := q.protobufList(l)
+		if err == nil {
+			q.write(http.StatusOK, m.media, body)
+		}
+		return err
+	}
+	item, head, tail := appendItem, q.listHead(l), q.listTail(l)
+	switch m.view {
+	case viewTable:
+		t, err := q.newTable()
+		if err != nil {
+			return err
+		}
+		item, head, tail = t.appendRow, t.head(l.Revision, l.Continue, l.Remaining), []byte("]}")
+	case viewPartialList:
+		version := m.version
+		item = func(dst []byte, o engine.Object) ([]byte, error) { return appendPartial(dst, o, version), nil }
+	}
+	if m.format == formatJSON && !m.pretty {
+		return q.stream(l.Items, head, tail, item)
+	}
+	js, err := appendItems(head, l.Items, item)
+	if err != nil {
+		return err
+	}
+	body, err := m.transcode(append(js, tail...))
+	if err == nil {
+		q.write(http.StatusOK, m.media, body)
+	}
+	return err
+}
+
+func appendItem(dst []byte, o engine.Object) ([]byte, error) { return o.AppendJSON(dst), nil }
+
+func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Object) ([]byte, error)) ([]byte, error) {
+	var err error
+	for i := range items {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if dst, err = item(dst, items[i]); err != nil {
+			return dst, err
+		}
+	}
+	return dst, nil
+}
+
+// listHead is the list up to the first item. The order of fields is that of an
+// unstructured list: sorted.
+func (q *request) listHead(l *engine.List) []byte {
+	if q.media.view == viewPartialList {
+		return []byte(`{"apiVersion":"meta.k8s.io/` + q.media.version + `","items":[`)
+	}
+	return []byte(`{"apiVersion":"` + l.Version.APIVersion + `","items":[`)
+}
+
+func (q *request) listTail(l *engine.List) []byte {
+	kind := l.Version.Definition.Names.ListKind
+	if q.media.view == viewPartialList {
+		kind = "PartialObjectMetadataList"
+	}
+	tail := append([]byte(`],"kind":"`+kind+`","metadata":`), listMeta(l.Revision, l.Continue, l.Remaining)...)
+	return append(tail, '}')
+}
+
+// listMeta is the metadata of a list as JSON.
+func listMeta(revision int64, token string, remaining *int64) []byte {
+	js := []byte{'{'}
+	if token != "" {
+		quoted, err := json.Marshal(token)
+		if err != nil {
+			quoted = []byte(`""`) // a string always has a JSON
+		}
+		js = append(append(js, `"continue":`...), quoted...)
+		js = append(js, ',')
+	}
+	if remaining != nil {
+		js = strconv.AppendInt(append(js, `"remainingItemCount":`...), *remaining, 10)
+		js = append(js, ',')
+	}
+	js = strconv.AppendInt(append(js, `"resourceVersion":"`...), revision, 10)
+	return append(js, `"}`...)
+}
+
+// stream writes a list in chunks, items as they stand. Only the first chunk may still become an
+// error; an item that fails later, which only a damaged object does, ends the connection.
+func (q *request) stream(items []engine.Object, head, tail []byte, item func([]byte, engine.Object) ([]byte, error)) error {
+	p := chunks.Get().(*[]byte)
+	defer func() {
+		if cap(*p) <= 4*chunk {
+			chunks.Put(p)
+		}
+	}()
+	buf := append((*p)[:0], head...)
+	var out io.Writer
+	var err error
+	for i := range items {
+		if i > 0 {
+			buf = append(buf, ',')
+		}
+		if buf, err = item(buf, items[i]); err != nil {
+			return q.broken(out, err)
+		}
+		if len(buf) < chunk {
+			continue
+		}
+		if out == nil {
+			out = q.open()
+		}
+		q.size += len(buf)
+		if _, err := out.Write(buf); err != nil {
+			return nil // the client has gone
+		}
+		buf = buf[:0]
+	}
+	buf = append(append(buf, tail...), '\n')
+	*p = buf
+	if out == nil {
+		q.write(http.StatusOK, mediaJSON, buf)
+		return nil
+	}
+	q.size += len(buf)
+	_, _ = out.Write(buf) // the client has gone; there is nobody to tell
+	q.shut(out)
+	return nil
+}
+
+// broken is the end of a list that cannot be completed.
+func (q *request) broken(out io.Writer, err error) error {
+	if out != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return err
+}
+
+// open starts a response that comes in chunks.
+func (q *request) open() io.Writer {
+	h := q.w.Header()
+	h["Content-Type"] = []string{q.media.media}
+	q.status = http.StatusOK
+	q.deadline(time.Now().Add(slowClient))
+	if !gzipAccepted(q.r) {
+		q.w.WriteHeader(q.status)
+		return q.w
+	}
+	h.Set("Content-Encoding", "gzip")
+	h.Add("Vary", "Accept-Encoding")
+	q.w.WriteHeader(q.status)
+	z := gzips.Get().(*gzip.Writer)
+	z.Reset(q.w)
+	return z
+}
+
+// shut ends a response that open began.
+func (q *request) shut(out io.Writer) {
+	if z, ok := out.(*gzip.Writer); ok {
+		_ = z.Close() // the client has gone; there is nobody to tell
+		gzips.Put(z)
+	}
+	q.deadline(time.Time{})
+}
+
+// protobufList is a list of a built-in kind, or of metadata, as protobuf.
+func (q *request) protobufList(l *engine.List) ([]byte, error) {
+	meta := &metav1.ListMeta{ResourceVersion: strconv.FormatInt(l.Revision, 10), Continue: l.Continue, RemainingItemCount: l.Remaining}
+	var list resource.ProtobufList
+	var buf []byte
+	for _, o := range l.Items {
+		if q.media.view == viewPartialList {
+			p, err := partial(o, q.media.version)
+			if err != nil {
+				return nil, err
+			}
+			if err := list.Add(p); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		buf = o.AppendJSON(buf[:0])
+		obj, err := l.Version.Type.Object(buf)
+		if err != nil {
+			return nil, err
+		}
+		if err := list.Add(obj); err != nil {
+			return nil, err
+		}
+	}
+	if q.media.view == viewPartialList {
+		return list.Append(nil, "meta.k8s.io/"+q.media.version, "PartialObjectMetadataList", meta)
+	}
+	return list.Append(nil, l.Version.APIVersion, l.Version.Definition.Names.ListKind, meta)
+}

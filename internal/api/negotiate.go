@@ -1,0 +1,213 @@
+package api
+
+import (
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/munnerz/goautoneg"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+const (
+	mediaJSON     = "application/json"
+	mediaYAML     = "application/yaml"
+	mediaProtobuf = "application/vnd.kubernetes.protobuf"
+	mediaCBOR     = "application/cbor"
+	mediaCBORSeq  = "application/cbor-seq"
+)
+
+// format is an encoding.
+type format byte
+
+const (
+	formatJSON format = iota
+	formatYAML
+	formatProtobuf
+	formatCBOR
+)
+
+// offer is an encoding that the server speaks.
+type offer struct {
+	format  format
+	media   string
+	subtype string
+	streams bool // has a form for watch streams
+}
+
+func offers(cbor bool) []offer {
+	all := []offer{
+		{formatJSON, mediaJSON, "json", true},
+		{formatYAML, mediaYAML, "yaml", false},
+		{formatProtobuf, mediaProtobuf, "vnd.kubernetes.protobuf", true},
+	}
+	if cbor {
+		all = append(all, offer{formatCBOR, mediaCBOR, "cbor", true})
+	}
+	return all
+}
+
+// view is another form of an object that clients can ask for.
+type view byte
+
+const (
+	viewObject view = iota
+	viewTable
+	viewPartial
+	viewPartialList
+)
+
+// media is what a response is written in.
+type media struct {
+	offer
+	pretty  bool
+	view    view
+	version string // of the view: v1 or v1beta1
+}
+
+// negotiate finds the first media type of the Accept header that can be served.
+// v is the kind asked for, nil for a Status. The rules are those of kube-apiserver: quality
+// first, then the order of the header, parameters that name an unknown view disqualify.
+func negotiate(header string, offers []offer, v *resource.Version) (media, bool) {
+	if header == "" {
+		return media{offer: offers[0]}, true
+	}
+	for _, clause := range goautoneg.ParseAccept(header) {
+		for _, o := range offers {
+			matches := clause.Type == "application" && (clause.SubType == o.subtype || clause.SubType == "*") ||
+				clause.Type == "*" && clause.SubType == "*"
+			if !matches {
+				continue
+			}
+			if m, ok := acceptable(clause.Params, o, v); ok {
+				return m, true
+			}
+		}
+	}
+	return media{}, false
+}
+
+// acceptable looks at the parameters of a media type.
+func acceptable(params map[string]string, o offer, v *resource.Version) (media, bool) {
+	m := media{offer: o, pretty: params["pretty"] == "1"}
+	if s := params["stream"]; s != "" && (s != "watch" || !o.streams) {
+		return m, false
+	}
+	if s := params["sv"]; s != "" && (v == nil || s != "v1") {
+		return m, false
+	}
+	_, as := params["as"]
+	_, g := params["g"]
+	_, ver := params["v"]
+	if !as && !g && !ver {
+		return m, v == nil || v.Type != nil || o.format != formatProtobuf
+	}
+	m.version = params["v"]
+	if v == nil || params["g"] != metav1.GroupName || m.version != "v1" && m.version != "v1beta1" {
+		return m, false
+	}
+	switch params["as"] {
+	case "Table":
+		m.view = viewTable
+		return m, o.format == formatJSON || o.format == formatYAML
+	case "PartialObjectMetadata":
+		m.view = viewPartial
+	case "PartialObjectMetadataList":
+		m.view = viewPartialList
+	default:
+		return m, false
+	}
+	return m, true
+}
+
+// negotiate sets the media type of the response.
+func (q *request) negotiate() error {
+	m, ok := negotiate(q.r.Header.Get("Accept"), q.server.offers, q.v)
+	if !ok {
+		return notAcceptable(q.server.offers, false)
+	}
+	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
+	q.media = m
+	return nil
+}
+
+func notAcceptable(offers []offer, stream bool) error {
+	return mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
+		"only the following media types are accepted: "+strings.Join(mediaTypes(offers, stream), ", "))
+}
+
+func mediaTypes(offers []offer, stream bool) []string {
+	var all []string
+	for _, o := range offers {
+		switch {
+		case !stream:
+			all = append(all, o.media)
+		case o.format == formatCBOR:
+			all = append(all, mediaCBORSeq)
+		case o.streams:
+			all = append(all, o.media+";stream=watch")
+		}
+	}
+	return all
+}
+
+func unsupportedMedia(accepted []string) error {
+	return mediaError(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType,
+		"the body of the request was in an unknown format - accepted media types include: "+strings.Join(accepted, ", "))
+}
+
+func mediaError(code int32, reason metav1.StatusReason, message string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: message,
+	}}
+}
+
+// bodyFormat is the encoding of a body by its Content-Type; JSON where there is none.
+func bodyFormat(r *http.Request, offers []offer) (format, error) {
+	header := r.Header.Get("Content-Type")
+	if header == "" || header == mediaJSON {
+		return formatJSON, nil
+	}
+	if t, _, err := mime.ParseMediaType(header); err == nil {
+		for _, o := range offers {
+			if o.media == t {
+				return o.format, nil
+			}
+		}
+	}
+	return 0, unsupportedMedia(mediaTypes(offers, false))
+}
+
+// pretty says whether a human is thought to read along.
+func pretty(r *http.Request) bool {
+	if strings.Contains(r.URL.RawQuery, "pretty") {
+		if p := r.URL.Query().Get("pretty"); p != "" {
+			on, _ := strconv.ParseBool(p) // what is no truth value is false, as upstream has it
+			return on
+		}
+	}
+	return prettyAgent(r)
+}
+
+func prettyAgent(r *http.Request) bool {
+	agent := r.UserAgent()
+	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+}
+
+// gzipAccepted says whether the client takes gzip, by upstream's reading of the header.
+func gzipAccepted(r *http.Request) bool {
+	rest := r.Header.Get("Accept-Encoding")
+	for rest != "" {
+		var token string
+		token, rest, _ = strings.Cut(rest, ",")
+		if strings.TrimSpace(token) == "gzip" {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,165 @@
+package api
+
+import (
+	"net/url"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	internalscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+)
+
+// decodeOptions reads the options of a verb from the query, by the rules of apimachinery.
+func decodeOptions(query url.Values, into runtime.Object) error {
+	if len(query) == 0 {
+		return nil
+	}
+	if err := internalscheme.ParameterCodec.DecodeParameters(query, metav1.SchemeGroupVersion, into); err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	return nil
+}
+
+// refused is the 422 for options that cannot be.
+func refused(kind string, errs field.ErrorList) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
+}
+
+// listOptions are those of list, watch and deletecollection.
+type listOptions struct{ internalversion.ListOptions }
+
+func (q *request) listOptions() (*listOptions, error) {
+	o := &listOptions{}
+	if q.r.URL.RawQuery != "" {
+		if err := decodeOptions(q.query(), &o.ListOptions); err != nil {
+			return nil, err
+		}
+	}
+	o.Watch = q.verb == verbWatch
+	internalversion.SetListOptionsDefaults(&o.ListOptions, true)
+	if q.name == "" {
+		return o, nil
+	}
+	if o.FieldSelector == nil || o.FieldSelector.Empty() {
+		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", q.name)
+	} else if name, ok := o.FieldSelector.RequiresExactMatch("metadata.name"); !ok || name != q.name {
+		return nil, apierrors.NewBadRequest("fieldSelector metadata.name doesn't match requested name")
+	}
+	return o, nil
+}
+
+func (o *listOptions) engine() engine.ListOptions {
+	return engine.ListOptions{
+		Labels:               o.LabelSelector,
+		Fields:               o.FieldSelector,
+		ResourceVersion:      o.ResourceVersion,
+		ResourceVersionMatch: o.ResourceVersionMatch,
+		Limit:                o.Limit,
+		Continue:             o.Continue,
+		AllowWatchBookmarks:  o.AllowWatchBookmarks,
+		SendInitialEvents:    o.SendInitialEvents,
+	}
+}
+
+// getOptions are the query options of a read.
+func (q *request) getOptions() (*metav1.GetOptions, error) {
+	o := &metav1.GetOptions{}
+	if q.r.URL.RawQuery == "" {
+		return o, nil
+	}
+	query := q.query()
+	if export := query["export"]; len(export) > 0 {
+		if v := strings.ToLower(export[0]); v != "false" && v != "0" {
+			return nil, apierrors.NewBadRequest("the export parameter, deprecated since v1.14, is no longer supported")
+		}
+	}
+	return o, decodeOptions(query, o)
+}
+
+func (q *request) createOptions() (*metav1.CreateOptions, error) {
+	o := &metav1.CreateOptions{}
+	if err := decodeOptions(q.query(), o); err != nil {
+		return nil, err
+	}
+	return o, refused("CreateOptions", validation.ValidateCreateOptions(o))
+}
+
+func (q *request) updateOptions() (*metav1.UpdateOptions, error) {
+	o := &metav1.UpdateOptions{}
+	if err := decodeOptions(q.query(), o); err != nil {
+		return nil, err
+	}
+	return o, refused("UpdateOptions", validation.ValidateUpdateOptions(o))
+}
+
+// deleteOptions come in the body, or else in the query.
+func (q *request) deleteOptions(body []byte) (*metav1.DeleteOptions, error) {
+	o := &metav1.DeleteOptions{}
+	if len(body) > 0 {
+		if err := q.decodeDeleteOptions(body, o); err != nil {
+			return nil, err
+		}
+	} else if err := decodeOptions(q.query(), o); err != nil {
+		return nil, err
+	}
+	o.IgnoreStoreReadErrorWithClusterBreakingPotential = nil // behind a feature gate that is off
+	return o, refused("DeleteOptions", validation.ValidateDeleteOptions(o))
+}
+
+func (q *request) decodeDeleteOptions(body []byte, o *metav1.DeleteOptions) error {
+	f, err := bodyFormat(q.r, q.server.offers)
+	if err != nil {
+		return err
+	}
+	name := q.server.offers[0].media
+	for _, offer := range q.server.offers {
+		if offer.format == f {
+			name = offer.media
+		}
+	}
+	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
+	info, ok := runtime.SerializerInfoForMediaType(internalscheme.Codecs.SupportedMediaTypes(), name)
+	if !ok {
+		return unsupportedMedia(mediaTypes(q.server.offers, false))
+	}
+	obj, _, err := internalscheme.Codecs.DecoderToVersion(info.Serializer, kind.GroupVersion()).Decode(body, &kind, o)
+	if err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	if obj != o {
+		return apierrors.NewBadRequest("decoded object cannot be converted to DeleteOptions")
+	}
+	return nil
+}
+
+// managerOr is the field manager of a write: the one given, or what comes first in the User-Agent.
+func managerOr(manager, userAgent string) string {
+	if manager != "" {
+		return manager
+	}
+	first, _, _ := strings.Cut(userAgent, "/")
+	var b strings.Builder
+	for _, r := range first {
+		if !unicode.IsPrint(r) {
+			continue
+		}
+		if b.Len()+utf8.RuneLen(r) > validation.FieldManagerMaxLength {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}

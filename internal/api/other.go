@@ -1,0 +1,188 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/version"
+)
+
+// KubernetesVersion is the release whose API and libraries this server has: that of the k8s.io
+// modules it is built from.
+const KubernetesVersion = "v1.37.2"
+
+// serveOther answers what addresses no resource.
+func (q *request) serveOther() {
+	w := &observed{q.w, q}
+	p, _ := strings.CutSuffix(q.r.URL.Path, "/")
+	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
+	switch {
+	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
+		http.NotFound(w, q.r)
+	case first == "api" || first == "apis":
+		q.server.config.Discovery.ServeHTTP(w, q.r)
+	case first == "openapi":
+		q.server.config.OpenAPI.ServeHTTP(w, q.r)
+	case first == "healthz" || first == "livez" || first == "readyz":
+		q.serveHealth(w, first)
+	case p == "/version":
+		serveVersion(w, q.r)
+	case p == "/metrics":
+		q.server.metrics.handler.ServeHTTP(w, q.r)
+	case p == "" || p == "/index.html":
+		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
+	default:
+		http.NotFound(w, q.r)
+	}
+}
+
+// observed notes what another handler answers.
+type observed struct {
+	http.ResponseWriter
+	request *request
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (o *observed) WriteHeader(status int) {
+	o.request.status = status
+	o.ResponseWriter.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (o *observed) Write(p []byte) (int, error) {
+	if o.request.status == 0 {
+		o.request.status = http.StatusOK
+	}
+	o.request.size += len(p)
+	return o.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
+
+// writeJSON writes what is no object, as upstream does: indented, without a line's end.
+func writeJSON(w http.ResponseWriter, v any) {
+	body, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", mediaJSON)
+	_, _ = w.Write(body) // the client has gone; there is nobody to tell
+}
+
+func serveVersion(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET")
+		http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	parts := strings.SplitN(strings.TrimPrefix(KubernetesVersion, "v"), ".", 3)
+	writeJSON(w, version.Info{
+		Major: parts[0], Minor: parts[1], GitVersion: KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
+		GoVersion: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH,
+	})
+}
+
+// paths lists what can be asked for, for the index page.
+func (s *Server) paths() []string {
+	all := []string{"/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"}
+	for g := range s.live.Load().Groups() {
+		if g.Name != "" {
+			all = append(all, "/apis/"+g.Name)
+		}
+		for _, v := range g.Versions {
+			if g.Name == "" {
+				all = append(all, "/api/"+v)
+			} else {
+				all = append(all, "/apis/"+g.Name+"/"+v)
+			}
+		}
+	}
+	for _, c := range []string{"healthz", "livez", "readyz"} {
+		for _, check := range s.checks(c) {
+			all = append(all, "/"+c+"/"+check.Name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// checks are those behind /healthz, /livez and /readyz.
+func (s *Server) checks(name string) []Check {
+	all := []Check{{Name: "ping", Run: func() error { return nil }}}
+	if name == "readyz" {
+		all = append(append(all, s.config.Ready...), Check{Name: "shutdown", Run: func() error {
+			if s.draining.Load() {
+				return fmt.Errorf("process is shutting down")
+			}
+			return nil
+		}})
+		return all
+	}
+	return append(all, s.config.Live...)
+}
+
+// serveHealth answers a check, or all of them, in upstream's words.
+func (q *request) serveHealth(w http.ResponseWriter, name string) {
+	checks := q.server.checks(name)
+	if single, ok := strings.CutPrefix(q.r.URL.Path, "/"+name+"/"); ok && single != "" {
+		serveCheck(w, q.r, checks, single)
+		return
+	}
+	query := q.query()
+	excluded := query["exclude"]
+	unknown := slices.Clone(excluded)
+	var out bytes.Buffer
+	failed := false
+	for _, c := range checks {
+		if slices.Contains(excluded, c.Name) {
+			unknown = slices.DeleteFunc(unknown, func(s string) bool { return s == c.Name })
+			fmt.Fprintf(&out, "[+]%s excluded: ok\n", c.Name)
+		} else if c.Run() != nil {
+			failed = true
+			fmt.Fprintf(&out, "[-]%s failed: reason withheld\n", c.Name)
+		} else {
+			fmt.Fprintf(&out, "[+]%s ok\n", c.Name)
+		}
+	}
+	if len(unknown) > 0 {
+		slices.Sort(unknown)
+		for i, u := range slices.Compact(unknown) {
+			unknown[i] = fmt.Sprintf("%q", u)
+		}
+		fmt.Fprintf(&out, "warn: some health checks cannot be excluded: no matches for %s\n", strings.Join(slices.Compact(unknown), ","))
+	}
+	if failed {
+		http.Error(w, out.String()+name+" check failed", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if _, verbose := query["verbose"]; !verbose {
+		fmt.Fprint(w, "ok")
+		return
+	}
+	fmt.Fprintf(w, "%s%s check passed\n", out.String(), name)
+}
+
+func serveCheck(w http.ResponseWriter, r *http.Request, checks []Check, name string) {
+	for _, c := range checks {
+		if c.Name != name {
+			continue
+		}
+		if err := c.Run(); err != nil {
+			http.Error(w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
+			return
+		}
+		fmt.Fprint(w, "ok")
+		return
+	}
+	http.NotFound(w, r)
+}

@@ -1,0 +1,53 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// PartialObjectMetadata is an object reduced to its metadata
+// (https://kubernetes.io/docs/reference/using-api/api-concepts). It is cut out of the object's JSON.
+
+// appendPartial appends the PartialObjectMetadata of o as JSON.
+func appendPartial(dst []byte, o engine.Object, version string) []byte {
+	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
+	dst = append(dst, version...)
+	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
+	dst = appendMetadata(dst, o)
+	return append(dst, '}')
+}
+
+// appendMetadata appends the metadata of o, resourceVersion included.
+func appendMetadata(dst []byte, o engine.Object) []byte {
+	start := len(dst)
+	dst = o.AppendJSON(dst)
+	raw, ok := object.Field(dst[start:], "metadata")
+	if !ok {
+		return append(dst[:start], "{}"...)
+	}
+	// The value lies behind where it goes to.
+	return dst[:start+copy(dst[start:], raw)]
+}
+
+// partial is the same as a Go object.
+func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
+	p := &metav1.PartialObjectMetadata{}
+	if err := json.Unmarshal(appendPartial(nil, o, version), p); err != nil {
+		return nil, fmt.Errorf("metadata of a stored object: %w", err)
+	}
+	return p, nil
+}
+
+func appendPartialProtobuf(dst []byte, o engine.Object, version string) ([]byte, error) {
+	p, err := partial(o, version)
+	if err != nil {
+		return dst, err
+	}
+	return resource.AppendProtobuf(dst, "meta.k8s.io/"+version, "PartialObjectMetadata", p)
+}

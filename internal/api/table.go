@@ -1,0 +1,227 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// table renders objects as rows of a Table
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables).
+// It is used by one goroutine.
+type table struct {
+	version *resource.Version // of the kind
+	form    string            // version of the Table: v1 or v1beta1
+	include metav1.IncludeObjectPolicy
+	headers bool
+	now     time.Time
+
+	paths  [][]string // of the columns that are plain fields
+	place  []int      // column to path, -1 for a column that is computed
+	raw    [][]byte
+	trees  bool // a column is computed
+	object []byte
+}
+
+// newTable prepares the Table that the request asks for.
+func (q *request) newTable() (*table, error) {
+	var o metav1.TableOptions
+	if strings.Contains(q.r.URL.RawQuery, "=") {
+		if err := decodeOptions(q.query(), &o); err != nil {
+			return nil, err
+		}
+	}
+	if errs := validation.ValidateTableOptions(&o); len(errs) == 1 {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("Unable to convert to Table as requested: %v", errs[0].Error()))
+	}
+	t := &table{version: q.v, form: q.media.version, include: o.IncludeObject, headers: !o.NoHeaders, now: time.Now()}
+	for i := range q.v.Columns {
+		c := &q.v.Columns[i]
+		if len(c.Path) == 0 {
+			t.trees = true
+			t.place = append(t.place, -1)
+			continue
+		}
+		t.place = append(t.place, len(t.paths))
+		t.paths = append(t.paths, c.Path)
+	}
+	t.raw = make([][]byte, len(t.paths))
+	return t, nil
+}
+
+// head is a Table up to its first row; `]}` ends it.
+func (t *table) head(revision int64, token string, remaining *int64) []byte {
+	dst := append([]byte(`{"apiVersion":"meta.k8s.io/`), t.form...)
+	dst = append(dst, `","columnDefinitions":`...)
+	dst = t.appendColumns(dst)
+	dst = append(dst, `,"kind":"Table","metadata":`...)
+	if revision == 0 && token == "" {
+		dst = append(dst, `{}`...)
+	} else {
+		dst = append(dst, listMeta(revision, token, remaining)...)
+	}
+	return append(dst, `,"rows":[`...)
+}
+
+// appendColumns appends the column definitions; the rows of a watch after the first do without.
+func (t *table) appendColumns(dst []byte) []byte {
+	if !t.headers {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, '[')
+	for i := range t.version.Columns {
+		c := &t.version.Columns[i]
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = object.AppendJSON(dst, object.Tree{
+			"name": c.Name, "type": c.Type, "format": c.Format, "description": c.Description, "priority": int64(c.Priority),
+		})
+	}
+	return append(dst, ']')
+}
+
+// appendSingle appends a Table of one row.
+func (t *table) appendSingle(dst []byte, o engine.Object) ([]byte, error) {
+	dst = append(dst, t.head(o.Revision, "", nil)...)
+	dst, err := t.appendRow(dst, o)
+	return append(dst, "]}"...), err
+}
+
+// refresh lets ages be told as of now.
+func (t *table) refresh() { t.now = time.Now() }
+
+// appendRow appends the row of one object.
+func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
+	object.Fields(o.Packed.JSON(), t.paths, t.raw)
+	var tree object.Tree
+	if t.trees {
+		var err error
+		if tree, err = o.Tree(); err != nil {
+			return dst, apierrors.NewInternalError(err)
+		}
+	}
+	dst = append(dst, `{"cells":[`...)
+	for i := range t.version.Columns {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		c := &t.version.Columns[i]
+		if p := t.place[i]; p >= 0 {
+			dst = t.appendField(dst, c, t.raw[p])
+		} else {
+			dst = t.appendCell(dst, c, c.Cell(tree))
+		}
+	}
+	dst = append(dst, `],"object":`...)
+	switch t.include {
+	case metav1.IncludeNone:
+		dst = append(dst, "null"...)
+	case metav1.IncludeObject:
+		dst = o.AppendJSON(dst)
+	default:
+		dst = appendPartial(dst, o, t.form)
+	}
+	return append(dst, '}'), nil
+}
+
+// appendField appends the cell of a column that is a field, whose JSON is raw.
+func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
+	builtin := t.version.Definition.Custom == nil
+	switch {
+	case c.Age && builtin && (raw == nil || raw[0] == 'n'):
+		return append(dst, `"\u003cunknown\u003e"`...)
+	case raw == nil && c.Format == "name":
+		return append(dst, `""`...)
+	case raw == nil:
+		return append(dst, "null"...)
+	}
+	text := raw[0] == '"'
+	switch {
+	case c.Age && text && bytes.IndexByte(raw, '\\') < 0:
+		return t.appendAge(dst, string(raw[1:len(raw)-1]))
+	case c.Type == "string" && text, c.Type == "boolean" && (raw[0] == 't' || raw[0] == 'f'):
+		return append(dst, raw...)
+	case c.Type == "integer" && isInteger(raw):
+		return append(dst, raw...)
+	}
+	var v any
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if d.Decode(&v) != nil {
+		return append(dst, "null"...)
+	}
+	return t.appendCell(dst, c, c.Value(number(v)))
+}
+
+// isInteger is true of the JSON of a number that an int64 holds, as all of up to 18 digits do.
+func isInteger(raw []byte) bool {
+	if len(raw) > 18 {
+		return false
+	}
+	for i, c := range raw {
+		if (c < '0' || c > '9') && (c != '-' || i > 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// number turns the numbers in v into what a tree holds.
+func number(v any) any {
+	switch typed := v.(type) {
+	case json.Number:
+		if i, err := strconv.ParseInt(typed.String(), 10, 64); err == nil {
+			return i
+		}
+		f, err := typed.Float64()
+		if err != nil {
+			return nil
+		}
+		return f
+	case map[string]any:
+		for k := range typed {
+			typed[k] = number(typed[k])
+		}
+	case []any:
+		for i := range typed {
+			typed[i] = number(typed[i])
+		}
+	}
+	return v
+}
+
+// appendCell appends a value that a column has computed.
+func (t *table) appendCell(dst []byte, c *resource.Column, v any) []byte {
+	if text, ok := v.(string); ok && c.Age {
+		return t.appendAge(dst, text)
+	}
+	return object.AppendJSON(dst, v)
+}
+
+// appendAge appends how long ago a timestamp is, as people read it.
+func (t *table) appendAge(dst []byte, text string) []byte {
+	if text == "" {
+		return append(dst, `"\u003cunknown\u003e"`...)
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return append(dst, `"\u003cinvalid\u003e"`...)
+	}
+	if at.IsZero() {
+		return append(dst, `"\u003cunknown\u003e"`...)
+	}
+	return object.AppendJSON(dst, duration.HumanDuration(t.now.Sub(at)))
+}

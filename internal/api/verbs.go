@@ -1,0 +1,215 @@
+package api
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+)
+
+// get reads one object where ServeHTTP has not done it.
+func (q *request) get() error {
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	o, err := q.getOptions()
+	if err != nil {
+		return err
+	}
+	obj, err := q.server.engine.Get(q.r.Context(), q.target(), o.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	return q.respond(http.StatusOK, obj)
+}
+
+// create makes a new object, or answers a question.
+func (q *request) create() error {
+	ctx, cancel := q.limited()
+	defer cancel()
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	f, err := bodyFormat(q.r, q.server.offers)
+	if err != nil {
+		return err
+	}
+	data, err := q.body()
+	if err != nil {
+		return err
+	}
+	o, err := q.createOptions()
+	if err != nil {
+		return err
+	}
+	b, err := q.decode(f, data)
+	if err != nil {
+		return err
+	}
+	obj, err := q.server.engine.Create(ctx, q.target(), b, q.caller(o.FieldManager, o.FieldValidation, o.DryRun))
+	if err != nil {
+		return err
+	}
+	return q.respond(http.StatusCreated, obj)
+}
+
+// update replaces an object or a part of it.
+func (q *request) update() error {
+	ctx, cancel := q.limited()
+	defer cancel()
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	data, err := q.body()
+	if err != nil {
+		return err
+	}
+	o, err := q.updateOptions()
+	if err != nil {
+		return err
+	}
+	f, err := bodyFormat(q.r, q.server.offers)
+	if err != nil {
+		return err
+	}
+	b, err := q.decode(f, data)
+	if err != nil {
+		return err
+	}
+	obj, created, err := q.server.engine.Update(ctx, q.target(), b, q.caller(o.FieldManager, o.FieldValidation, o.DryRun))
+	if err != nil {
+		return err
+	}
+	return q.respond(written(created), obj)
+}
+
+func written(created bool) int {
+	if created {
+		return http.StatusCreated
+	}
+	return http.StatusOK
+}
+
+// patchTypes are the kinds of patch that a kind takes.
+func (q *request) patchTypes() []string {
+	all := []string{string(types.JSONPatchType), string(types.MergePatchType)}
+	if q.v.Definition.Custom == nil {
+		all = append(all, string(types.StrategicMergePatchType))
+	}
+	all = append(all, string(types.ApplyYAMLPatchType))
+	if q.server.config.EnableCBOR {
+		all = append(all, string(types.ApplyCBORPatchType))
+	}
+	return all
+}
+
+// patch changes a part of an object.
+func (q *request) patch() error {
+	ctx, cancel := q.limited()
+	defer cancel()
+	contentType := q.r.Header.Get("Content-Type")
+	if i := strings.IndexByte(contentType, ';'); i > 0 {
+		contentType = contentType[:i]
+	}
+	if all := q.patchTypes(); !slices.Contains(all, contentType) {
+		return unsupportedMedia(all)
+	}
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	data, err := q.body()
+	if err != nil {
+		return err
+	}
+	o, p := &metav1.PatchOptions{}, engine.Patch{Type: types.PatchType(contentType), Data: data}
+	if err := decodeOptions(q.query(), o); err != nil {
+		return err
+	}
+	if err := refused("PatchOptions", validation.ValidatePatchOptions(o, p.Type)); err != nil {
+		return err
+	}
+	p.Force = o.Force != nil && *o.Force
+	if p.Type == types.ApplyCBORPatchType {
+		p.Type = types.ApplyYAMLPatchType // JSON is YAML
+		if p.Data, err = cborToJSON(data); err != nil {
+			return err
+		}
+	}
+	obj, created, err := q.server.engine.Patch(ctx, q.target(), p, q.caller(o.FieldManager, o.FieldValidation, o.DryRun))
+	if err != nil {
+		return err
+	}
+	return q.respond(written(created), obj)
+}
+
+// delete removes an object or starts its deletion.
+func (q *request) delete() error {
+	ctx, cancel := q.limited()
+	defer cancel()
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	data, err := q.body()
+	if err != nil {
+		return err
+	}
+	o, err := q.deleteOptions(data)
+	if err != nil {
+		return err
+	}
+	obj, gone, err := q.server.engine.Delete(ctx, q.target(), *o, q.caller("", "", o.DryRun))
+	if err != nil {
+		return err
+	}
+	if gone {
+		return q.respondDeleted(obj)
+	}
+	code := http.StatusOK
+	//nolint:staticcheck // clients still send it
+	if o.OrphanDependents != nil && !*o.OrphanDependents {
+		code = http.StatusAccepted
+	}
+	return q.respond(code, obj)
+}
+
+// respondDeleted is the answer where nothing is left to be shown.
+func (q *request) respondDeleted(obj engine.Object) error {
+	gr := q.v.GroupResource()
+	s := &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
+		Name: q.name, Group: gr.Group, Kind: gr.Resource, UID: obj.Meta().UID,
+	}}
+	body, err := encodeStatus(q.media, s)
+	if err == nil {
+		q.write(http.StatusOK, q.media.media, body)
+	}
+	return err
+}
+
+// clear deletes a collection and answers with what was in it.
+func (q *request) clear() error {
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	lo, err := q.listOptions()
+	if err != nil {
+		return err
+	}
+	data, err := q.body()
+	if err != nil {
+		return err
+	}
+	do, err := q.deleteOptions(data)
+	if err != nil {
+		return err
+	}
+	l, err := q.server.engine.DeleteCollection(q.r.Context(), q.target(), *do, lo.engine(), q.caller("", "", do.DryRun))
+	if err != nil {
+		return err
+	}
+	return q.respondList(l)
+}

@@ -1,0 +1,57 @@
+package api
+
+import (
+	"unicode/utf8"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+)
+
+// Limits of what a client is warned of, upstream's.
+const (
+	maxWarningRunes      = 4 * 1024 // in total
+	shortenedWarningRune = 256      // of each, once the total is reached
+)
+
+// warnings are the Warning headers of a response (RFC 7234, section 5.5).
+type warnings struct {
+	texts      []string
+	runes      int
+	shortening bool
+}
+
+// Warn adds a Warning header, once for each text.
+func (q *request) Warn(text string) {
+	w := &q.warnings
+	if text == "" || w.shortening && w.runes >= maxWarningRunes {
+		return
+	}
+	for _, t := range w.texts {
+		if t == text {
+			return
+		}
+	}
+	w.texts = append(w.texts, text)
+	if w.shortening || w.runes+utf8.RuneCountInString(text) <= maxWarningRunes {
+		q.addWarning(text)
+		return
+	}
+	w.shortening, w.runes = true, 0
+	q.w.Header().Del("Warning")
+	for _, t := range w.texts {
+		q.addWarning(t)
+	}
+}
+
+func (q *request) addWarning(text string) {
+	w := &q.warnings
+	n := utf8.RuneCountInString(text)
+	if w.shortening && n > shortenedWarningRune {
+		text, n = string([]rune(text)[:shortenedWarningRune]), shortenedWarningRune
+	}
+	header, err := utilnet.NewWarningHeader(299, "-", text)
+	if err != nil {
+		return // not printable: there is no way to say it
+	}
+	w.runes += n
+	q.w.Header().Add("Warning", header)
+}

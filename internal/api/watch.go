@@ -1,0 +1,242 @@
+package api
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+)
+
+const (
+	// A watch that names no end lasts between minWatch and twice that, upstream's default.
+	minWatch = 30 * time.Minute
+	// bookmarkEvery is about how often a client hears how far it has come.
+	bookmarkEvery = 60 * time.Second
+	// gather is how long events of a burst are collected before they are sent together.
+	gather = time.Millisecond
+	// rearm is how often the deadline of a stream's writes is looked after.
+	rearm = 15 * time.Second
+)
+
+// watch streams the changes of a collection.
+func (q *request) watch() error {
+	if err := q.negotiate(); err != nil {
+		return err
+	}
+	o, err := q.listOptions()
+	if err != nil {
+		return err
+	}
+	if !q.media.streams {
+		return notAcceptable(q.server.offers, true)
+	}
+	events, err := q.newEvents()
+	if err != nil {
+		return err
+	}
+	w, err := q.server.engine.Watch(q.r.Context(), q.target(), o.engine())
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	lasts := minWatch + rand.N(minWatch)
+	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {
+		lasts = time.Duration(min(*o.TimeoutSeconds, int64(24*365*time.Hour/time.Second))) * time.Second
+	}
+	var out sink
+	if websocket.IsWebSocketUpgrade(q.r) {
+		if out, err = q.upgrade(); err != nil {
+			return nil // the upgrader has answered
+		}
+	} else {
+		out = q.openStream()
+	}
+	defer out.close()
+	defer q.server.metrics.watching(q)()
+	s := &stream{request: q, source: w, events: events, out: out}
+	s.run(lasts)
+	return nil
+}
+
+// sink is where a watch stream goes to.
+type sink interface {
+	// send writes frames, which end at the given offsets, and flushes them.
+	send(frames []byte, ends []int) error
+	// gone is closed when the client has left and nothing else tells so; it may be nil.
+	gone() <-chan struct{}
+	// tend is called now and then.
+	tend(now time.Time)
+	close()
+}
+
+// stream moves events from a watch to its client. Everything that is ready goes out in one write.
+type stream struct {
+	*request
+	source *engine.Watch
+	events *events
+	out    sink
+
+	taken []engine.WatchEvent
+	buf   []byte
+	ends  []int
+	sent  time.Time
+}
+
+// run ends when either side does, the time is up, or the server goes away.
+func (s *stream) run(lasts time.Duration) {
+	end := time.NewTimer(lasts)
+	defer end.Stop()
+	bookmark := time.NewTimer(bookmarkEvery - rand.N(bookmarkEvery/10))
+	defer bookmark.Stop()
+	tend := time.NewTicker(rearm)
+	defer tend.Stop()
+	done, gone, stopping := s.r.Context().Done(), s.out.gone(), s.server.stopping
+	for s.forward() {
+		select {
+		case <-s.source.Ready():
+			if !s.gather(done) {
+				return
+			}
+		case <-bookmark.C:
+			bookmark.Reset(bookmarkEvery - rand.N(bookmarkEvery/10))
+			if b, ok := s.source.Bookmark(); ok && (!s.add(b) || !s.flush()) {
+				return
+			}
+		case now := <-tend.C:
+			s.out.tend(now)
+		case <-end.C:
+			return
+		case <-done:
+			return
+		case <-gone:
+			return
+		case <-stopping:
+			return
+		}
+	}
+}
+
+// gather waits a moment for more where events come in a burst.
+func (s *stream) gather(done <-chan struct{}) bool {
+	wait := gather - time.Since(s.sent)
+	if wait <= 0 {
+		return true
+	}
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-done:
+		return false
+	}
+}
+
+// forward sends all that is ready; false where the stream is over.
+func (s *stream) forward() bool {
+	for {
+		var err error
+		s.taken, err = s.source.Take(s.taken[:0])
+		for i := range s.taken {
+			if !s.add(s.taken[i]) {
+				return false
+			}
+		}
+		clear(s.taken)
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				s.fault(err)
+			}
+			s.flush()
+			return false
+		}
+		if len(s.taken) == 0 {
+			return s.flush()
+		}
+	}
+}
+
+// add encodes an event, and sends what has been encoded when that has become much.
+func (s *stream) add(e engine.WatchEvent) bool {
+	buf, err := s.events.append(s.buf, e)
+	if err != nil {
+		s.fault(err)
+		s.flush()
+		return false
+	}
+	s.buf, s.ends = buf, append(s.ends, len(buf))
+	return len(buf) < chunk || s.flush()
+}
+
+// fault tells the client why the stream ends.
+func (s *stream) fault(err error) {
+	if buf, err := s.events.appendError(s.buf, statusOf(err)); err == nil {
+		s.buf, s.ends = buf, append(s.ends, len(buf))
+	}
+}
+
+func (s *stream) flush() bool {
+	if len(s.buf) == 0 {
+		return true
+	}
+	err := s.out.send(s.buf, s.ends)
+	s.server.metrics.sent(s.request, len(s.ends))
+	s.size += len(s.buf)
+	s.buf, s.ends, s.sent = s.buf[:0], s.ends[:0], time.Now()
+	if cap(s.buf) > 2*chunk {
+		s.buf = nil
+	}
+	return err == nil
+}
+
+// httpStream is a response that has no end yet.
+type httpStream struct {
+	w     http.ResponseWriter
+	c     *http.ResponseController
+	armed time.Time // when the deadline of writes was set; zero: there is none
+}
+
+// openStream answers the request and leaves the response open.
+func (q *request) openStream() sink {
+	media := q.media.media
+	switch q.media.format {
+	case formatProtobuf:
+		media += ";stream=watch"
+	case formatCBOR:
+		media = mediaCBORSeq
+	}
+	q.w.Header().Set("Content-Type", media)
+	q.status = http.StatusOK
+	q.w.WriteHeader(http.StatusOK)
+	s := &httpStream{w: q.w, c: http.NewResponseController(q.w)}
+	_ = s.c.Flush() // if the client has gone, the first write says so as well
+	return s
+}
+
+func (s *httpStream) send(frames []byte, _ []int) error {
+	if now := time.Now(); now.Sub(s.armed) > rearm {
+		s.armed = now
+		_ = s.c.SetWriteDeadline(now.Add(slowClient)) // the loopback has none
+	}
+	if _, err := s.w.Write(frames); err != nil {
+		return err
+	}
+	return s.c.Flush()
+}
+
+func (s *httpStream) gone() <-chan struct{} { return nil }
+
+// tend takes the deadline away from a stream that has nothing to write, which would end it.
+func (s *httpStream) tend(now time.Time) {
+	if !s.armed.IsZero() && now.Sub(s.armed) > rearm {
+		s.armed = time.Time{}
+		_ = s.c.SetWriteDeadline(time.Time{})
+	}
+}
+
+func (s *httpStream) close() { _ = s.c.SetWriteDeadline(time.Time{}) }

@@ -1,0 +1,210 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+const (
+	// gzipThreshold is how large a body must be to be compressed; upstream's.
+	gzipThreshold = 128 << 10
+	// slowClient is how long a client may take to accept a large piece of a response.
+	slowClient = 60 * time.Second
+	// maxPooled bounds the buffers that are kept for the next response.
+	maxPooled = 1 << 20
+)
+
+var gzips = sync.Pool{New: func() any {
+	z, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
+	if err != nil {
+		panic(err) // the level is a constant
+	}
+	return z
+}}
+
+// statusOf is the Status that an error is answered with.
+func statusOf(err error) *metav1.Status {
+	var withStatus apierrors.APIStatus
+	if !errors.As(err, &withStatus) {
+		return &metav1.Status{
+			TypeMeta: statusType, Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
+		}
+	}
+	s := withStatus.Status()
+	s.TypeMeta = statusType
+	if s.Status == "" {
+		s.Status = metav1.StatusFailure
+	}
+	if s.Code == 0 {
+		s.Code = http.StatusInternalServerError
+		if s.Status == metav1.StatusSuccess {
+			s.Code = http.StatusOK
+		}
+	}
+	return &s
+}
+
+var statusType = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+
+// fail answers with an error.
+func (q *request) fail(err error) {
+	s := statusOf(err)
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		q.w.Header().Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
+	}
+	q.writeStatus(int(s.Code), s)
+}
+
+// writeStatus answers with a Status in an encoding that the client accepts.
+func (q *request) writeStatus(code int, s *metav1.Status) {
+	s.TypeMeta = statusType
+	m, ok := negotiate(q.r.Header.Get("Accept"), q.server.offers, nil)
+	if !ok {
+		m = media{offer: q.server.offers[0], pretty: true}
+	}
+	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
+	body, err := encodeStatus(m, s)
+	if err != nil {
+		q.status = http.StatusInternalServerError
+		http.Error(q.w, err.Error(), q.status)
+		return
+	}
+	q.write(code, m.media, body)
+}
+
+func encodeStatus(m media, s *metav1.Status) ([]byte, error) {
+	if m.format == formatProtobuf {
+		return resource.AppendProtobuf(nil, "v1", "Status", s)
+	}
+	body, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	return m.transcode(body)
+}
+
+// transcode turns the JSON of one value into what a client asked for. js may be modified.
+func (m media) transcode(js []byte) ([]byte, error) {
+	switch {
+	case m.format == formatYAML:
+		return yaml.JSONToYAML(js)
+	case m.format == formatCBOR:
+		return appendCBOR(nil, js)
+	case m.pretty:
+		var out bytes.Buffer
+		err := json.Indent(&out, js, "", "  ")
+		return out.Bytes(), err
+	}
+	return append(js, '\n'), nil
+}
+
+// cborTag marks data as CBOR that describes itself (RFC 8949, section 3.4.6).
+var cborTag = []byte{0xd9, 0xd9, 0xf7}
+
+func appendCBOR(dst, js []byte) ([]byte, error) {
+	t, _, err := object.DecodeJSON(js)
+	if err != nil {
+		return dst, err
+	}
+	body, err := direct.Marshal(map[string]any(t))
+	return append(append(dst, cborTag...), body...), err
+}
+
+// write sends a body that is known as a whole.
+func (q *request) write(code int, contentType string, body []byte) {
+	h := q.w.Header()
+	h["Content-Type"] = []string{contentType}
+	q.status, q.size = code, len(body)
+	if len(body) <= gzipThreshold || !gzipAccepted(q.r) {
+		q.w.WriteHeader(code)
+		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
+		return
+	}
+	h.Set("Content-Encoding", "gzip")
+	h.Add("Vary", "Accept-Encoding")
+	q.w.WriteHeader(code)
+	z := gzips.Get().(*gzip.Writer)
+	z.Reset(q.w)
+	if _, err := z.Write(body); err == nil {
+		_ = z.Close()
+	}
+	gzips.Put(z)
+}
+
+// respond answers with one object as it was asked for.
+func (q *request) respond(code int, o engine.Object) error {
+	b := buffers.Get().(*[]byte)
+	defer func() { keep(b) }()
+	body, err := q.encode((*b)[:0], o)
+	if err != nil {
+		return err
+	}
+	*b = body
+	q.write(code, q.media.media, body)
+	return nil
+}
+
+// keep gives a buffer back for the next response.
+func keep(b *[]byte) {
+	if cap(*b) <= maxPooled {
+		buffers.Put(b)
+	}
+}
+
+// encode appends an object in the form and the encoding that were negotiated.
+func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
+	m := &q.media
+	var err error
+	switch m.view {
+	case viewTable:
+		t, err := q.newTable()
+		if err != nil {
+			return dst, err
+		}
+		if dst, err = t.appendSingle(dst, o); err != nil {
+			return dst, err
+		}
+	case viewPartial:
+		if m.format == formatProtobuf {
+			return appendPartialProtobuf(dst, o, m.version)
+		}
+		dst = appendPartial(dst, o, m.version)
+	case viewPartialList:
+		return dst, mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
+			"you requested PartialObjectMetadataList, but the requested object is not a list (*unstructured.Unstructured)")
+	default:
+		if m.format == formatProtobuf {
+			return o.Version.Type.AppendProtobuf(dst, o.Version.APIVersion, o.Version.Definition.Names.Kind, o.AppendJSON(nil))
+		}
+		dst = o.AppendJSON(dst)
+	}
+	if m.format == formatJSON && !m.pretty {
+		return append(dst, '\n'), nil
+	}
+	if dst, err = m.transcode(dst); err != nil {
+		return nil, fmt.Errorf("encode %s: %w", m.media, err)
+	}
+	return dst, nil
+}
+
+// deadline ends the connection of a client that does not take what it is sent.
+func (q *request) deadline(at time.Time) {
+	// A writer without deadlines, that of the loopback, has no client that could stall.
+	_ = http.NewResponseController(q.w).SetWriteDeadline(at)
+}
