@@ -54,7 +54,7 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 		return nil, err
 	}
 	if err := w.start(ctx, e, revision, &o); err != nil {
-		w.fail(err)
+		w.fail(storageError(err))
 	}
 	return w, nil
 }
@@ -105,7 +105,7 @@ func expired(c *storage.CompactedError) error {
 }
 
 func (w *Watch) fail(err error) {
-	w.initial, w.err = nil, storageError(err)
+	w.initial, w.err = nil, err
 	w.wake()
 }
 

@@ -1,0 +1,189 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+const (
+	jsonPatch = types.JSONPatchType
+	merging   = types.MergePatchType
+	strategic = types.StrategicMergePatchType
+	applying  = types.ApplyYAMLPatchType
+)
+
+// CRD-055
+func TestPatchKinds(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	next := w.mustPatch(w.cron("my-cron"), jsonPatch, `[{"op":"replace","path":"/spec/image","value":"one"}]`)
+	equal(t, "image", valueAt(next, "spec.image"), "one")
+	next = w.mustPatch(w.cron("my-cron"), merging, `{"spec":{"image":"two","cronSpec":null}}`)
+	equal(t, "spec", next["spec"], map[string]any{"image": "two"})
+	equal(t, "generation", valueAt(next, "metadata.generation"), 3)
+	_, err := w.patch(w.cron("my-cron"), strategic, `{"spec":{"image":"x"}}`)
+	w.refused(err, 415, metav1.StatusReasonUnsupportedMediaType, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml")
+	w.mustCreate(w.configMap(""), `{"metadata":{"name":"a","finalizers":["example.com/a"]}}`)
+	next = w.mustPatch(w.configMap("a"), strategic, `{"metadata":{"finalizers":["example.com/b"]}}`)
+	equal(t, "finalizers", valueAt(next, "metadata.finalizers"), []string{"example.com/b", "example.com/a"})
+}
+
+// CRD-052, CRD-053, CRD-055
+func TestPatchRefusals(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	for _, c := range []struct {
+		kind types.PatchType
+		data string
+		code int32
+		why  metav1.StatusReason
+		text string
+	}{
+		{merging, `{`, 400, metav1.StatusReasonBadRequest, "invalid JSON patch"},
+		{merging, `{"metadata":{"name":"other"}}`, 400, metav1.StatusReasonBadRequest, "the name of the object (other) does not match the name on the URL (my-cron)"},
+		{merging, `{"metadata":{"resourceVersion":"1"}}`, 409, metav1.StatusReasonConflict, "the object has been modified"},
+		{merging, `{"metadata":{"uid":"x"}}`, 422, metav1.StatusReasonInvalid, `metadata.uid: Invalid value: "x": field is immutable`},
+		{merging, `{"kind":"Foo"}`, 422, metav1.StatusReasonInvalid, `kind: Invalid value: "Foo": must be CronTab`},
+		{merging, `{"spec":{"foo":1}}`, 422, metav1.StatusReasonInvalid, `strict decoding error: unknown field "spec.foo"`},
+		{jsonPatch, `[{"op":"test","path":"/spec/image","value":"no"}]`, 422, metav1.StatusReasonInvalid, "the server rejected our request due to an error in our request"},
+		{jsonPatch, `[{"op":"add","path":"/spec/image","value":"a","nosuch":1}]`, 422, metav1.StatusReasonInvalid, `json patch unknown field "[0].nosuch"`},
+	} {
+		_, err := w.patch(w.cron("my-cron"), c.kind, c.data)
+		w.refused(err, c.code, c.why, c.text)
+	}
+	_, err := w.patch(w.cron("none"), merging, `{}`)
+	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
+	_, _, err = w.Patch(w.ctx, w.cron("my-cron"), Patch{Type: merging, Data: []byte(`{}`), Force: true}, w.caller)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "force: Forbidden: may not be specified for non-apply patch")
+	w.caller.FieldManager = ""
+	_, err = w.patch(w.cron("my-cron"), applying, `{}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "fieldManager: Required value: is required for apply patch")
+}
+
+// CRD-059
+func TestPatchWarnings(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	w.caller.Validation = "Warn"
+	w.mustPatch(w.cron("my-cron"), merging, `{"spec":{"foo":1,"image":"a","image":"b"}}`)
+	equal(t, "warnings", w.warnings, []string{`duplicate field "spec.image"`, `unknown field "spec.foo"`})
+}
+
+const applied = `apiVersion: stable.example.com/v1
+kind: CronTab
+metadata:
+  name: applied
+spec:
+  image: one
+  ports:
+  - name: a
+    port: 1
+`
+
+// CRD-056
+func TestApply(t *testing.T) {
+	w := newWorld(t)
+	o, created, err := w.Patch(w.ctx, w.cron("applied"), Patch{Type: applying, Data: []byte(applied)}, w.caller)
+	if err != nil || !created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	made := treeOf(t, o)
+	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
+	entry := valueAt(made, "metadata.managedFields").([]any)[0].(object.Tree)
+	equal(t, "entry", []any{entry["manager"], entry["operation"]}, []any{"tester", "Apply"})
+	w.caller.FieldManager = "other"
+	second := strings.ReplaceAll(strings.ReplaceAll(applied, "image: one", "image: two"), "name: a\n    port: 1", "name: b\n    port: 2")
+	_, err = w.patch(w.cron("applied"), applying, second)
+	s := w.refused(err, 409, metav1.StatusReasonConflict, `Apply failed with 1 conflict: conflict with "tester": .spec.image`)
+	equal(t, "causes", s.Details.Causes, []metav1.StatusCause{{Type: "FieldManagerConflict", Message: `conflict with "tester"`, Field: ".spec.image"}})
+	o, created, err = w.Patch(w.ctx, w.cron("applied"), Patch{Type: applying, Data: []byte(second), Force: true}, w.caller)
+	if err != nil || created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "two", "ports": []any{map[string]any{"name": "a", "port": 1}, map[string]any{"name": "b", "port": 2}}})
+	before := w.Store.Head().Revision()
+	if _, _, err := w.Patch(w.ctx, w.cron("applied"), Patch{Type: applying, Data: []byte(second), Force: true}, w.caller); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "revision after the same apply again", w.Store.Head().Revision(), before)
+}
+
+// CRD-056
+func TestApplyRefusals(t *testing.T) {
+	w := newWorld(t)
+	head := "apiVersion: stable.example.com/v1\nkind: CronTab\n"
+	for _, c := range []struct {
+		data string
+		code int32
+		why  metav1.StatusReason
+		text string
+	}{
+		{head + "metadata: {name: x, uid: u}", 409, metav1.StatusReasonConflict, "uid mismatch: the provided object specified uid u, and no existing object was found"},
+		{head + "metadata: {name: other}", 400, metav1.StatusReasonBadRequest, "the name of the object (other) does not match the name on the URL (x)"},
+		{head + "metadata: {}", 400, metav1.StatusReasonBadRequest, "name must be provided"},
+		{head + "metadata: {name: x}\nspec: {foo: 1}", 500, metav1.StatusReasonUnknown, ".spec.foo: field not declared in schema"},
+		{"apiVersion: v1\nkind: CronTab", 400, metav1.StatusReasonBadRequest, "invalid object type"},
+		{"{", 400, metav1.StatusReasonBadRequest, "error decoding patch"},
+		{head + "metadata: {name: x, name: x}", 400, metav1.StatusReasonBadRequest, "error strict decoding patch"},
+	} {
+		_, err := w.patch(w.cron("x"), applying, c.data)
+		w.refused(err, c.code, c.why, c.text)
+	}
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"x"}}`)
+	_, err := w.patch(w.cron("x"), applying, head+"metadata: {name: x, resourceVersion: '1'}\nspec: {image: i}")
+	w.refused(err, 409, metav1.StatusReasonConflict, "the object has been modified")
+}
+
+// CRD-018
+func TestApplyBuiltin(t *testing.T) {
+	w := newWorld(t)
+	config := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v}"
+	made := w.mustPatch(w.configMap("a"), applying, config)
+	equal(t, "data", made["data"], map[string]any{"k": "v"})
+	before := w.Store.Head().Revision()
+	w.mustPatch(w.configMap("a"), applying, config)
+	equal(t, "revision", w.Store.Head().Revision(), before)
+}
+
+// SUB-012
+func TestPatchStatus(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	next := w.mustPatch(w.cron("my-cron").sub("status"), merging, `{"status":{"phase":"A"},"spec":{"image":"no"}}`)
+	equal(t, "after merge", []any{next["status"], valueAt(next, "spec.image")}, []any{map[string]any{"phase": "A"}, "awesome"})
+	next = w.mustPatch(w.cron("my-cron").sub("status"), jsonPatch, `[{"op":"replace","path":"/status/phase","value":"B"}]`)
+	equal(t, "after JSON", next["status"], map[string]any{"phase": "B"})
+	w.caller.FieldManager = "applier"
+	next = w.mustPatch(w.cron("my-cron").sub("status"), applying, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"status":{"replicas":3}}`)
+	equal(t, "after apply", next["status"], map[string]any{"phase": "B", "replicas": 3})
+	equal(t, "generation", valueAt(next, "metadata.generation"), 1)
+	_, err := w.patch(w.cron("none").sub("status"), applying, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"none"}}`)
+	w.refused(err, 404, metav1.StatusReasonNotFound, "not found")
+}
+
+// CRD-018: patches without a resourceVersion never fail because others write too.
+func TestPatchesTogether(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), cronTab)
+	w.caller.Warn = nil
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			for j := range 10 {
+				data := fmt.Sprintf(`{"metadata":{"annotations":{"k%d-%d":"x"}}}`, i, j)
+				if _, _, err := w.Patch(w.ctx, w.cron("my-cron"), Patch{Type: merging, Data: []byte(data)}, w.caller); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	equal(t, "annotations", len(valueAt(w.get(w.cron("my-cron")), "metadata.annotations").(object.Tree)), 160)
+}

@@ -1,0 +1,315 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// watching is a watch with the events it has given so far.
+type watching struct {
+	*world
+	*Watch
+	seen []WatchEvent
+}
+
+func (w *world) watch(t Target, o ListOptions) *watching {
+	w.Helper()
+	watch, err := w.Watch(w.ctx, t, o)
+	if err != nil {
+		w.Fatalf("watch: %v", err)
+	}
+	w.Cleanup(watch.Close)
+	return &watching{world: w, Watch: watch}
+}
+
+// next returns the next event, waiting for it.
+func (w *watching) next() (WatchEvent, error) {
+	w.Helper()
+	for len(w.seen) == 0 {
+		var err error
+		if w.seen, err = w.Take(nil); err != nil {
+			return WatchEvent{}, err
+		}
+		if len(w.seen) > 0 {
+			break
+		}
+		select {
+		case <-w.Ready():
+		case <-w.Ended():
+		}
+	}
+	ev := w.seen[0]
+	w.seen = w.seen[1:]
+	return ev, nil
+}
+
+// expect compares the next events with lines such as "ADDED my-cron".
+func (w *watching) expect(want ...string) {
+	w.Helper()
+	for _, line := range want {
+		ev, err := w.next()
+		if err != nil {
+			w.Fatalf("want %s, got %v", line, err)
+		}
+		got := ev.Type
+		if ev.Type != "BOOKMARK" {
+			got += " " + ev.Object.Meta().Name
+		} else if ev.InitialEventsEnd {
+			got += " end"
+		}
+		if got != line {
+			w.Fatalf("got %s, want %s", got, line)
+		}
+	}
+}
+
+// idle checks that there is nothing to give.
+func (w *watching) idle() {
+	w.Helper()
+	if more, err := w.Take(nil); err != nil || len(more)+len(w.seen) > 0 {
+		w.Fatalf("got %v, %v", more, err)
+	}
+}
+
+func (w *world) head() string { return strconv.FormatInt(w.Store.Head().Revision(), 10) }
+
+// CRD-062
+func TestWatch(t *testing.T) {
+	w := newWorld(t)
+	from := w.head()
+	w.mustCreate(w.cron(""), cronTab)
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: from})
+	watch.expect("ADDED my-cron")
+	o := w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "b") })
+	ev, err := watch.next()
+	if err != nil || ev.Type != "MODIFIED" || ev.Object.Revision != o.Revision {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	equal(t, "object", treeOf(t, ev.Object), treeOf(t, o))
+	_, _ = w.delete(w.cron("my-cron"), metav1.DeleteOptions{})
+	ev, err = watch.next()
+	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != w.Store.Head().Revision() {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	equal(t, "deleted object", valueAt(treeOf(t, ev.Object), "spec.image"), "b")
+	equal(t, "its version", object.ResourceVersion(treeOf(t, ev.Object)), w.head())
+	watch.idle()
+}
+
+// CRD-062, CRD-063
+func TestInitialEvents(t *testing.T) {
+	w := newWorld(t)
+	w.fill(3)
+	yes, no := true, false
+	for _, rv := range []string{"", "0"} {
+		w.watch(w.cron(""), ListOptions{ResourceVersion: rv}).expect("ADDED c000", "ADDED c001", "ADDED c002")
+		w.watch(w.cron(""), ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true}).expect("ADDED c000", "ADDED c001", "ADDED c002", "BOOKMARK end")
+	}
+	for _, rv := range []string{"", "0", w.head()} {
+		o := ListOptions{ResourceVersion: rv, AllowWatchBookmarks: true, SendInitialEvents: &yes, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Labels: labelSelector(t, "shard=1")}
+		w.watch(w.cron(""), o).expect("ADDED c001", "BOOKMARK end")
+	}
+	w.watch(w.cron(""), ListOptions{SendInitialEvents: &no, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}).idle()
+	w.watch(w.cron(""), ListOptions{Fields: fieldSelector(t, "metadata.name=c002")}).expect("ADDED c002")
+	_, err := w.Watch(w.ctx, w.cron(""), ListOptions{SendInitialEvents: &yes})
+	w.refused(err, 422, metav1.StatusReasonInvalid, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+	_, err = w.Watch(w.ctx, w.cron(""), ListOptions{ResourceVersion: "1", ResourceVersionMatch: "NotOlderThan"})
+	w.refused(err, 422, metav1.StatusReasonInvalid, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
+	_, err = w.Watch(w.ctx, w.cron(""), ListOptions{ResourceVersion: "x"})
+	w.refused(err, 500, metav1.StatusReasonUnknown, "resourceVersion: Invalid value")
+}
+
+// CRD-063
+func TestManyInitialEvents(t *testing.T) {
+	w := newWorld(t)
+	const n = 2*takeAtMost + 7
+	for i := range n {
+		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%05d"}}`, i))
+	}
+	watch := w.watch(w.cron(""), ListOptions{AllowWatchBookmarks: true})
+	for i := range n {
+		watch.expect(fmt.Sprintf("ADDED c%05d", i))
+	}
+	watch.expect("BOOKMARK end")
+	watch.idle()
+	w.mustCreate(w.cron(""), cronTab)
+	watch.expect("ADDED my-cron")
+}
+
+// CRD-062, CRD-067
+func TestWatchSelected(t *testing.T) {
+	w := newWorld(t)
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Labels: labelSelector(t, "app=a")})
+	fields := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Fields: fieldSelector(t, "spec.color=red")})
+	w.mustCreate(w.cron(""), cronTab)
+	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "a"}) })
+	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.color", "red") })
+	w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
+	watch.expect("ADDED my-cron", "MODIFIED my-cron")
+	ev, err := watch.next()
+	if err != nil || ev.Type != "DELETED" || ev.Object.Revision != w.Store.Head().Revision() {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	equal(t, "labels of the object as it was", valueAt(treeOf(t, ev.Object), "metadata.labels"), map[string]any{"app": "a"})
+	w.delete(w.cron("my-cron"), metav1.DeleteOptions{})
+	watch.idle()
+	fields.expect("ADDED my-cron", "MODIFIED my-cron", "DELETED my-cron")
+}
+
+// CRD-062
+func TestWatchCompacted(t *testing.T) {
+	w := newWorld(t)
+	w.fill(3)
+	if err := w.Store.Compact(w.ctx, w.Store.Head().Revision()); err != nil {
+		t.Fatal(err)
+	}
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: "1"})
+	<-watch.Ready()
+	_, err := watch.next()
+	w.refused(err, 410, metav1.StatusReasonExpired, "too old resource version: 1 ("+w.head()+")")
+}
+
+// CRD-062: a watch from the future waits, and leaves out what comes before.
+func TestWatchFuture(t *testing.T) {
+	w := newWorld(t)
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(w.Store.Head().Revision()+2, 10)})
+	w.fill(4)
+	watch.expect("ADDED c002", "ADDED c003")
+}
+
+// CRD-063
+func TestBookmarks(t *testing.T) {
+	w := newWorld(t)
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), AllowWatchBookmarks: true})
+	if ev, ok := watch.Bookmark(); ok {
+		t.Fatalf("nothing has happened, but %+v", ev)
+	}
+	w.mustCreate(w.cron(""), cronTab)
+	watch.expect("ADDED my-cron")
+	elsewhere := w.watch(w.configMap(""), ListOptions{ResourceVersion: w.head()})
+	w.mustCreate(w.configMap(""), `{"metadata":{"name":"elsewhere"}}`)
+	elsewhere.expect("ADDED elsewhere") // so the store has told everybody
+	watch.idle()
+	ev, ok := watch.Bookmark()
+	equal(t, "bookmark", []any{ok, strconv.FormatInt(ev.Object.Revision, 10)}, []any{true, w.head()})
+	if ev, ok := watch.Bookmark(); ok {
+		t.Fatalf("nothing new, but %+v", ev)
+	}
+}
+
+// CRD-027, CRD-062
+func TestWatchEndsWithItsShape(t *testing.T) {
+	w := newWorld(t)
+	other := w.watch(w.configMap(""), ListOptions{ResourceVersion: w.head()})
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head()})
+	w.writeCRD(strings.Replace(cronTabs(cronTabSchema, cronTabSchema), `"storedVersions":["v1"]`, `"storedVersions":["v1","v2"]`, 1))
+	w.mustCreate(w.cron(""), cronTab)
+	watch.expect("ADDED my-cron")
+	w.writeCRD(cronTabs(cronTabSchema, strings.Replace(cronTabSchema, "cronSpec", "cronText", 1)))
+	if _, err := watch.next(); !errors.Is(err, io.EOF) {
+		t.Fatalf("got %v", err)
+	}
+	again := w.watch(w.cron(""), ListOptions{})
+	again.expect("ADDED my-cron")
+	again.idle()
+	other.idle()
+}
+
+// CRD-062: whatever is written, a watcher that has seen all events knows what a list shows.
+func TestWatchersAgreeWithLists(t *testing.T) {
+	w := newWorld(t)
+	w.caller.Warn = nil
+	selectors := []ListOptions{{}, {Labels: labelSelector(t, "app=a")}, {Labels: labelSelector(t, "app!=a")}, {Fields: fieldSelector(t, "spec.color=red")}}
+	var watches []*watching
+	for i := range 8 {
+		o := selectors[i%len(selectors)]
+		if i >= len(selectors) {
+			o.ResourceVersion = w.head()
+		}
+		watches = append(watches, w.watch(w.cron(""), o))
+	}
+	var writers sync.WaitGroup
+	for i := range 4 {
+		writers.Go(func() { w.scribble(rand.New(rand.NewSource(int64(i))), 150) })
+	}
+	writers.Wait()
+	marker := w.mustCreate(w.cron(""), `{"metadata":{"name":"end","labels":{"app":"a"}},"spec":{"color":"red"}}`)
+	w.mustEdit(w.cron("end"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"app": "b"}) })
+	for i, watch := range watches {
+		watch.replay(t, w.list(w.cron(""), ListOptions{Labels: selectors[i%len(selectors)].Labels, Fields: selectors[i%len(selectors)].Fields}), marker)
+	}
+}
+
+// scribble creates, changes and deletes CronTabs at random.
+func (w *world) scribble(r *rand.Rand, n int) {
+	for range n {
+		name := fmt.Sprintf("c%d", r.Intn(12))
+		app, color := string(rune('a'+r.Intn(2))), []string{"red", "blue"}[r.Intn(2)]
+		tree := object.Tree{
+			"apiVersion": "stable.example.com/v1", "kind": "CronTab",
+			"metadata": object.Tree{"name": name, "labels": object.Tree{"app": app}}, "spec": object.Tree{"color": color},
+		}
+		switch r.Intn(4) {
+		case 0:
+			_, _, _ = w.Delete(context.Background(), w.cron(name), metav1.DeleteOptions{}, w.caller)
+		case 1:
+			_, _ = w.Create(context.Background(), w.cron(""), Body{Tree: tree}, w.caller)
+		default:
+			data := fmt.Sprintf(`{"metadata":{"labels":{"app":%q}},"spec":{"color":%q}}`, app, color)
+			_, _, _ = w.Patch(context.Background(), w.cron(name), Patch{Type: merging, Data: []byte(data)}, w.caller)
+		}
+	}
+}
+
+// replay takes events until the last revision and compares what they add up to with a list.
+func (w *watching) replay(t *testing.T, l *List, marker Object) {
+	t.Helper()
+	known, last := map[string]int64{}, int64(0)
+	for last < marker.Revision {
+		ev, err := w.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := ev.Object.Meta().Name
+		_, exists := known[name]
+		if exists == (ev.Type == "ADDED") {
+			t.Fatalf("%s %s at %d, known %v", ev.Type, name, ev.Object.Revision, exists)
+		}
+		if ev.Type == "DELETED" {
+			delete(known, name)
+		} else {
+			known[name] = ev.Object.Revision
+		}
+		if name == "end" {
+			last = ev.Object.Revision
+		}
+	}
+	for more, err := w.Take(w.seen); len(more) > 0; more, err = w.Take(nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range more {
+			if ev.Type == "DELETED" {
+				delete(known, ev.Object.Meta().Name)
+			} else {
+				known[ev.Object.Meta().Name] = ev.Object.Revision
+			}
+		}
+	}
+	want := map[string]int64{}
+	for _, o := range l.Items {
+		want[o.Meta().Name] = o.Revision
+	}
+	equal(t, "state", known, want)
+}
