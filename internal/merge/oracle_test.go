@@ -489,6 +489,8 @@ func (s *story) step() {
 	}
 	s.state = next
 	object.Metadata(next)["uid"] = "u"
+	// What does not fit the schema and stays would keep upstream from ever tracking again.
+	delete(next, "bogus")
 	if s.r.Intn(80) == 0 {
 		object.Metadata(next)["managedFields"] = s.badFields("g.io/v1")
 	}

@@ -82,21 +82,19 @@ func describe(t object.Tree) string {
 
 // update changes known to who owns what after obj replaced live. Neither has managedFields.
 func (w *write) update(live, obj object.Tree, known *owners, manager string) error {
-	newTyped, err := w.typed(obj, typed.AllowDuplicates)
-	if err != nil {
-		return fmt.Errorf("failed to convert new object (%v) to smd typed: %w", describe(obj), err)
-	}
-	liveTyped, err := w.typed(live, typed.AllowDuplicates)
-	if err != nil {
-		return fmt.Errorf("failed to convert live object (%v) to smd typed: %w", describe(live), err)
-	}
 	w.filter(known)
-	version := fieldpath.APIVersion(w.APIVersion)
-	_, sets, err := w.updater.Update(liveTyped, newTyped, version, known.sets, currentOperation)
-	if err != nil {
-		return fmt.Errorf("failed to update ManagedFields (%v): %w", describe(obj), err)
+	if err := w.reconcile(known); err != nil {
+		return err
 	}
-	known.sets = sets
+	d, err := w.difference(live, obj, w.APIVersion, typed.AllowDuplicates)
+	if err != nil {
+		return err
+	}
+	if err := w.settle(live, obj, d, known, currentOperation, true); err != nil {
+		return err
+	}
+	version := fieldpath.APIVersion(w.APIVersion)
+	known.sets[currentOperation] = fieldpath.NewVersionedSet(d.written, version, false)
 	known.strip(currentOperation)
 	changed, ok := known.sets[currentOperation]
 	if !ok {
@@ -141,21 +139,73 @@ func (w *write) apply(live, applied object.Tree, known *owners, manager string, 
 	w.filter(known)
 	out := known.clone()
 	id := out.add(owner{manager: orUnknown(manager), operation: operationApply, apiVersion: w.APIVersion, subresource: w.Subresource})
-	merged, sets, err := w.updater.Apply(liveTyped, appliedTyped, fieldpath.APIVersion(w.APIVersion), known.sets, id, force)
+	merged, err := w.merge(live, liveTyped, appliedTyped, out, id, force)
 	if err != nil {
 		return nil, known, err
 	}
-	out.sets = sets
 	out.strip(id)
 	if merged == nil {
 		return live, out, nil
 	}
-	tree, ok := merged.AsValue().Unstructured().(object.Tree)
-	if !ok {
-		return nil, known, fmt.Errorf("failed to convert new typed object (%v) to object", describe(applied))
-	}
 	out.owners[id].time = w.time
-	return tree, out, nil
+	return merged, out, nil
+}
+
+// merge gives what live becomes, nil if that is the same, and changes known accordingly.
+func (w *write) merge(live object.Tree, liveTyped, applied *typed.TypedValue, known *owners, id string, force bool) (object.Tree, error) {
+	version := fieldpath.APIVersion(w.APIVersion)
+	set, err := applied.ToFieldSet()
+	if err != nil {
+		return nil, fmt.Errorf("failed to get field set: %w", err)
+	}
+	if filter := w.updater.IgnoreFilter[version]; filter != nil {
+		set = filter.Filter(set)
+	}
+	if last, ok := known.sets[id]; ok && (last.APIVersion() != version || !last.Set().Difference(set).Empty()) {
+		return w.mergeAndPrune(liveTyped, applied, known, id, force)
+	}
+	if err := w.reconcile(known); err != nil {
+		return nil, err
+	}
+	mergedTyped, err := liveTyped.Merge(applied)
+	if err != nil {
+		return nil, fmt.Errorf("failed to merge config: %w", err)
+	}
+	merged, err := treeOfTyped(mergedTyped)
+	if err != nil {
+		return nil, err
+	}
+	d, err := w.difference(live, merged, w.APIVersion, typed.AllowDuplicates)
+	if err != nil {
+		return nil, err
+	}
+	known.sets[id] = fieldpath.NewVersionedSet(set, version, true)
+	if err := w.settle(live, merged, d, known, id, force); err != nil || d.same {
+		return nil, err
+	}
+	return merged, nil
+}
+
+// mergeAndPrune is merge for the case that something that the manager applied
+// before may have to go.
+func (w *write) mergeAndPrune(live, applied *typed.TypedValue, known *owners, id string, force bool) (object.Tree, error) {
+	merged, sets, err := w.updater.Apply(live, applied, fieldpath.APIVersion(w.APIVersion), known.sets, id, force)
+	if err != nil {
+		return nil, err
+	}
+	known.sets = sets
+	if merged == nil {
+		return nil, nil
+	}
+	return treeOfTyped(merged)
+}
+
+func treeOfTyped(v *typed.TypedValue) (object.Tree, error) {
+	tree, ok := v.AsValue().Unstructured().(object.Tree)
+	if !ok {
+		return nil, errors.New("failed to convert new typed object to object")
+	}
+	return tree, nil
 }
 
 // converter translates typed objects between versions for structured-merge-diff.

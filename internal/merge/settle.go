@@ -1,0 +1,164 @@
+package merge
+
+import (
+	"fmt"
+
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/merge"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// What follows is structured-merge-diff's merge.Updater for the common case. It
+// comes to the same result and looks only at what differs between two objects.
+
+// difference is what a write does to an object, as seen at one version.
+type difference struct {
+	removed, written *fieldpath.Set
+	same             bool // nothing differs, ignored fields included
+}
+
+// difference compares two objects of a version.
+func (w *write) difference(live, obj object.Tree, version string, options ...typed.ValidationOptions) (*difference, error) {
+	live, obj = reduce(live, obj)
+	if len(live) == 0 && len(obj) == 0 {
+		return &difference{fieldpath.NewSet(), fieldpath.NewSet(), true}, nil
+	}
+	newTyped, err := w.typedAs(obj, version, options...)
+	if err != nil {
+		return nil, fmt.Errorf("failed to convert new object to smd typed: %w", err)
+	}
+	liveTyped, err := w.typedAs(live, version, options...)
+	if err != nil {
+		return nil, fmt.Errorf("failed to convert live object to smd typed: %w", err)
+	}
+	c, err := liveTyped.Compare(newTyped)
+	if err != nil {
+		return nil, fmt.Errorf("failed to compare objects: %w", err)
+	}
+	c = c.FilterFields(w.updater.IgnoreFilter[fieldpath.APIVersion(version)])
+	same := value.Equals(liveTyped.AsValue(), newTyped.AsValue())
+	return &difference{c.Removed, c.Modified.Union(c.Added), same}, nil
+}
+
+// settle takes from everybody but self what own says was changed, unless that makes
+// conflicts that force does not allow. own is at the endpoint's version; other
+// versions are compared after conversion.
+func (w *write) settle(live, obj object.Tree, own *difference, known *owners, self string, force bool) error {
+	diffs := map[fieldpath.APIVersion]*difference{fieldpath.APIVersion(w.APIVersion): own}
+	conflicts := fieldpath.ManagedFields{}
+	for id, vs := range known.sets {
+		if id == self {
+			continue
+		}
+		d, ok := diffs[vs.APIVersion()]
+		if !ok {
+			var err error
+			if d, err = w.convertedDifference(live, obj, string(vs.APIVersion())); err != nil {
+				return err
+			}
+			diffs[vs.APIVersion()] = d
+		}
+		if lost := vs.Set().Intersection(d.written); !lost.Empty() {
+			conflicts[id] = fieldpath.NewVersionedSet(lost, vs.APIVersion(), false)
+		}
+	}
+	if !force && len(conflicts) > 0 {
+		return merge.ConflictsFromManagers(conflicts)
+	}
+	for id, vs := range known.sets {
+		if id == self {
+			continue
+		}
+		set := vs.Set()
+		if lost, ok := conflicts[id]; ok {
+			set = set.Difference(lost.Set())
+		}
+		if d := diffs[vs.APIVersion()]; !d.removed.Empty() && !set.Intersection(d.removed).Empty() {
+			set = set.Difference(d.removed)
+		}
+		if set != vs.Set() {
+			known.sets[id] = fieldpath.NewVersionedSet(set, vs.APIVersion(), vs.Applied())
+		}
+	}
+	for id, vs := range known.sets {
+		if vs.Set().Empty() {
+			delete(known.sets, id)
+		}
+	}
+	return nil
+}
+
+func (w *write) convertedDifference(live, obj object.Tree, version string) (*difference, error) {
+	live, err := w.Convert(live, version)
+	if err != nil {
+		return nil, fmt.Errorf("failed to convert old object: %w", err)
+	}
+	if obj, err = w.Convert(obj, version); err != nil {
+		return nil, fmt.Errorf("failed to convert new object: %w", err)
+	}
+	return w.difference(live, obj, version)
+}
+
+// reconcile forgets the entries at versions that the kind no longer has, and
+// adapts the others to lists and maps that have become atomic.
+func (w *write) reconcile(known *owners) error {
+	schemas := map[fieldpath.APIVersion]*typed.TypedValue{}
+	for id, vs := range known.sets {
+		version := vs.APIVersion()
+		like, ok := schemas[version]
+		if !ok {
+			parseable, ok := w.Parseable(string(version))
+			if !ok {
+				delete(known.sets, id)
+				continue
+			}
+			var err error
+			if like, err = parseable.FromUnstructured(object.Tree{}); err != nil {
+				return err
+			}
+			schemas[version] = like
+		}
+		set, err := typed.ReconcileFieldSetWithSchema(vs.Set(), like)
+		if err != nil {
+			return err
+		}
+		if set != nil {
+			known.sets[id] = fieldpath.NewVersionedSet(set, version, vs.Applied())
+		}
+	}
+	return nil
+}
+
+// reduce leaves out of two objects what is the same in both. A comparison of what
+// is left gives what a comparison of the whole gives: equal parts have no part in it, and
+// what contains a difference stays, be it empty.
+func reduce(a, b object.Tree) (ra, rb object.Tree) {
+	ra, rb = object.Tree{}, object.Tree{}
+	for key, v := range a {
+		w, ok := b[key]
+		if !ok {
+			ra[key] = v
+			continue
+		}
+		x, isTree := v.(object.Tree)
+		y, alsoTree := w.(object.Tree)
+		if isTree && alsoTree {
+			if x, y := reduce(x, y); len(x) > 0 || len(y) > 0 {
+				ra[key], rb[key] = x, y
+			}
+			continue
+		}
+		if !object.Equal(v, w) {
+			ra[key], rb[key] = v, w
+		}
+	}
+	for key, w := range b {
+		if _, ok := a[key]; !ok {
+			rb[key] = w
+		}
+	}
+	return ra, rb
+}
