@@ -1,0 +1,320 @@
+package discovery
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	upstream "k8s.io/apiserver/pkg/endpoints/discovery"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+// cronTabs is an established CRD with two versions, of which the older is stored.
+func cronTabs() *apiextensionsv1.CustomResourceDefinition {
+	names := apiextensionsv1.CustomResourceDefinitionNames{Plural: "crontabs", Singular: "crontab", Kind: "CronTab", ListKind: "CronTabList",
+		ShortNames: []string{"ct"}, Categories: []string{"all"}}
+	version := func(name string, storage bool) apiextensionsv1.CustomResourceDefinitionVersion {
+		return apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: storage,
+			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object"}},
+			Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
+				Scale: &apiextensionsv1.CustomResourceSubresourceScale{SpecReplicasPath: ".spec.replicas", StatusReplicasPath: ".status.replicas"}}}
+	}
+	return &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "crontabs.stable.example.com"},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{Group: "stable.example.com", Names: names, Scope: apiextensionsv1.NamespaceScoped,
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{version("v1beta1", true), version("v1", false)}},
+		Status: apiextensionsv1.CustomResourceDefinitionStatus{AcceptedNames: names,
+			Conditions: []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}}},
+	}
+}
+
+// cluster is a store of CRDs whose kinds are announced at url.
+type cluster struct {
+	t     *testing.T
+	store *storage.Store
+	url   string
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := resource.NewLive(builtin.Definitions(builtin.Config{}))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = live.Follow(ctx, store) }()
+	server := httptest.NewServer(Handler(live))
+	t.Cleanup(func() { server.Close(); cancel(); <-done; _ = store.Close() })
+	if _, err := live.Wait(ctx, store.Head().Revision()); err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{t, store, server.URL}
+}
+
+// put stores a CRD, or with nil removes crontabs, at the revision expected.
+func (c *cluster) put(crd *apiextensionsv1.CustomResourceDefinition, expected int64) int64 {
+	c.t.Helper()
+	w := storage.Write{Key: resource.CRDPrefix + "crontabs.stable.example.com", Expected: expected}
+	if crd != nil {
+		w.Key = resource.CRDPrefix + crd.Name
+		text, err := json.Marshal(crd)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		tree := object.Tree{}
+		if err := json.Unmarshal(text, &tree); err != nil {
+			c.t.Fatal(err)
+		}
+		w.Value = object.Pack(tree, 0)
+	}
+	events, err := c.store.Commit(c.t.Context(), []storage.Write{w})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return events[0].Revision
+}
+
+func (c *cluster) get(path string, headers ...string) (*http.Response, string) {
+	c.t.Helper()
+	r, err := http.NewRequestWithContext(c.t.Context(), http.MethodGet, c.url+path, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp, string(body)
+}
+
+func (c *cluster) client() *discovery.DiscoveryClient {
+	c.t.Helper()
+	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.url})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return d
+}
+
+const (
+	aggregated     = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	aggregatedBeta = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
+)
+
+// CRD-049
+func TestPlainDocuments(t *testing.T) {
+	c := newCluster(t)
+	c.put(cronTabs(), 0)
+	for path, want := range map[string]string{
+		"/api":    `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.url, "http://") + `"}]}` + "\n",
+		"/apis":   `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"events.k8s.io",`,
+		"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
+		"/apis/stable.example.com": `{"kind":"APIGroup","apiVersion":"v1","name":"stable.example.com","versions":[{"groupVersion":"stable.example.com/v1","version":"v1"},{"groupVersion":"stable.example.com/v1beta1","version":"v1beta1"}],` +
+			`"preferredVersion":{"groupVersion":"stable.example.com/v1","version":"v1"}}` + "\n",
+		"/apis/stable.example.com/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"stable.example.com/v1","resources":[` +
+			`{"name":"crontabs","singularName":"crontab","namespaced":true,"kind":"CronTab","verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"],"categories":["all"],"storageVersionHash":"` +
+			upstream.StorageVersionHash("stable.example.com", "v1beta1", "CronTab") + `"},` +
+			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get","patch","update"]},` +
+			`{"name":"crontabs/status","singularName":"","namespaced":true,"kind":"CronTab","verbs":["get","patch","update"]}]}` + "\n",
+	} {
+		resp, body := c.get(path, "Accept", "application/json")
+		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %d %s\n%s\nwant\n%s", path, resp.StatusCode, resp.Header.Get("Content-Type"), body, want)
+		}
+		if _, slash := c.get(path+"/", "Accept", "application/json"); slash != body {
+			t.Errorf("%s/ is another document", path)
+		}
+		if _, y := c.get(path, "Accept", "application/yaml"); !strings.Contains("\n"+y, "\nkind: ") {
+			t.Errorf("%s: no YAML: %s", path, y)
+		}
+		if _, pretty := c.get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || strings.HasSuffix(pretty, "\n") {
+			t.Errorf("%s: not pretty: %s", path, pretty)
+		}
+		decodeProto(t, c, path)
+	}
+}
+
+// decodeProto checks the envelope; what is in it, client-go reads in the tests below.
+func decodeProto(t *testing.T, c *cluster, path string) {
+	t.Helper()
+	resp, body := c.get(path, "Accept", "application/vnd.kubernetes.protobuf")
+	var unknown runtime.Unknown
+	if resp.Header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !strings.HasPrefix(body, "k8s\x00") {
+		t.Fatalf("%s: no protobuf: %q", path, body)
+	}
+	if err := unknown.Unmarshal([]byte(body[4:])); err != nil || unknown.Kind == "" {
+		t.Fatalf("%s: %v %q", path, err, unknown.Kind)
+	}
+}
+
+// CRD-029
+func TestWhatIsNotServed(t *testing.T) {
+	c := newCluster(t)
+	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9", "/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
+		if resp, body := c.get(path); resp.StatusCode != 404 || body != "404 page not found\n" {
+			t.Errorf("%s: %d %q", path, resp.StatusCode, body)
+		}
+	}
+	if resp, body := c.get("/apis", "Accept", "text/html"); resp.StatusCode != 406 || !strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	resp, err := http.Post(c.url+"/apis", "application/json", nil)
+	if err != nil || resp.StatusCode != 405 {
+		t.Errorf("POST: %v %v", resp, err)
+	}
+	_ = resp.Body.Close()
+}
+
+// CRD-050
+func TestAggregated(t *testing.T) {
+	c := newCluster(t)
+	_, before := c.get("/apis", "Accept", aggregated)
+	if strings.Contains(before, "crontabs") {
+		t.Fatal("crontabs are there before their CRD")
+	}
+	c.put(cronTabs(), 0)
+	resp, body := c.get("/apis", "Accept", aggregated)
+	etag := resp.Header.Get("ETag")
+	if resp.Header.Get("Content-Type") != aggregated || resp.Header.Get("Vary") != "Accept" || resp.Header.Get("Cache-Control") != "public" || etag == "" {
+		t.Errorf("headers: %v", resp.Header)
+	}
+	for _, want := range []string{`"apiVersion":"apidiscovery.k8s.io/v2"`, `"freshness":"Current"`,
+		`{"resource":"crontabs","responseKind":{"group":"stable.example.com","version":"v1","kind":"CronTab"},"scope":"Namespaced","singularResource":"crontab"`,
+		`{"subresource":"scale","responseKind":{"group":"autoscaling","version":"v1","kind":"Scale"},"verbs":["get","patch","update"]}`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %s in %s", want, body)
+		}
+	}
+	if again, empty := c.get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 || empty != "" {
+		t.Errorf("%d %q", again.StatusCode, empty)
+	}
+	old, oldBody := c.get("/apis", "Accept", aggregatedBeta)
+	if old.Header.Get("Content-Type") != aggregatedBeta || oldBody != strings.Replace(body, "apidiscovery.k8s.io/v2", "apidiscovery.k8s.io/v2beta1", 1) {
+		t.Errorf("v2beta1: %s", oldBody)
+	}
+	_, core := c.get("/api", "Accept", aggregated+",application/json;q=0.9")
+	if !strings.Contains(core, `"resource":"configmaps"`) || strings.Contains(core, "crontabs") {
+		t.Errorf("/api: %s", core)
+	}
+}
+
+// CRD-050
+func TestAggregatedProtobufIsTheSame(t *testing.T) {
+	c := newCluster(t)
+	c.put(cronTabs(), 0)
+	var fromJSON, fromProto apidiscoveryv2.APIGroupDiscoveryList
+	_, text := c.get("/apis", "Accept", aggregated)
+	if err := json.Unmarshal([]byte(text), &fromJSON); err != nil {
+		t.Fatal(err)
+	}
+	_, body := c.get("/apis", "Accept", strings.Replace(aggregated, "application/json", "application/vnd.kubernetes.protobuf", 1))
+	var unknown runtime.Unknown
+	if err := unknown.Unmarshal([]byte(body[4:])); err != nil {
+		t.Fatal(err)
+	}
+	if err := fromProto.Unmarshal(unknown.Raw); err != nil {
+		t.Fatal(err)
+	}
+	fromProto.TypeMeta = metav1.TypeMeta{Kind: unknown.Kind, APIVersion: unknown.APIVersion}
+	if !apiequality.Semantic.DeepEqual(fromJSON, fromProto) {
+		t.Fatalf("%v\n%v", fromJSON, fromProto)
+	}
+}
+
+// CRD-016, CRD-017, CRD-022, CRD-050
+func TestClientsFollow(t *testing.T) {
+	c := newCluster(t)
+	at := c.put(cronTabs(), 0)
+	shortcuts := func() (schema.GroupVersionResource, error) {
+		cached := memory.NewMemCacheClient(c.client())
+		mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
+		for _, name := range []string{"ct", "crontab", "crontabs"} {
+			if got, err := mapper.ResourceFor(schema.GroupVersionResource{Resource: name}); err != nil || got.Resource != "crontabs" {
+				return got, err
+			}
+		}
+		return mapper.ResourceFor(schema.GroupVersionResource{Resource: "crontabs"})
+	}
+	if got, err := shortcuts(); err != nil || got.Version != "v1" {
+		t.Fatalf("%v %v", got, err)
+	}
+	plain := c.client()
+	plain.UseLegacyDiscovery = true
+	groups, lists, err := plain.ServerGroupsAndResources()
+	if err != nil {
+		t.Fatal(err)
+	}
+	newGroups, newLists, err := c.client().ServerGroupsAndResources()
+	if err != nil || len(groups) != len(newGroups) || len(lists) != len(newLists) {
+		t.Fatalf("%v: %d and %d groups, %d and %d lists", err, len(groups), len(newGroups), len(lists), len(newLists))
+	}
+	for i := range groups {
+		if groups[i].Name != newGroups[i].Name {
+			t.Errorf("the orders differ: %s and %s", groups[i].Name, newGroups[i].Name)
+		}
+	}
+	terminating := cronTabs()
+	terminating.Status.Conditions = append(terminating.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue})
+	at = c.put(terminating, at)
+	if _, body := c.get("/apis/stable.example.com/v1"); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
+		t.Errorf("a kind that goes away is announced as writable: %s", body)
+	}
+	c.put(nil, at)
+	if got, err := shortcuts(); err == nil {
+		t.Errorf("crontabs are still there: %v", got)
+	}
+	if resp, _ := c.get("/apis/stable.example.com"); resp.StatusCode != 404 {
+		t.Errorf("the group is still there: %d", resp.StatusCode)
+	}
+}
+
+// CRD-049: only what changed is made anew.
+func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
+	live := resource.NewLive(builtin.Definitions(builtin.Config{}))
+	one := newDocuments(live.Load(), nil)
+	two := newDocuments(live.Load(), one)
+	for name, g := range one.byName {
+		if two.byName[name] != g {
+			t.Errorf("group %q was made anew", name)
+		}
+	}
+}
+
+func BenchmarkAggregated(b *testing.B) {
+	h := Handler(resource.NewLive(builtin.Definitions(builtin.Config{})))
+	r := httptest.NewRequest(http.MethodGet, "/apis", nil)
+	r.Header.Set("Accept", aggregated)
+	b.ReportAllocs()
+	for b.Loop() {
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+}

@@ -1,0 +1,363 @@
+package openapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/resource"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/openapi3"
+	"k8s.io/client-go/rest"
+	"k8s.io/kubectl/pkg/explain"
+	explainv2 "k8s.io/kubectl/pkg/explain/v2"
+	kubectlopenapi "k8s.io/kubectl/pkg/util/openapi"
+	"k8s.io/kubectl/pkg/validation"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	kinds "github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+const cronTab = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: crontabs.stable.example.com}
+spec:
+  group: stable.example.com
+  names: {plural: crontabs, singular: crontab, kind: CronTab, shortNames: [ct]}
+  scope: Namespaced
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    selectableFields: [{jsonPath: .spec.image}]
+    subresources: {status: {}, scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .status.replicas}}
+    schema:
+      openAPIV3Schema:
+        type: object
+        description: CronTab runs things.
+        properties:
+          spec:
+            type: object
+            description: what to run
+            required: [cronSpec, maybe]
+            properties:
+              cronSpec: {type: string, description: when to run, pattern: '^(\d+|\*)'}
+              image: {type: string}
+              replicas: {type: integer, minimum: 1, maximum: 10}
+              maybe: {type: string, nullable: true}
+              port: {x-kubernetes-int-or-string: true}
+              raw: {type: object, x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: string}}}
+              either: {type: object, properties: {a: {type: string}, b: {type: string}}, oneOf: [{required: [a]}, {required: [b]}]}
+          status: {type: object, properties: {replicas: {type: integer}}}
+`
+
+// cluster is a store of CRDs whose documents are at url.
+type cluster struct {
+	t     testing.TB
+	store *storage.Store
+	url   string
+}
+
+func newCluster(t testing.TB, manifests ...string) *cluster {
+	t.Helper()
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := kinds.NewLive(builtin.Definitions(builtin.Config{}))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = live.Follow(ctx, store) }()
+	server := httptest.NewServer(Handler(live))
+	t.Cleanup(func() { server.Close(); cancel(); <-done; _ = store.Close() })
+	if _, err := live.Wait(ctx, store.Head().Revision()); err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{t, store, server.URL}
+	for _, m := range manifests {
+		c.put(m, 0)
+	}
+	return c
+}
+
+func (c *cluster) put(manifest string, expected int64) int64 {
+	c.t.Helper()
+	_, r := record(c.t, []byte(manifest))
+	return c.commit(storage.Write{Key: r.Key, Value: r.Value, Expected: expected})
+}
+
+func (c *cluster) commit(w storage.Write) int64 {
+	c.t.Helper()
+	events, err := c.store.Commit(c.t.Context(), []storage.Write{w})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return events[0].Revision
+}
+
+func (c *cluster) get(path string, headers ...string) (*http.Response, []byte) {
+	c.t.Helper()
+	r, err := http.NewRequestWithContext(c.t.Context(), http.MethodGet, c.url+path, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	stay := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := stay.Do(r)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return resp, body
+}
+
+func (c *cluster) client() *discovery.DiscoveryClient {
+	c.t.Helper()
+	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.url})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return d
+}
+
+// urls are the documents that the index of v3 names.
+func (c *cluster) urls() map[string]string {
+	c.t.Helper()
+	_, body := c.get("/openapi/v3")
+	var index struct {
+		Paths map[string]struct {
+			ServerRelativeURL string `json:"serverRelativeURL"`
+		} `json:"paths"`
+	}
+	if err := json.Unmarshal(body, &index); err != nil {
+		c.t.Fatalf("%v: %s", err, body)
+	}
+	out := map[string]string{}
+	for name, p := range index.Paths {
+		out[name] = p.ServerRelativeURL
+	}
+	return out
+}
+
+// OAS-015, OAS-016
+func TestCaching(t *testing.T) {
+	c := newCluster(t, cronTab)
+	url := c.urls()["apis/stable.example.com/v1"]
+	if !strings.HasPrefix(url, "/openapi/v3/apis/stable.example.com/v1?hash=") {
+		t.Fatalf("url %q", url)
+	}
+	resp, _ := c.get(url)
+	if resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "public, immutable" || resp.Header.Get("Expires") == "" || resp.Header.Get("Vary") != "Accept" {
+		t.Errorf("with the hash: %d %v", resp.StatusCode, resp.Header)
+	}
+	if resp, _ := c.get("/openapi/v3/apis/stable.example.com/v1?hash=OLD"); resp.StatusCode != 301 || resp.Header.Get("Location") != url {
+		t.Errorf("with another hash: %d %v", resp.StatusCode, resp.Header)
+	}
+	if resp, _ := c.get("/openapi/v3/apis/stable.example.com/v1"); resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "" {
+		t.Errorf("without a hash: %d %v", resp.StatusCode, resp.Header)
+	}
+	for _, path := range []string{"/openapi/v2", "/openapi/v3", url} {
+		resp, _ := c.get(path)
+		etag := resp.Header.Get("Etag")
+		if again, body := c.get(path, "If-None-Match", etag); etag == "" || again.StatusCode != 304 || len(body) > 0 {
+			t.Errorf("%s: %d with ETag %s", path, again.StatusCode, etag)
+		}
+	}
+	for _, path := range []string{"/openapi/v3/apis/nope/v1", "/openapi/v4", "/openapi/v3/apis/stable.example.com"} {
+		if resp, _ := c.get(path); resp.StatusCode != 404 {
+			t.Errorf("%s: %d", path, resp.StatusCode)
+		}
+	}
+	if resp, _ := c.get("/openapi/v2", "Accept", "text/html"); resp.StatusCode != 406 {
+		t.Errorf("text/html: %d", resp.StatusCode)
+	}
+	for accept, want := range map[string]string{
+		"application/com.github.proto-openapi.spec.v2@v1.0+protobuf": "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+		"application/com.github.proto-openapi.spec.v2.v1.0+protobuf": "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+		"*/*": "application/json",
+	} {
+		if resp, _ := c.get("/openapi/v2", "Accept", accept); resp.Header.Get("Content-Type") != want {
+			t.Errorf("%s: %s", accept, resp.Header.Get("Content-Type"))
+		}
+	}
+}
+
+// OAS-021
+func TestDocumentsFollow(t *testing.T) {
+	c := newCluster(t)
+	core := c.urls()["api/v1"]
+	if core == "" || c.urls()["apis/stable.example.com/v1"] != "" {
+		t.Fatalf("%v", c.urls())
+	}
+	at := c.put(cronTab, 0)
+	first := c.urls()["apis/stable.example.com/v1"]
+	if _, body := c.get("/openapi/v2"); !bytes.Contains(body, []byte("createStableExampleComV1NamespacedCronTab")) || !bytes.Contains(body, []byte("listStableExampleComV1CronTabForAllNamespaces")) {
+		t.Error("v2 does not know the new kind")
+	}
+	at = c.put(strings.Replace(cronTab, "when to run", "at what time", 1), at)
+	second := c.urls()["apis/stable.example.com/v1"]
+	if first == "" || first == second || c.urls()["api/v1"] != core {
+		t.Errorf("hashes: %s, then %s; %s, then %s", first, second, core, c.urls()["api/v1"])
+	}
+	if _, body := c.get(second); !bytes.Contains(body, []byte("at what time")) {
+		t.Error("v3 has the old text")
+	}
+	at = c.put(strings.Replace(cronTab, "served: true", "served: false", 1), at)
+	if url := c.urls()["apis/stable.example.com/v1"]; url != "" {
+		t.Errorf("a version that is not served is published: %s", url)
+	}
+	c.commit(storage.Write{Key: kinds.CRDPrefix + "crontabs.stable.example.com", Expected: at})
+	if _, body := c.get("/openapi/v2"); bytes.Contains(body, []byte("CronTab")) {
+		t.Error("v2 knows a kind that is gone")
+	}
+}
+
+// OAS-007
+func TestExplain(t *testing.T) {
+	c := newCluster(t, cronTab)
+	cronTabs := schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}
+	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	for _, test := range []struct {
+		gvr  schema.GroupVersionResource
+		path []string
+		want []string
+	}{
+		{cronTabs, nil, []string{"KIND:       CronTab", "VERSION:    v1", "CronTab runs things.", "spec\t<Object>", "metadata\t<ObjectMeta>"}},
+		{cronTabs, []string{"spec"}, []string{"what to run", "cronSpec\t<string> -required-", "when to run", "replicas\t<integer>"}},
+		{cronTabs, []string{"metadata", "labels"}, []string{"<map[string]string>"}},
+		{namespaces, []string{"spec"}, []string{"finalizers\t<[]string>"}},
+		{namespaces, []string{"status", "conditions"}, []string{"lastTransitionTime\t<string>", "-required-"}},
+	} {
+		var out bytes.Buffer
+		if err := explainv2.PrintModelDescription(test.path, &out, c.client().OpenAPIV3(), test.gvr, false, 0, "plaintext"); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range test.want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("explain %s %v: no %q in\n%s", test.gvr.Resource, test.path, w, out.String())
+			}
+		}
+	}
+	var out bytes.Buffer
+	err := explainv2.PrintModelDescription(nil, &out, c.client().OpenAPIV3(), cronTabs, true, 0, "plaintext")
+	if err != nil || !strings.Contains(out.String(), "cronSpec") {
+		t.Errorf("--recursive: %v\n%s", err, out.String())
+	}
+}
+
+func (c *cluster) v2Models() kubectlopenapi.Resources {
+	c.t.Helper()
+	doc, err := c.client().OpenAPISchema() // asks for protobuf
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	models, err := kubectlopenapi.NewOpenAPIData(doc)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return models
+}
+
+// OAS-004, OAS-007
+func TestExplainFromV2(t *testing.T) {
+	c := newCluster(t, cronTab)
+	model := c.v2Models().LookupResource(schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"})
+	if model == nil {
+		t.Fatal("v2 has no CronTab")
+	}
+	var out bytes.Buffer
+	if err := explain.PrintModelDescription([]string{"spec"}, &out, model, schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}, false, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "cronSpec\t<string> -required-") || !strings.Contains(out.String(), "maybe\t<>") {
+		t.Error(out.String())
+	}
+}
+
+type parsed struct{ kubectlopenapi.Resources }
+
+func (p parsed) OpenAPISchema() (kubectlopenapi.Resources, error) { return p.Resources, nil }
+
+// OAS-006, OAS-010, OAS-011, OAS-014
+func TestValidationByKubectl(t *testing.T) {
+	c := newCluster(t, cronTab)
+	v := validation.NewSchemaValidation(parsed{c.v2Models()})
+	for spec, want := range map[string]string{
+		`{"cronSpec":"* *"}`:                              "",
+		`{"cronSpec":"* *","raw":{"any":1},"maybe":null}`: "",
+		`{"cronSpec":"* *","port":"http"}`:                "",
+		`{"cronSpec":"* *","someRandomField":1}`:          `unknown field "someRandomField" in com.example.stable.v1.CronTab.spec`,
+		`{"cronSpec":"* *","replicas":"x"}`:               `invalid type for com.example.stable.v1.CronTab.spec.replicas: got "string", expected "integer"`,
+		`{"image":"x"}`:                                   `missing required field "cronSpec" in com.example.stable.v1.CronTab.spec`,
+	} {
+		err := v.ValidateBytes([]byte(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":` + spec + `}`))
+		if fmt.Sprint(err) == "<nil>" && want == "" || err != nil && want != "" && strings.Contains(err.Error(), want) {
+			continue
+		}
+		t.Errorf("%s: %v, not %q", spec, err, want)
+	}
+	if err := v.ValidateBytes([]byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"a":{}}}`)); err == nil {
+		t.Error("a ConfigMap of objects is fine for kubectl")
+	}
+}
+
+// OAS-020
+func TestServerSideValidationIsAnnounced(t *testing.T) {
+	c := newCluster(t, cronTab)
+	for _, gvk := range []schema.GroupVersionKind{{Group: "stable.example.com", Version: "v1", Kind: "CronTab"}, {Version: "v1", Kind: "ConfigMap"}} {
+		root := openapi3.NewRoot(c.client().OpenAPIV3())
+		for _, param := range []resource.VerifiableQueryParam{resource.QueryParamFieldValidation, "dryRun"} {
+			if err := resource.NewQueryParamVerifierV3(nil, c.client().OpenAPIV3(), param).HasSupport(gvk); err != nil {
+				t.Errorf("%s of %s: %v", param, gvk, err)
+			}
+		}
+		if _, err := root.GVSpec(gvk.GroupVersion()); err != nil {
+			t.Errorf("%s: %v", gvk, err)
+		}
+	}
+}
+
+// OAS-005
+func TestWhatIsNotStructural(t *testing.T) {
+	for name, manifest := range map[string]string{
+		"a type below anyOf":  strings.Replace(cronTab, "oneOf: [{required: [a]}", "oneOf: [{type: object, required: [a]}", 1),
+		"a field of no type":  strings.Replace(cronTab, "image: {type: string}", "image: {description: x}", 1),
+		"metadata restricted": strings.Replace(cronTab, "          status: {", "          metadata: {type: object, properties: {labels: {type: object}}}\n          status: {", 1),
+		"undeclared":          strings.Replace(cronTab, "          status: {type: object", "          other: {type: object, x-kubernetes-embedded-resource: true}\n          status: {type: object", 1),
+		"old":                 strings.Replace(cronTab, "  scope:", "  preserveUnknownFields: true\n  scope:", 1),
+		"structural":          cronTab,
+	} {
+		crd, d := readCRD(t, []byte(manifest))
+		compare(t, crd, d.Versions[0])
+		has := strings.Contains(fmt.Sprint(ours(t, v2, d.Versions[0])), "when to run")
+		if has != (name == "structural") {
+			t.Errorf("%s: published with its schema: %v", name, has)
+		}
+	}
+}
+
+func benchmarkCRD(b *testing.B) string {
+	b.Helper()
+	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
+	if err != nil {
+		b.Skip("the corpus of CRDs is not beside this module")
+	}
+	return string(manifest)
+}
