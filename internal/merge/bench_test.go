@@ -80,8 +80,9 @@ func BenchmarkCreate(b *testing.B) {
 
 func benchConfig(live object.Tree) object.Tree {
 	return object.Tree{"apiVersion": "g.io/v1", "kind": "Widget",
-		"metadata": object.Tree{"name": "widget-00042", "namespace": "default", "labels": object.Copy(object.Metadata(live)["labels"].(object.Tree))},
-		"spec":     object.Copy(live["spec"].(object.Tree))}
+		"metadata": object.Tree{"name": "widget-00042", "namespace": "default", "labels": object.Copy(object.Metadata(live)["labels"].(object.Tree)),
+			"annotations": object.Copy(object.Metadata(live)["annotations"].(object.Tree))},
+		"spec": object.Copy(live["spec"].(object.Tree))}
 }
 
 func BenchmarkApply(b *testing.B) {
@@ -97,6 +98,21 @@ func BenchmarkApply(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkApplyLess applies less than the time before.
+func BenchmarkApplyLess(b *testing.B) {
+	w := newWorld(b, false)
+	live := benchObject(b, w)
+	f := w.fields("g.io/v1", "")
+	config := benchConfig(live)
+	delete(object.Metadata(config), "annotations")
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := f.Apply(live, config, "kubectl", true, time.Unix(1e9, 0)); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
 
 func BenchmarkApplyUpstream(b *testing.B) {

@@ -432,6 +432,9 @@ func (s *story) step() {
 	if s.state == nil {
 		subresource = ""
 	}
+	if !s.versions[version] {
+		version = "g.io/v1"
+	}
 	if s.updates && s.state != nil && s.r.Intn(3) > 0 {
 		env := object.Tree{}
 		if spec, ok := s.state["spec"].(object.Tree); ok {
@@ -496,6 +499,33 @@ func (s *story) step() {
 	}
 }
 
+// evolve may change the kind's schema, or take a version from it.
+func (s *story) evolve() {
+	switch s.r.Intn(4) {
+	case 0:
+		s.logf("v2 goes")
+		delete(s.versions, "g.io/v2")
+	case 1:
+		if !s.deduced {
+			s.logf("things become atomic")
+			s.parseable = atomicWidget(s.T)
+		}
+	}
+}
+
+func atomicWidget(t *testing.T) typed.ParseableType {
+	parser, err := typed.NewParser(typed.YAMLObject(strings.NewReplacer(
+		"- {name: env, type: {map: {elementType: {scalar: string}", "- {name: env, type: {map: {elementType: {scalar: string}, elementRelationship: atomic",
+		"elementRelationship: associative, keys: [name]", "elementRelationship: atomic",
+		"elementRelationship: associative, keys: [type]", "elementRelationship: atomic",
+		"- {name: extra, type: {namedType: any}}", "- {name: extra, type: {map: {elementType: {namedType: any}, elementRelationship: atomic}}}",
+	).Replace(widgetSchema)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parser.Type("widget")
+}
+
 func (s *story) logf(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
 
 func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
@@ -542,7 +572,11 @@ func describeError(err error) string {
 func tell(t *testing.T, seed int64, deduced bool) {
 	s := &story{T: t, world: newWorld(t, deduced), r: rand.New(rand.NewSource(seed)), now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second)}
 	s.updates = s.r.Intn(4) == 0
-	for range 25 + 25*s.r.Intn(2) {
+	steps := 25 + 25*s.r.Intn(2)
+	for i := range steps {
+		if i == steps/2 {
+			s.evolve()
+		}
 		s.step()
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -37,7 +39,8 @@ type setReader struct {
 
 // fill adds what t says to set.
 func (r *setReader) fill(set *fieldpath.Set, t object.Tree) {
-	keys := make([]string, 0, len(t))
+	var buf [16]string
+	keys := buf[:0]
 	for key := range t {
 		keys = append(keys, key)
 	}
@@ -89,6 +92,9 @@ func (r *setReader) element(key string, name *string) (element fieldpath.PathEle
 		*name = key[2:]
 		return fieldpath.PathElement{FieldName: name}, true
 	}
+	if element, ok := textKeys(key); ok {
+		return element, true
+	}
 	element, err := fieldpath.DeserializePathElement(key)
 	if errors.Is(err, fieldpath.ErrUnknownPathElementType) {
 		r.canonical = false
@@ -100,6 +106,42 @@ func (r *setReader) element(key string, name *string) (element fieldpath.PathEle
 	}
 	r.canonical = r.canonical && keyOf(element) == key
 	return element, true
+}
+
+// textKeys reads a list item's keys where they are in canonical form and plain
+// texts, as they mostly are: k:{"name":"http"}.
+func textKeys(key string) (element fieldpath.PathElement, ok bool) {
+	rest, ok := strings.CutPrefix(key, `k:{"`)
+	if !ok || strings.ContainsAny(rest, "\\<>&") {
+		return element, false
+	}
+	var fields value.FieldList
+	for {
+		name, after, ok := strings.Cut(rest, `":"`)
+		if !ok || !isPlain(name) || len(fields) > 0 && fields[len(fields)-1].Name >= name {
+			return element, false
+		}
+		text, after, ok := strings.Cut(after, `"`)
+		if !ok || !isPlain(text) {
+			return element, false
+		}
+		fields = append(fields, value.Field{Name: name, Value: value.NewValueInterface(text)})
+		if after == "}" {
+			return fieldpath.PathElement{Key: &fields}, true
+		}
+		if rest, ok = strings.CutPrefix(after, `,"`); !ok {
+			return element, false
+		}
+	}
+}
+
+func isPlain(s string) bool {
+	for _, c := range []byte(s) {
+		if c < ' ' || c > '~' || c == '"' {
+			return false
+		}
+	}
+	return true
 }
 
 func (r *setReader) fail(err error) {
@@ -135,4 +177,50 @@ func keyOf(element fieldpath.PathElement) string {
 		panic("merge: a path element that is nothing: " + err.Error())
 	}
 	return key
+}
+
+// fits tells that no list or map of which set owns parts is atomic, as it must
+// not be. Unlike typed.ReconcileFieldSetWithSchema it changes nothing and costs little;
+// false says only that one has to ask that.
+func fits(set *fieldpath.Set, s *schema.Schema, ref schema.TypeRef) bool {
+	atom, ok := s.Resolve(ref)
+	switch {
+	case !ok:
+		return false
+	case atom.Map != nil:
+		return mapFits(set, s, atom.Map)
+	case atom.Scalar != nil || atom.List == nil:
+		return true
+	case atom.List.ElementRelationship == schema.Atomic:
+		return false
+	}
+	for element := range set.Children.All() {
+		below, _ := set.Children.Get(element)
+		if !fits(below, s, atom.List.ElementType) {
+			return false
+		}
+	}
+	return true
+}
+
+func mapFits(set *fieldpath.Set, s *schema.Schema, m *schema.Map) bool {
+	if m.ElementRelationship == schema.Atomic {
+		return false
+	}
+	for element := range set.Children.All() {
+		ref := m.ElementType
+		if element.FieldName != nil {
+			if field, ok := m.FindField(*element.FieldName); ok {
+				ref = field.Type
+			}
+		}
+		if ref == (schema.TypeRef{}) {
+			continue // no such field
+		}
+		below, _ := set.Children.Get(element)
+		if !fits(below, s, ref) {
+			return false
+		}
+	}
+	return true
 }

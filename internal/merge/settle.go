@@ -105,28 +105,25 @@ func (w *write) convertedDifference(live, obj object.Tree, version string) (*dif
 // reconcile forgets the entries at versions that the kind no longer has, and
 // adapts the others to lists and maps that have become atomic.
 func (w *write) reconcile(known *owners) error {
-	schemas := map[fieldpath.APIVersion]*typed.TypedValue{}
 	for id, vs := range known.sets {
-		version := vs.APIVersion()
-		like, ok := schemas[version]
+		parseable, ok := w.Parseable(string(vs.APIVersion()))
 		if !ok {
-			parseable, ok := w.Parseable(string(version))
-			if !ok {
-				delete(known.sets, id)
-				continue
-			}
-			var err error
-			if like, err = parseable.FromUnstructured(object.Tree{}); err != nil {
-				return err
-			}
-			schemas[version] = like
+			delete(known.sets, id)
+			continue
+		}
+		if fits(vs.Set(), parseable.Schema, parseable.TypeRef) {
+			continue
+		}
+		like, err := parseable.FromUnstructured(object.Tree{})
+		if err != nil {
+			return err
 		}
 		set, err := typed.ReconcileFieldSetWithSchema(vs.Set(), like)
 		if err != nil {
 			return err
 		}
 		if set != nil {
-			known.sets[id] = fieldpath.NewVersionedSet(set, version, vs.Applied())
+			known.sets[id] = fieldpath.NewVersionedSet(set, vs.APIVersion(), vs.Applied())
 		}
 	}
 	return nil
