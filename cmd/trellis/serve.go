@@ -74,6 +74,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how long the history is kept from which watches and continued lists are answered; older revisions get 410 Gone")
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
 		"how many bytes of that history are kept at most")
+	flags.BoolVar(&c.Profiling, "profiling", true,
+		"serve profiles at /debug/pprof to those who may read them")
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
 		"features to switch on or off, name=true|false; known: "+apiserver.CBORServingAndStorage+" (alpha, default false)")
 }

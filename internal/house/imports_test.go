@@ -40,7 +40,7 @@ var only = map[string][]string{
 	"sigs.k8s.io/controller-runtime":              {},
 	"testing":                                     {"testserver"},
 	"github.com/prometheus/client_golang":         {"internal/api"},
-	"sigs.k8s.io/structured-merge-diff":           {"internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
+	"sigs.k8s.io/structured-merge-diff":           {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
 	"github.com/google/gnostic-models":            {"internal/api"},
 	"github.com/gorilla/websocket":                {"internal/api"},
 	"golang.org/x/net/websocket":                  {"internal/api"},
