@@ -33,6 +33,8 @@ type Config struct {
 	HistoryBytes int64
 	// EnableCBOR offers application/cbor.
 	EnableCBOR bool
+	// Profiling serves /debug/pprof to those who may read it.
+	Profiling bool
 	// Logger gets what an operator should know; nil discards it.
 	Logger *slog.Logger
 }

@@ -143,6 +143,7 @@ func (s *Server) connect(ctx context.Context) error {
 		Discovery:     discovery.Handler(live),
 		OpenAPI:       openapi.Handler(live),
 		EnableCBOR:    s.config.EnableCBOR,
+		Profiling:     s.config.Profiling,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
 	return nil

@@ -28,6 +28,7 @@ type Config struct {
 	OpenAPI       http.Handler // /openapi/v2, /openapi/v3 and below
 	Live, Ready   []Check      // of /livez and /readyz, besides ping
 	EnableCBOR    bool
+	Profiling     bool // serve /debug/pprof
 }
 
 // Server answers all requests. All methods may be called from any goroutine.

@@ -35,6 +35,8 @@ func (q *request) serveOther() {
 		serveVersion(w, q.r)
 	case p == "/metrics":
 		q.server.metrics.handler.ServeHTTP(w, q.r)
+	case strings.HasPrefix(p, "/debug/pprof") && q.server.config.Profiling:
+		serveProfile(w, q.r)
 	case p == "" || p == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
 	default:
