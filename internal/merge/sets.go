@@ -194,33 +194,33 @@ func fits(set *fieldpath.Set, s *schema.Schema, ref schema.TypeRef) bool {
 	case atom.List.ElementRelationship == schema.Atomic:
 		return false
 	}
-	for element := range set.Children.All() {
-		below, _ := set.Children.Get(element)
-		if !fits(below, s, atom.List.ElementType) {
-			return false
-		}
-	}
-	return true
+	return childrenFit(set, s, func(fieldpath.PathElement) schema.TypeRef { return atom.List.ElementType })
 }
 
 func mapFits(set *fieldpath.Set, s *schema.Schema, m *schema.Map) bool {
 	if m.ElementRelationship == schema.Atomic {
 		return false
 	}
-	for element := range set.Children.All() {
-		ref := m.ElementType
+	return childrenFit(set, s, func(element fieldpath.PathElement) schema.TypeRef {
 		if element.FieldName != nil {
 			if field, ok := m.FindField(*element.FieldName); ok {
-				ref = field.Type
+				return field.Type
 			}
 		}
-		if ref == (schema.TypeRef{}) {
+		return m.ElementType
+	})
+}
+
+// childrenFit never leaves the loop early, for the iterator does not allow that.
+func childrenFit(set *fieldpath.Set, s *schema.Schema, refOf func(fieldpath.PathElement) schema.TypeRef) bool {
+	ok := true
+	for element := range set.Children.All() {
+		ref := refOf(element)
+		if !ok || ref == (schema.TypeRef{}) {
 			continue // no such field
 		}
 		below, _ := set.Children.Get(element)
-		if !fits(below, s, ref) {
-			return false
-		}
+		ok = fits(below, s, ref)
 	}
-	return true
+	return ok
 }
