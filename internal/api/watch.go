@@ -102,6 +102,7 @@ func (s *stream) run(lasts time.Duration) {
 			if !s.gather(done) {
 				return
 			}
+		case <-s.source.Ended(): // the next Take says so
 		case <-bookmark.C:
 			bookmark.Reset(bookmarkEvery - rand.N(bookmarkEvery/10))
 			if b, ok := s.source.Bookmark(); ok && (!s.add(b) || !s.flush()) {

@@ -39,6 +39,7 @@ type derived struct {
 	labels labels.Labels // meta.Labels, put into an interface once
 	marks  uint64        // a Bloom filter of the labels and their keys
 	fields atomic.Pointer[fieldValues]
+	passes atomic.Pointer[resource.Version] // one at which the bytes are served as they are
 }
 
 // fieldValues are the values of the selectable fields of one version.
@@ -78,7 +79,8 @@ var markSeed = maphash.MakeSeed()
 
 func keyMark(key string) uint64 { return 1 << (maphash.String(markSeed, key) & 63) }
 
+// pairMark has two bits, for a selector that names a value shall rarely look closer in vain.
 func pairMark(key, value string) uint64 {
 	h := maphash.String(markSeed, key) ^ maphash.String(markSeed, value)*0x9e3779b97f4a7c15
-	return 1 << (h >> 58)
+	return 1<<(h>>58) | 1<<(h>>52&63)
 }

@@ -69,11 +69,11 @@ func (w *writing) validateUpdate(t, old object.Tree) error {
 		errs = append(errs, w.validateType(t)...)
 		errs = append(errs, w.validateScale(t, w.target.Subresource != "status")...)
 	} else {
-		if f := w.def.Behavior.Validate; f != nil && w.target.Subresource == "" {
-			errs = append(errs, f(t)...)
-		}
 		if f := w.def.Behavior.ValidateUpdate; f != nil {
 			errs = append(errs, f(t, old, w.target.Subresource)...)
+		}
+		if f := w.def.Behavior.Validate; f != nil && w.target.Subresource == "" {
+			errs = append(errs, f(t)...)
 		}
 		if f := w.v.Validate; f != nil {
 			errs = append(errs, f(t, old)...)

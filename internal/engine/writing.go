@@ -205,12 +205,16 @@ func (w *writing) commit(ctx context.Context, key string, p object.Packed, expec
 	if c := w.def.Custom; c != nil {
 		guards = append(guards, storage.Guard{Key: c.Key, Revision: c.Revision})
 	}
+	known := newDerived(p)
+	if w.reader.passes(p) {
+		known.passes.Store(w.v)
+	}
 	events, err := w.engine.Store.Commit(ctx, []storage.Write{{
 		Key:      key,
 		Value:    p,
 		Expected: expected,
 		TTL:      time.Duration(w.def.Behavior.TTL) * time.Second,
-		Derived:  newDerived(p),
+		Derived:  known,
 	}}, guards...)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,189 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// sized is a CronTab of about 1.9 KB with a label of its own and one shared by 1 % of all.
+func sized(i int) string {
+	return fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"c%06d","labels":{"app":"bench","shard":"%d","tier":"backend"},
+"annotations":{"example.com/owner":"team","example.com/note":%q}},
+"spec":{"cronSpec":"*/5 * * * *","image":"registry.example.com/library/cron:1.2.3","replicas":3,"color":"red",
+"ports":[{"name":"http","port":80},{"name":"https","port":443},{"name":"admin","port":8080}],"any":{"env":%s}}}`,
+		i, i%100, strings.Repeat("n", 100), environment())
+}
+
+func environment() string {
+	var b strings.Builder
+	b.WriteByte('[')
+	for i := range 14 {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `{"name":"VARIABLE_%d","value":"some value that is set %d"}`, i, i)
+	}
+	b.WriteByte(']')
+	return b.String()
+}
+
+func decodeFast(b *testing.B, text string) object.Tree {
+	tree, _, err := object.DecodeJSON([]byte(text))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return tree
+}
+
+func (w *world) fillSized(b *testing.B, n int) {
+	for i := range n {
+		if _, err := w.Create(w.ctx, w.cron(""), Body{Tree: decodeFast(b, sized(i))}, w.caller); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// The time of decoding the body is not counted.
+func BenchmarkCreate(b *testing.B) {
+	w := newWorld(b)
+	bodies := make([]object.Tree, b.N)
+	for i := range bodies {
+		bodies[i] = decodeFast(b, sized(i))
+	}
+	t := w.cron("")
+	b.ReportAllocs()
+	b.ResetTimer()
+	for _, body := range bodies {
+		if _, err := w.Create(w.ctx, t, Body{Tree: body}, w.caller); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func benchmarkUpdate(b *testing.B, sub string, change func(t object.Tree, i int)) {
+	w := newWorld(b)
+	w.fillSized(b, 1)
+	t := w.cron("c000000")
+	b.ReportAllocs()
+	for i := range b.N {
+		b.StopTimer()
+		tree := w.get(t)
+		change(tree, i)
+		b.StartTimer()
+		if _, _, err := w.Update(w.ctx, t.sub(sub), Body{Tree: tree}, w.caller); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkUpdate(b *testing.B) {
+	benchmarkUpdate(b, "", func(t object.Tree, i int) { set(t, "spec.replicas", int64(i)) })
+}
+
+func BenchmarkUpdateStatus(b *testing.B) {
+	benchmarkUpdate(b, "status", func(t object.Tree, i int) { set(t, "status.replicas", int64(i)) })
+}
+
+func BenchmarkUpdateNothing(b *testing.B) {
+	benchmarkUpdate(b, "", func(object.Tree, int) {})
+}
+
+func benchmarkPatch(b *testing.B, sub string, p func(i int) Patch) {
+	w := newWorld(b)
+	w.fillSized(b, 1)
+	t := w.cron("c000000").sub(sub)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		if _, _, err := w.Patch(w.ctx, t, p(i), w.caller); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkPatchStatus(b *testing.B) {
+	benchmarkPatch(b, "status", func(i int) Patch {
+		return Patch{Type: merging, Data: fmt.Appendf(nil, `{"status":{"phase":"Running","replicas":%d}}`, i)}
+	})
+}
+
+func BenchmarkApply(b *testing.B) {
+	config := sized(0)
+	benchmarkPatch(b, "", func(i int) Patch {
+		return Patch{Type: applying, Force: true, Data: []byte(strings.Replace(config, `"replicas":3`, fmt.Sprintf(`"replicas":%d`, i), 1))}
+	})
+}
+
+func BenchmarkDelete(b *testing.B) {
+	w := newWorld(b)
+	w.fillSized(b, b.N)
+	t := w.cron("")
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		t.Name = fmt.Sprintf("c%06d", i)
+		if _, _, err := w.Delete(w.ctx, t, metav1.DeleteOptions{}, w.caller); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkGet(b *testing.B) {
+	w := newWorld(b)
+	w.fillSized(b, 1)
+	t := w.cron("c000000")
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		if _, err := w.Get(w.ctx, t, ""); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func benchmarkList(b *testing.B, o ListOptions, want int) {
+	w := newWorld(b)
+	w.fillSized(b, 10000)
+	t := w.cron("")
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		if l, err := w.List(w.ctx, t, o); err != nil || len(l.Items) != want {
+			b.Fatal(l, err)
+		}
+	}
+}
+
+func BenchmarkList10000(b *testing.B) { benchmarkList(b, ListOptions{}, 10000) }
+
+func BenchmarkListOnePercent(b *testing.B) {
+	benchmarkList(b, ListOptions{Labels: labelSelector(b, "shard=7")}, 100)
+}
+
+func BenchmarkListByField(b *testing.B) {
+	benchmarkList(b, ListOptions{Fields: fieldSelector(b, "spec.color=blue")}, 0)
+}
+
+// One event, judged by a watch with a selector.
+func BenchmarkWatchEvent(b *testing.B) {
+	w := newWorld(b)
+	w.fillSized(b, 1)
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Labels: labelSelector(b, "app=bench")})
+	rec := w.Store.Head().Get(w.cron("").Version.Definition.Key("default", "c000000"))
+	buf := make([]WatchEvent, 0, 16)
+	ev := &storage.Event{Revision: rec.Modified + 1, Key: rec.Key, Record: rec, Previous: rec}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		var err error
+		if buf, err = watch.judge(buf[:0], ev); err != nil || len(buf) != 1 {
+			b.Fatal(buf, err)
+		}
+	}
+}
