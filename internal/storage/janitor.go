@@ -53,7 +53,7 @@ func (s *Store) compact(revision int64) error {
 	}
 	h.oldest.Store(revision) // first, so that nobody starts on what is about to go
 	h.rewound.drop()
-	if _, err := s.log.Compact(revision); err != nil {
+	if err := s.log.Compact(revision); err != nil {
 		return err
 	}
 	h.retention.compacted(revision)

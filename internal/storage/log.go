@@ -22,9 +22,9 @@ type Log interface {
 	// Rewind calls put with the record, or nil, that each key changed in
 	// (target, from] had at target. *CompactedError if that is too old.
 	Rewind(target, from int64, put func(key string, r *Record)) error
-	// Compact forgets what is not needed for states at or after revision, and
-	// returns where the history stands.
-	Compact(revision int64) (Extent, error)
+	// Compact forgets what is not needed for states at or after revision, which is
+	// not newer than the newest.
+	Compact(revision int64) error
 	// Close releases the log. No other call may run or follow.
 	Close() error
 }

@@ -21,6 +21,8 @@ type disk struct {
 	db     *pebble.DB
 	logger *slog.Logger
 
+	memTable uint64 // size of the engine's memtables
+
 	// fatal is closed when the engine has said that it cannot go on; cause is why.
 	fatal chan struct{}
 	once  sync.Once
@@ -36,16 +38,39 @@ type disk struct {
 func (l *disk) engineDir() string { return l.fs.PathJoin(l.dir, "engine") }
 
 // start opens the engine.
-func (l *disk) start() (err error) {
-	defer l.recovered("the engine's files", &err)
-	l.db, err = pebble.Open(l.engineDir(), l.tuned())
-	if err != nil {
-		if pebble.IsCorruptionError(err) {
-			return l.damage("the engine's files", err)
-		}
-		return fmt.Errorf("open the data directory %s: %w", l.dir, err)
+func (l *disk) start() error {
+	err := l.reading("the engine's files", func() (err error) {
+		l.db, err = pebble.Open(l.engineDir(), l.tuned())
+		return err
+	})
+	var damage *DamageError
+	switch {
+	case err == nil || errors.As(err, &damage):
+		return err
+	case pebble.IsCorruptionError(err):
+		return l.damage("the engine's files", err)
 	}
-	return nil
+	return fmt.Errorf("open the data directory %s: %w", l.dir, err)
+}
+
+// guarded runs work. The engine may stop for good in the midst of it, holding its
+// locks (see engineLogger), so it runs on a goroutine that can be left behind.
+func (l *disk) guarded(work func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				done <- fmt.Errorf("the engine panicked: %v", p)
+			}
+		}()
+		done <- work()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-l.fatal:
+		return l.cause
+	}
 }
 
 // damage wraps what was found.
@@ -53,12 +78,20 @@ func (l *disk) damage(what string, err error) error {
 	return &DamageError{Dir: l.dir, What: what, Err: err}
 }
 
-// recovered turns a panic of the engine, which it prefers to an error in places,
-// into damage.
-func (l *disk) recovered(what string, err *error) {
-	if p := recover(); p != nil {
-		*err = l.damage(what, fmt.Errorf("%v", p))
+// reading runs work, which reads from the engine, guarded. A panic, which the engine
+// prefers to an error in places, is damage.
+func (l *disk) reading(what string, work func() error) error {
+	if err := l.failure(); err != nil {
+		return err
 	}
+	return l.guarded(func() (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = l.damage(what, fmt.Errorf("%v", p))
+			}
+		}()
+		return work()
+	})
 }
 
 // fail notes that the engine is beyond use.
@@ -151,46 +184,32 @@ func putEvent(batch *pebble.Batch, e *storage.Event, t tally, key, value *[]byte
 	return batch.Set(*key, *value, nil)
 }
 
-// commit applies batch with a sync. The engine may stop for good in the midst of
-// it, holding its locks, so it runs on a goroutine that can be left behind.
+// commit applies batch with a sync. After an error the log has failed: the engine
+// may or may not have kept the batch.
 func (l *disk) commit(batch *pebble.Batch) error {
-	done := make(chan error, 1)
-	go func() {
-		defer func() {
-			if p := recover(); p != nil {
-				err := fmt.Errorf("%v", p)
-				l.fail(err)
-				done <- err
-			}
-		}()
-		err := l.db.Apply(batch, pebble.Sync)
-		if err == nil {
-			err = batch.Close()
+	err := l.guarded(func() error {
+		if err := l.db.Apply(batch, pebble.Sync); err != nil {
+			return err
 		}
-		if err != nil {
-			l.fail(err)
-		}
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-l.fatal:
-		return l.cause
+		return batch.Close()
+	})
+	if err != nil {
+		l.fail(err)
 	}
+	return err
 }
 
 // Close leaves a mark of how far the log reached and releases the directory. After
 // a failure the engine is left alone, and the directory stays locked until the
 // process ends.
-func (l *disk) Close() (err error) {
+func (l *disk) Close() error {
 	if err := l.failure(); err != nil {
 		return err
 	}
-	defer l.recovered("the engine's files", &err)
-	err = l.mark()
-	if l.db != nil {
-		err = errors.Join(err, l.db.Close())
+	err := l.mark()
+	if e := l.guarded(l.db.Close); e != nil {
+		l.fail(e)
+		return errors.Join(err, e)
 	}
 	return errors.Join(err, l.lock.Close())
 }

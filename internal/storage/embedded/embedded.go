@@ -9,8 +9,8 @@ package embedded
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -31,6 +31,9 @@ type Options struct {
 	FS    vfs.FS                               // nil: the operating system's
 	Now   func() time.Time                     // nil: time.Now
 	After func(time.Duration) <-chan time.Time // nil: time.After
+
+	memTable    uint64 // the engine's memtable; 0: 4 MiB
+	recentBytes int64  // storage.Options.RecentBytes
 }
 
 // InUseError says that a process has the directory open.
@@ -65,7 +68,7 @@ func Open(o Options) (*storage.Store, error) {
 	o = quiet(o)
 	so := storage.Options{
 		CompactAfter: o.CompactAfter, HistoryBytes: o.HistoryBytes,
-		Logger: o.Logger, Now: o.Now, After: o.After,
+		Logger: o.Logger, Now: o.Now, After: o.After, RecentBytes: o.recentBytes,
 	}
 	if o.Dir == "" {
 		if so.HistoryBytes <= 0 {
@@ -100,24 +103,58 @@ func openDisk(o Options) (_ *disk, err error) {
 			return nil, err
 		}
 	}
-	if err := fs.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w", err)
+	if err := makeDir(fs, dir); err != nil {
+		return nil, fmt.Errorf("make the data directory %s: %w", dir, err)
 	}
 	lock, err := fs.Lock(fs.PathJoin(dir, "LOCK"))
 	if err != nil {
 		return nil, lockError(dir, err)
 	}
-	l := &disk{dir: dir, fs: fs, lock: lock, logger: o.Logger, fatal: make(chan struct{})}
+	l := &disk{dir: dir, fs: fs, lock: lock, logger: o.Logger, fatal: make(chan struct{}), memTable: 4 << 20}
+	if o.memTable > 0 {
+		l.memTable = o.memTable
+	}
 	if err := l.start(); err != nil {
-		_ = lock.Close() // nothing was written
+		if l.failure() == nil { // else something of the engine may still run
+			_ = lock.Close() // the first error says more
+		}
 		return nil, err
 	}
 	return l, nil
 }
 
+// makeDir makes a directory and its name durable, and those of its parents that
+// it makes. The name is synced even if it was there: whoever made it may have been
+// killed before it could.
+func makeDir(fs vfs.FS, dir string) error {
+	parent := fs.PathDir(dir)
+	if _, err := fs.Stat(dir); errors.Is(err, os.ErrNotExist) && parent != dir {
+		if err := makeDir(fs, parent); err != nil {
+			return err
+		}
+	}
+	if err := fs.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	err := syncDir(fs, parent)
+	if errors.Is(err, os.ErrPermission) {
+		return nil // not ours: it was there before
+	}
+	return err
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(fs vfs.FS, dir string) error {
+	d, err := fs.OpenDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
 // lockError tells a lock that is held from one that cannot be taken.
 func lockError(dir string, err error) error {
-	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) || errors.Is(err, io.ErrNoProgress) {
+	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) {
 		return &InUseError{Dir: dir}
 	}
 	return fmt.Errorf("lock the data directory %s: %w", dir, err)
@@ -131,10 +168,22 @@ func (l *disk) tuned() *pebble.Options {
 		Logger:             engineLogger{l},
 		FormatMajorVersion: pebble.FormatNewest, // the log's chunks say how far it was synced
 		CacheSize:          1 << 20,
-		MemTableSize:       4 << 20,
+		MemTableSize:       l.memTable,
 		MaxOpenFiles:       256,
 		// An L0 file is one flush; compacting a little early keeps the start short.
 		L0CompactionThreshold: 4,
+		EventListener: &pebble.EventListener{
+			// A flush that fails is tried again at once and forever, and commits wait
+			// for it. The goroutine ends here instead, and commits fail.
+			BackgroundError: func(err error) {
+				l.fail(err)
+				select {}
+			},
+			// Who reads is told by an error; the engine's own choice is to stop.
+			DataCorruption: func(i pebble.DataCorruptionInfo) {
+				l.logger.Error("the engine found damaged data", "dir", l.dir, "file", i.Path, "err", i.Details)
+			},
+		},
 	}
 	for i := range o.Levels {
 		o.Levels[i].BlockSize = 64 << 10 // read mostly in sequence

@@ -14,18 +14,29 @@ import (
 // Load reads the live records and checks them against what the index says they
 // should be: each by its checksum, all of them by number and digest, the index
 // for gaps, and its end against HEAD.
-func (l *disk) Load(add func(*storage.Record) error) (extent storage.Extent, err error) {
-	defer l.recovered("the engine's files", &err)
+func (l *disk) Load(add func(*storage.Record) error) (storage.Extent, error) {
+	var extent storage.Extent
+	err := l.reading("the engine's files", func() (err error) {
+		extent, err = l.load(add)
+		return err
+	})
+	if err != nil {
+		return storage.Extent{}, err
+	}
+	return extent, nil
+}
+
+func (l *disk) load(add func(*storage.Record) error) (extent storage.Extent, err error) {
 	if err := l.prepare(); err != nil {
 		return extent, err
 	}
 	var oldest, newest change
 	index := make(chan error, 1)
 	go func() {
-		var err error
-		defer func() { index <- err }()
-		defer l.recovered("the index", &err)
-		oldest, newest, err = l.scanIndex()
+		index <- l.reading("the index", func() (err error) {
+			oldest, newest, err = l.scanIndex()
+			return err
+		})
 	}()
 	var found tally
 	err = l.scanRecords(func(r *storage.Record) error {

@@ -48,16 +48,7 @@ func (l *disk) replace(name string, data []byte) (err error) {
 	if err := l.fs.Rename(path+".new", path); err != nil {
 		return err
 	}
-	return l.syncDir()
-}
-
-// syncDir makes the names in the directory durable.
-func (l *disk) syncDir() error {
-	d, err := l.fs.OpenDir(l.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return syncDir(l.fs, l.dir)
 }
 
 // checkMark compares what was loaded with HEAD.

@@ -76,19 +76,19 @@ func (m *memory) Rewind(target, from int64, put func(string, *storage.Record)) e
 }
 
 // Compact drops events.
-func (m *memory) Compact(revision int64) (storage.Extent, error) {
+func (m *memory) Compact(revision int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := revision - m.extent.Oldest
 	if n <= 0 {
-		return m.extent, nil
+		return nil
 	}
 	for _, e := range m.events[:n] {
 		m.extent.Bytes -= e.HistoryCost()
 	}
 	m.events = append([]*storage.Event(nil), m.events[n:]...) // others may still read the old array
 	m.extent.Oldest = revision
-	return m.extent, nil
+	return nil
 }
 
 // Close has nothing to do.

@@ -73,11 +73,20 @@ func (l *disk) version(view *pebble.Snapshot, key string, revision int64) (*stor
 }
 
 // Replay reads events back, previous states included.
-func (l *disk) Replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
-	if err := l.failure(); err != nil {
+func (l *disk) Replay(prefix string, after, until int64) ([]*storage.Event, int64, error) {
+	var events []*storage.Event
+	var reached int64
+	err := l.reading("the history", func() (err error) {
+		events, reached, err = l.replay(prefix, after, until)
+		return err
+	})
+	if err != nil {
 		return nil, after, err
 	}
-	defer l.recovered("the history", &err)
+	return events, reached, nil
+}
+
+func (l *disk) replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
 	view := l.db.NewSnapshot()
 	defer view.Close()
 	reached = after
@@ -119,11 +128,11 @@ func (l *disk) event(view *pebble.Snapshot, c change) (*storage.Event, error) {
 }
 
 // Rewind reads, for each key that changed since, what its first change replaced.
-func (l *disk) Rewind(target, from int64, put func(string, *storage.Record)) (err error) {
-	if err := l.failure(); err != nil {
-		return err
-	}
-	defer l.recovered("the history", &err)
+func (l *disk) Rewind(target, from int64, put func(string, *storage.Record)) error {
+	return l.reading("the history", func() error { return l.rewind(target, from, put) })
+}
+
+func (l *disk) rewind(target, from int64, put func(string, *storage.Record)) error {
 	view := l.db.NewSnapshot()
 	defer view.Close()
 	seen := make(map[string]bool)
@@ -150,24 +159,21 @@ const compactRevisions = 2048
 // Compact removes superseded versions and the index before revision, piece by
 // piece, each a batch that leaves a whole, shorter history. It need not be synced:
 // what a crash takes back is compacted again.
-func (l *disk) Compact(revision int64) (extent storage.Extent, err error) {
-	if err := l.failure(); err != nil {
-		return extent, err
-	}
-	defer l.recovered("the history", &err)
-	for {
-		oldest, err := l.compactPiece(revision)
-		if err != nil {
-			return extent, err
+func (l *disk) Compact(revision int64) error {
+	err := l.reading("the history", func() error {
+		for oldest := int64(0); oldest < revision; {
+			c, err := l.compactPiece(revision)
+			if err != nil {
+				return err
+			}
+			oldest = c.revision
 		}
-		if oldest.revision >= revision {
-			l.mu.Lock()
-			durable := l.durable
-			l.mu.Unlock()
-			extent = storage.Extent{Revision: durable.revision, Oldest: oldest.revision, Bytes: durable.bytes - oldest.bytes}
-			return extent, l.mark()
-		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
+	return l.mark()
 }
 
 // compactPiece moves the oldest revision towards target and returns it.

@@ -6,8 +6,6 @@
 // (Edit) copies the path from the root to the leaf and shares everything else.
 package tree
 
-import "strings"
-
 // Nodes hold at most max entries and, but for the root, at least min.
 const (
 	maxEntries = 32
@@ -115,47 +113,52 @@ func (t Tree[V]) Get(key string) (value V, ok bool) {
 // Walk yields, in key order, the values of the keys that start with prefix and
 // are greater than after, until yield returns false.
 func (t Tree[V]) Walk(prefix, after string, yield func(V) bool) {
-	if t.root == nil {
-		return
+	if t.root != nil {
+		end, bounded := endOf(prefix)
+		t.root.walk(begin(prefix, after), end, bounded, yield)
 	}
-	from := prefix
-	if after >= prefix {
-		from = after
-	}
-	t.root.walk(from, func(e *entry[V]) bool {
-		if !strings.HasPrefix(e.key, prefix) {
-			return false
-		}
-		return e.key <= after && after != "" || yield(e.value)
-	})
 }
 
-// walk yields the entries from key on.
-func (n *node[V]) walk(from string, yield func(*entry[V]) bool) bool {
+// begin is where a walk starts: at prefix, or right after after.
+func begin(prefix, after string) string {
+	if after != "" && after >= prefix {
+		return after + "\x00"
+	}
+	return prefix
+}
+
+// walk yields the values of [from, to).
+func (n *node[V]) walk(from, to string, bounded bool, yield func(V) bool) bool {
 	if n.leaf() {
 		for i := n.find(from); i < len(n.entries); i++ {
-			if !yield(&n.entries[i]) {
+			if bounded && n.entries[i].key >= to || !yield(n.entries[i].value) {
 				return false
 			}
 		}
 		return true
 	}
-	i := n.child(from)
-	if !n.kids[i].walk(from, yield) {
-		return false
+	lo, hi := n.child(from), len(n.kids)-1
+	if bounded {
+		hi = n.child(to)
 	}
-	for _, k := range n.kids[i+1:] {
-		if !k.all(yield) {
+	for i := lo; i <= hi; i++ {
+		more := false
+		if i == lo || i == hi && bounded {
+			more = n.kids[i].walk(from, to, bounded, yield)
+		} else {
+			more = n.kids[i].all(yield) // wholly inside: nothing to compare
+		}
+		if !more {
 			return false
 		}
 	}
 	return true
 }
 
-// all yields every entry below n.
-func (n *node[V]) all(yield func(*entry[V]) bool) bool {
+// all yields every value below n.
+func (n *node[V]) all(yield func(V) bool) bool {
 	for i := range n.entries {
-		if !yield(&n.entries[i]) {
+		if !yield(n.entries[i].value) {
 			return false
 		}
 	}
@@ -172,15 +175,11 @@ func (t Tree[V]) Count(prefix, after string) int {
 	if t.root == nil {
 		return 0
 	}
-	from := prefix
-	if after != "" && after >= prefix {
-		from = after + "\x00" // the smallest key greater than after
-	}
 	hi := t.root.count
 	if end, bounded := endOf(prefix); bounded {
 		hi = t.root.rank(end)
 	}
-	return max(0, hi-t.root.rank(from))
+	return max(0, hi-t.root.rank(begin(prefix, after)))
 }
 
 // rank is the number of keys below n that are less than key.
