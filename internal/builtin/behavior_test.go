@@ -82,13 +82,13 @@ func update(t *testing.T, v *resource.Version, obj, old object.Tree, sub string)
 		}
 	}
 	var messages []string
-	if b.Validate != nil && sub == "" {
-		for _, err := range b.Validate(obj) {
+	if b.ValidateUpdate != nil {
+		for _, err := range b.ValidateUpdate(obj, old, sub) {
 			messages = append(messages, err.Error())
 		}
 	}
-	if b.ValidateUpdate != nil {
-		for _, err := range b.ValidateUpdate(obj, old, sub) {
+	if b.Validate != nil && sub == "" {
+		for _, err := range b.Validate(obj) {
 			messages = append(messages, err.Error())
 		}
 	}
@@ -193,6 +193,7 @@ func TestUpdate(t *testing.T) {
 		{"immutable", "", "secrets", "", `{stringData: {a: x}, immutable: true}`, `{stringData: {a: z}, immutable: true}`, []string{"data" + immutableText}},
 		{"same", "", "secrets", "", `{data: {a: eA==}, immutable: true}`, `{stringData: {a: x}, immutable: true}`, nil},
 		{"type", "", "secrets", "", `{type: a/b}`, `{}`, []string{`type: Invalid value: "Opaque": field is immutable`}},
+		{"type, keys", "", "secrets", "", `{}`, `{type: kubernetes.io/ssh-auth}`, []string{`type: Invalid value: "kubernetes.io/ssh-auth": field is immutable`, `data[ssh-privatekey]: Required value`}},
 
 		{"keeps", "", "namespaces", "", `{metadata: {name: a}, spec: {finalizers: [kubernetes]}, status: {phase: Active}}`, `{metadata: {name: a}, spec: {finalizers: [mine]}, status: {phase: Nonsense}}`, nil},
 		{"status", "", "namespaces", "status", `{metadata: {name: a}}`, `{metadata: {name: a}, status: {phase: Terminating}}`, []string{"status.Phase: Invalid value: \"Terminating\": may only be 'Active' if `deletionTimestamp` is empty"}},
