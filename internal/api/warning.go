@@ -1,6 +1,7 @@
 package api
 
 import (
+	"strings"
 	"unicode/utf8"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -19,8 +20,17 @@ type warnings struct {
 	shortening bool
 }
 
+// yamlProblems is how a message of the YAML parser begins that has a line for each problem.
+const yamlProblems = "yaml: unmarshal errors:\n"
+
 // Warn adds a Warning header, once for each text.
 func (q *request) Warn(text string) {
+	if lines, ok := strings.CutPrefix(text, yamlProblems); ok {
+		for line := range strings.SplitSeq(lines, "\n") {
+			q.Warn(strings.TrimSpace(line))
+		}
+		return
+	}
 	w := &q.warnings
 	if text == "" || w.shortening && w.runes >= maxWarningRunes {
 		return

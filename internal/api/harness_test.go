@@ -1,0 +1,166 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/api/discovery"
+	"github.com/trellis-k8s/trellis/internal/api/openapi"
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+// harness is a server over a store in memory, and shorthands to talk to it as an administrator.
+type harness struct {
+	t      testing.TB
+	server *Server
+}
+
+func newHarness(t testing.TB, change ...func(*Config)) *harness {
+	t.Helper()
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	authorizer := &access.Authorizer{}
+	var live *resource.Live
+	live = resource.NewLive(builtin.Definitions(builtin.Config{
+		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
+		Allowed: authorizer.Review, Rules: authorizer.Rules,
+	}))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = live.Follow(ctx, store)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		_ = store.Close()
+	})
+	c := Config{
+		Engine:        &engine.Engine{Store: store, Live: live, Now: time.Now},
+		Authenticator: access.NewAuthenticator(nil, true, time.Now),
+		Authorizer:    authorizer,
+		Discovery:     discovery.Handler(live),
+		OpenAPI:       openapi.Handler(live),
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	h := &harness{t, New(c)}
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"default"}}`)
+	return h
+}
+
+const crontabCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"crontabs.stable.example.com"},
+"spec":{"group":"stable.example.com","scope":"Namespaced","names":{"plural":"crontabs","singular":"crontab","kind":"CronTab","shortNames":["ct"]},
+"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}},
+"additionalPrinterColumns":[{"name":"Spec","type":"string","jsonPath":".spec.cronSpec"},{"name":"Replicas","type":"integer","jsonPath":".spec.replicas"},{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}],
+"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"cronSpec":{"type":"string"},"image":{"type":"string"},"replicas":{"type":"integer"}}},"status":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}}},
+{"name":"v1beta1","served":true,"storage":false,"deprecated":true,"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`
+
+const (
+	crontabs = "/apis/stable.example.com/v1/namespaces/default/crontabs"
+	crontabA = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"a"},"spec":{"cronSpec":"* * * * */5","replicas":3}}`
+)
+
+// withCronTabs makes the kind of the documents, and an object of it.
+func withCronTabs(t testing.TB, change ...func(*Config)) *harness {
+	t.Helper()
+	h := newHarness(t, change...)
+	h.want(http.StatusCreated, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crontabCRD)
+	h.want(http.StatusCreated, "POST", crontabs, crontabA)
+	return h
+}
+
+// request makes a request of the administrator's; headers are "Name: value".
+func newRequest(method, path, body string, headers ...string) *http.Request {
+	r := httptest.NewRequest(method, "/", strings.NewReader(body))
+	if body == "" {
+		r.Body = http.NoBody
+	}
+	u, err := url.ParseRequestURI(path)
+	if err != nil {
+		panic(err)
+	}
+	r.URL = u
+	r.Header.Set("User-Agent", "tester/1.0")
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Set(name, value)
+	}
+	return r.WithContext(access.WithUser(r.Context(), access.Loopback()))
+}
+
+func (h *harness) do(method, path, body string, headers ...string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.server.ServeHTTP(w, newRequest(method, path, body, headers...))
+	return w
+}
+
+// want makes a request and fails the test if the answer has another code.
+func (h *harness) want(code int, method, path, body string, headers ...string) *httptest.ResponseRecorder {
+	h.t.Helper()
+	w := h.do(method, path, body, headers...)
+	if w.Code != code {
+		h.t.Fatalf("%s %s: %d, want %d: %s", method, path, w.Code, code, w.Body)
+	}
+	return w
+}
+
+// message is that of a Status.
+func message(w *httptest.ResponseRecorder) string {
+	var s struct{ Message string }
+	if json.Unmarshal(w.Body.Bytes(), &s) != nil {
+		return w.Body.String()
+	}
+	return s.Message
+}
+
+// refused makes a request and compares code and message of the answer.
+func (h *harness) refused(code int, text, method, path, body string, headers ...string) {
+	h.t.Helper()
+	w := h.do(method, path, body, headers...)
+	if got := message(w); w.Code != code || got != text {
+		h.t.Errorf("%s %s:\n got %d %q\nwant %d %q", method, path, w.Code, got, code, text)
+	}
+}
+
+func tree(t testing.TB, r io.Reader) map[string]any {
+	t.Helper()
+	var out map[string]any
+	if err := json.NewDecoder(r).Decode(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// at walks down a tree: strings are keys, integers indexes.
+func at(v any, path ...any) any {
+	for _, p := range path {
+		switch p := p.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[p]
+		case int:
+			l, _ := v.([]any)
+			if p >= len(l) {
+				return nil
+			}
+			v = l[p]
+		}
+	}
+	return v
+}

@@ -1,0 +1,210 @@
+package api
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// CRD-018, CRD-002, CRD-023
+func TestVerbs(t *testing.T) {
+	h := withCronTabs(t)
+	got := tree(t, h.want(200, "GET", crontabs+"/a", "").Body)
+	if at(got, "spec", "cronSpec") != "* * * * */5" || at(got, "metadata", "namespace") != "default" || at(got, "metadata", "resourceVersion") == "" {
+		t.Errorf("read back %v", got)
+	}
+	for _, p := range []string{crontabs, "/apis/stable.example.com/v1/crontabs"} {
+		list := tree(t, h.want(200, "GET", p, "").Body)
+		if list["kind"] != "CronTabList" || list["apiVersion"] != "stable.example.com/v1" || at(list, "items", 0, "metadata", "name") != "a" || at(list, "metadata", "resourceVersion") == "" {
+			t.Errorf("%s lists %v", p, list)
+		}
+	}
+	put := strings.Replace(h.do("GET", crontabs+"/a", "").Body.String(), `"replicas":3`, `"replicas":4`, 1)
+	if got := tree(t, h.want(200, "PUT", crontabs+"/a", put).Body); at(got, "spec", "replicas") != 4.0 {
+		t.Errorf("after PUT: %v", got)
+	}
+	h.want(409, "PUT", crontabs+"/a", put)
+	got = tree(t, h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"x"}}`, "Content-Type: application/merge-patch+json").Body)
+	if at(got, "spec", "image") != "x" {
+		t.Errorf("after PATCH: %v", got)
+	}
+	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{"ok":true}}`, "Content-Type: application/merge-patch+json")
+	w := h.want(201, "PATCH", crontabs+"/b?fieldManager=m&force=true", "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {replicas: 1}\n", "Content-Type: application/apply-patch+yaml")
+	if m := at(tree(t, w.Body), "metadata", "managedFields", 0, "manager"); m != "m" {
+		t.Errorf("manager is %v", m)
+	}
+	uid := at(tree(t, h.do("GET", crontabs+"/b", "").Body), "metadata", "uid")
+	status := tree(t, h.want(200, "DELETE", crontabs+"/b", "").Body)
+	if status["status"] != "Success" || at(status, "details", "uid") != uid || at(status, "details", "kind") != "crontabs" || at(status, "details", "group") != "stable.example.com" || at(status, "details", "name") != "b" {
+		t.Errorf("DELETE answers %v", status)
+	}
+	h.refused(404, `crontabs.stable.example.com "b" not found`, "GET", crontabs+"/b", "")
+	if list := tree(t, h.want(200, "DELETE", crontabs, "").Body); list["kind"] != "CronTabList" || at(list, "items", 0, "metadata", "name") != "a" {
+		t.Errorf("DELETE of the collection answers %v", list)
+	}
+}
+
+// SUB-047
+func TestDeleteWithFinalizerAnswersTheObject(t *testing.T) {
+	h := withCronTabs(t)
+	h.want(200, "PATCH", crontabs+"/a", `{"metadata":{"finalizers":["example.com/x"]}}`, "Content-Type: application/merge-patch+json")
+	got := tree(t, h.want(200, "DELETE", crontabs+"/a", "").Body)
+	if got["kind"] != "CronTab" || at(got, "metadata", "deletionTimestamp") == nil {
+		t.Errorf("DELETE answers %v", got)
+	}
+	h.want(202, "DELETE", crontabs+"/a", `{"apiVersion":"v1","kind":"DeleteOptions","orphanDependents":false}`)
+}
+
+// CRD-028, CRD-029
+func TestUnservedPaths(t *testing.T) {
+	h := withCronTabs(t)
+	const plain = "404 page not found\n"
+	generic := "the server could not find the requested resource"
+	for path, want := range map[string]string{
+		"/apis/stable.example.com/v1/shirts":                 plain,
+		"/apis/stable.example.com/v2/crontabs":               plain,
+		"/apis/nowhere.example.com/v1/shirts/x":              plain,
+		"/apis/stable.example.com/v1/crontabs/a":             plain, // a namespaced kind without its namespace
+		"/apis/stable.example.com/v1/namespaces//crontabs/a": plain,
+		"/apis//v1/configmaps":                               plain,
+		"/nothing":                                           plain,
+		"/apis/stable.example.com/v1/../v1/crontabs":         plain,
+		crontabs + "/a/status/more":                          plain,
+		"/api/v1/shirts":                                     generic,
+		"/apis/coordination.k8s.io/v1/shirts":                generic,
+		"/api/v1/namespaces/default/configmaps/x/nothing":    generic,
+		crontabs + "/a/nothing":                              `crontabs.stable.example.com "a" not found`,
+		"/api/v1/namespaces/x%2F..%2Fy/configmaps":           generic,
+		"/api/v1//configmaps":                                generic,
+	} {
+		h.refused(404, want, "GET", path, "")
+	}
+	h.refused(400, `Name parameter invalid: "..": may not be '..'`, "GET", crontabs+"/..", "")
+	h.refused(400, `Name parameter invalid: "a%b": may not contain '%'`, "GET", crontabs+"/a%25b", "")
+	h.refused(400, `Namespace parameter invalid: "..": may not be '..'`, "GET", "/api/v1/namespaces/../configmaps", "")
+}
+
+// CRD-051
+func TestOtherMethods(t *testing.T) {
+	h := withCronTabs(t)
+	h.refused(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):], "OPTIONS", crontabs, "")
+	h.refused(405, `create is not supported on resources of kind "crontabs.stable.example.com"`, "POST", crontabs+"/a", crontabA)
+	h.refused(405, `update is not supported on resources of kind "crontabs.stable.example.com"`, "PUT", crontabs, crontabA)
+	h.refused(405, `delete is not supported on resources of kind "crontabs.stable.example.com"`, "DELETE", crontabs+"/a/status", "")
+	h.refused(405, "the server does not allow this method on the requested resource", "DELETE", "/api/v1/namespaces", "")
+	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps", "{}")
+	h.refused(405, "the server does not allow this method on the requested resource", "GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews", "")
+	if w := h.want(200, "HEAD", crontabs+"/a", ""); w.Header().Get("Content-Type") != mediaJSON {
+		t.Errorf("HEAD answers %v", w.Header())
+	}
+}
+
+// CRD-068
+func TestBodies(t *testing.T) {
+	h := withCronTabs(t)
+	yaml := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: yam}\nspec: {cronSpec: x}\n"
+	h.want(201, "POST", crontabs, yaml, "Content-Type: application/yaml")
+	if w := h.want(200, "GET", crontabs+"/yam", "", "Accept: application/yaml"); !strings.Contains(w.Body.String(), "cronSpec: x\n") || w.Header().Get("Content-Type") != mediaYAML {
+		t.Errorf("as YAML: %s", w.Body)
+	}
+	if w := h.want(200, "GET", crontabs, "", "Accept: application/yaml"); !strings.HasPrefix(w.Body.String(), "apiVersion: stable.example.com/v1\nitems:\n- ") {
+		t.Errorf("list as YAML: %s", w.Body)
+	}
+	const accepted = "application/json, application/yaml, application/vnd.kubernetes.protobuf"
+	if w := h.want(406, "GET", crontabs+"/a", "", "Accept: application/vnd.kubernetes.protobuf"); !strings.Contains(w.Body.String(), accepted) {
+		t.Errorf("as protobuf: %q", w.Body)
+	}
+	h.refused(406, "only the following media types are accepted: "+accepted, "GET", crontabs+"/a", "", "Accept: application/cbor")
+	h.refused(406, "only the following media types are accepted: application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+		"GET", crontabs+"?watch=1", "", "Accept: application/yaml;sv=v1, application/json;sv=v2")
+	h.refused(415, "the body of the request was in an unknown format - accepted media types include: "+accepted, "POST", crontabs, "x", "Content-Type: text/plain")
+	h.refused(415, "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml",
+		"POST", crontabs, "k8s\x00", "Content-Type: application/vnd.kubernetes.protobuf")
+	h.refused(415, "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+		"PATCH", crontabs+"/a", "{}", "Content-Type: application/strategic-merge-patch+json")
+	h.refused(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input (<empty>)", "POST", crontabs, "")
+	h.refused(400, "the object provided is unrecognized (must be of type CronTab): couldn't get version/kind; json parse error: unexpected end of JSON input ({\"a\":)", "POST", crontabs, `{"a":`)
+	deep := strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000)
+	if w := h.want(400, "POST", crontabs, deep); !strings.Contains(message(w), "exceeded max depth") {
+		t.Errorf("deep nesting: %s", w.Body)
+	}
+}
+
+// CRD-073
+func TestLargeBody(t *testing.T) {
+	h := withCronTabs(t)
+	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
+		path := crontabs + "/a"
+		if method == "POST" {
+			path = crontabs
+		}
+		h.refused(413, "Request entity too large: limit is 3145728", method, path, strings.Repeat(" ", 3<<20+1), "Content-Type: "+map[bool]string{true: "application/merge-patch+json", false: mediaJSON}[method == "PATCH"])
+	}
+	r := newRequest("POST", crontabs, strings.Repeat(" ", 3<<20+1))
+	r.ContentLength = -1 // a client that does not say how much comes
+	w := httptest.NewRecorder()
+	h.server.ServeHTTP(w, r)
+	if w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("unannounced: %d", w.Code)
+	}
+}
+
+// CRD-058
+func TestOptionsAreChecked(t *testing.T) {
+	h := withCronTabs(t)
+	for query, code := range map[string]int{
+		"dryRun=Maybe": 422, "fieldValidation=Loud": 422, "fieldManager=" + strings.Repeat("x", 129): 422, "fieldManager=%01": 422,
+		"timeout=soon": 400, "dryRun=All": 201, "timeout=10s": 409,
+	} {
+		body := strings.Replace(crontabA, `"a"`, `"dry"`, 1)
+		if code == 409 {
+			body = crontabA
+		}
+		h.want(code, "POST", crontabs+"?"+query, body)
+	}
+	h.want(404, "GET", crontabs+"/dry", "")
+	h.refused(400, `invalid timeout specified in the request URL - time: invalid duration "soon"`, "GET", crontabs+"?timeout=soon", "")
+	h.want(422, "PATCH", crontabs+"/a", "{}", "Content-Type: application/apply-patch+yaml")
+	h.want(422, "DELETE", crontabs+"/a?dryRun=Maybe", "")
+	h.want(400, "DELETE", crontabs+"/a", `{"kind":"Secret","apiVersion":"v1"}`)
+	h.want(200, "DELETE", crontabs+"/a", "kind: DeleteOptions\napiVersion: v1\ndryRun: [All]\n", "Content-Type: application/yaml")
+	h.want(200, "GET", crontabs+"/a", "")
+	h.want(422, "GET", crontabs+"?resourceVersionMatch=Exact", "")
+	h.want(400, "GET", crontabs+"?labelSelector=%3D%3D", "")
+	h.want(400, "GET", crontabs+"?fieldSelector=spec.nothing%3D1", "")
+	h.want(400, "GET", crontabs+"?limit=many", "")
+	h.want(400, "GET", crontabs+"/a?export=1", "")
+}
+
+// CRD-059
+func TestFieldValidation(t *testing.T) {
+	h := withCronTabs(t)
+	body := strings.Replace(crontabA, `"replicas":3`, `"foo":1`, 1)
+	h.refused(400, `CronTab in version "v1" cannot be handled as a CronTab: strict decoding error: unknown field "spec.foo"`, "POST", crontabs+"?fieldValidation=Strict", strings.Replace(body, `"a"`, `"s"`, 1))
+	w := h.want(201, "POST", crontabs, strings.Replace(body, `"a"`, `"w"`, 1))
+	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "unknown field \"spec.foo\""` {
+		t.Errorf("warnings: %q", got)
+	}
+	w = h.want(201, "POST", crontabs+"?fieldValidation=Ignore", strings.Replace(body, `"a"`, `"i"`, 1))
+	if got := w.Header()["Warning"]; got != nil {
+		t.Errorf("warnings although ignored: %q", got)
+	}
+	w = h.want(201, "POST", crontabs, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: d}\nspec: {replicas: 1, replicas: 2}\n", "Content-Type: application/yaml")
+	if got := w.Header()["Warning"]; len(got) != 1 || got[0] != `299 - "line 4: key \"replicas\" already set in map"` {
+		t.Errorf("warnings: %q", got)
+	}
+}
+
+// CRD-057
+func TestFieldManagerComesFromUserAgent(t *testing.T) {
+	long := strings.Repeat("ä", 100)
+	for agent, want := range map[string]string{"kubectl/v1.37 (linux)": "kubectl", long: strings.Repeat("ä", 64), "a\tb/c": "ab", "": ""} {
+		if got := managerOr("", agent); got != want {
+			t.Errorf("%q manages as %q, want %q", agent, got, want)
+		}
+	}
+	if managerOr("given", "kubectl/v1") != "given" {
+		t.Error("the given manager does not count")
+	}
+}
