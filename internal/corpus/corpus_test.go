@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/kubectl/pkg/explain/v2"
+	explain "k8s.io/kubectl/pkg/explain/v2"
 
 	"k8s.io/client-go/discovery"
 
