@@ -37,7 +37,7 @@ var (
 // applier is one run of Apply.
 type applier struct {
 	client dynamic.Interface
-	mapper meta.RESTMapper
+	mapper meta.ResettableRESTMapper
 	out    io.Writer
 }
 
@@ -68,6 +68,7 @@ func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writ
 	if err := a.await(ctx, objects[:definitions]); err != nil {
 		return err
 	}
+	a.mapper.Reset() // it has seen discovery before the new kinds
 	for _, o := range objects[definitions:] {
 		if err := a.apply(ctx, o); err != nil {
 			return err
