@@ -123,24 +123,31 @@ func (d *document) addCustom(k *kind) error {
 	gvk := k.GroupVersionKind()
 	listKind := k.GroupVersion.WithKind(k.Definition.Names.ListKind)
 	k.model, k.listModel = customModel(gvk), customModel(listKind)
-	var n *node
-	if k.OpenAPIV3Schema != nil {
-		if text := k.OpenAPIV3Schema(); len(text) > 0 {
-			var err error
-			if n, err = parseSchema(text); err != nil {
-				return err
-			}
-			if !n.structural() {
-				n = nil
-			} else if c := k.Definition.Custom; c != nil && c.PreserveUnknownFields && d.edition == v2 {
-				n = nil
-			}
-		}
+	n, size, err := publishable(k.Version, d.edition)
+	if err != nil {
+		return err
 	}
 	d.schemas = append(d.schemas,
-		fragment{k.model, d.publisher.appendRoot(nil, n, extensions(k.Version, gvk))},
+		fragment{k.model, d.publisher.appendRoot(make([]byte, 0, size+2048), n, extensions(k.Version, gvk))},
 		fragment{k.listModel, d.publisher.appendList(nil, k, extensions(k.Version, listKind))})
 	return nil
+}
+
+// publishable reads the schema of a custom kind; nil if it has none that can be published. size
+// is that of its text.
+func publishable(v *resource.Version, e edition) (n *node, size int, err error) {
+	c := v.Definition.Custom
+	if v.OpenAPIV3Schema == nil || e == v2 && c != nil && c.PreserveUnknownFields {
+		return nil, 0, nil
+	}
+	text := v.OpenAPIV3Schema()
+	if len(text) == 0 {
+		return nil, 0, nil
+	}
+	if n, err = parseSchema(text); err != nil || !n.structural() {
+		return nil, 0, err
+	}
+	return n, len(text), nil
 }
 
 // extensions says which kind a schema is, and by which fields its objects can be selected.
@@ -188,8 +195,12 @@ const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication"
 
 // text is the whole document.
 func (d *document) text() []byte {
-	size := 1024
-	for _, parts := range [][]fragment{d.paths, d.schemas} {
+	var params []fragment
+	for _, name := range slices.Sorted(maps.Keys(d.shared)) {
+		params = append(params, fragment{name, d.shared[name]})
+	}
+	size := 1024 // exactly enough, for a large document is not to be copied
+	for _, parts := range [][]fragment{d.paths, d.schemas, params} {
 		for _, f := range parts {
 			size += len(f.name) + len(f.json) + 4
 		}
@@ -217,10 +228,6 @@ func (d *document) text() []byte {
 		return append(m.dst, '}')
 	}
 	m.fragments("definitions", d.schemas)
-	var params []fragment
-	for _, name := range slices.Sorted(maps.Keys(d.shared)) {
-		params = append(params, fragment{name, d.shared[name]})
-	}
 	m.fragments("parameters", params)
 	m.raw("securityDefinitions", []byte(bearerToken))
 	m.raw("security", []byte(`[{"BearerToken":[]}]`))

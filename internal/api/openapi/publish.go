@@ -167,10 +167,12 @@ func (s *shape) reduce() {
 	if s.additional != nil && s.additional.nullable {
 		s.required = nil
 	}
+	mayBeNull := func(p property) bool { return p.schema.nullable }
+	if len(s.required) == 0 || !slices.ContainsFunc(s.props, mayBeNull) {
+		return
+	}
 	s.required = slices.DeleteFunc(slices.Clone(s.required), func(name []byte) bool {
-		return slices.ContainsFunc(s.props, func(p property) bool {
-			return bytes.Equal(p.name, name) && p.schema.nullable
-		})
+		return slices.ContainsFunc(s.props, func(p property) bool { return bytes.Equal(p.name, name) && mayBeNull(p) })
 	})
 }
 

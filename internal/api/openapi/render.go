@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,8 @@ type renderer struct {
 	edition
 	params map[param][]byte
 	shared map[string][]byte // v2: the parameters that are only referred to, by name
+
+	scratch []byte
 }
 
 func newRenderer(e edition) *renderer {
@@ -32,7 +35,7 @@ func newRenderer(e edition) *renderer {
 
 // pathItem renders one path.
 func (r *renderer) pathItem(p pathItem) (fragment, error) {
-	m := &members{dst: []byte{'{'}}
+	m := &members{dst: append(r.scratch[:0], '{')}
 	for _, op := range p.operations {
 		m.key(op.method)
 		if err := r.operation(m, op); err != nil {
@@ -45,7 +48,8 @@ func (r *renderer) pathItem(p pathItem) (fragment, error) {
 			return fragment{}, err
 		}
 	}
-	return fragment{p.path, append(m.dst, '}')}, nil
+	r.scratch = append(m.dst, '}')
+	return fragment{p.path, bytes.Clone(r.scratch)}, nil
 }
 
 func (r *renderer) operation(to *members, op operation) error {

@@ -1,6 +1,6 @@
 package openapi
 
-import "regexp"
+import "regexp/syntax"
 
 // What a structural schema may not say at all, and what it may say only outside of
 // allOf, anyOf, oneOf and not
@@ -107,7 +107,7 @@ func (n *node) validPattern() bool {
 			if err != nil {
 				return false
 			}
-			if _, err = regexp.Compile(p); err != nil {
+			if _, err = syntax.Parse(p, syntax.Perl); err != nil {
 				return false
 			}
 		}

@@ -1,0 +1,104 @@
+package openapi
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// manyVersions are n CRDs of about 53 KiB each, as one real CRD under many names.
+func manyVersions(b *testing.B, n int) (out []*resource.Version) {
+	b.Helper()
+	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
+	if err != nil {
+		b.Skip("the corpus of CRDs is not beside this module")
+	}
+	for i := range n {
+		text := strings.ReplaceAll(string(manifest), "monitoring.coreos.com", fmt.Sprintf("g%d.example.com", i))
+		if i > 0 { // the schema is the same; only the first is parsed
+			copied := *out[0]
+			copied.GroupVersion.Group = fmt.Sprintf("g%d.example.com", i)
+			copied.APIVersion = copied.GroupVersion.String()
+			out = append(out, &copied)
+			continue
+		}
+		_, d := readCRD(b, []byte(text))
+		out = append(out, d.Versions[0])
+	}
+	b.Logf("%d bytes of schema each", len(out[0].OpenAPIV3Schema()))
+	return out
+}
+
+// BenchmarkV2OfThousand is the document that an old kubectl asks for first.
+func BenchmarkV2OfThousand(b *testing.B) {
+	versions := manyVersions(b, 1000)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		d, err := newDocument(v2, versions)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(int64(len(d.text())))
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	b.ReportMetric(float64(m.HeapSys)/(1<<20), "heap-MiB")
+}
+
+// BenchmarkHashOfThousand is what the index of v3 costs when it is first asked for.
+func BenchmarkHashOfThousand(b *testing.B) {
+	versions := manyVersions(b, 1000)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for range b.N {
+		for _, v := range versions {
+			if _, err := (&entry{versions: []*resource.Version{v}}).hash(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
+func BenchmarkV3(b *testing.B) {
+	for name, versions := range map[string][]*resource.Version{"custom": manyVersions(b, 1), "core": builtinVersions("")} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				d, err := newDocument(v3, versions)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.SetBytes(int64(len(d.text())))
+			}
+		})
+	}
+}
+
+func BenchmarkProtobuf(b *testing.B) {
+	for _, e := range []edition{v2, v3} {
+		b.Run(fmt.Sprintf("v%d", e), func(b *testing.B) {
+			var all []*resource.Version
+			for _, d := range builtin.Definitions(builtin.Config{}) {
+				all = append(all, d.Versions...)
+			}
+			d, err := newDocument(e, append(all, manyVersions(b, 10)...))
+			if err != nil {
+				b.Fatal(err)
+			}
+			text := d.text()
+			b.SetBytes(int64(len(text)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := newTranscoder(e).encode(text); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
