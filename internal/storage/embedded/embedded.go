@@ -164,7 +164,7 @@ func lockError(dir string, err error) error {
 // data in memory already and the engine is read at start and for old history.
 func (l *disk) tuned() *pebble.Options {
 	o := &pebble.Options{
-		FS:                 l.fs,
+		FS:                 stopFS{l.fs, l},
 		Logger:             engineLogger{l},
 		FormatMajorVersion: pebble.FormatNewest, // the log's chunks say how far it was synced
 		CacheSize:          1 << 20,
