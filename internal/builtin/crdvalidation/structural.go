@@ -126,7 +126,18 @@ func (c *structure) schema(s *schema, l level, path *field.Path) {
 
 // isIntOrString is the one form of anyOf that may name types.
 func isIntOrString(anyOf []schema) bool {
-	return len(anyOf) == 2 && reflect.DeepEqual(anyOf, []schema{{Type: "integer"}, {Type: "string"}})
+	return len(anyOf) == 2 && isOnly(anyOf[0], "integer") && isOnly(anyOf[1], "string")
+}
+
+// isOnly is true of a schema that names a type and says nothing else.
+func isOnly(s schema, typ string) bool {
+	if s.Items != nil && s.Items.Schema == nil && len(s.Items.JSONSchemas) == 0 {
+		s.Items = nil
+	}
+	if a := s.AdditionalProperties; a != nil && a.Schema == nil && !a.Allows {
+		s.AdditionalProperties = nil
+	}
+	return reflect.DeepEqual(s, schema{Type: typ})
 }
 
 func (c *structure) typed(s *schema, l level, path *field.Path) {

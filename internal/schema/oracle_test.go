@@ -1,0 +1,349 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
+	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/applyconfigurations"
+	"k8s.io/kube-openapi/pkg/schemaconv"
+	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+	"sigs.k8s.io/yaml"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// crds reads the corpus of real CRDs.
+func crds(t testing.TB) map[string]*apiextensionsv1.CustomResourceDefinition {
+	files, _ := filepath.Glob("../../../shared/corpus/crds/*/*.yaml")
+	if len(files) == 0 {
+		t.Skip("the corpus of real CRDs is not there: ../shared/corpus/crds, beside the module")
+	}
+	all := map[string]*apiextensionsv1.CustomResourceDefinition{}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.Unmarshal(data, crd); err != nil {
+			t.Fatalf("%s: %v", f, err)
+		}
+		all[f] = crd
+	}
+	return all
+}
+
+func structuralOf(t testing.TB, props *apiextensionsv1.JSONSchemaProps) *structuralschema.Structural {
+	t.Helper()
+	var in apiextensions.JSONSchemaProps
+	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(props, &in, nil); err != nil {
+		t.Fatal(err)
+	}
+	s, err := structuralschema.NewStructural(&in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func compiled(t testing.TB, props *apiextensionsv1.JSONSchemaProps) *Schema {
+	t.Helper()
+	js, err := json.Marshal(props)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Compile(js, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// comparePruning prunes t both ways.
+func comparePruning(t *testing.T, what string, ours *Schema, theirs *structuralschema.Structural, tree object.Tree) (removed int) {
+	t.Helper()
+	a, b := object.Copy(tree), object.Copy(tree)
+	got := ours.Prune(a)
+	want := pruning.PruneWithOptions(b, theirs, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
+	if !slices.Equal(got, want) {
+		t.Fatalf("%s: unknown fields\nours     %q\nupstream %q\nof %v", what, got, want, tree)
+	}
+	if !object.Equal(a, b) {
+		t.Fatalf("%s: what is left\nours     %v\nupstream %v", what, a, b)
+	}
+	return len(got)
+}
+
+// randomTree makes an object that mostly fits n, with some fields that do not.
+func randomTree(r *rand.Rand, n *node, depth int) any {
+	if depth > 12 {
+		return "deep"
+	}
+	if n == nil {
+		n = &node{}
+	}
+	unknown := func() any {
+		return []any{"x", int64(1), nil, object.Tree{"a": object.Tree{"b": "c"}}, []any{object.Tree{"d": int64(1)}, []any{object.Tree{"e": "f"}}},
+			object.Tree{"metadata": object.Tree{"q": "r"}, "kind": "K", "apiVersion": "v1", "spec": object.Tree{}}}[r.IntN(6)]
+	}
+	switch {
+	case r.IntN(12) == 0:
+		return unknown()
+	case n.items != nil || n.typ == "array":
+		list := []any{}
+		for range r.IntN(3) {
+			list = append(list, randomTree(r, n.items, depth+1))
+		}
+		return list
+	case n.typ != "object" && len(n.properties) == 0 && n.additional == nil:
+		return unknown()
+	}
+	t := object.Tree{}
+	for _, name := range slices.Sorted(maps.Keys(n.properties)) {
+		if r.IntN(3) > 0 {
+			t[name] = randomTree(r, n.properties[name], depth+1)
+		}
+	}
+	if n.additional != nil {
+		t["key"] = randomTree(r, n.additional.schema, depth+1)
+	}
+	for range r.IntN(3) {
+		t[[]string{"foo", "metadata", "kind", "apiVersion", "bar"}[r.IntN(5)]] = unknown()
+	}
+	return t
+}
+
+// PRUNE as in CRD-019, CRD-059: objects made at random for every real schema lose the same fields, and
+// the same paths are reported.
+func TestPruneCorpusAgainstUpstream(t *testing.T) {
+	removed, n := 0, 0
+	all := crds(t)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		crd := all[name]
+		if n++; n%6 != 0 && !testing.Verbose() {
+			continue
+		}
+		for _, v := range crd.Spec.Versions {
+			if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
+				continue
+			}
+			ours, theirs := compiled(t, v.Schema.OpenAPIV3Schema), structuralOf(t, v.Schema.OpenAPIV3Schema)
+			for seed := range 3 {
+				r := rand.New(rand.NewPCG(uint64(seed), 7))
+				tree, ok := randomTree(r, ours.root, 0).(object.Tree)
+				if ok {
+					removed += comparePruning(t, name, ours, theirs, tree)
+				}
+			}
+		}
+	}
+	if removed < 500 {
+		t.Errorf("only %d unknown fields in all", removed)
+	}
+}
+
+// randomSchema makes a structural schema.
+func randomSchema(r *rand.Rand, depth int) *apiextensionsv1.JSONSchemaProps {
+	yes := true
+	s := &apiextensionsv1.JSONSchemaProps{}
+	switch n := r.IntN(10); {
+	case depth == 0 || n < 5 && depth < 6:
+		s.Type = "object"
+		for i := range r.IntN(4) {
+			if s.Properties == nil {
+				s.Properties = map[string]apiextensionsv1.JSONSchemaProps{}
+			}
+			name := []string{"foo", "p" + fmt.Sprint(i), "metadata", "kind"}[r.IntN(4)]
+			s.Properties[name] = *randomSchema(r, depth+1)
+		}
+		if depth > 0 && r.IntN(4) == 0 {
+			s.AdditionalProperties = &apiextensionsv1.JSONSchemaPropsOrBool{Allows: r.IntN(2) == 0}
+			if r.IntN(2) == 0 {
+				s.AdditionalProperties = &apiextensionsv1.JSONSchemaPropsOrBool{Allows: true, Schema: randomSchema(r, depth+1)}
+			}
+		}
+		s.XEmbeddedResource = r.IntN(5) == 0
+		if mapType := []string{"atomic", "granular"}[r.IntN(2)]; r.IntN(5) == 0 {
+			s.XMapType = &mapType
+		}
+	case n < 7 && depth < 6:
+		s.Type = "array"
+		s.Items = &apiextensionsv1.JSONSchemaPropsOrArray{Schema: randomSchema(r, depth+1)}
+		if listType := []string{"atomic", "set"}[r.IntN(2)]; r.IntN(3) == 0 {
+			s.XListType = &listType
+		}
+	case n == 7:
+		s.XIntOrString = true
+		return s
+	default:
+		s.Type = []string{"string", "integer", "number", "boolean"}[r.IntN(4)]
+		s.Format = []string{"", "", "date-time", "byte"}[r.IntN(4)]
+	}
+	s.Nullable = r.IntN(6) == 0
+	if r.IntN(5) == 0 {
+		s.XPreserveUnknownFields = &yes
+	}
+	return s
+}
+
+func TestPruneRandomSchemasAgainstUpstream(t *testing.T) {
+	for seed := range 4000 {
+		r := rand.New(rand.NewPCG(uint64(seed), 3))
+		props := randomSchema(r, 0)
+		ours, theirs := compiled(t, props), structuralOf(t, props)
+		for range 3 {
+			if tree, ok := randomTree(r, ours.root, 0).(object.Tree); ok {
+				comparePruning(t, fmt.Sprint("seed ", seed), ours, theirs, tree)
+			}
+		}
+	}
+}
+
+// atoms renders a type with all that it refers to, but ObjectMeta.
+func atoms(s *smd.Schema, ref smd.TypeRef) any {
+	if ref.NamedType != nil {
+		return map[string]any{"named": *ref.NamedType, "nullable": ref.Nullable, "relationship": ref.ElementRelationship}
+	}
+	return map[string]any{"atom": atomOf(s, ref.Inlined), "nullable": ref.Nullable}
+}
+
+func atomOf(s *smd.Schema, a smd.Atom) map[string]any {
+	out := map[string]any{}
+	if a.Scalar != nil {
+		out["scalar"] = string(*a.Scalar)
+	}
+	if a.List != nil {
+		out["list"] = []any{a.List.ElementRelationship, a.List.Keys, atoms(s, a.List.ElementType)}
+	}
+	if a.Map != nil {
+		fields := map[string]any{}
+		for _, f := range a.Map.Fields {
+			fields[f.Name] = []any{atoms(s, f.Type), f.Default}
+		}
+		out["map"] = []any{a.Map.ElementRelationship, fields, atoms(s, a.Map.ElementType)}
+	}
+	return out
+}
+
+func oursAsAtoms(t *testing.T, s *Schema) any {
+	p, err := s.Parseable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	def, _ := p.Schema.FindNamedType(rootType)
+	return atomOf(p.Schema, def.Atom)
+}
+
+// theirAtoms goes the way of upstream: the OpenAPI document of the CRD, converted.
+func theirAtoms(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, version string) any {
+	doc, err := builder.BuildOpenAPIV3(crd, version, builder.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	converted, err := schemaconv.ToSchemaFromOpenAPI(doc.Components.Schemas, crd.Spec.PreserveUnknownFields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, model := range doc.Components.Schemas {
+		if gvks, _ := model.Extensions["x-kubernetes-group-version-kind"].([]any); len(gvks) == 1 {
+			if gvk, _ := gvks[0].(map[string]any); gvk["kind"] == crd.Spec.Names.Kind {
+				def, _ := converted.FindNamedType(name)
+				return atomOf(converted, def.Atom)
+			}
+		}
+	}
+	t.Fatalf("no model of %s", crd.Spec.Names.Kind)
+	return nil
+}
+
+// CRD-056: list types, map keys, atomic maps and unknown fields mean the same to the merge.
+func TestParseableAgainstUpstream(t *testing.T) {
+	all := crds(t)
+	n := 0
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if n++; n%40 != 0 && !testing.Verbose() {
+			continue
+		}
+		for _, v := range all[name].Spec.Versions {
+			if v.Schema == nil {
+				continue
+			}
+			if got, want := oursAsAtoms(t, compiled(t, v.Schema.OpenAPIV3Schema)), theirAtoms(t, all[name], v.Name); !reflect.DeepEqual(got, want) {
+				t.Fatalf("%s %s:\nours     %v\nupstream %v", name, v.Name, got, want)
+			}
+		}
+	}
+}
+
+func TestParseableOfRandomSchemasAgainstUpstream(t *testing.T) {
+	compared := 0
+	for seed := range 3000 {
+		r := rand.New(rand.NewPCG(uint64(seed), 5))
+		props := randomSchema(r, 0)
+		crd := &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com", Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: "Foo", ListKind: "FooList", Plural: "foos"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: props}}},
+		}}
+		if len(structuralschema.ValidateStructural(nil, structuralOf(t, props))) > 0 {
+			continue
+		}
+		if compared++; compared > 60 {
+			return
+		}
+		if got, want := oursAsAtoms(t, compiled(t, props)), theirAtoms(t, crd, "v1"); !reflect.DeepEqual(got, want) {
+			t.Fatalf("seed %d:\nours     %v\nupstream %v", seed, got, want)
+		}
+	}
+	t.Fatalf("only %d structural schemas", compared)
+}
+
+// The types of metadata are those of client-go.
+func TestObjectMetaAgainstClientGo(t *testing.T) {
+	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
+	obj := &corev1.ConfigMap{}
+	obj.APIVersion, obj.Kind = "v1", "ConfigMap"
+	value, err := converter.ObjectToTyped(runtime.Object(obj))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := value.Schema()
+	ours := &smd.Schema{Types: metaTypes()}
+	for _, name := range []string{objectMetaType, timeType, metaPrefix + "ManagedFieldsEntry", metaPrefix + "OwnerReference", metaPrefix + "FieldsV1", atomicType, deducedType} {
+		a, _ := ours.FindNamedType(name)
+		b, ok := theirs.FindNamedType(name)
+		if got, want := atomOf(ours, a.Atom), atomOf(theirs, b.Atom); !ok || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s:\nours      %v\nclient-go %v", name, got, want)
+		}
+	}
+}
+
+func TestParseableWithoutSchemaTakesAnything(t *testing.T) {
+	s, err := Compile(nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Parseable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.FromUnstructured(object.Tree{"apiVersion": "a/v1", "metadata": object.Tree{"name": "x"}, "spec": []any{int64(1)}}, typed.AllowDuplicates); err != nil {
+		t.Fatal(err)
+	}
+}
