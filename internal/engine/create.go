@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"strconv"
 
 	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -62,11 +63,12 @@ func (w *writing) createRetrying(ctx context.Context, t object.Tree) (Object, er
 			return Object{}, err
 		}
 		o, err := w.create(ctx, owned)
+		lost, failed := guardFailed(err)
 		switch {
 		case err == nil:
 			return o, nil
-		case guardFailed(err):
-			if err := w.refresh(ctx); err != nil {
+		case failed:
+			if err := w.refresh(ctx, lost); err != nil {
 				return Object{}, err
 			}
 		case generate && apierrors.IsAlreadyExists(err) && attempt < nameAttempts:
@@ -100,7 +102,7 @@ func (w *writing) create(ctx context.Context, t object.Tree) (Object, error) {
 	if err := w.validateCreate(t); err != nil {
 		return Object{}, err
 	}
-	if rv := object.ResourceVersion(t); rv != "" && rv != "0" && !w.upsert {
+	if n, err := strconv.ParseUint(object.ResourceVersion(t), 10, 64); err == nil && n != 0 && !w.upsert {
 		return Object{}, plain("resourceVersion should not be set on objects to be created")
 	}
 	if g := w.def.Behavior.Guards; g != nil {

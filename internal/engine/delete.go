@@ -115,7 +115,7 @@ func (w *writing) deletion(ctx context.Context, rec *storage.Record, o *metav1.D
 	if bytes.Equal(p, rec.Value) {
 		return nil, p, nil
 	}
-	return &storage.Write{Key: rec.Key, Value: p, Expected: rec.Modified, Derived: newDerived(p)}, p, nil
+	return &storage.Write{Key: rec.Key, Value: p, Expected: rec.Modified, TTL: w.ttl(), Derived: newDerived(p)}, p, nil
 }
 
 // checkDelete enforces the preconditions.

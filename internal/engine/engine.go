@@ -27,6 +27,7 @@ type Engine struct {
 
 	views  views
 	shapes shapes
+	queues queues
 }
 
 // Target is what a request addresses.

@@ -84,6 +84,7 @@ func (p preconditions) check(w *writing, rec *storage.Record) error {
 
 // run applies a change to the target's newest state until no other write gets in between.
 func (w *writing) run(ctx context.Context, p preconditions, create bool, f change) (o Object, created bool, err error) {
+	defer w.leave()
 	for {
 		snap := w.engine.Store.Head()
 		rec := snap.Get(w.key())
@@ -109,8 +110,8 @@ func (w *writing) run(ctx context.Context, p preconditions, create bool, f chang
 
 // again decides what a failed try means: whether to try once more, or the error to give.
 func (w *writing) again(ctx context.Context, err error) (bool, error) {
-	if guardFailed(err) {
-		err := w.refresh(ctx)
+	if lost, failed := guardFailed(err); failed {
+		err := w.refresh(ctx, lost)
 		return err == nil, err
 	}
 	c, ok := overtaken(err)
@@ -118,7 +119,9 @@ func (w *writing) again(ctx context.Context, err error) (bool, error) {
 		return false, err
 	}
 	w.quiet = true
-	err = w.engine.catchUp(ctx, c)
+	if err = w.queue(ctx); err == nil {
+		err = w.engine.catchUp(ctx, c)
+	}
 	return err == nil, err
 }
 

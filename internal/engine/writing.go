@@ -25,8 +25,9 @@ type writing struct {
 	reader reader
 	fields merge.Fields
 	now    time.Time
-	quiet  bool // a retry: the warnings have been given
-	upsert bool // an update or apply that creates: a resourceVersion does no harm
+	quiet  bool          // a retry: the warnings have been given
+	turn   chan struct{} // the queue this write is at the head of, if any
+	upsert bool          // an update or apply that creates: a resourceVersion does no harm
 }
 
 // begin starts a write.
@@ -61,10 +62,10 @@ func (w *writing) resolve(v *resource.Version) (err error) {
 }
 
 // refresh looks the kind up again after the CRD or the namespace has changed under a write.
-func (w *writing) refresh(ctx context.Context) error {
+func (w *writing) refresh(ctx context.Context, lost *storage.ConflictError) error {
 	w.quiet = true
-	if w.def.Custom == nil {
-		return nil
+	if err := w.engine.catchUp(ctx, lost); err != nil || w.def.Custom == nil {
+		return err
 	}
 	catalog, err := w.engine.Live.Wait(ctx, w.engine.Store.Head().Revision())
 	if err != nil {
@@ -213,7 +214,7 @@ func (w *writing) commit(ctx context.Context, key string, p object.Packed, expec
 		Key:      key,
 		Value:    p,
 		Expected: expected,
-		TTL:      time.Duration(w.def.Behavior.TTL) * time.Second,
+		TTL:      w.ttl(),
 		Derived:  known,
 	}}, guards...)
 	if err != nil {
@@ -222,10 +223,12 @@ func (w *writing) commit(ctx context.Context, key string, p object.Packed, expec
 	return events[0].Record, nil
 }
 
+func (w *writing) ttl() time.Duration { return time.Duration(w.def.Behavior.TTL) * time.Second }
+
 // guardFailed reports that the state a write relies on has changed.
-func guardFailed(err error) bool {
+func guardFailed(err error) (*storage.ConflictError, bool) {
 	var c *storage.ConflictError
-	return errors.As(err, &c) && c.Guard
+	return c, errors.As(err, &c) && c.Guard
 }
 
 // overtaken reports that another write to the same object came first.
