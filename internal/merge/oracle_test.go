@@ -206,6 +206,12 @@ type story struct {
 	log   []string
 	// updates says that there are few applies, so that many entries of updates gather.
 	updates bool
+	// corrupts says that the stored managedFields sometimes become odd.
+	corrupts bool
+}
+
+func newStory(t *testing.T, seed int64, deduced bool) *story {
+	return &story{T: t, world: newWorld(t, deduced), r: rand.New(rand.NewSource(seed)), now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second)}
 }
 
 func (s *story) pick(list ...string) string { return list[s.r.Intn(len(list))] }
@@ -366,7 +372,7 @@ func (s *story) sentFields(version string) []any {
 // badFields is one entry with one thing wrong or odd about it.
 func (s *story) badFields(version string) []any {
 	e := object.Tree{"manager": "bad", "operation": "Update", "apiVersion": version, "fieldsType": "FieldsV1", "time": "2020-01-01T00:00:00Z", "fieldsV1": object.Tree{"f:spec": object.Tree{}}}
-	switch s.r.Intn(19) {
+	switch s.r.Intn(22) {
 	case 0:
 		return []any{nil}
 	case 1:
@@ -405,6 +411,12 @@ func (s *story) badFields(version string) []any {
 		e["fieldsV1"] = object.Tree{"f:spec": []any{}}
 	case 18:
 		e["subresource"] = []any{}
+	case 19:
+		e["fieldsV1"] = object.Tree{"f:spec": object.Tree{"f:ports": object.Tree{`k:{"name": "a"}`: object.Tree{}}}}
+	case 20:
+		e["fieldsV1"] = object.Tree{"f:spec": object.Tree{"f:routes": object.Tree{`k:{"protocol":"UDP","port":1.0}`: object.Tree{}, `k:{"port":2,"protocol":"<"}`: object.Tree{}}}}
+	case 21:
+		e["fieldsV1"] = object.Tree{"f:spec": object.Tree{"f:tags": object.Tree{`v:1.0`: object.Tree{}, `v: "a"`: object.Tree{}, "i:01": object.Tree{}}}}
 	}
 	return []any{e}
 }
@@ -445,43 +457,66 @@ func (s *story) step() {
 		}
 	}
 	manager := s.pick("alice", "bob", "kubectl", fmt.Sprint("m", s.r.Intn(20)), "")
-	f, oracle := s.fields(version, subresource), s.oracle(s.T, version, subresource)
-	live := s.at(version)
-	liveObject := &unstructured.Unstructured{}
-	liveObject.SetAPIVersion(version)
-	liveObject.SetKind("Widget")
-	if live != nil {
-		liveObject = wrap(live)
-	}
-	var got, want object.Tree
-	var gotErr, wantErr error
 	if s.r.Intn(2) == 0 || s.updates {
 		obj := s.config(version)
-		if live != nil {
-			obj = s.mutate(live, version)
+		if s.state != nil {
+			obj = s.mutate(s.at(version), version)
 		}
-		s.logf("update by %q %s %q of %s", manager, version, subresource, object.AppendJSON(nil, obj))
-		want = oracle.UpdateNoErrors(liveObject, wrap(obj), manager).(*unstructured.Unstructured).Object
-		got, gotErr = f.Update(live, obj, manager, s.now)
-	} else {
-		config, force := s.config(version), s.r.Intn(2) == 0
-		switch s.r.Intn(60) {
-		case 0:
-			config["apiVersion"] = s.pick("g.io/v2", "g.io/v1", "v1", "a/b/c", "")
-		case 1:
-			config["kind"] = "Gadget"
-		case 2:
-			object.Metadata(config)["managedFields"] = [...]any{nil, []any{}, "x", []any{object.Tree{}}}[s.r.Intn(4)]
-		}
-		s.logf("apply by %q %s %q force %v of %s", manager, version, subresource, force, object.AppendJSON(nil, config))
-		wantObject, err := oracle.Apply(liveObject, wrap(config), manager, force)
-		if wantErr = err; err == nil {
-			if want, err = s.convert(wantObject.(*unstructured.Unstructured).Object, version); err != nil {
-				s.Fatal(err)
-			}
-		}
-		got, gotErr = f.Apply(live, config, manager, force, s.now)
+		s.write(version, subresource, manager, obj)
+		return
 	}
+	config, force := s.config(version), s.r.Intn(2) == 0
+	switch s.r.Intn(60) {
+	case 0:
+		config["apiVersion"] = s.pick("g.io/v2", "g.io/v1", "v1", "a/b/c", "")
+	case 1:
+		config["kind"] = "Gadget"
+	case 2:
+		object.Metadata(config)["managedFields"] = [...]any{nil, []any{}, "x", []any{object.Tree{}}}[s.r.Intn(4)]
+	}
+	s.apply(version, subresource, manager, config, force)
+}
+
+// write is a create or an update on both sides.
+func (s *story) write(version, subresource, manager string, obj object.Tree) {
+	s.Helper()
+	s.logf("update by %q %s %q of %s", manager, version, subresource, object.AppendJSON(nil, obj))
+	live := s.at(version)
+	want := s.oracle(s.T, version, subresource).UpdateNoErrors(s.liveObject(version), wrap(obj), manager)
+	got, err := s.fields(version, subresource).Update(live, obj, manager, s.now)
+	s.settle(got, want.(*unstructured.Unstructured).Object, err, nil)
+}
+
+func (s *story) apply(version, subresource, manager string, config object.Tree, force bool) {
+	s.Helper()
+	s.logf("apply by %q %s %q force %v of %s", manager, version, subresource, force, object.AppendJSON(nil, config))
+	var want object.Tree
+	live := s.at(version)
+	out, wantErr := s.oracle(s.T, version, subresource).Apply(s.liveObject(version), wrap(config), manager, force)
+	if wantErr == nil {
+		var err error
+		if want, err = s.convert(out.(*unstructured.Unstructured).Object, version); err != nil {
+			s.Fatal(err)
+		}
+	}
+	before := object.Copy(live)
+	got, gotErr := s.fields(version, subresource).Apply(live, config, manager, force, s.now)
+	if !object.Equal(before, live) {
+		s.Fatal("Apply modified the live object")
+	}
+	s.settle(got, want, gotErr, wantErr)
+}
+
+func (s *story) liveObject(version string) *unstructured.Unstructured {
+	if live := s.at(version); live != nil {
+		return &unstructured.Unstructured{Object: live}
+	}
+	return wrap(object.Tree{"apiVersion": version, "kind": "Widget"})
+}
+
+// settle compares the two outcomes and goes on with ours.
+func (s *story) settle(got, want object.Tree, gotErr, wantErr error) {
+	s.Helper()
 	s.compare(got, want, gotErr, wantErr)
 	if gotErr != nil {
 		return
@@ -494,7 +529,7 @@ func (s *story) step() {
 	object.Metadata(next)["uid"] = "u"
 	// What does not fit the schema and stays would keep upstream from ever tracking again.
 	delete(next, "bogus")
-	if s.r.Intn(80) == 0 {
+	if s.corrupts && s.r.Intn(80) == 0 {
 		object.Metadata(next)["managedFields"] = s.badFields("g.io/v1")
 	}
 }
@@ -570,7 +605,8 @@ func describeError(err error) string {
 }
 
 func tell(t *testing.T, seed int64, deduced bool) {
-	s := &story{T: t, world: newWorld(t, deduced), r: rand.New(rand.NewSource(seed)), now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second)}
+	s := newStory(t, seed, deduced)
+	s.corrupts = true
 	s.updates = s.r.Intn(4) == 0
 	steps := 25 + 25*s.r.Intn(2)
 	for i := range steps {
@@ -593,6 +629,43 @@ func TestFieldsAsUpstream(t *testing.T) {
 				tell(t, seed, deduced)
 			}
 		})
+	}
+}
+
+// Of more than ten entries of updates the oldest of a version become one.
+func TestManyUpdaters(t *testing.T) {
+	s := newStory(t, 1, false)
+	for i := range 30 {
+		version := [...]string{"g.io/v1", "g.io/v2"}[i%5/4]
+		obj := s.at(version)
+		if obj == nil {
+			obj = object.Tree{"apiVersion": version, "kind": "Widget", "metadata": object.Tree{"name": "w"}, "spec": object.Tree{"env": object.Tree{}}}
+		}
+		obj["spec"].(object.Tree)["env"].(object.Tree)[fmt.Sprint("e", i)] = "x"
+		s.write(version, "", fmt.Sprint("m", i), obj)
+		if n := len(object.Metadata(s.state)["managedFields"].([]any)); n != min(i+1, maxUpdateManagers) {
+			t.Fatalf("after %d managers there are %d entries", i+1, n)
+		}
+		s.now = s.now.Add(time.Second)
+	}
+}
+
+// What an applier left out goes, also if it applied it at another version.
+func TestApplyAtAnotherVersion(t *testing.T) {
+	s := newStory(t, 1, false)
+	config := func(version, fields string) object.Tree {
+		return decode(t, `{"apiVersion":"`+version+`","kind":"Widget","metadata":{"name":"w"},"spec":{`+fields+`}}`)
+	}
+	s.apply("g.io/v1", "", "me", config("g.io/v1", `"replicas":1,"image":"x"`), false)
+	s.apply("g.io/v2", "", "me", config("g.io/v2", `"image":"x"`), false)
+	if spec := s.state["spec"].(object.Tree); len(spec) != 1 {
+		t.Fatal(spec)
+	}
+	s.apply("g.io/v1", "", "me", config("g.io/v1", `"replicas":1,"image":"x"`), false)
+	s.apply("g.io/v2", "", "you", config("g.io/v2", `"count":1`), false)
+	s.apply("g.io/v2", "", "me", config("g.io/v2", `"image":"x"`), false)
+	if spec := s.state["spec"].(object.Tree); len(spec) != 2 {
+		t.Fatal(spec)
 	}
 }
 
