@@ -247,35 +247,6 @@ func FuzzStrategic(f *testing.F) {
 	})
 }
 
-// A write that would change nothing but times in managedFields keeps the times.
-func TestKeepTimes(t *testing.T) {
-	live := decode(t, `{"kind":"A","metadata":{"name":"n","resourceVersion":"5","managedFields":[{"manager":"a","time":"2020-01-01T00:00:00Z"},{"manager":"b"}]},"spec":{"a":1}}`)
-	for name, c := range map[string]struct {
-		change func(t object.Tree)
-		kept   bool
-	}{
-		"only times":        {func(object.Tree) {}, true},
-		"resource version":  {func(t object.Tree) { object.SetResourceVersion(t, "") }, true},
-		"another spec":      {func(t object.Tree) { t["spec"] = object.Tree{"a": int64(2)} }, false},
-		"a new field":       {func(t object.Tree) { t["x"] = "y" }, false},
-		"a field less":      {func(t object.Tree) { delete(t, "spec") }, false},
-		"metadata":          {func(t object.Tree) { object.Metadata(t)["generation"] = int64(1) }, false},
-		"another manager":   {func(t object.Tree) { object.Metadata(t)["managedFields"].([]any)[1].(object.Tree)["manager"] = "c" }, false},
-		"one entry less":    {func(t object.Tree) { m := object.Metadata(t); m["managedFields"] = m["managedFields"].([]any)[:1] }, false},
-		"entries are wrong": {func(t object.Tree) { object.Metadata(t)["managedFields"].([]any)[1] = "x" }, false},
-	} {
-		obj := object.Copy(live)
-		const later = "2021-01-01T00:00:00Z"
-		object.Metadata(obj)["managedFields"].([]any)[0].(object.Tree)["time"] = later
-		c.change(obj)
-		KeepTimes(live, obj)
-		first := object.Metadata(obj)["managedFields"].([]any)[0].(object.Tree)
-		if kept := object.String(first, "time") != later; kept != c.kept {
-			t.Errorf("%s: times kept: %v", name, kept)
-		}
-	}
-}
-
 // The texts of conflicts are what people grep for.
 func TestConflictText(t *testing.T) {
 	w := newWorld(t, false)
