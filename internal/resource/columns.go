@@ -179,6 +179,8 @@ func suspicious(s string) bool {
 	depth := 0
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
+		case c == '[' && (i+1 == len(s) || !strings.ContainsRune("0123456789-*:'\"?", rune(s[i+1]))):
+			return true
 		case c == '[' || c == '(':
 			depth++
 		case c == ']' || c == ')':
