@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
@@ -42,7 +43,12 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	}
 	// The library takes its limit from a variable; whoever comes first sets it.
 	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
-	patched, err := operations.Apply(object.AppendJSON(nil, doc))
+	aside := !touchManagedFields(operations)
+	source := doc
+	if aside {
+		source = withoutManagedFields(doc)
+	}
+	patched, err := operations.Apply(object.AppendJSON(nil, source))
 	if err != nil {
 		return nil, unprocessable(err)
 	}
@@ -50,7 +56,24 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	if err != nil {
 		return nil, notAnObject(patched, err)
 	}
+	if entries, ok := object.Metadata(doc)[managedFields]; ok && aside {
+		object.EnsureMetadata(out)[managedFields] = object.CopyValue(entries)
+	}
 	return out, nil
+}
+
+// touchManagedFields tells whether operations may read or change managedFields.
+// They are most of many objects, so that a patch is much faster without them.
+func touchManagedFields(operations jsonpatch.Patch) bool {
+	for _, operation := range operations {
+		for _, part := range [...]func() (string, error){operation.Path, operation.From} {
+			path, err := part()
+			if err == nil && (path == "" || path == "/metadata" || strings.HasPrefix(path, "/metadata/managedFields")) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // unprocessable is upstream's answer to a patch that does not apply. It keeps
