@@ -53,9 +53,9 @@ func (e *Engine) Peek(dst []byte, t Target) (js []byte, ok bool) {
 	if p == nil || p.version != t.Version {
 		return dst, false
 	}
-	dst = append(dst, p.head...)
+	dst = append(append(dst, p.head...), p.open...)
 	dst = strconv.AppendInt(dst, rec.Modified, 10)
-	return append(dst, p.tail...), true
+	return append(append(dst, p.shut...), p.tail...), true
 }
 
 // Remember lets Peek serve o, which Get has returned.
@@ -63,8 +63,8 @@ func (e *Engine) Remember(o Object) {
 	if o.Record == nil || len(o.Packed) == 0 || len(o.Record.Value) == 0 || &o.Packed[0] != &o.Record.Value[0] {
 		return // made for the occasion
 	}
-	if head, tail, ok := o.Packed.Cut(o.Version.APIVersion); ok {
-		derive(o.Record).pieces.Store(&pieces{o.Version, head, tail})
+	if head, open, shut, tail, ok := o.Packed.Cut(o.Version.APIVersion); ok {
+		derive(o.Record).pieces.Store(&pieces{version: o.Version, head: head, tail: tail, open: open, shut: shut})
 	}
 }
 

@@ -49,11 +49,12 @@ type fieldValues struct {
 	values  []string
 }
 
-// pieces are what an object's JSON at a version is put together from: it lies in the
-// record, but for the revision between the two. They point into its bytes.
+// pieces are what an object's JSON at a version is put together from, with its revision
+// in the middle. head and tail lie in the record.
 type pieces struct {
 	version    *resource.Version
 	head, tail []byte
+	open, shut string
 }
 
 // derive returns what is known of a record, computed once.

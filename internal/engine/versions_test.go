@@ -1,0 +1,76 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// CRD-018: one Event, two groups under different field names, one store.
+func TestEventsInTwoGroups(t *testing.T) {
+	w := newWorld(t)
+	core, events := w.at("", "v1", "events", "default"), w.at("events.k8s.io", "v1", "events", "default")
+	w.mustCreate(core, `{"metadata":{"name":"e"},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","message":"it runs","type":"Normal"}`)
+	core.Name, events.Name = "e", "e"
+	seen := w.get(events)
+	equal(t, "as the other kind", []any{seen["apiVersion"], seen["kind"], seen["note"], valueAt(seen, "regarding.name"), seen["message"]},
+		[]any{"events.k8s.io/v1", "Event", "it runs", "p", nil})
+	watch := w.watch(events, ListOptions{ResourceVersion: w.head()})
+	next := w.mustPatch(events, merging, `{"metadata":{"labels":{"a":"b"}}}`)
+	equal(t, "patched", []any{valueAt(next, "metadata.labels"), next["note"]}, []any{map[string]any{"a": "b"}, "it runs"})
+	ev, err := watch.next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "watched", treeOf(t, ev.Object), next)
+	equal(t, "message", w.get(core)["message"], "it runs")
+	events.Name, core.Name = "", ""
+	equal(t, "listed there", len(w.list(events, ListOptions{Fields: fieldSelector(t, "regarding.name=p")}).Items), 1)
+	equal(t, "listed here", len(w.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
+	_, err = w.List(w.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
+	w.refused(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
+}
+
+// CRD-008: what was stored under another schema is pruned when it is read, once for all readers.
+func TestReadUnderNewSchema(t *testing.T) {
+	w := newWorld(t)
+	for i := range 3 {
+		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%d"},"spec":{"color":"red","image":"i"}}`, i))
+	}
+	before := w.Store.Head().Get(w.cron("c0").Version.Definition.Key("default", "c0"))
+	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)
+	w.writeCRD(cronTabs(narrow, narrow))
+	first := w.list(w.cron(""), ListOptions{})
+	for _, o := range first.Items {
+		equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "i"})
+	}
+	second := w.list(w.cron(""), ListOptions{})
+	if &first.Items[0].Packed[0] != &second.Items[0].Packed[0] {
+		t.Fatal("the second reader made its own")
+	}
+	equal(t, "selectable field that is pruned", len(w.list(w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)
+	o := w.mustEdit(w.cron("c0"), func(object.Tree) {}) // nothing new, but stored anew
+	if o.Record.Modified == before.Modified || strings.Contains(string(o.Record.Value), `"red"`) {
+		t.Fatalf("stored is %s", o.Record.Value)
+	}
+	again := w.mustEdit(w.cron("c0"), func(object.Tree) {})
+	equal(t, "revision after another", again.Revision, o.Revision)
+}
+
+// The views kept are bounded in bytes.
+func TestViewsAreBounded(t *testing.T) {
+	var v views
+	for i := range 100 {
+		v.put(viewKey{revision: int64(i)}, make(object.Packed, maxViewBytes/10))
+	}
+	if v.bytes > maxViewBytes || len(v.byKey) != v.order.Len() || len(v.byKey) > 10 {
+		t.Fatalf("%d bytes in %d views", v.bytes, len(v.byKey))
+	}
+	if v.find(viewKey{revision: 99}) == nil || v.find(viewKey{revision: 1}) != nil {
+		t.Fatal("the wrong ones went")
+	}
+}
