@@ -147,9 +147,10 @@ func (w *writing) own(live, t object.Tree) (object.Tree, error) {
 	return out, asPlain(err)
 }
 
-// emptyFor gives a create of a built-in kind the object it starts from.
+// emptyFor gives a create of a built-in kind, or the first apply to one of which nobody
+// knows the owners, the object it starts from.
 func (w *writing) emptyFor(live object.Tree) {
-	if live != nil || w.v.Type == nil || w.fields.Empty != nil {
+	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
 	}
 	t, err := resource.ToTree(w.v.Type.New())
