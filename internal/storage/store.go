@@ -106,6 +106,12 @@ func (s *Store) load() error {
 // Head returns the newest state; it never blocks.
 func (s *Store) Head() *Snapshot { return s.history.state.Load().head }
 
+// Get returns the newest record of key or nil; it never blocks.
+func (s *Store) Get(key string) *Record {
+	r, _ := s.history.state.Load().head.tree.Get(key)
+	return r
+}
+
 // At returns the state at a revision: *CompactedError or *FutureError otherwise.
 // An old state may have to be read from disk.
 func (s *Store) At(ctx context.Context, revision int64) (*Snapshot, error) {

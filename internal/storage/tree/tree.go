@@ -95,17 +95,34 @@ func (t Tree[V]) Len() int {
 	return t.root.count
 }
 
-// Get returns the value of key.
+// Get returns the value of key. It searches in place, without find and child: every
+// read of one object comes through here.
 func (t Tree[V]) Get(key string) (value V, ok bool) {
 	n := t.root
 	if n == nil {
 		return value, false
 	}
-	for !n.leaf() {
-		n = n.kids[n.child(key)]
+	for n.kids != nil {
+		lo, hi := 1, len(n.firsts)
+		for lo < hi {
+			if mid := int(uint(lo+hi) >> 1); n.firsts[mid] <= key {
+				lo = mid + 1
+			} else {
+				hi = mid
+			}
+		}
+		n = n.kids[lo-1]
 	}
-	if i := n.find(key); i < len(n.entries) && n.entries[i].key == key {
-		return n.entries[i].value, true
+	lo, hi := 0, len(n.entries)
+	for lo < hi {
+		if mid := int(uint(lo+hi) >> 1); n.entries[mid].key < key {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo < len(n.entries) && n.entries[lo].key == key {
+		return n.entries[lo].value, true
 	}
 	return value, false
 }
