@@ -167,13 +167,13 @@ func (w *writing) update(ctx context.Context, rec *storage.Record, f change) (Ob
 	if err != nil {
 		return Object{}, err
 	}
-	if p, same := w.unchanged(p, t, old, rec); same {
+	switch {
+	case w.unchanged(p, t, old, rec):
 		return w.result(rec)
-	} else if w.caller.DryRun {
+	case w.caller.DryRun:
 		return w.unstored(p, rec.Modified)
-	} else {
-		return w.replace(ctx, p, t, rec)
 	}
+	return w.replace(ctx, p, t, rec)
 }
 
 // replace commits p, the new state of rec.
@@ -331,24 +331,37 @@ func (w *writing) respecified(t, old object.Tree) bool {
 }
 
 // unchanged reports whether p, packed from t, is what rec holds already. The times in
-// managedFields do not count.
-func (w *writing) unchanged(p object.Packed, t, old object.Tree, rec *storage.Record) (object.Packed, bool) {
+// managedFields do not count; those of old are as long as the new ones.
+func (w *writing) unchanged(p object.Packed, t, old object.Tree, rec *storage.Record) bool {
 	if len(p) != len(rec.Value) {
-		return p, false
+		return false
 	}
 	if bytes.Equal(p, rec.Value) {
-		return p, true
+		return true
 	}
-	md := object.Metadata(t)
+	stored := object.Packed(rec.Value)
+	if stored.Fingerprint() != p.Fingerprint() || !sameAPIVersion(stored, p) {
+		return false
+	}
+	for key, v := range t {
+		switch key {
+		case "apiVersion", "kind", "metadata":
+			continue
+		}
+		if !object.Equal(v, old[key]) {
+			return false
+		}
+	}
+	md, oldMeta := object.Metadata(t), object.Metadata(old)
 	entries, _ := md["managedFields"].([]any)
-	former, _ := object.Metadata(old)["managedFields"].([]any)
-	if !sameButTimes(entries, former) {
-		return p, false
-	}
-	md["managedFields"] = former
-	q, err := w.stored(t)
-	md["managedFields"] = entries
-	return p, err == nil && bytes.Equal(q, rec.Value)
+	former, _ := oldMeta["managedFields"].([]any)
+	return len(t) == len(old) && sameMetadata(md, oldMeta) && sameButTimes(entries, former)
+}
+
+func sameAPIVersion(a, b object.Packed) bool {
+	x, _ := object.Field(a.JSON(), "apiVersion")
+	y, _ := object.Field(b.JSON(), "apiVersion")
+	return bytes.Equal(x, y)
 }
 
 func sameButTimes(a, b []any) bool {
