@@ -83,6 +83,8 @@ func checkMerge(t *testing.T, doc, patch []byte) {
 }
 
 // A merge patch gives what upstream's library gives, oddities about null included.
+//
+// CRD-055
 func TestMergeAsUpstream(t *testing.T) {
 	for _, s := range mergeSeeds {
 		checkMerge(t, []byte(s[0]), []byte(s[1]))
@@ -132,6 +134,8 @@ func TestMergeErrors(t *testing.T) {
 }
 
 // JSON patches change what they say, and are refused with upstream's codes.
+//
+// CRD-055
 func TestJSON(t *testing.T) {
 	doc := decode(t, `{"kind":"A","spec":{"list":[1,2,3],"n":9007199254740993,"a/b":{"~":1}}}`)
 	before := object.Copy(doc)
@@ -293,6 +297,8 @@ func FuzzStrategic(f *testing.F) {
 }
 
 // The texts of conflicts are what people grep for.
+//
+// CRD-056
 func TestConflictText(t *testing.T) {
 	w := newWorld(t, false)
 	f := w.fields("g.io/v1", "")

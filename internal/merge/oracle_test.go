@@ -617,7 +617,10 @@ func tell(t *testing.T, seed int64, deduced bool) {
 	}
 }
 
-// What anybody writes leaves the same managedFields as with upstream's manager.
+// What anybody writes leaves the same managedFields as with upstream's manager, and
+// conflicts are the same.
+//
+// CRD-056, CRD-057
 func TestFieldsAsUpstream(t *testing.T) {
 	n := int64(80)
 	if testing.Short() {

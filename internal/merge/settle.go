@@ -38,7 +38,7 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 	if err != nil {
 		return nil, fmt.Errorf("failed to compare objects: %w", err)
 	}
-	c = c.FilterFields(w.updater.IgnoreFilter[fieldpath.APIVersion(version)])
+	c = c.FilterFields(w.ignore[fieldpath.APIVersion(version)])
 	same := value.Equals(liveTyped.AsValue(), newTyped.AsValue())
 	return &difference{c.Removed, c.Modified.Union(c.Added), same}, nil
 }

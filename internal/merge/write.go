@@ -18,7 +18,7 @@ import (
 type write struct {
 	*Fields
 	time      string
-	updater   merge.Updater
+	ignore    map[fieldpath.APIVersion]fieldpath.Filter // by version, what Reset takes from a set
 	converted map[conversion]*typed.TypedValue
 }
 
@@ -30,9 +30,7 @@ type conversion struct {
 var errNoVersion = errors.New("the kind does not have this version")
 
 func (f *Fields) write(now time.Time) *write {
-	w := &write{Fields: f, time: now.UTC().Format(time.RFC3339)}
-	w.updater = merge.Updater{Converter: w.converter()} //nolint:staticcheck // the builder does not do more
-	return w
+	return &write{Fields: f, time: now.UTC().Format(time.RFC3339)}
 }
 
 // filter makes structured-merge-diff ignore the Reset fields at the versions that
@@ -50,12 +48,12 @@ func (w *write) filter(known *owners) {
 		set.Insert(path)
 	}
 	exclude := fieldpath.NewExcludeSetFilter(set)
-	w.updater.IgnoreFilter = map[fieldpath.APIVersion]fieldpath.Filter{fieldpath.APIVersion(w.APIVersion): exclude}
+	w.ignore = map[fieldpath.APIVersion]fieldpath.Filter{fieldpath.APIVersion(w.APIVersion): exclude}
 	if w.Subresource == "" {
 		return
 	}
 	for _, vs := range known.sets {
-		w.updater.IgnoreFilter[vs.APIVersion()] = exclude
+		w.ignore[vs.APIVersion()] = exclude
 	}
 }
 
@@ -158,7 +156,7 @@ func (w *write) merge(live object.Tree, liveTyped, applied *typed.TypedValue, kn
 	if err != nil {
 		return nil, fmt.Errorf("failed to get field set: %w", err)
 	}
-	if filter := w.updater.IgnoreFilter[version]; filter != nil {
+	if filter := w.ignore[version]; filter != nil {
 		set = filter.Filter(set)
 	}
 	if last, ok := known.sets[id]; ok && (last.APIVersion() != version || !last.Set().Difference(set).Empty()) {
@@ -189,7 +187,8 @@ func (w *write) merge(live object.Tree, liveTyped, applied *typed.TypedValue, kn
 // mergeAndPrune is merge for the case that something that the manager applied
 // before may have to go.
 func (w *write) mergeAndPrune(live, applied *typed.TypedValue, known *owners, id string, force bool) (object.Tree, error) {
-	merged, sets, err := w.updater.Apply(live, applied, fieldpath.APIVersion(w.APIVersion), known.sets, id, force)
+	builder := merge.UpdaterBuilder{Converter: converter{w}, IgnoreFilter: w.ignore}
+	merged, sets, err := builder.BuildUpdater().Apply(live, applied, fieldpath.APIVersion(w.APIVersion), known.sets, id, force)
 	if err != nil {
 		return nil, err
 	}
@@ -210,8 +209,6 @@ func treeOfTyped(v *typed.TypedValue) (object.Tree, error) {
 
 // converter translates typed objects between versions for structured-merge-diff.
 type converter struct{ w *write }
-
-func (w *write) converter() merge.Converter { return converter{w} }
 
 // Convert implements merge.Converter.
 func (c converter) Convert(v *typed.TypedValue, version fieldpath.APIVersion) (*typed.TypedValue, error) {
