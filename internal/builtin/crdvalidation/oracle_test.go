@@ -212,7 +212,7 @@ func judge(f func() field.ErrorList) (errs field.ErrorList, panicked bool) {
 
 // CRD-036, CRD-037, CRD-038, CRD-039, CRD-046: random wrong CRDs get the same errors.
 func TestRandomCRDsAgainstUpstream(t *testing.T) {
-	n := 12000
+	n := 800
 	if testing.Short() {
 		n = 150
 	}
@@ -249,7 +249,7 @@ func TestRandomCRDsAgainstUpstream(t *testing.T) {
 // CRD-042, CRD-048: so do random updates, of established CRDs and others, also where
 // the old state breaks the rules.
 func TestRandomUpdatesAgainstUpstream(t *testing.T) {
-	n := 5000
+	n := 400
 	if testing.Short() {
 		n = 80
 	}
