@@ -17,12 +17,12 @@ import (
 type clock struct {
 	mu     sync.Mutex
 	now    time.Time
-	timers []chan time.Time
+	timers map[chan time.Time]time.Time
 	asked  *sync.Cond // timers has got one more
 }
 
 func newClock() *clock {
-	c := &clock{now: time.UnixMilli(1e12)}
+	c := &clock{now: time.UnixMilli(1e12), timers: map[chan time.Time]time.Time{}}
 	c.asked = sync.NewCond(&c.mu)
 	return c
 }
@@ -33,17 +33,33 @@ func (c *clock) Now() time.Time {
 	return c.now
 }
 
-// After fires at the next advance, whatever d: whoever waits looks again.
-func (c *clock) After(time.Duration) <-chan time.Time {
+func (c *clock) After(d time.Duration) <-chan time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	timer := make(chan time.Time, 1)
-	c.timers = append(c.timers, timer)
+	c.timers[timer] = c.now.Add(d)
+	c.fire()
 	c.asked.Broadcast()
 	return timer
 }
 
-// tick is advance once somebody waits for it.
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+	c.fire()
+}
+
+func (c *clock) fire() {
+	for timer, at := range c.timers {
+		if !at.After(c.now) {
+			timer <- c.now
+			delete(c.timers, timer)
+		}
+	}
+}
+
+// tick is advance once somebody waits.
 func (c *clock) tick(d time.Duration) {
 	c.mu.Lock()
 	for len(c.timers) == 0 {
@@ -51,16 +67,6 @@ func (c *clock) tick(d time.Duration) {
 	}
 	c.mu.Unlock()
 	c.advance(d)
-}
-
-func (c *clock) advance(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.now = c.now.Add(d)
-	for _, t := range c.timers {
-		t <- c.now
-	}
-	c.timers = nil
 }
 
 // CRD-053: of two writes on the same state one wins, and the other is told what it found.

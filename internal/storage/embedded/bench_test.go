@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -133,5 +134,53 @@ func BenchmarkOpen(b *testing.B) {
 				b.StartTimer()
 			}
 		})
+	}
+}
+
+// BenchmarkWatch is a commit and its delivery to all cursors of its prefix, beside
+// 10,000 others on other prefixes.
+func BenchmarkWatch(b *testing.B) {
+	for _, n := range []int{1, 100, 500} {
+		b.Run(fmt.Sprintf("cursors=%d", n), func(b *testing.B) {
+			s := open(b, Options{})
+			for i := range 10000 {
+				c, err := s.Watch(context.Background(), fmt.Sprintf("stable.example.com/crontabs/other-%d/", i), s.Head().Revision())
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer c.Close()
+			}
+			var seen atomic.Int64
+			var readers sync.WaitGroup
+			for range n {
+				c, err := s.Watch(context.Background(), "stable.example.com/crontabs/", s.Head().Revision())
+				if err != nil {
+					b.Fatal(err)
+				}
+				readers.Go(func() { drainCursor(c, &seen) })
+			}
+			b.ReportAllocs()
+			value := sample(1)
+			for i := 0; b.Loop(); i++ {
+				put(b, s, sampleKey(i%1000), string(value))
+			}
+			s.Close()
+			readers.Wait()
+			b.ReportMetric(float64(seen.Load())/float64(b.N), "events/op")
+		})
+	}
+}
+
+// drainCursor reads c to its end.
+func drainCursor(c *storage.Cursor, seen *atomic.Int64) {
+	defer c.Close()
+	var buf []*storage.Event
+	for range c.Ready() {
+		events, _, err := c.Take(buf[:0])
+		seen.Add(int64(len(events)))
+		if err != nil {
+			return
+		}
+		buf = events
 	}
 }
