@@ -26,6 +26,7 @@ type clients struct {
 func newClients(config *rest.Config) (*clients, error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the loops pace themselves by their queues
+	config.WarningHandler = rest.NoWarnings{}
 	disc, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("discovery client: %w", err)

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -229,19 +231,46 @@ func (s *kinds) start(ctx context.Context, k kind) *follower {
 	ctx, stop := context.WithCancel(ctx)
 	f := &follower{kind: k, stop: stop}
 	client := s.clients.metadata.Resource(k.GroupVersionResource)
+	failed := func(err error) {
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		klog.FromContext(ctx).V(1).Info("will follow again", "kind", k, "reason", err.Error())
+		if apierrors.IsNotFound(err) {
+			s.mark(k.Group)
+		}
+	}
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return client.List(ctx, o)
+			list, err := client.List(ctx, o)
+			failed(err)
+			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return client.Watch(ctx, o)
+			w, err := client.Watch(ctx, o)
+			failed(err)
+			return w, err
 		},
 	}
-	quiet := klog.FromContext(ctx).V(2)
 	reflector := cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, &sink{s, f},
-		cache.ReflectorOptions{Name: k.GroupVersionResource.String(), Logger: &quiet})
-	go reflector.RunWithContext(ctx)
+		cache.ReflectorOptions{Name: k.GroupVersionResource.String()})
+	// A kind that comes and goes is no error here; failed has said what there is to say.
+	go reflector.RunWithContext(klog.NewContext(ctx, logr.Discard()))
 	return f
+}
+
+// unfollow stops following what a CRD that is gone has defined.
+func (s *kinds) unfollow(crd string) {
+	plural, group, _ := strings.Cut(crd, ".")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, f := range s.followed {
+		if f.kind.Group == group && f.kind.Resource == plural {
+			f.stop()
+			delete(s.followed, id)
+			go s.onChange(change{kind: f.kind, listed: []*metav1.PartialObjectMetadata{}})
+		}
+	}
 }
 
 // find returns the followed kind of an API version and kind as an owner
@@ -320,6 +349,9 @@ func (s *sink) pass(o any, deleted bool) error {
 	}
 	s.kinds.onChange(change{kind: s.follower.kind, object: m, deleted: deleted})
 	if s.follower.kind.groupKind() == crdKind {
+		if deleted {
+			s.kinds.unfollow(m.Name)
+		}
 		_, group, _ := strings.Cut(m.Name, ".")
 		s.kinds.mark(group)
 	}

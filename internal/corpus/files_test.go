@@ -61,7 +61,7 @@ func small() bool { return raceEnabled || testing.Short() }
 // inSmallRun are projects that between them hold the corpus' odd cases and take
 // seconds, not minutes.
 var inSmallRun = map[string]bool{
-	"cert-manager": true, "metallb": true, "karpenter": true, "velero": true, "gateway-api-standard": true,
+	"cert-manager": true, "metallb": true, "karpenter": true, "velero": true, "gateway-api-experimental": true,
 	"tekton-pipeline": true, "flux-source-controller": true, "calico": true, "jobset": true,
 }
 
