@@ -113,6 +113,11 @@ func (w *writing) shape(t object.Tree, typed bool) (out object.Tree, unknown []s
 			return nil, nil, apierrors.NewInternalError(err)
 		}
 		paths = append(paths, s.Prune(t)...)
+		embedded, wrong := s.CoerceEmbedded(t)
+		if wrong != nil {
+			return nil, nil, wrong
+		}
+		paths = append(paths, embedded...)
 	}
 	for _, p := range paths {
 		unknown = append(unknown, `unknown field "`+p+`"`)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/controller/openapi/builder"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -201,6 +202,55 @@ func randomSchema(r *rand.Rand, depth int) *apiextensionsv1.JSONSchemaProps {
 		s.XPreserveUnknownFields = &yes
 	}
 	return s
+}
+
+// withoutMeta takes out what no accepted CRD has: embedded resources inside of metadata.
+func withoutMeta(s *apiextensionsv1.JSONSchemaProps) {
+	delete(s.Properties, "metadata")
+	delete(s.Properties, "kind")
+	for name, child := range s.Properties {
+		withoutMeta(&child)
+		s.Properties[name] = child
+	}
+	if s.Items != nil {
+		withoutMeta(s.Items.Schema)
+	}
+	if a := s.AdditionalProperties; a != nil && a.Schema != nil {
+		withoutMeta(a.Schema)
+	}
+}
+
+// Embedded resources lose what ObjectMeta does not know, and may not have wrong types, as upstream has it.
+func TestCoerceEmbeddedAgainstUpstream(t *testing.T) {
+	unknown, refused := 0, 0
+	for seed := range 6000 {
+		r := rand.New(rand.NewPCG(uint64(seed), 11))
+		props := randomSchema(r, 0)
+		props.XEmbeddedResource = false
+		withoutMeta(props)
+		ours, theirs := compiled(t, props), structuralOf(t, props)
+		tree, ok := randomTree(r, ours.root, 0).(object.Tree)
+		if !ok {
+			continue
+		}
+		a, b := object.Copy(tree), object.Copy(tree)
+		got, gotErr := ours.CoerceEmbedded(a)
+		wantErr, want := objectmeta.CoerceWithOptions(nil, b, theirs, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true})
+		if (gotErr == nil) != (wantErr == nil) {
+			t.Fatalf("seed %d: ours %v, upstream %v", seed, gotErr, wantErr)
+		}
+		if gotErr != nil {
+			refused++ // by whichever value upstream happens to look at first
+			continue
+		}
+		unknown += len(got)
+		if !slices.Equal(got, want) || !object.Equal(a, b) {
+			t.Fatalf("seed %d:\nours     %q %v\nupstream %q %v", seed, got, a, want, b)
+		}
+	}
+	if unknown == 0 || refused == 0 {
+		t.Errorf("%d unknown fields, %d refused", unknown, refused)
+	}
 }
 
 func TestPruneRandomSchemasAgainstUpstream(t *testing.T) {

@@ -192,24 +192,24 @@ var metaTypes = sync.OnceValue(func() []smd.TypeDef {
 		{Name: deducedType, Atom: deduced},
 		{Name: timeType, Atom: scalar(smd.Untyped)},
 		{Name: metaPrefix + "FieldsV1", Atom: smd.Atom{Map: &smd.Map{ElementType: refTo(deduced)}}},
-		{Name: metaPrefix + "ManagedFieldsEntry", Atom: structOf("", field("apiVersion", text), field("fieldsType", text),
-			field("fieldsV1", named(metaPrefix+"FieldsV1")), field("manager", text), field("operation", text),
-			field("subresource", text), field("time", time))},
+		{Name: metaPrefix + "ManagedFieldsEntry", Atom: structOf("", member("apiVersion", text), member("fieldsType", text),
+			member("fieldsV1", named(metaPrefix+"FieldsV1")), member("manager", text), member("operation", text),
+			member("subresource", text), member("time", time))},
 		{Name: metaPrefix + "OwnerReference", Atom: structOf(smd.Atomic, required("apiVersion"),
-			field("blockOwnerDeletion", truth), field("controller", truth), required("kind"), required("name"), required("uid"))},
-		{Name: objectMetaType, Atom: structOf("", field("annotations", texts), field("creationTimestamp", time),
-			field("deletionGracePeriodSeconds", number), field("deletionTimestamp", time),
-			field("finalizers", listOf(text, smd.Associative)), field("generateName", text), field("generation", number),
-			field("labels", texts), field("managedFields", listOf(named(metaPrefix+"ManagedFieldsEntry"), smd.Atomic)),
-			field("name", text), field("namespace", text),
-			field("ownerReferences", listOf(named(metaPrefix+"OwnerReference"), smd.Associative, "uid")),
-			field("resourceVersion", text), field("selfLink", text), field("uid", text))},
+			member("blockOwnerDeletion", truth), member("controller", truth), required("kind"), required("name"), required("uid"))},
+		{Name: objectMetaType, Atom: structOf("", member("annotations", texts), member("creationTimestamp", time),
+			member("deletionGracePeriodSeconds", number), member("deletionTimestamp", time),
+			member("finalizers", listOf(text, smd.Associative)), member("generateName", text), member("generation", number),
+			member("labels", texts), member("managedFields", listOf(named(metaPrefix+"ManagedFieldsEntry"), smd.Atomic)),
+			member("name", text), member("namespace", text),
+			member("ownerReferences", listOf(named(metaPrefix+"OwnerReference"), smd.Associative, "uid")),
+			member("resourceVersion", text), member("selfLink", text), member("uid", text))},
 	}
 })
 
 func refTo(a smd.Atom) smd.TypeRef { return smd.TypeRef{Inlined: a} }
 
-func field(name string, t smd.TypeRef) smd.StructField { return smd.StructField{Name: name, Type: t} }
+func member(name string, t smd.TypeRef) smd.StructField { return smd.StructField{Name: name, Type: t} }
 
 func structOf(r smd.ElementRelationship, fields ...smd.StructField) smd.Atom {
 	return smd.Atom{Map: &smd.Map{Fields: fields, ElementRelationship: r}}

@@ -16,6 +16,7 @@ type Schema struct {
 	root        *node // nil: no schema at all
 	preserve    bool  // spec.preserveUnknownFields: nothing is pruned
 	fingerprint uint64
+	embeds      bool // some value is an embedded resource
 
 	once      sync.Once
 	parseable typed.ParseableType
@@ -38,6 +39,7 @@ func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error
 	default:
 		return nil, errNotObject
 	}
+	s.embeds = s.root.embeds()
 	s.fingerprint = s.root.fingerprint(preserveUnknownFields)
 	return s, nil
 }
