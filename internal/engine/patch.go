@@ -46,7 +46,11 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 		})
 	}
 	return w.run(ctx, preconditions{}, false, func(live object.Tree) (object.Tree, error) {
-		return w.patch(live, p)
+		patched, err := w.patch(live, p)
+		if err != nil {
+			return nil, err
+		}
+		return w.own(live, patched)
 	})
 }
 
@@ -152,7 +156,7 @@ func (w *writing) located(t object.Tree) error {
 	return nil
 }
 
-// patch applies a patch of the other three kinds to live.
+// patch applies a patch of the other three kinds to live. Who owns what is not looked at.
 func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 	patched, problems, err := w.patched(live, p)
 	if err != nil {
@@ -187,10 +191,7 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 			return nil, err
 		}
 	}
-	if err := w.located(t); err != nil {
-		return nil, err
-	}
-	return w.own(live, t)
+	return t, w.located(t)
 }
 
 // patched is live with the patch applied, and the problems of strict decoding so far.

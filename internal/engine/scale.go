@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"reflect"
 	"strings"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
@@ -140,11 +139,15 @@ func (e *Engine) patchScale(ctx context.Context, t Target, p Patch, c Caller) (O
 		if err != nil {
 			return nil, plain(err.Error())
 		}
+		if !found { // a number that no client sends marks what the patch has to set
+			set, _ := scale["spec"].(object.Tree)
+			set["replicas"] = int64(math.MinInt32)
+		}
 		out, err := s.patch(scale, p)
 		if err != nil {
 			return nil, err
 		}
-		if !found && reflect.DeepEqual(out["spec"], scale["spec"]) {
+		if spec, _ := out["spec"].(object.Tree); object.Int64(spec, "replicas") == math.MinInt32 {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotted(w.v.Scale.SpecReplicas)))
 		}
 		return w.scaled(live, out)

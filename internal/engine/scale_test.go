@@ -33,6 +33,11 @@ func TestScaleErrors(t *testing.T) {
 	w.refused(err, 422, metav1.StatusReasonInvalid, ".spec.replicas: Invalid value: -1: should be a non-negative integer")
 	_, err = w.update(w.cron("a").sub("scale"), `{"metadata":{"name":"a"},"spec":{"replicas":4294967296}}`)
 	w.refused(err, 400, metav1.StatusReasonBadRequest, "cannot be handled as a Scale")
+	_, err = w.patch(w.cron("a").sub("scale"), merging, `{"metadata":{"labels":{"a":"b"}}}`)
+	w.refused(err, 400, metav1.StatusReasonBadRequest, `the spec replicas field ".spec.replicas" cannot be empty`)
+	// What owns the fields of a Scale is no business of its clients.
+	w.mustPatch(w.cron("a").sub("scale"), merging, `{"metadata":{"managedFields":[{"manager":"m","operation":"Update","apiVersion":"autoscaling/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]},"spec":{"replicas":0}}`)
+	equal(t, "replicas", valueAt(w.get(w.cron("a")), "spec.replicas"), 0)
 	_, err = w.create(w.cron(""), `{"metadata":{"name":"b"},"spec":{"replicas":4294967296}}`)
 	w.refused(err, 422, metav1.StatusReasonInvalid, "should be less than or equal to 2147483647")
 	w.writeCRD(strings.ReplaceAll(cronTabs(cronTabSchema, cronTabSchema), `"scale":{`, `"other":{`))

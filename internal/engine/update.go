@@ -355,7 +355,7 @@ func (w *writing) unchanged(p object.Packed, t, old object.Tree, rec *storage.Re
 	md, oldMeta := object.Metadata(t), object.Metadata(old)
 	entries, _ := md["managedFields"].([]any)
 	former, _ := oldMeta["managedFields"].([]any)
-	return len(t) == len(old) && sameMetadata(md, oldMeta) && sameButTimes(entries, former)
+	return len(t) == len(old) && object.Generation(t) == object.Generation(old) && sameMetadata(md, oldMeta) && sameButTimes(entries, former)
 }
 
 func sameAPIVersion(a, b object.Packed) bool {
