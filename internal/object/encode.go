@@ -30,8 +30,6 @@ func (e *encoder) release() {
 	if cap(e.entries) > 1<<12 {
 		e.entries = nil
 	}
-	clear(e.entries[:cap(e.entries)])
-	e.entries = e.entries[:0]
 	encoders.Put(e)
 }
 
@@ -79,8 +77,14 @@ func (e *encoder) object(dst []byte, t Tree) []byte {
 		dst = append(dst, ':')
 		dst = e.value(dst, e.entries[i].value)
 	}
-	e.entries = e.entries[:base]
+	e.drop(base)
 	return append(dst, '}')
+}
+
+// drop forgets the entries from base on, and what they point to.
+func (e *encoder) drop(base int) {
+	clear(e.entries[base:])
+	e.entries = e.entries[:base]
 }
 
 // sorted pushes the entries of t, ordered by key, and returns the index of the first.

@@ -192,6 +192,7 @@ func (d *decoder) gather(base int) Tree {
 	if len(t) != len(found) {
 		d.repeated = true
 	}
+	clear(found)
 	d.entries = d.entries[:base]
 	return t
 }
@@ -221,6 +222,7 @@ func (d *decoder) array() ([]any, bool) {
 			d.depth--
 			out := make([]any, len(d.values)-base)
 			copy(out, d.values[base:])
+			clear(d.values[base:])
 			d.values = d.values[:base]
 			return out, true
 		default:

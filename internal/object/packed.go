@@ -87,7 +87,7 @@ func (p *packer) root(t Tree) {
 			binary.LittleEndian.PutUint32(p.dst[4:], uint32(start-headerSize))
 		}
 	}
-	p.entries = p.entries[:base]
+	p.drop(base)
 	p.dst = append(p.dst, '}')
 }
 
@@ -121,7 +121,7 @@ func (p *packer) metadata(m Tree) {
 			splice, at = spliceAfter, len(p.dst)
 		}
 	}
-	p.entries = p.entries[:base]
+	p.drop(base)
 	p.dst = append(p.dst, '}')
 	p.dst[1] = splice
 	binary.LittleEndian.PutUint32(p.dst[8:], uint32(at-headerSize))
@@ -156,6 +156,26 @@ func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []by
 	dst = append(dst, p.JSON()[:start]...)
 	dst = appendString(dst, apiVersion)
 	return p.appendFrom(dst, end, revision)
+}
+
+// Cut splits the JSON where the revision goes: head, open, the digits of the revision,
+// shut and tail make up what AppendJSONAs gives. head and tail are parts of p. ok is false for an
+// object without metadata, and for one whose apiVersion is another.
+func (p Packed) Cut(apiVersion string) (head []byte, open, shut string, tail []byte, ok bool) {
+	js, at := p.JSON(), p.splice()
+	if start, end := p.apiVersion(); end-start != len(apiVersion)+2 || string(js[start+1:end-1]) != apiVersion {
+		return nil, "", "", nil, false
+	}
+	switch open, shut = `"resourceVersion":"`, `"`; p[1] {
+	case spliceAlone:
+	case spliceBefore:
+		shut = `",`
+	case spliceAfter:
+		open = `,"resourceVersion":"`
+	default:
+		return nil, "", "", nil, false
+	}
+	return js[:at], open, shut, js[at:], true
 }
 
 // appendFrom appends the JSON from the given offset on, which is not behind the splice.
