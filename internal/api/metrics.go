@@ -5,12 +5,12 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // metrics are named as kube-apiserver's where they count the same.
@@ -29,9 +29,9 @@ type metrics struct {
 
 // seriesKey names the metrics of requests that are alike.
 type seriesKey struct {
-	group, version, plural, subresource, verb, scope string
-	code                                             int
-	dryRun                                           bool
+	group, version, plural, subresource, verb string
+	code                                      int
+	named, namespaced, dryRun, apply          bool
 }
 
 // series are the metrics of requests that are alike, found once.
@@ -80,32 +80,13 @@ func newMetrics(s *Server) *metrics {
 	return m
 }
 
-// observe counts a request that has been answered. Paths that lead nowhere are not counted: anybody
-// can make up any number of them.
-func (m *metrics) observe(q *request) {
-	if q.v == nil || q.status == 0 || q.uncounted {
-		return
-	}
-	k := seriesKey{q.group, q.version, q.plural, q.subresource, q.reported(), q.path.scope(), q.status, q.dryRun}
-	m.mu.RLock()
-	s := m.series[k]
-	m.mu.RUnlock()
-	if s == nil {
-		s = m.find(k)
-	}
-	s.requests.Inc()
-	s.latency.Observe(time.Since(q.began).Seconds())
-	if s.sizes != nil {
-		s.sizes.Observe(float64(q.size))
-	}
-	if q.v.Deprecated {
-		m.deprecated.WithLabelValues(q.group, q.version, q.plural, q.subresource, "").Set(1)
-	}
-}
-
 // find makes the series of k.
-func (m *metrics) find(k seriesKey) *series {
-	labels := []string{k.verb, k.group, k.version, k.plural, k.subresource, k.scope, "apiserver"}
+func (m *metrics) find(k seriesKey, v *resource.Version) *series {
+	verb := k.reported()
+	labels := []string{verb, k.group, k.version, k.plural, k.subresource, k.scope(), "apiserver"}
+	if v.Deprecated {
+		m.deprecated.WithLabelValues(k.group, k.version, k.plural, k.subresource, "").Set(1)
+	}
 	dryRun := ""
 	if k.dryRun {
 		dryRun = "All"
@@ -115,7 +96,7 @@ func (m *metrics) find(k seriesKey) *series {
 		requests: m.requests.WithLabelValues(append([]string{strconv.Itoa(k.code)}, withDryRun...)...),
 		latency:  m.latency.WithLabelValues(withDryRun...),
 	}
-	if k.verb == "GET" || k.verb == "LIST" {
+	if verb == "GET" || verb == "LIST" {
 		s.sizes = m.sizes.WithLabelValues(labels...)
 	}
 	m.mu.Lock()
@@ -128,8 +109,8 @@ func (m *metrics) find(k seriesKey) *series {
 }
 
 // reported is the verb as metrics call it: the method, with its special cases.
-func (q *request) reported() string {
-	switch q.verb {
+func (k *seriesKey) reported() string {
+	switch k.verb {
 	case verbGet:
 		return "GET"
 	case verbList:
@@ -143,12 +124,23 @@ func (q *request) reported() string {
 	case verbDelete, verbClear:
 		return "DELETE"
 	case verbPatch:
-		if q.r.Header.Get("Content-Type") == string(types.ApplyYAMLPatchType) {
+		if k.apply {
 			return "APPLY"
 		}
 		return "PATCH"
 	}
 	return "OTHER"
+}
+
+func (k *seriesKey) scope() string {
+	p := path{verb: k.verb, resource: true}
+	if k.named {
+		p.name = "x"
+	}
+	if k.namespaced {
+		p.namespace = "x"
+	}
+	return p.scope()
 }
 
 // watching counts a watch that has begun; the caller calls done when it is over.

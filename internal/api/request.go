@@ -28,6 +28,25 @@ const (
 	writePatience = 34 * time.Second
 )
 
+// serve answers a request. It reads from top to bottom: what is asked, who asks, may they,
+// then the verb.
+func (q *request) serve() {
+	q.path, q.v = path{}, nil
+	q.parse(q.r.Method, q.r.URL.Path)
+	if (q.detour || q.r.URL.RawQuery != "" || q.server.draining.Load()) && !q.prepare() {
+		return
+	}
+	if !q.admitted() {
+		return
+	}
+	if !q.resource {
+		q.serveOther()
+		return
+	}
+	q.v = q.server.live.Find(q.group, q.version, q.plural)
+	q.serveResource()
+}
+
 // prepare looks at what few requests have: options that decide the verb or the
 // time a request may take. It returns false where the request has been answered.
 func (q *request) prepare() bool {

@@ -25,6 +25,9 @@ func (q *request) get() error {
 	if err != nil {
 		return err
 	}
+	if q.subresource == "" {
+		q.server.engine.Remember(obj)
+	}
 	return q.respond(http.StatusOK, obj)
 }
 
@@ -116,6 +119,7 @@ func (q *request) patch() error {
 	if i := strings.IndexByte(contentType, ';'); i > 0 {
 		contentType = contentType[:i]
 	}
+	q.apply = contentType == string(types.ApplyYAMLPatchType)
 	if all := q.patchTypes(); !slices.Contains(all, contentType) {
 		return unsupportedMedia(all)
 	}
