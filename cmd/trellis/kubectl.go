@@ -72,6 +72,7 @@ func explainMissing(text string, code int) {
 
 // kubectl runs one kubectl command line as the program of that name does.
 func kubectl(args []string) int {
+	stampRelease()
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)

@@ -40,6 +40,7 @@ func TestScripts(t *testing.T) {
 				Files:               []string{script},
 				Cmds:                scriptCommands,
 				Setup:               func(env *testscript.Env) error { return setUp(env, kubeconfig) },
+				ContinueOnError:     true,
 				RequireExplicitExec: true,
 				RequireUniqueNames:  true,
 			})
