@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -193,4 +194,5 @@ func (h *hub) leave(c *Cursor) {
 	if last == 0 {
 		delete(h.topics, t.prefix)
 	}
+	h.awaiting = slices.DeleteFunc(h.awaiting, func(a awaited) bool { return a.cursor == c })
 }
