@@ -81,14 +81,14 @@ func (f *duplicateFinder) array() {
 
 func (f *duplicateFinder) report(key string) {
 	var p []byte
-	for _, s := range append(f.path, step{key: key}) {
+	for i, s := range append(f.path, step{key: key}) {
 		if s.isIndex {
 			p = append(p, '[')
 			p = strconv.AppendInt(p, int64(s.index), 10)
 			p = append(p, ']')
 			continue
 		}
-		if len(p) > 0 {
+		if i > 0 {
 			p = append(p, '.')
 		}
 		p = append(p, s.key...)
