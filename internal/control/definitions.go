@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
 )
 
 // definitions ends CRDs that are being deleted, once their objects are gone, and
@@ -114,14 +115,26 @@ func (d *definitions) empty(ctx context.Context, crd *unstructured.Unstructured)
 	if err != nil {
 		return err
 	}
-	objects, err := client.List(ctx, metav1.ListOptions{})
-	if err != nil || len(objects.Items) == 0 {
-		return ignoreNotFound(err)
-	}
-	for _, namespace := range namespacesOf(objects) {
-		err := client.Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
-		if ignoreNotFound(err) != nil {
-			return err
+	emptied := map[string]bool{}
+	options := metav1.ListOptions{Limit: 500}
+	for {
+		page, err := client.List(ctx, options)
+		if err != nil {
+			return ignoreNotFound(err)
+		}
+		for i := range page.Items {
+			namespace := page.Items[i].Namespace
+			if emptied[namespace] {
+				continue
+			}
+			err := client.Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+			if ignoreNotFound(err) != nil {
+				return err
+			}
+			emptied[namespace] = true
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			break
 		}
 	}
 	left, err := client.List(ctx, metav1.ListOptions{Limit: 1})
@@ -136,14 +149,14 @@ func (d *definitions) empty(ctx context.Context, crd *unstructured.Unstructured)
 
 // objects is a client for the custom objects at a served version. A CRD that serves none
 // is made to serve its storage version: it is terminating, so nothing can be created.
-func (d *definitions) objects(ctx context.Context, crd *unstructured.Unstructured) (dynamic.NamespaceableResourceInterface, error) {
+func (d *definitions) objects(ctx context.Context, crd *unstructured.Unstructured) (metadata.Getter, error) {
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
 	for _, v := range versions {
 		if version, _ := v.(map[string]any); version["served"] == true {
 			name, _ := version["name"].(string)
-			return d.clients.dynamic.Resource(schema.GroupVersionResource{Group: group, Version: name, Resource: plural}), nil
+			return d.clients.metadata.Resource(schema.GroupVersionResource{Group: group, Version: name, Resource: plural}), nil
 		}
 	}
 	for _, v := range versions {
@@ -158,15 +171,6 @@ func (d *definitions) objects(ctx context.Context, crd *unstructured.Unstructure
 		return nil, err
 	}
 	return nil, errRemaining
-}
-
-func namespacesOf(objects *unstructured.UnstructuredList) []string {
-	var all []string
-	for _, o := range objects.Items {
-		all = append(all, o.GetNamespace())
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // name writes the status of each CRD of a group that has not got all its names: the
