@@ -101,6 +101,7 @@ type shape struct {
 	props    []property
 	items    *node
 	junctors junctors
+	narrows  bool // stands below a junctor, where additionalProperties says nothing
 }
 
 // set puts fields into s in place of those of the same name.
@@ -221,9 +222,13 @@ func (p publisher) appendShape(dst []byte, s *shape) []byte {
 }
 
 func (p publisher) appendChildren(m *members, s *shape) {
+	child := p.appendNode
+	if s.narrows {
+		child = p.appendNarrowing
+	}
 	if s.items != nil {
 		m.key("items")
-		m.dst = p.appendNode(m.dst, s.items)
+		m.dst = child(m.dst, s.items)
 	}
 	if len(s.props) > 0 {
 		m.key("properties")
@@ -236,12 +241,13 @@ func (p publisher) appendChildren(m *members, s *shape) {
 			if f.text != nil {
 				m.dst = append(m.dst, f.text...)
 			} else {
-				m.dst = p.appendNode(m.dst, f.schema)
+				m.dst = child(m.dst, f.schema)
 			}
 		}
 		m.dst = append(m.dst, '}')
 	}
 	switch {
+	case s.narrows:
 	case s.additional != nil:
 		m.key("additionalProperties")
 		m.dst = p.appendNode(m.dst, s.additional)
@@ -289,5 +295,5 @@ func (p publisher) appendJunctors(m *members, j junctors) {
 
 func (p publisher) appendNarrowing(dst []byte, n *node) []byte {
 	return p.appendShape(dst, &shape{node: n, typ: n.typ, required: n.required, props: n.props,
-		items: n.items, junctors: n.junctors})
+		items: n.items, junctors: n.junctors, narrows: true})
 }

@@ -142,7 +142,7 @@ func (n *node) setPlain(key, value []byte) {
 	switch name := string(key[1 : len(key)-1]); name {
 	case "default":
 		n.hasGenerics = true
-	case "example":
+	case "example", "externalDocs":
 	case "type":
 		if !empty {
 			n.typ = value
