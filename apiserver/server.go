@@ -125,15 +125,8 @@ func (s *Server) connect(ctx context.Context) error {
 		Allowed:  authorizer.Review,
 		Rules:    authorizer.Rules,
 	}))
-	following, cancel := context.WithCancel(context.Background())
-	s.stopFollowing = cancel
-	s.following.Go(func() {
-		if err := live.Follow(following, s.store); err != nil && following.Err() == nil {
-			s.fail(fmt.Errorf("follow the definitions of kinds: %w", err))
-		}
-	})
-	if _, err := live.Wait(ctx, s.store.Head().Revision()); err != nil {
-		return fmt.Errorf("read the definitions of kinds: %w", err)
+	if err := s.follow(ctx, live); err != nil {
+		return err
 	}
 	roots := pool(s.keys)
 	s.handler = api.New(api.Config{
@@ -146,6 +139,27 @@ func (s *Server) connect(ctx context.Context) error {
 		Profiling:     s.config.Profiling,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
+	return nil
+}
+
+// follow keeps live up with the store, and returns once it knows all that is stored.
+func (s *Server) follow(ctx context.Context, live *resource.Live) error {
+	following, cancel := context.WithCancel(context.Background())
+	s.stopFollowing = cancel
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	s.following.Go(func() {
+		err := live.Follow(following, s.store)
+		if following.Err() != nil {
+			return // as it should
+		}
+		err = fmt.Errorf("follow the definitions of kinds: %w", err)
+		giveUp(err)
+		s.fail(err)
+	})
+	if _, err := live.Wait(ctx, s.store.Head().Revision()); err != nil {
+		return fmt.Errorf("read the definitions of kinds: %w", context.Cause(ctx))
+	}
 	return nil
 }
 
