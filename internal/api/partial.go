@@ -7,7 +7,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -19,20 +18,8 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)
 	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
-	dst = appendMetadata(dst, o)
+	dst = o.Packed.AppendMetadata(dst, o.Revision)
 	return append(dst, '}')
-}
-
-// appendMetadata appends the metadata of o, resourceVersion included.
-func appendMetadata(dst []byte, o engine.Object) []byte {
-	start := len(dst)
-	dst = o.AppendJSON(dst)
-	raw, ok := object.Field(dst[start:], "metadata")
-	if !ok {
-		return append(dst[:start], "{}"...)
-	}
-	// The value lies behind where it goes to.
-	return dst[:start+copy(dst[start:], raw)]
 }
 
 // partial is the same as a Go object.

@@ -28,11 +28,14 @@ type table struct {
 	headers bool
 	now     time.Time
 
-	paths  [][]string // of the columns that are plain fields
-	place  []int      // column to path, -1 for a column that is computed
-	raw    [][]byte
-	trees  bool // a column is computed
-	object []byte
+	paths [][]string // of the columns that are plain fields
+	place []int      // column to path, -1 for a column that is computed
+	raw   [][]byte
+	trees bool // a column is computed
+
+	// The last age that was told: objects are often made in bursts.
+	since string
+	age   []byte
 }
 
 // newTable prepares the Table that the request asks for.
@@ -46,7 +49,7 @@ func (q *request) newTable() (*table, error) {
 	if errs := validation.ValidateTableOptions(&o); len(errs) == 1 {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("Unable to convert to Table as requested: %v", errs[0].Error()))
 	}
-	t := &table{version: q.v, form: q.media.version, include: o.IncludeObject, headers: !o.NoHeaders, now: time.Now()}
+	t := &table{version: q.v, form: q.media.version, include: o.IncludeObject, headers: !o.NoHeaders}
 	for i := range q.v.Columns {
 		c := &q.v.Columns[i]
 		if len(c.Path) == 0 {
@@ -58,6 +61,7 @@ func (q *request) newTable() (*table, error) {
 		t.paths = append(t.paths, c.Path)
 	}
 	t.raw = make([][]byte, len(t.paths))
+	t.refresh()
 	return t, nil
 }
 
@@ -101,7 +105,9 @@ func (t *table) appendSingle(dst []byte, o engine.Object) ([]byte, error) {
 }
 
 // refresh lets ages be told as of now.
-func (t *table) refresh() { t.now = time.Now() }
+func (t *table) refresh() {
+	t.now, t.since, t.age = time.Now(), "", append(t.age[:0], `"\u003cunknown\u003e"`...)
+}
 
 // appendRow appends the row of one object.
 func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
@@ -151,7 +157,10 @@ func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
 	text := raw[0] == '"'
 	switch {
 	case c.Age && text && bytes.IndexByte(raw, '\\') < 0:
-		return t.appendAge(dst, string(raw[1:len(raw)-1]))
+		if raw = raw[1 : len(raw)-1]; string(raw) == t.since {
+			return append(dst, t.age...)
+		}
+		return t.appendAge(dst, string(raw))
 	case c.Type == "string" && text, c.Type == "boolean" && (raw[0] == 't' || raw[0] == 'f'):
 		return append(dst, raw...)
 	case c.Type == "integer" && isInteger(raw):
@@ -213,15 +222,16 @@ func (t *table) appendCell(dst []byte, c *resource.Column, v any) []byte {
 
 // appendAge appends how long ago a timestamp is, as people read it.
 func (t *table) appendAge(dst []byte, text string) []byte {
-	if text == "" {
-		return append(dst, `"\u003cunknown\u003e"`...)
-	}
+	start := len(dst)
 	at, err := time.Parse(time.RFC3339, text)
-	if err != nil {
-		return append(dst, `"\u003cinvalid\u003e"`...)
+	switch {
+	case text == "", err == nil && at.IsZero():
+		dst = append(dst, `"\u003cunknown\u003e"`...)
+	case err != nil:
+		dst = append(dst, `"\u003cinvalid\u003e"`...)
+	default:
+		dst = append(append(append(dst, '"'), duration.HumanDuration(t.now.Sub(at))...), '"')
 	}
-	if at.IsZero() {
-		return append(dst, `"\u003cunknown\u003e"`...)
-	}
-	return object.AppendJSON(dst, duration.HumanDuration(t.now.Sub(at)))
+	t.since, t.age = text, append(t.age[:0], dst[start:]...)
+	return dst
 }

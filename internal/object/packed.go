@@ -178,13 +178,35 @@ func (p Packed) Cut(apiVersion string) (head []byte, open, shut string, tail []b
 	return js[:at], open, shut, js[at:], true
 }
 
-// appendFrom appends the JSON from the given offset on, which is not behind the splice.
-func (p Packed) appendFrom(dst []byte, from int, revision int64) []byte {
-	js, at, kind := p.JSON(), p.splice(), p[1]
-	if kind == spliceNone || revision == 0 {
-		return append(dst, js[from:]...)
+// AppendMetadata appends the JSON of the object's metadata alone, with resourceVersion as
+// in AppendJSON; an empty object if it has none.
+func (p Packed) AppendMetadata(dst []byte, revision int64) []byte {
+	js, at := p.JSON(), p.splice()
+	s := scanner{s: alias(js), pos: 1}
+	for {
+		key, ok := s.member()
+		if !ok {
+			return append(dst, "{}"...)
+		}
+		start := s.pos
+		if !s.next() {
+			return append(dst, "{}"...)
+		}
+		if key != keyMetadata {
+			continue
+		}
+		s.pos = start
+		s.skip()
+		if p[1] == spliceNone || revision == 0 || at < start || at > s.pos {
+			return append(dst, js[start:s.pos]...)
+		}
+		dst = append(dst, js[start:at]...)
+		return append(appendRevision(dst, p[1], revision), js[at:s.pos]...)
 	}
-	dst = append(dst, js[from:at]...)
+}
+
+// appendRevision appends resourceVersion with the commas that its place needs.
+func appendRevision(dst []byte, kind byte, revision int64) []byte {
 	if kind == spliceAfter {
 		dst = append(dst, ',')
 	}
@@ -194,6 +216,16 @@ func (p Packed) appendFrom(dst []byte, from int, revision int64) []byte {
 	if kind == spliceBefore {
 		dst = append(dst, ',')
 	}
+	return dst
+}
+
+// appendFrom appends the JSON from the given offset on, which is not behind the splice.
+func (p Packed) appendFrom(dst []byte, from int, revision int64) []byte {
+	js, at, kind := p.JSON(), p.splice(), p[1]
+	if kind == spliceNone || revision == 0 {
+		return append(dst, js[from:]...)
+	}
+	dst = appendRevision(append(dst, js[from:at]...), kind, revision)
 	return append(dst, js[at:]...)
 }
 

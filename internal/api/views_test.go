@@ -1,0 +1,309 @@
+package api
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+)
+
+const asTable = "Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
+
+// CRD-064, PRN-003, PRN-014, PRN-017
+func TestTable(t *testing.T) {
+	h := withCronTabs(t)
+	h.want(201, "POST", crontabs, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b"},"spec":{}}`)
+	for _, path := range []string{crontabs, "/apis/stable.example.com/v1/crontabs"} {
+		got := tree(t, h.want(200, "GET", path, "", asTable).Body)
+		if got["kind"] != "Table" || got["apiVersion"] != "meta.k8s.io/v1" || at(got, "metadata", "resourceVersion") == nil {
+			t.Errorf("%v", got)
+		}
+		var names []any
+		for i := range 4 {
+			names = append(names, at(got, "columnDefinitions", i, "name"), at(got, "columnDefinitions", i, "format"))
+		}
+		if want := []any{"Name", "name", "Spec", "", "Replicas", "", "Age", ""}; !reflect.DeepEqual(names, want) {
+			t.Errorf("columns %v, want %v", names, want)
+		}
+		if d := at(got, "columnDefinitions", 0, "description"); d != (metav1.ObjectMeta{}).SwaggerDoc()["name"] {
+			t.Errorf("description %v", d)
+		}
+		if d := at(got, "columnDefinitions", 1, "description"); d != "Custom resource definition column (in JSONPath format): .spec.cronSpec" {
+			t.Errorf("description %v", d)
+		}
+		a, b := at(got, "rows", 0, "cells").([]any), at(got, "rows", 1, "cells").([]any)
+		if a[0] != "a" || a[1] != "* * * * */5" || a[2] != 3.0 || !strings.HasSuffix(a[3].(string), "s") {
+			t.Errorf("cells %v", a)
+		}
+		if b[0] != "b" || b[1] != nil || b[2] != nil {
+			t.Errorf("cells %v", b)
+		}
+		if o := at(got, "rows", 0, "object"); at(o, "kind") != "PartialObjectMetadata" || at(o, "metadata", "name") != "a" || at(o, "spec") != nil || at(o, "metadata", "resourceVersion") == nil {
+			t.Errorf("object %v", o)
+		}
+	}
+	one := tree(t, h.want(200, "GET", crontabs+"/a?includeObject=Object", "", asTable).Body)
+	if at(one, "rows", 0, "object", "kind") != "CronTab" || at(one, "rows", 1) != nil {
+		t.Errorf("one object: %v", one)
+	}
+	none := tree(t, h.want(200, "GET", crontabs+"/a?includeObject=None", "", asTable).Body)
+	if at(none, "rows", 0, "object") != nil {
+		t.Errorf("no object: %v", none)
+	}
+	h.refused(400, `Unable to convert to Table as requested: includeObject: Invalid value: "All": must be 'Metadata', 'Object', 'None', or empty`,
+		"GET", crontabs+"?includeObject=All", "", asTable)
+	beta := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=Table;v=v1beta1;g=meta.k8s.io").Body)
+	if beta["apiVersion"] != "meta.k8s.io/v1beta1" || at(beta, "rows", 0, "object", "apiVersion") != "meta.k8s.io/v1beta1" {
+		t.Errorf("v1beta1: %v", beta)
+	}
+}
+
+// PRN-013, PRN-017
+func TestAges(t *testing.T) {
+	tb := &table{}
+	tb.refresh()
+	for text, want := range map[string]string{
+		"": `"\u003cunknown\u003e"`, "yesterday": `"\u003cinvalid\u003e"`, "0001-01-01T00:00:00Z": `"\u003cunknown\u003e"`,
+		tb.now.Add(-3 * 3600e9).UTC().Format("2006-01-02T15:04:05Z"): `"3h"`,
+	} {
+		if got := string(tb.appendAge(nil, text)); got != want {
+			t.Errorf("%q is %s, want %s", text, got, want)
+		}
+	}
+}
+
+// CRD-064
+func TestPartialObjectMetadata(t *testing.T) {
+	h := withCronTabs(t)
+	whole := tree(t, h.do("GET", crontabs+"/a", "").Body)
+	got := tree(t, h.want(200, "GET", crontabs+"/a", "", "Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io").Body)
+	want := map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": whole["metadata"]}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	list := tree(t, h.want(200, "GET", crontabs, "", "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io").Body)
+	if list["kind"] != "PartialObjectMetadataList" || !reflect.DeepEqual(at(list, "items", 0), any(want)) {
+		t.Errorf("list %v", list)
+	}
+	h.want(406, "GET", crontabs, "", "Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io")
+	h.want(406, "GET", crontabs+"/a", "", "Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
+	w := h.want(200, "GET", crontabs, "", "Accept: application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io")
+	var typed metav1.PartialObjectMetadataList
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, &typed); err != nil || len(typed.Items) != 1 || typed.Items[0].Name != "a" {
+		t.Errorf("as protobuf: %v %v", typed, err)
+	}
+}
+
+// CRD-068
+func TestProtobufOfBuiltinKinds(t *testing.T) {
+	h := newHarness(t)
+	in := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"k": "v"}}
+	info, _ := scheme.Codecs.SupportedMediaTypes(), 0
+	var body bytes.Buffer
+	for _, i := range info {
+		if i.MediaType == mediaProtobuf {
+			if err := scheme.Codecs.EncoderForVersion(i.Serializer, corev1.SchemeGroupVersion).Encode(in, &body); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w := h.want(201, "POST", "/api/v1/namespaces/default/configmaps", body.String(), "Content-Type: "+mediaProtobuf, "Accept: "+mediaProtobuf)
+	out := &corev1.ConfigMap{}
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, out); err != nil || out.Data["k"] != "v" || out.UID == "" {
+		t.Errorf("%v %v", out, err)
+	}
+	w = h.want(200, "GET", "/api/v1/configmaps", "", "Accept: "+mediaProtobuf)
+	list := &corev1.ConfigMapList{}
+	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(w.Body.Bytes(), nil, list); err != nil || len(list.Items) != 1 || list.ResourceVersion == "" {
+		t.Errorf("%v %v", list, err)
+	}
+}
+
+// CRD-068
+func TestCBORBehindItsGate(t *testing.T) {
+	h := withCronTabs(t, func(c *Config) { c.EnableCBOR = true })
+	w := h.want(200, "GET", crontabs+"/a", "", "Accept: application/cbor")
+	if !bytes.HasPrefix(w.Body.Bytes(), cborTag) {
+		t.Errorf("%x", w.Body)
+	}
+	got, err := decodeCBOR(w.Body.Bytes())
+	if err != nil || at(got, "spec", "replicas") != int64(3) {
+		t.Errorf("%v %v", got, err)
+	}
+	h.want(200, "PUT", crontabs+"/a", w.Body.String(), "Content-Type: application/cbor")
+	if w := newHarness(t).do("POST", "/api/v1/namespaces", "x", "Content-Type: application/cbor"); w.Code != 415 {
+		t.Errorf("behind a closed gate: %d", w.Code)
+	}
+}
+
+// CRD-068
+func TestGzip(t *testing.T) {
+	h := withCronTabs(t)
+	h.fill(400)
+	plain := h.want(200, "GET", crontabs, "").Body.Bytes()
+	for _, accept := range []string{mediaJSON, mediaYAML} {
+		w := h.want(200, "GET", crontabs, "", "Accept-Encoding: deflate, gzip", "Accept: "+accept)
+		if w.Header().Get("Content-Encoding") != "gzip" || w.Header().Get("Vary") != "Accept-Encoding" {
+			t.Fatalf("%v", w.Header())
+		}
+		z, err := gzip.NewReader(w.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(z); err != nil || accept == mediaJSON && !bytes.Equal(got, plain) {
+			t.Errorf("%d bytes, want %d: %v", len(got), len(plain), err)
+		}
+	}
+	if w := h.do("GET", crontabs+"/a", "", "Accept-Encoding: gzip"); w.Header().Get("Content-Encoding") != "" {
+		t.Error("a small body is compressed")
+	}
+	list := tree(t, bytes.NewReader(plain))
+	if len(list["items"].([]any)) != 401 {
+		t.Errorf("%d items", len(list["items"].([]any)))
+	}
+}
+
+// CRD-068
+func TestPretty(t *testing.T) {
+	h := withCronTabs(t)
+	for _, headers := range [][]string{{"User-Agent: curl/8"}, {"Accept: application/json;pretty=1"}} {
+		if w := h.want(200, "GET", crontabs+"/a", "", headers...); !strings.HasPrefix(w.Body.String(), "{\n  \"apiVersion\": ") {
+			t.Errorf("%s: %s", headers, w.Body)
+		}
+	}
+	if w := h.want(200, "GET", crontabs+"/a?pretty=0", "", "User-Agent: curl/8"); w.Body.Bytes()[1] == '\n' {
+		t.Error("pretty although asked not to")
+	}
+	if w := h.want(404, "GET", crontabs+"/x?pretty=true", ""); !strings.HasPrefix(w.Body.String(), "{\n  \"kind\": \"Status\"") {
+		t.Errorf("a Status: %s", w.Body)
+	}
+}
+
+// CRD-069
+func TestWhoMay(t *testing.T) {
+	h := withCronTabs(t)
+	anonymous := func(path string, headers ...string) (int, string) {
+		r := newRequest("GET", path, "", headers...)
+		r = r.WithContext(t.Context())
+		w := recordFor(h, r)
+		return w.Code, message(w)
+	}
+	if code, text := anonymous(crontabs); code != 403 || text != `crontabs.stable.example.com is forbidden: User "system:anonymous" cannot list resource "crontabs" in API group "stable.example.com" in the namespace "default"` {
+		t.Errorf("%d %s", code, text)
+	}
+	if code, _ := anonymous(crontabs, "Authorization: Bearer x"); code != 401 {
+		t.Errorf("a bad token: %d", code)
+	}
+	if code, _ := anonymous(crontabs+"/a", "Impersonate-User: system:admin"); code != 403 {
+		t.Errorf("a stranger impersonates: %d", code)
+	}
+	if code, body := anonymous("/healthz"); code != 200 || body != "ok" {
+		t.Errorf("/healthz: %d %s", code, body)
+	}
+	if w := h.do("GET", crontabs+"/a", "", "Impersonate-User: jane"); w.Code != 403 || !strings.Contains(message(w), `User "jane" cannot get resource`) {
+		t.Errorf("as jane: %d %s", w.Code, w.Body)
+	}
+	w := h.want(201, "POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", `{}`, "Impersonate-User: jane", "Impersonate-Group: g")
+	if who := tree(t, w.Body); at(who, "status", "userInfo", "username") != "jane" || !reflect.DeepEqual(at(who, "status", "userInfo", "groups"), []any{"g", "system:authenticated"}) {
+		t.Errorf("who is %v", who)
+	}
+	h.want(400, "GET", crontabs, "", "Impersonate-Group: g")
+}
+
+// CRD-070
+func TestHealth(t *testing.T) {
+	sick := errors.New("no")
+	h := newHarness(t, func(c *Config) {
+		c.Live = []Check{{"disk", func() error { return nil }}}
+		c.Ready = []Check{{"store", func() error { return sick }}}
+	})
+	for path, want := range map[string]string{
+		"/healthz": "ok", "/livez/": "ok", "/livez/ping": "ok", "/livez?verbose": "[+]ping ok\n[+]disk ok\nlivez check passed\n",
+		"/livez?verbose&exclude=disk&exclude=x": "[+]ping ok\n[+]disk excluded: ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nlivez check passed\n",
+	} {
+		if w := h.want(200, "GET", path, ""); w.Body.String() != want {
+			t.Errorf("%s: %q, want %q", path, w.Body, want)
+		}
+	}
+	if w := h.want(500, "GET", "/readyz", ""); w.Body.String() != "[+]ping ok\n[-]store failed: reason withheld\n[+]shutdown ok\nreadyz check failed\n" {
+		t.Errorf("%q", w.Body)
+	}
+	if w := h.want(500, "GET", "/readyz/store", ""); w.Body.String() != "internal server error: no\n" {
+		t.Errorf("%q", w.Body)
+	}
+	h.want(404, "GET", "/readyz/nothing", "")
+}
+
+// CRD-033
+func TestVersion(t *testing.T) {
+	h := newHarness(t)
+	v := tree(t, h.want(200, "GET", "/version", "").Body)
+	if v["major"] != "1" || v["minor"] != "37" || v["gitVersion"] != KubernetesVersion {
+		t.Errorf("%v", v)
+	}
+}
+
+// CRD-070
+func TestMetrics(t *testing.T) {
+	h := withCronTabs(t)
+	h.do("GET", crontabs+"/a", "")
+	h.do("GET", crontabs+"/a/made-up", "")
+	body := h.want(200, "GET", "/metrics", "").Body.String()
+	for _, want := range []string{
+		`apiserver_request_total{code="200",component="apiserver",dry_run="",group="stable.example.com",resource="crontabs",scope="resource",subresource="",verb="GET",version="v1"} 1`,
+		`apiserver_storage_objects{resource="crontabs.stable.example.com"} 1`,
+		`apiserver_current_inflight_requests{request_kind="readOnly"} 1`, "go_goroutines ", "process_start_time_seconds ",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	if strings.Contains(body, "made-up") {
+		t.Error("clients can make up labels")
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	// CRD-059: a deprecated version warns.
+	h := withCronTabs(t)
+	w := h.want(200, "GET", "/apis/stable.example.com/v1beta1/namespaces/default/crontabs/a", "", "Audit-Id: mine")
+	if got := w.Header(); got.Get("Warning") != `299 - "stable.example.com/v1beta1 CronTab is deprecated; use stable.example.com/v1 CronTab"` ||
+		got.Get("Audit-Id") != "mine" || got.Get("Cache-Control") != "no-cache, private" {
+		t.Errorf("%v", got)
+	}
+	if w := h.do("GET", crontabs, ""); len(w.Header().Get("Audit-Id")) != 36 {
+		t.Errorf("%v", w.Header())
+	}
+}
+
+// A panic is answered with 500 and does not stay in flight.
+// CRD-070
+func TestPanic(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.Discovery = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("on purpose") })
+	})
+	h.want(500, "GET", "/apis", "")
+	h.server.Drain()
+}
+
+// The loopback carries errors, too, and who it speaks for.
+// CRD-069
+func TestLoopback(t *testing.T) {
+	h := withCronTabs(t)
+	client := &http.Client{Transport: h.server.Loopback(access.Loopback())}
+	resp, err := client.Get("https://x" + crontabs + "/nothing")
+	if err != nil || resp.StatusCode != 404 {
+		t.Fatalf("%v %v", resp, err)
+	}
+	resp.Body.Close()
+}
