@@ -169,10 +169,8 @@ func (s *Store) commitGroup(group []*request) {
 		return
 	}
 	if err := s.append(g.events); err != nil {
-		for _, r := range group {
-			if r.err == nil {
-				r.events, r.err = nil, err
-			}
+		for _, r := range group { // a conflict, too, may be with what was not written
+			r.events, r.err = nil, err
 		}
 		return
 	}

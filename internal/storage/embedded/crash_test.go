@@ -85,7 +85,7 @@ func (w *witness) plan(s *storage.Store, r *rand.Rand) []storage.Write {
 		if now == nil || r.IntN(5) > 0 {
 			size := r.IntN(600)
 			if !w.small && r.IntN(20) == 0 {
-				size = r.IntN(40000)
+				size = r.IntN(8000) // the engine looks long for what is wrong with a large torn piece
 			}
 			write.Value = append(fmt.Appendf(nil, "%d ", w.number), bytes.Repeat([]byte{'x'}, size)...)
 		}

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -154,7 +155,7 @@ func syncDir(fs vfs.FS, dir string) error {
 
 // lockError tells a lock that is held from one that cannot be taken.
 func lockError(dir string, err error) error {
-	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) {
+	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) || strings.Contains(err.Error(), "lock held by current process") {
 		return &InUseError{Dir: dir}
 	}
 	return fmt.Errorf("lock the data directory %s: %w", dir, err)

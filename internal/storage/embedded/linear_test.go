@@ -120,6 +120,9 @@ func TestLinearizable(t *testing.T) {
 				place = crash(t, disk, 50, r)
 			}
 			s, err := Open(crashOptions(place))
+			if place == vfs.FS(fs) && errors.Is(err, errDisk) {
+				continue // the disk did not last that long
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
