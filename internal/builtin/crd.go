@@ -48,14 +48,15 @@ func crds(c Config) resource.Behavior {
 	}
 }
 
-// crdColumns are those of kubectl get crd from v1.37 on.
+// crdColumns are those of kubectl get crd: name and age as every release has shown
+// them, and under -o wide what v1.37 adds.
 func crdColumns() []resource.Column {
 	created := ageColumn()
 	created.Name, created.Type, created.Age = "Created At", "date", false
 	return []resource.Column{
 		nameColumn(),
-		pathColumn("Scope", "Cluster/Namespaced", "spec", "scope"),
-		cellColumn("Versions", "Served versions", servedVersions),
+		wide(pathColumn("Scope", "Cluster/Namespaced", "spec", "scope")),
+		wide(cellColumn("Versions", "Served versions", servedVersions)),
 		created,
 		wide(pathColumn("Group", "API group", "spec", "group")),
 		wide(pathColumn("Kind", "CustomResource kind", "spec", "names", "kind")),
