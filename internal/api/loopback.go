@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -52,7 +53,7 @@ func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
 	// A caller that gives up must not hold a handler that is writing.
 	stop := context.AfterFunc(ctx, func() { _ = sink.CloseWithError(context.Cause(ctx)) })
 	return &http.Response{
-		Status:        http.StatusText(w.status),
+		Status:        strconv.Itoa(w.status) + " " + http.StatusText(w.status),
 		StatusCode:    w.status,
 		Proto:         "HTTP/2.0",
 		ProtoMajor:    2,

@@ -111,7 +111,8 @@ func (q *request) plain() bool {
 	}
 	for name, values := range r.Header {
 		switch {
-		case name == "Accept" && (len(values) > 1 || values[0] != mediaJSON && values[0] != "*/*" && values[0] != "application/json, */*"),
+		case len(values) != 1,
+			name == "Accept" && (values[0] != mediaJSON && values[0] != "*/*" && values[0] != "application/json, */*"),
 			name == "User-Agent" && (strings.HasPrefix(values[0], "curl") || strings.HasPrefix(values[0], "Wget") || strings.HasPrefix(values[0], "Mozilla/5.0")),
 			strings.HasPrefix(name, "Impersonate-"):
 			return false

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -220,6 +221,16 @@ func TestWhoMay(t *testing.T) {
 	h.want(400, "GET", crontabs, "", "Impersonate-Group: g")
 }
 
+// CRD-061
+func TestRevisionFromTheFuture(t *testing.T) {
+	t.Parallel() // it takes the three seconds that such a read waits
+	h := withCronTabs(t)
+	w := h.want(504, "GET", crontabs+"?resourceVersion=99999", "")
+	if w.Header().Get("Retry-After") != "1" || at(tree(t, w.Body), "details", "causes", 0, "reason") != "ResourceVersionTooLarge" {
+		t.Errorf("%v %s", w.Header(), w.Body)
+	}
+}
+
 // CRD-070
 func TestHealth(t *testing.T) {
 	sick := errors.New("no")
@@ -248,6 +259,13 @@ func TestHealth(t *testing.T) {
 func TestVersion(t *testing.T) {
 	h := newHarness(t)
 	v := tree(t, h.want(200, "GET", "/version", "").Body)
+	mod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "k8s.io/api v0" + strings.TrimPrefix(KubernetesVersion, "v1"); !strings.Contains(string(mod), want+"\n") {
+		t.Errorf("built from another release than %s", want)
+	}
 	if v["major"] != "1" || v["minor"] != "37" || v["gitVersion"] != KubernetesVersion {
 		t.Errorf("%v", v)
 	}
@@ -273,8 +291,9 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// A deprecated version warns.
+// CRD-007
 func TestHeaders(t *testing.T) {
-	// CRD-059: a deprecated version warns.
 	h := withCronTabs(t)
 	w := h.want(200, "GET", "/apis/stable.example.com/v1beta1/namespaces/default/crontabs/a", "", "Audit-Id: mine")
 	if got := w.Header(); got.Get("Warning") != `299 - "stable.example.com/v1beta1 CronTab is deprecated; use stable.example.com/v1 CronTab"` ||

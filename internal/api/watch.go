@@ -25,6 +25,9 @@ const (
 
 // watch streams the changes of a collection.
 func (q *request) watch() error {
+	if q.r.Method != http.MethodGet { // what a path below /watch/ would still allow
+		return q.unsupported()
+	}
 	if err := q.negotiate(); err != nil {
 		return err
 	}

@@ -207,8 +207,8 @@ func TestLoopbackEndsWithItsBody(t *testing.T) {
 	h.server.Drain() // returns when nothing is in flight
 }
 
+// CRD-062
 func TestErrorEventsAreEncoded(t *testing.T) {
-	// CRD-062
 	q := &request{media: media{offer: offers(true)[2]}}
 	e := &events{request: q}
 	s := &metav1.Status{Code: 410}
