@@ -20,7 +20,7 @@ func (w *world) creators(namespace string, stop func()) {
 	target.Namespace = namespace
 	for i := range 6 {
 		all.Go(func() {
-			for j := 0; ; j++ {
+			for j := range 2000 { // more than anybody gets to, unless nothing refuses
 				_, err := w.Create(w.ctx, target, w.body(target, fmt.Sprintf(`{"metadata":{"name":"c%d-%d"}}`, i, j)), w.caller)
 				if err != nil {
 					return
