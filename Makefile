@@ -23,6 +23,7 @@ lint:
 check:
 	.ci/run
 
-# Kills a server at random a thousand times while it writes.
+# Kills a server at random a thousand times while it writes, and a fake disk ten thousand times.
 torture:
-	TORTURE=1000 go test -count=1 -timeout 2h -run Torture ./internal/torture
+	TORTURE=1000 go test -count=1 -timeout 2h -v ./internal/torture
+	TORTURE=10000 go test -count=1 -timeout 2h ./internal/storage/embedded
