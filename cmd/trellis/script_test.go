@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,7 +19,24 @@ const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
 	command := func() { os.Exit(run(os.Args)) }
-	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command})
+	commands := map[string]func(){"trellis": command}
+	if !raceDetector {
+		commands["kubectl"] = command
+	}
+	testscript.Main(m, commands)
+}
+
+// kubectlDir is a folder to look for kubectl in. With the race detector kubectl starts five
+// times slower and says on stderr that it is there, so kubectl is then built without.
+func kubectlDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if raceDetector {
+		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "kubectl"), ".").CombinedOutput(); err != nil {
+			t.Fatalf("build kubectl: %v\n%s", err, out)
+		}
+	}
+	return dir
 }
 
 // TestScripts runs testdata/script, each script against a server of its own.
@@ -27,6 +45,7 @@ func TestScripts(t *testing.T) {
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)
 	}
+	bin := kubectlDir(t)
 	for _, script := range scripts {
 		t.Run(strings.TrimSuffix(filepath.Base(script), ".txtar"), func(t *testing.T) {
 			kubeconfig := os.Getenv(otherServer)
@@ -39,7 +58,7 @@ func TestScripts(t *testing.T) {
 			testscript.Run(t, testscript.Params{
 				Files:               []string{script},
 				Cmds:                scriptCommands,
-				Setup:               func(env *testscript.Env) error { return setUp(env, kubeconfig) },
+				Setup:               func(env *testscript.Env) error { return setUp(env, kubeconfig, bin) },
 				ContinueOnError:     true,
 				RequireExplicitExec: true,
 				RequireUniqueNames:  true,
@@ -50,17 +69,19 @@ func TestScripts(t *testing.T) {
 
 // TestPrograms runs testdata/program: scripts that start servers themselves.
 func TestPrograms(t *testing.T) {
+	bin := kubectlDir(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/program",
 		Cmds:                scriptCommands,
-		Setup:               func(env *testscript.Env) error { return setUp(env, "") },
+		Setup:               func(env *testscript.Env) error { return setUp(env, "", bin) },
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 	})
 }
 
 // setUp gives a script a home of its own, where kubectl caches discovery, and its server.
-func setUp(env *testscript.Env, kubeconfig string) error {
+func setUp(env *testscript.Env, kubeconfig, bin string) error {
+	env.Setenv("PATH", bin+string(filepath.ListSeparator)+env.Getenv("PATH"))
 	if kubeconfig != "" {
 		absolute, err := filepath.Abs(kubeconfig)
 		if err != nil {
