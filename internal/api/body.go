@@ -76,7 +76,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: t, Strict: duplicates(repeated)}, nil
+		return engine.Body{Tree: t, Strict: duplicates(repeated)}, q.named(data, t)
 	case formatCBOR:
 		t, err := decodeCBOR(data)
 		if err != nil {
@@ -94,7 +94,21 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	if err != nil {
 		return engine.Body{}, q.malformed(data, err)
 	}
-	return engine.Body{Tree: t, Strict: duplicates(repeated)}, nil
+	return engine.Body{Tree: t, Strict: duplicates(repeated)}, q.named(data, t)
+}
+
+// named refuses a body whose apiVersion or kind is no string, as upstream words it.
+func (q *request) named(data []byte, t object.Tree) error {
+	for _, key := range [...]string{"apiVersion", "kind"} {
+		switch t[key].(type) {
+		case nil, string:
+			continue
+		}
+		if _, err := kjson.DefaultMetaFactory.Interpret(object.AppendJSON(nil, object.Tree{key: t[key]})); err != nil {
+			return q.unrecognized(data, err)
+		}
+	}
+	return nil
 }
 
 func duplicates(repeated []string) []string {

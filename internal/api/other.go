@@ -33,7 +33,7 @@ func (q *request) serveOther() {
 		q.serveHealth(w, first)
 	case p == "/version":
 		serveVersion(w, q.r)
-	case p == "/metrics":
+	case q.r.URL.Path == "/metrics":
 		q.server.metrics.handler.ServeHTTP(w, q.r)
 	case strings.HasPrefix(p, "/debug/pprof") && q.server.config.Profiling:
 		serveProfile(w, q.r)

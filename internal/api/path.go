@@ -81,6 +81,7 @@ func (p *path) below(method string, parts []string) {
 		p.namespace = parts[1]
 		if len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
 			parts = parts[2:]
+			p.deep = p.deep || parts[0] == "namespaces" && p.group == "" // none lies within another
 		}
 	}
 	p.plural = parts[0]

@@ -48,7 +48,7 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	if aside {
 		source = withoutManagedFields(doc)
 	}
-	patched, err := operations.Apply(object.AppendJSON(nil, source))
+	patched, err := perform(operations, object.AppendJSON(nil, source))
 	if err != nil {
 		return nil, unprocessable(err)
 	}
@@ -60,6 +60,17 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 		object.EnsureMetadata(out)[managedFields] = object.CopyValue(entries)
 	}
 	return out, nil
+}
+
+// perform applies operations. Some that make no sense, such as a test of the root without a value, make
+// the library panic; upstream answers those with a 500.
+func perform(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the patch cannot be applied: %v", p)
+		}
+	}()
+	return operations.Apply(doc)
 }
 
 // touchManagedFields tells whether operations may read or change managedFields.

@@ -221,7 +221,7 @@ func checkJSON(t *testing.T, patch []byte) {
 	operations, wantErr := jsonpatch.DecodePatch(patch)
 	if wantErr == nil {
 		var patched []byte
-		if patched, wantErr = operations.Apply(object.AppendJSON(nil, doc)); wantErr == nil {
+		if patched, wantErr = perform(operations, object.AppendJSON(nil, doc)); wantErr == nil {
 			want, _, wantErr = object.DecodeJSON(patched)
 		}
 	}
@@ -230,6 +230,15 @@ func checkJSON(t *testing.T, patch []byte) {
 	}
 	if (gotErr == nil) != (wantErr == nil) || gotErr == nil && !object.Equal(got, want) {
 		t.Fatalf("%s:\n got %s, %v\nwant %s, %v", patch, object.AppendJSON(nil, got), gotErr, object.AppendJSON(nil, want), wantErr)
+	}
+}
+
+// An operation that makes the library panic is refused like any other that does not apply.
+func TestJSONPanics(t *testing.T) {
+	for _, patch := range []string{`[{"op":"test","path":""}]`, `[{"op":"test","path":"","value":null}]`, `[{"op":"replace","path":"","value":null}]`, `[{"op":"replace","path":""}]`} {
+		if _, err := JSON(decode(t, `{"a":1}`), []byte(patch)); code(err) != 422 {
+			t.Errorf("%s: %v", patch, err)
+		}
 	}
 }
 

@@ -110,17 +110,44 @@ func (c *yamlConverter) text(s string) (string, error) {
 
 func (c *yamlConverter) mapping(m map[any]any, depth int) (Tree, error) {
 	out := make(Tree, len(m))
-	for k, v := range m {
-		key, err := yamlKey(k, v)
-		if err != nil {
+	for k := range m {
+		if _, ok := k.(string); ok {
+			continue
+		}
+		var err error
+		if m, err = respell(m); err != nil {
 			return nil, err
 		}
-		if key, err = c.text(key); err != nil {
+		break
+	}
+	for k, v := range m {
+		key, err := c.text(k.(string))
+		if err != nil {
 			return nil, err
 		}
 		if out[key], err = c.value(v, depth+1); err != nil {
 			return nil, err
 		}
+	}
+	return out, nil
+}
+
+// respell makes all keys strings. Of keys that are spelled alike, such as 0 and 0.0, always the same one
+// stays, so that a document means one thing; upstream keeps any.
+func respell(m map[any]any) (map[any]any, error) {
+	from := make(map[string]any, len(m))
+	for k, v := range m {
+		key, err := yamlKey(k, v)
+		if err != nil {
+			return nil, err
+		}
+		if other, taken := from[key]; !taken || fmt.Sprintf("%T %v", k, k) > fmt.Sprintf("%T %v", other, other) {
+			from[key] = k
+		}
+	}
+	out := make(map[any]any, len(from))
+	for key, k := range from {
+		out[key] = m[k]
 	}
 	return out, nil
 }

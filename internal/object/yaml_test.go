@@ -6,9 +6,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	goyaml "go.yaml.in/yaml/v2"
 	"sigs.k8s.io/yaml"
 )
 
@@ -67,8 +69,44 @@ func FuzzDecodeYAML(f *testing.F) {
 			_, _, _ = DecodeYAML(data)
 			return
 		}
+		var doc any
+		if err := goyaml.Unmarshal(data, &doc); err == nil && ambiguous(doc) {
+			_, _, _ = DecodeYAML(data)
+			return
+		}
 		checkYAML(t, data)
 	})
+}
+
+// Keys that are spelled alike give the same value each time: a string before a number, an integer
+// before a float.
+func TestDecodeYAMLKeysAlike(t *testing.T) {
+	for range 100 {
+		got, _, err := DecodeYAML([]byte("{0: int, .0: float, '0': string, 1.0: float, 1: int}"))
+		if want := (Tree{"0": "string", "1": "int"}); err != nil || !reflect.DeepEqual(got, want) {
+			t.Fatalf("got %v, %v, want %v", got, err, want)
+		}
+	}
+}
+
+// ambiguous says whether a mapping in v has keys that are spelled alike: upstream keeps any of them.
+func ambiguous(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return slices.ContainsFunc(v, ambiguous)
+	case map[any]any:
+		keys := map[string]bool{}
+		for k, member := range v {
+			if key, err := yamlKey(k, member); err == nil {
+				keys[key] = true
+			}
+			if ambiguous(member) {
+				return true
+			}
+		}
+		return len(keys) < len(v)
+	}
+	return false
 }
 
 // A small document cannot expand without bound.
