@@ -3,6 +3,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"sync/atomic"
 
@@ -40,10 +41,12 @@ type Server struct {
 	config        Config
 	offers        []offer // media types, the preferred first
 	metrics       *metrics
+	crowd         crowd
 
 	inflight atomic.Int64
 	draining atomic.Bool
-	stopping chan struct{} // closed by Drain: watches end
+	serving  context.Context // until Drain: then watches end
+	stop     context.CancelFunc
 	idle     chan struct{} // receives when the last request in flight of a draining server is done
 }
 
@@ -56,9 +59,9 @@ func New(c Config) *Server {
 		authorizer:    c.Authorizer,
 		config:        c,
 		offers:        offers(c.EnableCBOR),
-		stopping:      make(chan struct{}),
 		idle:          make(chan struct{}, 1),
 	}
+	s.serving, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(s)
 	return s
 }
@@ -71,7 +74,7 @@ func (s *Server) Loopback(u user.Info) http.RoundTripper { return &loopback{s, u
 // A second call waits as well.
 func (s *Server) Drain() {
 	if s.draining.CompareAndSwap(false, true) {
-		close(s.stopping)
+		s.stop()
 	}
 	for s.inflight.Load() > 0 {
 		<-s.idle

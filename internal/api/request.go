@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -310,8 +311,16 @@ func (q *request) notServed() {
 			}
 		}
 	}
+	// The media type keeps clients from taking the Status as it is: to the one they make of a
+	// plain 404 they add what they asked for, and kubectl's users read that.
+	h := q.w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
 	q.status = http.StatusNotFound
-	http.NotFound(q.w, q.r)
+	q.w.WriteHeader(q.status)
+	if body, err := json.Marshal(statusOf(missing())); err == nil {
+		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
+	}
 }
 
 // target is what the engine is asked for.

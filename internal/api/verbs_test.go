@@ -65,8 +65,8 @@ func TestUnservedPaths(t *testing.T) {
 		"/apis/stable.example.com/v1/shirts":                 plain,
 		"/apis/stable.example.com/v2/crontabs":               plain,
 		"/apis/nowhere.example.com/v1/shirts/x":              plain,
-		"/apis/stable.example.com/v1/crontabs/a":             plain, // a namespaced kind without its namespace
-		"/apis/stable.example.com/v1/namespaces//crontabs/a": plain,
+		"/apis/stable.example.com/v1/crontabs/a":             generic, // a namespaced kind without its namespace
+		"/apis/stable.example.com/v1/namespaces//crontabs/a": generic,
 		"/apis//v1/configmaps":                               plain,
 		"/nothing":                                           plain,
 		"/apis/stable.example.com/v1/../v1/crontabs":         plain,

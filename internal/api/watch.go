@@ -1,10 +1,12 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -17,8 +19,6 @@ const (
 	minWatch = 30 * time.Minute
 	// bookmarkEvery is about how often a client hears how far it has come.
 	bookmarkEvery = 60 * time.Second
-	// gather is how long events of a burst are collected before they are sent together.
-	gather = time.Millisecond
 	// rearm is how often the deadline of a stream's writes is looked after.
 	rearm = 15 * time.Second
 )
@@ -61,7 +61,9 @@ func (q *request) watch() error {
 	}
 	defer out.close()
 	defer q.server.metrics.watching(q)()
-	s := &stream{request: q, source: w, events: events, out: out}
+	audience, leave := q.server.crowd.join(q.v.Definition)
+	defer leave()
+	s := &stream{request: q, source: w, events: events, out: out, audience: audience}
 	s.run(lasts)
 	return nil
 }
@@ -70,8 +72,8 @@ func (q *request) watch() error {
 type sink interface {
 	// send writes frames, which end at the given offsets, and flushes them.
 	send(frames []byte, ends []int) error
-	// gone is closed when the client has left and nothing else tells so; it may be nil.
-	gone() <-chan struct{}
+	// whenGone has f called when the client has left, where the request's context does not say so.
+	whenGone(f func())
 	// tend is called now and then.
 	tend(now time.Time)
 	close()
@@ -80,54 +82,83 @@ type sink interface {
 // stream moves events from a watch to its client. Everything that is ready goes out in one write.
 type stream struct {
 	*request
-	source *engine.Watch
-	events *events
-	out    sink
+	source   *engine.Watch
+	events   *events
+	out      sink
+	audience *atomic.Int64 // how many watch the same kind
 
-	taken []engine.WatchEvent
-	buf   []byte
-	ends  []int
-	sent  time.Time
+	taken  []engine.WatchEvent
+	buf    []byte
+	frames []int // where those in buf end
+	sent   time.Time
+
+	ends, marks, tends time.Time // when the stream, the next bookmark, the next look at it is due
 }
 
-// run ends when either side does, the time is up, or the server goes away.
+// run ends when either side does, the time is up, or the server goes away. Each
+// channel that is waited for costs every event of every stream, so there are few.
 func (s *stream) run(lasts time.Duration) {
-	end := time.NewTimer(lasts)
-	defer end.Stop()
-	bookmark := time.NewTimer(bookmarkEvery - rand.N(bookmarkEvery/10))
-	defer bookmark.Stop()
-	tend := time.NewTicker(rearm)
-	defer tend.Stop()
-	done, gone, stopping := s.r.Context().Done(), s.out.gone(), s.server.stopping
+	ctx, cancel := context.WithCancel(s.r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.server.serving, cancel)()
+	s.out.whenGone(cancel)
+	now := time.Now()
+	s.ends, s.marks, s.tends = now.Add(lasts), nextBookmark(now), now.Add(rearm)
+	timer := time.NewTimer(s.rest(now))
+	defer timer.Stop()
 	for s.forward() {
 		select {
 		case <-s.source.Ready():
-			if !s.gather(done) {
+			if !s.gather(ctx.Done()) {
 				return
 			}
 		case <-s.source.Ended(): // the next Take says so
-		case <-bookmark.C:
-			bookmark.Reset(bookmarkEvery - rand.N(bookmarkEvery/10))
-			if b, ok := s.source.Bookmark(); ok && (!s.add(b) || !s.flush()) {
+		case now := <-timer.C:
+			if !s.due(now) {
 				return
 			}
-		case now := <-tend.C:
-			s.out.tend(now)
-		case <-end.C:
-			return
-		case <-done:
-			return
-		case <-gone:
-			return
-		case <-stopping:
+			timer.Reset(s.rest(now))
+		case <-ctx.Done():
 			return
 		}
 	}
 }
 
+func nextBookmark(now time.Time) time.Time {
+	return now.Add(bookmarkEvery - rand.N(bookmarkEvery/10))
+}
+
+// rest is how long nothing is due.
+func (s *stream) rest(now time.Time) time.Duration {
+	next := s.ends
+	for _, t := range []time.Time{s.marks, s.tends} {
+		if t.Before(next) {
+			next = t
+		}
+	}
+	return max(next.Sub(now), 0)
+}
+
+// due does what the time has come for; false where that is the end.
+func (s *stream) due(now time.Time) bool {
+	if !now.Before(s.ends) {
+		return false
+	}
+	if !now.Before(s.tends) {
+		s.tends = now.Add(rearm)
+		s.out.tend(now)
+	}
+	if now.Before(s.marks) {
+		return true
+	}
+	s.marks = nextBookmark(now)
+	b, ok := s.source.Bookmark()
+	return !ok || s.add(b) && s.flush()
+}
+
 // gather waits a moment for more where events come in a burst.
 func (s *stream) gather(done <-chan struct{}) bool {
-	wait := gather - time.Since(s.sent)
+	wait := patience(s.audience.Load()) - time.Since(s.sent)
 	if wait <= 0 {
 		return true
 	}
@@ -173,14 +204,14 @@ func (s *stream) add(e engine.WatchEvent) bool {
 		s.flush()
 		return false
 	}
-	s.buf, s.ends = buf, append(s.ends, len(buf))
+	s.buf, s.frames = buf, append(s.frames, len(buf))
 	return len(buf) < chunk || s.flush()
 }
 
 // fault tells the client why the stream ends.
 func (s *stream) fault(err error) {
 	if buf, err := s.events.appendError(s.buf, statusOf(err)); err == nil {
-		s.buf, s.ends = buf, append(s.ends, len(buf))
+		s.buf, s.frames = buf, append(s.frames, len(buf))
 	}
 }
 
@@ -188,10 +219,10 @@ func (s *stream) flush() bool {
 	if len(s.buf) == 0 {
 		return true
 	}
-	err := s.out.send(s.buf, s.ends)
-	s.server.metrics.sent(s.request, len(s.ends))
+	err := s.out.send(s.buf, s.frames)
+	s.server.metrics.sent(s.request, len(s.frames))
 	s.size += len(s.buf)
-	s.buf, s.ends, s.sent = s.buf[:0], s.ends[:0], time.Now()
+	s.buf, s.frames, s.sent = s.buf[:0], s.frames[:0], time.Now()
 	if cap(s.buf) > 2*chunk {
 		s.buf = nil
 	}
@@ -233,7 +264,7 @@ func (s *httpStream) send(frames []byte, _ []int) error {
 	return s.c.Flush()
 }
 
-func (s *httpStream) gone() <-chan struct{} { return nil }
+func (s *httpStream) whenGone(func()) {}
 
 // tend takes the deadline away from a stream that has nothing to write, which would end it.
 func (s *httpStream) tend(now time.Time) {

@@ -66,7 +66,12 @@ func (s *webSocket) send(frames []byte, ends []int) error {
 	return nil
 }
 
-func (s *webSocket) gone() <-chan struct{} { return s.left }
+func (s *webSocket) whenGone(f func()) {
+	go func() {
+		<-s.left
+		f()
+	}()
+}
 
 func (s *webSocket) tend(time.Time) {}
 
