@@ -4,13 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
+	"k8s.io/klog/v2"
 )
 
 // collector deletes what has lost its owners and finishes foreground and
@@ -26,6 +29,10 @@ type collector struct {
 	attempts  queue[objectID]
 	deletions queue[objectID]
 	owners    queue[ownerID]
+	// What cannot be decided until a kind is served waits here.
+	parkedAttempts parking[objectID]
+	parkedOwners   parking[ownerID]
+	departed       departed
 }
 
 // ownerID is an owner as a dependent's reference names it.
@@ -34,10 +41,28 @@ type ownerID struct {
 	uid                               types.UID
 }
 
+func (o ownerID) reference() metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: o.apiVersion, Kind: o.kind, Name: o.name, UID: o.uid}
+}
+
+// notServed says that an object cannot be read because its kind is not there.
+type notServed schema.GroupKind
+
+func (n notServed) Error() string {
+	return "the kind " + schema.GroupKind(n).String() + " is not served"
+}
+
 var (
 	errNotSynced = errors.New("not every kind has been listed yet")
 	errRemaining = errors.New("dependents remain")
+	// errOutOfReach is a cluster-scoped object's namespaced owner: it cannot be found, and
+	// nothing is deleted for it.
+	errOutOfReach = errors.New("a cluster-scoped object names a namespaced owner")
 )
+
+// orphanDelay lets the watches of dependents that were made just before their owner's deletion
+// bring them here first.
+const orphanDelay = 100 * time.Millisecond
 
 func newCollector(c *clients, k *kinds) *collector {
 	return &collector{
@@ -47,91 +72,130 @@ func newCollector(c *clients, k *kinds) *collector {
 }
 
 func (c *collector) run(ctx context.Context) {
-	go c.attempts.work(ctx, 4, c.attempt)
-	go c.deletions.work(ctx, 2, c.finish)
-	c.owners.work(ctx, 2, c.findOwner)
+	var running sync.WaitGroup
+	running.Go(func() { c.attempts.work(ctx, 4, c.attempt) })
+	running.Go(func() { c.deletions.work(ctx, 2, c.finish) })
+	running.Go(func() { c.owners.work(ctx, 2, c.findOwner) })
+	running.Wait()
 }
 
 func (c *collector) observe(ch change) {
-	if ch.object == nil {
-		for _, uid := range c.graph.missing(ch.kind, ch.listed) {
+	switch {
+	case ch.unfollowed:
+		for _, uid := range c.graph.missing(ch.kind, nil, ch.asOf) {
+			c.gone(uid)
+		}
+		addAll(c.deletions, c.graph.hide(ch.kind))
+	case ch.object == nil:
+		for _, uid := range c.graph.missing(ch.kind, ch.listed, ch.asOf) {
 			c.gone(uid)
 		}
 		for _, m := range ch.listed {
 			c.seen(ch.kind, m)
 		}
-		return
-	}
-	if ch.deleted {
+		c.unpark(ch.kind.groupKind())
+	case ch.deleted:
 		c.gone(ch.object.UID)
-		return
+	default:
+		c.seen(ch.kind, ch.object)
 	}
-	c.seen(ch.kind, ch.object)
+}
+
+func addAll[K comparable](q queue[K], keys []K) {
+	for _, k := range keys {
+		q.Add(k)
+	}
+}
+
+func (c *collector) unpark(k schema.GroupKind) {
+	for id := range c.parkedAttempts.take(k) {
+		c.attempts.Add(id)
+	}
+	for id := range c.parkedOwners.take(k) {
+		c.owners.Add(id)
+	}
 }
 
 func (c *collector) seen(k kind, m *metav1.PartialObjectMetadata) {
-	n, ownersChanged, unknown := c.graph.put(k, m)
-	if n == nil {
-		return
+	e := c.graph.put(k, m)
+	addAll(c.attempts, e.doubtful)
+	addAll(c.deletions, e.waiting)
+	for _, ref := range e.unknown {
+		c.owners.Add(ownerID{ref.APIVersion, ref.Kind, m.Namespace, ref.Name, ref.UID})
 	}
 	id := objectID{k, m.Namespace, m.Name, m.UID}
-	if m.DeletionTimestamp != nil {
+	switch {
+	case !e.finish:
+	case hasFinalizer(m, metav1.FinalizerOrphanDependents):
+		c.deletions.AddAfter(id, orphanDelay)
+	default:
 		c.deletions.Add(id)
-	}
-	if ownersChanged && len(m.OwnerReferences) > 0 {
-		c.attempts.Add(id)
-	}
-	for _, owner := range unknown {
-		for _, ref := range m.OwnerReferences {
-			if ref.UID == owner.id.uid {
-				c.owners.Add(ownerID{ref.APIVersion, ref.Kind, m.Namespace, ref.Name, ref.UID})
-			}
-		}
 	}
 }
 
 func (c *collector) gone(uid types.UID) {
 	dependents, waiting := c.graph.remove(uid)
-	for _, d := range dependents {
-		c.attempts.Add(d)
+	if len(dependents) > 0 {
+		c.departed.add(uid)
 	}
-	for _, w := range waiting {
-		c.deletions.Add(w)
-	}
+	addAll(c.attempts, dependents)
+	addAll(c.deletions, waiting)
 }
 
 // findOwner brings an owner that only references speak of into the graph, so that
-// its state decides over its dependents.
+// its state decides over its dependents. Whether a reference to it is right is for attempt
+// to judge: another dependent may name the same owner by its true name.
 func (c *collector) findOwner(ctx context.Context, id ownerID) error {
-	owner, err := c.lookUp(ctx, id.namespace, metav1.OwnerReference{APIVersion: id.apiVersion, Kind: id.kind, Name: id.name, UID: id.uid})
-	if err != nil {
+	k, owner, err := c.lookUp(ctx, id.namespace, id.reference())
+	var absent notServed
+	switch {
+	case errors.As(err, &absent):
+		c.parkedOwners.add(schema.GroupKind(absent), id)
+		if _, ok := c.kinds.find(id.apiVersion, id.kind); ok {
+			c.unpark(schema.GroupKind(absent))
+		}
+		return nil
+	case errors.Is(err, errOutOfReach):
+		return nil
+	case err != nil:
 		return err
-	}
-	if owner == nil {
-		c.gone(id.uid)
+	case owner == nil:
+		dependents, _ := c.graph.dependentsOf(id.uid)
+		addAll(c.attempts, dependents)
 		return nil
 	}
-	if owner.DeletionTimestamp != nil {
-		k, _ := c.kinds.find(id.apiVersion, id.kind)
-		c.seen(k, owner)
-	}
+	c.seen(k, owner)
 	return nil
 }
 
 // lookUp reads an owner; nil means that it does not exist (any more).
-func (c *collector) lookUp(ctx context.Context, namespace string, ref metav1.OwnerReference) (*metav1.PartialObjectMetadata, error) {
+func (c *collector) lookUp(ctx context.Context, namespace string, ref metav1.OwnerReference) (kind, *metav1.PartialObjectMetadata, error) {
 	k, ok := c.kinds.find(ref.APIVersion, ref.Kind)
-	if !ok {
-		return nil, fmt.Errorf("the kind %s of %s is not served", ref.Kind, ref.APIVersion)
-	}
-	if k.Namespaced && namespace == "" {
-		return nil, fmt.Errorf("a cluster-scoped object names the namespaced owner %s %s", ref.Kind, ref.Name)
+	switch {
+	case !ok && c.departed.has(ref.UID):
+		return k, nil, nil
+	case !ok:
+		gv, _ := schema.ParseGroupVersion(ref.APIVersion)
+		return k, nil, notServed{gv.Group, ref.Kind}
+	case k.Namespaced && namespace == "":
+		return k, nil, errOutOfReach
 	}
 	owner, err := c.client(k, namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && owner.UID != ref.UID {
-		return nil, nil
+	if isMissing(err, ref.Name) || err == nil && owner.UID != ref.UID {
+		return k, nil, nil
 	}
-	return owner, err
+	return k, owner, err
+}
+
+// isMissing reports whether err says that there is no object of that name, rather than that its kind
+// is not served (at that version, now).
+func isMissing(err error, name string) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {
+		return false
+	}
+	details := status.Status().Details
+	return details != nil && details.Name == name && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 func (c *collector) client(k kind, namespace string) metadata.ResourceInterface {
@@ -142,60 +206,103 @@ func (c *collector) client(k kind, namespace string) metadata.ResourceInterface 
 	return r
 }
 
-// live reads an object of the graph; nil means that it is gone.
-func (c *collector) live(ctx context.Context, id objectID) (*metav1.PartialObjectMetadata, error) {
-	m, err := c.client(id.kind, id.namespace).Get(ctx, id.name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && m.UID != id.uid {
-		c.gone(id.uid)
-		return nil, nil
+// live reads an object of the graph, at the version its kind is followed at now; nil
+// means that it is gone.
+func (c *collector) live(ctx context.Context, id objectID) (*metav1.PartialObjectMetadata, metadata.ResourceInterface, error) {
+	k, ok := c.kinds.find(id.kind.GroupVersion().String(), id.kind.Kind)
+	if !ok {
+		return nil, nil, notServed(id.kind.groupKind())
 	}
-	return m, err
+	client := c.client(k, id.namespace)
+	m, err := client.Get(ctx, id.name, metav1.GetOptions{})
+	if isMissing(err, id.name) || err == nil && m.UID != id.uid {
+		c.gone(id.uid)
+		return nil, nil, nil
+	}
+	return m, client, err
 }
 
-// attempt deletes an object if none of its owners exists, and takes references
-// to lost owners off it if one does.
+// attempt judges an object, or leaves that until the kinds it takes are there.
 func (c *collector) attempt(ctx context.Context, id objectID) error {
-	m, err := c.live(ctx, id)
+	err := c.judge(ctx, id)
+	var absent notServed
+	switch {
+	case errors.Is(err, errOutOfReach):
+		klog.FromContext(ctx).V(1).Info("will not collect", "object", id, "reason", err.Error())
+		return nil
+	case !errors.As(err, &absent):
+		return err
+	}
+	c.parkedAttempts.add(schema.GroupKind(absent), id)
+	if c.kinds.follows(schema.GroupKind(absent)) {
+		c.unpark(schema.GroupKind(absent))
+	}
+	return nil
+}
+
+// judge deletes an object if none of its owners exists, and takes references
+// to lost owners off it if one does.
+func (c *collector) judge(ctx context.Context, id objectID) error {
+	m, client, err := c.live(ctx, id)
 	if m == nil || err != nil || len(m.OwnerReferences) == 0 {
 		return err
 	}
-	if m.DeletionTimestamp != nil && !hasFinalizer(m, metav1.FinalizerDeleteDependents) {
+	if m.DeletionTimestamp != nil {
+		if hasFinalizer(m, metav1.FinalizerDeleteDependents) {
+			c.deletions.Add(id)
+		}
 		return nil
 	}
 	solid, lost, waiting, err := c.sortOwners(ctx, m)
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(solid) > 0 && len(lost)+len(waiting) > 0:
-		return c.dropOwners(ctx, id, m, append(lost, waiting...))
-	case len(solid) > 0 || m.DeletionTimestamp != nil:
-		return nil
+	if len(solid) > 0 {
+		if len(lost)+len(waiting) == 0 {
+			return nil
+		}
+		return dropOwners(ctx, client, m, append(lost, waiting...))
 	}
 	policy := metav1.DeletePropagationBackground
 	switch dependents, _ := c.graph.dependentsOf(id.uid); {
 	case len(waiting) > 0 && len(dependents) > 0:
+		if unblocked := unblock(m.OwnerReferences); unblocked != nil && c.graph.inCircle(id.uid) {
+			// Two that wait for each other would wait for ever.
+			if err := patchMeta(ctx, client, m, "ownerReferences", unblocked); err != nil {
+				return err
+			}
+			c.attempts.Add(id)
+			return nil
+		}
 		policy = metav1.DeletePropagationForeground
 	case hasFinalizer(m, metav1.FinalizerOrphanDependents):
 		policy = metav1.DeletePropagationOrphan
 	case hasFinalizer(m, metav1.FinalizerDeleteDependents):
 		policy = metav1.DeletePropagationForeground
 	}
-	err = c.client(id.kind, id.namespace).Delete(ctx, id.name, metav1.DeleteOptions{
+	return ignoreNotFound(client.Delete(ctx, id.name, metav1.DeleteOptions{
 		PropagationPolicy: &policy,
 		Preconditions:     &metav1.Preconditions{UID: &m.UID, ResourceVersion: &m.ResourceVersion},
-	})
-	if apierrors.IsNotFound(err) {
+	}))
+}
+
+// unblock returns the references with none that blocks, nil if that is how they are.
+func unblock(refs []metav1.OwnerReference) []metav1.OwnerReference {
+	if !slices.ContainsFunc(refs, func(r metav1.OwnerReference) bool { return isTrue(r.BlockOwnerDeletion) }) {
 		return nil
 	}
-	return err
+	free := slices.Clone(refs)
+	for i := range free {
+		free[i].BlockOwnerDeletion = nil
+	}
+	return free
 }
 
 // sortOwners reads every owner: those that keep the object alive, those that are
 // gone, and those that wait for it to be deleted.
 func (c *collector) sortOwners(ctx context.Context, m *metav1.PartialObjectMetadata) (solid, lost, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range m.OwnerReferences {
-		owner, err := c.lookUp(ctx, m.Namespace, ref)
+		_, owner, err := c.lookUp(ctx, m.Namespace, ref)
 		switch {
 		case err != nil:
 			return nil, nil, nil, err
@@ -212,7 +319,11 @@ func (c *collector) sortOwners(ctx context.Context, m *metav1.PartialObjectMetad
 
 // finish takes the collector's finalizers off an object whose dependents are gone or let go.
 func (c *collector) finish(ctx context.Context, id objectID) error {
-	m, err := c.live(ctx, id)
+	m, client, err := c.live(ctx, id)
+	var absent notServed
+	if errors.As(err, &absent) {
+		return nil // it is listed again when its kind is
+	}
 	if m == nil || err != nil || m.DeletionTimestamp == nil {
 		return err
 	}
@@ -227,7 +338,7 @@ func (c *collector) finish(ctx context.Context, id objectID) error {
 		if err := c.letGo(ctx, id, dependents); err != nil {
 			return err
 		}
-		return c.dropFinalizer(ctx, id, m, metav1.FinalizerOrphanDependents)
+		return dropFinalizer(ctx, client, m, metav1.FinalizerOrphanDependents)
 	}
 	for _, d := range dependents {
 		c.attempts.Add(d)
@@ -235,13 +346,13 @@ func (c *collector) finish(ctx context.Context, id objectID) error {
 	if len(blocking) > 0 {
 		return nil // the last of them to go brings the owner back here
 	}
-	return c.dropFinalizer(ctx, id, m, metav1.FinalizerDeleteDependents)
+	return dropFinalizer(ctx, client, m, metav1.FinalizerDeleteDependents)
 }
 
 // letGo takes the reference to owner off each dependent.
 func (c *collector) letGo(ctx context.Context, owner objectID, dependents []objectID) error {
 	for _, d := range dependents {
-		m, err := c.live(ctx, d)
+		m, client, err := c.live(ctx, d)
 		if err != nil {
 			return err
 		}
@@ -252,44 +363,41 @@ func (c *collector) letGo(ctx context.Context, owner objectID, dependents []obje
 		if i < 0 {
 			continue
 		}
-		if err := c.dropOwners(ctx, d, m, m.OwnerReferences[i:i+1]); err != nil {
+		if err := dropOwners(ctx, client, m, m.OwnerReferences[i:i+1]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *collector) dropOwners(ctx context.Context, id objectID, m *metav1.PartialObjectMetadata, drop []metav1.OwnerReference) error {
+func dropOwners(ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, drop []metav1.OwnerReference) error {
 	kept := []metav1.OwnerReference{}
 	for _, ref := range m.OwnerReferences {
 		if !slices.ContainsFunc(drop, func(r metav1.OwnerReference) bool { return r.UID == ref.UID }) {
 			kept = append(kept, ref)
 		}
 	}
-	return c.patchMeta(ctx, id, m, "ownerReferences", kept)
+	return patchMeta(ctx, client, m, "ownerReferences", kept)
 }
 
-func (c *collector) dropFinalizer(ctx context.Context, id objectID, m *metav1.PartialObjectMetadata, name string) error {
+func dropFinalizer(ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, name string) error {
 	kept := []string{}
 	for _, f := range m.Finalizers {
 		if f != name {
 			kept = append(kept, f)
 		}
 	}
-	return c.patchMeta(ctx, id, m, "finalizers", kept)
+	return patchMeta(ctx, client, m, "finalizers", kept)
 }
 
 // patchMeta replaces one field of metadata, provided the object is still as read.
-func (c *collector) patchMeta(ctx context.Context, id objectID, m *metav1.PartialObjectMetadata, field string, value any) error {
+func patchMeta(ctx context.Context, client metadata.ResourceInterface, m *metav1.PartialObjectMetadata, field string, value any) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": m.UID, "resourceVersion": m.ResourceVersion, field: value,
 	}})
 	if err != nil {
 		return err
 	}
-	_, err = c.client(id.kind, id.namespace).Patch(ctx, id.name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	_, err = client.Patch(ctx, m.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return ignoreNotFound(err)
 }

@@ -53,8 +53,8 @@ func Run(ctx context.Context, config *rest.Config) error {
 	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
 	kinds := newKinds(c)
 	collector := newCollector(c, kinds)
-	namespaces := newNamespaces(c, kinds)
-	definitions := newDefinitions(c, kinds)
+	namespaces := newNamespaces(c)
+	definitions := newDefinitions(c)
 	kinds.onChange = func(ch change) {
 		collector.observe(ch)
 		namespaces.observe(ch)

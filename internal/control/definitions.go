@@ -2,11 +2,16 @@ package control
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -24,57 +29,89 @@ type definitions struct {
 	emptying waiting // CRDs whose objects have finalizers left
 
 	mu     sync.Mutex
-	groups map[string]map[string]bool // group -> names of its CRDs
+	groups map[string]map[string]int64 // group -> its CRDs and their generations
 }
 
 const cleanupFinalizer = "customresourcecleanup.apiextensions.k8s.io"
 
-func newDefinitions(c *clients, _ *kinds) *definitions {
+func newDefinitions(c *clients) *definitions {
 	return &definitions{
 		clients: c, ending: newQueue[string]("end CRD"), naming: newQueue[string]("name CRDs"),
-		groups: map[string]map[string]bool{},
+		groups: map[string]map[string]int64{},
 	}
 }
 
 func (d *definitions) run(ctx context.Context) {
-	go d.ending.work(ctx, 4, d.end)
-	d.naming.work(ctx, 1, d.name)
+	var running sync.WaitGroup
+	running.Go(func() { d.ending.work(ctx, 4, d.end) })
+	running.Go(func() { d.naming.work(ctx, 1, d.name) })
+	running.Wait()
 }
 
 func (d *definitions) observe(ch change) {
 	if ch.kind.groupKind() != crdKind {
 		if name := ch.kind.Resource + "." + ch.kind.Group; ch.deleted && d.emptying.has(name) {
-			d.ending.Add(name)
+			d.ending.AddAfter(name, gather)
 		}
 		return
 	}
-	for _, m := range ch.listed {
-		d.seen(m, false)
+	if ch.object == nil {
+		d.relist(ch.listed)
 	}
-	if ch.object != nil {
-		d.seen(ch.object, ch.deleted)
+	for _, m := range ch.objects() {
+		if !ch.deleted && m.DeletionTimestamp != nil {
+			d.ending.Add(m.Name)
+		}
+	}
+	if ch.object != nil && d.freesNames(ch.object, ch.deleted) {
+		d.naming.AddAfter(groupOf(ch.object), gather)
 	}
 }
 
-func (d *definitions) seen(m *metav1.PartialObjectMetadata, deleted bool) {
-	_, group, _ := strings.Cut(m.Name, ".")
+func groupOf(crd *metav1.PartialObjectMetadata) string {
+	_, group, _ := strings.Cut(crd.Name, ".")
+	return group
+}
+
+// relist starts over: names may have become free meanwhile wherever more than one CRD could
+// want them.
+func (d *definitions) relist(crds []*metav1.PartialObjectMetadata) {
 	d.mu.Lock()
-	if d.groups[group] == nil {
-		d.groups[group] = map[string]bool{}
-	}
-	if deleted {
-		delete(d.groups[group], m.Name)
-	} else {
-		d.groups[group][m.Name] = true
-	}
-	alone := len(d.groups[group]) < 2
+	clear(d.groups)
 	d.mu.Unlock()
-	if m.DeletionTimestamp != nil && !deleted {
-		d.ending.Add(m.Name)
+	for _, m := range crds {
+		d.freesNames(m, false)
 	}
-	if !alone || deleted {
-		d.naming.Add(group)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for group, names := range d.groups {
+		if len(names) > 1 {
+			d.naming.Add(group)
+		}
 	}
+}
+
+// freesNames records a CRD and reports whether others of its group may get names that it has had: it
+// is gone or its spec has changed. One that is new takes names, and its own are decided when it is written.
+func (d *definitions) freesNames(m *metav1.PartialObjectMetadata, deleted bool) bool {
+	group := groupOf(m)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	known := d.groups[group]
+	if known == nil {
+		known = map[string]int64{}
+		d.groups[group] = known
+	}
+	generation, old := known[m.Name]
+	if !deleted {
+		known[m.Name] = m.Generation
+		return old && generation != m.Generation && len(known) > 1
+	}
+	delete(known, m.Name)
+	if len(known) == 0 {
+		delete(d.groups, group)
+	}
+	return len(known) > 0
 }
 
 func (d *definitions) crds() dynamic.ResourceInterface {
@@ -85,6 +122,7 @@ func (d *definitions) crds() dynamic.ResourceInterface {
 func (d *definitions) end(ctx context.Context, name string) error {
 	crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
+		d.emptying.remove(name)
 		return nil
 	}
 	if err != nil {
@@ -93,19 +131,41 @@ func (d *definitions) end(ctx context.Context, name string) error {
 	if crd.GetDeletionTimestamp() == nil || !slices.Contains(crd.GetFinalizers(), cleanupFinalizer) {
 		return nil
 	}
+	reason, message := "NeverEstablished", "resource was never established"
 	if isConditionTrue(crd, "Established") {
 		d.emptying.add(name)
 		if err := d.empty(ctx, crd); err != nil {
-			return err
+			return errors.Join(err, d.explain(ctx, crd, err))
 		}
+		reason, message = "InstanceDeletionCompleted", "removed all instances"
 	}
 	d.emptying.remove(name)
-	setCondition(crd, "Terminating", "False", "InstanceDeletionCompleted", "removed all instances")
+	setCondition(crd, "Terminating", "False", reason, message)
 	if crd, err = d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{}); err != nil {
 		return ignoreNotFound(err)
 	}
 	crd.SetFinalizers(slices.DeleteFunc(crd.GetFinalizers(), func(f string) bool { return f == cleanupFinalizer }))
 	_, err = d.crds().Update(ctx, crd, metav1.UpdateOptions{})
+	return ignoreNotFound(err)
+}
+
+// silence is how long objects may take to go before the CRD says that they do not, as upstream's
+// finalizer waits for them.
+const silence = time.Minute
+
+// explain says in a CRD's condition why its objects are still there.
+func (d *definitions) explain(ctx context.Context, crd *unstructured.Unstructured, why error) error {
+	reason, message := "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", why)
+	if errors.Is(why, errRemaining) {
+		if time.Since(crd.GetDeletionTimestamp().Time) < silence {
+			return nil
+		}
+		reason, message = "InstanceDeletionCheck", "could not confirm zero CustomResources remaining: timed out waiting for the condition"
+	}
+	if !setCondition(crd, "Terminating", "True", reason, message) {
+		return nil
+	}
+	_, err := d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
 	return ignoreNotFound(err)
 }
 
@@ -184,21 +244,44 @@ func (d *definitions) name(ctx context.Context, group string) error {
 	d.mu.Unlock()
 	slices.Sort(names)
 	for _, name := range names {
-		crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
+		waits, err := d.waitsForNames(ctx, name)
 		if err != nil {
-			if apierrors.IsNotFound(err) {
-				continue
-			}
 			return err
 		}
-		if isConditionTrue(crd, "NamesAccepted") || crd.GetDeletionTimestamp() != nil {
+		if !waits {
 			continue
 		}
-		if _, err := d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{}); ignoreNotFound(err) != nil {
+		crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			_, err = d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+		}
+		if ignoreNotFound(err) != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// waitsForNames reads of a CRD, which may be large, only what it takes to know.
+func (d *definitions) waitsForNames(ctx context.Context, name string) (bool, error) {
+	raw, err := d.clients.discovery.RESTClient().Get().
+		AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", name).
+		SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if err != nil {
+		return false, ignoreNotFound(err)
+	}
+	var crd struct {
+		Metadata struct {
+			DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
+		} `json:"metadata"`
+		Status struct {
+			Conditions []metav1.Condition `json:"conditions"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(raw, &crd); err != nil {
+		return false, fmt.Errorf("read CRD %s: %w", name, err)
+	}
+	return crd.Metadata.DeletionTimestamp == nil && !meta.IsStatusConditionTrue(crd.Status.Conditions, "NamesAccepted"), nil
 }
 
 func ignoreNotFound(err error) error {

@@ -1,9 +1,11 @@
 package control
 
 import (
+	"strconv"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -17,11 +19,11 @@ type graph struct {
 // node is one object. Fields are read and written under the graph's lock.
 type node struct {
 	id         objectID
+	version    uint64
 	owners     []metav1.OwnerReference
 	dependents map[types.UID]*node
 	// seen is false while only an owner reference speaks of the object.
 	seen       bool
-	deleting   bool
 	foreground bool // waits for its blocking dependents
 	orphan     bool // waits for its dependents to be let go
 }
@@ -33,53 +35,113 @@ type objectID struct {
 	uid             types.UID
 }
 
+// effect is what follows from a change of the graph.
+type effect struct {
+	unknown  []metav1.OwnerReference // owners to look up
+	doubtful []objectID              // objects that may have to go
+	waiting  []objectID              // owners with a dependent less to wait for
+	finish   bool                    // the object itself waits for its dependents
+}
+
 func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
 
 // matters reports whether an object has to be in the graph for its own sake.
 func matters(m *metav1.PartialObjectMetadata) bool {
-	return len(m.OwnerReferences) > 0 || m.DeletionTimestamp != nil && len(m.Finalizers) > 0
+	return len(m.OwnerReferences) > 0 || waitsFor(m, metav1.FinalizerDeleteDependents) || waitsFor(m, metav1.FinalizerOrphanDependents)
 }
 
-// put records an object as it is now. It returns the node (nil if it does not
-// matter), whether its owners changed, and the owners that were never heard of.
-func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (n *node, ownersChanged bool, unknown []*node) {
+// waitsFor reports whether an object is being deleted and has a finalizer.
+func waitsFor(m *metav1.PartialObjectMetadata, finalizer string) bool {
+	return m.DeletionTimestamp != nil && hasFinalizer(m, finalizer)
+}
+
+// put records an object as it is now, unless something newer is known. The graph keeps m's owner references.
+func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n = g.nodes[m.UID]
+	n, version := g.nodes[m.UID], versionOf(m)
 	if n == nil {
 		if !matters(m) {
-			return nil, false, nil
+			return e
 		}
-		n = &node{dependents: map[types.UID]*node{}}
+		n = &node{}
 		g.nodes[m.UID] = n
+	} else if n.seen && n.version > version {
+		return e
 	}
-	ownersChanged = !sameOwners(n.owners, m.OwnerReferences)
-	n.id, n.seen = objectID{k, m.Namespace, m.Name, m.UID}, true
-	n.deleting = m.DeletionTimestamp != nil
-	n.foreground = n.deleting && hasFinalizer(m, metav1.FinalizerDeleteDependents)
-	n.orphan = n.deleting && hasFinalizer(m, metav1.FinalizerOrphanDependents)
-	if ownersChanged {
-		unknown = g.relink(n, m.OwnerReferences)
+	first := !n.seen
+	n.id, n.seen, n.version = objectID{k, m.Namespace, m.Name, m.UID}, true, version
+	n.foreground = waitsFor(m, metav1.FinalizerDeleteDependents)
+	n.orphan = waitsFor(m, metav1.FinalizerOrphanDependents)
+	e.finish = n.foreground || n.orphan
+	if first {
+		e.doubtful = n.mistaken()
+	}
+	if !sameOwners(n.owners, m.OwnerReferences) {
+		g.relink(n, m.OwnerReferences, &e)
 	}
 	if !matters(m) && len(n.dependents) == 0 {
 		delete(g.nodes, m.UID)
 	}
-	return n, ownersChanged, unknown
+	return e
 }
 
-func (g *graph) relink(n *node, owners []metav1.OwnerReference) (unknown []*node) {
+// versionOf is where in the one ordered history an object was written (resourceVersions can
+// be compared since KEP-5504), 0 if it does not say.
+func versionOf(m *metav1.PartialObjectMetadata) uint64 {
+	v, _ := strconv.ParseUint(m.ResourceVersion, 10, 64)
+	return v
+}
+
+// mistaken returns the dependents that give n's uid with another name or namespace.
+func (n *node) mistaken() (list []objectID) {
+	for _, d := range n.dependents {
+		for _, ref := range d.owners {
+			if ref.UID == n.id.uid && !n.is(ref, d.id.namespace) {
+				list = append(list, d.id)
+			}
+		}
+	}
+	return list
+}
+
+// is reports whether a reference from namespace means n by more than its uid.
+func (n *node) is(ref metav1.OwnerReference, namespace string) bool {
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	return err == nil && gv.Group == n.id.kind.Group && ref.Kind == n.id.kind.Kind && ref.Name == n.id.name &&
+		(!n.id.kind.Namespaced || n.id.namespace == namespace)
+}
+
+func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
+	old := n.owners
 	g.unlink(n)
 	n.owners = owners
 	for _, ref := range owners {
 		owner := g.nodes[ref.UID]
 		if owner == nil {
-			owner = &node{dependents: map[types.UID]*node{}, id: objectID{name: ref.Name, uid: ref.UID}}
+			owner = &node{id: objectID{name: ref.Name, uid: ref.UID}}
 			g.nodes[ref.UID] = owner
-			unknown = append(unknown, owner)
 		}
-		owner.dependents[n.id.uid] = n
+		owner.adopt(n)
+		switch {
+		case !owner.seen:
+			e.unknown = append(e.unknown, ref)
+		case owner.foreground || !owner.is(ref, n.id.namespace):
+			e.doubtful = append(e.doubtful, n.id)
+		}
 	}
-	return unknown
+	for _, ref := range old {
+		if owner := g.nodes[ref.UID]; owner != nil && owner.foreground && !blocks(owners, ref.UID) {
+			e.waiting = append(e.waiting, owner.id)
+		}
+	}
+}
+
+func (n *node) adopt(dependent *node) {
+	if n.dependents == nil {
+		n.dependents = map[types.UID]*node{}
+	}
+	n.dependents[dependent.id.uid] = dependent
 }
 
 func (g *graph) unlink(n *node) {
@@ -89,10 +151,11 @@ func (g *graph) unlink(n *node) {
 			continue
 		}
 		delete(owner.dependents, n.id.uid)
-		if len(owner.dependents) == 0 && len(owner.owners) == 0 && !owner.deleting {
+		if len(owner.dependents) == 0 && len(owner.owners) == 0 && !owner.foreground && !owner.orphan {
 			delete(g.nodes, ref.UID)
 		}
 	}
+	n.owners = nil
 }
 
 // remove forgets an object that is gone. It returns its dependents, and the
@@ -104,17 +167,41 @@ func (g *graph) remove(uid types.UID) (dependents, waiting []objectID) {
 	if n == nil {
 		return nil, nil
 	}
+	for _, d := range n.dependents {
+		dependents = append(dependents, d.id)
+	}
+	waiting = g.detach(n)
+	delete(g.nodes, uid)
+	return dependents, waiting
+}
+
+// detach takes n from its owners and returns those that wait for their dependents.
+func (g *graph) detach(n *node) (waiting []objectID) {
 	for _, ref := range n.owners {
 		if owner := g.nodes[ref.UID]; owner != nil && owner.foreground {
 			waiting = append(waiting, owner.id)
 		}
 	}
 	g.unlink(n)
-	delete(g.nodes, uid)
-	for _, d := range n.dependents {
-		dependents = append(dependents, d.id)
+	return waiting
+}
+
+// hide forgets what is known of the objects of a kind that is followed no longer but
+// may still be stored. Their dependents stay theirs.
+func (g *graph) hide(k kind) (waiting []objectID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for uid, n := range g.nodes {
+		if !n.seen || n.id.kind.groupKind() != k.groupKind() {
+			continue
+		}
+		waiting = append(waiting, g.detach(n)...)
+		n.seen, n.foreground, n.orphan = false, false, false
+		if len(n.dependents) == 0 {
+			delete(g.nodes, uid)
+		}
 	}
-	return dependents, waiting
+	return waiting
 }
 
 // dependentsOf returns the dependents of an object, and of those the ones whose reference
@@ -128,17 +215,32 @@ func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
 	}
 	for _, d := range n.dependents {
 		all = append(all, d.id)
-		for _, ref := range d.owners {
-			if ref.UID == uid && ref.BlockOwnerDeletion != nil && *ref.BlockOwnerDeletion {
-				blocking = append(blocking, d.id)
-			}
+		if blocks(d.owners, uid) {
+			blocking = append(blocking, d.id)
 		}
 	}
 	return all, blocking
 }
 
-// missing returns the seen nodes of a kind that are not among the given objects.
-func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata) (gone []types.UID) {
+// inCircle reports whether a dependent of an object waits for its own dependents, of which the object may be one.
+func (g *graph) inCircle(uid types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.nodes[uid]
+	if n == nil {
+		return false
+	}
+	for _, d := range n.dependents {
+		if d.foreground {
+			return true
+		}
+	}
+	return false
+}
+
+// missing returns the seen nodes of a kind, as they were at version at the latest, that are
+// not among the given objects.
+func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version uint64) (gone []types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	there := make(map[types.UID]bool, len(present))
@@ -146,7 +248,7 @@ func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata) (gone [
 		there[m.UID] = true
 	}
 	for uid, n := range g.nodes {
-		if n.seen && n.id.kind.groupKind() == k.groupKind() && !there[uid] {
+		if n.seen && n.version <= version && n.id.kind.groupKind() == k.groupKind() && !there[uid] {
 			gone = append(gone, uid)
 		}
 	}
@@ -164,6 +266,16 @@ func sameOwners(a, b []metav1.OwnerReference) bool {
 		}
 	}
 	return true
+}
+
+// blocks reports whether one of the references keeps uid from going first.
+func blocks(owners []metav1.OwnerReference, uid types.UID) bool {
+	for _, ref := range owners {
+		if ref.UID == uid && isTrue(ref.BlockOwnerDeletion) {
+			return true
+		}
+	}
+	return false
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

@@ -3,7 +3,9 @@ package control
 import (
 	"context"
 	"maps"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,6 +38,19 @@ type change struct {
 	object  *metav1.PartialObjectMetadata
 	deleted bool
 	listed  []*metav1.PartialObjectMetadata
+	// unfollowed says that no more will be heard of the kind.
+	unfollowed bool
+	// asOf is the resource version of the list or, for a kind that has ended, that at which its CRD
+	// went: objects written until then and not listed are gone. 0 says that they may still be stored.
+	asOf uint64
+}
+
+// objects are the object or objects that the change speaks of.
+func (ch change) objects() []*metav1.PartialObjectMetadata {
+	if ch.object != nil {
+		return []*metav1.PartialObjectMetadata{ch.object}
+	}
+	return ch.listed
 }
 
 // kinds follows the metadata of every object of every kind that can be listed,
@@ -49,13 +64,16 @@ type kinds struct {
 	followed map[schema.GroupKind]*follower
 	dirty    map[string]bool // groups to look up again; "*" for all
 	wake     chan struct{}
-	started  atomic.Bool
+	looking  bool // at discovery
+	looked   bool // at least once
 }
 
 type follower struct {
-	kind   kind
-	stop   context.CancelFunc
-	synced atomic.Bool
+	kind    kind
+	ctx     context.Context // done when the kind is followed no longer
+	stop    context.CancelFunc
+	started time.Time
+	synced  atomic.Bool
 }
 
 const (
@@ -63,7 +81,11 @@ const (
 	// lookAgain is how often all of discovery is read, for APIs that no CRD announces.
 	lookAgain = 5 * time.Minute
 	// lookPause lets a burst of new CRDs be looked up together.
-	lookPause = 200 * time.Millisecond
+	lookPause = 50 * time.Millisecond
+	// manyGroups are looked up faster in one piece.
+	manyGroups = 16
+	// patience is how long a kind that cannot be listed keeps others waiting.
+	patience = 30 * time.Second
 )
 
 var (
@@ -118,37 +140,48 @@ func (s *kinds) mark(group string) {
 func (s *kinds) lookUp(ctx context.Context) {
 	s.mu.Lock()
 	groups := slices.Sorted(maps.Keys(s.dirty))
+	if s.dirty[allGroups] || len(groups) > manyGroups {
+		groups = []string{allGroups}
+	}
 	clear(s.dirty)
+	s.looking = true
 	s.mu.Unlock()
 	for _, group := range groups {
-		found, err := s.discover(group)
+		found, broken, err := s.discover(ctx, group)
 		if err != nil {
 			klog.FromContext(ctx).V(1).Info("discovery failed, will try again", "group", group, "reason", err.Error())
 			time.AfterFunc(time.Second, func() { s.mark(group) })
-			continue
 		}
-		s.follow(ctx, group, found)
+		s.follow(ctx, found, func(g string) bool {
+			return err == nil && (group == allGroups || g == group) || err != nil && broken != nil && !broken[g]
+		})
 	}
-	s.started.Store(true)
+	s.mu.Lock()
+	s.looking, s.looked = false, true
+	s.mu.Unlock()
 }
 
-// discover lists the kinds of a group, or of all, each at its preferred version.
-func (s *kinds) discover(group string) ([]kind, error) {
+// discover lists the kinds of a group, or of all, each at its preferred version. With an error come
+// the kinds that were found and, unless nothing is known, the groups that were not.
+func (s *kinds) discover(ctx context.Context, group string) (found []kind, broken map[string]bool, err error) {
 	var lists []*metav1.APIResourceList
-	var err error
 	if group == allGroups {
 		lists, err = discovery.ServerPreferredResources(s.clients.discovery)
 	} else {
-		lists, err = s.discoverGroup(group)
+		lists, err = s.discoverGroup(ctx, group)
 	}
-	if err != nil {
-		return nil, err
+	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok {
+		broken = map[string]bool{}
+		for gv := range failed {
+			broken[gv.Group] = true
+		}
+	} else if err != nil {
+		return nil, nil, err
 	}
-	var found []kind
 	for _, list := range lists {
 		gv, err := schema.ParseGroupVersion(list.GroupVersion)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, r := range list.APIResources {
 			if followable(gv.Group, r) {
@@ -156,34 +189,32 @@ func (s *kinds) discover(group string) ([]kind, error) {
 			}
 		}
 	}
-	return found, nil
+	return found, broken, err
 }
 
 // discoverGroup returns, for each resource of the group, its list at the first
 // served version that has it.
-func (s *kinds) discoverGroup(group string) ([]*metav1.APIResourceList, error) {
-	groups, err := s.clients.discovery.ServerGroups()
+func (s *kinds) discoverGroup(ctx context.Context, group string) ([]*metav1.APIResourceList, error) {
+	g := &metav1.APIGroup{}
+	err := s.clients.discovery.RESTClient().Get().AbsPath("/apis", group).Do(ctx).Into(g)
 	if err != nil {
-		return nil, err
+		return nil, ignoreNotFound(err)
 	}
 	var lists []*metav1.APIResourceList
 	seen := map[string]bool{}
-	for _, g := range groups.Groups {
-		if g.Name != group {
-			continue
+	for _, v := range g.Versions {
+		list := &metav1.APIResourceList{}
+		err := s.clients.discovery.RESTClient().Get().AbsPath("/apis", group, v.Version).Do(ctx).Into(list)
+		if err != nil {
+			return nil, err
 		}
-		for _, v := range g.Versions {
-			list, err := s.clients.discovery.ServerResourcesForGroupVersion(v.GroupVersion)
-			if err != nil {
-				return nil, err
-			}
-			list.APIResources = slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool {
-				known := seen[r.Name]
-				seen[r.Name] = true
-				return known
-			})
-			lists = append(lists, list)
-		}
+		list.APIResources = slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool {
+			known := seen[r.Name]
+			seen[r.Name] = true
+			return known
+		})
+		list.GroupVersion = v.GroupVersion
+		lists = append(lists, list)
 	}
 	return lists, nil
 }
@@ -202,8 +233,8 @@ func followable(group string, r metav1.APIResource) bool {
 	return true
 }
 
-// follow starts and stops followers so that those of group are the ones found.
-func (s *kinds) follow(ctx context.Context, group string, found []kind) {
+// follow starts and stops followers so that those of the groups that covered names are the ones found.
+func (s *kinds) follow(ctx context.Context, found []kind, covered func(group string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	keep := map[schema.GroupKind]bool{}
@@ -219,17 +250,23 @@ func (s *kinds) follow(ctx context.Context, group string, found []kind) {
 		s.followed[id] = s.start(ctx, k)
 	}
 	for id, f := range s.followed {
-		if !keep[id] && (group == allGroups || id.Group == group) {
-			f.stop()
-			delete(s.followed, id)
-			go s.onChange(change{kind: f.kind, listed: []*metav1.PartialObjectMetadata{}})
+		if !keep[id] && covered(id.Group) {
+			s.end(f, 0)
 		}
 	}
 }
 
+// end stops a follower. The caller holds the lock, so that nothing of a new follower of
+// the same kind is passed on before.
+func (s *kinds) end(f *follower, asOf uint64) {
+	f.stop()
+	delete(s.followed, f.kind.groupKind())
+	s.onChange(change{kind: f.kind, unfollowed: true, asOf: asOf})
+}
+
 func (s *kinds) start(ctx context.Context, k kind) *follower {
 	ctx, stop := context.WithCancel(ctx)
-	f := &follower{kind: k, stop: stop}
+	f := &follower{kind: k, ctx: ctx, stop: stop, started: time.Now()}
 	client := s.clients.metadata.Resource(k.GroupVersionResource)
 	failed := func(err error) {
 		if err == nil || ctx.Err() != nil {
@@ -259,16 +296,14 @@ func (s *kinds) start(ctx context.Context, k kind) *follower {
 	return f
 }
 
-// unfollow stops following what a CRD that is gone has defined.
-func (s *kinds) unfollow(crd string) {
+// unfollow stops following what a CRD has defined that went at version.
+func (s *kinds) unfollow(crd string, version uint64) {
 	plural, group, _ := strings.Cut(crd, ".")
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, f := range s.followed {
+	for _, f := range s.followed {
 		if f.kind.Group == group && f.kind.Resource == plural {
-			f.stop()
-			delete(s.followed, id)
-			go s.onChange(change{kind: f.kind, listed: []*metav1.PartialObjectMetadata{}})
+			s.end(f, version)
 		}
 	}
 }
@@ -289,16 +324,22 @@ func (s *kinds) find(apiVersion, name string) (kind, bool) {
 	return f.kind, true
 }
 
-// synced reports whether every kind has been listed once: only then is the
-// absence of a dependent known.
-func (s *kinds) synced() bool {
-	if !s.started.Load() {
-		return false
-	}
+func (s *kinds) follows(k schema.GroupKind) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.followed[k] != nil
+}
+
+// synced reports whether every kind has been listed once: only then is the
+// absence of a dependent known. A kind that cannot be listed is waited for only so long.
+func (s *kinds) synced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.looked || s.looking {
+		return false
+	}
 	for _, f := range s.followed {
-		if !f.synced.Load() {
+		if !f.synced.Load() && time.Since(f.started) < patience {
 			return false
 		}
 	}
@@ -327,14 +368,21 @@ func (s *sink) Transformer() cache.TransformFunc {
 }
 
 // Replace passes on a whole list.
-func (s *sink) Replace(objects []any, _ string) error {
+func (s *sink) Replace(objects []any, version string) error {
+	asOf, err := strconv.ParseUint(version, 10, 64)
+	if err != nil {
+		asOf = math.MaxUint64
+	}
 	listed := make([]*metav1.PartialObjectMetadata, 0, len(objects))
 	for _, o := range objects {
 		if m, ok := o.(*metav1.PartialObjectMetadata); ok {
 			listed = append(listed, m)
 		}
 	}
-	s.kinds.onChange(change{kind: s.follower.kind, listed: listed})
+	if s.follower.ctx.Err() != nil {
+		return nil
+	}
+	s.kinds.onChange(change{kind: s.follower.kind, listed: listed, asOf: asOf})
 	s.follower.synced.Store(true)
 	if s.follower.kind.groupKind() == crdKind {
 		s.kinds.mark(allGroups)
@@ -344,13 +392,13 @@ func (s *sink) Replace(objects []any, _ string) error {
 
 func (s *sink) pass(o any, deleted bool) error {
 	m, ok := o.(*metav1.PartialObjectMetadata)
-	if !ok {
+	if !ok || s.follower.ctx.Err() != nil {
 		return nil
 	}
 	s.kinds.onChange(change{kind: s.follower.kind, object: m, deleted: deleted})
 	if s.follower.kind.groupKind() == crdKind {
 		if deleted {
-			s.kinds.unfollow(m.Name)
+			s.kinds.unfollow(m.Name, versionOf(m))
 		}
 		_, group, _ := strings.Cut(m.Name, ".")
 		s.kinds.mark(group)

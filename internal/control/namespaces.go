@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,26 +27,30 @@ type namespaces struct {
 	ending  waiting
 }
 
-const namespaceFinalizer = "kubernetes"
+const (
+	namespaceFinalizer = "kubernetes"
+	// gather lets objects that go one after another lead to one new look.
+	gather = 50 * time.Millisecond
+)
 
-func newNamespaces(c *clients, _ *kinds) *namespaces {
+func newNamespaces(c *clients) *namespaces {
 	return &namespaces{clients: c, queue: newQueue[string]("empty namespace")}
 }
 
 func (n *namespaces) run(ctx context.Context) { n.queue.work(ctx, 4, n.end) }
 
 func (n *namespaces) observe(ch change) {
+	if ch.unfollowed {
+		n.ending.each(func(name string) { n.queue.AddAfter(name, gather) })
+		return
+	}
 	if ch.deleted && ch.object.Namespace != "" && n.ending.has(ch.object.Namespace) {
-		n.queue.Add(ch.object.Namespace)
+		n.queue.AddAfter(ch.object.Namespace, gather)
 	}
 	if ch.kind.groupKind() != namespaceKind || ch.deleted {
 		return
 	}
-	all := ch.listed
-	if ch.object != nil {
-		all = append(all, ch.object)
-	}
-	for _, m := range all {
+	for _, m := range ch.objects() {
 		if m.DeletionTimestamp != nil {
 			n.queue.Add(m.Name)
 		}
@@ -59,8 +64,12 @@ func (n *namespaces) client() dynamic.ResourceInterface {
 // end empties a namespace and, when nothing is left, finalizes it.
 func (n *namespaces) end(ctx context.Context, name string) error {
 	ns, err := n.client().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		n.ending.remove(name)
+		return nil
+	}
 	if err != nil {
-		return ignoreNotFound(err)
+		return err
 	}
 	finalizers, _, _ := unstructured.NestedStringSlice(ns.Object, "spec", "finalizers")
 	if ns.GetDeletionTimestamp() == nil || !slices.Contains(finalizers, namespaceFinalizer) {
@@ -92,7 +101,7 @@ type remains struct {
 	discovery  error
 	parsing    error
 	content    []error
-	objects    map[string]int // "crontabs.stable.example.com" -> how many
+	objects    map[string]int // "crontabs.stable.example.com", "pods." -> how many
 	finalizers map[string]int
 }
 
@@ -143,15 +152,22 @@ func (n *namespaces) resources(left *remains) []schema.GroupVersionResource {
 	return all
 }
 
+// emptyOf deletes the objects of one kind and counts what is left of them.
 func (n *namespaces) emptyOf(ctx context.Context, name string, gvr schema.GroupVersionResource, left *remains) {
 	client := n.clients.metadata.Resource(gvr).Namespace(name)
-	background := metav1.DeletePropagationBackground
-	err := client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
+	err := func() error {
+		first, err := client.List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil || len(first.Items) == 0 {
+			return err
+		}
+		background := metav1.DeletePropagationBackground
+		err = client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		return count(ctx, client, gvr, left)
+	}()
 	if err != nil && !gone(err) {
-		left.content = append(left.content, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
-		return
-	}
-	if err := count(ctx, client, gvr, left); err != nil && !gone(err) {
 		left.content = append(left.content, fmt.Errorf("%s: %w", gvr.GroupResource(), err))
 	}
 }
@@ -160,17 +176,22 @@ func (n *namespaces) emptyOf(ctx context.Context, name string, gvr schema.GroupV
 func gone(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) }
 
 func count(ctx context.Context, client metadata.ResourceInterface, gvr schema.GroupVersionResource, left *remains) error {
-	objects, err := client.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range objects.Items {
-		left.objects[strings.TrimSuffix(gvr.Resource+"."+gvr.Group, ".")]++
-		for _, f := range objects.Items[i].Finalizers {
-			left.finalizers[f]++
+	options := metav1.ListOptions{Limit: 500}
+	for {
+		page, err := client.List(ctx, options)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			left.objects[gvr.Resource+"."+gvr.Group]++
+			for _, f := range page.Items[i].Finalizers {
+				left.finalizers[f]++
+			}
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
 		}
 	}
-	return nil
 }
 
 // setConditions says in ns what is left and reports whether that changed anything.
@@ -184,11 +205,11 @@ func (r *remains) setConditions(ns *unstructured.Unstructured) bool {
 		changed = setCondition(ns, kind, status, reason, message) || changed
 	}
 	set("NamespaceDeletionDiscoveryFailure", r.discovery != nil, "DiscoveryFailed",
-		fmt.Sprintf("Discovery failed for some groups: %v", r.discovery), "ResourcesDiscovered", "All resources successfully discovered")
+		r.discoveryMessage(), "ResourcesDiscovered", "All resources successfully discovered")
 	set("NamespaceDeletionGroupVersionParsingFailure", r.parsing != nil, "GroupVersionParsingFailed",
 		fmt.Sprint(r.parsing), "ParsedGroupVersions", "All legacy kube types successfully parsed")
 	set("NamespaceDeletionContentFailure", len(r.content) > 0, "ContentDeletionFailed",
-		fmt.Sprintf("Failed to delete all resource types, %d remaining: %v", len(r.content), errors.Join(r.content...)),
+		fmt.Sprintf("Failed to delete all resource types, %d remaining: %v", len(r.content), r.contentMessage()),
 		"ContentDeleted", "All content successfully deleted, may be waiting on finalization")
 	set("NamespaceContentRemaining", len(r.objects) > 0, "SomeResourcesRemain",
 		"Some resources are remaining: "+tally(r.objects, "%s has %d resource instances"), "ContentRemoved", "All content successfully removed")
@@ -196,6 +217,22 @@ func (r *remains) setConditions(ns *unstructured.Unstructured) bool {
 		"Some content in the namespace has finalizers remaining: "+tally(r.finalizers, "%s in %d resource instances"),
 		"ContentHasNoFinalizers", "All content-preserving finalizers finished")
 	return changed
+}
+
+func (r *remains) discoveryMessage() string {
+	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(r.discovery); ok {
+		return fmt.Sprintf("Discovery failed for some groups, %d failing: %v", len(failed), r.discovery)
+	}
+	return fmt.Sprint(r.discovery)
+}
+
+func (r *remains) contentMessage() string {
+	var parts []string
+	for _, err := range r.content {
+		parts = append(parts, err.Error())
+	}
+	sort.Strings(parts)
+	return strings.Join(parts, ", ")
 }
 
 func tally(counts map[string]int, format string) string {

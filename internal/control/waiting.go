@@ -1,6 +1,11 @@
 package control
 
-import "sync"
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // waiting is a set of names that something is waited for; its zero value is empty.
 type waiting struct{ names sync.Map }
@@ -8,3 +13,73 @@ type waiting struct{ names sync.Map }
 func (w *waiting) add(name string)      { w.names.Store(name, true) }
 func (w *waiting) remove(name string)   { w.names.Delete(name) }
 func (w *waiting) has(name string) bool { _, ok := w.names.Load(name); return ok }
+
+func (w *waiting) each(do func(name string)) {
+	w.names.Range(func(name, _ any) bool {
+		do(name.(string))
+		return true
+	})
+}
+
+// parking holds keys until a kind is served; its zero value is empty.
+type parking[K comparable] struct {
+	mu     sync.Mutex
+	parked map[schema.GroupKind]map[K]bool
+}
+
+func (p *parking[K]) add(kind schema.GroupKind, key K) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.parked == nil {
+		p.parked = map[schema.GroupKind]map[K]bool{}
+	}
+	if p.parked[kind] == nil {
+		p.parked[kind] = map[K]bool{}
+	}
+	p.parked[kind][key] = true
+}
+
+// take empties the place of a kind.
+func (p *parking[K]) take(kind schema.GroupKind) map[K]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	keys := p.parked[kind]
+	delete(p.parked, kind)
+	return keys
+}
+
+// departed remembers the owners that went last, for dependents that ask when the owner's
+// kind is no longer there to be asked. Its zero value is empty.
+type departed struct {
+	mu   sync.Mutex
+	uids map[types.UID]bool
+	ring []types.UID
+	next int
+}
+
+const maxDeparted = 4096
+
+func (d *departed) add(uid types.UID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.uids[uid] {
+		return
+	}
+	if d.uids == nil {
+		d.uids = map[types.UID]bool{}
+	}
+	if len(d.ring) < maxDeparted {
+		d.ring = append(d.ring, uid)
+	} else {
+		delete(d.uids, d.ring[d.next])
+		d.ring[d.next] = uid
+		d.next = (d.next + 1) % maxDeparted
+	}
+	d.uids[uid] = true
+}
+
+func (d *departed) has(uid types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.uids[uid]
+}
