@@ -197,12 +197,15 @@ func TestWhatIsNotServed(t *testing.T) {
 // CRD-050
 func TestAggregated(t *testing.T) {
 	c := newCluster(t)
-	_, before := c.get("/apis", "Accept", aggregated)
+	former, before := c.get("/apis", "Accept", aggregated)
 	if strings.Contains(before, "crontabs") {
 		t.Fatal("crontabs are there before their CRD")
 	}
 	c.put(cronTabs(), 0)
-	resp, body := c.get("/apis", "Accept", aggregated)
+	resp, body := c.get("/apis", "Accept", aggregated, "If-None-Match", former.Header.Get("ETag"))
+	if resp.StatusCode != 200 {
+		t.Fatalf("a client that knows the kinds of before is told %d", resp.StatusCode)
+	}
 	etag := resp.Header.Get("ETag")
 	if resp.Header.Get("Content-Type") != aggregated || resp.Header.Get("Vary") != "Accept" || resp.Header.Get("Cache-Control") != "public" || etag == "" {
 		t.Errorf("headers: %v", resp.Header)
