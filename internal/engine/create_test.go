@@ -162,6 +162,8 @@ func TestCreateDryRun(t *testing.T) {
 	w.caller.DryRun = true
 	_, err := w.create(w.cron(""), cronTab)
 	w.refused(err, 409, metav1.StatusReasonAlreadyExists, "already exists")
+	_, err = w.create(w.cron(""), `{"metadata":{"name":"Bad_Name"}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, `metadata.name: Invalid value: "Bad_Name"`)
 }
 
 // SUB-006

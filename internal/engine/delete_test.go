@@ -5,6 +5,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -108,6 +109,10 @@ func TestDeleteDryRun(t *testing.T) {
 	if gone || object.DeletionTimestamp(treeOf(t, o)) == "" {
 		t.Fatalf("gone %v", gone)
 	}
+	all, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller)
+	if err != nil || len(all.Items) != 2 {
+		t.Fatalf("%v, %v", all, err)
+	}
 	equal(t, "revision", w.Store.Head().Revision(), before)
 }
 
@@ -135,11 +140,19 @@ func TestDeleteCollection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	wrong := types.UID("x")
+	_, err = w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}, ListOptions{}, w.caller)
+	w.refused(err, 409, metav1.StatusReasonConflict, "the UID in the precondition (x) does not match the UID in record")
 	deleted, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Labels: selector}, w.caller)
 	if err != nil || len(deleted.Items) != 2 {
 		t.Fatalf("%v, %v", deleted, err)
 	}
-	if _, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller); err != nil {
+	if _, err := w.DeleteCollection(w.ctx, w.cron(""), policy(metav1.DeletePropagationOrphan), ListOptions{Fields: fields.OneTermEqualSelector("metadata.name", "c")}, w.caller); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "finalizers", valueAt(w.get(w.cron("c")), "metadata.finalizers"), []string{"orphan"})
+	equal(t, "not selected", valueAt(w.get(w.cron("d")), "metadata.deletionTimestamp"), nil)
+	if _, err := w.DeleteCollection(w.ctx, w.cron(""), policy(metav1.DeletePropagationBackground), ListOptions{}, w.caller); err != nil {
 		t.Fatal(err)
 	}
 	left, err := w.List(w.ctx, w.cron(""), ListOptions{})

@@ -188,6 +188,8 @@ func TestUpdateDryRun(t *testing.T) {
 	o := w.mustEdit(w.cron("my-cron"), func(o object.Tree) { set(o, "spec.image", "other") })
 	equal(t, "image", valueAt(treeOf(t, o), "spec.image"), "other")
 	equal(t, "stored", w.get(w.cron("my-cron")), before)
+	_, err := w.edit(w.cron("my-cron"), func(o object.Tree) { set(o, "metadata.labels", object.Tree{"a b": "c"}) })
+	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.labels: Invalid value")
 }
 
 // CRD-008, CRD-019

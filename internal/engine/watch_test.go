@@ -10,11 +10,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
+
+// patience is how long a test waits for an event that must come.
+const patience = 10 * time.Second
 
 // watching is a watch with the events it has given so far.
 type watching struct {
@@ -47,6 +51,8 @@ func (w *watching) next() (WatchEvent, error) {
 		select {
 		case <-w.Ready():
 		case <-w.Ended():
+		case <-time.After(patience):
+			w.Fatal("no event")
 		}
 	}
 	ev := w.seen[0]
@@ -175,7 +181,11 @@ func TestWatchCompacted(t *testing.T) {
 		t.Fatal(err)
 	}
 	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: "1"})
-	<-watch.Ready()
+	select {
+	case <-watch.Ready():
+	default:
+		t.Error("nobody is told that the watch has failed")
+	}
 	_, err := watch.next()
 	w.refused(err, 410, metav1.StatusReasonExpired, "too old resource version: 1 ("+w.head()+")")
 }
