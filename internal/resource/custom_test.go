@@ -73,6 +73,31 @@ func TestDefinitionFromCRD(t *testing.T) {
 	}
 }
 
+// CRD-021: a version that names no columns has these two.
+func TestDefaultColumns(t *testing.T) {
+	d := FromCRD(record(crdTree("example.com", "oxen", "Ox"), 1))
+	var got []string
+	for _, c := range d.Storage.Columns {
+		got = append(got, fmt.Sprint(c.Name, " ", c.Type, " ", c.Path, " ", c.Age))
+	}
+	if want := []string{"Name string [metadata name] false", "Age date [metadata creationTimestamp] true"}; !slices.Equal(got, want) {
+		t.Errorf("columns %q, want %q", got, want)
+	}
+}
+
+// CRD-010: in the URL stands the plural, however unlike the kind it is; nothing else stands for it.
+func TestPluralIsTheSegment(t *testing.T) {
+	c := newCatalog(nil).withRecords(slices.Values([]*storage.Record{record(crdTree("example.com", "oxen", "Ox"), 1)}))
+	if c.Find("example.com", "v1", "oxen") == nil {
+		t.Error("the plural is not served")
+	}
+	for _, other := range []string{"oxenx", "ox", "oxs", "oxes", "Oxen", "Ox", ""} {
+		if c.Find("example.com", "v1", other) != nil {
+			t.Errorf("%q is served", other)
+		}
+	}
+}
+
 // CRD-015, CRD-041: what is not established is known but not served; one that loses a contested name
 // keeps those it was given.
 func TestOnlyEstablishedIsServed(t *testing.T) {
@@ -141,7 +166,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// CRD-021, CRD-064: columns show what upstream's show, for all sorts of paths and values.
+// CRD-064: columns show what upstream's show, for all sorts of paths and values.
 func TestColumnsAgainstUpstream(t *testing.T) {
 	paths := []string{
 		".metadata.name", ".spec.a", ".spec.missing", ".spec.list", ".spec.list.x", ".spec.list[0]", ".spec.list[*].x", ".spec.map",
