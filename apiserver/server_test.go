@@ -110,6 +110,31 @@ func TestRestartKeepsAll(t *testing.T) {
 	}
 }
 
+// CRD-070: a server that says it is ready serves, lists and describes every stored kind.
+func TestReadyMeansServed(t *testing.T) {
+	const crd = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"oxen.example.com"},
+"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"oxen","kind":"Ox"},
+"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
+	dir := t.TempDir()
+	first := start(t, apiserver.Config{DataDir: dir})
+	resp, err := client(t, first).Post(first.URL()+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "application/json", strings.NewReader(crd))
+	body(t, resp, err, http.StatusCreated)
+	if err := first.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, apiserver.Config{DataDir: dir})
+	c := client(t, second)
+	for _, ask := range []struct{ path, want string }{
+		{"/readyz", "ok"}, {"/", `"/apis/example.com/v1"`}, {"/apis/example.com/v1/oxen", `"kind":"OxList"`},
+		{"/apis/example.com/v1", `"name":"oxen"`}, {"/openapi/v3", `"apis/example.com/v1"`},
+	} {
+		resp, err := c.Get(second.URL() + ask.path)
+		if got := body(t, resp, err, http.StatusOK); !strings.Contains(got, ask.want) {
+			t.Errorf("%s: no %s in %.300s", ask.path, ask.want, got)
+		}
+	}
+}
+
 func TestShutdownLetsRequestsFinishAndTakesNoNewOnes(t *testing.T) {
 	s := start(t, apiserver.Config{})
 	c := client(t, s)
