@@ -62,15 +62,15 @@ func TestUnservedPaths(t *testing.T) {
 	const plain = "404 page not found\n"
 	generic := "the server could not find the requested resource"
 	for path, want := range map[string]string{
-		"/apis/stable.example.com/v1/shirts":                 plain,
-		"/apis/stable.example.com/v2/crontabs":               plain,
-		"/apis/nowhere.example.com/v1/shirts/x":              plain,
+		"/apis/stable.example.com/v1/shirts":                 generic,
+		"/apis/stable.example.com/v2/crontabs":               generic,
+		"/apis/nowhere.example.com/v1/shirts/x":              generic,
 		"/apis/stable.example.com/v1/crontabs/a":             generic, // a namespaced kind without its namespace
 		"/apis/stable.example.com/v1/namespaces//crontabs/a": generic,
-		"/apis//v1/configmaps":                               plain,
+		"/apis//v1/configmaps":                               generic,
 		"/nothing":                                           plain,
-		"/apis/stable.example.com/v1/../v1/crontabs":         plain,
-		crontabs + "/a/status/more":                          plain,
+		"/apis/stable.example.com/v1/../v1/crontabs":         generic,
+		crontabs + "/a/status/more":                          generic,
 		"/api/v1/shirts":                                     generic,
 		"/apis/coordination.k8s.io/v1/shirts":                generic,
 		"/api/v1/namespaces/default/configmaps/x/nothing":    generic,
