@@ -205,8 +205,6 @@ func (o *owner) describe(e object.Tree) {
 	object.SetString(e, "time", o.time)
 }
 
-var errMalformed = errors.New("managedFields is malformed")
-
 // isReset tells whether a client asks to forget all owners: by an empty list, or by a
 // list of one empty entry.
 func isReset(v any) bool {

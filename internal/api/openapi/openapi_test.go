@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
@@ -351,13 +350,4 @@ func TestWhatIsNotStructural(t *testing.T) {
 			t.Errorf("%s: published with its schema: %v", name, has)
 		}
 	}
-}
-
-func benchmarkCRD(b *testing.B) string {
-	b.Helper()
-	manifest, err := os.ReadFile("../../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
-	if err != nil {
-		b.Skip("the corpus of CRDs is not beside this module")
-	}
-	return string(manifest)
 }
