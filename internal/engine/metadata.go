@@ -253,27 +253,21 @@ func dedupOwners(md object.Tree) (duplicates []string) {
 		return nil
 	}
 	kept := make([]any, 0, len(list))
+	seen := make(map[string]bool, len(list)) // as text: there may be tens of thousands
 	for _, ref := range list {
-		if containsEqual(kept, ref) {
-			m, _ := ref.(object.Tree)
+		m, _ := ref.(object.Tree)
+		text := string(object.AppendJSON(nil, object.Tree{"": ref}))
+		if seen[text] {
 			duplicates = append(duplicates, object.String(m, "uid"))
 			continue
 		}
+		seen[text] = true
 		kept = append(kept, ref)
 	}
 	if duplicates != nil {
 		md["ownerReferences"] = kept
 	}
 	return duplicates
-}
-
-func containsEqual(list []any, v any) bool {
-	for _, item := range list {
-		if object.Equal(item, v) {
-			return true
-		}
-	}
-	return false
 }
 
 // finalizerWarnings are for finalizers whose names others might take too.

@@ -14,6 +14,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
+// maxProblems is how many problems of one object are told: the time that it takes to word them grows with
+// the square of their number. Upstream tells all.
+const maxProblems = 1000
+
 // pathSegment is what every name must at least be.
 func pathSegment(name string, prefix bool) []string {
 	if prefix {
@@ -59,7 +63,7 @@ func (w *writing) validateCreate(t object.Tree) error {
 }
 
 func (w *writing) invalid(t object.Tree, errs field.ErrorList) error {
-	return apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), object.Name(t), errs)
+	return apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), object.Name(t), errs[:min(len(errs), maxProblems)])
 }
 
 // validateUpdate checks t, which is to replace old.
