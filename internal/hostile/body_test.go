@@ -16,7 +16,6 @@ const (
 	bad       = metav1.StatusReasonBadRequest
 	large     = metav1.StatusReasonRequestEntityTooLarge
 	invalid   = metav1.StatusReasonInvalid
-	missing   = metav1.StatusReasonNotFound
 	wrongType = metav1.StatusReasonUnsupportedMediaType
 
 	tooLarge = "Request entity too large: limit is 3145728"
@@ -30,26 +29,6 @@ func deepJSON(key string) string {
 
 func deepFlow() string {
 	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: deep}\ndata: " + strings.Repeat("[", deep) + strings.Repeat("]", deep)
-}
-
-// message is a message of protobuf that holds itself, deep times, as field n.
-func message(n byte) []byte {
-	var b []byte
-	for range deep {
-		head := []byte{n<<3 | 2}
-		for l := uint64(len(b)); ; l >>= 7 {
-			if l < 0x80 {
-				head = append(head, byte(l))
-				break
-			}
-			head = append(head, byte(l)|0x80)
-		}
-		if len(b)+len(head) > 60_000 {
-			break
-		}
-		b = append(head, b...)
-	}
-	return b
 }
 
 func bomb(levels int) string {
