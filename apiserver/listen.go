@@ -24,8 +24,11 @@ const (
 	maxHeaderBytes    = 1 << 20
 	readHeaderTimeout = 32 * time.Second
 	idleTimeout       = 90 * time.Second
-	maxStreams        = 100
-	streamBuffer      = 256 << 10
+	// writeTimeout bounds how long a client may take over a response; streams and long lists
+	// set deadlines of their own.
+	writeTimeout = 2 * time.Minute
+	maxStreams   = 100
+	streamBuffer = 256 << 10
 )
 
 // serviceIP is the address that clients inside a cluster would know the API by: the
@@ -52,6 +55,7 @@ func newHTTP(handler http.Handler, certificate tls.Certificate, logger *slog.Log
 		MaxHeaderBytes:    maxHeaderBytes,
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
+		WriteTimeout:      writeTimeout,
 		ConnContext:       access.ConnContext,
 		ErrorLog:          log.New(quietHandshakes{logger}, "", 0),
 	}

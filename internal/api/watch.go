@@ -249,7 +249,8 @@ func (q *request) openStream() sink {
 	q.status = http.StatusOK
 	q.w.WriteHeader(http.StatusOK)
 	s := &httpStream{w: q.w, c: http.NewResponseController(q.w)}
-	_ = s.c.Flush() // if the client has gone, the first write says so as well
+	_ = s.c.SetWriteDeadline(time.Time{}) // the server's is for responses with an end
+	_ = s.c.Flush()                       // if the client has gone, the first write says so as well
 	return s
 }
 
