@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,9 +23,17 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	return append(dst, '}')
 }
 
-// partial is the same as a Go object.
+// partial is the same as a Go object, whose strings lie in o.
 func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
-	p := &metav1.PartialObjectMetadata{}
+	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"}}
+	found, ok := readMeta(o.Packed.JSON(), &p.ObjectMeta)
+	if ok && found && o.Revision != 0 {
+		p.ResourceVersion = strconv.FormatInt(o.Revision, 10)
+	}
+	if ok {
+		return p, nil
+	}
+	p = &metav1.PartialObjectMetadata{}
 	if err := json.Unmarshal(appendPartial(nil, o, version), p); err != nil {
 		return nil, fmt.Errorf("metadata of a stored object: %w", err)
 	}
