@@ -43,7 +43,7 @@ func sameMeta(t *testing.T, js string) {
 	}
 }
 
-// API-031
+// What the short way reads is what encoding/json reads.
 func TestPartialReadsWhatJSONSays(t *testing.T) {
 	for _, js := range metas {
 		sameMeta(t, js)

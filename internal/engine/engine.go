@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -28,6 +29,7 @@ type Engine struct {
 	views  views
 	shapes shapes
 	queues queues
+	sets   merge.Sets
 }
 
 // Target is what a request addresses.

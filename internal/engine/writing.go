@@ -56,6 +56,7 @@ func (w *writing) resolve(v *resource.Version) (err error) {
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
 		Reset:       w.reset(),
+		Sets:        &w.engine.sets,
 	}
 	w.reader, err = w.engine.reader(v)
 	return err

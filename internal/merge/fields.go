@@ -31,6 +31,8 @@ type Fields struct {
 	// built-in kind what its zero Go value is encoded as ("spec":{} and the like, whose
 	// presence nobody then owns); nil stands for apiVersion and kind alone.
 	Empty object.Tree
+	// Sets, if set, saves reading the same field sets again and again.
+	Sets *Sets
 }
 
 const (
@@ -94,11 +96,11 @@ func (f *Fields) ownersForUpdate(live, sent any) *owners {
 		if isReset(sent) {
 			return newOwners(1)
 		}
-		if o, err := decodeOwners(sent); err == nil && len(o.sets) > 0 {
+		if o, err := f.decodeOwners(sent); err == nil && len(o.sets) > 0 {
 			return o
 		}
 	}
-	o, err := decodeOwners(live)
+	o, err := f.decodeOwners(live)
 	if err != nil {
 		return newOwners(1)
 	}
@@ -118,7 +120,7 @@ func (f *Fields) empty(kind string) object.Tree {
 // another version or kind, or with managedFields, is a 400 StatusError. One
 // that does not fit the schema is a plain error, which upstream makes a 500 of.
 func (f *Fields) Apply(live, applied object.Tree, manager string, force bool, now time.Time) (object.Tree, error) {
-	known, err := decodeOwners(object.Metadata(live)[managedFields])
+	known, err := f.decodeOwners(object.Metadata(live)[managedFields])
 	if err != nil {
 		return nil, fmt.Errorf("failed to decode managed fields: %w", err)
 	}

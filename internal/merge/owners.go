@@ -106,7 +106,20 @@ func (o *owners) strip(id string) {
 		delete(o.sets, id)
 		return
 	}
-	o.sets[id] = fieldpath.NewVersionedSet(set, vs.APIVersion(), vs.Applied())
+	o.put(id, set, vs.APIVersion(), vs.Applied())
+}
+
+// put gives an owner a set: where that is what its entry says already, the very one
+// that was read, so that it is not written anew.
+func (o *owners) put(id string, set *fieldpath.Set, version fieldpath.APIVersion, applied bool) {
+	if who := o.owners[id]; who != nil && who.read != nil {
+		read := who.read
+		if read.APIVersion() == version && read.Applied() == applied && read.Set().Equals(set) {
+			o.sets[id] = read
+			return
+		}
+	}
+	o.sets[id] = fieldpath.NewVersionedSet(set, version, applied)
 }
 
 // capUpdates merges the oldest entries of updates, those of one version into one
@@ -216,7 +229,7 @@ func isReset(v any) bool {
 }
 
 // decodeOwners reads managedFields; nil gives no owners. The errors are upstream's.
-func decodeOwners(v any) (*owners, error) {
+func (f *Fields) decodeOwners(v any) (*owners, error) {
 	entries, ok := parseEntries(v)
 	if !ok {
 		return newOwners(1), nil
@@ -237,15 +250,15 @@ func decodeOwners(v any) (*owners, error) {
 		default:
 			return nil, fmt.Errorf("invalid fieldsType %q in managed fields entry %d", e.fieldsType, i)
 		}
-		if err := out.decode(e); err != nil {
+		if err := out.decode(e, f.Sets); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-func (o *owners) decode(e *entry) error {
-	set, canonical, err := setOf(e.fields)
+func (o *owners) decode(e *entry, known *Sets) error {
+	set, canonical, err := known.of(e.fields)
 	if err != nil {
 		return fmt.Errorf("error decoding versioned set from %v: error decoding set: %w", e.owner.id(), err)
 	}

@@ -100,10 +100,11 @@ func (w *write) update(live, obj object.Tree, known *owners, manager string) err
 	}
 	delete(known.sets, currentOperation)
 	id := known.add(owner{manager: orUnknown(manager), operation: operationUpdate, apiVersion: w.APIVersion, subresource: w.Subresource})
+	set := changed.Set()
 	if previous, ok := known.sets[id]; ok {
-		changed = fieldpath.NewVersionedSet(changed.Set().Union(previous.Set()), version, false)
+		set = set.Union(previous.Set())
 	}
-	known.sets[id] = changed
+	known.put(id, set, version, false)
 	known.owners[id].time = w.time
 	return nil
 }

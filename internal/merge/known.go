@@ -1,0 +1,94 @@
+package merge
+
+import (
+	"hash/maphash"
+	"strings"
+	"sync/atomic"
+
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+const (
+	// knownSets is how many sets are kept, knownSize how large one may be: its keys
+	// and something for each.
+	knownSets, knownSize, knownKey = 256, 8 << 10, 32
+)
+
+// Sets remembers the field sets that were read lately: the objects of a kind are
+// mostly owned alike. The zero value is ready; it may be used concurrently.
+type Sets struct {
+	// seen are the hashes of what came by once: only what comes again is kept.
+	seen [knownSets]atomic.Uint64
+	kept [knownSets]atomic.Pointer[knownSet]
+}
+
+// knownSet is a set and the fieldsV1 it was read from. Neither is ever modified.
+type knownSet struct {
+	tree      object.Tree
+	set       *fieldpath.Set
+	canonical bool
+}
+
+// of is setOf.
+func (s *Sets) of(v any) (set *fieldpath.Set, canonical bool, err error) {
+	t, ok := v.(object.Tree)
+	if s == nil || !ok {
+		return setOf(v)
+	}
+	room := knownSize
+	sum, ok := hashTree(t, &room)
+	if !ok {
+		return setOf(v)
+	}
+	slot := sum % knownSets
+	if k := s.kept[slot].Load(); k != nil && object.Equal(k.tree, t) {
+		return k.set, k.canonical, nil
+	}
+	if s.seen[slot].Swap(sum) != sum {
+		return setOf(v)
+	}
+	// The strings of t lie in a whole request or object, which must not be kept with them.
+	k := &knownSet{tree: cloneTree(t)}
+	if k.set, k.canonical, err = setOf(k.tree); err == nil {
+		s.kept[slot].Store(k)
+	}
+	return k.set, k.canonical, err
+}
+
+var treeSeed = maphash.MakeSeed()
+
+// hashTree hashes a tree of nothing but trees, in whatever order they come; false for any
+// other, and for one that there is no room for.
+func hashTree(t object.Tree, room *int) (sum uint64, ok bool) {
+	for key, v := range t {
+		below, ok := v.(object.Tree)
+		if !ok {
+			return 0, false
+		}
+		if *room -= len(key) + knownKey; *room < 0 {
+			return 0, false
+		}
+		h := maphash.String(treeSeed, key)
+		if len(below) > 0 {
+			child, ok := hashTree(below, room)
+			if !ok {
+				return 0, false
+			}
+			h ^= child * 0x9e3779b97f4a7c15
+		}
+		h *= 0xff51afd7ed558ccd
+		sum += h ^ h>>32
+	}
+	return sum, true
+}
+
+func cloneTree(t object.Tree) object.Tree {
+	out := make(object.Tree, len(t))
+	for key, v := range t {
+		below, _ := v.(object.Tree)
+		out[strings.Clone(key)] = cloneTree(below)
+	}
+	return out
+}
