@@ -1,6 +1,7 @@
 package merge
 
 import (
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -149,4 +150,36 @@ func BenchmarkMergePatch(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkSetOf reads a set that is new, one that is known, and one of which a part is new.
+func BenchmarkSetOf(b *testing.B) {
+	t := decode(b, `{"f:metadata":{"f:labels":{".":{},"f:app":{},"f:shard":{}}},"f:spec":{".":{},"f:hostname":{},"f:image":{},"f:labels":{".":{},"f:region":{},"f:zone":{}},
+		"f:maxReplicas":{},"f:notes":{},"f:owner":{".":{},"f:email":{},"f:name":{}},"f:ports":{".":{},"k:{\"name\":\"http\"}":{".":{},"f:name":{},"f:port":{}},
+		"k:{\"name\":\"metrics\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{}}},"f:replicas":{},"f:stamp":{},"f:tags":{".":{},"v:\"alpha\"":{},"v:\"x\"":{}},"f:tier":{},"f:title":{},"f:weight":{}}}`)
+	tags := t["f:spec"].(object.Tree)["f:tags"].(object.Tree)
+	delete(tags, `v:"x"`)
+	var many []string
+	for i := range 10000 {
+		many = append(many, fmt.Sprintf("v:\"widget-%d\"", i))
+	}
+	run := func(known *Sets, change bool) func(b *testing.B) {
+		return func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if change {
+					tags[many[i%len(many)]] = object.Tree{}
+				}
+				if _, _, err := setOf(t, known); err != nil {
+					b.Fatal(err)
+				}
+				if change {
+					delete(tags, many[i%len(many)])
+				}
+			}
+		}
+	}
+	b.Run("new", run(nil, true))
+	b.Run("known", run(new(Sets), false))
+	b.Run("partly", run(new(Sets), true))
 }

@@ -13,7 +13,7 @@ import (
 const (
 	// knownSets is how many sets are kept, knownSize how large one may be: its keys
 	// and something for each.
-	knownSets, knownSize, knownKey = 256, 8 << 10, 32
+	knownSets, knownSize, knownKey = 512, 8 << 10, 32
 )
 
 // Sets remembers the field sets that were read lately: the objects of a kind are
@@ -31,30 +31,33 @@ type knownSet struct {
 	canonical bool
 }
 
-// of is setOf.
-func (s *Sets) of(v any) (set *fieldpath.Set, canonical bool, err error) {
-	t, ok := v.(object.Tree)
-	if s == nil || !ok {
-		return setOf(v)
+// find gives what fieldsV1 or a part of it says, nil where that is not remembered.
+func (s *Sets) find(t object.Tree) *knownSet {
+	if s == nil || len(t) == 0 {
+		return nil
 	}
 	room := knownSize
 	sum, ok := hashTree(t, &room)
 	if !ok {
-		return setOf(v)
+		return nil
 	}
 	slot := sum % knownSets
 	if k := s.kept[slot].Load(); k != nil && object.Equal(k.tree, t) {
-		return k.set, k.canonical, nil
+		return k
 	}
 	if s.seen[slot].Swap(sum) != sum {
-		return setOf(v)
+		return nil
 	}
 	// The strings of t lie in a whole request or object, which must not be kept with them.
-	k := &knownSet{tree: cloneTree(t)}
-	if k.set, k.canonical, err = setOf(k.tree); err == nil {
-		s.kept[slot].Store(k)
+	k := &knownSet{tree: cloneTree(t), set: &fieldpath.Set{}}
+	r := setReader{canonical: true}
+	r.fill(k.set, k.tree)
+	if r.err != nil {
+		return nil
 	}
-	return k.set, k.canonical, err
+	k.canonical = r.canonical
+	s.kept[slot].Store(k)
+	return k
 }
 
 var treeSeed = maphash.MakeSeed()

@@ -258,7 +258,7 @@ func (f *Fields) decodeOwners(v any) (*owners, error) {
 }
 
 func (o *owners) decode(e *entry, known *Sets) error {
-	set, canonical, err := known.of(e.fields)
+	set, canonical, err := setOf(e.fields, known)
 	if err != nil {
 		return fmt.Errorf("error decoding versioned set from %v: error decoding set: %w", e.owner.id(), err)
 	}

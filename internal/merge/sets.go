@@ -17,8 +17,8 @@ import (
 const self = "."
 
 // setOf reads fieldsV1, which structured-merge-diff only reads as text.
-// canonical is false where treeOf would write it otherwise.
-func setOf(v any) (set *fieldpath.Set, canonical bool, err error) {
+// canonical is false where treeOf would write it otherwise. The set is not to be modified.
+func setOf(v any, known *Sets) (set *fieldpath.Set, canonical bool, err error) {
 	if v == nil {
 		return fieldpath.NewSet(), false, nil
 	}
@@ -26,18 +26,29 @@ func setOf(v any) (set *fieldpath.Set, canonical bool, err error) {
 	if !ok {
 		return nil, false, fmt.Errorf("fieldsV1 must be an object, not %T", v)
 	}
-	r := setReader{canonical: true}
+	r := setReader{known: known, canonical: true}
 	set = &fieldpath.Set{}
-	r.fill(set, t)
+	r.read(set, t)
 	return set, r.canonical, r.err
 }
 
 type setReader struct {
+	known     *Sets // nil: nothing is remembered
 	canonical bool
 	err       error
 }
 
-// fill adds what t says to set.
+// read makes set what t says.
+func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
+	if k := r.known.find(t); k != nil {
+		*set = *k.set
+		r.canonical = r.canonical && k.canonical
+		return
+	}
+	r.fill(set, t)
+}
+
+// fill is read from scratch.
 func (r *setReader) fill(set *fieldpath.Set, t object.Tree) {
 	var buf [16]string
 	keys := buf[:0]
@@ -77,7 +88,7 @@ func (r *setReader) member(set *fieldpath.Set, element fieldpath.PathElement, be
 		set.Members.Insert(element)
 	}
 	child := fieldpath.Set{}
-	r.fill(&child, below)
+	r.read(&child, below)
 	if child.Members.Size() == 0 && child.Children.Empty() {
 		// Nothing in it was known: then it is as if nothing had been in it.
 		r.canonical = false
