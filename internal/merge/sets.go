@@ -161,18 +161,20 @@ func (r *setReader) fail(err error) {
 	}
 }
 
-// treeOf is the fieldsV1 of a set.
-func treeOf(set *fieldpath.Set) object.Tree {
+// treeOf is the fieldsV1 of a set. All its leaves are one and the same.
+func treeOf(set *fieldpath.Set) object.Tree { return branchOf(set, object.Tree{}) }
+
+func branchOf(set *fieldpath.Set, leaf object.Tree) object.Tree {
 	t := make(object.Tree, set.Members.Size())
 	for element := range set.Members.All() {
-		t[keyOf(element)] = object.Tree{}
+		t[keyOf(element)] = leaf
 	}
 	for element := range set.Children.All() {
 		below, _ := set.Children.Get(element)
-		child := treeOf(below)
+		child := branchOf(below, leaf)
 		key := keyOf(element)
 		if _, member := t[key]; member && len(child) > 0 {
-			child[self] = object.Tree{}
+			child[self] = leaf
 		}
 		t[key] = child
 	}

@@ -131,31 +131,45 @@ func (w *write) reconcile(known *owners) error {
 
 // reduce leaves out of two objects what is the same in both. A comparison of what
 // is left gives what a comparison of the whole gives: equal parts have no part in it, and
-// what contains a difference stays, be it empty.
+// what contains a difference stays, be it empty. Both are nil where nothing differs.
 func reduce(a, b object.Tree) (ra, rb object.Tree) {
-	ra, rb = object.Tree{}, object.Tree{}
 	for key, v := range a {
 		w, ok := b[key]
 		if !ok {
-			ra[key] = v
+			ra = with(ra, key, v)
 			continue
 		}
 		x, isTree := v.(object.Tree)
 		y, alsoTree := w.(object.Tree)
 		if isTree && alsoTree {
-			if x, y := reduce(x, y); len(x) > 0 || len(y) > 0 {
-				ra[key], rb[key] = x, y
+			if x, y := reduce(x, y); x != nil {
+				ra, rb = with(ra, key, x), with(rb, key, y)
 			}
 			continue
 		}
 		if !object.Equal(v, w) {
-			ra[key], rb[key] = v, w
+			ra, rb = with(ra, key, v), with(rb, key, w)
 		}
 	}
 	for key, w := range b {
 		if _, ok := a[key]; !ok {
-			rb[key] = w
+			rb = with(rb, key, w)
 		}
 	}
+	switch {
+	case ra == nil && rb != nil:
+		ra = object.Tree{}
+	case rb == nil && ra != nil:
+		rb = object.Tree{}
+	}
 	return ra, rb
+}
+
+// with sets a key of a tree that is only made for its first.
+func with(t object.Tree, key string, v any) object.Tree {
+	if t == nil {
+		t = object.Tree{}
+	}
+	t[key] = v
+	return t
 }
