@@ -29,7 +29,8 @@ const (
 )
 
 // JSON applies a JSON patch (RFC 6902, with the negative indices that upstream
-// knows) to doc, which is not modified. Errors are StatusErrors: 400 for what is no
+// knows) to doc, which is not modified and shares with the result at most what it
+// does in Merge. Errors are StatusErrors: 400 for what is no
 // patch, 413 for more than 10,000 operations, 422 for one that does not apply, that
 // copies more than 3 MiB, or that leaves something other than an object.
 func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
@@ -57,7 +58,7 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 		return nil, notAnObject(patched, err)
 	}
 	if entries, ok := object.Metadata(doc)[managedFields]; ok && aside {
-		object.EnsureMetadata(out)[managedFields] = object.CopyValue(entries)
+		object.EnsureMetadata(out)[managedFields] = entries
 	}
 	return out, nil
 }
@@ -127,7 +128,8 @@ func badPatch(err error) error {
 }
 
 // Merge applies a merge patch (RFC 7386, with upstream's treatment of null inside
-// of lists) to doc, which is not modified and shares nothing with the result.
+// of lists) to doc, which is not modified and shares nothing with the result but
+// the entries of managedFields, which therefore must not be modified.
 // duplicates as in object.DecodeJSON. Errors are 400 StatusErrors.
 func Merge(doc object.Tree, patch []byte) (out object.Tree, duplicates []string, err error) {
 	change, duplicates, err := object.DecodeJSON(patch)
@@ -137,13 +139,35 @@ func Merge(doc object.Tree, patch []byte) (out object.Tree, duplicates []string,
 	if isNull(patch) {
 		return nil, nil, apierrors.NewBadRequest(jsonpatch.ErrBadJSONPatch.Error())
 	}
-	out = object.Copy(doc)
+	out = copyButEntries(doc)
 	mergeInto(out, change)
 	return out, duplicates, nil
 }
 
 func isNull(patch []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(patch, " \t\r\n"), []byte("null"))
+}
+
+// copyButEntries copies doc, of which managedFields are the better part. A merge
+// patch replaces them or leaves them alone.
+func copyButEntries(doc object.Tree) object.Tree {
+	out := make(object.Tree, len(doc))
+	for key, v := range doc {
+		meta, ok := v.(object.Tree)
+		if key != "metadata" || !ok {
+			out[key] = object.CopyValue(v)
+			continue
+		}
+		m := make(object.Tree, len(meta))
+		for key, v := range meta {
+			if _, isList := v.([]any); key != managedFields || !isList {
+				v = object.CopyValue(v)
+			}
+			m[key] = v
+		}
+		out[key] = m
+	}
+	return out
 }
 
 func mergeInto(doc, change object.Tree) {

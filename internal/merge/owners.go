@@ -221,6 +221,15 @@ func (o *owner) describe(e object.Tree) {
 // isReset tells whether a client asks to forget all owners: by an empty list, or by a
 // list of one empty entry.
 func isReset(v any) bool {
+	list, _ := v.([]any)
+	if len(list) > 1 {
+		return false
+	}
+	if len(list) == 1 { // mostly it is an entry, and there is no need to read it all
+		if t, _ := list[0].(object.Tree); object.String(t, "manager") != "" {
+			return false
+		}
+	}
 	entries, ok := parseEntries(v)
 	if !ok || entries == nil {
 		return false
