@@ -14,12 +14,15 @@ const (
 	// knownSets is how many sets are kept, knownSize how large one may be: its keys
 	// and something for each.
 	knownSets, knownSize, knownKey = 512, 8 << 10, 32
+	// knownBits count how often something came.
+	knownBits = 3
 )
 
 // Sets remembers the field sets that were read lately: the objects of a kind are
 // mostly owned alike. The zero value is ready; it may be used concurrently.
 type Sets struct {
-	// seen are the hashes of what came by once: only what comes again is kept.
+	// seen are the hashes of what came by, and in their last bits how often in a row. Only
+	// what comes often is kept: those who own an object alike have the same sets, too.
 	seen [knownSets]atomic.Uint64
 	kept [knownSets]atomic.Pointer[knownSet]
 }
@@ -41,11 +44,11 @@ func (s *Sets) find(t object.Tree) *knownSet {
 	if !ok {
 		return nil
 	}
-	slot := sum % knownSets
+	slot := sum >> knownBits % knownSets
 	if k := s.kept[slot].Load(); k != nil && object.Equal(k.tree, t) {
 		return k
 	}
-	if s.seen[slot].Swap(sum) != sum {
+	if !s.often(slot, sum) {
 		return nil
 	}
 	// The strings of t lie in a whole request or object, which must not be kept with them.
@@ -58,6 +61,20 @@ func (s *Sets) find(t object.Tree) *knownSet {
 	k.canonical = r.canonical
 	s.kept[slot].Store(k)
 	return k
+}
+
+// often counts a sight of what has the hash sum.
+func (s *Sets) often(slot, sum uint64) bool {
+	const mask = 1<<knownBits - 1
+	switch v := s.seen[slot].Load(); {
+	case v&^mask != sum&^mask:
+		s.seen[slot].Store(sum &^ mask)
+	case v&mask == mask:
+		return true
+	default:
+		s.seen[slot].Store(v + 1)
+	}
+	return false
 }
 
 var treeSeed = maphash.MakeSeed()
