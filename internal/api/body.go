@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -148,23 +147,7 @@ func undecodable(gvk schema.GroupVersionKind, kind string, err error) error {
 // unrecognized is the error for a body that does not even tell what it is.
 func (q *request) unrecognized(data []byte, err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)",
-		q.v.Definition.Names.Kind, err, summary(data)))
-}
-
-// summary is the beginning of a body, as text if it may be JSON.
-func summary(data []byte) string {
-	const most = 30
-	if len(data) == 0 {
-		return "<empty>"
-	}
-	more := ""
-	if len(data) > most {
-		data, more = data[:most], " ..."
-	}
-	if data[0] == '{' {
-		return string(data) + more
-	}
-	return hex.EncodeToString(data) + more
+		q.v.Definition.Names.Kind, err, object.Summary(data)))
 }
 
 func decodeCBOR(data []byte) (object.Tree, error) {

@@ -174,7 +174,7 @@ func (q *request) delete() error {
 		return q.respondDeleted(obj)
 	}
 	code := http.StatusOK
-	//nolint:staticcheck // clients still send it
+	// clients still send it
 	if o.OrphanDependents != nil && !*o.OrphanDependents {
 		code = http.StatusAccepted
 	}

@@ -64,7 +64,7 @@ func (w *writing) checkKind(t object.Tree) error {
 	}
 	if kind == "" {
 		data := object.AppendJSON(nil, t)
-		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): Object 'Kind' is missing in '%s' (%s)", want, data, summary(data)))
+		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): Object 'Kind' is missing in '%s' (%s)", want, data, object.Summary(data)))
 	}
 	if gv, err := schema.ParseGroupVersion(apiVersion); err != nil || gv != w.v.GroupVersion {
 		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", apiVersion, w.v.APIVersion))
@@ -73,22 +73,6 @@ func (w *writing) checkKind(t object.Tree) error {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: kind: Invalid value: %q: must be %s", kind, w.v.GroupVersion.Version, want, kind, want))
 	}
 	return nil
-}
-
-// summary is the beginning of a body as upstream quotes it.
-func summary(data []byte) string {
-	const most = 30
-	if len(data) == 0 {
-		return "<empty>"
-	}
-	more := ""
-	if len(data) > most {
-		data, more = data[:most], " ..."
-	}
-	if data[0] == '{' {
-		return string(data) + more
-	}
-	return fmt.Sprintf("%x", data) + more
 }
 
 // shape prunes t to what its kind has, puts defaults in, and lists the unknown fields.

@@ -175,7 +175,7 @@ func (w *writing) finalizers(current []string, o *metav1.DeleteOptions) []string
 
 // propagation says what becomes of an object's dependents; with neither, they are deleted in the background.
 func propagation(current []string, o *metav1.DeleteOptions) (orphan, foreground bool) {
-	if legacy := o.OrphanDependents; legacy != nil { //nolint:staticcheck // clients still send it
+	if legacy := o.OrphanDependents; legacy != nil { // clients still send it
 		return *legacy, false
 	}
 	if o.PropagationPolicy != nil {
