@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -29,7 +28,6 @@ type Engine struct {
 	views  views
 	shapes shapes
 	queues queues
-	sets   merge.Sets
 }
 
 // Target is what a request addresses.

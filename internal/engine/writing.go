@@ -56,7 +56,6 @@ func (w *writing) resolve(v *resource.Version) (err error) {
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
 		Reset:       w.reset(),
-		Sets:        &w.engine.sets,
 	}
 	w.reader, err = w.engine.reader(v)
 	return err

@@ -31,8 +31,6 @@ type Fields struct {
 	// built-in kind what its zero Go value is encoded as ("spec":{} and the like, whose
 	// presence nobody then owns); nil stands for apiVersion and kind alone.
 	Empty object.Tree
-	// Sets, if set, saves reading the same field sets again and again.
-	Sets *Sets
 }
 
 const (

@@ -89,7 +89,6 @@ const widgetSchema = `types:
 
 // world is a kind with two versions, of which v2 calls spec.replicas spec.count.
 type world struct {
-	sets      Sets
 	parseable typed.ParseableType
 	deduced   bool
 	versions  map[string]bool
@@ -141,7 +140,6 @@ func (w *world) fields(version, subresource string) *Fields {
 		APIVersion: version, Kind: "Widget", Subresource: subresource, Reset: w.reset(version, subresource),
 		Parseable: func(v string) (typed.ParseableType, bool) { return w.parseable, w.versions[v] },
 		Convert:   w.convert,
-		Sets:      &w.sets,
 	}
 }
 

@@ -259,15 +259,15 @@ func (f *Fields) decodeOwners(v any) (*owners, error) {
 		default:
 			return nil, fmt.Errorf("invalid fieldsType %q in managed fields entry %d", e.fieldsType, i)
 		}
-		if err := out.decode(e, f.Sets); err != nil {
+		if err := out.decode(e); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-func (o *owners) decode(e *entry, known *Sets) error {
-	set, canonical, err := setOf(e.fields, known)
+func (o *owners) decode(e *entry) error {
+	set, canonical, err := setOf(e.fields)
 	if err != nil {
 		return fmt.Errorf("error decoding versioned set from %v: error decoding set: %w", e.owner.id(), err)
 	}

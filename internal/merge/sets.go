@@ -18,7 +18,7 @@ const self = "."
 
 // setOf reads fieldsV1, which structured-merge-diff only reads as text.
 // canonical is false where treeOf would write it otherwise. The set is not to be modified.
-func setOf(v any, known *Sets) (set *fieldpath.Set, canonical bool, err error) {
+func setOf(v any) (set *fieldpath.Set, canonical bool, err error) {
 	if v == nil {
 		return fieldpath.NewSet(), false, nil
 	}
@@ -26,30 +26,19 @@ func setOf(v any, known *Sets) (set *fieldpath.Set, canonical bool, err error) {
 	if !ok {
 		return nil, false, fmt.Errorf("fieldsV1 must be an object, not %T", v)
 	}
-	r := setReader{known: known, canonical: true}
+	r := setReader{canonical: true}
 	set = &fieldpath.Set{}
 	r.read(set, t)
 	return set, r.canonical, r.err
 }
 
 type setReader struct {
-	known     *Sets // nil: nothing is remembered
 	canonical bool
 	err       error
 }
 
 // read makes set what t says.
 func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
-	if k := r.known.find(t); k != nil {
-		*set = *k.set
-		r.canonical = r.canonical && k.canonical
-		return
-	}
-	r.fill(set, t)
-}
-
-// fill is read from scratch.
-func (r *setReader) fill(set *fieldpath.Set, t object.Tree) {
 	var buf [16]string
 	keys := buf[:0]
 	for key := range t {
