@@ -25,6 +25,12 @@ type node struct {
 	nullable    bool
 	preserve    bool // x-kubernetes-preserve-unknown-fields
 	embedded    bool // x-kubernetes-embedded-resource
+	intOrString bool // x-kubernetes-int-or-string
+
+	maxLength, maxItems, maxProperties *int64
+	required                           []string
+	enum                               string // the JSON of the list, "" where there is none
+	rules                              string // the JSON of x-kubernetes-validations, "" where there are none
 }
 
 // additional is additionalProperties: a schema, or only allows.
@@ -65,6 +71,20 @@ func (n *node) read(c *object.Cursor, key string) {
 		n.preserve = c.Bool()
 	case "x-kubernetes-embedded-resource":
 		n.embedded = c.Bool()
+	case "x-kubernetes-int-or-string":
+		n.intOrString = c.Bool()
+	case "maxLength":
+		n.maxLength = limit(c)
+	case "maxItems":
+		n.maxItems = limit(c)
+	case "maxProperties":
+		n.maxProperties = limit(c)
+	case "required":
+		n.required = c.Texts()
+	case "enum":
+		n.enum = list(c)
+	case "x-kubernetes-validations":
+		n.rules = list(c)
 	case "x-kubernetes-list-type":
 		n.listType = c.Text()
 	case "x-kubernetes-map-type":
@@ -72,6 +92,23 @@ func (n *node) read(c *object.Cursor, key string) {
 	case "x-kubernetes-list-map-keys":
 		n.listKeys = c.Texts()
 	}
+}
+
+// limit reads a number; nil for null.
+func limit(c *object.Cursor) *int64 {
+	if c.Kind() == 'n' {
+		return nil
+	}
+	max := c.Int()
+	return &max
+}
+
+// list is the JSON of an array that has something in it.
+func list(c *object.Cursor) string {
+	if raw := c.Raw(); len(raw) > len("[]") && raw[0] == '[' {
+		return raw
+	}
+	return ""
 }
 
 func (n *node) readProperties(c *object.Cursor) {
