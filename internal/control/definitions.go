@@ -187,7 +187,7 @@ func (d *definitions) empty(ctx context.Context, crd *unstructured.Unstructured)
 			if emptied[namespace] {
 				continue
 			}
-			err := client.Namespace(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+			err := purge(ctx, client.Namespace(namespace), metav1.DeleteOptions{})
 			if ignoreNotFound(err) != nil {
 				return err
 			}

@@ -156,13 +156,8 @@ func (n *namespaces) resources(left *remains) []schema.GroupVersionResource {
 func (n *namespaces) emptyOf(ctx context.Context, name string, gvr schema.GroupVersionResource, left *remains) {
 	client := n.clients.metadata.Resource(gvr).Namespace(name)
 	err := func() error {
-		first, err := client.List(ctx, metav1.ListOptions{Limit: 1})
-		if err != nil || len(first.Items) == 0 {
-			return err
-		}
 		background := metav1.DeletePropagationBackground
-		err = client.DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &background}, metav1.ListOptions{})
-		if err != nil {
+		if err := purge(ctx, client, metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
 			return err
 		}
 		return count(ctx, client, gvr, left)
