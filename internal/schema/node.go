@@ -31,6 +31,7 @@ type node struct {
 	required                           []string
 	enum                               string // the JSON of the list, "" where there is none
 	rules                              string // the JSON of x-kubernetes-validations, "" where there are none
+	anyRules                           bool   // here or below
 }
 
 // additional is additionalProperties: a schema, or only allows.
@@ -46,8 +47,14 @@ func readNode(c *object.Cursor) *node {
 	}
 	n := &node{}
 	c.Members(func(key string) { n.read(c, key) })
+	n.anyRules = n.rules != "" || n.items.hasRules() || n.additional != nil && n.additional.schema.hasRules()
+	for _, child := range n.properties {
+		n.anyRules = n.anyRules || child.anyRules
+	}
 	return n
 }
+
+func (n *node) hasRules() bool { return n != nil && n.anyRules }
 
 func (n *node) read(c *object.Cursor, key string) {
 	switch key {

@@ -21,6 +21,9 @@ type Schema struct {
 	once      sync.Once
 	parseable typed.ParseableType
 	err       error
+
+	rulesOnce sync.Once
+	ruleTree  *ruleTree
 }
 
 var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object")

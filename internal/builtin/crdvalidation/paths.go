@@ -1,13 +1,14 @@
 package crdvalidation
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
 func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options, version string) (errs field.ErrorList) {
@@ -51,52 +52,14 @@ type target struct {
 	schema *schema // nil: of any shape
 }
 
-var (
-	errNoField   = errors.New("does not refer to a valid field")
-	errPathEnded = errors.New("unexpected end of JSON path")
-)
-
-// resolve follows a JSON path of fields and, if brackets are allowed, names in brackets and
-// single quotes, from s on.
+// resolve follows a JSON path from s on.
 func resolve(path string, s *schema, brackets bool) (target, error) {
 	t := target{schema: s}
-	for path != "" {
-		name, rest, err := "", "", error(nil)
-		switch tok, after := token(path); tok {
-		case ".":
-			if after == "" {
-				return t, errPathEnded
-			}
-			name, rest = token(after)
-		case "[":
-			if !brackets {
-				return t, errors.New("array notation is not allowed")
-			}
-			name, rest, err = bracketed(after)
-		default:
-			return t, fmt.Errorf("expected [ or . but got: %s", tok)
-		}
-		if err != nil {
-			return t, err
-		}
-		if t, err = t.below(name); err != nil {
-			return t, err
-		}
-		if path[0] != '[' {
-			path = rest
-			continue
-		}
-		tok, after := token(rest)
-		switch tok {
-		case "]":
-		case "":
-			return t, errPathEnded
-		default:
-			return t, fmt.Errorf("expected ] but got %s", tok)
-		}
-		path = after
-	}
-	return t, nil
+	err := ourschema.WalkFieldPath(path, brackets, func(name string) (err error) {
+		t, err = t.below(name)
+		return err
+	})
+	return t, err
 }
 
 func (t target) below(name string) (target, error) {
@@ -105,69 +68,13 @@ func (t target) below(name string) (target, error) {
 	case t.schema != nil && len(t.schema.Properties) > 0:
 		p, ok := t.schema.Properties[name]
 		if !ok {
-			return t, errNoField
+			return t, ourschema.ErrNoField
 		}
 		next.schema = &p
 	case t.schema != nil && t.schema.AdditionalProperties != nil:
 		next.schema = t.schema.AdditionalProperties.Schema
 	default:
-		return t, errNoField
+		return t, ourschema.ErrNoField
 	}
 	return next, nil
-}
-
-// token cuts off a delimiter, a name in single quotes or a name.
-func token(s string) (tok, rest string) {
-	if s == "" {
-		return "", ""
-	}
-	if s[0] == '\'' {
-		for i := 1; i < len(s); i++ {
-			if s[i] == '\'' && s[i-1] != '\\' {
-				return s[:i+1], s[i+1:]
-			}
-		}
-		return s, ""
-	}
-	switch i := strings.IndexAny(s, ".[]"); i {
-	case -1:
-		return s, ""
-	case 0:
-		return s[:1], s[1:]
-	default:
-		return s[:i], s[i:]
-	}
-}
-
-// bracketed reads the name behind an opening bracket.
-func bracketed(s string) (name, rest string, err error) {
-	tok, rest := token(s)
-	switch {
-	case tok == "":
-		return "", "", errPathEnded
-	case len(tok) < 2 || tok[0] != '\'' || tok[len(tok)-1] != '\'':
-		return "", "", fmt.Errorf("expected single quoted string but got %s", tok)
-	}
-	name, err = unescape(tok[1 : len(tok)-1])
-	if err != nil {
-		err = fmt.Errorf("invalid string literal: %w", err)
-	}
-	return name, rest, err
-}
-
-func unescape(s string) (string, error) {
-	var out strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] != '\\' || i+1 == len(s) {
-			out.WriteByte(s[i])
-			continue
-		}
-		i++
-		at := strings.IndexByte(`abfnrtv'\`, s[i])
-		if at < 0 {
-			return "", fmt.Errorf("invalid escape char %s", s[i-1:i+1])
-		}
-		out.WriteByte("\a\b\f\n\r\t\v'\\"[at])
-	}
-	return out.String(), nil
 }

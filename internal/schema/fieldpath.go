@@ -1,0 +1,134 @@
+package schema
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// ErrNoField is for a step of WalkFieldPath to a field that the schema does not have.
+var ErrNoField = errors.New("does not refer to a valid field")
+
+var errPathEnded = errors.New("unexpected end of JSON path")
+
+// WalkFieldPath reads a JSON path of fields and, if brackets are allowed, names in brackets and single
+// quotes: fieldPath of x-kubernetes-validations, jsonPath of selectable fields. It calls step with one
+// name after the other and ends with the first error, its own or that of step.
+func WalkFieldPath(path string, brackets bool, step func(name string) error) error {
+	for path != "" {
+		name, rest, err := "", "", error(nil)
+		switch tok, after := token(path); tok {
+		case ".":
+			if after == "" {
+				return errPathEnded
+			}
+			name, rest = token(after)
+		case "[":
+			if !brackets {
+				return errors.New("array notation is not allowed")
+			}
+			name, rest, err = bracketed(after)
+		default:
+			return fmt.Errorf("expected [ or . but got: %s", tok)
+		}
+		if err != nil {
+			return err
+		}
+		if err := step(name); err != nil {
+			return err
+		}
+		if path[0] != '[' {
+			path = rest
+			continue
+		}
+		tok, after := token(rest)
+		switch tok {
+		case "]":
+		case "":
+			return errPathEnded
+		default:
+			return fmt.Errorf("expected ] but got %s", tok)
+		}
+		path = after
+	}
+	return nil
+}
+
+// normalizedFieldPath is path, which is relative to n, as errors show it; "" if it leads nowhere.
+func normalizedFieldPath(path string, n *node) string {
+	var out *field.Path
+	err := WalkFieldPath(path, true, func(name string) error {
+		child, ok := n.properties[name]
+		switch {
+		case ok:
+			out, n = out.Child(name), child
+		case len(n.properties) == 0 && n.additional != nil && n.additional.schema != nil:
+			out, n = out.Key(name), n.additional.schema
+		default:
+			return ErrNoField
+		}
+		return nil
+	})
+	if err != nil {
+		return ""
+	}
+	return out.String()
+}
+
+// token cuts off a delimiter, a name in single quotes or a name.
+func token(s string) (tok, rest string) {
+	if s == "" {
+		return "", ""
+	}
+	if s[0] == '\'' {
+		for i := 1; i < len(s); i++ {
+			if s[i] == '\'' && s[i-1] != '\\' {
+				return s[:i+1], s[i+1:]
+			}
+		}
+		return s, ""
+	}
+	switch i := strings.IndexAny(s, ".[]"); i {
+	case -1:
+		return s, ""
+	case 0:
+		return s[:1], s[1:]
+	default:
+		return s[:i], s[i:]
+	}
+}
+
+// bracketed reads the name behind an opening bracket.
+func bracketed(s string) (name, rest string, err error) {
+	tok, rest := token(s)
+	switch {
+	case tok == "":
+		return "", "", errPathEnded
+	case len(tok) < 2 || tok[0] != '\'' || tok[len(tok)-1] != '\'':
+		return "", "", fmt.Errorf("expected single quoted string but got %s", tok)
+	}
+	name, err = unescape(tok[1 : len(tok)-1])
+	if err != nil {
+		err = fmt.Errorf("invalid string literal: %w", err)
+	}
+	return name, rest, err
+}
+
+func unescape(s string) (string, error) {
+	var out strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] != '\\' || i+1 == len(s) {
+			out.WriteByte(s[i])
+			continue
+		}
+		i++
+		at := strings.IndexByte(`abfnrtv'\`, s[i])
+		if at < 0 {
+			return "", fmt.Errorf("invalid escape char %s", s[i-1:i+1])
+		}
+		out.WriteByte("\a\b\f\n\r\t\v'\\"[at])
+	}
+	return out.String(), nil
+}

@@ -1,0 +1,121 @@
+package schema
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"testing"
+
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	upstreamcel "k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel/model"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	apicel "k8s.io/apiserver/pkg/cel"
+	"k8s.io/apiserver/pkg/cel/environment"
+)
+
+// upstreamEnv is the environment that upstream v1.37 compiles rules in.
+func upstreamEnv() *environment.EnvSet {
+	return environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())
+}
+
+// eachRuled calls f for each node with rules: ours, as rules see it, and theirs.
+func eachRuled(n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType, f func(n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType)) {
+	if n == nil || !n.anyRules {
+		return
+	}
+	if n.rules != "" {
+		f(n, seen, s, decl)
+	}
+	var elem *apicel.DeclType
+	if decl != nil {
+		elem = decl.ElemType
+	}
+	if n.items != nil {
+		eachRuled(n.items, seen.element(), s.Items, elem, f)
+	}
+	if n.additional != nil && n.additional.schema != nil {
+		eachRuled(n.additional.schema, seen.element(), s.AdditionalProperties.Structural, elem, f)
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.properties)) {
+		p := s.Properties[name]
+		var of *apicel.DeclType
+		if escaped, ok := apicel.Escape(name); !ok {
+			of = model.SchemaDeclType(&p, p.XEmbeddedResource)
+		} else if decl != nil && decl.Fields[escaped] != nil {
+			of = decl.Fields[escaped].Type
+		}
+		eachRuled(n.properties[name], seen.property(name, n.properties[name]), &p, of, f)
+	}
+}
+
+var selfType = regexp.MustCompile(`selfType\d+`)
+
+// compareRules compiles the rules of one node both ways.
+func compareRules(t *testing.T, what string, n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType) (compiled int) {
+	t.Helper()
+	c := ruleCompiler{language: func(string, bool) *language { return newLanguage() }, estimates: true}
+	got, gotErr := c.all(n, seen)
+	want, wantErr := upstreamcel.Compile(s, decl, celconfig.PerCallLimit, upstreamEnv(), upstreamcel.NewExpressionsEnvLoader())
+	if (gotErr == nil) != (wantErr == nil) || gotErr != nil && gotErr.Error() != wantErr.Error() || len(got) != len(want) {
+		t.Fatalf("%s: %d rules, %v; upstream %d, %v", what, len(got), gotErr, len(want), wantErr)
+	}
+	for i := range got {
+		g, w := &got[i], &want[i]
+		same := func(name string, a, b any) {
+			if a != b {
+				t.Errorf("%s: %s of %q\nours     %v\nupstream %v", what, name, g.rule.rule, a, b)
+			}
+		}
+		text := func(err *apicel.Error) string {
+			if err == nil {
+				return ""
+			}
+			return selfType.ReplaceAllString(string(err.Type)+err.Detail, "selfType")
+		}
+		same("error", text(g.err), text(w.Error))
+		same("message error", text(g.messageErr), text(w.MessageExpressionError))
+		same("oldSelf", g.usesOldSelf, w.UsesOldSelf)
+		same("program", g.program != nil, w.Program != nil)
+		same("message", g.message != nil, w.MessageExpression != nil)
+		same("cost", g.cost, w.MaxCost)
+		same("message cost", g.messageCost, w.MessageExpressionMaxCost)
+		if g.program != nil {
+			same("cardinality", seen.maxCardinality(), w.MaxCardinality)
+			same("path", g.path, w.NormalizedRuleFieldPath)
+			compiled++
+		}
+	}
+	return compiled
+}
+
+// VAL-048, VAL-150: the rules of every real CRD compile, or fail to, as upstream says, and cost as much.
+func TestRulesOfCorpusAgainstUpstream(t *testing.T) {
+	programs, n := 0, 0
+	all := crds(t)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		for _, v := range all[name].Spec.Versions {
+			if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
+				continue
+			}
+			s := compiled(t, v.Schema.OpenAPIV3Schema)
+			if !s.root.hasRules() {
+				continue
+			}
+			if n++; n%6 != 0 && !testing.Verbose() {
+				continue
+			}
+			theirs := structuralOf(t, v.Schema.OpenAPIV3Schema)
+			eachRuled(s.root, s.root.asResource(), theirs, model.SchemaDeclType(theirs, true), func(n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType) {
+				programs += compareRules(t, name+" "+v.Name, n, seen, s, decl)
+			})
+			if t.Failed() {
+				return
+			}
+		}
+	}
+	if programs < 100 {
+		t.Errorf("only %d rules compiled", programs)
+	}
+	t.Logf("%d rules compiled", programs)
+}

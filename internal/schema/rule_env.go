@@ -1,0 +1,110 @@
+package schema
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/checker"
+	"github.com/google/cel-go/common/decls"
+	"github.com/google/cel-go/common/types"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/cel/environment"
+)
+
+// The variables of an expression.
+const (
+	selfVar    = "self"
+	oldSelfVar = "oldSelf"
+)
+
+// newExpressionsVersion is the release whose functions new expressions may use: the one before
+// v1.37, so that an API server can go back by one. Stored ones may use every function there is.
+var newExpressionsVersion = version.MajorMinor(1, 36)
+
+// language is what expressions can call. All expressions share one cel.Env, for it is costly:
+// what differs from node to node are the types, which only the checker needs.
+type language struct {
+	env      *cel.Env
+	declared *checker.Env // the functions of env
+}
+
+var (
+	newLanguage    = sync.OnceValue(func() *language { return readLanguage((*environment.EnvSet).NewExpressionsEnv) })
+	storedLanguage = sync.OnceValue(func() *language { return readLanguage((*environment.EnvSet).StoredExpressionsEnv) })
+)
+
+func readLanguage(of func(*environment.EnvSet) *cel.Env) *language {
+	env := of(environment.MustBaseEnvSet(newExpressionsVersion))
+	declared, err := checker.NewEnv(env.Container, env.CELTypeProvider(), checker.CrossTypeNumericComparisons(true))
+	for _, fn := range env.Functions() {
+		if err == nil && !fn.IsDeclarationDisabled() {
+			err = declared.AddFunctions(fn)
+		}
+	}
+	if err != nil {
+		panic(fmt.Sprintf("schema: the functions of CEL: %v", err)) // they are constant
+	}
+	return &language{env, declared}
+}
+
+// check parses and type-checks an expression as cel.Env.Compile does in an environment that
+// types has the types of and that declares vars.
+func (l *language) check(expr string, chk *checker.Env) (*cel.Ast, *cel.Issues) {
+	ast, issues := l.env.Parse(expr)
+	if issues.Err() != nil {
+		return nil, issues
+	}
+	checked, errs := checker.Check(ast.NativeRep(), ast.Source(), chk)
+	issues = cel.NewIssuesWithSourceInfo(errs, checked.SourceInfo())
+	if len(errs.GetErrors()) > 0 {
+		return nil, issues
+	}
+	config := validatorConfig{cel.HomogeneousAggregateLiteralExemptFunctions: []string{}}
+	for _, v := range l.env.Validators() {
+		if c, ok := v.(cel.ASTValidatorConfigurer); ok {
+			_ = c.Configure(config)
+		}
+	}
+	for _, v := range l.env.Validators() {
+		v.Validate(l.env, config, checked, issues)
+	}
+	if issues.Err() != nil {
+		return nil, issues
+	}
+	for id, t := range checked.TypeMap() {
+		ast.NativeRep().SetType(id, t)
+	}
+	for id, r := range checked.ReferenceMap() {
+		ast.NativeRep().SetReference(id, r)
+	}
+	return ast, nil
+}
+
+// validatorConfig implements cel.MutableValidatorConfig.
+type validatorConfig map[string]any
+
+func (c validatorConfig) GetOrDefault(name string, value any) any {
+	if v, ok := c[name]; ok {
+		return v
+	}
+	return value
+}
+
+func (c validatorConfig) Set(name string, value any) error {
+	c[name] = value
+	return nil
+}
+
+// checkerFor declares self, and oldSelf, which may be optional.
+func (l *language) checkerFor(s *scope, self *types.Type, optional bool) (*checker.Env, error) {
+	chk, err := checker.NewEnv(l.env.Container, s, checker.CrossTypeNumericComparisons(true), checker.ValidatedDeclarations(l.declared))
+	if err != nil {
+		return nil, err
+	}
+	old := self
+	if optional {
+		old = types.NewOptionalType(self)
+	}
+	return chk, chk.AddIdents(decls.NewVariable(selfVar, self), decls.NewVariable(oldSelfVar, old))
+}
