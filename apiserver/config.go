@@ -25,6 +25,9 @@ type Config struct {
 	Address string
 	// AnonymousAuth serves requests without credentials as system:anonymous.
 	AnonymousAuth bool
+	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
+	// means a minute.
+	RequestTimeout time.Duration
 	// EventTTL is how long events are kept; 0 means an hour.
 	EventTTL time.Duration
 	// CompactionInterval is how long history is kept; 0 means five minutes.

@@ -130,13 +130,14 @@ func (s *Server) connect(ctx context.Context) error {
 	}
 	roots := pool(s.keys)
 	s.handler = api.New(api.Config{
-		Engine:        &engine.Engine{Store: s.store, Live: live, Now: time.Now},
-		Authenticator: access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
-		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(live),
-		OpenAPI:       openapi.Handler(live),
-		EnableCBOR:    s.config.EnableCBOR,
-		Profiling:     s.config.Profiling,
+		Engine:         &engine.Engine{Store: s.store, Live: live, Now: time.Now},
+		RequestTimeout: s.config.RequestTimeout,
+		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
+		Authorizer:     authorizer,
+		Discovery:      discovery.Handler(live),
+		OpenAPI:        openapi.Handler(live),
+		EnableCBOR:     s.config.EnableCBOR,
+		Profiling:      s.config.Profiling,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
 	return nil

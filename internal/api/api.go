@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -30,6 +31,8 @@ type Config struct {
 	Live, Ready   []Check      // of /livez and /readyz, besides ping
 	EnableCBOR    bool
 	Profiling     bool // serve /debug/pprof
+	// RequestTimeout bounds what a request that is no watch may wait for; 0 means a minute.
+	RequestTimeout time.Duration
 }
 
 // Server answers all requests. All methods may be called from any goroutine.
@@ -61,10 +64,16 @@ func New(c Config) *Server {
 		offers:        offers(c.EnableCBOR),
 		idle:          make(chan struct{}, 1),
 	}
+	if c.RequestTimeout == 0 {
+		s.config.RequestTimeout = requestTimeout
+	}
 	s.serving, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(s)
 	return s
 }
+
+// patience is how long a write, or the body of any request, may take.
+func (s *Server) patience() time.Duration { return min(writePatience, s.config.RequestTimeout) }
 
 // Loopback is a transport for clients in this process: it calls the server without a
 // connection, as u.

@@ -18,8 +18,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// maxBody is how large the body of a request may be; upstream's limit.
-const maxBody = 3 << 20
+const (
+	// maxBody is how large the body of a request may be; upstream's limit.
+	maxBody = 3 << 20
+	// maxTrusted is how much room is made for a body on the client's word, before any of it is there.
+	maxTrusted = 256 << 10
+)
 
 // body reads the body of the request. A client that stops sending is cut off.
 func (q *request) body() ([]byte, error) {
@@ -29,13 +33,12 @@ func (q *request) body() ([]byte, error) {
 	if q.r.ContentLength > maxBody {
 		return nil, tooLarge()
 	}
-	stalled := time.AfterFunc(writePatience, func() {
-		// A body without a connection has no deadline and cannot stall either.
-		_ = http.NewResponseController(q.w).SetReadDeadline(time.Now())
-	})
-	defer stalled.Stop()
+	if q.r.ProtoMajor > 1 {
+		stalled := time.AfterFunc(q.server.patience(), func() { q.readDeadline(time.Now()) })
+		defer stalled.Stop()
+	}
 	var data bytes.Buffer
-	if n := q.r.ContentLength; n > 0 {
+	if n := min(q.r.ContentLength, maxTrusted); n > 0 {
 		data.Grow(int(n) + bytes.MinRead)
 	}
 	n, err := data.ReadFrom(io.LimitReader(q.r.Body, maxBody+1))
@@ -48,6 +51,21 @@ func (q *request) body() ([]byte, error) {
 		return nil, apierrors.NewBadRequest("the body of the request could not be read: " + err.Error())
 	}
 	return data.Bytes(), nil
+}
+
+// expectBody bounds how long the body of a request may take to arrive where it shares its
+// connection with nothing else: there net/http waits for what a handler does not read, both before it
+// sends the answer and before the next request, and would do so for ever. Once the body is read to its
+// end, net/http takes the deadline away.
+func (q *request) expectBody() {
+	if q.r.ProtoMajor == 1 {
+		q.readDeadline(time.Now().Add(q.server.patience()))
+	}
+}
+
+// readDeadline ends the wait for the body. One without a connection has no deadline and cannot stall either.
+func (q *request) readDeadline(at time.Time) {
+	_ = http.NewResponseController(q.w).SetReadDeadline(at)
 }
 
 func tooLarge() error {

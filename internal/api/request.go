@@ -23,16 +23,19 @@ import (
 )
 
 const (
-	// readPatience bounds a request that is not a watch, writePatience what a write may take
-	// of it. Both are kube-apiserver's.
-	readPatience  = 60 * time.Second
-	writePatience = 34 * time.Second
+	// requestTimeout bounds a request that is not a watch, writePatience what a write, and the
+	// arrival of a body, may take of it. Both are kube-apiserver's.
+	requestTimeout = 60 * time.Second
+	writePatience  = 34 * time.Second
 )
 
 // serve answers a request. It reads from top to bottom: what is asked, who asks, may they,
 // then the verb.
 func (q *request) serve() {
 	q.path, q.v = path{}, nil
+	if q.r.ContentLength != 0 {
+		q.expectBody()
+	}
 	q.parse(q.r.Method, q.r.URL.Path)
 	if (q.detour || q.r.URL.RawQuery != "" || q.server.draining.Load()) && !q.prepare() {
 		return
@@ -71,7 +74,7 @@ func (q *request) prepare() bool {
 		q.fail(apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error()))
 		return false
 	}
-	if timeout > 0 && timeout < readPatience {
+	if timeout > 0 && timeout < q.server.config.RequestTimeout {
 		var ctx context.Context
 		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
 		q.r = q.r.WithContext(ctx)
@@ -349,7 +352,7 @@ func (q *request) caller(manager, validation string, dryRun []string) engine.Cal
 
 // limited is the context of a write.
 func (q *request) limited() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(q.r.Context(), writePatience)
+	return context.WithTimeout(q.r.Context(), q.server.patience())
 }
 
 func (q *request) query() url.Values { return q.r.URL.Query() }

@@ -87,7 +87,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (q *request) plain() bool {
 	r := q.r
 	rest, ok := strings.CutPrefix(r.URL.Path, "/api")
-	if r.Method != http.MethodGet || !ok || r.URL.RawQuery != "" {
+	if r.Method != http.MethodGet || !ok || r.URL.RawQuery != "" || r.ContentLength != 0 {
 		return false
 	}
 	var p path

@@ -42,6 +42,11 @@ func (q *request) watch() error {
 	if err != nil {
 		return err
 	}
+	if q.r.ProtoMajor == 1 { // where the end of a client is not seen before the end of its body
+		if _, err := q.body(); err != nil {
+			return err
+		}
+	}
 	w, err := q.server.engine.Watch(q.r.Context(), q.target(), o.engine())
 	if err != nil {
 		return err

@@ -53,9 +53,9 @@ type world struct {
 	routines int
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, options ...testserver.Option) *world {
 	t.Helper()
-	w := &world{t: t, server: testserver.Start(t)}
+	w := &world{t: t, server: testserver.Start(t, options...)}
 	var err error
 	if w.tls, err = rest.TLSConfigFor(w.server.Config); err != nil {
 		t.Fatal(err)
