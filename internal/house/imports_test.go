@@ -13,6 +13,7 @@ var rooms = []string{
 	"cmd/trellis",
 	"testserver",
 	"apiserver",
+	"internal/check",
 	"internal/control",
 	"internal/api",
 	"internal/engine",

@@ -1,0 +1,150 @@
+package check
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+// scratch is the server's engine over an empty store in memory.
+type scratch struct {
+	engine     *engine.Engine
+	store      *storage.Store
+	live       *resource.Live
+	stop       context.CancelFunc
+	done       chan struct{}
+	namespaces map[string]bool
+}
+
+func newScratch(ctx context.Context) (*scratch, error) {
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		return nil, err
+	}
+	s := &scratch{store: store, done: make(chan struct{}), namespaces: map[string]bool{}}
+	s.live = resource.NewLive(builtin.Definitions(builtin.Config{
+		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return s.live.Current(ctx) },
+	}))
+	s.engine = &engine.Engine{Store: store, Live: s.live}
+	following, stop := context.WithCancel(ctx)
+	s.stop = stop
+	go func() {
+		defer close(s.done)
+		_ = s.live.Follow(following, store) // ends when it is stopped
+	}()
+	return s, nil
+}
+
+func (s *scratch) close() {
+	s.stop()
+	<-s.done
+	_ = s.store.Close() // it is in memory
+}
+
+// create creates t and returns it as the server would keep it, and the warnings that its sender would see.
+func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []string, error) {
+	target, err := s.target(ctx, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	caller, warnings := newCaller()
+	caller.DryRun = !keeps(target.Version.Definition) // two objects in the files may have one name
+	o, err := s.engine.Create(ctx, target, engine.Body{Tree: t}, caller)
+	if err != nil {
+		return nil, *warnings, err
+	}
+	created, err := o.Packed.Tree(o.Revision)
+	return created, *warnings, err
+}
+
+// keeps tells whether other objects need the ones of a kind.
+func keeps(d *resource.Definition) bool {
+	return d.Names.Kind == "CustomResourceDefinition" || d.Names.Kind == "Namespace"
+}
+
+// update replaces the object of that name.
+func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
+	target, err := s.target(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	target.Name = object.Name(t)
+	current, err := s.engine.Get(ctx, target, "")
+	if err != nil {
+		return nil, err
+	}
+	object.SetResourceVersion(t, fmt.Sprint(current.Revision))
+	caller, warnings := newCaller()
+	_, _, err = s.engine.Update(ctx, target, engine.Body{Tree: t}, caller)
+	return *warnings, err
+}
+
+func newCaller() (engine.Caller, *[]string) {
+	var warnings []string
+	return engine.Caller{
+		User: &user.DefaultInfo{Name: "check"}, FieldManager: "check", Validation: metav1.FieldValidationWarn,
+		Warn: func(text string) { warnings = append(warnings, text) },
+	}, &warnings
+}
+
+// target finds the endpoint of t's kind. A namespace that t names is made.
+func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, error) {
+	catalog, err := s.live.Wait(ctx, s.store.Head().Revision())
+	if err != nil {
+		return engine.Target{}, err
+	}
+	gvk := schema.FromAPIVersionAndKind(object.String(t, "apiVersion"), object.String(t, "kind"))
+	for d := range catalog.Definitions() {
+		if d.Names.Kind != gvk.Kind || d.Group != gvk.Group {
+			continue
+		}
+		v := catalog.Find(gvk.Group, gvk.Version, d.Names.Plural)
+		if v == nil {
+			return engine.Target{}, fmt.Errorf("version %q of %s is not served", gvk.Version, gvk.GroupKind())
+		}
+		target := engine.Target{Version: v}
+		if d.Namespaced {
+			target.Namespace = s.namespaceOf(t)
+			err = s.ensureNamespace(ctx, target.Namespace)
+		}
+		return target, err
+	}
+	return engine.Target{}, unknownKind{gvk.GroupKind()}
+}
+
+// unknownKind is the error for objects that nothing at hand defines.
+type unknownKind struct{ schema.GroupKind }
+
+func (k unknownKind) Error() string {
+	return "no CRD for " + k.String() + " among the files, or it is refused"
+}
+
+func (s *scratch) namespaceOf(t object.Tree) string {
+	if name := object.Namespace(t); name != "" {
+		return name
+	}
+	return metav1.NamespaceDefault
+}
+
+func (s *scratch) ensureNamespace(ctx context.Context, name string) error {
+	if s.namespaces[name] {
+		return nil
+	}
+	_, _, err := s.create(ctx, object.Tree{"apiVersion": "v1", "kind": "Namespace", "metadata": object.Tree{"name": name}})
+	if err == nil || apierrors.IsAlreadyExists(err) {
+		s.namespaces[name] = true
+		return nil
+	}
+	return err
+}

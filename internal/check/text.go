@@ -1,0 +1,34 @@
+package check
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// WriteText writes r for people: a line for each finding as compilers write them, in the order of the
+// files, and what it comes to.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	for i := range r.Findings {
+		r.Findings[i].writeText(&b)
+	}
+	for i := range r.Rules {
+		r.Rules[i].writeText(&b)
+	}
+	fmt.Fprintf(&b, "%d checked: %d errors, %d warnings, %d notes\n", r.Checked, r.Count(Error), r.Count(Warning), r.Count(Note))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (f *Finding) writeText(b *strings.Builder) {
+	fmt.Fprintf(b, "%s:%d:%d: %s: %s", f.File, f.Line, f.Column, f.Severity, f.Reason)
+	for _, part := range []string{f.Object, f.Path, f.Message} {
+		if part != "" {
+			b.WriteString(": ")
+			// What a compiler of CEL says has lines of its own, with a caret under the place.
+			b.WriteString(strings.ReplaceAll(part, "\n", "\n    "))
+		}
+	}
+	b.WriteByte('\n')
+}
