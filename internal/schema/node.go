@@ -6,13 +6,14 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// node is what the schema says of one value. Defaulting and validation
-// belong here too: a field each, read in readNode, and their part of the walk.
+// node is what the schema says of one value.
 type node struct {
+	types       typeSet // what typ and intOrString allow
 	typ         string
 	format      string
 	properties  map[string]*node
@@ -32,6 +33,20 @@ type node struct {
 	enum                               string // the JSON of the list, "" where there is none
 	rules                              string // the JSON of x-kubernetes-validations, "" where there are none
 	anyRules                           bool   // here or below
+	more                               *checks
+}
+
+// checks is validation that only few nodes have, and that neither pruning, defaulting nor the
+// types of CEL look at.
+type checks struct {
+	minLength, minItems, minProperties *int64
+	minimum, maximum, multipleOf       *float64
+	exclusiveMinimum, exclusiveMaximum bool
+	format                             format
+	pattern                            *pattern
+	enum                               *enumeration
+	allOf, anyOf, oneOf                []*node
+	not                                *node
 }
 
 // additional is additionalProperties: a schema, or only allows.
@@ -40,13 +55,27 @@ type additional struct {
 	allows bool
 }
 
-// readNode reads the schema at the cursor; nil if it is not an object.
-func readNode(c *object.Cursor) *node {
-	if c.Kind() != '{' {
+// reader reads the nodes of one schema, which share what they can.
+type reader struct {
+	*object.Cursor
+	patterns map[string]*pattern
+}
+
+// node reads the schema at the cursor; nil if it is not an object.
+func (r *reader) node() *node {
+	if r.Kind() != '{' {
 		return nil
 	}
 	n := &node{}
-	c.Members(func(key string) { n.read(c, key) })
+	r.Members(func(key string) {
+		if !n.readShape(r, key) && !n.readLimit(r, key) {
+			n.readRare(r, key)
+		}
+	})
+	n.types = typesOf(n)
+	if f := formatOf(n); f != 0 {
+		n.rare().format = f
+	}
 	n.anyRules = n.rules != "" || n.items.hasRules() || n.additional != nil && n.additional.schema.hasRules()
 	for _, child := range n.properties {
 		n.anyRules = n.anyRules || child.anyRules
@@ -56,7 +85,16 @@ func readNode(c *object.Cursor) *node {
 
 func (n *node) hasRules() bool { return n != nil && n.anyRules }
 
-func (n *node) read(c *object.Cursor, key string) {
+// rare gives n its checks.
+func (n *node) rare() *checks {
+	if n.more == nil {
+		n.more = &checks{}
+	}
+	return n.more
+}
+
+// readShape reads what pruning, defaulting and publishing need; false where key is something else.
+func (n *node) readShape(c *reader, key string) bool {
 	switch key {
 	case "type":
 		n.typ = c.Text()
@@ -67,7 +105,7 @@ func (n *node) read(c *object.Cursor, key string) {
 	case "additionalProperties":
 		n.readAdditional(c)
 	case "items":
-		n.items = readNode(c)
+		n.items = c.node()
 	case "default":
 		if raw := c.Raw(); raw != "null" {
 			n.defaultJSON = raw
@@ -80,6 +118,21 @@ func (n *node) read(c *object.Cursor, key string) {
 		n.embedded = c.Bool()
 	case "x-kubernetes-int-or-string":
 		n.intOrString = c.Bool()
+	case "x-kubernetes-list-type":
+		n.listType = c.Text()
+	case "x-kubernetes-map-type":
+		n.mapType = c.Text()
+	case "x-kubernetes-list-map-keys":
+		n.listKeys = c.Texts()
+	default:
+		return false
+	}
+	return true
+}
+
+// readLimit reads what CEL's cost estimates need besides.
+func (n *node) readLimit(c *reader, key string) bool {
+	switch key {
 	case "maxLength":
 		n.maxLength = limit(c)
 	case "maxItems":
@@ -89,20 +142,77 @@ func (n *node) read(c *object.Cursor, key string) {
 	case "required":
 		n.required = c.Texts()
 	case "enum":
-		n.enum = list(c)
+		if n.enum = list(c); n.enum != "" {
+			n.rare().enum = &enumeration{text: n.enum}
+		}
 	case "x-kubernetes-validations":
 		n.rules = list(c)
-	case "x-kubernetes-list-type":
-		n.listType = c.Text()
-	case "x-kubernetes-map-type":
-		n.mapType = c.Text()
-	case "x-kubernetes-list-map-keys":
-		n.listKeys = c.Texts()
+	default:
+		return false
+	}
+	return true
+}
+
+func (n *node) readRare(c *reader, key string) {
+	switch key {
+	case "minLength":
+		n.rare().minLength = limit(c)
+	case "minItems":
+		n.rare().minItems = limit(c)
+	case "minProperties":
+		n.rare().minProperties = limit(c)
+	case "minimum":
+		n.rare().minimum = number(c)
+	case "maximum":
+		n.rare().maximum = number(c)
+	case "multipleOf":
+		n.rare().multipleOf = number(c)
+	case "exclusiveMinimum":
+		n.rare().exclusiveMinimum = c.Bool()
+	case "exclusiveMaximum":
+		n.rare().exclusiveMaximum = c.Bool()
+	case "pattern":
+		n.rare().pattern = c.pattern(c.Text())
+	case "allOf":
+		n.rare().allOf = c.nodes()
+	case "anyOf":
+		n.rare().anyOf = c.nodes()
+	case "oneOf":
+		n.rare().oneOf = c.nodes()
+	case "not":
+		n.rare().not = c.node()
 	}
 }
 
+// nodes reads a list of schemas; null is one that allows everything.
+func (r *reader) nodes() (list []*node) {
+	r.Elements(func(int) {
+		n := r.node()
+		if n == nil {
+			n = &node{}
+		}
+		list = append(list, n)
+	})
+	return list
+}
+
+func (r *reader) pattern(text string) *pattern {
+	if text == "" {
+		return nil
+	}
+	p := r.patterns[text]
+	if p == nil {
+		if r.patterns == nil {
+			r.patterns = map[string]*pattern{}
+		}
+		p = &pattern{text: text}
+		r.patterns[text] = p
+	}
+	return p
+}
+
 // limit reads a number; nil for null.
-func limit(c *object.Cursor) *int64 {
+func limit(c *reader) *int64 {
 	if c.Kind() == 'n' {
 		return nil
 	}
@@ -110,29 +220,38 @@ func limit(c *object.Cursor) *int64 {
 	return &max
 }
 
+// number reads a number that need not be whole; nil for anything else.
+func number(c *reader) *float64 {
+	v, err := strconv.ParseFloat(c.Raw(), 64)
+	if err != nil {
+		return nil
+	}
+	return &v
+}
+
 // list is the JSON of an array that has something in it.
-func list(c *object.Cursor) string {
+func list(c *reader) string {
 	if raw := c.Raw(); len(raw) > len("[]") && raw[0] == '[' {
 		return raw
 	}
 	return ""
 }
 
-func (n *node) readProperties(c *object.Cursor) {
+func (n *node) readProperties(c *reader) {
 	if c.Kind() == '{' {
 		n.properties = map[string]*node{}
 	}
 	c.Members(func(name string) {
-		if child := readNode(c); child != nil {
+		if child := c.node(); child != nil {
 			n.properties[name] = child
 		}
 	})
 }
 
-func (n *node) readAdditional(c *object.Cursor) {
+func (n *node) readAdditional(c *reader) {
 	switch c.Kind() {
 	case '{':
-		n.additional = &additional{schema: readNode(c), allows: true}
+		n.additional = &additional{schema: c.node(), allows: true}
 	case 't':
 		n.additional = &additional{allows: true}
 	case 'f':

@@ -34,10 +34,10 @@ var errNotObject = errors.New("schema: the openAPIV3Schema is not a JSON object"
 // not change afterwards: the Schema's strings point into it.
 func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error) {
 	s := &Schema{preserve: preserveUnknownFields}
-	c := object.NewCursor(openAPIV3Schema)
-	switch c.Kind() {
+	r := &reader{Cursor: object.NewCursor(openAPIV3Schema)}
+	switch r.Kind() {
 	case '{':
-		s.root = readNode(c)
+		s.root = r.node()
 	case 0, 'n':
 	default:
 		return nil, errNotObject

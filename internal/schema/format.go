@@ -1,0 +1,135 @@
+package schema
+
+import (
+	"strings"
+
+	"k8s.io/kube-openapi/pkg/validation/strfmt"
+)
+
+// format is a format that is checked; 0 is one that is not. Below textFormat are those
+// of numbers, from there on it is an index into textFormats.
+type format uint8
+
+const (
+	formatInt32 format = iota + 1
+	formatInt64
+	formatFloat
+	formatDouble
+	textFormat
+)
+
+var textFormats = []struct {
+	name  string // without dashes, for they do not count
+	valid func(string) bool
+}{
+	{"datetime", isDateTime},
+	{"byte", isBase64},
+	{"date", strfmt.IsDate},
+	{"duration", strfmt.IsDuration},
+	{"cidr", registered("cidr")},
+	{"email", strfmt.IsEmail},
+	{"hostname", strfmt.IsHostname},
+	{"ipv4", registered("ipv4")},
+	{"ipv6", registered("ipv6")},
+	{"mac", registered("mac")},
+	{"password", func(string) bool { return true }},
+	{"uri", registered("uri")},
+	{"uuid", strfmt.IsUUID},
+	{"uuid3", strfmt.IsUUID3},
+	{"uuid4", strfmt.IsUUID4},
+	{"uuid5", strfmt.IsUUID5},
+	{"bsonobjectid", strfmt.IsBSONObjectID},
+	{"creditcard", registered("creditcard")},
+	{"hexcolor", registered("hexcolor")},
+	{"isbn", registered("isbn")},
+	{"isbn10", registered("isbn10")},
+	{"isbn13", registered("isbn13")},
+	{"rgbcolor", registered("rgbcolor")},
+	{"ssn", registered("ssn")},
+	{"k8sshortname", strfmt.IsShortName},
+	{"k8slongname", strfmt.IsLongName},
+}
+
+// registered is for formats whose check kube-openapi exports by name only.
+func registered(name string) func(string) bool {
+	return func(s string) bool { return strfmt.Default.Validates(name, s) }
+}
+
+// formatOf is the format of n as far as it is checked for n's type: others count for nothing.
+func formatOf(n *node) format {
+	if n.format == "" {
+		return 0
+	}
+	typ := n.typ
+	if n.intOrString {
+		typ = ""
+	}
+	switch typ {
+	case "", "string":
+		name := strings.ReplaceAll(n.format, "-", "")
+		for i := range textFormats {
+			if textFormats[i].name == name {
+				return textFormat + format(i)
+			}
+		}
+	case "integer":
+		switch n.format {
+		case "int32":
+			return formatInt32
+		case "int64":
+			return formatInt64
+		}
+	case "number":
+		switch n.format {
+		case "float":
+			return formatFloat
+		case "double":
+			return formatDouble
+		}
+	}
+	return 0
+}
+
+// valid checks a string, which the formats of numbers say nothing of.
+func (f format) valid(s string) bool {
+	return f < textFormat || textFormats[f-textFormat].valid(s)
+}
+
+// isDateTime knows the form that everybody writes, and leaves the others to the library.
+func isDateTime(s string) bool {
+	const form = "dddd-dd-ddTdd:dd:ddZ"
+	if len(s) != len(form) {
+		return strfmt.IsDateTime(s)
+	}
+	for i := range form {
+		if digit := s[i]-'0' <= 9; form[i] == 'd' != digit || !digit && form[i] != s[i] {
+			return strfmt.IsDateTime(s)
+		}
+	}
+	month, day := s[5:7], s[8:10]
+	if month < "01" || month > "12" || day < "01" || day > "28" {
+		return strfmt.IsDateTime(s)
+	}
+	return s[11:13] <= "23" && s[14:16] <= "59" && s[17:19] <= "59"
+}
+
+// isBase64 wants the standard alphabet, padded, and at least one byte.
+func isBase64(s string) bool {
+	if len(s) == 0 || len(s)%4 != 0 {
+		return false
+	}
+	end := len(s)
+	for range 2 {
+		if s[end-1] == '=' {
+			end--
+		}
+	}
+	for i := range end {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '+', c == '/':
+		default:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,205 @@
+package schema
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"regexp"
+	"sync"
+	"unicode/utf8"
+
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// typeSet is a set of JSON types.
+type typeSet uint8
+
+const (
+	isObject typeSet = 1 << iota
+	isArray
+	isString
+	isInteger
+	isNumber
+	isBoolean
+	isUnheardOf
+)
+
+// typesOf is what n allows by name; 0 where it says nothing.
+func typesOf(n *node) typeSet {
+	if n.intOrString {
+		return isInteger | isString
+	}
+	switch n.typ {
+	case "":
+		return 0
+	case "object":
+		return isObject
+	case "array":
+		return isArray
+	case "string":
+		return isString
+	case "integer":
+		return isInteger
+	case "number":
+		return isNumber
+	case "boolean":
+		return isBoolean
+	}
+	return isUnheardOf
+}
+
+// pattern is compiled when the first string asks for it.
+type pattern struct {
+	text string
+	once sync.Once
+	re   *regexp.Regexp
+	err  error
+}
+
+func (p *pattern) match(s string) bool {
+	p.once.Do(func() { p.re, p.err = regexp.Compile(p.text) })
+	return p.err == nil && p.re.MatchString(s)
+}
+
+// enumeration is decoded when the first value asks for it.
+type enumeration struct {
+	text string // a JSON array
+	once sync.Once
+	list []any
+}
+
+func (e *enumeration) values() []any {
+	e.once.Do(func() {
+		var v any
+		if kjson.UnmarshalCaseSensitivePreserveInts([]byte(e.text), &v) == nil {
+			e.list, _ = v.([]any)
+		}
+	})
+	return e.list
+}
+
+// has compares as upstream does, by what Go converts: 65 is "A", and 1.5 is 1. Null
+// is in no enumeration.
+func (e *enumeration) has(v any) bool {
+	for _, allowed := range e.values() {
+		if enumEqual(v, allowed) {
+			return true
+		}
+	}
+	return false
+}
+
+func enumEqual(v, allowed any) bool {
+	if v == nil {
+		return false
+	}
+	switch allowed := allowed.(type) {
+	case string:
+		switch v := v.(type) {
+		case string:
+			return v == allowed
+		case int64:
+			return runeText(v) == allowed
+		}
+		return false
+	case int64:
+		if f, ok := v.(float64); ok {
+			return int64(f) == allowed
+		}
+	case float64:
+		if i, ok := v.(int64); ok {
+			return float64(i) == allowed
+		}
+	}
+	return allowed != nil && object.Equal(v, allowed)
+}
+
+func runeText(i int64) string {
+	if i < 0 || i > utf8.MaxRune {
+		return string(utf8.RuneError)
+	}
+	return string(rune(i))
+}
+
+// names is how an error lists the values.
+func (e *enumeration) names() []string {
+	out := []string{}
+	for _, v := range e.values() {
+		if s, ok := v.(string); ok {
+			out = append(out, s)
+			continue
+		}
+		js, _ := json.Marshal(v)
+		out = append(out, string(js))
+	}
+	return out
+}
+
+// longer reports whether s has more than n characters.
+func longer(s string, n int64) bool {
+	return int64(len(s)) > n && int64(utf8.RuneCountInString(s)) > n
+}
+
+// shorter reports whether s has fewer than n characters.
+func shorter(s string, n int64) bool {
+	return int64(len(s)) < n || n > 0 && int64(utf8.RuneCountInString(s)) < n
+}
+
+// isWhole reports whether a float counts as an integer: JSON has room for 53 bits, and what differs from a
+// whole number by a billionth part counts as one.
+func isWhole(f float64) bool {
+	const most, epsilon = 1<<53 - 1, 1e-9
+	if math.IsNaN(f) || f < -most || f > most {
+		return false
+	}
+	rounded := math.Round(f)
+	return f == rounded || math.Abs(f-rounded) < epsilon*math.Abs(rounded)
+}
+
+// inRange reports whether a float is a value of n's type and format.
+func inRange(f float64, n *node, kind format) bool {
+	switch n.types {
+	case isInteger:
+		bits := 63
+		if kind == formatInt32 {
+			bits = 31
+		}
+		limit := math.Ldexp(1, bits)
+		// -2⁶³ in as few digits as tell it from its neighbours is less than -2⁶³.
+		return f == math.Trunc(f) && f < limit && (f > -limit || f == -limit && bits == 31)
+	case isNumber:
+		return kind != formatFloat || !math.IsInf(float64(float32(f)), 0)
+	}
+	return true
+}
+
+// intInRange is inRange for an integer.
+func intInRange(i int64, n *node, kind format) bool {
+	return n.types != isInteger || kind != formatInt32 || i == int64(int32(i))
+}
+
+// typeText is n's type as errors name it.
+func typeText(n *node) string {
+	if n.intOrString {
+		return "integer,string"
+	}
+	return n.typ
+}
+
+// outOfRange words what inRange denies.
+func outOfRange(what string, n *node, kind format, at string) string {
+	if kind != 0 && kind < textFormat {
+		return fmt.Sprintf("%s value must be of type %s with format %s in %s", what, n.typ, n.format, at)
+	}
+	return what + " value must be of type " + n.typ + " (default format) in " + at
+}
+
+// isMultiple reports whether f is a multiple of factor, which is positive.
+func isMultiple(f, factor float64) bool {
+	if factor < 1 {
+		return isWhole(1 / factor * f)
+	}
+	return isWhole(f / factor)
+}
