@@ -2,16 +2,13 @@ package builtin
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -106,16 +103,8 @@ func defaultCRD(obj object.Tree) {
 }
 
 // internalCRD is a CRD in the form that is validated.
-func internalCRD(t object.Tree) (*apiextensions.CustomResourceDefinition, error) {
-	var crd apiextensionsv1.CustomResourceDefinition
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, t), &crd); err != nil {
-		return nil, fmt.Errorf("read a CRD: %w", err)
-	}
-	out := &apiextensions.CustomResourceDefinition{}
-	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&crd, out, nil); err != nil {
-		return nil, fmt.Errorf("read a CRD: %w", err)
-	}
-	return out, nil
+func internalCRD(t object.Tree) (crdvalidation.CRD, error) {
+	return crdvalidation.Read(object.AppendJSON(nil, t))
 }
 
 func unreadable(err error) field.ErrorList {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -231,10 +232,11 @@ func number(c *reader) *float64 {
 
 // list is the JSON of an array that has something in it.
 func list(c *reader) string {
-	if raw := c.Raw(); len(raw) > len("[]") && raw[0] == '[' {
-		return raw
+	raw := c.Raw()
+	if inner, ok := strings.CutPrefix(raw, "["); !ok || strings.TrimSpace(inner) == "]" {
+		return ""
 	}
-	return ""
+	return raw
 }
 
 func (n *node) readProperties(c *reader) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/checker"
+	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 	apicel "k8s.io/apiserver/pkg/cel"
@@ -140,8 +141,8 @@ var errNoType = errors.New("failed to convert to declType for CEL validation rul
 
 // ruleCompiler compiles the rules of one node after the other.
 type ruleCompiler struct {
-	language  func(expr string, isMessage bool) *language // that an expression is written in
-	estimates bool                                        // costs are wanted
+	language  func(expr string, isMessage bool) *language              // that an expression is written in
+	estimator func(self *node, checked *ast.AST) checker.CostEstimator // nil: nobody asks for costs
 
 	seen     *node
 	name     string // of the type of self
@@ -208,22 +209,22 @@ func (c *ruleCompiler) expression(x *expression, l *language) *apicel.Error {
 	if err != nil {
 		return fail("%scompilation failed: %v", x.prefix, err)
 	}
-	ast, issues := l.check(x.text, chk)
+	checked, issues := l.check(x.text, chk)
 	if issues.Err() != nil {
 		return fail("%scompilation failed: %s", x.prefix, issues)
 	}
-	if ast.OutputType() != x.want {
+	if checked.OutputType() != x.want {
 		return fail("%s", x.article)
 	}
-	for _, ref := range ast.NativeRep().ReferenceMap() {
+	for _, ref := range checked.NativeRep().ReferenceMap() {
 		x.usesOldSelf = x.usesOldSelf || ref.Name == oldSelfVar
 	}
-	program, err := l.env.Program(ast, cel.InterruptCheckFrequency(celconfig.CheckFrequency))
+	program, err := l.env.Program(checked, cel.InterruptCheckFrequency(celconfig.CheckFrequency))
 	if err != nil {
 		return fail("%sinstantiation failed: %v", cmp.Or(x.prefix, "program "), err)
 	}
-	if c.estimates {
-		cost, err := l.env.EstimateCost(ast, estimatorOf(c.seen))
+	if c.estimator != nil {
+		cost, err := l.env.EstimateCost(checked, c.estimator(c.seen, checked.NativeRep()))
 		if err != nil {
 			return fail("cost estimation failed: %v", err)
 		}

@@ -112,7 +112,7 @@ func (n *node) hidden() bool {
 }
 
 func (n *node) isMap() bool {
-	return n.typ == "object" && n.additional != nil && n.additional.schema != nil && !n.intOrString
+	return n != nil && n.typ == "object" && n.additional != nil && n.additional.schema != nil && !n.intOrString
 }
 
 // element is the node of what a list or a map holds, as rules see it; nil of anything else.

@@ -5,10 +5,11 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
 type schema = apiextensions.JSONSchemaProps
@@ -73,9 +74,10 @@ func isExtended(s *schema) bool {
 		s.XListType != nil || len(s.XValidations) > 0
 }
 
-// validationSchema checks the schema of a version. What CEL rules mean, and whether defaults fit the
-// schema, would be checked here: after structure, and only where nothing is wrong with it.
-func validationSchema(v *apiextensions.CustomResourceValidation, status bool, o options, path *field.Path) (errs field.ErrorList) {
+// validationSchema checks the schema of a version, the JSON of which is js. What CEL rules mean and whether
+// defaults fit the schema is checked only where its structure is right. Nothing is left that could keep a
+// validator from being built, which upstream tries at the end.
+func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, status bool, o options, path *field.Path) (errs field.ErrorList) {
 	s, path := v.OpenAPIV3Schema, path.Child("openAPIV3Schema")
 	if s == nil {
 		return nil
@@ -86,19 +88,33 @@ func validationSchema(v *apiextensions.CustomResourceValidation, status bool, o 
 	if s.Nullable {
 		errs = append(errs, field.Forbidden(path.Child("nullable"), "nullable cannot be true at the root"))
 	}
+	w, at := walker{options: o}, place{root: true}
 	var unsupported error
 	if o.structural {
 		if unsupported = unsupportedIn(s); unsupported == nil {
-			errs = append(errs, structural(s, path)...)
+			found := structural(s, path)
+			errs = append(errs, found...)
+			if len(found) == 0 {
+				errs = append(errs, w.compile(js, path, &at)...)
+			}
 		}
 	}
-	w := walker{options: o}
-	w.schema(s, path, place{root: true})
+	w.schema(s, path, at)
 	errs = append(errs, w.errs...)
-	if len(errs) == 0 && unsupported != nil {
+	if errs = append(errs, w.ruleErrs...); len(errs) == 0 && unsupported != nil {
 		errs = append(errs, field.Invalid(path, "", unsupported.Error()))
 	}
-	return errs
+	return append(errs, w.costs.exceeded(path)...)
+}
+
+// compile checks the defaults, and lets the rules be checked if those are right.
+func (w *walker) compile(js []byte, path *field.Path, at *place) field.ErrorList {
+	s, err := ourschema.Compile(js, false)
+	if err != nil {
+		return field.ErrorList{field.InternalError(path, err)}
+	}
+	at.rules = s.RootPlace()
+	return nil
 }
 
 // rootFields are the keywords that the root may have although status is validated by itself.
@@ -123,7 +139,9 @@ func rootWithStatus(s *schema, path *field.Path) field.ErrorList {
 // walker checks each schema of a tree by itself.
 type walker struct {
 	options
-	errs field.ErrorList
+	errs     field.ErrorList
+	ruleErrs field.ErrorList // those that only matter once there are no others
+	costs    costs
 }
 
 // place is what a schema's surroundings say of it.
@@ -131,6 +149,9 @@ type place struct {
 	root      bool
 	meta      bool   // inside of apiVersion, kind or metadata of an object
 	noDefault string // why defaults are forbidden, "" if they are not
+
+	rules          *ourschema.Place // nil: rules are not compiled
+	uncorrelatable *field.Path      // of the first list above whose items have no identity
 }
 
 func (w *walker) add(errs ...*field.Error) { w.errs = append(w.errs, errs...) }
@@ -139,6 +160,7 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 	if s == nil {
 		return
 	}
+	before := len(w.errs)
 	w.keywords(s, path, at)
 	below := at
 	below.root = false
@@ -147,6 +169,7 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 			w.add(field.Forbidden(path.Child("additionalProperties"), "additionalProperties and properties are mutual exclusive"))
 		}
 		sub := below
+		sub.rules = at.rules.Additional()
 		if at.meta {
 			sub.noDefault = "inside additionalProperties applying to object metadata"
 		}
@@ -154,6 +177,7 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
 		sub, child := below, s.Properties[name]
+		sub.rules = at.rules.Property(name)
 		if (at.root || s.XEmbeddedResource) && (name == "metadata" || name == "kind" || name == "apiVersion") {
 			sub.meta = true
 			if at.root {
@@ -163,17 +187,31 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 		w.schema(&child, path.Child("properties").Key(name), sub)
 	}
 	w.junctors(s, path, below)
-	if s.Items != nil {
-		w.schema(s.Items.Schema, path.Child("items"), below)
-		for i := range s.Items.JSONSchemas {
-			w.schema(&s.Items.JSONSchemas[i], path.Child("items").Index(i), below)
-		}
-	}
+	w.items(s, path, below)
 	w.topology(s, path)
 	w.rules(s, path)
+	if len(w.errs) == before && at.rules != nil {
+		w.compiledRules(s, path, at)
+	}
+}
+
+func (w *walker) items(s *schema, path *field.Path, below place) {
+	if s.Items == nil {
+		return
+	}
+	if below.uncorrelatable == nil && (s.XListType == nil || *s.XListType != "map") {
+		below.uncorrelatable = path
+	}
+	below.rules = below.rules.Items()
+	w.schema(s.Items.Schema, path.Child("items"), below)
+	below.rules = nil
+	for i := range s.Items.JSONSchemas {
+		w.schema(&s.Items.JSONSchemas[i], path.Child("items").Index(i), below)
+	}
 }
 
 func (w *walker) junctors(s *schema, path *field.Path, below place) {
+	below.rules = nil
 	w.schema(s.Not, path.Child("not"), below)
 	for _, j := range []struct {
 		name string
@@ -224,43 +262,3 @@ func (w *walker) keywords(s *schema, path *field.Path, at place) {
 		w.add(field.Forbidden(path.Child("uniqueItems"), "uniqueItems cannot be set to true since the runtime complexity becomes quadratic"))
 	}
 }
-
-// rules checks the form of x-kubernetes-validations.
-func (w *walker) rules(s *schema, path *field.Path) {
-	const noBreaks = "must not contain line breaks"
-	for i, r := range s.XValidations {
-		at := path.Child("x-kubernetes-validations").Index(i)
-		rule, message := strings.TrimSpace(r.Rule), strings.TrimSpace(r.Message)
-		switch {
-		case rule == "":
-			w.add(field.Required(at.Child("rule"), "rule is not specified"))
-		case r.Message != "" && message == "":
-			w.add(field.Invalid(at.Child("message"), r.Message, "must be non-empty if specified"))
-		case hasBreak(message):
-			w.add(field.Invalid(at.Child("message"), r.Message, noBreaks))
-		case hasBreak(rule) && message == "":
-			w.add(field.Required(at.Child("message"), "message must be specified if rule contains line breaks"))
-		}
-		if r.MessageExpression != "" && strings.TrimSpace(r.MessageExpression) == "" {
-			w.add(field.Required(at.Child("messageExpression"), "messageExpression must be non-empty if specified"))
-		}
-		reasons := []string{"FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"}
-		if r.Reason != nil && !slices.Contains(reasons, string(*r.Reason)) {
-			w.add(field.NotSupported(at.Child("reason"), *r.Reason, reasons))
-		}
-		if r.FieldPath == "" {
-			continue
-		}
-		if strings.TrimSpace(r.FieldPath) == "" {
-			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, "must be non-empty if specified"))
-		}
-		if hasBreak(r.FieldPath) {
-			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, noBreaks))
-		}
-		if _, err := resolve(r.FieldPath, s, true); err != nil && unsupportedIn(s) == nil {
-			w.add(field.Invalid(at.Child("fieldPath"), r.FieldPath, "must be a valid path"))
-		}
-	}
-}
-
-func hasBreak(s string) bool { return strings.ContainsAny(s, "\n\r") }

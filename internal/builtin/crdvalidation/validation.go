@@ -13,10 +13,14 @@ import (
 	"unicode/utf8"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // MaxSelectableFields is how many selectable fields a version may have.
@@ -25,39 +29,85 @@ const MaxSelectableFields = 8
 // options say how strict to be. An update does not tighten what is stored already.
 type options struct {
 	recognizedReview bool // a webhook must understand a known ConversionReview
-	schemas          bool // every version needs a schema
+	requireSchemas   bool // every version needs a schema
 	propertyTypes    bool
 	structural       bool
 	atomicSets       bool
 	listMapKeys      bool
-	caBundle         bool            // the CA bundle of a webhook must be valid
-	manySelectable   map[string]bool // versions that may keep more than MaxSelectableFields
+	caBundle         bool                      // the CA bundle of a webhook must be valid
+	manySelectable   map[string]bool           // versions that may keep more than MaxSelectableFields
+	stored           expressions               // that need not do without new functions
+	unchanged        func(version string) bool // of its schema
+	costly           func() bool               // the schema that is checked may keep expressions of any cost
+	schemas          [][]byte                  // the JSON of each version's
+}
+
+// CRD is a CustomResourceDefinition that is checked.
+type CRD struct {
+	*apiextensions.CustomResourceDefinition
+	JSON []byte // what it was read from, as apiextensions.k8s.io/v1
+}
+
+// Read reads the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
+func Read(js []byte) (CRD, error) {
+	var v1 apiextensionsv1.CustomResourceDefinition
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
+		return CRD{}, fmt.Errorf("read a CRD: %w", err)
+	}
+	out := &apiextensions.CustomResourceDefinition{}
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, out, nil); err != nil {
+		return CRD{}, fmt.Errorf("read a CRD: %w", err)
+	}
+	return CRD{out, js}, nil
+}
+
+// schemas is the JSON of the schema of each version, nil for one without.
+func (c CRD) schemas() (all [][]byte) {
+	read := object.NewCursor(c.JSON)
+	in := func(want string, next func()) func(string) {
+		return func(key string) {
+			if key == want {
+				next()
+			}
+		}
+	}
+	read.Members(in("spec", func() {
+		read.Members(in("versions", func() {
+			read.Elements(func(i int) {
+				all = append(all, nil)
+				read.Members(in("schema", func() {
+					read.Members(in("openAPIV3Schema", func() { all[i] = []byte(read.Raw()) }))
+				}))
+			})
+		}))
+	}))
+	return all
 }
 
 // Create checks a new CRD. Its metadata is checked elsewhere but for the name's relation to the
 // spec. The CRD is not modified.
-func Create(crd *apiextensions.CustomResourceDefinition) field.ErrorList {
-	o := options{recognizedReview: true, schemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
-	errs := name(crd)
+func Create(crd CRD) field.ErrorList {
+	o := options{schemas: crd.schemas(), recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
+	errs := name(crd.CustomResourceDefinition)
 	errs = append(errs, spec(&crd.Spec, o)...)
 	errs = append(errs, Status(crd)...)
-	errs = append(errs, storedVersions(crd)...)
-	errs = append(errs, approval(crd, nil)...)
-	return append(errs, preserveUnknownFields(crd, nil)...)
+	errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
+	errs = append(errs, approval(crd.CustomResourceDefinition, nil)...)
+	return append(errs, preserveUnknownFields(crd.CustomResourceDefinition, nil)...)
 }
 
 // Update checks a CRD that is to replace old. Neither is modified.
-func Update(crd, old *apiextensions.CustomResourceDefinition) field.ErrorList {
+func Update(crd, old CRD) field.ErrorList {
 	errs := spec(&crd.Spec, ratchet(crd, old))
-	errs = append(errs, immutable(crd, old)...)
+	errs = append(errs, immutable(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
 	errs = append(errs, Status(crd)...)
-	errs = append(errs, storedVersions(crd)...)
-	errs = append(errs, approval(crd, old)...)
-	return append(errs, preserveUnknownFields(crd, old)...)
+	errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
+	errs = append(errs, approval(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
+	return append(errs, preserveUnknownFields(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
 }
 
 // Status checks what a write of /status may change.
-func Status(crd *apiextensions.CustomResourceDefinition) field.ErrorList {
+func Status(crd CRD) field.ErrorList {
 	return names(&crd.Status.AcceptedNames, field.NewPath("status", "acceptedNames"))
 }
 
@@ -123,8 +173,22 @@ func keepsUnknown(s *apiextensions.CustomResourceDefinitionSpec) bool {
 	return s.PreserveUnknownFields != nil && *s.PreserveUnknownFields
 }
 
+// schema is the JSON of the schema of a version.
+func (o options) schema(version int) []byte {
+	if version >= len(o.schemas) {
+		return nil
+	}
+	return o.schemas[version]
+}
+
+// keepsSchema reports whether version is one of s and its schema stays what it was.
+func (o options) keepsSchema(s *apiextensions.CustomResourceDefinitionSpec, version string) bool {
+	return o.unchanged != nil && o.unchanged(version) &&
+		slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Name == version })
+}
+
 // ratchet finds out what old has been allowed.
-func ratchet(crd, old *apiextensions.CustomResourceDefinition) options {
+func ratchet(crd, old CRD) options {
 	all := schemasOf(&old.Spec)
 	has := func(f func(*schema) bool) bool {
 		return slices.ContainsFunc(all, func(s *schema) bool { return anywhere(s, f) })
@@ -132,14 +196,27 @@ func ratchet(crd, old *apiextensions.CustomResourceDefinition) options {
 	return options{
 		recognizedReview: old.Spec.Conversion == nil || len(old.Spec.Conversion.ConversionReviewVersions) == 0 ||
 			slices.ContainsFunc(old.Spec.Conversion.ConversionReviewVersions, isReviewVersion),
-		schemas:        !lacksSchema(&old.Spec),
+		requireSchemas: !lacksSchema(&old.Spec),
 		propertyTypes:  !has(func(s *schema) bool { return s.Type != "" && !slices.Contains(propertyTypes, s.Type) }),
 		structural:     !slices.ContainsFunc(all, isNonStructural),
 		atomicSets:     !has(func(s *schema) bool { return len(atomicSetItems(s, nil)) > 0 }),
 		listMapKeys:    !has(func(s *schema) bool { return len(listMapKeys(s, field.NewPath(""))) > 0 }),
-		caBundle:       isEstablished(old) && hasValidCABundle(old.Spec.Conversion),
-		manySelectable: manySelectable(crd, old),
+		caBundle:       isEstablished(old.CustomResourceDefinition) && hasValidCABundle(old.Spec.Conversion),
+		manySelectable: manySelectable(crd.CustomResourceDefinition, old.CustomResourceDefinition),
+		stored:         expressionsIn(&old.Spec),
+		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
+		schemas:        crd.schemas(),
 	}
+}
+
+// hasSameSchema reports whether a version, which old must have too, has the schema that it had.
+func hasSameSchema(crd, old CRD, version string) bool {
+	now, err := apiextensions.GetSchemaForVersion(crd.CustomResourceDefinition, version)
+	if err != nil {
+		return false
+	}
+	was, err := apiextensions.GetSchemaForVersion(old.CustomResourceDefinition, version)
+	return err == nil && apiequality.Semantic.DeepEqual(now, was)
 }
 
 func manySelectable(crd, old *apiextensions.CustomResourceDefinition) map[string]bool {
@@ -180,7 +257,8 @@ func spec(s *apiextensions.CustomResourceDefinitionSpec, o options) field.ErrorL
 	errs = append(errs, requiredNames(s, path.Child("names"))...)
 	errs = append(errs, names(&s.Names, path.Child("names"))...)
 	if s.Validation != nil {
-		errs = append(errs, validationSchema(s.Validation, hasStatus(s), o, path.Child("validation"))...)
+		o.costly = func() bool { return o.keepsSchema(s, s.Version) }
+		errs = append(errs, validationSchema(s.Validation, o.schema(0), hasStatus(s), o, path.Child("validation"))...)
 	}
 	errs = append(errs, subresources(s.Subresources, path.Child("subresources"))...)
 	for i := range s.AdditionalPrinterColumns {
@@ -239,7 +317,7 @@ func missingSchemas(s *apiextensions.CustomResourceDefinitionSpec, o options, pa
 		at := path.Child("versions").Index(i).Child("schema", "openAPIV3Schema")
 		switch {
 		case !hasNoSchema(&s.Versions[i]):
-		case o.schemas:
+		case o.requireSchemas:
 			errs = append(errs, field.Required(at, ""))
 		case !keepsUnknown(s) && s.Versions[i].Served:
 			errs = append(errs, field.Required(at, "because otherwise all fields are pruned"))
@@ -260,7 +338,8 @@ func versions(s *apiextensions.CustomResourceDefinitionSpec, o options, path *fi
 		if msgs := validation.IsDNS1035Label(v.Name); len(msgs) > 0 {
 			errs = append(errs, field.Invalid(all.Index(i).Child("name"), v.Name, strings.Join(msgs, ",")))
 		}
-		errs = append(errs, version(s, v, o, all.Index(i))...)
+		o.costly = func() bool { return o.keepsSchema(s, v.Name) }
+		errs = append(errs, version(s, v, o.schema(i), o, all.Index(i))...)
 	}
 	if !unique {
 		errs = append(errs, field.Invalid(all, s.Versions, "must contain unique version names"))
@@ -274,7 +353,7 @@ func versions(s *apiextensions.CustomResourceDefinitionSpec, o options, path *fi
 	return errs
 }
 
-func version(s *apiextensions.CustomResourceDefinitionSpec, v *apiextensions.CustomResourceDefinitionVersion, o options, path *field.Path) (errs field.ErrorList) {
+func version(s *apiextensions.CustomResourceDefinitionSpec, v *apiextensions.CustomResourceDefinitionVersion, js []byte, o options, path *field.Path) (errs field.ErrorList) {
 	for _, msg := range deprecation(v.Deprecated, v.DeprecationWarning) {
 		errs = append(errs, field.Invalid(path.Child("deprecationWarning"), v.DeprecationWarning, msg))
 	}
@@ -283,7 +362,7 @@ func version(s *apiextensions.CustomResourceDefinitionSpec, v *apiextensions.Cus
 		if v.Subresources != nil || slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Subresources != nil }) {
 			status = v.Subresources
 		}
-		errs = append(errs, validationSchema(v.Schema, status != nil && status.Status != nil, o, path.Child("schema"))...)
+		errs = append(errs, validationSchema(v.Schema, js, status != nil && status.Status != nil, o, path.Child("schema"))...)
 	}
 	errs = append(errs, subresources(v.Subresources, path.Child("subresources"))...)
 	for i := range v.AdditionalPrinterColumns {
