@@ -1,12 +1,18 @@
 package schema
 
 import (
+	"context"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 
+	"k8s.io/apimachinery/pkg/api/operation"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 
@@ -18,19 +24,23 @@ import (
 // that nobody knows and returns their paths, sorted. The first value of a wrong type is the
 // error. Those of t itself are not looked at. It costs nothing where the schema embeds none.
 func (s *Schema) CoerceEmbedded(t object.Tree) (unknown []string, err *field.Error) {
-	if !s.embeds || s.root == nil {
+	root := s.shaping()
+	if !root.has(embedded) {
 		return nil, nil
 	}
 	c := coercer{}
-	err = c.children(t, s.root, nil)
+	err = c.children(t, root, nil)
 	slices.Sort(c.unknown)
 	return c.unknown, err
 }
 
-type coercer struct{ unknown []string }
+type coercer struct {
+	unknown []string
+	drop    bool // what cannot be coerced, rather than to give an error
+}
 
 func (c *coercer) value(v any, n *node, path *field.Path) *field.Error {
-	if n == nil {
+	if !n.has(embedded) {
 		return nil
 	}
 	switch v := v.(type) {
@@ -52,7 +62,7 @@ func (c *coercer) value(v any, n *node, path *field.Path) *field.Error {
 }
 
 func (c *coercer) children(t object.Tree, n *node, path *field.Path) *field.Error {
-	for _, k := range slices.Sorted(maps.Keys(t)) {
+	for _, k := range sortedKeys(t) {
 		var err *field.Error
 		if child, ok := n.properties[k]; ok {
 			err = c.value(t[k], child, path.Child(k))
@@ -70,7 +80,9 @@ func (c *coercer) children(t object.Tree, n *node, path *field.Path) *field.Erro
 func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	for _, k := range []string{"apiVersion", "kind"} {
 		if v, ok := t[k]; ok {
-			if _, ok := v.(string); !ok {
+			if _, ok := v.(string); !ok && c.drop {
+				delete(t, k)
+			} else if !ok {
 				return field.Invalid(path.Child(k), v, "must be a string")
 			}
 		}
@@ -81,6 +93,12 @@ func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	}
 	at := path.Child("metadata")
 	md, unknown, err := objectMetaOf(v)
+	if err != nil && c.drop {
+		if v, ok := v.(object.Tree); ok {
+			t["metadata"] = wellFormed(v)
+		}
+		return nil
+	}
 	if err != nil {
 		return field.Invalid(at, v, err.Error())
 	}
@@ -89,6 +107,21 @@ func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 	}
 	t["metadata"] = md
 	return nil
+}
+
+// wellFormed is what remains of malformed metadata: each field that by itself is in order.
+func wellFormed(v object.Tree) object.Tree {
+	kept := object.Tree{}
+	for k, w := range v {
+		if _, _, err := objectMetaOf(object.Tree{k: w}); err == nil {
+			kept[k] = w
+		}
+	}
+	md, _, err := objectMetaOf(kept)
+	if err != nil {
+		return object.Tree{}
+	}
+	return md
 }
 
 // objectMetaOf takes v through the Go type of metadata.
@@ -112,16 +145,99 @@ func objectMetaOf(v any) (out object.Tree, unknown []string, err error) {
 	return out, unknown, nil
 }
 
-// embeds reports whether any value below n is an embedded resource.
-func (n *node) embeds() bool {
-	if n == nil {
-		return false
+// validateEmbedded checks apiVersion, kind and metadata of every embedded resource in t.
+func (s *Schema) validateEmbedded(ctx context.Context, t object.Tree) field.ErrorList {
+	root := s.shaping()
+	if !root.has(embedded) {
+		return nil
 	}
-	below := func(child *node) bool { return child != nil && (child.embedded || child.embeds()) }
-	for _, child := range n.properties {
-		if below(child) {
-			return true
+	e := embeddedChecker{ctx: ctx}
+	e.value(t, root, nil)
+	return e.errs
+}
+
+type embeddedChecker struct {
+	ctx  context.Context
+	errs field.ErrorList
+}
+
+func (e *embeddedChecker) value(v any, n *node, at *place) {
+	if !n.has(embedded) {
+		return
+	}
+	switch v := v.(type) {
+	case object.Tree:
+		if n.embedded {
+			e.resource(v, at.path())
+		}
+		for _, k := range sortedKeys(v) {
+			if child, ok := n.properties[k]; ok {
+				e.value(v[k], child, &place{up: at, key: k})
+			} else if n.additional != nil {
+				e.value(v[k], n.additional.schema, &place{up: at, key: k, kind: atKey})
+			}
+		}
+	case []any:
+		for i := range v {
+			e.value(v[i], n.items, &place{up: at, index: i, kind: atIndex})
 		}
 	}
-	return below(n.items) || n.additional != nil && below(n.additional.schema)
+}
+
+// resource checks one of them. metadata may be missing, and so may its name.
+func (e *embeddedChecker) resource(t object.Tree, path *field.Path) {
+	e.text(t, "apiVersion", path, func(v string) string {
+		if _, err := schema.ParseGroupVersion(v); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	e.text(t, "kind", path, func(v string) string {
+		if problems := validation.IsDNS1035Label(strings.ToLower(v)); len(problems) > 0 {
+			return "may have mixed case, but should otherwise match: " + strings.Join(problems, ",")
+		}
+		return ""
+	})
+	v, ok := t["metadata"]
+	if !ok {
+		return
+	}
+	path = path.Child("metadata")
+	var md metav1.ObjectMeta
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, v), &md); err != nil {
+		e.errs = append(e.errs, field.Invalid(path, v, err.Error()))
+		return
+	}
+	if md.Name == "" {
+		md.Name = "fakename"
+	}
+	e.errs = append(e.errs, apivalidation.ValidateObjectMetaDeclaratively(e.ctx, operation.Create, &md, nil, md.Namespace != "", pathSegment, path, true)...)
+}
+
+// text checks a required string.
+func (e *embeddedChecker) text(t object.Tree, key string, path *field.Path, problem func(string) string) {
+	v, ok := t[key]
+	if !ok {
+		e.errs = append(e.errs, field.Required(path.Child(key), ""))
+		return
+	}
+	text, ok := v.(string)
+	wrong := "must be a string"
+	switch {
+	case ok && text == "":
+		wrong = "must not be empty"
+	case ok:
+		wrong = problem(text)
+	}
+	if wrong != "" {
+		e.errs = append(e.errs, field.Invalid(path.Child(key), v, wrong))
+	}
+}
+
+// pathSegment is what every name must at least be.
+func pathSegment(name string, prefix bool) []string {
+	if prefix {
+		return content.IsPathSegmentPrefix(name)
+	}
+	return content.IsPathSegmentName(name)
 }

@@ -35,6 +35,9 @@ type node struct {
 	rules                              string // the JSON of x-kubernetes-validations, "" where there are none
 	anyRules                           bool   // here or below
 	more                               *checks
+
+	traits  traits   // of it and of all below
+	filling *filling // what Default fills in here and below; made on first use
 }
 
 // checks is validation that only few nodes have, and that neither pruning, defaulting nor the

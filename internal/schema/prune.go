@@ -14,22 +14,23 @@ import (
 //
 // A property below x-kubernetes-preserve-unknown-fields keeps what it has, but where such a node
 // names properties, additionalProperties or items, those are pruned by their own schemas.
-func (s *Schema) Prune(t object.Tree) (unknown []string) {
+func (s *Schema) Prune(t object.Tree) (unknown []string) { return s.prune(t).unknown }
+
+func (s *Schema) prune(t object.Tree) (p pruner) {
 	if s.preserve {
-		return nil
+		return p
 	}
 	root := s.root
 	if root == nil {
 		root = &node{}
 	}
-	p := pruner{}
 	if root.preserve {
 		p.kept(t, root, true)
 	} else {
 		p.object(t, root, true)
 	}
 	slices.Sort(p.unknown)
-	return p.unknown
+	return p
 }
 
 // step is one element of the path to a value; the path is only put together
@@ -42,6 +43,7 @@ type step struct {
 type pruner struct {
 	path    []step
 	unknown []string
+	nulls   bool // there may be nulls that have to go
 }
 
 func isTypeOrMeta(key string) bool {
@@ -86,6 +88,8 @@ func (p *pruner) value(v any, n *node) {
 // below prunes a value one step down.
 func (p *pruner) below(s step, v any, n *node) {
 	switch v.(type) {
+	case nil:
+		p.nulls = true
 	case object.Tree, []any:
 		p.path = append(p.path, s)
 		p.value(v, n)
@@ -96,6 +100,7 @@ func (p *pruner) below(s step, v any, n *node) {
 func (p *pruner) object(t object.Tree, n *node, embedded bool) {
 	for k, v := range t {
 		if embedded && isTypeOrMeta(k) {
+			p.nulls = p.nulls || len(p.path) > 0 // in its metadata, which is not looked at
 			continue
 		}
 		if child, ok := n.properties[k]; ok {
@@ -126,6 +131,7 @@ func (p *pruner) list(v []any, n *node) {
 func (p *pruner) kept(t object.Tree, n *node, embedded bool) {
 	for k, v := range t {
 		if embedded && isTypeOrMeta(k) {
+			p.nulls = p.nulls || len(p.path) > 0 // in its metadata, which is not looked at
 			continue
 		}
 		if child, ok := n.properties[k]; ok {

@@ -16,7 +16,8 @@ type Schema struct {
 	root        *node // nil: no schema at all
 	preserve    bool  // spec.preserveUnknownFields: nothing is pruned
 	fingerprint uint64
-	embeds      bool // some value is an embedded resource
+
+	defaultsOnce sync.Once
 
 	once      sync.Once
 	parseable typed.ParseableType
@@ -42,7 +43,7 @@ func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error
 	default:
 		return nil, errNotObject
 	}
-	s.embeds = s.root.embeds()
+	s.root.gather()
 	s.fingerprint = s.root.fingerprint(preserveUnknownFields)
 	return s, nil
 }
