@@ -90,6 +90,14 @@ func formatOf(n *node) format {
 	return 0
 }
 
+// checkedFormat is what formatOf found.
+func (n *node) checkedFormat() format {
+	if n.more == nil {
+		return 0
+	}
+	return n.more.format
+}
+
 // valid checks a string, which the formats of numbers say nothing of.
 func (f format) valid(s string) bool {
 	return f < textFormat || textFormats[f-textFormat].valid(s)

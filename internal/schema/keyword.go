@@ -2,7 +2,6 @@ package schema
 
 import (
 	"encoding/json"
-	"fmt"
 	"math"
 	"regexp"
 	"sync"
@@ -48,6 +47,71 @@ func typesOf(n *node) typeSet {
 		return isBoolean
 	}
 	return isUnheardOf
+}
+
+// typeText is n's type as errors name it.
+func typeText(n *node) string {
+	if n.intOrString {
+		return "integer,string"
+	}
+	return n.typ
+}
+
+// typeOf is the type of a value other than null.
+func typeOf(v any) typeSet {
+	switch v.(type) {
+	case string:
+		return isString
+	case object.Tree:
+		return isObject
+	case []any:
+		return isArray
+	case int64:
+		return isInteger
+	case bool:
+		return isBoolean
+	}
+	return isNumber
+}
+
+// String is the name of one type.
+func (t typeSet) String() string {
+	switch t {
+	case isObject:
+		return "object"
+	case isArray:
+		return "array"
+	case isString:
+		return "string"
+	case isInteger:
+		return "integer"
+	case isBoolean:
+		return "boolean"
+	}
+	return "number"
+}
+
+// goFormat is the format that upstream derives from the Go type.
+func (t typeSet) goFormat() string {
+	switch t {
+	case isInteger:
+		return "int64"
+	case isNumber:
+		return "float64"
+	}
+	return ""
+}
+
+// numberFits reports whether v is a number that counts as one of the types too: each integer is a number,
+// and whole floats are integers.
+func numberFits(v any, t typeSet) bool {
+	switch v := v.(type) {
+	case int64:
+		return t&isNumber != 0
+	case float64:
+		return t&isInteger != 0 && isWhole(v)
+	}
+	return false
 }
 
 // pattern is compiled when the first string asks for it.
@@ -159,41 +223,20 @@ func isWhole(f float64) bool {
 }
 
 // inRange reports whether a float is a value of n's type and format.
-func inRange(f float64, n *node, kind format) bool {
+func inRange(f float64, n *node) bool {
 	switch n.types {
 	case isInteger:
 		bits := 63
-		if kind == formatInt32 {
+		if n.checkedFormat() == formatInt32 {
 			bits = 31
 		}
 		limit := math.Ldexp(1, bits)
 		// -2⁶³ in as few digits as tell it from its neighbours is less than -2⁶³.
 		return f == math.Trunc(f) && f < limit && (f > -limit || f == -limit && bits == 31)
 	case isNumber:
-		return kind != formatFloat || !math.IsInf(float64(float32(f)), 0)
+		return n.checkedFormat() != formatFloat || !math.IsInf(float64(float32(f)), 0)
 	}
 	return true
-}
-
-// intInRange is inRange for an integer.
-func intInRange(i int64, n *node, kind format) bool {
-	return n.types != isInteger || kind != formatInt32 || i == int64(int32(i))
-}
-
-// typeText is n's type as errors name it.
-func typeText(n *node) string {
-	if n.intOrString {
-		return "integer,string"
-	}
-	return n.typ
-}
-
-// outOfRange words what inRange denies.
-func outOfRange(what string, n *node, kind format, at string) string {
-	if kind != 0 && kind < textFormat {
-		return fmt.Sprintf("%s value must be of type %s with format %s in %s", what, n.typ, n.format, at)
-	}
-	return what + " value must be of type " + n.typ + " (default format) in " + at
 }
 
 // isMultiple reports whether f is a multiple of factor, which is positive.

@@ -166,11 +166,11 @@ func (n *node) readRare(c *reader, key string) {
 	case "minProperties":
 		n.rare().minProperties = limit(c)
 	case "minimum":
-		n.rare().minimum = number(c)
+		n.rare().minimum = float(c)
 	case "maximum":
-		n.rare().maximum = number(c)
+		n.rare().maximum = float(c)
 	case "multipleOf":
-		n.rare().multipleOf = number(c)
+		n.rare().multipleOf = float(c)
 	case "exclusiveMinimum":
 		n.rare().exclusiveMinimum = c.Bool()
 	case "exclusiveMaximum":
@@ -224,8 +224,8 @@ func limit(c *reader) *int64 {
 	return &max
 }
 
-// number reads a number that need not be whole; nil for anything else.
-func number(c *reader) *float64 {
+// float reads a number that need not be whole; nil for anything else.
+func float(c *reader) *float64 {
 	v, err := strconv.ParseFloat(c.Raw(), 64)
 	if err != nil {
 		return nil

@@ -1,0 +1,117 @@
+package schema
+
+import "strconv"
+
+// branches checks anyOf, oneOf, allOf and not. What is below them is never ratcheted. As no schema
+// refers to another, the work is that of each schema once for each value.
+func (w *walk) branches(v any, n *node, at string) bool {
+	w.matches += 2
+	m := n.more
+	if m == nil {
+		return true
+	}
+	ok := len(m.anyOf) == 0 || w.anyOf(v, m.anyOf, at)
+	if len(m.oneOf) > 0 && (ok || !w.quiet) {
+		ok = w.oneOf(v, m.oneOf, at) && ok
+	}
+	if len(m.allOf) > 0 && (ok || !w.quiet) {
+		ok = w.allOf(v, m.allOf, at) && ok
+	}
+	if m.not != nil && (ok || !w.quiet) {
+		if _, passed := w.branch(v, m.not, at); passed {
+			ok = w.composite(at, "must not validate the schema (not)")
+		}
+	}
+	return ok
+}
+
+// outcome is what a branch found.
+type outcome struct {
+	problems []problem
+	matches  int
+}
+
+func (w *walk) branch(v any, n *node, at string) (outcome, bool) {
+	if w.quiet {
+		return outcome{}, w.check(v, n, at, nil)
+	}
+	b := walk{root: w.root}
+	ok := b.check(v, n, at, nil)
+	return outcome{b.problems, b.matches}, ok
+}
+
+func (w *walk) take(o outcome) {
+	for _, p := range o.problems {
+		w.add(p)
+	}
+	w.matches += o.matches
+}
+
+func (w *walk) anyOf(v any, list []*node, at string) bool {
+	var best outcome
+	for i, n := range list {
+		o, ok := w.branch(v, n, at)
+		if ok {
+			w.matches += o.matches
+			return true
+		}
+		if i == 0 || o.matches > best.matches {
+			best = o
+		}
+	}
+	w.composite(at, "must validate at least one schema (anyOf)")
+	w.take(best)
+	return false
+}
+
+func (w *walk) oneOf(v any, list []*node, at string) bool {
+	var best, first outcome
+	passed := 0
+	for i, n := range list {
+		o, ok := w.branch(v, n, at)
+		switch {
+		case ok && passed == 0:
+			first = o
+			passed++
+		case ok && w.quiet:
+			return false
+		case ok:
+			passed++
+		case i == 0 || o.matches > best.matches:
+			best = o
+		}
+	}
+	switch passed {
+	case 1:
+		w.matches += first.matches
+		return true
+	case 0:
+		w.composite(at, "must validate one and only one schema (oneOf). Found none valid")
+		w.take(best)
+	default:
+		w.composite(at, "must validate one and only one schema (oneOf). Found "+strconv.Itoa(passed)+" valid alternatives")
+	}
+	return false
+}
+
+func (w *walk) allOf(v any, list []*node, at string) bool {
+	passed := 0
+	for _, n := range list {
+		o, ok := w.branch(v, n, at)
+		if ok {
+			passed++
+		} else if w.quiet {
+			return false
+		}
+		w.take(o)
+	}
+	switch passed {
+	case len(list):
+		return true
+	case 0:
+		w.composite(at, "must validate all the schemas (allOf). None validated")
+	default:
+		w.composite(at, "must validate all the schemas (allOf)")
+	}
+	return false
+}

@@ -1,0 +1,203 @@
+package schema
+
+import (
+	"strconv"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// correlation is a value together with the one that it replaces (KEP-4008). Errors of a
+// value that is equal to the old one do not count, nor do rules run for it. A nil correlation is a
+// value that has no old one. It is for one goroutine.
+type correlation struct {
+	value, old any
+	n          *node // may be nil: nothing below correlates
+
+	equality equality
+	fields   map[string]*correlation
+	elements map[int]*correlation
+	byKey    map[any]any // the old elements of a list-map, set on first use
+}
+
+type equality uint8
+
+const (
+	unknown equality = iota
+	same
+	different
+)
+
+// correlate pairs an object, which n describes, with the one before; nil if there was none.
+func correlate(t, old object.Tree, n *node) *correlation {
+	if old == nil {
+		return nil
+	}
+	return &correlation{value: t, old: old, n: n}
+}
+
+// key is the field of an object; nil where either object or the schema lacks it.
+func (c *correlation) key(name string) *correlation {
+	if c == nil || c.n == nil {
+		return nil
+	}
+	if known, ok := c.fields[name]; ok {
+		return known
+	}
+	value, ok := c.value.(object.Tree)
+	if !ok {
+		return nil
+	}
+	old, ok := c.old.(object.Tree)
+	if !ok {
+		return nil
+	}
+	child := c.n.child(name)
+	if child == nil {
+		return nil
+	}
+	v, ok := value[name]
+	if !ok {
+		return nil
+	}
+	o, ok := old[name]
+	if !ok {
+		return nil
+	}
+	if c.fields == nil {
+		c.fields = map[string]*correlation{}
+	}
+	c.fields[name] = &correlation{value: v, old: o, n: child}
+	return c.fields[name]
+}
+
+// child is what n says of the field name; nil if nothing.
+func (n *node) child(name string) *node {
+	if child, ok := n.properties[name]; ok {
+		return child
+	}
+	if n.additional != nil {
+		return n.additional.schema
+	}
+	return nil
+}
+
+// index is an element of a list-map, found by its keys; the elements of other lists do not correlate.
+func (c *correlation) index(i int) *correlation {
+	if c == nil || c.n == nil || c.n.listType != "map" {
+		return nil
+	}
+	if known, ok := c.elements[i]; ok {
+		return known
+	}
+	list, ok := c.value.([]any)
+	if !ok || i >= len(list) {
+		return nil
+	}
+	old := c.oldElement(list[i])
+	if old == nil || c.n.items == nil {
+		return nil
+	}
+	if c.elements == nil {
+		c.elements = map[int]*correlation{}
+	}
+	c.elements[i] = &correlation{value: list[i], old: old, n: c.n.items}
+	return c.elements[i]
+}
+
+// oldElement is the first old element with the keys of v.
+func (c *correlation) oldElement(v any) any {
+	if c.byKey == nil {
+		c.byKey = map[any]any{}
+		old, _ := c.old.([]any)
+		if c.n.typ != "array" || len(c.n.listKeys) == 0 {
+			old = nil
+		}
+		for _, e := range old {
+			key, ok := keyOf(e, c.n.listKeys)
+			if _, taken := c.byKey[key]; ok && !taken {
+				c.byKey[key] = e
+			}
+		}
+	}
+	if key, ok := keyOf(v, c.n.listKeys); ok {
+		return c.byKey[key]
+	}
+	return nil
+}
+
+// keyOf is what the element of a list-map is found by; false if one of its keys is missing or
+// no scalar. A float counts with six digits among several keys, as upstream has it.
+func keyOf(v any, keys []string) (any, bool) {
+	t, ok := v.(object.Tree)
+	if !ok {
+		return nil, false
+	}
+	var out []byte
+	for _, key := range keys {
+		v := t[key]
+		switch v := v.(type) {
+		case bool:
+			out = strconv.AppendBool(append(out, 0), v)
+		case float64:
+			out = strconv.AppendFloat(append(out, 0), v, 'f', 6, 64)
+		case int64:
+			out = strconv.AppendInt(append(out, 0), v, 10)
+		case string:
+			out = strconv.AppendQuote(append(out, 0), v)
+		default:
+			return nil, false
+		}
+		if len(keys) == 1 {
+			return v, true
+		}
+	}
+	return string(out), true
+}
+
+// equal reports whether the value is the old one as far as the schema can tell: elements of
+// a list-map may have changed their order, and an object with fields that the schema does not know is
+// equal to none.
+func (c *correlation) equal() bool {
+	if c == nil {
+		return false
+	}
+	if c.equality == unknown {
+		c.equality = different
+		if c.compare() {
+			c.equality = same
+		}
+	}
+	return c.equality == same
+}
+
+func (c *correlation) compare() bool {
+	switch value := c.value.(type) {
+	case []any:
+		old, ok := c.old.([]any)
+		return ok && len(old) == len(value) && c.compareLists(value, old)
+	case object.Tree:
+		old, ok := c.old.(object.Tree)
+		if !ok || len(old) != len(value) {
+			return false
+		}
+		for name := range value {
+			if !c.key(name).equal() {
+				return false
+			}
+		}
+		return true
+	}
+	return object.Equal(c.value, c.old)
+}
+
+func (c *correlation) compareLists(value, old []any) bool {
+	if c.n == nil || c.n.listType != "map" {
+		return object.Equal(value, old)
+	}
+	for i := range value {
+		if !c.index(i).equal() {
+			return false
+		}
+	}
+	return true
+}

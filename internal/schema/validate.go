@@ -1,0 +1,251 @@
+package schema
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// Validate checks t by all that the schema says, in upstream's order; old is what t replaces, nil
+// on create. The errors are upstream's to the path and word, each list of fields sorted by name, and at
+// most about a thousand. Neither t nor old may change meanwhile.
+func (s *Schema) Validate(ctx context.Context, t, old object.Tree) field.ErrorList {
+	errs := checkValues(t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
+	return errs
+}
+
+// ValidateStatus is Validate for a write of the status subresource: of the values it checks
+// those below status only, which errors then name from there on.
+func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree) field.ErrorList {
+	var errs field.ErrorList
+	if status, ok := t["status"]; ok && s.root != nil {
+		n := s.root.properties["status"]
+		errs = checkValues(status, n, field.NewPath("status"), func() *correlation {
+			return &correlation{value: status, old: old["status"], n: n}
+		})
+	}
+	return errs
+}
+
+// checkValues is OpenAPI validation, with ratcheting (KEP-4008) against what old gives.
+// Most objects are valid, so the first walk only looks for whether this one is. The second one
+// words the errors.
+func checkValues(v any, n *node, at *field.Path, old func() *correlation) field.ErrorList {
+	if n == nil {
+		return nil
+	}
+	if quiet := (walk{quiet: true}); quiet.check(v, n, "", nil) {
+		return nil
+	}
+	w := walk{root: at}
+	w.value(v, n, "", old())
+	var errs field.ErrorList
+	for _, p := range w.problems {
+		errs = append(errs, p.err)
+	}
+	return errs
+}
+
+// walk goes over a value beside its schema. Paths are made and problems worded unless it is quiet. Then it
+// also stops at the first problem. Each of its checks reports whether the value passed.
+type walk struct {
+	quiet    bool
+	root     *field.Path
+	problems []problem
+	matches  int // how many checks passed, by upstream's count: the best of several failed branches is told
+}
+
+// value is check without the errors that v shares with its old value c.
+func (w *walk) value(v any, n *node, at string, c *correlation) bool {
+	before := len(w.problems)
+	if w.check(v, n, at, c) {
+		return true
+	}
+	if !w.quiet && c.equal() {
+		w.problems = w.problems[:before]
+		return true
+	}
+	return false
+}
+
+// check does all keywords of n in upstream's order.
+func (w *walk) check(v any, n *node, at string, c *correlation) bool {
+	if v == nil {
+		return w.null(n, at)
+	}
+	ok := w.typ(v, n, at)
+	if ok || !w.quiet {
+		ok = w.branches(v, n, at) && ok
+	}
+	if !ok && w.quiet {
+		return false
+	}
+	switch v := v.(type) {
+	case string:
+		ok = w.text(v, n, at) && ok
+	case int64:
+		ok = w.number(number{i: v, whole: true}, n, at) && ok
+	case float64:
+		ok = w.number(number{f: v}, n, at) && ok
+	case []any:
+		ok = w.list(v, n, at, c) && ok
+	}
+	ok = w.enum(v, n, at) && ok
+	if t, is := v.(object.Tree); is && (ok || !w.quiet) {
+		ok = w.object(t, n, at, c) && ok
+	}
+	w.matches += 2
+	return ok
+}
+
+func (w *walk) null(n *node, at string) bool {
+	ok := n.types == 0 || n.nullable
+	if ok {
+		w.matches++
+	} else {
+		w.wrongType(at, typeText(n), "null")
+	}
+	return w.enum(nil, n, at) && ok
+}
+
+// typ checks type, and what a format says of other types than its own.
+func (w *walk) typ(v any, n *node, at string) bool {
+	f := n.checkedFormat()
+	if n.types == 0 && f == 0 {
+		return true
+	}
+	w.matches++
+	have := typeOf(v)
+	if n.types&have == 0 && !numberFits(v, n.types) {
+		scalar := have != isString && have != isArray
+		if f != 0 && scalar {
+			return w.wrongType(at, n.format, have.goFormat())
+		}
+		if f == 0 || n.types&(isInteger|isNumber) != 0 {
+			return w.wrongType(at, typeText(n), have.String())
+		}
+	}
+	w.matches++
+	return true
+}
+
+// list checks the elements, then how many there are.
+func (w *walk) list(v []any, n *node, at string, c *correlation) bool {
+	w.matches += 2
+	ok := true
+	if n.items != nil {
+		for i := range v {
+			below := ""
+			if !w.quiet {
+				below = at + "[" + strconv.Itoa(i) + "]"
+			}
+			if !w.value(v[i], n.items, below, c.index(i)) {
+				if w.quiet {
+					return false
+				}
+				ok = false
+			}
+		}
+	}
+	size := int64(len(v))
+	if n.more != nil && n.more.minItems != nil && size < *n.more.minItems {
+		ok = w.tooFew(at, size, *n.more.minItems, "items")
+	}
+	if n.maxItems != nil && size > *n.maxItems {
+		ok = w.tooMany(at, size, *n.maxItems, "items")
+	}
+	return ok
+}
+
+// object checks how many fields there are, then those without a property of their own, the
+// properties, and what is required.
+func (w *walk) object(t object.Tree, n *node, at string, c *correlation) bool {
+	w.matches++
+	ok := true
+	size := int64(len(t))
+	if n.more != nil && n.more.minProperties != nil && size < *n.more.minProperties {
+		ok = w.tooFew(at, size, *n.more.minProperties, "properties")
+	}
+	if n.maxProperties != nil && size > *n.maxProperties {
+		ok = w.tooMany(at, size, *n.maxProperties, "properties")
+	}
+	if w.quiet {
+		return ok && hasAll(t, n.required) && w.quietFields(t, n)
+	}
+	ok = w.fields(t, n, at, c) && ok
+	for _, name := range n.required {
+		if _, has := t[name]; !has {
+			ok = w.required(at + "." + name)
+		}
+	}
+	return ok
+}
+
+func hasAll(t object.Tree, names []string) bool {
+	for _, name := range names {
+		if _, ok := t[name]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *walk) quietFields(t object.Tree, n *node) bool {
+	if len(n.properties) == 0 && n.additional == nil {
+		return true
+	}
+	for name, v := range t {
+		child, known := n.properties[name]
+		if !known && n.additional != nil {
+			if !n.additional.allows {
+				return false
+			}
+			child = n.additional.schema
+		}
+		if child != nil && !w.check(v, child, "", nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// fields is quietFields in an order, and with paths.
+func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
+	ok := true
+	names := slices.Sorted(maps.Keys(t))
+	for _, name := range names {
+		if _, known := n.properties[name]; known || n.additional == nil {
+			continue
+		}
+		if !n.additional.allows {
+			ok = w.forbidden(at, name)
+		} else if n.additional.schema != nil {
+			ok = w.value(t[name], n.additional.schema, at+"."+name, c.field(name, at)) && ok
+		}
+	}
+	for _, name := range names {
+		child, known := n.properties[name]
+		if !known {
+			continue
+		}
+		below := name
+		if at != "" {
+			below = at + "." + name
+		}
+		ok = w.value(t[name], child, below, c.field(name, at)) && ok
+	}
+	return ok
+}
+
+// field is key, but for the type of the whole object: nobody sees it change.
+func (c *correlation) field(name, at string) *correlation {
+	if at == "" && (name == "kind" || name == "apiVersion") {
+		return nil
+	}
+	return c.key(name)
+}
