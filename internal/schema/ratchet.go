@@ -113,21 +113,21 @@ func (c *correlation) oldElement(v any) any {
 			old = nil
 		}
 		for _, e := range old {
-			key, ok := keyOf(e, c.n.listKeys)
+			key, ok := correlationKey(e, c.n.listKeys)
 			if _, taken := c.byKey[key]; ok && !taken {
 				c.byKey[key] = e
 			}
 		}
 	}
-	if key, ok := keyOf(v, c.n.listKeys); ok {
+	if key, ok := correlationKey(v, c.n.listKeys); ok {
 		return c.byKey[key]
 	}
 	return nil
 }
 
-// keyOf is what the element of a list-map is found by; false if one of its keys is missing or
+// correlationKey is what the element of a list-map is found by; false if one of its keys is missing or
 // no scalar. A float counts with six digits among several keys, as upstream has it.
-func keyOf(v any, keys []string) (any, bool) {
+func correlationKey(v any, keys []string) (any, bool) {
 	t, ok := v.(object.Tree)
 	if !ok {
 		return nil, false
