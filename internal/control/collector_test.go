@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -40,6 +41,25 @@ func (w *world) followed(t *testing.T, apiVersion, kind string) {
 	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none"}
 	w.create(t, configMaps, "default", owned(configMap("asks"), owners(none)))
 	w.awaitGone(t, configMaps, "default", "asks")
+}
+
+// unfollowed waits until the loops no longer find a kind: they keep what names an owner of it that was
+// never there, asks.
+func (w *world) unfollowed(t *testing.T, apiVersion, kind string) {
+	t.Helper()
+	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
+	eventually(t, kind+" is not followed", func(ctx context.Context) bool {
+		_, err := w.at(configMaps, "default").Create(ctx, owned(configMap("asks"), owners(none)), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		for range 12 { // more than the loops pause before they look a group up
+			w.create(t, configMaps, "default", owned(configMap("ghost"), owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"})))
+			w.awaitGone(t, configMaps, "default", "ghost")
+		}
+		_, err = w.at(configMaps, "default").Get(ctx, "asks", metav1.GetOptions{})
+		return err == nil
+	})
 }
 
 // CRD-066
@@ -295,8 +315,10 @@ func TestOwnerKindUnserved(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false)))
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	w.followed(t, "example.com/v1", "Widget")
 	owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", "w"))
 	w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(owner, false))))
+	w.stays(t, configMaps, "default", "c") // and its owner is known now
 	serve := func(v1, v2 bool) {
 		t.Helper()
 		eventually(t, "served", func(ctx context.Context) bool {
@@ -307,11 +329,22 @@ func TestOwnerKindUnserved(t *testing.T) {
 		})
 	}
 	serve(false, false)
+	w.unfollowed(t, "example.com/v1", "Widget")
 	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, false))))
+	lost := metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "lost"}
+	patch, err := json.Marshal(owners(reference(owner, false), lost))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.patch(t, configMaps, "default", "c", `{"metadata":{"ownerReferences":`+string(patch)+`}}`) // has it judged
 	w.stays(t, configMaps, "default", "c")
 	w.stays(t, secrets, "default", "s")
 	serve(false, true)
-	w.stays(t, configMaps, "default", "c")
+	w.awaitGone(t, configMaps, "default", "asks")
+	w.await(t, configMaps, "default", "c", "has the owner that lives", func(o *unstructured.Unstructured) bool {
+		refs := o.GetOwnerReferences()
+		return len(refs) == 1 && refs[0].UID == owner.GetUID()
+	})
 	w.stays(t, secrets, "default", "s")
 	widgets.Version = "v2"
 	w.delete(t, widgets, "default", "w", "")
