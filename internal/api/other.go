@@ -37,7 +37,7 @@ func (q *request) serveOther() {
 		q.server.metrics.handler.ServeHTTP(w, q.r)
 	case strings.HasPrefix(p, "/debug/pprof") && q.server.config.Profiling:
 		serveProfile(w, q.r)
-	case p == "" || p == "/index.html":
+	case p == "" || q.r.URL.Path == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
 	default:
 		http.NotFound(w, q.r)
@@ -134,7 +134,7 @@ func (s *Server) checks(name string) []Check {
 // serveHealth answers a check, or all of them, in upstream's words.
 func (q *request) serveHealth(w http.ResponseWriter, name string) {
 	checks := q.server.checks(name)
-	if single, ok := strings.CutPrefix(q.r.URL.Path, "/"+name+"/"); ok && single != "" {
+	if single, ok := strings.CutPrefix(q.r.URL.Path, "/"+name+"/"); ok { // nothing has the name ""
 		serveCheck(w, q.r, checks, single)
 		return
 	}

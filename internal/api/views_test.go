@@ -239,7 +239,7 @@ func TestHealth(t *testing.T) {
 		c.Ready = []Check{{"store", func() error { return sick }}}
 	})
 	for path, want := range map[string]string{
-		"/healthz": "ok", "/livez/": "ok", "/livez/ping": "ok", "/livez?verbose": "[+]ping ok\n[+]disk ok\nlivez check passed\n",
+		"/healthz": "ok", "/livez/ping": "ok", "/livez?verbose": "[+]ping ok\n[+]disk ok\nlivez check passed\n",
 		"/livez?verbose&exclude=disk&exclude=x": "[+]ping ok\n[+]disk excluded: ok\nwarn: some health checks cannot be excluded: no matches for \"x\"\nlivez check passed\n",
 	} {
 		if w := h.want(200, "GET", path, ""); w.Body.String() != want {

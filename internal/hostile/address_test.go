@@ -155,6 +155,7 @@ func TestPaths(t *testing.T) {
 		{"/apis///", 404}, {"/api/v1/configmaps/victim", 404}, {ns + "default/namespaces/default", 404}, {ns + "default/namespaces", 404}, {ns + "default/status", 200}, {"/api/v1/namespaces/default/configmaps/victim/status", 404},
 		{"/api/v1/namespaces/default/configmaps/victim/a/b/c/d/e/f/g", 404}, {"/..", 404}, {"/../../../etc/passwd", 404}, {"/%2e%2e/%2e%2e/etc/passwd", 404},
 		{"/openapi/v3/../../etc/passwd", 404}, {"/openapi/v3/apis/%2e%2e/v1", 404}, {"/healthz/../livez", 404}, {"/livez/nonsense", 404}, {"/debug/pprof/../heap", 404}, {"/metrics/", 404},
+		{"/healthz/", 404}, {"/livez/", 404}, {"/readyz/ping/", 404}, {"/index.html/", 404}, {"/version/", 200}, {"/api/", 200}, {"/apis/", 200}, {"/openapi/v2/", 404}, {"/openapi/v3/", 404},
 		{"/apis/stable.example.com/v1/namespaces/../crontabs/victim", 400}, {"/apis/%2e%2e/v1/x", 404}, {"/apis/" + strings.Repeat("g", 50_000) + "/v1/x", 404},
 		{tabs + "/..", 400}, {tabs + "/%00", 404}, {tabs + "/victim/..", 404}, {tabs + "/victim/%2e", 404},
 		{"/api/v1/watch/namespaces/..%2f/configmaps", 404},

@@ -143,6 +143,7 @@ func drained(c net.Conn, f *http2.Framer) {
 
 func TestFramesOfHTTP2(t *testing.T) {
 	w := newWorld(t)
+	var attacks sync.WaitGroup
 	for name, attack := range map[string]func(c net.Conn, f *http2.Framer){
 		"continuation without end": func(c net.Conn, f *http2.Framer) {
 			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers(victim), EndStream: true})
@@ -195,16 +196,15 @@ func TestFramesOfHTTP2(t *testing.T) {
 		},
 	} {
 		c, f := w.preface()
-		done := make(chan struct{})
-		go func() { defer close(done); drained(c, f) }()
+		attacks.Go(func() { drained(c, f) })
 		attack(c, f)
 		_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
-		<-done
 		w.must(http.MethodGet, victim, "", "")
 		if t.Failed() {
 			t.Fatal(name)
 		}
 	}
+	attacks.Wait()
 	w.unharmed()
 }
 

@@ -65,7 +65,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	switch path := strings.TrimSuffix(r.URL.Path, "/"); {
+	switch path := r.URL.Path; {
 	case path == "/openapi/v2":
 		s.serve(w, r, v2, p.all)
 	case path == "/openapi/v3":
