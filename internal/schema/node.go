@@ -76,6 +76,9 @@ func (r *reader) node() *node {
 			n.readRare(r, key)
 		}
 	})
+	if n.embedded && n.typ == "" && !n.intOrString {
+		n.typ = "object" // upstream insists on its being said
+	}
 	n.types = typesOf(n)
 	if f := formatOf(n); f != 0 {
 		n.rare().format = f

@@ -58,9 +58,9 @@ var widened = regexp.MustCompile(`string\(|filter\(`)
 var selfType = regexp.MustCompile(`selfType\d+`)
 
 // compareRules compiles the rules of one node both ways.
-func compareRules(t *testing.T, what string, n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType) (compiled int) {
+func compareRules(t *testing.T, what string, c *ruleCompiler, n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType) (compiled int) {
 	t.Helper()
-	c := ruleCompiler{language: func(string, bool) *language { return newLanguage() }, estimator: newEstimator}
+	c.estimator = newEstimator
 	ours, _ := c.all(n, seen)
 	c.estimator = func(self *node, _ *ast.AST) checker.CostEstimator {
 		return &library.CostEstimator{SizeEstimator: sizes{self: self}}
@@ -119,8 +119,10 @@ func TestRulesOfCorpusAgainstUpstream(t *testing.T) {
 				continue
 			}
 			theirs := structuralOf(t, v.Schema.OpenAPIV3Schema)
+			c := newRuleCompiler()
+			c.language = func(string, bool) *language { return newLanguage() }
 			eachRuled(s.root, s.root.asResource(), theirs, model.SchemaDeclType(theirs, true), func(n, seen *node, s *structuralschema.Structural, decl *apicel.DeclType) {
-				programs += compareRules(t, name+" "+v.Name, n, seen, s, decl)
+				programs += compareRules(t, name+" "+v.Name, c, n, seen, s, decl)
 			})
 			if t.Failed() {
 				return

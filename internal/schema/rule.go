@@ -1,10 +1,9 @@
 package schema
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"hash/crc32"
 	"strings"
 	"sync"
 
@@ -74,30 +73,39 @@ type ruleTree struct {
 	items      *ruleTree
 	additional *ruleTree
 
-	once  sync.Once
-	rules []compiledRule
-	err   error
+	compiler *treeCompiler
+	once     sync.Once
+	rules    []compiledRule
+	err      error
+}
+
+// treeCompiler is what all of one tree have in common.
+type treeCompiler struct {
+	sync.Mutex
+	*ruleCompiler
 }
 
 // rules is the tree of the rules of s, made on first use; nil if there are none.
 func (s *Schema) rules() *ruleTree {
 	s.rulesOnce.Do(func() {
 		if s.root != nil {
-			s.ruleTree = newRuleTree(s.root, s.root.asResource())
+			c := newRuleCompiler([]byte(s.root.rules))
+			c.language = func(string, bool) *language { return storedLanguage() }
+			s.ruleTree = newRuleTree(s.root, s.root.asResource(), &treeCompiler{ruleCompiler: c})
 		}
 	})
 	return s.ruleTree
 }
 
 // newRuleTree is nil if n, which rules see as seen, has no rules at or below it.
-func newRuleTree(n, seen *node) *ruleTree {
+func newRuleTree(n, seen *node, c *treeCompiler) *ruleTree {
 	if n == nil || !n.anyRules {
 		return nil
 	}
-	t := &ruleTree{node: n, seen: seen}
-	t.items = newRuleTree(n.items, seen.element())
+	t := &ruleTree{node: n, seen: seen, compiler: c}
+	t.items = newRuleTree(n.items, seen.element(), c)
 	if n.additional != nil {
-		t.additional = newRuleTree(n.additional.schema, seen.element())
+		t.additional = newRuleTree(n.additional.schema, seen.element(), c)
 	}
 	for name, child := range n.properties {
 		if !child.anyRules {
@@ -110,7 +118,7 @@ func newRuleTree(n, seen *node) *ruleTree {
 		if t.properties == nil {
 			t.properties = map[string]*ruleTree{}
 		}
-		t.properties[name] = newRuleTree(child, p)
+		t.properties[name] = newRuleTree(child, p, c)
 	}
 	return t
 }
@@ -131,27 +139,33 @@ func (n *node) property(name string, child *node) *node {
 // that of the type: with it there are no rules.
 func (t *ruleTree) compiled() ([]compiledRule, error) {
 	t.once.Do(func() {
-		c := ruleCompiler{language: func(string, bool) *language { return storedLanguage() }}
-		t.rules, t.err = c.all(t.node, t.seen)
+		t.compiler.Lock()
+		defer t.compiler.Unlock()
+		t.rules, t.err = t.compiler.all(t.node, t.seen)
 	})
 	return t.rules, t.err
 }
 
 var errNoType = errors.New("failed to convert to declType for CEL validation rules")
 
-// ruleCompiler compiles the rules of one node after the other.
+// ruleCompiler compiles the rules of one schema, or of all of one CRD: what they have in common is
+// compiled once. It is for one goroutine.
 type ruleCompiler struct {
 	language  func(expr string, isMessage bool) *language              // that an expression is written in
 	estimator func(self *node, checked *ast.AST) checker.CostEstimator // nil: nobody asks for costs
+	name      string                                                   // of the type of self
 
-	seen     *node
-	name     string // of the type of self
-	checkers map[checkerKey]*checker.Env
+	known map[exprKey][]*expression
 }
 
-type checkerKey struct {
-	language *language
-	optional bool // oldSelf is
+// newRuleCompiler is for the rules in js. They must not know the name of the type of self, for they
+// could construct values of it.
+func newRuleCompiler(js ...[]byte) *ruleCompiler {
+	h := crc32.NewIEEE()
+	for _, part := range js {
+		_, _ = h.Write(part)
+	}
+	return &ruleCompiler{name: fmt.Sprintf("selfType%d", h.Sum32()), known: map[exprKey][]*expression{}}
 }
 
 // all compiles the rules of n, the values of which have the type of seen.
@@ -160,14 +174,11 @@ func (c *ruleCompiler) all(n, seen *node) ([]compiledRule, error) {
 	if len(rules) > 0 && seen == nil {
 		return nil, errNoType
 	}
-	// The name must not be known to who writes a rule, or the rule could construct values of that type.
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(n.rules))
-	c.seen, c.name, c.checkers = seen, fmt.Sprintf("selfType%d", h.Sum32()), map[checkerKey]*checker.Env{}
+	scopes := map[*language]*scope{}
 	out := make([]compiledRule, len(rules))
 	for i, r := range rules {
 		out[i] = compiledRule{rule: r}
-		c.compile(&out[i])
+		c.compile(&out[i], seen, scopes)
 		if r.fieldPath != "" {
 			out[i].path = normalizedFieldPath(r.fieldPath, n)
 		}
@@ -175,77 +186,118 @@ func (c *ruleCompiler) all(n, seen *node) ([]compiledRule, error) {
 	return out, nil
 }
 
-func (c *ruleCompiler) compile(r *compiledRule) {
+func (c *ruleCompiler) compile(r *compiledRule, seen *node, scopes map[*language]*scope) {
 	if strings.TrimSpace(r.rule.rule) == "" {
 		return
 	}
-	x := expression{text: r.rule.rule, optionalOldSelf: r.optionalOldSelf, want: types.BoolType, article: "cel expression must evaluate to a bool"}
-	r.err = c.expression(&x, c.language(x.text, false))
-	r.program, r.usesOldSelf, r.cost = x.program, x.usesOldSelf, x.cost
-	if r.err != nil || r.messageExpression == "" {
+	x := c.expression(exprKey{c.language(r.rule.rule, false), r.rule.rule, r.optionalOldSelf, false}, seen, scopes)
+	r.program, r.usesOldSelf, r.err = x.program, x.usesOldSelf, x.err
+	if r.err != nil {
 		return
 	}
-	m := expression{text: r.messageExpression, prefix: "messageExpression ", optionalOldSelf: r.optionalOldSelf, want: types.StringType, article: "messageExpression must evaluate to a string"}
-	r.messageErr = c.expression(&m, c.language(m.text, true))
-	r.message, r.messageCost = m.program, m.cost
+	r.cost, r.err = c.cost(x, seen)
+	if r.messageExpression == "" {
+		return
+	}
+	m := c.expression(exprKey{c.language(r.messageExpression, true), r.messageExpression, r.optionalOldSelf, true}, seen, scopes)
+	if r.messageErr = m.err; m.err == nil {
+		r.message = m.program
+		r.messageCost, r.messageErr = c.cost(m, seen)
+	}
 }
 
-type expression struct {
-	text, prefix    string
-	optionalOldSelf bool
-	want            *types.Type
-	article         string // what to say of another type
+func (c *ruleCompiler) cost(x *expression, seen *node) (uint64, *apicel.Error) {
+	if c.estimator == nil {
+		return 0, nil
+	}
+	cost, err := x.language.env.EstimateCost(x.checked, c.estimator(seen, x.checked.NativeRep()))
+	if err != nil {
+		return 0, &apicel.Error{Type: apicel.ErrorTypeInternal, Detail: "cost estimation failed: " + err.Error()}
+	}
+	return cost.Max, nil
+}
 
+// exprKey is all that decides over a compiled expression but the types that it sees.
+type exprKey struct {
+	language  *language
+	text      string
+	optional  bool // oldSelf is
+	isMessage bool
+}
+
+// expression is compiled, or err says why not. It holds for every self for which the types that the
+// checker asked for are the same.
+type expression struct {
+	exprKey
+	self    *types.Type
+	lookups []lookup
+
+	checked     *cel.Ast
 	program     cel.Program
 	usesOldSelf bool
-	cost        uint64
+	err         *apicel.Error
 }
 
-func (c *ruleCompiler) expression(x *expression, l *language) *apicel.Error {
-	fail := func(format string, args ...any) *apicel.Error {
-		return &apicel.Error{Type: apicel.ErrorTypeInvalid, Detail: fmt.Sprintf(format, args...)}
+// maxVariants is for how many types one expression is remembered.
+const maxVariants = 8
+
+func (c *ruleCompiler) expression(key exprKey, seen *node, scopes map[*language]*scope) *expression {
+	s := scopes[key.language]
+	if s == nil {
+		s = newScope(key.language, seen, c.name)
+		scopes[key.language] = s
 	}
-	chk, err := c.checker(l, x.optionalOldSelf)
+	known := c.known[key]
+	for _, x := range known {
+		if x.self.IsExactType(s.self) && s.agrees(x.lookups) {
+			return x
+		}
+	}
+	x := &expression{exprKey: key, self: s.self}
+	s.lookups = nil
+	x.err = x.compile(s)
+	x.lookups = s.lookups
+	if c.estimator == nil {
+		x.checked = nil // nobody needs it again
+	}
+	if len(known) < maxVariants {
+		c.known[key] = append(known, x)
+	}
+	return x
+}
+
+// The texts of errors: of rules, and of messageExpressions.
+var exprTexts = map[bool]struct{ compile, instantiate, typ string }{
+	false: {"compilation failed: ", "program instantiation failed: ", "cel expression must evaluate to a bool"},
+	true:  {"messageExpression compilation failed: ", "messageExpression instantiation failed: ", "messageExpression must evaluate to a string"},
+}
+
+func (x *expression) compile(s *scope) *apicel.Error {
+	texts, want := exprTexts[x.isMessage], types.BoolType
+	if x.isMessage {
+		want = types.StringType
+	}
+	invalid := func(detail string) *apicel.Error {
+		return &apicel.Error{Type: apicel.ErrorTypeInvalid, Detail: detail}
+	}
+	chk, err := s.checker(x.optional)
 	if err != nil {
-		return fail("%scompilation failed: %v", x.prefix, err)
+		return invalid(texts.compile + err.Error())
 	}
-	checked, issues := l.check(x.text, chk)
+	checked, issues := x.language.check(x.text, chk)
 	if issues.Err() != nil {
-		return fail("%scompilation failed: %s", x.prefix, issues)
+		return invalid(texts.compile + issues.String())
 	}
-	if checked.OutputType() != x.want {
-		return fail("%s", x.article)
+	if checked.OutputType() != want {
+		return invalid(texts.typ)
 	}
 	for _, ref := range checked.NativeRep().ReferenceMap() {
 		x.usesOldSelf = x.usesOldSelf || ref.Name == oldSelfVar
 	}
-	program, err := l.env.Program(checked, cel.InterruptCheckFrequency(celconfig.CheckFrequency))
+	program, err := x.language.env.Program(checked, cel.InterruptCheckFrequency(celconfig.CheckFrequency))
 	if err != nil {
-		return fail("%sinstantiation failed: %v", cmp.Or(x.prefix, "program "), err)
+		return invalid(texts.instantiate + err.Error())
 	}
-	if c.estimator != nil {
-		cost, err := l.env.EstimateCost(checked, c.estimator(c.seen, checked.NativeRep()))
-		if err != nil {
-			return fail("cost estimation failed: %v", err)
-		}
-		x.cost = cost.Max
-	}
-	x.program = program
+	x.checked, x.program = checked, program
 	return nil
-}
-
-func (c *ruleCompiler) checker(l *language, optional bool) (*checker.Env, error) {
-	key := checkerKey{l, optional}
-	if chk := c.checkers[key]; chk != nil {
-		return chk, nil
-	}
-	s, err := newScope(l.env.CELTypeProvider())
-	if err != nil {
-		return nil, err
-	}
-	chk, err := l.checkerFor(s, s.typeOf(c.seen, c.name), optional)
-	if err == nil {
-		c.checkers[key] = chk
-	}
-	return chk, err
 }

@@ -27,6 +27,23 @@ type CheckedRule struct {
 
 var errHidden = errors.New("unable to convert structural schema to CEL declarations")
 
+// RuleChecker compiles rules as a write of a CRD does. It is for one goroutine.
+type RuleChecker struct{ compiler *ruleCompiler }
+
+// NewRuleChecker is for the rules in the schemas of one CRD. An expression for which stored is
+// true may use what new ones may not.
+func NewRuleChecker(schemas [][]byte, stored func(expr string, isMessage bool) bool) *RuleChecker {
+	c := newRuleCompiler(schemas...)
+	c.estimator = newEstimator
+	c.language = func(expr string, isMessage bool) *language {
+		if stored(expr, isMessage) {
+			return storedLanguage()
+		}
+		return newLanguage()
+	}
+	return &RuleChecker{c}
+}
+
 // RootPlace is where a walk begins.
 func (s *Schema) RootPlace() *Place {
 	if !s.root.hasRules() {
@@ -107,22 +124,15 @@ func (n *node) fanOut() *uint64 {
 	return &most
 }
 
-// CheckRules compiles the rules at p as new ones, or as stored ones where stored is true of an
-// expression, and estimates their cost. The error is that of the type that they stand on.
-func (p *Place) CheckRules(stored func(expr string, isMessage bool) bool) ([]CheckedRule, error) {
+// Check compiles the rules at p and estimates their cost. The error is that of the type that they stand on.
+func (c *RuleChecker) Check(p *Place) ([]CheckedRule, error) {
 	if p == nil || p.node.rules == "" {
 		return nil, nil
 	}
 	if p.err != nil {
 		return nil, errNoTypeInfo{p.err}
 	}
-	c := ruleCompiler{estimator: newEstimator, language: func(expr string, isMessage bool) *language {
-		if stored(expr, isMessage) {
-			return storedLanguage()
-		}
-		return newLanguage()
-	}}
-	rules, err := c.all(p.node, p.seen)
+	rules, err := c.compiler.all(p.node, p.seen)
 	if err != nil {
 		return nil, err
 	}

@@ -1,14 +1,14 @@
 package schema
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/checker"
-	"github.com/google/cel-go/common/decls"
-	"github.com/google/cel-go/common/types"
 	"k8s.io/apimachinery/pkg/util/version"
+	apicel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
@@ -27,6 +27,7 @@ var newExpressionsVersion = version.MajorMinor(1, 36)
 type language struct {
 	env      *cel.Env
 	declared *checker.Env // the functions of env
+	scalars  *apicel.DeclTypeProvider
 }
 
 var (
@@ -42,10 +43,11 @@ func readLanguage(of func(*environment.EnvSet) *cel.Env) *language {
 			err = declared.AddFunctions(fn)
 		}
 	}
-	if err != nil {
+	scalars, scalarsErr := apicel.NewDeclTypeProvider().WithTypeProvider(env.CELTypeProvider())
+	if err = errors.Join(err, scalarsErr); err != nil {
 		panic(fmt.Sprintf("schema: the functions of CEL: %v", err)) // they are constant
 	}
-	return &language{env, declared}
+	return &language{env, declared, scalars}
 }
 
 // check parses and type-checks an expression as cel.Env.Compile does in an environment that
@@ -94,17 +96,4 @@ func (c validatorConfig) GetOrDefault(name string, value any) any {
 func (c validatorConfig) Set(name string, value any) error {
 	c[name] = value
 	return nil
-}
-
-// checkerFor declares self, and oldSelf, which may be optional.
-func (l *language) checkerFor(s *scope, self *types.Type, optional bool) (*checker.Env, error) {
-	chk, err := checker.NewEnv(l.env.Container, s, checker.CrossTypeNumericComparisons(true), checker.ValidatedDeclarations(l.declared))
-	if err != nil {
-		return nil, err
-	}
-	old := self
-	if optional {
-		old = types.NewOptionalType(self)
-	}
-	return chk, chk.AddIdents(decls.NewVariable(selfVar, self), decls.NewVariable(oldSelfVar, old))
 }

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"strings"
 
+	"github.com/google/cel-go/checker"
+	"github.com/google/cel-go/common/decls"
 	"github.com/google/cel-go/common/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	apicel "k8s.io/apiserver/pkg/cel"
@@ -17,19 +19,57 @@ import (
 // maxRequest is the size of a request that estimates take for the largest.
 const maxRequest = apicel.DefaultMaxRequestSizeBytes
 
-// scope has the types of the values below one node, under the names that the checker
-// knows them by. It is for one goroutine.
+// scope has the types of self and what is below it, under the names that the checker
+// knows them by, and remembers what was asked. It is for one goroutine.
 type scope struct {
 	*apicel.DeclTypeProvider // scalars, and what every environment has
+	language                 *language
+	self                     *types.Type
 	named                    map[string]*node
+	lookups                  []lookup
+	checkers                 [2]*checker.Env // [1]: oldSelf is optional
 }
 
-func newScope(base types.Provider) (*scope, error) {
-	p, err := apicel.NewDeclTypeProvider().WithTypeProvider(base)
-	if err != nil {
-		return nil, err
+// lookup is a field of a type that was asked for; there is none if its type is nil.
+type lookup struct {
+	name, field string
+	typ         *types.Type
+}
+
+func newScope(l *language, self *node, name string) *scope {
+	s := &scope{DeclTypeProvider: l.scalars, language: l, named: map[string]*node{}}
+	s.self = s.typeOf(self, name)
+	return s
+}
+
+// agrees reports whether the answers would be the same.
+func (s *scope) agrees(lookups []lookup) bool {
+	for _, l := range lookups {
+		t := s.fieldType(l.name, l.field)
+		if (t == nil) != (l.typ == nil) || t != nil && !t.IsExactType(l.typ) {
+			return false
+		}
 	}
-	return &scope{DeclTypeProvider: p, named: map[string]*node{}}, nil
+	return true
+}
+
+// checker declares self, and oldSelf, which may be optional.
+func (s *scope) checker(optional bool) (*checker.Env, error) {
+	i, old := 0, s.self
+	if optional {
+		i, old = 1, types.NewOptionalType(s.self)
+	}
+	if s.checkers[i] == nil {
+		chk, err := checker.NewEnv(s.language.env.Container, s, checker.CrossTypeNumericComparisons(true), checker.ValidatedDeclarations(s.language.declared))
+		if err != nil {
+			return nil, err
+		}
+		if err := chk.AddIdents(decls.NewVariable(selfVar, s.self), decls.NewVariable(oldSelfVar, old)); err != nil {
+			return nil, err
+		}
+		s.checkers[i] = chk
+	}
+	return s.checkers[i], nil
 }
 
 // typeOf is the type of the values of n, which must not be hidden. Objects in it get names that begin
@@ -73,23 +113,33 @@ func (s *scope) FindStructType(name string) (*types.Type, bool) {
 	return s.DeclTypeProvider.FindStructType(name)
 }
 
-// FindStructFieldType implements types.Provider. A keyword is found without its escapes too.
+// FindStructFieldType implements types.Provider.
 func (s *scope) FindStructFieldType(name, field string) (*types.FieldType, bool) {
-	n, ok := s.named[name]
-	if !ok {
+	if _, ok := s.named[name]; !ok {
 		return s.DeclTypeProvider.FindStructFieldType(name, field)
+	}
+	t := s.fieldType(name, field)
+	s.lookups = append(s.lookups, lookup{name, field, t})
+	return &types.FieldType{Type: t}, t != nil
+}
+
+// fieldType is nil where there is no such field. A keyword is found without its escapes too.
+func (s *scope) fieldType(name, field string) *types.Type {
+	n := s.named[name]
+	if n == nil {
+		return nil
 	}
 	f := n.field(field)
 	if f == nil {
 		field = "__" + field + "__"
 		if raw, ok := apicel.Unescape(field); !ok || len(raw)+4 != len(field) {
-			return nil, false
+			return nil
 		}
 		if f = n.field(field); f == nil {
-			return nil, false
+			return nil
 		}
 	}
-	return &types.FieldType{Type: s.typeOf(f, name+"."+field)}, true
+	return s.typeOf(f, name+"."+field)
 }
 
 // hidden reports whether rules do not see values of n because nobody knows their type.

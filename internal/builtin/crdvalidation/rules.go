@@ -62,7 +62,7 @@ func hasBreak(s string) bool { return strings.ContainsAny(s, "\n\r") }
 
 // compiledRules checks what the rules of s mean. Nothing is wrong with s and what is below it.
 func (w *walker) compiledRules(s *schema, path *field.Path, at place) {
-	checked, err := at.rules.CheckRules(w.stored.has)
+	checked, err := w.checker.Check(at.rules)
 	if err != nil {
 		w.ruleErrs = append(w.ruleErrs, field.InternalError(path.Child(rulesField), err))
 		return

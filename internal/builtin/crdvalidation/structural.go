@@ -143,6 +143,7 @@ func isOnly(s schema, typ string) bool {
 func (c *structure) typed(s *schema, l level, path *field.Path) {
 	at := path.Child("type")
 	switch {
+	case s.XEmbeddedResource && s.Type == "" && !s.XIntOrString: // means object, which upstream insists on being said
 	case s.XEmbeddedResource && s.Type == "":
 		c.add(field.Required(at, "must be object if x-kubernetes-embedded-resource is true"))
 	case s.XEmbeddedResource && s.Type != "object":

@@ -21,6 +21,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
 
 // MaxSelectableFields is how many selectable fields a version may have.
@@ -34,9 +35,9 @@ type options struct {
 	structural       bool
 	atomicSets       bool
 	listMapKeys      bool
-	caBundle         bool                      // the CA bundle of a webhook must be valid
-	manySelectable   map[string]bool           // versions that may keep more than MaxSelectableFields
-	stored           expressions               // that need not do without new functions
+	caBundle         bool            // the CA bundle of a webhook must be valid
+	manySelectable   map[string]bool // versions that may keep more than MaxSelectableFields
+	checker          *ourschema.RuleChecker
 	unchanged        func(version string) bool // of its schema
 	costly           func() bool               // the schema that is checked may keep expressions of any cost
 	schemas          [][]byte                  // the JSON of each version's
@@ -87,7 +88,8 @@ func (c CRD) schemas() (all [][]byte) {
 // Create checks a new CRD. Its metadata is checked elsewhere but for the name's relation to the
 // spec. The CRD is not modified.
 func Create(crd CRD) field.ErrorList {
-	o := options{schemas: crd.schemas(), recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
+	schemas := crd.schemas()
+	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas, expressions{}.has), recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
 	errs := name(crd.CustomResourceDefinition)
 	errs = append(errs, spec(&crd.Spec, o)...)
 	errs = append(errs, Status(crd)...)
@@ -189,7 +191,7 @@ func (o options) keepsSchema(s *apiextensions.CustomResourceDefinitionSpec, vers
 
 // ratchet finds out what old has been allowed.
 func ratchet(crd, old CRD) options {
-	all := schemasOf(&old.Spec)
+	all, schemas := schemasOf(&old.Spec), crd.schemas()
 	has := func(f func(*schema) bool) bool {
 		return slices.ContainsFunc(all, func(s *schema) bool { return anywhere(s, f) })
 	}
@@ -203,9 +205,9 @@ func ratchet(crd, old CRD) options {
 		listMapKeys:    !has(func(s *schema) bool { return len(listMapKeys(s, field.NewPath(""))) > 0 }),
 		caBundle:       isEstablished(old.CustomResourceDefinition) && hasValidCABundle(old.Spec.Conversion),
 		manySelectable: manySelectable(crd.CustomResourceDefinition, old.CustomResourceDefinition),
-		stored:         expressionsIn(&old.Spec),
 		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
-		schemas:        crd.schemas(),
+		schemas:        schemas,
+		checker:        ourschema.NewRuleChecker(schemas, expressionsIn(&old.Spec).has),
 	}
 }
 
