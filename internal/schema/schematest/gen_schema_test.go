@@ -1,0 +1,422 @@
+package schematest
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	apicel "k8s.io/apiserver/pkg/cel"
+)
+
+// props is a schema as JSON has it.
+type props = map[string]any
+
+// gen makes structural schemas and objects for them.
+type gen struct {
+	*source
+	left  int // nodes that may still be made
+	slip  int // one value of so many goes wrong, 0 is none
+	rules bool
+}
+
+var names = []string{"foo", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d", "größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
+
+// root makes the schema of a version.
+func (g *gen) root() props {
+	g.left = 6 + g.n(40)
+	s := props{"type": "object"}
+	g.fields(s, 0)
+	delete(s["properties"].(props), "metadata")
+	delete(s["properties"].(props), "kind")
+	at := s["properties"].(props)
+	if g.once(4) {
+		at["apiVersion"], at["kind"] = props{"type": "string"}, props{"type": "string"}
+	}
+	if g.once(5) {
+		md := props{"type": "object"}
+		if g.once(2) {
+			md["properties"] = props{"name": props{"type": "string", "maxLength": 5, "pattern": "^[a-z]*$"}}
+		}
+		at["metadata"] = md
+	}
+	g.require(s)
+	g.extras(s, 0)
+	if g.once(6) {
+		s["x-kubernetes-preserve-unknown-fields"] = true
+	}
+	return s
+}
+
+func (g *gen) fields(s props, depth int) {
+	fields := props{}
+	for range 1 + g.n(4) {
+		fields[pick(g.source, names...)] = g.node(depth + 1)
+	}
+	s["properties"] = fields
+}
+
+func sorted(s props) []string { return slices.Sorted(maps.Keys(s)) }
+
+// require makes some properties of s required.
+func (g *gen) require(s props) {
+	fields, _ := s["properties"].(props)
+	var required []any
+	for _, name := range sorted(fields) {
+		if g.once(5) {
+			required = append(required, name)
+		}
+	}
+	if g.once(40) {
+		required = append(required, "absent")
+	}
+	if required != nil {
+		s["required"] = required
+	}
+}
+
+// node makes any schema below the root.
+func (g *gen) node(depth int) props {
+	g.left--
+	kind := g.n(15)
+	if g.left < 0 || depth > 7 {
+		kind %= 6
+	}
+	s := props{}
+	switch kind {
+	case 0, 1:
+		g.text(s)
+	case 2, 3:
+		g.number(s)
+	case 4:
+		s["type"] = "boolean"
+	case 5:
+		g.intOrString(s)
+	case 6, 7, 8:
+		s["type"] = "object"
+		g.fields(s, depth)
+		g.require(s)
+		g.sizes(s, "Properties", 5)
+	case 9, 10:
+		g.additional(s, depth)
+	case 11, 12, 13:
+		g.list(s, depth)
+	default:
+		g.free(s, depth)
+	}
+	g.extras(s, depth)
+	return s
+}
+
+func (g *gen) text(s props) {
+	s["type"] = "string"
+	switch g.n(5) {
+	case 1:
+		s["format"] = pick(g.source, formatNames...)
+	case 2:
+		s["pattern"] = pick(g.source, patterns...).expr
+	case 3:
+		g.sizes(s, "Length", 6)
+	}
+}
+
+func (g *gen) sizes(s props, of string, up int) {
+	if g.once(4) {
+		s["min"+of] = g.n(3)
+	}
+	if g.once(3) {
+		s["max"+of] = 1 + g.n(up)
+	}
+}
+
+func (g *gen) number(s props) {
+	s["type"] = pick(g.source, "integer", "number", "integer")
+	if g.once(3) {
+		s["format"] = pick(g.source, "int32", "int64", "float", "double", "date", "unheard-of")
+	}
+	g.bounds(s)
+}
+
+func (g *gen) bounds(s props) {
+	if g.once(4) {
+		s["minimum"] = pick[any](g.source, 0, 1, -5, 0.5, 1e10, 9007199254740993)
+		s["exclusiveMinimum"] = g.once(3)
+	}
+	if g.once(4) {
+		s["maximum"] = pick[any](g.source, 10, 3, 100.5, 1e20, 9223372036854775807)
+		s["exclusiveMaximum"] = g.once(3)
+	}
+	if g.once(6) {
+		s["multipleOf"] = pick[any](g.source, 2, 0.5, 5, 0.1, 1e9)
+	}
+}
+
+// intOrString takes one of the three forms.
+func (g *gen) intOrString(s props) {
+	s["x-kubernetes-int-or-string"] = true
+	two := func() []any { return []any{props{"type": "integer"}, props{"type": "string"}} }
+	switch g.n(3) {
+	case 1:
+		s["anyOf"] = two()
+	case 2:
+		all := []any{props{"anyOf": two()}}
+		if g.once(2) {
+			all = append(all, g.nested(s, 0))
+		}
+		s["allOf"] = all
+	}
+	if g.once(4) {
+		s["pattern"] = "^[0-9]+%?$"
+	}
+	if g.once(6) {
+		g.bounds(s)
+	}
+	if g.once(8) {
+		s["format"] = pick(g.source, "int32", "int64", "date")
+	}
+}
+
+func (g *gen) additional(s props, depth int) {
+	s["type"] = "object"
+	if g.once(10) {
+		s["additionalProperties"] = true
+	} else {
+		s["additionalProperties"] = g.node(depth + 1)
+	}
+	g.sizes(s, "Properties", 3)
+	if g.once(5) {
+		s["x-kubernetes-map-type"] = pick(g.source, "atomic", "granular")
+	}
+}
+
+func (g *gen) list(s props, depth int) {
+	s["type"] = "array"
+	g.sizes(s, "Items", 4)
+	switch g.n(4) {
+	case 1:
+		s["x-kubernetes-list-type"] = "set"
+		item := props{}
+		switch g.n(4) {
+		case 0:
+			g.text(item)
+		case 1:
+			g.number(item)
+		case 2:
+			item = props{"type": "object", "x-kubernetes-map-type": "atomic"}
+			g.fields(item, depth+1)
+		default:
+			item = props{"type": "array", "x-kubernetes-list-type": "atomic", "items": props{"type": "integer"}}
+		}
+		s["items"] = item
+	case 2:
+		s["x-kubernetes-list-type"] = "map"
+		item := props{"type": "object"}
+		g.fields(item, depth+1)
+		fields := item["properties"].(props)
+		keys, required := []any{}, []any{}
+		for _, k := range [][]string{{"key"}, {"key", "port"}, {"name"}}[g.n(3)] {
+			p := props{"type": pick(g.source, "string", "string", "integer", "boolean", "number")}
+			if g.once(3) {
+				p["default"] = map[string]any{"string": "TCP", "integer": 80, "boolean": true, "number": 1.5}[p["type"].(string)]
+			} else {
+				required = append(required, k)
+			}
+			fields[k] = p
+			keys = append(keys, k)
+		}
+		if len(required) > 0 {
+			item["required"] = required
+		}
+		g.rule(item, depth+1)
+		s["items"], s["x-kubernetes-list-map-keys"] = item, keys
+	default:
+		if g.once(3) {
+			s["x-kubernetes-list-type"] = "atomic"
+		}
+		s["items"] = g.node(depth + 1)
+	}
+}
+
+// free makes nodes that preserve unknown fields or embed a resource.
+func (g *gen) free(s props, depth int) {
+	if g.once(3) {
+		s["x-kubernetes-preserve-unknown-fields"] = true
+		return
+	}
+	s["type"] = "object"
+	if g.once(3) {
+		s["x-kubernetes-preserve-unknown-fields"] = true
+		if g.once(2) {
+			g.fields(s, depth)
+		}
+		return
+	}
+	s["x-kubernetes-embedded-resource"] = true
+	if g.once(2) {
+		s["x-kubernetes-preserve-unknown-fields"] = true
+	}
+	g.fields(s, depth)
+	fields := s["properties"].(props)
+	delete(fields, "kind")
+	delete(fields, "metadata")
+	if g.once(3) {
+		fields["kind"] = props{"type": "string", "enum": []any{"Pod", "Foo"}}
+	}
+	if g.once(3) {
+		md := props{"type": "object", "properties": props{"name": props{"type": "string", "maxLength": 4}, "labels": props{"type": "object", "additionalProperties": props{"type": "string"}}}}
+		if g.once(3) {
+			md["default"] = props{"name": "x", "unknown": 1}
+		}
+		fields["metadata"] = md
+	}
+	if len(fields) == 0 {
+		s["x-kubernetes-preserve-unknown-fields"] = true
+	}
+}
+
+// extras adds what any node may have.
+func (g *gen) extras(s props, depth int) {
+	if depth > 0 {
+		if g.once(6) {
+			s["nullable"] = true
+		}
+		if g.once(15) {
+			s["enum"] = g.enum(s)
+		}
+		if g.once(6) {
+			s["default"] = g.defaultFor(s)
+		}
+	}
+	if g.once(30) {
+		s["description"], s["title"], s["example"] = "text", "title", props{"a": 1}
+		s["externalDocs"] = props{"url": "http://example.com"}
+	}
+	if s["x-kubernetes-int-or-string"] != true && g.once(7) {
+		g.junctors(s, depth)
+	}
+	g.rule(s, depth)
+}
+
+func (g *gen) enum(s props) []any {
+	slip := g.slip
+	g.slip = 0
+	defer func() { g.slip = slip }()
+	list := []any{}
+	for range 1 + g.n(3) {
+		list = append(list, g.value(s, 3))
+	}
+	if s["nullable"] == true && g.once(2) {
+		list = append(list, nil)
+	}
+	return list
+}
+
+// defaultFor is a default that mostly fits.
+func (g *gen) defaultFor(s props) any {
+	slip := g.slip
+	g.slip = pick(g.source, 0, 0, 0, 60)
+	defer func() { g.slip = slip }()
+	return pruned(g.value(s, 3), s)
+}
+
+// pruned is v without the fields that s does not know: no default has such, but in embedded metadata.
+func pruned(v any, s props) any {
+	switch v := v.(type) {
+	case map[string]any:
+		fields, _ := s["properties"].(props)
+		for k, w := range v {
+			if f, ok := fields[k].(props); ok {
+				v[k] = pruned(w, f)
+			} else if a, ok := s["additionalProperties"].(props); ok {
+				v[k] = pruned(w, a)
+			} else if s["x-kubernetes-preserve-unknown-fields"] != true && s["x-kubernetes-embedded-resource"] != true && s["additionalProperties"] != true {
+				delete(v, k)
+			}
+		}
+	case []any:
+		if items, ok := s["items"].(props); ok {
+			for i := range v {
+				v[i] = pruned(v[i], items)
+			}
+		}
+	}
+	return v
+}
+
+func (g *gen) junctors(s props, depth int) {
+	some := func() []any {
+		list := []any{}
+		for range 1 + g.n(3) {
+			list = append(list, g.nested(s, depth))
+		}
+		return list
+	}
+	switch g.n(5) {
+	case 0:
+		s["allOf"] = some()
+	case 1:
+		s["anyOf"] = some()
+	case 2:
+		s["oneOf"] = some()
+	case 3:
+		s["not"] = g.nested(s, depth)
+	default:
+		s["anyOf"], s["allOf"] = some(), some()
+	}
+}
+
+// nested says something more of the values of s, as the schemas in a junctor may.
+func (g *gen) nested(s props, depth int) props {
+	n := props{}
+	switch s["type"] {
+	case "string":
+		g.text(n)
+	case "integer", "number":
+		g.number(n)
+	case "array":
+		g.sizes(n, "Items", 3)
+		if items, ok := s["items"].(props); ok && g.once(2) && depth < 6 {
+			n["items"] = g.nested(items, depth+1)
+		}
+	case "object":
+		fields, _ := s["properties"].(props)
+		below := props{}
+		for _, name := range sorted(fields) {
+			if name != "metadata" && g.once(3) && depth < 6 {
+				below[name] = g.nested(fields[name].(props), depth+1)
+			}
+		}
+		if len(below) > 0 {
+			n["properties"] = below
+		}
+		if len(fields) > 0 && g.once(2) {
+			n["required"] = []any{pick(g.source, sorted(fields)...)}
+		}
+		g.sizes(n, "Properties", 4)
+	}
+	delete(n, "type")
+	if g.once(8) {
+		n["enum"] = g.enum(s)
+	}
+	if g.once(8) && depth < 6 {
+		g.junctors(n, depth+3)
+	}
+	return n
+}
+
+// text of a schema or an object.
+func asJSON(v any) []byte {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}
+
+// escaped is the name of a property in a rule.
+func escaped(name string) (string, bool) {
+	if strings.ContainsAny(name, " ") {
+		return "", false
+	}
+	return apicel.Escape(name)
+}

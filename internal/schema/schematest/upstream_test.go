@@ -1,0 +1,130 @@
+package schematest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel/model"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
+	"k8s.io/apiserver/pkg/cel/common"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// upstream is one version of a kind as upstream's server holds it.
+type upstream struct {
+	internal   *apiextensions.JSONSchemaProps
+	structural *structuralschema.Structural
+	validator  validation.SchemaValidator
+	rules      *cel.Validator
+}
+
+// newUpstream takes the steps of its handler when a CRD is first used.
+func newUpstream(schema []byte) (*upstream, error) {
+	u := &upstream{internal: &apiextensions.JSONSchemaProps{}}
+	var v1 apiextensionsv1.JSONSchemaProps
+	if err := json.Unmarshal(schema, &v1); err != nil {
+		return nil, err
+	}
+	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&v1, u.internal, nil); err != nil {
+		return nil, err
+	}
+	s, err := structuralschema.NewStructural(u.internal)
+	if err != nil {
+		return nil, err
+	}
+	u.structural = s.DeepCopy()
+	if err := defaulting.PruneDefaults(u.structural); err != nil {
+		return nil, err
+	}
+	if u.validator, _, err = validation.NewSchemaValidator(u.internal); err != nil {
+		return nil, err
+	}
+	if evaluated {
+		u.rules = cel.NewValidator(u.structural, true, celconfig.PerCallLimit)
+	}
+	return u, nil
+}
+
+// refused says why a CRD with the schema is no structural one.
+func (u *upstream) refused() error {
+	return structuralschema.ValidateStructural(nil, u.structural).ToAggregate()
+}
+
+// shape is what happens to the object of a request before it is validated: pruned, nulls dropped, embedded
+// resources coerced, defaulted.
+func (u *upstream) shape(t object.Tree) (unknown []string, err *field.Error) {
+	unknown = pruning.PruneWithOptions(t, u.structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
+	defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
+	err, more := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true})
+	if err != nil {
+		return nil, err
+	}
+	defaulting.Default(t, u.structural)
+	return append(unknown, more...), nil
+}
+
+// restore is shape for an object from storage.
+func (u *upstream) restore(t object.Tree) {
+	pruning.Prune(t, u.structural, true)
+	defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
+	if err, _ := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{DropInvalidFields: true}); err != nil {
+		panic(err) // it drops
+	}
+	defaulting.Default(t, u.structural)
+}
+
+// validate is what the strategies of create and, with old, update find wrong by the schema.
+func (u *upstream) validate(ctx context.Context, t, old object.Tree) (errs field.ErrorList) {
+	if old == nil {
+		errs = append(errs, validation.ValidateCustomResource(nil, t, u.validator)...)
+		errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
+		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, u.structural, t)...)
+		return u.evaluate(ctx, t, nil, nil, errs)
+	}
+	correlated := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
+	errs = append(errs, validation.ValidateCustomResourceUpdate(nil, t, old, u.validator, validation.WithRatcheting(correlated))...)
+	errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
+	if len(listtype.ValidateListSetsAndMaps(nil, u.structural, old)) == 0 {
+		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, u.structural, t)...)
+	}
+	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
+}
+
+func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []cel.Option, errs field.ErrorList) field.ErrorList {
+	if !evaluated {
+		return errs
+	}
+	for _, err := range errs {
+		switch err.Type {
+		case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid:
+			return append(errs, field.Invalid(nil, nil, "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
+		}
+	}
+	var before any // nil without a type, as upstream hands it on
+	if old != nil {
+		before = old
+	}
+	found, _ := u.rules.Validate(ctx, nil, u.structural, t, before, celconfig.RuntimeCELCostBudget, options...)
+	return append(errs, found...)
+}
+
+// words of errors: path, type, detail and value.
+func words(errs field.ErrorList) []string {
+	var all []string
+	for _, err := range errs {
+		all = append(all, fmt.Sprintf("%s %s %v", err.Field, err.Type, err.ErrorBody()))
+	}
+	return all
+}
