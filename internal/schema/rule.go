@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 
@@ -70,6 +72,7 @@ type ruleTree struct {
 	node       *node // what the schema says
 	seen       *node // node as rules see it: its type; nil where they see nothing
 	properties map[string]*ruleTree
+	names      []string // of properties, sorted
 	items      *ruleTree
 	additional *ruleTree
 
@@ -120,6 +123,7 @@ func newRuleTree(n, seen *node, c *treeCompiler) *ruleTree {
 		}
 		t.properties[name] = newRuleTree(child, p, c)
 	}
+	t.names = slices.Sorted(maps.Keys(t.properties))
 	return t
 }
 

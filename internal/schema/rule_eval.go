@@ -2,9 +2,12 @@ package schema
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/google/cel-go/cel"
@@ -55,7 +58,7 @@ func (e *evaluation) value(t *ruleTree, l *level) {
 	case object.Tree:
 		old, _ := l.old.(object.Tree)
 		if t.additional != nil {
-			for _, k := range sortedKeys(v) {
+			for _, k := range slices.Sorted(maps.Keys(v)) {
 				e.field(t.additional, l, k, atKey, v, old)
 			}
 		}
@@ -105,7 +108,7 @@ func (e *evaluation) here(t *ruleTree, l *level) {
 		e.stop(t, l, outOfBudget)
 		return
 	}
-	vars := newVariables(t, l, rules)
+	vars := newRuleVariables(t, l, rules)
 	for i := range rules {
 		r := &rules[i]
 		switch {
@@ -124,7 +127,7 @@ func (e *evaluation) here(t *ruleTree, l *level) {
 }
 
 // holds evaluates a rule. One that cannot be evaluated is reported, and counts as if it held.
-func (e *evaluation) holds(t *ruleTree, l *level, r *compiledRule, vars *variables) bool {
+func (e *evaluation) holds(t *ruleTree, l *level, r *compiledRule, vars *ruleVariables) bool {
 	result, err := e.run(r.program, vars.of(r))
 	switch {
 	case err == nil:
@@ -144,7 +147,7 @@ func (e *evaluation) holds(t *ruleTree, l *level, r *compiledRule, vars *variabl
 // callLimit begins the error of an expression that costs more than one may.
 const callLimit = "operation cancelled: actual cost limit exceeded"
 
-var errBudget = fmt.Errorf("schema: %s", outOfBudget)
+var errBudget = errors.New(outOfBudget)
 
 // run evaluates an expression and pays for it.
 func (e *evaluation) run(p cel.Program, vars *variables) (ref.Val, error) {
@@ -152,11 +155,11 @@ func (e *evaluation) run(p cel.Program, vars *variables) (ref.Val, error) {
 	if details == nil || details.ActualCost() == nil {
 		return nil, errBudget // only an expression that could not be started has no cost
 	}
-	if cost := *details.ActualCost(); cost > math.MaxInt64 || int64(cost) > e.budget {
+	cost := *details.ActualCost()
+	if cost > math.MaxInt64 || int64(cost) > e.budget {
 		return nil, errBudget
-	} else {
-		e.budget -= int64(cost)
 	}
+	e.budget -= int64(cost)
 	return result, err
 }
 
@@ -170,13 +173,13 @@ func (e *evaluation) stop(t *ruleTree, l *level, format string, args ...any) {
 }
 
 // broken reports a rule that does not hold.
-func (e *evaluation) broken(t *ruleTree, l *level, r *compiledRule, vars *variables) {
+func (e *evaluation) broken(t *ruleTree, l *level, r *compiledRule, vars *ruleVariables) {
 	path := l.path()
 	if r.path != "" {
 		path = path.Child(r.path)
 	}
 	detail := r.messageText()
-	if r.messageProgram != nil {
+	if r.message != nil {
 		text, err := e.message(r, &vars.plain)
 		switch {
 		case err == nil:
@@ -206,11 +209,11 @@ func (e *evaluation) report(l *level, r *compiledRule, err *field.Error) {
 
 // message evaluates messageExpression. Where that uses up the budget, nothing more is run.
 func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
-	result, err := e.run(r.messageProgram, vars)
+	result, err := e.run(r.message, vars)
 	switch {
 	case err == errBudget:
 		e.budget = -1
-		return "", fmt.Errorf("messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run")
+		return "", errors.New("messageExpression evaluation failed due to running out of cost budget, no further validation rules will be run")
 	case err != nil && strings.HasPrefix(err.Error(), callLimit):
 		e.budget = -1
 		return "", fmt.Errorf("no further validation rules will be run due to call cost exceeds limit for messageExpression: %q", r.messageExpression)
@@ -221,29 +224,29 @@ func (e *evaluation) message(r *compiledRule, vars *variables) (string, error) {
 	text = strings.TrimSpace(text)
 	switch {
 	case !ok:
-		return "", fmt.Errorf("messageExpression failed to convert to string")
+		return "", errors.New("messageExpression failed to convert to string")
 	case len(text) > celconfig.MaxEvaluatedMessageExpressionSizeBytes:
 		return "", fmt.Errorf("messageExpression beyond allowable length of %d", celconfig.MaxEvaluatedMessageExpressionSizeBytes)
 	case strings.Contains(text, "\n"):
-		return "", fmt.Errorf("messageExpression should not contain line breaks")
+		return "", errors.New("messageExpression should not contain line breaks")
 	case text == "":
-		return "", fmt.Errorf("messageExpression should evaluate to a non-empty string")
+		return "", errors.New("messageExpression should evaluate to a non-empty string")
 	}
 	return text, nil
 }
 
 // shown is how errors name a rule.
 func (r *compiledRule) shown() string {
-	if r.message != "" {
-		return strings.TrimSpace(r.message)
+	if r.rule.message != "" {
+		return strings.TrimSpace(r.rule.message)
 	}
 	return strings.TrimSpace(r.rule.rule)
 }
 
 // messageText is what to say of a rule without messageExpression.
 func (r *compiledRule) messageText() string {
-	if r.message != "" {
-		return strings.TrimSpace(r.message)
+	if r.rule.message != "" {
+		return strings.TrimSpace(r.rule.message)
 	}
 	return "failed rule: " + r.shown()
 }
@@ -259,12 +262,3 @@ func (r *compiledRule) fieldError(path *field.Path, value any, detail string) *f
 	}
 	return field.Invalid(path, value, detail)
 }
-
-// variables are what expressions can name.
-type variables struct {
-	self, oldSelf ref.Val
-	hasOld        bool
-}
-
-// bothVariables are the variables of a node's rules: for most, and for those with optionalOldSelf.
-type bothVariables struct{ plain, optional variables }
