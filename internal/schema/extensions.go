@@ -2,6 +2,7 @@ package schema
 
 import (
 	"context"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -11,13 +12,28 @@ import (
 // ValidateExtensions checks what the x-kubernetes extensions ask for: embedded resources, the items of sets and
 // maps, and the rules. It appends to errs, what is known to be wrong with t already: some of that keeps
 // rules from being evaluated. status says that t is written through /status. List items that are there
-// twice are an error only where the old object had none such.
-func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, status bool, errs field.ErrorList) field.ErrorList {
+// twice are an error only where the old object had none such. warn gets what ratcheting forgives.
+func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, status bool, warn func(text string), errs field.ErrorList) field.ErrorList {
 	if !status {
 		errs = append(errs, s.validateEmbedded(ctx, t)...)
 	}
 	if twice := s.duplicates(t); len(twice) > 0 && (old == nil || len(s.duplicates(old)) == 0) {
 		errs = append(errs, twice...)
 	}
-	return errs
+	switch {
+	case s.rules() == nil:
+		return errs
+	case slices.ContainsFunc(errs, blocksRules):
+		return append(errs, field.Invalid(nil, nil, "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
+	}
+	return append(errs, s.evaluate(ctx, t, old, warn)...)
+}
+
+// blocksRules tells that an error may leave a value that rules cannot make sense of.
+func blocksRules(e *field.Error) bool {
+	switch e.Type {
+	case field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid:
+		return true
+	}
+	return false
 }

@@ -9,31 +9,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// level is where a walk over an object is, on the stack of who takes the step: path and ratcheting cost
-// only where there is an error to report.
+// level is a place with its value and what that was before. Ratcheting costs only where there is an error
+// to report.
 type level struct {
-	up    *level
-	key   string
-	index int
-	kind  placeKind
-
+	place
+	outer      *level // that of place.up
 	node       *node
 	value, old any
 	correlated bool // old is the old value of value, though it may be null
 }
 
+// below is the level of a value one step down.
+func (l *level) below(step place, value any) level {
+	if l.outer != nil {
+		step.up = &l.place
+	}
+	return level{place: step, outer: l, value: value}
+}
+
 func (l *level) path() *field.Path {
-	if l.up == nil {
+	if l.outer == nil {
 		return nil
 	}
-	up := l.up.path()
-	switch l.kind {
-	case atKey:
-		return up.Key(l.key)
-	case atIndex:
-		return up.Index(l.index)
-	}
-	return up.Child(l.key)
+	return l.place.path()
 }
 
 // unchanged reports whether errors at l are to be ratcheted: l is as it was, or, where it cannot be
@@ -47,16 +45,16 @@ func (l *level) unchanged() bool {
 // is none. Versions differ in apiVersion and kind, so that those of the root never can.
 func (l *level) nearest() *level {
 	switch {
-	case l.up == nil && l.correlated:
+	case l.outer == nil && l.correlated:
 		return l
-	case l.up == nil:
+	case l.outer == nil:
 		return nil
 	}
-	n := l.up.nearest()
+	n := l.outer.nearest()
 	switch {
-	case n != l.up: // lost further out
+	case n != l.outer: // lost further out
 		return n
-	case l.up.up == nil && l.kind != atIndex && (l.key == "apiVersion" || l.key == "kind"):
+	case l.outer.outer == nil && l.kind != atIndex && (l.key == "apiVersion" || l.key == "kind"):
 		return nil
 	case l.correlated:
 		return l

@@ -74,7 +74,7 @@ func (e *evaluation) field(t *ruleTree, up *level, key string, kind placeKind, v
 	if e.budget < 0 {
 		return
 	}
-	l := level{up: up, key: key, kind: kind, value: v[key]}
+	l := up.below(place{key: key, kind: kind}, v[key])
 	l.old, l.correlated = old[key]
 	e.value(t, &l)
 }
@@ -89,7 +89,8 @@ func (e *evaluation) items(t *ruleTree, up *level, v []any) {
 		if e.budget < 0 {
 			return
 		}
-		l := level{up: up, index: i, kind: atIndex, value: v[i], old: index.find(v[i])}
+		l := up.below(place{index: i, kind: atIndex}, v[i])
+		l.old = index.find(v[i])
 		l.correlated = l.old != nil
 		e.value(t.items, &l)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
-	"github.com/google/cel-go/common/types/traits"
+	celtraits "github.com/google/cel-go/common/types/traits"
 	apicel "k8s.io/apiserver/pkg/cel"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -36,7 +36,7 @@ func (l *listView) Get(index ref.Val) ref.Val {
 func (l *listView) Size() ref.Val { return types.Int(len(l.items)) }
 
 // Iterator implements traits.Iterable.
-func (l *listView) Iterator() traits.Iterator { return &iterator{size: len(l.items), at: l.at} }
+func (l *listView) Iterator() celtraits.Iterator { return &iterator{size: len(l.items), at: l.at} }
 
 // Contains implements traits.Container.
 func (l *listView) Contains(v ref.Val) ref.Val {
@@ -61,7 +61,7 @@ func (l *listView) Contains(v ref.Val) ref.Val {
 
 // Equal implements ref.Val.
 func (l *listView) Equal(other ref.Val) ref.Val {
-	list, ok := other.(traits.Lister)
+	list, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -78,7 +78,7 @@ func (l *listView) Equal(other ref.Val) ref.Val {
 
 // Add implements traits.Adder.
 func (l *listView) Add(other ref.Val) ref.Val {
-	list, ok := other.(traits.Lister)
+	list, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -86,7 +86,7 @@ func (l *listView) Add(other ref.Val) ref.Val {
 }
 
 // elements are the elements of any list.
-func elements(l traits.Lister) []ref.Val {
+func elements(l celtraits.Lister) []ref.Val {
 	size, _ := l.Size().(types.Int)
 	out := make([]ref.Val, 0, size)
 	for it := l.Iterator(); it.HasNext() == types.True; {
@@ -141,7 +141,7 @@ func (s *setView) Equal(other ref.Val) ref.Val { return equalSets(s, other) }
 func (s *setView) Add(other ref.Val) ref.Val { return union(s, other) }
 
 // unionSet is the result of adding to a set.
-type unionSet struct{ traits.Lister }
+type unionSet struct{ celtraits.Lister }
 
 // Equal implements ref.Val.
 func (s *unionSet) Equal(other ref.Val) ref.Val { return equalSets(s, other) }
@@ -149,8 +149,8 @@ func (s *unionSet) Equal(other ref.Val) ref.Val { return equalSets(s, other) }
 // Add implements traits.Adder.
 func (s *unionSet) Add(other ref.Val) ref.Val { return union(s, other) }
 
-func equalSets(a traits.Lister, other ref.Val) ref.Val {
-	b, ok := other.(traits.Lister)
+func equalSets(a celtraits.Lister, other ref.Val) ref.Val {
+	b, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -179,8 +179,8 @@ func equalSets(a traits.Lister, other ref.Val) ref.Val {
 }
 
 // union keeps the order of both, a first.
-func union(a traits.Lister, other ref.Val) ref.Val {
-	b, ok := other.(traits.Lister)
+func union(a celtraits.Lister, other ref.Val) ref.Val {
+	b, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -208,7 +208,7 @@ func union(a traits.Lister, other ref.Val) ref.Val {
 // setKey stands for an element in Go maps.
 func setKey(e ref.Val) (any, ref.Val) {
 	switch e.(type) {
-	case traits.Lister, traits.Mapper:
+	case celtraits.Lister, celtraits.Mapper:
 		return nil, types.NewErr("listSet operations are only supported on lists of scalar values")
 	}
 	return hashable(e.Value()), nil
@@ -256,7 +256,7 @@ func (m *mapListView) Add(other ref.Val) ref.Val { return merged(m, other, m.key
 
 // mergedList is the result of adding to a list of that kind.
 type mergedList struct {
-	traits.Lister
+	celtraits.Lister
 	keys []string
 }
 
@@ -268,8 +268,8 @@ func (m *mergedList) Equal(other ref.Val) ref.Val {
 // Add implements traits.Adder.
 func (m *mergedList) Add(other ref.Val) ref.Val { return merged(m, other, m.keys) }
 
-func equalMapLists(a traits.Lister, other ref.Val, keyOf func(ref.Val) any) ref.Val {
-	b, ok := other.(traits.Lister)
+func equalMapLists(a celtraits.Lister, other ref.Val, keyOf func(ref.Val) any) ref.Val {
+	b, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -295,8 +295,8 @@ func equalMapLists(a traits.Lister, other ref.Val, keyOf func(ref.Val) any) ref.
 }
 
 // merged keeps the order of both, a first, with the entries of the other where keys meet.
-func merged(a traits.Lister, other ref.Val, keys []string) ref.Val {
-	b, ok := other.(traits.Lister)
+func merged(a celtraits.Lister, other ref.Val, keys []string) ref.Val {
+	b, ok := other.(celtraits.Lister)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -319,7 +319,7 @@ func entryKey(e ref.Val, keys []string) any {
 	return compose(keys, func(key string) any {
 		var v ref.Val
 		ok := false
-		if m, isMap := e.(traits.Mapper); isMap {
+		if m, isMap := e.(celtraits.Mapper); isMap {
 			v, ok = m.Find(types.String(key))
 		}
 		if !ok || v == nil || types.IsUnknownOrError(v) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
-	"github.com/google/cel-go/common/types/traits"
+	celtraits "github.com/google/cel-go/common/types/traits"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apicel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/kube-openapi/pkg/validation/strfmt"
@@ -215,7 +215,7 @@ func (o *objectView) Contains(key ref.Val) ref.Val {
 func (o *objectView) Size() ref.Val { return types.Int(len(o.tree)) }
 
 // Iterator implements traits.Iterable: the keys in their order, so that rules always do the same.
-func (o *objectView) Iterator() traits.Iterator {
+func (o *objectView) Iterator() celtraits.Iterator {
 	keys := make([]string, 0, len(o.tree))
 	named := o.named()
 	for k := range o.tree {
@@ -233,7 +233,7 @@ func (o *objectView) Iterator() traits.Iterator {
 
 // Equal implements ref.Val. Fields that the schema does not name count as they lie.
 func (o *objectView) Equal(other ref.Val) ref.Val {
-	m, ok := other.(traits.Mapper)
+	m, ok := other.(celtraits.Mapper)
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
@@ -254,7 +254,7 @@ func (o *objectView) Equal(other ref.Val) ref.Val {
 	return types.True
 }
 
-func (o *objectView) equalField(m traits.Mapper, key ref.Val) ref.Val {
+func (o *objectView) equalField(m celtraits.Mapper, key ref.Val) ref.Val {
 	v, ok := o.Find(key)
 	w, has := m.Find(key)
 	switch {
