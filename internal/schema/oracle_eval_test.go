@@ -131,7 +131,7 @@ func change(r *rand.Rand, v any, n *node) any {
 			}
 			var child *node
 			if n != nil {
-				child = n.childOf(k)
+				child = n.child(k)
 			}
 			out[k] = change(r, v[k], child)
 		}

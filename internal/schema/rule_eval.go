@@ -83,14 +83,15 @@ func (e *evaluation) items(t *ruleTree, up *level, v []any) {
 	if t.items == nil {
 		return
 	}
-	old, _ := up.old.([]any)
-	index := newListIndex(t.node, old)
+	entries := correlation{old: up.old, n: t.node}
 	for i := range v {
 		if e.budget < 0 {
 			return
 		}
 		l := up.below(place{index: i, kind: atIndex}, v[i])
-		l.old = index.find(v[i])
+		if up.old != nil && t.node.listType == "map" {
+			l.old = entries.oldElement(v[i])
+		}
 		l.correlated = l.old != nil
 		e.value(t.items, &l)
 	}

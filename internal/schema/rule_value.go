@@ -11,7 +11,7 @@ import (
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
 	celtraits "github.com/google/cel-go/common/types/traits"
-	"k8s.io/apimachinery/pkg/api/equality"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apicel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/kube-openapi/pkg/validation/strfmt"
 
@@ -145,7 +145,7 @@ func (u *unknownView) ConvertToType(t ref.Type) ref.Val {
 }
 
 func (u *unknownView) Equal(other ref.Val) ref.Val {
-	return types.Bool(equality.Semantic.DeepEqual(u.v, other.Value()))
+	return types.Bool(apiequality.Semantic.DeepEqual(u.v, other.Value()))
 }
 
 func (u *unknownView) Type() ref.Type { return types.UnknownType }
@@ -272,7 +272,7 @@ func (o *objectView) equalUnknown(other ref.Val, key string) ref.Val {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
 	w, ok := view.tree[key]
-	return types.Bool(!ok || equality.Semantic.DeepEqual(o.tree[key], w))
+	return types.Bool(!ok || apiequality.Semantic.DeepEqual(o.tree[key], w))
 }
 
 // ConvertToNative implements ref.Val.

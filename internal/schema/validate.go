@@ -13,23 +13,31 @@ import (
 
 // Validate checks t by all that the schema says, in upstream's order; old is what t replaces, nil
 // on create. The errors are upstream's to the path and word, each list of fields sorted by name, and at
-// most about a thousand. Neither t nor old may change meanwhile.
-func (s *Schema) Validate(ctx context.Context, t, old object.Tree) field.ErrorList {
-	errs := checkValues(t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
-	return errs
+// most about a thousand. warn, which may be nil, gets the rules that ratcheting forgives. Neither t nor old may
+// change meanwhile.
+func (s *Schema) Validate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
+	return s.validateExtensions(ctx, t, old, false, warn, s.validateValues(t, old))
+}
+
+func (s *Schema) validateValues(t, old object.Tree) field.ErrorList {
+	return checkValues(t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
 }
 
 // ValidateStatus is Validate for a write of the status subresource: of the values it checks
 // those below status only, which errors then name from there on.
-func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree) field.ErrorList {
-	var errs field.ErrorList
-	if status, ok := t["status"]; ok && s.root != nil {
-		n := s.root.properties["status"]
-		errs = checkValues(status, n, field.NewPath("status"), func() *correlation {
-			return &correlation{value: status, old: old["status"], n: n}
-		})
+func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
+	return s.validateExtensions(ctx, t, old, true, warn, s.validateStatusValues(t, old))
+}
+
+func (s *Schema) validateStatusValues(t, old object.Tree) field.ErrorList {
+	status, ok := t["status"]
+	if !ok || s.root == nil {
+		return nil
 	}
-	return errs
+	n := s.root.properties["status"]
+	return checkValues(status, n, field.NewPath("status"), func() *correlation {
+		return &correlation{value: status, old: old["status"], n: n}
+	})
 }
 
 // checkValues is OpenAPI validation, with ratcheting (KEP-4008) against what old gives.
