@@ -97,6 +97,18 @@ func (r *metaReader) texts(to *map[string]string) {
 	*to = out
 }
 
+// list reads a list, each item with read.
+func list[T any](r *metaReader, to *[]T, read func(*T)) {
+	if !r.is('[') {
+		return
+	}
+	*to = []T{}
+	r.Elements(func(i int) {
+		*to = append(*to, *new(T))
+		read(&(*to)[i])
+	})
+}
+
 func (r *metaReader) field(key string, m *metav1.ObjectMeta) {
 	switch key {
 	case "name":
@@ -127,32 +139,19 @@ func (r *metaReader) field(key string, m *metav1.ObjectMeta) {
 	case "annotations":
 		r.texts(&m.Annotations)
 	case "ownerReferences":
-		if r.is('[') {
-			m.OwnerReferences = []metav1.OwnerReference{}
-			r.Elements(func(int) { m.OwnerReferences = append(m.OwnerReferences, r.owner()) })
-		}
+		list(r, &m.OwnerReferences, r.owner)
 	case "finalizers":
-		if r.is('[') {
-			m.Finalizers = []string{}
-			r.Elements(func(int) {
-				var v string
-				r.text(&v)
-				m.Finalizers = append(m.Finalizers, v)
-			})
-		}
+		list(r, &m.Finalizers, r.text)
 	case "managedFields":
-		if r.is('[') {
-			m.ManagedFields = []metav1.ManagedFieldsEntry{}
-			r.Elements(func(int) { m.ManagedFields = append(m.ManagedFields, r.managed()) })
-		}
+		list(r, &m.ManagedFields, r.managed)
 	default:
 		r.odd = true
 	}
 }
 
-func (r *metaReader) owner() (o metav1.OwnerReference) {
+func (r *metaReader) owner(o *metav1.OwnerReference) {
 	if !r.is('{') {
-		return o
+		return
 	}
 	r.Members(func(key string) {
 		switch key {
@@ -172,12 +171,11 @@ func (r *metaReader) owner() (o metav1.OwnerReference) {
 			r.odd = true
 		}
 	})
-	return o
 }
 
-func (r *metaReader) managed() (e metav1.ManagedFieldsEntry) {
+func (r *metaReader) managed(e *metav1.ManagedFieldsEntry) {
 	if !r.is('{') {
-		return e
+		return
 	}
 	r.Members(func(key string) {
 		switch key {
@@ -201,5 +199,4 @@ func (r *metaReader) managed() (e metav1.ManagedFieldsEntry) {
 			r.odd = true
 		}
 	})
-	return e
 }

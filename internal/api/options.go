@@ -89,24 +89,12 @@ func (q *request) getOptions() (*metav1.GetOptions, error) {
 	return o, decodeOptions(query, o)
 }
 
-func (q *request) createOptions() (*metav1.CreateOptions, error) {
-	o := &metav1.CreateOptions{}
-	if err := decodeOptions(q.query(), o); err != nil {
-		return nil, err
-	}
-	return o, refused("CreateOptions", validation.ValidateCreateOptions(o))
-}
-
-func (q *request) updateOptions() (*metav1.UpdateOptions, error) {
-	o := &metav1.UpdateOptions{}
-	if err := decodeOptions(q.query(), o); err != nil {
-		return nil, err
-	}
-	return o, refused("UpdateOptions", validation.ValidateUpdateOptions(o))
-}
-
 // deleteOptions come in the body, or else in the query.
-func (q *request) deleteOptions(body []byte) (*metav1.DeleteOptions, error) {
+func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
+	body, err := q.body()
+	if err != nil {
+		return nil, err
+	}
 	o := &metav1.DeleteOptions{}
 	if len(body) > 0 {
 		if err := q.decodeDeleteOptions(body, o); err != nil {

@@ -11,11 +11,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
-)
 
-// KubernetesVersion is the release whose API and libraries this server has: that of the k8s.io
-// modules it is built from.
-const KubernetesVersion = "v1.37.2"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
 
 // serveOther answers what addresses no resource.
 func (q *request) serveOther() {
@@ -85,9 +83,9 @@ func serveVersion(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
 		return
 	}
-	parts := strings.SplitN(strings.TrimPrefix(KubernetesVersion, "v"), ".", 3)
+	parts := strings.SplitN(strings.TrimPrefix(resource.KubernetesVersion, "v"), ".", 3)
 	writeJSON(w, version.Info{
-		Major: parts[0], Minor: parts[1], GitVersion: KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
+		Major: parts[0], Minor: parts[1], GitVersion: resource.KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
 		GoVersion: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH,
 	})
 }

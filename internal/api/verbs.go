@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -38,19 +39,11 @@ func (q *request) create() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	f, err := bodyFormat(q.r, q.server.offers)
-	if err != nil {
+	if _, err := bodyFormat(q.r, q.server.offers); err != nil {
 		return err
 	}
-	data, err := q.body()
-	if err != nil {
-		return err
-	}
-	o, err := q.createOptions()
-	if err != nil {
-		return err
-	}
-	b, err := q.decode(f, data)
+	o := &metav1.CreateOptions{}
+	b, err := q.sent(o, func() error { return refused("CreateOptions", validation.ValidateCreateOptions(o)) })
 	if err != nil {
 		return err
 	}
@@ -68,19 +61,8 @@ func (q *request) update() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	data, err := q.body()
-	if err != nil {
-		return err
-	}
-	o, err := q.updateOptions()
-	if err != nil {
-		return err
-	}
-	f, err := bodyFormat(q.r, q.server.offers)
-	if err != nil {
-		return err
-	}
-	b, err := q.decode(f, data)
+	o := &metav1.UpdateOptions{}
+	b, err := q.sent(o, func() error { return refused("UpdateOptions", validation.ValidateUpdateOptions(o)) })
 	if err != nil {
 		return err
 	}
@@ -89,6 +71,26 @@ func (q *request) update() error {
 		return err
 	}
 	return q.respond(written(created), obj)
+}
+
+// sent reads what a create or an update sends: the body, then the options, which check looks at, then
+// what the body says. It is the order in which upstream finds fault.
+func (q *request) sent(options runtime.Object, check func() error) (b engine.Body, err error) {
+	data, err := q.body()
+	if err != nil {
+		return b, err
+	}
+	if err := decodeOptions(q.query(), options); err != nil {
+		return b, err
+	}
+	if err := check(); err != nil {
+		return b, err
+	}
+	f, err := bodyFormat(q.r, q.server.offers)
+	if err != nil {
+		return b, err
+	}
+	return q.decode(f, data)
 }
 
 func written(created bool) int {
@@ -158,11 +160,7 @@ func (q *request) delete() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	data, err := q.body()
-	if err != nil {
-		return err
-	}
-	o, err := q.deleteOptions(data)
+	o, err := q.deleteOptions()
 	if err != nil {
 		return err
 	}
@@ -203,11 +201,7 @@ func (q *request) clear() error {
 	if err != nil {
 		return err
 	}
-	data, err := q.body()
-	if err != nil {
-		return err
-	}
-	do, err := q.deleteOptions(data)
+	do, err := q.deleteOptions()
 	if err != nil {
 		return err
 	}

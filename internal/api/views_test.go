@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const asTable = "Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
@@ -263,10 +264,10 @@ func TestVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "k8s.io/api v0" + strings.TrimPrefix(KubernetesVersion, "v1"); !strings.Contains(string(mod), want+"\n") {
+	if want := "k8s.io/api v0" + strings.TrimPrefix(resource.KubernetesVersion, "v1"); !strings.Contains(string(mod), want+"\n") {
 		t.Errorf("built from another release than %s", want)
 	}
-	if v["major"] != "1" || v["minor"] != "37" || v["gitVersion"] != KubernetesVersion {
+	if v["major"] != "1" || v["minor"] != "37" || v["gitVersion"] != resource.KubernetesVersion {
 		t.Errorf("%v", v)
 	}
 }

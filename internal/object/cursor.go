@@ -80,6 +80,19 @@ func (c *Cursor) end() {
 // digit; 0 at the end.
 func (c *Cursor) Kind() byte { return c.peek() }
 
+// Broken reports whether the JSON read so far was malformed.
+func (c *Cursor) Broken() bool { return c.bad }
+
+// FirstKey is the first key of the object at the cursor, which does not move; "" where there is none.
+func (c Cursor) FirstKey() string {
+	if c.peek() != '{' {
+		return ""
+	}
+	c.pos++
+	key, _ := c.member()
+	return key
+}
+
 // Raw steps over the value and returns its JSON, without a copy.
 func (c *Cursor) Raw() string {
 	c.peek()

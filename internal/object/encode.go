@@ -38,7 +38,7 @@ func (e *encoder) value(dst []byte, v any) []byte {
 	case nil:
 		return append(dst, "null"...)
 	case string:
-		return appendString(dst, v)
+		return AppendString(dst, v)
 	case bool:
 		return strconv.AppendBool(dst, v)
 	case int64:
@@ -73,7 +73,7 @@ func (e *encoder) object(dst []byte, t Tree) []byte {
 		if i > base {
 			dst = append(dst, ',')
 		}
-		dst = appendString(dst, e.entries[i].key)
+		dst = AppendString(dst, e.entries[i].key)
 		dst = append(dst, ':')
 		dst = e.value(dst, e.entries[i].value)
 	}
@@ -148,7 +148,8 @@ var verbatim = func() (t [256]bool) {
 	return t
 }()
 
-func appendString(dst []byte, s string) []byte {
+// AppendString appends s as a JSON string, as encoding/json writes it.
+func AppendString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	start := 0
 	for i := 0; i < len(s); {

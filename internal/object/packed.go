@@ -95,7 +95,7 @@ func (p *packer) key(comma bool, key string) {
 	if comma {
 		p.dst = append(p.dst, ',')
 	}
-	p.dst = appendString(p.dst, key)
+	p.dst = AppendString(p.dst, key)
 	p.dst = append(p.dst, ':')
 }
 
@@ -154,7 +154,7 @@ func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []by
 		return p.AppendJSON(dst, revision)
 	}
 	dst = append(dst, p.JSON()[:start]...)
-	dst = appendString(dst, apiVersion)
+	dst = AppendString(dst, apiVersion)
 	return p.appendFrom(dst, end, revision)
 }
 

@@ -16,6 +16,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
+// KubernetesVersion is the release whose API and libraries this server has: that of the k8s.io
+// modules it is built from.
+const KubernetesVersion = "v1.37.2"
+
 // Names are the names of a kind.
 type Names struct {
 	Plural, Singular, Kind, ListKind string

@@ -12,11 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
-
-// release is the version of Kubernetes whose documents these are.
-const release = "v1.37.2"
 
 // document puts together the text of one document. It is made for one use.
 type document struct {
@@ -160,7 +158,7 @@ func extensions(v *resource.Version, k schema.GroupVersionKind) string {
 		} else {
 			dst = append(dst, ',')
 		}
-		dst = appendString(append(dst, `{"fieldPath":`...), f.Name)
+		dst = object.AppendString(append(dst, `{"fieldPath":`...), f.Name)
 		dst = append(dst, '}')
 	}
 	if len(v.SelectableFields) > 0 {
@@ -174,18 +172,18 @@ func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
 	names := k.Definition.Names
 	m := &members{dst: append(dst, '{')}
 	m.text("description", names.ListKind+" is a list of "+names.Kind)
-	m.raw("type", []byte(`"object"`))
-	m.raw("required", []byte(`["items"]`))
+	m.raw("type", `"object"`)
+	m.raw("required", `["items"]`)
 	m.key("properties")
 	fields := &members{dst: append(m.dst, '{')}
-	fields.raw("apiVersion", appendStringType(nil, p.docs.apiVersion))
+	fields.raw("apiVersion", string(appendStringType(nil, p.docs.apiVersion)))
 	fields.key("items")
-	fields.dst = appendString(append(fields.dst, `{"description":`...),
+	fields.dst = object.AppendString(append(fields.dst, `{"description":`...),
 		"List of "+names.Plural+". More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md")
 	fields.dst = p.appendRef(append(fields.dst, `,"type":"array","items":`...), k.model)
 	fields.dst = append(fields.dst, '}')
-	fields.raw("kind", appendStringType(nil, p.docs.kind))
-	fields.raw("metadata", p.appendDescribedRef(nil, listMeta, p.docs.listMetadata))
+	fields.raw("kind", string(appendStringType(nil, p.docs.kind)))
+	fields.raw("metadata", string(p.appendDescribedRef(nil, listMeta, p.docs.listMetadata)))
 	m.dst = append(fields.dst, '}')
 	m.dst = append(m.dst, extensions...)
 	return append(m.dst, '}')
@@ -212,9 +210,9 @@ func (d *document) text() []byte {
 		m.text("openapi", "3.0.0")
 	}
 	if d.builtin || d.edition == v2 {
-		m.raw("info", []byte(`{"title":"Kubernetes","version":"`+release+`"}`))
+		m.raw("info", `{"title":"Kubernetes","version":"`+resource.KubernetesVersion+`"}`)
 	} else {
-		m.raw("info", []byte(`{"title":"Kubernetes CRD Swagger","version":"v0.1.0"}`))
+		m.raw("info", `{"title":"Kubernetes CRD Swagger","version":"v0.1.0"}`)
 	}
 	m.fragments("paths", d.paths)
 	if d.edition == v3 {
@@ -222,15 +220,15 @@ func (d *document) text() []byte {
 		c := &members{dst: append(m.dst, '{')}
 		c.fragments("schemas", d.schemas)
 		if d.builtin {
-			c.raw("securitySchemes", []byte(bearerToken))
+			c.raw("securitySchemes", bearerToken)
 		}
 		m.dst = append(c.dst, '}')
 		return append(m.dst, '}')
 	}
 	m.fragments("definitions", d.schemas)
 	m.fragments("parameters", params)
-	m.raw("securityDefinitions", []byte(bearerToken))
-	m.raw("security", []byte(`[{"BearerToken":[]}]`))
+	m.raw("securityDefinitions", bearerToken)
+	m.raw("security", `[{"BearerToken":[]}]`)
 	return append(m.dst, '}')
 }
 
@@ -239,7 +237,8 @@ func (m *members) fragments(name string, parts []fragment) {
 	m.key(name)
 	inner := &members{dst: append(m.dst, '{')}
 	for _, f := range parts {
-		inner.raw(f.name, f.json)
+		inner.key(f.name)
+		inner.dst = append(inner.dst, f.json...)
 	}
 	m.dst = append(inner.dst, '}')
 }

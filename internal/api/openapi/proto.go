@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -12,6 +13,8 @@ import (
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // transcoder writes an OpenAPI document as the protobuf of
@@ -20,6 +23,7 @@ import (
 type transcoder struct {
 	root     protoreflect.MessageDescriptor
 	messages map[protoreflect.FullName]*message
+	err      error // what could not be written, if anything
 }
 
 // message is what the transcoder knows of a message.
@@ -41,10 +45,14 @@ func newTranscoder(e edition) *transcoder {
 
 // encode returns the protobuf of a document.
 func (t *transcoder) encode(document []byte) ([]byte, error) {
-	c := &cursor{data: document}
-	out, err := t.object(make([]byte, 0, len(document)), c, t.root)
-	if err != nil {
-		return nil, fmt.Errorf("encode the document as protobuf: %w", err)
+	c := object.NewCursor(document)
+	t.err = nil
+	out := t.object(make([]byte, 0, len(document)), c, t.root)
+	if c.Broken() || c.Kind() != 0 {
+		t.err = errMalformed
+	}
+	if t.err != nil {
+		return nil, fmt.Errorf("encode the document as protobuf: %w", t.err)
 	}
 	return out, nil
 }
@@ -76,31 +84,24 @@ func (t *transcoder) message(d protoreflect.MessageDescriptor) *message {
 }
 
 // object writes the JSON object at c as the fields of d.
-func (t *transcoder) object(dst []byte, c *cursor, d protoreflect.MessageDescriptor) ([]byte, error) {
+func (t *transcoder) object(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	m := t.message(d)
-	err := c.object(func(key []byte) error {
-		name, err := unquote(key)
-		if err != nil {
-			return err
-		}
+	c.Members(func(name string) {
 		switch f := m.fields[name]; {
 		case f != nil:
-			dst, err = t.field(dst, c, f)
+			dst = t.field(dst, c, f)
 		case m.vendor != nil && strings.HasPrefix(name, "x-"):
-			dst, err = t.named(dst, c, m.vendor, name)
+			dst = t.named(dst, c, m.vendor, name)
 		case m.rest != nil:
-			dst, err = t.named(dst, c, m.rest, name)
-		default:
-			_, err = c.skip()
+			dst = t.named(dst, c, m.rest, name)
 		}
-		return err
 	})
-	return dst, err
+	return dst
 }
 
 // named writes one entry of a map: a message of a name and a value.
-func (t *transcoder) named(dst []byte, c *cursor, f protoreflect.FieldDescriptor, name string) ([]byte, error) {
-	return nested(dst, f.Number(), func(dst []byte) ([]byte, error) {
+func (t *transcoder) named(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor, name string) []byte {
+	return nested(dst, f.Number(), func(dst []byte) []byte {
 		dst = protowire.AppendTag(dst, 1, protowire.BytesType)
 		dst = protowire.AppendString(dst, name)
 		return t.value(dst, c, f.Message().Fields().ByNumber(2))
@@ -108,87 +109,69 @@ func (t *transcoder) named(dst []byte, c *cursor, f protoreflect.FieldDescriptor
 }
 
 // nested writes a field whose content is written by content.
-func nested(dst []byte, number protoreflect.FieldNumber, content func([]byte) ([]byte, error)) ([]byte, error) {
+func nested(dst []byte, number protoreflect.FieldNumber, content func([]byte) []byte) []byte {
 	dst = protowire.AppendTag(dst, number, protowire.BytesType)
 	start := len(dst)
-	dst, err := content(dst)
-	if err != nil {
-		return nil, err
-	}
+	dst = content(dst)
 	var prefix [binary.MaxVarintLen64]byte
 	n := binary.PutUvarint(prefix[:], uint64(len(dst)-start))
-	return slices.Insert(dst, start, prefix[:n]...), nil
+	return slices.Insert(dst, start, prefix[:n]...)
 }
 
 // field writes the value at c as f; a list as one field for each item.
-func (t *transcoder) field(dst []byte, c *cursor, f protoreflect.FieldDescriptor) ([]byte, error) {
-	if !f.IsList() {
+func (t *transcoder) field(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor) []byte {
+	if !f.IsList() || c.Kind() != '[' {
 		return t.value(dst, c, f)
 	}
-	if c.peek() != '[' {
-		return t.value(dst, c, f)
-	}
-	err := c.array(func() (err error) {
-		dst, err = t.value(dst, c, f)
-		return err
-	})
-	return dst, err
+	c.Elements(func(int) { dst = t.value(dst, c, f) })
+	return dst
 }
 
 // value writes one value.
-func (t *transcoder) value(dst []byte, c *cursor, f protoreflect.FieldDescriptor) ([]byte, error) {
-	if f.Kind() == protoreflect.MessageKind {
-		return nested(dst, f.Number(), func(dst []byte) ([]byte, error) { return t.content(dst, c, f.Message()) })
-	}
-	raw, err := c.skip()
-	if err != nil {
-		return nil, err
-	}
+func (t *transcoder) value(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor) []byte {
 	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return nested(dst, f.Number(), func(dst []byte) []byte { return t.content(dst, c, f.Message()) })
 	case protoreflect.StringKind:
-		s, err := unquote(raw)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f.FullName(), err)
+		if c.Kind() != '"' {
+			t.err = fmt.Errorf("%s: not a string", f.FullName())
 		}
-		return protowire.AppendString(protowire.AppendTag(dst, f.Number(), protowire.BytesType), s), nil
+		return protowire.AppendString(protowire.AppendTag(dst, f.Number(), protowire.BytesType), c.Text())
 	case protoreflect.BoolKind:
-		if string(raw) != "true" && f.ContainingOneof() == nil {
-			return dst, nil
+		b := c.Bool()
+		if !b && f.ContainingOneof() == nil {
+			return dst
 		}
-		return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), protowire.EncodeBool(string(raw) == "true")), nil
+		return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), protowire.EncodeBool(b))
 	}
-	return appendNumber(dst, string(raw), f)
+	return t.number(dst, c.Raw(), f)
 }
 
-// appendNumber writes a number; zero is the same as none unless it tells which of several
+// number writes a number; zero is the same as none unless it tells which of several
 // a value is.
-func appendNumber(dst []byte, raw string, f protoreflect.FieldDescriptor) ([]byte, error) {
+func (t *transcoder) number(dst []byte, raw string, f protoreflect.FieldDescriptor) []byte {
 	whole, notWhole := strconv.ParseInt(raw, 10, 64)
 	number, err := strconv.ParseFloat(raw, 64)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", f.FullName(), err)
-	}
 	switch {
+	case err != nil:
+		t.err = fmt.Errorf("%s: %w", f.FullName(), err)
+		return dst
 	case number == 0 && f.ContainingOneof() == nil:
-		return dst, nil
+		return dst
 	case f.Kind() == protoreflect.DoubleKind:
-		return protowire.AppendFixed64(protowire.AppendTag(dst, f.Number(), protowire.Fixed64Type), math.Float64bits(number)), nil
+		return protowire.AppendFixed64(protowire.AppendTag(dst, f.Number(), protowire.Fixed64Type), math.Float64bits(number))
 	case notWhole != nil:
 		whole = int64(number)
 	}
-	return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), uint64(whole)), nil
+	return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), uint64(whole))
 }
 
 // content writes the value at c as what stands in a message of type d.
-func (t *transcoder) content(dst []byte, c *cursor, d protoreflect.MessageDescriptor) ([]byte, error) {
+func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	switch d.Name() {
 	case "Any":
-		raw, err := c.skip()
-		if err != nil {
-			return nil, err
-		}
 		dst = protowire.AppendTag(dst, 2, protowire.BytesType) // as YAML, which JSON is
-		return protowire.AppendBytes(dst, raw), nil
+		return protowire.AppendString(dst, c.Raw())
 	case "TypeItem", "ItemsItem", "StringArray":
 		return t.field(dst, c, d.Fields().ByNumber(1))
 	}
@@ -196,38 +179,34 @@ func (t *transcoder) content(dst []byte, c *cursor, d protoreflect.MessageDescri
 	if m.choose == nil {
 		return t.object(dst, c, d)
 	}
-	number, err := m.choose(*c)
-	if err != nil {
-		return nil, err
+	if number := m.choose(*c); number != 0 {
+		return t.value(dst, c, d.Fields().ByNumber(number))
 	}
-	if number == 0 {
-		_, err = c.skip()
-		return dst, err
-	}
-	return t.value(dst, c, d.Fields().ByNumber(number))
+	c.Raw()
+	return dst
 }
 
 // chooser finds which field of a message that is one of several the value ahead goes to; 0
 // for none of them.
-type chooser func(ahead cursor) (protoreflect.FieldNumber, error)
+type chooser func(ahead object.Cursor) protoreflect.FieldNumber
 
 // chooserOf knows the messages that are one of several, in both editions.
 func chooserOf(name protoreflect.Name) chooser {
 	switch name {
 	case "AdditionalPropertiesItem":
-		return func(c cursor) (protoreflect.FieldNumber, error) { return either(c.peek() == '{', 1, 2), nil }
+		return func(c object.Cursor) protoreflect.FieldNumber { return either(c.Kind() == '{', 1, 2) }
 	case "DefaultType":
 		return chooseDefault
 	case "SchemaItem":
-		return func(cursor) (protoreflect.FieldNumber, error) { return 1, nil }
+		return func(object.Cursor) protoreflect.FieldNumber { return 1 }
 	case "SecurityDefinitionsItem":
-		return func(cursor) (protoreflect.FieldNumber, error) { return 2, nil } // an API key
+		return func(object.Cursor) protoreflect.FieldNumber { return 2 } // an API key
 	case "ParametersItem", "ResponseValue":
 		return chooseReference
 	case "Parameter":
-		return chooseParameter(map[string]protoreflect.FieldNumber{`"body"`: 1}, 2)
+		return chooseParameter(map[string]protoreflect.FieldNumber{"body": 1}, 2)
 	case "NonBodyParameter":
-		return chooseParameter(map[string]protoreflect.FieldNumber{`"header"`: 1, `"formData"`: 2, `"path"`: 4}, 3)
+		return chooseParameter(map[string]protoreflect.FieldNumber{"header": 1, "formData": 2, "path": 4}, 3)
 	}
 	if strings.HasSuffix(string(name), "OrReference") {
 		return chooseReference
@@ -243,39 +222,32 @@ func either(ok bool, yes, no protoreflect.FieldNumber) protoreflect.FieldNumber 
 }
 
 // chooseReference tells a reference by its first member, which is all that it has.
-func chooseReference(c cursor) (protoreflect.FieldNumber, error) {
-	if !c.accept('{') || c.peek() != '"' {
-		return 1, nil
-	}
-	key, err := c.skip()
-	return either(string(key) == `"$ref"`, 2, 1), err
+func chooseReference(c object.Cursor) protoreflect.FieldNumber {
+	return either(c.FirstKey() == "$ref", 2, 1)
 }
 
 // chooseDefault tells numbers, booleans and texts; v3 has no others.
-func chooseDefault(c cursor) (protoreflect.FieldNumber, error) {
-	switch c.peek() {
+func chooseDefault(c object.Cursor) protoreflect.FieldNumber {
+	switch c.Kind() {
 	case '{', '[', 'n':
-		return 0, nil
+		return 0
 	case 't', 'f':
-		return 2, nil
+		return 2
 	case '"':
-		return 3, nil
-	default:
-		return 1, nil
+		return 3
 	}
+	return 1
 }
 
 // chooseParameter tells v2's parameters by where they are.
 func chooseParameter(places map[string]protoreflect.FieldNumber, otherwise protoreflect.FieldNumber) chooser {
-	return func(c cursor) (number protoreflect.FieldNumber, err error) {
-		number = otherwise
-		err = c.object(func(key []byte) error {
-			value, err := c.skip()
-			if string(key) == `"in"` && places[string(value)] != 0 {
-				number = places[string(value)]
+	return func(c object.Cursor) protoreflect.FieldNumber {
+		number := otherwise
+		c.Members(func(key string) {
+			if key == "in" {
+				number = cmp.Or(places[c.Text()], otherwise)
 			}
-			return err
 		})
-		return number, err
+		return number
 	}
 }

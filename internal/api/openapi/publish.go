@@ -1,8 +1,10 @@
 package openapi
 
 import (
-	"bytes"
 	"slices"
+	"strings"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 const (
@@ -32,7 +34,7 @@ func (e edition) refPrefix() string {
 
 func (e edition) appendRef(dst []byte, model string) []byte {
 	dst = append(dst, `{"$ref":`...)
-	dst = appendString(dst, e.refPrefix()+model)
+	dst = object.AppendString(dst, e.refPrefix()+model)
 	return append(dst, '}')
 }
 
@@ -41,20 +43,20 @@ func (e edition) appendRef(dst []byte, model string) []byte {
 func (e edition) appendDescribedRef(dst []byte, model, description string) []byte {
 	if e == v2 {
 		dst = append(dst, `{"$ref":`...)
-		dst = appendString(dst, e.refPrefix()+model)
+		dst = object.AppendString(dst, e.refPrefix()+model)
 	} else {
 		dst = append(dst, `{"allOf":[`...)
 		dst = e.appendRef(dst, model)
 		dst = append(dst, ']')
 	}
 	dst = append(dst, `,"description":`...)
-	dst = appendString(dst, description)
+	dst = object.AppendString(dst, description)
 	return append(dst, '}')
 }
 
 func appendStringType(dst []byte, description string) []byte {
 	dst = append(dst, `{"description":`...)
-	dst = appendString(dst, description)
+	dst = object.AppendString(dst, description)
 	return append(dst, `,"type":"string"}`...)
 }
 
@@ -70,9 +72,9 @@ type metaDocs struct{ apiVersion, kind, metadata, listMetadata string }
 // objectFields are the fields that every object has, at the root or embedded.
 func (p publisher) objectFields(apiVersion, kind string) []property {
 	return []property{
-		{name: []byte(`"apiVersion"`), text: appendStringType(nil, apiVersion)},
-		{name: []byte(`"kind"`), text: appendStringType(nil, kind)},
-		{name: []byte(`"metadata"`), text: p.appendDescribedRef(nil, objectMeta, p.docs.metadata)},
+		{name: "apiVersion", text: appendStringType(nil, apiVersion)},
+		{name: "kind", text: appendStringType(nil, kind)},
+		{name: "metadata", text: p.appendDescribedRef(nil, objectMeta, p.docs.metadata)},
 	}
 }
 
@@ -95,9 +97,9 @@ func (p publisher) appendRoot(dst []byte, n *node, extensions string) []byte {
 // shape is what is published of a node.
 type shape struct {
 	*node
-	typ      []byte
+	typ      string
 	nullable bool
-	required [][]byte
+	required []string
 	props    []property
 	items    *node
 	junctors junctors
@@ -108,12 +110,12 @@ type shape struct {
 func (s *shape) set(fields []property) {
 	props := make([]property, 0, len(s.props)+len(fields))
 	for _, p := range s.props {
-		if !slices.ContainsFunc(fields, func(f property) bool { return bytes.Equal(f.name, p.name) }) {
+		if !slices.ContainsFunc(fields, func(f property) bool { return f.name == p.name }) {
 			props = append(props, p)
 		}
 	}
 	s.props = append(props, fields...)
-	slices.SortFunc(s.props, func(a, b property) int { return bytes.Compare(a.name, b.name) })
+	slices.SortFunc(s.props, compareProperties)
 }
 
 // view says what is published of n.
@@ -133,8 +135,8 @@ func (p publisher) view(n *node) *shape {
 }
 
 func (s *shape) require(name string) {
-	if !slices.ContainsFunc(s.required, func(r []byte) bool { return string(r) == name }) {
-		s.required = append(slices.Clip(s.required), []byte(name))
+	if !slices.Contains(s.required, name) {
+		s.required = append(slices.Clip(s.required), name)
 	}
 }
 
@@ -144,7 +146,7 @@ func (s *shape) unfold() {
 	if !s.intOrString || s.folded() {
 		return
 	}
-	either := []*node{{typ: []byte(`"integer"`)}, {typ: []byte(`"string"`)}}
+	either := []*node{{typ: `"integer"`}, {typ: `"string"`}}
 	if len(s.junctors.anyOf) == 0 {
 		s.junctors.anyOf = either
 		return
@@ -157,13 +159,13 @@ func (s *shape) unfold() {
 // type and the fields of what may be null or hold anything; lists of nothing in particular.
 func (s *shape) reduce() {
 	if s.nullable {
-		s.typ, s.nullable, s.items, s.props = nil, false, nil, nil
+		s.typ, s.nullable, s.items, s.props = "", false, nil, nil
 	}
 	if s.preserve {
 		s.items, s.props = nil, nil
 	}
-	if s.items == nil && string(s.typ) == `"array"` || s.preserve && string(s.typ) == `"object"` {
-		s.typ = nil
+	if s.items == nil && s.typ == `"array"` || s.preserve && s.typ == `"object"` {
+		s.typ = ""
 	}
 	if s.additional != nil && s.additional.nullable {
 		s.required = nil
@@ -172,8 +174,9 @@ func (s *shape) reduce() {
 	if len(s.required) == 0 || !slices.ContainsFunc(s.props, mayBeNull) {
 		return
 	}
-	s.required = slices.DeleteFunc(slices.Clone(s.required), func(name []byte) bool {
-		return slices.ContainsFunc(s.props, func(p property) bool { return bytes.Equal(p.name, name) && mayBeNull(p) })
+	s.required = slices.DeleteFunc(slices.Clone(s.required), func(quoted string) bool {
+		name := object.NewCursor([]byte(quoted)).Text()
+		return slices.ContainsFunc(s.props, func(p property) bool { return p.name == name && mayBeNull(p) })
 	})
 }
 
@@ -196,7 +199,7 @@ func (m *members) key(name string) {
 	m.dst = append(m.dst, `":`...)
 }
 
-func (m *members) raw(name string, value []byte) {
+func (m *members) raw(name, value string) {
 	m.key(name)
 	m.dst = append(m.dst, value...)
 }
@@ -204,16 +207,16 @@ func (m *members) raw(name string, value []byte) {
 func (p publisher) appendShape(dst []byte, s *shape) []byte {
 	m := &members{dst: append(dst, '{')}
 	for _, f := range s.plain {
-		m.raw(string(f.key[1:len(f.key)-1]), f.value)
+		m.raw(f.key, f.value)
 	}
-	if s.typ != nil {
+	if s.typ != "" {
 		m.raw("type", s.typ)
 	}
 	if s.nullable {
-		m.raw("nullable", []byte("true"))
+		m.raw("nullable", "true")
 	}
 	if len(s.required) > 0 {
-		m.raw("required", append(append([]byte{'['}, bytes.Join(s.required, []byte{','})...), ']'))
+		m.raw("required", "["+strings.Join(s.required, ",")+"]")
 	}
 	p.appendChildren(m, s)
 	p.appendExtensions(m, s)
@@ -237,7 +240,7 @@ func (p publisher) appendChildren(m *members, s *shape) {
 			if i > 0 {
 				m.dst = append(m.dst, ',')
 			}
-			m.dst = append(append(m.dst, f.name...), ':')
+			m.dst = append(object.AppendString(m.dst, f.name), ':')
 			if f.text != nil {
 				m.dst = append(m.dst, f.text...)
 			} else {
@@ -251,20 +254,20 @@ func (p publisher) appendChildren(m *members, s *shape) {
 	case s.additional != nil:
 		m.key("additionalProperties")
 		m.dst = p.appendNode(m.dst, s.additional)
-	case s.allowsMore != nil:
+	case s.allowsMore != "":
 		m.raw("additionalProperties", s.allowsMore)
 	}
 }
 
 func (p publisher) appendExtensions(m *members, s *shape) {
 	if s.preserve {
-		m.raw("x-kubernetes-preserve-unknown-fields", []byte("true"))
+		m.raw("x-kubernetes-preserve-unknown-fields", "true")
 	}
 	if s.embedded {
-		m.raw("x-kubernetes-embedded-resource", []byte("true"))
+		m.raw("x-kubernetes-embedded-resource", "true")
 	}
 	if s.intOrString {
-		m.raw("x-kubernetes-int-or-string", []byte("true"))
+		m.raw("x-kubernetes-int-or-string", "true")
 	}
 }
 

@@ -116,7 +116,7 @@ func (e *entry) forget(c *cache) {
 func (e *entry) hash() (string, error) {
 	e.once.Do(func() {
 		h := sha256.New()
-		h.Write([]byte(release + "\n" + build()))
+		h.Write([]byte(resource.KubernetesVersion + "\n" + build()))
 		for _, v := range e.versions {
 			if e.parts == nil {
 				e.failed = write(h, v)

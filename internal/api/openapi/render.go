@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // fragment is a named part of a document.
@@ -93,15 +95,15 @@ func (r *renderer) operation(to *members, op operation) error {
 }
 
 func appendGVK(dst []byte, k schema.GroupVersionKind) []byte {
-	dst = appendString(append(dst, `{"group":`...), k.Group)
-	dst = appendString(append(dst, `,"kind":`...), k.Kind)
-	dst = appendString(append(dst, `,"version":`...), k.Version)
+	dst = object.AppendString(append(dst, `{"group":`...), k.Group)
+	dst = object.AppendString(append(dst, `,"kind":`...), k.Kind)
+	dst = object.AppendString(append(dst, `,"version":`...), k.Version)
 	return append(dst, '}')
 }
 
 func (m *members) text(name, value string) {
 	m.key(name)
-	m.dst = appendString(m.dst, value)
+	m.dst = object.AppendString(m.dst, value)
 }
 
 func (m *members) texts(name string, values []string) {
@@ -111,7 +113,7 @@ func (m *members) texts(name string, values []string) {
 		if i > 0 {
 			m.dst = append(m.dst, ',')
 		}
-		m.dst = appendString(m.dst, v)
+		m.dst = object.AppendString(m.dst, v)
 	}
 	m.dst = append(m.dst, ']')
 }
@@ -133,7 +135,7 @@ func (r *renderer) responses(to *members, op operation) {
 	m := &members{dst: append(to.dst, '{')}
 	for _, a := range op.responses {
 		m.key(a.code)
-		m.dst = appendString(append(m.dst, `{"description":`...), a.description)
+		m.dst = object.AppendString(append(m.dst, `{"description":`...), a.description)
 		if r.edition == v2 {
 			m.dst = r.appendRef(append(m.dst, `,"schema":`...), a.model)
 		} else {
@@ -141,7 +143,7 @@ func (r *renderer) responses(to *members, op operation) {
 		}
 		m.dst = append(m.dst, '}')
 	}
-	m.raw("401", []byte(`{"description":"Unauthorized"}`))
+	m.raw("401", `{"description":"Unauthorized"}`)
 	to.dst = append(m.dst, '}')
 }
 
@@ -193,9 +195,9 @@ func (r *renderer) newParameter(p param) ([]byte, error) {
 		m.text("in", p.in)
 		m.text("description", p.description)
 		if p.in == "path" {
-			m.raw("required", []byte("true"))
+			m.raw("required", "true")
 		}
-		m.raw("schema", []byte(`{"type":"`+p.typ+`","uniqueItems":true}`))
+		m.raw("schema", `{"type":"`+p.typ+`","uniqueItems":true}`)
 		return append(m.dst, '}'), nil
 	}
 	text, err := json.Marshal(spec.Parameter{

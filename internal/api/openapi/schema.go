@@ -1,24 +1,29 @@
 package openapi
 
 import (
-	"bytes"
-	"fmt"
+	"errors"
 	"slices"
+	"strings"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
+// errMalformed says that JSON which the server itself keeps is broken.
+var errMalformed = errors.New("read the schema: malformed JSON")
+
 // node is one level of a custom kind's schema, as far as publishing looks into it. The
-// slices are parts of the CRD's text.
+// texts are parts of the CRD's.
 type node struct {
 	plain    []member // copied as they stand
-	typ      []byte   // in its quotes; nil if none
-	required [][]byte // in their quotes
+	typ      string   // in its quotes; "" if none
+	required []string // in their quotes
 
 	nullable, preserve, embedded, intOrString bool
 
 	props      []property // ordered by name
 	items      *node
 	additional *node
-	allowsMore []byte // additionalProperties as true or false
+	allowsMore string // additionalProperties as true or false
 	junctors   junctors
 
 	foreign     bool // says something that a structural schema cannot say
@@ -31,122 +36,86 @@ type junctors struct {
 	not                 *node
 }
 
-type member struct{ key, value []byte }
+type member struct{ key, value string }
 
 type property struct {
-	name   []byte // in its quotes
+	name   string
 	schema *node
 	text   []byte // stands for schema, if not nil
 }
 
-// parseSchema reads the JSON of an openAPIV3Schema.
+func compareProperties(a, b property) int { return strings.Compare(a.name, b.name) }
+
+// parseSchema reads the JSON of an openAPIV3Schema, which must not change any more.
 func parseSchema(text []byte) (*node, error) {
-	n, err := readNode(&cursor{data: text})
-	if err != nil {
-		return nil, fmt.Errorf("read the schema: %w", err)
+	c := object.NewCursor(text)
+	n := readNode(c)
+	if c.Broken() {
+		return nil, errMalformed
 	}
 	return n, nil
 }
 
-func readNode(c *cursor) (*node, error) {
+func readNode(c *object.Cursor) *node {
 	n := &node{}
-	if c.peek() != '{' {
-		if _, err := c.skip(); err != nil {
-			return nil, err
-		}
-		return n, nil
-	}
-	err := c.object(func(key []byte) error { return n.readField(c, key) })
-	slices.SortFunc(n.props, func(a, b property) int { return bytes.Compare(a.name, b.name) })
-	return n, err
+	c.Members(func(key string) { n.readField(c, key) })
+	slices.SortFunc(n.props, compareProperties)
+	return n
+}
+
+func readNodes(c *object.Cursor) (nodes []*node) {
+	c.Elements(func(int) { nodes = append(nodes, readNode(c)) })
+	return nodes
 }
 
 // readField reads the value of one keyword.
-func (n *node) readField(c *cursor, key []byte) (err error) {
-	switch string(key[1 : len(key)-1]) {
+func (n *node) readField(c *object.Cursor, key string) {
+	switch key {
 	case "properties":
-		return n.readProperties(c)
+		c.Members(func(name string) { n.props = append(n.props, property{name: name, schema: readNode(c)}) })
 	case "items":
-		n.foreign = n.foreign || c.peek() == '['
-		n.items, err = readNode(c)
+		n.foreign = n.foreign || c.Kind() == '['
+		n.items = readNode(c)
 	case "additionalProperties":
-		if c.peek() == '{' {
-			n.additional, err = readNode(c)
+		if c.Kind() == '{' {
+			n.additional = readNode(c)
 		} else {
-			n.allowsMore, err = c.skip()
+			n.allowsMore = c.Raw()
 		}
-		n.hasGenerics = n.hasGenerics || n.additional != nil || string(n.allowsMore) == "true"
+		n.hasGenerics = n.hasGenerics || n.additional != nil || n.allowsMore == "true"
 	case "allOf":
-		n.junctors.allOf, err = readNodes(c)
+		n.junctors.allOf = readNodes(c)
 	case "anyOf":
-		n.junctors.anyOf, err = readNodes(c)
+		n.junctors.anyOf = readNodes(c)
 	case "oneOf":
-		n.junctors.oneOf, err = readNodes(c)
+		n.junctors.oneOf = readNodes(c)
 	case "not":
-		n.junctors.not, err = readNode(c)
+		n.junctors.not = readNode(c)
 	case "required":
-		return readArray(c, func() error {
-			name, err := c.skip()
-			n.required = append(n.required, name)
-			return err
-		})
+		c.Elements(func(int) { n.required = append(n.required, c.Raw()) })
 	default:
-		var value []byte
-		if value, err = c.skip(); err == nil {
-			n.setPlain(key, value)
-		}
+		n.setPlain(key, c.Raw())
 	}
-	return err
-}
-
-func (n *node) readProperties(c *cursor) error {
-	if c.peek() != '{' {
-		_, err := c.skip()
-		return err
-	}
-	return c.object(func(name []byte) error {
-		schema, err := readNode(c)
-		n.props = append(n.props, property{name: name, schema: schema})
-		return err
-	})
-}
-
-func readNodes(c *cursor) (nodes []*node, err error) {
-	err = readArray(c, func() error {
-		n, err := readNode(c)
-		nodes = append(nodes, n)
-		return err
-	})
-	return nodes, err
-}
-
-// readArray reads an array, or skips what is none.
-func readArray(c *cursor, each func() error) error {
-	if c.peek() != '[' {
-		_, err := c.skip()
-		return err
-	}
-	return c.array(each)
 }
 
 // setPlain notes a keyword that holds no schema. What says nothing (false, an
 // empty text) is left out, as the Go types of upstream do.
-func (n *node) setPlain(key, value []byte) {
+func (n *node) setPlain(key, value string) {
 	empty := false
-	switch string(value) {
+	switch value {
 	case "false", `""`, "[]", "{}":
 		empty = true
 	case "null":
 		return
 	}
-	switch name := string(key[1 : len(key)-1]); name {
+	switch key {
 	case "default":
 		n.hasGenerics = true
 	case "example", "externalDocs":
 	case "type":
 		if !empty {
 			n.typ = value
-			n.foreign = n.foreign || !slices.Contains(jsonTypes, string(value))
+			n.foreign = n.foreign || !slices.Contains(jsonTypes, value)
 		}
 		return
 	case "nullable":
@@ -154,14 +123,14 @@ func (n *node) setPlain(key, value []byte) {
 		n.hasGenerics = n.hasGenerics || !empty
 		return
 	case "x-kubernetes-preserve-unknown-fields", "x-kubernetes-embedded-resource", "x-kubernetes-int-or-string":
-		n.setExtension(name, !empty)
+		n.setExtension(key, !empty)
 		return
 	default:
 		if empty {
 			return
 		}
-		n.foreign = n.foreign || slices.Contains(unsupported, name)
-		n.hasGenerics = n.hasGenerics || slices.Contains(generics, name)
+		n.foreign = n.foreign || slices.Contains(unsupported, key)
+		n.hasGenerics = n.hasGenerics || slices.Contains(generics, key)
 	}
 	n.plain = append(n.plain, member{key, value})
 }

@@ -1,6 +1,9 @@
 package openapi
 
-import "regexp/syntax"
+import (
+	"encoding/json"
+	"regexp/syntax"
+)
 
 // What a structural schema may not say at all, and what it may say only outside of
 // allOf, anyOf, oneOf and not
@@ -28,14 +31,14 @@ func (n *node) valid(at place) bool {
 	if n.foreign || n.intOrString && (n.preserve || n.embedded) {
 		return false
 	}
-	object := string(n.typ) == `"object"`
+	object := n.typ == `"object"`
 	switch {
-	case string(n.typ) == `"array"` && n.items == nil,
-		at == root && (n.additional != nil || n.allowsMore != nil),
-		at == root && n.typ != nil && !object,
-		n.embedded && (!object || n.additional != nil || n.allowsMore != nil),
+	case n.typ == `"array"` && n.items == nil,
+		at == root && (n.additional != nil || n.allowsMore != ""),
+		at == root && n.typ != "" && !object,
+		n.embedded && (!object || n.additional != nil || n.allowsMore != ""),
 		n.embedded && !n.preserve && len(n.props) == 0,
-		n.typ == nil && !n.intOrString && !n.preserve:
+		n.typ == "" && !n.intOrString && !n.preserve:
 		return false
 	}
 	if (at == root || n.embedded) && !n.validMetadata(at) || !n.validPattern() {
@@ -59,7 +62,7 @@ func (n *node) children(ok func(*node, place) bool) bool {
 
 func (n *node) property(name string) *node {
 	for _, p := range n.props {
-		if string(p.name) == name {
+		if p.name == name {
 			return p.schema
 		}
 	}
@@ -68,16 +71,16 @@ func (n *node) property(name string) *node {
 
 // validMetadata looks at the fields that every object has.
 func (n *node) validMetadata(at place) bool {
-	for _, name := range []string{`"kind"`, `"apiVersion"`} {
-		if p := n.property(name); p != nil && string(p.typ) != `"string"` {
+	for _, name := range []string{"kind", "apiVersion"} {
+		if p := n.property(name); p != nil && p.typ != `"string"` {
 			return false
 		}
 	}
-	m := n.property(`"metadata"`)
+	m := n.property("metadata")
 	if m == nil {
 		return true
 	}
-	if string(m.typ) != `"object"` {
+	if m.typ != `"object"` {
 		return false
 	}
 	return at != root || m.restrictsNamesOnly()
@@ -86,28 +89,28 @@ func (n *node) validMetadata(at place) bool {
 // restrictsNamesOnly says whether a schema of metadata tells nothing but of name and generateName.
 func (n *node) restrictsNamesOnly() bool {
 	for _, p := range n.props {
-		if s := string(p.name); s != `"name"` && s != `"generateName"` {
+		if s := p.name; s != "name" && s != "generateName" {
 			return false
 		}
 	}
 	for _, m := range n.plain {
-		if string(m.key) != `"default"` {
+		if m.key != "default" {
 			return false
 		}
 	}
 	j := n.junctors
-	return n.items == nil && n.additional == nil && n.allowsMore == nil && len(n.required) == 0 && !n.nullable &&
+	return n.items == nil && n.additional == nil && n.allowsMore == "" && len(n.required) == 0 && !n.nullable &&
 		!n.preserve && !n.embedded && !n.intOrString && j.not == nil && len(j.allOf)+len(j.anyOf)+len(j.oneOf) == 0
 }
 
 func (n *node) validPattern() bool {
 	for _, m := range n.plain {
-		if string(m.key) == `"pattern"` {
-			p, err := unquote(m.value)
-			if err != nil {
+		if m.key == "pattern" {
+			var p string
+			if err := json.Unmarshal([]byte(m.value), &p); err != nil {
 				return false
 			}
-			if _, err = syntax.Parse(p, syntax.Perl); err != nil {
+			if _, err := syntax.Parse(p, syntax.Perl); err != nil {
 				return false
 			}
 		}
@@ -123,7 +126,7 @@ func isIntOrString(nodes []*node) bool {
 // isType says whether n says its type and nothing else.
 func (n *node) isType(typ string) bool {
 	j := n.junctors
-	return string(n.typ) == typ && len(n.plain) == 0 && len(n.props) == 0 && len(n.required) == 0 && !n.hasGenerics &&
+	return n.typ == typ && len(n.plain) == 0 && len(n.props) == 0 && len(n.required) == 0 && !n.hasGenerics &&
 		n.items == nil && j.not == nil && len(j.allOf)+len(j.anyOf)+len(j.oneOf) == 0
 }
 
@@ -167,7 +170,7 @@ func allNarrow(nodes []*node) bool {
 
 // narrows says whether n, which stands below a junctor, keeps to value validations.
 func (n *node) narrows() bool {
-	if n.foreign || n.hasGenerics || n.typ != nil || n.property(`"metadata"`) != nil || !n.validPattern() {
+	if n.foreign || n.hasGenerics || n.typ != "" || n.property("metadata") != nil || !n.validPattern() {
 		return false
 	}
 	j := n.junctors
@@ -188,7 +191,7 @@ func (n *node) declaredIn(skeleton *node) bool {
 		return false
 	}
 	for _, p := range n.props {
-		declared := skeleton.property(string(p.name))
+		declared := skeleton.property(p.name)
 		if declared == nil || !p.schema.declaredIn(declared) {
 			return false
 		}
