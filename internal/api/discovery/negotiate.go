@@ -11,6 +11,7 @@ import (
 	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 )
 
@@ -125,25 +126,12 @@ func encode(doc document, apiVersion string, f form) ([]byte, error) {
 		}
 		return wrapProto(raw, apiVersion, kind)
 	}
-	setType(doc, metav1.TypeMeta{Kind: kind, APIVersion: apiVersion})
+	doc.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
 	body, err := json.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", kind, err)
 	}
 	return formatJSON(append(body, '\n'), f)
-}
-
-func setType(doc document, t metav1.TypeMeta) {
-	switch d := doc.(type) {
-	case *metav1.APIVersions:
-		d.TypeMeta = t
-	case *metav1.APIGroupList:
-		d.TypeMeta = t
-	case *metav1.APIGroup:
-		d.TypeMeta = t
-	case *metav1.APIResourceList:
-		d.TypeMeta = t
-	}
 }
 
 // formatJSON turns a line of JSON into what f wants.
