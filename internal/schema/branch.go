@@ -42,7 +42,7 @@ func (w *walk) branch(v any, n *node, at string) (outcome, bool) {
 
 func (w *walk) take(o outcome) {
 	for _, p := range o.problems {
-		w.add(p)
+		w.add(p.message, p.err)
 	}
 	w.matches += o.matches
 }

@@ -2,6 +2,7 @@ package schema
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"regexp"
 	"sync"
@@ -132,6 +133,10 @@ type enumeration struct {
 	text string // a JSON array
 	once sync.Once
 	list []any
+
+	worded sync.Once
+	said   string
+	names  []string
 }
 
 func (e *enumeration) values() []any {
@@ -187,18 +192,20 @@ func runeText(i int64) string {
 	return string(rune(i))
 }
 
-// names is how an error lists the values.
-func (e *enumeration) names() []string {
-	out := []string{}
-	for _, v := range e.values() {
-		if s, ok := v.(string); ok {
-			out = append(out, s)
-			continue
+// wording is how upstream prints the values for itself, and how an error lists them.
+func (e *enumeration) wording() (said string, names []string) {
+	e.worded.Do(func() {
+		e.said = fmt.Sprint(e.values())
+		for _, v := range e.values() {
+			if s, ok := v.(string); ok {
+				e.names = append(e.names, s)
+				continue
+			}
+			js, _ := json.Marshal(v)
+			e.names = append(e.names, string(js))
 		}
-		js, _ := json.Marshal(v)
-		out = append(out, string(js))
-	}
-	return out
+	})
+	return e.said, e.names
 }
 
 // longer reports whether s has more than n characters.

@@ -8,8 +8,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// maxProblems is how many problems one walk words.
-const maxProblems = 1000
+// Limits of what one walk words. What comes after is not looked at: no more is needed to refuse the value,
+// and if all of it is as before, so is what was not looked at.
+const (
+	maxProblems = 1000
+	maxWording  = 1 << 20 // bytes
+)
 
 // problem is an error and the message by which upstream tells whether it is told already.
 type problem struct {
@@ -17,17 +21,24 @@ type problem struct {
 	err     *field.Error
 }
 
+// full reports whether the walk has worded all that it may.
+func (w *walk) full() bool { return len(w.problems) >= maxProblems || w.wording >= maxWording }
+
 // add is for a walk that is not quiet.
-func (w *walk) add(p problem) {
-	if len(w.problems) >= maxProblems {
+func (w *walk) add(message string, err *field.Error) {
+	if w.full() {
 		return
 	}
 	for i := range w.problems {
-		if w.problems[i].message == p.message {
+		if w.problems[i].message == message {
 			return
 		}
 	}
-	w.problems = append(w.problems, p)
+	w.wording += len(err.Detail)
+	if s, ok := err.BadValue.(string); ok {
+		w.wording += len(s)
+	}
+	w.problems = append(w.problems, problem{message, err})
 }
 
 // path is at as a field path, without the dot that leads to a field of the whole object which has no
@@ -43,7 +54,7 @@ func (w *walk) path(at string) *field.Path {
 
 func (w *walk) invalid(at string, value any, format string, args ...any) bool {
 	message := fmt.Sprintf("%s in body "+format, append([]any{at}, args...)...)
-	w.add(problem{message, field.Invalid(w.path(at), value, message)})
+	w.add(message, field.Invalid(w.path(at), value, message))
 	return false
 }
 
@@ -53,7 +64,7 @@ func (w *walk) composite(at, message string) bool {
 		return false
 	}
 	message = strconv.Quote(at) + " " + message
-	w.add(problem{message, field.Invalid(w.root, "", message)})
+	w.add(message, field.Invalid(w.root, "", message))
 	return false
 }
 
@@ -66,7 +77,7 @@ func (w *walk) outOfRange(at, what string, n *node) bool {
 		kind = "with format " + n.format
 	}
 	message := what + " value must be of type " + n.typ + " " + kind + " in " + at
-	w.add(problem{message, field.Invalid(w.root, "", message)})
+	w.add(message, field.Invalid(w.root, "", message))
 	return false
 }
 
@@ -76,7 +87,7 @@ func (w *walk) wrongType(at, want, have string) bool {
 		return false
 	}
 	message := fmt.Sprintf("%s in body must be of type %s: %q", at, want, have)
-	w.add(problem{message, field.TypeInvalid(w.path(at), have, message)})
+	w.add(message, field.TypeInvalid(w.path(at), have, message))
 	return false
 }
 
@@ -84,7 +95,7 @@ func (w *walk) required(at string) bool {
 	if w.quiet {
 		return false
 	}
-	w.add(problem{at + " in body is required", field.Required(w.path(at), "")})
+	w.add(at+" in body is required", field.Required(w.path(at), ""))
 	return false
 }
 
@@ -93,7 +104,7 @@ func (w *walk) forbidden(at, name string) bool {
 		return false
 	}
 	message := at + "." + name + " in body is a forbidden property"
-	w.add(problem{message, field.Invalid(w.path(at), name, message)})
+	w.add(message, field.Invalid(w.path(at), name, message))
 	return false
 }
 
@@ -101,8 +112,8 @@ func (w *walk) notIn(at string, value any, e *enumeration) bool {
 	if w.quiet {
 		return false
 	}
-	message := fmt.Sprintf("%s in body should be one of %v", at, e.values())
-	w.add(problem{message, field.NotSupported(w.path(at), value, e.names())})
+	said, names := e.wording()
+	w.add(at+" in body should be one of "+said, field.NotSupported(w.path(at), value, names))
 	return false
 }
 
@@ -111,7 +122,7 @@ func (w *walk) tooLong(at string, max int64) bool {
 		return false
 	}
 	message := fmt.Sprintf("%s in body should be at most %d chars long", at, max)
-	w.add(problem{message, field.TooLong(w.path(at), "", int(max))})
+	w.add(message, field.TooLong(w.path(at), "", int(max)))
 	return false
 }
 
@@ -120,7 +131,7 @@ func (w *walk) tooMany(at string, size, max int64, what string) bool {
 		return false
 	}
 	message := fmt.Sprintf("%s in body should have at most %d %s", at, max, what)
-	w.add(problem{message, field.TooMany(w.path(at), int(size), int(max))})
+	w.add(message, field.TooMany(w.path(at), int(size), int(max)))
 	return false
 }
 
@@ -147,7 +158,7 @@ func (w *walk) notPositive(at string, factor any) bool {
 		return false
 	}
 	message := fmt.Sprintf("factor MultipleOf declared for %s must be positive: %v", at, factor)
-	w.add(problem{message, field.Invalid(w.path(at), factor, message)})
+	w.add(message, field.Invalid(w.path(at), factor, message))
 	return false
 }
 

@@ -65,17 +65,18 @@ type walk struct {
 	quiet    bool
 	root     *field.Path
 	problems []problem
+	wording  int // bytes of them
 	matches  int // how many checks passed, by upstream's count: the best of several failed branches is told
 }
 
 // value is check without the errors that v shares with its old value c.
 func (w *walk) value(v any, n *node, at string, c *correlation) bool {
-	before := len(w.problems)
+	before, wording := len(w.problems), w.wording
 	if w.check(v, n, at, c) {
 		return true
 	}
 	if !w.quiet && c.equal() {
-		w.problems = w.problems[:before]
+		w.problems, w.wording = w.problems[:before], wording
 		return true
 	}
 	return false
@@ -83,6 +84,9 @@ func (w *walk) value(v any, n *node, at string, c *correlation) bool {
 
 // check does all keywords of n in upstream's order.
 func (w *walk) check(v any, n *node, at string, c *correlation) bool {
+	if !w.quiet && w.full() {
+		return false
+	}
 	if v == nil {
 		return w.null(n, at)
 	}

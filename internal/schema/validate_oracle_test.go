@@ -68,11 +68,18 @@ func (u *upstream) validateStatus(t, old object.Tree) field.ErrorList {
 	return validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, validation.WithRatcheting(c.Key("status")))
 }
 
-// told lists errors in an order that does not depend on the order of fields.
+// told lists errors in an order that does not depend on the order of fields, for upstream has none. Those
+// of one field stay in order.
 func told(errs field.ErrorList) []string {
 	out := []string{}
+	last := map[string]int{}
 	for _, e := range errs {
-		out = append(out, fmt.Sprintf("%s %s %#v %s", e.Type, e.Field, e.BadValue, e.Detail))
+		place := 0
+		if e.Field != "<nil>" && e.Field != "status" && !strings.HasSuffix(e.Detail, "is a forbidden property") {
+			last[e.Field]++
+			place = last[e.Field]
+		}
+		out = append(out, fmt.Sprintf("%s %03d %s %#v %s", e.Field, place, e.Type, e.BadValue, e.Detail))
 	}
 	slices.Sort(out)
 	return out
