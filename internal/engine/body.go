@@ -75,7 +75,7 @@ func (w *writing) checkKind(t object.Tree) error {
 	return nil
 }
 
-// shape prunes t to what its kind has, puts defaults in, and lists the unknown fields.
+// shape makes of t what its kind has: pruned, without nulls, with defaults. It lists the unknown fields.
 // typed says that t comes from the kind's Go type.
 func (w *writing) shape(t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if w.def.Custom == nil {
@@ -91,26 +91,30 @@ func (w *writing) shape(t object.Tree, typed bool) (out object.Tree, unknown []s
 	if err != nil {
 		return nil, nil, err
 	}
-	if w.v.Schema != nil {
-		s, err := w.v.Schema()
-		if err != nil {
-			return nil, nil, apierrors.NewInternalError(err)
-		}
-		paths = append(paths, s.Prune(t)...)
-		embedded, wrong := s.CoerceEmbedded(t)
-		if wrong != nil {
-			return nil, nil, wrong
-		}
-		paths = append(paths, embedded...)
+	s, err := schemaOf(w.v)
+	if err != nil {
+		return nil, nil, err
 	}
-	for _, p := range paths {
+	more, wrong := s.Shape(t)
+	if wrong != nil {
+		return nil, nil, wrong
+	}
+	for _, p := range append(paths, more...) {
 		unknown = append(unknown, `unknown field "`+p+`"`)
 	}
 	return t, unknown, nil
 }
 
-// defaults fills in what the client left out of an object of a built-in kind.
+// defaults fills in what is left out, once more after anything but a client has changed t: an apply, and
+// mutating admission, which belongs between the field manager (own, apply) and prepareCreate or prepareUpdate.
 func (w *writing) defaults(t object.Tree) (object.Tree, error) {
+	if w.def.Custom != nil {
+		s, err := schemaOf(w.v)
+		if err == nil {
+			s.Fill(t)
+		}
+		return t, err
+	}
 	fill := w.def.Behavior.Default
 	if fill == nil {
 		return t, nil

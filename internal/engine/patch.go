@@ -136,6 +136,8 @@ func (w *writing) apply(live, applied object.Tree, force bool) (object.Tree, err
 		if t, _, err = w.shape(t, false); err != nil {
 			return nil, w.undecodable(err.Error())
 		}
+	} else if t, err = w.defaults(t); err != nil {
+		return nil, err
 	}
 	if live == nil && object.UID(t) != "" {
 		return nil, apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(

@@ -6,11 +6,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/schema"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // reader reads records at one version. Most pass as the bytes they are; the
-// others are decoded, converted, pruned and encoded again, once for all readers.
+// others are decoded, shaped, converted and encoded again, once for all readers.
 type reader struct {
 	version     *resource.Version
 	fingerprint uint64
@@ -29,15 +30,27 @@ func (e *Engine) reader(v *resource.Version) (reader, error) {
 // fingerprint is of what pruning and defaulting at v do; 0 for built-in kinds, whose Go type
 // does not change under a running server.
 func fingerprint(v *resource.Version) (uint64, error) {
-	if v.Schema == nil {
+	if v.Definition.Custom == nil {
 		return 0, nil
 	}
-	s, err := v.Schema()
+	s, err := schemaOf(v)
 	if err != nil {
-		return 0, apierrors.NewInternalError(err)
+		return 0, err
 	}
 	return s.Fingerprint(), nil
 }
+
+// schemaOf returns the schema of a custom version.
+func schemaOf(v *resource.Version) (*schema.Schema, error) {
+	s, err := v.Schema()
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	return s, nil
+}
+
+// unsettled is the fingerprint of a custom object that reads otherwise than it is stored.
+const unsettled = 0
 
 // at returns the object in rec.
 func (r reader) at(rec *storage.Record) (Object, error) {
@@ -52,8 +65,22 @@ func (r reader) at(rec *storage.Record) (Object, error) {
 	return Object{Version: r.version, Revision: rec.Modified, Packed: p, Record: rec}, nil
 }
 
+// passes reports that p looks at r's version as it is, but for its apiVersion: the version that it was
+// stored at, and the one that it is read at, both leave it alone.
 func (r reader) passes(p object.Packed) bool {
-	return !r.convert && p.Fingerprint() == r.fingerprint
+	if r.convert || p.Fingerprint() != r.fingerprint {
+		return false
+	}
+	if r.version.Definition.Custom == nil || p.HasAPIVersion(r.version.APIVersion) {
+		return true
+	}
+	for _, v := range r.version.Definition.Versions {
+		if p.HasAPIVersion(v.APIVersion) {
+			fp, err := fingerprint(v)
+			return err == nil && fp == r.fingerprint
+		}
+	}
+	return false
 }
 
 // view makes what r reads of p from scratch.
@@ -65,37 +92,40 @@ func (r reader) view(p object.Packed) (object.Packed, error) {
 	return object.Pack(t, r.fingerprint), nil
 }
 
-// tree decodes p at r's version, with resourceVersion set to revision unless that is 0.
+// tree decodes p at r's version, with resourceVersion set to revision unless that is 0. It fills in the
+// defaults of the version that p is stored at. Those of the version it is read at are for requests.
 func (r reader) tree(p object.Packed, revision int64) (object.Tree, error) {
 	t, err := p.Tree(revision)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
 	from := versionOf(r.version.Definition, object.String(t, "apiVersion"))
-	if !r.passes(p) && from != nil && from != r.version {
-		if err := prune(from, t); err != nil {
+	custom := r.version.Definition.Custom != nil && !r.passes(p)
+	if custom && from != nil {
+		s, err := schemaOf(from)
+		if err != nil {
 			return nil, err
 		}
+		s.Restore(t)
 	}
 	if t, err = conversion.Convert(t, from, r.version); err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	if !r.passes(p) {
-		err = prune(r.version, t)
+	if custom && from != r.version {
+		err = fit(r.version, t)
 	}
 	return t, err
 }
 
-// prune drops what v's schema does not know.
-func prune(v *resource.Version, t object.Tree) error {
-	if v.Schema == nil {
-		return nil
-	}
-	s, err := v.Schema()
+// fit prunes what a conversion to v has made.
+func fit(v *resource.Version, t object.Tree) error {
+	s, err := schemaOf(v)
 	if err != nil {
-		return apierrors.NewInternalError(err)
+		return err
 	}
-	s.Prune(t)
+	if _, wrong := s.Fit(t); wrong != nil {
+		return apierrors.NewInternalError(wrong)
+	}
 	return nil
 }
 

@@ -336,11 +336,11 @@ func (w *writing) unchanged(p object.Packed, t, old object.Tree, rec *storage.Re
 	if len(p) != len(rec.Value) {
 		return false
 	}
-	if bytes.Equal(p, rec.Value) {
-		return true
-	}
 	stored := object.Packed(rec.Value)
-	if stored.Fingerprint() != p.Fingerprint() || !sameAPIVersion(stored, p) {
+	if bytes.Equal(p.JSON(), stored.JSON()) {
+		return true // though it may have been stored under another schema
+	}
+	if !sameAPIVersion(stored, p) || stored.Fingerprint() != p.Fingerprint() && !bytes.Equal(object.Pack(old, 0).JSON(), stored.JSON()) {
 		return false
 	}
 	for key, v := range t {

@@ -164,14 +164,15 @@ func (w *writing) emptyFor(live object.Tree) {
 func (w *writing) key() string { return w.def.Key(w.target.Namespace, w.target.Name) }
 
 // stored gives an object the form in which it is stored. t is at the request's version
-// for a custom kind, and at the storage version for a built-in one.
+// for a custom kind, and at the storage version for a built-in one. What reading would change, such as
+// a default that conversion or the other endpoint has left out, is stored as it is and marked.
 func (w *writing) stored(t object.Tree) (object.Packed, error) {
 	to := w.def.Storage
 	if w.def.Custom == nil {
 		t["apiVersion"] = to.APIVersion
 		return object.Pack(t, 0), nil
 	}
-	fp, err := fingerprint(to)
+	s, err := schemaOf(to)
 	if err != nil {
 		return nil, err
 	}
@@ -179,13 +180,14 @@ func (w *writing) stored(t object.Tree) (object.Packed, error) {
 		if t, err = convert(t, w.v, to); err != nil {
 			return nil, err
 		}
-		if fp != w.reader.fingerprint {
-			if err := prune(to, t); err != nil {
-				return nil, err
-			}
+		if err := fit(to, t); err != nil {
+			return nil, err
 		}
 	}
-	return object.Pack(t, fp), nil
+	if !s.Settled(t) {
+		return object.Pack(t, unsettled), nil
+	}
+	return object.Pack(t, s.Fingerprint()), nil
 }
 
 // result is what the caller of a write gets back of rec.

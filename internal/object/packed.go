@@ -141,6 +141,12 @@ func (p Packed) apiVersion() (start, end int) {
 	return start, start + int(binary.LittleEndian.Uint16(p[2:]))
 }
 
+// HasAPIVersion reports whether the object's apiVersion is v, of plain letters.
+func (p Packed) HasAPIVersion(v string) bool {
+	start, end := p.apiVersion()
+	return end-start == len(v)+2 && string(p.JSON()[start+1:end-1]) == v
+}
+
 // AppendJSON appends the object's JSON with resourceVersion set to revision
 // (left out if 0, or if the object has no metadata).
 func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
@@ -163,7 +169,7 @@ func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []by
 // object without metadata, and for one whose apiVersion is another.
 func (p Packed) Cut(apiVersion string) (head []byte, open, shut string, tail []byte, ok bool) {
 	js, at := p.JSON(), p.splice()
-	if start, end := p.apiVersion(); end-start != len(apiVersion)+2 || string(js[start+1:end-1]) != apiVersion {
+	if !p.HasAPIVersion(apiVersion) {
 		return nil, "", "", nil, false
 	}
 	switch open, shut = `"resourceVersion":"`, `"`; p[1] {
