@@ -99,7 +99,7 @@ func (w *writing) create(ctx context.Context, t object.Tree) (Object, error) {
 	if t, err = w.prepareCreate(ctx, t); err != nil {
 		return Object{}, err
 	}
-	if err := w.validateCreate(t); err != nil {
+	if err := w.validateCreate(ctx, t); err != nil {
 		return Object{}, err
 	}
 	if n, err := strconv.ParseUint(object.ResourceVersion(t), 10, 64); err == nil && n != 0 && !w.upsert {

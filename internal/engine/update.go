@@ -257,7 +257,7 @@ func (w *writing) beforeUpdate(ctx context.Context, t, old object.Tree) (object.
 	if _, ok := md["deletionGracePeriodSeconds"]; !ok {
 		keep(md, oldMeta, "deletionGracePeriodSeconds")
 	}
-	if err := w.validateUpdate(t, old); err != nil {
+	if err := w.validateUpdate(ctx, t, old); err != nil {
 		return nil, err
 	}
 	return t, nil

@@ -27,16 +27,19 @@ func pathSegment(name string, prefix bool) []string {
 }
 
 // validateCreate checks a new object and gives the warnings for it.
-func (w *writing) validateCreate(t object.Tree) error {
+func (w *writing) validateCreate(ctx context.Context, t object.Tree) error {
 	md := objectMeta(t)
 	path := field.NewPath("metadata")
 	var errs field.ErrorList
 	if w.def.Custom != nil {
 		if len(validation.ValidateObjectMeta(md, w.def.Namespaced, validation.NameIsDNSSubdomain, path)) > 0 {
-			errs = validation.ValidateObjectMetaDeclaratively(context.Background(), operation.Create, md, nil,
+			errs = validation.ValidateObjectMetaDeclaratively(ctx, operation.Create, md, nil,
 				w.def.Namespaced, validation.NameIsDNSSubdomain, path, true)
 		}
-		errs = append(errs, w.validateScale(t, true)...)
+		var err error
+		if errs, err = w.validateCustom(ctx, t, nil, errs); err != nil {
+			return err
+		}
 	} else {
 		name := validation.ValidateNameFunc(pathSegment)
 		if f := w.def.Behavior.ValidateName; f != nil {
@@ -62,16 +65,42 @@ func (w *writing) validateCreate(t object.Tree) error {
 	return nil
 }
 
+// validateCustom appends to errs, those of metadata, what else is wrong with an object of a custom kind,
+// in upstream's order; old is nil on a create. An object of another type is not looked at by its values.
+//
+// Validating admission belongs behind it, when all has passed.
+func (w *writing) validateCustom(ctx context.Context, t, old object.Tree, errs field.ErrorList) (field.ErrorList, error) {
+	s, err := schemaOf(w.v)
+	if err != nil {
+		return nil, err
+	}
+	warn := func(text string) { w.warn(text) }
+	status := w.target.Subresource == "status"
+	if wrong := w.validateType(t); len(wrong) > 0 {
+		errs = append(errs, wrong...)
+	} else {
+		if status {
+			errs = append(errs, s.ValidateStatusValues(t, old)...)
+		} else {
+			errs = append(errs, s.ValidateValues(t, old)...)
+		}
+		errs = append(errs, w.validateScale(t, !status)...)
+	}
+	return s.ValidateExtensions(ctx, t, old, status, warn, errs), nil
+}
+
 func (w *writing) invalid(t object.Tree, errs field.ErrorList) error {
 	return apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), object.Name(t), errs[:min(len(errs), maxProblems)])
 }
 
 // validateUpdate checks t, which is to replace old.
-func (w *writing) validateUpdate(t, old object.Tree) error {
-	errs := w.validateMetaUpdate(t, old)
+func (w *writing) validateUpdate(ctx context.Context, t, old object.Tree) error {
+	errs := w.validateMetaUpdate(ctx, t, old)
 	if w.def.Custom != nil {
-		errs = append(errs, w.validateType(t)...)
-		errs = append(errs, w.validateScale(t, w.target.Subresource != "status")...)
+		var err error
+		if errs, err = w.validateCustom(ctx, t, old, errs); err != nil {
+			return err
+		}
 	} else {
 		if f := w.def.Behavior.ValidateUpdate; f != nil {
 			errs = append(errs, f(t, old, w.target.Subresource)...)
@@ -96,7 +125,7 @@ func (w *writing) validateUpdate(t, old object.Tree) error {
 }
 
 // validateMetaUpdate checks metadata, unless only the parts differ that the server itself writes.
-func (w *writing) validateMetaUpdate(t, old object.Tree) field.ErrorList {
+func (w *writing) validateMetaUpdate(ctx context.Context, t, old object.Tree) field.ErrorList {
 	path := field.NewPath("metadata")
 	if sameMetadata(object.Metadata(t), object.Metadata(old)) {
 		entries := managedFields(object.Metadata(t))
@@ -106,7 +135,7 @@ func (w *writing) validateMetaUpdate(t, old object.Tree) field.ErrorList {
 	errs := validation.ValidateObjectMeta(md, w.def.Namespaced, pathSegment, path)
 	errs = append(errs, validation.ValidateObjectMetaUpdate(md, oldMeta, path)...)
 	if len(errs) > 0 && w.def.Custom != nil {
-		errs = append(errs, validation.ValidateObjectMetaDeclaratively(context.Background(), operation.Update, md, oldMeta,
+		errs = append(errs, validation.ValidateObjectMetaDeclaratively(ctx, operation.Update, md, oldMeta,
 			w.def.Namespaced, nil, path, true)...)
 	}
 	return errs

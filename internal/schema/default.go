@@ -41,7 +41,7 @@ func (s *Schema) dropNulls(t object.Tree) {
 		if isTypeOrMeta(k) {
 			continue
 		}
-		if child := root.member(k); child.drops(v) {
+		if child := root.child(k); child.drops(v) {
 			delete(t, k)
 		} else {
 			child.dropNulls(v)
@@ -56,7 +56,7 @@ func (n *node) dropNulls(v any) {
 	switch v := v.(type) {
 	case object.Tree:
 		for k, w := range v {
-			if child := n.member(k); child.drops(w) {
+			if child := n.child(k); child.drops(w) {
 				delete(v, k)
 			} else {
 				child.dropNulls(w)
@@ -67,17 +67,6 @@ func (n *node) dropNulls(v any) {
 			n.items.dropNulls(w)
 		}
 	}
-}
-
-// member is the schema of one member of an object; nil where there is none.
-func (n *node) member(key string) *node {
-	if child, ok := n.properties[key]; ok {
-		return child
-	}
-	if n.additional != nil {
-		return n.additional.schema
-	}
-	return nil
 }
 
 // drops reports that v is a null that has to go.

@@ -9,11 +9,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// validateExtensions checks what the x-kubernetes extensions ask for: embedded resources, the items of sets and
+// ValidateExtensions checks what the x-kubernetes extensions ask for: embedded resources, the items of sets and
 // maps, and the rules. It appends to errs, what is known to be wrong with t already: some of that keeps
 // rules from being evaluated. status says that t is written through /status. List items that are there
 // twice are an error only where the old object had none such. warn gets what ratcheting forgives.
-func (s *Schema) validateExtensions(ctx context.Context, t, old object.Tree, status bool, warn func(text string), errs field.ErrorList) field.ErrorList {
+func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, status bool, warn func(text string), errs field.ErrorList) field.ErrorList {
 	if !status {
 		errs = append(errs, s.validateEmbedded(ctx, t)...)
 	}

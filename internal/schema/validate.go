@@ -16,20 +16,22 @@ import (
 // most about a thousand. warn, which may be nil, gets the rules that ratcheting forgives. Neither t nor old may
 // change meanwhile.
 func (s *Schema) Validate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
-	return s.validateExtensions(ctx, t, old, false, warn, s.validateValues(t, old))
+	return s.ValidateExtensions(ctx, t, old, false, warn, s.ValidateValues(t, old))
 }
 
-func (s *Schema) validateValues(t, old object.Tree) field.ErrorList {
+// ValidateValues is the first part of Validate, OpenAPI validation, which ValidateExtensions follows.
+func (s *Schema) ValidateValues(t, old object.Tree) field.ErrorList {
 	return checkValues(t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
 }
 
 // ValidateStatus is Validate for a write of the status subresource: of the values it checks
 // those below status only, which errors then name from there on.
 func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
-	return s.validateExtensions(ctx, t, old, true, warn, s.validateStatusValues(t, old))
+	return s.ValidateExtensions(ctx, t, old, true, warn, s.ValidateStatusValues(t, old))
 }
 
-func (s *Schema) validateStatusValues(t, old object.Tree) field.ErrorList {
+// ValidateStatusValues is the first part of ValidateStatus.
+func (s *Schema) ValidateStatusValues(t, old object.Tree) field.ErrorList {
 	status, ok := t["status"]
 	if !ok || s.root == nil {
 		return nil
