@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,10 +23,11 @@ import (
 
 	"k8s.io/client-go/discovery"
 
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// CRD-001 CRD-015 CRD-016 CRD-027 CRD-052 CRD-062 CRD-071
+// CRD-001 CRD-015 CRD-016 CRD-027 CRD-052 CRD-062 CRD-071 DEF-002 VAL-018
 func TestCorpus(t *testing.T) {
 	requireCorpus(t)
 	for _, project := range projects(t, "crds") {
@@ -66,6 +68,7 @@ func testProject(t *testing.T, project string) {
 type served struct {
 	group, version, plural, kind string
 	namespaced                   bool
+	crd                          file
 }
 
 func (s served) apiVersion() string { return s.group + "/" + s.version }
@@ -98,7 +101,7 @@ func install(t *testing.T, c *client, crd file) (versions []served) {
 		if nested[bool](v, "served") {
 			versions = append(versions, served{
 				nested[string](spec, "group"), nested[string](v, "name"), nested[string](spec, "names", "plural"),
-				nested[string](spec, "names", "kind"), nested[string](spec, "scope") == "Namespaced",
+				nested[string](spec, "names", "kind"), nested[string](spec, "scope") == "Namespaced", crd,
 			})
 		}
 	}
@@ -205,12 +208,19 @@ func create(t *testing.T, c *client, s served, sample file, namespace string, i 
 		renamed, _ := json.Marshal(sample.tree)
 		body, err = c.do("POST", collection, "application/json", renamed)
 	}
-	if err != nil {
-		if !invalidMetadata(sample) {
-			t.Errorf("%s: %v", sample.path, err)
+	if err != nil && invalidMetadata(sample) {
+		return "", nil
+	}
+	want, causes := upstreamShape(t, s.typed(t), sample)
+	if err != nil || causes != nil {
+		if err == nil {
+			t.Errorf("%s: created, upstream says %q", sample.path, causes)
+		} else if got := causesOf(t, body); !slices.Equal(got, causes) {
+			t.Errorf("%s: %v\nhere     %q\nupstream %q", sample.path, err, got, causes)
 		}
 		return "", nil
 	}
+	sameContent(t, sample, body, want)
 	var created struct{ Metadata struct{ Name string } }
 	if err := json.Unmarshal(body, &created); err != nil {
 		t.Errorf("%s: %v", sample.path, err)
@@ -222,6 +232,20 @@ func create(t *testing.T, c *client, s served, sample file, namespace string, i 
 		t.Errorf("%s: GET answers\n%s (%v)\nthe create answered\n%s", sample.path, read, err, body)
 	}
 	return path, body
+}
+
+// sameContent compares all but metadata with what upstream stores.
+func sameContent(t *testing.T, sample file, body []byte, want object.Tree) {
+	t.Helper()
+	got, _, err := object.DecodeJSON(body)
+	if err != nil {
+		t.Errorf("%s: %v", sample.path, err)
+	}
+	delete(got, "metadata")
+	delete(want, "metadata")
+	if !object.Equal(got, want) {
+		t.Errorf("%s: got\n%s\nupstream has\n%s", sample.path, object.AppendJSON(nil, got), object.AppendJSON(nil, want))
+	}
 }
 
 // invalidMetadata says whether upstream's own check refuses the sample.
