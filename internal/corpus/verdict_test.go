@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -60,8 +62,21 @@ func upstreamShape(t *testing.T, version *apiextensionsv1.CustomResourceDefiniti
 	errs := validation.ValidateCustomResource(nil, obj, validator)
 	errs = append(errs, objectmeta.Validate(context.Background(), nil, obj, s, false)...)
 	errs = append(errs, listtype.ValidateListSetsAndMaps(nil, s, obj)...)
+	if rules := cel.NewValidator(s, true, celconfig.PerCallLimit); rules != nil {
+		if slices.ContainsFunc(errs, blocksRules) {
+			errs = append(errs, field.Invalid(nil, nil, "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
+		} else {
+			broken, _ := rules.Validate(context.Background(), nil, s, obj, nil, celconfig.RuntimeCELCostBudget)
+			errs = append(errs, broken...)
+		}
+	}
 	defaulting.Default(obj, s) // as it is read back
 	return obj, texts(errs)
+}
+
+// blocksRules is upstream's condition for not to evaluate rules.
+func blocksRules(err *field.Error) bool {
+	return slices.Contains([]field.ErrorType{field.ErrorTypeNotSupported, field.ErrorTypeRequired, field.ErrorTypeTooLong, field.ErrorTypeTooMany, field.ErrorTypeTypeInvalid}, err.Type)
 }
 
 func texts(errs field.ErrorList) (out []string) {
