@@ -85,7 +85,7 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 		}
 		m := maker{rand.New(rand.NewPCG(uint64(i), 4))}
 		for _, sample := range s.samples {
-			errs := s.ours.validateValues(sample, nil)
+			errs := s.ours.ValidateValues(sample, nil)
 			compareErrors(t, s.name, errs, s.theirs.validate(sample, nil), sample)
 			if len(errs) == 0 {
 				accepted++
@@ -96,13 +96,13 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 			if !ok {
 				continue
 			}
-			compareErrors(t, s.name+": create", s.ours.validateValues(changed, nil), s.theirs.validate(changed, nil), changed)
+			compareErrors(t, s.name+": create", s.ours.ValidateValues(changed, nil), s.theirs.validate(changed, nil), changed)
 			again, ok := m.change(object.Copy(changed)).(object.Tree)
 			if !ok {
 				continue
 			}
-			compareErrors(t, s.name+": update", s.ours.validateValues(again, changed), s.theirs.validate(again, changed), again, changed)
-			compareErrors(t, s.name+": status", s.ours.validateStatusValues(again, changed), s.theirs.validateStatus(again, changed), again, changed)
+			compareErrors(t, s.name+": update", s.ours.ValidateValues(again, changed), s.theirs.validate(again, changed), again, changed)
+			compareErrors(t, s.name+": status", s.ours.ValidateStatusValues(again, changed), s.theirs.validateStatus(again, changed), again, changed)
 		}
 	}
 	t.Logf("%d samples accepted, %d refused", accepted, refused)
@@ -110,7 +110,7 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 
 func BenchmarkValidate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.ours.validateValues(t, nil) })
+	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(t, nil) })
 }
 
 func BenchmarkUpstreamValidate(b *testing.B) {
@@ -120,7 +120,7 @@ func BenchmarkUpstreamValidate(b *testing.B) {
 
 func BenchmarkValidateUpdate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.ours.validateValues(t, t) })
+	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(t, t) })
 }
 
 func BenchmarkUpstreamValidateUpdate(b *testing.B) {
