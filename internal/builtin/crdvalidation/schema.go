@@ -28,7 +28,7 @@ func schemasOf(s *apiextensions.CustomResourceDefinitionSpec) (all []*schema) {
 	return all
 }
 
-// children calls f with each schema directly below s, until it returns true.
+// children calls f with each schema directly below s, until it returns true. The schema is f's for the time of the call.
 func children(s *schema, f func(*schema) bool) bool {
 	list := func(all []schema) bool {
 		for i := range all {
@@ -39,9 +39,10 @@ func children(s *schema, f func(*schema) bool) bool {
 		return false
 	}
 	named := func(all map[string]schema) bool {
+		child := room(all)
 		for name := range all {
-			child := all[name]
-			if f(&child) {
+			*child = all[name]
+			if f(child) {
 				return true
 			}
 		}
@@ -61,6 +62,14 @@ func children(s *schema, f func(*schema) bool) bool {
 		}
 	}
 	return false
+}
+
+// room is for one schema of all after the other: they are large.
+func room(all map[string]schema) *schema {
+	if len(all) == 0 {
+		return nil
+	}
+	return &schema{}
 }
 
 // anywhere reports whether f is true of s or of anything below it.
@@ -175,8 +184,10 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 		}
 		w.schema(a.Schema, path.Child("additionalProperties"), sub)
 	}
+	child := room(s.Properties)
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
-		sub, child := below, s.Properties[name]
+		sub := below
+		*child = s.Properties[name]
 		sub.rules = at.rules.Property(name)
 		if (at.root || s.XEmbeddedResource) && (name == "metadata" || name == "kind" || name == "apiVersion") {
 			sub.meta = true
@@ -184,7 +195,7 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 				sub.noDefault = "in top-level " + name
 			}
 		}
-		w.schema(&child, path.Child("properties").Key(name), sub)
+		w.schema(child, path.Child("properties").Key(name), sub)
 	}
 	w.junctors(s, path, below)
 	w.items(s, path, below)

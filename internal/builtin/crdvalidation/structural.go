@@ -95,9 +95,10 @@ func (c *structure) schema(s *schema, l level, path *field.Path) {
 		c.add(field.Required(path.Child("items"), "must be specified"))
 	}
 	c.schema(items(s), itemLevel, path.Child("items"))
+	child := room(s.Properties)
 	for name := range s.Properties {
-		child := s.Properties[name]
-		c.schema(&child, fieldLevel, path.Child("properties").Key(name))
+		*child = s.Properties[name]
+		c.schema(child, fieldLevel, path.Child("properties").Key(name))
 	}
 	if a := s.AdditionalProperties; a != nil {
 		if l == rootLevel {
@@ -219,9 +220,10 @@ func (c *structure) nested(s *schema, skipAnyOf bool, path *field.Path) {
 	}
 	c.values(s, skipAnyOf, false, path)
 	c.nested(items(s), false, path.Child("items"))
+	child := room(s.Properties)
 	for name := range s.Properties {
-		child := s.Properties[name]
-		c.nested(&child, false, path.Child("properties").Key(name))
+		*child = s.Properties[name]
+		c.nested(child, false, path.Child("properties").Key(name))
 	}
 	a := s.AdditionalProperties
 	for _, k := range []struct {
