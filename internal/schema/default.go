@@ -1,8 +1,6 @@
 package schema
 
 import (
-	"slices"
-
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -192,23 +190,14 @@ func (r *defaultReader) below(at step, n *node) {
 
 // fitted is the default of n as it may stay in an object around it; false where nothing of it may.
 func (r *defaultReader) fitted(n *node) (any, bool) {
-	wrapped, _, err := object.DecodeJSON(slices.Concat([]byte(`{"":`), []byte(n.defaultJSON), []byte(`}`)))
-	if err != nil {
+	value, ok := decodeDefault(n)
+	if !ok {
 		return nil, false
 	}
-	value := wrapped[""]
 	if r.schema.preserve || len(r.path) == 0 || isScalar(value) && !r.schema.root.has(embedded) {
 		return value, true
 	}
-	around := value
-	for _, at := range slices.Backward(r.path) {
-		if at.index >= 0 {
-			around = []any{around}
-		} else {
-			around = object.Tree{at.key: around}
-		}
-	}
-	t := around.(object.Tree)
+	t := surrounding(value, r.path)
 	c := coercer{drop: true}
 	_ = c.children(t, r.schema.root, nil) // it drops what it cannot coerce
 	r.schema.Prune(t)

@@ -1,6 +1,7 @@
 package crdvalidation
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"reflect"
@@ -122,8 +123,11 @@ func (w *walker) compile(js []byte, path *field.Path, at *place) field.ErrorList
 	if err != nil {
 		return field.ErrorList{field.InternalError(path, err)}
 	}
-	at.rules = s.RootPlace()
-	return nil
+	errs := s.CheckDefaults(context.Background(), path, w.prunedDefaults)
+	if len(errs) == 0 {
+		at.rules = s.RootPlace()
+	}
+	return errs
 }
 
 // rootFields are the keywords that the root may have although status is validated by itself.

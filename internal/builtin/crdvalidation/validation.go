@@ -40,6 +40,7 @@ type options struct {
 	checker          *ourschema.RuleChecker
 	unchanged        func(version string) bool // of its schema
 	costly           func() bool               // the schema that is checked may keep expressions of any cost
+	prunedDefaults   bool                      // defaults may not have unknown fields
 	schemas          [][]byte                  // the JSON of each version's
 }
 
@@ -89,7 +90,7 @@ func (c CRD) schemas() (all [][]byte) {
 // spec. The CRD is not modified.
 func Create(crd CRD) field.ErrorList {
 	schemas := crd.schemas()
-	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas, expressions{}.has), recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
+	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas, expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
 	errs := name(crd.CustomResourceDefinition)
 	errs = append(errs, spec(&crd.Spec, o)...)
 	errs = append(errs, Status(crd)...)
@@ -205,11 +206,32 @@ func ratchet(crd, old CRD) options {
 		listMapKeys:    !has(func(s *schema) bool { return len(listMapKeys(s, field.NewPath(""))) > 0 }),
 		caBundle:       isEstablished(old.CustomResourceDefinition) && hasValidCABundle(old.Spec.Conversion),
 		manySelectable: manySelectable(crd.CustomResourceDefinition, old.CustomResourceDefinition),
+		prunedDefaults: !old.hasUnprunedDefaults(),
 		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
 		schemas:        schemas,
 		checker:        ourschema.NewRuleChecker(schemas, expressionsIn(&old.Spec).has),
 	}
 }
+
+// hasUnprunedDefaults looks at all structural schemas of c that have defaults.
+func (c CRD) hasUnprunedDefaults() bool {
+	versions := c.Spec.Versions
+	for i, js := range c.schemas() {
+		v := c.Spec.Validation
+		if v == nil && i < len(versions) {
+			v = versions[i].Schema
+		}
+		if v == nil || v.OpenAPIV3Schema == nil || !anywhere(v.OpenAPIV3Schema, hasDefault) || isNonStructural(v.OpenAPIV3Schema) {
+			continue
+		}
+		if s, err := ourschema.Compile(js, false); err == nil && s.HasUnprunedDefaults() {
+			return true
+		}
+	}
+	return false
+}
+
+func hasDefault(s *schema) bool { return s.Default != nil }
 
 // hasSameSchema reports whether a version, which old must have too, has the schema that it had.
 func hasSameSchema(crd, old CRD, version string) bool {
@@ -248,7 +270,7 @@ func spec(s *apiextensions.CustomResourceDefinitionSpec, o options) field.ErrorL
 	o.structural = o.structural || prunes
 	errs = append(errs, missingSchemas(s, o, path)...)
 	all := schemasOf(s)
-	if slices.ContainsFunc(all, func(x *schema) bool { return anywhere(x, func(x *schema) bool { return x.Default != nil }) }) {
+	if slices.ContainsFunc(all, func(x *schema) bool { return anywhere(x, hasDefault) }) {
 		o.structural = true
 		if s.PreserveUnknownFields == nil || !prunes {
 			errs = append(errs, field.Invalid(path.Child("preserveUnknownFields"), true, "must be false in order to use defaults in the schema"))
