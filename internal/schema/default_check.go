@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -22,15 +23,17 @@ func (s *Schema) CheckDefaults(ctx context.Context, path *field.Path, pruned boo
 	root := *s.root
 	root.embedded = true
 	root.traits |= embedded
-	c := defaultChecker{ctx: ctx, pruned: pruned}
+	c := defaultChecker{ctx: ctx, pruned: pruned, budget: celconfig.RuntimeCELCostBudget, compiler: newTreeCompiler(&root)}
 	c.node(&root, defaultPlace{}, path)
 	return c.errs
 }
 
 type defaultChecker struct {
-	ctx    context.Context
-	pruned bool
-	errs   field.ErrorList
+	ctx      context.Context
+	pruned   bool
+	budget   int64 // of all rules; nothing more is checked once it is negative
+	compiler *treeCompiler
+	errs     field.ErrorList
 }
 
 // defaultPlace is where a node lies in the resource around it.
@@ -46,7 +49,7 @@ func (p defaultPlace) below(at step) defaultPlace {
 }
 
 func (c *defaultChecker) node(n *node, at defaultPlace, path *field.Path) {
-	if !n.has(defaults) {
+	if !n.has(defaults) || c.budget < 0 {
 		return
 	}
 	if n.embedded {
@@ -91,14 +94,8 @@ func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path
 		}
 		e := embeddedChecker{ctx: c.ctx}
 		e.value(v, n, nil)
-		for _, err := range e.errs {
-			if !strings.HasPrefix(err.Field, "[") {
-				err.Field = "." + err.Field
-			}
-			err.Field = path.String() + err.Field
-		}
 		if len(e.errs) > 0 {
-			c.errs = append(c.errs, e.errs...)
+			c.errs = append(c.errs, under(path, e.errs)...)
 			return
 		}
 	}
@@ -106,6 +103,44 @@ func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path
 		c.errs = append(c.errs, errs...)
 		return
 	}
+	c.rules(v, n, at, path)
+}
+
+// rules evaluates the rules at and below n for a default that stays as it was, and for one that is new.
+func (c *defaultChecker) rules(v any, n *node, at defaultPlace, path *field.Path) {
+	if !n.hasRules() {
+		return
+	}
+	seen := visible(n)
+	if n == at.resource {
+		seen = n.asResource()
+	}
+	tree, budget := newRuleTree(n, seen, c.compiler), c.budget
+	for _, old := range []any{v, nil} {
+		e := evaluation{ctx: c.ctx, budget: budget}
+		e.value(tree, &level{value: v, old: old})
+		c.budget = min(c.budget, e.budget)
+		if len(e.errs) > 0 {
+			c.errs = append(c.errs, under(path, e.errs)...)
+			return
+		}
+	}
+}
+
+// under puts errors of a value that lies at path under it.
+func under(path *field.Path, errs field.ErrorList) field.ErrorList {
+	var none *field.Path
+	for _, err := range errs {
+		switch {
+		case err.Field == none.String():
+			err.Field = path.String()
+		case strings.HasPrefix(err.Field, "["):
+			err.Field = path.String() + err.Field
+		default:
+			err.Field = path.String() + "." + err.Field
+		}
+	}
+	return errs
 }
 
 // metadata checks a default inside of metadata by an object that has nothing else.

@@ -88,13 +88,18 @@ type treeCompiler struct {
 	*ruleCompiler
 }
 
+// newTreeCompiler compiles rules as stored ones.
+func newTreeCompiler(root *node) *treeCompiler {
+	c := newRuleCompiler([]byte(root.rules))
+	c.language = func(string, bool) *language { return storedLanguage() }
+	return &treeCompiler{ruleCompiler: c}
+}
+
 // rules is the tree of the rules of s, made on first use; nil if there are none.
 func (s *Schema) rules() *ruleTree {
 	s.rulesOnce.Do(func() {
 		if s.root != nil {
-			c := newRuleCompiler([]byte(s.root.rules))
-			c.language = func(string, bool) *language { return storedLanguage() }
-			s.ruleTree = newRuleTree(s.root, s.root.asResource(), &treeCompiler{ruleCompiler: c})
+			s.ruleTree = newRuleTree(s.root, s.root.asResource(), newTreeCompiler(s.root))
 		}
 	})
 	return s.ruleTree
