@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -30,23 +31,33 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// crds reads the corpus of real CRDs.
-func crds(t testing.TB) map[string]*apiextensionsv1.CustomResourceDefinition {
+// readCRDs reads the corpus of real CRDs once: most of the time of these tests goes into its YAML.
+var readCRDs = sync.OnceValues(func() (map[string]*apiextensionsv1.CustomResourceDefinition, error) {
 	files, _ := filepath.Glob("../../../shared/corpus/crds/*/*.yaml")
-	if len(files) == 0 {
-		t.Skip("the corpus of real CRDs is not there: ../shared/corpus/crds, beside the module")
-	}
 	all := map[string]*apiextensionsv1.CustomResourceDefinition{}
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := yaml.Unmarshal(data, crd); err != nil {
-			t.Fatalf("%s: %v", f, err)
+			return nil, fmt.Errorf("%s: %w", f, err)
 		}
 		all[f] = crd
+	}
+	return all, nil
+})
+
+// crds is the corpus of real CRDs, which must not be changed.
+func crds(t testing.TB) map[string]*apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	all, err := readCRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) == 0 {
+		t.Skip("the corpus of real CRDs is not there: ../shared/corpus/crds, beside the module")
 	}
 	return all
 }
