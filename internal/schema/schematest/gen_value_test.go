@@ -85,7 +85,7 @@ func (g *gen) textFor(s props) string {
 	if g.slips() {
 		return text
 	}
-	if f, ok := s["format"].(string); ok {
+	if f, ok := s["format"].(string); ok && formats[f] != nil {
 		text = pick(g.source, formats[f]...)
 	}
 	if p, ok := s["pattern"].(string); ok {
@@ -95,12 +95,12 @@ func (g *gen) textFor(s props) string {
 			}
 		}
 	}
-	if low, ok := s["minLength"].(int); ok {
+	if low, ok := count(s, "minLength"); ok {
 		for len([]rune(text)) < low {
 			text += "é"
 		}
 	}
-	if high, ok := s["maxLength"].(int); ok && len([]rune(text)) > high {
+	if high, ok := count(s, "maxLength"); ok && len([]rune(text)) > high {
 		text = string([]rune(text)[:high])
 	}
 	return text
@@ -140,10 +140,21 @@ func asFloat(v any) float64 {
 	return v.(float64)
 }
 
+// count is one of the limits of s, small enough to make values of.
+func count(s props, key string) (int, bool) {
+	switch v := s[key].(type) {
+	case int:
+		return v, true
+	case int64:
+		return int(min(v, 40)), true
+	}
+	return 0, false
+}
+
 // between is a count that fits s.
 func (g *gen) between(s props, of string) int {
-	low, _ := s["min"+of].(int)
-	high, ok := s["max"+of].(int)
+	low, _ := count(s, "min"+of)
+	high, ok := count(s, "max"+of)
 	if !ok {
 		high = low + 3
 	}
@@ -184,7 +195,8 @@ func identity(v any, s props) string {
 	case "map":
 		t, _ := v.(map[string]any)
 		id := []any{}
-		for _, k := range s["x-kubernetes-list-map-keys"].([]any) {
+		keys, _ := s["x-kubernetes-list-map-keys"].([]any)
+		for _, k := range keys {
 			id = append(id, t[k.(string)])
 		}
 		return string(asJSON(id))
@@ -207,8 +219,8 @@ func (g *gen) fieldsOf(s props, depth int) map[string]any {
 		return false
 	}
 	fields, _ := s["properties"].(props)
-	high, limited := s["maxProperties"].(int)
-	low, _ := s["minProperties"].(int)
+	high, limited := count(s, "maxProperties")
+	low, _ := count(s, "minProperties")
 	for _, name := range sorted(fields) {
 		if s["x-kubernetes-embedded-resource"] == true && (name == "metadata" || name == "kind") {
 			continue

@@ -92,10 +92,28 @@ func (p *pair) validate(t, old object.Tree) (accepted bool, difference string) {
 	want := words(p.theirs.validate(ctx, t, old))
 	slices.Sort(got) // upstream walks over maps
 	slices.Sort(want)
+	if len(got) >= many && len(want) > len(got) {
+		want = slices.DeleteFunc(want, func(w string) bool { _, found := slices.BinarySearch(got, w); return !found })
+	}
 	if !slices.Equal(got, want) {
-		return false, fmt.Sprintf("errors:\nours     %q\nupstream %q", got, want)
+		return false, fmt.Sprintf("errors, of %d and %d:\nours     %q\nupstream %q", len(got), len(want), without(got, want), without(want, got))
 	}
 	return len(got) == 0, ""
+}
+
+// many errors are enough: of an object with more, ours gives only the first.
+const many = 1000
+
+// without is what a has and b has not, both sorted.
+func without(a, b []string) (rest []string) {
+	for _, v := range a {
+		if i, found := slices.BinarySearch(b, v); found {
+			b = slices.Delete(slices.Clone(b), i, i+1)
+		} else {
+			rest = append(rest, v)
+		}
+	}
+	return rest
 }
 
 // write creates t, or updates old to it. difference is empty where both say the same.

@@ -1,0 +1,232 @@
+package schematest
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// corpus is the folder of real CRDs and objects beside the module.
+const corpus = "../../../../shared/corpus"
+
+// kind is one served version of a CRD, and what is known of its objects.
+type kind struct {
+	name    string
+	schema  object.Tree
+	objects []sample
+}
+
+type sample struct {
+	file string
+	tree object.Tree
+}
+
+func yamlFiles(t testing.TB, folder string) (all []sample) {
+	t.Helper()
+	if _, err := os.Stat(corpus); err != nil {
+		t.Skip("the corpus of real CRDs is not there: ../shared/corpus, beside the module")
+	}
+	err := filepath.WalkDir(filepath.Join(corpus, folder), func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() || !strings.HasSuffix(path, ".yaml") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		tree, _, err := object.DecodeYAML(data)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, sample{strings.TrimPrefix(path, corpus+"/"), tree})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// nested is what lies at a path of fields, the zero value where there is no such.
+func nested[T any](v any, path ...string) T {
+	for _, p := range path {
+		m, _ := v.(object.Tree)
+		v = m[p]
+	}
+	out, _ := v.(T)
+	return out
+}
+
+// kinds are all versions of all CRDs with the objects of the given folders, sorted by name.
+func kinds(t testing.TB, folders ...string) []*kind {
+	t.Helper()
+	byType := map[string][]*kind{}
+	var all []*kind
+	for _, crd := range yamlFiles(t, "crds") {
+		for _, v := range nested[[]any](crd.tree, "spec", "versions") {
+			k := &kind{name: strings.TrimSuffix(crd.file, ".yaml") + " " + nested[string](v, "name"), schema: nested[object.Tree](v, "schema", "openAPIV3Schema")}
+			if k.schema == nil {
+				continue
+			}
+			id := nested[string](crd.tree, "spec", "group") + "/" + nested[string](v, "name") + " " + nested[string](crd.tree, "spec", "names", "kind")
+			byType[id] = append(byType[id], k)
+			all = append(all, k)
+		}
+	}
+	for _, folder := range folders {
+		for _, s := range yamlFiles(t, folder) {
+			for _, k := range byType[nested[string](s.tree, "apiVersion")+" "+nested[string](s.tree, "kind")] {
+				k.objects = append(k.objects, s)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b *kind) int { return cmp.Compare(a.name, b.name) })
+	return all
+}
+
+// mutations is how many changes of each object are tried.
+func mutations() (n int, all bool) {
+	n, err := strconv.Atoi(os.Getenv("TEST_MUTATIONS"))
+	if err != nil {
+		return 2, testing.Verbose()
+	}
+	return n, true
+}
+
+// change changes t at random, but not what makes it an object of its kind.
+func (g *gen) change(t object.Tree) {
+	kept := object.Tree{}
+	for _, k := range []string{"apiVersion", "kind", "metadata"} {
+		if v, ok := t[k]; ok {
+			kept[k] = v
+			delete(t, k)
+		}
+	}
+	g.mutated(t)
+	maps.Copy(t, kept)
+}
+
+// mutated is v with one change at a random place.
+func (g *gen) mutated(v any) any {
+	switch v := v.(type) {
+	case object.Tree:
+		if len(v) > 0 && g.n(5) > 0 {
+			k := pick(g.source, slices.Sorted(maps.Keys(v))...)
+			switch g.n(12) {
+			case 0:
+				delete(v, k)
+			case 1:
+				v[k+"x"] = v[k]
+			case 2:
+				v[k] = nil
+			default:
+				v[k] = g.mutated(v[k])
+			}
+			return v
+		}
+	case []any:
+		if len(v) > 0 && g.n(5) > 0 {
+			i := g.n(len(v))
+			switch g.n(8) {
+			case 0:
+				return append(v, copied(v[i]))
+			case 1:
+				return slices.Delete(v, i, i+1)
+			case 2:
+				return v[:0]
+			case 3:
+				v[0], v[i] = v[i], v[0]
+			default:
+				v[i] = g.mutated(v[i])
+			}
+			return v
+		}
+	case string:
+		return pick[any](g.source, v+"x", "", strings.ToUpper(v), v+"é", " "+v, strings.Repeat(v, 9), int64(1), nil, copied(pick(g.source, oddities...)), pick(g.source, texts...))
+	case int64:
+		return pick[any](g.source, v+1, -v, v-1, v*1000, float64(v)+0.5, float64(v), strconv.FormatInt(v, 10), nil, int64(0))
+	case bool:
+		return pick[any](g.source, !v, "true", nil)
+	}
+	return copied(pick(g.source, oddities...))
+}
+
+// check compares what becomes of the objects of k, as they are and changed, and of some made for it.
+func (k *kind) check(c *tally, changes int) error {
+	p, err := newPair(object.AppendJSON(nil, k.schema))
+	if err != nil {
+		return fmt.Errorf("%s: %w", k.name, err)
+	}
+	try := func(what string, t, old object.Tree) error {
+		v, difference := p.write(t, old)
+		if difference != "" {
+			return fmt.Errorf("%s: %s\n%s\nobject %s\nold    %s", k.name, what, difference, object.AppendJSON(nil, t), object.AppendJSON(nil, old))
+		}
+		c.add(v)
+		return nil
+	}
+	g := &gen{source: seeded(len(k.name))}
+	for i := range 4 {
+		g.slip = []int{0, 40, 0, 10}[i]
+		t := g.object(k.schema)
+		g.slip = 30
+		old := g.changed(object.Copy(t), g.object(k.schema)).(object.Tree)
+		if i < 2 {
+			old = nil
+		}
+		if err := try("made "+strconv.Itoa(i), t, old); err != nil {
+			return err
+		}
+	}
+	for _, s := range k.objects {
+		if err := cmp.Or(try(s.file, s.tree, nil), try(s.file, s.tree, s.tree)); err != nil {
+			return err
+		}
+		for i := range changes {
+			t, old := object.Copy(s.tree), object.Tree(nil)
+			for range 1 + g.n(3) {
+				g.change(t)
+			}
+			if i%3 > 0 {
+				old = object.Copy(s.tree)
+				for i%3 > 1 && g.n(3) > 0 {
+					old = object.Copy(t)
+					g.change(t)
+				}
+			}
+			if err := try(fmt.Sprint(s.file, " changed ", i), t, old); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// SCH-003, VAL-018, VAL-029, VAL-166: real objects of real CRDs, as they are and with random changes, on create and on
+// update, get upstream's verdict. TEST_MUTATIONS says how many changes of each; without it only part of the corpus is tried.
+func TestCorpus(t *testing.T) {
+	changes, everything := mutations()
+	var c tally
+	for i, k := range kinds(t, "samples", "samples-placeholder", "samples-negative-path", "rejected") {
+		if !everything && i%8 != 0 {
+			continue
+		}
+		if err := k.check(&c, changes); err != nil {
+			t.Errorf("%v", err)
+		}
+		c.schemas++
+		k.objects = nil
+	}
+	t.Logf("%+v", c)
+	if c.accepted < 100 || c.refused < 100 {
+		t.Errorf("the corpus has shrunk: %+v", c)
+	}
+}
