@@ -105,7 +105,7 @@ func (s *Schema) rules() *ruleTree {
 	return s.ruleTree
 }
 
-// newRuleTree is nil if n, which rules see as seen, has no rules at or below it.
+// newRuleTree is nil if n, which rules see as seen, has no rules at or below it that are ever run.
 func newRuleTree(n, seen *node, c *treeCompiler) *ruleTree {
 	if n == nil || !n.anyRules {
 		return nil
@@ -123,10 +123,17 @@ func newRuleTree(n, seen *node, c *treeCompiler) *ruleTree {
 		if p == nil {
 			continue
 		}
+		below := newRuleTree(child, p, c)
+		if below == nil {
+			continue
+		}
 		if t.properties == nil {
 			t.properties = map[string]*ruleTree{}
 		}
-		t.properties[name] = newRuleTree(child, p, c)
+		t.properties[name] = below
+	}
+	if n.rules == "" && t.items == nil && t.additional == nil && t.properties == nil {
+		return nil
 	}
 	t.names = slices.Sorted(maps.Keys(t.properties))
 	return t

@@ -54,7 +54,7 @@ func FuzzJSON(f *testing.F) {
 			return
 		}
 		ctx := context.Background()
-		_ = s.ValidateExtensions(ctx, obj, old, false, s.Validate(ctx, obj, old))
-		_ = s.ValidateExtensions(ctx, obj, nil, false, s.Validate(ctx, obj, nil))
+		_ = s.Validate(ctx, obj, old, nil)
+		_ = s.Validate(ctx, obj, nil, nil)
 	})
 }

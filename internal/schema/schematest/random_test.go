@@ -5,8 +5,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -31,9 +33,6 @@ func newPair(text []byte) (*pair, error) {
 	}
 	return &pair{text, ours, theirs}, nil
 }
-
-// evaluated says that our engine evaluates rules.
-const evaluated = false
 
 // verdict is how an object fared.
 type verdict int
@@ -84,21 +83,44 @@ func (p *pair) restore(t object.Tree) (object.Tree, string) {
 func (p *pair) validate(t, old object.Tree) (accepted bool, difference string) {
 	ctx := context.Background()
 	before := object.AppendJSON(nil, t)
-	errs := p.ours.Validate(ctx, t, old)
-	got := words(p.ours.ValidateExtensions(ctx, t, old, false, errs))
+	got := words(p.ours.Validate(ctx, t, old, nil))
 	if !bytes.Equal(before, object.AppendJSON(nil, t)) {
 		return false, "ours changed the object"
 	}
-	want := words(p.theirs.validate(ctx, t, old))
-	slices.Sort(got) // upstream walks over maps
+	var want, seen []string
+	for range 40 { // which error upstream meets first in a map is up to chance
+		want = words(p.theirs.validate(ctx, t, old))
+		if seen = append(seen, want...); sameErrors(got, want) {
+			return len(got) == 0, ""
+		}
+	}
+	slices.Sort(seen)
+	if len(got) == len(want) && len(without(got, seen)) == 0 {
+		return false, ""
+	}
+	return false, fmt.Sprintf("errors, of %d and %d:\nours     %q\nupstream %q", len(got), len(want), without(got, want), without(want, got))
+}
+
+// ofType are words about a value of a wrong type that a rule came upon.
+var ofType = regexp.MustCompile(`(internal error: runtime error: hash of unhashable type|invalid data, expected) .* evaluating rule`)
+
+// sameErrors sorts both, for upstream walks over maps. Where a list map has a key that is no scalar, the words of
+// upstream are those of a panic; ours say what is wrong.
+func sameErrors(got, want []string) bool {
+	if slices.ContainsFunc(want, func(w string) bool { return strings.Contains(w, "hash of unhashable type") }) {
+		got, want = slices.Clone(got), slices.Clone(want)
+		for _, list := range [][]string{got, want} {
+			for i := range list {
+				list[i] = ofType.ReplaceAllString(list[i], "invalid data evaluating rule")
+			}
+		}
+	}
+	slices.Sort(got)
 	slices.Sort(want)
 	if len(got) >= many && len(want) > len(got) {
-		want = slices.DeleteFunc(want, func(w string) bool { _, found := slices.BinarySearch(got, w); return !found })
+		want = slices.DeleteFunc(slices.Clone(want), func(w string) bool { _, found := slices.BinarySearch(got, w); return !found })
 	}
-	if !slices.Equal(got, want) {
-		return false, fmt.Sprintf("errors, of %d and %d:\nours     %q\nupstream %q", len(got), len(want), without(got, want), without(want, got))
-	}
-	return len(got) == 0, ""
+	return slices.Equal(got, want)
 }
 
 // many errors are enough: of an object with more, ours gives only the first.
@@ -197,7 +219,7 @@ func seeds(otherwise int) int {
 func TestRandom(t *testing.T) {
 	var c tally
 	failures := 0
-	for seed := range seeds(1000) {
+	for seed := range seeds(400) {
 		if err := trial(seeded(seed), &c); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 			if failures++; failures == 5 {

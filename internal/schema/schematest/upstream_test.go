@@ -51,9 +51,7 @@ func newUpstream(schema []byte) (*upstream, error) {
 	if u.validator, _, err = validation.NewSchemaValidator(u.internal); err != nil {
 		return nil, err
 	}
-	if evaluated {
-		u.rules = cel.NewValidator(u.structural, true, celconfig.PerCallLimit)
-	}
+	u.rules = cel.NewValidator(u.structural, true, celconfig.PerCallLimit)
 	return u, nil
 }
 
@@ -103,7 +101,7 @@ func (u *upstream) validate(ctx context.Context, t, old object.Tree) (errs field
 }
 
 func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []cel.Option, errs field.ErrorList) field.ErrorList {
-	if !evaluated {
+	if u.rules == nil {
 		return errs
 	}
 	for _, err := range errs {
