@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
@@ -103,9 +104,17 @@ func (f *serveFlags) complete() error {
 	return nil
 }
 
+// gcPercent is how much garbage may lie beside what lives, unless GOGC says otherwise. Most of what
+// lives are the objects themselves: with 10,000 of them 80 instead of 100 takes some 12 MiB off the peak
+// and costs what cannot be told from noise.
+const gcPercent = 80
+
 // serve runs a server until ctx is done, a signal arrives or it fails.
 func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	began := time.Now()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	server, err := apiserver.Start(ctx, f.config)
