@@ -168,7 +168,7 @@ var errNoType = errors.New("failed to convert to declType for CEL validation rul
 // compiled once. It is for one goroutine.
 type ruleCompiler struct {
 	language  func(expr string, isMessage bool) *language              // that an expression is written in
-	estimator func(self *node, checked *ast.AST) checker.CostEstimator // nil: nobody asks for costs
+	estimator func(self *node, checked *ast.AST) checker.CostEstimator // nil: programs are wanted, and no costs
 	name      string                                                   // of the type of self
 
 	known map[exprKey][]*expression
@@ -254,8 +254,11 @@ type expression struct {
 	err         *apicel.Error
 }
 
-// maxVariants is for how many types one expression is remembered.
-const maxVariants = 8
+// What is remembered, at most: so many expressions, and each for so many types.
+const (
+	maxKnown    = 1000
+	maxVariants = 8
+)
 
 func (c *ruleCompiler) expression(key exprKey, seen *node, scopes map[*language]*scope) *expression {
 	s := scopes[key.language]
@@ -274,9 +277,11 @@ func (c *ruleCompiler) expression(key exprKey, seen *node, scopes map[*language]
 	x.err = x.compile(s)
 	x.lookups = s.lookups
 	if c.estimator == nil {
-		x.checked = nil // nobody needs it again
+		x.checked = nil // it was for the program
+	} else {
+		x.program = nil // it only had to be possible
 	}
-	if len(known) < maxVariants {
+	if len(known) < maxVariants && (len(known) > 0 || len(c.known) < maxKnown) {
 		c.known[key] = append(known, x)
 	}
 	return x

@@ -143,7 +143,7 @@ func (c *RuleChecker) Check(p *Place) ([]CheckedRule, error) {
 	}
 	out := make([]CheckedRule, len(rules))
 	for i, r := range rules {
-		out[i] = CheckedRule{r.err, r.messageErr, r.message != nil, r.usesOldSelf, multiply(r.cost, *often), r.messageCost}
+		out[i] = CheckedRule{r.err, r.messageErr, r.err == nil && r.messageErr == nil && r.messageExpression != "", r.usesOldSelf, multiply(r.cost, *often), r.messageCost}
 	}
 	return out, nil
 }

@@ -1,0 +1,40 @@
+package crdvalidation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	upstream "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+)
+
+// VAL-150, VAL-152: rules made to be slow are refused by name, or checked at a cost that their length bounds.
+func TestRulesMadeToBeSlow(t *testing.T) {
+	spec := func(schema string) CRD {
+		return withSchema(t, "{type: object, properties: {spec: "+schema+"}}")
+	}
+	rule := func(text string) CRD {
+		return spec(fmt.Sprintf("{type: integer, x-kubernetes-validations: [{rule: %q}]}", text))
+	}
+	for _, c := range []struct {
+		name string
+		crd  CRD
+		want string
+	}{
+		{"a long rule", rule("self == 1" + strings.Repeat(" || self == 1", 20_000)), "expression code point size exceeds limit"},
+		{"a deep rule", rule(strings.Repeat("(", 400) + "self == 1" + strings.Repeat(")", 400)), "expression recursion limit exceeded"},
+		{"nested loops", rule("[1,2,3].all(a, " + strings.Repeat("[1,2,3,4,5,6,7,8,9].all(a, ", 12) + "a > 0" + strings.Repeat(")", 13)), "estimated rule cost exceeds budget by factor of more than 100x"},
+		{"doubling strings", rule("'" + strings.Repeat("x", 100) + "'" + strings.Repeat(".replace('x', 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx')", 12) + " != ''"), "estimated rule cost exceeds budget"},
+		{"lists of lists", spec("{type: array, items: {type: array, items: {type: array, items: {type: string, x-kubernetes-validations: [{rule: self.contains('x')}]}}}}"), "estimated rule cost exceeds budget"},
+	} {
+		errs := Create(c.crd)
+		if len(errs) == 0 || !strings.Contains(errs[0].Detail, c.want) {
+			t.Errorf("%s: %.300v", c.name, errs)
+		}
+		compare(t, c.name, errs, upstream.ValidateCustomResourceDefinition(t.Context(), c.crd.CustomResourceDefinition))
+	}
+	same := strings.TrimSuffix(strings.Repeat("{rule: self > 0}, ", 5_000), ", ")
+	if errs := Create(spec("{type: integer, x-kubernetes-validations: [" + same + "]}")); len(errs) > 0 {
+		t.Errorf("5,000 times the same rule: %.300v", errs)
+	}
+}
