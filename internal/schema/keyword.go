@@ -134,6 +134,8 @@ type enumeration struct {
 	once sync.Once
 	list []any
 
+	scalars map[any]bool // those in list, where it is long: many values may ask
+
 	worded sync.Once
 	said   string
 	names  []string
@@ -145,14 +147,38 @@ func (e *enumeration) values() []any {
 		if kjson.UnmarshalCaseSensitivePreserveInts([]byte(e.text), &v) == nil {
 			e.list, _ = v.([]any)
 		}
+		if len(e.list) <= shortEnum {
+			return
+		}
+		e.scalars = map[any]bool{}
+		for _, v := range e.list {
+			switch v.(type) {
+			case string, int64, float64, bool:
+				e.scalars[v] = true
+			}
+		}
 	})
 	return e.list
 }
 
+// shortEnum is how many values are faster to compare than to look up.
+const shortEnum = 16
+
 // has compares as upstream does, by what Go converts: 65 is "A", and 1.5 is 1. Null
 // is in no enumeration.
 func (e *enumeration) has(v any) bool {
-	for _, allowed := range e.values() {
+	list := e.values()
+	if e.scalars != nil {
+		switch x := v.(type) {
+		case string, bool:
+			return e.scalars[v]
+		case int64:
+			return e.scalars[v] || e.scalars[float64(x)] || e.scalars[runeText(x)]
+		case float64:
+			return e.scalars[v] || e.scalars[int64(x)]
+		}
+	}
+	for _, allowed := range list {
 		if enumEqual(v, allowed) {
 			return true
 		}

@@ -308,6 +308,11 @@ func (g *gen) enum(s props) []any {
 	if s["nullable"] == true && g.once(2) {
 		list = append(list, nil)
 	}
+	if g.once(6) { // a long one is looked up otherwise
+		for i := range 20 {
+			list = append(list, pick[any](g.source, i, float64(i)+0.5, strings.Repeat("x", i), string(rune('0'+i))))
+		}
+	}
 	return list
 }
 
