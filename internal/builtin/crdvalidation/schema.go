@@ -84,6 +84,11 @@ func isExtended(s *schema) bool {
 		s.XListType != nil || len(s.XValidations) > 0
 }
 
+// isContradictory is true of what the documentation says is refused, and upstream's validation takes.
+func isContradictory(s *schema) bool {
+	return s.AdditionalProperties != nil && !s.AdditionalProperties.Allows || s.XIntOrString && s.Type != ""
+}
+
 // validationSchema checks the schema of a version, the JSON of which is js. What CEL rules mean and whether
 // defaults fit the schema is checked only where its structure is right. Nothing is left that could keep a
 // validator from being built, which upstream tries at the end.
@@ -177,7 +182,13 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 	w.keywords(s, path, at)
 	below := at
 	below.root = false
+	if w.contradictions && s.XIntOrString && s.Type != "" {
+		w.add(field.Invalid(path.Child("type"), s.Type, "must be empty if x-kubernetes-int-or-string is true"))
+	}
 	if a := s.AdditionalProperties; a != nil {
+		if w.contradictions && !a.Allows {
+			w.add(field.Forbidden(path.Child("additionalProperties"), "additionalProperties cannot be set to false"))
+		}
 		if len(s.Properties) > 0 && (!a.Allows || a.Schema != nil) {
 			w.add(field.Forbidden(path.Child("additionalProperties"), "additionalProperties and properties are mutual exclusive"))
 		}

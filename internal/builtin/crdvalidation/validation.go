@@ -35,6 +35,7 @@ type options struct {
 	structural       bool
 	atomicSets       bool
 	listMapKeys      bool
+	contradictions   bool            // what a schema may not say although upstream's validation lets it
 	caBundle         bool            // the CA bundle of a webhook must be valid
 	manySelectable   map[string]bool // versions that may keep more than MaxSelectableFields
 	checker          *ourschema.RuleChecker
@@ -90,7 +91,7 @@ func (c CRD) schemas() (all [][]byte) {
 // spec. The CRD is not modified.
 func Create(crd CRD) field.ErrorList {
 	schemas := crd.schemas()
-	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas, expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true}
+	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas, expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true}
 	errs := name(crd.CustomResourceDefinition)
 	errs = append(errs, spec(&crd.Spec, o)...)
 	errs = append(errs, Status(crd)...)
@@ -203,6 +204,7 @@ func ratchet(crd, old CRD) options {
 		propertyTypes:  !has(func(s *schema) bool { return s.Type != "" && !slices.Contains(propertyTypes, s.Type) }),
 		structural:     !slices.ContainsFunc(all, isNonStructural),
 		atomicSets:     !has(func(s *schema) bool { return len(atomicSetItems(s, nil)) > 0 }),
+		contradictions: !has(isContradictory),
 		listMapKeys:    !has(func(s *schema) bool { return len(listMapKeys(s, field.NewPath(""))) > 0 }),
 		caBundle:       isEstablished(old.CustomResourceDefinition) && hasValidCABundle(old.Spec.Conversion),
 		manySelectable: manySelectable(crd.CustomResourceDefinition, old.CustomResourceDefinition),
