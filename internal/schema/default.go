@@ -22,6 +22,9 @@ func (s *Schema) Fill(t object.Tree) {
 
 // shaping is the tree that prunes, defaults and checks objects, its defaults read; nil where there is none.
 func (s *Schema) shaping() *node {
+	if s.loose {
+		return nil
+	}
 	if s.root.has(defaults) {
 		s.defaultsOnce.Do(s.readDefaults)
 	}

@@ -98,7 +98,7 @@ func newTreeCompiler(root *node) *treeCompiler {
 // rules is the tree of the rules of s, made on first use; nil if there are none.
 func (s *Schema) rules() *ruleTree {
 	s.rulesOnce.Do(func() {
-		if s.root != nil {
+		if s.root != nil && !s.loose {
 			s.ruleTree = newRuleTree(s.root, s.root.asResource(), newTreeCompiler(s.root))
 		}
 	})

@@ -15,6 +15,7 @@ import (
 type Schema struct {
 	root        *node // nil: no schema at all
 	preserve    bool  // spec.preserveUnknownFields: nothing is pruned
+	loose       bool  // not structural: only values are validated by it
 	fingerprint uint64
 
 	defaultsOnce sync.Once
@@ -43,6 +44,7 @@ func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error
 	default:
 		return nil, errNotObject
 	}
+	s.loose = preserveUnknownFields && !structural(object.NewCursor(openAPIV3Schema))
 	s.root.gather()
 	s.fingerprint = s.root.fingerprint(preserveUnknownFields)
 	return s, nil
