@@ -20,7 +20,7 @@ type gen struct {
 	rules bool
 }
 
-var names = []string{"foo", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d", "größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
+var names = []string{"foo", "status", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d", "größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
 
 // root makes the schema of a version.
 func (g *gen) root() props {

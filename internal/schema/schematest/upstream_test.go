@@ -27,6 +27,7 @@ type upstream struct {
 	internal   *apiextensions.JSONSchemaProps
 	structural *structuralschema.Structural
 	validator  validation.SchemaValidator
+	status     validation.SchemaValidator // nil where the schema has no status
 	rules      *cel.Validator
 }
 
@@ -50,6 +51,11 @@ func newUpstream(schema []byte) (*upstream, error) {
 	}
 	if u.validator, _, err = validation.NewSchemaValidator(u.internal); err != nil {
 		return nil, err
+	}
+	if p, ok := u.internal.Properties["status"]; ok {
+		if u.status, _, err = validation.NewSchemaValidator(&p); err != nil {
+			return nil, err
+		}
 	}
 	u.rules = cel.NewValidator(u.structural, true, celconfig.PerCallLimit)
 	return u, nil
@@ -96,6 +102,18 @@ func (u *upstream) validate(ctx context.Context, t, old object.Tree) (errs field
 	errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
 	if len(listtype.ValidateListSetsAndMaps(nil, u.structural, old)) == 0 {
 		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, u.structural, t)...)
+	}
+	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
+}
+
+// validateStatus is what the strategy of the status subresource finds wrong.
+func (u *upstream) validateStatus(ctx context.Context, t, old object.Tree) (errs field.ErrorList) {
+	correlated := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
+	if status, ok := t["status"]; ok {
+		errs = append(errs, validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, validation.WithRatcheting(correlated.Key("status")))...)
+	}
+	if twice := listtype.ValidateListSetsAndMaps(nil, u.structural, t); len(twice) > 0 && len(listtype.ValidateListSetsAndMaps(nil, u.structural, old)) == 0 {
+		errs = append(errs, twice...)
 	}
 	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
 }

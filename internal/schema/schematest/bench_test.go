@@ -1,0 +1,146 @@
+package schematest
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/schema"
+)
+
+// cost is what one call takes.
+type cost struct{ nanos, allocs, bytes float64 }
+
+// costOf is the least of several short runs: what else the machine does only adds to it.
+func costOf(f func()) (c cost) {
+	f()
+	c.nanos = math.Inf(1)
+	var before, after runtime.MemStats
+	n := 1
+	for range 7 {
+		start := time.Now()
+		for range n {
+			f()
+		}
+		took := time.Since(start)
+		c.nanos = min(c.nanos, float64(took)/float64(n))
+		if took < 2*time.Millisecond {
+			n = min(4*n, 1000)
+		}
+	}
+	runtime.ReadMemStats(&before)
+	for range n {
+		f()
+	}
+	runtime.ReadMemStats(&after)
+	c.allocs = float64(after.Mallocs-before.Mallocs) / float64(n)
+	c.bytes = float64(after.TotalAlloc-before.TotalAlloc) / float64(n)
+	return c
+}
+
+// without rules.
+func withoutRules(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		delete(v, "x-kubernetes-validations")
+		for _, w := range v {
+			withoutRules(w)
+		}
+	case []any:
+		for _, w := range v {
+			withoutRules(w)
+		}
+	}
+	return v
+}
+
+// BenchmarkBeside measures both engines on the same work for each version of a CRD that has samples: what a create does with
+// an object, without rules and with them, and compiling its schema. It reports upstream's costs divided by ours: the
+// geometric mean over the versions, and the least.
+func BenchmarkBeside(b *testing.B) {
+	all := kinds(b, "samples")
+	ctx := context.Background()
+	create := func(k *kind) (ours, theirs func()) {
+		p, err := newPair(object.AppendJSON(nil, k.schema))
+		if err != nil {
+			b.Fatal(err)
+		}
+		var shaped []object.Tree
+		for _, s := range k.objects {
+			if t, difference := p.shape(s.tree); t != nil && difference == "" {
+				shaped = append(shaped, t)
+			}
+		}
+		if len(shaped) == 0 {
+			return nil, nil
+		}
+		return func() {
+				for _, t := range shaped {
+					if _, err := p.ours.Shape(t); err != nil {
+						b.Fatal(err)
+					}
+					p.ours.Validate(ctx, t, nil, nil)
+				}
+			}, func() {
+				for _, t := range shaped {
+					if _, err := p.theirs.shape(t); err != nil {
+						b.Fatal(err)
+					}
+					p.theirs.validate(ctx, t, nil)
+				}
+			}
+	}
+	b.Run("create", func(b *testing.B) {
+		beside(b, all, func(k *kind) (ours, theirs func()) {
+			return create(&kind{name: k.name, schema: withoutRules(copied(k.schema)).(object.Tree), objects: k.objects})
+		})
+	})
+	b.Run("createWithRules", func(b *testing.B) { beside(b, all, create) })
+	b.Run("compile", func(b *testing.B) {
+		beside(b, all, func(k *kind) (ours, theirs func()) {
+			text := object.AppendJSON(nil, withoutRules(copied(k.schema)))
+			return func() {
+					if _, err := schema.Compile(text, false); err != nil {
+						b.Fatal(err)
+					}
+				}, func() {
+					if _, err := newUpstream(text); err != nil {
+						b.Fatal(err)
+					}
+				}
+		})
+	})
+}
+
+func beside(b *testing.B, all []*kind, pair func(*kind) (ours, theirs func())) {
+	for b.Loop() {
+		var nanos, allocs, bytes, n float64
+		worst, at := math.Inf(1), ""
+		for _, k := range all {
+			if len(k.objects) == 0 {
+				continue
+			}
+			ours, theirs := pair(k)
+			if ours == nil {
+				continue
+			}
+			x, y := costOf(ours), costOf(theirs)
+			n++
+			nanos += math.Log(y.nanos / x.nanos)
+			allocs += math.Log((y.allocs + 1) / (x.allocs + 1))
+			bytes += math.Log((y.bytes + 1) / (x.bytes + 1))
+			if r := y.nanos / x.nanos; r < worst {
+				worst, at = r, k.name
+			}
+		}
+		b.ReportMetric(math.Exp(nanos/n), "x-time")
+		b.ReportMetric(math.Exp(allocs/n), "x-allocs")
+		b.ReportMetric(math.Exp(bytes/n), "x-bytes")
+		b.ReportMetric(worst, "x-time-worst")
+		b.ReportMetric(n, "kinds")
+		b.Logf("least for %s", at)
+	}
+}
