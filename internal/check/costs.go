@@ -1,10 +1,219 @@
 package check
 
-import "strings"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/schema"
+)
+
+const (
+	// shownShare of the budget is what a rule has to cost to be told of in text: a tenth.
+	shownShare = 10
+	// maxTries bounds how many limits are tried out for one rule.
+	maxTries = 50
+)
 
 // Rule is a CEL rule of a CRD with what a server estimates that it costs at most.
-type Rule struct{}
+type Rule struct {
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	Column int    `json:"column"`
+	Path   string `json:"path"`
+	Rule   string `json:"rule"`
+	Cost   uint64 `json:"cost"`   // estimated, for all values in one object
+	Budget uint64 `json:"budget"` // what it may cost
+	// Advice is the missing limit that would lower the cost most, where a rule costs much.
+	Advice string `json:"advice,omitempty"`
+}
 
-func (c *checker) costs(*document) {}
+// costs reports the rules of a CRD, the most expensive first.
+func (c *checker) costs(d *document) {
+	var found []Rule
+	for _, v := range slices.Sorted(maps.Keys(versionsOf(d.tree))) {
+		version := versionsOf(d.tree)[v]
+		root := schemaOf(version.tree)
+		if root == nil {
+			continue
+		}
+		s, err := compile(root)
+		if err != nil {
+			continue // the schema is refused
+		}
+		w := costing{root: root, path: version.path + ".schema.openAPIV3Schema"}
+		w.walk(s.RootPlace(), root, nil)
+		for _, r := range w.rules {
+			r.File = d.file
+			r.Line, r.Column = d.position(r.Path)
+			found = append(found, r)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b Rule) int {
+		switch {
+		case a.Cost > b.Cost:
+			return -1
+		case a.Cost < b.Cost:
+			return 1
+		}
+		return 0
+	})
+	c.report.Rules = append(c.report.Rules, found...)
+}
 
-func (r *Rule) writeText(*strings.Builder) {}
+func compile(root object.Tree) (*schema.Schema, error) {
+	return schema.Compile(object.AppendJSON(nil, root), false)
+}
+
+func newRules(root object.Tree) *schema.RuleChecker {
+	return schema.NewRuleChecker([][]byte{object.AppendJSON(nil, root)}, func(string, bool) bool { return false })
+}
+
+// costing estimates the rules of one schema.
+type costing struct {
+	root  object.Tree
+	path  string
+	rules []Rule
+}
+
+// down is one step into a schema: the keyword, and the name of a property.
+type down struct{ keyword, name string }
+
+func (s down) String() string {
+	if s.name != "" {
+		return "." + s.keyword + "[" + s.name + "]"
+	}
+	return "." + s.keyword
+}
+
+func (s down) schema(t object.Tree) object.Tree {
+	below, _ := t[s.keyword].(object.Tree)
+	if s.name != "" {
+		below, _ = below[s.name].(object.Tree)
+	}
+	return below
+}
+
+func (s down) place(p *schema.Place) *schema.Place {
+	switch s.keyword {
+	case "items":
+		return p.Items()
+	case "additionalProperties":
+		return p.Additional()
+	}
+	return p.Property(s.name)
+}
+
+// steps are the ways down from a schema.
+func steps(t object.Tree) (all []down) {
+	properties, _ := t["properties"].(object.Tree)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		all = append(all, down{"properties", name})
+	}
+	return append(all, down{"items", ""}, down{"additionalProperties", ""})
+}
+
+func (w *costing) walk(p *schema.Place, t object.Tree, at []down) {
+	if p == nil || t == nil {
+		return
+	}
+	checked, err := newRules(w.root).Check(p)
+	for i, r := range list(t, "x-kubernetes-validations") {
+		if err != nil || i >= len(checked) || checked[i].Err != nil {
+			continue // it is refused
+		}
+		found := Rule{
+			Path: w.pathOf(at) + ".x-kubernetes-validations[" + strconv.Itoa(i) + "].rule",
+			Rule: object.String(r, "rule"), Cost: checked[i].Cost, Budget: crdvalidation.MaxRuleCost,
+		}
+		if found.Cost > found.Budget/2 {
+			found.Advice = w.advice(at, i, found.Cost)
+		}
+		w.rules = append(w.rules, found)
+	}
+	for _, s := range steps(t) {
+		w.walk(s.place(p), s.schema(t), append(at[:len(at):len(at)], s))
+	}
+}
+
+func (w *costing) pathOf(at []down) string {
+	path := w.path
+	for _, s := range at {
+		path += s.String()
+	}
+	return path
+}
+
+// limits are what bounds the size of a value of a type, with a value to try.
+var limits = map[string]struct {
+	keyword string
+	value   int64
+}{"array": {"maxItems", 10}, "string": {"maxLength", 63}, "object": {"maxProperties", 10}}
+
+// advice tries what each limit that is missing above or below a rule would save.
+func (w *costing) advice(at []down, rule int, cost uint64) string {
+	best, tries := "", 0
+	try := func(t object.Tree, path string) {
+		limit, ok := limits[object.String(t, "type")]
+		if !ok || t[limit.keyword] != nil || t["enum"] != nil || t["format"] != nil || t["properties"] != nil || tries >= maxTries {
+			return
+		}
+		tries++
+		t[limit.keyword] = limit.value
+		if lower, ok := w.cost(at, rule); ok && lower < cost {
+			cost = lower
+			best = fmt.Sprintf("%s.%s: %d would lower it to %d", path, limit.keyword, limit.value, lower)
+		}
+		delete(t, limit.keyword)
+	}
+	t := w.root
+	for i := range at {
+		try(t, w.pathOf(at[:i]))
+		t = at[i].schema(t)
+	}
+	below(t, w.pathOf(at), try)
+	return best
+}
+
+// below calls f for a schema and all in it.
+func below(t object.Tree, path string, f func(object.Tree, string)) {
+	if t == nil {
+		return
+	}
+	f(t, path)
+	for _, s := range steps(t) {
+		below(s.schema(t), path+s.String(), f)
+	}
+}
+
+// cost estimates a rule of the schema as it is now.
+func (w *costing) cost(at []down, rule int) (uint64, bool) {
+	s, err := compile(w.root)
+	if err != nil {
+		return 0, false
+	}
+	p := s.RootPlace()
+	for _, step := range at {
+		p = step.place(p)
+	}
+	checked, err := newRules(w.root).Check(p)
+	if err != nil || rule >= len(checked) || checked[rule].Err != nil {
+		return 0, false
+	}
+	return checked[rule].Cost, true
+}
+
+func (r *Rule) writeText(b *strings.Builder) {
+	if r.Cost < r.Budget/shownShare {
+		return
+	}
+	fmt.Fprintf(b, "%s:%d:%d: rule: %s: %q costs at most %d, %d %% of what it may", r.File, r.Line, r.Column, r.Path, r.Rule, r.Cost, r.Cost/(r.Budget/100))
+	if r.Advice != "" {
+		b.WriteString("; " + r.Advice)
+	}
+	b.WriteByte('\n')
+}
