@@ -8,4 +8,7 @@
 //	  k8s.io/apiextensions-apiserver/pkg/apiserver/schema/{pruning,defaulting,listtype,objectmeta,cel} \
 //	  k8s.io/apiextensions-apiserver/pkg/apiserver/validation \
 //	  k8s.io/kube-openapi/pkg/validation/validate | tr ' ' ,) ./internal/schema/schematest
+//
+// Of the statements of the functions that a write calls at all, 95 % of listtype, 94 % of pruning, 87 % of objectmeta, 85 % of
+// validation, 83 % of defaulting, 80 % of cel and 78 % of validate; most others serve keywords and Go types that no CRD has.
 package schematest

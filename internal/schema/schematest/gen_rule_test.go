@@ -3,6 +3,7 @@ package schematest
 import (
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // rule gives s rules, some of the time.
@@ -23,6 +24,9 @@ func (g *gen) rule(s props, depth int) {
 			v.optional = "oldSelf"
 		}
 		r["rule"] = w.test(v, 0)
+		if g.once(25) { // not what a CRD may have, but what an old one may hold
+			r["rule"] = pick(g.source, "self.nope > 1", "  ", "self +", "1 + 1", "oldSelf == self || nope(self)")
+		}
 		if g.once(3) {
 			r["message"] = pick(g.source, "it is wrong", "no")
 		}
@@ -296,7 +300,7 @@ func (w *ruleWriter) message(v *variable) string {
 			own = f.expr
 		}
 	}
-	return pick(w.source, "'bad ' + "+own, own, "''", "'two\\nlines'", "string(1 / 0)", "'   '", "'%s'.format(["+own+"])")
+	return pick(w.source, "'bad ' + "+own, own, "''", "'two\\nlines'", "string(1 / 0)", "'   '", "'0123456789'.replace('', 'x'.replace('x', '"+strings.Repeat("x", 600)+"'))", "'%s'.format(["+own+"])")
 }
 
 // fieldPath is one that exists below s.

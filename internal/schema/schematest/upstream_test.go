@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"regexp"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -136,11 +137,14 @@ func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []c
 	return append(errs, found...)
 }
 
+// selfType is named after its schema, by either engine in its own way.
+var selfType = regexp.MustCompile(`selfType\d+`)
+
 // words of errors: path, type, detail and value.
 func words(errs field.ErrorList) []string {
 	var all []string
 	for _, err := range errs {
-		all = append(all, fmt.Sprintf("%s %s %v", err.Field, err.Type, err.ErrorBody()))
+		all = append(all, selfType.ReplaceAllString(fmt.Sprintf("%s %s %v", err.Field, err.Type, err.ErrorBody()), "selfType"))
 	}
 	return all
 }
