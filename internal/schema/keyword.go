@@ -121,11 +121,15 @@ type pattern struct {
 	once sync.Once
 	re   *regexp.Regexp
 	err  error
+	cost int // of one byte
 }
 
-func (p *pattern) match(s string) bool {
-	p.once.Do(func() { p.re, p.err = regexp.Compile(p.text) })
-	return p.err == nil && p.re.MatchString(s)
+func (w *walk) matchesPattern(s string, p *pattern) bool {
+	p.once.Do(func() {
+		p.re, p.err = regexp.Compile(p.text)
+		p.cost = instructions(p.text)
+	})
+	return p.err == nil && w.spend(len(s)*p.cost) && p.re.MatchString(s)
 }
 
 // enumeration is decoded when the first value asks for it.

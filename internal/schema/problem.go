@@ -26,7 +26,7 @@ func (w *walk) full() bool { return len(w.problems) >= maxProblems || w.wording 
 
 // add is for a walk that is not quiet.
 func (w *walk) add(message string, err *field.Error) {
-	if w.full() {
+	if w.full() || !w.spend(len(w.problems)) {
 		return
 	}
 	for i := range w.problems {

@@ -4,14 +4,14 @@ package schema
 func (w *walk) text(s string, n *node, at string) bool {
 	w.matches++
 	m := n.more
-	ok := true
+	ok := w.spend(len(s))
 	switch {
 	case n.maxLength != nil && longer(s, *n.maxLength):
 		ok = w.tooLong(at, *n.maxLength)
 	case m == nil:
 	case m.minLength != nil && shorter(s, *m.minLength):
 		ok = w.tooShort(at, s, *m.minLength)
-	case m.pattern != nil && !m.pattern.match(s):
+	case m.pattern != nil && !w.matchesPattern(s, m.pattern):
 		ok = w.noMatch(at, s, m.pattern)
 	}
 	if m != nil && m.format >= textFormat {

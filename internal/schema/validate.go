@@ -49,7 +49,11 @@ func checkValues(v any, n *node, at *field.Path, old func() *correlation) field.
 	if n == nil {
 		return nil
 	}
-	if quiet := (walk{quiet: true}); quiet.check(v, n, "", nil) {
+	quiet := walk{quiet: true}
+	switch ok := quiet.check(v, n, "", nil); {
+	case !quiet.spend(0):
+		return field.ErrorList{tooComplex(at)}
+	case ok:
 		return nil
 	}
 	w := walk{root: at}
@@ -57,6 +61,9 @@ func checkValues(v any, n *node, at *field.Path, old func() *correlation) field.
 	var errs field.ErrorList
 	for _, p := range w.problems {
 		errs = append(errs, p.err)
+	}
+	if !w.spend(0) {
+		errs = append(errs, tooComplex(at))
 	}
 	return errs
 }
@@ -68,6 +75,7 @@ type walk struct {
 	root     *field.Path
 	problems []problem
 	wording  int // bytes of them
+	steps    int // taken
 	matches  int // how many checks passed, by upstream's count: the best of several failed branches is told
 }
 
@@ -86,7 +94,7 @@ func (w *walk) value(v any, n *node, at string, c *correlation) bool {
 
 // check does all keywords of n in upstream's order.
 func (w *walk) check(v any, n *node, at string, c *correlation) bool {
-	if !w.quiet && w.full() {
+	if !w.spend(stepsOfSchema) || !w.quiet && w.full() {
 		return false
 	}
 	if v == nil {

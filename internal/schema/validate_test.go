@@ -2,6 +2,7 @@ package schema
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -122,6 +123,15 @@ func TestValidateIsBounded(t *testing.T) {
 	for i := range list {
 		list[i] = "no"
 	}
+	var distinct strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&distinct, `"value-%05d",`, i)
+	}
+	distinct.WriteString(`"z"`)
+	last := make([]any, 100_000)
+	for i := range last {
+		last[i] = "z"
+	}
 	deep := object.Tree{}
 	for range 300 {
 		deep = object.Tree{"x": deep}
@@ -132,6 +142,7 @@ func TestValidateIsBounded(t *testing.T) {
 	}{
 		"errors":   {`{"properties":{"l":{"items":{"type":"integer"}}}}`, object.Tree{"l": list}},
 		"enum":     {`{"properties":{"l":{"items":{"enum":[` + names + `]}}}}`, object.Tree{"l": list}},
+		"last":     {`{"properties":{"n":{"type":"null"},"l":{"items":{"enum":[` + distinct.String() + `]}}}}`, object.Tree{"n": "x", "l": last}},
 		"branches": {nested, deep},
 		"pattern":  {`{"properties":{"s":{"pattern":"^(a+)+$"}}}`, object.Tree{"s": strings.Repeat("a", 100_000) + "b"}},
 	} {
@@ -145,6 +156,58 @@ func TestValidateIsBounded(t *testing.T) {
 			t.Errorf("%s: %d errors of %d bytes", name, len(errs), size)
 		}
 		t.Logf("%s: %v", name, time.Since(start))
+	}
+}
+
+// A walk that would take hours is given up, and said to be.
+func TestValidateGivesUp(t *testing.T) {
+	c := map[string]struct {
+		schema string
+		tree   object.Tree
+	}{
+		"pattern":  {`{"properties":{"s":{"pattern":"^` + strings.Repeat("a?", 10_000) + `$"}}}`, object.Tree{"s": strings.Repeat("a", 1_000_000)}},
+		"repeated": {`{"properties":{"s":{"pattern":"^((a?b?c?){300})|(d?){1000}$"}}}`, object.Tree{"s": strings.Repeat("a", 3_000_000)}},
+	}
+	if testing.Verbose() { // takes all the steps
+		list := make([]any, 100_000)
+		for i := range list {
+			list[i] = int64(i)
+		}
+		some := strings.Repeat(`{"not":{"minimum":-1,"maximum":-1}},`, 20_000)
+		c["branches"] = struct {
+			schema string
+			tree   object.Tree
+		}{`{"properties":{"l":{"items":{"allOf":[` + some + `{}]}}}}`, object.Tree{"l": list}}
+	}
+	for name, c := range c {
+		start := time.Now()
+		errs := mustCompile(t, c.schema).Validate(t.Context(), c.tree, nil, nil)
+		if len(errs) != 1 || !strings.Contains(errs[0].Detail, "too complex") {
+			t.Errorf("%s: %v", name, errs)
+		}
+		t.Logf("%s: %v", name, time.Since(start))
+	}
+}
+
+// A long enumeration is not searched value by value, with the same outcome.
+func TestEnumerationIndex(t *testing.T) {
+	values := slices.Concat(scalars, []any{object.Tree{"a": int64(1)}, object.Tree{"a": 1.0}, []any{}, []any{"b"}})
+	for skip := range 5 {
+		e := &enumeration{}
+		for i, v := range values {
+			if i%5 != skip {
+				e.list = append(e.list, v)
+			}
+		}
+		js := object.AppendJSON(nil, e.list)
+		e = &enumeration{text: string(js)}
+		e.values()
+		for _, v := range values {
+			want := slices.ContainsFunc(e.list, func(allowed any) bool { return enumEqual(v, allowed) })
+			if got := e.has(v); got != want {
+				t.Errorf("%T %v: %t", v, v, got)
+			}
+		}
 	}
 }
 
