@@ -198,7 +198,7 @@ func compareEvaluation(t *testing.T, s *ruled, what string, tree, old object.Tre
 // VAL-043 VAL-049 VAL-069: the rules of real schemas decide alike over objects made at random, at the
 // same cost, with the same errors; so do updates (VAL-033 VAL-041 VAL-140 VAL-141).
 func TestRulesAgainstUpstream(t *testing.T) {
-	n, rounds := 5, 12
+	n, rounds := 20, 6
 	if testing.Verbose() {
 		n, rounds = 1, 60
 	}
