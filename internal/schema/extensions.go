@@ -23,7 +23,7 @@ func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, sta
 	switch {
 	case s.rules() == nil:
 		return errs
-	case slices.ContainsFunc(errs, blocksRules):
+	case len(errs) >= maxProblems || slices.ContainsFunc(errs, blocksRules): // there may be others that are not told
 		return append(errs, field.Invalid(nil, nil, "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation"))
 	}
 	return append(errs, s.evaluate(ctx, t, old, warn)...)
