@@ -63,6 +63,8 @@ type compiledRule struct {
 	err         *apicel.Error
 	messageErr  *apicel.Error
 
+	messageFails *sync.Once // guards that this is logged; there if message is
+
 	cost, messageCost uint64 // what they can cost at most; estimated on request only
 }
 
@@ -217,7 +219,7 @@ func (c *ruleCompiler) compile(r *compiledRule, seen *node, scopes map[*language
 	}
 	m := c.expression(exprKey{c.language(r.messageExpression, true), r.messageExpression, r.optionalOldSelf, true}, seen, scopes)
 	if r.messageErr = m.err; m.err == nil {
-		r.message = m.program
+		r.message, r.messageFails = m.program, new(sync.Once)
 		r.messageCost, r.messageErr = c.cost(m, seen)
 	}
 }

@@ -190,7 +190,9 @@ func (e *evaluation) broken(t *ruleTree, l *level, r *compiledRule, vars *ruleVa
 			e.report(l, r, field.Invalid(path, t.node.typ, err.Error()))
 			return
 		default:
-			slog.Debug("messageExpression evaluation failed", "error", err)
+			r.messageFails.Do(func() { // clients can make it fail at will
+				slog.Warn("messageExpression evaluation failed", "path", path.String(), "rule", r.shown(), "error", err)
+			})
 		}
 	}
 	value := l.value
