@@ -1,0 +1,67 @@
+package builtin_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// store writes a CRD behind the engine's back, as one that came in long ago.
+func (s *server) store(manifest string) object.Tree {
+	s.Helper()
+	t := s.decode(manifest).Tree
+	object.Metadata(t)["uid"] = "0f0f0f0f-0000-0000-0000-000000000000"
+	object.Metadata(t)["creationTimestamp"] = "2018-01-01T00:00:00Z"
+	events, err := s.engine.Store.Commit(s.Context(), []storage.Write{{Key: resource.CRDPrefix + object.Name(t), Value: object.Pack(t, 0)}})
+	if err != nil {
+		s.Fatal(err)
+	}
+	o, err := s.engine.Get(s.Context(), s.target(object.Name(t), ""), "")
+	if err != nil || o.Revision != events[0].Revision {
+		s.Fatal(err)
+	}
+	return s.tree(o)
+}
+
+// legacy is a CRD that preserves unknown fields, with the schema's members beside its type.
+func legacy(schema string) string {
+	c := crd("stable.example.com", "crontabs", "CronTab", "")
+	c = strings.Replace(c, `"scope":`, `"preserveUnknownFields":true,"scope":`, 1)
+	c = strings.Replace(c, `"type":"object"}`, `"type":"object"`+schema+`}`, 1)
+	return strings.Replace(c, `"storedVersions":[]`, `"storedVersions":["v1"]`, 1)
+}
+
+// SCH-017 SCH-018 SCH-025: the violations of a schema that is stored already are told in a condition, and the CRD can
+// go on being updated.
+func TestStoredSchemaIsNotStructural(t *testing.T) {
+	s := serve(t)
+	stored := s.store(legacy(`,"properties":{"foo":{"pattern":"a"}}`))
+	object.SetMapEntry(stored, "labels", "touched", "yes")
+	got, err := s.update(stored, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `properties[foo].type: Required value: must not be empty for specified object fields`
+	if c := conditions(got)["NonStructuralSchema"]; !strings.HasPrefix(c, "True/Violations/") || !strings.Contains(c, want) {
+		t.Errorf("the condition is %q", c)
+	}
+	if got["spec"].(object.Tree)["preserveUnknownFields"] != true {
+		t.Error("preserveUnknownFields is gone")
+	}
+}
+
+// VAL-015 DEF-005: where unknown fields are preserved there are no defaults.
+func TestNoDefaultsWithUnknownFields(t *testing.T) {
+	s := serve(t)
+	stored := s.store(legacy(`,"properties":{"foo":{"type":"string"}}`))
+	version := stored["spec"].(object.Tree)["versions"].([]any)[0].(object.Tree)
+	root := version["schema"].(object.Tree)["openAPIV3Schema"].(object.Tree)
+	root["properties"].(object.Tree)["foo"].(object.Tree)["default"] = "x"
+	_, err := s.update(stored, "")
+	if err == nil || !strings.Contains(err.Error(), "spec.preserveUnknownFields: Invalid value: true: must be false in order to use defaults in the schema") {
+		t.Errorf("got %v", err)
+	}
+}
