@@ -211,7 +211,8 @@ func create(t *testing.T, c *client, s served, sample file, namespace string, i 
 	if err != nil && invalidMetadata(sample) {
 		return "", nil
 	}
-	want, causes := upstreamShape(t, s.typed(t), sample)
+	version, storage := s.typed(t)
+	want, causes := upstreamShape(t, version, storage, sample)
 	if err != nil || causes != nil {
 		if err == nil {
 			t.Errorf("%s: created, upstream says %q", sample.path, causes)

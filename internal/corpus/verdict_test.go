@@ -25,21 +25,10 @@ import (
 
 // upstreamShape gives a sample the form that upstream stores on a create, and what its schema finds wrong with it:
 // "field: message" of each cause, sorted.
-func upstreamShape(t *testing.T, version *apiextensionsv1.CustomResourceDefinitionVersion, sample file) (obj object.Tree, causes []string) {
+func upstreamShape(t *testing.T, version, storage *apiextensionsv1.CustomResourceDefinitionVersion, sample file) (obj object.Tree, causes []string) {
 	t.Helper()
-	var internal apiextensions.JSONSchemaProps
-	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(version.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
-		t.Fatal(err)
-	}
-	s, err := structuralschema.NewStructural(&internal)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s = s.DeepCopy()
-	if err := defaulting.PruneDefaults(s); err != nil {
-		t.Fatal(err)
-	}
-	validator, _, err := validation.NewSchemaValidator(&internal)
+	s, internal := structuralOf(t, version)
+	validator, _, err := validation.NewSchemaValidator(internal)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,14 +36,9 @@ func upstreamShape(t *testing.T, version *apiextensionsv1.CustomResourceDefiniti
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := maps.Clone(obj)
-	maps.DeleteFunc(kept, func(k string, _ any) bool { return k != "apiVersion" && k != "kind" && k != "metadata" })
-	pruning.Prune(obj, s, true)
-	defaulting.PruneNonNullableNullsWithoutDefaults(obj, s)
-	if err := objectmeta.Coerce(nil, obj, s, false, false); err != nil {
+	if err := coerce(obj, s); err != nil {
 		return nil, []string{"400 " + err.Error()}
 	}
-	maps.Copy(obj, kept)
 	defaulting.Default(obj, s)
 	if version.Subresources != nil && version.Subresources.Status != nil {
 		delete(obj, "status")
@@ -70,8 +54,55 @@ func upstreamShape(t *testing.T, version *apiextensionsv1.CustomResourceDefiniti
 			errs = append(errs, broken...)
 		}
 	}
-	defaulting.Default(obj, s) // as it is read back
+	readBack(t, obj, version, storage)
 	return obj, texts(errs)
+}
+
+// readBack does to obj what storing it and reading it again does, with a conversion that changes nothing by itself.
+func readBack(t *testing.T, obj object.Tree, version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
+	t.Helper()
+	for _, v := range []*apiextensionsv1.CustomResourceDefinitionVersion{storage, version} {
+		s, _ := structuralOf(t, v)
+		if storage != version {
+			if err := coerce(obj, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if v == storage {
+			defaulting.Default(obj, s)
+		}
+	}
+}
+
+// structuralOf is the schema of a version as upstream compiles it, and as it validates by it.
+func structuralOf(t *testing.T, version *apiextensionsv1.CustomResourceDefinitionVersion) (*structuralschema.Structural, *apiextensions.JSONSchemaProps) {
+	t.Helper()
+	var internal apiextensions.JSONSchemaProps
+	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(version.Schema.OpenAPIV3Schema, &internal, nil); err != nil {
+		t.Fatal(err)
+	}
+	s, err := structuralschema.NewStructural(&internal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = s.DeepCopy()
+	if err := defaulting.PruneDefaults(s); err != nil {
+		t.Fatal(err)
+	}
+	return s, &internal
+}
+
+// coerce is what upstream does to every object that it decodes or converts.
+func coerce(obj object.Tree, s *structuralschema.Structural) *field.Error {
+	kept := maps.Clone(obj)
+	maps.DeleteFunc(kept, func(k string, _ any) bool { return k != "apiVersion" && k != "kind" && k != "metadata" })
+	pruning.Prune(obj, s, true)
+	defaulting.PruneNonNullableNullsWithoutDefaults(obj, s)
+	if err := objectmeta.Coerce(nil, obj, s, false, false); err != nil {
+		return err
+	}
+	maps.Copy(obj, kept)
+	return nil
 }
 
 // blocksRules is upstream's condition for not to evaluate rules.
@@ -104,8 +135,8 @@ func causesOf(t *testing.T, body []byte) (out []string) {
 	return out
 }
 
-// typedCRD is the CRD in a file, with the version that s is.
-func (s served) typed(t *testing.T) *apiextensionsv1.CustomResourceDefinitionVersion {
+// typed are the version that s is, and the one that is stored.
+func (s served) typed(t *testing.T) (version, storage *apiextensionsv1.CustomResourceDefinitionVersion) {
 	t.Helper()
 	var crd apiextensionsv1.CustomResourceDefinition
 	data, err := json.Marshal(s.crd.tree)
@@ -117,9 +148,14 @@ func (s served) typed(t *testing.T) *apiextensionsv1.CustomResourceDefinitionVer
 	}
 	for i := range crd.Spec.Versions {
 		if crd.Spec.Versions[i].Name == s.version {
-			return &crd.Spec.Versions[i]
+			version = &crd.Spec.Versions[i]
+		}
+		if crd.Spec.Versions[i].Storage {
+			storage = &crd.Spec.Versions[i]
 		}
 	}
-	t.Fatalf("%s has no version %s", s.crd.path, s.version)
-	return nil
+	if version == nil || storage == nil {
+		t.Fatalf("%s has no version %s", s.crd.path, s.version)
+	}
+	return version, storage
 }
