@@ -13,8 +13,12 @@ import (
 // block is one fenced block of shell commands in the README.
 var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 
+// pageBlock is one fenced block of docs/crd.md: commands that pass, commands of which the last is refused,
+// or a part of what the commands before it print.
+var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh|text)\n(.*?)^```$")
+
 // TestReadme runs every command of the README as it is written: the first two blocks
-// are the set-up, the others are typed in a second terminal.
+// are the set-up, the others are typed in a second terminal. Those of docs/crd.md follow.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; left out with -short")
@@ -47,7 +51,39 @@ func TestReadme(t *testing.T) {
 			t.Errorf("%v:\n%s", err, out)
 		}
 	}
+	runPage(t, "../../docs/crd.md", dir, env)
 	stop()
+}
+
+// runPage runs every command of a page beside the running server.
+func runPage(t *testing.T, page, dir string, env []string) {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
+	if fences := strings.Count(string(text), "```"); len(blocks) < 10 || fences != 2*len(blocks) {
+		t.Fatalf("%s has %d fences, %d blocks are understood", page, fences, len(blocks))
+	}
+	var out []byte
+	for _, b := range blocks {
+		switch b[1] {
+		case "text":
+			if want := strings.TrimSpace(b[2]); !strings.Contains(string(out), want) {
+				t.Errorf("%s shows %q, but it is:\n%s", page, want, out)
+			}
+		case "sh":
+			t.Errorf("this block of commands is run by no test:\n%s", b[2])
+		default:
+			c := exec.Command("sh", "-eu", "-c", b[2])
+			c.Dir, c.Env = dir, env
+			out, err = c.CombinedOutput()
+			if refused := b[1] == "sh refused"; (err != nil) != refused {
+				t.Errorf("%srefused: %v, want %v:\n%s", b[2], err, refused, out)
+			}
+		}
+	}
 }
 
 // clone is a folder that looks like the module's, in which a server may leave its data.

@@ -58,6 +58,7 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	if err != nil {
 		return nil, nil, err
 	}
+	wipe(object.EnsureMetadata(t))
 	caller, warnings := newCaller()
 	caller.DryRun = !keeps(target.Version.Definition) // two objects in the files may have one name
 	o, err := s.engine.Create(ctx, target, engine.Body{Tree: t}, caller)
@@ -66,6 +67,13 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	}
 	created, err := o.Packed.Tree(o.Revision)
 	return created, *warnings, err
+}
+
+// wipe takes out what a server has written into an object that was read from it.
+func wipe(md object.Tree) {
+	for _, k := range []string{"resourceVersion", "uid", "creationTimestamp", "deletionTimestamp", "generation", "managedFields", "selfLink"} {
+		delete(md, k)
+	}
 }
 
 // keeps tells whether other objects need the ones of a kind.
