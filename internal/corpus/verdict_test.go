@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 
@@ -52,6 +54,12 @@ func upstreamShape(t *testing.T, version, storage *apiextensionsv1.CustomResourc
 		} else {
 			broken, _ := rules.Validate(context.Background(), nil, s, obj, nil, celconfig.RuntimeCELCostBudget)
 			errs = append(errs, broken...)
+		}
+	}
+	if version.Subresources != nil && version.Subresources.Scale != nil {
+		path := version.Subresources.Scale.SpecReplicasPath
+		if _, _, err := unstructured.NestedInt64(obj, strings.Split(strings.TrimPrefix(path, "."), ".")...); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath(path), int64(0), err.Error()))
 		}
 	}
 	readBack(t, obj, version, storage)
