@@ -96,13 +96,21 @@ func (f *serveFlags) complete() error {
 		if err != nil {
 			return fmt.Errorf("--feature-gates: %s=%s: not true or false", name, value)
 		}
-		if name != apiserver.CBORServingAndStorage {
+		switch {
+		case name == apiserver.CBORServingAndStorage:
+			f.config.EnableCBOR = on
+		case name == ratcheting && on:
+		case name == ratcheting:
+			return fmt.Errorf("--feature-gates: cannot set feature gate %s to false, feature is locked to true", name)
+		default:
 			return fmt.Errorf("--feature-gates: unrecognized feature gate: %s", name)
 		}
-		f.config.EnableCBOR = on
 	}
 	return nil
 }
+
+// ratcheting is a feature that can no longer be switched off (KEP-4008).
+const ratcheting = "CRDValidationRatcheting"
 
 // gcPercent is how much garbage may lie beside what lives, unless GOGC says otherwise. Most of what
 // lives are the objects themselves: with 10,000 of them 80 instead of 100 takes some 10 MiB off the peak,
