@@ -49,9 +49,18 @@ func (q *request) newTable() (*table, error) {
 	if errs := validation.ValidateTableOptions(&o); len(errs) == 1 {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("Unable to convert to Table as requested: %v", errs[0].Error()))
 	}
-	t := &table{version: q.v, form: q.media.version, include: o.IncludeObject, headers: !o.NoHeaders}
-	for i := range q.v.Columns {
-		c := &q.v.Columns[i]
+	v := q.v
+	if q.subresource == "scale" {
+		v = engine.ScaleVersion
+	}
+	return newTable(v, q.media.version, &o), nil
+}
+
+// newTable is a Table of objects at v. form is its own version.
+func newTable(v *resource.Version, form string, o *metav1.TableOptions) *table {
+	t := &table{version: v, form: form, include: o.IncludeObject, headers: !o.NoHeaders}
+	for i := range v.Columns {
+		c := &v.Columns[i]
 		if len(c.Path) == 0 {
 			t.trees = true
 			t.place = append(t.place, -1)
@@ -62,7 +71,7 @@ func (q *request) newTable() (*table, error) {
 	}
 	t.raw = make([][]byte, len(t.paths))
 	t.refresh()
-	return t, nil
+	return t
 }
 
 // head is a Table up to its first row; `]}` ends it.

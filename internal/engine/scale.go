@@ -29,6 +29,7 @@ func newScaleVersion() *resource.Version {
 		GroupVersion: autoscalingv1.SchemeGroupVersion,
 		APIVersion:   autoscalingv1.SchemeGroupVersion.String(),
 		Served:       true,
+		Columns:      resource.ScaleColumns(),
 		Type:         &resource.GoType{New: func() runtime.Object { return new(autoscalingv1.Scale) }},
 	}
 	v.Definition.Versions = []*resource.Version{v}

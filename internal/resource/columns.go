@@ -100,6 +100,15 @@ var defaultColumns = sync.OnceValue(func() []Column {
 	}})
 })
 
+// ScaleColumns are those of the Scale that every /scale of a custom kind shows.
+func ScaleColumns() []Column {
+	return compileColumns([]printerColumn{
+		{name: "Desired", typ: "integer", description: "Number of desired replicas", jsonPath: ".spec.replicas"},
+		{name: "Available", typ: "integer", description: "Number of actual replicas", jsonPath: ".status.replicas"},
+		{name: "Age", typ: "date", description: metaDoc()["creationTimestamp"], jsonPath: ".metadata.creationTimestamp"},
+	})
+}
+
 // compileColumns makes columns, the name first. From a JSONPath that cannot be
 // read on they are left out, as upstream does.
 func compileColumns(printers []printerColumn) []Column {
