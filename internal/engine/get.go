@@ -88,10 +88,7 @@ func (e *Engine) read(ctx context.Context, t Target, resourceVersion string) (Ob
 	if t.Subresource == "scale" {
 		return e.readScale(t, rec)
 	}
-	r, err := e.reader(t.Version)
-	if err != nil {
-		return Object{}, err
-	}
+	r := e.reader(t.Version)
 	if r.passes(object.Packed(rec.Value)) {
 		derive(rec).passes.Store(t.Version)
 	}

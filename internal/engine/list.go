@@ -30,11 +30,7 @@ type query struct {
 
 // query prepares a list or watch.
 func (e *Engine) query(t Target, o *ListOptions) (*query, error) {
-	r, err := e.reader(t.Version)
-	if err != nil {
-		return nil, err
-	}
-	s, err := e.selector(r, o)
+	s, err := e.selector(e.reader(t.Version), o)
 	if err != nil {
 		return nil, err
 	}

@@ -12,19 +12,16 @@ import (
 
 // reader reads records at one version. Most pass as the bytes they are; the
 // others are decoded, shaped, converted and encoded again, once for all readers.
+//
+// It compiles no schema before it meets an object: a kind that has none costs nothing.
 type reader struct {
-	version     *resource.Version
-	fingerprint uint64
-	convert     bool // objects of the storage version do not pass
-	views       *views
+	version *resource.Version
+	convert bool // objects of the storage version do not pass
+	views   *views
 }
 
-func (e *Engine) reader(v *resource.Version) (reader, error) {
-	fp, err := fingerprint(v)
-	if err != nil {
-		return reader{}, err
-	}
-	return reader{version: v, fingerprint: fp, convert: v.ConvertFrom != nil, views: &e.views}, nil
+func (e *Engine) reader(v *resource.Version) reader {
+	return reader{version: v, convert: v.ConvertFrom != nil, views: &e.views}
 }
 
 // fingerprint is of what pruning and defaulting at v do; 0 for built-in kinds, whose Go type
@@ -68,7 +65,11 @@ func (r reader) at(rec *storage.Record) (Object, error) {
 // passes reports that p looks at r's version as it is, but for its apiVersion: the version that it was
 // stored at, and the one that it is read at, both leave it alone.
 func (r reader) passes(p object.Packed) bool {
-	if r.convert || p.Fingerprint() != r.fingerprint {
+	if r.convert {
+		return false
+	}
+	want, err := fingerprint(r.version)
+	if err != nil || p.Fingerprint() != want {
 		return false
 	}
 	if r.version.Definition.Custom == nil || p.HasAPIVersion(r.version.APIVersion) {
@@ -77,7 +78,7 @@ func (r reader) passes(p object.Packed) bool {
 	for _, v := range r.version.Definition.Versions {
 		if p.HasAPIVersion(v.APIVersion) {
 			fp, err := fingerprint(v)
-			return err == nil && fp == r.fingerprint
+			return err == nil && fp == want
 		}
 	}
 	return false
@@ -85,11 +86,15 @@ func (r reader) passes(p object.Packed) bool {
 
 // view makes what r reads of p from scratch.
 func (r reader) view(p object.Packed) (object.Packed, error) {
+	fp, err := fingerprint(r.version)
+	if err != nil {
+		return nil, err
+	}
 	t, err := r.tree(p, 0)
 	if err != nil {
 		return nil, err
 	}
-	return object.Pack(t, r.fingerprint), nil
+	return object.Pack(t, fp), nil
 }
 
 // tree decodes p at r's version, with resourceVersion set to revision unless that is 0. It fills in the

@@ -39,11 +39,7 @@ func newScaleVersion() *resource.Version {
 
 // readScale is a GET of /scale.
 func (e *Engine) readScale(t Target, rec *storage.Record) (Object, error) {
-	r, err := e.reader(t.Version)
-	if err != nil {
-		return Object{}, err
-	}
-	parent, err := r.tree(object.Packed(rec.Value), rec.Modified)
+	parent, err := e.reader(t.Version).tree(object.Packed(rec.Value), rec.Modified)
 	if err != nil {
 		return Object{}, err
 	}

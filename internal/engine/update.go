@@ -207,10 +207,7 @@ func (w *writing) load(rec *storage.Record) (old, live object.Tree, err error) {
 		old["apiVersion"] = w.def.Storage.APIVersion
 		return old, live, nil
 	}
-	r, err := w.engine.reader(w.def.Storage)
-	if err == nil {
-		old, err = r.tree(p, rec.Modified)
-	}
+	old, err = w.engine.reader(w.def.Storage).tree(p, rec.Modified)
 	return old, live, err
 }
 

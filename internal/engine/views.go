@@ -23,9 +23,8 @@ type views struct {
 
 // viewKey names a view: a revision is that of one object.
 type viewKey struct {
-	revision    int64
-	version     *resource.Version
-	fingerprint uint64
+	revision int64
+	version  *resource.Version
 }
 
 type viewEntry struct {
@@ -34,7 +33,7 @@ type viewEntry struct {
 }
 
 func (v *views) get(r reader, rec *storage.Record) (object.Packed, error) {
-	key := viewKey{rec.Modified, r.version, r.fingerprint}
+	key := viewKey{rec.Modified, r.version}
 	if p := v.find(key); p != nil {
 		return p, nil
 	}

@@ -36,7 +36,8 @@ func (e *Engine) begin(t Target, c Caller) (*writing, error) {
 	if err := e.subresource(t); err != nil {
 		return nil, err
 	}
-	return w, w.resolve(t.Version)
+	w.resolve(t.Version)
+	return w, nil
 }
 
 func (e *Engine) clock() time.Time {
@@ -47,7 +48,7 @@ func (e *Engine) clock() time.Time {
 }
 
 // resolve points w at one version of a kind.
-func (w *writing) resolve(v *resource.Version) (err error) {
+func (w *writing) resolve(v *resource.Version) {
 	w.v, w.def = v, v.Definition
 	w.fields = merge.Fields{
 		APIVersion:  v.APIVersion,
@@ -57,8 +58,7 @@ func (w *writing) resolve(v *resource.Version) (err error) {
 		Convert:     w.convertTo,
 		Reset:       w.reset(),
 	}
-	w.reader, err = w.engine.reader(v)
-	return err
+	w.reader = w.engine.reader(v)
 }
 
 // refresh looks the kind up again after the CRD or the namespace has changed under a write.
@@ -78,7 +78,8 @@ func (w *writing) refresh(ctx context.Context, lost *storage.ConflictError) erro
 	if err := w.engine.subresource(Target{Version: v, Subresource: w.target.Subresource}); err != nil {
 		return err
 	}
-	return w.resolve(v)
+	w.resolve(v)
+	return nil
 }
 
 func (w *writing) warn(texts ...string) {
