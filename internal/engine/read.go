@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
@@ -113,7 +114,7 @@ func (r reader) tree(p object.Packed, revision int64) (object.Tree, error) {
 		}
 		s.Restore(t)
 	}
-	if t, err = conversion.Convert(t, from, r.version); err != nil {
+	if t, err = conversion.Convert(context.TODO(), t, from, r.version); err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
 	if custom && from != r.version {

@@ -118,7 +118,7 @@ func (w *writing) convertTo(t object.Tree, apiVersion string) (object.Tree, erro
 
 // convert is conversion.Convert with an error for clients.
 func convert(t object.Tree, from, to *resource.Version) (object.Tree, error) {
-	out, err := conversion.Convert(t, from, to)
+	out, err := conversion.Convert(context.TODO(), t, from, to)
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}

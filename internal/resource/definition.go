@@ -49,8 +49,24 @@ type Custom struct {
 
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
+	Conversion Conversion
+
 	accepted Names // status.acceptedNames
 }
+
+// Conversion is how a CRD wants its objects to be converted between versions. The JSON lies in the CRD's bytes;
+// equal values mean the same conversion.
+type Conversion struct {
+	// Webhook is the JSON of spec.conversion.webhook where the strategy is Webhook, else "".
+	Webhook string
+	// Declared is the JSON string that the annotation ConversionAnnotation has as its value where the strategy
+	// is None, else "".
+	Declared string
+}
+
+// ConversionAnnotation is where a CRD with strategy None may say by CEL expressions how the versions follow from
+// each other. It is an extension of Trellis; kube-apiserver ignores it.
+const ConversionAnnotation = "trellis.dev/conversion"
 
 // Key returns the storage key of an object.
 func (d *Definition) Key(namespace, name string) string {

@@ -15,6 +15,9 @@ type header struct {
 	preserve        bool // spec.preserveUnknownFields
 	established     bool
 	terminating     bool
+	strategy        string
+	webhook         string // raw JSON of spec.conversion.webhook
+	declared        string // raw JSON of the annotation
 	versions        []versionHeader
 }
 
@@ -37,11 +40,7 @@ func readHeader(js []byte) *header {
 	c.Members(func(key string) {
 		switch key {
 		case "metadata":
-			c.Members(func(key string) {
-				if key == "deletionTimestamp" && c.Text() != "" {
-					h.terminating = true
-				}
-			})
+			c.Members(func(key string) { h.metadata(c, key) })
 		case "spec":
 			c.Members(func(key string) { h.spec(c, key) })
 		case "status":
@@ -49,6 +48,28 @@ func readHeader(js []byte) *header {
 		}
 	})
 	return h
+}
+
+func (h *header) metadata(c *object.Cursor, key string) {
+	switch key {
+	case "deletionTimestamp":
+		h.terminating = c.Text() != ""
+	case "annotations":
+		c.Members(func(key string) {
+			if key == ConversionAnnotation {
+				h.declared = c.Raw()
+			}
+		})
+	}
+}
+
+func (h *header) conversion() (out Conversion) {
+	if h.strategy == "Webhook" {
+		out.Webhook = h.webhook
+	} else {
+		out.Declared = h.declared
+	}
+	return out
 }
 
 func (h *header) spec(c *object.Cursor, key string) {
@@ -61,6 +82,15 @@ func (h *header) spec(c *object.Cursor, key string) {
 		h.namespaced = c.Text() == "Namespaced"
 	case "preserveUnknownFields":
 		h.preserve = c.Bool()
+	case "conversion":
+		c.Members(func(key string) {
+			switch key {
+			case "strategy":
+				h.strategy = c.Text()
+			case "webhook":
+				h.webhook = c.Raw()
+			}
+		})
 	case "versions":
 		c.Elements(func(int) {
 			v := versionHeader{}
