@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -99,11 +100,45 @@ func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path
 			return
 		}
 	}
-	if errs := checkValues(v, n, path, func() *correlation { return nil }); len(errs) > 0 {
+	if errs := checkValues(v, asWritten(n), path, func() *correlation { return nil }); len(errs) > 0 {
 		c.errs = append(c.errs, errs...)
 		return
 	}
 	c.rules(v, n, at, path)
+}
+
+// asWritten is n for the validation of defaults. There upstream takes the schema as it is written: x-kubernetes-int-or-string
+// does not stand for the two types, and formats that an object's validation leaves out do count.
+func asWritten(n *node) *node {
+	if n == nil {
+		return nil
+	}
+	c := *n
+	c.intOrString = false
+	c.types = typesOf(&c)
+	if n.more != nil {
+		m := *n.more
+		m.not = asWritten(m.not)
+		for _, list := range []*[]*node{&m.allOf, &m.anyOf, &m.oneOf} {
+			*list = slices.Clone(*list)
+			for i, branch := range *list {
+				(*list)[i] = asWritten(branch)
+			}
+		}
+		c.more = &m
+	}
+	if c.format != "" {
+		c.rare().format = cmp.Or(formatOf(&c), textFormatOf(&c), formatElse)
+	}
+	c.items = asWritten(c.items)
+	c.properties = maps.Clone(c.properties)
+	for name, child := range c.properties {
+		c.properties[name] = asWritten(child)
+	}
+	if c.additional != nil {
+		c.additional = &additional{asWritten(c.additional.schema), c.additional.allows}
+	}
+	return &c
 }
 
 // rules evaluates the rules at and below n for a default that stays as it was, and for one that is new.
@@ -116,6 +151,9 @@ func (c *defaultChecker) rules(v any, n *node, at defaultPlace, path *field.Path
 		seen = n.asResource()
 	}
 	tree, budget := newRuleTree(n, seen, c.compiler), c.budget
+	if tree == nil { // no rule sees what it stands on
+		return
+	}
 	for _, old := range []any{v, nil} {
 		e := evaluation{ctx: c.ctx, budget: budget}
 		e.value(tree, &level{value: v, old: old})

@@ -11,7 +11,8 @@ import (
 type format uint8
 
 const (
-	formatInt32 format = iota + 1
+	formatElse format = iota + 1 // one that says nothing, but is there: see asWritten
+	formatInt32
 	formatInt64
 	formatFloat
 	formatDouble
@@ -66,12 +67,7 @@ func formatOf(n *node) format {
 	}
 	switch typ {
 	case "", "string":
-		name := strings.ReplaceAll(n.format, "-", "")
-		for i := range textFormats {
-			if textFormats[i].name == name {
-				return textFormat + format(i)
-			}
-		}
+		return textFormatOf(n)
 	case "integer":
 		switch n.format {
 		case "int32":
@@ -89,6 +85,20 @@ func formatOf(n *node) format {
 	}
 	return 0
 }
+
+// textFormatOf is formatOf if n is for text.
+func textFormatOf(n *node) format {
+	name := strings.ReplaceAll(n.format, "-", "")
+	for i := range textFormats {
+		if textFormats[i].name == name {
+			return textFormat + format(i)
+		}
+	}
+	return 0
+}
+
+// isNumeric reports whether f bounds numbers.
+func (f format) isNumeric() bool { return f >= formatInt32 && f < textFormat }
 
 // checkedFormat is what formatOf found.
 func (n *node) checkedFormat() format {

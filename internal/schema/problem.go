@@ -73,7 +73,7 @@ func (w *walk) outOfRange(at, what string, n *node) bool {
 		return false
 	}
 	kind := "(default format)"
-	if n.checkedFormat() != 0 {
+	if n.checkedFormat().isNumeric() {
 		kind = "with format " + n.format
 	}
 	message := what + " value must be of type " + n.typ + " " + kind + " in " + at

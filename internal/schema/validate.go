@@ -145,10 +145,10 @@ func (w *walk) typ(v any, n *node, at string) bool {
 	have := typeOf(v)
 	if n.types&have == 0 && !numberFits(v, n.types) {
 		scalar := have != isString && have != isArray
-		if f != 0 && scalar {
+		if f != 0 && scalar && n.format != have.goFormat() {
 			return w.wrongType(at, n.format, have.goFormat())
 		}
-		if f == 0 || n.types&(isInteger|isNumber) != 0 {
+		if f == 0 || scalar || n.types&(isInteger|isNumber) != 0 {
 			return w.wrongType(at, typeText(n), have.String())
 		}
 	}

@@ -11,6 +11,15 @@ import (
 
 // FuzzWrite makes schema and objects together of the fuzzer's bytes. The outcome is upstream's.
 func FuzzWrite(f *testing.F) {
+	fuzzTrial(f, trial)
+}
+
+// FuzzCRD makes the schema of a CRD, and mistakes in it, of the fuzzer's bytes. The verdict is upstream's.
+func FuzzCRD(f *testing.F) {
+	fuzzTrial(f, trialCRD)
+}
+
+func fuzzTrial(f *testing.F, trial func(*source, *tally) error) {
 	for seed := range 40 {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))
 		data := make([]byte, 60+40*seed)

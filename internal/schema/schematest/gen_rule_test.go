@@ -39,6 +39,9 @@ func (g *gen) rule(s props, depth int) {
 		if path := w.fieldPath(s); path != "" && g.once(4) {
 			r["fieldPath"] = path
 		}
+		if g.err() || g.err() {
+			g.brokenRule(r)
+		}
 		rules = append(rules, r)
 	}
 	s["x-kubernetes-validations"] = rules

@@ -17,6 +17,7 @@ type gen struct {
 	*source
 	left  int // nodes that may still be made
 	slip  int // one value of so many goes wrong, 0 is none
+	wrong int // one schema of so many is what no CRD may have, 0 is none
 	rules bool
 }
 
@@ -295,6 +296,9 @@ func (g *gen) extras(s props, depth int) {
 		g.junctors(s, depth)
 	}
 	g.rule(s, depth)
+	if g.err() {
+		g.mistake(s)
+	}
 }
 
 func (g *gen) enum(s props) []any {
@@ -321,6 +325,10 @@ func (g *gen) defaultFor(s props) any {
 	slip := g.slip
 	g.slip = pick(g.source, 0, 0, 0, 60)
 	defer func() { g.slip = slip }()
+	if g.err() {
+		g.slip = 4
+		return g.value(s, 3)
+	}
 	return pruned(g.value(s, 3), s)
 }
 
@@ -405,6 +413,9 @@ func (g *gen) nested(s props, depth int) props {
 	}
 	if g.once(8) && depth < 6 {
 		g.junctors(n, depth+3)
+	}
+	if g.err() {
+		g.mistake(n)
 	}
 	return n
 }

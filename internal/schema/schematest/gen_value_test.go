@@ -51,7 +51,7 @@ func (g *gen) value(s props, depth int) any {
 	if s["nullable"] == true && g.once(3) {
 		return nil
 	}
-	if list, ok := s["enum"].([]any); ok && !g.slips() {
+	if list, _ := s["enum"].([]any); len(list) > 0 && !g.slips() {
 		return copied(pick(g.source, list...))
 	}
 	if s["x-kubernetes-int-or-string"] == true {
@@ -146,7 +146,7 @@ func count(s props, key string) (int, bool) {
 	case int:
 		return v, true
 	case int64:
-		return int(min(v, 40)), true
+		return int(max(0, min(v, 40))), true
 	}
 	return 0, false
 }
