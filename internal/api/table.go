@@ -234,7 +234,7 @@ func (t *table) appendAge(dst []byte, text string) []byte {
 	start := len(dst)
 	at, err := time.Parse(time.RFC3339, text)
 	switch {
-	case text == "", err == nil && at.IsZero():
+	case text == "", text == "null", err == nil && at.IsZero(): // "null" as in upstream, for the sake of old clients
 		dst = append(dst, `"\u003cunknown\u003e"`...)
 	case err != nil:
 		dst = append(dst, `"\u003cinvalid\u003e"`...)

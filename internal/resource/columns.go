@@ -3,6 +3,7 @@ package resource
 import (
 	"bytes"
 	"reflect"
+	"regexp"
 	"strings"
 	"sync"
 
@@ -119,7 +120,7 @@ func compileColumns(printers []printerColumn) []Column {
 		if col.Description == "" {
 			col.Description = "Custom resource definition column (in JSONPath format): " + p.jsonPath
 		}
-		if path, ok := plainPath(p.jsonPath); ok {
+		if path, ok := plainPath(p.jsonPath); ok && storedAsServed(path) {
 			col.Path = path
 		} else if cell := newPathCell(p); cell != nil {
 			col.Cell = cell.value
@@ -129,6 +130,17 @@ func compileColumns(printers []printerColumn) []Column {
 		all = append(all, col)
 	}
 	return all
+}
+
+// storedAsServed is false of what the bytes of an object do not hold, or not as it is served.
+func storedAsServed(path []string) bool {
+	switch path[0] {
+	case "apiVersion":
+		return false
+	case "metadata":
+		return len(path) > 1 && path[1] != "resourceVersion"
+	}
+	return true
 }
 
 // plainPath splits a JSONPath that is nothing but field names. A backslash stands
@@ -172,38 +184,21 @@ type pathCell struct {
 	bad  bool
 }
 
-// newPathCell returns nil for a JSONPath that cannot be read. Compiling is left for
-// later where a look at the brackets shows nothing wrong.
+// newPathCell returns nil for a JSONPath that cannot be read. Compiling those that are surely well formed, which
+// almost all are, waits until somebody looks.
 func newPathCell(p printerColumn) *pathCell {
 	cell := &pathCell{column: Column{Type: p.typ}, jsonPath: p.jsonPath}
-	if suspicious(p.jsonPath) && !cell.compile() {
+	if !usualPath().MatchString(p.jsonPath) && !cell.compile() {
 		return nil
 	}
 	return cell
 }
 
-// suspicious is true of every JSONPath whose brackets do not pair or that is
-// anything but fields, indexes, wildcards and simple filters.
-func suspicious(s string) bool {
-	depth := 0
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '[' && (i+1 == len(s) || !strings.ContainsRune("0123456789-*:'\"?", rune(s[i+1]))):
-			return true
-		case c == '[' || c == '(':
-			depth++
-		case c == ']' || c == ')':
-			depth--
-		case c == '\\' || c == '{' || c == '}' || c == '$' || c < ' ' || c >= 0x80:
-			return true
-		}
-		if depth < 0 {
-			return true
-		}
-	}
-	return depth != 0 || len(s) < 2 || s[0] != '.' || strings.Count(s, `"`)%2 != 0 || strings.Count(s, `'`)%2 != 0 ||
-		strings.Contains(s, "..") || strings.Contains(s, "[]")
-}
+// usualPath matches names, indexes, wildcards, and filters for one text.
+var usualPath = sync.OnceValue(func() *regexp.Regexp {
+	const name, text = `[A-Za-z0-9_/-]+`, `[^"'\\()\[\]{}\n]*`
+	return regexp.MustCompile(`^\.` + name + `(\.` + name + `|\[([0-9]{1,9}|\*|'` + name + `'|\?\(@(\.` + name + `)+==("` + text + `"|'` + text + `')\))\])*$`)
+})
 
 func (p *pathCell) compile() bool {
 	if p.path != nil || p.bad {
