@@ -64,7 +64,7 @@ func create(t *testing.T, v *resource.Version, obj object.Tree) []string {
 		}
 	}
 	if v.Validate != nil {
-		for _, err := range v.Validate(obj, nil) {
+		for _, err := range v.Validate(obj, obj, nil, "") {
 			messages = append(messages, err.Error())
 		}
 	}
@@ -93,7 +93,7 @@ func update(t *testing.T, v *resource.Version, obj, old object.Tree, sub string)
 		}
 	}
 	if v.Validate != nil {
-		for _, err := range v.Validate(obj, old) {
+		for _, err := range v.Validate(obj, obj, old, sub) {
 			messages = append(messages, err.Error())
 		}
 	}

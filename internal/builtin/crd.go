@@ -18,7 +18,7 @@ import (
 // customResourceDefinitions is the kind that defines kinds.
 func customResourceDefinitions(c Config) kind {
 	e := at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
-	e.validate = validateNewCRD
+	e.validate = validateCRD
 	return kind{
 		endpoint: e,
 		plural:   "customresourcedefinitions", short: "crd crds", categories: "api-extensions",
@@ -26,22 +26,22 @@ func customResourceDefinitions(c Config) kind {
 		cluster: true, status: true, conditional: true,
 		columns:  crdColumns,
 		behavior: crds(c),
+		second:   legacyCRDs(),
 	}
 }
 
 func crds(c Config) resource.Behavior {
 	s := crdStatus{catalog: c.Catalog, now: c.Now}
 	return resource.Behavior{
-		Default:        defaultCRD,
-		PrepareCreate:  s.prepareCreate,
-		PrepareUpdate:  s.prepareUpdate,
-		ValidateUpdate: validateCRDUpdate,
-		Warnings:       crdWarnings,
-		Guards:         s.guards,
-		BeforeDelete:   s.beforeDelete,
-		Generation:     true,
-		ResetOnWrite:   []string{"status"},
-		ResetOnStatus:  []string{"spec"},
+		Default:       defaultCRD,
+		PrepareCreate: s.prepareCreate,
+		PrepareUpdate: s.prepareUpdate,
+		Warnings:      crdWarnings,
+		Guards:        s.guards,
+		BeforeDelete:  s.beforeDelete,
+		Generation:    true,
+		ResetOnWrite:  []string{"status"},
+		ResetOnStatus: []string{"spec"},
 	}
 }
 
@@ -107,34 +107,24 @@ func internalCRD(t object.Tree) (crdvalidation.CRD, error) {
 	return crdvalidation.Read(object.AppendJSON(nil, t))
 }
 
-func unreadable(err error) field.ErrorList {
-	return field.ErrorList{field.InternalError(nil, err)}
-}
-
-// validateNewCRD is for creates alone: an update is not held to rules that its old state
-// breaks.
-func validateNewCRD(obj, old object.Tree) field.ErrorList {
-	if old != nil {
-		return nil
-	}
+func validateCRD(_, obj, old object.Tree, sub string) field.ErrorList {
 	crd, err := internalCRD(obj)
 	if err != nil {
-		return unreadable(err)
+		return field.ErrorList{field.InternalError(nil, err)}
 	}
-	return crdvalidation.Create(crd)
+	return validateInternalCRD(crd, old, sub)
 }
 
-func validateCRDUpdate(obj, old object.Tree, sub string) field.ErrorList {
-	crd, err := internalCRD(obj)
-	if err != nil {
-		return unreadable(err)
-	}
-	if sub == "status" {
-		return crdvalidation.Status(crd)
+func validateInternalCRD(crd crdvalidation.CRD, old object.Tree, sub string) field.ErrorList {
+	if old == nil {
+		return crdvalidation.Create(crd)
 	}
 	was, err := internalCRD(old)
 	if err != nil {
-		return unreadable(err)
+		return field.ErrorList{field.InternalError(nil, err)}
+	}
+	if sub == "status" {
+		return crdvalidation.Status(crd, was)
 	}
 	return crdvalidation.Update(crd, was)
 }

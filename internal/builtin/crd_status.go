@@ -175,8 +175,8 @@ func (w statusWriter) approval(obj object.Tree) {
 	w.set("KubernetesAPIApprovalPolicyConformant", value, string(state), message)
 }
 
-// nonStructural keeps the condition of a CRD from before schemas had to be structural. No
-// other can come to it: validation refuses it.
+// nonStructural keeps the condition of a CRD that preserves unknown fields, as only the legacy form can ask for. No
+// other has a schema that is not structural: validation refuses it.
 func (w statusWriter) nonStructural(obj object.Tree) {
 	const name = "NonStructuralSchema"
 	if condition(w.status, name) == nil && !isTrue(obj, "spec", "preserveUnknownFields") {

@@ -142,7 +142,7 @@ func validateEventTexts(obj object.Tree) field.ErrorList {
 }
 
 // validateNewEvent is what events.k8s.io/v1 demands on top.
-func validateNewEvent(obj, old object.Tree) field.ErrorList {
+func validateNewEvent(_, obj, old object.Tree, _ string) field.ErrorList {
 	if old == nil {
 		return validateNewEventCreate(obj)
 	}

@@ -26,7 +26,8 @@ var (
 	}
 	// listKeys are the keys of lists that have no patchMergeKey, by type and field.
 	listKeys = map[string][]string{
-		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinitionStatus.conditions": {"type"},
+		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinitionStatus.conditions":      {"type"},
+		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1beta1.CustomResourceDefinitionStatus.conditions": {"type"},
 	}
 )
 

@@ -42,8 +42,10 @@ type endpoint struct {
 
 	columns                func() []resource.Column
 	selectable             []resource.SelectableField
-	validate               func(obj, old object.Tree) field.ErrorList
+	defaults               func(object.Tree)
+	validate               func(form, obj, old object.Tree, sub string) field.ErrorList
 	toStorage, fromStorage func(object.Tree) (object.Tree, error)
+	deprecated, removed    string // the warning, and the release that no longer has it
 }
 
 // at makes an endpoint of the Go types of an object and its list; the latter is
@@ -115,7 +117,12 @@ func version(d *resource.Definition, e *endpoint, k *kind) *resource.Version {
 		Parseable:        sync.OnceValues(func() (typed.ParseableType, error) { return parseable(g.New()) }),
 		ConvertTo:        e.toStorage,
 		ConvertFrom:      e.fromStorage,
+		Default:          e.defaults,
 		Validate:         e.validate,
+
+		Deprecated:         e.deprecated != "",
+		DeprecationWarning: e.deprecated,
+		RemovedRelease:     e.removed,
 	}
 }
 

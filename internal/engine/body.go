@@ -115,6 +115,10 @@ func (w *writing) defaults(t object.Tree) (object.Tree, error) {
 		}
 		return t, err
 	}
+	if own := w.v.Default; own != nil {
+		own(t)
+		return t, nil
+	}
 	fill := w.def.Behavior.Default
 	if fill == nil {
 		return t, nil

@@ -96,6 +96,7 @@ func (w *writing) create(ctx context.Context, t object.Tree) (Object, error) {
 	wipeSystemFields(md)
 	md["creationTimestamp"] = timestamp(w.now)
 	md["uid"] = uuid.NewString()
+	w.form = t
 	if t, err = w.prepareCreate(ctx, t); err != nil {
 		return Object{}, err
 	}

@@ -152,6 +152,7 @@ func (w *writing) update(ctx context.Context, rec *storage.Record, f change) (Ob
 	if err := w.checkVersion(t, rec); err != nil {
 		return Object{}, err
 	}
+	w.form = t
 	if w.def.Custom == nil {
 		if t, err = toStorage(w.v, t); err != nil {
 			return Object{}, err

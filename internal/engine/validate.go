@@ -50,7 +50,7 @@ func (w *writing) validateCreate(ctx context.Context, t object.Tree) error {
 			errs = append(errs, f(t)...)
 		}
 		if f := w.v.Validate; f != nil {
-			errs = append(errs, f(t, nil)...)
+			errs = append(errs, f(w.form, t, nil, "")...)
 		}
 	}
 	if len(errs) > 0 {
@@ -109,7 +109,7 @@ func (w *writing) validateUpdate(ctx context.Context, t, old object.Tree) error 
 			errs = append(errs, f(t)...)
 		}
 		if f := w.v.Validate; f != nil {
-			errs = append(errs, f(t, old)...)
+			errs = append(errs, f(w.form, t, old, w.target.Subresource)...)
 		}
 	}
 	if len(errs) > 0 {

@@ -24,6 +24,7 @@ type writing struct {
 	def    *resource.Definition
 	reader reader
 	fields merge.Fields
+	form   object.Tree // what is written, at v, before it is made what is stored
 	now    time.Time
 	quiet  bool          // a retry: the warnings have been given
 	turn   chan struct{} // the queue this write is at the head of, if any

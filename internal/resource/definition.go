@@ -85,6 +85,7 @@ type Version struct {
 	Served             bool
 	Deprecated         bool
 	DeprecationWarning string // the text of the Warning header, if Deprecated
+	RemovedRelease     string // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
 	Columns            []Column
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
@@ -108,9 +109,13 @@ type Version struct {
 	// way round, in Go (Event); nil means that only apiVersion differs. They do not modify
 	// what they get, and the result may share parts with it.
 	ConvertTo, ConvertFrom func(object.Tree) (object.Tree, error)
+	// Default stands in for Behavior.Default where this endpoint fills in by rules of its own;
+	// the object is at this version.
+	Default func(obj object.Tree)
 	// Validate is what a write through this endpoint must fulfil beyond Behavior.Validate; nil:
-	// nothing. Both objects are at the storage version; old is nil on a create.
-	Validate func(obj, old object.Tree) field.ErrorList
+	// nothing. form is the object at this version, with defaults, before anything was reset or
+	// converted; obj and old are at the storage version. old is nil on a create, sub is as for Behavior.
+	Validate func(form, obj, old object.Tree, sub string) field.ErrorList
 }
 
 // Subresource is one more way to the object: a name and the verbs it serves.

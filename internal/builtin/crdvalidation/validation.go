@@ -42,13 +42,14 @@ type options struct {
 	unchanged        func(version string) bool // of its schema
 	costly           func() bool               // the schema that is checked may keep expressions of any cost
 	prunedDefaults   bool                      // defaults may not have unknown fields
-	schemas          [][]byte                  // the JSON of each version's
+	schemas          schemaJSON
 }
 
 // CRD is a CustomResourceDefinition that is checked.
 type CRD struct {
 	*apiextensions.CustomResourceDefinition
-	JSON []byte // what it was read from, as apiextensions.k8s.io/v1
+	JSON   []byte // what it was read from
+	legacy bool   // that was of apiextensions.k8s.io/v1beta1
 }
 
 // Read reads the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
@@ -61,57 +62,92 @@ func Read(js []byte) (CRD, error) {
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, out, nil); err != nil {
 		return CRD{}, fmt.Errorf("read a CRD: %w", err)
 	}
-	return CRD{out, js}, nil
+	return CRD{out, js, false}, nil
 }
 
-// schemas is the JSON of the schema of each version, nil for one without.
-func (c CRD) schemas() (all [][]byte) {
+// schemaJSON is the JSON of the schemas of a CRD, nil where there is none.
+type schemaJSON struct {
+	top      []byte // of what is said once for all versions
+	versions [][]byte
+}
+
+func (c CRD) schemas() (all schemaJSON) {
 	read := object.NewCursor(c.JSON)
-	in := func(want string, next func()) func(string) {
+	raw := func(into *[]byte) {
+		read.Members(func(key string) {
+			if key == "openAPIV3Schema" && read.Kind() == '{' {
+				*into = []byte(read.Raw())
+			}
+		})
+	}
+	below := func(want string, next func()) func(string) {
 		return func(key string) {
 			if key == want {
 				next()
 			}
 		}
 	}
-	read.Members(in("spec", func() {
-		read.Members(in("versions", func() {
-			read.Elements(func(i int) {
-				all = append(all, nil)
-				read.Members(in("schema", func() {
-					read.Members(in("openAPIV3Schema", func() { all[i] = []byte(read.Raw()) }))
-				}))
-			})
-		}))
+	read.Members(below("spec", func() {
+		read.Members(func(key string) {
+			switch key {
+			case "validation":
+				raw(&all.top)
+			case "versions":
+				read.Elements(func(i int) {
+					all.versions = append(all.versions, nil)
+					read.Members(below("schema", func() { raw(&all.versions[i]) }))
+				})
+			}
+		})
 	}))
+	if !c.legacy && len(all.versions) > 0 {
+		all.top = all.versions[0]
+	}
 	return all
 }
+
+// all is for what does not matter where it lies.
+func (s schemaJSON) all() [][]byte { return append(slices.Clone(s.versions), s.top) }
 
 // Create checks a new CRD. Its metadata is checked elsewhere but for the name's relation to the
 // spec. The CRD is not modified.
 func Create(crd CRD) field.ErrorList {
 	schemas := crd.schemas()
-	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas, expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true}
+	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true}
 	errs := name(crd.CustomResourceDefinition)
-	errs = append(errs, spec(&crd.Spec, o)...)
-	errs = append(errs, Status(crd)...)
+	errs = append(errs, spec(&crd.Spec, o.asked(crd))...)
+	errs = append(errs, acceptedNames(crd)...)
 	errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
+	if crd.legacy {
+		return errs
+	}
 	errs = append(errs, approval(crd.CustomResourceDefinition, nil)...)
 	return append(errs, preserveUnknownFields(crd.CustomResourceDefinition, nil)...)
 }
 
 // Update checks a CRD that is to replace old. Neither is modified.
 func Update(crd, old CRD) field.ErrorList {
-	errs := spec(&crd.Spec, ratchet(crd, old))
+	errs := spec(&crd.Spec, ratchet(crd, old).asked(crd))
 	errs = append(errs, immutable(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
-	errs = append(errs, Status(crd)...)
+	errs = append(errs, acceptedNames(crd)...)
 	errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
+	if crd.legacy {
+		return errs
+	}
 	errs = append(errs, approval(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
 	return append(errs, preserveUnknownFields(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
 }
 
-// Status checks what a write of /status may change.
-func Status(crd CRD) field.ErrorList {
+// Status checks what a write of /status makes of old.
+func Status(crd, old CRD) field.ErrorList {
+	errs := acceptedNames(crd)
+	if !slices.Equal(crd.Status.StoredVersions, old.Status.StoredVersions) {
+		errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
+	}
+	return errs
+}
+
+func acceptedNames(crd CRD) field.ErrorList {
 	return names(&crd.Status.AcceptedNames, field.NewPath("status", "acceptedNames"))
 }
 
@@ -177,14 +213,6 @@ func keepsUnknown(s *apiextensions.CustomResourceDefinitionSpec) bool {
 	return s.PreserveUnknownFields != nil && *s.PreserveUnknownFields
 }
 
-// schema is the JSON of the schema of a version.
-func (o options) schema(version int) []byte {
-	if version >= len(o.schemas) {
-		return nil
-	}
-	return o.schemas[version]
-}
-
 // keepsSchema reports whether version is one of s and its schema stays what it was.
 func (o options) keepsSchema(s *apiextensions.CustomResourceDefinitionSpec, version string) bool {
 	return o.unchanged != nil && o.unchanged(version) &&
@@ -211,14 +239,14 @@ func ratchet(crd, old CRD) options {
 		prunedDefaults: !old.hasUnprunedDefaults(),
 		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
 		schemas:        schemas,
-		checker:        ourschema.NewRuleChecker(schemas, expressionsIn(&old.Spec).has),
+		checker:        ourschema.NewRuleChecker(schemas.all(), expressionsIn(&old.Spec).has),
 	}
 }
 
 // hasUnprunedDefaults looks at all structural schemas of c that have defaults.
 func (c CRD) hasUnprunedDefaults() bool {
 	versions := c.Spec.Versions
-	for i, js := range c.schemas() {
+	for i, js := range c.schemas().versions {
 		v := c.Spec.Validation
 		if v == nil && i < len(versions) {
 			v = versions[i].Schema
@@ -284,7 +312,7 @@ func spec(s *apiextensions.CustomResourceDefinitionSpec, o options) field.ErrorL
 	errs = append(errs, names(&s.Names, path.Child("names"))...)
 	if s.Validation != nil {
 		o.costly = func() bool { return o.keepsSchema(s, s.Version) }
-		errs = append(errs, validationSchema(s.Validation, o.schema(0), hasStatus(s), o, path.Child("validation"))...)
+		errs = append(errs, validationSchema(s.Validation, o.schemas.top, hasStatus(s), o, path.Child("validation"))...)
 	}
 	errs = append(errs, subresources(s.Subresources, path.Child("subresources"))...)
 	for i := range s.AdditionalPrinterColumns {
@@ -365,8 +393,9 @@ func versions(s *apiextensions.CustomResourceDefinitionSpec, o options, path *fi
 			errs = append(errs, field.Invalid(all.Index(i).Child("name"), v.Name, strings.Join(msgs, ",")))
 		}
 		o.costly = func() bool { return o.keepsSchema(s, v.Name) }
-		errs = append(errs, version(s, v, o.schema(i), o, all.Index(i))...)
+		errs = append(errs, version(s, v, o.schemas.versions[i], o, all.Index(i))...)
 	}
+	errs = append(errs, twice(s, path)...)
 	if !unique {
 		errs = append(errs, field.Invalid(all, s.Versions, "must contain unique version names"))
 	}
@@ -375,6 +404,9 @@ func versions(s *apiextensions.CustomResourceDefinitionSpec, o options, path *fi
 	}
 	if msgs := validation.IsDNS1035Label(s.Version); s.Version != "" && len(msgs) > 0 {
 		errs = append(errs, field.Invalid(path.Child("version"), s.Version, strings.Join(msgs, ",")))
+	}
+	if s.Version != "" && len(s.Versions) > 0 && s.Versions[0].Name != s.Version {
+		errs = append(errs, field.Invalid(path.Child("version"), s.Version, "must match the first version in spec.versions"))
 	}
 	return errs
 }
