@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const duplicateOwners = ".metadata.ownerReferences contains duplicate entries%s; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: %v"
@@ -109,11 +108,7 @@ func (w *writing) shape(t object.Tree, typed bool) (out object.Tree, unknown []s
 // mutating admission, which belongs between the field manager (own, apply) and prepareCreate or prepareUpdate.
 func (w *writing) defaults(t object.Tree) (object.Tree, error) {
 	if w.def.Custom != nil {
-		s, err := schemaOf(w.v)
-		if err == nil {
-			s.Fill(t)
-		}
-		return t, err
+		return fillIn(w.v, t)
 	}
 	if own := w.v.Default; own != nil {
 		own(t)
@@ -127,12 +122,12 @@ func (w *writing) defaults(t object.Tree) (object.Tree, error) {
 		fill(t)
 		return t, nil
 	}
-	hub, err := toStorage(w.v, t)
+	hub, err := w.toStorage(t)
 	if err != nil {
 		return nil, err
 	}
 	fill(hub)
-	return fromStorage(w.v, hub)
+	return w.engine.convert(w.ctx, hub, w.def.Storage, w.v)
 }
 
 // dedup drops repeated owner references with a warning.
@@ -174,10 +169,7 @@ func (w *writing) checkName(t object.Tree) error {
 	}
 }
 
-func toStorage(v *resource.Version, t object.Tree) (object.Tree, error) {
-	return convert(t, v, v.Definition.Storage)
-}
-
-func fromStorage(v *resource.Version, t object.Tree) (object.Tree, error) {
-	return convert(t, v.Definition.Storage, v)
+// toStorage is for built-in kinds, whose own functions want the storage version.
+func (w *writing) toStorage(t object.Tree) (object.Tree, error) {
+	return w.engine.convert(w.ctx, t, w.v, w.def.Storage)
 }

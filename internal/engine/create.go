@@ -25,7 +25,7 @@ var errTerminating = errors.New("create not allowed while custom resource defini
 
 // Create stores a new object.
 func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
-	w, err := e.begin(t, c)
+	w, err := e.begin(ctx, t, c)
 	if err != nil {
 		return Object{}, err
 	}
@@ -185,7 +185,7 @@ func (w *writing) prepareCreate(ctx context.Context, t object.Tree) (object.Tree
 	if w.def.Custom != nil {
 		return t, nil
 	}
-	t, err := toStorage(w.v, t)
+	t, err := w.toStorage(t)
 	if err != nil {
 		return nil, err
 	}

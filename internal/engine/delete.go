@@ -18,7 +18,7 @@ import (
 )
 
 // Delete removes an object or starts its deletion. gone says that it is no longer stored; obj is
-// then its last state.
+// then its last state, as it was stored.
 func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c Caller) (obj Object, gone bool, err error) {
 	if err := validateDeleteOptions(&o); err != nil {
 		return Object{}, false, err
@@ -29,7 +29,7 @@ func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c
 	if err := admission.Delete(t.Version.GroupResource(), t.Name); err != nil {
 		return Object{}, false, err
 	}
-	w, err := e.begin(t, c)
+	w, err := e.begin(ctx, t, c)
 	if err != nil {
 		return Object{}, false, err
 	}
@@ -62,13 +62,17 @@ func (w *writing) delete(ctx context.Context, o *metav1.DeleteOptions) (Object, 
 	if err != nil {
 		return Object{}, false, err
 	}
+	if p != nil { // it will be shown: where that cannot be, nothing changes
+		if _, err := w.reader.at(ctx, rec); err != nil {
+			return Object{}, false, err
+		}
+	}
 	switch gone := p == nil; {
 	case write == nil: // nothing changes
 		obj, err := w.result(rec)
 		return obj, false, err
 	case w.caller.DryRun && gone:
-		obj, err := w.result(rec)
-		return obj, true, err
+		return w.last(rec, rec.Modified), true, nil
 	case w.caller.DryRun:
 		obj, err := w.unstored(p, rec.Modified)
 		return obj, false, err
@@ -81,9 +85,12 @@ func (w *writing) delete(ctx context.Context, o *metav1.DeleteOptions) (Object, 
 		obj, err := w.result(events[0].Record)
 		return obj, false, err
 	}
-	obj, err := w.result(rec)
-	obj.Revision = events[0].Revision
-	return obj, true, err
+	return w.last(rec, events[0].Revision), true, nil
+}
+
+// last is an object that is gone, as it was stored: no conversion is needed to say farewell.
+func (w *writing) last(rec *storage.Record, revision int64) Object {
+	return Object{Version: w.v, Revision: revision, Packed: object.Packed(rec.Value), Record: rec}
 }
 
 // deletion works out what a delete does to rec: nothing (no write), an update to p, or a removal (no p).

@@ -88,7 +88,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		if rec == nil {
 			continue
 		}
-		w, err := e.begin(one, c)
+		w, err := e.begin(ctx, one, c)
 		if err != nil {
 			return false, err
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -24,6 +25,8 @@ type Engine struct {
 	Store *storage.Store
 	Live  *resource.Live
 	Now   func() time.Time // nil: the system's clock
+	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
+	Webhook conversion.Webhook
 
 	views  views
 	shapes shapes
@@ -36,6 +39,9 @@ type Target struct {
 	Namespace   string // "" for all namespaces, or a cluster-scoped kind
 	Name        string // "" for a collection
 	Subresource string // "", "status" or "scale"
+	// AsStored leaves objects at the version they are stored at, so that no conversion can get in the way of
+	// who looks at metadata only: the control loops. A write leaves them there, too.
+	AsStored bool
 }
 
 // Caller is who asks, and how the request wants its write recorded.

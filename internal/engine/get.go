@@ -86,13 +86,13 @@ func (e *Engine) read(ctx context.Context, t Target, resourceVersion string) (Ob
 		return Object{}, apierrors.NewNotFound(t.Version.GroupResource(), t.Name)
 	}
 	if t.Subresource == "scale" {
-		return e.readScale(t, rec)
+		return e.readScale(ctx, t, rec)
 	}
-	r := e.reader(t.Version)
+	r := e.readerOf(t)
 	if r.passes(object.Packed(rec.Value)) {
 		derive(rec).passes.Store(t.Version)
 	}
-	return r.at(rec)
+	return r.at(ctx, rec)
 }
 
 // fresh waits for a state that is not older than resourceVersion.

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"iter"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,7 +31,7 @@ type query struct {
 
 // query prepares a list or watch.
 func (e *Engine) query(t Target, o *ListOptions) (*query, error) {
-	s, err := e.selector(e.reader(t.Version), o)
+	s, err := e.selector(e.readerOf(t), o)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +67,7 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 		o.Limit = 0 // as upstream, whose cache answers such a list whole
 	}
 	if q.single {
-		return q.one(snap)
+		return q.one(ctx, snap)
 	}
 	return q.page(ctx, snap, start, o.Limit)
 }
@@ -146,16 +147,18 @@ func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage
 }
 
 // one is the list of a single name.
-func (q *query) one(snap *storage.Snapshot) (*List, error) {
+func (q *query) one(ctx context.Context, snap *storage.Snapshot) (*List, error) {
 	l := &List{Version: q.reader.version, Revision: snap.Revision()}
-	if rec := snap.Get(q.prefix); rec != nil && q.matches(rec) {
-		o, err := q.reader.at(rec)
-		if err != nil {
-			return nil, err
-		}
-		l.Items = []Object{o}
+	rec := snap.Get(q.prefix)
+	if rec == nil {
+		return l, nil
 	}
-	return l, nil
+	looked, err := q.reader.look(ctx, []*storage.Record{rec})
+	if err != nil {
+		return nil, err
+	}
+	_, err = q.add(ctx, l, looked[0], 0)
+	return l, err
 }
 
 // page walks the snapshot from start on until limit objects are found.
@@ -166,13 +169,16 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 		l.Items = make([]Object, 0, q.expected(snap, after, limit))
 	}
 	// A token that is not of our making may name its first key itself.
+	walk := snap.Walk(q.prefix, after)
 	if rec := snap.Get(start); rec != nil && start == after {
-		if _, err := q.add(l, rec, limit); err != nil {
-			return nil, err
-		}
+		walk = startingWith(rec, walk)
 	}
-	for rec := range snap.Walk(q.prefix, after) {
-		more, err := q.add(l, rec, limit)
+	var failed error
+	if q.reader.remote {
+		walk = q.looked(ctx, walk, limit, &failed)
+	}
+	for rec := range walk {
+		more, err := q.add(ctx, l, rec, limit)
 		if err != nil {
 			return nil, err
 		}
@@ -181,7 +187,49 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 			break
 		}
 	}
+	if failed != nil {
+		return nil, failed
+	}
 	return l, ctx.Err()
+}
+
+func startingWith(first *storage.Record, rest iter.Seq[*storage.Record]) iter.Seq[*storage.Record] {
+	return func(yield func(*storage.Record) bool) {
+		if yield(first) {
+			rest(yield)
+		}
+	}
+}
+
+// lookAhead is how many objects of a list are converted in one go.
+const lookAhead = 2500
+
+// looked is walk through the eyes of a webhook, some objects at a time. failed is set where that cannot be done.
+func (q *query) looked(ctx context.Context, walk iter.Seq[*storage.Record], limit int64, failed *error) iter.Seq[*storage.Record] {
+	size := lookAhead
+	if limit > 0 && q.empty() {
+		size = int(min(limit+1, lookAhead)) // one more tells that there is one
+	}
+	return func(yield func(*storage.Record) bool) {
+		ahead := make([]*storage.Record, 0, size)
+		flush := func() bool {
+			var looked []*storage.Record
+			looked, *failed = q.reader.look(ctx, ahead)
+			ahead = ahead[:0]
+			for _, rec := range looked {
+				if !yield(rec) {
+					return false
+				}
+			}
+			return *failed == nil
+		}
+		for rec := range walk {
+			if ahead = append(ahead, rec); len(ahead) == size && !flush() {
+				return
+			}
+		}
+		flush()
+	}
 }
 
 func (q *query) expected(snap *storage.Snapshot, after string, limit int64) int64 {
@@ -193,14 +241,14 @@ func (q *query) expected(snap *storage.Snapshot, after string, limit int64) int6
 }
 
 // add appends rec if it matches. full is true, and nothing is added, if the page was full before.
-func (q *query) add(l *List, rec *storage.Record, limit int64) (full bool, err error) {
+func (q *query) add(ctx context.Context, l *List, rec *storage.Record, limit int64) (full bool, err error) {
 	if limit > 0 && int64(len(l.Items)) >= limit {
 		return true, nil
 	}
 	if !q.matches(rec) {
 		return false, nil
 	}
-	o, err := q.reader.at(rec)
+	o, err := q.reader.at(ctx, rec)
 	if err == nil {
 		l.Items = append(l.Items, o)
 	}

@@ -32,7 +32,7 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 		o, err = e.patchScale(ctx, t, p, c)
 		return o, false, err
 	}
-	w, err := e.begin(t, c)
+	w, err := e.begin(ctx, t, c)
 	if err != nil {
 		return Object{}, false, err
 	}

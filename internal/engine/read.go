@@ -2,7 +2,9 @@ package engine
 
 import (
 	"context"
+	"errors"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"strconv"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -16,13 +18,24 @@ import (
 //
 // It compiles no schema before it meets an object: a kind that has none costs nothing.
 type reader struct {
-	version *resource.Version
-	convert bool // objects of the storage version do not pass
-	views   *views
+	engine   *Engine
+	version  *resource.Version
+	convert  bool // objects of the storage version do not pass
+	remote   bool // a webhook converts: better many at a time, and labels may change
+	asStored bool // Target.AsStored
 }
 
 func (e *Engine) reader(v *resource.Version) reader {
-	return reader{version: v, convert: v.ConvertFrom != nil, views: &e.views}
+	return reader{engine: e, version: v, convert: v.ConvertFrom != nil, remote: conversion.Remote(v.Definition)}
+}
+
+// readerOf is the reader for what a request addresses.
+func (e *Engine) readerOf(t Target) reader {
+	r := e.reader(t.Version)
+	if r.asStored = t.AsStored; r.asStored {
+		r.convert, r.remote = false, false
+	}
+	return r
 }
 
 // fingerprint is of what pruning and defaulting at v do; 0 for built-in kinds, whose Go type
@@ -51,16 +64,42 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 const unsettled = 0
 
 // at returns the object in rec.
-func (r reader) at(rec *storage.Record) (Object, error) {
-	p := object.Packed(rec.Value)
-	if !r.passes(p) {
-		viewed, err := r.views.get(r, rec)
+func (r reader) at(ctx context.Context, rec *storage.Record) (Object, error) {
+	if !r.passes(object.Packed(rec.Value)) {
+		viewed, err := r.engine.views.get(ctx, r.version, []*storage.Record{rec}, r.make)
 		if err != nil {
 			return Object{}, err
 		}
-		p = viewed
+		rec = viewed[0]
 	}
-	return Object{Version: r.version, Revision: rec.Modified, Packed: p, Record: rec}, nil
+	return Object{Version: r.version, Revision: rec.Modified, Packed: object.Packed(rec.Value), Record: rec}, nil
+}
+
+// look makes of records what they are at r's version, where a webhook has a say in that: all that follows
+// (selectors, at) then goes by the views. Where there is no webhook, recs come back as they are.
+func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
+	if !r.remote {
+		return recs, nil
+	}
+	var out, missing []*storage.Record
+	var places []int
+	for i, rec := range recs {
+		if rec != nil && !r.passes(object.Packed(rec.Value)) {
+			missing, places = append(missing, rec), append(places, i)
+		}
+	}
+	if len(missing) == 0 {
+		return recs, nil
+	}
+	viewed, err := r.engine.views.get(ctx, r.version, missing, r.make)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, recs...)
+	for i, place := range places {
+		out[place] = viewed[i]
+	}
+	return out, nil
 }
 
 // passes reports that p looks at r's version as it is, but for its apiVersion: the version that it was
@@ -68,6 +107,9 @@ func (r reader) at(rec *storage.Record) (Object, error) {
 func (r reader) passes(p object.Packed) bool {
 	if r.convert {
 		return false
+	}
+	if r.asStored {
+		return true
 	}
 	want, err := fingerprint(r.version)
 	if err != nil || p.Fingerprint() != want {
@@ -79,48 +121,149 @@ func (r reader) passes(p object.Packed) bool {
 	for _, v := range r.version.Definition.Versions {
 		if p.HasAPIVersion(v.APIVersion) {
 			fp, err := fingerprint(v)
-			return err == nil && fp == want
+			return err == nil && fp == want && conversion.Trivial(v, r.version)
 		}
 	}
 	return false
 }
 
-// view makes what r reads of p from scratch.
-func (r reader) view(p object.Packed) (object.Packed, error) {
+// make makes the views of recs.
+func (r reader) make(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	fp, err := fingerprint(r.version)
 	if err != nil {
 		return nil, err
 	}
-	t, err := r.tree(p, 0)
+	packed := make([]object.Packed, len(recs))
+	for i, rec := range recs {
+		packed[i] = object.Packed(rec.Value)
+	}
+	trees, err := r.trees(ctx, packed)
 	if err != nil {
 		return nil, err
 	}
-	return object.Pack(t, fp), nil
+	out := make([]*storage.Record, len(recs))
+	for i, rec := range recs {
+		out[i] = &storage.Record{
+			Key: rec.Key, Created: rec.Created, Modified: rec.Modified, Expires: rec.Expires,
+			Value: object.Pack(trees[i], fp),
+		}
+	}
+	return out, nil
 }
 
-// tree decodes p at r's version, with resourceVersion set to revision unless that is 0. It fills in the
-// defaults of the version that p is stored at. Those of the version it is read at are for requests.
-func (r reader) tree(p object.Packed, revision int64) (object.Tree, error) {
-	t, err := p.Tree(revision)
-	if err != nil {
-		return nil, apierrors.NewInternalError(err)
-	}
-	from := versionOf(r.version.Definition, object.String(t, "apiVersion"))
-	custom := r.version.Definition.Custom != nil && !r.passes(p)
-	if custom && from != nil {
-		s, err := schemaOf(from)
+// tree decodes p at r's version, with resourceVersion set to revision unless that is 0.
+func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (object.Tree, error) {
+	if r.remote {
+		trees, err := r.trees(ctx, []object.Packed{p})
 		if err != nil {
 			return nil, err
 		}
-		s.Restore(t)
+		object.SetResourceVersion(trees[0], strconv.FormatInt(revision, 10))
+		return trees[0], nil
 	}
-	if t, err = conversion.Convert(context.TODO(), t, from, r.version); err != nil {
-		return nil, apierrors.NewInternalError(err)
+	t, from, err := r.decode(p, revision)
+	if err != nil || from == r.version || r.asStored {
+		return t, err
 	}
-	if custom && from != r.version {
-		err = fit(r.version, t)
+	return r.engine.convert(ctx, t, from, r.version)
+}
+
+// trees decodes objects at r's version, none with a resourceVersion.
+func (r reader) trees(ctx context.Context, packed []object.Packed) ([]object.Tree, error) {
+	out := make([]object.Tree, len(packed))
+	var foreign []int
+	for i, p := range packed {
+		var from *resource.Version
+		var err error
+		if !r.remote {
+			out[i], err = r.tree(ctx, p, 0)
+		} else if out[i], from, err = r.decode(p, 0); from != r.version {
+			foreign = append(foreign, i)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	return t, err
+	if len(foreign) == 0 {
+		return out, nil
+	}
+	return out, r.engine.convertRemotely(ctx, out, foreign, r.version)
+}
+
+// decode decodes p at the version that it is stored at, which it returns, nil where it is no longer known. It fills in
+// that version's defaults. Those of the version it is read at are for requests, and for what comes from a webhook.
+func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.Version, error) {
+	t, err := p.Tree(revision)
+	if err != nil {
+		return nil, nil, apierrors.NewInternalError(err)
+	}
+	from := versionOf(r.version.Definition, object.String(t, "apiVersion"))
+	if r.version.Definition.Custom == nil || from == nil || r.passes(p) {
+		return t, from, nil
+	}
+	s, err := schemaOf(from)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.Restore(t)
+	return t, from, nil
+}
+
+// convertRemotely has a webhook convert some of the objects.
+func (e *Engine) convertRemotely(ctx context.Context, objects []object.Tree, which []int, to *resource.Version) error {
+	if e.Webhook == nil {
+		return apierrors.NewInternalError(errors.New("this server calls no conversion webhooks"))
+	}
+	in := make([]object.Tree, len(which))
+	for i, at := range which {
+		in[i] = objects[at]
+	}
+	out, err := e.Webhook(ctx, to, in)
+	if err != nil {
+		return storageError(err)
+	}
+	for i, at := range which {
+		if err := fit(to, out[i]); err != nil {
+			return err
+		}
+		if _, err := fillIn(to, out[i]); err != nil {
+			return err
+		}
+		objects[at] = out[i]
+	}
+	return nil
+}
+
+// convertOne translates an object of any kind between versions of it.
+func (e *Engine) convertOne(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
+	if from == to || !conversion.Remote(to.Definition) {
+		return e.convert(ctx, t, from, to)
+	}
+	one := []object.Tree{t}
+	err := e.convertRemotely(ctx, one, []int{0}, to)
+	return one[0], err
+}
+
+// convert translates an object of a kind that has no webhook, and prunes what comes out where the kind is custom. from is
+// nil where its version is no longer known.
+func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
+	out, err := conversion.Convert(ctx, t, from, to)
+	if err != nil {
+		return nil, asInternal(err)
+	}
+	if to.Definition.Custom != nil && from != to {
+		err = fit(to, out)
+	}
+	return out, err
+}
+
+// asInternal answers what has no Status of its own with a 500.
+func asInternal(err error) error {
+	var status *apierrors.StatusError
+	if err == nil || errors.As(err, &status) {
+		return err
+	}
+	return apierrors.NewInternalError(err)
 }
 
 // fit prunes what a conversion to v has made.
@@ -133,6 +276,15 @@ func fit(v *resource.Version, t object.Tree) error {
 		return apierrors.NewInternalError(wrong)
 	}
 	return nil
+}
+
+// fillIn fills in the defaults of a custom kind's version.
+func fillIn(v *resource.Version, t object.Tree) (object.Tree, error) {
+	s, err := schemaOf(v)
+	if err == nil {
+		s.Fill(t)
+	}
+	return t, err
 }
 
 func versionOf(d *resource.Definition, apiVersion string) *resource.Version {

@@ -38,8 +38,8 @@ func newScaleVersion() *resource.Version {
 }
 
 // readScale is a GET of /scale.
-func (e *Engine) readScale(t Target, rec *storage.Record) (Object, error) {
-	parent, err := e.reader(t.Version).tree(object.Packed(rec.Value), rec.Modified)
+func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (Object, error) {
+	parent, err := e.reader(t.Version).tree(ctx, object.Packed(rec.Value), rec.Modified)
 	if err != nil {
 		return Object{}, err
 	}
@@ -98,7 +98,7 @@ func int32At(t object.Tree, path []string) (int64, bool, error) {
 
 // updateScale is a PUT to /scale.
 func (e *Engine) updateScale(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
-	w, err := e.begin(t, c)
+	w, err := e.begin(ctx, t, c)
 	if err != nil {
 		return Object{}, err
 	}
@@ -117,7 +117,7 @@ func (e *Engine) updateScale(ctx context.Context, t Target, b Body, c Caller) (O
 
 // patchScale is a PATCH of /scale.
 func (e *Engine) patchScale(ctx context.Context, t Target, p Patch, c Caller) (Object, error) {
-	w, err := e.begin(t, c)
+	w, err := e.begin(ctx, t, c)
 	if err != nil {
 		return Object{}, err
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -150,7 +151,7 @@ func (s *selector) values(d *derived, rec *storage.Record) []string {
 		return f.values
 	}
 	f := &fieldValues{s.reader.version, make([]string, len(s.paths))}
-	if o, err := s.reader.at(rec); err == nil {
+	if o, err := s.reader.at(context.Background(), rec); err == nil { // no webhook: look has been called
 		raw := make([][]byte, len(s.paths))
 		object.Fields(o.Packed.JSON(), s.paths, raw)
 		for i := range raw {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,7 +27,7 @@ func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Obje
 		o, err = e.updateScale(ctx, t, b, c)
 		return o, false, err
 	}
-	w, err := e.begin(t, c)
+	w, err := e.begin(ctx, t, c)
 	if err != nil {
 		return Object{}, false, err
 	}
@@ -141,6 +142,9 @@ func (w *writing) makeNew(ctx context.Context, f change) (Object, error) {
 
 // update makes one attempt to change rec.
 func (w *writing) update(ctx context.Context, rec *storage.Record, f change) (Object, error) {
+	if at := versionOf(w.def, apiVersion(rec)); w.target.AsStored && at != nil {
+		w.resolve(at)
+	}
 	old, live, err := w.load(rec)
 	if err != nil {
 		return Object{}, err
@@ -154,7 +158,7 @@ func (w *writing) update(ctx context.Context, rec *storage.Record, f change) (Ob
 	}
 	w.form = t
 	if w.def.Custom == nil {
-		if t, err = toStorage(w.v, t); err != nil {
+		if t, err = w.toStorage(t); err != nil {
 			return Object{}, err
 		}
 	}
@@ -194,7 +198,15 @@ func (w *writing) replace(ctx context.Context, p object.Packed, t object.Tree, r
 // version. For a custom kind, and where the versions are the same, that is one tree.
 func (w *writing) load(rec *storage.Record) (old, live object.Tree, err error) {
 	p := object.Packed(rec.Value)
-	if live, err = w.reader.tree(p, rec.Modified); err != nil {
+	if w.reader.remote { // as it has been read before, most likely
+		seen, err := w.reader.at(w.ctx, rec)
+		if err != nil {
+			return nil, nil, err
+		}
+		live, err = seen.Tree()
+		return live, live, err
+	}
+	if live, err = w.reader.tree(w.ctx, p, rec.Modified); err != nil {
 		return nil, nil, err
 	}
 	if w.def.Custom != nil || w.v == w.def.Storage {
@@ -208,7 +220,7 @@ func (w *writing) load(rec *storage.Record) (old, live object.Tree, err error) {
 		old["apiVersion"] = w.def.Storage.APIVersion
 		return old, live, nil
 	}
-	old, err = w.engine.reader(w.def.Storage).tree(p, rec.Modified)
+	old, err = w.engine.reader(w.def.Storage).tree(w.ctx, p, rec.Modified)
 	return old, live, err
 }
 
@@ -354,6 +366,12 @@ func (w *writing) unchanged(p object.Packed, t, old object.Tree, rec *storage.Re
 	entries, _ := md["managedFields"].([]any)
 	former, _ := oldMeta["managedFields"].([]any)
 	return len(t) == len(old) && object.Generation(t) == object.Generation(old) && sameMetadata(md, oldMeta) && sameButTimes(entries, former)
+}
+
+// apiVersion is the version that an object is stored at.
+func apiVersion(rec *storage.Record) string {
+	raw, _ := object.Field(object.Packed(rec.Value).JSON(), "apiVersion")
+	return strings.Trim(string(raw), `"`)
 }
 
 func sameAPIVersion(a, b object.Packed) bool {

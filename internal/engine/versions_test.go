@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // CRD-018: one Event, two groups under different field names, one store.
@@ -64,13 +66,24 @@ func TestReadUnderNewSchema(t *testing.T) {
 // The views kept are bounded in bytes.
 func TestViewsAreBounded(t *testing.T) {
 	var v views
+	made := 0
+	large := func(_ context.Context, recs []*storage.Record) ([]*storage.Record, error) {
+		made++
+		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxViewBytes/10)}}, nil
+	}
+	look := func(revision int64) {
+		if _, err := v.get(t.Context(), nil, []*storage.Record{{Modified: revision}}, large); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i := range 100 {
-		v.put(viewKey{revision: int64(i)}, make(object.Packed, maxViewBytes/10))
+		look(int64(i))
 	}
 	if v.bytes > maxViewBytes || len(v.byKey) != v.order.Len() || len(v.byKey) > 10 {
 		t.Fatalf("%d bytes in %d views", v.bytes, len(v.byKey))
 	}
-	if v.find(viewKey{revision: 99}) == nil || v.find(viewKey{revision: 1}) != nil {
-		t.Fatal("the wrong ones went")
-	}
+	look(99)
+	equal(t, "made when the newest is asked for again", made, 100)
+	look(1)
+	equal(t, "made when an old one is asked for again", made, 101)
 }

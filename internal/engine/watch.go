@@ -18,6 +18,7 @@ const takeAtMost = 500
 // Watch is a running watch, used by one goroutine.
 type Watch struct {
 	*query
+	ctx    context.Context // of the request: what is taken may have to be converted
 	cursor *storage.Cursor
 	shape  *shape        // of the CRD; nil for a built-in kind
 	ready  chan struct{} // ready for good: there are initial events, or an error, to take
@@ -43,7 +44,7 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 	if err != nil {
 		return nil, plain(err.Error())
 	}
-	w := &Watch{bookmarks: o.AllowWatchBookmarks}
+	w := &Watch{ctx: ctx, bookmarks: o.AllowWatchBookmarks}
 	if t.Version.Definition.Custom != nil {
 		if t.Version, w.shape, err = e.shapeOf(ctx, t.Version); err != nil {
 			return nil, err
@@ -152,6 +153,9 @@ func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	}
 	before := len(buf)
 	events, progress, err := w.cursor.Take(w.events[:0])
+	if w.reader.remote {
+		w.lookAhead(events)
+	}
 	for i, ev := range events {
 		if buf, w.err = w.judge(buf, ev); w.err != nil {
 			break
@@ -178,21 +182,20 @@ func (w *Watch) takeInitial(buf []WatchEvent) ([]WatchEvent, error) {
 	snap, seen := w.initial, 0
 	if w.single {
 		if rec := snap.Get(w.prefix); rec != nil {
-			buf, w.err = w.addInitial(buf, rec)
+			buf, w.err = w.addInitial(buf, []*storage.Record{rec})
 		}
-		seen = -1
 	} else {
+		recs := make([]*storage.Record, 0, min(takeAtMost, snap.Count(w.prefix, w.last)))
 		for rec := range snap.Walk(w.prefix, w.last) {
 			w.last = rec.Key
-			if buf, w.err = w.addInitial(buf, rec); w.err != nil {
-				return buf, w.err
-			}
-			if seen++; seen == takeAtMost {
-				return buf, nil
+			if recs = append(recs, rec); len(recs) == takeAtMost {
+				break
 			}
 		}
+		seen = len(recs)
+		buf, w.err = w.addInitial(buf, recs)
 	}
-	if w.err != nil {
+	if w.err != nil || seen == takeAtMost {
 		return buf, w.err
 	}
 	w.initial = nil
@@ -203,15 +206,57 @@ func (w *Watch) takeInitial(buf []WatchEvent) ([]WatchEvent, error) {
 	return buf, nil
 }
 
-func (w *Watch) addInitial(buf []WatchEvent, rec *storage.Record) ([]WatchEvent, error) {
-	if !w.matches(rec) {
-		return buf, nil
-	}
-	o, err := w.reader.at(rec)
+func (w *Watch) addInitial(buf []WatchEvent, recs []*storage.Record) ([]WatchEvent, error) {
+	recs, err := w.reader.look(w.ctx, recs)
 	if err != nil {
 		return buf, err
 	}
-	return append(buf, WatchEvent{Type: "ADDED", Object: o}), nil
+	for _, rec := range recs {
+		if !w.matches(rec) {
+			continue
+		}
+		o, err := w.reader.at(w.ctx, rec)
+		if err != nil {
+			return buf, err
+		}
+		buf = append(buf, WatchEvent{Type: "ADDED", Object: o})
+	}
+	return buf, nil
+}
+
+// lookAhead has what events will need converted in one go. Where that fails judge will meet the error in its place.
+func (w *Watch) lookAhead(events []*storage.Event) {
+	var recs []*storage.Record
+	for _, ev := range events {
+		if ev.Record != nil {
+			recs = append(recs, ev.Record)
+		}
+		if ev.Previous != nil && (ev.Record == nil || !w.empty()) {
+			recs = append(recs, ev.Previous)
+		}
+	}
+	if len(recs) > 1 {
+		_, _ = w.reader.look(w.ctx, recs)
+	}
+}
+
+// look is ev's two records at the version of the watch, as far as they are needed.
+func (w *Watch) look(ev *storage.Event) (rec, previous *storage.Record, err error) {
+	rec, previous = ev.Record, ev.Previous
+	if !w.reader.remote {
+		return rec, previous, nil
+	}
+	pair := []*storage.Record{rec, nil}
+	if rec == nil || !w.empty() {
+		pair[1] = previous
+	}
+	if pair, err = w.reader.look(w.ctx, pair); err != nil {
+		return nil, nil, err
+	}
+	if pair[1] != nil {
+		previous = pair[1]
+	}
+	return pair[0], previous, nil
 }
 
 // judge appends what the watch sees of a change: an object that comes to match is added, one
@@ -220,18 +265,22 @@ func (w *Watch) judge(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error)
 	if ev.Revision <= w.floor || w.single && ev.Key != w.prefix {
 		return buf, nil
 	}
-	now := ev.Record != nil && w.matches(ev.Record)
-	before := ev.Previous != nil && w.matches(ev.Previous)
-	kind, rec := "MODIFIED", ev.Record
+	rec, previous, err := w.look(ev)
+	if err != nil {
+		return buf, err
+	}
+	now := rec != nil && w.matches(rec)
+	before := previous != nil && w.matches(previous)
+	kind := "MODIFIED"
 	switch {
 	case !now && !before:
 		return buf, nil
 	case !before:
 		kind = "ADDED"
 	case !now:
-		kind, rec = "DELETED", ev.Previous
+		kind, rec = "DELETED", previous
 	}
-	o, err := w.reader.at(rec)
+	o, err := w.reader.at(w.ctx, rec)
 	if err != nil {
 		return buf, err
 	}

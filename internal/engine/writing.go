@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
@@ -17,6 +16,7 @@ import (
 
 // writing is one write request under way, against one state of the catalog.
 type writing struct {
+	ctx    context.Context // of the request: reading and storing may take a conversion
 	engine *Engine
 	target Target
 	caller Caller
@@ -32,8 +32,8 @@ type writing struct {
 }
 
 // begin starts a write.
-func (e *Engine) begin(t Target, c Caller) (*writing, error) {
-	w := &writing{engine: e, target: t, caller: c, now: e.clock()}
+func (e *Engine) begin(ctx context.Context, t Target, c Caller) (*writing, error) {
+	w := &writing{ctx: ctx, engine: e, target: t, caller: c, now: e.clock()}
 	if err := e.subresource(t); err != nil {
 		return nil, err
 	}
@@ -59,7 +59,9 @@ func (w *writing) resolve(v *resource.Version) {
 		Convert:     w.convertTo,
 		Reset:       w.reset(),
 	}
-	w.reader = w.engine.reader(v)
+	t := w.target
+	t.Version = v
+	w.reader = w.engine.readerOf(t)
 }
 
 // refresh looks the kind up again after the CRD or the namespace has changed under a write.
@@ -114,16 +116,11 @@ func (w *writing) convertTo(t object.Tree, apiVersion string) (object.Tree, erro
 	for k, v := range t {
 		copied[k] = v
 	}
-	return convert(copied, from, to)
-}
-
-// convert is conversion.Convert with an error for clients.
-func convert(t object.Tree, from, to *resource.Version) (object.Tree, error) {
-	out, err := conversion.Convert(context.TODO(), t, from, to)
-	if err != nil {
-		return nil, apierrors.NewInternalError(err)
+	if conversion.Remote(w.def) {
+		return w.engine.convertOne(w.ctx, copied, from, to)
 	}
-	return out, nil
+	out, err := conversion.Convert(w.ctx, copied, from, to)
+	return out, asInternal(err)
 }
 
 // reset lists the fields that a write through this endpoint never owns.
@@ -170,6 +167,9 @@ func (w *writing) key() string { return w.def.Key(w.target.Namespace, w.target.N
 // a default that conversion or the other endpoint has left out, is stored as it is and marked.
 func (w *writing) stored(t object.Tree) (object.Packed, error) {
 	to := w.def.Storage
+	if w.target.AsStored {
+		to = w.v
+	}
 	if w.def.Custom == nil {
 		t["apiVersion"] = to.APIVersion
 		return object.Pack(t, 0), nil
@@ -179,10 +179,7 @@ func (w *writing) stored(t object.Tree) (object.Packed, error) {
 		return nil, err
 	}
 	if w.v != to {
-		if t, err = convert(t, w.v, to); err != nil {
-			return nil, err
-		}
-		if err := fit(to, t); err != nil {
+		if t, err = w.engine.convertOne(w.ctx, t, w.v, to); err != nil {
 			return nil, err
 		}
 	}
@@ -193,17 +190,18 @@ func (w *writing) stored(t object.Tree) (object.Packed, error) {
 }
 
 // result is what the caller of a write gets back of rec.
-func (w *writing) result(rec *storage.Record) (Object, error) { return w.reader.at(rec) }
+func (w *writing) result(rec *storage.Record) (Object, error) { return w.reader.at(w.ctx, rec) }
 
 // unstored is what the caller of a dry run gets back, or of an update that deleted.
 func (w *writing) unstored(p object.Packed, revision int64) (Object, error) {
-	o := Object{Version: w.v, Revision: revision, Packed: p}
 	if w.reader.passes(p) {
-		return o, nil
+		return Object{Version: w.v, Revision: revision, Packed: p}, nil
 	}
-	var err error
-	o.Packed, err = w.reader.view(p)
-	return o, err
+	viewed, err := w.reader.make(w.ctx, []*storage.Record{{Value: p}})
+	if err != nil {
+		return Object{}, err
+	}
+	return Object{Version: w.v, Revision: revision, Packed: viewed[0].Value}, nil
 }
 
 // commit writes one object, under the guards of its kind.
