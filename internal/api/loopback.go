@@ -19,9 +19,12 @@ type loopback struct {
 	user   user.Info
 }
 
+// inProcess marks the context of a request that came through a loopback.
+type inProcess struct{}
+
 // RoundTrip implements http.RoundTripper.
 func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
-	ctx, cancel := context.WithCancel(access.WithUser(r.Context(), l.user))
+	ctx, cancel := context.WithCancel(context.WithValue(access.WithUser(r.Context(), l.user), inProcess{}, true))
 	in := r.WithContext(ctx)
 	in.Header = r.Header.Clone()
 	if in.Body == nil {

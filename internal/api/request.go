@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -332,7 +333,17 @@ func (q *request) target() engine.Target {
 	if q.v.Definition.Namespaced {
 		t.Namespace = q.namespace
 	}
+	t.AsStored = conversion.Remote(q.v.Definition) && q.metadataLoop()
 	return t
+}
+
+// metadataLoop reports that a control loop asks, and that metadata is all it wants to see: a webhook that is
+// down shall not hold up namespaces, garbage and the end of CRDs.
+func (q *request) metadataLoop() bool {
+	if q.r.Context().Value(inProcess{}) == nil {
+		return false
+	}
+	return q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete
 }
 
 // caller is who writes, and how the request wants it recorded.

@@ -209,6 +209,16 @@ func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.
 	return t, from, nil
 }
 
+// unversioned is t without a resourceVersion, which webhooks do not see; t stays as it is.
+func unversioned(t object.Tree) object.Tree {
+	if object.ResourceVersion(t) == "" {
+		return t
+	}
+	t = detach(t)
+	delete(object.Metadata(t), "resourceVersion")
+	return t
+}
+
 // convertRemotely has a webhook convert some of the objects.
 func (e *Engine) convertRemotely(ctx context.Context, objects []object.Tree, which []int, to *resource.Version) error {
 	if e.Webhook == nil {
@@ -216,7 +226,7 @@ func (e *Engine) convertRemotely(ctx context.Context, objects []object.Tree, whi
 	}
 	in := make([]object.Tree, len(which))
 	for i, at := range which {
-		in[i] = objects[at]
+		in[i] = unversioned(objects[at])
 	}
 	out, err := e.Webhook(ctx, to, in)
 	if err != nil {
