@@ -28,9 +28,10 @@ type Engine struct {
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
 
-	views  views
-	shapes shapes
-	queues queues
+	views   views
+	shapes  shapes
+	queues  queues
+	indexes indexes
 }
 
 // Target is what a request addresses.

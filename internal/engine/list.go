@@ -25,8 +25,9 @@ const (
 // query is a list or watch as it is put to the store.
 type query struct {
 	*selector
-	prefix string // of the keys it may touch; the whole key if single
-	single bool
+	prefix  string // of the keys it may touch; the whole key if single
+	single  bool
+	indexes *indexes
 }
 
 // query prepares a list or watch.
@@ -40,7 +41,7 @@ func (e *Engine) query(t Target, o *ListOptions) (*query, error) {
 		len(validation.ValidateNamespaceName(name, false)) == 0 {
 		namespace = name
 	}
-	q := &query{selector: s, prefix: d.Prefix}
+	q := &query{selector: s, prefix: d.Prefix, indexes: &e.indexes}
 	if d.Namespaced && namespace != "" {
 		q.prefix += namespace + "/"
 	}
@@ -169,7 +170,7 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 		l.Items = make([]Object, 0, q.expected(snap, after, limit))
 	}
 	// A token that is not of our making may name its first key itself.
-	walk := snap.Walk(q.prefix, after)
+	walk := q.records(snap, after)
 	if rec := snap.Get(start); rec != nil && start == after {
 		walk = startingWith(rec, walk)
 	}

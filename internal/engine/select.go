@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -167,14 +168,14 @@ func fieldText(raw []byte) string {
 	if len(raw) == 0 || string(raw) == "null" {
 		return ""
 	}
-	if raw[0] != '"' {
+	if raw[0] != '"' && !bytes.ContainsAny(raw, ".eE{[") || raw[0] == 't' || raw[0] == 'f' {
 		return string(raw)
 	}
-	var text string
-	if json.Unmarshal(raw, &text) != nil {
+	var value any // text, or what a schema of today does not allow, as Go prints it
+	if json.Unmarshal(raw, &value) != nil {
 		return ""
 	}
-	return text
+	return fmt.Sprint(value)
 }
 
 // exact returns the value that the field selector demands of name.

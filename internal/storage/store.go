@@ -219,5 +219,11 @@ func (s *Snapshot) Walk(prefix, after string) iter.Seq[*Record] {
 	return func(yield func(*Record) bool) { s.tree.Walk(prefix, after, yield) }
 }
 
+// Changed yields the records whose keys start with prefix and that were written after a revision, in
+// key order. What was deleted since then is not told. It costs little where little has changed.
+func (s *Snapshot) Changed(prefix string, after int64) iter.Seq[*Record] {
+	return func(yield func(*Record) bool) { s.tree.Newer(prefix, after, yield) }
+}
+
 // Count says how many records Walk(prefix, after) yields, in logarithmic time.
 func (s *Snapshot) Count(prefix, after string) int { return s.tree.Count(prefix, after) }

@@ -187,6 +187,41 @@ func (n *node[V]) all(yield func(V) bool) bool {
 	return true
 }
 
+// Newer yields, in key order, the values of the keys that start with prefix and whose version is
+// greater than version, until yield returns false. It does not look below nodes that hold none.
+func (t Tree[V]) Newer(prefix string, version int64, yield func(V) bool) {
+	if t.root != nil {
+		end, bounded := endOf(prefix)
+		t.root.newer(prefix, end, bounded, version, yield)
+	}
+}
+
+// newer yields the values of [from, to) with a greater version.
+func (n *node[V]) newer(from, to string, bounded bool, version int64, yield func(V) bool) bool {
+	if n.newest <= version {
+		return true
+	}
+	if n.leaf() {
+		for i := n.find(from); i < len(n.entries); i++ {
+			e := &n.entries[i]
+			if bounded && e.key >= to || e.version > version && !yield(e.value) {
+				return false
+			}
+		}
+		return true
+	}
+	hi := len(n.kids) - 1
+	if bounded {
+		hi = n.child(to)
+	}
+	for i := n.child(from); i <= hi; i++ {
+		if !n.kids[i].newer(from, to, bounded, version, yield) {
+			return false
+		}
+	}
+	return true
+}
+
 // Count says how many values Walk(prefix, after) yields, in logarithmic time.
 func (t Tree[V]) Count(prefix, after string) int {
 	if t.root == nil {

@@ -63,9 +63,26 @@ func check(t *testing.T, tr Tree[int64], m model, prefixes ...string) {
 				t.Fatalf("Count(%q, %q) is %d, want %d", p, after, n, len(keys))
 			}
 		}
+		checkNewer(t, tr, m, p)
 		value, version := tr.Newest(p)
 		if version != m.newest(p) || value != version {
 			t.Fatalf("Newest(%q) is %d %d, want %d", p, value, version, m.newest(p))
+		}
+	}
+}
+
+func checkNewer(t *testing.T, tr Tree[int64], m model, prefix string) {
+	t.Helper()
+	for _, since := range []int64{-1, 0, m.newest("") / 2, m.newest(prefix) - 1, m.newest(prefix)} {
+		var got, expect []int64
+		tr.Newer(prefix, since, func(v int64) bool { got = append(got, v); return true })
+		for _, k := range m.keys(prefix, "") {
+			if m[k] > since {
+				expect = append(expect, m[k])
+			}
+		}
+		if !slices.Equal(got, expect) {
+			t.Fatalf("Newer(%q, %d) yields %v, want %v", prefix, since, got, expect)
 		}
 	}
 }
