@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -185,5 +187,30 @@ func BenchmarkWatchEvent(b *testing.B) {
 		if buf, err = watch.judge(buf[:0], ev); err != nil || len(buf) != 1 {
 			b.Fatal(buf, err)
 		}
+	}
+}
+
+// BenchmarkListConverted lists 5,000 objects at a version that a webhook converts to: cold, without the webhook's own
+// work, and warm.
+func BenchmarkListConverted(b *testing.B) {
+	w, _, _, now := hosts(b, 5000)
+	w.Webhook = func(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+		for _, o := range objects {
+			o["apiVersion"] = to.APIVersion
+		}
+		return objects, nil
+	}
+	for _, warm := range []bool{false, true} {
+		b.Run(fmt.Sprintf("warm=%t", warm), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if !warm {
+					w.views = views{}
+				}
+				if l := w.list(now, ListOptions{}); len(l.Items) != 5000 {
+					b.Fatal(len(l.Items))
+				}
+			}
+		})
 	}
 }
