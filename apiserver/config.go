@@ -12,6 +12,8 @@ const (
 	KubeconfigName = "admin.kubeconfig"
 	// CBORServingAndStorage is upstream's name of the feature gate behind Config.EnableCBOR.
 	CBORServingAndStorage = "CBORServingAndStorage"
+	// CustomResourceFieldSelectors is that of the gate behind Config.DisableFieldSelectors.
+	CustomResourceFieldSelectors = "CustomResourceFieldSelectors"
 )
 
 // Config is all that a server can be told. The zero value is a server in memory on a
@@ -36,6 +38,9 @@ type Config struct {
 	HistoryBytes int64
 	// EnableCBOR offers application/cbor.
 	EnableCBOR bool
+	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless
+	// they had some before.
+	DisableFieldSelectors bool
 	// Profiling serves /debug/pprof to those who may read it.
 	Profiling bool
 	// Logger gets what an operator should know; nil discards it.

@@ -124,7 +124,12 @@ func (s *Server) connect(ctx context.Context) error {
 		EventTTL: s.config.EventTTL,
 		Allowed:  authorizer.Review,
 		Rules:    authorizer.Rules,
+
+		NoFieldSelectors: s.config.DisableFieldSelectors,
 	}))
+	if s.config.DisableFieldSelectors {
+		live.IgnoreSelectableFields()
+	}
 	if err := s.follow(ctx, live); err != nil {
 		return err
 	}

@@ -78,7 +78,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	flags.BoolVar(&c.Profiling, "profiling", true,
 		"serve profiles at /debug/pprof to those who may read them")
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
-		"features to switch on or off, name=true|false; known: "+apiserver.CBORServingAndStorage+" (alpha, default false)")
+		"features to switch on or off, name=true|false; known: "+apiserver.CBORServingAndStorage+" (alpha, default false), "+
+			apiserver.CustomResourceFieldSelectors+" (default true)")
 }
 
 // complete turns what was typed into a Config.
@@ -99,6 +100,8 @@ func (f *serveFlags) complete() error {
 		switch {
 		case name == apiserver.CBORServingAndStorage:
 			f.config.EnableCBOR = on
+		case name == apiserver.CustomResourceFieldSelectors:
+			f.config.DisableFieldSelectors = !on
 		case name == ratcheting && on:
 		case name == ratcheting:
 			return fmt.Errorf("--feature-gates: cannot set feature gate %s to false, feature is locked to true", name)

@@ -21,8 +21,10 @@ import (
 type Config struct {
 	// Catalog returns a catalog that knows all that is stored: CRDs cannot be written without it.
 	Catalog  func(context.Context) (*resource.Catalog, error)
-	EventTTL time.Duration    // how long an Event lives after it was last written; 0: forever
-	Now      func() time.Time // nil: time.Now
+	EventTTL time.Duration // how long an Event lives after it was last written; 0: forever
+	// NoFieldSelectors drops selectableFields from CRDs that had none before.
+	NoFieldSelectors bool
+	Now              func() time.Time // nil: time.Now
 	// Allowed decides whether u may do what spec says; exactly one of its attributes is set.
 	// nil: nobody may do anything.
 	Allowed func(ctx context.Context, u user.Info, spec *authorizationv1.SelfSubjectAccessReviewSpec) (allowed bool, reason string)

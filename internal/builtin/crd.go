@@ -32,7 +32,7 @@ func customResourceDefinitions(c Config) kind {
 
 func crds(c Config) resource.Behavior {
 	s := crdStatus{catalog: c.Catalog, now: c.Now}
-	return resource.Behavior{
+	b := resource.Behavior{
 		Default:       defaultCRD,
 		PrepareCreate: s.prepareCreate,
 		PrepareUpdate: s.prepareUpdate,
@@ -43,6 +43,33 @@ func crds(c Config) resource.Behavior {
 		ResetOnWrite:  []string{"status"},
 		ResetOnStatus: []string{"spec"},
 	}
+	if c.NoFieldSelectors {
+		b.PrepareCreate = func(ctx context.Context, obj object.Tree) error {
+			dropSelectableFields(obj)
+			return s.prepareCreate(ctx, obj)
+		}
+		b.PrepareUpdate = func(ctx context.Context, obj, old object.Tree, sub string) error {
+			if !hasSelectableFields(old) {
+				dropSelectableFields(obj)
+			}
+			return s.prepareUpdate(ctx, obj, old, sub)
+		}
+	}
+	return b
+}
+
+func dropSelectableFields(obj object.Tree) {
+	for _, v := range list(obj, "spec", "versions") {
+		version, _ := v.(object.Tree)
+		delete(version, "selectableFields")
+	}
+}
+
+func hasSelectableFields(obj object.Tree) bool {
+	return slices.ContainsFunc(list(obj, "spec", "versions"), func(v any) bool {
+		version, _ := v.(object.Tree)
+		return version["selectableFields"] != nil
+	})
 }
 
 // crdColumns are those of kubectl get crd: name and age as every release has shown

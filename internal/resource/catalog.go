@@ -14,6 +14,8 @@ type Catalog struct {
 	revision int64
 	groups   []*group // by name
 	first    []string // the groups that come first in discovery
+
+	noSelectable bool // CRDs are read without their selectable fields
 }
 
 // Revision is the newest revision of a CRD that the catalog knows of.
@@ -109,7 +111,7 @@ func newCatalog(builtins []*Definition) *Catalog {
 // with is c after some changes of CRDs, in the order of their revisions.
 func (c *Catalog) with(changes []*storage.Event) *Catalog {
 	next := *c
-	e := edit{groups: slices.Clone(c.groups)}
+	e := edit{groups: slices.Clone(c.groups), noSelectable: c.noSelectable}
 	for _, ev := range changes {
 		next.revision = max(next.revision, ev.Revision)
 		e.change(ev.Key, ev.Record)
@@ -121,7 +123,7 @@ func (c *Catalog) with(changes []*storage.Event) *Catalog {
 // withRecords is c with all CRDs of a snapshot.
 func (c *Catalog) withRecords(records iter.Seq[*storage.Record]) *Catalog {
 	next := *c
-	e := edit{groups: slices.Clone(c.groups)}
+	e := edit{groups: slices.Clone(c.groups), noSelectable: c.noSelectable}
 	for r := range records {
 		next.revision = max(next.revision, r.Modified)
 		e.change(r.Key, r)
@@ -135,6 +137,8 @@ func (c *Catalog) withRecords(records iter.Seq[*storage.Record]) *Catalog {
 type edit struct {
 	groups []*group
 	own    map[string]bool
+
+	noSelectable bool
 }
 
 // change makes the state of one CRD known; a nil record means that it is gone.
@@ -148,6 +152,11 @@ func (e *edit) change(key string, r *storage.Record) {
 	if d == nil || d.Group != groupName || d.Names.Plural != plural {
 		e.remove(groupName, plural)
 		return
+	}
+	if e.noSelectable {
+		for _, v := range d.Versions {
+			v.SelectableFields = nil
+		}
 	}
 	e.put(groupName, d)
 }

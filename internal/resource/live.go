@@ -37,6 +37,9 @@ func NewLive(builtins []*Definition) *Live {
 	return l
 }
 
+// IgnoreSelectableFields makes all CRDs be read as if they had none. It is called before Follow.
+func (l *Live) IgnoreSelectableFields() { l.builtin.noSelectable = true }
+
 // Load returns the catalog of now.
 func (l *Live) Load() *Catalog { return l.catalog.Load() }
 
