@@ -21,6 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -38,6 +39,7 @@ type Server struct {
 	store    *storage.Store
 	keys     *pki.Bundle
 	handler  *api.Server
+	webhooks *conversion.Webhooks // nil until connect
 	http     *http.Server
 	failed   chan struct{}
 	failOnce sync.Once
@@ -134,8 +136,11 @@ func (s *Server) connect(ctx context.Context) error {
 		return err
 	}
 	roots := pool(s.keys)
+	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
+		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
+	})
 	s.handler = api.New(api.Config{
-		Engine:         &engine.Engine{Store: s.store, Live: live, Now: time.Now},
+		Engine:         &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert},
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

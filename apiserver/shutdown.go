@@ -22,6 +22,9 @@ func (s *Server) close() error {
 	} else if s.listener != nil {
 		err = s.listener.Close()
 	}
+	if s.webhooks != nil {
+		s.webhooks.Close()
+	}
 	s.stopFollowing()
 	s.following.Wait()
 	if s.store != nil {

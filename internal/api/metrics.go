@@ -22,6 +22,7 @@ type metrics struct {
 	events            *prometheus.CounterVec
 	deprecated        *prometheus.GaugeVec
 	mutating, watches atomic.Int64
+	conversions       conversions
 
 	mu     sync.RWMutex
 	series map[seriesKey]*series
@@ -71,10 +72,12 @@ func newMetrics(s *Server) *metrics {
 			Name: "apiserver_requested_deprecated_apis",
 			Help: "Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
 		}, []string{"group", "version", "resource", "subresource", "removed_release"}),
-		series: map[seriesKey]*series{},
+		conversions: newConversions(),
+		series:      map[seriesKey]*series{},
 	}
 	r := prometheus.NewRegistry()
 	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated,
+		m.conversions.byCRD, m.conversions.byResult, m.conversions.requests,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &serverCollector{s})
 	m.handler = promhttp.HandlerFor(r, promhttp.HandlerOpts{})
 	return m

@@ -1,0 +1,208 @@
+package conversion
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"net"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// The limits of one call to a webhook. A list is as many calls as it takes.
+const (
+	callTimeout     = 30 * time.Second // upstream's
+	maxCallObjects  = 500
+	maxCallBytes    = 4 << 20  // of objects, unless one alone is larger
+	maxAnswerBytes  = 64 << 20 // of a response
+	maxCallsAtATime = 4        // for one request
+)
+
+// forgetAfter is how long a configuration that nobody uses is kept, with its connections.
+const forgetAfter = 2 * time.Minute
+
+// WebhookConfig is what Webhooks needs of the world.
+type WebhookConfig struct {
+	// Dial opens connections; nil is net.Dialer's.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Resolve finds the address ("10.0.0.1:8443") behind a port of a Service; nil: none can be found. It is asked for
+	// each new connection.
+	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
+	// Observe, unless nil, gets every call that was made or refused; it must not block.
+	Observe func(Call)
+	// Report, unless nil, is told that a webhook that a CRD names cannot be reached, and that it answers (err is nil): the
+	// first time that it does, and after each time that it could not be reached. It must not block.
+	Report func(crd string, err error)
+}
+
+// Call is one call to a webhook, as metrics count it.
+type Call struct {
+	CRD      string // its name
+	From, To string // versions; From is the first object's
+	Took     time.Duration
+	Failure  string // upstream's failure_type; "" for a success
+}
+
+// Webhooks calls the conversion webhooks of a server. Connections, trust roots and the memory of failures are kept for
+// each configuration, that is for each text of spec.conversion.webhook: a CRD that is changed is called as it now says
+// from the next request on, and CRDs that say the same share connections.
+type Webhooks struct {
+	config WebhookConfig
+
+	mu      sync.Mutex
+	callers map[string]*caller
+}
+
+// NewWebhooks returns Webhooks that call nobody yet.
+func NewWebhooks(c WebhookConfig) *Webhooks {
+	if c.Dial == nil {
+		c.Dial = (&net.Dialer{Timeout: callTimeout, KeepAlive: callTimeout}).DialContext
+	}
+	if c.Observe == nil {
+		c.Observe = func(Call) {}
+	}
+	if c.Report == nil {
+		c.Report = func(string, error) {}
+	}
+	return &Webhooks{config: c, callers: map[string]*caller{}}
+}
+
+// Close closes the connections that are idle. Calls under way go on.
+func (w *Webhooks) Close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.callers {
+		c.client.CloseIdleConnections()
+	}
+}
+
+// Convert is a Webhook. The batches of one call are on their way at the same time, a few of them.
+func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+	if len(objects) == 0 {
+		return nil, nil
+	}
+	c, err := w.caller(to.Definition.Custom.Conversion.Webhook)
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	if len(objects) == 1 {
+		out, err := c.convert(ctx, to, batch{objects: objects, json: object.AppendJSON(nil, objects[0])})
+		return out, asStatus(ctx, err)
+	}
+	out, err := c.convertAll(ctx, to, objects)
+	return out, asStatus(ctx, err)
+}
+
+// asStatus is the error as clients see it; that of a request which has ended stays what it is.
+func asStatus(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ended := ctx.Err(); ended != nil {
+		return ended
+	}
+	return apierrors.NewInternalError(err)
+}
+
+// convertAll converts objects in batches, a few at a time. Of several that fail, the first one's error is told.
+func (c *caller) convertAll(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out := make([]object.Tree, len(objects))
+	var mu sync.Mutex
+	var first int
+	var failure error
+	batches := make(chan batch)
+	var running sync.WaitGroup
+	for range min(maxCallsAtATime, (len(objects)+maxCallObjects-1)/maxCallObjects+1) {
+		running.Go(func() {
+			for b := range batches {
+				converted, err := c.convert(ctx, to, b)
+				if err == nil {
+					copy(out[b.first:], converted)
+					continue
+				}
+				mu.Lock()
+				if failure == nil || errors.Is(failure, context.Canceled) || b.first < first && !errors.Is(err, context.Canceled) {
+					first, failure = b.first, err
+				}
+				mu.Unlock()
+				cancel()
+			}
+		})
+	}
+	for b := range divide(objects) {
+		if ctx.Err() != nil {
+			break
+		}
+		batches <- b
+	}
+	close(batches)
+	running.Wait()
+	if failure == nil {
+		failure = ctx.Err()
+	}
+	return out, failure
+}
+
+// batch is the objects of one call, and their JSON with commas between them.
+type batch struct {
+	first   int // its place among all objects
+	objects []object.Tree
+	json    []byte
+}
+
+// divide encodes objects and yields as many together as may go into one call.
+func divide(objects []object.Tree) iter.Seq[batch] {
+	return func(yield func(batch) bool) {
+		first, json := 0, []byte(nil)
+		for i, o := range objects {
+			end := len(json)
+			if i > first {
+				json = append(json, ',')
+			}
+			json = object.AppendJSON(json, o)
+			if i == first || i-first < maxCallObjects && len(json) <= maxCallBytes {
+				continue
+			}
+			if !yield(batch{first, objects[first:i], json[:end:end]}) {
+				return
+			}
+			first, json = i, append(make([]byte, 0, end+end/8), json[end+1:]...)
+		}
+		yield(batch{first, objects[first:], json})
+	}
+}
+
+// caller finds who calls the webhook of a configuration.
+func (w *Webhooks) caller(config string) (*caller, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	c := w.callers[config]
+	if c == nil {
+		var err error
+		if c, err = newCaller(config, &w.config); err != nil {
+			return nil, err
+		}
+		w.sweep(now)
+		w.callers[config] = c
+	}
+	c.used = now
+	return c, nil
+}
+
+// sweep forgets what has not been used for a while: CRDs that are gone or say something else now.
+func (w *Webhooks) sweep(now time.Time) {
+	for config, c := range w.callers {
+		if now.Sub(c.used) > forgetAfter {
+			c.client.CloseIdleConnections()
+			delete(w.callers, config)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package conversion
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// The review versions that this server speaks.
+const (
+	reviewV1      = "v1"
+	reviewV1beta1 = "v1beta1"
+)
+
+// caller calls the webhook of one configuration.
+type caller struct {
+	config  *WebhookConfig
+	review  string // "v1" or "v1beta1"; "" if the webhook speaks neither
+	url     string
+	client  *http.Client
+	breaker breaker
+	used    time.Time // guarded by Webhooks.mu
+}
+
+// newCaller reads the JSON of spec.conversion.webhook. It trusts that a CRD says nothing that the API refuses.
+func newCaller(text string, config *WebhookConfig) (*caller, error) {
+	var c apiextensionsv1.WebhookConversion
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		return nil, fmt.Errorf("spec.conversion.webhook: %w", err)
+	}
+	if c.ClientConfig == nil || c.ClientConfig.Service == nil && c.ClientConfig.URL == nil {
+		return nil, errors.New("webhook configuration must have either service or URL")
+	}
+	out := &caller{config: config}
+	out.breaker.report = config.Report
+	if i := slices.IndexFunc(c.ConversionReviewVersions, speaks); i >= 0 {
+		out.review = c.ConversionReviewVersions[i]
+	}
+	roots, err := roots(c.ClientConfig.CABundle)
+	if err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{
+		DialContext:           config.Dial,
+		TLSClientConfig:       &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:   10 * time.Second,
+		MaxIdleConnsPerHost:   25,
+		IdleConnTimeout:       90 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+	if s := c.ClientConfig.Service; s != nil {
+		out.byService(s, transport)
+	} else {
+		out.url = *c.ClientConfig.URL
+		transport.ForceAttemptHTTP2 = true
+		transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
+	}
+	if out.url, err = withTimeout(out.url); err != nil {
+		return nil, err
+	}
+	out.client = &http.Client{
+		Transport:     transport,
+		Timeout:       callTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return out, nil
+}
+
+func speaks(version string) bool { return version == reviewV1 || version == reviewV1beta1 }
+
+// withTimeout tells the webhook how long it is waited for, as upstream does.
+func withTimeout(text string) (string, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("Unparsable URL: %w", err) //nolint:staticcheck // upstream's text
+	}
+	if u.Path == "" {
+		u.Path = "/"
+	}
+	u.RawQuery, u.Fragment = "timeout="+callTimeout.String(), ""
+	return u.String(), nil
+}
+
+// roots are the CAs of a caBundle; nil, the system's, where there is nothing in it.
+func roots(bundle []byte) (*x509.CertPool, error) {
+	if len(bytes.TrimSpace(bundle)) == 0 {
+		return nil, nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(bundle) {
+		return nil, errors.New("unable to load root certificates: unable to parse bytes as PEM block")
+	}
+	return pool, nil
+}
+
+// byService has the transport find the Service for each connection. Such connections speak HTTP/1.1, so that several are
+// opened and the calls spread over what stands behind the Service (https://issue.k8s.io/75791).
+func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.Transport) {
+	port, path := int32(443), "/"
+	if s.Port != nil && *s.Port != 0 {
+		port = *s.Port
+	}
+	if s.Path != nil && *s.Path != "" {
+		path = "/" + strings.TrimPrefix(*s.Path, "/")
+	}
+	name := s.Name + "." + s.Namespace + ".svc"
+	c.url = "https://" + net.JoinHostPort(name, strconv.Itoa(int(port))) + path
+	transport.TLSClientConfig.ServerName = name
+	dial, resolve := c.config.Dial, c.config.Resolve
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if resolve == nil {
+			return nil, fmt.Errorf("this server finds no Services, and so not %s/%s", s.Namespace, s.Name)
+		}
+		address, err := resolve(ctx, s.Namespace, s.Name, port)
+		if err != nil {
+			return nil, err
+		}
+		return dial(ctx, network, address)
+	}
+}
+
+// post sends a body and returns the answer's. A connection that was refused or broke before anything was answered is
+// tried once more: converting twice does no harm. reached says that something on the other side spoke HTTP.
+func (c *caller) post(ctx context.Context, body []byte) (answer []byte, reached bool, err error) {
+	for again := true; ; again = false {
+		answer, reached, err = c.postOnce(ctx, body)
+		if err == nil || reached || !again || ctx.Err() != nil || !worthAnother(err) {
+			return answer, reached, err
+		}
+	}
+}
+
+// worthAnother says that an error may be one of this connection alone. A time-out is not, nor is a certificate.
+func worthAnother(err error) bool {
+	var network net.Error
+	if errors.As(err, &network) && network.Timeout() {
+		return false
+	}
+	var dial *net.OpError
+	return errors.As(err, &dial) && dial.Op != "remote error" || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+func (c *caller) postOnce(ctx context.Context, body []byte) (answer []byte, reached bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return nil, false, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, */*")
+	req.Header.Set("User-Agent", "trellis")
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return nil, false, err
+	}
+	defer resp.Body.Close()
+	data, err := readAll(resp)
+	if err != nil {
+		return nil, false, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, true, refusal(resp, data)
+	}
+	if len(data) == 0 {
+		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
+	}
+	return data, true, nil
+}
+
+func contentType(resp *http.Response) string {
+	if t := resp.Header.Get("Content-Type"); t != "" {
+		return t
+	}
+	return "application/json"
+}
+
+// readAll reads a body that may be so large.
+func readAll(resp *http.Response) ([]byte, error) {
+	var into bytes.Buffer
+	if n := resp.ContentLength; n > 0 && n <= maxAnswerBytes {
+		into.Grow(int(n) + bytes.MinRead)
+	}
+	n, err := into.ReadFrom(io.LimitReader(resp.Body, maxAnswerBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("unexpected error when reading response body. Please retry. Original error: %w", err)
+	}
+	if n > maxAnswerBytes {
+		return nil, fmt.Errorf("the response body is larger than %d bytes", maxAnswerBytes)
+	}
+	return into.Bytes(), nil
+}
+
+// refusal words an answer that is not a 200 as upstream's client does: by the Status in it, or else by its code.
+func refusal(resp *http.Response, body []byte) error {
+	var status apierrors.StatusError
+	if err := json.Unmarshal(body, &status.ErrStatus); err == nil && status.ErrStatus.Kind == "Status" && status.ErrStatus.Message != "" {
+		return &status
+	}
+	const most = 2048
+	message := "unknown"
+	if t := resp.Header.Get("Content-Type"); t == "" || strings.HasPrefix(t, "text/") {
+		message = strings.TrimSpace(string(body[:min(len(body), most)]))
+	}
+	return apierrors.NewGenericServerResponse(resp.StatusCode, http.MethodPost, schema.GroupResource{}, "", message, 0, true)
+}

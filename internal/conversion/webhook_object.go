@@ -1,0 +1,118 @@
+package conversion
+
+import (
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// metadataError is what is wrong with the metadata of a converted object: upstream words it differently.
+type metadataError struct{ error }
+
+// worded gives the error of one object among n the form that upstream's has.
+func worded(err error, kind schema.GroupVersionKind, index, n int) error {
+	var metadata metadataError
+	var version versionError
+	inMetadata := errors.As(err, &metadata)
+	switch {
+	case n > 1 && inMetadata:
+		return fmt.Errorf("conversion webhook for %v returned invalid metadata in object at index %v: %w", kind, index, err)
+	case n > 1:
+		return fmt.Errorf("conversion webhook for %v returned invalid converted object at index %v: %w", kind, index, err)
+	case inMetadata:
+		return fmt.Errorf("conversion webhook for %v returned invalid metadata: %w", kind, err)
+	case errors.As(err, &version):
+		return fmt.Errorf("conversion webhook for %v returned invalid object at index 0: %w", kind, err)
+	}
+	return fmt.Errorf("conversion webhook for %v returned invalid object: %w", kind, err)
+}
+
+// versionError is an apiVersion or kind that nobody asked for.
+type versionError struct{ error }
+
+// accept checks a converted object against what was sent, and gives it the metadata that it had, with the labels and
+// annotations that it has now. The original stays as it is; the result shares nothing with it that is ever modified.
+func accept(original object.Tree, value any, to *resource.Version) (object.Tree, error) {
+	converted, ok := value.(object.Tree)
+	if !ok || object.String(converted, "kind") == "" {
+		return nil, runtime.NewMissingKindErr(string(object.AppendJSON(nil, value)))
+	}
+	had, has := kindOf(original), kindOf(converted)
+	if has.GroupVersion() != to.GroupVersion {
+		return nil, versionError{fmt.Errorf("invalid groupVersion (expected %v, received %v)", to.GroupVersion, has.GroupVersion())}
+	}
+	if had.Kind != has.Kind {
+		return nil, versionError{fmt.Errorf("invalid kind (expected %v, received %v)", had.Kind, has.Kind)}
+	}
+	before, after := object.Metadata(original), object.Metadata(converted)
+	for _, identity := range []struct{ key, name string }{{"name", "name"}, {"namespace", "namespace"}, {"uid", "UID"}} {
+		if e, a := object.String(before, identity.key), object.String(after, identity.key); e != a {
+			return nil, fmt.Errorf("must have the same %s: %v != %v", identity.name, e, a)
+		}
+	}
+	restored, err := restore(before, converted)
+	if err != nil {
+		return nil, metadataError{err}
+	}
+	converted["metadata"] = restored
+	return converted, nil
+}
+
+// restore is the metadata of before with the labels and annotations of converted.
+func restore(before, converted object.Tree) (object.Tree, error) {
+	value, found := converted["metadata"]
+	if !found {
+		return nil, errors.New("missing metadata in converted object")
+	}
+	after, ok := value.(object.Tree)
+	if !ok {
+		return nil, fmt.Errorf("invalid metadata of type %T in converted object", value)
+	}
+	out := object.Copy(before)
+	if out == nil {
+		out = object.Tree{}
+	}
+	for _, key := range []string{"labels", "annotations"} {
+		if after[key] == nil {
+			delete(out, key)
+			continue
+		}
+		if err := checkTexts(key, out[key], after[key]); err != nil {
+			return nil, err
+		}
+		out[key] = after[key]
+	}
+	return out, nil
+}
+
+// checkTexts checks labels or annotations as they come from a webhook, unless they are what they were.
+func checkTexts(key string, before, after any) error {
+	texts, ok := after.(object.Tree)
+	if !ok {
+		return fmt.Errorf("invalid metadata.%s of type %T in converted object", key, after)
+	}
+	for k, v := range texts {
+		if _, ok := v.(string); !ok {
+			return fmt.Errorf("metadata.%s[%s] must be a string, but is %T in converted object", key, k, v)
+		}
+	}
+	if object.Equal(before, after) {
+		return nil
+	}
+	all := object.StringMap(object.Tree{key: after}, key)
+	var errs field.ErrorList
+	if key == "labels" {
+		errs = metav1validation.ValidateLabels(all, field.NewPath("metadata", "labels"))
+	} else {
+		errs = validation.ValidateAnnotations(all, field.NewPath("metadata", "annotation")) // upstream's word
+	}
+	return errs.ToAggregate()
+}

@@ -1,0 +1,163 @@
+package conversion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// How a call fails, as upstream's metrics name it.
+const (
+	callFailure      = "conversion_webhook_call_failure"
+	malformedFailure = "conversion_webhook_malformed_response_failure"
+	partialFailure   = "conversion_webhook_partial_response_failure"
+	objectFailure    = "conversion_webhook_invalid_converted_object_failure"
+)
+
+// convert makes one call and checks what comes back.
+func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]object.Tree, error) {
+	if c.review == "" {
+		return nil, errors.New("no supported conversion review versions")
+	}
+	start := time.Now()
+	crd := to.Definition.Names.Plural + "." + to.Definition.Group
+	from := kindOf(b.objects[0])
+	out, failure, err := c.call(ctx, crd, to, b)
+	c.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Took: time.Since(start), Failure: failure})
+	return out, err
+}
+
+// call is convert without its metrics. failure is how it failed.
+func (c *caller) call(ctx context.Context, crd string, to *resource.Version, b batch) (out []object.Tree, failure string, err error) {
+	from := kindOf(b.objects[0])
+	uid := uuid.NewString()
+	data, err := c.exchange(ctx, crd, c.request(uid, to.APIVersion, b))
+	if err != nil {
+		return nil, callFailure, fmt.Errorf("conversion webhook for %v failed: %w", from, err)
+	}
+	answer, err := c.decode(data)
+	if err != nil {
+		return nil, callFailure, fmt.Errorf("conversion webhook for %v failed: %w", from, err)
+	}
+	if err := c.verify(answer, uid); err != nil {
+		return nil, malformedFailure, fmt.Errorf("conversion webhook for %v failed: %w", from, err)
+	}
+	if got, want := len(answer.objects), len(b.objects); got != want {
+		return nil, partialFailure, fmt.Errorf("conversion webhook for %v returned %d objects, expected %d", from, got, want)
+	}
+	out = make([]object.Tree, len(b.objects))
+	for i, original := range b.objects {
+		if out[i], err = accept(original, answer.objects[i], to); err != nil {
+			return nil, objectFailure, worded(err, kindOf(original), i, len(b.objects))
+		}
+	}
+	return out, "", nil
+}
+
+// exchange sends a request and returns the answer, unless the webhook is known not to be there.
+func (c *caller) exchange(ctx context.Context, crd string, body []byte) ([]byte, error) {
+	if err := c.breaker.refuse(time.Now()); err != nil {
+		return nil, err
+	}
+	data, reached, err := c.post(ctx, body)
+	switch {
+	case reached:
+		c.breaker.reached(crd)
+	case !errors.Is(ctx.Err(), context.Canceled): // who asked is still there, or has waited in vain
+		c.breaker.failed(crd, err, time.Now())
+	}
+	return data, err
+}
+
+func kindOf(o object.Tree) schema.GroupVersionKind {
+	return schema.FromAPIVersionAndKind(object.String(o, "apiVersion"), object.String(o, "kind"))
+}
+
+// request is the ConversionReview that asks for b at a version.
+func (c *caller) request(uid, apiVersion string, b batch) []byte {
+	body := make([]byte, 0, len(b.json)+256)
+	body = append(body, `{"kind":"ConversionReview","apiVersion":"apiextensions.k8s.io/`...)
+	body = append(body, c.review...)
+	body = append(body, `","request":{"uid":"`...)
+	body = append(body, uid...)
+	body = append(body, `","desiredAPIVersion":`...)
+	body = object.AppendString(body, apiVersion)
+	body = append(body, `,"objects":[`...)
+	body = append(body, b.json...)
+	return append(body, "]}}"...)
+}
+
+// answer is what matters of a ConversionReview that came back.
+type answer struct {
+	kind     schema.GroupVersionKind
+	response bool // there is one
+	uid      string
+	result   metav1.Status
+	objects  []any
+}
+
+// decode reads a response. It goes by the tree, which is what the objects are needed as; whatever in the envelope is not
+// of the type that it should be is left to the decoder of the API's types, for its words.
+func (c *caller) decode(data []byte) (answer, error) {
+	t, _, err := object.DecodeJSON(data)
+	if err != nil {
+		return answer{}, c.decodeError(data, err)
+	}
+	a := answer{kind: kindOf(t)}
+	response, ok := t["response"].(object.Tree)
+	if !ok {
+		return a, c.decodeError(data, nil)
+	}
+	a.response = true
+	a.uid = object.String(response, "uid")
+	result, plain := response["result"].(object.Tree)
+	a.result.Status, a.result.Message = object.String(result, "status"), object.String(result, "message")
+	a.objects, ok = response["convertedObjects"].([]any)
+	_, uidOK := response["uid"].(string)
+	if !ok || !uidOK || !plain || len(result) > 1 {
+		err = c.decodeError(data, nil)
+	}
+	return a, err
+}
+
+// decodeError is what the decoder of the API's types says of data, or else otherwise.
+func (c *caller) decodeError(data []byte, otherwise error) error {
+	var into any = &apiextensionsv1.ConversionReview{}
+	if c.review == reviewV1beta1 {
+		into = &apiextensionsv1beta1.ConversionReview{}
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, into); err != nil {
+		return err
+	}
+	return otherwise
+}
+
+// verify checks a response as a whole. Responses of v1beta1 may have any uid, as upstream lets them.
+func (c *caller) verify(a answer, uid string) error {
+	group := schema.GroupVersion{Group: apiextensionsv1.GroupName, Version: c.review}
+	if want := group.WithKind("ConversionReview"); a.kind != want && (c.review == reviewV1 || !a.kind.Empty()) {
+		return fmt.Errorf("expected webhook response of %v, got %v", want, a.kind)
+	}
+	switch {
+	case !a.response:
+		return errors.New("no response provided")
+	case c.review == reviewV1 && a.uid != uid:
+		return fmt.Errorf("expected response.uid=%q, got %q", uid, a.uid)
+	case a.result.Status == metav1.StatusSuccess:
+		return nil
+	case a.result.Message != "":
+		return errors.New(a.result.Message)
+	}
+	return fmt.Errorf("response.result.status was '%s', not 'Success'", a.result.Status)
+}

@@ -1,0 +1,182 @@
+package conversion
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// review is a ConversionReview as a webhook reads and writes it.
+type review struct {
+	APIVersion string          `json:"apiVersion,omitempty"`
+	Kind       string          `json:"kind,omitempty"`
+	Request    *reviewRequest  `json:"request,omitempty"`
+	Response   *reviewResponse `json:"response,omitempty"`
+}
+
+type reviewRequest struct {
+	UID               string           `json:"uid"`
+	DesiredAPIVersion string           `json:"desiredAPIVersion"`
+	Objects           []map[string]any `json:"objects"`
+}
+
+type reviewResponse struct {
+	UID              string         `json:"uid"`
+	Result           map[string]any `json:"result"`
+	ConvertedObjects []any          `json:"convertedObjects"`
+}
+
+// answered is the correct answer to a request, in which change has had a hand.
+func answered(q review, change func(*review)) review {
+	out := review{APIVersion: q.APIVersion, Kind: q.Kind, Response: &reviewResponse{UID: q.Request.UID, Result: map[string]any{"status": "Success"}}}
+	for _, o := range q.Request.Objects {
+		o = object.Copy(o)
+		o["apiVersion"] = q.Request.DesiredAPIVersion
+		if hostPort, ok := o["hostPort"].(string); ok {
+			delete(o, "hostPort")
+			o["host"], o["port"], _ = net.SplitHostPort(hostPort)
+		}
+		out.Response.ConvertedObjects = append(out.Response.ConvertedObjects, o)
+	}
+	if change != nil {
+		change(&out)
+	}
+	return out
+}
+
+// hook is a webhook over TLS that counts.
+type hook struct {
+	*httptest.Server
+	calls, objects atomic.Int64
+	last           atomic.Pointer[http.Request]
+	body           atomic.Pointer[[]byte]
+}
+
+// newHook starts a webhook that answers as change says.
+func newHook(t testing.TB, change func(*review)) *hook {
+	return newRawHook(t, func(w http.ResponseWriter, q review) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answered(q, change))
+	})
+}
+
+func newRawHook(t testing.TB, answer func(w http.ResponseWriter, q review)) *hook {
+	h := &hook{}
+	h.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var q review
+		data, err := io.ReadAll(r.Body)
+		if err == nil {
+			err = json.Unmarshal(data, &q)
+		}
+		if err != nil || q.Request == nil {
+			http.Error(w, fmt.Sprint("not a request: ", err), http.StatusBadRequest)
+			return
+		}
+		h.calls.Add(1)
+		h.objects.Add(int64(len(q.Request.Objects)))
+		h.last.Store(r)
+		h.body.Store(&data)
+		answer(w, q)
+	}))
+	h.EnableHTTP2 = true
+	h.StartTLS()
+	t.Cleanup(h.Close)
+	return h
+}
+
+func (h *hook) ca() string {
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw}))
+}
+
+// config is the JSON of spec.conversion.webhook.
+func (h *hook) config(versions ...string) string {
+	if len(versions) == 0 {
+		versions = []string{"v1"}
+	}
+	list, _ := json.Marshal(versions)
+	return fmt.Sprintf(`{"conversionReviewVersions":%s,"clientConfig":{"url":%q,"caBundle":%q}}`, list, h.URL+"/convert", h.ca())
+}
+
+// version is a version of CronTab that a webhook converts.
+func version(name, config string) *resource.Version {
+	gv := schema.GroupVersion{Group: "example.com", Version: name}
+	return &resource.Version{GroupVersion: gv, APIVersion: gv.String(), Definition: &resource.Definition{
+		Group: gv.Group, Names: resource.Names{Plural: "crontabs", Kind: "CronTab"},
+		Custom: &resource.Custom{Conversion: resource.Conversion{Webhook: config}},
+	}}
+}
+
+func cronTab(name string) object.Tree {
+	return object.Tree{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "localhost:1234",
+		"metadata": object.Tree{"name": name, "namespace": "default", "uid": "uid-" + name, "generation": int64(3),
+			"labels": object.Tree{"a": "b"}, "managedFields": []any{object.Tree{"manager": "m"}}}}
+}
+
+// newWebhooks returns Webhooks that find every Service at an address.
+func newWebhooks(t testing.TB, address string) *Webhooks {
+	w := NewWebhooks(WebhookConfig{Resolve: func(context.Context, string, string, int32) (string, error) { return address, nil }})
+	t.Cleanup(w.Close)
+	return w
+}
+
+// CNV-047 CNV-049 CNV-050 CNV-054 CNV-056
+func TestWebhookConverts(t *testing.T) {
+	h := newHook(t, nil)
+	out, err := newWebhooks(t, "").Convert(t.Context(), version("v1", h.config()), []object.Tree{cronTab("a"), cronTab("b")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"a", "b"} {
+		want := cronTab(name)
+		delete(want, "hostPort")
+		want["apiVersion"], want["host"], want["port"] = "example.com/v1", "localhost", "1234"
+		if !object.Equal(out[i], want) {
+			t.Errorf("got %s, want %s", object.AppendJSON(nil, out[i]), object.AppendJSON(nil, want))
+		}
+	}
+	r := h.last.Load()
+	if r.Method != "POST" || r.URL.Path != "/convert" || r.Header.Get("Content-Type") != "application/json" || r.Header.Get("Authorization") != "" {
+		t.Errorf("request %s %s %v", r.Method, r.URL, r.Header)
+	}
+	if h.calls.Load() != 1 {
+		t.Errorf("%d calls for two objects", h.calls.Load())
+	}
+}
+
+// CNV-008: many objects are few calls, and come back in order.
+func TestWebhookBatches(t *testing.T) {
+	h := newHook(t, nil)
+	var in []object.Tree
+	for i := range 1203 {
+		in = append(in, cronTab(fmt.Sprint("c", i)))
+	}
+	large := cronTab("large")
+	large["text"] = strings.Repeat("x", maxCallBytes)
+	in = append(in, large, cronTab("last"))
+	out, err := newWebhooks(t, "").Convert(t.Context(), version("v1", h.config()), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range in {
+		if object.Name(out[i]) != object.Name(in[i]) {
+			t.Fatalf("at %d: %s, want %s", i, object.Name(out[i]), object.Name(in[i]))
+		}
+	}
+	if calls, objects := h.calls.Load(), h.objects.Load(); calls != 5 || objects != int64(len(in)) {
+		t.Errorf("%d calls with %d objects", calls, objects)
+	}
+}
