@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -25,6 +26,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"await":   await,
 	"http":    httpRequest,
 	"big":     big,
+	"pick":    pick,
 }
 
 // patience is how long a script waits for what must come.
@@ -138,6 +140,27 @@ func big(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	text := strings.ReplaceAll(ts.ReadFile(args[0]), args[1], strings.Repeat("x", size))
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
+}
+
+// pick prints a part of a JSON document, indented, with sorted keys: pick FILE KEY...
+func pick(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) == 0 {
+		ts.Fatalf("usage: pick file key...")
+	}
+	var at any
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &at))
+	for _, key := range args[1:] {
+		m, _ := at.(map[string]any)
+		if at = m[key]; at == nil {
+			break
+		}
+	}
+	if neg != (at == nil) {
+		ts.Fatalf("%s of %s is %v", args[1:], args[0], at)
+	}
+	text, err := json.MarshalIndent(at, "", "  ")
+	ts.Check(err)
+	fmt.Fprintf(ts.Stdout(), "%s\n", text)
 }
 
 // cleanUp removes what an earlier script left on a server that is not ours.

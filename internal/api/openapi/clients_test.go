@@ -1,0 +1,130 @@
+package openapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/kube-openapi/pkg/spec3"
+	"k8s.io/kube-openapi/pkg/util/proto"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	openapi_v2 "github.com/google/gnostic-models/openapiv2"
+	openapi_v3 "github.com/google/gnostic-models/openapiv3"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// each calls f with every JSON object in v.
+func each(v any, f func(map[string]any)) {
+	switch v := v.(type) {
+	case map[string]any:
+		f(v)
+		for _, inner := range v {
+			each(inner, f)
+		}
+	case []any:
+		for _, inner := range v {
+			each(inner, f)
+		}
+	}
+}
+
+// generatable holds what a generator of code or documentation relies on: each reference leads
+// somewhere, and no two operations share an id.
+func generatable(t *testing.T, doc map[string]any) {
+	t.Helper()
+	targets, ids := map[string]bool{}, map[string]bool{}
+	note := func(prefix string, members any) {
+		m, _ := members.(map[string]any)
+		for name := range m {
+			targets[prefix+name] = true
+		}
+	}
+	note("#/definitions/", doc["definitions"])
+	note("#/parameters/", doc["parameters"])
+	if c, ok := doc["components"].(map[string]any); ok {
+		note("#/components/schemas/", c["schemas"])
+	}
+	each(doc, func(m map[string]any) {
+		if ref, ok := m["$ref"].(string); ok && !targets[ref] {
+			t.Errorf("%s leads nowhere", ref)
+		}
+		id, ok := m["operationId"].(string)
+		if ok && ids[id] {
+			t.Errorf("two operations are called %s", id)
+		}
+		ids[id] = true
+	})
+}
+
+// clientsRead has the readers that clients are made of read a document.
+func clientsRead(t *testing.T, e edition, text []byte) {
+	t.Helper()
+	if e == v3 {
+		if err := json.Unmarshal(text, &spec3.OpenAPI{}); err != nil {
+			t.Error(err)
+		}
+		doc, err := openapi_v3.ParseDocument(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := proto.NewOpenAPIV3Data(doc); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	if err := json.Unmarshal(text, &spec.Swagger{}); err != nil {
+		t.Error(err)
+	}
+	doc, err := openapi_v2.ParseDocument(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := proto.NewOpenAPIData(doc); err != nil {
+		t.Error(err)
+	}
+}
+
+// OAS-008, OAS-012: what an old kubectl reads says nothing of null, and of nothing else that it does not know.
+func TestDocumentsAreForOtherClients(t *testing.T) {
+	var all []*resource.Version
+	for _, d := range builtin.Definitions(builtin.Config{}) {
+		all = append(all, d.Versions...)
+	}
+	for i, file := range corpus(t) {
+		if i%200 != 0 {
+			continue
+		}
+		manifest, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, d := readCRD(t, manifest)
+		all = append(all, d.Versions...)
+	}
+	for _, e := range []edition{v2, v3} {
+		t.Run(fmt.Sprintf("v%d", e), func(t *testing.T) {
+			d, err := newDocument(e, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := d.text()
+			doc := tree(t, text)
+			generatable(t, doc)
+			clientsRead(t, e, text)
+			if e == v3 {
+				return
+			}
+			each(doc["definitions"], func(m map[string]any) {
+				for _, key := range []string{"nullable", "allOf", "anyOf", "oneOf", "not"} {
+					if _, isSchema := m[key].(map[string]any); m[key] != nil && !isSchema {
+						t.Errorf("a definition of v2 says %s", key)
+					}
+				}
+			})
+		})
+	}
+}
