@@ -197,7 +197,7 @@ func (c *ruleCompiler) all(n, seen *node) ([]compiledRule, error) {
 	for i, r := range rules {
 		out[i] = compiledRule{rule: r}
 		c.compile(&out[i], seen, scopes)
-		if r.fieldPath != "" {
+		if r.fieldPath != "" && out[i].err == nil && out[i].messageErr == nil {
 			out[i].path = normalizedFieldPath(r.fieldPath, n)
 		}
 	}

@@ -11,8 +11,9 @@ import (
 // the paths of what was dropped for being unknown, as Prune and CoerceEmbedded give them. An error is a
 // value in an embedded resource that cannot be coerced; t is then half done.
 func (s *Schema) Shape(t object.Tree) (unknown []string, err *field.Error) {
-	unknown, err = s.Fit(t)
-	s.Fill(t)
+	if unknown, err = s.Fit(t); err == nil { // else it names the value as it was sent
+		s.Fill(t)
+	}
 	return unknown, err
 }
 

@@ -13,14 +13,18 @@ import (
 
 func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options, version string) (errs field.ErrorList) {
 	path := parent.Child("selectableFields")
-	if err := unsupportedIn(s); err != nil {
-		return field.ErrorList{field.Invalid(parent.Child("schema.openAPIV3Schema"), "", err.Error())}
+	unsupported := unsupportedIn(s)
+	if unsupported != nil {
+		errs = append(errs, field.Invalid(parent.Child("schema.openAPIV3Schema"), "", unsupported.Error()))
 	}
 	var seen []string
 	for i, f := range fields {
 		at := path.Index(i).Child("jsonPath")
 		if f.JSONPath == "" {
 			errs = append(errs, field.Required(at, ""))
+			continue
+		}
+		if unsupported != nil {
 			continue
 		}
 		found, err := resolve(f.JSONPath, s, false)

@@ -15,13 +15,13 @@ import (
 )
 
 // crdOf is a CRD of one version with the schema root.
-func crdOf(root props) []byte {
+func crdOf(root props, selectable []any) []byte {
 	return asJSON(props{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": props{"name": "foos.example.com", "uid": "u", "creationTimestamp": "2020-01-02T03:04:05Z"},
 		"spec": props{"group": "example.com", "scope": "Cluster", "conversion": props{"strategy": "None"},
 			"names":    props{"plural": "foos", "singular": "foo", "kind": "Foo", "listKind": "FooList"},
-			"versions": []any{props{"name": "v1", "served": true, "storage": true, "schema": props{"openAPIV3Schema": root}}}},
+			"versions": []any{props{"name": "v1", "served": true, "storage": true, "schema": props{"openAPIV3Schema": root}, "selectableFields": selectable}}},
 		"status": props{"storedVersions": []any{"v1"}, "conditions": nil, "acceptedNames": props{"plural": "", "kind": ""}},
 	})
 }
@@ -43,6 +43,19 @@ func crdWords(errs field.ErrorList, costs bool) (all []string) {
 	return all
 }
 
+// selectable are a few paths, some of which lead to what may be selected by.
+func (g *gen) selectable(root props) []any {
+	all := []any{}
+	for range g.n(3) * g.n(2) {
+		path := (&ruleWriter{gen: g}).fieldPath(root)
+		if path = strings.NewReplacer("['", ".", "']", "").Replace(path); g.err() {
+			path += pick(g.source, pathTokens...)
+		}
+		all = append(all, props{"jsonPath": path})
+	}
+	return all
+}
+
 // judged is upstream's verdict. It panics for a fieldPath that leads through additionalProperties without a schema.
 func judged(crd crdvalidation.CRD) (errs field.ErrorList, panicked bool) {
 	defer func() { panicked = recover() != nil }()
@@ -52,7 +65,8 @@ func judged(crd crdvalidation.CRD) (errs field.ErrorList, panicked bool) {
 // trialCRD makes a schema, that may be wrong in places, and compares what is said of a CRD with it.
 func trialCRD(from *source, c *tally) error {
 	g := &gen{source: from, rules: true, wrong: pick(from, 0, 60, 12)}
-	data := crdOf(g.root())
+	root := g.root()
+	data := crdOf(root, g.selectable(root))
 	crd, err := crdvalidation.Read(data)
 	if err != nil {
 		c.skipped++

@@ -39,8 +39,8 @@ func (g *gen) rule(s props, depth int) {
 		if path := w.fieldPath(s); path != "" && g.once(4) {
 			r["fieldPath"] = path
 		}
-		if g.err() || g.err() {
-			g.brokenRule(r)
+		if g.wrong > 0 && g.once(max(1, g.wrong/2)) {
+			g.brokenRule(r, s)
 		}
 		rules = append(rules, r)
 	}

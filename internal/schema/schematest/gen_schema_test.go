@@ -19,6 +19,7 @@ type gen struct {
 	slip  int // one value of so many goes wrong, 0 is none
 	wrong int // one schema of so many is what no CRD may have, 0 is none
 	rules bool
+	old   bool // schemas may have what only a CRD that is stored already may
 }
 
 var names = []string{"foo", "status", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d", "größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
@@ -33,6 +34,10 @@ func (g *gen) root() props {
 	at := s["properties"].(props)
 	if g.once(4) {
 		at["apiVersion"], at["kind"] = props{"type": "string"}, props{"type": "string"}
+		if g.once(2) {
+			g.rule(at["kind"].(props), 1)
+			at["kind"].(props)["enum"] = pick(g.source, []any{"Foo"}, []any{"Bar"})
+		}
 	}
 	if g.once(5) {
 		md := props{"type": "object"}
@@ -115,7 +120,9 @@ func (g *gen) text(s props) {
 	case 1:
 		s["format"] = pick(g.source, formatNames...)
 	case 2:
-		s["pattern"] = pick(g.source, patterns...).expr
+		if s["pattern"] = pick(g.source, patterns...).expr; g.old && g.once(20) {
+			s["pattern"] = "("
+		}
 	case 3:
 		g.sizes(s, "Length", 6)
 	}
@@ -148,7 +155,7 @@ func (g *gen) bounds(s props) {
 		s["exclusiveMaximum"] = g.once(3)
 	}
 	if g.once(6) {
-		s["multipleOf"] = pick[any](g.source, 2, 0.5, 5, 0.1, 1e9)
+		s["multipleOf"] = pick[any](g.source, 2, 0.5, 5, 0.1, 1e9, 2, 0.5, 5, 0, -1.5)
 	}
 }
 
@@ -181,6 +188,8 @@ func (g *gen) additional(s props, depth int) {
 	s["type"] = "object"
 	if g.once(10) {
 		s["additionalProperties"] = true
+	} else if g.old && g.once(20) {
+		s["additionalProperties"] = false
 	} else {
 		s["additionalProperties"] = g.node(depth + 1)
 	}
@@ -246,9 +255,11 @@ func (g *gen) free(s props, depth int) {
 	}
 	s["type"] = "object"
 	if g.once(3) {
-		s["x-kubernetes-preserve-unknown-fields"] = true
-		if g.once(2) {
+		switch s["x-kubernetes-preserve-unknown-fields"] = true; g.n(4) {
+		case 0, 1:
 			g.fields(s, depth)
+		case 2:
+			g.additional(s, depth)
 		}
 		return
 	}
@@ -260,19 +271,48 @@ func (g *gen) free(s props, depth int) {
 	fields := s["properties"].(props)
 	delete(fields, "kind")
 	delete(fields, "metadata")
-	if g.once(3) {
-		fields["kind"] = props{"type": "string", "enum": []any{"Pod", "Foo"}}
-	}
-	if g.once(3) {
-		md := props{"type": "object", "properties": props{"name": props{"type": "string", "maxLength": 4}, "labels": props{"type": "object", "additionalProperties": props{"type": "string"}}}}
-		if g.once(3) {
-			md["default"] = props{"name": "x", "unknown": 1}
-		}
-		fields["metadata"] = md
-	}
+	g.metadata(fields, depth)
 	if len(fields) == 0 {
 		s["x-kubernetes-preserve-unknown-fields"] = true
 	}
+}
+
+// metadata adds what a schema may say of the type and the metadata of an embedded resource.
+func (g *gen) metadata(fields props, depth int) {
+	if g.once(3) {
+		kind := props{"type": "string", "enum": []any{"Pod", "Foo"}}
+		if g.once(3) {
+			kind["default"] = pick(g.source, "Pod", "Foo", "Pod", "Bar", "")
+		}
+		g.rule(kind, depth+1)
+		fields["kind"] = kind
+	}
+	if !g.once(2) {
+		return
+	}
+	md := props{"type": "object"}
+	if g.once(3) {
+		md["default"] = pick(g.source, props{"name": "x", "unknown": 1}, props{"name": "x"}, props{"labels": props{"a": "b"}}, props{"name": 1}, props{"finalizers": []any{"a b"}})
+	}
+	known := props{"name": props{"type": "string", "maxLength": 4}, "generation": props{"type": "integer"}, "labels": props{"type": "object", "additionalProperties": props{"type": "string"}},
+		"finalizers": props{"type": "array", "items": props{"type": "string"}}, "unknown": props{"type": "object", "properties": props{"foo": props{"type": "string"}}}}
+	filled := map[string][]any{"name": {"x", "A B", "toolong"}, "generation": {1, "x"}, "labels": {props{"a": "b"}, props{"a b": "c"}}, "finalizers": {[]any{}, []any{"a/b"}}, "unknown": {props{}, props{"foo": "x"}}}
+	for _, name := range sorted(known) {
+		p := known[name].(props)
+		if !g.once(2) {
+			delete(known, name)
+			continue
+		}
+		if g.once(3) {
+			p["default"] = copied(pick(g.source, filled[name]...))
+		}
+		if items, ok := p["items"].(props); ok && g.once(3) {
+			items["default"] = pick[any](g.source, "a", "a/b", 1)
+		}
+		g.rule(p, depth+1)
+	}
+	md["properties"] = known
+	fields["metadata"] = md
 }
 
 // extras adds what any node may have.

@@ -61,7 +61,7 @@ var mistakes = map[string][]any{
 }
 
 // brokenRule makes one rule of one that was right.
-func (g *gen) brokenRule(r props) {
+func (g *gen) brokenRule(r, s props) {
 	switch g.n(4) {
 	case 0:
 		r["rule"] = pick(g.source, "self.nope > 1", "  ", "self +", "1 + 1", "oldSelf == self || nope(self)", "oldSelf.hasValue()", "self.all(a, true)", "self.matches('(')", "'two\nlines' == self", "[1, 'a'].size() == 2")
@@ -72,10 +72,20 @@ func (g *gen) brokenRule(r props) {
 	default:
 		path, _ := r["fieldPath"].(string)
 		for range 1 + g.n(3) {
-			path += pick(g.source, pathTokens...)
+			path += pick(g.source, g.pathToken(s), pick(g.source, pathTokens...))
 		}
 		r["fieldPath"] = path
 	}
+}
+
+// pathToken is the beginning of a path that leads somewhere from s, whole or not.
+func (g *gen) pathToken(s props) string {
+	fields, _ := s["properties"].(props)
+	if len(fields) == 0 {
+		return "['k1']"
+	}
+	name := pick(g.source, sorted(fields)...)
+	return pick(g.source, "."+name, "['"+name+"']", "['"+name+"'", "['"+name+"'.")
 }
 
 var pathTokens = []string{".", "[", "]", ".foo", ".bar", "['foo']", "['k1']", ".k1", "foo", "'", "''", "['a.b']", "['a/b']", "['größe']", `['\a\b\f\n\r\t\v\'\\']`, `['\q']`, "[0]", "['foo'", "['foo'.", "['foo'x]", "[foo]", "..", "\n", ".metadata", ".any", "['has space']"}

@@ -208,7 +208,7 @@ func (c *tally) writes() int { return c.accepted + c.refused + c.malformed }
 
 // trial makes a schema and objects of source and compares what becomes of them.
 func trial(from *source, c *tally) error {
-	g := &gen{source: from, rules: true}
+	g := &gen{source: from, rules: true, old: true}
 	root := g.root()
 	p, err := newPair(asJSON(root))
 	if err != nil {
