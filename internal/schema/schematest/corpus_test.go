@@ -3,6 +3,7 @@ package schematest
 import (
 	"cmp"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"os"
 	"path/filepath"
@@ -92,13 +93,28 @@ func kinds(t testing.TB, folders ...string) []*kind {
 	return all
 }
 
-// mutations is how many changes of each object are tried.
-func mutations() (n int, all bool) {
+// run is which part of the corpus is tried, and how hard.
+type run struct {
+	changes      int // of each object
+	seed         int
+	shard, every int // those kinds whose number leaves shard when divided by every
+}
+
+// corpusRun is what the environment asks for, otherwise a small part.
+func corpusRun(t *testing.T) run {
+	r := run{changes: 2, every: 24}
 	n, err := strconv.Atoi(os.Getenv("TEST_MUTATIONS"))
 	if err != nil {
-		return 2, false
+		return r
 	}
-	return n, true
+	r.changes, r.every = n, 1
+	r.seed, _ = strconv.Atoi(os.Getenv("TEST_SEED"))
+	if shard := os.Getenv("TEST_SHARD"); shard != "" {
+		if _, err := fmt.Sscanf(shard, "%d/%d", &r.shard, &r.every); err != nil || r.every < 1 {
+			t.Fatalf("TEST_SHARD is %q, not like 0/8", shard)
+		}
+	}
+	return r
 }
 
 // change changes t at random, but not what makes it an object of its kind.
@@ -160,7 +176,7 @@ func (g *gen) mutated(v any) any {
 }
 
 // check compares what becomes of the objects of k, as they are and changed, and of some made for it.
-func (k *kind) check(c *tally, changes int) error {
+func (k *kind) check(c *tally, r run) error {
 	p, err := newPair(object.AppendJSON(nil, k.schema))
 	if err != nil {
 		return fmt.Errorf("%s: %w", k.name, err)
@@ -173,7 +189,9 @@ func (k *kind) check(c *tally, changes int) error {
 		c.add(v)
 		return nil
 	}
-	g := &gen{source: seeded(len(k.name))}
+	name := fnv.New32a()
+	_, _ = name.Write([]byte(k.name))
+	g := &gen{source: seeded(int(name.Sum32()) + r.seed<<32)}
 	for i := range 4 {
 		g.slip = []int{0, 40, 0, 10}[i]
 		t := g.object(k.schema)
@@ -190,7 +208,7 @@ func (k *kind) check(c *tally, changes int) error {
 		if err := cmp.Or(try(s.file, s.tree, nil), try(s.file, s.tree, s.tree)); err != nil {
 			return err
 		}
-		for i := range changes {
+		for i := range r.changes {
 			t, old := object.Copy(s.tree), object.Tree(nil)
 			for range 1 + g.n(3) {
 				g.change(t)
@@ -211,15 +229,16 @@ func (k *kind) check(c *tally, changes int) error {
 }
 
 // SCH-003, VAL-018, VAL-029, VAL-166: real objects of real CRDs, as they are and with random changes, on create and on
-// update, get upstream's verdict. TEST_MUTATIONS says how many changes of each; without it only part of the corpus is tried.
+// update, get upstream's verdict. Only part of the corpus is tried, unless TEST_MUTATIONS says how many changes of each;
+// TEST_SEED=7 makes other ones, and TEST_SHARD=0/8 tries an eighth. The same three try the same.
 func TestCorpus(t *testing.T) {
-	changes, everything := mutations()
+	r := corpusRun(t)
 	var c tally
 	for i, k := range kinds(t, "samples", "samples-placeholder", "samples-negative-path", "rejected") {
-		if !everything && i%24 != 0 {
+		if i%r.every != r.shard {
 			continue
 		}
-		if err := k.check(&c, changes); err != nil {
+		if err := k.check(&c, r); err != nil {
 			t.Errorf("%v", err)
 		}
 		c.schemas++

@@ -120,9 +120,7 @@ func (g *gen) text(s props) {
 	case 1:
 		s["format"] = pick(g.source, formatNames...)
 	case 2:
-		if s["pattern"] = pick(g.source, patterns...).expr; g.old && g.once(20) {
-			s["pattern"] = "("
-		}
+		s["pattern"] = pick(g.source, patterns...).expr
 	case 3:
 		g.sizes(s, "Length", 6)
 	}
@@ -331,6 +329,9 @@ func (g *gen) extras(s props, depth int) {
 	if g.once(30) {
 		s["description"], s["title"], s["example"] = "text", "title", props{"a": 1}
 		s["externalDocs"] = props{"url": "http://example.com"}
+	}
+	if s["format"] == nil && g.once(40) { // what is of no type that has formats
+		s["format"] = pick(g.source, "int32", "date", "unheard-of")
 	}
 	if s["x-kubernetes-int-or-string"] != true && g.once(7) {
 		g.junctors(s, depth)

@@ -10,7 +10,7 @@ import (
 func (g *gen) err() bool { return g.wrong > 0 && g.once(g.wrong) }
 
 // mistake puts something into s that no schema may have, or not here. It leaves out what docs/compatibility.md
-// lists as refused or accepted by choice.
+// lists as told otherwise by choice.
 func (g *gen) mistake(s props) {
 	key := pick(g.source, slices.Sorted(maps.Keys(mistakes))...)
 	s[key] = copied(pick(g.source, mistakes[key]...))
@@ -31,7 +31,6 @@ var one = map[string]any{"type": "string", "x-kubernetes-validations": []any{map
 var mistakes = map[string][]any{
 	"type":                                 {"text", "null", "object", "array", "string"},
 	"nullable":                             {true},
-	"uniqueItems":                          {true},
 	"required":                             {[]any{"foo", "foo"}, []any{}},
 	"enum":                                 {[]any{}, []any{int64(1), "a", int64(1)}},
 	"pattern":                              {"(", "^a"},

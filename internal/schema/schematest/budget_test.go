@@ -1,0 +1,108 @@
+package schematest
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// VAL-151, VAL-162: wherever a rule, or what words its message, uses up what one call or all of a write may cost, ours
+// ends where upstream does.
+func TestBudgets(t *testing.T) {
+	const costly = "self.contains(self)" // 10⁻² of the square of the length
+	most, beyond := strings.Repeat("x", 9900), strings.Repeat("x", 10100)
+	text := func(rules ...any) props { return props{"type": "string", "x-kubernetes-validations": rules} }
+	list := func(items props, rules ...any) props {
+		return props{"type": "array", "items": items, "x-kubernetes-validations": rules}
+	}
+	rule := func(r string) props { return props{"rule": r} }
+	some := func(n int, v string) (all []any) {
+		for range n {
+			all = append(all, v)
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		schema props
+		value  any
+	}{
+		"one call":        {text(rule(costly), rule("false")), beyond},
+		"a message":       {text(props{"rule": "false", "messageExpression": costly + " ? 'a' : 'b'"}, rule("false")), beyond},
+		"a long message":  {text(props{"rule": "false", "messageExpression": "self"}, rule("false")), most},
+		"items":           {list(text(rule(costly), rule("true"))), some(14, most)},
+		"items and rules": {list(text(rule(costly)), rule("self.all(x, x.contains(x + x))")), some(9, most)},
+		"additional":      {props{"type": "object", "additionalProperties": list(text(rule(costly)))}, object.Tree{"k": some(14, most)}},
+		"properties": {props{"type": "object", "properties": props{"a": list(text(rule(costly))), "b": text(rule("false"))}},
+			object.Tree{"a": some(14, most), "b": "x"}},
+		"messages":            {list(text(props{"rule": "!(" + costly + ")", "messageExpression": costly + " ? 'a' : 'b'"})), some(8, most)},
+		"message of the last": {list(text(props{"rule": "!(" + costly + ")", "messageExpression": costly + " ? 'a' : 'b'"}), rule("self[0].contains(self[0])")), some(8, most)},
+		"last item":           {props{"type": "object", "properties": props{"a": list(text(rule(costly))), "b": list(text(rule("false")))}}, object.Tree{"a": some(11, most), "b": some(2, "x")}},
+	} {
+		p, err := newPair(rootWith("spec", c.schema))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, old := range []object.Tree{nil, written("spec", "other")} {
+			if v, difference := p.write(written("spec", c.value), old); difference != "" || v != refused {
+				t.Errorf("%s: verdict %d\n%.2000s", name, v, difference)
+			}
+		}
+	}
+}
+
+// DEF-013, VAL-151: what the rules of the defaults of a CRD cost is counted as upstream counts it, with and without an old value.
+func TestBudgetsOfDefaults(t *testing.T) {
+	most := strings.Repeat("x", 9900)
+	text := func(rule string) props {
+		return props{"type": "string", "maxLength": 9900, "default": most, "x-kubernetes-validations": []any{props{"rule": rule, "optionalOldSelf": true}}}
+	}
+	costly := text("oldSelf.hasValue() || self.contains(self)")
+	embedded := props{"type": "object", "x-kubernetes-embedded-resource": true, "properties": props{"kind": costly, "metadata": props{"type": "object", "properties": props{"name": costly}}}}
+	for name, c := range map[string]func(props){
+		"properties":         func(s props) { fill(s, "p", 12, costly) },
+		"items":              func(s props) { fill(s, "p", 12, props{"type": "array", "items": costly}) },
+		"without an old one": func(s props) { fill(s, "p", 12, text("!oldSelf.hasValue() || self.contains(self)")) },
+		"embedded resources": func(s props) { fill(s, "p", 12, embedded) },
+		"below":              func(s props) { fill(s, "p", 6, props{"type": "object", "properties": props{"a": costly, "b": costly}}) },
+		"an embedded default": func(s props) {
+			s["e"] = props{"type": "object", "default": props{"x": props{"apiVersion": "v1", "kind": "a b", "metadata": props{"name": "A B"}}}, "properties": props{"x": embedded}}
+		},
+	} {
+		at := props{}
+		c(at)
+		if err := sameVerdict(crdOf(props{"type": "object", "properties": at}, nil), &tally{}); err != nil {
+			t.Errorf("%s: %.2000v", name, err)
+		}
+	}
+}
+
+func fill(s props, name string, n int, with props) {
+	for i := range n {
+		s[name+strconv.Itoa(i)] = with
+	}
+}
+
+// VAL-048, PRT-001: all that a path of up to three pieces may be, as fieldPath and as a selectable field.
+func TestFieldPaths(t *testing.T) {
+	str := props{"type": "string"}
+	root := props{"type": "object", "properties": props{"foo": props{"type": "object", "properties": props{"bar": str, "a.b": str, "it's": str}},
+		"bar": props{"type": "object", "additionalProperties": str}, "metadata": props{"type": "object", "properties": props{"name": str}}}}
+	tokens := append([]string{"", ".status", `['it\'s']`, "['" + `\n` + "']"}, pathTokens...)
+	rules, selectable := []any{}, []any{}
+	for _, a := range []string{"", ".foo", "['foo']", ".bar", ".metadata"} {
+		for _, b := range tokens {
+			for _, c := range []string{"", ".bar", "]", "['bar'", "x"} {
+				rules = append(rules, props{"rule": "true", "fieldPath": a + b + c})
+				selectable = append(selectable, props{"jsonPath": a + b + c})
+			}
+		}
+	}
+	root["x-kubernetes-validations"] = rules
+	for _, list := range [][]any{nil, selectable} {
+		if err := sameVerdict(crdOf(root, list), &tally{}); err != nil {
+			t.Errorf("%.3000v", err)
+		}
+	}
+}
