@@ -110,8 +110,8 @@ func (e *Engine) updateScale(ctx context.Context, t Target, b Body, c Caller) (O
 	if err := s.located(scale); err != nil {
 		return Object{}, err
 	}
-	return w.rescale(ctx, preconditions{uid: string(object.UID(scale))}, func(live object.Tree) (object.Tree, error) {
-		return w.scaled(live, scale)
+	return w.rescale(ctx, preconditions{uid: string(object.UID(scale))}, func(live, before object.Tree) (object.Tree, error) {
+		return w.scaled(live, before, object.Copy(scale))
 	})
 }
 
@@ -127,33 +127,41 @@ func (e *Engine) patchScale(ctx context.Context, t Target, p Patch, c Caller) (O
 		if err != nil {
 			return Object{}, err
 		}
-		return w.rescale(ctx, preconditions{}, func(live object.Tree) (object.Tree, error) {
-			return w.applyScale(s, live, applied, p.Force)
+		return w.rescale(ctx, preconditions{}, func(live, before object.Tree) (object.Tree, error) {
+			return w.applyScale(s, live, before, applied, p.Force)
 		})
 	}
-	return w.rescale(ctx, preconditions{}, func(live object.Tree) (object.Tree, error) {
-		scale, found, err := scaleOf(w.v.Scale, live)
-		if err != nil {
-			return nil, plain(err.Error())
-		}
-		if !found { // a number that no client sends marks what the patch has to set
-			set, _ := scale["spec"].(object.Tree)
-			set["replicas"] = int64(math.MinInt32)
-		}
-		out, err := s.patch(scale, p)
+	return w.rescale(ctx, preconditions{}, func(live, before object.Tree) (object.Tree, error) {
+		out, err := s.patch(before, p)
 		if err != nil {
 			return nil, err
 		}
-		if spec, _ := out["spec"].(object.Tree); object.Int64(spec, "replicas") == math.MinInt32 {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotted(w.v.Scale.SpecReplicas)))
+		if spec, _ := out["spec"].(object.Tree); object.Int64(spec, "replicas") == unsetReplicas {
+			return nil, w.withoutReplicas()
 		}
-		return w.scaled(live, out)
+		return w.scaled(live, before, out)
 	})
 }
 
-// rescale runs a change of the object and shows the result as a Scale.
-func (w *writing) rescale(ctx context.Context, p preconditions, f change) (Object, error) {
-	o, _, err := w.run(ctx, p, false, f)
+// unsetReplicas is a number that no client sends: it marks what the caller of a Scale that has no replicas has to set.
+const unsetReplicas = math.MinInt32
+
+func (w *writing) withoutReplicas() error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotted(w.v.Scale.SpecReplicas)))
+}
+
+// rescale runs a change of the object, which f makes out of it and its Scale, and shows the result as a Scale.
+func (w *writing) rescale(ctx context.Context, p preconditions, f func(live, before object.Tree) (object.Tree, error)) (Object, error) {
+	o, _, err := w.run(ctx, p, false, func(live object.Tree) (object.Tree, error) {
+		before, found, err := scaleOf(w.v.Scale, live)
+		if err != nil {
+			return nil, plain(err.Error())
+		}
+		if spec, _ := before["spec"].(object.Tree); !found {
+			spec["replicas"] = int64(unsetReplicas)
+		}
+		return f(live, before)
+	})
 	if err != nil {
 		return Object{}, err
 	}
@@ -168,32 +176,72 @@ func (w *writing) rescale(ctx context.Context, p preconditions, f change) (Objec
 	return Object{Version: ScaleVersion, Revision: o.Revision, Packed: object.Pack(scale, 0)}, nil
 }
 
-// scaled is live with the replicas, and the resourceVersion if any, of scale.
-func (w *writing) scaled(live, scale object.Tree) (object.Tree, error) {
+// scaled is live with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of before,
+// the Scale of live.
+func (w *writing) scaled(live, before, scale object.Tree) (object.Tree, error) {
+	entries, _ := object.Metadata(live)["managedFields"].([]any)
+	fields := scaleFields()
+	delete(object.EnsureMetadata(scale), "managedFields") // those of a Scale are not for its clients to set
+	w.ownScale(before, entries)
+	scale, err := fields.Update(before, encodedScale(scale), w.caller.FieldManager, w.now)
+	if err != nil {
+		return nil, asPlain(err)
+	}
+	return w.rescaled(live, scale)
+}
+
+// ownScale gives a Scale the owners that its object's managedFields name.
+func (w *writing) ownScale(scale object.Tree, entries []any) {
+	if owners := w.scaleOwners(entries); len(owners) > 0 {
+		object.EnsureMetadata(scale)["managedFields"] = owners
+	}
+}
+
+// encodedScale is a Scale as its Go type encodes it: 0 replicas are not there, and so owned by nobody.
+func encodedScale(scale object.Tree) object.Tree {
+	if spec, _ := scale["spec"].(object.Tree); spec != nil && object.Int64(spec, "replicas") == 0 {
+		delete(spec, "replicas")
+	}
+	return scale
+}
+
+// rescaled is live with what has become of its Scale.
+func (w *writing) rescaled(live, scale object.Tree) (object.Tree, error) {
 	spec, _ := scale["spec"].(object.Tree)
 	t := detach(live)
 	if err := setCopied(t, object.Int64(spec, "replicas"), w.v.Scale.SpecReplicas); err != nil {
 		return nil, plain(err.Error())
 	}
+	md := object.EnsureMetadata(t)
 	if rv := object.ResourceVersion(scale); rv != "" {
 		object.SetResourceVersion(t, rv)
 	}
-	return w.own(live, t)
+	before, _ := md["managedFields"].([]any)
+	after, _ := object.Metadata(scale)["managedFields"].([]any)
+	if entries := w.parentOwners(before, after); len(entries) > 0 {
+		md["managedFields"] = entries
+	} else {
+		delete(md, "managedFields")
+	}
+	return t, nil
 }
 
-// applyScale applies a Scale: to the object, it is an apply of the replicas alone.
-func (w *writing) applyScale(s *writing, live, applied object.Tree, force bool) (object.Tree, error) {
-	if err := s.checkKind(applied); err != nil {
+// applyScale applies a Scale.
+func (w *writing) applyScale(s *writing, live, before, applied object.Tree, force bool) (object.Tree, error) {
+	entries, _ := object.Metadata(live)["managedFields"].([]any)
+	w.ownScale(before, entries)
+	fields := scaleFields()
+	scale, err := fields.Apply(before, applied, w.caller.FieldManager, force, w.now)
+	if err != nil {
+		return nil, asPlain(err)
+	}
+	if err := s.located(scale); err != nil {
 		return nil, err
 	}
-	config := object.Tree{"apiVersion": w.v.APIVersion, "kind": w.def.Names.Kind, "metadata": object.CopyValue(applied["metadata"])}
-	spec, _ := applied["spec"].(object.Tree)
-	if n, ok := spec["replicas"].(int64); ok {
-		if err := setCopied(config, n, w.v.Scale.SpecReplicas); err != nil {
-			return nil, plain(err.Error())
-		}
+	if spec, _ := scale["spec"].(object.Tree); object.Int64(spec, "replicas") == unsetReplicas {
+		return nil, w.withoutReplicas()
 	}
-	return w.apply(live, config, force)
+	return w.rescaled(live, scale)
 }
 
 // setCopied sets a value at a path, copying the objects on the way.

@@ -1,0 +1,162 @@
+package engine
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// upstreamScaling is what upstream does about the owners of an object when its Scale is written.
+type upstreamScaling struct {
+	*managedfields.FieldManager
+	gv schema.GroupVersion
+	t  *testing.T
+}
+
+func newUpstreamScaling(t *testing.T) upstreamScaling {
+	t.Helper()
+	kind := autoscalingv1.SchemeGroupVersion.WithKind("Scale")
+	m, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(), scheme.Scheme, scheme.Scheme, scheme.Scheme,
+		kind, autoscalingv1.SchemeGroupVersion, "scale", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return upstreamScaling{m, schema.GroupVersion{Group: "stable.example.com", Version: "v1"}, t}
+}
+
+// write returns the replicas and the owners after a write of n, or of no replicas, by manager.
+func (u upstreamScaling) write(live object.Tree, n *int32, manager string, apply, force bool) (replicas int64, owners []string, err error) {
+	cr := (&unstructured.Unstructured{Object: live}).DeepCopy()
+	path := fieldpath.MakePathOrDie("spec", "replicas")
+	handler := managedfields.NewScaleHandler(cr.GetManagedFields(), u.gv, managedfields.ResourcePathMappings{u.gv.String(): path})
+	before, _, _ := unstructured.NestedInt64(cr.Object, "spec", "replicas")
+	scale := &autoscalingv1.Scale{TypeMeta: metav1.TypeMeta{APIVersion: "autoscaling/v1", Kind: "Scale"},
+		ObjectMeta: metav1.ObjectMeta{Name: cr.GetName(), Namespace: cr.GetNamespace(), UID: cr.GetUID(), ResourceVersion: cr.GetResourceVersion(), CreationTimestamp: cr.GetCreationTimestamp()},
+		Spec:       autoscalingv1.ScaleSpec{Replicas: int32(before)}}
+	if scale.ManagedFields, err = handler.ToSubresource(); err != nil {
+		return 0, nil, err
+	}
+	var out runtime.Object
+	if apply {
+		config := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": map[string]any{"name": cr.GetName()}}}
+		if n != nil {
+			config.Object["spec"] = map[string]any{"replicas": int64(*n)}
+		}
+		out, err = u.Apply(scale, config, manager, force)
+	} else {
+		next := scale.DeepCopy()
+		next.ManagedFields = nil
+		next.Spec.Replicas = *n
+		out, err = u.Update(scale, next, manager)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	written := out.(*autoscalingv1.Scale)
+	entries, err := handler.ToParent(written.ManagedFields)
+	return int64(written.Spec.Replicas), said(u.t, entries), err
+}
+
+// said is who owns what, without times. Upstream may tell what one owns in two entries.
+func said(t *testing.T, entries []metav1.ManagedFieldsEntry) (all []string) {
+	t.Helper()
+	sets := map[string]*fieldpath.Set{}
+	for _, e := range entries {
+		who, set := fmt.Sprintf("%s %s %s %q", e.Manager, e.Operation, e.APIVersion, e.Subresource), &fieldpath.Set{}
+		if err := set.FromJSON(bytes.NewReader(e.FieldsV1.GetRawBytes())); err != nil {
+			t.Fatal(err)
+		}
+		if sets[who] == nil {
+			sets[who] = &fieldpath.Set{}
+		}
+		sets[who] = sets[who].Union(set)
+	}
+	for who, set := range sets {
+		all = append(all, who+" "+set.String())
+	}
+	sort.Strings(all)
+	return all
+}
+
+func owners(t *testing.T, tree object.Tree) []string {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: tree}
+	return said(t, u.GetManagedFields())
+}
+
+// Who owns the replicas after writes of an object and of its Scale, in any order, is who does upstream.
+// SUB-012 SUB-026 SUB-032
+func TestScaleOwnersAreUpstreams(t *testing.T) {
+	w := newWorld(t)
+	u := newUpstreamScaling(t)
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 5))
+	conflicts := 0
+	for round := range 40 {
+		name := fmt.Sprintf("a%d", round)
+		w.caller.FieldManager = "creator"
+		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"replicas":1,"image":"i"}}`, name))
+		for range 12 {
+			w.now = w.now.Add(time.Second)
+			w.caller.FieldManager = []string{"creator", "hpa", "keda"}[r.IntN(3)]
+			n := int32(r.IntN(3))
+			if r.IntN(3) == 0 { // of the object itself
+				data := fmt.Sprintf(`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"replicas":%d,"color":"c%d"}}`, name, n, r.IntN(2))
+				_, _, err := w.Patch(w.ctx, w.cron(name), Patch{Type: applying, Data: []byte(data), Force: true}, w.caller)
+				if err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			live := w.get(w.cron(name))
+			apply, force, none := r.IntN(2) == 0, r.IntN(2) == 0, false
+			var err error
+			var wantReplicas int64
+			var want []string
+			var wantErr error
+			if !apply {
+				wantReplicas, want, wantErr = u.write(live, &n, w.caller.FieldManager, false, false)
+				_, err = w.patch(w.cron(name).sub("scale"), merging, fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
+			} else {
+				data, sent := fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q},"spec":{"replicas":%d}}`, name, n), &n
+				if none = r.IntN(8) == 0; none {
+					data, sent = fmt.Sprintf(`{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":%q}}`, name), nil
+				}
+				wantReplicas, want, wantErr = u.write(live, sent, w.caller.FieldManager, true, force)
+				_, _, err = w.Patch(w.ctx, w.cron(name).sub("scale"), Patch{Type: applying, Data: []byte(data), Force: force}, w.caller)
+			}
+			what := fmt.Sprintf("seed %d: %s writes %d (apply %v force %v none %v) to %s", seed, w.caller.FieldManager, n, apply, force, none, object.AppendJSON(nil, live))
+			if (err == nil) != (wantErr == nil) {
+				t.Fatalf("%s:\ngot  %v\nwant %v", what, err, wantErr)
+			}
+			if err != nil {
+				conflicts++
+				if err.Error() != wantErr.Error() {
+					t.Fatalf("%s:\ngot  %v\nwant %v", what, err, wantErr)
+				}
+				continue
+			}
+			after := w.get(w.cron(name))
+			equal(t, what+" replicas", valueAt(after, "spec.replicas"), wantReplicas)
+			equal(t, what, strings.Join(owners(t, after), "\n"), strings.Join(want, "\n"))
+		}
+	}
+	if conflicts == 0 {
+		t.Error("there were no conflicts")
+	}
+}

@@ -1,0 +1,138 @@
+package engine
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/merge"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// scaleFields keeps the owners of a Scale. Those of the one field that a Scale and its object share are
+// carried from one to the other, as upstream's scale handler does (KEP-555).
+func scaleFields() merge.Fields {
+	return merge.Fields{
+		APIVersion:  ScaleVersion.APIVersion,
+		Kind:        ScaleVersion.Definition.Names.Kind,
+		Subresource: "scale",
+		Parseable:   func(string) (typed.ParseableType, bool) { return typed.DeducedParseableType, true },
+		Convert:     func(t object.Tree, _ string) (object.Tree, error) { return t, nil },
+	}
+}
+
+// replicasPath is where a version of the kind keeps the replicas; nil if it has no scale. known is false for a version that
+// there is no longer.
+func (w *writing) replicasPath(apiVersion string) (path []string, known bool) {
+	v := versionOf(w.def, apiVersion)
+	if v == nil || v.Scale == nil {
+		return nil, v != nil
+	}
+	return v.Scale.SpecReplicas, true
+}
+
+// scaleOwners are the entries of the managedFields of an object that own the replicas, as those of its Scale.
+func (w *writing) scaleOwners(entries []any) (out []any) {
+	for _, e := range entries {
+		entry, _ := e.(object.Tree)
+		if path, _ := w.replicasPath(object.String(entry, "apiVersion")); path != nil && owns(entry["fieldsV1"], path) {
+			out = append(out, reowned(entry, ScaleVersion.APIVersion, []string{"spec", "replicas"}))
+		}
+	}
+	return out
+}
+
+// parentOwners are the entries of an object after those of its Scale have become others: who has lost the
+// replicas no longer owns them, and who has won them does.
+func (w *writing) parentOwners(entries, scale []any) (out []any) {
+	own := map[string]object.Tree{}
+	for _, e := range scale {
+		if entry, _ := e.(object.Tree); owns(entry["fieldsV1"], []string{"spec", "replicas"}) {
+			own[whose(entry)] = entry
+		}
+	}
+	for _, e := range entries {
+		entry, _ := e.(object.Tree)
+		path, known := w.replicasPath(object.String(entry, "apiVersion"))
+		who := whose(entry)
+		switch {
+		case !known:
+		case path == nil || !owns(entry["fieldsV1"], path):
+			out = append(out, e)
+		case own[who] != nil:
+			out = append(out, e)
+			delete(own, who)
+		default:
+			if rest := without(entry["fieldsV1"], path); len(rest) > 0 {
+				lost := maps.Clone(entry)
+				lost["fieldsV1"] = rest
+				out = append(out, lost)
+			}
+		}
+	}
+	for _, entry := range own {
+		out = append(out, reowned(entry, w.v.APIVersion, w.v.Scale.SpecReplicas))
+	}
+	slices.SortStableFunc(out, func(a, b any) int {
+		x, _ := a.(object.Tree)
+		y, _ := b.(object.Tree)
+		for _, key := range []string{"operation", "time", "manager", "apiVersion", "subresource"} {
+			if c := cmp.Compare(object.String(x, key), object.String(y, key)); c != 0 {
+				return c
+			}
+		}
+		return 0
+	})
+	return out
+}
+
+// whose tells the entries of one object apart.
+func whose(entry object.Tree) string {
+	return object.String(entry, "operation") + " " + object.String(entry, "subresource") + " " + object.String(entry, "manager")
+}
+
+// reowned is an entry at another version that owns one path.
+func reowned(entry object.Tree, apiVersion string, path []string) object.Tree {
+	out := maps.Clone(entry)
+	var fields any = object.Tree{}
+	for _, name := range slices.Backward(path) {
+		fields = object.Tree{"f:" + name: fields}
+	}
+	out["apiVersion"], out["fieldsV1"] = apiVersion, fields
+	return out
+}
+
+// owns reports whether a set of fields (FieldsV1) holds a path itself, and not only what is below it.
+func owns(fields any, path []string) bool {
+	for _, name := range path {
+		set, _ := fields.(object.Tree)
+		fields = set["f:"+name]
+	}
+	set, ok := fields.(object.Tree)
+	return ok && (len(set) == 0 || set["."] != nil)
+}
+
+// without is a set of fields without a path that it owns; it is empty if nothing is left.
+func without(fields any, path []string) object.Tree {
+	set, _ := fields.(object.Tree)
+	out, key := maps.Clone(set), "f:"+path[0]
+	below, _ := set[key].(object.Tree)
+	switch {
+	case len(path) > 1 && len(below) > 0:
+		below = without(below, path[1:])
+	default:
+		below = maps.Clone(below)
+		delete(below, ".")
+	}
+	switch {
+	case len(below) == 0:
+		delete(out, key)
+	case len(below) == 1 && below["."] != nil:
+		out[key] = object.Tree{}
+	default:
+		out[key] = below
+	}
+	return out
+}
