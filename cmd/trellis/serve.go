@@ -128,6 +128,7 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	go giveMemoryBack(ctx)
 	server, err := apiserver.Start(ctx, f.config)
 	if err != nil {
 		return err
