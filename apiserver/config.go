@@ -36,6 +36,8 @@ type Config struct {
 	CompactionInterval time.Duration
 	// HistoryBytes is how much of it is kept at most; 0 leaves it to the store.
 	HistoryBytes int64
+	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
+	AuditLogPath string
 	// EnableCBOR offers application/cbor.
 	EnableCBOR bool
 	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless

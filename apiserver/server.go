@@ -38,6 +38,7 @@ type Server struct {
 	listener net.Listener
 	store    *storage.Store
 	keys     *pki.Bundle
+	audit    *access.Audit
 	handler  *api.Server
 	webhooks *conversion.Webhooks // nil until connect
 	http     *http.Server
@@ -64,6 +65,9 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context) (err error) {
+	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, func(err error) { s.config.Logger.Error(err.Error()) }); err != nil {
+		return err
+	}
 	if s.store, err = s.open(); err != nil {
 		return err
 	}
@@ -148,6 +152,7 @@ func (s *Server) connect(ctx context.Context) error {
 		OpenAPI:        openapi.Handler(live),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,
+		Audit:          s.audit,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
 	return nil

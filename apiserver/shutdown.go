@@ -30,6 +30,7 @@ func (s *Server) close() error {
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
 	}
+	err = errors.Join(err, s.audit.Close())
 	select {
 	case <-s.failed:
 		return errors.Join(s.failure, err)

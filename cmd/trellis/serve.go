@@ -69,6 +69,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file or folder of manifests to apply at the start, CRDs first; may be repeated")
 	flags.BoolVar(&c.AnonymousAuth, "anonymous-auth", true,
 		"serve requests without credentials as system:anonymous, who may see health and version; otherwise they get 401")
+	flags.StringVar(&c.AuditLogPath, "audit-log-path", "",
+		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
 		"how long events are kept")
 	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,

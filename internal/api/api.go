@@ -31,6 +31,8 @@ type Config struct {
 	Live, Ready   []Check      // of /livez and /readyz, besides ping
 	EnableCBOR    bool
 	Profiling     bool // serve /debug/pprof
+	// Audit gets a record of each request; nil: there is none. It is the caller's to close.
+	Audit *access.Audit
 	// RequestTimeout bounds what a request that is no watch may wait for; 0 means a minute.
 	RequestTimeout time.Duration
 }

@@ -58,6 +58,9 @@ func (q *request) impersonate() error {
 		}
 	}
 	u.Groups = withImplied(u.Name, u.Groups)
+	if q.server.config.Audit != nil {
+		q.note().impersonator = q.user
+	}
 	q.user = u
 	return nil
 }

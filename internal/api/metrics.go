@@ -88,7 +88,7 @@ func (m *metrics) find(k seriesKey, v *resource.Version) *series {
 	verb := k.reported()
 	labels := []string{verb, k.group, k.version, k.plural, k.subresource, k.scope(), "apiserver"}
 	if v.Deprecated {
-		m.deprecated.WithLabelValues(k.group, k.version, k.plural, k.subresource, "").Set(1)
+		m.deprecated.WithLabelValues(k.group, k.version, k.plural, k.subresource, v.RemovedRelease).Set(1)
 	}
 	dryRun := ""
 	if k.dryRun {
@@ -170,12 +170,18 @@ var (
 		"Number of requests of this apiserver that are being answered, per request kind.", []string{"request_kind"}, nil)
 	objectsDesc = prometheus.NewDesc("apiserver_storage_objects",
 		"Number of stored objects at the time of last check split by kind.", []string{"resource"}, nil)
+	auditDesc = prometheus.NewDesc("apiserver_audit_event_total",
+		"Counter of audit events generated and sent to the audit backend.", nil, nil)
+	auditLostDesc = prometheus.NewDesc("apiserver_audit_error_total",
+		"Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.", []string{"plugin"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- inflightDesc
 	ch <- objectsDesc
+	ch <- auditDesc
+	ch <- auditLostDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -185,6 +191,11 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	reading := max(0, s.inflight.Load()-mutating-s.metrics.watches.Load())
 	ch <- prometheus.MustNewConstMetric(inflightDesc, prometheus.GaugeValue, float64(mutating), "mutating")
 	ch <- prometheus.MustNewConstMetric(inflightDesc, prometheus.GaugeValue, float64(reading), "readOnly")
+	if s.config.Audit != nil {
+		recorded, lost := s.config.Audit.Counts()
+		ch <- prometheus.MustNewConstMetric(auditDesc, prometheus.CounterValue, float64(recorded))
+		ch <- prometheus.MustNewConstMetric(auditLostDesc, prometheus.CounterValue, float64(lost), "log")
+	}
 	head := s.engine.Store.Head()
 	for d := range s.live.Load().Definitions() {
 		if d.Behavior.Answer != nil {

@@ -18,10 +18,10 @@ const (
 
 // path is what a request addresses, by the rules of kube-apiserver's RequestInfo.
 type path struct {
-	verb     string // for what is no resource: the lower-case method
-	resource bool
+	verb string // for what is no resource: the lower-case method
 	group, version, namespace,
 	plural, name, subresource string
+	resource    bool
 	watchPrefix bool // /watch/ stood before the resource
 	detour      bool // a closer look at the request is needed before anything else
 	deep        bool // there is more behind the subresource

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -23,6 +24,7 @@ type request struct {
 	user  user.Info
 	v     *resource.Version // what the path addresses, once it is known
 	media media             // of the response, once it is negotiated
+	*audited
 	warnings
 
 	began     time.Time
@@ -127,7 +129,9 @@ func (q *request) plain() bool {
 // counted. Paths that lead nowhere are not counted: anybody can make up any number of them.
 func (q *request) finish() {
 	s, m := q.server, q.server.metrics
+	stage := access.StageComplete
 	if p := recover(); p != nil {
+		stage = access.StagePanic
 		defer q.panicked(p)
 	}
 	if q.cancel != nil {
@@ -146,6 +150,9 @@ func (q *request) finish() {
 		if alike.sizes != nil {
 			alike.sizes.Observe(float64(q.size))
 		}
+	}
+	if s.config.Audit != nil {
+		q.record(stage)
 	}
 	if s.inflight.Add(-1) == 0 && s.draining.Load() {
 		select {

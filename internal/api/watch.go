@@ -11,6 +11,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
@@ -65,6 +66,9 @@ func (q *request) watch() error {
 		out = q.openStream()
 	}
 	defer out.close()
+	if q.server.config.Audit != nil {
+		q.record(access.StageStarted)
+	}
 	defer q.server.metrics.watching(q)()
 	audience, leave := q.server.crowd.join(q.v.Definition)
 	defer leave()

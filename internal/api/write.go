@@ -73,6 +73,9 @@ func (q *request) fail(err error) {
 
 // writeStatus answers with a Status in an encoding that the client accepts.
 func (q *request) writeStatus(code int, s *metav1.Status) {
+	if q.server.config.Audit != nil && s.Status == metav1.StatusFailure {
+		q.note().failure = s
+	}
 	s.TypeMeta = statusType
 	m, ok := negotiate(q.r.Header.Get("Accept"), q.server.offers, nil)
 	if !ok {
