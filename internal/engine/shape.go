@@ -14,16 +14,15 @@ import (
 type shapes struct {
 	mu    sync.Mutex
 	byKey map[string]*shape
+	store *storage.Store // set with the first shape
 }
 
-// shape follows one CRD for all watches of its objects, until it changes so that
-// they must start anew.
+// shape is what all watches of a CRD's objects rely on, until it changes so that they must start anew.
 type shape struct {
-	all   *shapes
-	key   string
-	users int
-	ended chan struct{} // closed when the shape has changed
-	stop  chan struct{} // closed when nobody watches any more
+	all    *shapes
+	record *storage.Record // of the CRD when the first watch began
+	users  int
+	ended  chan struct{} // closed when the shape has changed
 }
 
 // shapeOf returns the newest state of a custom version, and the shape it has. The
@@ -33,8 +32,7 @@ func (e *Engine) shapeOf(ctx context.Context, v *resource.Version) (*resource.Ve
 		snap, custom := e.Store.Head(), v.Definition.Custom
 		rec := snap.Get(custom.Key)
 		if rec != nil && rec.Modified == custom.Revision {
-			s, err := e.shapes.use(e.Store, rec, snap.Revision())
-			return v, s, storageError(err)
+			return v, e.use(rec), nil
 		}
 		catalog, err := e.Live.Wait(ctx, snap.Revision())
 		if err != nil {
@@ -48,47 +46,44 @@ func (e *Engine) shapeOf(ctx context.Context, v *resource.Version) (*resource.Ve
 	}
 }
 
-// use joins the followers of the CRD in rec, which is its state at revision.
-func (all *shapes) use(store *storage.Store, rec *storage.Record, revision int64) (*shape, error) {
+// use joins the watches of the CRD in rec.
+func (e *Engine) use(rec *storage.Record) *shape {
+	all := &e.shapes
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if s := all.byKey[rec.Key]; s != nil {
 		s.users++
-		return s, nil
+		return s
 	}
-	cursor, err := store.Watch(context.Background(), rec.Key, revision)
-	if err != nil {
-		return nil, err
-	}
-	s := &shape{all: all, key: rec.Key, users: 1, ended: make(chan struct{}), stop: make(chan struct{})}
 	if all.byKey == nil {
-		all.byKey = map[string]*shape{}
+		all.byKey, all.store = map[string]*shape{}, e.Store
+		e.Live.Tell(all.changed)
 	}
+	s := &shape{all: all, record: rec, users: 1, ended: make(chan struct{})}
 	all.byKey[rec.Key] = s
-	go s.follow(cursor)
-	return s, nil
+	all.compare(s) // what has changed before it stood there, nobody will tell
+	return s
 }
 
-// follow waits for the change that ends the shape.
-func (s *shape) follow(cursor *storage.Cursor) {
-	defer cursor.Close()
-	for {
-		select {
-		case <-s.stop:
-			return
-		case <-cursor.Ready():
+// changed ends the shapes that have changed; nil says that some may have.
+func (all *shapes) changed(events []*storage.Event) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, ev := range events {
+		if s := all.byKey[ev.Key]; s != nil && ev.Revision > s.record.Modified && !sameShape(ev.Previous, ev.Record) {
+			all.end(s)
 		}
-		events, _, err := cursor.Take(nil)
-		for _, ev := range events {
-			if ev.Key == s.key && !sameShape(ev.Previous, ev.Record) {
-				s.end()
-				return
-			}
+	}
+	if events == nil {
+		for _, s := range all.byKey {
+			all.compare(s)
 		}
-		if err != nil {
-			s.end()
-			return
-		}
+	}
+}
+
+func (all *shapes) compare(s *shape) {
+	if now := all.store.Head().Get(s.record.Key); now != s.record && !sameShape(s.record, now) {
+		all.end(s)
 	}
 }
 
@@ -106,24 +101,16 @@ func sameShape(a, b *storage.Record) bool {
 }
 
 // end tells the watches, and makes later ones start with a new shape.
-func (s *shape) end() {
-	s.all.mu.Lock()
-	defer s.all.mu.Unlock()
-	if s.all.byKey[s.key] == s {
-		delete(s.all.byKey, s.key)
-	}
+func (all *shapes) end(s *shape) {
+	delete(all.byKey, s.record.Key)
 	close(s.ended)
 }
 
-// release leaves the shape; the last one to leave stops it.
+// release leaves the shape.
 func (s *shape) release() {
 	s.all.mu.Lock()
 	defer s.all.mu.Unlock()
-	if s.users--; s.users > 0 {
-		return
+	if s.users--; s.users == 0 && s.all.byKey[s.record.Key] == s {
+		delete(s.all.byKey, s.record.Key)
 	}
-	if s.all.byKey[s.key] == s {
-		delete(s.all.byKey, s.key)
-	}
-	close(s.stop)
 }

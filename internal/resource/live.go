@@ -19,6 +19,8 @@ type Live struct {
 	followed atomic.Int64 // the revision up to which the store has been followed
 	store    atomic.Pointer[storage.Store]
 
+	watcher atomic.Pointer[func([]*storage.Event)]
+
 	ask     chan struct{} // asks the follower to look how far the store is
 	mu      sync.Mutex
 	waiting []*waiter
@@ -131,6 +133,16 @@ func (l *Live) wanted() (revision int64) {
 	return revision
 }
 
+// Tell has f called, by the goroutine that runs Follow, with all later changes of CRDs in their order, and with nil where
+// changes have been missed. There is one f.
+func (l *Live) Tell(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
+
+func (l *Live) tell(changes []*storage.Event) {
+	if f := l.watcher.Load(); f != nil {
+		(*f)(changes)
+	}
+}
+
 // publish makes a catalog the one of now, and tells those who wait for it.
 func (l *Live) publish(c *Catalog, revision int64) {
 	l.catalog.Store(c)
@@ -152,6 +164,7 @@ func (l *Live) Follow(ctx context.Context, store *storage.Store) error {
 	for {
 		snapshot := store.Head()
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
+		l.tell(nil)
 		err := l.follow(ctx, store, snapshot.Revision())
 		var compacted *storage.CompactedError
 		if !errors.Is(err, storage.ErrLagging) && !errors.As(err, &compacted) {
@@ -175,6 +188,7 @@ func (l *Live) follow(ctx context.Context, store *storage.Store, after int64) er
 		}
 		if len(events) > 0 {
 			l.publish(l.Load().with(events), progress)
+			l.tell(events)
 			clear(events)
 			buf = events
 			continue
