@@ -41,10 +41,12 @@ type Server struct {
 	audit    *access.Audit
 	handler  *api.Server
 	webhooks *conversion.Webhooks // nil until connect
-	http     *http.Server
-	failed   chan struct{}
-	failOnce sync.Once
-	failure  error // set before failed is closed
+	// reachable gets to know which webhooks cannot be reached.
+	reachable *control.Reachability
+	http      *http.Server
+	failed    chan struct{}
+	failOnce  sync.Once
+	failure   error // set before failed is closed
 
 	// What runs beside the requests. The loops are clients and end before the requests do;
 	// following the definitions of kinds ends after them.
@@ -56,7 +58,7 @@ type Server struct {
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}, reachable: control.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -91,11 +93,13 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
-	s.loops.Go(func() {
-		if err := control.Run(ctx, s.Loopback()); err != nil {
-			s.config.Logger.Error("the control loops do not run", "error", err)
-		}
-	})
+	for _, run := range []func(context.Context, *rest.Config) error{control.Run, s.reachable.Run} {
+		s.loops.Go(func() {
+			if err := run(ctx, s.Loopback()); err != nil {
+				s.config.Logger.Error("the control loops do not run", "error", err)
+			}
+		})
+	}
 }
 
 // path of a file or folder in the data directory; "" where there is none.
@@ -141,6 +145,7 @@ func (s *Server) connect(ctx context.Context) error {
 	}
 	roots := pool(s.keys)
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
+		Report:  s.reachable.Report,
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 	})
 	s.handler = api.New(api.Config{

@@ -88,7 +88,7 @@ func speaks(version string) bool { return version == reviewV1 || version == revi
 func withTimeout(text string) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("Unparsable URL: %w", err) //nolint:staticcheck // upstream's text
+		return "", fmt.Errorf("the webhook's address: %w", err)
 	}
 	if u.Path == "" {
 		u.Path = "/"
@@ -123,7 +123,7 @@ func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.
 	c.url = "https://" + net.JoinHostPort(name, strconv.Itoa(int(port))) + path
 	transport.TLSClientConfig.ServerName = name
 	dial, resolve := c.config.Dial, c.config.Resolve
-	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+	transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		if resolve == nil {
 			return nil, fmt.Errorf("this server finds no Services, and so not %s/%s", s.Namespace, s.Name)
 		}
@@ -136,50 +136,44 @@ func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.
 }
 
 // post sends a body and returns the answer's. A connection that was refused or broke before anything was answered is
-// tried once more: converting twice does no harm. reached says that something on the other side spoke HTTP.
+// tried once more: converting twice does no harm. reached says that the webhook gave an answer, whatever it is.
 func (c *caller) post(ctx context.Context, body []byte) (answer []byte, reached bool, err error) {
-	for again := true; ; again = false {
-		answer, reached, err = c.postOnce(ctx, body)
-		if err == nil || reached || !again || ctx.Err() != nil || !worthAnother(err) {
-			return answer, reached, err
-		}
+	resp, err := c.send(ctx, body)
+	if err != nil && ctx.Err() == nil && worthAnother(err) {
+		resp, err = c.send(ctx, body)
 	}
+	if err != nil {
+		return nil, false, err
+	}
+	defer resp.Body.Close()
+	answer, err = readAll(resp)
+	switch {
+	case err != nil:
+		return nil, errors.Is(err, errTooLarge), err
+	case resp.StatusCode != http.StatusOK:
+		return nil, true, refusal(resp, answer)
+	case len(answer) == 0:
+		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
+	}
+	return answer, true, nil
 }
 
 // worthAnother says that an error may be one of this connection alone. A time-out is not, nor is a certificate.
 func worthAnother(err error) bool {
 	var network net.Error
-	if errors.As(err, &network) && network.Timeout() {
-		return false
-	}
-	var dial *net.OpError
-	return errors.As(err, &dial) && dial.Op != "remote error" || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	var certificate *tls.CertificateVerificationError
+	return !(errors.As(err, &network) && network.Timeout()) && !errors.As(err, &certificate)
 }
 
-func (c *caller) postOnce(ctx context.Context, body []byte) (answer []byte, reached bool, err error) {
+func (c *caller) send(ctx context.Context, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, */*")
 	req.Header.Set("User-Agent", "trellis")
-	resp, err := c.client.Do(req)
-	if err != nil {
-		return nil, false, err
-	}
-	defer resp.Body.Close()
-	data, err := readAll(resp)
-	if err != nil {
-		return nil, false, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, true, refusal(resp, data)
-	}
-	if len(data) == 0 {
-		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
-	}
-	return data, true, nil
+	return c.client.Do(req)
 }
 
 func contentType(resp *http.Response) string {
@@ -188,6 +182,8 @@ func contentType(resp *http.Response) string {
 	}
 	return "application/json"
 }
+
+var errTooLarge = fmt.Errorf("the response body is larger than %d bytes", maxAnswerBytes)
 
 // readAll reads a body that may be so large.
 func readAll(resp *http.Response) ([]byte, error) {
@@ -200,7 +196,7 @@ func readAll(resp *http.Response) ([]byte, error) {
 		return nil, fmt.Errorf("unexpected error when reading response body. Please retry. Original error: %w", err)
 	}
 	if n > maxAnswerBytes {
-		return nil, fmt.Errorf("the response body is larger than %d bytes", maxAnswerBytes)
+		return nil, errTooLarge
 	}
 	return into.Bytes(), nil
 }

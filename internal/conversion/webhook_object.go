@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -41,11 +41,13 @@ type versionError struct{ error }
 // accept checks a converted object against what was sent, and gives it the metadata that it had, with the labels and
 // annotations that it has now. The original stays as it is; the result shares nothing with it that is ever modified.
 func accept(original object.Tree, value any, to *resource.Version) (object.Tree, error) {
-	converted, ok := value.(object.Tree)
-	if !ok || object.String(converted, "kind") == "" {
-		return nil, runtime.NewMissingKindErr(string(object.AppendJSON(nil, value)))
-	}
+	converted, _ := value.(object.Tree)
 	had, has := kindOf(original), kindOf(converted)
+	if has.Kind == "" || has.GroupVersion() != to.GroupVersion {
+		if err := undecodable(value); err != nil {
+			return nil, err
+		}
+	}
 	if has.GroupVersion() != to.GroupVersion {
 		return nil, versionError{fmt.Errorf("invalid groupVersion (expected %v, received %v)", to.GroupVersion, has.GroupVersion())}
 	}
@@ -64,6 +66,15 @@ func accept(original object.Tree, value any, to *resource.Version) (object.Tree,
 	}
 	converted["metadata"] = restored
 	return converted, nil
+}
+
+// undecodable is what upstream's decoder says of what is no object, nil for one.
+func undecodable(value any) error {
+	var data []byte
+	if value != nil {
+		data = object.AppendJSON(nil, value)
+	}
+	return new(unstructured.Unstructured).UnmarshalJSON(data)
 }
 
 // restore is the metadata of before with the labels and annotations of converted.

@@ -10,7 +10,9 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -107,47 +109,67 @@ type answer struct {
 	objects  []any
 }
 
-// decode reads a response. It goes by the tree, which is what the objects are needed as; whatever in the envelope is not
-// of the type that it should be is left to the decoder of the API's types, for its words.
+// decode reads a response. A plain one is read as a tree, which is what the objects are needed as. Whatever else there
+// is, is left to the decoder of the API's types, for its words and its patience.
 func (c *caller) decode(data []byte) (answer, error) {
 	t, _, err := object.DecodeJSON(data)
-	if err != nil {
-		return answer{}, c.decodeError(data, err)
+	if err != nil || kindOf(t) != c.kind() {
+		return c.decodeTyped(data)
 	}
-	a := answer{kind: kindOf(t)}
-	response, ok := t["response"].(object.Tree)
-	if !ok {
-		return a, c.decodeError(data, nil)
+	response, _ := t["response"].(object.Tree)
+	result, _ := response["result"].(object.Tree)
+	uid, plainUID := response["uid"].(string)
+	status, plainStatus := result["status"].(string)
+	objects, plainObjects := response["convertedObjects"].([]any)
+	if !plainUID || !plainStatus || len(result) > 1 || !plainObjects {
+		return c.decodeTyped(data)
 	}
-	a.response = true
-	a.uid = object.String(response, "uid")
-	result, plain := response["result"].(object.Tree)
-	a.result.Status, a.result.Message = object.String(result, "status"), object.String(result, "message")
-	a.objects, ok = response["convertedObjects"].([]any)
-	_, uidOK := response["uid"].(string)
-	if !ok || !uidOK || !plain || len(result) > 1 {
-		err = c.decodeError(data, nil)
+	return answer{kind: c.kind(), response: true, uid: uid, result: metav1.Status{Status: status}, objects: objects}, nil
+}
+
+// kind is what requests and responses are.
+func (c *caller) kind() schema.GroupVersionKind {
+	return schema.GroupVersionKind{Group: apiextensionsv1.GroupName, Version: c.review, Kind: "ConversionReview"}
+}
+
+// decodeTyped reads a response as upstream's client does.
+func (c *caller) decodeTyped(data []byte) (a answer, err error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(apiextensionsv1.AddToScheme(scheme), apiextensionsv1beta1.AddToScheme(scheme)); err != nil {
+		return a, err
+	}
+	codec := serializer.NewCodecFactory(scheme).LegacyCodec(apiextensionsv1.SchemeGroupVersion, apiextensionsv1beta1.SchemeGroupVersion)
+	var raw []runtime.RawExtension
+	if c.review == reviewV1beta1 {
+		var into apiextensionsv1beta1.ConversionReview
+		_, _, err = codec.Decode(data, nil, &into)
+		if r := into.Response; r != nil {
+			a.response, a.uid, a.result, raw = true, string(r.UID), r.Result, r.ConvertedObjects
+		}
+	} else {
+		var into apiextensionsv1.ConversionReview
+		_, _, err = codec.Decode(data, nil, &into)
+		a.kind = into.GroupVersionKind()
+		if r := into.Response; r != nil {
+			a.response, a.uid, a.result, raw = true, string(r.UID), r.Result, r.ConvertedObjects
+		}
+	}
+	for _, r := range raw {
+		var value any
+		if t, _, err := object.DecodeJSON(r.Raw); err == nil {
+			value = t
+		} else if kjson.UnmarshalCaseSensitivePreserveInts(r.Raw, &value) != nil {
+			value = nil
+		}
+		a.objects = append(a.objects, value)
 	}
 	return a, err
 }
 
-// decodeError is what the decoder of the API's types says of data, or else otherwise.
-func (c *caller) decodeError(data []byte, otherwise error) error {
-	var into any = &apiextensionsv1.ConversionReview{}
-	if c.review == reviewV1beta1 {
-		into = &apiextensionsv1beta1.ConversionReview{}
-	}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, into); err != nil {
-		return err
-	}
-	return otherwise
-}
-
-// verify checks a response as a whole. Responses of v1beta1 may have any uid, as upstream lets them.
+// verify checks a response as a whole. As upstream, it lets those of v1beta1 have any uid, and no kind.
 func (c *caller) verify(a answer, uid string) error {
-	group := schema.GroupVersion{Group: apiextensionsv1.GroupName, Version: c.review}
-	if want := group.WithKind("ConversionReview"); a.kind != want && (c.review == reviewV1 || !a.kind.Empty()) {
-		return fmt.Errorf("expected webhook response of %v, got %v", want, a.kind)
+	if c.review == reviewV1 && a.kind != c.kind() {
+		return fmt.Errorf("expected webhook response of %v, got %v", c.kind(), a.kind)
 	}
 	switch {
 	case !a.response:

@@ -2,17 +2,24 @@ package conversion
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -64,6 +71,7 @@ type hook struct {
 	calls, objects atomic.Int64
 	last           atomic.Pointer[http.Request]
 	body           atomic.Pointer[[]byte]
+	caPEM          []byte // of whoever signed its certificate; nil: itself
 }
 
 // newHook starts a webhook that answers as change says.
@@ -99,6 +107,9 @@ func newRawHook(t testing.TB, answer func(w http.ResponseWriter, q review)) *hoo
 }
 
 func (h *hook) ca() string {
+	if h.caPEM != nil {
+		return base64.StdEncoding.EncodeToString(h.caPEM)
+	}
 	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw}))
 }
 
@@ -179,4 +190,25 @@ func TestWebhookBatches(t *testing.T) {
 	if calls, objects := h.calls.Load(), h.objects.Load(); calls != 5 || objects != int64(len(in)) {
 		t.Errorf("%d calls with %d objects", calls, objects)
 	}
+}
+
+// otherCA is a CA that has signed nothing here.
+func otherCA(t testing.TB) string {
+	_, ca := certificateFor(t, "other")
+	return base64.StdEncoding.EncodeToString(ca)
+}
+
+// certificateFor makes a certificate for a name that is its own CA, in PEM.
+func certificateFor(t testing.TB, name string) (tls.Certificate, []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: []string{name}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

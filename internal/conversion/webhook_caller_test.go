@@ -1,0 +1,395 @@
+package conversion
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// quiet has a webhook say nothing of clients that hang up.
+func (h *hook) quiet() *hook {
+	h.Config.ErrorLog = log.New(io.Discard, "", 0)
+	return h
+}
+
+// named gives a webhook a certificate for one name alone.
+func named(t *testing.T, name string) *hook {
+	h := newHook(t, nil).quiet()
+	certificate, ca := certificateFor(t, name)
+	h.TLS.Certificates = []tls.Certificate{certificate}
+	h.TLS.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if hello.ServerName != name {
+			return nil, fmt.Errorf("asked for %q", hello.ServerName)
+		}
+		return &tls.Config{Certificates: []tls.Certificate{certificate}}, nil
+	}
+	h.caPEM = ca
+	return h
+}
+
+// convertOne converts one CronTab to v1.
+func convertOne(w *Webhooks, config string) error {
+	_, err := w.Convert(context.Background(), version("v1", config), []object.Tree{cronTab("a")})
+	return err
+}
+
+// CNV-040 CNV-042 CNV-043 CNV-044 CNV-045 CNV-046: a Service is found for each connection, and called by its own name.
+func TestServiceReference(t *testing.T) {
+	for _, c := range []struct{ reference, name, path, asked string }{
+		{`{"namespace":"my-service-namespace","name":"my-service-name","path":"/my-path","port":1234}`, "my-service-name.my-service-namespace.svc", "/my-path", "my-service-namespace/my-service-name:1234"},
+		{`{"namespace":"default","name":"plain"}`, "plain.default.svc", "/", "default/plain:443"},
+	} {
+		h := named(t, c.name)
+		var asked string
+		w := NewWebhooks(WebhookConfig{Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
+			asked = fmt.Sprintf("%s/%s:%d", namespace, name, port)
+			return h.Listener.Addr().String(), nil
+		}})
+		config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":%s,"caBundle":%q}}`, c.reference, h.ca())
+		if err := convertOne(w, config); err != nil {
+			t.Fatal(err)
+		}
+		if path := h.last.Load().URL.Path; path != c.path || asked != c.asked {
+			t.Errorf("called %s at %s, want %s at %s", asked, path, c.asked, c.path)
+		}
+		w.Close()
+	}
+	w := NewWebhooks(WebhookConfig{})
+	err := convertOne(w, `{"conversionReviewVersions":["v1"],"clientConfig":{"service":{"namespace":"n","name":"s"}}}`)
+	if err == nil || !strings.Contains(err.Error(), "n/s") {
+		t.Errorf("without a way to find Services: %v", err)
+	}
+}
+
+// CNV-026 CNV-031: the first version that is known is sent; where there is none, calls fail.
+func TestReviewVersions(t *testing.T) {
+	h := newHook(t, nil)
+	w := newWebhooks(t, "")
+	for _, c := range []struct {
+		versions []string
+		want     string
+	}{{[]string{"v1", "v1beta1"}, "v1"}, {[]string{"v1beta1", "v1"}, "v1beta1"}, {[]string{"v99", "v1"}, "v1"}} {
+		if err := convertOne(w, h.config(c.versions...)); err != nil {
+			t.Fatal(err)
+		}
+		if got := *h.body.Load(); !bytes.Contains(got, []byte(`"apiextensions.k8s.io/`+c.want+`"`)) {
+			t.Errorf("%v sends %s", c.versions, got)
+		}
+	}
+	calls := h.calls.Load()
+	if err := convertOne(w, h.config("v99")); err == nil || !strings.Contains(err.Error(), "no supported conversion review versions") || h.calls.Load() != calls {
+		t.Errorf("none: %v", err)
+	}
+}
+
+// CNV-048 CNV-051 CNV-052: the body is the documents', and its uid another for each call.
+func TestRequestBody(t *testing.T) {
+	for _, v := range []string{"v1", "v1beta1"} {
+		path := "../../../shared/spec/examples/09-conversion/conversionreview-request." + v + ".json"
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Skipf("the examples are not here: %v", err)
+		}
+		var want review
+		if err := json.Unmarshal(data, &want); err != nil {
+			t.Fatal(err)
+		}
+		h, w, uids := newHook(t, nil), newWebhooks(t, ""), map[string]bool{}
+		for range 2 {
+			if _, err := w.Convert(t.Context(), version("v1", h.config(v)), want.Request.Objects); err != nil {
+				t.Fatal(err)
+			}
+			got, _, err := object.DecodeJSON(*h.body.Load())
+			if err != nil {
+				t.Fatal(err)
+			}
+			request := got["request"].(object.Tree)
+			uids[object.String(request, "uid")] = true
+			request["uid"] = want.Request.UID
+			wanted, _, _ := object.DecodeJSON(data)
+			if !object.Equal(got, wanted) {
+				t.Errorf("sent %s, want %s", object.AppendJSON(nil, got), data)
+			}
+		}
+		if len(uids) != 2 {
+			t.Errorf("uids %v of two calls", uids)
+		}
+	}
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	elsewhere := newHook(t, nil)
+	for _, code := range []int{301, 302, 307, 308} {
+		h := newRawHook(t, func(w http.ResponseWriter, _ review) {
+			w.Header().Set("Location", elsewhere.URL)
+			w.WriteHeader(code)
+		})
+		if err := convertOne(newWebhooks(t, ""), h.config()); err == nil || !strings.Contains(err.Error(), fmt.Sprint(code)) {
+			t.Errorf("%d: %v", code, err)
+		}
+	}
+	if n := elsewhere.calls.Load(); n != 0 {
+		t.Errorf("%d calls went where nobody sent them", n)
+	}
+}
+
+// CNV-073: connections are kept while the configuration stays; another CA is another configuration.
+func TestConnectionsAreKept(t *testing.T) {
+	h := newHook(t, nil).quiet()
+	var dials atomic.Int64
+	w := NewWebhooks(WebhookConfig{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		dials.Add(1)
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}})
+	defer w.Close()
+	for range 10 {
+		if err := convertOne(w, h.config()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d connections for ten calls", n)
+	}
+	if err := convertOne(w, strings.Replace(h.config(), h.ca(), otherCA(t), 1)); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("with another CA: %v", err)
+	}
+	if err := convertOne(w, h.config()); err != nil || dials.Load() != 2 {
+		t.Errorf("and back: %v, %d connections", err, dials.Load())
+	}
+}
+
+// breaking is a webhook whose first connections break once a request was read.
+func breaking(t *testing.T, times int64) (*hook, *atomic.Int64) {
+	var seen atomic.Int64
+	return newRawHook(t, func(w http.ResponseWriter, q review) {
+		if seen.Add(1) <= times {
+			panic(http.ErrAbortHandler)
+		}
+		_ = json.NewEncoder(w).Encode(answered(q, nil))
+	}).quiet(), &seen
+}
+
+func TestBrokenConnectionsAreTriedOnceMore(t *testing.T) {
+	for _, h2 := range []bool{false, true} {
+		h, seen := breaking(t, 1)
+		if !h2 {
+			h.TLS.NextProtos = []string{"http/1.1"}
+		}
+		if err := convertOne(newWebhooks(t, ""), h.config()); err != nil || seen.Load() != 2 {
+			t.Errorf("h2 %v: %v after %d requests", h2, err, seen.Load())
+		}
+		h, seen = breaking(t, 100)
+		if !h2 {
+			h.TLS.NextProtos = []string{"http/1.1"}
+		}
+		if err := convertOne(newWebhooks(t, ""), h.config()); err == nil || seen.Load() != 2 {
+			t.Errorf("h2 %v: %v after %d requests", h2, err, seen.Load())
+		}
+	}
+}
+
+// An answer that never ends is not read to its end.
+func TestAnswersAreBounded(t *testing.T) {
+	h := newRawHook(t, func(w http.ResponseWriter, _ review) {
+		_, _ = io.WriteString(w, `{"x":"`)
+		block := bytes.Repeat([]byte("x"), 1<<20)
+		for {
+			if _, err := w.Write(block); err != nil {
+				return
+			}
+		}
+	})
+	if err := convertOne(newWebhooks(t, ""), h.config()); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("%v", err)
+	}
+}
+
+// A request that has ended is not an error of the webhook.
+func TestCanceledRequest(t *testing.T) {
+	entered := make(chan struct{}, 1)
+	h := newRawHook(t, func(w http.ResponseWriter, _ review) { entered <- struct{}{}; select {} })
+	h.Server.Config.Handler = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		entered <- struct{}{}
+		<-r.Context().Done()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-entered; cancel() }()
+	w := newWebhooks(t, "")
+	if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if c := w.callers[h.config()]; c.breaker.failures != 0 {
+		t.Errorf("%d failures", c.breaker.failures)
+	}
+}
+
+// reports remembers what a breaker says.
+type reports struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (r *reports) report(crd string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.said = append(r.said, fmt.Sprint(crd, ": ", err))
+}
+
+// CNV-059: after some failures calls fail at once, but for a probe in each second.
+func TestBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said reports
+		b := breaker{report: said.report}
+		dead := errors.New("dead")
+		for range breakAfter {
+			if err := b.refuse(time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			b.failed("crontabs", dead, time.Now())
+		}
+		if err := b.refuse(time.Now()); err != dead {
+			t.Fatalf("not refused: %v", err)
+		}
+		<-time.After(probeEvery)
+		if b.refuse(time.Now()) != nil || b.refuse(time.Now()) != dead {
+			t.Error("not exactly one probe")
+		}
+		b.failed("crontabs", dead, time.Now())
+		b.failed("others", dead, time.Now())
+		<-time.After(probeEvery)
+		if b.refuse(time.Now()) != nil {
+			t.Error("no second probe")
+		}
+		b.reached("crontabs")
+		for range 3 {
+			if b.refuse(time.Now()) != nil {
+				t.Error("still refused")
+			}
+			b.reached("crontabs")
+		}
+		want := "[crontabs: dead others: dead crontabs: <nil> others: <nil>]"
+		if got := fmt.Sprint(said.said); got != want {
+			t.Errorf("reported %s, want %s", got, want)
+		}
+	})
+}
+
+// Calls to a dead webhook cost nothing after a while, say what was wrong with it, and succeed once it is back.
+func TestDeadWebhookComesBack(t *testing.T) {
+	h := newHook(t, nil)
+	var dead atomic.Bool
+	var dials atomic.Int64
+	var said reports
+	w := NewWebhooks(WebhookConfig{Report: said.report, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		dials.Add(1)
+		if dead.Load() {
+			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("connection refused")}
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}})
+	defer w.Close()
+	dead.Store(true)
+	for range 100 {
+		err := convertOne(w, h.config())
+		if err == nil || !strings.Contains(err.Error(), `conversion webhook for example.com/v1beta1, Kind=CronTab failed: Post "`+h.URL) || !strings.Contains(err.Error(), "connection refused") {
+			t.Fatal(err)
+		}
+	}
+	if n := dials.Load(); n > 4*breakAfter {
+		t.Errorf("%d connections were tried", n)
+	}
+	dead.Store(false)
+	back := time.Now()
+	for convertOne(w, h.config()) != nil {
+		if time.Since(back) > 20*time.Second {
+			t.Fatal("not back")
+		}
+	}
+	if len(said.said) != 2 || !strings.HasSuffix(said.said[1], "crontabs.example.com: <nil>") {
+		t.Errorf("reported %q", said.said)
+	}
+}
+
+// CNV-074: every call is counted as upstream counts it.
+func TestCallsAreObserved(t *testing.T) {
+	for _, c := range []struct {
+		change func(*review)
+		want   string
+	}{{nil, ""}, {changes["failed"], malformedFailure}, {changes["one too many"], partialFailure}, {changes["another name"], objectFailure}, {changes["v2"], callFailure}} {
+		var got []Call
+		w := NewWebhooks(WebhookConfig{Observe: func(c Call) { got = append(got, c) }})
+		_ = convertOne(w, newHook(t, c.change).config())
+		if len(got) != 1 || got[0].Failure != c.want || got[0].CRD != "crontabs.example.com" || got[0].From != "v1beta1" || got[0].To != "v1" || got[0].Took <= 0 {
+			t.Errorf("got %+v, want one call that ends with %q", got, c.want)
+		}
+		w.Close()
+	}
+}
+
+// What a CRD no longer says is forgotten.
+func TestUnusedConfigurationsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := NewWebhooks(WebhookConfig{})
+		use := func(name string) {
+			if _, err := w.caller(`{"clientConfig":{"url":"https://` + name + `/"}}`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		use("a")
+		<-time.After(forgetAfter)
+		use("b")
+		<-time.After(2 * time.Second)
+		use("c")
+		if len(w.callers) != 2 {
+			t.Errorf("%d configurations are kept", len(w.callers))
+		}
+	})
+}
+
+// 5,000 objects of 1 KB, with a webhook that costs nothing.
+func BenchmarkWebhookList(b *testing.B) {
+	h := newHook(b, nil)
+	h.Config.Handler = replay(b)
+	var objects []object.Tree
+	for i := range 5000 {
+		o := cronTab(fmt.Sprintf("c%06d", i))
+		o["text"] = strings.Repeat("x", 760)
+		objects = append(objects, o)
+	}
+	w, to := newWebhooks(b, ""), version("v1", h.config())
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := w.Convert(context.Background(), to, objects); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// replay answers a request by replacing bytes in it, the cheapest way there is.
+func replay(testing.TB) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, rest, _ := bytes.Cut(body, []byte(`"uid":"`))
+		uid, rest, _ := bytes.Cut(rest, []byte(`"`))
+		_, objects, _ := bytes.Cut(rest, []byte(`"objects":`))
+		objects = bytes.ReplaceAll(bytes.TrimSuffix(objects, []byte("}}")), []byte(`example.com/v1beta1`), []byte(`example.com/v1`))
+		_, _ = fmt.Fprintf(w, `{"kind":"ConversionReview","apiVersion":"apiextensions.k8s.io/v1","response":{"uid":"%s","result":{"status":"Success"},"convertedObjects":%s}}`, uid, objects)
+	})
+}
