@@ -131,7 +131,7 @@ func defaultCRD(obj object.Tree) {
 
 // internalCRD is a CRD in the form that is validated.
 func internalCRD(t object.Tree) (crdvalidation.CRD, error) {
-	return crdvalidation.Read(object.AppendJSON(nil, t))
+	return crdvalidation.FromTree(t)
 }
 
 func validateCRD(_, obj, old object.Tree, sub string) field.ErrorList {

@@ -2,6 +2,7 @@ package builtin
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -20,6 +21,9 @@ func crdWarnings(obj, old object.Tree) []string {
 }
 
 func schemaWarnings(crd object.Tree) []string {
+	if crd == nil || !hasWarnings(crd) {
+		return nil
+	}
 	var formats, sets []string
 	add := func(to *[]string, text string) {
 		if !slices.Contains(*to, text) {
@@ -28,11 +32,11 @@ func schemaWarnings(crd object.Tree) []string {
 	}
 	for _, v := range list(crd, "spec", "versions") {
 		version, _ := v.(object.Tree)
-		eachSchema(tree(version, "schema", "openAPIV3Schema"), func(s object.Tree) {
-			if format := text(s, "format"); format != "" && !isKnownFormat(text(s, "type"), format) {
+		eachSchema(tree(version, "schema", "openAPIV3Schema"), inOrder, func(s object.Tree) {
+			if format := unknownFormat(s); format != "" {
 				add(&formats, fmt.Sprintf("unrecognized format %q", format))
 			}
-			if typ := text(s, "items", "type"); text(s, "x-kubernetes-list-type") == "set" && (typ == "object" || typ == "array") {
+			if typ := setOf(s); typ != "" {
 				add(&sets, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", typ))
 			}
 		})
@@ -41,8 +45,40 @@ func schemaWarnings(crd object.Tree) []string {
 	return append(formats, sets...)
 }
 
-// eachSchema calls f with s and every schema in it.
-func eachSchema(s object.Tree, f func(object.Tree)) {
+// hasWarnings looks whether there is anything to warn of, in no order: mostly there is not.
+func hasWarnings(crd object.Tree) (found bool) {
+	for _, v := range list(crd, "spec", "versions") {
+		version, _ := v.(object.Tree)
+		eachSchema(tree(version, "schema", "openAPIV3Schema"), maps.Keys, func(s object.Tree) {
+			found = found || unknownFormat(s) != "" || setOf(s) != ""
+		})
+	}
+	return found
+}
+
+// unknownFormat is the format of s if nothing checks it.
+func unknownFormat(s object.Tree) string {
+	if format := text(s, "format"); format != "" && !isKnownFormat(text(s, "type"), format) {
+		return format
+	}
+	return ""
+}
+
+// setOf is the type of the items of a set that cannot be merged.
+func setOf(s object.Tree) string {
+	if text(s, "x-kubernetes-list-type") != "set" {
+		return ""
+	}
+	if typ := text(s, "items", "type"); typ == "object" || typ == "array" {
+		return typ
+	}
+	return ""
+}
+
+func inOrder(t object.Tree) iter.Seq[string] { return slices.Values(slices.Sorted(maps.Keys(t))) }
+
+// eachSchema calls f with s and every schema in it; those below names in the order that names gives.
+func eachSchema(s object.Tree, names func(object.Tree) iter.Seq[string], f func(object.Tree)) {
 	if s == nil {
 		return
 	}
@@ -50,19 +86,19 @@ func eachSchema(s object.Tree, f func(object.Tree)) {
 	for _, key := range []string{"items", "allOf", "anyOf", "oneOf", "not", "additionalProperties", "additionalItems"} {
 		switch below := s[key].(type) {
 		case object.Tree:
-			eachSchema(below, f)
+			eachSchema(below, names, f)
 		case []any:
 			for _, item := range below {
 				t, _ := item.(object.Tree)
-				eachSchema(t, f)
+				eachSchema(t, names, f)
 			}
 		}
 	}
 	for _, key := range []string{"properties", "patternProperties", "definitions", "dependencies"} {
 		below := tree(s, key)
-		for _, name := range slices.Sorted(maps.Keys(below)) {
+		for name := range names(below) {
 			t, _ := below[name].(object.Tree)
-			eachSchema(t, f)
+			eachSchema(t, names, f)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package object
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"math"
@@ -16,7 +17,12 @@ import (
 // holds (NaN, Go structs that cannot be marshalled) are written as null.
 func AppendJSON(dst []byte, v any) []byte {
 	e := encoders.Get().(*encoder)
-	dst = e.value(dst, v)
+	if cap(dst) > 0 {
+		dst = e.value(dst, v)
+	} else { // exactly the room it takes
+		e.room = e.value(e.room[:0], v)
+		dst = bytes.Clone(e.room)
+	}
 	e.release()
 	return dst
 }
@@ -24,11 +30,17 @@ func AppendJSON(dst []byte, v any) []byte {
 var encoders = sync.Pool{New: func() any { return new(encoder) }}
 
 // encoder holds the entries of the maps that are being written, sorted.
-type encoder struct{ entries []entry }
+type encoder struct {
+	entries []entry
+	room    []byte
+}
 
 func (e *encoder) release() {
 	if cap(e.entries) > 1<<12 {
 		e.entries = nil
+	}
+	if cap(e.room) > 1<<20 {
+		e.room = nil
 	}
 	encoders.Put(e)
 }

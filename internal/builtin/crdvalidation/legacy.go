@@ -22,7 +22,7 @@ func ReadLegacy(js []byte) (CRD, error) {
 	if err := apiextensionsv1beta1.Convert_v1beta1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&legacy, out, nil); err != nil {
 		return CRD{}, fmt.Errorf("read a CRD: %w", err)
 	}
-	return CRD{out, js, true}, nil
+	return CRD{CustomResourceDefinition: out, json: js, legacy: true}, nil
 }
 
 // asked is what of o is asked of crd.

@@ -48,8 +48,9 @@ type options struct {
 // CRD is a CustomResourceDefinition that is checked.
 type CRD struct {
 	*apiextensions.CustomResourceDefinition
-	JSON   []byte // what it was read from
-	legacy bool   // that was of apiextensions.k8s.io/v1beta1
+	json   []byte      // what it was read from
+	read   *schemaJSON // or the schemas, where they are known
+	legacy bool        // it was of apiextensions.k8s.io/v1beta1
 }
 
 // Read reads the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
@@ -62,7 +63,7 @@ func Read(js []byte) (CRD, error) {
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, out, nil); err != nil {
 		return CRD{}, fmt.Errorf("read a CRD: %w", err)
 	}
-	return CRD{out, js, false}, nil
+	return CRD{CustomResourceDefinition: out, json: js}, nil
 }
 
 // schemaJSON is the JSON of the schemas of a CRD, nil where there is none.
@@ -72,7 +73,10 @@ type schemaJSON struct {
 }
 
 func (c CRD) schemas() (all schemaJSON) {
-	read := object.NewCursor(c.JSON)
+	if c.read != nil {
+		return *c.read
+	}
+	read := object.NewCursor(c.json)
 	raw := func(into *[]byte) {
 		read.Members(func(key string) {
 			if key == "openAPIV3Schema" && read.Kind() == '{' {

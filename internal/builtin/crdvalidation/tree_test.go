@@ -1,0 +1,110 @@
+package crdvalidation
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// sameCRD holds what is read of a tree against what is read of its JSON by upstream's types, and says whether it can
+// be read.
+func sameCRD(t *testing.T, what string, tree object.Tree) bool {
+	t.Helper()
+	want, failed := Read(object.AppendJSON(nil, tree))
+	got, err := FromTree(tree)
+	if (err != nil) != (failed != nil) {
+		t.Fatalf("%s: read straight: %v, by its type: %v", what, err, failed)
+	}
+	if err != nil {
+		return false
+	}
+	want.ManagedFields = nil
+	if !apiequality.Semantic.DeepEqual(got.CustomResourceDefinition, want.CustomResourceDefinition) {
+		t.Errorf("%s: read straight, it is\n%s\nbut by its type\n%s", what, object.AppendJSON(nil, got.Spec), object.AppendJSON(nil, want.Spec))
+	}
+	a, b := got.schemas(), want.schemas()
+	if !slices.EqualFunc(a.all(), b.all(), slices.Equal[[]byte]) {
+		t.Errorf("%s: the schemas' JSON differs", what)
+	}
+	return true
+}
+
+// mangle changes one thing somewhere in v.
+func mangle(r *rand.Rand, v any) any {
+	odd := []any{nil, "", "x", int64(1), 1.5, true, false, []any{}, object.Tree{}, []any{"a"}, []any{int64(1)}, object.Tree{"type": "string"}}
+	switch v := v.(type) {
+	case object.Tree:
+		keys := make([]string, 0, len(v))
+		for k := range v {
+			keys = append(keys, k)
+		}
+		slices.Sort(keys)
+		if len(keys) > 0 && r.IntN(8) > 0 {
+			k := keys[r.IntN(len(keys))]
+			v[k] = mangle(r, v[k])
+			return v
+		}
+		words := []string{"type", "default", "enum", "items", "additionalProperties", "not", "anyOf", "maximum", "maxLength", "nullable", "required",
+			"x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
+			"definitions", "dependencies", "$ref", "id", "externalDocs", "example", "schema", "unknown"}
+		v[words[r.IntN(len(words))]] = odd[r.IntN(len(odd))]
+		return v
+	case []any:
+		if len(v) > 0 {
+			i := r.IntN(len(v))
+			v[i] = mangle(r, v[i])
+			return v
+		}
+	}
+	return odd[r.IntN(len(odd))]
+}
+
+// CRD-005: a CRD is the same whichever way it is read.
+func TestFromTreeIsRead(t *testing.T) {
+	r, read := rand.New(rand.NewPCG(3, 5)), 0
+	for i, f := range corpus(t) {
+		if i%7 != 0 {
+			continue
+		}
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		js, err := yaml.YAMLToJSON(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tree, _, err := object.DecodeJSON(js)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameCRD(t, f, tree)
+		if len(js) > 100_000 {
+			continue
+		}
+		for range 6 {
+			other := object.Copy(tree)
+			spec, _ := other["spec"].(object.Tree)
+			versions, _ := spec["versions"].([]any)
+			if len(versions) > 0 && r.IntN(3) > 0 {
+				versions[r.IntN(len(versions))] = object.CopyValue(versions[0])
+			}
+			other["spec"] = mangle(r, other["spec"])
+			if sameCRD(t, f, other) {
+				read++
+			}
+			if t.Failed() {
+				return
+			}
+		}
+	}
+	if read < 50 {
+		t.Errorf("only %d of the changed CRDs could be read at all", read)
+	}
+}
