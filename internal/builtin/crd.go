@@ -19,6 +19,7 @@ import (
 func customResourceDefinitions(c Config) kind {
 	e := at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
 	e.validate = validateCRD
+	e.goType.Quick = crdvalidation.Decode
 	return kind{
 		endpoint: e,
 		plural:   "customresourcedefinitions", short: "crd crds", categories: "api-extensions",

@@ -17,7 +17,7 @@ import (
 // the CRD is used. A CRD is nearly all schema: that is read straight from the tree, for by JSON and the type of v1
 // it would be three copies.
 func FromTree(t object.Tree) (CRD, error) {
-	shell, versions, ok := withoutSchemas(t)
+	shell, versions, ok := withoutSchemas(withoutManagedFields(t))
 	if !ok {
 		return Read(object.AppendJSON(nil, t))
 	}
@@ -49,15 +49,21 @@ func FromTree(t object.Tree) (CRD, error) {
 	return crd, nil
 }
 
-// withoutSchemas is t without managedFields and schemas, and its versions with them. It returns false for what has
+func withoutManagedFields(t object.Tree) object.Tree {
+	metadata, _ := t["metadata"].(object.Tree)
+	if metadata["managedFields"] == nil {
+		return t
+	}
+	t, metadata = maps.Clone(t), maps.Clone(metadata)
+	delete(metadata, "managedFields")
+	t["metadata"] = metadata
+	return t
+}
+
+// withoutSchemas is t without schemas, and its versions with them. It returns false for what has
 // something else where schemas should be.
 func withoutSchemas(t object.Tree) (shell object.Tree, versions []object.Tree, ok bool) {
 	shell = maps.Clone(t)
-	if metadata, ok := t["metadata"].(object.Tree); ok && metadata["managedFields"] != nil {
-		metadata = maps.Clone(metadata)
-		delete(metadata, "managedFields")
-		shell["metadata"] = metadata
-	}
 	spec, _ := t["spec"].(object.Tree)
 	list, _ := spec["versions"].([]any)
 	if len(list) == 0 {
