@@ -10,6 +10,7 @@ import (
 // rooms are the folders of the module from the top down. A room imports only from itself and
 // from rooms below it.
 var rooms = []string{
+	"examples/conversion-webhook",
 	"cmd/trellis",
 	"testserver",
 	"apiserver",
@@ -26,6 +27,7 @@ var rooms = []string{
 	"internal/schema",
 	"internal/storage",
 	"internal/object",
+	"conversionwebhook",
 }
 
 // only are imports that one room alone may have, with the reason for it.

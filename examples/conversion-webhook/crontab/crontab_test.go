@@ -1,0 +1,97 @@
+package crontab
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const examples = "../../../../shared/spec/examples/09-conversion/conversionreview-"
+
+// example is a file of the documents as text.
+func example(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(examples + name + ".json")
+	if err != nil {
+		t.Skipf("the examples are not here: %v", err)
+	}
+	return string(data)
+}
+
+// post sends a ConversionReview to the example.
+func post(t *testing.T, body string) any {
+	t.Helper()
+	r := httptest.NewRequest("POST", "/crdconvert?timeout=30s", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	Handler().ServeHTTP(w, r)
+	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "application/json" {
+		t.Fatalf("%d %v %s", w.Code, w.Header(), w.Body)
+	}
+	return decoded(t, w.Body.Bytes())
+}
+
+func decoded(t *testing.T, data []byte) (out any) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if err := d.Decode(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// CNV-011 CNV-013 CNV-027 CNV-051 CNV-052 CNV-053 CNV-056 CNV-058: requests in either version are answered as the
+// documents show.
+func TestDocumentedReviews(t *testing.T) {
+	for _, v := range []string{"v1", "v1beta1"} {
+		got := post(t, example(t, "request."+v))
+		if want := decoded(t, []byte(example(t, "response-success."+v))); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %v, want %v", v, got, want)
+		}
+		// CNV-017 CNV-057
+		for _, bad := range []string{"example.com", "a:b:c"} {
+			got := post(t, strings.Replace(example(t, "request."+v), "example.com:2345", bad, 1))
+			if want := decoded(t, []byte(example(t, "response-failed."+v))); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s with %s: got %v, want %v", v, bad, got, want)
+			}
+		}
+	}
+}
+
+// CNV-013: there and back nothing is lost.
+func TestThereAndBack(t *testing.T) {
+	for _, text := range []string{`"hostPort":"[::1]:80"`, `"hostPort":"localhost:1234"`, `"other":"x"`} {
+		request := func(from, to, object string) string {
+			return `{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","request":{"uid":"u","desiredAPIVersion":"example.com/` + to +
+				`","objects":[` + object + `]}}`
+		}
+		object := `{"apiVersion":"example.com/v1beta1","kind":"CronTab","metadata":{"name":"a"},` + text + `}`
+		there, err := json.Marshal(converted(t, post(t, request("v1beta1", "v1", object))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(there), "hostPort") {
+			t.Errorf("%s is %s at v1", text, there)
+		}
+		back := converted(t, post(t, request("v1", "v1beta1", string(there))))
+		if want := decoded(t, []byte(object)); !reflect.DeepEqual(back, want) {
+			t.Errorf("%s came back as %v", text, back)
+		}
+	}
+}
+
+func converted(t *testing.T, review any) any {
+	t.Helper()
+	response := review.(map[string]any)["response"].(map[string]any)
+	objects, _ := response["convertedObjects"].([]any)
+	if len(objects) != 1 {
+		t.Fatalf("response %v", response)
+	}
+	return objects[0]
+}
