@@ -244,16 +244,6 @@ func (e *Engine) convertRemotely(ctx context.Context, objects []object.Tree, whi
 	return nil
 }
 
-// convertOne translates an object of any kind between versions of it.
-func (e *Engine) convertOne(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
-	if from == to || !conversion.Remote(to.Definition) {
-		return e.convert(ctx, t, from, to)
-	}
-	one := []object.Tree{t}
-	err := e.convertRemotely(ctx, one, []int{0}, to)
-	return one[0], err
-}
-
 // convert translates an object of a kind that has no webhook, and prunes what comes out where the kind is custom. from is
 // nil where its version is no longer known.
 func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {

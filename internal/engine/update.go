@@ -203,7 +203,11 @@ func (w *writing) load(rec *storage.Record) (old, live object.Tree, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		live, err = seen.Tree()
+		if live, err = seen.Tree(); err != nil {
+			return nil, nil, apierrors.NewInternalError(err)
+		}
+		stored, _, err := w.reader.decode(p, 0)
+		w.memo = memo{{in: live, out: stored}}
 		return live, live, err
 	}
 	if live, err = w.reader.tree(w.ctx, p, rec.Modified); err != nil {

@@ -179,6 +179,11 @@ func TestWritesConvert(t *testing.T) {
 	})
 	equal(t, "calls of a create", took[0], int64(2))
 	equal(t, "created", treeOf(t, created)["spec"], map[string]any{"host": "n", "port": "1", "proto": "tcp"})
+	was := now
+	was.Name = "h0000"
+	w.get(was)
+	took = c.counted(func() { w.mustPatch(was, merging, `{"spec":{"host":"m"}}`) })
+	equal(t, "calls of a patch of what others have written at v1beta1", took[0], int64(2))
 	old.Name, now.Name = "new", "new"
 	equal(t, "stored", w.get(old)["spec"], map[string]any{"hostPort": "n:1"})
 	took = c.counted(func() { w.mustPatch(now, merging, `{"spec":{"host":"m"}}`) })
@@ -263,4 +268,20 @@ func TestConversionIsTriedAgain(t *testing.T) {
 	if err := <-second; err != nil {
 		t.Error(err)
 	}
+}
+
+// SUB-006: what a write may not touch is restored before it is stored, though field management has had the object converted
+// as it was sent.
+func TestStatusIsKeptAcrossVersions(t *testing.T) {
+	w, _, old, now := hosts(t, 0)
+	with := strings.ReplaceAll(hostsCRD, `"served":true,`, `"served":true,"subresources":{"status":{}},`)
+	with = strings.ReplaceAll(with, `"type":"object","properties":{"spec"`, `"type":"object","properties":{"status":{"type":"object","properties":{"phase":{"type":"string"}}},"spec"`)
+	w.writeCRD(with)
+	old, now = w.at("example.com", "v1beta1", "hosts", "default"), w.at("example.com", "v1", "hosts", "default")
+	w.mustCreate(old, `{"metadata":{"name":"h"},"spec":{"hostPort":"a:1"}}`)
+	old.Name, now.Name = "h", "h"
+	w.mustPatch(old.sub("status"), merging, `{"status":{"phase":"real"}}`)
+	w.mustPatch(now, merging, `{"spec":{"host":"b"},"status":{"phase":"forged"}}`)
+	seen := w.get(old)
+	equal(t, "stored", []any{valueAt(seen, "spec.hostPort"), valueAt(seen, "status.phase")}, []any{"b:1", "real"})
 }

@@ -24,6 +24,7 @@ type writing struct {
 	def    *resource.Definition
 	reader reader
 	fields merge.Fields
+	memo   memo
 	form   object.Tree // what is written, at v, before it is made what is stored
 	now    time.Time
 	quiet  bool          // a retry: the warnings have been given
@@ -112,12 +113,12 @@ func (w *writing) convertTo(t object.Tree, apiVersion string) (object.Tree, erro
 	if from == to {
 		return t, nil
 	}
+	if conversion.Remote(w.def) {
+		return w.convertRemote(t, to)
+	}
 	copied := make(object.Tree, len(t))
 	for k, v := range t {
 		copied[k] = v
-	}
-	if conversion.Remote(w.def) {
-		return w.engine.convertOne(w.ctx, copied, from, to)
 	}
 	out, err := conversion.Convert(w.ctx, copied, from, to)
 	return out, asInternal(err)
@@ -178,10 +179,15 @@ func (w *writing) stored(t object.Tree) (object.Packed, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.v != to {
-		if t, err = w.engine.convertOne(w.ctx, t, w.v, to); err != nil {
-			return nil, err
-		}
+	switch {
+	case w.v == to:
+	case conversion.Remote(w.def):
+		t, err = w.convertRemote(t, to)
+	default:
+		t, err = w.engine.convert(w.ctx, t, w.v, to)
+	}
+	if err != nil {
+		return nil, err
 	}
 	if !s.Settled(t) {
 		return object.Pack(t, unsettled), nil
