@@ -1,0 +1,66 @@
+package engine
+
+import (
+	"fmt"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// A selectable field reads as upstream prints its value, also what a schema of today would not let in.
+// PRN-021 PRN-023 PRN-031
+func TestSelectableValues(t *testing.T) {
+	for _, raw := range []string{`"blue"`, `""`, `"a\"b\u00e9"`, `true`, `false`, `0`, `-7`, `9007199254740993`, `1e21`, `2.50`, `1e-7`, `null`, `{"a":"b"}`, `["x",true]`, `"null"`, `"true"`} {
+		var v any
+		if err := utiljson.Unmarshal([]byte(raw), &v); err != nil {
+			t.Fatal(err)
+		}
+		want := ""
+		if v != nil {
+			want = fmt.Sprint(v)
+		}
+		tree, _, err := object.DecodeJSON([]byte(`{"v":` + raw + `}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored, _ := object.Field(object.AppendJSON(nil, tree), "v")
+		if got := fieldText(stored); got != want {
+			t.Errorf("%s: %q, want %q", raw, got, want)
+		}
+	}
+}
+
+// PRN-021 PRN-030: a watch with a selector sees objects come and go, a deletecollection deletes what is selected.
+func TestSelectInWatchAndDelete(t *testing.T) {
+	w := newWorld(t)
+	w.fill(6) // c000 and c003 are red
+	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: w.head(), Fields: fieldSelector(t, "spec.color=red")})
+	w.mustPatch(w.cron("c000"), merging, `{"spec":{"color":"blue"}}`)
+	w.mustPatch(w.cron("c001"), merging, `{"spec":{"color":"red"}}`)
+	w.mustPatch(w.cron("c001"), merging, `{"spec":{"image":"i"}}`)
+	w.mustPatch(w.cron("c002"), merging, `{"spec":{"image":"i"}}`)
+	w.delete(w.cron("c003"), metav1.DeleteOptions{})
+	var seen []string
+	for len(seen) < 4 {
+		events, err := watch.Take(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range events {
+			seen = append(seen, fmt.Sprint(ev.Type, " ", ev.Object.Meta().Name, " ", valueAt(treeOf(t, ev.Object), "spec.color")))
+		}
+		if len(events) == 0 {
+			<-watch.Ready()
+		}
+	}
+	equal(t, "events", seen, []string{"DELETED c000 red", "ADDED c001 red", "MODIFIED c001 red", "DELETED c003 red"})
+	if _, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Fields: fieldSelector(t, "spec.color!=red")}, w.caller); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "left", names(w.list(w.cron(""), ListOptions{})), []string{"c001"})
+	_, err := w.Watch(w.ctx, w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.nope=x")})
+	w.refused(err, 400, metav1.StatusReasonBadRequest, "field label not supported: spec.nope")
+}
