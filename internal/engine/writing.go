@@ -184,7 +184,8 @@ func (w *writing) stored(t object.Tree) (object.Packed, error) {
 	case conversion.Remote(w.def):
 		t, err = w.convertRemote(t, to)
 	default:
-		t, err = w.engine.convert(w.ctx, t, w.v, to)
+		// the copy, since t may be needed again as it is, if the storage version changes meanwhile
+		t, err = w.engine.convert(w.ctx, object.Copy(t), w.v, to)
 	}
 	if err != nil {
 		return nil, err

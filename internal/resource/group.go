@@ -44,7 +44,10 @@ func (g *group) discovery() *Group {
 			}
 		}
 		out.Versions = slices.SortedFunc(maps.Keys(out.Resources), func(a, b string) int {
-			return version.CompareKubeAwareVersionStrings(b, a)
+			if c := version.CompareKubeAwareVersionStrings(b, a); c != 0 {
+				return c
+			}
+			return strings.Compare(a, b) // v1 and v01
 		})
 		if len(out.Versions) > 0 {
 			out.Preferred = out.Versions[0]
