@@ -26,6 +26,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"await":   await,
 	"http":    httpRequest,
 	"big":     big,
+	"webhook": webhook,
 	"pick":    pick,
 }
 

@@ -94,6 +94,7 @@ func setUp(env *testscript.Env, kubeconfig, bin string) error {
 		return err
 	}
 	env.Setenv("MODULE", module)
+	env.Values[webhookKey{}] = &runningWebhook{}
 	env.Setenv("HOME", filepath.Join(env.WorkDir, ".home"))
 	return nil
 }
