@@ -21,6 +21,7 @@ type clients struct {
 	discovery discovery.DiscoveryInterface
 	dynamic   dynamic.Interface
 	metadata  metadata.Interface
+	stream    *stream
 }
 
 func newClients(config *rest.Config) (*clients, error) {
@@ -39,7 +40,11 @@ func newClients(config *rest.Config) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
-	return &clients{disc, dyn, meta}, nil
+	events, err := newStream(config, disc.RESTClient())
+	if err != nil {
+		return nil, err
+	}
+	return &clients{disc, dyn, meta, events}, nil
 }
 
 // Run runs all loops against the API server of config until ctx is done, and

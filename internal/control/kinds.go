@@ -3,22 +3,14 @@ package control
 import (
 	"context"
 	"maps"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
 
@@ -66,14 +58,6 @@ type kinds struct {
 	wake     chan struct{}
 	looking  bool // at discovery
 	looked   bool // at least once
-}
-
-type follower struct {
-	kind    kind
-	ctx     context.Context // done when the kind is followed no longer
-	stop    context.CancelFunc
-	started time.Time
-	synced  atomic.Bool
 }
 
 const (
@@ -266,33 +250,8 @@ func (s *kinds) end(f *follower, asOf uint64) {
 
 func (s *kinds) start(ctx context.Context, k kind) *follower {
 	ctx, stop := context.WithCancel(ctx)
-	f := &follower{kind: k, ctx: ctx, stop: stop, started: time.Now()}
-	client := s.clients.metadata.Resource(k.GroupVersionResource)
-	failed := func(err error) {
-		if err == nil || ctx.Err() != nil {
-			return
-		}
-		klog.FromContext(ctx).V(1).Info("will follow again", "kind", k, "reason", err.Error())
-		if apierrors.IsNotFound(err) {
-			s.mark(k.Group)
-		}
-	}
-	source := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := client.List(ctx, o)
-			failed(err)
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := client.Watch(ctx, o)
-			failed(err)
-			return w, err
-		},
-	}
-	reflector := cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, &sink{s, f},
-		cache.ReflectorOptions{Name: k.GroupVersionResource.String()})
-	// A kind that comes and goes is no error here; failed has said what there is to say.
-	go reflector.RunWithContext(klog.NewContext(ctx, logr.Discard()))
+	f := &follower{kinds: s, kind: k, ctx: ctx, stop: stop, started: time.Now()}
+	go f.run()
 	return f
 }
 
@@ -344,64 +303,4 @@ func (s *kinds) synced() bool {
 		}
 	}
 	return true
-}
-
-// sink receives what a reflector sees. It keeps nothing.
-type sink struct {
-	kinds    *kinds
-	follower *follower
-}
-
-func (s *sink) Add(o any) error    { return s.pass(o, false) }
-func (s *sink) Update(o any) error { return s.pass(o, false) }
-func (s *sink) Delete(o any) error { return s.pass(o, true) }
-func (s *sink) Resync() error      { return nil }
-
-// Transformer keeps the reflector from holding what no loop reads.
-func (s *sink) Transformer() cache.TransformFunc {
-	return func(o any) (any, error) {
-		if m, ok := o.(*metav1.PartialObjectMetadata); ok {
-			m.ManagedFields, m.Labels, m.Annotations = nil, nil, nil
-		}
-		return o, nil
-	}
-}
-
-// Replace passes on a whole list.
-func (s *sink) Replace(objects []any, version string) error {
-	asOf, err := strconv.ParseUint(version, 10, 64)
-	if err != nil {
-		asOf = math.MaxUint64
-	}
-	listed := make([]*metav1.PartialObjectMetadata, 0, len(objects))
-	for _, o := range objects {
-		if m, ok := o.(*metav1.PartialObjectMetadata); ok {
-			listed = append(listed, m)
-		}
-	}
-	if s.follower.ctx.Err() != nil {
-		return nil
-	}
-	s.kinds.onChange(change{kind: s.follower.kind, listed: listed, asOf: asOf})
-	s.follower.synced.Store(true)
-	if s.follower.kind.groupKind() == crdKind {
-		s.kinds.mark(allGroups)
-	}
-	return nil
-}
-
-func (s *sink) pass(o any, deleted bool) error {
-	m, ok := o.(*metav1.PartialObjectMetadata)
-	if !ok || s.follower.ctx.Err() != nil {
-		return nil
-	}
-	s.kinds.onChange(change{kind: s.follower.kind, object: m, deleted: deleted})
-	if s.follower.kind.groupKind() == crdKind {
-		if deleted {
-			s.kinds.unfollow(m.Name, versionOf(m))
-		}
-		_, group, _ := strings.Cut(m.Name, ".")
-		s.kinds.mark(group)
-	}
-	return nil
 }
