@@ -262,7 +262,7 @@ func TestBuiltinNamesAreTaken(t *testing.T) {
 	s.expect(got, "KubernetesAPIApprovalPolicyConformant", `False/UnapprovedAnnotation/not approved: "unapproved, a test"`)
 }
 
-// CRD-042, CRD-048
+// CRD-042 CRD-048 VER-036 VER-038 VER-040: what was ever the storage version is on record, whatever an update says of it, and cannot be dropped.
 func TestUpdates(t *testing.T) {
 	s := serve(t)
 	base := s.must(crd("example.com", "foos", "Foo", ""))
