@@ -104,8 +104,8 @@ func (f *serveFlags) complete() error {
 			f.config.EnableCBOR = on
 		case name == apiserver.CustomResourceFieldSelectors:
 			f.config.DisableFieldSelectors = !on
-		case name == ratcheting && on:
-		case name == ratcheting:
+		case alwaysOn(name) && on:
+		case alwaysOn(name):
 			return fmt.Errorf("--feature-gates: cannot set feature gate %s to false, feature is locked to true", name)
 		default:
 			return fmt.Errorf("--feature-gates: unrecognized feature gate: %s", name)
@@ -114,8 +114,15 @@ func (f *serveFlags) complete() error {
 	return nil
 }
 
-// ratcheting is a feature that can no longer be switched off (KEP-4008).
-const ratcheting = "CRDValidationRatcheting"
+// alwaysOn is true of features that once were behind a gate, which older documents tell people to open.
+func alwaysOn(gate string) bool {
+	switch gate {
+	case "CRDValidationRatcheting", // KEP-4008
+		"CustomResourceDefaulting", "CustomResourcePublishOpenAPI", "CustomResourceSubresources", "CustomResourceValidation", "CustomResourceWebhookConversion":
+		return true
+	}
+	return false
+}
 
 // gcPercent is how much garbage may lie beside what lives, unless GOGC says otherwise. Most of what
 // lives are the objects themselves: with 10,000 of them 80 instead of 100 takes some 10 MiB off the peak,

@@ -212,7 +212,7 @@ func TestWatchAcrossVersions(t *testing.T) {
 	}
 }
 
-// VER-064 VER-059 VER-043: while the storage version, what is served and the schema change all the time, writers at both versions lose nothing, and
+// VER-004 VER-059 VER-064 VER-043: while the storage version, what is served and the schema change all the time, writers at both versions lose nothing, and
 // every object ends at a version that was the storage version when it was written.
 func TestVersionsChangeUnderLoad(t *testing.T) {
 	w := newWorld(t)

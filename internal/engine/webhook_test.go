@@ -170,7 +170,7 @@ func TestWatchersShareConversions(t *testing.T) {
 	}
 }
 
-// CNV-007: a write at another version converts there and back, and no more.
+// CNV-007 VER-009: a write at another version, which has another schema, converts there and back, and no more.
 func TestWritesConvert(t *testing.T) {
 	w, c, old, now := hosts(t, 1)
 	var created Object
