@@ -145,6 +145,7 @@ func (s *Server) connect(ctx context.Context) error {
 	}
 	roots := pool(s.keys)
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
+		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 	})

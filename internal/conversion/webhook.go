@@ -16,7 +16,8 @@ import (
 
 // The limits of one call to a webhook. A list is as many calls as it takes.
 const (
-	callTimeout     = 30 * time.Second // upstream's
+	callTimeout     = 30 * time.Second // upstream's, as the whole request has
+	allTimeout      = 60 * time.Second
 	maxCallObjects  = 500
 	maxCallBytes    = 4 << 20  // of objects, unless one alone is larger
 	maxAnswerBytes  = 64 << 20 // of a response
@@ -33,6 +34,8 @@ type WebhookConfig struct {
 	// Resolve finds the address ("10.0.0.1:8443") behind a port of a Service; nil: none can be found. It is asked for
 	// each new connection.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
+	// Timeout bounds what one request may wait for, all its calls together, and so each of them; 0 means a minute.
+	Timeout time.Duration
 	// Observe, unless nil, gets every call that was made or refused; it must not block.
 	Observe func(Call)
 	// Report, unless nil, is told that a webhook that a CRD names cannot be reached, and that it answers (err is nil): the
@@ -63,6 +66,9 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Dial == nil {
 		c.Dial = (&net.Dialer{Timeout: callTimeout, KeepAlive: callTimeout}).DialContext
 	}
+	if c.Timeout == 0 {
+		c.Timeout = allTimeout
+	}
 	if c.Observe == nil {
 		c.Observe = func(Call) {}
 	}
@@ -90,11 +96,14 @@ func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
+	bounded, cancel := context.WithTimeout(ctx, w.config.Timeout)
+	defer cancel()
+	var out []object.Tree
 	if len(objects) == 1 {
-		out, err := c.convert(ctx, to, batch{objects: objects, json: object.AppendJSON(nil, objects[0])})
-		return out, asStatus(ctx, err)
+		out, err = c.convert(bounded, to, batch{objects: objects, json: object.AppendJSON(nil, objects[0])})
+	} else {
+		out, err = c.convertAll(bounded, to, objects)
 	}
-	out, err := c.convertAll(ctx, to, objects)
 	return out, asStatus(ctx, err)
 }
 

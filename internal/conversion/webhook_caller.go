@@ -47,7 +47,7 @@ func newCaller(text string, config *WebhookConfig) (*caller, error) {
 	if c.ClientConfig == nil || c.ClientConfig.Service == nil && c.ClientConfig.URL == nil {
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
-	out := &caller{config: config}
+	out, timeout := &caller{config: config}, min(callTimeout, config.Timeout)
 	out.breaker.report = config.Report
 	if i := slices.IndexFunc(c.ConversionReviewVersions, speaks); i >= 0 {
 		out.review = c.ConversionReviewVersions[i]
@@ -71,12 +71,12 @@ func newCaller(text string, config *WebhookConfig) (*caller, error) {
 		transport.ForceAttemptHTTP2 = true
 		transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
 	}
-	if out.url, err = withTimeout(out.url); err != nil {
+	if out.url, err = withTimeout(out.url, timeout); err != nil {
 		return nil, err
 	}
 	out.client = &http.Client{
 		Transport:     transport,
-		Timeout:       callTimeout,
+		Timeout:       timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return out, nil
@@ -85,7 +85,7 @@ func newCaller(text string, config *WebhookConfig) (*caller, error) {
 func speaks(version string) bool { return version == reviewV1 || version == reviewV1beta1 }
 
 // withTimeout tells the webhook how long it is waited for, as upstream does.
-func withTimeout(text string) (string, error) {
+func withTimeout(text string, timeout time.Duration) (string, error) {
 	u, err := url.Parse(text)
 	if err != nil {
 		return "", fmt.Errorf("the webhook's address: %w", err)
@@ -93,7 +93,7 @@ func withTimeout(text string) (string, error) {
 	if u.Path == "" {
 		u.Path = "/"
 	}
-	u.RawQuery, u.Fragment = "timeout="+callTimeout.String(), ""
+	u.RawQuery, u.Fragment = "timeout="+timeout.String(), ""
 	return u.String(), nil
 }
 

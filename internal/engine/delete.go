@@ -81,6 +81,7 @@ func (w *writing) delete(ctx context.Context, o *metav1.DeleteOptions) (Object, 
 	if err != nil {
 		return Object{}, false, err
 	}
+	w.settle(ctx)
 	if p != nil {
 		obj, err := w.result(events[0].Record)
 		return obj, false, err

@@ -230,7 +230,15 @@ func (w *writing) commit(ctx context.Context, key string, p object.Packed, expec
 	if err != nil {
 		return nil, err
 	}
+	w.settle(ctx)
 	return events[0].Record, nil
+}
+
+// settle waits, after a write of a CRD, until the catalog knows of it: the next request shall go by it.
+func (w *writing) settle(ctx context.Context) {
+	if w.def.Prefix == resource.CRDPrefix {
+		_, _ = w.engine.Live.Current(ctx) // stored it is, whether or not the caller waits
+	}
 }
 
 func (w *writing) ttl() time.Duration { return time.Duration(w.def.Behavior.TTL) * time.Second }
