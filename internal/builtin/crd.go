@@ -140,10 +140,19 @@ func validateCRD(_, obj, old object.Tree, sub string) field.ErrorList {
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
-	return validateInternalCRD(crd, old, sub)
+	return validateInternalCRD(crd, obj, old, sub)
 }
 
-func validateInternalCRD(crd crdvalidation.CRD, old object.Tree, sub string) field.ErrorList {
+// validateInternalCRD checks crd, which is obj in the form that is validated.
+func validateInternalCRD(crd crdvalidation.CRD, obj, old object.Tree, sub string) field.ErrorList {
+	errs := validateUpstream(crd, old, sub)
+	if len(errs) == 0 {
+		errs = declaredConversion(obj, old)
+	}
+	return errs
+}
+
+func validateUpstream(crd crdvalidation.CRD, old object.Tree, sub string) field.ErrorList {
 	if old == nil {
 		return crdvalidation.Create(crd)
 	}

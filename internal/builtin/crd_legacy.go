@@ -52,7 +52,7 @@ func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
-	return validateInternalCRD(crd, old, sub)
+	return validateInternalCRD(crd, obj, old, sub)
 }
 
 // fromLegacyCRD makes the stored form, in which each version says all of itself.

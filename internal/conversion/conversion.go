@@ -24,11 +24,14 @@ func Remote(d *resource.Definition) bool { return d.Custom != nil && d.Custom.Co
 // taken for one that differs in apiVersion only. It may modify t, and the result
 // may share parts with it.
 //
-// Strategy None sets apiVersion and nothing else; a version with Go functions uses
+// Strategy None sets apiVersion and nothing else, unless the CRD declares more; a version with Go functions uses
 // them.
-func Convert(_ context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
+func Convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
 	if from == to {
 		return t, nil
+	}
+	if c := declared(to.Definition); c != nil {
+		return c.convert(ctx, t, from, to)
 	}
 	if from != nil && from.ConvertTo != nil {
 		hub, err := from.ConvertTo(t)
@@ -52,5 +55,11 @@ func Convert(_ context.Context, t object.Tree, from, to *resource.Version) (obje
 // Trivial reports whether objects of the two versions differ in apiVersion only,
 // so that their bytes may be passed on.
 func Trivial(from, to *resource.Version) bool {
-	return from == to || !Remote(to.Definition) && (from == nil || from.ConvertTo == nil) && to.ConvertFrom == nil
+	if from == to {
+		return true
+	}
+	if c := declared(to.Definition); c != nil {
+		return c.trivial(from, to)
+	}
+	return !Remote(to.Definition) && (from == nil || from.ConvertTo == nil) && to.ConvertFrom == nil
 }

@@ -5,6 +5,7 @@ package resource
 
 import (
 	"context"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -50,6 +51,7 @@ type Custom struct {
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
 	Conversion Conversion
+	Compiled   Slot // what internal/conversion makes of Conversion.Declared
 
 	accepted Names // status.acceptedNames
 }
@@ -62,6 +64,18 @@ type Conversion struct {
 	// Declared is the JSON string that the annotation ConversionAnnotation has as its value where the strategy
 	// is None, else "".
 	Declared string
+}
+
+// Slot keeps what one package makes of a Definition, so that it is made once and dropped with it.
+type Slot struct {
+	once  sync.Once
+	value any
+}
+
+// Get returns what the first call's compile has returned. It is safe for concurrent use.
+func (s *Slot) Get(compile func() any) any {
+	s.once.Do(func() { s.value = compile() })
+	return s.value
 }
 
 // ConversionAnnotation is where a CRD with strategy None may say by CEL expressions how the versions follow from

@@ -72,6 +72,9 @@ func (c *correlation) key(name string) *correlation {
 
 // child is what n says of the field name; nil if nothing.
 func (n *node) child(name string) *node {
+	if n == nil {
+		return nil
+	}
 	if child, ok := n.properties[name]; ok {
 		return child
 	}

@@ -307,7 +307,7 @@ func (x *expression) compile(s *scope) *apicel.Error {
 	if err != nil {
 		return invalid(texts.compile + err.Error())
 	}
-	checked, issues := x.language.check(x.text, chk)
+	checked, issues := x.language.check(x.text, chk, false)
 	if issues.Err() != nil {
 		return invalid(texts.compile + issues.String())
 	}

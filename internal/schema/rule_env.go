@@ -51,8 +51,8 @@ func readLanguage(of func(*environment.EnvSet) *cel.Env) *language {
 }
 
 // check parses and type-checks an expression as cel.Env.Compile does in an environment that
-// types has the types of and that declares vars.
-func (l *language) check(expr string, chk *checker.Env) (*cel.Ast, *cel.Issues) {
+// types has the types of and that declares vars. mixed allows lists and maps of several types.
+func (l *language) check(expr string, chk *checker.Env, mixed bool) (*cel.Ast, *cel.Issues) {
 	ast, issues := l.env.Parse(expr)
 	if issues.Err() != nil {
 		return nil, issues
@@ -69,6 +69,9 @@ func (l *language) check(expr string, chk *checker.Env) (*cel.Ast, *cel.Issues) 
 		}
 	}
 	for _, v := range l.env.Validators() {
+		if mixed && v.Name() == homogeneous {
+			continue
+		}
 		v.Validate(l.env, config, checked, issues)
 	}
 	if issues.Err() != nil {
@@ -82,6 +85,9 @@ func (l *language) check(expr string, chk *checker.Env) (*cel.Ast, *cel.Issues) 
 	}
 	return ast, nil
 }
+
+// homogeneous is the validator that refuses [1, "a"].
+const homogeneous = "cel.validator.homogeneous_literals"
 
 // validatorConfig implements cel.MutableValidatorConfig.
 type validatorConfig map[string]any

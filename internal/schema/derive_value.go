@@ -1,0 +1,141 @@
+package schema
+
+import (
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	celtraits "github.com/google/cel-go/common/types/traits"
+	"k8s.io/kube-openapi/pkg/validation/strfmt"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// scalarTypes are the JSON types that the scalars of CEL become.
+var scalarTypes = map[types.Kind]typeSet{
+	types.StringKind: isString, types.BytesKind: isString, types.TimestampKind: isString, types.DurationKind: isString,
+	types.IntKind: isInteger | isNumber, types.UintKind: isInteger | isNumber, types.DoubleKind: isNumber, types.BoolKind: isBoolean,
+}
+
+// fits is an error where values of t cannot be values of n. Of dyn, and of maps for objects, values decide.
+func (s *scope) fits(t *types.Type, n *node) error {
+	if t.TypeName() == "optional_type" {
+		t = t.Parameters()[0]
+	}
+	wrong := fmt.Errorf("the expression is of type %s, but the field is of type %s", t, typeText(n))
+	switch kind := t.Kind(); {
+	case kind == types.DynKind, n.types == 0:
+		return nil
+	case kind == types.ListKind && n.types == isArray && n.items != nil:
+		return s.fits(t.Parameters()[0], n.items)
+	case kind == types.MapKind && n.isMap():
+		return s.fits(t.Parameters()[1], n.additional.schema)
+	case (kind == types.MapKind || kind == types.StructKind) && n.types == isObject:
+		return nil
+	case kind == types.NullTypeKind && n.nullable, scalarTypes[kind]&n.types != 0:
+		return nil
+	}
+	return wrong
+}
+
+// native is a value of CEL as a value of n lies in a tree.
+func (n *node) native(v ref.Val) (any, error) {
+	switch v := v.(type) {
+	case *objectView:
+		return object.CopyValue(v.tree), nil
+	case types.Null:
+		return nil, nil
+	case types.Bool:
+		return bool(v), nil
+	case types.String:
+		return string(v), nil
+	case types.Int:
+		return int64(v), nil
+	case types.Uint:
+		if v <= math.MaxInt64 {
+			return int64(v), nil
+		}
+	case types.Double:
+		if f := float64(v); !math.IsInf(f, 0) && !math.IsNaN(f) {
+			return f, nil
+		}
+	case types.Bytes:
+		return base64.StdEncoding.EncodeToString(v), nil
+	case types.Duration:
+		return v.Duration.String(), nil
+	case types.Timestamp:
+		if n != nil && n.format == "date" {
+			return v.Format(strfmt.RFC3339FullDate), nil
+		}
+		return v.Format(time.RFC3339Nano), nil
+	case celtraits.Lister:
+		return n.nativeList(v)
+	case celtraits.Mapper:
+		return n.nativeMap(v)
+	}
+	return nil, fmt.Errorf("the result %v has no form in JSON", v)
+}
+
+func (n *node) nativeList(l celtraits.Lister) (any, error) {
+	var items *node
+	if n != nil {
+		items = n.items
+	}
+	list := []any{}
+	for it := l.Iterator(); it.HasNext() == types.True; {
+		v, err := items.native(it.Next())
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+func (n *node) nativeMap(m celtraits.Mapper) (any, error) {
+	tree := object.Tree{}
+	for it := m.Iterator(); it.HasNext() == types.True; {
+		key := it.Next()
+		name, ok := key.(types.String)
+		if !ok {
+			return nil, fmt.Errorf("the key %v is no string", key)
+		}
+		v, err := n.child(string(name)).native(m.Get(key))
+		if err != nil {
+			return nil, err
+		}
+		tree[string(name)] = v
+	}
+	return tree, nil
+}
+
+// accepts is an error where v, or something in it, is of a type that n does not allow. What n does not know will be
+// pruned, and a null dropped.
+func (n *node) accepts(v any) error {
+	if n == nil || v == nil {
+		return nil
+	}
+	if n.types != 0 && typeOf(v)&n.types == 0 && !numberFits(v, n.types) {
+		return fmt.Errorf("the result has %s where the type is %s", typeOf(v), typeText(n))
+	}
+	switch v := v.(type) {
+	case []any:
+		for _, item := range v {
+			if err := n.items.accepts(item); err != nil {
+				return err
+			}
+		}
+	case object.Tree:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			if err := n.child(name).accepts(v[name]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
