@@ -124,6 +124,20 @@ func TestStatus(t *testing.T) {
 	equal(t, "GET of /status", w.get(w.cron("my-cron").sub("status")), next)
 }
 
+// SUB-005: a write of the status does not mind what is wrong with the rest.
+func TestStatusIsValidatedAlone(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"i"}}`)
+	tight := strings.Replace(cronTabSchema, `"spec":{"type":"object",`, `"spec":{"type":"object","required":["color"],`, 1)
+	w.writeCRD(cronTabs(tight, tight))
+	_, err := w.patch(w.cron("a"), merging, `{"spec":{"replicas":1}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.color: Required value")
+	after := w.mustPatch(w.cron("a").sub("status"), merging, `{"status":{"phase":"Done"}}`)
+	equal(t, "phase", valueAt(after, "status.phase"), "Done")
+	_, err = w.patch(w.cron("a").sub("status"), merging, `{"status":{"phase":7}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "status.phase: Invalid value: \"integer\": phase in body must be of type string")
+}
+
 // SUB-011
 func TestWithoutStatus(t *testing.T) {
 	w := newWorld(t)
