@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -32,7 +31,7 @@ func schemaWarnings(crd object.Tree) []string {
 	}
 	for _, v := range list(crd, "spec", "versions") {
 		version, _ := v.(object.Tree)
-		eachSchema(tree(version, "schema", "openAPIV3Schema"), inOrder, func(s object.Tree) {
+		eachSchema(tree(version, "schema", "openAPIV3Schema"), func(s object.Tree) {
 			if format := unknownFormat(s); format != "" {
 				add(&formats, fmt.Sprintf("unrecognized format %q", format))
 			}
@@ -46,14 +45,39 @@ func schemaWarnings(crd object.Tree) []string {
 }
 
 // hasWarnings looks whether there is anything to warn of, in no order: mostly there is not.
-func hasWarnings(crd object.Tree) (found bool) {
-	for _, v := range list(crd, "spec", "versions") {
+func hasWarnings(crd object.Tree) bool {
+	return slices.ContainsFunc(list(crd, "spec", "versions"), func(v any) bool {
 		version, _ := v.(object.Tree)
-		eachSchema(tree(version, "schema", "openAPIV3Schema"), maps.Keys, func(s object.Tree) {
-			found = found || unknownFormat(s) != "" || setOf(s) != ""
-		})
+		return isWarnable(tree(version, "schema", "openAPIV3Schema"))
+	})
+}
+
+// isWarnable is true of a schema if eachSchema comes upon something to warn of.
+func isWarnable(v any) bool {
+	s, _ := v.(object.Tree)
+	for key, below := range s {
+		found := false
+		switch key {
+		case "format":
+			found = unknownFormat(s) != ""
+		case "x-kubernetes-list-type":
+			found = setOf(s) != ""
+		case "items", "allOf", "anyOf", "oneOf", "not", "additionalProperties", "additionalItems":
+			list, _ := below.([]any)
+			found = isWarnable(below) || slices.ContainsFunc(list, isWarnable)
+		case "properties", "patternProperties", "definitions", "dependencies":
+			named, _ := below.(object.Tree)
+			for _, one := range named {
+				if found = found || isWarnable(one); found {
+					break
+				}
+			}
+		}
+		if found {
+			return true
+		}
 	}
-	return found
+	return false
 }
 
 // unknownFormat is the format of s if nothing checks it.
@@ -75,10 +99,8 @@ func setOf(s object.Tree) string {
 	return ""
 }
 
-func inOrder(t object.Tree) iter.Seq[string] { return slices.Values(slices.Sorted(maps.Keys(t))) }
-
-// eachSchema calls f with s and every schema in it; those below names in the order that names gives.
-func eachSchema(s object.Tree, names func(object.Tree) iter.Seq[string], f func(object.Tree)) {
+// eachSchema calls f with s and every schema in it.
+func eachSchema(s object.Tree, f func(object.Tree)) {
 	if s == nil {
 		return
 	}
@@ -86,19 +108,19 @@ func eachSchema(s object.Tree, names func(object.Tree) iter.Seq[string], f func(
 	for _, key := range []string{"items", "allOf", "anyOf", "oneOf", "not", "additionalProperties", "additionalItems"} {
 		switch below := s[key].(type) {
 		case object.Tree:
-			eachSchema(below, names, f)
+			eachSchema(below, f)
 		case []any:
 			for _, item := range below {
 				t, _ := item.(object.Tree)
-				eachSchema(t, names, f)
+				eachSchema(t, f)
 			}
 		}
 	}
 	for _, key := range []string{"properties", "patternProperties", "definitions", "dependencies"} {
 		below := tree(s, key)
-		for name := range names(below) {
+		for _, name := range slices.Sorted(maps.Keys(below)) {
 			t, _ := below[name].(object.Tree)
-			eachSchema(t, names, f)
+			eachSchema(t, f)
 		}
 	}
 }

@@ -199,7 +199,22 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 		}
 		w.schema(a.Schema, path.Child("additionalProperties"), sub)
 	}
-	child := room(s.Properties)
+	w.properties(s, path, at, below)
+	w.junctors(s, path, below)
+	w.items(s, path, below)
+	w.topology(s, path)
+	w.rules(s, path)
+	if len(w.errs) == before && at.rules != nil {
+		w.compiledRules(s, path, at)
+	}
+}
+
+func (w *walker) properties(s *schema, path *field.Path, at, below place) {
+	if len(s.Properties) == 0 {
+		return
+	}
+	child := &schema{}
+	path = path.Child("properties")
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
 		sub := below
 		*child = s.Properties[name]
@@ -210,14 +225,7 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 				sub.noDefault = "in top-level " + name
 			}
 		}
-		w.schema(child, path.Child("properties").Key(name), sub)
-	}
-	w.junctors(s, path, below)
-	w.items(s, path, below)
-	w.topology(s, path)
-	w.rules(s, path)
-	if len(w.errs) == before && at.rules != nil {
-		w.compiledRules(s, path, at)
+		w.schema(child, path.Key(name), sub)
 	}
 }
 
@@ -238,7 +246,9 @@ func (w *walker) items(s *schema, path *field.Path, below place) {
 
 func (w *walker) junctors(s *schema, path *field.Path, below place) {
 	below.rules = nil
-	w.schema(s.Not, path.Child("not"), below)
+	if s.Not != nil {
+		w.schema(s.Not, path.Child("not"), below)
+	}
 	for _, j := range []struct {
 		name string
 		all  []schema
@@ -246,6 +256,9 @@ func (w *walker) junctors(s *schema, path *field.Path, below place) {
 		for i := range j.all {
 			w.schema(&j.all[i], path.Child(j.name).Index(i), below)
 		}
+	}
+	if len(s.Definitions)+len(s.Dependencies) == 0 {
+		return // as in every schema that is accepted
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Definitions)) {
 		child := s.Definitions[name]

@@ -94,11 +94,15 @@ func (c *structure) schema(s *schema, l level, path *field.Path) {
 	if s.Type == "array" && items(s) == nil {
 		c.add(field.Required(path.Child("items"), "must be specified"))
 	}
-	c.schema(items(s), itemLevel, path.Child("items"))
-	child := room(s.Properties)
-	for name := range s.Properties {
-		*child = s.Properties[name]
-		c.schema(child, fieldLevel, path.Child("properties").Key(name))
+	if below := items(s); below != nil {
+		c.schema(below, itemLevel, path.Child("items"))
+	}
+	if len(s.Properties) > 0 {
+		child, at := &schema{}, path.Child("properties")
+		for name := range s.Properties {
+			*child = s.Properties[name]
+			c.schema(child, fieldLevel, at.Key(name))
+		}
 	}
 	if a := s.AdditionalProperties; a != nil {
 		if l == rootLevel {
@@ -127,7 +131,7 @@ func (c *structure) schema(s *schema, l level, path *field.Path) {
 
 // isIntOrString is the one form of anyOf that may name types.
 func isIntOrString(anyOf []schema) bool {
-	return len(anyOf) == 2 && isOnly(anyOf[0], "integer") && isOnly(anyOf[1], "string")
+	return len(anyOf) == 2 && anyOf[0].Type == "integer" && anyOf[1].Type == "string" && isOnly(anyOf[0], "integer") && isOnly(anyOf[1], "string")
 }
 
 // isOnly is true of a schema that names a type and says nothing else.
@@ -142,6 +146,9 @@ func isOnly(s schema, typ string) bool {
 }
 
 func (c *structure) typed(s *schema, l level, path *field.Path) {
+	if l != rootLevel && !s.XEmbeddedResource && s.Type != "" {
+		return // as nearly all are
+	}
 	at := path.Child("type")
 	switch {
 	case s.XEmbeddedResource && s.Type == "" && !s.XIntOrString: // means object, which upstream insists on being said
@@ -160,10 +167,12 @@ func (c *structure) typed(s *schema, l level, path *field.Path) {
 
 // meta checks what is said of apiVersion, kind and metadata of an object.
 func (c *structure) meta(s *schema, l level, path *field.Path) {
-	object := l == rootLevel || s.XEmbeddedResource
+	if l != rootLevel && !s.XEmbeddedResource {
+		return
+	}
 	at := path.Child("properties")
 	for _, name := range []string{"kind", "apiVersion"} {
-		if p, ok := s.Properties[name]; ok && object && p.Type != "string" {
+		if p, ok := s.Properties[name]; ok && p.Type != "string" {
 			c.add(field.Invalid(at.Key(name).Child("type"), p.Type, "must be string"))
 		}
 	}
@@ -171,7 +180,7 @@ func (c *structure) meta(s *schema, l level, path *field.Path) {
 	if !ok {
 		return
 	}
-	if object && m.Type != "object" {
+	if m.Type != "object" {
 		c.add(field.Invalid(at.Key("metadata").Child("type"), m.Type, "must be object"))
 	}
 	if l == rootLevel && saysMore(m) {
@@ -204,7 +213,9 @@ func (c *structure) values(s *schema, skipAnyOf, skipFirst bool, path *field.Pat
 	for i := range s.OneOf {
 		c.nested(&s.OneOf[i], false, path.Child("oneOf").Index(i))
 	}
-	c.nested(s.Not, false, path.Child("not"))
+	if s.Not != nil {
+		c.nested(s.Not, false, path.Child("not"))
+	}
 	if s.Pattern == "" {
 		return
 	}
@@ -263,7 +274,9 @@ func (c *structure) complete(v, s *schema, sPath, vPath *field.Path, nested bool
 		c.add(field.Required(sPath, "because it is defined in "+vPath.String()))
 		return
 	}
-	c.complete(v.Not, s, sPath, vPath.Child("not"), true)
+	if v.Not != nil {
+		c.complete(v.Not, s, sPath, vPath.Child("not"), true)
+	}
 	for _, j := range []struct {
 		name string
 		all  []schema
