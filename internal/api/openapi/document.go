@@ -26,6 +26,7 @@ type document struct {
 	schemas   []fragment
 	scale     bool // some kind has a scale
 	builtin   bool // some kind is built in
+	failed    error
 }
 
 // newDocument begins a document of versions.
@@ -121,31 +122,39 @@ func (d *document) addCustom(k *kind) error {
 	gvk := k.GroupVersionKind()
 	listKind := k.GroupVersion.WithKind(k.Definition.Names.ListKind)
 	k.model, k.listModel = customModel(gvk), customModel(listKind)
-	n, size, err := publishable(k.Version, d.edition)
-	if err != nil {
-		return err
+	text := schemaText(k.Version, d.edition)
+	root := func(dst []byte) []byte {
+		n, err := publishable(text)
+		if err != nil && d.failed == nil {
+			d.failed = fmt.Errorf("describe %s: %w", gvk, err)
+		}
+		return d.publisher.appendRoot(dst, n, extensions(k.Version, gvk))
 	}
 	d.schemas = append(d.schemas,
-		fragment{k.model, d.publisher.appendRoot(make([]byte, 0, size+2048), n, extensions(k.Version, gvk))},
-		fragment{k.listModel, d.publisher.appendList(nil, k, extensions(k.Version, listKind))})
+		fragment{name: k.model, write: root, size: len(text) + 1024},
+		fragment{name: k.listModel, json: d.publisher.appendList(nil, k, extensions(k.Version, listKind))})
 	return nil
 }
 
-// publishable reads the schema of a custom kind; nil if it has none that can be published. size
-// is that of its text.
-func publishable(v *resource.Version, e edition) (n *node, size int, err error) {
+// schemaText is the schema of a custom kind that a document of the edition tells of; none if it is to tell of none.
+func schemaText(v *resource.Version, e edition) []byte {
 	c := v.Definition.Custom
 	if v.OpenAPIV3Schema == nil || e == v2 && c != nil && c.PreserveUnknownFields {
-		return nil, 0, nil
+		return nil
 	}
-	text := v.OpenAPIV3Schema()
+	return v.OpenAPIV3Schema()
+}
+
+// publishable reads the schema of a custom kind; nil if it has none that can be published.
+func publishable(text []byte) (*node, error) {
 	if len(text) == 0 {
-		return nil, 0, nil
+		return nil, nil
 	}
-	if n, err = parseSchema(text); err != nil || !n.structural() {
-		return nil, 0, err
+	n, err := parseSchema(text)
+	if err != nil || !n.structural() {
+		return nil, err
 	}
-	return n, len(text), nil
+	return n, nil
 }
 
 // extensions says which kind a schema is, and by which fields its objects can be selected.
@@ -191,16 +200,16 @@ func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
 
 const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}}`
 
-// text is the whole document.
+// text is the whole document, of no use if d has failed in the course of it.
 func (d *document) text() []byte {
 	var params []fragment
 	for _, name := range slices.Sorted(maps.Keys(d.shared)) {
-		params = append(params, fragment{name, d.shared[name]})
+		params = append(params, fragment{name: name, json: d.shared[name]})
 	}
-	size := 1024 // exactly enough, for a large document is not to be copied
+	size := 1024 // about enough, for a large document is not to be copied
 	for _, parts := range [][]fragment{d.paths, d.schemas, params} {
 		for _, f := range parts {
-			size += len(f.name) + len(f.json) + 4
+			size += len(f.name) + len(f.json) + f.size + 4
 		}
 	}
 	m := &members{dst: append(make([]byte, 0, size), '{')}
@@ -238,6 +247,10 @@ func (m *members) fragments(name string, parts []fragment) {
 	inner := &members{dst: append(m.dst, '{')}
 	for _, f := range parts {
 		inner.key(f.name)
+		if f.write != nil {
+			inner.dst = f.write(inner.dst)
+			continue
+		}
 		inner.dst = append(inner.dst, f.json...)
 	}
 	m.dst = append(inner.dst, '}')

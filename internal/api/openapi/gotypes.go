@@ -122,7 +122,7 @@ func (m *models) fragments() ([]fragment, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode schema %s: %w", name, err)
 		}
-		out = append(out, fragment{name, text})
+		out = append(out, fragment{name: name, json: text})
 	}
 	slices.SortFunc(out, func(a, b fragment) int { return strings.Compare(a.name, b.name) })
 	return out, nil

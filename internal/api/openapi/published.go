@@ -173,7 +173,8 @@ func (e *entry) body(c *cache, ed edition, protobuf bool) ([]byte, error) {
 			if err != nil {
 				return nil, err
 			}
-			return d.text(), nil
+			text := d.text()
+			return text, d.failed
 		})
 	}
 	if !protobuf {

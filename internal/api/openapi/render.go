@@ -15,10 +15,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fragment is a named part of a document.
+// fragment is a named part of a document: its text, or what writes it where it belongs. A document of a thousand
+// kinds is not to lie in memory in parts and as a whole.
 type fragment struct {
-	name string
-	json []byte
+	name  string
+	json  []byte
+	write func(dst []byte) []byte
+	size  int // of what is written, about
 }
 
 // renderer writes operations. It keeps the text of each parameter, for there are few
@@ -51,7 +54,7 @@ func (r *renderer) pathItem(p pathItem) (fragment, error) {
 		}
 	}
 	r.scratch = append(m.dst, '}')
-	return fragment{p.path, bytes.Clone(r.scratch)}, nil
+	return fragment{name: p.path, json: bytes.Clone(r.scratch)}, nil
 }
 
 func (r *renderer) operation(to *members, op operation) error {
