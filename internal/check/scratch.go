@@ -59,7 +59,7 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 		return nil, nil, err
 	}
 	wipe(object.EnsureMetadata(t))
-	caller, warnings := newCaller()
+	caller, warnings := newCaller(target.Version)
 	caller.DryRun = !keeps(target.Version.Definition) // two objects in the files may have one name
 	o, err := s.engine.Create(ctx, target, engine.Body{Tree: t}, caller)
 	if err != nil {
@@ -93,13 +93,17 @@ func (s *scratch) update(ctx context.Context, t object.Tree) ([]string, error) {
 		return nil, err
 	}
 	object.SetResourceVersion(t, fmt.Sprint(current.Revision))
-	caller, warnings := newCaller()
+	caller, warnings := newCaller(target.Version)
 	_, _, err = s.engine.Update(ctx, target, engine.Body{Tree: t}, caller)
 	return *warnings, err
 }
 
-func newCaller() (engine.Caller, *[]string) {
+// newCaller is for one request at v, and collects what a server would warn of.
+func newCaller(v *resource.Version) (engine.Caller, *[]string) {
 	var warnings []string
+	if v.Deprecated {
+		warnings = append(warnings, v.DeprecationWarning)
+	}
 	return engine.Caller{
 		User: &user.DefaultInfo{Name: "check"}, FieldManager: "check", Validation: metav1.FieldValidationWarn,
 		Warn: func(text string) { warnings = append(warnings, text) },

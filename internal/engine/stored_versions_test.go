@@ -87,7 +87,7 @@ func TestStoredVersionWalkThrough(t *testing.T) {
 }
 
 // VER-054 VER-051: a write that changes nothing moves an object that is stored at an older version, with every verb that writes, and then no more.
-func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
+func TestNoOpWriteMovesToStorageVersion(t *testing.T) { // the names are of one length: so are the bytes
 	for name, write := range map[string]func(*world, Target){
 		"update":       func(w *world, at Target) { w.mustEdit(at, func(object.Tree) {}) },
 		"merge patch":  func(w *world, at Target) { w.mustPatch(at, merging, `{}`) },
@@ -97,25 +97,25 @@ func TestNoOpWriteMovesToStorageVersion(t *testing.T) {
 			w.mustPatch(at, types.ApplyPatchType, `{"apiVersion":"`+at.Version.APIVersion+`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
 		},
 	} {
-		for _, version := range []string{"v1beta1", "v1"} {
+		for _, version := range []string{"v1", "v2"} {
 			w := newWorld(t)
-			w.versioned(has{name: "v1beta1", served: true, stored: true}, has{name: "v1", served: true})
+			w.versioned(has{name: "v1", served: true, stored: true}, has{name: "v2", served: true})
 			w.mustPatch(w.crontab(version, "a"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/`+version+`","kind":"CronTab","metadata":{"name":"a"},"spec":{"image":"i","cronSpec":"* * * * *"}}`)
-			first := w.get(w.crontab("v1", "a"))
+			first := w.get(w.crontab("v2", "a"))
 			write(w, w.crontab(version, "a"))
-			again := w.get(w.crontab("v1", "a"))
+			again := w.get(w.crontab("v2", "a"))
 			equal(t, name+": what nothing changes is not written", object.ResourceVersion(again), object.ResourceVersion(first))
 
-			w.versioned(has{name: "v1beta1", served: true}, has{name: "v1", served: true, stored: true})
+			w.versioned(has{name: "v1", served: true}, has{name: "v2", served: true, stored: true})
 			write(w, w.crontab(version, "a"))
-			equal(t, name+" at "+version+": stored at", w.storedAt("a"), "v1")
-			moved := w.get(w.crontab("v1", "a"))
+			equal(t, name+" at "+version+": stored at", w.storedAt("a"), "v2")
+			moved := w.get(w.crontab("v2", "a"))
 			if object.ResourceVersion(moved) == object.ResourceVersion(first) {
 				t.Errorf("%s at %s: no new resourceVersion", name, version)
 			}
 			equal(t, name+": generation", object.Generation(moved), object.Generation(first))
 			write(w, w.crontab(version, "a"))
-			equal(t, name+": once moved", object.ResourceVersion(w.get(w.crontab("v1", "a"))), object.ResourceVersion(moved))
+			equal(t, name+": once moved", object.ResourceVersion(w.get(w.crontab("v2", "a"))), object.ResourceVersion(moved))
 		}
 	}
 }
