@@ -4,7 +4,12 @@ package apiserver
 
 import (
 	"log/slog"
+	"net/netip"
 	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
 )
 
 const (
@@ -38,6 +43,11 @@ type Config struct {
 	HistoryBytes int64
 	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
 	AuditLogPath string
+
+	// ServiceClusterIPRange is where Services get their addresses from, of IPv4; zero means 10.0.0.0/24.
+	ServiceClusterIPRange netip.Prefix
+	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
+	ServiceNodePortRange utilnet.PortRange
 	// EnableCBOR offers application/cbor.
 	EnableCBOR bool
 	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless
@@ -58,6 +68,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.CompactionInterval == 0 {
 		c.CompactionInterval = 5 * time.Minute
+	}
+	if !c.ServiceClusterIPRange.IsValid() {
+		c.ServiceClusterIPRange = builtin.DefaultServiceRange()
+	}
+	if c.ServiceNodePortRange.Size == 0 {
+		c.ServiceNodePortRange = builtin.DefaultNodePorts()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -31,10 +31,6 @@ const (
 	streamBuffer = 256 << 10
 )
 
-// serviceIP is the address that clients inside a cluster would know the API by: the
-// first of upstream's default service range.
-const serviceIP = "10.0.0.1"
-
 // newHTTP is the server of HTTPS, version 1.1 and 2. Client certificates are asked for
 // and read, not demanded: who a request is from is for the handler to say.
 func newHTTP(handler http.Handler, certificate tls.Certificate, logger *slog.Logger) *http.Server {
@@ -85,8 +81,9 @@ func listen(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// hosts are the names and addresses that the serving certificate has to carry.
-func hosts(bound net.Addr) []string {
+// hosts are the names and addresses that the serving certificate has to carry; serviceIP is that by which clients inside
+// a cluster would know the API.
+func hosts(bound net.Addr, serviceIP string) []string {
 	names := []string{
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
 		"localhost", serviceIP, "127.0.0.1", "::1",

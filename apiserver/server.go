@@ -22,6 +22,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -76,7 +77,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.listener, err = listen(s.config.Address); err != nil {
 		return err
 	}
-	if s.keys, err = pki.Ensure(s.path("pki"), hosts(s.listener.Addr()), time.Now()); err != nil {
+	if s.keys, err = pki.Ensure(s.path("pki"), hosts(s.listener.Addr(), builtin.ServiceIP(s.config.ServiceClusterIPRange)), time.Now()); err != nil {
 		return err
 	}
 	if err := s.connect(ctx); err != nil {
@@ -84,6 +85,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 	}
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
+	}
+	if err := s.publish(ctx); err != nil {
+		return fmt.Errorf("the Service kubernetes: %w", err)
 	}
 	go s.serve()
 	s.runLoops()
@@ -135,6 +139,10 @@ func (s *Server) connect(ctx context.Context) error {
 		Allowed:  authorizer.Review,
 		Rules:    authorizer.Rules,
 
+		Head:         s.store.Head,
+		ServiceRange: s.config.ServiceClusterIPRange,
+		NodePorts:    s.config.ServiceNodePortRange,
+
 		NoFieldSelectors: s.config.DisableFieldSelectors,
 	}))
 	if s.config.DisableFieldSelectors {
@@ -148,6 +156,7 @@ func (s *Server) connect(ctx context.Context) error {
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
+		Resolve: egress.Resolver(s.services(live)),
 	})
 	s.handler = api.New(api.Config{
 		Engine:         &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert},

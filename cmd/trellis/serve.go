@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
 )
 
@@ -27,6 +29,8 @@ type serveFlags struct {
 	securePort  int
 	apply       []string
 	gates       map[string]string
+
+	serviceRange string
 }
 
 func newServe() *cobra.Command {
@@ -77,6 +81,11 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how long the history is kept from which watches and continued lists are answered; older revisions get 410 Gone")
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
 		"how many bytes of that history are kept at most")
+	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
+		"range of IPv4 addresses that Services get their cluster IPs from")
+	c.ServiceNodePortRange = builtin.DefaultNodePorts()
+	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
+		"range of ports that Services of type NodePort and LoadBalancer get theirs from, both ends included")
 	flags.BoolVar(&c.Profiling, "profiling", true,
 		"serve profiles at /debug/pprof to those who may read them")
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
@@ -94,6 +103,10 @@ func (f *serveFlags) complete() error {
 	}
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	var err error
+	if f.config.ServiceClusterIPRange, err = serviceRange(f.serviceRange); err != nil {
+		return err
+	}
 	for name, value := range f.gates {
 		on, err := strconv.ParseBool(value)
 		if err != nil {
@@ -122,6 +135,22 @@ func alwaysOn(gate string) bool {
 		return true
 	}
 	return false
+}
+
+// largestServiceRange is upstream's, in bits of the mask.
+const largestServiceRange = 12
+
+func serviceRange(text string) (netip.Prefix, error) {
+	r, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil:
+		return r, fmt.Errorf("--service-cluster-ip-range: %w", err)
+	case !r.Addr().Is4():
+		return r, fmt.Errorf("--service-cluster-ip-range: %s is not of IPv4", r)
+	case r.Bits() < largestServiceRange || r.Bits() > 30:
+		return r, fmt.Errorf("--service-cluster-ip-range: the mask of %s is not between %d and 30", r, largestServiceRange)
+	}
+	return r.Masked(), nil
 }
 
 // gcPercent is how much garbage may lie beside what lives, unless GOGC says otherwise. Most of what

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/structured-merge-diff/v6/schema"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
@@ -20,12 +21,21 @@ import (
 var (
 	// atomicStructs are owned as a whole.
 	atomicStructs = []string{
+		"io.k8s.api.core.v1.EndpointAddress",
+		"io.k8s.api.core.v1.EndpointPort",
 		"io.k8s.api.core.v1.LocalObjectReference",
 		"io.k8s.api.core.v1.ObjectReference",
+		"io.k8s.api.discovery.v1.EndpointPort",
 		"io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
 	}
-	// listKeys are the keys of lists that have no patchMergeKey, by type and field.
+	// atomicMaps are maps that are owned as a whole, by type and field.
+	atomicMaps = []string{"io.k8s.api.core.v1.ServiceSpec.selector"}
+	// fieldDefaults are what fields that keys of lists are made of are taken for where they are missing.
+	fieldDefaults = map[string]any{"io.k8s.api.core.v1.ServicePort.protocol": string(corev1.ProtocolTCP)}
+	// listKeys are the keys of lists that patchMergeKey does not tell, by type and field; sets have none.
 	listKeys = map[string][]string{
+		"io.k8s.api.core.v1.ServiceSpec.ports":                                                                    {"port", "protocol"},
+		"io.k8s.api.discovery.v1.Endpoint.addresses":                                                              {},
 		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinitionStatus.conditions":      {"type"},
 		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1beta1.CustomResourceDefinitionStatus.conditions": {"type"},
 	}
@@ -182,7 +192,11 @@ func (d *deriver) fields(m *schema.Map, t reflect.Type, name string) error {
 		if err != nil {
 			return err
 		}
-		m.Fields = append(m.Fields, schema.StructField{Name: tag, Type: ref, Default: defaultOf(f.Type, options)})
+		value := fieldDefaults[name+"."+tag]
+		if value == nil {
+			value = defaultOf(f.Type, options)
+		}
+		m.Fields = append(m.Fields, schema.StructField{Name: tag, Type: ref, Default: value})
 	}
 	return nil
 }
@@ -199,6 +213,11 @@ func fieldsOf(t reflect.Type) func(yield func(reflect.StructField) bool) {
 
 // field is the type of a field; patch tags say how a list in it merges.
 func (d *deriver) field(f reflect.StructField, name string) (schema.TypeRef, error) {
+	if slices.Contains(atomicMaps, name) {
+		ref, err := d.refer(f.Type)
+		ref.Inlined.Map.ElementRelationship = schema.Atomic
+		return ref, err
+	}
 	if f.Type.Kind() != reflect.Slice || f.Type.Elem().Kind() == reflect.Uint8 {
 		return d.refer(f.Type)
 	}

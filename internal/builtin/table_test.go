@@ -45,6 +45,9 @@ func TestTable(t *testing.T) {
 	const all = "create,delete,deletecollection,get,list,patch,update,watch"
 	want := map[string]bool{
 		"v1 ConfigMap configmaps configmap [cm] ns=true " + all + " /registry/configmaps/ unconditional":                                                                        true,
+		"v1 Endpoints endpoints endpoints [ep] ns=true " + all + " /registry/services/endpoints/ unconditional createOnUpdate":                                                  true,
+		"v1 Service services service [svc] ns=true " + all + " /registry/services/specs/ status unconditional createOnUpdate":                                                   true,
+		"discovery.k8s.io/v1 EndpointSlice endpointslices endpointslice [] ns=true " + all + " /registry/endpointslices/ unconditional":                                         true,
 		"v1 Event events event [ev] ns=true " + all + " /registry/events/ unconditional createOnUpdate":                                                                         true,
 		"events.k8s.io/v1 Event events event [ev] ns=true " + all + " /registry/events/ unconditional createOnUpdate":                                                           true,
 		"v1 Namespace namespaces namespace [ns] ns=false create,delete,get,list,patch,update,watch /registry/namespaces/ status finalize[update] unconditional":                 true,

@@ -35,6 +35,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	s := &scratch{store: store, done: make(chan struct{}), namespaces: map[string]bool{}}
 	s.live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return s.live.Current(ctx) },
+		Head:    store.Head,
 	}))
 	s.engine = &engine.Engine{Store: store, Live: s.live}
 	following, stop := context.WithCancel(ctx)

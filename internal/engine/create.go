@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"maps"
 	"strconv"
 
 	"github.com/google/uuid"
@@ -190,6 +191,7 @@ func (w *writing) prepareCreate(ctx context.Context, t object.Tree) (object.Tree
 		return nil, err
 	}
 	if prepare := w.def.Behavior.PrepareCreate; prepare != nil {
+		t = maps.Clone(t) // the next attempt starts from what the client sent
 		if err := prepare(ctx, t); err != nil {
 			return nil, err
 		}

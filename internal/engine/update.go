@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 
@@ -296,6 +297,7 @@ func (w *writing) prepareUpdate(ctx context.Context, t, old object.Tree) (object
 		keep(t, old, "status")
 	}
 	if prepare := w.def.Behavior.PrepareUpdate; prepare != nil {
+		t = maps.Clone(t) // the next attempt starts from what the client sent
 		if err := prepare(ctx, t, old, sub); err != nil {
 			return nil, err
 		}

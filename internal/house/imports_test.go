@@ -25,6 +25,7 @@ var rooms = []string{
 	"internal/resource",
 	"internal/merge",
 	"internal/schema",
+	"internal/egress", // is given functions to read by
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",

@@ -1,0 +1,130 @@
+package apiserver
+
+import (
+	"context"
+	"iter"
+	"net"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	coreapply "k8s.io/client-go/applyconfigurations/core/v1"
+	discoveryapply "k8s.io/client-go/applyconfigurations/discovery/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// services is how the way out to Services reads the store. Built-in kinds are stored as they are served.
+func (s *Server) services(live *resource.Live) egress.Objects {
+	return egress.Objects{
+		Get: func(resource, namespace, name string) []byte {
+			rec := s.store.Get(live.Load().Definition("", resource).Key(namespace, name))
+			if rec == nil {
+				return nil
+			}
+			return object.Packed(rec.Value).JSON()
+		},
+		Slices: func(namespace string) iter.Seq[[]byte] {
+			prefix := live.Load().Definition("discovery.k8s.io", "endpointslices").Key(namespace, "")
+			return func(yield func([]byte) bool) {
+				for rec := range s.store.Head().Walk(prefix, "") {
+					if !yield(object.Packed(rec.Value).JSON()) {
+						return
+					}
+				}
+			}
+		},
+	}
+}
+
+const (
+	serviceName = "kubernetes" // of the Service in namespace default by which the API is known
+	httpsPort   = "https"
+)
+
+// publish keeps the Service kubernetes, as kube-apiserver does. Its endpoints are this server's address, if others can
+// reach it there.
+func (s *Server) publish(ctx context.Context) error {
+	config := s.Loopback()
+	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated
+	core, err := corev1client.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	discovery, err := discoveryv1client.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	port := int32(s.listener.Addr().(*net.TCPAddr).Port)
+	services := core.Services(metav1.NamespaceDefault)
+	spec := coreapply.ServiceSpec().
+		WithType(corev1.ServiceTypeClusterIP).
+		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).WithPort(443).WithTargetPort(intstr.FromInt32(port)))
+	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		spec.WithClusterIP(builtin.ServiceIP(s.config.ServiceClusterIPRange)) // one that it has it keeps
+	}
+	service := coreapply.Service(serviceName, metav1.NamespaceDefault).
+		WithLabels(map[string]string{"component": "apiserver", "provider": "kubernetes"}).WithSpec(spec)
+	if _, err := services.Apply(ctx, service, applying()); err != nil {
+		return err
+	}
+	return s.publishAddress(ctx, core.Endpoints(metav1.NamespaceDefault), discovery.EndpointSlices(metav1.NamespaceDefault), port)
+}
+
+func applying() metav1.ApplyOptions { return metav1.ApplyOptions{FieldManager: "trellis", Force: true} }
+
+func (s *Server) publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterface, slices discoveryv1client.EndpointSliceInterface, port int32) error {
+	address := advertised(s.listener.Addr().(*net.TCPAddr).IP)
+	if address == nil {
+		for _, remove := range []func(context.Context, string, metav1.DeleteOptions) error{endpoints.Delete, slices.Delete} {
+			if err := remove(ctx, serviceName, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+		}
+		return nil
+	}
+	family := discoveryv1.AddressTypeIPv4
+	if address.To4() == nil {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	slice := discoveryapply.EndpointSlice(serviceName, metav1.NamespaceDefault).
+		WithLabels(map[string]string{discoveryv1.LabelServiceName: serviceName}).
+		WithAddressType(family).
+		WithEndpoints(discoveryapply.Endpoint().WithAddresses(address.String()).WithConditions(discoveryapply.EndpointConditions().WithReady(true))).
+		WithPorts(discoveryapply.EndpointPort().WithName(httpsPort).WithPort(port).WithProtocol(corev1.ProtocolTCP))
+	if _, err := slices.Apply(ctx, slice, applying()); err != nil {
+		return err
+	}
+	old := coreapply.Endpoints(serviceName, metav1.NamespaceDefault).
+		WithLabels(map[string]string{discoveryv1.LabelSkipMirror: "true"}).
+		WithSubsets(coreapply.EndpointSubset().
+			WithAddresses(coreapply.EndpointAddress().WithIP(address.String())).
+			WithPorts(coreapply.EndpointPort().WithName(httpsPort).WithPort(port).WithProtocol(corev1.ProtocolTCP)))
+	_, err := endpoints.Apply(ctx, old, applying())
+	return err
+}
+
+// advertised is the address at which other machines reach a listener that is bound to ip; nil if they cannot.
+func advertised(ip net.IP) net.IP {
+	if !ip.IsUnspecified() {
+		if ip.IsLoopback() || ip.IsLinkLocalUnicast() {
+			return nil
+		}
+		return ip
+	}
+	addresses, _ := net.InterfaceAddrs() // none: nobody can
+	for _, a := range addresses {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && n.IP.IsGlobalUnicast() {
+			return n.IP
+		}
+	}
+	return nil
+}
