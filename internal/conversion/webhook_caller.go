@@ -109,7 +109,7 @@ func roots(bundle []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// byService has the transport find the Service for each connection. Such connections speak HTTP/1.1, so that several are
+// byService has the transport find the Service for each connection; TLS is for the host of the URL, <name>.<namespace>.svc. Such connections speak HTTP/1.1, so that several are
 // opened and the calls spread over what stands behind the Service (https://issue.k8s.io/75791).
 func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.Transport) {
 	port, path := int32(443), "/"
@@ -121,7 +121,6 @@ func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.
 	}
 	name := s.Name + "." + s.Namespace + ".svc"
 	c.url = "https://" + net.JoinHostPort(name, strconv.Itoa(int(port))) + path
-	transport.TLSClientConfig.ServerName = name
 	dial, resolve := c.config.Dial, c.config.Resolve
 	transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		if resolve == nil {
