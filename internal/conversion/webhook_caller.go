@@ -109,8 +109,8 @@ func roots(bundle []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// byService has the transport find the Service for each connection; TLS is for the host of the URL, <name>.<namespace>.svc. Such connections speak HTTP/1.1, so that several are
-// opened and the calls spread over what stands behind the Service (https://issue.k8s.io/75791).
+// byService has the transport find the Service for each connection; TLS is for the host of the URL. Such connections speak
+// HTTP/1.1, so that several are opened and the calls spread over what stands behind the Service (https://issue.k8s.io/75791).
 func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.Transport) {
 	port, path := int32(443), "/"
 	if s.Port != nil && *s.Port != 0 {
