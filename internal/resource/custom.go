@@ -3,7 +3,6 @@ package resource
 import (
 	"slices"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -12,7 +11,6 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/object"
-	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -100,12 +98,10 @@ func (v *Version) schemas(raw string, preserveUnknownFields bool) {
 		}
 		return bytesOf(raw)
 	}
-	compile := sync.OnceValues(func() (*ourschema.Schema, error) {
-		return ourschema.Compile(bytesOf(raw), preserveUnknownFields)
-	})
-	v.Schema = compile
+	compiled := &compiledSchema{raw: raw, preserveUnknownFields: preserveUnknownFields}
+	v.Schema = compiled.get
 	v.Parseable = func() (typed.ParseableType, error) {
-		s, err := compile()
+		s, err := compiled.get()
 		if err != nil {
 			return typed.ParseableType{}, err
 		}

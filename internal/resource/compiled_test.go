@@ -1,0 +1,37 @@
+package resource
+
+import "testing"
+
+func TestSchemaIsLetGo(t *testing.T) {
+	c := &compiledSchema{raw: `{"type":"object","properties":{"a":{"type":"string"}}}`}
+	first, err := c.get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // it stays while it is used
+		c.sweep()
+		if again, _ := c.get(); again != first {
+			t.Fatal("compiled again although it was in use")
+		}
+	}
+	c.sweep()
+	c.sweep()
+	if c.kept.Load() != nil {
+		t.Fatal("kept although nobody has asked for it")
+	}
+	again, err := c.get()
+	if err != nil || again == first || again.Fingerprint() != first.Fingerprint() {
+		t.Fatalf("compiled again: %v", err)
+	}
+}
+
+func BenchmarkSchema(b *testing.B) {
+	c := &compiledSchema{raw: `{"type":"object"}`}
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, err := c.get(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
