@@ -22,7 +22,8 @@ import (
 )
 
 // webhook runs the example of a conversion webhook: webhook start, webhook stop (start then finds the same address), and
-// webhook call CRD NEW, which writes a CRD that calls it as NEW.
+// webhook call CRD NEW, which writes a CRD that calls it by URL as NEW. Scripts find its port in WEBHOOK_PORT and its CA, as
+// a caBundle, in WEBHOOK_CA.
 func webhook(ts *testscript.TestScript, neg bool, args []string) {
 	switch {
 	case !neg && len(args) == 1 && args[0] == "start":
@@ -53,6 +54,10 @@ func startWebhook(ts *testscript.TestScript) {
 	l, err := net.Listen("tcp", w.address)
 	ts.Check(err)
 	w.address = l.Addr().String()
+	_, port, err := net.SplitHostPort(w.address)
+	ts.Check(err)
+	ts.Setenv("WEBHOOK_PORT", port)
+	ts.Setenv("WEBHOOK_CA", base64.StdEncoding.EncodeToString([]byte(ts.ReadFile("tls.crt"))))
 	server := conversionwebhook.Server{CertFile: ts.MkAbs("tls.crt"), KeyFile: ts.MkAbs("tls.key"), Handler: crontab.Handler()}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
