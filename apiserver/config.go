@@ -48,6 +48,8 @@ type Config struct {
 	ServiceClusterIPRange netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
+	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
+	AutoMigrateStorage bool
 	// EnableCBOR offers application/cbor.
 	EnableCBOR bool
 	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless

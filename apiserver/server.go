@@ -97,7 +97,10 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
-	for _, run := range []func(context.Context, *rest.Config) error{control.Run, s.reachable.Run} {
+	loops := func(ctx context.Context, c *rest.Config) error {
+		return control.Run(ctx, c, s.config.AutoMigrateStorage)
+	}
+	for _, run := range []func(context.Context, *rest.Config) error{loops, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)

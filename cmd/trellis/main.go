@@ -52,6 +52,6 @@ Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(newServe(), newCheck(), newKubectl(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newKubectl(), newVersion())
 	return root
 }

@@ -75,6 +75,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"serve requests without credentials as system:anonymous, who may see health and version; otherwise they get 401")
 	flags.StringVar(&c.AuditLogPath, "audit-log-path", "",
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
+	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
+		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
 		"how long events are kept")
 	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,

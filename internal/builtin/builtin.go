@@ -12,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -67,6 +68,7 @@ func table(c Config) []kind {
 		{endpoint: at(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{}), plural: "leases", createOnUpdate: true, conditional: true, columns: leaseColumns, behavior: leases()},
 		endpointSlices(),
 		customResourceDefinitions(c),
+		{endpoint: at(storagemigrationv1.SchemeGroupVersion, &storagemigrationv1.StorageVersionMigration{}, &storagemigrationv1.StorageVersionMigrationList{}), plural: "storageversionmigrations", cluster: true, status: true, columns: migrationColumns, behavior: migrations()},
 		{endpoint: at(authenticationv1.SchemeGroupVersion, &authenticationv1.SelfSubjectReview{}, nil), plural: "selfsubjectreviews", cluster: true, verbs: "create", behavior: resource.Behavior{Answer: whoAmI(c)}},
 		{endpoint: at(authorizationv1.SchemeGroupVersion, &authorizationv1.SelfSubjectAccessReview{}, nil), plural: "selfsubjectaccessreviews", cluster: true, verbs: "create", behavior: resource.Behavior{Answer: mayI(c)}},
 		{endpoint: at(authorizationv1.SchemeGroupVersion, &authorizationv1.SelfSubjectRulesReview{}, nil), plural: "selfsubjectrulesreviews", cluster: true, verbs: "create", behavior: resource.Behavior{Answer: whatMayI(c)}},

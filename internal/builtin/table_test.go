@@ -44,19 +44,20 @@ func line(v *resource.Version) string {
 func TestTable(t *testing.T) {
 	const all = "create,delete,deletecollection,get,list,patch,update,watch"
 	want := map[string]bool{
-		"v1 ConfigMap configmaps configmap [cm] ns=true " + all + " /registry/configmaps/ unconditional":                                                                        true,
-		"v1 Endpoints endpoints endpoints [ep] ns=true " + all + " /registry/services/endpoints/ unconditional createOnUpdate":                                                  true,
-		"v1 Service services service [svc] ns=true " + all + " /registry/services/specs/ status unconditional createOnUpdate":                                                   true,
-		"discovery.k8s.io/v1 EndpointSlice endpointslices endpointslice [] ns=true " + all + " /registry/endpointslices/ unconditional":                                         true,
-		"v1 Event events event [ev] ns=true " + all + " /registry/events/ unconditional createOnUpdate":                                                                         true,
-		"events.k8s.io/v1 Event events event [ev] ns=true " + all + " /registry/events/ unconditional createOnUpdate":                                                           true,
-		"v1 Namespace namespaces namespace [ns] ns=false create,delete,get,list,patch,update,watch /registry/namespaces/ status finalize[update] unconditional":                 true,
-		"v1 Secret secrets secret [] ns=true " + all + " /registry/secrets/ unconditional":                                                                                      true,
-		"v1 ServiceAccount serviceaccounts serviceaccount [sa] ns=true " + all + " /registry/serviceaccounts/ unconditional":                                                    true,
-		"coordination.k8s.io/v1 Lease leases lease [] ns=true " + all + " /registry/leases/ createOnUpdate":                                                                     true,
-		"authentication.k8s.io/v1 SelfSubjectReview selfsubjectreviews selfsubjectreview [] ns=false create /registry/selfsubjectreviews/ unconditional":                        true,
-		"authorization.k8s.io/v1 SelfSubjectAccessReview selfsubjectaccessreviews selfsubjectaccessreview [] ns=false create /registry/selfsubjectaccessreviews/ unconditional": true,
-		"authorization.k8s.io/v1 SelfSubjectRulesReview selfsubjectrulesreviews selfsubjectrulesreview [] ns=false create /registry/selfsubjectrulesreviews/ unconditional":     true,
+		"v1 ConfigMap configmaps configmap [cm] ns=true " + all + " /registry/configmaps/ unconditional":                                                                                       true,
+		"v1 Endpoints endpoints endpoints [ep] ns=true " + all + " /registry/services/endpoints/ unconditional createOnUpdate":                                                                 true,
+		"v1 Service services service [svc] ns=true " + all + " /registry/services/specs/ status unconditional createOnUpdate":                                                                  true,
+		"discovery.k8s.io/v1 EndpointSlice endpointslices endpointslice [] ns=true " + all + " /registry/endpointslices/ unconditional":                                                        true,
+		"v1 Event events event [ev] ns=true " + all + " /registry/events/ unconditional createOnUpdate":                                                                                        true,
+		"events.k8s.io/v1 Event events event [ev] ns=true " + all + " /registry/events/ unconditional createOnUpdate":                                                                          true,
+		"v1 Namespace namespaces namespace [ns] ns=false create,delete,get,list,patch,update,watch /registry/namespaces/ status finalize[update] unconditional":                                true,
+		"v1 Secret secrets secret [] ns=true " + all + " /registry/secrets/ unconditional":                                                                                                     true,
+		"v1 ServiceAccount serviceaccounts serviceaccount [sa] ns=true " + all + " /registry/serviceaccounts/ unconditional":                                                                   true,
+		"coordination.k8s.io/v1 Lease leases lease [] ns=true " + all + " /registry/leases/ createOnUpdate":                                                                                    true,
+		"authentication.k8s.io/v1 SelfSubjectReview selfsubjectreviews selfsubjectreview [] ns=false create /registry/selfsubjectreviews/ unconditional":                                       true,
+		"authorization.k8s.io/v1 SelfSubjectAccessReview selfsubjectaccessreviews selfsubjectaccessreview [] ns=false create /registry/selfsubjectaccessreviews/ unconditional":                true,
+		"authorization.k8s.io/v1 SelfSubjectRulesReview selfsubjectrulesreviews selfsubjectrulesreview [] ns=false create /registry/selfsubjectrulesreviews/ unconditional":                    true,
+		"storagemigration.k8s.io/v1 StorageVersionMigration storageversionmigrations storageversionmigration [] ns=false " + all + " /registry/storageversionmigrations/ status unconditional": true,
 	}
 	for _, v := range everyVersion() {
 		if v.GroupVersion.Group == "apiextensions.k8s.io" {

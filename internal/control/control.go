@@ -50,7 +50,9 @@ func newClients(config *rest.Config) (*clients, error) {
 // Run runs all loops against the API server of config until ctx is done, and
 // returns when the last has stopped. The error is one of configuration; a loop
 // that meets an error of the API tries again by itself.
-func Run(ctx context.Context, config *rest.Config) error {
+//
+// autoMigrate has objects migrated by itself when the storage version of their CRD has changed.
+func Run(ctx context.Context, config *rest.Config, autoMigrate bool) error {
 	c, err := newClients(config)
 	if err != nil {
 		return err
@@ -60,14 +62,16 @@ func Run(ctx context.Context, config *rest.Config) error {
 	collector := newCollector(c, kinds)
 	namespaces := newNamespaces(c)
 	definitions := newDefinitions(c)
+	migrations := newMigrations(c, autoMigrate)
 	kinds.onChange = func(ch change) {
 		collector.observe(ch)
 		namespaces.observe(ch)
 		definitions.observe(ch)
+		migrations.observe(ch)
 	}
 
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){kinds.run, collector.run, namespaces.run, definitions.run} {
+	for _, run := range []func(context.Context){kinds.run, collector.run, namespaces.run, definitions.run, migrations.run} {
 		running.Go(func() { run(ctx) })
 	}
 	running.Wait()

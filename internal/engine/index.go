@@ -87,7 +87,7 @@ func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.
 
 // narrowest finds the index that names the fewest objects, as of snap; nil if it is better to walk.
 func (q *query) narrowest(snap *storage.Snapshot) (ix *fieldIndex, st *indexState, value string) {
-	if q.paths == nil || q.reader.remote || q.reader.asStored {
+	if q.paths == nil || q.reader.asStored || q.reader.mayFail() {
 		return nil, nil, ""
 	}
 	least := snap.Count(q.prefix, "")
@@ -134,7 +134,11 @@ func hashValue(value string) uint64 {
 
 // hashOf is of the value that a record has in a selectable field, 0 if it has none.
 func hashOf(q *query, rec *storage.Record, place int) uint64 {
-	return hashValue(q.values(derive(rec), rec)[place])
+	values := q.values(derive(rec), rec)
+	if values == nil {
+		return 0
+	}
+	return hashValue(values[place])
 }
 
 // at returns the index as of snap, making it or bringing it up to date; nil if it is newer than snap, or too large.

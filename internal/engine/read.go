@@ -63,6 +63,12 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 // unsettled is the fingerprint of a custom object that reads otherwise than it is stored.
 const unsettled = 0
 
+// mayFail reports that an object may be there which cannot be read at r's version.
+func (r reader) mayFail() bool {
+	c := r.version.Definition.Custom
+	return r.remote || c != nil && c.Conversion.Declared != ""
+}
+
 // at returns the object in rec.
 func (r reader) at(ctx context.Context, rec *storage.Record) (Object, error) {
 	if !r.passes(object.Packed(rec.Value)) {

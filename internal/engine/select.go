@@ -127,7 +127,9 @@ func (s *selector) matches(rec *storage.Record) bool {
 func (s *selector) matchFields(d *derived, rec *storage.Record) bool {
 	var values []string
 	if s.paths != nil {
-		values = s.values(d, rec)
+		if values = s.values(d, rec); values == nil {
+			return true // it cannot be read, which reading it will tell
+		}
 	}
 	for _, term := range s.fields {
 		var value string
@@ -146,18 +148,20 @@ func (s *selector) matchFields(d *derived, rec *storage.Record) bool {
 	return true
 }
 
-// values returns the record's selectable fields at the reader's version.
+// values returns the record's selectable fields at the reader's version; nil where it cannot be converted.
 func (s *selector) values(d *derived, rec *storage.Record) []string {
 	if f := d.fields.Load(); f != nil && f.version == s.reader.version {
 		return f.values
 	}
+	o, err := s.reader.at(context.Background(), rec) // no webhook: look has been called
+	if err != nil {
+		return nil
+	}
 	f := &fieldValues{s.reader.version, make([]string, len(s.paths))}
-	if o, err := s.reader.at(context.Background(), rec); err == nil { // no webhook: look has been called
-		raw := make([][]byte, len(s.paths))
-		object.Fields(o.Packed.JSON(), s.paths, raw)
-		for i := range raw {
-			f.values[i] = fieldText(raw[i])
-		}
+	raw := make([][]byte, len(s.paths))
+	object.Fields(o.Packed.JSON(), s.paths, raw)
+	for i := range raw {
+		f.values[i] = fieldText(raw[i])
 	}
 	d.fields.Store(f)
 	return f.values

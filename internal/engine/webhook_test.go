@@ -273,11 +273,11 @@ func TestConversionIsTriedAgain(t *testing.T) {
 // SUB-006: what a write may not touch is restored before it is stored, though field management has had the object converted
 // as it was sent.
 func TestStatusIsKeptAcrossVersions(t *testing.T) {
-	w, _, old, now := hosts(t, 0)
+	w, _, _, _ := hosts(t, 0)
 	with := strings.ReplaceAll(hostsCRD, `"served":true,`, `"served":true,"subresources":{"status":{}},`)
 	with = strings.ReplaceAll(with, `"type":"object","properties":{"spec"`, `"type":"object","properties":{"status":{"type":"object","properties":{"phase":{"type":"string"}}},"spec"`)
 	w.writeCRD(with)
-	old, now = w.at("example.com", "v1beta1", "hosts", "default"), w.at("example.com", "v1", "hosts", "default")
+	old, now := w.at("example.com", "v1beta1", "hosts", "default"), w.at("example.com", "v1", "hosts", "default")
 	w.mustCreate(old, `{"metadata":{"name":"h"},"spec":{"hostPort":"a:1"}}`)
 	old.Name, now.Name = "h", "h"
 	w.mustPatch(old.sub("status"), merging, `{"status":{"phase":"real"}}`)

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/dynamic"
+	clientwatch "k8s.io/client-go/tools/watch"
+
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+)
+
+// migrateFlags are the flags of migrate as they were typed.
+type migrateFlags struct {
+	kubeconfig string
+	timeout    time.Duration
+}
+
+func newMigrate() *cobra.Command {
+	var f migrateFlags
+	cmd := &cobra.Command{
+		Use:   "migrate KIND[.GROUP]",
+		Short: "Have all objects of a kind stored at its storage version, and watch it happen",
+		Long: `Ask the server for a storage migration, and show how far it is.
+
+An object is stored at the version that was the storage version of its
+CustomResourceDefinition when it was last written. The migration writes every
+object once more as it is, then takes the other versions out of the
+CustomResourceDefinition's status.storedVersions, after which they can be removed
+from spec.versions.
+
+The server does the work, and goes on with it when this command is interrupted or
+the server is started again. It is a StorageVersionMigration of
+storagemigration.k8s.io/v1 like any other: kubectl get storageversionmigrations.
+
+With neither --kubeconfig nor KUBECONFIG it talks to the server of this folder. The
+exit code is 0 when all objects have been migrated.`,
+		Example: `  trellis migrate crontabs.stable.example.com
+  trellis migrate ct --timeout 10m`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return f.run(cmd.Context(), args[0], cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "the kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "how long to wait for the end; 0 means as long as it takes")
+	return cmd
+}
+
+func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) error {
+	if f.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.timeout)
+		defer cancel()
+	}
+	flags := genericclioptions.NewConfigFlags(true)
+	switch {
+	case f.kubeconfig != "":
+		flags.KubeConfig = &f.kubeconfig
+	case os.Getenv("KUBECONFIG") == "":
+		local := defaultKubeconfig
+		flags.KubeConfig = &local
+	}
+	config, err := flags.ToRESTConfig()
+	if err != nil {
+		return err
+	}
+	mapper, err := flags.ToRESTMapper()
+	if err != nil {
+		return err
+	}
+	resource, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
+	if err != nil {
+		return err
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	migrations := client.Resource(storagemigrationv1.SchemeGroupVersion.WithResource("storageversionmigrations"))
+	name, err := request(ctx, migrations, resource.GroupResource())
+	if err != nil {
+		return err
+	}
+	return follow(ctx, migrations, name, resource.GroupResource(), out)
+}
+
+// request creates the StorageVersionMigration of a resource.
+func request(ctx context.Context, client dynamic.ResourceInterface, resource schema.GroupResource) (name string, err error) {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&storagemigrationv1.StorageVersionMigration{
+		TypeMeta:   metav1.TypeMeta{APIVersion: storagemigrationv1.SchemeGroupVersion.String(), Kind: "StorageVersionMigration"},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: resource.Resource + "-"},
+		Spec:       storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource(resource)},
+	})
+	if err != nil {
+		return "", err
+	}
+	created, err := client.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: "trellis-migrate"})
+	if err != nil {
+		return "", err
+	}
+	return created.GetName(), nil
+}
+
+// follow shows a migration until it ends; its failure is the error.
+func follow(ctx context.Context, client dynamic.ResourceInterface, name string, resource schema.GroupResource, out io.Writer) error {
+	only := "metadata.name=" + name
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return client.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return client.Watch(ctx, o)
+		},
+	}
+	show := newProgress(out, resource)
+	_, err := clientwatch.UntilWithSync(ctx, source, &unstructured.Unstructured{}, nil, func(ev watch.Event) (bool, error) {
+		if ev.Type == watch.Deleted {
+			return false, fmt.Errorf("somebody has deleted %s", name)
+		}
+		u, ok := ev.Object.(*unstructured.Unstructured)
+		if !ok {
+			return false, apierrors.FromObject(ev.Object)
+		}
+		return show.see(u)
+	})
+	show.end()
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%s is not through; the server goes on: kubectl get storageversionmigrations %s", resource, name)
+	}
+	return err
+}
+
+// progress shows how far a migration is: a bar on a terminal, else a line for each step.
+type progress struct {
+	out      io.Writer
+	resource schema.GroupResource
+	bar      *progressbar.ProgressBar // nil where there is no terminal
+	last     string
+}
+
+func newProgress(out io.Writer, resource schema.GroupResource) *progress {
+	p := &progress{out: out, resource: resource}
+	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.bar = progressbar.NewOptions64(1, progressbar.OptionSetWriter(out), progressbar.OptionSetDescription(resource.String()), progressbar.OptionShowCount())
+	}
+	return p
+}
+
+// see shows one state of a migration. done says that it has succeeded; the error is that of one that has failed.
+func (p *progress) see(u *unstructured.Unstructured) (done bool, err error) {
+	var svm storagemigrationv1.StorageVersionMigration
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &svm); err != nil {
+		return false, err
+	}
+	var migrated, all int64
+	if _, err := fmt.Sscanf(svm.Annotations["trellis.dev/migration-progress"], "%d/%d", &migrated, &all); err == nil {
+		p.count(migrated, all)
+	}
+	conditions := svm.Status.Conditions
+	if c := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationFailed)); c != nil && c.Status == metav1.ConditionTrue {
+		return false, fmt.Errorf("%s: %s", p.resource, c.Message)
+	}
+	if c := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationRunning)); c != nil && c.Message != "" {
+		p.say(c.Message)
+	}
+	if meta.IsStatusConditionTrue(conditions, string(storagemigrationv1.MigrationSucceeded)) {
+		p.end()
+		p.say("migrated")
+		return true, nil
+	}
+	return false, nil
+}
+
+func (p *progress) count(migrated, all int64) {
+	if p.bar == nil {
+		p.say(fmt.Sprintf("%d of %d objects", migrated, all))
+		return
+	}
+	p.bar.ChangeMax64(max(all, 1))
+	_ = p.bar.Set64(migrated) // a terminal that is gone is no reason to stop
+}
+
+// say prints a line, unless it is the last one again.
+func (p *progress) say(text string) {
+	if text != p.last {
+		fmt.Fprintf(p.out, "%s: %s\n", p.resource, text)
+	}
+	p.last = text
+}
+
+// end leaves the line of the bar.
+func (p *progress) end() {
+	if p.bar != nil {
+		_ = p.bar.Exit()
+		p.bar = nil
+	}
+}
