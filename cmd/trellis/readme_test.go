@@ -13,12 +13,12 @@ import (
 // block is one fenced block of shell commands in the README.
 var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 
-// pageBlock is one fenced block of docs/crd.md: commands that pass, commands of which the last is refused,
+// pageBlock is one fenced block of a page of docs: commands that pass, commands of which the last is refused,
 // or a part of what the commands before it print.
 var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh|text)\n(.*?)^```$")
 
 // TestReadme runs every command of the README as it is written: the first two blocks
-// are the set-up, the others are typed in a second terminal. Those of docs/crd.md follow.
+// are the set-up, the others are typed in a second terminal. Those of docs/crd.md and docs/versions.md follow.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; left out with -short")
@@ -52,6 +52,12 @@ func TestReadme(t *testing.T) {
 		}
 	}
 	runPage(t, "../../docs/crd.md", dir, env)
+	t.Cleanup(func() { // where a command failed
+		if pid, err := os.ReadFile(filepath.Join(dir, "webhook.pid")); err == nil {
+			_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+		}
+	})
+	runPage(t, "../../docs/versions.md", dir, env)
 	stop()
 }
 
@@ -90,7 +96,7 @@ func runPage(t *testing.T, page, dir string, env []string) {
 func clone(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "examples", "internal", "testserver"} {
+	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "conversionwebhook", "examples", "internal", "testserver"} {
 		source, err := filepath.Abs(filepath.Join("../..", name))
 		if err != nil {
 			t.Fatal(err)
