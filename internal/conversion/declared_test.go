@@ -17,8 +17,8 @@ func kind(t testing.TB, annotation, v1, v1beta1 string) *resource.Definition {
 	t.Helper()
 	crd := `{"metadata": {"name": "crontabs.example.com"},
 "spec": {"group": "example.com", "scope": "Namespaced", "names": {"plural": "crontabs", "kind": "CronTab"}, "conversion": {"strategy": "None"}, "versions": []}}`
-	tree, err := object.Tree{}, error(nil)
-	if tree, _, err = object.DecodeJSON([]byte(crd)); err != nil {
+	tree, _, err := object.DecodeJSON([]byte(crd))
+	if err != nil {
 		t.Fatal(err)
 	}
 	object.Metadata(tree)["annotations"] = object.Tree{resource.ConversionAnnotation: annotation}
