@@ -84,7 +84,7 @@ func TestDeclaredCheck(t *testing.T) {
 			`".spec.host": lost on the way from v1 to v1beta1: it is not in the other version, and no expression reads it`, `".spec.port": lost`}},
 		"half read": {way(host), hostAndPort, hostPort, []string{`".spec.hostPort": lost`, `".spec.port": lost on the way from v1 to v1beta1: it is not what it was`}},
 		"not there": {both, strings.Replace(hostAndPort, "required: [host, port], ", "", 1), hostPort, []string{`".spec.port": lost on the way from v1 to v1beta1: it is not what it was in {"spec":{"cron":"aB3","port":4}}, which became {"spec":{"cron":"aB3"}} where there is no .spec.host`}},
-		"has()": {way(host, `{path: .spec.port, value: "has(self.spec.hostPort) ? 1 : 2"}`), hostAndPort, hostPort, []string{`".spec.hostPort": lost`, `".spec.port": lost`}},
+		"has()":     {way(host, `{path: .spec.port, value: "has(self.spec.hostPort) ? 1 : 2"}`), hostAndPort, hostPort, []string{`".spec.hostPort": lost`, `".spec.port": lost`}},
 		"carried type": {"[]", "properties: {a: {type: integer}}", "properties: {a: {type: string}}", []string{
 			`".spec.a": lost on the way from v1beta1 to v1: it is of type string, but of type integer in the other version`, `".spec.a": lost on the way from v1 to v1beta1`}},
 		"number":      {"[]", "properties: {a: {type: number}}", "properties: {a: {type: integer}}", []string{`from v1 to v1beta1: it is of type number, but of type integer`}},
