@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -71,8 +72,9 @@ func TestViewsAreBounded(t *testing.T) {
 		made++
 		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxViewBytes/10)}}, nil
 	}
+	at := &resource.Version{Definition: &resource.Definition{}}
 	look := func(revision int64) {
-		if _, err := v.get(t.Context(), nil, []*storage.Record{{Modified: revision}}, large); err != nil {
+		if _, err := v.get(t.Context(), at, []*storage.Record{{Modified: revision}}, large); err != nil {
 			t.Fatal(err)
 		}
 	}

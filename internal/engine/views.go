@@ -26,8 +26,18 @@ type views struct {
 
 // viewKey names a view: a revision is that of one object.
 type viewKey struct {
-	revision int64
-	version  *resource.Version
+	revision   int64
+	apiVersion string
+	spec       uint64 // of the CRD: a write of its status or labels changes no view
+}
+
+// viewsAt is the key of views at a version, but for the revision.
+func viewsAt(v *resource.Version) viewKey {
+	key := viewKey{apiVersion: v.APIVersion}
+	if c := v.Definition.Custom; c != nil {
+		key.spec = c.SpecHash()
+	}
+	return key
 }
 
 var errPanicked = errors.New("a panic while an object was converted")
@@ -61,13 +71,14 @@ func (v *views) get(ctx context.Context, at *resource.Version, recs []*storage.R
 // claim finds the entries of recs, and lists those that the caller is to make.
 func (v *views) claim(at *resource.Version, recs []*storage.Record) (entries []*view, mine []int) {
 	entries = make([]*view, len(recs))
+	key := viewsAt(at)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.byKey == nil {
 		v.byKey = map[viewKey]*list.Element{}
 	}
 	for i, rec := range recs {
-		key := viewKey{rec.Modified, at}
+		key.revision = rec.Modified
 		if e := v.byKey[key]; e != nil {
 			v.order.MoveToFront(e)
 			entries[i] = e.Value.(*view)

@@ -104,6 +104,10 @@ func TestListConverts(t *testing.T) {
 		now.Name = "h0007"
 		equal(t, "got", valueAt(w.get(now), "spec.host"), "h7.example.com")
 	}), [2]int64{0, 0})
+	equal(t, "warm after a write of the CRD's metadata", c.counted(func() {
+		w.writeCRD(strings.Replace(hostsCRD, `"uid":"hosts-uid"`, `"uid":"hosts-uid","labels":{"a":"b"}`, 1))
+		w.list(w.at("example.com", "v1", "hosts", "default"), ListOptions{})
+	}), [2]int64{0, 0})
 	equal(t, "as stored", c.counted(func() { w.list(old, ListOptions{}) }), [2]int64{0, 0})
 }
 

@@ -1,8 +1,10 @@
 package resource
 
 import (
+	"hash/maphash"
 	"slices"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -31,7 +33,8 @@ func FromCRD(r *storage.Record) *Definition {
 	if p.Check() != nil {
 		return nil
 	}
-	h := readHeader(p.JSON())
+	js := p.JSON()
+	h := readHeader(js)
 	if h.group == "" || h.names.Plural == "" {
 		return nil
 	}
@@ -42,7 +45,7 @@ func FromCRD(r *storage.Record) *Definition {
 		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
 		Verbs:      customVerbs,
 		Behavior:   Behavior{Generation: true, ValidateName: validation.NameIsDNSSubdomain},
-		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), accepted: h.accepted},
+		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
 	}
 	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {
 		d.Names = h.accepted
@@ -61,6 +64,13 @@ func FromCRD(r *storage.Record) *Definition {
 		return version.CompareKubeAwareVersionStrings(b.GroupVersion.Version, a.GroupVersion.Version)
 	})
 	return d
+}
+
+var specSeed = maphash.MakeSeed()
+
+func specHash(crd []byte, declared string) uint64 {
+	spec, _ := object.Field(crd, "spec")
+	return maphash.Bytes(specSeed, spec) ^ maphash.String(specSeed, declared)
 }
 
 func (h *header) version(d *Definition, vh *versionHeader) *Version {

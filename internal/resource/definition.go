@@ -51,7 +51,10 @@ type Custom struct {
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
 	Conversion Conversion
-	Compiled   Slot // what internal/conversion makes of Conversion.Declared
+	// SpecHash is a hash of all that a CRD says of its objects: its spec, and the conversion it declares. It is made on first
+	// use, and means nothing to another process.
+	SpecHash func() uint64
+	Compiled Slot // what internal/conversion makes of Conversion.Declared
 
 	accepted Names // status.acceptedNames
 }
