@@ -154,8 +154,13 @@ func (g *migration) find(ctx context.Context) error {
 	if g.resource.Version == "" {
 		return &impossibleError{"no version of " + name + " is served"}
 	}
-	g.of = strconv.FormatInt(crd.GetGeneration(), 10) + "/" + g.storage
+	g.of = stateOf(crd)
 	return nil
+}
+
+// stateOf names a state of a CRD's spec: that of one which is created again is another.
+func stateOf(crd *unstructured.Unstructured) string {
+	return string(crd.GetUID()) + "/" + strconv.FormatInt(crd.GetGeneration(), 10)
 }
 
 // versionsOf returns the version at which a CRD's objects are best written: the storage version if it is
@@ -203,9 +208,6 @@ func (g *migration) begin(ctx context.Context) error {
 	}
 	if err := g.mark(ctx, "True", "StorageVersionMigrationInProgress", "objects are written at the storage version "+g.storage); err != nil {
 		return err
-	}
-	if isConditionTrue(g.object, "Running") {
-		return nil
 	}
 	return g.state(ctx, "Running", "StorageVersionMigrationInProgress", "")
 }
@@ -271,7 +273,7 @@ func (g *migration) write(ctx context.Context, items []metav1.PartialObjectMetad
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil && !errors.Is(err, context.Canceled) }); i >= 0 {
 		return errs[i]
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, ctx.Err())...)
 }
 
 // writeOne writes an object as it is, which moves it. One that has been written by somebody else, or is gone, needs nothing.
@@ -296,7 +298,7 @@ func (g *migration) finish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, storage := versionsOf(crd); g.of != strconv.FormatInt(crd.GetGeneration(), 10)+"/"+storage {
+	if g.of != stateOf(crd) {
 		return errStartOver
 	}
 	if err := unstructured.SetNestedStringSlice(crd.Object, []string{g.storage}, "status", "storedVersions"); err != nil {
@@ -390,7 +392,7 @@ func (m *migrations) ask(ctx context.Context, name string) error {
 	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
 	svm := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": migrationResources.GroupVersion().String(), "kind": migrationKind.Kind,
-		"metadata": map[string]any{"name": fmt.Sprintf("%s-%d", name, crd.GetGeneration())},
+		"metadata": map[string]any{"name": fmt.Sprintf("%s-%.8s-%d", name, crd.GetUID(), crd.GetGeneration())},
 		"spec":     map[string]any{"resource": map[string]any{"group": group, "resource": plural}},
 	}}
 	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, metav1.CreateOptions{FieldManager: migrator})
