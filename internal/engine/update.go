@@ -143,8 +143,10 @@ func (w *writing) makeNew(ctx context.Context, f change) (Object, error) {
 
 // update makes one attempt to change rec.
 func (w *writing) update(ctx context.Context, rec *storage.Record, f change) (Object, error) {
-	if at := versionOf(w.def, apiVersion(rec)); w.target.AsStored && at != nil {
-		w.resolve(at)
+	if w.target.AsStored {
+		if at := versionOf(w.def, apiVersion(rec)); at != nil {
+			w.resolve(at)
+		}
 	}
 	old, live, err := w.load(rec)
 	if err != nil {
