@@ -43,6 +43,7 @@ func crds(c Config) resource.Behavior {
 		Generation:    true,
 		ResetOnWrite:  []string{"status"},
 		ResetOnStatus: []string{"spec"},
+		OwnedWhole:    []string{"spec.versions"},
 	}
 	if c.NoFieldSelectors {
 		b.PrepareCreate = func(ctx context.Context, obj object.Tree) error {

@@ -59,6 +59,7 @@ func (w *writing) resolve(v *resource.Version) {
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
 		Reset:       w.reset(),
+		Whole:       v.Definition.Behavior.OwnedWhole,
 	}
 	t := w.target
 	t.Version = v

@@ -27,6 +27,9 @@ type Fields struct {
 	Convert func(t object.Tree, apiVersion string) (object.Tree, error)
 	// Reset are dotted paths ("status") that a write through this endpoint never owns.
 	Reset []string
+	// Whole are dotted paths of lists of objects that are atomic and known to fit their type: whether they
+	// differ is all that a comparison looks at.
+	Whole []string
 	// Empty is the object that a create starts from, which is never modified: for a
 	// built-in kind what its zero Go value is encoded as ("spec":{} and the like, whose
 	// presence nobody then owns); nil stands for apiVersion and kind alone.

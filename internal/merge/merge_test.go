@@ -331,3 +331,35 @@ func TestConflictText(t *testing.T) {
 		t.Errorf("%s", b)
 	}
 }
+
+// Whoever changes a list that is only ever owned as a whole owns it as he would had its items been compared.
+//
+// CRD-056
+func TestWhole(t *testing.T) {
+	w := newWorld(t, false)
+	states := []string{``, `"steps":null`, `"steps":[]`, `"steps":[{}]`, `"steps":[{"name":"a"}]`, `"steps":[{"name":"b"}]`, `"steps":[{"name":"a"},{"name":"b"}]`}
+	widget := func(spec string) object.Tree {
+		return decode(t, `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"w","uid":"1"},"spec":{`+spec+`}}`)
+	}
+	write := func(whole []string, states ...string) string {
+		f := w.fields("g.io/v1", "")
+		f.Whole = whole
+		live, err := f.Update(nil, widget(states[0]), "first", time.Unix(1e9, 0))
+		for _, state := range states[1:] {
+			if err == nil {
+				live, err = f.Update(live, widget(state), "next", time.Unix(2e9, 0))
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(object.AppendJSON(nil, live))
+	}
+	for _, a := range states {
+		for _, b := range states {
+			if got, want := write([]string{"spec.steps", "spec.none", "none.of.these"}, a, b, a), write(nil, a, b, a); got != want {
+				t.Errorf("from %s to %s: got %s, want %s", a, b, got, want)
+			}
+		}
+	}
+}

@@ -54,6 +54,7 @@ const widgetSchema = `types:
     - {name: env, type: {map: {elementType: {scalar: string}}}}
     - {name: options, type: {map: {elementType: {scalar: string}, elementRelationship: atomic}}}
     - {name: args, type: {list: {elementType: {scalar: string}, elementRelationship: atomic}}}
+    - {name: steps, type: {list: {elementType: {namedType: port}, elementRelationship: atomic}}}
     - {name: tags, type: {list: {elementType: {scalar: string}, elementRelationship: associative}}}
     - {name: ports, type: {list: {elementType: {namedType: port}, elementRelationship: associative, keys: [name]}}}
     - {name: routes, type: {list: {elementType: {namedType: route}, elementRelationship: associative, keys: [port, protocol]}}}

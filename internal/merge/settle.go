@@ -2,6 +2,8 @@ package merge
 
 import (
 	"fmt"
+	"maps"
+	"strings"
 
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/merge"
@@ -25,6 +27,10 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 	live, obj = reduce(live, obj)
 	if len(live) == 0 && len(obj) == 0 {
 		return &difference{fieldpath.NewSet(), fieldpath.NewSet(), true}, nil
+	}
+	for _, dotted := range w.Whole {
+		path := strings.Split(dotted, ".")
+		live, obj = standIn(live, path, 1), standIn(obj, path, 2)
 	}
 	newTyped, err := w.typedAs(obj, version, options...)
 	if err != nil {
@@ -163,6 +169,33 @@ func reduce(a, b object.Tree) (ra, rb object.Tree) {
 		rb = object.Tree{}
 	}
 	return ra, rb
+}
+
+// standIn gives t with n empty objects in place of the list at path, unless that is empty or not there. What else t
+// holds is shared.
+func standIn(t object.Tree, path []string, n int) object.Tree {
+	var in any
+	switch v := t[path[0]].(type) {
+	case []any:
+		if len(path) > 1 || len(v) == 0 {
+			return t
+		}
+		list := make([]any, n)
+		for i := range list {
+			list[i] = object.Tree{}
+		}
+		in = list
+	case object.Tree:
+		if len(path) == 1 {
+			return t
+		}
+		in = standIn(v, path[1:], n)
+	default:
+		return t
+	}
+	t = maps.Clone(t)
+	t[path[0]] = in
+	return t
 }
 
 // with sets a key of a tree that is only made for its first.

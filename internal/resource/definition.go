@@ -216,6 +216,8 @@ type Behavior struct {
 	// ResetOnWrite and ResetOnStatus: the top-level or dotted fields ("status", "spec") that a
 	// write of the main resource, or of /status, never owns in managedFields.
 	ResetOnWrite, ResetOnStatus []string
+	// OwnedWhole are the dotted paths of large lists that managedFields only ever names as a whole.
+	OwnedWhole []string
 	// TTL of new and updated objects in seconds, 0 none (Event).
 	TTL int64
 }

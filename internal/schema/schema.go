@@ -13,9 +13,11 @@ import (
 
 // Schema is one compiled schema. It is immutable and safe for concurrent use.
 type Schema struct {
-	root        *node // nil: no schema at all
-	preserve    bool  // spec.preserveUnknownFields: nothing is pruned
-	loose       bool  // not structural: only values are validated by it
+	root     *node // nil: no schema at all
+	preserve bool  // spec.preserveUnknownFields: nothing is pruned
+	loose    bool  // not structural: only values are validated by it
+
+	printOnce   sync.Once
 	fingerprint uint64
 
 	defaultsOnce sync.Once
@@ -46,7 +48,6 @@ func Compile(openAPIV3Schema []byte, preserveUnknownFields bool) (*Schema, error
 	}
 	s.loose = preserveUnknownFields && !structural(object.NewCursor(openAPIV3Schema))
 	s.root.gather()
-	s.fingerprint = s.root.fingerprint(preserveUnknownFields)
 	return s, nil
 }
 
@@ -59,5 +60,8 @@ func (s *Schema) Parseable() (typed.ParseableType, error) {
 
 // Fingerprint is over all that pruning and defaulting do: two schemas with the
 // same one make the same of any object. It is stable across processes, for it lies
-// beside stored objects.
-func (s *Schema) Fingerprint() uint64 { return s.fingerprint }
+// beside stored objects. It is made on first use: a CRD that is only checked needs none.
+func (s *Schema) Fingerprint() uint64 {
+	s.printOnce.Do(func() { s.fingerprint = s.root.fingerprint(s.preserve) })
+	return s.fingerprint
+}

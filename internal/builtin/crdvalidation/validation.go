@@ -304,9 +304,10 @@ func spec(s *apiextensions.CustomResourceDefinitionSpec, o options) field.ErrorL
 	o.structural = o.structural || prunes
 	errs = append(errs, missingSchemas(s, o, path)...)
 	all := schemasOf(s)
-	if slices.ContainsFunc(all, func(x *schema) bool { return anywhere(x, hasDefault) }) {
+	lax := s.PreserveUnknownFields == nil || !prunes
+	if (lax || !o.structural) && slices.ContainsFunc(all, func(x *schema) bool { return anywhere(x, hasDefault) }) {
 		o.structural = true
-		if s.PreserveUnknownFields == nil || !prunes {
+		if lax {
 			errs = append(errs, field.Invalid(path.Child("preserveUnknownFields"), true, "must be false in order to use defaults in the schema"))
 		}
 	}
