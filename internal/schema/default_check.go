@@ -21,11 +21,9 @@ func (s *Schema) CheckDefaults(ctx context.Context, path *field.Path, pruned boo
 	if !s.root.has(defaults) {
 		return nil
 	}
-	root := *s.root
-	root.embedded = true
-	root.traits |= embedded
-	c := defaultChecker{ctx: ctx, pruned: pruned, budget: celconfig.RuntimeCELCostBudget, compiler: newTreeCompiler(&root)}
-	c.node(&root, defaultPlace{}, path)
+	root := s.asResource()
+	c := defaultChecker{ctx: ctx, pruned: pruned, budget: celconfig.RuntimeCELCostBudget, compiler: newTreeCompiler(root)}
+	c.node(root, defaultPlace{}, path)
 	return c.errs
 }
 
@@ -215,8 +213,33 @@ func surrounding(v any, path []step) object.Tree {
 // HasUnprunedDefaults reports whether a default of s has something that does not stay when it
 // is filled in.
 func (s *Schema) HasUnprunedDefaults() bool {
+	if s.root == nil {
+		return false
+	}
+	root, without := s.asResource(), *s.root
+	without.defaultJSON = ""
+	if v, ok := decodeDefault(root); ok {
+		kept, isTree := object.CopyValue(v).(object.Tree)
+		if !isTree {
+			return false // upstream gives up on such a schema
+		}
+		c := coercer{drop: true}
+		_ = c.value(kept, root, nil) // it drops what it cannot coerce
+		s.Prune(kept)
+		if !object.Equal(kept, v) {
+			return true
+		}
+	}
 	r := defaultReader{schema: s}
-	return r.anyUnpruned(s.root)
+	return r.anyUnpruned(&without)
+}
+
+// asResource is the root as an embedded resource, which is what defaults are put into.
+func (s *Schema) asResource() *node {
+	root := *s.root
+	root.embedded = true
+	root.traits |= embedded
+	return &root
 }
 
 func (r *defaultReader) anyUnpruned(n *node) bool {

@@ -38,3 +38,19 @@ func TestRulesMadeToBeSlow(t *testing.T) {
 		t.Errorf("5,000 times the same rule: %.300v", errs)
 	}
 }
+
+// CRD-036: selectable fields without a schema, where upstream panics, have nowhere to lead.
+func TestSelectableFieldsWithoutSchema(t *testing.T) {
+	crd, err := prepared(mutated(t, func(crd map[string]any) {
+		version := crd["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
+		version["schema"] = map[string]any{}
+		crd["spec"].(map[string]any)["versions"] = []any{version}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `spec.selectableFields[0].jsonPath: Invalid value: ".spec.replicas": is an invalid path: does not refer to a valid field`
+	if errs := Create(crd); !strings.Contains(fmt.Sprint(errs), want) || !strings.Contains(fmt.Sprint(errs), "openAPIV3Schema: Required") {
+		t.Errorf("%v", errs)
+	}
+}

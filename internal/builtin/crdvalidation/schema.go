@@ -73,9 +73,9 @@ func room(all map[string]schema) *schema {
 	return &schema{}
 }
 
-// anywhere reports whether f is true of s or of anything below it.
+// anywhere reports whether f is true of s, which may be nil, or of anything below it.
 func anywhere(s *schema, f func(*schema) bool) bool {
-	return f(s) || children(s, func(child *schema) bool { return anywhere(child, f) })
+	return s != nil && (f(s) || children(s, func(child *schema) bool { return anywhere(child, f) }))
 }
 
 // isExtended is true of a schema that uses what only structural schemas can.

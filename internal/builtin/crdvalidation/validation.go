@@ -422,8 +422,9 @@ func version(s *apiextensions.CustomResourceDefinitionSpec, v *apiextensions.Cus
 	}
 	if v.Schema != nil {
 		status := s.Subresources
-		if v.Subresources != nil || slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Subresources != nil }) {
-			status = v.Subresources
+		if slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Subresources != nil }) {
+			first := slices.IndexFunc(s.Versions, func(of apiextensions.CustomResourceDefinitionVersion) bool { return of.Name == v.Name })
+			status = s.Versions[first].Subresources // looked up by name, even where there are two of it
 		}
 		errs = append(errs, validationSchema(v.Schema, js, status != nil && status.Status != nil, o, path.Child("schema"))...)
 	}

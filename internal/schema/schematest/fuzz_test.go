@@ -19,6 +19,11 @@ func FuzzCRD(f *testing.F) {
 	fuzzTrial(f, trialCRD)
 }
 
+// FuzzUpdateOfCRD makes a whole CRD and one that it replaces of the fuzzer's bytes. The verdict is upstream's.
+func FuzzUpdateOfCRD(f *testing.F) {
+	fuzzTrial(f, trialUpdate)
+}
+
 func fuzzTrial(f *testing.F, trial func(*source, *tally) error) {
 	for seed := range 40 {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))

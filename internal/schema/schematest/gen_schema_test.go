@@ -25,8 +25,11 @@ type gen struct {
 var names = []string{"foo", "status", "bar", "baz", "name", "key", "x-prop", "a.b", "a/b", "namespace", "redact__d", "größe", "self", "1st", "metadata", "kind", "items", "type", "has space"}
 
 // root makes the schema of a version.
-func (g *gen) root() props {
-	g.left = 6 + g.n(40)
+func (g *gen) root() props { return g.schemaOf(6 + g.n(40)) }
+
+// schemaOf is root with about so many nodes.
+func (g *gen) schemaOf(nodes int) props {
+	g.left = nodes
 	s := props{"type": "object"}
 	g.fields(s, 0)
 	delete(s["properties"].(props), "metadata")

@@ -204,6 +204,14 @@ func (c *tally) add(v verdict) {
 	}
 }
 
+func (c *tally) count(ok bool) {
+	if ok {
+		c.accepted++
+	} else {
+		c.refused++
+	}
+}
+
 func (c *tally) writes() int { return c.accepted + c.refused + c.malformed }
 
 // trial makes a schema and objects of source and compares what becomes of them.
