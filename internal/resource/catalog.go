@@ -73,13 +73,31 @@ type Group struct {
 // callers do not modify them.
 func (c *Catalog) Groups() iter.Seq[*Group] {
 	return func(yield func(*Group) bool) {
-		for _, name := range c.first {
-			if g := c.group(name); g != nil && g.isServed() && !yield(g.discovery()) {
+		for i := range c.inOrder() {
+			if g := c.groups[i].served(); g != nil && !yield(g) {
 				return
 			}
 		}
-		for _, g := range c.groups {
-			if g.isServed() && !slices.Contains(c.first, g.name) && !yield(g.discovery()) {
+	}
+}
+
+// inOrder yields the indexes of groups, in the order of discovery.
+func (c *Catalog) inOrder() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		early := make([]int, 0, len(c.first))
+		for _, name := range c.first {
+			if i, ok := searchGroups(c.groups, name); ok {
+				early = append(early, i)
+				if !yield(i) {
+					return
+				}
+			}
+		}
+		slices.Sort(early)
+		for i := range c.groups {
+			if len(early) > 0 && early[0] == i {
+				early = early[1:]
+			} else if !yield(i) {
 				return
 			}
 		}

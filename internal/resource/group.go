@@ -25,14 +25,8 @@ func (g *group) find(plural string) (int, bool) {
 	})
 }
 
-func (g *group) isServed() bool {
-	return slices.ContainsFunc(g.kinds, func(d *Definition) bool {
-		return slices.ContainsFunc(d.Versions, func(v *Version) bool { return v.Served && v.GroupVersion.Group == g.name })
-	})
-}
-
-// discovery is made when it is first asked for.
-func (g *group) discovery() *Group {
+// served is what discovery says of g, nil if g has no served version. It is made when it is first asked for.
+func (g *group) served() *Group {
 	g.once.Do(func() {
 		out := &Group{Name: g.name, Resources: map[string][]*Version{}}
 		for _, d := range g.kinds {
@@ -51,8 +45,8 @@ func (g *group) discovery() *Group {
 		})
 		if len(out.Versions) > 0 {
 			out.Preferred = out.Versions[0]
+			g.discovers = out
 		}
-		g.discovers = out
 	})
 	return g.discovers
 }

@@ -40,7 +40,7 @@ func (h *handler) documents(ctx context.Context) (*documents, error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.last == nil || h.last.catalog != catalog {
+	if h.last == nil || h.last.groups.Catalog != catalog {
 		h.last = newDocuments(catalog, h.last)
 	}
 	return h.last, nil
@@ -63,16 +63,16 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case len(parts) == 1 && (parts[0] == "api" || parts[0] == "apis"):
 		h.serveRoot(w, r, docs, parts[0] == "api")
 	case len(parts) == 2 && parts[0] == "api":
-		serveVersion(w, r, docs.byName[""], parts[1])
+		serveVersion(w, r, docs.groups.Find(""), parts[1])
 	case len(parts) == 2 && parts[0] == "apis" && parts[1] != "":
-		if g := docs.byName[parts[1]]; g != nil {
+		if g := docs.groups.Find(parts[1]); g != nil {
 			group := g.apiGroup()
 			serve(w, r, &group, "v1")
 			return
 		}
 		http.NotFound(w, r)
 	case len(parts) == 3 && parts[0] == "apis" && parts[1] != "":
-		serveVersion(w, r, docs.byName[parts[1]], parts[2])
+		serveVersion(w, r, docs.groups.Find(parts[1]), parts[2])
 	default:
 		http.NotFound(w, r)
 	}

@@ -1,11 +1,14 @@
 package discovery
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,12 +52,13 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 
 // cluster is a store of CRDs whose kinds are announced at url.
 type cluster struct {
-	t     *testing.T
+	t     testing.TB
 	store *storage.Store
+	live  *resource.Live
 	url   string
 }
 
-func newCluster(t *testing.T) *cluster {
+func newCluster(t testing.TB) *cluster {
 	t.Helper()
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
@@ -69,7 +73,7 @@ func newCluster(t *testing.T) *cluster {
 	if _, err := live.Wait(ctx, store.Head().Revision()); err != nil {
 		t.Fatal(err)
 	}
-	return &cluster{t, store, server.URL}
+	return &cluster{t, store, live, server.URL}
 }
 
 // put stores a CRD, or with nil removes crontabs, at the revision expected.
@@ -93,6 +97,26 @@ func (c *cluster) put(crd *apiextensionsv1.CustomResourceDefinition, expected in
 		c.t.Fatal(err)
 	}
 	return events[0].Revision
+}
+
+// catalog is that of all that has been put.
+func (c *cluster) catalog() *resource.Catalog {
+	c.t.Helper()
+	catalog, err := c.live.Current(c.t.Context())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return catalog
+}
+
+// remove takes the CRD of that name away.
+func (c *cluster) remove(name string) {
+	c.t.Helper()
+	key := resource.CRDPrefix + name
+	_, err := c.store.Commit(c.t.Context(), []storage.Write{{Key: key, Expected: c.store.Get(key).Modified}})
+	if err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 func (c *cluster) get(path string, headers ...string) (*http.Response, string) {
@@ -300,15 +324,53 @@ func TestClientsFollow(t *testing.T) {
 	}
 }
 
-// CRD-049: only what changed is made anew.
+// many are n CRDs, each of a group of its own, in a Live.
+func many(t testing.TB, n int) *cluster {
+	c := newCluster(t)
+	for i := range n {
+		crd := cronTabs()
+		crd.Spec.Group = fmt.Sprintf("g%d.example.com", i)
+		crd.Name = "crontabs." + crd.Spec.Group
+		c.put(crd, 0)
+	}
+	return c
+}
+
+// CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
 func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
-	live := resource.NewLive(builtin.Definitions(builtin.Config{}))
-	one := newDocuments(live.Load(), nil)
-	two := newDocuments(live.Load(), one)
-	for name, g := range one.byName {
-		if two.byName[name] != g {
-			t.Errorf("group %q was made anew", name)
+	c := many(t, 20)
+	one := newDocuments(c.catalog(), nil)
+	if _, err := one.etags[false](); err != nil {
+		t.Fatal(err)
+	}
+	gone, changed := "g7.example.com", "g8.example.com"
+	c.remove("crontabs." + gone)
+	crd := cronTabs()
+	crd.Spec.Group, crd.Name, crd.Spec.Versions = changed, "crontabs."+changed, crd.Spec.Versions[:1]
+	c.remove(crd.Name)
+	c.put(crd, 0)
+	catalog := c.catalog()
+	two, fresh := newDocuments(catalog, one), newDocuments(catalog, nil)
+	for g := range two.groups.All() {
+		if name := g.source.Name; (one.groups.Find(name) == g) != (name != changed) {
+			t.Errorf("group %q: kept %v", name, name == changed)
 		}
+	}
+	if two.groups.Find(gone) != nil {
+		t.Errorf("%s is still there", gone)
+	}
+	for _, f := range []form{{jsonType, false, "v2"}, {protobufType, false, "v2"}, {yamlType, false, "v2beta1"}} {
+		got, err := two.aggregated(f, false)
+		want, wantErr := fresh.aggregated(f, false)
+		if err != nil || wantErr != nil || !slices.EqualFunc(got, want, bytes.Equal) {
+			t.Errorf("%v: %v %v\n%s\nnot\n%s", f, err, wantErr, got, want)
+		}
+	}
+	etag, err := two.etags[false]()
+	want, wantErr := fresh.etags[false]()
+	former, formerErr := one.etags[false]()
+	if err != nil || wantErr != nil || formerErr != nil || etag != want || etag == former {
+		t.Errorf("%s %s %s", etag, want, former)
 	}
 }
 
@@ -319,5 +381,42 @@ func BenchmarkAggregated(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+}
+
+// BenchmarkOneMore is what discovery does after one change of a CRD, when there are n of groups of their own.
+func BenchmarkOneMore(b *testing.B) {
+	for _, n := range []int{10, 5000} {
+		c := many(b, n)
+		whole := c.catalog()
+		c.remove("crontabs.g5.example.com")
+		less := c.catalog()
+		steps := map[string]func(*documents) error{
+			"group":      func(d *documents) error { return nil },
+			"etag":       func(d *documents) error { _, err := d.etags[false](); return err },
+			"aggregated": func(d *documents) error {
+				parts, err := d.aggregated(form{jsonType, false, "v2"}, false)
+				if err != nil {
+					return err
+				}
+				return write(io.Discard, parts)
+			},
+		}
+		for name, step := range steps {
+			b.Run(fmt.Sprintf("%s/groups=%d", name, n), func(b *testing.B) {
+				last := newDocuments(less, nil)
+				if err := step(last); err != nil {
+					b.Fatal(err)
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					d := newDocuments(whole, last)
+					d.groups.Find("g5.example.com").resourceList("v1")
+					if err := step(d); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }

@@ -1,12 +1,13 @@
 package discovery
 
 import (
-	"crypto/sha512"
+	"bufio"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"maps"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -18,54 +19,34 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// documents are all discovery documents of one catalog. Only the map of encoded
-// ones changes, under mu.
+// documents are all discovery documents of one catalog. Each group has its part of them ready once it has been asked for;
+// what holds all groups is put together of those anew for each request, and is not kept.
 type documents struct {
-	catalog *resource.Catalog
-	groups  []*group
-	byName  map[string]*group
-
-	mu         sync.Mutex
-	aggregated map[aggregatedKey][]byte
-	etags      map[bool]string // by legacy
-}
-
-type aggregatedKey struct {
-	legacy bool
-	form
+	groups *resource.PerGroup[*group]
+	etags  map[bool]func() (string, error) // of aggregated discovery, by legacy
 }
 
 // newDocuments describes catalog, with those groups of last (which may be nil) that are still the same.
 func newDocuments(catalog *resource.Catalog, last *documents) *documents {
-	d := &documents{
-		catalog:    catalog,
-		byName:     map[string]*group{},
-		aggregated: map[aggregatedKey][]byte{},
-		etags:      map[bool]string{},
+	var known *resource.PerGroup[*group]
+	if last != nil {
+		known = last.groups
 	}
-	for source := range catalog.Groups() {
-		var g *group
-		if last != nil {
-			g = last.byName[source.Name]
+	d := &documents{groups: resource.ForGroups(catalog, known, func(_ *group, is *resource.Group) *group {
+		if is == nil {
+			return nil
 		}
-		if g == nil || !sameGroup(g.source, source) {
-			g = &group{source: source}
-		}
-		d.groups = append(d.groups, g)
-		d.byName[source.Name] = g
+		return &group{source: is}
+	})}
+	d.etags = map[bool]func() (string, error){}
+	for _, legacy := range []bool{true, false} {
+		d.etags[legacy] = sync.OnceValues(func() (string, error) { return d.etag(legacy) })
 	}
 	return d
 }
 
-// sameGroup says whether nothing that discovery tells differs. Versions are immutable,
-// so that the same pointer is the same text.
-func sameGroup(a, b *resource.Group) bool {
-	return a == b || a.Preferred == b.Preferred && slices.Equal(a.Versions, b.Versions) &&
-		maps.EqualFunc(a.Resources, b.Resources, slices.Equal)
-}
-
 func (d *documents) legacyVersions() []string {
-	if g := d.byName[""]; g != nil {
+	if g := d.groups.Find(""); g != nil {
 		return g.source.Versions
 	}
 	return []string{}
@@ -73,17 +54,27 @@ func (d *documents) legacyVersions() []string {
 
 func (d *documents) groupList() *metav1.APIGroupList {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{}}
-	for _, g := range d.groups {
-		if g.source.Name != "" {
-			list.Groups = append(list.Groups, g.apiGroup())
-		}
+	for _, g := range d.within(false) {
+		list.Groups = append(list.Groups, g.apiGroup())
 	}
 	return list
 }
 
+// within returns the groups of /api or of /apis.
+func (d *documents) within(legacy bool) []*group {
+	core := d.groups.Find("")
+	var out []*group
+	for g := range d.groups.All() {
+		if g != nil && (g == core) == legacy {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
 // serveAggregated answers /api or /apis with everything below it.
 func (d *documents) serveAggregated(w http.ResponseWriter, r *http.Request, f form, legacy bool) {
-	etag, err := d.etag(legacy)
+	etag, err := d.etags[legacy]()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -96,118 +87,123 @@ func (d *documents) serveAggregated(w http.ResponseWriter, r *http.Request, f fo
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	body, err := d.encodeAggregated(f, legacy)
+	parts, err := d.aggregated(f, legacy)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	h.Set("Content-Type", f.mediaType+";g=apidiscovery.k8s.io;v="+f.version+";as=APIGroupDiscoveryList")
 	w.WriteHeader(http.StatusOK)
-	w.Write(body)
+	_ = write(w, parts) // the client has gone; there is nobody to tell
 }
 
-// within yields the groups of /api or of /apis.
-func (d *documents) within(legacy bool) []*group {
-	var out []*group
-	for _, g := range d.groups {
-		if (g.source.Name == "") == legacy {
-			out = append(out, g)
+// write writes many small pieces as few larger ones.
+func write(w io.Writer, parts [][]byte) error {
+	size := 0
+	for _, p := range parts {
+		size += len(p)
+	}
+	out := bufio.NewWriterSize(w, min(size, 64<<10))
+	for _, p := range parts {
+		if _, err := out.Write(p); err != nil {
+			return err
 		}
 	}
-	return out
+	return out.Flush()
 }
 
-// etag is over the parts, so that one changed group costs its own hash alone.
+// etag is over the hashes of the parts, so that one changed group costs its own hash alone.
 func (d *documents) etag(legacy bool) (string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if e := d.etags[legacy]; e != "" {
-		return e, nil
-	}
-	hash := sha512.New()
-	for _, g := range d.within(legacy) {
-		if err := g.encode(); err != nil {
+	groups := d.within(legacy)
+	sums := make([]byte, 0, len(groups)*sha256.Size)
+	for _, g := range groups {
+		if _, err := g.json.of(g, (*group).encodeJSON); err != nil {
 			return "", err
 		}
-		hash.Write(g.sum[:])
+		sums = append(sums, g.sum[:]...)
 	}
-	d.etags[legacy] = `"` + strings.ToUpper(hex.EncodeToString(hash.Sum(nil))) + `"`
-	return d.etags[legacy], nil
+	sum := sha256.Sum256(sums)
+	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`, nil
 }
 
-// encodeAggregated puts the encoded groups into one list. v2 and v2beta1 differ in
-// nothing but the name.
-func (d *documents) encodeAggregated(f form, legacy bool) ([]byte, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	key := aggregatedKey{legacy, f}
-	if body := d.aggregated[key]; body != nil {
-		return body, nil
-	}
-	var body []byte
-	var err error
+// aggregated is the list of the encoded groups, in pieces. v2 and v2beta1 differ in nothing but the name.
+func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
+	groups := d.within(legacy)
 	if f.mediaType == protobufType {
-		body, err = d.aggregatedProto(f.version, legacy)
-	} else {
-		body, err = d.aggregatedJSON(f, legacy)
+		body, err := aggregatedProto(groups, f.version)
+		return [][]byte{body}, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	d.aggregated[key] = body
-	return body, nil
-}
-
-func (d *documents) aggregatedJSON(f form, legacy bool) ([]byte, error) {
-	body := []byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/` + f.version + `","metadata":{},"items":[`)
-	for i, g := range d.within(legacy) {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		if err := g.encode(); err != nil {
+	parts := append(make([][]byte, 0, 2*len(groups)+2),
+		[]byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/`+f.version+`","metadata":{},"items":[`))
+	comma := []byte{','}
+	for i, g := range groups {
+		text, err := g.json.of(g, (*group).encodeJSON)
+		if err != nil {
 			return nil, err
 		}
-		body = append(body, g.json...)
+		if i > 0 {
+			parts = append(parts, comma)
+		}
+		parts = append(parts, text)
 	}
-	return formatJSON(append(body, "]}\n"...), f)
+	parts = append(parts, []byte("]}\n"))
+	if f.mediaType == jsonType && !f.pretty {
+		return parts, nil
+	}
+	body, err := formatJSON(slices.Concat(parts...), f)
+	return [][]byte{body}, err
 }
 
-func (d *documents) aggregatedProto(version string, legacy bool) ([]byte, error) {
-	raw, err := (&apidiscoveryv2.APIGroupDiscoveryList{}).Marshal()
+func aggregatedProto(groups []*group, version string) ([]byte, error) {
+	head, err := (&apidiscoveryv2.APIGroupDiscoveryList{}).Marshal()
 	if err != nil {
 		return nil, fmt.Errorf("encode the list of groups: %w", err)
 	}
-	const items = 2<<3 | 2 // field 2 of APIGroupDiscoveryList, length-delimited
-	for _, g := range d.within(legacy) {
-		b, err := g.discovery().Marshal()
+	parts := append(make([][]byte, 0, len(groups)+1), head)
+	for _, g := range groups {
+		field, err := g.proto.of(g, (*group).encodeProto)
 		if err != nil {
-			return nil, fmt.Errorf("encode group %q: %w", g.source.Name, err)
+			return nil, err
 		}
-		raw = append(binary.AppendUvarint(append(raw, items), uint64(len(b))), b...)
+		parts = append(parts, field)
 	}
-	return wrapProto(raw, "apidiscovery.k8s.io/"+version, "APIGroupDiscoveryList")
+	return wrapProto(slices.Concat(parts...), "apidiscovery.k8s.io/"+version, "APIGroupDiscoveryList")
 }
 
-// group is one group; its encoded form is made once.
+// group is one group, with its parts of aggregated discovery.
 type group struct {
 	source *resource.Group
+	json   part
+	proto  part              // a field of the list
+	sum    [sha256.Size]byte // of json
+}
 
+// part is an encoded form of a group, made once.
+type part struct {
 	once sync.Once
-	json []byte
-	sum  [sha512.Size]byte
+	text []byte
 	err  error
 }
 
-// encode makes json and sum, once.
-func (g *group) encode() error {
-	g.once.Do(func() {
-		if g.json, g.err = json.Marshal(g.discovery()); g.err != nil {
-			g.err = fmt.Errorf("encode group %q: %w", g.source.Name, g.err)
-			return
+func (p *part) of(g *group, encode func(*group) ([]byte, error)) ([]byte, error) {
+	p.once.Do(func() {
+		if p.text, p.err = encode(g); p.err != nil {
+			p.err = fmt.Errorf("encode group %q: %w", g.source.Name, p.err)
 		}
-		g.sum = sha512.Sum512(g.json)
 	})
-	return g.err
+	return p.text, p.err
+}
+
+func (g *group) encodeJSON() ([]byte, error) {
+	text, err := json.Marshal(g.discovery())
+	g.sum = sha256.Sum256(text)
+	return text, err
+}
+
+func (g *group) encodeProto() ([]byte, error) {
+	const items = 2<<3 | 2 // field 2 of APIGroupDiscoveryList, length-delimited
+	text, err := g.discovery().Marshal()
+	return append(binary.AppendUvarint([]byte{items}, uint64(len(text))), text...), err
 }
 
 func (g *group) apiGroup() metav1.APIGroup {
