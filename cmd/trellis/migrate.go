@@ -24,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // migrateFlags are the flags of migrate as they were typed.
@@ -85,7 +87,7 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	resource, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
+	found, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
 	if err != nil {
 		return err
 	}
@@ -94,11 +96,11 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 		return err
 	}
 	migrations := client.Resource(storagemigrationv1.SchemeGroupVersion.WithResource("storageversionmigrations"))
-	name, err := request(ctx, migrations, resource.GroupResource())
+	name, err := request(ctx, migrations, found.GroupResource())
 	if err != nil {
 		return err
 	}
-	return follow(ctx, migrations, name, resource.GroupResource(), out)
+	return follow(ctx, migrations, name, found.GroupResource(), out)
 }
 
 // request creates the StorageVersionMigration of a resource.
@@ -172,7 +174,7 @@ func (p *progress) see(u *unstructured.Unstructured) (done bool, err error) {
 		return false, err
 	}
 	var migrated, all int64
-	if _, err := fmt.Sscanf(svm.Annotations["trellis.dev/migration-progress"], "%d/%d", &migrated, &all); err == nil {
+	if _, err := fmt.Sscanf(svm.Annotations[resource.MigrationProgressAnnotation], "%d/%d", &migrated, &all); err == nil {
 		p.count(migrated, all)
 	}
 	conditions := svm.Status.Conditions

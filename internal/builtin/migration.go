@@ -16,10 +16,6 @@ import (
 
 // StorageVersionMigration (KEP-4192). The work is done by a loop in internal/control.
 
-// migrationProgress is the annotation of a StorageVersionMigration that says how far it is: "1500/5000". It is an
-// extension of Trellis.
-const migrationProgress = "trellis.dev/migration-progress"
-
 func migrations() resource.Behavior {
 	return resource.Behavior{
 		Generation:    true,
@@ -103,7 +99,7 @@ func migrationColumns() []resource.Column {
 		nameColumn(), cellColumn("Resource", "The resource that is migrated", name),
 		cellColumn("Status", "Pending, Running, Succeeded or Failed", state),
 		cellColumn("Migrated", "How many objects have been looked at, of how many", func(t object.Tree) any {
-			return text(t, "metadata", "annotations", migrationProgress)
+			return text(t, "metadata", "annotations", resource.MigrationProgressAnnotation)
 		}),
 		ageColumn(),
 	}

@@ -17,6 +17,9 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // migrations does what StorageVersionMigrations ask for, one after the other (KEP-4192): it writes every object
@@ -24,25 +27,30 @@ import (
 // of the CRD's status.storedVersions.
 //
 // How far it is stands in annotations of the StorageVersionMigration, so that another process goes on where one has
-// ended. An object that somebody else writes meanwhile needs no more.
+// ended. An object that somebody else writes meanwhile needs no more. A few resources are migrated at the same time, so
+// that one whose webhook keeps everybody waiting does not keep the others.
 type migrations struct {
 	clients   *clients
 	automatic bool
 	asked     queue[string] // names of StorageVersionMigrations
 	changed   queue[string] // names of CRDs, if automatic
 	pace      flowcontrol.RateLimiter
+
+	known waiting  // names of StorageVersionMigrations that are or were in asked
+	busy  sync.Map // schema.GroupResource -> nothing: one that is being migrated
+	held  sync.Map // name of a CRD -> that of a migration which waits for it to change, or to be well again
+	marks sync.Map // name of a StorageVersionMigration -> name of the CRD that says that it is being migrated
 }
 
 const (
 	migrator = "storage-version-migrator-controller" // upstream's field manager
 
 	migrationPage    = 500
-	migrationWorkers = 4
+	migrationWorkers = 4 // of one migration
+	migrationsAtOnce = 4
 	// migrationRate is how many objects are written in a second at most, so that clients have most of the server.
 	migrationRate = 1000
 
-	// progressAnnotation says how many objects have been looked at, of how many ("1500/5000").
-	progressAnnotation = "trellis.dev/migration-progress"
 	// continueAnnotation is where the next page begins; it holds for the state of the CRD in ofAnnotation.
 	continueAnnotation = "trellis.dev/migration-continue"
 	ofAnnotation       = "trellis.dev/migration-of"
@@ -52,6 +60,7 @@ var (
 	migrationKind      = schema.GroupKind{Group: "storagemigration.k8s.io", Kind: "StorageVersionMigration"}
 	migrationResources = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
 	errStartOver       = errors.New("the CRD has changed: the migration starts over")
+	errBusy            = errors.New("another migration of the same resource is under way")
 )
 
 func newMigrations(c *clients, automatic bool) *migrations {
@@ -63,7 +72,7 @@ func newMigrations(c *clients, automatic bool) *migrations {
 
 func (m *migrations) run(ctx context.Context) {
 	var running sync.WaitGroup
-	running.Go(func() { m.asked.work(ctx, 1, m.migrate) })
+	running.Go(func() { m.asked.work(ctx, migrationsAtOnce, m.migrate) })
 	running.Go(func() { m.changed.work(ctx, 1, m.ask) })
 	running.Wait()
 }
@@ -72,12 +81,27 @@ func (m *migrations) observe(ch change) {
 	for _, o := range ch.objects() {
 		switch ch.kind.groupKind() {
 		case migrationKind:
-			m.asked.Add(o.Name)
+			m.observeMigration(o.Name, ch)
 		case crdKind:
+			if held, ok := m.held.LoadAndDelete(o.Name); ok {
+				m.asked.Add(held.(string))
+			}
 			if m.automatic && !ch.deleted {
 				m.changed.AddAfter(o.Name, gather)
 			}
 		}
+	}
+}
+
+// observeMigration asks for the work once: what the work itself writes is no reason to do it again.
+func (m *migrations) observeMigration(name string, ch change) {
+	switch {
+	case ch.deleted:
+		m.known.remove(name)
+		m.asked.Add(name)
+	case ch.object == nil || !m.known.has(name):
+		m.known.add(name)
+		m.asked.Add(name)
 	}
 }
 
@@ -89,6 +113,7 @@ type migration struct {
 	crd       string // the name of its CRD, "" for a built-in kind
 	of        string // the state of the CRD that it holds for
 	storage   string // the CRD's storage version
+	remote    bool   // a webhook converts
 	done      int64
 	token     string
 	remaining int64
@@ -97,24 +122,45 @@ type migration struct {
 // migrate does one StorageVersionMigration, or what is left of it. An error brings it back.
 func (m *migrations) migrate(ctx context.Context, name string) error {
 	svm, err := m.clients.dynamic.Resource(migrationResources).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return ignoreNotFound(err)
+	if apierrors.IsNotFound(err) {
+		return m.abandon(ctx, name)
 	}
-	if svm.GetDeletionTimestamp() != nil || isConditionTrue(svm, "Succeeded") || isConditionTrue(svm, "Failed") {
+	if err != nil {
+		return err
+	}
+	of := resourceOf(svm)
+	if svm.GetDeletionTimestamp() != nil || finished(svm) {
 		return nil
 	}
-	g := &migration{migrations: m, object: svm}
-	if err := g.find(ctx); err != nil {
-		var wrong *impossibleError
-		if errors.As(err, &wrong) {
-			return g.fail(ctx, err)
-		}
+	if _, busy := m.busy.LoadOrStore(of, nil); busy {
+		return errBusy
+	}
+	defer m.busy.Delete(of)
+	return (&migration{migrations: m, object: svm, resource: of.WithVersion("")}).run(ctx)
+}
+
+func resourceOf(svm *unstructured.Unstructured) (r schema.GroupResource) {
+	r.Group, _, _ = unstructured.NestedString(svm.Object, "spec", "resource", "group")
+	r.Resource, _, _ = unstructured.NestedString(svm.Object, "spec", "resource", "resource")
+	return r
+}
+
+func finished(svm *unstructured.Unstructured) bool {
+	return isConditionTrue(svm, "Succeeded") || isConditionTrue(svm, "Failed")
+}
+
+func (g *migration) run(ctx context.Context) error {
+	err := g.find(ctx)
+	var wrong *impossibleError
+	if errors.As(err, &wrong) {
+		return g.fail(ctx, err)
+	}
+	if err != nil {
 		return err
 	}
-	if err := g.begin(ctx); err != nil {
-		return err
+	if err = g.begin(ctx); err == nil {
+		err = g.pages(ctx)
 	}
-	err = g.pages(ctx)
 	if err == nil {
 		err = g.finish(ctx)
 	}
@@ -124,10 +170,24 @@ func (m *migrations) migrate(ctx context.Context, name string) error {
 	if apierrors.IsInvalid(err) {
 		return g.fail(ctx, err)
 	}
+	if g.crd != "" {
+		g.held.Store(g.crd, g.object.GetName())
+	}
 	if told := g.state(ctx, "Running", "StorageVersionMigrationInProgress", "will try again: "+clip(err.Error())); told != nil {
 		return told
 	}
 	return err
+}
+
+// abandon has the CRD say no longer that it is being migrated when somebody has deleted what asked for it.
+func (m *migrations) abandon(ctx context.Context, name string) error {
+	crd, marked := m.marks.Load(name)
+	if !marked {
+		return nil
+	}
+	g := &migration{migrations: m, object: &unstructured.Unstructured{}, crd: crd.(string)}
+	g.object.SetName(name)
+	return g.mark(ctx, "False", "StorageVersionMigrationDeleted", "the StorageVersionMigration "+name+" was deleted before its end")
 }
 
 func clip(message string) string { return message[:min(len(message), maxMessage)] }
@@ -139,8 +199,6 @@ func (e *impossibleError) Error() string { return e.problem }
 
 // find looks up the resource, and what there is of the work already.
 func (g *migration) find(ctx context.Context) error {
-	g.resource.Group, _, _ = unstructured.NestedString(g.object.Object, "spec", "resource", "group")
-	g.resource.Resource, _, _ = unstructured.NestedString(g.object.Object, "spec", "resource", "resource")
 	name := g.resource.Resource + "." + g.resource.Group
 	crd, err := g.crds().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -154,7 +212,8 @@ func (g *migration) find(ctx context.Context) error {
 	if g.resource.Version == "" {
 		return &impossibleError{"no version of " + name + " is served"}
 	}
-	g.of = stateOf(crd)
+	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
+	g.of, g.remote = stateOf(crd), strategy == "Webhook"
 	return nil
 }
 
@@ -203,11 +262,14 @@ func (g *migration) begin(ctx context.Context) error {
 	if notes[ofAnnotation] == g.of {
 		g.token = notes[continueAnnotation]
 		if g.token != "" {
-			_, _ = fmt.Sscanf(notes[progressAnnotation], "%d/", &g.done)
+			_, _ = fmt.Sscanf(notes[resource.MigrationProgressAnnotation], "%d/", &g.done)
 		}
 	}
 	if err := g.mark(ctx, "True", "StorageVersionMigrationInProgress", "objects are written at the storage version "+g.storage); err != nil {
 		return err
+	}
+	if isConditionTrue(g.object, "Running") {
+		return nil // what it says holds until there is progress
 	}
 	return g.state(ctx, "Running", "StorageVersionMigrationInProgress", "")
 }
@@ -225,8 +287,8 @@ func (g *migration) pages(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if g.crd != "" { // so that a webhook gets them together; what cannot be converted will tell by itself
-			_, _ = full.List(ctx, options)
+		if g.remote {
+			g.warm(ctx, options)
 		}
 		if err := g.write(ctx, page.Items, full); err != nil {
 			return err
@@ -238,10 +300,21 @@ func (g *migration) pages(ctx context.Context) error {
 		if err := g.note(ctx); err != nil {
 			return err
 		}
+		if err := g.state(ctx, "Running", "StorageVersionMigrationInProgress", ""); err != nil {
+			return err
+		}
 		if g.token == "" {
 			return nil
 		}
 	}
+}
+
+// warm asks for a page's names at the version that it is going to be written at, so that a webhook gets the objects
+// together, not one by one. What cannot be converted will tell by itself.
+func (g *migration) warm(ctx context.Context, options metav1.ListOptions) {
+	_ = g.clients.discovery.RESTClient().Get().AbsPath("/apis", g.resource.Group, g.resource.Version, g.resource.Resource).
+		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").Param("includeObject", string(metav1.IncludeNone)).
+		Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
 }
 
 // write writes some objects as they are.
@@ -294,21 +367,26 @@ func (g *migration) finish(ctx context.Context) error {
 	if g.crd == "" {
 		return g.state(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
 	}
-	crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if g.of != stateOf(crd) {
+			return errStartOver
+		}
+		if err := unstructured.SetNestedStringSlice(crd.Object, []string{g.storage}, "status", "storedVersions"); err != nil {
+			return err
+		}
+		setCondition(crd, storageMigrating, "False", "StorageVersionMigrationSucceeded", "all objects are stored at version "+g.storage)
+		_, err = g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	if g.of != stateOf(crd) {
-		return errStartOver
-	}
-	if err := unstructured.SetNestedStringSlice(crd.Object, []string{g.storage}, "status", "storedVersions"); err != nil {
-		return err
-	}
-	setCondition(crd, storageMigrating, "False", "StorageVersionMigrationSucceeded", "all objects are stored at version "+g.storage)
-	if _, err := g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{}); err != nil {
-		return err
-	}
-	return g.state(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
+	g.marks.Delete(g.object.GetName())
+	return g.end(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
 }
 
 // storageMigrating is the condition of a CRD whose objects are being migrated.
@@ -319,14 +397,23 @@ func (g *migration) mark(ctx context.Context, status, reason, message string) er
 	if g.crd == "" {
 		return nil
 	}
-	crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
-	if err != nil {
-		return ignoreNotFound(err)
+	if status == "True" {
+		g.marks.Store(g.object.GetName(), g.crd)
 	}
-	if !setCondition(crd, storageMigrating, status, reason, message) {
-		return nil
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
+		if err != nil {
+			return ignoreNotFound(err)
+		}
+		if !setCondition(crd, storageMigrating, status, reason, message) {
+			return nil
+		}
+		_, err = g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+		return err
+	})
+	if err == nil && status != "True" {
+		g.marks.Delete(g.object.GetName())
 	}
-	_, err = g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
 	return err
 }
 
@@ -334,35 +421,46 @@ func (g *migration) fail(ctx context.Context, why error) error {
 	if err := g.mark(ctx, "False", "StorageVersionMigrationFailed", clip(why.Error())); err != nil {
 		return err
 	}
-	return g.state(ctx, "Failed", "StorageVersionMigrationFailed", clip(why.Error()))
+	g.marks.Delete(g.object.GetName())
+	return g.end(ctx, "Failed", "StorageVersionMigrationFailed", clip(why.Error()))
+}
+
+// end is the last state.
+func (g *migration) end(ctx context.Context, kind, reason, message string) error {
+	if err := g.state(ctx, kind, reason, message); err != nil {
+		return err
+	}
+	return g.forgetOthers(ctx)
 }
 
 // state makes kind the one condition that is True.
 func (g *migration) state(ctx context.Context, kind, reason, message string) error {
 	client := g.clients.dynamic.Resource(migrationResources)
-	fresh, err := client.Get(ctx, g.object.GetName(), metav1.GetOptions{})
-	if err != nil {
-		return ignoreNotFound(err)
-	}
-	if rv, _, _ := unstructured.NestedString(fresh.Object, "status", "resourceVersion"); rv == "" {
-		_ = unstructured.SetNestedField(fresh.Object, fresh.GetResourceVersion(), "status", "resourceVersion")
-	}
-	if kind != "Running" && isConditionTrue(fresh, "Running") {
-		setCondition(fresh, "Running", "False", reason, message)
-	}
-	if !setCondition(fresh, kind, "True", reason, message) {
-		return nil
-	}
-	g.object, err = client.UpdateStatus(ctx, fresh, metav1.UpdateOptions{})
-	return ignoreNotFound(err)
+	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		fresh, err := client.Get(ctx, g.object.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if rv, _, _ := unstructured.NestedString(fresh.Object, "status", "resourceVersion"); rv == "" {
+			_ = unstructured.SetNestedField(fresh.Object, fresh.GetResourceVersion(), "status", "resourceVersion")
+		}
+		if kind != "Running" && isConditionTrue(fresh, "Running") {
+			setCondition(fresh, "Running", "False", reason, message)
+		}
+		if !setCondition(fresh, kind, "True", reason, message) {
+			return nil
+		}
+		_, err = client.UpdateStatus(ctx, fresh, metav1.UpdateOptions{})
+		return err
+	}))
 }
 
 // note keeps how far the work is.
 func (g *migration) note(ctx context.Context) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{
-		progressAnnotation: fmt.Sprintf("%d/%d", g.done, g.done+g.remaining),
-		continueAnnotation: g.token,
-		ofAnnotation:       g.of,
+		resource.MigrationProgressAnnotation: fmt.Sprintf("%d/%d", g.done, g.done+g.remaining),
+		continueAnnotation:                   g.token,
+		ofAnnotation:                         g.of,
 	}}})
 	if err != nil {
 		return err
@@ -374,30 +472,4 @@ func (g *migration) note(ctx context.Context) error {
 
 func (m *migrations) crds() dynamic.ResourceInterface {
 	return m.clients.dynamic.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
-}
-
-// ask creates the StorageVersionMigration of a CRD that has objects at other versions than the storage version. There is
-// one for each generation of the CRD: one that has failed is not tried for ever.
-func (m *migrations) ask(ctx context.Context, name string) error {
-	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return ignoreNotFound(err)
-	}
-	_, storage := versionsOf(crd)
-	stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions")
-	if crd.GetDeletionTimestamp() != nil || len(stored) == 0 || len(stored) == 1 && stored[0] == storage {
-		return nil
-	}
-	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
-	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
-	svm := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": migrationResources.GroupVersion().String(), "kind": migrationKind.Kind,
-		"metadata": map[string]any{"name": fmt.Sprintf("%s-%.8s-%d", name, crd.GetUID(), crd.GetGeneration())},
-		"spec":     map[string]any{"resource": map[string]any{"group": group, "resource": plural}},
-	}}
-	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, metav1.CreateOptions{FieldManager: migrator})
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	return err
 }

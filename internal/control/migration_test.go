@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -70,6 +71,31 @@ func TestMigrationOfARecreatedCRD(t *testing.T) {
 		w.delete(t, crds, "", crd.GetName(), "")
 		w.awaitGone(t, crds, "", crd.GetName())
 	}
+}
+
+// Migrations that nobody has asked for do not pile up: of a resource's, the newest that has ended stays, as do those that
+// somebody has asked for.
+func TestAutomaticMigrationsDoNotPileUp(t *testing.T) {
+	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
+	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+	asked := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "asked")
+	asked.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
+	w.create(t, storageMigrations, "", asked)
+	for _, storage := range []string{"v1", "v1beta1", "v1", "v1beta1"} {
+		storeAt(t, w, crd.GetName(), storage)
+		w.await(t, crds, "", crd.GetName(), "status.storedVersions to be one", func(o *unstructured.Unstructured) bool {
+			stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
+			return slices.Equal(stored, []string{storage})
+		})
+	}
+	eventually(t, "the last one stays alone", func(ctx context.Context) bool {
+		list, err := w.at(storageMigrations, "").List(ctx, metav1.ListOptions{})
+		if err != nil || len(list.Items) != 2 || list.Items[0].GetName() != "asked" {
+			return false
+		}
+		last := list.Items[1]
+		return last.GetName() == fmt.Sprintf("%s-%.8s-5", crd.GetName(), crd.GetUID()) && succeeded(&last)
+	})
 }
 
 // storeAt makes one of a CRD's versions the storage version.

@@ -85,6 +85,10 @@ func (s *Slot) Get(compile func() any) any {
 // each other. It is an extension of Trellis; kube-apiserver ignores it.
 const ConversionAnnotation = "trellis.dev/conversion"
 
+// MigrationProgressAnnotation of a StorageVersionMigration says how many objects have been looked at, of how many:
+// "1500/5000". It is an extension of Trellis.
+const MigrationProgressAnnotation = "trellis.dev/migration-progress"
+
 // Key returns the storage key of an object.
 func (d *Definition) Key(namespace, name string) string {
 	if d.Namespaced {
