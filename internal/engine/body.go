@@ -47,7 +47,8 @@ func (w *writing) undecodable(problem string) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s", kind, w.v.GroupVersion.Version, kind, problem))
 }
 
-// checkKind compares apiVersion and kind with the endpoint. A built-in kind may leave them out.
+// checkKind compares apiVersion and kind with the endpoint. A built-in kind may leave them out; another kind than
+// a custom one is told with all else that is wrong, by validateType.
 func (w *writing) checkKind(t object.Tree) error {
 	apiVersion, kind := object.String(t, "apiVersion"), object.String(t, "kind")
 	want := w.def.Names.Kind
@@ -68,7 +69,7 @@ func (w *writing) checkKind(t object.Tree) error {
 	if gv, err := schema.ParseGroupVersion(apiVersion); err != nil || gv != w.v.GroupVersion {
 		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", apiVersion, w.v.APIVersion))
 	}
-	if kind != want {
+	if kind != want && w.def.Custom == nil {
 		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: kind: Invalid value: %q: must be %s", kind, w.v.GroupVersion.Version, want, kind, want))
 	}
 	return nil

@@ -76,7 +76,6 @@ func TestCreateWrongKind(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ body, text string }{
 		{`{"apiVersion":"stable.example.com/v2","metadata":{"name":"a"}}`, "the API version in the data (stable.example.com/v2) does not match the expected API version (stable.example.com/v1)"},
-		{`{"kind":"Foo","metadata":{"name":"a"}}`, "must be CronTab"},
 		{`{"kind":"","metadata":{"name":"a"}}`, "Object 'Kind' is missing"},
 		{`{"metadata":{"name":"a","labels":{"x":1}}}`, `CronTab in version "v1" cannot be handled as a CronTab: json: cannot unmarshal number into Go struct field ObjectMeta.labels of type string`},
 		{`{"metadata":{"name":"a","namespace":"other"}}`, "the namespace of the provided object does not match the namespace sent on the request"},
@@ -84,6 +83,8 @@ func TestCreateWrongKind(t *testing.T) {
 		_, err := w.create(w.cron(""), c.body)
 		w.refused(err, 400, metav1.StatusReasonBadRequest, c.text)
 	}
+	_, err := w.create(w.cron(""), `{"kind":"Foo","metadata":{"name":"a"}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`)
 }
 
 // CRD-020, CRD-054, CRD-072, SUB-036, SUB-045

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -90,7 +91,11 @@ func (w *writing) validateCustom(ctx context.Context, t, old object.Tree, errs f
 }
 
 func (w *writing) invalid(t object.Tree, errs field.ErrorList) error {
-	return apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), object.Name(t), errs[:min(len(errs), maxProblems)])
+	gk := w.v.GroupVersionKind().GroupKind()
+	if w.def.Custom != nil { // it tells what the object says it is
+		gk = schema.FromAPIVersionAndKind(object.String(t, "apiVersion"), object.String(t, "kind")).GroupKind()
+	}
+	return apierrors.NewInvalid(gk, object.Name(t), errs[:min(len(errs), maxProblems)])
 }
 
 // validateUpdate checks t, which is to replace old.
@@ -159,7 +164,7 @@ func covers(a, b object.Tree) bool {
 	return true
 }
 
-// validateType is for patches, which may have changed what an endpoint serves.
+// validateType finds an object of another type than the endpoint serves.
 func (w *writing) validateType(t object.Tree) (errs field.ErrorList) {
 	if kind := object.String(t, "kind"); kind != w.def.Names.Kind {
 		errs = append(errs, field.Invalid(field.NewPath("kind"), kind, "must be "+w.def.Names.Kind))
