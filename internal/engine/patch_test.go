@@ -50,7 +50,7 @@ func TestPatchRefusals(t *testing.T) {
 		{merging, `{"metadata":{"name":"other"}}`, 400, metav1.StatusReasonBadRequest, "the name of the object (other) does not match the name on the URL (my-cron)"},
 		{merging, `{"metadata":{"resourceVersion":"1"}}`, 409, metav1.StatusReasonConflict, "the object has been modified"},
 		{merging, `{"metadata":{"uid":"x"}}`, 422, metav1.StatusReasonInvalid, `metadata.uid: Invalid value: "x": field is immutable`},
-		{merging, `{"kind":"Foo"}`, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "a" is invalid: kind: Invalid value: "Foo": must be CronTab`},
+		{merging, `{"kind":"Foo"}`, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "my-cron" is invalid: kind: Invalid value: "Foo": must be CronTab`},
 		{merging, `{"spec":{"foo":1}}`, 422, metav1.StatusReasonInvalid, `strict decoding error: unknown field "spec.foo"`},
 		{jsonPatch, `[{"op":"test","path":"/spec/image","value":"no"}]`, 422, metav1.StatusReasonInvalid, "the server rejected our request due to an error in our request"},
 		{jsonPatch, `[{"op":"add","path":"/spec/image","value":"a","nosuch":1}]`, 422, metav1.StatusReasonInvalid, `json patch unknown field "[0].nosuch"`},
