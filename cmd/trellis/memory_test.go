@@ -1,8 +1,10 @@
 package main
 
 import (
+	"runtime"
 	"runtime/debug"
 	"testing"
+	"time"
 )
 
 // What lies about after a burst is seen, and is gone once it has been returned.
@@ -24,5 +26,34 @@ func TestUsageSeesGarbage(t *testing.T) {
 	debug.FreeOSMemory()
 	if u.read(); u.returnable() > worthReturning {
 		t.Fatalf("%d bytes are still there", u.returnable())
+	}
+}
+
+// However little lives, there is room for garbage; where much does, the share counts.
+func TestGCPercentFor(t *testing.T) {
+	for live, want := range map[uint64]int{0: 1000, 8 << 20: 500, 80 << 20: 80, 1 << 30: 80} {
+		if got := gcPercentFor(live); got != want {
+			t.Errorf("%d bytes live: %d %%, want %d", live, got, want)
+		}
+	}
+}
+
+// Each collection is noticed, not only the first.
+func TestWatchCollections(t *testing.T) {
+	seen := make(chan bool, 1)
+	watchCollections(func() {
+		select {
+		case seen <- true:
+		default:
+		}
+	})
+	for range 3 {
+		for noticed := false; !noticed; {
+			runtime.GC()
+			select {
+			case noticed = <-seen:
+			case <-time.After(time.Millisecond): // it may not have been watched again yet
+			}
+		}
 	}
 }

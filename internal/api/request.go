@@ -49,7 +49,19 @@ func (q *request) serve() {
 		return
 	}
 	q.v = q.server.live.Find(q.group, q.version, q.plural)
+	if q.r.ContentLength != 0 {
+		deepen(0)
+	}
 	q.serveResource()
+}
+
+// deepen makes room on the stack for all that a write calls, while there is little on it: net/http starts a goroutine
+// a request, whose stack would otherwise be copied each time that it doubles.
+//
+//go:noinline
+func deepen(i int) byte {
+	var room [16 << 10]byte
+	return room[i]
 }
 
 // prepare looks at what few requests have: options that decide the verb or the

@@ -3,8 +3,10 @@ package engine
 import (
 	"context"
 	"errors"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"slices"
 	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -87,7 +89,7 @@ func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 	if !r.remote {
 		return recs, nil
 	}
-	var out, missing []*storage.Record
+	var missing []*storage.Record
 	var places []int
 	for i, rec := range recs {
 		if rec != nil && !r.passes(object.Packed(rec.Value)) {
@@ -101,7 +103,7 @@ func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 	if err != nil {
 		return nil, err
 	}
-	out = append(out, recs...)
+	out := slices.Clone(recs)
 	for i, place := range places {
 		out[place] = viewed[i]
 	}

@@ -245,7 +245,7 @@ func TestCorpus(t *testing.T) {
 		k.objects = nil
 	}
 	t.Logf("%+v", c)
-	if c.accepted < 50 || c.refused < 50 {
+	if os.Getenv("TEST_SHARD") == "" && (c.accepted < 50 || c.refused < 50) { // some shards have no samples
 		t.Errorf("the corpus has shrunk: %+v", c)
 	}
 }
