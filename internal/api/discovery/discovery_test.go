@@ -392,8 +392,8 @@ func BenchmarkOneMore(b *testing.B) {
 		c.remove("crontabs.g5.example.com")
 		less := c.catalog()
 		steps := map[string]func(*documents) error{
-			"group":      func(d *documents) error { return nil },
-			"etag":       func(d *documents) error { _, err := d.etags[false](); return err },
+			"group": func(d *documents) error { return nil },
+			"etag":  func(d *documents) error { _, err := d.etags[false](); return err },
 			"aggregated": func(d *documents) error {
 				parts, err := d.aggregated(form{jsonType, false, "v2"}, false)
 				if err != nil {

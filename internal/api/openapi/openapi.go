@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -47,7 +48,7 @@ func (s *server) published(ctx context.Context) (*published, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.last == nil || s.last.catalog != catalog {
+	if s.last == nil || s.last.groups.Catalog != catalog {
 		s.last = publish(catalog, s.last, s.cache)
 	}
 	return s.last, nil
@@ -71,7 +72,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/openapi/v3":
 		s.serveIndex(w, r, p)
 	case strings.HasPrefix(path, "/openapi/v3/"):
-		if e := p.versions[strings.TrimPrefix(path, "/openapi/v3/")]; e != nil {
+		if e := p.find(strings.TrimPrefix(path, "/openapi/v3/")); e != nil {
 			s.serve(w, r, v3, e)
 			return
 		}
@@ -83,14 +84,33 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serveIndex answers with the list of v3 documents.
 func (s *server) serveIndex(w http.ResponseWriter, r *http.Request, p *published) {
-	body, etag, err := p.index()
+	index, err := p.index()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Etag", etag)
+	w.Header().Set("Etag", index.etag)
 	w.Header().Set("Content-Type", "application/json")
-	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+	serveContent(w, r, index.text)
+}
+
+// serveContent answers with body, or with the ranges of it that are asked for.
+func serveContent(w http.ResponseWriter, r *http.Request, body []byte) {
+	http.ServeContent(&inOnePiece{w}, r, "", time.Time{}, bytes.NewReader(body))
+}
+
+// inOnePiece is a ResponseWriter to which http.ServeContent writes without a copy in between.
+type inOnePiece struct{ http.ResponseWriter }
+
+// ReadFrom implements io.ReaderFrom.
+func (o *inOnePiece) ReadFrom(r io.Reader) (int64, error) {
+	limited, ok := r.(*io.LimitedReader)
+	if ok {
+		if body, ok := limited.R.(*bytes.Reader); ok && int64(body.Len()) <= limited.N {
+			return body.WriteTo(o.ResponseWriter)
+		}
+	}
+	return io.Copy(o.ResponseWriter, r)
 }
 
 // negotiate returns whether a document is wanted as protobuf, or false.
@@ -116,7 +136,7 @@ func negotiate(r *http.Request, e edition) (protobuf, ok bool) {
 }
 
 // serve answers with a document.
-func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d *entry) {
+func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d served) {
 	w.Header().Set("Vary", "Accept")
 	protobuf, ok := negotiate(r, e)
 	if !ok {
@@ -132,7 +152,7 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d *ent
 	w.Header().Set("Etag", etag)
 	if asked := r.URL.Query().Get("hash"); asked != "" && e == v3 {
 		if asked != hash {
-			http.Redirect(w, r, serverRelativeURL(d.name, hash), http.StatusMovedPermanently)
+			http.Redirect(w, r, serverRelativeURL(strings.TrimPrefix(r.URL.Path, "/openapi/v3/"), hash), http.StatusMovedPermanently)
 			return
 		}
 		w.Header().Set("Cache-Control", "public, immutable")
@@ -142,7 +162,7 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d *ent
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	body, err := d.body(s.cache, e, protobuf)
+	body, err := d.body(s.cache, protobuf)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -151,7 +171,7 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d *ent
 	if protobuf {
 		w.Header().Set("Content-Type", "application/com.github.proto-openapi.spec."+map[edition]string{v2: "v2", v3: "v3"}[e]+".v1.0+protobuf")
 	}
-	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(body))
+	serveContent(w, r, body)
 }
 
 // has says whether the client already has the document, by its If-None-Match.

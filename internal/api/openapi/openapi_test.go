@@ -65,6 +65,7 @@ spec:
 type cluster struct {
 	t     testing.TB
 	store *storage.Store
+	live  *kinds.Live
 	url   string
 }
 
@@ -83,7 +84,7 @@ func newCluster(t testing.TB, manifests ...string) *cluster {
 	if _, err := live.Wait(ctx, store.Head().Revision()); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t, store, server.URL}
+	c := &cluster{t, store, live, server.URL}
 	for _, m := range manifests {
 		c.put(m, 0)
 	}

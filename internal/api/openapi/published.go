@@ -16,123 +16,188 @@ import (
 
 // published is all that is served of one catalog.
 type published struct {
-	catalog  *resource.Catalog
-	versions map[string]*entry // v3, by the path of group and version
-	all      *entry            // v2
+	groups *resource.PerGroup[[]*entry] // the documents of v3
+	all    *whole                       // that of v2
 
-	once   sync.Once
-	text   []byte
-	etag   string
-	failed error
+	index func() (index, error) // made once
 }
 
-// publish describes catalog. Documents of last (which may be nil) that did not change are taken over.
+// index is the list of v3 documents.
+type index struct {
+	text []byte
+	etag string
+}
+
+// publish describes catalog. Documents of last (which may be nil) that did not change are taken over, the
+// texts of the others are let go of.
 func publish(catalog *resource.Catalog, last *published, c *cache) *published {
-	p := &published{catalog: catalog, versions: map[string]*entry{}, all: &entry{}}
-	for g := range catalog.Groups() {
-		for _, version := range g.Versions {
-			name := "apis/" + g.Name + "/" + version
-			if g.Name == "" {
-				name = "api/" + version
-			}
-			resources := g.Resources[version]
-			if len(resources) == 0 {
-				continue
-			}
-			e := &entry{name: name, versions: resources}
-			if last != nil {
-				if old := last.versions[name]; old != nil && slices.Equal(old.versions, resources) {
-					e = old
-				}
-			}
-			p.versions[name] = e
-			p.all.versions = append(p.all.versions, resources...)
-			p.all.parts = append(p.all.parts, e)
-		}
-	}
+	var known *resource.PerGroup[[]*entry]
 	if last != nil {
-		last.forget(p, c)
+		known = last.groups
+		last.all.forget(c)
 	}
+	groups := resource.ForGroups(catalog, known, func(was []*entry, is *resource.Group) []*entry {
+		next := entriesOf(is, was)
+		for _, e := range was {
+			if !slices.Contains(next, e) {
+				e.forget(c)
+			}
+		}
+		return next
+	})
+	p := &published{groups: groups, all: &whole{groups: groups}}
+	p.index = sync.OnceValues(p.newIndex)
 	return p
 }
 
-// forget lets go of the texts that next does not serve.
-func (p *published) forget(next *published, c *cache) {
-	p.all.forget(c)
-	for name, e := range p.versions {
-		if next.versions[name] != e {
-			e.forget(c)
-		}
+// entriesOf describes the versions of a group, which is nil where there is none any longer.
+func entriesOf(g *resource.Group, was []*entry) (next []*entry) {
+	if g == nil {
+		return nil
 	}
+	for _, version := range g.Versions {
+		e := &entry{name: "apis/" + g.Name + "/" + version, versions: g.Resources[version]}
+		if g.Name == "" {
+			e.name = "api/" + version
+		}
+		same := func(old *entry) bool { return old.name == e.name && slices.Equal(old.versions, e.versions) }
+		if i := slices.IndexFunc(was, same); i >= 0 {
+			e = was[i]
+		}
+		next = append(next, e)
+	}
+	return next
 }
 
-// index is the list of v3 documents, and its ETag.
-func (p *published) index() ([]byte, string, error) {
-	p.once.Do(func() {
-		type document struct {
-			ServerRelativeURL string `json:"serverRelativeURL"`
-		}
-		paths := make(map[string]document, len(p.versions))
-		for name, e := range p.versions {
-			h, err := e.hash()
-			if err != nil {
-				p.failed = err
-				return
-			}
-			paths[name] = document{serverRelativeURL(name, h)}
-		}
-		if p.text, p.failed = json.Marshal(map[string]any{"paths": paths}); p.failed == nil {
-			p.etag = `"` + digest(p.text) + `"`
-		}
-	})
-	return p.text, p.etag, p.failed
+// find returns the v3 document of a path below /openapi/v3/, or nil.
+func (p *published) find(path string) *entry {
+	name, ok := strings.CutPrefix(path, "apis/")
+	group, _, _ := strings.Cut(name, "/")
+	if !ok {
+		group = ""
+	}
+	entries := p.groups.Find(group)
+	if i := slices.IndexFunc(entries, func(e *entry) bool { return e.name == path }); i >= 0 {
+		return entries[i]
+	}
+	return nil
 }
 
-func digest(text []byte) string {
-	sum := sha256.Sum256(text)
-	return strings.ToUpper(hex.EncodeToString(sum[:]))
+// newIndex joins what each document says of itself, ordered by name as encoding/json orders a map.
+func (p *published) newIndex() (index, error) {
+	var entries []*entry
+	for of := range p.groups.All() {
+		entries = append(entries, of...)
+	}
+	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.name, b.name) })
+	const about = 192 // bytes, of most
+	text := append(make([]byte, 0, len(entries)*about), `{"paths":{`...)
+	sums, buf := sha256.New(), []byte{} // the ETag is over the sums, which are the fewest bytes that differ
+	for i, e := range entries {
+		sum, err := e.hash()
+		if err != nil {
+			return index{}, err
+		}
+		buf = append(buf[:0], sum...)
+		sums.Write(buf)
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = append(text, e.member...)
+	}
+	text = append(text, "}}"...)
+	return index{text, `"` + hexOf(sums) + `"`}, nil
 }
 
-// entry is one document, in each of its forms.
+// served is a document, in each of its forms.
+type served interface {
+	// hash names the content.
+	hash() (string, error)
+	// body is the text, as protobuf if so wanted.
+	body(c *cache, protobuf bool) ([]byte, error)
+}
+
+// entry is a document of v3: that of a group and version.
 type entry struct {
 	name     string
 	versions []*resource.Version
-	parts    []*entry // of the v2 document: those of v3
+	texts
 
-	once     sync.Once
-	sum      string
-	failed   error
-	json     slot
-	protobuf slot
+	once   sync.Once
+	member string // of the index
+	sum    string // a part of member
+	failed error
 }
 
-func (e *entry) forget(c *cache) {
-	c.forget(&e.json)
-	c.forget(&e.protobuf)
-}
-
-// hash names the content of the document. It is made from what the document is made of,
-// so that an index of a thousand does not need a thousand documents.
+// hash is made from what the document is made of, so that an index of a thousand does not need a thousand documents.
 func (e *entry) hash() (string, error) {
 	e.once.Do(func() {
-		h := sha256.New()
-		h.Write([]byte(resource.KubernetesVersion + "\n" + build()))
+		h := newHash()
 		for _, v := range e.versions {
-			if e.parts == nil {
-				e.failed = write(h, v)
-			}
-		}
-		for _, p := range e.parts {
-			sum, err := p.hash()
-			if err != nil {
+			if err := write(h, v); err != nil {
 				e.failed = err
+				return
 			}
-			h.Write([]byte(sum))
 		}
-		e.sum = strings.ToUpper(hex.EncodeToString(h.Sum(nil)))
+		sum := hexOf(h)
+		// Names of groups and versions need no escapes.
+		e.member = `"` + e.name + `":{"serverRelativeURL":"` + serverRelativeURL(e.name, sum) + `"}`
+		e.sum = e.member[len(e.member)-len(sum)-2:][:len(sum)]
 	})
 	return e.sum, e.failed
 }
+
+func (e *entry) body(c *cache, protobuf bool) ([]byte, error) {
+	return e.text(c, v3, e.versions, protobuf)
+}
+
+// whole is the document of v2.
+type whole struct {
+	groups *resource.PerGroup[[]*entry]
+	texts
+
+	once   sync.Once
+	sum    string
+	failed error
+}
+
+// hash is made from those of the documents of v3.
+func (d *whole) hash() (string, error) {
+	d.once.Do(func() {
+		h := newHash()
+		for entries := range d.groups.All() {
+			for _, e := range entries {
+				sum, err := e.hash()
+				if err != nil {
+					d.failed = err
+					return
+				}
+				h.Write([]byte(sum))
+			}
+		}
+		d.sum = hexOf(h)
+	})
+	return d.sum, d.failed
+}
+
+func (d *whole) body(c *cache, protobuf bool) ([]byte, error) {
+	var versions []*resource.Version
+	for entries := range d.groups.All() {
+		for _, e := range entries {
+			versions = append(versions, e.versions...)
+		}
+	}
+	return d.text(c, v2, versions, protobuf)
+}
+
+// newHash begins a hash that another program, which may describe the same kinds in other words, begins differently.
+func newHash() hash.Hash {
+	h := sha256.New()
+	h.Write([]byte(resource.KubernetesVersion + "\n" + build()))
+	return h
+}
+
+func hexOf(h hash.Hash) string { return strings.ToUpper(hex.EncodeToString(h.Sum(nil))) }
 
 // write tells h all that the description of v depends on but the program itself.
 func write(h hash.Hash, v *resource.Version) error {
@@ -149,7 +214,7 @@ func write(h hash.Hash, v *resource.Version) error {
 }
 
 // build names the program, for another one may describe the same kinds in other words.
-func build() string {
+var build = sync.OnceValue(func() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return ""
@@ -163,13 +228,21 @@ func build() string {
 		out += "\n" + m.Path + " " + m.Version
 	}
 	return out
+})
+
+// texts are the forms of one document.
+type texts struct{ json, protobuf slot }
+
+func (t *texts) forget(c *cache) {
+	c.forget(&t.json)
+	c.forget(&t.protobuf)
 }
 
-// body is the text of the document.
-func (e *entry) body(c *cache, ed edition, protobuf bool) ([]byte, error) {
+// text is the document of versions.
+func (t *texts) text(c *cache, e edition, versions []*resource.Version, protobuf bool) ([]byte, error) {
 	text := func() ([]byte, error) {
-		return c.get(&e.json, func() ([]byte, error) {
-			d, err := newDocument(ed, e.versions)
+		return c.get(&t.json, func() ([]byte, error) {
+			d, err := newDocument(e, versions)
 			if err != nil {
 				return nil, err
 			}
@@ -180,11 +253,11 @@ func (e *entry) body(c *cache, ed edition, protobuf bool) ([]byte, error) {
 	if !protobuf {
 		return text()
 	}
-	return c.get(&e.protobuf, func() ([]byte, error) {
+	return c.get(&t.protobuf, func() ([]byte, error) {
 		json, err := text()
 		if err != nil {
 			return nil, err
 		}
-		return newTranscoder(ed).encode(json)
+		return newTranscoder(e).encode(json)
 	})
 }

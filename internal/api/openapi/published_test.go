@@ -1,0 +1,120 @@
+package openapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	kinds "github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+func inGroup(group string) string { return strings.ReplaceAll(cronTab, "stable.example.com", group) }
+
+// catalog is that of all that has been put.
+func (c *cluster) catalog() *kinds.Catalog {
+	c.t.Helper()
+	catalog, err := c.live.Current(c.t.Context())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return catalog
+}
+
+// remove takes the kind of a group away.
+func (c *cluster) remove(group string) {
+	c.t.Helper()
+	key := kinds.CRDPrefix + "crontabs." + group
+	c.commit(storage.Write{Key: key, Expected: c.store.Get(key).Modified})
+}
+
+// OAS-021: a change touches the documents of its group alone, and what is served is what would be if all were made anew.
+func TestOnlyWhatChangedIsMadeAnew(t *testing.T) {
+	groups := []string{"a", "a-b.example.com", "a.example.com", "a0.example.com", "z.example.com"}
+	var manifests []string
+	for _, g := range groups {
+		manifests = append(manifests, inGroup(g+".org"))
+	}
+	c := newCluster(t, manifests...)
+	texts := newCache(keepBytes)
+	one := publish(c.catalog(), nil, texts)
+	paths := map[string]bool{"api/v1": true}
+	for _, g := range groups {
+		paths["apis/"+g+".org/v1"] = true
+	}
+	for path := range paths {
+		if _, err := one.find(path).body(texts, false); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+	c.remove("a.org")
+	c.remove("z.example.com.org")
+	c.put(strings.Replace(inGroup("z.example.com.org"), "when to run", "at what time", 1), 0)
+	c.put(inGroup("a.org.a"), 0)
+	two, fresh := publish(c.catalog(), one, texts), publish(c.catalog(), nil, newCache(0))
+	for path := range paths {
+		changed := path == "apis/a.org/v1" || path == "apis/z.example.com.org/v1"
+		old := one.find(path)
+		if kept := two.find(path) == old; kept == changed {
+			t.Errorf("%s: kept %v", path, kept)
+		}
+		if kept := texts.texts[&old.json] != nil; kept == changed {
+			t.Errorf("the text of %s: kept %v", path, kept)
+		}
+	}
+	index, err := two.index()
+	want, wantErr := fresh.index()
+	if err != nil || wantErr != nil || !bytes.Equal(index.text, want.text) || index.etag != want.etag {
+		t.Errorf("%v %v\n%s\nnot\n%s", err, wantErr, index.text, want.text)
+	}
+	var parsed any
+	if err := json.Unmarshal(index.text, &parsed); err != nil {
+		t.Fatal(err)
+	}
+	if sorted, err := json.Marshal(parsed); err != nil || !bytes.Equal(sorted, index.text) || !bytes.Contains(sorted, []byte("apis/a.org.a/v1?hash=")) {
+		t.Errorf("%v: not as encoding/json writes it:\n%s", err, index.text)
+	}
+	former, err := one.all.hash()
+	hash, secondErr := two.all.hash()
+	wantHash, thirdErr := fresh.all.hash()
+	if err != nil || secondErr != nil || thirdErr != nil || hash != wantHash || hash == former {
+		t.Errorf("v2: %s, %s before, %s anew", hash, former, wantHash)
+	}
+}
+
+// BenchmarkOneMore is the index of v3 after one change of a CRD, when there are n of groups of their own.
+func BenchmarkOneMore(b *testing.B) {
+	for _, n := range []int{10, 5000} {
+		c := newCluster(b)
+		for i := range n {
+			c.put(inGroup(fmt.Sprintf("g%d.example.com", i)), 0)
+		}
+		with := c.catalog()
+		c.remove("g5.example.com")
+		texts := newCache(keepBytes)
+		last := publish(c.catalog(), nil, texts)
+		if _, err := last.index(); err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprintf("entry/groups=%d", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := publish(with, last, texts).find("apis/g5.example.com/v1").hash(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("index/groups=%d", n), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				index, err := publish(with, last, texts).index()
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.SetBytes(int64(len(index.text)))
+			}
+		})
+	}
+}
