@@ -24,11 +24,7 @@ func (s *Schema) prune(t object.Tree) (p pruner) {
 	if root == nil {
 		root = &node{}
 	}
-	if root.preserve {
-		p.kept(t, root, true)
-	} else {
-		p.object(t, root, true)
-	}
+	p.fields(t, root, true, root.preserve)
 	slices.Sort(p.unknown)
 	return p
 }
@@ -70,15 +66,12 @@ func (p *pruner) remove(t object.Tree, key string) {
 func (p *pruner) value(v any, n *node) {
 	switch v := v.(type) {
 	case object.Tree:
-		switch {
-		case n == nil:
-			for k := range v {
-				p.remove(v, k)
-			}
-		case n.preserve:
-			p.kept(v, n, n.embedded)
-		default:
-			p.object(v, n, n.embedded)
+		if n != nil {
+			p.fields(v, n, n.embedded, n.preserve)
+			break
+		}
+		for k := range v {
+			p.remove(v, k)
 		}
 	case []any:
 		p.list(v, n)
@@ -97,7 +90,8 @@ func (p *pruner) below(s step, v any, n *node) {
 	}
 }
 
-func (p *pruner) object(t object.Tree, n *node, embedded bool) {
+// fields prunes what n names, and removes the others unless they are kept.
+func (p *pruner) fields(t object.Tree, n *node, embedded, keep bool) {
 	for k, v := range t {
 		if embedded && isTypeOrMeta(k) {
 			p.nulls = p.nulls || len(p.path) > 0 // in its metadata, which is not looked at
@@ -107,7 +101,7 @@ func (p *pruner) object(t object.Tree, n *node, embedded bool) {
 			p.below(step{k, -1}, v, child)
 		} else if n.additional != nil {
 			p.below(step{k, -1}, v, n.additional.schema)
-		} else {
+		} else if !keep {
 			p.remove(t, k)
 		}
 	}
@@ -127,22 +121,7 @@ func (p *pruner) list(v []any, n *node) {
 	}
 }
 
-// kept prunes only what n names by itself.
-func (p *pruner) kept(t object.Tree, n *node, embedded bool) {
-	for k, v := range t {
-		if embedded && isTypeOrMeta(k) {
-			p.nulls = p.nulls || len(p.path) > 0 // in its metadata, which is not looked at
-			continue
-		}
-		if child, ok := n.properties[k]; ok {
-			p.below(step{k, -1}, v, child)
-		} else if n.additional != nil {
-			p.below(step{k, -1}, v, n.additional.schema)
-		}
-	}
-}
-
-// keptList goes on as kept in every element.
+// keptList goes on in every element, whose fields are kept too.
 func (p *pruner) keptList(v []any, items *node) {
 	if items == nil {
 		return
@@ -151,7 +130,7 @@ func (p *pruner) keptList(v []any, items *node) {
 		p.path = append(p.path, step{index: i})
 		switch e := v[i].(type) {
 		case object.Tree:
-			p.kept(e, items, items.embedded)
+			p.fields(e, items, items.embedded, true)
 		case []any:
 			p.keptList(e, items.items)
 		}

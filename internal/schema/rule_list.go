@@ -157,14 +157,11 @@ func equalSets(a celtraits.Lister, other ref.Val) ref.Val {
 	if a.Size() != b.Size() {
 		return types.False
 	}
-	set, seen := map[any]bool{}, map[any]bool{}
-	for _, e := range elements(a) {
-		key, err := setKey(e)
-		if err != nil {
-			return err
-		}
-		set[key] = true
+	set, err := setKeys(elements(a))
+	if err != nil {
+		return err
 	}
+	seen := map[any]bool{}
 	for _, e := range elements(b) {
 		key, err := setKey(e)
 		if err != nil {
@@ -184,13 +181,10 @@ func union(a celtraits.Lister, other ref.Val) ref.Val {
 	if !ok {
 		return types.MaybeNoSuchOverloadErr(other)
 	}
-	all, set := elements(a), map[any]bool{}
-	for _, e := range all {
-		key, err := setKey(e)
-		if err != nil {
-			return err
-		}
-		set[key] = true
+	all := elements(a)
+	set, err := setKeys(all)
+	if err != nil {
+		return err
 	}
 	for _, e := range elements(b) {
 		key, err := setKey(e)
@@ -212,6 +206,18 @@ func setKey(e ref.Val) (any, ref.Val) {
 		return nil, types.NewErr("listSet operations are only supported on lists of scalar values")
 	}
 	return hashable(e.Value()), nil
+}
+
+func setKeys(elements []ref.Val) (map[any]bool, ref.Val) {
+	keys := make(map[any]bool, len(elements))
+	for _, e := range elements {
+		key, err := setKey(e)
+		if err != nil {
+			return nil, err
+		}
+		keys[key] = true
+	}
+	return keys, nil
 }
 
 // hashable is v, or what stands for it where Go cannot compare it.
