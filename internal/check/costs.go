@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -53,15 +54,7 @@ func (c *checker) costs(d *document) {
 			found = append(found, r)
 		}
 	}
-	slices.SortStableFunc(found, func(a, b Rule) int {
-		switch {
-		case a.Cost > b.Cost:
-			return -1
-		case a.Cost < b.Cost:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(found, func(a, b Rule) int { return cmp.Compare(b.Cost, a.Cost) })
 	c.report.Rules = append(c.report.Rules, found...)
 }
 
