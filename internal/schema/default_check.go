@@ -154,10 +154,10 @@ func (c *defaultChecker) rules(v any, n *node, at defaultPlace, path *field.Path
 	}
 	for _, old := range []any{v, nil} {
 		e := evaluation{ctx: c.ctx, budget: budget}
-		e.value(tree, &level{value: v, old: old})
+		e.value(tree, &level{value: v, old: old, at: path})
 		c.budget = min(c.budget, e.budget)
 		if len(e.errs) > 0 {
-			c.errs = append(c.errs, under(path, e.errs)...)
+			c.errs = append(c.errs, e.errs...)
 			return
 		}
 	}

@@ -6,7 +6,8 @@ import "k8s.io/apimachinery/pkg/util/validation/field"
 // to report.
 type level struct {
 	place
-	outer      *level // that of place.up
+	outer      *level      // that of place.up
+	at         *field.Path // where the outermost level lies
 	node       *node
 	value, old any
 	correlated bool // old is the old value of value, though it may be null
@@ -22,9 +23,9 @@ func (l *level) below(step place, value any) level {
 
 func (l *level) path() *field.Path {
 	if l.outer == nil {
-		return nil
+		return l.at
 	}
-	return l.place.path()
+	return l.place.from(l.outer.path())
 }
 
 // unchanged reports whether errors at l are to be ratcheted: l is as it was, or, where it cannot be

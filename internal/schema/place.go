@@ -23,7 +23,11 @@ func (p *place) path() *field.Path {
 	if p == nil {
 		return nil
 	}
-	up := p.up.path()
+	return p.from(p.up.path())
+}
+
+// from is the last step of p, taken from up.
+func (p *place) from(up *field.Path) *field.Path {
 	switch p.kind {
 	case atKey:
 		return up.Key(p.key)

@@ -13,18 +13,15 @@ import (
 
 func selectableFields(fields []apiextensions.SelectableField, s *schema, parent *field.Path, o options, version string) (errs field.ErrorList) {
 	path := parent.Child("selectableFields")
-	unsupported := unsupportedIn(s)
-	if unsupported != nil {
+	if unsupported := unsupportedIn(s); unsupported != nil {
 		errs = append(errs, field.Invalid(parent.Child("schema.openAPIV3Schema"), "", unsupported.Error()))
+		s = nil // it has no fields
 	}
 	var seen []string
 	for i, f := range fields {
 		at := path.Index(i).Child("jsonPath")
 		if f.JSONPath == "" {
 			errs = append(errs, field.Required(at, ""))
-			continue
-		}
-		if unsupported != nil {
 			continue
 		}
 		found, err := resolve(f.JSONPath, s, false)

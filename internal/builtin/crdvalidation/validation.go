@@ -285,12 +285,13 @@ func manySelectable(crd, old *apiextensions.CustomResourceDefinition) map[string
 		}
 	}
 	unchanged("", crd.Spec.SelectableFields, old.Spec.SelectableFields)
+	before := map[string][]apiextensions.SelectableField{}
+	for i := range old.Spec.Versions {
+		before[old.Spec.Versions[i].Name] = old.Spec.Versions[i].SelectableFields
+	}
 	for i := range crd.Spec.Versions {
-		for j := range old.Spec.Versions {
-			if v, was := &crd.Spec.Versions[i], &old.Spec.Versions[j]; v.Name == was.Name {
-				unchanged(v.Name, v.SelectableFields, was.SelectableFields)
-			}
-		}
+		v := &crd.Spec.Versions[i]
+		unchanged(v.Name, v.SelectableFields, before[v.Name])
 	}
 	return allowed
 }

@@ -86,7 +86,7 @@ func BenchmarkBeside(b *testing.B) {
 				}
 			}, func() {
 				for _, t := range shaped {
-					if _, err := p.theirs.shape(t); err != nil {
+					if _, err := p.theirs.shape(t, true); err != nil {
 						b.Fatal(err)
 					}
 					p.theirs.validate(ctx, t, nil)
@@ -107,7 +107,7 @@ func BenchmarkBeside(b *testing.B) {
 						b.Fatal(err)
 					}
 				}, func() {
-					if _, err := newUpstream(text); err != nil {
+					if _, err := newUpstream(text, false); err != nil {
 						b.Fatal(err)
 					}
 				}

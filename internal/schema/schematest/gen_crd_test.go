@@ -164,7 +164,7 @@ func (g *gen) brokenBefore(s props) {
 	}
 	str, text := props{"type": "string"}, "foo"
 	fields["old"] = copied(pick[any](g.source,
-		props{"type": "odd"}, props{"anyOf": []any{props{"description": "x"}}}, props{"type": "object", "default": props{"unknown": text}},
+		props{"type": "odd"}, props{"type": "array", "items": str, "uniqueItems": true}, props{"anyOf": []any{props{"description": "x"}}}, props{"type": "object", "default": props{"unknown": text}},
 		props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "object", "properties": props{"a": str}}},
 		props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "array", "items": str, "x-kubernetes-list-type": "set"}},
 		props{"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"a"}, "items": props{"type": "object", "properties": props{"a": props{"type": "string", "nullable": true}}}},

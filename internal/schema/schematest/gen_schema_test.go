@@ -227,7 +227,8 @@ func (g *gen) list(s props, depth int) {
 		keys, required := []any{}, []any{}
 		for _, k := range [][]string{{"key"}, {"key", "port"}, {"name"}}[g.n(3)] {
 			p := props{"type": pick(g.source, "string", "string", "integer", "boolean", "number")}
-			if g.once(3) {
+			if g.old && g.once(12) { // neither required nor with a default, as was accepted once
+			} else if g.once(3) {
 				p["default"] = map[string]any{"string": "TCP", "integer": 80, "boolean": true, "number": 1.5}[p["type"].(string)]
 			} else {
 				required = append(required, k)
@@ -295,9 +296,13 @@ func (g *gen) metadata(fields props, depth int) {
 	if g.once(3) {
 		md["default"] = pick(g.source, props{"name": "x", "unknown": 1}, props{"name": "x"}, props{"labels": props{"a": "b"}}, props{"name": 1}, props{"finalizers": []any{"a b"}})
 	}
-	known := props{"name": props{"type": "string", "maxLength": 4}, "generation": props{"type": "integer"}, "labels": props{"type": "object", "additionalProperties": props{"type": "string"}},
-		"finalizers": props{"type": "array", "items": props{"type": "string"}}, "unknown": props{"type": "object", "properties": props{"foo": props{"type": "string"}}}}
-	filled := map[string][]any{"name": {"x", "A B", "toolong"}, "generation": {1, "x"}, "labels": {props{"a": "b"}, props{"a b": "c"}}, "finalizers": {[]any{}, []any{"a/b"}}, "unknown": {props{}, props{"foo": "x"}}}
+	str := props{"type": "string"}
+	known := props{"name": props{"type": "string", "maxLength": 4}, "generateName": copied(str), "generation": props{"type": "integer"}, "labels": props{"type": "object", "additionalProperties": copied(str)},
+		"finalizers": props{"type": "array", "items": copied(str)}, "unknown": props{"type": "object", "properties": props{"foo": copied(str)}},
+		"ownerReferences": props{"type": "array", "items": props{"type": "object", "properties": props{"name": props{"type": "string"}, "bar": copied(str)}}},
+		"managedFields":   props{"type": "array", "items": props{"type": "object", "properties": props{"fieldsV1": props{"type": "object", "properties": props{"f:a": props{"type": "object"}}}}}}}
+	filled := map[string][]any{"name": {"x", "A B", "toolong"}, "generateName": {"x-", 1}, "generation": {1, "x"}, "labels": {props{"a": "b"}, props{"a b": "c"}}, "finalizers": {[]any{}, []any{"a/b"}}, "unknown": {props{}, props{"foo": "x"}},
+		"ownerReferences": {[]any{props{"name": "x"}}, []any{}}, "managedFields": {[]any{props{"manager": "x", "fieldsV1": props{"f:a": props{}}}}, []any{props{"time": "x"}}}}
 	for _, name := range sorted(known) {
 		p := known[name].(props)
 		if !g.once(2) {
@@ -307,13 +312,28 @@ func (g *gen) metadata(fields props, depth int) {
 		if g.once(3) {
 			p["default"] = copied(pick(g.source, filled[name]...))
 		}
-		if items, ok := p["items"].(props); ok && g.once(3) {
-			items["default"] = pick[any](g.source, "a", "a/b", 1)
-		}
+		g.defaultsBelow(p)
 		g.rule(p, depth+1)
 	}
 	md["properties"] = known
 	fields["metadata"] = md
+}
+
+// defaultsBelow gives what metadata holds some defaults, that are right there or not.
+func (g *gen) defaultsBelow(p props) {
+	for _, key := range []string{"items", "additionalProperties"} {
+		if below, ok := p[key].(props); ok && g.once(3) {
+			below["default"] = copied(pick[any](g.source, "a", "a/b", 1, props{"name": "x"}, nil))
+			g.defaultsBelow(below)
+		}
+	}
+	fields, _ := p["properties"].(props)
+	for _, name := range sorted(fields) {
+		if g.once(4) {
+			fields[name].(props)["default"] = copied(pick[any](g.source, "x", 1, props{"f:a": props{}}, props{}))
+		}
+		g.defaultsBelow(fields[name].(props))
+	}
 }
 
 // extras adds what any node may have.

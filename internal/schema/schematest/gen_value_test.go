@@ -184,6 +184,9 @@ func (g *gen) listFor(s props, depth int) []any {
 		seen[id] = true
 		list = append(list, v)
 	}
+	if len(list) > 0 && g.slips() {
+		list = append(list, copied(list[0]))
+	}
 	return list
 }
 

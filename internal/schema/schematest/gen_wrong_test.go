@@ -17,12 +17,10 @@ func (g *gen) mistake(s props) {
 	if g.once(4) {
 		delete(s, pick(g.source, sorted(s)...))
 	}
-	if s["x-kubernetes-int-or-string"] == true || s["x-kubernetes-embedded-resource"] == true {
-		delete(s, "additionalProperties")
-		if delete(s, "type"); s["x-kubernetes-embedded-resource"] == true {
-			s["type"] = "object"
-			delete(s, "x-kubernetes-int-or-string")
-		}
+	if s["x-kubernetes-int-or-string"] == true {
+		delete(s, "type")
+	} else if s["x-kubernetes-embedded-resource"] == true && s["type"] == nil {
+		s["type"] = "object"
 	}
 }
 
@@ -31,13 +29,16 @@ var one = map[string]any{"type": "string", "x-kubernetes-validations": []any{map
 var mistakes = map[string][]any{
 	"type":                                 {"text", "null", "object", "array", "string"},
 	"nullable":                             {true},
+	"title":                                {"text"},
+	"x-kubernetes-int-or-string":           {true},
+	"x-kubernetes-embedded-resource":       {true},
 	"required":                             {[]any{"foo", "foo"}, []any{}},
 	"enum":                                 {[]any{}, []any{int64(1), "a", int64(1)}},
 	"pattern":                              {"(", "^a"},
 	"format":                               {"int32", "int64", "date", "float", "unheard-of", "byte"},
 	"default":                              oddities,
 	"items":                                {one, []any{one}, map[string]any{}},
-	"properties":                           {map[string]any{"foo": one}, map[string]any{"metadata": one}, map[string]any{"kind": one}},
+	"properties":                           {map[string]any{"foo": one}, map[string]any{"metadata": one}, map[string]any{"kind": one}, map[string]any{"kind": map[string]any{"type": "integer"}, "apiVersion": map[string]any{"type": "boolean"}}, map[string]any{"metadata": map[string]any{"type": "object", "properties": map[string]any{"name": one, "generateName": map[string]any{"type": "string"}}}}},
 	"additionalProperties":                 {one, true},
 	"patternProperties":                    {map[string]any{"a": one}},
 	"dependencies":                         {map[string]any{"foo": []any{"bar"}}},

@@ -25,38 +25,47 @@ import (
 
 // upstream is one version of a kind as upstream's server holds it.
 type upstream struct {
-	internal   *apiextensions.JSONSchemaProps
-	structural *structuralschema.Structural
+	structural *structuralschema.Structural // nil where the schema is none, or there is none
+	preserve   bool                         // spec.preserveUnknownFields
+	loose      bool                         // there is a schema, but it is not structural
 	validator  validation.SchemaValidator
 	status     validation.SchemaValidator // nil where the schema has no status
 	rules      *cel.Validator
 }
 
-// newUpstream takes the steps of its handler when a CRD is first used.
-func newUpstream(schema []byte) (*upstream, error) {
-	u := &upstream{internal: &apiextensions.JSONSchemaProps{}}
-	var v1 apiextensionsv1.JSONSchemaProps
+// newUpstream takes the steps of its handler when a CRD is first used. The schema may be null.
+func newUpstream(schema []byte, preserve bool) (*upstream, error) {
+	u := &upstream{preserve: preserve}
+	var v1 *apiextensionsv1.JSONSchemaProps
 	if err := json.Unmarshal(schema, &v1); err != nil {
 		return nil, err
 	}
-	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&v1, u.internal, nil); err != nil {
-		return nil, err
-	}
-	s, err := structuralschema.NewStructural(u.internal)
-	if err != nil {
-		return nil, err
-	}
-	u.structural = s.DeepCopy()
-	if err := defaulting.PruneDefaults(u.structural); err != nil {
-		return nil, err
-	}
-	if u.validator, _, err = validation.NewSchemaValidator(u.internal); err != nil {
-		return nil, err
-	}
-	if p, ok := u.internal.Properties["status"]; ok {
-		if u.status, _, err = validation.NewSchemaValidator(&p); err != nil {
+	var internal *apiextensions.JSONSchemaProps
+	if v1 != nil {
+		internal = &apiextensions.JSONSchemaProps{}
+		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(v1, internal, nil); err != nil {
 			return nil, err
 		}
+		s, err := structuralschema.NewStructural(internal)
+		if err != nil && !preserve {
+			return nil, err
+		}
+		u.structural, u.loose = s, s == nil
+		if !preserve {
+			u.structural = s.DeepCopy()
+			if err := defaulting.PruneDefaults(u.structural); err != nil {
+				return nil, err
+			}
+		}
+		if p, ok := internal.Properties["status"]; ok {
+			if u.status, _, err = validation.NewSchemaValidator(&p); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var err error
+	if u.validator, _, err = validation.NewSchemaValidator(internal); err != nil {
+		return nil, err
 	}
 	u.rules = cel.NewValidator(u.structural, true, celconfig.PerCallLimit)
 	return u, nil
@@ -67,12 +76,18 @@ func (u *upstream) refused() error {
 	return structuralschema.ValidateStructural(nil, u.structural).ToAggregate()
 }
 
+// lost is where upstream panics on update: it has a schema to validate by but, for that is not structural, none to find old
+// values with.
+func (u *upstream) lost() bool { return u.structural == nil && u.loose }
+
 // shape is what happens to the object of a request before it is validated: pruned, nulls dropped, embedded
-// resources coerced, defaulted.
-func (u *upstream) shape(t object.Tree) (unknown []string, err *field.Error) {
-	unknown = pruning.PruneWithOptions(t, u.structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
-	defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
-	err, more := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: true})
+// resources coerced, defaulted. Only where fieldValidation asks for them, unknown fields are collected.
+func (u *upstream) shape(t object.Tree, collect bool) (unknown []string, err *field.Error) {
+	if !u.preserve {
+		unknown = pruning.PruneWithOptions(t, u.structural, true, structuralschema.UnknownFieldPathOptions{TrackUnknownFieldPaths: collect})
+		defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
+	}
+	err, more := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{ReturnUnknownFieldPaths: collect})
 	if err != nil {
 		return nil, err
 	}
@@ -82,8 +97,10 @@ func (u *upstream) shape(t object.Tree) (unknown []string, err *field.Error) {
 
 // restore is shape for an object from storage.
 func (u *upstream) restore(t object.Tree) {
-	pruning.Prune(t, u.structural, true)
-	defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
+	if !u.preserve {
+		pruning.Prune(t, u.structural, true)
+		defaulting.PruneNonNullableNullsWithoutDefaults(t, u.structural)
+	}
 	if err, _ := objectmeta.CoerceWithOptions(nil, t, u.structural, false, objectmeta.CoerceOptions{DropInvalidFields: true}); err != nil {
 		panic(err) // it drops
 	}
@@ -111,7 +128,11 @@ func (u *upstream) validate(ctx context.Context, t, old object.Tree) (errs field
 func (u *upstream) validateStatus(ctx context.Context, t, old object.Tree) (errs field.ErrorList) {
 	correlated := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
 	if status, ok := t["status"]; ok {
-		errs = append(errs, validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, validation.WithRatcheting(correlated.Key("status")))...)
+		var options []validation.ValidationOption
+		if u.structural != nil {
+			options = append(options, validation.WithRatcheting(correlated.Key("status")))
+		}
+		errs = append(errs, validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, options...)...)
 	}
 	if twice := listtype.ValidateListSetsAndMaps(nil, u.structural, t); len(twice) > 0 && len(listtype.ValidateListSetsAndMaps(nil, u.structural, old)) == 0 {
 		errs = append(errs, twice...)

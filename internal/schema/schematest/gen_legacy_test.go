@@ -1,0 +1,74 @@
+package schematest
+
+import "strings"
+
+// legacy is what of a schema may stand in a CRD that preserves unknown fields, and whether it does. Such were created by
+// apiextensions.k8s.io/v1beta1, which asked for no schema, and for a structural one only where it has extensions.
+func (g *gen) legacy(root props) (schema props, preserve bool) {
+	switch g.n(6) {
+	case 0:
+		return nil, true
+	case 1: // a version that is not served
+		return nil, false
+	case 2, 3:
+		drop(root, func(key string) bool { return key == "default" || strings.HasPrefix(key, "x-kubernetes-") })
+		g.loosen(root)
+	default:
+		drop(root, func(key string) bool { return key == "default" })
+	}
+	return root, true
+}
+
+// drop takes some keywords out of a schema and all below it.
+func drop(v any, is func(string) bool) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, below := range v {
+			if key != "properties" && is(key) {
+				delete(v, key)
+				continue
+			}
+			if fields, ok := below.(props); ok && key == "properties" {
+				for _, s := range fields {
+					drop(s, is)
+				}
+				continue
+			}
+			drop(below, is)
+		}
+	case []any:
+		for _, w := range v {
+			drop(w, is)
+		}
+	}
+}
+
+// loosen makes s what is no structural schema, in places.
+func (g *gen) loosen(v any) {
+	s, _ := v.(props)
+	if s == nil {
+		return
+	}
+	switch g.n(16) {
+	case 0:
+		s["$schema"] = "x"
+	case 1, 2:
+		delete(s, "type")
+	case 3:
+		s["allOf"] = []any{props{"type": pick(g.source, "string", "object", "array"), "description": "text"}}
+	case 4:
+		s["anyOf"] = []any{props{"additionalProperties": props{"type": "string"}}, props{"properties": props{"foo": props{"type": "string", "nullable": true}}}}
+	case 5:
+		s["not"] = props{"additionalProperties": g.once(2), "nullable": true}
+	case 6:
+		s["type"] = "odd"
+	case 7:
+		s["pattern"] = "("
+	}
+	fields, _ := s["properties"].(props)
+	for _, name := range sorted(fields) {
+		g.loosen(fields[name])
+	}
+	g.loosen(s["items"])
+	g.loosen(s["additionalProperties"])
+}
