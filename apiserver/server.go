@@ -198,7 +198,7 @@ func (s *Server) follow(ctx context.Context, live *resource.Live) error {
 }
 
 func (s *Server) serve() {
-	err := s.http.ServeTLS(s.listener, "", "")
+	err := s.http.ServeTLS(gatherer{s.listener}, "", "")
 	if !errors.Is(err, http.ErrServerClosed) {
 		s.fail(fmt.Errorf("serve: %w", err))
 	}

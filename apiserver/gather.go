@@ -1,0 +1,129 @@
+package apiserver
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+const (
+	// fullRecord is what a write has at least that is part of a large response: crypto/tls cuts it into records of 16 KiB.
+	fullRecord = 16 << 10
+	// gatherBytes is how much is written to the system at once, and how much more may wait meanwhile.
+	gatherBytes = 128 << 10
+	// linger is how long a client may take to accept what waits when a connection is closed; crypto/tls's.
+	linger = 5 * time.Second
+)
+
+// gatherer accepts connections that write large responses in large pieces. HTTP/2 brings them in frames of 16 KiB and nine bytes,
+// crypto/tls makes two records of each, and each record would be a system call of its own.
+type gatherer struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (g gatherer) Accept() (net.Conn, error) {
+	c, err := g.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return gather(c), nil
+}
+
+// gathered is a connection as crypto/tls uses it, which writes from one goroutine at a time. What is small is written at
+// once. A full record is taken over and written by a goroutine that lives as long as there is something to write; all that
+// follows meanwhile, up to gatherBytes, is its next write. An error is that of the next Write, as with the buffers of the system.
+type gathered struct {
+	net.Conn
+
+	mu      sync.Mutex
+	changed sync.Cond // waiting or writing or failed
+	waiting *[]byte   // of gatherBuffers, nil if nothing waits
+	writing bool
+	failed  error
+}
+
+var gatherBuffers = sync.Pool{New: func() any { b := make([]byte, 0, gatherBytes); return &b }}
+
+func gather(c net.Conn) *gathered {
+	g := &gathered{Conn: c}
+	g.changed.L = &g.mu
+	return g
+}
+
+// Write implements net.Conn.
+func (g *gathered) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	if !g.writing && len(p) < fullRecord {
+		failed := g.failed
+		g.mu.Unlock()
+		if failed != nil {
+			return 0, failed
+		}
+		return g.Conn.Write(p)
+	}
+	defer g.mu.Unlock()
+	for g.failed == nil && g.waiting != nil && len(*g.waiting)+len(p) > gatherBytes {
+		g.changed.Wait()
+	}
+	if g.failed != nil {
+		return 0, g.failed
+	}
+	if g.waiting == nil {
+		g.waiting = gatherBuffers.Get().(*[]byte)
+	}
+	*g.waiting = append(*g.waiting, p...)
+	if !g.writing {
+		g.writing = true
+		go g.write()
+	}
+	return len(p), nil
+}
+
+// write writes what waits until nothing does, or until it cannot.
+func (g *gathered) write() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.waiting != nil {
+		b := g.waiting
+		g.waiting = nil
+		if g.failed == nil {
+			g.changed.Broadcast()
+			g.mu.Unlock()
+			_, err := g.Conn.Write(*b)
+			g.mu.Lock()
+			g.failed = err
+		}
+		if cap(*b) == gatherBytes {
+			*b = (*b)[:0]
+			gatherBuffers.Put(b)
+		}
+	}
+	g.writing = false
+	g.changed.Broadcast()
+}
+
+// SetWriteDeadline implements net.Conn. A time that is past, which crypto/tls sets as soon as it has said good-bye, is for what
+// comes later: what has been taken over is written first.
+func (g *gathered) SetWriteDeadline(t time.Time) error {
+	if !t.IsZero() && !t.After(time.Now()) {
+		if err := g.drain(); err != nil {
+			return err
+		}
+	}
+	return g.Conn.SetWriteDeadline(t)
+}
+
+// drain returns when nothing waits any longer.
+func (g *gathered) drain() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.writing {
+		return nil
+	}
+	if err := g.Conn.SetWriteDeadline(time.Now().Add(linger)); err != nil {
+		return err
+	}
+	for g.writing {
+		g.changed.Wait()
+	}
+	return nil
+}
