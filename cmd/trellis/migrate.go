@@ -88,6 +88,9 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 		return err
 	}
 	found, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		return fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's words
+	}
 	if err != nil {
 		return err
 	}

@@ -207,7 +207,9 @@ func (m *members) raw(name, value string) {
 func (p publisher) appendShape(dst []byte, s *shape) []byte {
 	m := &members{dst: append(dst, '{')}
 	for _, f := range s.plain {
-		m.raw(f.key, f.value)
+		if f.key != "default" || p.edition != v2 { // as of built-in kinds
+			m.raw(f.key, f.value)
+		}
 	}
 	if s.typ != "" {
 		m.raw("type", s.typ)
