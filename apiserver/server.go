@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -158,6 +159,14 @@ func (s *Server) connect(ctx context.Context) error {
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
+		Proxy:   http.ProxyFromEnvironment,
+		Names: func(crd string) string {
+			plural, group, _ := strings.Cut(crd, ".")
+			if d := live.Load().Definition(group, plural); d != nil && d.Custom != nil {
+				return d.Custom.Conversion.Webhook
+			}
+			return ""
+		},
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Resolve: egress.Resolver(s.services(live)),
 	})

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -18,6 +19,21 @@ func isConditionTrue(u *unstructured.Unstructured, kind string) bool {
 		}
 	}
 	return false
+}
+
+func hasCondition(u *unstructured.Unstructured, kind string) bool {
+	return slices.ContainsFunc(conditions(u), isOfKind(kind))
+}
+
+func isOfKind(kind string) func(condition any) bool {
+	return func(condition any) bool {
+		m, _ := condition.(map[string]any)
+		return m["type"] == kind
+	}
+}
+
+func removeCondition(u *unstructured.Unstructured, kind string) {
+	_ = unstructured.SetNestedSlice(u.Object, slices.DeleteFunc(conditions(u), isOfKind(kind)), "status", "conditions")
 }
 
 // setCondition sets status.conditions[type=kind] and reports whether that changed

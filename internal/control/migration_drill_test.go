@@ -143,6 +143,23 @@ func TestMigrationDeletedInTheMiddle(t *testing.T) {
 	}
 }
 
+// VER-060: a migration under which the storage version changes starts over, and ends with what is true then.
+func TestMigrationToAnotherStorageVersion(t *testing.T) {
+	d := newDrill(t)
+	storeAt(t, d.world, widgetCRD, "v1")
+	d.await(t, storageMigrations, "", "move", "has to move back what it has moved", func(o *unstructured.Unstructured) bool {
+		return strings.Contains(condition(o, "Running"), "conversion webhook for example.com/v2, Kind=Widget failed")
+	})
+	d.stored("v1", "v2")
+	d.hook.revive()
+	d.awaitEnd("move", "Succeeded")
+	d.stored("v1")
+	d.hook.die()
+	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != drilled {
+		t.Errorf("what was migrated needs the webhook: %v", err)
+	}
+}
+
 // CNV-075: a CRD whose migration hangs can be deleted; the migration fails, and one of the same name is another.
 func TestMigrationOfACRDThatGoes(t *testing.T) {
 	d := newDrill(t)

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -35,8 +36,8 @@ func NewReachability() *Reachability {
 	return &Reachability{changed: newQueue[string]("tell whether a webhook can be reached"), latest: map[string]error{}}
 }
 
-// Report says that the webhook of a CRD cannot be reached because of err, or that it can be. It never blocks; of several
-// reports the latest counts.
+// Report says that the webhook of a CRD cannot be reached because of err, or that it can be or there is none any longer.
+// It never blocks; of several reports the latest counts.
 func (r *Reachability) Report(crd string, err error) {
 	r.mu.Lock()
 	r.latest[crd] = err
@@ -54,26 +55,58 @@ func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// tell brings the condition of a CRD up to date. One whose webhook was always there has none.
+// tell brings the condition of a CRD up to date, with an Event where that changes whether its webhook can be reached. One
+// whose webhook was always there has no condition, as has one without a webhook.
 func (r *Reachability) tell(ctx context.Context, client dynamic.Interface, name string) error {
 	r.mu.Lock()
 	why := r.latest[name]
 	r.mu.Unlock()
 	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 	crd, err := crds.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		r.mu.Lock()
+		delete(r.latest, name)
+		r.mu.Unlock()
+		return nil
+	}
 	if err != nil {
-		return ignoreNotFound(err)
+		return err
 	}
-	status, reason, message, kind := "True", "Reached", "the conversion webhook answers", "Normal"
+	status, message, known := reachable(why), reached, hasCondition(crd, WebhookReachable)
+	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
+	switch {
+	case strategy != "Webhook" && known:
+		removeCondition(crd, WebhookReachable)
+		return patchConditions(ctx, crds, crd)
+	case strategy != "Webhook", why == nil && !known:
+		return nil
+	case why != nil:
+		message = clip(why.Error())
+	}
+	turned := isConditionTrue(crd, WebhookReachable) != (why == nil) || !known
+	if !setCondition(crd, WebhookReachable, status.condition, status.reason, message) {
+		return nil
+	}
+	if err := patchConditions(ctx, crds, crd); err != nil || !turned {
+		return err
+	}
+	return event(ctx, client, crd, status.kind, status.event, message)
+}
+
+const reached = "the conversion webhook answers"
+
+// reachability is how a condition and an Event say something.
+type reachability struct{ condition, reason, kind, event string }
+
+func reachable(why error) reachability {
 	if why != nil {
-		status, reason, message, kind = "False", "CallFailed", why.Error(), "Warning"
-		message = message[:min(len(message), maxMessage)]
-	} else if !hasCondition(crd, WebhookReachable) {
-		return nil
+		return reachability{"False", "CallFailed", "Warning", "ConversionWebhookUnreachable"}
 	}
-	if !setCondition(crd, WebhookReachable, status, reason, message) {
-		return nil
-	}
+	return reachability{"True", "Reached", "Normal", "ConversionWebhookReachable"}
+}
+
+// patchConditions writes the conditions of a CRD. One that is gone has none.
+func patchConditions(ctx context.Context, crds dynamic.ResourceInterface, crd *unstructured.Unstructured) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": crd.GetResourceVersion()},
 		"status":   map[string]any{"conditions": conditions(crd)},
@@ -81,19 +114,8 @@ func (r *Reachability) tell(ctx context.Context, client dynamic.Interface, name 
 	if err != nil {
 		return err
 	}
-	if _, err = crds.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-		return ignoreNotFound(err)
-	}
-	return event(ctx, client, crd, kind, map[string]string{"True": "ConversionWebhookReachable", "False": "ConversionWebhookUnreachable"}[status], message)
-}
-
-func hasCondition(u *unstructured.Unstructured, kind string) bool {
-	for _, c := range conditions(u) {
-		if m, _ := c.(map[string]any); m["type"] == kind {
-			return true
-		}
-	}
-	return false
+	_, err = crds.Patch(ctx, crd.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return ignoreNotFound(err)
 }
 
 // event makes an Event about an object of the cluster.

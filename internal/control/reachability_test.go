@@ -2,68 +2,31 @@ package control_test
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/pem"
+	"encoding/json"
 	"io"
-	"log"
-	"net"
-	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/trellis-k8s/trellis/conversionwebhook"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/testserver"
 )
-
-// webhookAt is a webhook for Widgets that listens on an address.
-func webhookAt(t *testing.T, address string) *httptest.Server {
-	t.Helper()
-	s := httptest.NewUnstartedServer(&conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
-		{Group: "example.com", Kind: "Widget"}: func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) { return o, nil },
-	}})
-	if address != "" {
-		l, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = s.Listener.Close()
-		s.Listener = l
-	}
-	s.Config.ErrorLog = log.New(io.Discard, "", 0)
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	return s
-}
-
-// hookedBy is a CRD of Widgets with two versions between which a webhook converts.
-func hookedBy(s *httptest.Server) *unstructured.Unstructured {
-	crd := definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false))
-	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
-	_ = unstructured.SetNestedField(crd.Object, map[string]any{"strategy": "Webhook", "webhook": map[string]any{
-		"conversionReviewVersions": []any{"v1"},
-		"clientConfig":             map[string]any{"url": s.URL, "caBundle": base64.StdEncoding.EncodeToString(ca)},
-	}}, "spec", "conversion")
-	return crd
-}
 
 // CNV-025 CNV-059: a CRD says that its webhook cannot be reached, and why, and that it can be again; one whose webhook
 // was always there says nothing. It recovers by itself within two seconds of the webhook.
 func TestUnreachableWebhookShows(t *testing.T) {
 	w := connect(t, testserver.Start(t))
-	hook := webhookAt(t, "")
-	w.create(t, crds, "", hookedBy(hook))
+	hook := newHook(t)
+	w.create(t, crds, "", hook.definition("v1"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
 	w.get(t, v2, "default", "a")
-	hook.Close()
+	hook.die()
 
 	watching, err := w.at(widgets, "default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
 	if err != nil {
@@ -79,7 +42,7 @@ func TestUnreachableWebhookShows(t *testing.T) {
 	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
 		crd = o
 		c := condition(o, control.WebhookReachable)
-		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.URL) && strings.Contains(c, "connection refused")
+		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.server.URL) && strings.Contains(c, "connection refused")
 	})
 	if crd.GetGeneration() != 1 || condition(crd, "Established") == "" {
 		t.Errorf("the CRD has become %v", crd.Object)
@@ -87,17 +50,17 @@ func TestUnreachableWebhookShows(t *testing.T) {
 	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning")
 	w.get(t, widgets, "default", "b")
 
-	hook = webhookAt(t, hook.Listener.Addr().String())
-	back := time.Now()
-	eventually(t, "it converts again", func(ctx context.Context) bool {
-		_, err := w.at(v2, "default").Get(ctx, "b", metav1.GetOptions{})
-		return err == nil
-	})
-	t.Logf("recovered %v after the webhook", time.Since(back))
+	calls := hook.calls.Load()
+	hook.revive()
 	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
 		return condition(o, control.WebhookReachable) == "True/Reached/the conversion webhook answers"
 	})
 	w.awaitEvent(t, "ConversionWebhookReachable", "Normal")
+	if n := hook.calls.Load() - calls; n != 0 {
+		t.Errorf("that took %d calls", n)
+	}
+	w.get(t, v2, "default", "b")
+	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning") // still one
 
 	w.patch(t, widgets, "default", "a", `{"metadata":{"labels":{"a":"b"}}}`)
 	if e := <-watching.ResultChan(); e.Type != "MODIFIED" {
@@ -111,7 +74,7 @@ func TestReachableWebhookShows(t *testing.T) {
 	w := connect(t, s)
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
-	w.create(t, crds, "", hookedBy(webhookAt(t, "")))
+	w.create(t, crds, "", newHook(t).definition("v1"))
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	w.get(t, v2, "default", "a")
 	before := w.get(t, crds, "", "widgets.example.com")
@@ -137,6 +100,40 @@ func TestReachableWebhookShows(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// CNV-073: what a CRD says of a dead webhook goes when it names none any longer, and is about another when it names that.
+func TestReplacedWebhookShows(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	dead, alive := newHook(t), newHook(t)
+	w.create(t, crds, "", dead.definition("v1"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	v2 := widgets
+	v2.Version = "v2"
+	dead.die()
+	says := func(want string) {
+		t.Helper()
+		w.await(t, crds, "", "widgets.example.com", "says "+want, func(o *unstructured.Unstructured) bool {
+			_, _ = w.at(v2, "default").Get(t.Context(), "a", metav1.GetOptions{})
+			c := condition(o, control.WebhookReachable)
+			return c == want || want != "" && strings.HasPrefix(c, want)
+		})
+	}
+	names := func(conversion map[string]any) {
+		t.Helper()
+		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"conversion": conversion}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.patch(t, crds, "", "widgets.example.com", string(patch))
+	}
+	says("False/")
+	names(alive.conversion())
+	says("True/")
+	names(dead.conversion())
+	says("False/")
+	names(map[string]any{"strategy": "None", "webhook": nil})
+	says("")
 }
 
 // awaitEvent waits for an Event about the CRD of Widgets.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"iter"
 	"net"
+	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -34,13 +36,19 @@ type WebhookConfig struct {
 	// Resolve finds the address ("10.0.0.1:8443") behind a port of a Service; nil: none can be found. It is asked for
 	// each new connection.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
+	// Proxy finds the proxy of a request to a webhook by URL, as http.Transport has it; nil: there is none. Services are
+	// connected to without one.
+	Proxy func(*http.Request) (*url.URL, error)
 	// Timeout bounds what one request may wait for, all its calls together, and so each of them; 0 means a minute.
 	Timeout time.Duration
 	// Observe, unless nil, gets every call that was made or refused; it must not block.
 	Observe func(Call)
 	// Report, unless nil, is told that a webhook that a CRD names cannot be reached, and that it answers (err is nil): the
-	// first time that it does, and after each time that it could not be reached. It must not block.
+	// first time that it does, and after each time that it could not be reached. One that could not is looked for until it
+	// accepts a connection. err is nil too for a CRD that names no webhook any longer. It must not block.
 	Report func(crd string, err error)
+	// Names, unless nil, returns the JSON of spec.conversion.webhook that a CRD has now; "" if it has none. It must not block.
+	Names func(crd string) string
 }
 
 // Call is one call to a webhook, as metrics count it.
@@ -56,6 +64,9 @@ type Call struct {
 // from the next request on, and CRDs that say the same share connections.
 type Webhooks struct {
 	config WebhookConfig
+	ended  context.Context // nothing is looked for when it is done
+	end    context.CancelFunc
+	said   verdicts
 
 	mu      sync.Mutex
 	callers map[string]*caller
@@ -75,11 +86,16 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Report == nil {
 		c.Report = func(string, error) {}
 	}
-	return &Webhooks{config: c, callers: map[string]*caller{}}
+	ended, end := context.WithCancel(context.Background())
+	return &Webhooks{
+		config: c, ended: ended, end: end, callers: map[string]*caller{},
+		said: verdicts{report: c.Report, last: map[string]verdict{}},
+	}
 }
 
 // Close closes the connections that are idle. Calls under way go on.
 func (w *Webhooks) Close() {
+	w.end()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range w.callers {
@@ -196,7 +212,7 @@ func (w *Webhooks) caller(config string) (*caller, error) {
 	c := w.callers[config]
 	if c == nil {
 		var err error
-		if c, err = newCaller(config, &w.config); err != nil {
+		if c, err = newCaller(config, w); err != nil {
 			return nil, err
 		}
 		w.sweep(now)
@@ -209,7 +225,7 @@ func (w *Webhooks) caller(config string) (*caller, error) {
 // sweep forgets what has not been used for a while: CRDs that are gone or say something else now.
 func (w *Webhooks) sweep(now time.Time) {
 	for config, c := range w.callers {
-		if now.Sub(c.used) > forgetAfter {
+		if now.Sub(c.used) > forgetAfter && c.breaker.idle() {
 			c.client.CloseIdleConnections()
 			delete(w.callers, config)
 		}

@@ -2,6 +2,7 @@ package conversion
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,10 +12,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -30,16 +33,20 @@ const (
 
 // caller calls the webhook of one configuration.
 type caller struct {
-	config  *WebhookConfig
-	review  string // "v1" or "v1beta1"; "" if the webhook speaks neither
-	url     string
-	client  *http.Client
-	breaker breaker
-	used    time.Time // guarded by Webhooks.mu
+	webhooks  *Webhooks
+	config    *WebhookConfig
+	text      string // the configuration
+	review    string // "v1" or "v1beta1"; "" if the webhook speaks neither
+	url       string
+	address   string // host and port of url
+	client    *http.Client
+	transport *http.Transport // client's
+	breaker   breaker
+	used      time.Time // guarded by Webhooks.mu
 }
 
 // newCaller reads the JSON of spec.conversion.webhook. It trusts that a CRD says nothing that the API refuses.
-func newCaller(text string, config *WebhookConfig) (*caller, error) {
+func newCaller(text string, w *Webhooks) (*caller, error) {
 	var c apiextensionsv1.WebhookConversion
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
 		return nil, fmt.Errorf("spec.conversion.webhook: %w", err)
@@ -47,8 +54,10 @@ func newCaller(text string, config *WebhookConfig) (*caller, error) {
 	if c.ClientConfig == nil || c.ClientConfig.Service == nil && c.ClientConfig.URL == nil {
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
-	out, timeout := &caller{config: config}, min(callTimeout, config.Timeout)
-	out.breaker.report = config.Report
+	config := &w.config
+	out, timeout := &caller{webhooks: w, config: config, text: text}, min(callTimeout, config.Timeout)
+	out.breaker.say = func(crd string, err error) { w.said.say(&out.breaker, crd, err) }
+	out.breaker.search = func() { go out.probe(w.ended) }
 	if i := slices.IndexFunc(c.ConversionReviewVersions, speaks); i >= 0 {
 		out.review = c.ConversionReviewVersions[i]
 	}
@@ -67,13 +76,14 @@ func newCaller(text string, config *WebhookConfig) (*caller, error) {
 	if s := c.ClientConfig.Service; s != nil {
 		out.byService(s, transport)
 	} else {
-		out.url = *c.ClientConfig.URL
+		out.url, transport.Proxy = *c.ClientConfig.URL, config.Proxy
 		transport.ForceAttemptHTTP2 = true
 		transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
 	}
-	if out.url, err = withTimeout(out.url, timeout); err != nil {
+	if out.url, out.address, err = withTimeout(out.url, timeout); err != nil {
 		return nil, err
 	}
+	out.transport = transport
 	out.client = &http.Client{
 		Transport:     transport,
 		Timeout:       timeout,
@@ -84,17 +94,17 @@ func newCaller(text string, config *WebhookConfig) (*caller, error) {
 
 func speaks(version string) bool { return version == reviewV1 || version == reviewV1beta1 }
 
-// withTimeout tells the webhook how long it is waited for, as upstream does.
-func withTimeout(text string, timeout time.Duration) (string, error) {
+// withTimeout tells the webhook how long it is waited for, as upstream does. address is where it listens.
+func withTimeout(text string, timeout time.Duration) (out, address string, err error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("the webhook's address: %w", err)
+		return "", "", fmt.Errorf("the webhook's address: %w", err)
 	}
 	if u.Path == "" {
 		u.Path = "/"
 	}
 	u.RawQuery, u.Fragment = "timeout="+timeout.String(), ""
-	return u.String(), nil
+	return u.String(), net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
 // roots are the CAs of a caBundle; nil, the system's, where there is nothing in it.
@@ -134,27 +144,29 @@ func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.
 	}
 }
 
-// post sends a body and returns the answer's. A connection that was refused or broke before anything was answered is
-// tried once more: converting twice does no harm. reached says that the webhook gave an answer, whatever it is.
-func (c *caller) post(ctx context.Context, body []byte) (answer []byte, reached bool, err error) {
-	resp, err := c.send(ctx, body)
+// post sends a body and returns the answer's. A connection that was refused or broke before anything was replied is
+// tried once more: converting twice does no harm. how says how far it came.
+func (c *caller) post(ctx context.Context, body []byte) (answer []byte, how contact, err error) {
+	resp, how, err := c.send(ctx, body)
 	if err != nil && ctx.Err() == nil && worthAnother(err) {
-		resp, err = c.send(ctx, body)
+		resp, how, err = c.send(ctx, body)
 	}
 	if err != nil {
-		return nil, false, err
+		return nil, how, err
 	}
 	defer resp.Body.Close()
 	answer, err = readAll(resp)
 	switch {
+	case errors.Is(err, errTooLarge):
+		return nil, replied, err
 	case err != nil:
-		return nil, errors.Is(err, errTooLarge), err
+		return nil, connected, err
 	case resp.StatusCode != http.StatusOK:
-		return nil, true, refusal(resp, answer)
+		return nil, replied, refusal(resp, answer)
 	case len(answer) == 0:
-		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
+		return nil, replied, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
 	}
-	return answer, true, nil
+	return answer, replied, nil
 }
 
 // worthAnother says that an error may be one of this connection alone. A time-out is not, nor is a certificate.
@@ -164,15 +176,30 @@ func worthAnother(err error) bool {
 	return !(errors.As(err, &network) && network.Timeout()) && !errors.As(err, &certificate)
 }
 
-func (c *caller) send(ctx context.Context, body []byte) (*http.Response, error) {
+// contact is how far a call came.
+type contact int
+
+const (
+	nowhere   contact = iota // no connection, or none whose TLS is right
+	connected                // but no answer, or half of one
+	replied                  // whatever the answer is
+)
+
+func (c *caller) send(ctx context.Context, body []byte) (*http.Response, contact, error) {
+	var got atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { got.Store(true) }})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return nil, nowhere, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, */*")
 	req.Header.Set("User-Agent", "trellis")
-	return c.client.Do(req)
+	resp, err := c.client.Do(req)
+	if got.Load() {
+		return resp, connected, err
+	}
+	return resp, nowhere, err
 }
 
 func contentType(resp *http.Response) string {

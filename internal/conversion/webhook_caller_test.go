@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -47,6 +48,33 @@ func named(t *testing.T, name string) *hook {
 func convertOne(w *Webhooks, config string) error {
 	_, err := w.Convert(context.Background(), version("v1", config), []object.Tree{cronTab("a")})
 	return err
+}
+
+// A webhook by URL is called through the proxy of the environment, as upstream does; a Service is not.
+func TestProxy(t *testing.T) {
+	h := named(t, "plain.default.svc")
+	var asked []string
+	w := NewWebhooks(WebhookConfig{
+		Proxy: func(r *http.Request) (*url.URL, error) {
+			asked = append(asked, r.URL.Host)
+			return &url.URL{Scheme: "http", Host: "proxy:1"}, nil
+		},
+		Resolve: func(context.Context, string, string, int32) (string, error) { return h.Listener.Addr().String(), nil },
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			if address == "proxy:1" {
+				return nil, errors.New("the proxy was asked")
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		},
+	})
+	defer w.Close()
+	if err := convertOne(w, h.config()); err == nil || !strings.Contains(err.Error(), "the proxy was asked") || asked[0] != h.Listener.Addr().String() {
+		t.Errorf("by URL: %v, asked for %v", err, asked)
+	}
+	config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":{"namespace":"default","name":"plain"},"caBundle":%q}}`, h.ca())
+	if err := convertOne(w, config); err != nil {
+		t.Errorf("by Service: %v", err)
+	}
 }
 
 // CNV-040 CNV-042 CNV-043 CNV-044 CNV-045 CNV-046: a Service is found for each connection, and called by its own name.
@@ -256,13 +284,15 @@ func (r *reports) report(crd string, err error) {
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said reports
-		b := breaker{report: said.report}
+		v := verdicts{report: said.report, last: map[string]verdict{}}
+		b := breaker{search: func() {}}
+		b.say = func(crd string, err error) { v.say(&b, crd, err) }
 		dead := errors.New("dead")
 		for range breakAfter {
 			if err := b.refuse(time.Now()); err != nil {
 				t.Fatal(err)
 			}
-			b.failed("crontabs", dead, time.Now())
+			b.failed("crontabs", dead, true, time.Now())
 		}
 		if err := b.refuse(time.Now()); err != dead {
 			t.Fatalf("not refused: %v", err)
@@ -271,8 +301,8 @@ func TestBreaker(t *testing.T) {
 		if b.refuse(time.Now()) != nil || b.refuse(time.Now()) != dead {
 			t.Error("not exactly one probe")
 		}
-		b.failed("crontabs", dead, time.Now())
-		b.failed("others", dead, time.Now())
+		b.failed("crontabs", dead, true, time.Now())
+		b.failed("others", dead, true, time.Now())
 		<-time.After(probeEvery)
 		if b.refuse(time.Now()) != nil {
 			t.Error("no second probe")
@@ -322,8 +352,8 @@ func TestDeadWebhookComesBack(t *testing.T) {
 			t.Fatal("not back")
 		}
 	}
-	if len(said.said) != 2 || !strings.HasSuffix(said.said[1], "crontabs.example.com: <nil>") {
-		t.Errorf("reported %q", said.said)
+	if got := said.take(); strings.Count(got, "crontabs.example.com: ") != 2 || !strings.HasSuffix(got, "; crontabs.example.com: <nil>") {
+		t.Errorf("reported %q", got)
 	}
 }
 

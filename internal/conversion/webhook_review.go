@@ -72,12 +72,12 @@ func (c *caller) exchange(ctx context.Context, crd string, body []byte) ([]byte,
 	if err := c.breaker.refuse(time.Now()); err != nil {
 		return nil, err
 	}
-	data, reached, err := c.post(ctx, body)
+	data, how, err := c.post(ctx, body)
 	switch {
-	case reached:
+	case how == replied:
 		c.breaker.reached(crd)
 	case !errors.Is(ctx.Err(), context.Canceled): // who asked is still there, or has waited in vain
-		c.breaker.failed(crd, err, time.Now())
+		c.breaker.failed(crd, err, how == connected, time.Now())
 	}
 	return data, err
 }
