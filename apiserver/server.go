@@ -42,6 +42,7 @@ type Server struct {
 	keys     *pki.Bundle
 	audit    *access.Audit
 	handler  *api.Server
+	feed     *engine.Feed
 	webhooks *conversion.Webhooks // nil until connect
 	// reachable gets to know which webhooks cannot be reached.
 	reachable *control.Reachability
@@ -98,8 +99,13 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
+	s.loops.Go(func() {
+		if err := s.feed.Run(ctx); ctx.Err() == nil {
+			s.fail(fmt.Errorf("tell the control loops of changes: %w", err))
+		}
+	})
 	loops := func(ctx context.Context, c *rest.Config) error {
-		return control.Run(ctx, c, s.config.AutoMigrateStorage)
+		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage)
 	}
 	for _, run := range []func(context.Context, *rest.Config) error{loops, s.reachable.Run} {
 		s.loops.Go(func() {
@@ -170,8 +176,10 @@ func (s *Server) connect(ctx context.Context) error {
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Resolve: egress.Resolver(s.services(live)),
 	})
+	e := &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert}
+	s.feed = e.NewFeed()
 	s.handler = api.New(api.Config{
-		Engine:         &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert},
+		Engine:         e,
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
@@ -22,9 +24,17 @@ type clients struct {
 	dynamic   dynamic.Interface
 	metadata  metadata.Interface
 	stream    *stream
+	feed      Feed // may be nil
 }
 
-func newClients(config *rest.Config) (*clients, error) {
+// Feed tells of the objects that a server in this process stores, as a list and a watch of their metadata would, for far
+// less than those cost. It has the functions called, by one goroutine, until stop is called: listed first, and whenever changes
+// have been missed, with all objects as of a revision; changed for each change since. It returns false for a kind that it does
+// not have.
+type Feed func(resource schema.GroupVersionResource, listed func(objects []*metav1.PartialObjectMetadata, revision int64),
+	changed func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool)
+
+func newClients(config *rest.Config, feed Feed) (*clients, error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the loops pace themselves by their queues
 	config.WarningHandler = rest.NoWarnings{}
@@ -44,16 +54,17 @@ func newClients(config *rest.Config) (*clients, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &clients{disc, dyn, meta, events}, nil
+	return &clients{disc, dyn, meta, events, feed}, nil
 }
 
 // Run runs all loops against the API server of config until ctx is done, and
 // returns when the last has stopped. The error is one of configuration; a loop
 // that meets an error of the API tries again by itself.
 //
-// autoMigrate has objects migrated by itself when the storage version of their CRD has changed.
-func Run(ctx context.Context, config *rest.Config, autoMigrate bool) error {
-	c, err := newClients(config)
+// What feed does not have, or everything if it is nil, is watched through the API. autoMigrate has objects migrated by itself when the storage version of their
+// CRD has changed.
+func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool) error {
+	c, err := newClients(config, feed)
 	if err != nil {
 		return err
 	}

@@ -26,9 +26,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// follower follows the metadata of one kind's objects: a list, then a watch, anew as often as need be. There is one for
-// every kind that is served, so it is one goroutine and keeps no object; client-go's Reflector takes four, which with
-// a thousand kinds are more than all else that the server keeps in memory.
+// follower follows the metadata of one kind's objects: it is told of them by a Feed or, where there is none, by a list and then a
+// watch, anew as often as need be. There is one for every kind that is served, so it keeps no object, and a watch is one
+// goroutine; client-go's Reflector takes four.
 type follower struct {
 	kinds   *kinds
 	kind    kind
@@ -96,7 +96,11 @@ func (f *follower) list() (version string, err error) {
 			break
 		}
 	}
-	f.replace(listed, version)
+	asOf, err := strconv.ParseInt(version, 10, 64)
+	if err != nil {
+		asOf = math.MaxInt64
+	}
+	f.replace(listed, asOf)
 	return version, nil
 }
 
@@ -140,15 +144,11 @@ func (f *follower) watch(version string) (string, error) {
 }
 
 // replace passes on a whole list.
-func (f *follower) replace(listed []*metav1.PartialObjectMetadata, version string) {
-	asOf, err := strconv.ParseUint(version, 10, 64)
-	if err != nil {
-		asOf = math.MaxUint64
-	}
+func (f *follower) replace(listed []*metav1.PartialObjectMetadata, revision int64) {
 	if f.ctx.Err() != nil {
 		return
 	}
-	f.kinds.onChange(change{kind: f.kind, listed: listed, asOf: asOf})
+	f.kinds.onChange(change{kind: f.kind, listed: listed, asOf: uint64(revision)})
 	f.synced.Store(true)
 	if f.kind.groupKind() == crdKind {
 		f.kinds.mark(allGroups)

@@ -251,6 +251,15 @@ func (s *kinds) end(f *follower, asOf uint64) {
 func (s *kinds) start(ctx context.Context, k kind) *follower {
 	ctx, stop := context.WithCancel(ctx)
 	f := &follower{kinds: s, kind: k, ctx: ctx, stop: stop, started: time.Now()}
+	if s.clients.feed != nil {
+		if leave, ok := s.clients.feed(k.GroupVersionResource, f.replace, f.pass); ok {
+			f.stop = func() {
+				stop()
+				leave()
+			}
+			return f
+		}
+	}
 	go f.run()
 	return f
 }

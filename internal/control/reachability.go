@@ -47,7 +47,7 @@ func (r *Reachability) Report(crd string, err error) {
 
 // Run writes what is reported, until ctx is done. The error is one of configuration.
 func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
-	c, err := newClients(config)
+	c, err := newClients(config, nil)
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,12 @@
 package object
 
 import (
+	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
 
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -51,7 +53,24 @@ func (l Labels) Lookup(key string) (string, bool) {
 // ScanMeta reads the metadata of an object's JSON in one pass and stops behind
 // it. It trusts js as Field does; what is not of the expected type counts as absent. An
 // object without metadata gives an empty Meta.
-func ScanMeta(js []byte) (*Meta, error) {
+func ScanMeta(js []byte) (*Meta, error) { return scanMeta(js, nil) }
+
+// ScanOwned is ScanMeta, and gives the owner references as well. They share nothing with js.
+func ScanOwned(js []byte) (*Meta, []v1.OwnerReference, error) {
+	var raw string
+	m, err := scanMeta(js, &raw)
+	if err != nil || raw == "" {
+		return m, nil, err
+	}
+	var refs []v1.OwnerReference
+	if json.Unmarshal([]byte(raw), &refs) != nil {
+		return m, nil, nil // as what is not of the expected type
+	}
+	return m, refs, nil
+}
+
+// scanMeta puts the JSON of the owner references into owners, unless that is nil.
+func scanMeta(js []byte, owners *string) (*Meta, error) {
 	s := scanner{s: alias(js)}
 	m := new(Meta)
 	if s.peek() != '{' {
@@ -64,7 +83,7 @@ func ScanMeta(js []byte) (*Meta, error) {
 			break
 		}
 		if key == keyMetadata && s.s[s.pos] == '{' {
-			if !m.scan(&s) {
+			if !m.scan(&s, owners) {
 				return nil, errScan
 			}
 			return m, nil
@@ -89,7 +108,7 @@ func (s *scanner) comma() bool {
 	return true
 }
 
-func (m *Meta) scan(s *scanner) bool {
+func (m *Meta) scan(s *scanner, owners *string) bool {
 	for s.pos++; ; {
 		key, ok := s.member()
 		if !ok {
@@ -110,6 +129,11 @@ func (m *Meta) scan(s *scanner) bool {
 			m.Finalizers, ok = s.list()
 		case "labels":
 			m.Labels, ok = s.labels()
+		case "ownerReferences":
+			start := s.pos
+			if ok = s.skip(); owners != nil {
+				*owners = s.s[start:s.pos]
+			}
 		default:
 			ok = s.skip()
 		}

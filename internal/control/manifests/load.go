@@ -18,13 +18,13 @@ import (
 	sigsyaml "sigs.k8s.io/yaml"
 )
 
-// manifest is one object and the file it comes from.
+// manifest is one object and the file it comes from. It is kept as text: there may be a thousand large ones.
 type manifest struct {
-	unstructured.Unstructured
-	source string
+	kind            schema.GroupVersionKind
+	namespace, name string
+	json            []byte
+	source          string
 }
-
-func kindOf(m *manifest) schema.GroupKind { return m.GroupVersionKind().GroupKind() }
 
 // load reads all objects of files and folders.
 func load(paths []string) ([]*manifest, error) {
@@ -103,23 +103,27 @@ func parse(source string, data []byte) ([]*manifest, error) {
 		if err != nil {
 			return fail(err)
 		}
-		if all, err = flatten(all, source, o); err != nil {
+		if all, err = flatten(all, source, text, o); err != nil {
 			return fail(err)
 		}
 	}
 }
 
-func flatten(all []*manifest, source string, o runtime.Object) ([]*manifest, error) {
+// flatten adds o, whose JSON is text.
+func flatten(all []*manifest, source string, text []byte, o runtime.Object) ([]*manifest, error) {
 	switch o := o.(type) {
 	case *unstructured.Unstructured:
 		if o.GetName() == "" {
 			return nil, errors.New("metadata.name is missing")
 		}
-		return append(all, &manifest{*o, source}), nil
+		return append(all, &manifest{o.GroupVersionKind(), o.GetNamespace(), o.GetName(), text, source}), nil
 	case *unstructured.UnstructuredList:
 		for i := range o.Items {
-			var err error
-			if all, err = flatten(all, source, &o.Items[i]); err != nil {
+			text, err := o.Items[i].MarshalJSON()
+			if err != nil {
+				return nil, err
+			}
+			if all, err = flatten(all, source, text, &o.Items[i]); err != nil {
 				return nil, err
 			}
 		}
@@ -132,7 +136,7 @@ func flatten(all []*manifest, source string, o runtime.Object) ([]*manifest, err
 // rest keeps its order.
 func inOrder(objects []*manifest) (definitions int) {
 	rank := func(m *manifest) int {
-		switch kindOf(m) {
+		switch m.kind.GroupKind() {
 		case crdKind:
 			return 0
 		case schema.GroupKind{Kind: "Namespace"}:

@@ -37,7 +37,7 @@ func TestLoadInOrder(t *testing.T) {
 	definitions := inOrder(objects)
 	var names []string
 	for _, o := range objects {
-		names = append(names, o.GetName())
+		names = append(names, o.name)
 	}
 	if got := strings.Join(names, " "); got != "d ns s t c j" || definitions != 1 {
 		t.Errorf("order %q with %d definitions, want %q with 1", got, definitions, "d ns s t c j")
@@ -73,8 +73,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		objects, err := parse("f", data)
 		for _, o := range objects {
-			if err == nil && (o.GetName() == "" || o.GetKind() == "") {
-				t.Errorf("an object without name or kind: %v", o.Object)
+			if err == nil && (o.name == "" || o.kind.Kind == "") {
+				t.Errorf("an object without name or kind: %v", o)
 			}
 		}
 	})

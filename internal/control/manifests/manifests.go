@@ -3,6 +3,7 @@
 package manifests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
@@ -78,22 +80,21 @@ func Apply(ctx context.Context, config *rest.Config, paths []string, out io.Writ
 }
 
 func (a *applier) apply(ctx context.Context, o *manifest) error {
-	mapping, err := a.mapper.RESTMapping(kindOf(o), o.GroupVersionKind().Version)
+	mapping, err := a.mapper.RESTMapping(o.kind.GroupKind(), o.kind.Version)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.source, err)
 	}
 	var target dynamic.ResourceInterface = a.client.Resource(mapping.Resource)
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		if o.GetNamespace() == "" {
-			o.SetNamespace(metav1.NamespaceDefault)
-		}
-		target = a.client.Resource(mapping.Resource).Namespace(o.GetNamespace())
+		target = a.client.Resource(mapping.Resource).Namespace(cmp.Or(o.namespace, metav1.NamespaceDefault))
 	}
-	options := metav1.ApplyOptions{FieldManager: manager, Force: true}
-	if _, err := target.Apply(ctx, o.GetName(), &o.Unstructured, options); err != nil {
-		return fmt.Errorf("%s: apply %s %q: %w", o.source, o.GetKind(), o.GetName(), err)
+	force := true
+	options := metav1.PatchOptions{FieldManager: manager, Force: &force}
+	if _, err := target.Patch(ctx, o.name, types.ApplyPatchType, o.json, options); err != nil {
+		return fmt.Errorf("%s: apply %s %q: %w", o.source, o.kind.Kind, o.name, err)
 	}
-	fmt.Fprintf(a.out, "%s/%s serverside-applied\n", mapping.Resource.GroupResource(), o.GetName())
+	o.json = nil
+	fmt.Fprintf(a.out, "%s/%s serverside-applied\n", mapping.Resource.GroupResource(), o.name)
 	return nil
 }
 
@@ -101,8 +102,8 @@ func (a *applier) await(ctx context.Context, definitions []*manifest) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for _, o := range definitions {
-		if err := a.established(ctx, o.GetName()); err != nil {
-			return fmt.Errorf("%s: CustomResourceDefinition %q: %w", o.source, o.GetName(), err)
+		if err := a.established(ctx, o.name); err != nil {
+			return fmt.Errorf("%s: CustomResourceDefinition %q: %w", o.source, o.name, err)
 		}
 	}
 	return nil

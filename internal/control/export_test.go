@@ -1,0 +1,24 @@
+package control
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Follow has told called with what is heard of objects through the API alone, until ctx is done.
+func Follow(ctx context.Context, config *rest.Config, told func(resource string, m *metav1.PartialObjectMetadata, deleted bool)) error {
+	c, err := newClients(config, nil)
+	if err != nil {
+		return err
+	}
+	s := newKinds(c)
+	s.onChange = func(ch change) {
+		for _, m := range ch.objects() {
+			told(ch.kind.Resource, m, ch.deleted)
+		}
+	}
+	s.run(ctx)
+	return nil
+}
