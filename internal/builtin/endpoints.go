@@ -101,14 +101,15 @@ func dropTopology(obj object.Tree) {
 
 func endpointsWarnings(obj, _ object.Tree) []string {
 	var warnings []string
+	warn := func(path *field.Path, addresses []corev1.EndpointAddress) {
+		for i, a := range addresses {
+			warnings = append(warnings, validation.GetWarningsForIP(path.Index(i).Child("ip"), a.IP)...)
+		}
+	}
 	for i, s := range goForm[corev1.Endpoints](obj).Subsets {
 		path := field.NewPath("subsets").Index(i)
-		for j, a := range s.Addresses {
-			warnings = append(warnings, validation.GetWarningsForIP(path.Child("addresses").Index(j).Child("ip"), a.IP)...)
-		}
-		for j, a := range s.NotReadyAddresses {
-			warnings = append(warnings, validation.GetWarningsForIP(path.Child("notReadyAddresses").Index(j).Child("ip"), a.IP)...)
-		}
+		warn(path.Child("addresses"), s.Addresses)
+		warn(path.Child("notReadyAddresses"), s.NotReadyAddresses)
 	}
 	return warnings
 }
@@ -269,9 +270,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) (err
 			errs = append(errs, field.Duplicate(at.Child("name"), name))
 		}
 		names[name] = true
-		if *p.Protocol == "" || !slices.Contains(protocols(), *p.Protocol) {
-			errs = append(errs, field.NotSupported(at.Child("protocol"), *p.Protocol, protocols()))
-		}
+		errs = append(errs, supported(at.Child("protocol"), p.Protocol, protocols()...)...)
 		errs = append(errs, validateAppProtocol(p.AppProtocol, at)...)
 	}
 	return errs

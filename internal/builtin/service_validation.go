@@ -124,6 +124,14 @@ func oneOf[T ~string](path *field.Path, value T, values ...T) field.ErrorList {
 	return nil
 }
 
+// supported demands one of the values, which are sorted, of a field that may be left out.
+func supported[T ~string](path *field.Path, value *T, values ...T) field.ErrorList {
+	if value == nil || slices.Contains(values, *value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, *value, values)}
+}
+
 // validateForType is what each type demands by itself.
 func validateForType(svc *corev1.Service, path *field.Path) (errs field.ErrorList) {
 	spec := &svc.Spec
@@ -202,11 +210,9 @@ func validateServicePorts(svc *corev1.Service, path *field.Path) (errs field.Err
 		NodePort         int32
 	}
 	nodePorts, ports := map[pair]bool{}, map[pair]bool{}
-	if isClusterIP(svc) {
-		for i, p := range svc.Spec.Ports {
-			if p.NodePort != 0 {
-				errs = append(errs, field.Forbidden(path.Index(i).Child("nodePort"), "may not be used when `type` is 'ClusterIP'"))
-			}
+	for i, p := range svc.Spec.Ports {
+		if isClusterIP(svc) && p.NodePort != 0 {
+			errs = append(errs, field.Forbidden(path.Index(i).Child("nodePort"), "may not be used when `type` is 'ClusterIP'"))
 		}
 	}
 	for i, p := range svc.Spec.Ports {
@@ -254,19 +260,13 @@ func validateClusterIPs(svc *corev1.Service) (errs field.ErrorList) {
 	}
 	for i, f := range spec.IPFamilies {
 		at := path.Child("ipFamilies").Index(i)
-		if f != corev1.IPv4Protocol && f != corev1.IPv6Protocol {
-			errs = append(errs, field.NotSupported(at, f, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}))
-		}
+		errs = append(errs, supported(at, &f, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
 		if slices.Contains(spec.IPFamilies[:i], f) {
 			errs = append(errs, field.Duplicate(at, f))
 		}
 	}
-	if p := spec.IPFamilyPolicy; p != nil {
-		known := []corev1.IPFamilyPolicy{corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack}
-		if !slices.Contains(known, *p) {
-			errs = append(errs, field.NotSupported(path.Child("ipFamilyPolicy"), p, known))
-		}
-	}
+	errs = append(errs, supported(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy,
+		corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack)...)
 	wrong := false
 	for i, ip := range spec.ClusterIPs {
 		if i == 0 && ip == corev1.ClusterIPNone {
@@ -374,19 +374,10 @@ func validateTraffic(svc *corev1.Service, path *field.Path) (errs field.ErrorLis
 	} else if port != 0 {
 		errs = append(errs, field.Invalid(at, port, "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"))
 	}
-	if p := spec.InternalTrafficPolicy; p != nil {
-		known := []corev1.ServiceInternalTrafficPolicy{corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal}
-		if !slices.Contains(known, *p) {
-			errs = append(errs, field.NotSupported(path.Child("internalTrafficPolicy"), *p, known))
-		}
-	}
-	if d := spec.TrafficDistribution; d != nil {
-		known := []string{preferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone}
-		if !slices.Contains(known, *d) {
-			errs = append(errs, field.NotSupported(path.Child("trafficDistribution"), *d, known))
-		}
-	}
-	return errs
+	errs = append(errs, supported(path.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
+		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
+	return append(errs, supported(path.Child("trafficDistribution"), spec.TrafficDistribution,
+		preferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)...)
 }
 
 func validateLoadBalancerStatus(svc *corev1.Service) (errs field.ErrorList) {
@@ -399,13 +390,10 @@ func validateLoadBalancerStatus(svc *corev1.Service) (errs field.ErrorList) {
 		if in.IP != "" {
 			errs = append(errs, validation.IsValidIPForLegacyField(at.Child("ip"), in.IP, true, nil)...)
 		}
-		known := []corev1.LoadBalancerIPMode{corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP}
-		switch {
-		case in.IPMode == nil:
-		case in.IP == "":
+		if in.IPMode != nil && in.IP == "" {
 			errs = append(errs, field.Forbidden(at.Child("ipMode"), "may not be specified when `ip` is not set"))
-		case !slices.Contains(known, *in.IPMode):
-			errs = append(errs, field.NotSupported(at.Child("ipMode"), in.IPMode, known))
+		} else {
+			errs = append(errs, supported(at.Child("ipMode"), in.IPMode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
 		}
 		if in.Hostname == "" {
 			continue
