@@ -1,7 +1,6 @@
 package api
 
 import (
-	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -105,20 +105,16 @@ func (q *request) listTail(l *engine.List) []byte {
 	if q.media.view == viewPartialList {
 		kind = "PartialObjectMetadataList"
 	}
-	tail := append([]byte(`],"kind":"`+kind+`","metadata":`), listMeta(l.Revision, l.Continue, l.Remaining)...)
+	unstructured := q.media.view != viewPartialList && l.Version.Definition.Custom != nil
+	tail := append([]byte(`],"kind":"`+kind+`","metadata":`), listMeta(l.Revision, l.Continue, l.Remaining, unstructured)...)
 	return append(tail, '}')
 }
 
-// listMeta is the metadata of a list as JSON.
-func listMeta(revision int64, token string, remaining *int64) []byte {
+// listMeta is the metadata of a list as JSON. That of an unstructured one has a token even at its end.
+func listMeta(revision int64, token string, remaining *int64, unstructured bool) []byte {
 	js := []byte{'{'}
-	if token != "" {
-		quoted, err := json.Marshal(token)
-		if err != nil {
-			quoted = []byte(`""`) // a string always has a JSON
-		}
-		js = append(append(js, `"continue":`...), quoted...)
-		js = append(js, ',')
+	if token != "" || unstructured {
+		js = append(object.AppendString(append(js, `"continue":`...), token), ',')
 	}
 	if remaining != nil {
 		js = strconv.AppendInt(append(js, `"remainingItemCount":`...), *remaining, 10)

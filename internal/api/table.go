@@ -83,7 +83,7 @@ func (t *table) head(revision int64, token string, remaining *int64) []byte {
 	if revision == 0 && token == "" {
 		dst = append(dst, `{}`...)
 	} else {
-		dst = append(dst, listMeta(revision, token, remaining)...)
+		dst = append(dst, listMeta(revision, token, remaining, false)...)
 	}
 	return append(dst, `,"rows":[`...)
 }
