@@ -59,9 +59,10 @@ func (s *site) dial() (net.Conn, error) {
 		return nil, errors.New("connection refused")
 	}
 	client, server := net.Pipe()
+	config := &tls.Config{Certificates: []tls.Certificate{s.certificate}}
 	go func() {
 		defer server.Close()
-		c := tls.Server(server, &tls.Config{Certificates: []tls.Certificate{s.certificate}})
+		c := tls.Server(server, config)
 		if c.Handshake() != nil {
 			return
 		}
