@@ -1,9 +1,12 @@
 package schematest
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	celconfig "k8s.io/apiserver/pkg/apis/cel"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -18,12 +21,6 @@ func TestBudgets(t *testing.T) {
 		return props{"type": "array", "items": items, "x-kubernetes-validations": rules}
 	}
 	rule := func(r string) props { return props{"rule": r} }
-	some := func(n int, v string) (all []any) {
-		for range n {
-			all = append(all, v)
-		}
-		return all
-	}
 	for name, c := range map[string]struct {
 		schema props
 		value  any
@@ -50,6 +47,13 @@ func TestBudgets(t *testing.T) {
 			}
 		}
 	}
+}
+
+func some(n int, v string) (all []any) {
+	for range n {
+		all = append(all, v)
+	}
+	return all
 }
 
 // DEF-013, VAL-151: what the rules of the defaults of a CRD cost is counted as upstream counts it, with and without an old value.
@@ -103,6 +107,39 @@ func TestFieldPaths(t *testing.T) {
 	for _, list := range [][]any{nil, selectable} {
 		if err := sameVerdict(crdOf(root, list), &tally{}); err != nil {
 			t.Errorf("%.3000v", err)
+		}
+	}
+}
+
+// VAL-151, VAL-162: a write may cost as much as it may, to the unit; the next rule is not run any more, though it would say yes.
+func TestBudgetSpent(t *testing.T) {
+	rules := []any{props{"rule": "self.contains(self)"}}
+	p, err := newPair(rootWith("spec", props{"type": "array", "items": props{"type": "string", "x-kubernetes-validations": rules}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const all = celconfig.RuntimeCELCostBudget
+	costOf := func(length int) int {
+		_, left := p.theirs.rules.Validate(t.Context(), nil, p.theirs.structural, map[string]any{"spec": []any{strings.Repeat("x", length)}}, nil, all)
+		return int(all - left)
+	}
+	var spent []any
+	left, least := all, costOf(0)
+	for length := 9900; left > 0 && length > 0; length -= 10 {
+		cost := costOf(length)
+		for left-cost >= 0 && (left-cost > 1000 || (left-cost)%least == 0) {
+			spent, left = append(spent, strings.Repeat("x", length)), left-cost
+		}
+	}
+	for ; left >= least; left -= least {
+		spent = append(spent, "")
+	}
+	if left != 0 {
+		t.Fatalf("%d are left of the budget", left)
+	}
+	for more, want := range []verdict{accepted, refused, refused} {
+		if v, difference := p.write(written("spec", append(slices.Clone(spent), some(more, "")...)), nil); difference != "" || v != want {
+			t.Errorf("%d more: verdict %d\n%.2000s", more, v, difference)
 		}
 	}
 }

@@ -54,6 +54,10 @@ func crdWords(errs field.ErrorList, costs bool) (all []string) {
 // selectable are a few paths, some of which lead to what may be selected by.
 func (g *gen) selectable(root props) []any {
 	all := []any{}
+	if fields, ok := root["properties"].(props); ok && g.once(12) { // fields with any names and values
+		fields["open"] = props{"type": "object", "additionalProperties": pick[any](g.source, true, props{"type": "string"}, props{"type": "number"})}
+		all = append(all, props{"jsonPath": ".open.any"})
+	}
 	for range g.n(3) * g.n(2) {
 		path := (&ruleWriter{gen: g}).fieldPath(root)
 		if path = strings.NewReplacer("['", ".", "']", "").Replace(path); g.err() {

@@ -17,7 +17,7 @@ func right[T any](g *gen, value T, wrong ...T) T {
 
 // crd makes a whole CRD, in each of its parts with mistakes. What was stored once may break more rules than a new one.
 func (g *gen) crd() props {
-	group := right(g, "example.com", "", "nodot", "Bad_Group.com", "deep.example.k8s.io", "kubernetes.io", "other.example.com")
+	group := right(g, pick(g.source, "example.com", "example.com", "deep.example.k8s.io"), "", "nodot", "Bad_Group.com", "kubernetes.io", "other.example.com")
 	md := props{"name": right(g, "foos."+group, "bars.example.com"), "uid": "u", "creationTimestamp": "2020-01-02T03:04:05Z", "resourceVersion": "1"}
 	if g.once(2) {
 		md["annotations"] = props{"api-approved.kubernetes.io": pick(g.source, "unapproved", "https://github.com/kubernetes/kubernetes/pull/1", "unapproved, for now", "soon", "http:// x", "")}
@@ -125,7 +125,7 @@ func (g *gen) conversion() props {
 	if g.once(3) {
 		client["caBundle"] = pick(g.source, "bm9uZQ==", certificate, "")
 	}
-	hook := props{"conversionReviewVersions": right(g, []any{"v1", "v1beta1"}, []any{}, []any{"v7"}, []any{"v1", "v1"}, []any{"V1"}), "clientConfig": client}
+	hook := props{"conversionReviewVersions": right(g, []any{"v1", "v1beta1"}, []any{}, []any{"v7"}, []any{"v1", "v1"}, []any{"V1"}, []any{"V1", "v1"}), "clientConfig": client}
 	c["webhook"] = right(g, hook, nil, props{"conversionReviewVersions": hook["conversionReviewVersions"]}, props{"clientConfig": client})
 	return c
 }
@@ -156,20 +156,31 @@ func (g *gen) changedCRD(crd, other props) props {
 	return crd
 }
 
-// brokenBefore puts into a schema what an old CRD may have, and then may keep.
+// brokenBefore puts into a schema what a new CRD may not have, but an old one may, and then may keep.
 func (g *gen) brokenBefore(s props) {
 	fields, ok := s["properties"].(props)
 	if !ok {
 		return
 	}
 	str, text := props{"type": "string"}, "foo"
+	ruled := props{"type": "string", "maxLength": 3, "x-kubernetes-validations": []any{props{"rule": "self.size() < 3"}}}
+	mapOf := func(item props) props {
+		return props{"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"a"}, "items": item}
+	}
 	fields["old"] = copied(pick[any](g.source,
 		props{"type": "odd"}, props{"type": "array", "items": str, "uniqueItems": true}, props{"anyOf": []any{props{"description": "x"}}}, props{"type": "object", "default": props{"unknown": text}},
 		props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "object", "properties": props{"a": str}}},
 		props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "array", "items": str, "x-kubernetes-list-type": "set"}},
-		props{"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"a"}, "items": props{"type": "object", "properties": props{"a": props{"type": "string", "nullable": true}}}},
+		mapOf(str), mapOf(props{"type": "object", "properties": props{"a": props{"type": "string", "nullable": true}}}),
+		mapOf(props{"type": "object", "required": []any{"a"}, "properties": props{"a": props{"type": "array", "items": str}}}),
 		props{"type": "array", "x-kubernetes-list-type": pick(g.source, "set", "map"), "x-kubernetes-list-map-keys": []any{"a"}, "items": props{"type": "object", "nullable": true, "x-kubernetes-map-type": "atomic", "required": []any{"a"}, "properties": props{"a": str}}},
 		props{"type": "array", "items": str, "x-kubernetes-validations": []any{props{"rule": "self.all(x, self.all(y, self.all(z, x == y || y == z)))"}}},
+		props{"type": "array", "maxItems": -1, "items": ruled}, props{"type": "object", "maxProperties": -2, "additionalProperties": ruled}, props{"type": "string", "maxLength": -1, "x-kubernetes-validations": ruled["x-kubernetes-validations"]},
+		props{"type": "object", "x-kubernetes-embedded-resource": true, "properties": props{"metadata": props{"type": "object", "properties": props{"a": props{"type": "object", "x-kubernetes-embedded-resource": true, "properties": props{"b": str}}}}}},
 		props{"type": "string", "x-kubernetes-validations": []any{props{"rule": pick(g.source, "self.nope", "", "isSemver(self)", "self == 'a'"), "messageExpression": pick(g.source, "self", "'a' + self", "1")}}},
 	))
+	if g.once(4) {
+		fields["metadata"] = copied(pick[any](g.source, str, props{"type": "object", "properties": props{"name": str, "generateName": str}}, props{"type": "object", "properties": props{"name": str, "labels": props{"type": "object"}}},
+			props{"type": "object", "properties": props{"generateName": str}, "maxProperties": 3}, props{"type": "object", "x-kubernetes-preserve-unknown-fields": true}))
+	}
 }

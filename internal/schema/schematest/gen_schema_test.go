@@ -54,6 +54,9 @@ func (g *gen) schemaOf(nodes int) props {
 	if g.once(6) {
 		s["x-kubernetes-preserve-unknown-fields"] = true
 	}
+	if g.err() {
+		g.brokenBefore(s)
+	}
 	return s
 }
 
