@@ -284,7 +284,15 @@ func TestPreserveUnknownFields(t *testing.T) {
 	equal(t, "kept", treeOf(t, o)["more"], object.Tree{"x": nil})
 	_, err := w.create(w.cron(""), `{"metadata":{"name":"b"},"spec":{"n":"one"}}`)
 	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.n in body must be of type integer")
+	structural := `{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer"}}}}}`
+	w.writeCRD(strings.Replace(cronTabs(structural, structural), `"scope":`, `"preserveUnknownFields":true,"scope":`, 1))
+	o = w.mustCreate(w.cron(""), `{"metadata":{"name":"b"},"more":1}`)
+	equal(t, "still kept", []any{treeOf(t, o)["more"], w.get(w.cron("a"))["more"]}, []any{int64(1), object.Tree{"x": nil}})
+	w.writeCRD(cronTabs(structural, structural)) // the same schemas, which now prune
+	equal(t, "pruned on read", []any{w.get(w.cron("a"))["more"], w.get(w.cron("b"))["more"]}, []any{nil, nil})
+	_, err = w.create(w.cron(""), `{"metadata":{"name":"c"},"more":1}`)
+	w.refused(err, 400, metav1.StatusReasonBadRequest, `unknown field "more"`)
 	w.writeCRD(cronTabs(defaulting(""), defaulting("")))
 	got := w.get(w.cron("a"))
-	equal(t, "pruned", []any{got["more"], valueAt(got, "spec.color")}, []any{nil, "red"})
+	equal(t, "defaulted", []any{got["more"], valueAt(got, "spec.color")}, []any{nil, "red"})
 }
