@@ -245,6 +245,16 @@ func TestRatchetingOfEveryVerb(t *testing.T) {
 	w.refused(err, 422, metav1.StatusReasonInvalid, "status.phase")
 	_, err = w.patch(w.cron("a").sub("scale"), merging, `{"spec":{"replicas":17}}`)
 	w.refused(err, 422, metav1.StatusReasonInvalid, "less than or equal to 10")
+	_, err = w.patch(w.cron("a"), jsonPatch, `[{"op":"add","path":"/spec/image","value":"long"}]`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
+
+	w.caller.DryRun = true
+	_, err = w.create(w.cron(""), `{"metadata":{"name":"b"},"spec":{"replicas":15}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "less than or equal to 10")
+	_, err = w.edit(w.cron("a"), func(tree object.Tree) { set(tree, "spec.replicas", int64(16)) })
+	w.refused(err, 422, metav1.StatusReasonInvalid, "less than or equal to 10")
+	_, err = w.patch(w.cron("a"), merging, `{"spec":{"image":"long"}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
 }
 
 // VAL-035: duplicates are refused on a create, and on an update where there were none before.

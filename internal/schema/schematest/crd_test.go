@@ -70,7 +70,7 @@ func (g *gen) selectable(root props) []any {
 
 // trialCRD makes a schema, that may be wrong in places, and compares what is said of a CRD with it.
 func trialCRD(from *source, c *tally) error {
-	g := &gen{source: from, rules: true, wrong: pick(from, 0, 60, 12, 0)}
+	g := &gen{source: from, rules: true, wrong: pick(from, 0, 0, 120, 12, 0)}
 	root := g.root()
 	return sameVerdict(crdOf(root, g.selectable(root)), c)
 }

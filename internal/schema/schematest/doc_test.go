@@ -5,8 +5,8 @@
 // How much of upstream the tests reach, of what any caller comes to (testdata/unreached.txt lists the rest, with reasons):
 //
 //	TEST_SEEDS=4000 go test -coverprofile=cover.out -coverpkg=$(echo \
-//	  k8s.io/apiextensions-apiserver/pkg/apiserver/schema/{pruning,defaulting,listtype,objectmeta,cel} \
-//	  k8s.io/apiextensions-apiserver/pkg/apiserver/validation \
+//	  k8s.io/apiextensions-apiserver/pkg/apiserver/{schema,schema/{pruning,defaulting,listtype,objectmeta,cel},validation} \
+//	  k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation \
 //	  k8s.io/kube-openapi/pkg/validation/validate | tr ' ' ,) ./internal/schema/schematest
 //	TEST_COVERPROFILE=$PWD/cover.out go test -v -run TestReached ./internal/schema/schematest
 package schematest

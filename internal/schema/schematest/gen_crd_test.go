@@ -168,7 +168,7 @@ func (g *gen) brokenBefore(s props) {
 		return props{"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"a"}, "items": item}
 	}
 	fields["old"] = copied(pick[any](g.source,
-		props{"type": "odd"}, props{"type": "array", "items": str, "uniqueItems": true}, props{"anyOf": []any{props{"description": "x"}}}, props{"type": "object", "default": props{"unknown": text}},
+		props{"type": "odd"}, props{"x-kubernetes-int-or-string": true, "x-kubernetes-preserve-unknown-fields": true}, props{"type": "array", "items": str, "uniqueItems": true}, props{"anyOf": []any{props{"description": "x"}}}, props{"type": "object", "default": props{"unknown": text}},
 		props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "object", "properties": props{"a": str}}},
 		props{"type": "array", "x-kubernetes-list-type": "set", "items": props{"type": "array", "items": str, "x-kubernetes-list-type": "set"}},
 		mapOf(str), mapOf(props{"type": "object", "properties": props{"a": props{"type": "string", "nullable": true}}}),

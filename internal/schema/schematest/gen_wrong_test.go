@@ -41,7 +41,7 @@ var mistakes = map[string][]any{
 	"properties":                           {map[string]any{"foo": one}, map[string]any{"metadata": one}, map[string]any{"kind": one}, map[string]any{"kind": map[string]any{"type": "integer"}, "apiVersion": map[string]any{"type": "boolean"}}, map[string]any{"metadata": map[string]any{"type": "object", "properties": map[string]any{"name": one, "generateName": map[string]any{"type": "string"}}}}},
 	"additionalProperties":                 {one, true},
 	"patternProperties":                    {map[string]any{"a": one}},
-	"dependencies":                         {map[string]any{"foo": []any{"bar"}}},
+	"dependencies":                         {map[string]any{"foo": []any{"bar"}}, map[string]any{"foo": one}},
 	"additionalItems":                      {true, one},
 	"definitions":                          {map[string]any{"a": one}},
 	"$ref":                                 {"#/definitions/a"},
