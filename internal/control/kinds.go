@@ -66,6 +66,8 @@ const (
 	lookAgain = 5 * time.Minute
 	// lookPause lets a burst of new CRDs be looked up together.
 	lookPause = 50 * time.Millisecond
+	// Where looking takes long it is made less often: once in so many times what it took, but for the longest pause.
+	lookShare, longestLookPause = 15, time.Second
 	// manyGroups are looked up faster in one piece.
 	manyGroups = 16
 	// patience is how long a kind that cannot be listed keeps others waiting.
@@ -89,14 +91,16 @@ func (s *kinds) run(ctx context.Context) {
 	ticker := time.NewTicker(lookAgain)
 	defer ticker.Stop()
 	for {
+		began := time.Now()
 		s.lookUp(ctx)
+		took := time.Since(began)
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 			s.mark(allGroups)
 		case <-s.wake:
-			pause(ctx, lookPause)
+			pause(ctx, min(max(lookPause, lookShare*took), longestLookPause))
 		}
 	}
 }
