@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -56,6 +57,7 @@ type Server struct {
 	loops, following         sync.WaitGroup
 	stopLoops, stopFollowing context.CancelFunc
 	closed                   func() error // once
+	draining                 atomic.Bool
 }
 
 // Start opens everything and serves. When it returns, every stored kind is served.
@@ -190,6 +192,7 @@ func (s *Server) connect(ctx context.Context) error {
 		Audit:          s.audit,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
+	s.http.ConnState = s.sendAwayLate
 	return nil
 }
 

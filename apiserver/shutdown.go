@@ -5,6 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"time"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
@@ -44,11 +47,23 @@ func (s *Server) close() error {
 func (s *Server) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownPatience)
 	defer cancel()
+	s.draining.Store(true)
 	go s.handler.Drain()
 	if err := s.http.Shutdown(ctx); err != nil {
 		return errors.Join(fmt.Errorf("requests in flight did not finish in %s: %w", shutdownPatience, err), s.http.Close())
 	}
 	return nil
+}
+
+// latePatience is how long a connection may be idle that nobody has told to go away.
+const latePatience = time.Second
+
+// sendAwayLate closes connections whose handshake ended after the server had begun to shut down: net/http tells only those of
+// HTTP/2 to go away that it knows by then, and would wait for the others until they leave by themselves.
+func (s *Server) sendAwayLate(c net.Conn, state http.ConnState) {
+	if state == http.StateIdle && s.draining.Load() {
+		time.AfterFunc(latePatience, func() { _ = c.Close() })
+	}
 }
 
 // fail records the first reason why the server cannot go on.

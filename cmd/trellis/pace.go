@@ -35,7 +35,7 @@ func gcPercentFor(live uint64) int {
 
 // watchCollections calls f after each collection from now on, one call at a time.
 func watchCollections(f func()) {
-	type sentinel struct{ self *sentinel } // a pointer keeps it out of blocks shared with others
+	type sentinel struct{ _ *byte } // a pointer keeps it out of blocks shared with others
 	runtime.SetFinalizer(&sentinel{}, func(*sentinel) {
 		f()
 		watchCollections(f)

@@ -134,8 +134,8 @@ func (w *world) patch(t testing.TB, gvr schema.GroupVersionResource, namespace, 
 }
 
 // soon is how long the loops may take: far less than the longest delay between attempts, so that
-// a test does not pass by luck of the backoff.
-const soon = 5 * time.Second
+// a test does not pass by luck of the backoff. The race detector makes all of it slower.
+const soon = 5 * time.Second * slower
 
 // eventually waits until holds does, and says what was waited for if that never happens.
 func eventually(t testing.TB, what string, holds func(context.Context) bool) {
