@@ -113,14 +113,16 @@ func TestFieldPaths(t *testing.T) {
 
 // VAL-151, VAL-162: a write may cost as much as it may, to the unit; the next rule is not run any more, though it would say yes.
 func TestBudgetSpent(t *testing.T) {
-	rules := []any{props{"rule": "self.contains(self)"}}
-	p, err := newPair(rootWith("spec", props{"type": "array", "items": props{"type": "string", "x-kubernetes-validations": rules}}))
+	text := func(rule string) props {
+		return props{"type": "string", "x-kubernetes-validations": []any{props{"rule": rule}}}
+	}
+	p, err := newPair(rootWith("spec", props{"type": "object", "properties": props{"a": props{"type": "array", "items": text("self.contains(self)")}, "free": text("true")}}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	const all = celconfig.RuntimeCELCostBudget
 	costOf := func(length int) int {
-		_, left := p.theirs.rules.Validate(t.Context(), nil, p.theirs.structural, map[string]any{"spec": []any{strings.Repeat("x", length)}}, nil, all)
+		_, left := p.theirs.rules.Validate(t.Context(), nil, p.theirs.structural, written("spec", object.Tree{"a": []any{strings.Repeat("x", length)}}), nil, all)
 		return int(all - left)
 	}
 	var spent []any
@@ -137,9 +139,17 @@ func TestBudgetSpent(t *testing.T) {
 	if left != 0 {
 		t.Fatalf("%d are left of the budget", left)
 	}
-	for more, want := range []verdict{accepted, refused, refused} {
-		if v, difference := p.write(written("spec", append(slices.Clone(spent), some(more, "")...)), nil); difference != "" || v != want {
-			t.Errorf("%d more: verdict %d\n%.2000s", more, v, difference)
+	for name, c := range map[string]struct {
+		spec object.Tree
+		want verdict
+	}{
+		"all":             {object.Tree{"a": spent}, accepted},
+		"one more":        {object.Tree{"a": append(slices.Clone(spent), "")}, refused},
+		"two more":        {object.Tree{"a": append(slices.Clone(spent), "", "")}, refused},
+		"one for nothing": {object.Tree{"a": spent, "free": "x"}, refused},
+	} {
+		if v, difference := p.write(written("spec", c.spec), nil); difference != "" || v != c.want {
+			t.Errorf("%s: verdict %d\n%.2000s", name, v, difference)
 		}
 	}
 }
