@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/testserver"
@@ -101,16 +102,20 @@ func TestAutomaticMigrationsDoNotPileUp(t *testing.T) {
 // storeAt makes one of a CRD's versions the storage version.
 func storeAt(t *testing.T, w *world, name, storage string) {
 	t.Helper()
-	crd := w.get(t, crds, "", name)
-	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
-	for _, v := range versions {
-		v := v.(map[string]any)
-		v["storage"] = v["name"] == storage
-	}
-	if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.at(crds, "").Update(t.Context(), crd, metav1.UpdateOptions{}); err != nil {
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the server writes its status meanwhile
+		crd := w.get(t, crds, "", name)
+		versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		for _, v := range versions {
+			v := v.(map[string]any)
+			v["storage"] = v["name"] == storage
+		}
+		if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
+			return err
+		}
+		_, err := w.at(crds, "").Update(t.Context(), crd, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }
