@@ -117,7 +117,7 @@ func TestLegalDefinitions(t *testing.T) {
 
 func (w *world) gone(path string) {
 	w.t.Helper()
-	for until := time.Now().Add(patience); ; pause() {
+	for until := time.Now().Add(slower * patience); ; pause() {
 		if code, _ := w.answer(w.http, &call{name: path, method: http.MethodGet, path: path}); code == http.StatusNotFound {
 			return
 		}
