@@ -131,19 +131,22 @@ func (c *structure) schema(s *schema, l level, path *field.Path) {
 
 // isIntOrString is the one form of anyOf that may name types.
 func isIntOrString(anyOf []schema) bool {
-	return len(anyOf) == 2 && anyOf[0].Type == "integer" && anyOf[1].Type == "string" && isOnly(anyOf[0], "integer") && isOnly(anyOf[1], "string")
+	return len(anyOf) == 2 && anyOf[0].Type == "integer" && anyOf[1].Type == "string" && isOnlyType(anyOf[0]) && isOnlyType(anyOf[1])
 }
 
-// isOnly is true of a schema that names a type and says nothing else.
-func isOnly(s schema, typ string) bool {
+// isOnlyType is true of a schema that names a type and says nothing else.
+func isOnlyType(s schema) bool {
+	s.Type = ""
 	if s.Items != nil && s.Items.Schema == nil && len(s.Items.JSONSchemas) == 0 {
 		s.Items = nil
 	}
 	if a := s.AdditionalProperties; a != nil && a.Schema == nil && !a.Allows {
 		s.AdditionalProperties = nil
 	}
-	return reflect.DeepEqual(s, schema{Type: typ})
+	return saysNothing(&s)
 }
+
+func saysNothing(s *schema) bool { return reflect.ValueOf(s).Elem().IsZero() }
 
 func (c *structure) typed(s *schema, l level, path *field.Path) {
 	if l != rootLevel && !s.XEmbeddedResource && s.Type != "" {
@@ -197,7 +200,7 @@ func saysMore(m schema) bool {
 		}
 	}
 	m.Properties = nil
-	return !reflect.DeepEqual(m, schema{})
+	return !saysNothing(&m)
 }
 
 // values checks what restricts the value of s.
