@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/apiserver"
@@ -77,8 +78,16 @@ func (s *Server) Stop() {
 	}
 	running := s.running
 	s.running = nil
+	s.leave()
 	if err := running.Shutdown(); err != nil {
 		s.t.Errorf("testserver: shut down: %v", err)
+	}
+}
+
+// leave closes the connections of the test's clients that are idle: the server tells them to go, and grants them a second.
+func (s *Server) leave() {
+	if client, err := rest.TransportFor(s.Config); err == nil { // the clients' own: client-go keeps one for a Config
+		utilnet.CloseIdleConnectionsFor(client)
 	}
 }
 
