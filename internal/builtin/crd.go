@@ -126,9 +126,18 @@ func defaultCRD(obj object.Tree) {
 	if tree(spec, "conversion") == nil {
 		spec["conversion"] = object.Tree{"strategy": "None"}
 	}
+	if conversion := tree(spec, "conversion"); saysNothing(tree(conversion, "webhook")) {
+		delete(conversion, "webhook")
+	}
 	if service := tree(spec, "conversion", "webhook", "clientConfig", "service"); service != nil && service["port"] == nil {
 		service["port"] = int64(443)
 	}
+}
+
+// saysNothing is true of a conversion webhook of which upstream's internal form, which has its parts beside the strategy,
+// keeps nothing.
+func saysNothing(webhook object.Tree) bool {
+	return webhook["clientConfig"] == nil && webhook["conversionReviewVersions"] == nil
 }
 
 // internalCRD is a CRD in the form that is validated.

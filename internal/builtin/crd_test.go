@@ -165,6 +165,10 @@ func TestCreateEstablishes(t *testing.T) {
 	if conversion := got["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
 		t.Errorf("conversion %v", conversion)
 	}
+	empty := strings.Replace(crd("stable.example.com", "empties", "Empty", ""), `"scope"`, `"conversion":{"strategy":"None","webhook":{}},"scope"`, 1)
+	if conversion := s.must(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
+		t.Errorf("conversion with an empty webhook: %v", conversion)
+	}
 	c, err := s.engine.Live.Current(t.Context())
 	if err != nil || c.Find("stable.example.com", "v1", "crontabs") == nil {
 		t.Errorf("not served: %v", err)
@@ -184,7 +188,7 @@ func TestRefusals(t *testing.T) {
 		"schema":   {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `{"type":"object"}`, `{"type":"array"}`, 1), "spec.validation.openAPIV3Schema.type: Invalid value: \"array\": must be object at the root"},
 	} {
 		_, err := s.create(want.crd)
-		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want.message) {
+		if !apierrors.IsInvalid(err) || strings.Count(err.Error(), want.message) != 1 {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -37,12 +37,12 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 		return Object{}, false, err
 	}
 	if p.Type == types.ApplyYAMLPatchType {
-		applied, err := w.decodeApplied(p.Data)
+		applied, repeated, err := w.decodeApplied(p.Data)
 		if err != nil {
 			return Object{}, false, err
 		}
 		return w.run(ctx, preconditions{}, t.Subresource == "", func(live object.Tree) (object.Tree, error) {
-			return w.apply(live, applied, p.Force)
+			return w.apply(live, applied, repeated, p.Force)
 		})
 	}
 	return w.run(ctx, preconditions{}, false, func(live object.Tree) (object.Tree, error) {
@@ -82,23 +82,32 @@ func checkPatch(t Target, p Patch, c Caller) error {
 	return nil
 }
 
-// decodeApplied reads the configuration of an apply.
-func (w *writing) decodeApplied(data []byte) (object.Tree, error) {
+// decodeApplied reads the configuration of an apply. repeated says which fields it has twice, "" if none, or if
+// the caller does not want to know.
+func (w *writing) decodeApplied(data []byte) (applied object.Tree, repeated string, err error) {
 	applied, duplicates, err := decodeJSONOrYAML(data)
 	if err != nil {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
+		return nil, "", apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 	}
 	if len(duplicates) > 0 && w.caller.Validation != metav1.FieldValidationIgnore {
-		problem := strings.Join(duplicates, ", ")
+		repeated = strings.Join(duplicates, ", ")
 		if err := yaml.UnmarshalStrict(data, &map[string]any{}); err != nil {
-			problem = err.Error()
+			repeated = err.Error()
 		}
-		if w.caller.Validation == metav1.FieldValidationStrict {
-			return nil, apierrors.NewBadRequest("error strict decoding patch: " + problem)
-		}
-		w.warn(yamlProblems(problem)...)
 	}
-	return applied, nil
+	return applied, repeated, nil
+}
+
+// tellRepeated is for what an applied configuration has twice, which upstream tells once it is merged: a conflict goes first.
+func (w *writing) tellRepeated(repeated string) error {
+	if repeated == "" {
+		return nil
+	}
+	if w.caller.Validation == metav1.FieldValidationStrict {
+		return apierrors.NewBadRequest("error strict decoding patch: " + repeated)
+	}
+	w.warn(yamlProblems(repeated)...)
+	return nil
 }
 
 // decodeJSONOrYAML saves the YAML parser where the data is JSON, as clients' mostly is.
@@ -126,17 +135,20 @@ func yamlProblems(text string) []string {
 }
 
 // apply merges an applied configuration into live, or makes a new object of it.
-func (w *writing) apply(live, applied object.Tree, force bool) (object.Tree, error) {
+func (w *writing) apply(live, applied object.Tree, repeated string, force bool) (object.Tree, error) {
 	w.emptyFor(live)
 	t, err := w.fields.Apply(live, applied, w.caller.FieldManager, force, w.now)
 	if err != nil {
 		return nil, asPlain(err)
 	}
+	if err := w.tellRepeated(repeated); err != nil {
+		return nil, err
+	}
 	if w.def.Custom == nil {
 		if t, _, err = w.shape(t, false); err != nil {
 			return nil, w.undecodable(err.Error())
 		}
-	} else if t, err = w.defaults(t); err != nil {
+	} else if t, err = w.applied(t); err != nil {
 		return nil, err
 	}
 	if live == nil && object.UID(t) != "" {
@@ -144,6 +156,14 @@ func (w *writing) apply(live, applied object.Tree, force bool) (object.Tree, err
 			"uid mismatch: the provided object specified uid %s, and no existing object was found", object.UID(t)))
 	}
 	return t, w.located(t)
+}
+
+// applied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata has not.
+func (w *writing) applied(t object.Tree) (object.Tree, error) {
+	if _, err := normalizeMetadata(t); err != nil {
+		return nil, w.undecodable(err.Error())
+	}
+	return w.defaults(t)
 }
 
 // located checks name and namespace of a patched object, and its owners.
@@ -163,6 +183,10 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 	patched, problems, err := w.patched(live, p)
 	if err != nil {
 		return nil, err
+	}
+	if w.def.Custom != nil && object.String(patched, "kind") == "" {
+		data := object.AppendJSON(nil, patched)
+		return nil, unfit(data, fmt.Sprintf("Object 'Kind' is missing in '%s'", data))
 	}
 	var before []byte
 	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
@@ -190,7 +214,7 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 	}
 	if w.def.Custom == nil {
 		if err := w.checkKind(t); err != nil {
-			return nil, err
+			return nil, unfit(object.AppendJSON(nil, t), err.Error())
 		}
 	}
 	return t, w.located(t)

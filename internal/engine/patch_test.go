@@ -51,6 +51,8 @@ func TestPatchRefusals(t *testing.T) {
 		{merging, `{"metadata":{"resourceVersion":"1"}}`, 409, metav1.StatusReasonConflict, "the object has been modified"},
 		{merging, `{"metadata":{"uid":"x"}}`, 422, metav1.StatusReasonInvalid, `metadata.uid: Invalid value: "x": field is immutable`},
 		{merging, `{"kind":"Foo"}`, 422, metav1.StatusReasonInvalid, `Foo.stable.example.com "my-cron" is invalid: kind: Invalid value: "Foo": must be CronTab`},
+		{merging, `{"kind":null}`, 422, metav1.StatusReasonInvalid, `Object 'Kind' is missing in '{"apiVersion":"stable.example.com/v1",`},
+		{jsonPatch, `[{"op":"replace","path":"","value":{"a":1}}]`, 422, metav1.StatusReasonInvalid, ` "" is invalid: patch: Invalid value: "{\"a\":1}": Object 'Kind' is missing in '{"a":1}'`},
 		{merging, `{"spec":{"foo":1}}`, 422, metav1.StatusReasonInvalid, `strict decoding error: unknown field "spec.foo"`},
 		{jsonPatch, `[{"op":"test","path":"/spec/image","value":"no"}]`, 422, metav1.StatusReasonInvalid, "the server rejected our request due to an error in our request"},
 		{jsonPatch, `[{"op":"add","path":"/spec/image","value":"a","nosuch":1}]`, 422, metav1.StatusReasonInvalid, `json patch unknown field "[0].nosuch"`},
@@ -58,7 +60,10 @@ func TestPatchRefusals(t *testing.T) {
 		_, err := w.patch(w.cron("my-cron"), c.kind, c.data)
 		w.refused(err, c.code, c.why, c.text)
 	}
-	_, err := w.patch(w.cron("none"), merging, `{}`)
+	w.mustCreate(w.configMap(""), `{"metadata":{"name":"a"}}`)
+	_, err := w.patch(w.configMap("a"), merging, `{"kind":"Secret"}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, ` "" is invalid: patch: Invalid value: `)
+	_, err = w.patch(w.cron("none"), merging, `{}`)
 	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
 	_, _, err = w.Patch(w.ctx, w.cron("my-cron"), Patch{Type: merging, Data: []byte(`{}`), Force: true}, w.caller)
 	w.refused(err, 422, metav1.StatusReasonInvalid, "force: Forbidden: may not be specified for non-apply patch")
@@ -131,6 +136,7 @@ func TestApplyRefusals(t *testing.T) {
 		{head + "metadata: {name: x}\nspec: {foo: 1}", 500, metav1.StatusReasonUnknown, ".spec.foo: field not declared in schema"},
 		{"apiVersion: v1\nkind: CronTab", 400, metav1.StatusReasonBadRequest, "invalid object type"},
 		{"{", 400, metav1.StatusReasonBadRequest, "error decoding patch"},
+		{head + "metadata: {name: x, resourceVersion: x1}", 500, metav1.StatusReasonUnknown, "invalid syntax"},
 		{head + "metadata: {name: x, name: x}", 400, metav1.StatusReasonBadRequest, "error strict decoding patch"},
 	} {
 		_, err := w.patch(w.cron("x"), applying, c.data)
@@ -139,6 +145,20 @@ func TestApplyRefusals(t *testing.T) {
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"x"}}`)
 	_, err := w.patch(w.cron("x"), applying, head+"metadata: {name: x, resourceVersion: '1'}\nspec: {image: i}")
 	w.refused(err, 409, metav1.StatusReasonConflict, "the object has been modified")
+	w.mustPatch(w.cron("x"), merging, `{"spec":{"image":"a"}}`)
+	w.caller.FieldManager = "other"
+	_, err = w.patch(w.cron("x"), applying, head+"metadata: {name: x}\nspec: {image: b, image: b}")
+	w.refused(err, 409, metav1.StatusReasonConflict, "Apply failed with 1 conflict")
+}
+
+// CRD-056: what is applied with nulls is stored as metadata is, new or not.
+func TestApplyMetadata(t *testing.T) {
+	w := newWorld(t)
+	for range 2 {
+		got := w.mustPatch(w.cron("x"), applying, "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: x, labels: {a: null}, annotations: null, finalizers: []}")
+		md := got["metadata"].(object.Tree)
+		equal(t, "metadata", []any{md["labels"], md["annotations"], md["finalizers"]}, []any{map[string]any{"a": ""}, nil, nil})
+	}
 }
 
 // CRD-018

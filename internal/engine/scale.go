@@ -123,12 +123,16 @@ func (e *Engine) patchScale(ctx context.Context, t Target, p Patch, c Caller) (O
 	}
 	s := &writing{engine: e, target: t, caller: c, v: ScaleVersion, def: ScaleVersion.Definition}
 	if p.Type == types.ApplyYAMLPatchType {
-		applied, err := s.decodeApplied(p.Data)
+		applied, repeated, err := s.decodeApplied(p.Data)
 		if err != nil {
 			return Object{}, err
 		}
 		return w.rescale(ctx, preconditions{}, func(live, before object.Tree) (object.Tree, error) {
-			return w.applyScale(s, live, before, applied, p.Force)
+			scale, err := w.applyScale(s, live, before, applied, p.Force)
+			if err != nil {
+				return nil, err
+			}
+			return scale, s.tellRepeated(repeated)
 		})
 	}
 	return w.rescale(ctx, preconditions{}, func(live, before object.Tree) (object.Tree, error) {

@@ -134,6 +134,9 @@ func (w *writing) makeNew(ctx context.Context, f change) (Object, error) {
 	if err != nil {
 		return Object{}, err
 	}
+	if _, err := parseVersion(object.ResourceVersion(t)); err != nil {
+		return Object{}, err
+	}
 	o, err := w.create(ctx, t)
 	if apierrors.IsAlreadyExists(err) && !w.caller.DryRun {
 		return o, &storage.ConflictError{Key: w.key(), Current: w.engine.Store.Head().Get(w.key())}
@@ -231,12 +234,21 @@ func (w *writing) load(rec *storage.Record) (old, live object.Tree, err error) {
 	return old, live, err
 }
 
+// parseVersion reads the resourceVersion that a client sent, 0 if none.
+func parseVersion(rv string) (uint64, error) {
+	revision, err := strconv.ParseUint(rv, 10, 64)
+	if rv != "" && err != nil {
+		return 0, plain(field.Invalid(field.NewPath("resourceVersion"), rv, err.Error()).Error())
+	}
+	return revision, nil
+}
+
 // checkVersion compares the resourceVersion of t with rec's.
 func (w *writing) checkVersion(t object.Tree, rec *storage.Record) error {
 	gr, rv := w.v.GroupResource(), object.ResourceVersion(t)
-	switch revision, err := strconv.ParseUint(rv, 10, 64); {
-	case rv != "" && err != nil:
-		return plain(field.Invalid(field.NewPath("resourceVersion"), rv, err.Error()).Error())
+	switch revision, err := parseVersion(rv); {
+	case err != nil:
+		return err
 	case revision == uint64(rec.Modified):
 		return nil
 	case revision != 0:

@@ -120,7 +120,6 @@ func Create(crd CRD) field.ErrorList {
 	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true}
 	errs := name(crd.CustomResourceDefinition)
 	errs = append(errs, spec(&crd.Spec, o.asked(crd))...)
-	errs = append(errs, acceptedNames(crd)...)
 	errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
 	if crd.legacy {
 		return errs
@@ -133,7 +132,6 @@ func Create(crd CRD) field.ErrorList {
 func Update(crd, old CRD) field.ErrorList {
 	errs := spec(&crd.Spec, ratchet(crd, old).asked(crd))
 	errs = append(errs, immutable(crd.CustomResourceDefinition, old.CustomResourceDefinition)...)
-	errs = append(errs, acceptedNames(crd)...)
 	errs = append(errs, storedVersions(crd.CustomResourceDefinition)...)
 	if crd.legacy {
 		return errs
