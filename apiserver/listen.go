@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -76,7 +78,10 @@ var _ io.Writer = quietHandshakes{}
 func listen(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("listen: %w (another server may be running; choose another port with --secure-port, 0 picks a free one)", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("listen: %w (another server may be running; choose another port with --secure-port, 0 picks a free one)", err)
+		}
+		return nil, fmt.Errorf("listen: %w", err)
 	}
 	return l, nil
 }

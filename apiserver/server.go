@@ -180,8 +180,11 @@ func (s *Server) connect(ctx context.Context) error {
 	})
 	e := &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert}
 	s.feed = e.NewFeed()
+	storageCheck := []api.Check{{Name: "storage", Run: s.store.Failed}}
 	s.handler = api.New(api.Config{
 		Engine:         e,
+		Live:           storageCheck,
+		Ready:          storageCheck,
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/spf13/cobra"
 
@@ -40,7 +42,7 @@ code is 0 where nothing would be refused or break, and 1 otherwise.`,
 
   # An upgrade of a kind, for a machine to read
   trellis check --against old.crd.yaml new.crd.yaml -o json`,
-		Args: cobra.MinimumNArgs(1),
+		Args: takes("one FILE or more", 1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return f.run(cmd.Context(), files, cmd.OutOrStdout())
 		},
@@ -66,11 +68,11 @@ func (f *checkFlags) run(ctx context.Context, files []string, w io.Writer) error
 	if err := f.write(report, w); err != nil {
 		return err
 	}
-	if n := report.Count(check.Error); n > 0 {
-		return fmt.Errorf("%d errors", n)
+	if report.Count(check.Error) > 0 {
+		return errors.New(report.Total(check.Error))
 	}
-	if n := report.Count(check.Warning); n > 0 && f.strict {
-		return fmt.Errorf("%d warnings", n)
+	if report.Count(check.Warning) > 0 && f.strict {
+		return errors.New(report.Total(check.Warning))
 	}
 	return nil
 }

@@ -61,12 +61,14 @@ func namesKubeconfig(args []string) bool {
 	return false
 }
 
+const noServerHere = defaultKubeconfig + " does not exist: start a server in this folder with \"trellis serve\", or name another kubeconfig with --kubeconfig or KUBECONFIG."
+
 // explainMissing ends a kubectl that failed because nobody has started a server here.
 func explainMissing(text string, code int) {
 	if text != "" {
 		fmt.Fprintln(os.Stderr, strings.TrimSuffix(text, "\n"))
 	}
-	fmt.Fprintf(os.Stderr, "%s does not exist: start a server in this folder with \"trellis serve\", or name another kubeconfig with --kubeconfig or KUBECONFIG.\n", defaultKubeconfig)
+	fmt.Fprintln(os.Stderr, noServerHere)
 	os.Exit(code)
 }
 

@@ -49,9 +49,39 @@ Start a server in this folder, then talk to it from a second terminal:
 Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+
+		SuggestionsMinimumDistance: 2, // cobra's own, which only its own message sets
+		Args:                       noSuchCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetFlagErrorFunc(seeHelp)
 	root.AddCommand(newServe(), newCheck(), newMigrate(), newKubectl(), newVersion())
 	return root
+}
+
+// seeHelp says of a mistake in a command line where to read what is right.
+func seeHelp(cmd *cobra.Command, err error) error {
+	return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
+}
+
+// noSuchCommand refuses all arguments of trellis itself.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("there is no command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, near[0])
+	}
+	return seeHelp(cmd, err)
+}
+
+// takes lets a command have so many arguments, which are what.
+func takes(what string, least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return seeHelp(cmd, fmt.Errorf("%s takes %s, and got %d", cmd.CommandPath(), what, len(args)))
+		}
+		return nil
+	}
 }

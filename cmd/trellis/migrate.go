@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -24,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -55,7 +58,7 @@ With neither --kubeconfig nor KUBECONFIG it talks to the server of this folder. 
 exit code is 0 when all objects have been migrated.`,
 		Example: `  trellis migrate crontabs.stable.example.com
   trellis migrate ct --timeout 10m`,
-		Args: cobra.ExactArgs(1),
+		Args: takes("one KIND", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), args[0], cmd.OutOrStdout())
 		},
@@ -66,7 +69,12 @@ exit code is 0 when all objects have been migrated.`,
 }
 
 func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) error {
-	if f.timeout > 0 {
+	switch {
+	case kind == "":
+		return errors.New("KIND is empty")
+	case f.timeout < 0:
+		return fmt.Errorf("--timeout: %s is less than 0", f.timeout)
+	case f.timeout > 0:
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, f.timeout)
 		defer cancel()
@@ -77,20 +85,16 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 		flags.KubeConfig = &f.kubeconfig
 	case os.Getenv("KUBECONFIG") == "":
 		local := defaultKubeconfig
+		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
+			return errors.New(noServerHere)
+		}
 		flags.KubeConfig = &local
 	}
 	config, err := flags.ToRESTConfig()
 	if err != nil {
 		return err
 	}
-	mapper, err := flags.ToRESTMapper()
-	if err != nil {
-		return err
-	}
-	found, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
-	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's words
-	}
+	found, err := find(flags, kind)
 	if err != nil {
 		return err
 	}
@@ -100,10 +104,29 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	}
 	migrations := client.Resource(storagemigrationv1.SchemeGroupVersion.WithResource("storageversionmigrations"))
 	name, err := request(ctx, migrations, found.GroupResource())
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("the server has not answered within %s", f.timeout)
+	}
 	if err != nil {
 		return err
 	}
 	return follow(ctx, migrations, name, found.GroupResource(), out)
+}
+
+// find asks the server which resource people call kind.
+func find(flags *genericclioptions.ConfigFlags, kind string) (schema.GroupVersionResource, error) {
+	mapper, err := flags.ToRESTMapper()
+	if err != nil {
+		return schema.GroupVersionResource{}, err
+	}
+	found, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		return found, fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's words
+	}
+	if text, ok := cmdutil.StandardErrorMessage(err); ok { // nobody listens there
+		return found, errors.New(strings.TrimPrefix(text, "error: "))
+	}
+	return found, err
 }
 
 // request creates the StorageVersionMigration of a resource.

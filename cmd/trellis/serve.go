@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -47,7 +48,7 @@ use them again. What the server has acknowledged is on disk.`,
 
   # A scratch server on a free port
   trellis serve --data-dir "$(mktemp -d)" --secure-port 0`,
-		Args: cobra.NoArgs,
+		Args: takes("flags only", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.complete(); err != nil {
 				return err
@@ -96,6 +97,16 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 
 // complete turns what was typed into a Config.
 func (f *serveFlags) complete() error {
+	switch c := &f.config; { // a Config has a meaning for each of these that nobody would guess
+	case c.DataDir == "":
+		return errors.New("--data-dir: name a folder")
+	case c.EventTTL <= 0:
+		return errors.New("--event-ttl: must be more than 0")
+	case c.CompactionInterval <= 0:
+		return errors.New("--etcd-compaction-interval: must be more than 0")
+	case c.HistoryBytes <= 0:
+		return errors.New("--history-bytes: must be more than 0")
+	}
 	if net.ParseIP(f.bindAddress) == nil {
 		return fmt.Errorf("--bind-address: %q is not an IP address", f.bindAddress)
 	}
@@ -145,7 +156,7 @@ func serviceRange(text string) (netip.Prefix, error) {
 	r, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil:
-		return r, fmt.Errorf("--service-cluster-ip-range: %w", err)
+		return r, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", text, builtin.DefaultServiceRange())
 	case !r.Addr().Is4():
 		return r, fmt.Errorf("--service-cluster-ip-range: %s is not of IPv4", r)
 	case r.Bits() < largestServiceRange || r.Bits() > 30:

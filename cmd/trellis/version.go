@@ -15,7 +15,7 @@ func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of Trellis and of the Kubernetes API it serves",
-		Args:  cobra.NoArgs,
+		Args:  takes("nothing", 0, 0),
 		Run: func(cmd *cobra.Command, _ []string) {
 			own, kubernetes := versions()
 			fmt.Fprintf(cmd.OutOrStdout(), "trellis %s, Kubernetes API %s, %s %s/%s\n",

@@ -4,9 +4,14 @@
 package check
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -52,11 +57,19 @@ func (r *Report) Count(s Severity) (n int) {
 	return n
 }
 
+// Total is Count in words, as "1 error" or "2 errors".
+func (r *Report) Total(s Severity) string {
+	if n := r.Count(s); n != 1 {
+		return fmt.Sprintf("%d %ss", n, s)
+	}
+	return "1 " + string(s)
+}
+
 // Manifests checks the CRDs in files (YAML or JSON; folders are searched, "-" is standard input),
 // then every other object: against the CRD among them that defines its kind, or as the built-in kind that
 // it is. An error is a file that cannot be read.
 func Manifests(ctx context.Context, files []string) (*Report, error) {
-	c := &checker{report: &Report{Findings: []Finding{}}}
+	c := newChecker()
 	documents, err := c.loadAll(files)
 	if err != nil {
 		return nil, err
@@ -72,13 +85,16 @@ func Manifests(ctx context.Context, files []string) (*Report, error) {
 			}
 		}
 	}
-	return c.report, nil
+	return c.finish(), nil
 }
 
 // Upgrade checks a CRD that is to replace another of the same name, and says what that means for
 // stored objects.
 func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
-	c := &checker{report: &Report{Findings: []Finding{}}}
+	if oldFile == "-" && newFile == "-" {
+		return nil, errors.New("only one of the two states can be standard input")
+	}
+	c := newChecker()
 	before, err := c.loadAll([]string{oldFile})
 	if err != nil {
 		return nil, err
@@ -91,6 +107,9 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 		return nil, err
 	}
 	defer c.scratch.close()
+	if err := c.bothHave(oldFile, before, newFile, after); err != nil {
+		return nil, err
+	}
 	for _, d := range after {
 		if !d.isCRD() {
 			continue
@@ -103,21 +122,49 @@ func Upgrade(ctx context.Context, oldFile, newFile string) (*Report, error) {
 		}
 		c.upgrade(ctx, before[i], d)
 	}
-	return c.report, nil
+	for _, o := range before {
+		if o.isCRD() && !slices.ContainsFunc(after, func(d *document) bool { return d.isCRD() && object.Name(o.tree) == object.Name(d.tree) }) {
+			c.add(o, Note, "Gone", "", "not in "+newFile+": who deletes it deletes its objects")
+		}
+	}
+	return c.finish(), nil
+}
+
+func newChecker() *checker {
+	return &checker{report: &Report{Findings: []Finding{}}, refused: map[schema.GroupKind]bool{}}
 }
 
 // checker is one run.
 type checker struct {
 	report  *Report
 	scratch *scratch
+	files   []string                  // as they were read
+	refused map[schema.GroupKind]bool // kinds whose CRDs are
 }
 
 func (c *checker) add(d *document, s Severity, reason, path, message string) {
 	line, column := d.position(path)
-	c.report.Findings = append(c.report.Findings, Finding{
-		File: d.file, Line: line, Column: column, Object: d.String(),
-		Severity: s, Reason: reason, Path: path, Message: message,
+	c.addAt(d, line, column, Finding{Severity: s, Reason: reason, Path: path, Message: message})
+}
+
+// addAt adds f, which is of d, at a place of its file.
+func (c *checker) addAt(d *document, line, column int, f Finding) {
+	f.File, f.Line, f.Column, f.Object = d.file, line, column, d.String()
+	c.report.Findings = append(c.report.Findings, f)
+}
+
+// finish puts the findings in the order of the files.
+func (c *checker) finish() *Report {
+	place := map[string]int{}
+	for i, d := range c.files {
+		if _, ok := place[d]; !ok {
+			place[d] = i
+		}
+	}
+	slices.SortStableFunc(c.report.Findings, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(place[a.File], place[b.File]), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
+	return c.report
 }
 
 func (c *checker) check(ctx context.Context, d *document) {
@@ -125,6 +172,11 @@ func (c *checker) check(ctx context.Context, d *document) {
 	created, warnings, err := c.scratch.create(ctx, object.Copy(d.tree))
 	c.warnings(d, warnings)
 	c.refusal(d, err)
+	if d.isCRD() && err != nil {
+		spec, _ := d.tree["spec"].(object.Tree)
+		names, _ := spec["names"].(object.Tree)
+		c.refused[schema.GroupKind{Group: object.String(spec, "group"), Kind: object.String(names, "kind")}] = true
+	}
 	switch {
 	case d.isCRD():
 		c.costs(d)
@@ -149,7 +201,24 @@ func (c *checker) upgrade(ctx context.Context, before, after *document) {
 	}
 }
 
+// bothHave is an error where one of the files has no CRD, unless that may be for a mistake that is reported.
+func (c *checker) bothHave(oldFile string, before []*document, newFile string, after []*document) error {
+	if len(c.report.Findings) > 0 {
+		return nil
+	}
+	for _, s := range []struct {
+		file string
+		has  []*document
+	}{{oldFile, before}, {newFile, after}} {
+		if !slices.ContainsFunc(s.has, (*document).isCRD) {
+			return fmt.Errorf("%s has no CustomResourceDefinition to compare", s.file)
+		}
+	}
+	return nil
+}
+
 func (c *checker) loadAll(files []string) (all []*document, err error) {
+	before := len(c.report.Findings)
 	for _, f := range files {
 		documents, err := load(f, c)
 		if err != nil {
@@ -157,8 +226,8 @@ func (c *checker) loadAll(files []string) (all []*document, err error) {
 		}
 		all = append(all, documents...)
 	}
-	if len(all) == 0 && len(c.report.Findings) == 0 {
-		return nil, fmt.Errorf("no manifests in %v", files)
+	if len(all) == 0 && len(c.report.Findings) == before {
+		return nil, fmt.Errorf("nothing to check in %s: a FILE has objects in YAML or JSON, a folder files named .yaml, .yml or .json", strings.Join(files, ", "))
 	}
 	return all, nil
 }

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// shownShare of the budget is what a rule has to cost to be told of in text: a tenth.
+	// shownShare of the budget is what a rule has to cost to be told of in text, with advice: a tenth.
 	shownShare = 10
 	// maxTries bounds how many limits are tried out for one rule.
 	maxTries = 50
@@ -46,9 +46,9 @@ func (c *checker) costs(d *document) {
 		if err != nil {
 			continue // the schema is refused
 		}
-		w := costing{root: root, path: version.path + ".schema.openAPIV3Schema"}
+		w := costing{root: root, rules: newRules(root), path: version.path + ".schema.openAPIV3Schema"}
 		w.walk(s.RootPlace(), root, nil)
-		for _, r := range w.rules {
+		for _, r := range w.found {
 			r.File = d.file
 			r.Line, r.Column = d.position(r.Path)
 			found = append(found, r)
@@ -69,8 +69,9 @@ func newRules(root object.Tree) *schema.RuleChecker {
 // costing estimates the rules of one schema.
 type costing struct {
 	root  object.Tree
+	rules *schema.RuleChecker // of root as it is written
 	path  string
-	rules []Rule
+	found []Rule
 }
 
 // down is one step into a schema: the keyword, and the name of a property.
@@ -114,7 +115,7 @@ func (w *costing) walk(p *schema.Place, t object.Tree, at []down) {
 	if p == nil || t == nil {
 		return
 	}
-	checked, err := newRules(w.root).Check(p)
+	checked, err := w.rules.Check(p)
 	for i, r := range list(t, "x-kubernetes-validations") {
 		if err != nil || i >= len(checked) || checked[i].Err != nil {
 			continue // it is refused
@@ -123,10 +124,10 @@ func (w *costing) walk(p *schema.Place, t object.Tree, at []down) {
 			Path: w.pathOf(at) + ".x-kubernetes-validations[" + strconv.Itoa(i) + "].rule",
 			Rule: object.String(r, "rule"), Cost: checked[i].Cost, Budget: crdvalidation.MaxRuleCost,
 		}
-		if found.Cost > found.Budget/2 {
+		if found.Cost >= found.Budget/shownShare {
 			found.Advice = w.advice(at, i, found.Cost)
 		}
-		w.rules = append(w.rules, found)
+		w.found = append(w.found, found)
 	}
 	for _, s := range steps(t) {
 		w.walk(s.place(p), s.schema(t), append(at[:len(at):len(at)], s))
@@ -157,12 +158,19 @@ func (w *costing) advice(at []down, rule int, cost uint64) string {
 		}
 		tries++
 		t[limit.keyword] = limit.value
-		if lower, ok := w.cost(at, rule); ok && lower < cost {
+		if lower, ok := w.cost(at); ok && lower < cost {
 			cost = lower
 			best = fmt.Sprintf("%s.%s: %d would lower it to %d", path, limit.keyword, limit.value, lower)
 		}
 		delete(t, limit.keyword)
 	}
+	own := w.root
+	for _, s := range at {
+		own = s.schema(own)
+	}
+	all, _ := own["x-kubernetes-validations"].([]any)
+	own["x-kubernetes-validations"] = all[rule : rule+1 : rule+1] // to compile one only
+	defer func() { own["x-kubernetes-validations"] = all }()
 	t := w.root
 	for i := range at {
 		try(t, w.pathOf(at[:i]))
@@ -183,8 +191,8 @@ func below(t object.Tree, path string, f func(object.Tree, string)) {
 	}
 }
 
-// cost estimates a rule of the schema as it is now.
-func (w *costing) cost(at []down, rule int) (uint64, bool) {
+// cost estimates the first rule at a place of the schema as it is now.
+func (w *costing) cost(at []down) (uint64, bool) {
 	s, err := compile(w.root)
 	if err != nil {
 		return 0, false
@@ -194,17 +202,21 @@ func (w *costing) cost(at []down, rule int) (uint64, bool) {
 		p = step.place(p)
 	}
 	checked, err := newRules(w.root).Check(p)
-	if err != nil || rule >= len(checked) || checked[rule].Err != nil {
+	if err != nil || len(checked) == 0 || checked[0].Err != nil {
 		return 0, false
 	}
-	return checked[rule].Cost, true
+	return checked[0].Cost, true
 }
 
 func (r *Rule) writeText(b *strings.Builder) {
 	if r.Cost < r.Budget/shownShare {
 		return
 	}
-	fmt.Fprintf(b, "%s:%d:%d: rule: %s: %q costs at most %d, %d %% of what it may", r.File, r.Line, r.Column, r.Path, r.Rule, r.Cost, r.Cost/(r.Budget/100))
+	share := fmt.Sprintf("%d %% of", r.Cost/(r.Budget/100))
+	if r.Cost >= 10*r.Budget {
+		share = fmt.Sprintf("%d times", r.Cost/r.Budget)
+	}
+	fmt.Fprintf(b, "%s:%d:%d: rule: %s: %q costs at most %d, %s what it may", r.File, r.Line, r.Column, r.Path, r.Rule, r.Cost, share)
 	if r.Advice != "" {
 		b.WriteString("; " + r.Advice)
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -21,7 +22,11 @@ func (c *checker) refusal(d *document, err error) {
 	case err == nil:
 		return
 	case errors.As(err, &unknown):
-		c.add(d, Warning, "NotChecked", "kind", unknown.Error())
+		why := "no CustomResourceDefinition for " + unknown.String() + " among the files: give it, too"
+		if c.refused[unknown.GroupKind] {
+			why = "its CustomResourceDefinition is refused"
+		}
+		c.add(d, Warning, "NotChecked", "kind", why)
 		return
 	case !errors.As(err, &status):
 		c.add(d, Error, "Refused", "", err.Error())
@@ -50,6 +55,10 @@ func (c *checker) warnings(d *document, warnings []string) {
 		}
 		if path, ok := quoted(w, "duplicate field "); ok {
 			c.add(d, Warning, "Duplicate", path, "the field is given twice: the last one counts")
+			continue
+		}
+		if format, ok := quoted(w, "unrecognized format "); ok {
+			c.formats(d, d.node, format)
 			continue
 		}
 		c.add(d, Warning, "Warning", "", w)
@@ -94,5 +103,16 @@ func (c *checker) added(d *document, path string, sent, kept any, parent object.
 		for i := range min(len(before), len(kept)) {
 			c.added(d, path+"["+strconv.Itoa(i)+"]", before[i], kept[i], nil, "")
 		}
+	}
+}
+
+// formats reports the formats of that name in the schemas of a CRD, which a server names once.
+func (c *checker) formats(d *document, n *yaml.Node, name string) {
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Value == "format" && child.Kind == yaml.ScalarNode && child.Value == name {
+			key := n.Content[i-1]
+			c.addAt(d, d.line+key.Line, key.Column, Finding{Severity: Warning, Reason: "Format", Message: "unrecognized format " + strconv.Quote(name) + ": it is not checked"})
+		}
+		c.formats(d, child, name)
 	}
 }

@@ -1,8 +1,8 @@
 package check
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,10 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -25,6 +25,7 @@ const maxFile = 64 << 20
 type document struct {
 	file string
 	line int        // lines of the file in front of it
+	size int        // its own lines
 	node *yaml.Node // where everything stands
 	tree object.Tree
 }
@@ -46,14 +47,18 @@ func load(path string, c *checker) (all []*document, err error) {
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
 	}
 	if !info.IsDir() {
 		return loadFile(path, c)
 	}
 	err = filepath.WalkDir(path, func(file string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(file)) {
-			return err
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, cause(err))
+		}
+		regular := e.Type()&^fs.ModeSymlink == 0
+		if !regular || !slices.Contains([]string{".yaml", ".yml", ".json"}, strings.ToLower(filepath.Ext(file))) {
+			return nil
 		}
 		documents, err := loadFile(file, c)
 		all = append(all, documents...)
@@ -65,7 +70,7 @@ func load(path string, c *checker) (all []*document, err error) {
 func loadFile(path string, c *checker) ([]*document, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
 	}
 	defer f.Close()
 	return parse(path, f, c)
@@ -74,63 +79,103 @@ func loadFile(path string, c *checker) ([]*document, error) {
 func parse(file string, r io.Reader, c *checker) (all []*document, err error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, fmt.Errorf("%s: %w", file, cause(err))
 	}
 	if len(data) > maxFile {
 		return nil, fmt.Errorf("%s: larger than %d MiB", file, maxFile>>20)
 	}
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
-	from := 0
-	for {
-		text, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		at := max(bytes.Index(data[from:], text), 0) + from
-		from = at + len(text)
-		d := &document{file: file, line: bytes.Count(data[:at], []byte("\n"))}
-		all = append(all, d.decode(text, c)...)
+	c.files = append(c.files, file)
+	documents, err := object.Documents(data)
+	if err != nil {
+		c.syntax(&document{file: file}, err)
+		return nil, nil
 	}
+	for _, text := range documents {
+		d := &document{file: file, line: text.Line, size: 1 + bytes.Count(bytes.TrimSpace(text.Text), []byte("\n"))}
+		all = append(all, d.decode(text.Text, c)...)
+	}
+	return all, nil
+}
+
+// cause is an error of the system without its name for what was tried and the file, which are told otherwise.
+func cause(err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err
+	}
+	return err
 }
 
 // decode reads the text of d, which may be a list of objects.
 func (d *document) decode(text []byte, c *checker) []*document {
-	var root yaml.Node
-	if err := yaml.Unmarshal(text, &root); err != nil {
-		c.add(d, Error, "Syntax", "", err.Error())
+	var root, more yaml.Node
+	parser := yaml.NewDecoder(bytes.NewReader(text))
+	switch err := parser.Decode(&root); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		c.syntax(d, err)
 		return nil
 	}
-	if len(root.Content) == 0 {
+	if err := parser.Decode(&more); !errors.Is(err, io.EOF) {
+		c.syntax(d, cmp.Or(err, errors.New("a second document has to begin with a line ---")))
 		return nil
 	}
 	d.node = root.Content[0]
+	switch d.node.Kind {
+	case yaml.ScalarNode:
+		if d.node.ShortTag() == "!!null" {
+			return nil
+		}
+		fallthrough
+	case yaml.SequenceNode:
+		c.add(d, Error, "Syntax", "", "a manifest is an object, with apiVersion, kind and metadata")
+		return nil
+	}
 	t, duplicates, err := object.DecodeYAML(text)
 	if err != nil {
-		c.add(d, Error, "Syntax", "", err.Error())
+		c.syntax(d, err)
 		return nil
 	}
 	d.tree = t
-	for _, duplicate := range duplicates {
-		c.add(d, Error, "Duplicate", "", duplicate)
+	for _, message := range duplicates {
+		c.duplicates(d, message)
 	}
 	items, ok := t["items"].([]any)
-	if !ok || !strings.HasSuffix(object.String(t, "kind"), "List") {
-		return []*document{d}
+	if kind := object.String(t, "kind"); ok && strings.HasSuffix(kind, "List") || kind == "List" {
+		return d.elements(items, c)
 	}
-	return d.elements(items)
+	return d.named(c)
 }
 
-// elements are the objects of a list.
-func (d *document) elements(items []any) (all []*document) {
-	_, list, ok := find(d.node, "items")
-	for i, item := range items {
-		t, isTree := item.(object.Tree)
-		if isTree && ok && i < len(list.Content) {
-			all = append(all, &document{file: d.file, line: d.line, node: list.Content[i], tree: t})
+// named is d alone, and nothing where it does not say what it is.
+func (d *document) named(c *checker) []*document {
+	for _, key := range []string{"apiVersion", "kind"} {
+		if object.String(d.tree, key) == "" {
+			c.add(d, Error, "Required", key, "Required value: a string that says what the object is")
+			return nil
 		}
+	}
+	return []*document{d}
+}
+
+// elements are the objects of a list. Where they do not say what they are, the list does.
+func (d *document) elements(items []any, c *checker) (all []*document) {
+	_, list, _ := find(d.node, "items")
+	if list.Kind == yaml.AliasNode {
+		list = list.Alias
+	}
+	kind := strings.TrimSuffix(object.String(d.tree, "kind"), "List")
+	for i, item := range items {
+		t, ok := item.(object.Tree)
+		if !ok || i >= len(list.Content) {
+			c.add(d, Error, "Syntax", "items["+strconv.Itoa(i)+"]", "an item of a list is an object, with apiVersion, kind and metadata")
+			continue
+		}
+		if t["kind"] == nil && t["apiVersion"] == nil && kind != "" {
+			t["kind"], t["apiVersion"] = kind, d.tree["apiVersion"]
+		}
+		all = append(all, (&document{file: d.file, line: d.line, node: list.Content[i], tree: t}).named(c)...)
 	}
 	return all
 }

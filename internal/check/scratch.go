@@ -140,7 +140,7 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, err
 type unknownKind struct{ schema.GroupKind }
 
 func (k unknownKind) Error() string {
-	return "no CRD for " + k.String() + " among the files, or it is refused"
+	return "nothing defines " + k.String()
 }
 
 func (s *scratch) namespaceOf(t object.Tree) string {

@@ -16,7 +16,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	for i := range r.Rules {
 		r.Rules[i].writeText(&b)
 	}
-	fmt.Fprintf(&b, "%d checked: %d errors, %d warnings, %d notes\n", r.Checked, r.Count(Error), r.Count(Warning), r.Count(Note))
+	fmt.Fprintf(&b, "%d checked: %s, %s, %s\n", r.Checked, r.Total(Error), r.Total(Warning), r.Total(Note))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

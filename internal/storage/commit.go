@@ -197,10 +197,18 @@ func (s *Store) account(events []*Event) {
 	}
 }
 
-// append writes to the log unless it has failed before.
-func (s *Store) append(events []*Event) error {
+// Failed is why nothing can be written any more, an ErrFailed, and nil as long as writes go on.
+func (s *Store) Failed() error {
 	if p := s.failed.Load(); p != nil {
 		return *p
+	}
+	return nil
+}
+
+// append writes to the log unless it has failed before.
+func (s *Store) append(events []*Event) error {
+	if err := s.Failed(); err != nil {
+		return err
 	}
 	cause := s.log.Append(events)
 	if cause == nil {

@@ -1,11 +1,8 @@
 package manifests
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,8 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // manifest is one object and the file it comes from. It is kept as text: there may be a thousand large ones.
@@ -34,6 +32,7 @@ func load(paths []string) ([]*manifest, error) {
 		if err != nil {
 			return nil, err
 		}
+		before := len(all)
 		for _, name := range names {
 			data, err := os.ReadFile(name)
 			if err != nil {
@@ -44,6 +43,9 @@ func load(paths []string) ([]*manifest, error) {
 				return nil, err
 			}
 			all = append(all, objects...)
+		}
+		if len(all) == before {
+			return nil, fmt.Errorf("read manifests: %s holds no objects", path)
 		}
 	}
 	return all, nil
@@ -80,19 +82,15 @@ func files(path string) ([]string, error) {
 // parse splits a file into its documents, and lists into their items.
 func parse(source string, data []byte) ([]*manifest, error) {
 	var all []*manifest
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
-	for n := 1; ; n++ {
-		doc, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
+	documents, err := object.Documents(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", source, err)
+	}
+	for _, doc := range documents {
 		fail := func(err error) ([]*manifest, error) {
-			return nil, fmt.Errorf("%s: document %d: %w", source, n, err)
+			return nil, fmt.Errorf("%s: the document from line %d on: %w", source, doc.Line+1, err)
 		}
-		if err != nil {
-			return fail(err)
-		}
-		text, err := sigsyaml.YAMLToJSON(doc)
+		text, err := sigsyaml.YAMLToJSON(doc.Text)
 		if err != nil {
 			return fail(err)
 		}
@@ -107,6 +105,7 @@ func parse(source string, data []byte) ([]*manifest, error) {
 			return fail(err)
 		}
 	}
+	return all, nil
 }
 
 // flatten adds o, whose JSON is text.

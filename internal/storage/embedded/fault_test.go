@@ -100,6 +100,9 @@ func TestDiskThatFails(t *testing.T) {
 			if _, err := s.Commit(context.Background(), []storage.Write{{Key: "late", Value: []byte("1")}}); !errors.Is(err, storage.ErrFailed) {
 				t.Fatalf("run %d: a later commit: %v", i, err)
 			}
+			if err := s.Failed(); !errors.Is(err, storage.ErrFailed) {
+				t.Fatalf("run %d: what /livez is told: %v", i, err)
+			}
 			if _, err := s.At(context.Background(), s.Head().Revision()); err != nil {
 				t.Fatalf("run %d: a read: %v", i, err)
 			}
