@@ -61,7 +61,7 @@ func namesKubeconfig(args []string) bool {
 	return false
 }
 
-const noServerHere = defaultKubeconfig + " does not exist: start a server in this folder with \"trellis serve\", or name another kubeconfig with --kubeconfig or KUBECONFIG."
+const noServerHere = defaultKubeconfig + " does not exist: start a server in this folder with \"trellis serve\", or name another kubeconfig with --kubeconfig or KUBECONFIG"
 
 // explainMissing ends a kubectl that failed because nobody has started a server here.
 func explainMissing(text string, code int) {

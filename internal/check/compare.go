@@ -113,7 +113,8 @@ func (c *comparison) kind(path string, old, now object.Tree) {
 	for _, key := range []string{"type", "x-kubernetes-int-or-string"} {
 		if was, is := old[key], now[key]; !object.Equal(was, is) {
 			e := Ratcheted
-			if was == "integer" && is == "number" || was == nil && is == true {
+			eased := now["x-kubernetes-int-or-string"] == true && (old["type"] == "integer" || old["type"] == "string")
+			if was == "integer" && is == "number" || eased {
 				e = Compatible
 			}
 			c.add(e, path+"."+key, "%s was %s", key, shown(was))
@@ -133,6 +134,12 @@ func (c *comparison) kind(path string, old, now object.Tree) {
 			}
 			c.add(e, path+"."+key, "%s was %s", key, shown(was))
 		}
+	}
+	if now["x-kubernetes-embedded-resource"] == true && old["x-kubernetes-embedded-resource"] != true {
+		c.add(Breaking, path+".x-kubernetes-embedded-resource", "a value needs apiVersion, kind and metadata now")
+	}
+	if old["default"] != nil && now["default"] == nil {
+		c.add(Compatible, path, "objects without the field are shown without it; default was %s", shown(old["default"]))
 	}
 	if now["default"] != nil && !object.Equal(old["default"], now["default"]) {
 		c.add(Compatible, path+".default", "objects without the field are shown with the default; it was %s", shown(old["default"]))
@@ -195,13 +202,18 @@ func (c *comparison) enum(path string, old, now object.Tree) {
 func (c *comparison) required(path string, old, now object.Tree) {
 	was := object.Strings(old, "required")
 	properties, _ := now["properties"].(object.Tree)
+	before, _ := old["properties"].(object.Tree)
 	for _, name := range object.Strings(now, "required") {
-		if slices.Contains(was, name) {
-			continue
-		}
-		if p, _ := properties[name].(object.Tree); p["default"] != nil {
+		p, _ := properties[name].(object.Tree)
+		b, _ := before[name].(object.Tree)
+		switch {
+		case slices.Contains(was, name):
+			if b["default"] != nil && p["default"] == nil {
+				c.add(Breaking, path+".required", "%s is required and has no default any more: objects without it cannot be updated", name)
+			}
+		case p["default"] != nil:
 			c.add(Compatible, path+".required", "%s is newly required, and has a default", name)
-		} else {
+		default:
 			c.add(Breaking, path+".required", "%s is newly required: objects without it cannot be updated", name)
 		}
 	}
@@ -260,7 +272,16 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 			c.add(Breaking, path+".properties", "%s is gone: it is dropped from stored objects", name)
 			continue
 		}
+		if _, ok := is[name]; !ok {
+			c.below(path+".additionalProperties", was[name], now["additionalProperties"])
+			continue
+		}
 		c.below(at, was[name], is[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(is)) {
+		if _, ok := was[name]; !ok && old["x-kubernetes-preserve-unknown-fields"] == true {
+			c.add(Ratcheted, path+".properties["+name+"]", "%s has a schema now: objects may have anything there", name)
+		}
 	}
 	switch a, b := old["additionalProperties"], now["additionalProperties"]; {
 	case a != nil && b == nil && !keeps:
