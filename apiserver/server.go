@@ -47,6 +47,7 @@ type Server struct {
 	webhooks *conversion.Webhooks // nil until connect
 	// reachable gets to know which webhooks cannot be reached.
 	reachable *control.Reachability
+	migrating []string // CRDs that say so from before
 	http      *http.Server
 	failed    chan struct{}
 	failOnce  sync.Once
@@ -107,7 +108,7 @@ func (s *Server) runLoops() {
 		}
 	})
 	loops := func(ctx context.Context, c *rest.Config) error {
-		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage)
+		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
 	}
 	for _, run := range []func(context.Context, *rest.Config) error{loops, s.reachable.Run} {
 		s.loops.Go(func() {
@@ -196,7 +197,24 @@ func (s *Server) connect(ctx context.Context) error {
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
 	s.http.ConnState = s.sendAwayLate
+	s.takeOver(live.Load())
 	return nil
+}
+
+// takeOver has what CRDs say of the work of a server that ran before put right.
+func (s *Server) takeOver(catalog *resource.Catalog) {
+	for d := range catalog.Definitions() {
+		if d.Custom == nil {
+			continue
+		}
+		crd := strings.TrimPrefix(d.Custom.Key, resource.CRDPrefix)
+		if d.Custom.Migrating {
+			s.migrating = append(s.migrating, crd)
+		}
+		if d.Custom.Unreachable {
+			s.webhooks.Suspect(crd)
+		}
+	}
 }
 
 // follow keeps live up with the store, and returns once it knows all that is stored.

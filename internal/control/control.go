@@ -61,9 +61,10 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 // returns when the last has stopped. The error is one of configuration; a loop
 // that meets an error of the API tries again by itself.
 //
-// What feed does not have, or everything if it is nil, is watched through the API. autoMigrate has objects migrated by itself when the storage version of their
-// CRD has changed.
-func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool) error {
+// What feed does not have, or everything if it is nil, is watched through the API. autoMigrate has objects
+// migrated by itself when the storage version of their CRD has changed. migrating are the names of the CRDs that say at the start
+// that they are being migrated, by a process that may not have told them the end.
+func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string) error {
 	c, err := newClients(config, feed)
 	if err != nil {
 		return err
@@ -73,7 +74,7 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool) 
 	collector := newCollector(c, kinds)
 	namespaces := newNamespaces(c)
 	definitions := newDefinitions(c)
-	migrations := newMigrations(c, autoMigrate)
+	migrations := newMigrations(c, autoMigrate, migrating)
 	kinds.onChange = func(ch change) {
 		collector.observe(ch)
 		namespaces.observe(ch)

@@ -27,9 +27,10 @@ type hook struct {
 	silence chan struct{} // closed when the test ends; requests wait for it once mute
 	mute    atomic.Bool
 
-	calls, objects atomic.Int64
-	last           atomic.Int64 // it dies instead of answering a call that makes objects more than this, if it is not 0
-	dying          sync.Mutex
+	connections, calls, objects atomic.Int64
+	last                        atomic.Int64 // it dies instead of answering a call that makes objects more than this, if it is not 0
+	dying                       sync.Mutex
+	during                      atomic.Pointer[func()] // is called in the middle of each conversion, unless nil
 }
 
 func newHook(t *testing.T) *hook {
@@ -45,6 +46,9 @@ func newHook(t *testing.T) *hook {
 // not converted shows.
 func (h *hook) convert(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
 	h.objects.Add(1)
+	if during := h.during.Load(); during != nil {
+		(*during)()
+	}
 	gv, err := schema.ParseGroupVersion(to)
 	for _, v := range everyVersion {
 		if value, has := o.Object[v]; has {
@@ -65,6 +69,11 @@ func (h *hook) start(address string) {
 	_ = s.Listener.Close()
 	s.Listener = l
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			h.connections.Add(1)
+		}
+	}
 	s.StartTLS() // always the same certificate
 	h.Cleanup(s.CloseClientConnections)
 	h.Cleanup(func() { _ = s.Listener.Close() })

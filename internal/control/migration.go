@@ -1,91 +1,89 @@
 package control
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/client-go/util/retry"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// migrations does what StorageVersionMigrations ask for, one after the other (KEP-4192): it writes every object
-// of a resource once more as it is, which stores it at the storage version of now, and then takes the other versions out
-// of the CRD's status.storedVersions.
+// migrations does what StorageVersionMigrations ask for (KEP-4192): it writes every object of a resource once more as it is,
+// which stores it at the storage version of now, and then takes the other versions out of the CRD's status.storedVersions.
 //
 // How far it is stands in annotations of the StorageVersionMigration, so that another process goes on where one has
-// ended. An object that somebody else writes meanwhile needs no more. A few resources are migrated at the same time, so
-// that one whose webhook keeps everybody waiting does not keep the others.
+// ended. An object that somebody else writes meanwhile needs no more. A resource's migrations are done one after the other, a
+// few resources at the same time, so that one whose webhook keeps everybody waiting does not keep the others.
 type migrations struct {
 	clients   *clients
 	automatic bool
-	asked     queue[string] // names of StorageVersionMigrations
-	changed   queue[string] // names of CRDs, if automatic
+	look      queue[struct{}]             // at the StorageVersionMigrations that there are
+	open      queue[schema.GroupResource] // those with something to do
+	changed   queue[string]               // names of CRDs, if automatic
 	pace      flowcontrol.RateLimiter
 
-	known waiting  // names of StorageVersionMigrations that are or were in asked
-	busy  sync.Map // schema.GroupResource -> nothing: one that is being migrated
-	held  sync.Map // name of a CRD -> that of a migration which waits for it to change, or to be well again
-	marks sync.Map // name of a StorageVersionMigration -> name of the CRD that says that it is being migrated
+	mu    sync.Mutex
+	known map[string]bool // names of StorageVersionMigrations that were heard of
+	// todo is what there is to do of a resource, the oldest first. A resource is in it until its CRD says no longer that it is being
+	// migrated.
+	todo map[schema.GroupResource][]asked
+	left []string // names of CRDs that will be in todo once it is known what there is to do
+}
+
+// asked is one StorageVersionMigration.
+type asked struct {
+	name string
+	uid  types.UID
 }
 
 const (
 	migrator = "storage-version-migrator-controller" // upstream's field manager
 
-	migrationPage    = 500
-	migrationWorkers = 4 // of one migration
 	migrationsAtOnce = 4
 	// migrationRate is how many objects are written in a second at most, so that clients have most of the server.
 	migrationRate = 1000
-
-	// continueAnnotation is where the next page begins; it holds for the state of the CRD in ofAnnotation.
-	continueAnnotation = "trellis.dev/migration-continue"
-	ofAnnotation       = "trellis.dev/migration-of"
 )
 
 var (
 	migrationKind      = schema.GroupKind{Group: "storagemigration.k8s.io", Kind: "StorageVersionMigration"}
 	migrationResources = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
-	errStartOver       = errors.New("the CRD has changed: the migration starts over")
-	errBusy            = errors.New("another migration of the same resource is under way")
 )
 
-func newMigrations(c *clients, automatic bool) *migrations {
+// newMigrations has nothing to do but for the CRDs that say that they are being migrated.
+func newMigrations(c *clients, automatic bool, migrating []string) *migrations {
 	return &migrations{
-		clients: c, automatic: automatic, asked: newQueue[string]("migrate"), changed: newQueue[string]("migrate by itself"),
-		pace: flowcontrol.NewTokenBucketRateLimiter(migrationRate, migrationPage),
+		clients: c, automatic: automatic, look: newQueue[struct{}]("find migrations"), open: newQueue[schema.GroupResource]("migrate"),
+		changed: newQueue[string]("migrate by itself"), pace: flowcontrol.NewTokenBucketRateLimiter(migrationRate, migrationPage),
+		known: map[string]bool{}, todo: map[schema.GroupResource][]asked{}, left: migrating,
 	}
 }
 
 func (m *migrations) run(ctx context.Context) {
 	var running sync.WaitGroup
-	running.Go(func() { m.asked.work(ctx, migrationsAtOnce, m.migrate) })
+	running.Go(func() { m.look.work(ctx, 1, m.search) })
+	running.Go(func() { m.open.work(ctx, migrationsAtOnce, m.migrate) })
 	running.Go(func() { m.changed.work(ctx, 1, m.ask) })
 	running.Wait()
 }
 
 func (m *migrations) observe(ch change) {
-	for _, o := range ch.objects() {
-		switch ch.kind.groupKind() {
-		case migrationKind:
-			m.observeMigration(o.Name, ch)
-		case crdKind:
-			if held, ok := m.held.LoadAndDelete(o.Name); ok {
-				m.asked.Add(held.(string))
-			}
+	switch ch.kind.groupKind() {
+	case migrationKind:
+		if m.isNews(ch) {
+			m.look.AddAfter(struct{}{}, gather)
+		}
+	case crdKind:
+		for _, o := range ch.objects() {
+			m.crdChanged(schema.ParseGroupResource(o.Name))
 			if m.automatic && !ch.deleted {
 				m.changed.AddAfter(o.Name, gather)
 			}
@@ -93,50 +91,119 @@ func (m *migrations) observe(ch change) {
 	}
 }
 
-// observeMigration asks for the work once: what the work itself writes is no reason to do it again.
-func (m *migrations) observeMigration(name string, ch change) {
+// isNews says that there are other StorageVersionMigrations than before: what the work itself writes to one is no reason
+// to look for more.
+func (m *migrations) isNews(ch change) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	switch {
+	case ch.unfollowed:
+		return false
+	case ch.object == nil:
+		clear(m.known)
 	case ch.deleted:
-		m.known.remove(name)
-		m.asked.Add(name)
-	case ch.object == nil || !m.known.has(name):
-		m.known.add(name)
-		m.asked.Add(name)
+		delete(m.known, ch.object.Name)
+		return true
+	case m.known[ch.object.Name]:
+		return false
+	}
+	for _, o := range ch.objects() {
+		m.known[o.Name] = true
+	}
+	return true
+}
+
+// crdChanged has a migration go on that may have waited for that.
+func (m *migrations) crdChanged(of schema.GroupResource) {
+	m.mu.Lock()
+	_, open := m.todo[of]
+	m.mu.Unlock()
+	if open {
+		m.open.Add(of)
 	}
 }
 
-// migration is one StorageVersionMigration at work.
-type migration struct {
-	*migrations
-	object    *unstructured.Unstructured
-	resource  schema.GroupVersionResource
-	crd       string // the name of its CRD, "" for a built-in kind
-	of        string // the state of the CRD that it holds for
-	storage   string // the CRD's storage version
-	remote    bool   // a webhook converts
-	done      int64
-	token     string
-	remaining int64
-}
-
-// migrate does one StorageVersionMigration, or what is left of it. An error brings it back.
-func (m *migrations) migrate(ctx context.Context, name string) error {
-	svm, err := m.clients.dynamic.Resource(migrationResources).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return m.abandon(ctx, name)
-	}
+// search finds what there is to do.
+func (m *migrations) search(ctx context.Context, _ struct{}) error {
+	all, err := m.clients.dynamic.Resource(migrationResources).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
-	of := resourceOf(svm)
-	if svm.GetDeletionTimestamp() != nil || finished(svm) {
-		return nil
+	slices.SortFunc(all.Items, func(a, b unstructured.Unstructured) int {
+		return cmp.Or(a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time), strings.Compare(a.GetName(), b.GetName()))
+	})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for of := range m.todo {
+		m.todo[of] = nil
 	}
-	if _, busy := m.busy.LoadOrStore(of, nil); busy {
-		return errBusy
+	for _, crd := range m.left {
+		m.todo[schema.ParseGroupResource(crd)] = nil
 	}
-	defer m.busy.Delete(of)
-	return (&migration{migrations: m, object: svm, resource: of.WithVersion("")}).run(ctx)
+	m.left = nil
+	for i := range all.Items {
+		if o := &all.Items[i]; !finished(o) {
+			m.todo[resourceOf(o)] = append(m.todo[resourceOf(o)], asked{o.GetName(), o.GetUID()})
+		}
+	}
+	for of := range m.todo {
+		m.open.Add(of)
+	}
+	return nil
+}
+
+// next is what is to be done first of a resource; nothing is if there is no more.
+func (m *migrations) next(of schema.GroupResource) (first asked, more bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.todo[of]) == 0 {
+		return asked{}, false
+	}
+	return m.todo[of][0], true
+}
+
+func (m *migrations) drop(of schema.GroupResource, one asked) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.todo[of] = slices.DeleteFunc(m.todo[of], func(o asked) bool { return o == one })
+}
+
+// migrate does all StorageVersionMigrations of a resource, or what is left of them. An error brings it back.
+func (m *migrations) migrate(ctx context.Context, of schema.GroupResource) error {
+	for one, more := m.next(of); more; one, more = m.next(of) {
+		svm, err := m.clients.dynamic.Resource(migrationResources).Get(ctx, one.name, metav1.GetOptions{})
+		if ignoreNotFound(err) != nil {
+			return err
+		}
+		if err == nil && svm.GetUID() == one.uid && !finished(svm) {
+			if err := (&migration{migrations: m, object: svm, resource: of.WithVersion("")}).run(ctx); err != nil {
+				return err
+			}
+		}
+		m.drop(of, one)
+	}
+	return m.rest(ctx, of)
+}
+
+// rest has the CRD say no longer that it is being migrated when somebody has deleted what asked for it, here or while
+// no server ran.
+func (m *migrations) rest(ctx context.Context, of schema.GroupResource) error {
+	name := of.Resource + "." + of.Group
+	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
+	if ignoreNotFound(err) != nil {
+		return err
+	}
+	if err == nil && isConditionTrue(crd, resource.StorageMigrating) {
+		if err := m.mark(ctx, name, "False", "StorageVersionMigrationDeleted", "the StorageVersionMigration was deleted before its end"); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.todo[of]) == 0 {
+		delete(m.todo, of)
+	}
+	return nil
 }
 
 func resourceOf(svm *unstructured.Unstructured) (r schema.GroupResource) {
@@ -145,329 +212,9 @@ func resourceOf(svm *unstructured.Unstructured) (r schema.GroupResource) {
 	return r
 }
 
+// finished says that there is no more to do, whether it came to its end or not.
 func finished(svm *unstructured.Unstructured) bool {
-	return isConditionTrue(svm, "Succeeded") || isConditionTrue(svm, "Failed")
-}
-
-func (g *migration) run(ctx context.Context) error {
-	err := g.find(ctx)
-	var wrong *impossibleError
-	if errors.As(err, &wrong) {
-		return g.fail(ctx, err)
-	}
-	if err != nil {
-		return err
-	}
-	if err = g.begin(ctx); err == nil {
-		err = g.pages(ctx)
-	}
-	if err == nil {
-		err = g.finish(ctx)
-	}
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	if apierrors.IsInvalid(err) {
-		return g.fail(ctx, err)
-	}
-	if g.crd != "" {
-		g.held.Store(g.crd, g.object.GetName())
-	}
-	if told := g.state(ctx, "Running", "StorageVersionMigrationInProgress", "will try again: "+clip(err.Error())); told != nil {
-		return told
-	}
-	return err
-}
-
-// abandon has the CRD say no longer that it is being migrated when somebody has deleted what asked for it.
-func (m *migrations) abandon(ctx context.Context, name string) error {
-	crd, marked := m.marks.Load(name)
-	if !marked {
-		return nil
-	}
-	g := &migration{migrations: m, object: &unstructured.Unstructured{}, crd: crd.(string)}
-	g.object.SetName(name)
-	return g.mark(ctx, "False", "StorageVersionMigrationDeleted", "the StorageVersionMigration "+name+" was deleted before its end")
-}
-
-func clip(message string) string { return message[:min(len(message), maxMessage)] }
-
-// impossibleError is one that no later try will get over.
-type impossibleError struct{ problem string }
-
-func (e *impossibleError) Error() string { return e.problem }
-
-// find looks up the resource, and what there is of the work already.
-func (g *migration) find(ctx context.Context) error {
-	name := g.resource.Resource + "." + g.resource.Group
-	crd, err := g.crds().Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return g.findBuiltin()
-	}
-	if err != nil {
-		return err
-	}
-	g.crd = name
-	g.resource.Version, g.storage = versionsOf(crd)
-	if g.resource.Version == "" {
-		return &impossibleError{"no version of " + name + " is served"}
-	}
-	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
-	g.of, g.remote = stateOf(crd), strategy == "Webhook"
-	return nil
-}
-
-// stateOf names a state of a CRD's spec: that of one which is created again is another.
-func stateOf(crd *unstructured.Unstructured) string {
-	return string(crd.GetUID()) + "/" + strconv.FormatInt(crd.GetGeneration(), 10)
-}
-
-// versionsOf returns the version at which a CRD's objects are best written: the storage version if it is
-// served, else any that is; and the storage version.
-func versionsOf(crd *unstructured.Unstructured) (at, storage string) {
-	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
-	for _, v := range versions {
-		version, _ := v.(map[string]any)
-		name, _ := version["name"].(string)
-		if version["storage"] == true {
-			storage = name
-		}
-		if version["served"] == true && (at == "" || version["storage"] == true) {
-			at = name
-		}
-	}
-	return at, storage
-}
-
-func (g *migration) findBuiltin() error {
-	lists, err := discovery.ServerPreferredResources(g.clients.discovery)
-	for _, list := range lists {
-		gv, _ := schema.ParseGroupVersion(list.GroupVersion)
-		for _, r := range list.APIResources {
-			if gv.Group == g.resource.Group && r.Name == g.resource.Resource && slices.Contains(r.Verbs, "patch") {
-				g.resource.Version = gv.Version
-				return nil
-			}
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return &impossibleError{"there is no resource " + g.resource.GroupResource().String()}
-}
-
-// begin takes up the work where it was left, unless the CRD has changed since.
-func (g *migration) begin(ctx context.Context) error {
-	notes := g.object.GetAnnotations()
-	if notes[ofAnnotation] == g.of {
-		g.token = notes[continueAnnotation]
-		if g.token != "" {
-			_, _ = fmt.Sscanf(notes[resource.MigrationProgressAnnotation], "%d/", &g.done)
-		}
-	}
-	if err := g.mark(ctx, "True", "StorageVersionMigrationInProgress", "objects are written at the storage version "+g.storage); err != nil {
-		return err
-	}
-	if isConditionTrue(g.object, "Running") {
-		return nil // what it says holds until there is progress
-	}
-	return g.state(ctx, "Running", "StorageVersionMigrationInProgress", "")
-}
-
-// pages writes all objects, page by page.
-func (g *migration) pages(ctx context.Context) error {
-	meta, full := g.clients.metadata.Resource(g.resource), g.clients.dynamic.Resource(g.resource)
-	for {
-		options := metav1.ListOptions{Limit: migrationPage, Continue: g.token}
-		page, err := meta.List(ctx, options)
-		if apierrors.IsResourceExpired(err) {
-			g.token, g.done = "", 0
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if g.remote {
-			g.warm(ctx, options)
-		}
-		if err := g.write(ctx, page.Items, full); err != nil {
-			return err
-		}
-		g.done, g.token, g.remaining = g.done+int64(len(page.Items)), page.Continue, 0
-		if page.RemainingItemCount != nil {
-			g.remaining = *page.RemainingItemCount
-		}
-		if err := g.note(ctx); err != nil {
-			return err
-		}
-		if err := g.state(ctx, "Running", "StorageVersionMigrationInProgress", ""); err != nil {
-			return err
-		}
-		if g.token == "" {
-			return nil
-		}
-	}
-}
-
-// warm asks for a page's names at the version that it is going to be written at, so that a webhook gets the objects
-// together, not one by one. What cannot be converted will tell by itself.
-func (g *migration) warm(ctx context.Context, options metav1.ListOptions) {
-	_ = g.clients.discovery.RESTClient().Get().AbsPath("/apis", g.resource.Group, g.resource.Version, g.resource.Resource).
-		SetHeader("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1").Param("includeObject", string(metav1.IncludeNone)).
-		Param("limit", strconv.FormatInt(options.Limit, 10)).Param("continue", options.Continue).Do(ctx).Error()
-}
-
-// write writes some objects as they are.
-func (g *migration) write(ctx context.Context, items []metav1.PartialObjectMetadata, client dynamic.NamespaceableResourceInterface) error {
-	work := make(chan *metav1.PartialObjectMetadata)
-	errs := make([]error, migrationWorkers)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var running sync.WaitGroup
-	for i := range errs {
-		running.Go(func() {
-			for o := range work {
-				if errs[i] == nil {
-					if errs[i] = g.writeOne(ctx, o, client.Namespace(o.Namespace)); errs[i] != nil {
-						cancel()
-					}
-				}
-			}
-		})
-	}
-	for i := range items {
-		if g.pace.Wait(ctx) != nil {
-			break
-		}
-		work <- &items[i]
-	}
-	close(work)
-	running.Wait()
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil && !errors.Is(err, context.Canceled) }); i >= 0 {
-		return errs[i]
-	}
-	return errors.Join(append(errs, ctx.Err())...)
-}
-
-// writeOne writes an object as it is, which moves it. One that has been written by somebody else, or is gone, needs nothing.
-func (g *migration) writeOne(ctx context.Context, o *metav1.PartialObjectMetadata, client dynamic.ResourceInterface) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion}})
-	if err != nil {
-		return err
-	}
-	_, err = client.Patch(ctx, o.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: migrator})
-	if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, err)
-}
-
-// finish takes the versions out of status.storedVersions at which nothing is stored any longer.
-func (g *migration) finish(ctx context.Context) error {
-	if g.crd == "" {
-		return g.state(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
-	}
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if g.of != stateOf(crd) {
-			return errStartOver
-		}
-		if err := unstructured.SetNestedStringSlice(crd.Object, []string{g.storage}, "status", "storedVersions"); err != nil {
-			return err
-		}
-		setCondition(crd, storageMigrating, "False", "StorageVersionMigrationSucceeded", "all objects are stored at version "+g.storage)
-		_, err = g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	g.marks.Delete(g.object.GetName())
-	return g.end(ctx, "Succeeded", "StorageVersionMigrationSucceeded", "")
-}
-
-// storageMigrating is the condition of a CRD whose objects are being migrated.
-const storageMigrating = "StorageMigrating"
-
-// mark sets the CRD's condition.
-func (g *migration) mark(ctx context.Context, status, reason, message string) error {
-	if g.crd == "" {
-		return nil
-	}
-	if status == "True" {
-		g.marks.Store(g.object.GetName(), g.crd)
-	}
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		crd, err := g.crds().Get(ctx, g.crd, metav1.GetOptions{})
-		if err != nil {
-			return ignoreNotFound(err)
-		}
-		if !setCondition(crd, storageMigrating, status, reason, message) {
-			return nil
-		}
-		_, err = g.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
-		return err
-	})
-	if err == nil && status != "True" {
-		g.marks.Delete(g.object.GetName())
-	}
-	return err
-}
-
-func (g *migration) fail(ctx context.Context, why error) error {
-	if err := g.mark(ctx, "False", "StorageVersionMigrationFailed", clip(why.Error())); err != nil {
-		return err
-	}
-	g.marks.Delete(g.object.GetName())
-	return g.end(ctx, "Failed", "StorageVersionMigrationFailed", clip(why.Error()))
-}
-
-// end is the last state.
-func (g *migration) end(ctx context.Context, kind, reason, message string) error {
-	if err := g.state(ctx, kind, reason, message); err != nil {
-		return err
-	}
-	return g.forgetOthers(ctx)
-}
-
-// state makes kind the one condition that is True.
-func (g *migration) state(ctx context.Context, kind, reason, message string) error {
-	client := g.clients.dynamic.Resource(migrationResources)
-	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		fresh, err := client.Get(ctx, g.object.GetName(), metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		if rv, _, _ := unstructured.NestedString(fresh.Object, "status", "resourceVersion"); rv == "" {
-			_ = unstructured.SetNestedField(fresh.Object, fresh.GetResourceVersion(), "status", "resourceVersion")
-		}
-		if kind != "Running" && isConditionTrue(fresh, "Running") {
-			setCondition(fresh, "Running", "False", reason, message)
-		}
-		if !setCondition(fresh, kind, "True", reason, message) {
-			return nil
-		}
-		_, err = client.UpdateStatus(ctx, fresh, metav1.UpdateOptions{})
-		return err
-	}))
-}
-
-// note keeps how far the work is.
-func (g *migration) note(ctx context.Context) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{
-		resource.MigrationProgressAnnotation: fmt.Sprintf("%d/%d", g.done, g.done+g.remaining),
-		continueAnnotation:                   g.token,
-		ofAnnotation:                         g.of,
-	}}})
-	if err != nil {
-		return err
-	}
-	client := g.clients.dynamic.Resource(migrationResources)
-	_, err = client.Patch(ctx, g.object.GetName(), types.MergePatchType, patch, metav1.PatchOptions{})
-	return err
+	return svm.GetDeletionTimestamp() != nil || isConditionTrue(svm, "Succeeded") || isConditionTrue(svm, "Failed")
 }
 
 func (m *migrations) crds() dynamic.ResourceInterface {

@@ -3,8 +3,11 @@ package control_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/testserver"
 )
@@ -158,6 +162,75 @@ func TestMigrationToAnotherStorageVersion(t *testing.T) {
 	if list, err := d.at(widgets, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != drilled {
 		t.Errorf("what was migrated needs the webhook: %v", err)
 	}
+}
+
+// VER-060: a migration during whose last call the storage version goes back and forth starts over: what was written meanwhile
+// is stored where it was.
+func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
+	d := &drill{T: t, world: connect(t, testserver.Start(t)), hook: newHook(t), v2: widgets}
+	d.v2.Version = "v2"
+	d.create(t, crds, "", d.hook.definition("v1"))
+	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	storeAt(t, d.world, widgetCRD, "v2")
+	once := sync.OnceFunc(func() {
+		storeAt(t, d.world, widgetCRD, "v1")
+		d.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
+		storeAt(t, d.world, widgetCRD, "v2")
+	})
+	d.hook.during.Store(&once)
+	d.migrate("move", "widgets")
+	d.awaitEnd("move", "Succeeded")
+	d.stored("v2")
+	d.hook.die()
+	if list, err := d.at(d.v2, "default").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 2 {
+		t.Errorf("what was migrated needs the webhook: %v", err)
+	}
+}
+
+// VER-060: migrations of one resource are done one after the other. One that waits for another is not looked at meanwhile, and
+// begins as soon as that has ended.
+func TestTwoMigrationsOfAResource(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "audit")
+	s := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AuditLogPath = log }))
+	d := &drill{T: t, world: connect(t, s), hook: newHook(t)}
+	d.create(t, crds, "", d.hook.definition("v1"))
+	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced", version("v1", true, true), version("v2", true, false)))
+	d.create(t, gadgets, "default", object("Gadget", "example.com/v1", "g"))
+	storeAt(t, d.world, widgetCRD, "v2")
+	held := make(chan struct{})
+	hold := func() { <-held }
+	d.hook.during.Store(&hold)
+	release := sync.OnceFunc(func() { close(held) })
+	defer release()
+	d.migrate("first", "widgets")
+	eventually(t, "the webhook is asked", func(context.Context) bool { return d.hook.objects.Load() > 0 })
+	d.migrate("second", "widgets")
+	d.untouched()
+	if looks := asksFor(t, log, "second"); looks != 0 {
+		t.Errorf("%d looks at the one that waits", looks)
+	}
+	if c := condition(d.get(t, storageMigrations, "", "second"), "Running"); c != "" {
+		t.Errorf("the one that waits is %s", c)
+	}
+	release()
+	d.awaitEnd("first", "Succeeded")
+	d.awaitEnd("second", "Succeeded")
+}
+
+// asksFor counts the requests for a migration that came from the server's own loops.
+func asksFor(t *testing.T, log, name string) (n int) {
+	t.Helper()
+	lines, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(lines)) {
+		if strings.Contains(line, "/storageversionmigrations/"+name) && strings.Contains(line, "trellis-loopback") {
+			n++
+		}
+	}
+	return n
 }
 
 // CNV-075: a CRD whose migration hangs can be deleted; the migration fails, and one of the same name is another.

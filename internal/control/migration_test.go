@@ -82,6 +82,7 @@ func TestAutomaticMigrationsDoNotPileUp(t *testing.T) {
 	asked := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "asked")
 	asked.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
 	w.create(t, storageMigrations, "", asked)
+	w.await(t, storageMigrations, "", "asked", "is through, so that it does none of the following", succeeded)
 	for _, storage := range []string{"v1", "v1beta1", "v1", "v1beta1"} {
 		storeAt(t, w, crd.GetName(), storage)
 		w.await(t, crds, "", crd.GetName(), "status.storedVersions to be one", func(o *unstructured.Unstructured) bool {

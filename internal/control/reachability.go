@@ -14,11 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-)
 
-// WebhookReachable is the condition of a CRD whose conversion webhook could not be reached at least once. It is an
-// extension of Trellis.
-const WebhookReachable = "ConversionWebhookReachable"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
 
 // maxMessage bounds what a condition and an Event say of an error.
 const maxMessage = 1024
@@ -72,19 +70,19 @@ func (r *Reachability) tell(ctx context.Context, client dynamic.Interface, name 
 	if err != nil {
 		return err
 	}
-	status, message, known := reachable(why), reached, hasCondition(crd, WebhookReachable)
+	status, message, known := reachable(why), reached, hasCondition(crd, resource.WebhookReachable)
 	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
 	switch {
 	case strategy != "Webhook" && known:
-		removeCondition(crd, WebhookReachable)
+		removeCondition(crd, resource.WebhookReachable)
 		return patchConditions(ctx, crds, crd)
 	case strategy != "Webhook", why == nil && !known:
 		return nil
 	case why != nil:
 		message = clip(why.Error())
 	}
-	turned := isConditionTrue(crd, WebhookReachable) != (why == nil) || !known
-	if !setCondition(crd, WebhookReachable, status.condition, status.reason, message) {
+	turned := isConditionTrue(crd, resource.WebhookReachable) != (why == nil) || !known
+	if !setCondition(crd, resource.WebhookReachable, status.condition, status.reason, message) {
 		return nil
 	}
 	if err := patchConditions(ctx, crds, crd); err != nil || !turned {

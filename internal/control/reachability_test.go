@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -41,7 +42,7 @@ func TestUnreachableWebhookShows(t *testing.T) {
 	crd := w.get(t, crds, "", "widgets.example.com")
 	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
 		crd = o
-		c := condition(o, control.WebhookReachable)
+		c := condition(o, resource.WebhookReachable)
 		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.server.URL) && strings.Contains(c, "connection refused")
 	})
 	if crd.GetGeneration() != 1 || condition(crd, "Established") == "" {
@@ -53,7 +54,7 @@ func TestUnreachableWebhookShows(t *testing.T) {
 	calls := hook.calls.Load()
 	hook.revive()
 	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
-		return condition(o, control.WebhookReachable) == "True/Reached/the conversion webhook answers"
+		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
 	})
 	w.awaitEvent(t, "ConversionWebhookReachable", "Normal")
 	if n := hook.calls.Load() - calls; n != 0 {
@@ -78,7 +79,7 @@ func TestReachableWebhookShows(t *testing.T) {
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
 	w.get(t, v2, "default", "a")
 	before := w.get(t, crds, "", "widgets.example.com")
-	if c := condition(before, control.WebhookReachable); c != "" {
+	if c := condition(before, resource.WebhookReachable); c != "" {
 		t.Errorf("a webhook that was always there has the condition %s", c)
 	}
 
@@ -90,11 +91,11 @@ func TestReachableWebhookShows(t *testing.T) {
 	r.Report("gone.example.com", nil)
 	r.Report("widgets.example.com", io.ErrUnexpectedEOF)
 	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
-		return condition(o, control.WebhookReachable) == "False/CallFailed/unexpected EOF"
+		return condition(o, resource.WebhookReachable) == "False/CallFailed/unexpected EOF"
 	})
 	r.Report("widgets.example.com", nil)
 	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
-		return strings.HasPrefix(condition(o, control.WebhookReachable), "True/")
+		return strings.HasPrefix(condition(o, resource.WebhookReachable), "True/")
 	})
 	stop()
 	if err := <-ended; err != nil {
@@ -115,7 +116,7 @@ func TestReplacedWebhookShows(t *testing.T) {
 		t.Helper()
 		w.await(t, crds, "", "widgets.example.com", "says "+want, func(o *unstructured.Unstructured) bool {
 			_, _ = w.at(v2, "default").Get(t.Context(), "a", metav1.GetOptions{})
-			c := condition(o, control.WebhookReachable)
+			c := condition(o, resource.WebhookReachable)
 			return c == want || want != "" && strings.HasPrefix(c, want)
 		})
 	}

@@ -78,7 +78,7 @@ func (b *breaker) failed(crd string, err error, connected bool, now time.Time) {
 	b.say(crd, err)
 }
 
-// suspect notes that the webhook of a CRD could not be reached when the CRD named another one.
+// suspect notes that the webhook of a CRD could not be reached when the CRD named another one, or when another process ran.
 func (b *breaker) suspect(crd string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -52,6 +52,18 @@ func (w *Webhooks) follow(crd string, was *caller) {
 		return
 	}
 	was.breaker.forget(crd)
+	w.suspect(crd, text)
+}
+
+// Suspect is for a CRD that says, since before there were these Webhooks, that its webhook cannot be reached: that is looked
+// for until it is there. It is not called.
+func (w *Webhooks) Suspect(crd string) {
+	if w.config.Names != nil {
+		w.suspect(crd, w.config.Names(crd))
+	}
+}
+
+func (w *Webhooks) suspect(crd, text string) {
 	if text == "" {
 		w.said.forget(crd)
 		return

@@ -45,7 +45,7 @@ func FromCRD(r *storage.Record) *Definition {
 		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
 		Verbs:      customVerbs,
 		Behavior:   Behavior{Generation: true, ValidateName: validation.NameIsDNSSubdomain},
-		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
+		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, Migrating: h.migrating, Unreachable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
 	}
 	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {
 		d.Names = h.accepted

@@ -47,6 +47,8 @@ type Custom struct {
 	Revision    int64  // its Modified
 	Established bool
 	Terminating bool // being deleted: its objects can no longer be created
+	Migrating   bool // the condition StorageMigrating is True
+	Unreachable bool // the condition WebhookReachable is False
 
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
@@ -84,6 +86,14 @@ func (s *Slot) Get(compile func() any) any {
 // ConversionAnnotation is where a CRD with strategy None may say by CEL expressions how the versions follow from
 // each other. It is an extension of Trellis; kube-apiserver ignores it.
 const ConversionAnnotation = "trellis.dev/conversion"
+
+// Two conditions of a CRD tell of work in a server, which may have ended before it told so.
+const (
+	// StorageMigrating says whether objects are being written at another storage version.
+	StorageMigrating = "StorageMigrating"
+	// WebhookReachable is of a CRD whose conversion webhook could not be reached at least once. It is an extension of Trellis.
+	WebhookReachable = "ConversionWebhookReachable"
+)
 
 // MigrationProgressAnnotation of a StorageVersionMigration says how many objects have been looked at, of how many:
 // "1500/5000". It is an extension of Trellis.

@@ -15,6 +15,8 @@ type header struct {
 	preserve        bool // spec.preserveUnknownFields
 	established     bool
 	terminating     bool
+	migrating       bool
+	unreachable     bool
 	strategy        string
 	webhook         string // raw JSON of spec.conversion.webhook
 	declared        string // raw JSON of the annotation
@@ -115,12 +117,15 @@ func (h *header) status(c *object.Cursor, key string) {
 					status = c.Text()
 				}
 			})
-			switch {
-			case status != "True":
-			case condition == "Established":
-				h.established = true
-			case condition == "Terminating":
-				h.terminating = true
+			switch condition {
+			case "Established":
+				h.established = status == "True"
+			case "Terminating":
+				h.terminating = h.terminating || status == "True"
+			case StorageMigrating:
+				h.migrating = status == "True"
+			case WebhookReachable:
+				h.unreachable = status == "False"
 			}
 		})
 	}
