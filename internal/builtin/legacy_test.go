@@ -53,6 +53,34 @@ func TestStoredSchemaIsNotStructural(t *testing.T) {
 	}
 }
 
+// SCH-017 SCH-026: the condition goes when the schema is mended and unknown fields are pruned, and tells of what is left before.
+func TestStoredSchemaBecomesStructural(t *testing.T) {
+	s := serve(t)
+	stored := s.store(legacy(`,"properties":{"foo":{"pattern":"a"}}`))
+	object.SetMapEntry(stored, "labels", "touched", "yes")
+	got, err := s.update(stored, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(got["status"].(object.Tree)["conditions"].([]any))
+	spec := got["spec"].(object.Tree)
+	root := spec["versions"].([]any)[0].(object.Tree)["schema"].(object.Tree)["openAPIV3Schema"].(object.Tree)
+	root["properties"].(object.Tree)["foo"].(object.Tree)["type"] = "string"
+	if got, err = s.update(got, ""); err != nil {
+		t.Fatal(err)
+	}
+	s.expect(got, "NonStructuralSchema", "True/Violations/spec.preserveUnknownFields: Invalid value: true: must be false")
+	got["spec"].(object.Tree)["preserveUnknownFields"] = false
+	if got, err = s.update(got, ""); err != nil {
+		t.Fatal(err)
+	}
+	s.expect(got, "NonStructuralSchema", "")
+	s.expect(got, "Established", "True/InitialNamesAccepted/the initial names have been accepted")
+	if left := got["status"].(object.Tree)["conditions"].([]any); len(left) != before-1 {
+		t.Errorf("of %d conditions there are left %v", before, left)
+	}
+}
+
 // VAL-015 DEF-005: where unknown fields are preserved there are no defaults.
 func TestNoDefaultsWithUnknownFields(t *testing.T) {
 	s := serve(t)
