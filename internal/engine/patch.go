@@ -148,7 +148,7 @@ func (w *writing) apply(live, applied object.Tree, repeated string, force bool) 
 		if t, _, err = w.shape(t, false); err != nil {
 			return nil, w.undecodable(err.Error())
 		}
-	} else if t, err = w.applied(t); err != nil {
+	} else if t, err = w.applied(live, t); err != nil {
 		return nil, err
 	}
 	if live == nil && object.UID(t) != "" {
@@ -158,10 +158,20 @@ func (w *writing) apply(live, applied object.Tree, repeated string, force bool) 
 	return t, w.located(t)
 }
 
-// applied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata has not.
-func (w *writing) applied(t object.Tree) (object.Tree, error) {
+// applied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata only
+// as far as ownership goes by it. Malformed times and numbers that the server sets anyway are not looked at.
+func (w *writing) applied(live, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
-		return nil, w.undecodable(err.Error())
+		md := object.EnsureMetadata(t)
+		delete(md, "creationTimestamp")
+		delete(md, "generation")
+		if live == nil || w.target.Subresource != "" {
+			delete(md, "deletionTimestamp")
+			delete(md, "deletionGracePeriodSeconds")
+		}
+		if _, err := normalizeMetadata(t); err != nil {
+			return nil, apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), w.target.Name, field.ErrorList{field.Invalid(field.NewPath("metadata"), md, err.Error())})
+		}
 	}
 	return w.defaults(t)
 }

@@ -161,6 +161,31 @@ func TestApplyMetadata(t *testing.T) {
 	}
 }
 
+// CRD-056, CRD-072: what is malformed is refused, unless the server sets it.
+func TestApplyMalformedMetadata(t *testing.T) {
+	w := newWorld(t)
+	head := "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: x, "
+	own := []string{"creationTimestamp: nonsense", "generation: 1.5"}
+	deletion := []string{"deletionTimestamp: nonsense", "deletionGracePeriodSeconds: 1.5"}
+	for _, field := range append(own, deletion...) {
+		made := w.mustPatch(w.cron("x"), applying, head+field+"}")
+		equal(t, field, []any{valueAt(made, "metadata.generation"), made["metadata"].(object.Tree)["deletionTimestamp"]}, []any{1, nil})
+		if _, _, err := w.Delete(w.ctx, w.cron("x"), metav1.DeleteOptions{}, w.caller); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := valueAt(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"x"}}`)), "metadata.creationTimestamp")
+	for _, field := range own {
+		got := w.mustPatch(w.cron("x"), applying, head+field+"}")
+		equal(t, field, valueAt(got, "metadata.creationTimestamp"), made)
+	}
+	for _, field := range deletion {
+		_, err := w.patch(w.cron("x"), applying, head+field+"}")
+		w.refused(err, 422, metav1.StatusReasonInvalid, `CronTab.stable.example.com "x" is invalid: metadata: Invalid value: `)
+		w.mustPatch(w.cron("x").sub("status"), applying, head+field+"}")
+	}
+}
+
 // CRD-018
 func TestApplyBuiltin(t *testing.T) {
 	w := newWorld(t)

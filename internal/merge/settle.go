@@ -34,11 +34,11 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 	}
 	newTyped, err := w.typedAs(obj, version, options...)
 	if err != nil {
-		return nil, fmt.Errorf("failed to convert new object to smd typed: %w", err)
+		return nil, fmt.Errorf("failed to convert new object: %w", err)
 	}
 	liveTyped, err := w.typedAs(live, version, options...)
 	if err != nil {
-		return nil, fmt.Errorf("failed to convert live object to smd typed: %w", err)
+		return nil, fmt.Errorf("failed to convert old object: %w", err)
 	}
 	c, err := liveTyped.Compare(newTyped)
 	if err != nil {

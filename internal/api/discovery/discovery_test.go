@@ -167,8 +167,8 @@ func TestPlainDocuments(t *testing.T) {
 		"/apis/stable.example.com/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"stable.example.com/v1","resources":[` +
 			`{"name":"crontabs","singularName":"crontab","namespaced":true,"kind":"CronTab","verbs":["delete","deletecollection","get","list","patch","create","update","watch"],"shortNames":["ct"],"categories":["all"],"storageVersionHash":"` +
 			upstream.StorageVersionHash("stable.example.com", "v1beta1", "CronTab") + `"},` +
-			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get","patch","update"]},` +
-			`{"name":"crontabs/status","singularName":"","namespaced":true,"kind":"CronTab","verbs":["get","patch","update"]}]}` + "\n",
+			`{"name":"crontabs/status","singularName":"","namespaced":true,"kind":"CronTab","verbs":["get","patch","update"]},` +
+			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get","patch","update"]}]}` + "\n",
 	} {
 		resp, body := c.get(path, "Accept", "application/json")
 		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {

@@ -20,6 +20,7 @@ type subresource struct {
 	verbs []string
 }
 
+// subresources are in upstream's order: by name, but for those of custom kinds.
 func subresources(v *resource.Version) []subresource {
 	verbs := []string{"get", "patch", "update"}
 	var subs []subresource
@@ -32,6 +33,9 @@ func subresources(v *resource.Version) []subresource {
 	}
 	for _, s := range v.Subresources {
 		subs = append(subs, subresource{s.Name, v.GroupVersionKind(), s.Verbs})
+	}
+	if v.Definition.Custom != nil {
+		return subs
 	}
 	slices.SortFunc(subs, func(a, b subresource) int { return strings.Compare(a.name, b.name) })
 	return subs
