@@ -129,6 +129,7 @@ func (d *definitions) end(ctx context.Context, name string) error {
 		return err
 	}
 	if crd.GetDeletionTimestamp() == nil || !slices.Contains(crd.GetFinalizers(), cleanupFinalizer) {
+		d.emptying.remove(name) // another has ended it
 		return nil
 	}
 	reason, message := "NeverEstablished", "resource was never established"

@@ -7,6 +7,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// Unwritten is how many reports wait to be written.
+func (r *Reachability) Unwritten() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.latest)
+}
+
 // Follow has told called with what is heard of objects through the API alone, until ctx is done.
 func Follow(ctx context.Context, config *rest.Config, told func(resource string, m *metav1.PartialObjectMetadata, deleted bool)) error {
 	c, err := newClients(config, nil)

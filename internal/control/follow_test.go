@@ -1,7 +1,9 @@
 package control_test
 
 import (
+	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -55,4 +57,24 @@ func TestFollowThroughAPI(t *testing.T) {
 	hear("firsts/d [] 1 false")
 	w.delete(t, first, "default", "a", "")
 	hear("firsts/a [] 0 true")
+}
+
+// Who follows through the API has stopped when it says so.
+func TestFollowThroughAPIEnds(t *testing.T) {
+	s := testserver.Start(t)
+	ctx, stop := context.WithCancel(t.Context())
+	once, ended := sync.Once{}, make(chan struct{})
+	if err := control.Follow(ctx, s.Config, func(string, *metav1.PartialObjectMetadata, bool) {
+		once.Do(func() {
+			stop()
+			select {
+			case <-ended:
+				t.Error("it says that it has ended while it tells something")
+			case <-time.After(200 * time.Millisecond):
+			}
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	close(ended)
 }

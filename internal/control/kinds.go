@@ -58,6 +58,8 @@ type kinds struct {
 	wake     chan struct{}
 	looking  bool // at discovery
 	looked   bool // at least once
+
+	following sync.WaitGroup
 }
 
 const (
@@ -86,8 +88,9 @@ func newKinds(c *clients) *kinds {
 	}
 }
 
-// run looks kinds up as they come and go, until ctx is done.
+// run looks kinds up as they come and go, until ctx is done, and returns when they are followed no longer.
 func (s *kinds) run(ctx context.Context) {
+	defer s.following.Wait()
 	ticker := time.NewTicker(lookAgain)
 	defer ticker.Stop()
 	for {
@@ -264,7 +267,7 @@ func (s *kinds) start(ctx context.Context, k kind) *follower {
 			return f
 		}
 	}
-	go f.run()
+	s.following.Go(f.run)
 	return f
 }
 

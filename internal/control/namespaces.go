@@ -73,6 +73,7 @@ func (n *namespaces) end(ctx context.Context, name string) error {
 	}
 	finalizers, _, _ := unstructured.NestedStringSlice(ns.Object, "spec", "finalizers")
 	if ns.GetDeletionTimestamp() == nil || !slices.Contains(finalizers, namespaceFinalizer) {
+		n.ending.remove(name) // another has ended it
 		return nil
 	}
 	n.ending.add(name)

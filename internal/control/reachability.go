@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,7 +25,7 @@ type Reachability struct {
 	changed queue[string] // by name of the CRD
 
 	mu     sync.Mutex
-	latest map[string]error
+	latest map[string]error // reports that are not written yet
 }
 
 // NewReachability returns a loop that has been told nothing.
@@ -49,26 +48,44 @@ func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	r.changed.work(ctx, 1, func(ctx context.Context, crd string) error { return r.tell(ctx, c.dynamic, crd) })
+	r.changed.work(ctx, 1, func(ctx context.Context, crd string) error {
+		why, more := r.take(crd)
+		if !more {
+			return nil
+		}
+		err := tell(ctx, c.dynamic, crd, why)
+		if err != nil {
+			r.giveBack(crd, why)
+		}
+		return err
+	})
 	return nil
+}
+
+func (r *Reachability) take(crd string) (why error, more bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	why, more = r.latest[crd]
+	delete(r.latest, crd)
+	return why, more
+}
+
+// giveBack is for a report that could not be written. One that has come meanwhile counts more.
+func (r *Reachability) giveBack(crd string, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, newer := r.latest[crd]; !newer {
+		r.latest[crd] = why
+	}
 }
 
 // tell brings the condition of a CRD up to date, with an Event where that changes whether its webhook can be reached. One
 // whose webhook was always there has no condition, as has one without a webhook.
-func (r *Reachability) tell(ctx context.Context, client dynamic.Interface, name string) error {
-	r.mu.Lock()
-	why := r.latest[name]
-	r.mu.Unlock()
+func tell(ctx context.Context, client dynamic.Interface, name string, why error) error {
 	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
 	crd, err := crds.Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		r.mu.Lock()
-		delete(r.latest, name)
-		r.mu.Unlock()
-		return nil
-	}
 	if err != nil {
-		return err
+		return ignoreNotFound(err)
 	}
 	status, message, known := reachable(why), reached, hasCondition(crd, resource.WebhookReachable)
 	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")

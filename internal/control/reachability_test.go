@@ -97,6 +97,7 @@ func TestReachableWebhookShows(t *testing.T) {
 	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
 		return strings.HasPrefix(condition(o, resource.WebhookReachable), "True/")
 	})
+	eventually(t, "nothing is remembered of what is written", func(context.Context) bool { return r.Unwritten() == 0 })
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -228,6 +228,7 @@ func (w *Webhooks) sweep(now time.Time) {
 		if now.Sub(c.used) > forgetAfter && c.breaker.idle() {
 			c.client.CloseIdleConnections()
 			delete(w.callers, config)
+			w.said.drop(&c.breaker)
 		}
 	}
 }

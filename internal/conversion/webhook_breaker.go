@@ -157,6 +157,13 @@ func (v *verdicts) say(by *breaker, crd string, err error) {
 	}
 }
 
+// drop forgets what a breaker has said that is there no longer.
+func (v *verdicts) drop(by *breaker) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	maps.DeleteFunc(v.last, func(_ string, last verdict) bool { return last.by == by })
+}
+
 // forget is for a CRD that names no webhook any longer.
 func (v *verdicts) forget(crd string) {
 	v.mu.Lock()

@@ -378,17 +378,19 @@ func TestUnusedConfigurationsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWebhooks(WebhookConfig{})
 		use := func(name string) {
-			if _, err := w.caller(`{"clientConfig":{"url":"https://` + name + `/"}}`); err != nil {
+			c, err := w.caller(`{"clientConfig":{"url":"https://` + name + `/"}}`)
+			if err != nil {
 				t.Fatal(err)
 			}
+			c.breaker.reached(name + ".example.com")
 		}
 		use("a")
 		<-time.After(forgetAfter)
 		use("b")
 		<-time.After(2 * time.Second)
 		use("c")
-		if len(w.callers) != 2 {
-			t.Errorf("%d configurations are kept", len(w.callers))
+		if len(w.callers) != 2 || len(w.said.last) != 2 {
+			t.Errorf("%d configurations are kept, and what was said of %d", len(w.callers), len(w.said.last))
 		}
 	})
 }
