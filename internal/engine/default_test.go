@@ -283,6 +283,11 @@ func TestEmbeddedResourceIsValidated(t *testing.T) {
 		t.Error(status.Message)
 	}
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"template":{"apiVersion":"v1","kind":"Pod","spec":{"x":null}}}}`)
+	const head = "apiVersion: stable.example.com/v1\nkind: CronTab\nmetadata: {name: b}\nspec: {template: {apiVersion: v1, kind: Pod, metadata: "
+	got := w.mustPatch(w.cron("b"), applying, head+"{labels: {a: null}, annotations: null}}}")
+	equal(t, "applied", valueAt(got, "spec.template.metadata"), map[string]any{"labels": map[string]any{"a": ""}})
+	_, err = w.patch(w.cron("b"), applying, head+"{creationTimestamp: nonsense}}}")
+	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.template.metadata: Invalid value")
 }
 
 // SCH-024, SCH-026: a legacy CRD that preserves unknown fields prunes nothing, and validates.

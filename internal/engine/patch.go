@@ -158,8 +158,8 @@ func (w *writing) apply(live, applied object.Tree, repeated string, force bool) 
 	return t, w.located(t)
 }
 
-// applied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata only
-// as far as ownership goes by it. Malformed times and numbers that the server sets anyway are not looked at.
+// applied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata and that
+// of embedded resources only as far as ownership goes by it. Malformed times and numbers that the server sets anyway are not looked at.
 func (w *writing) applied(live, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
 		md := object.EnsureMetadata(t)
@@ -173,7 +173,13 @@ func (w *writing) applied(live, t object.Tree) (object.Tree, error) {
 			return nil, apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), w.target.Name, field.ErrorList{field.Invalid(field.NewPath("metadata"), md, err.Error())})
 		}
 	}
-	return w.defaults(t)
+	s, err := schemaOf(w.v)
+	if err != nil {
+		return nil, err
+	}
+	_, _ = s.CoerceEmbedded(t) // validation says what is wrong
+	s.Fill(t)
+	return t, nil
 }
 
 // located checks name and namespace of a patched object, and its owners.

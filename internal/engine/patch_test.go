@@ -161,6 +161,26 @@ func TestApplyMetadata(t *testing.T) {
 	}
 }
 
+// CRD-056: where another manager has applied at a version without the field, upstream's library gives up.
+func TestApplyBesideAnotherVersion(t *testing.T) {
+	w := newWorld(t)
+	with := func(field string) string {
+		return `{"type":"object","properties":{"spec":{"type":"object","properties":{"num":{"type":"integer"},"` + field + `":{"type":"string"}}}}}`
+	}
+	w.writeCRD(cronTabs(with("one"), with("two")))
+	apply := func(version, spec string) error {
+		w.caller.FieldManager = version
+		_, err := w.patch(w.crontab(version, "a"), applying, "apiVersion: stable.example.com/"+version+"\nkind: CronTab\nmetadata: {name: a}\nspec: {"+spec+"}")
+		return err
+	}
+	for _, version := range []string{"v1", "v2"} {
+		if err := apply(version, "num: 1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.refused(apply("v1", "num: 1, one: x"), 500, metav1.StatusReasonUnknown, "failed to convert new object: .spec.one: field not declared in schema")
+}
+
 // CRD-056, CRD-072: what is malformed is refused, unless the server sets it.
 func TestApplyMalformedMetadata(t *testing.T) {
 	w := newWorld(t)

@@ -24,6 +24,7 @@ type difference struct {
 
 // difference compares two objects of a version.
 func (w *write) difference(live, obj object.Tree, version string, options ...typed.ValidationOptions) (*difference, error) {
+	before, after := live, obj
 	live, obj = reduce(live, obj)
 	if len(live) == 0 && len(obj) == 0 {
 		return &difference{fieldpath.NewSet(), fieldpath.NewSet(), true}, nil
@@ -34,11 +35,11 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 	}
 	newTyped, err := w.typedAs(obj, version, options...)
 	if err != nil {
-		return nil, fmt.Errorf("failed to convert new object: %w", err)
+		return nil, w.untyped("new", after, version, err)
 	}
 	liveTyped, err := w.typedAs(live, version, options...)
 	if err != nil {
-		return nil, fmt.Errorf("failed to convert old object: %w", err)
+		return nil, w.untyped("live", before, version, err)
 	}
 	c, err := liveTyped.Compare(newTyped)
 	if err != nil {
@@ -47,6 +48,18 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 	c = c.FilterFields(w.ignore[fieldpath.APIVersion(version)])
 	same := value.Equals(liveTyped.AsValue(), newTyped.AsValue())
 	return &difference{c.Removed, c.Modified.Union(c.Added), same}, nil
+}
+
+// untyped says that t does not fit the schema of a version, as upstream does: at the endpoint's own it is the field
+// manager that finds it out, at another its library.
+func (w *write) untyped(which string, t object.Tree, version string, err error) error {
+	if version == w.APIVersion {
+		return fmt.Errorf("failed to convert %s object (%v) to smd typed: %w", which, describe(t), err)
+	}
+	if which == "live" {
+		which = "old"
+	}
+	return fmt.Errorf("failed to convert %s object: %w", which, err)
 }
 
 // settle takes from everybody but self what own says was changed, unless that makes
