@@ -19,7 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	clientwatch "k8s.io/client-go/tools/watch"
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
@@ -94,7 +98,7 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	if err != nil {
 		return err
 	}
-	found, err := find(flags, kind)
+	found, err := find(config, kind)
 	if err != nil {
 		return err
 	}
@@ -114,11 +118,13 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 }
 
 // find asks the server which resource people call kind.
-func find(flags *genericclioptions.ConfigFlags, kind string) (schema.GroupVersionResource, error) {
-	mapper, err := flags.ToRESTMapper()
+func find(config *rest.Config, kind string) (schema.GroupVersionResource, error) {
+	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return schema.GroupVersionResource{}, err
 	}
+	cached := memory.NewMemCacheClient(client) // not kubectl's files, which may not know a short name yet
+	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
 	found, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
 	if meta.IsNoMatchError(err) {
 		return found, fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's words

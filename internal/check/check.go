@@ -169,6 +169,7 @@ func (c *checker) finish() *Report {
 
 func (c *checker) check(ctx context.Context, d *document) {
 	c.report.Checked++
+	c.scratch.unasked = false
 	created, warnings, err := c.scratch.create(ctx, object.Copy(d.tree))
 	c.warnings(d, warnings)
 	c.refusal(d, err)
@@ -180,6 +181,8 @@ func (c *checker) check(ctx context.Context, d *document) {
 	switch {
 	case d.isCRD():
 		c.costs(d)
+	case c.scratch.unasked:
+		c.add(d, Note, "NotConverted", "apiVersion", "it would be stored at another version, by a conversion webhook, which is not called here")
 	case err == nil:
 		c.defaulted(d, created)
 	}

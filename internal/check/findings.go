@@ -17,6 +17,7 @@ import (
 // refusal reports why a server refuses d: a finding for each cause.
 func (c *checker) refusal(d *document, err error) {
 	var unknown unknownKind
+	var version unserved
 	var status apierrors.APIStatus
 	switch {
 	case err == nil:
@@ -28,6 +29,9 @@ func (c *checker) refusal(d *document, err error) {
 		}
 		c.add(d, Warning, "NotChecked", "kind", why)
 		return
+	case errors.As(err, &version):
+		c.add(d, Error, "NotFound", "apiVersion", version.Error())
+		return
 	case !errors.As(err, &status):
 		c.add(d, Error, "Refused", "", err.Error())
 		return
@@ -38,6 +42,10 @@ func (c *checker) refusal(d *document, err error) {
 		return
 	}
 	for _, cause := range answer.Details.Causes {
+		if cause.Field == "<nil>" && strings.Contains(cause.Message, "some validation rules were not checked") {
+			c.add(d, Note, "NotChecked", "", "rules, as other errors come first")
+			continue
+		}
 		c.add(d, Error, reasonOf(cause), cause.Field, cause.Message)
 	}
 }

@@ -1,8 +1,11 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +28,7 @@ type scratch struct {
 	stop       context.CancelFunc
 	done       chan struct{}
 	namespaces map[string]bool
+	unasked    bool // a conversion webhook would have been called since this was false
 }
 
 func newScratch(ctx context.Context) (*scratch, error) {
@@ -37,7 +41,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return s.live.Current(ctx) },
 		Head:    store.Head,
 	}))
-	s.engine = &engine.Engine{Store: store, Live: s.live}
+	s.engine = &engine.Engine{Store: store, Live: s.live, Webhook: s.leave}
 	following, stop := context.WithCancel(ctx)
 	s.stop = stop
 	go func() {
@@ -45,6 +49,17 @@ func newScratch(ctx context.Context) (*scratch, error) {
 		_ = s.live.Follow(following, store) // ends when it is stopped
 	}()
 	return s, nil
+}
+
+// leave stands for every conversion webhook: it calls none, and leaves objects as they are.
+func (s *scratch) leave(_ context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error) {
+	s.unasked = true
+	out := make([]object.Tree, len(objects))
+	for i, t := range objects {
+		out[i] = maps.Clone(t)
+		out[i]["apiVersion"] = to.GroupVersion.String()
+	}
+	return out, nil
 }
 
 func (s *scratch) close() {
@@ -124,7 +139,7 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, err
 		}
 		v := catalog.Find(gvk.Group, gvk.Version, d.Names.Plural)
 		if v == nil {
-			return engine.Target{}, fmt.Errorf("version %q of %s is not served", gvk.Version, gvk.GroupKind())
+			return engine.Target{}, unserved{gvk, d}
 		}
 		target := engine.Target{Version: v}
 		if d.Namespaced {
@@ -134,6 +149,22 @@ func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, err
 		return target, err
 	}
 	return engine.Target{}, unknownKind{gvk.GroupKind()}
+}
+
+// unserved is the error for objects at a version that their kind does not serve.
+type unserved struct {
+	schema.GroupVersionKind
+	definition *resource.Definition
+}
+
+func (u unserved) Error() string {
+	var served []string
+	for _, v := range u.definition.Versions {
+		if v.Served {
+			served = append(served, v.GroupVersion.Version)
+		}
+	}
+	return fmt.Sprintf("version %q of %s is not served; served: %s", u.Version, u.GroupKind(), cmp.Or(strings.Join(served, ", "), "none"))
 }
 
 // unknownKind is the error for objects that nothing at hand defines.
