@@ -150,7 +150,7 @@ func (c *collector) findOwner(ctx context.Context, id ownerID) error {
 	var absent notServed
 	switch {
 	case errors.As(err, &absent):
-		c.parkedOwners.add(schema.GroupKind(absent), id)
+		c.parkedOwners.add(schema.GroupKind(absent), id, func(o ownerID) bool { return c.graph.has(o.uid) })
 		if _, ok := c.kinds.find(id.apiVersion, id.kind); ok {
 			c.unpark(schema.GroupKind(absent))
 		}
@@ -233,7 +233,7 @@ func (c *collector) attempt(ctx context.Context, id objectID) error {
 	case !errors.As(err, &absent):
 		return err
 	}
-	c.parkedAttempts.add(schema.GroupKind(absent), id)
+	c.parkedAttempts.add(schema.GroupKind(absent), id, func(o objectID) bool { return c.graph.has(o.uid) })
 	if c.kinds.follows(schema.GroupKind(absent)) {
 		c.unpark(schema.GroupKind(absent))
 	}

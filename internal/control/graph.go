@@ -55,6 +55,13 @@ func waitsFor(m *metav1.PartialObjectMetadata, finalizer string) bool {
 	return m.DeletionTimestamp != nil && hasFinalizer(m, finalizer)
 }
 
+// has reports whether an object matters or one that does refers to it.
+func (g *graph) has(uid types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.nodes[uid] != nil
+}
+
 // put records an object as it is now, unless something newer is known. The graph keeps m's owner references.
 func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	g.mu.Lock()

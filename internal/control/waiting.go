@@ -1,6 +1,7 @@
 package control
 
 import (
+	"maps"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,13 +22,19 @@ func (w *waiting) each(do func(name string)) {
 	})
 }
 
-// parking holds keys until a kind is served; its zero value is empty.
+// parking holds keys until a kind is served; its zero value is empty. A kind may never be: from time to time keys that mean nothing
+// any longer are let go.
 type parking[K comparable] struct {
 	mu     sync.Mutex
 	parked map[schema.GroupKind]map[K]bool
+	adds   int // until the next look at all keys
 }
 
-func (p *parking[K]) add(kind schema.GroupKind, key K) {
+// fewParked are not worth a look.
+const fewParked = 1000
+
+// add parks a key. matters says of any that it still means something.
+func (p *parking[K]) add(kind schema.GroupKind, key K, matters func(K) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.parked == nil {
@@ -37,6 +44,20 @@ func (p *parking[K]) add(kind schema.GroupKind, key K) {
 		p.parked[kind] = map[K]bool{}
 	}
 	p.parked[kind][key] = true
+	if p.adds--; p.adds <= 0 {
+		p.adds = fewParked + p.sweep(matters)
+	}
+}
+
+// sweep lets go of what does not matter, and returns how many are left.
+func (p *parking[K]) sweep(matters func(K) bool) (left int) {
+	for kind, keys := range p.parked {
+		maps.DeleteFunc(keys, func(key K, _ bool) bool { return !matters(key) })
+		if left += len(keys); len(keys) == 0 {
+			delete(p.parked, kind)
+		}
+	}
+	return left
 }
 
 // take empties the place of a kind.
