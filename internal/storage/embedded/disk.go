@@ -3,6 +3,7 @@ package embedded
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"io"
 	"log/slog"
 	"sync"
@@ -47,7 +48,7 @@ func (l *disk) start() error {
 	switch {
 	case err == nil || errors.As(err, &damage):
 		return err
-	case pebble.IsCorruptionError(err):
+	case pebble.IsCorruptionError(err), errors.Is(err, fs.ErrNotExist): // it makes a folder that is not there; one of its files is missing
 		return l.damage("the engine's files", err)
 	}
 	return fmt.Errorf("open the data directory %s: %w", l.dir, err)

@@ -150,6 +150,31 @@ func TestDamage(t *testing.T) {
 	t.Run("after a crash", func(t *testing.T) { damageAll(t, w, live, r, false) })
 }
 
+// A file of the engine that is not there is damage, too, and is told with what to do.
+func TestMissingFile(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	s := open(t, crashOptions(disk))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	names, err := disk.List("/var/data/engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, "MANIFEST-") {
+			if err := disk.Remove("/var/data/engine/" + name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_, err = Open(crashOptions(disk))
+	var damage *DamageError
+	if !errors.As(err, &damage) {
+		t.Errorf("open without a manifest: %v", err)
+	}
+}
+
 // damageAll flips bytes in each file of the data directory, one at a time.
 func damageAll(t *testing.T, w *witness, disk *vfs.MemFS, r *rand.Rand, orderly bool) {
 	reported := map[string]int{}
