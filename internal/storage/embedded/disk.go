@@ -3,8 +3,8 @@ package embedded
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"io"
+	"io/fs"
 	"log/slog"
 	"sync"
 
