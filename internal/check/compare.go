@@ -18,7 +18,8 @@ const (
 	// Ratcheted changes may make stored objects invalid, which then can still be updated as long as the
 	// invalid part does not change (KEP-4008).
 	Ratcheted Effect = "Ratcheted"
-	// Breaking changes may make stored objects impossible to update, or lose a part of them.
+	// Breaking changes may make stored objects impossible to update, lose a part of them, or make requests fail
+	// that did not.
 	Breaking Effect = "Breaking"
 )
 
@@ -39,48 +40,8 @@ func (c change) severity() Severity {
 	return Note
 }
 
-// comparison collects the changes between two schemas.
+// comparison collects the changes between two states.
 type comparison struct{ changes []change }
-
-// compare lists what differs between two states of a CRD and matters to stored objects.
-func compare(before, after object.Tree) []change {
-	c := &comparison{}
-	old, now := versionsOf(before), versionsOf(after)
-	for _, name := range slices.Sorted(maps.Keys(old)) {
-		v, ok := now[name]
-		if !ok {
-			c.add(Breaking, "spec.versions", "version %s is gone: clients that use it fail", name)
-			continue
-		}
-		if old[name].tree["served"] == true && v.tree["served"] != true {
-			c.add(Breaking, v.path+".served", "version %s is no longer served: clients that use it fail", name)
-		}
-		c.schema(v.path+".schema.openAPIV3Schema", schemaOf(old[name].tree), schemaOf(v.tree))
-	}
-	return c.changes
-}
-
-type version struct {
-	path string
-	tree object.Tree
-}
-
-func versionsOf(crd object.Tree) map[string]version {
-	all := map[string]version{}
-	spec, _ := crd["spec"].(object.Tree)
-	versions, _ := spec["versions"].([]any)
-	for i, v := range versions {
-		t, _ := v.(object.Tree)
-		all[object.String(t, "name")] = version{fmt.Sprintf("spec.versions[%d]", i), t}
-	}
-	return all
-}
-
-func schemaOf(version object.Tree) object.Tree {
-	s, _ := version["schema"].(object.Tree)
-	root, _ := s["openAPIV3Schema"].(object.Tree)
-	return root
-}
 
 func (c *comparison) add(e Effect, path, format string, args ...any) {
 	c.changes = append(c.changes, change{e, path, fmt.Sprintf(format, args...)})
@@ -95,6 +56,7 @@ func (c *comparison) schema(path string, old, now object.Tree) {
 	c.bounds(path, old, now)
 	c.texts(path, old, now)
 	c.enum(path, old, now)
+	c.lists(path, old, now)
 	c.required(path, old, now)
 	c.rules(path, old, now)
 	c.junctors(path, old, now)
@@ -114,35 +76,52 @@ func (c *comparison) kind(path string, old, now object.Tree) {
 		if was, is := old[key], now[key]; !object.Equal(was, is) {
 			e := Ratcheted
 			eased := now["x-kubernetes-int-or-string"] == true && (old["type"] == "integer" || old["type"] == "string")
-			if was == "integer" && is == "number" || eased {
+			switch {
+			case was == "integer" && is == "number" || eased:
 				e = Compatible
+			case was == "object":
+				e = Breaking // its fields are dropped
 			}
 			c.add(e, path+"."+key, "%s was %s", key, shown(was))
 		}
 	}
-	if old["nullable"] == true && now["nullable"] != true {
-		c.add(Breaking, path+".nullable", "null is dropped or refused")
-	}
-	if old["x-kubernetes-preserve-unknown-fields"] == true && now["x-kubernetes-preserve-unknown-fields"] != true {
-		c.add(Breaking, path, "unknown fields are no longer kept: they are dropped from stored objects")
-	}
-	for _, key := range []string{"x-kubernetes-list-type", "x-kubernetes-list-map-keys"} {
-		if was, is := old[key], now[key]; !object.Equal(was, is) {
-			e := Breaking // never ratcheted
-			if is == "atomic" || is == nil {
-				e = Compatible
-			}
-			c.add(e, path+"."+key, "%s was %s", key, shown(was))
+	for _, f := range []struct{ key, lost string }{
+		{"nullable", "null is dropped or refused"},
+		{"x-kubernetes-preserve-unknown-fields", "unknown fields are no longer kept: they are dropped from stored objects"},
+	} {
+		switch was, is := old[f.key] == true, now[f.key] == true; {
+		case was && !is:
+			c.add(Breaking, path+"."+f.key, "%s", f.lost)
+		case is && !was:
+			c.add(Compatible, path+"."+f.key, "loosened: %s is new", f.key)
 		}
 	}
-	if now["x-kubernetes-embedded-resource"] == true && old["x-kubernetes-embedded-resource"] != true {
+	switch was, is := old["x-kubernetes-embedded-resource"] == true, now["x-kubernetes-embedded-resource"] == true; {
+	case is && !was:
 		c.add(Breaking, path+".x-kubernetes-embedded-resource", "a value needs apiVersion, kind and metadata now")
+	case was && !is:
+		c.add(Breaking, path, "apiVersion, kind and metadata are dropped where the schema does not have them")
 	}
 	if old["default"] != nil && now["default"] == nil {
 		c.add(Compatible, path, "objects without the field are shown without it; default was %s", shown(old["default"]))
 	}
 	if now["default"] != nil && !object.Equal(old["default"], now["default"]) {
 		c.add(Compatible, path+".default", "objects without the field are shown with the default; it was %s", shown(old["default"]))
+	}
+}
+
+// lists compares how elements and fields are told apart. Elements that are there twice may stay in an object that
+// had such before.
+func (c *comparison) lists(path string, old, now object.Tree) {
+	for _, key := range []string{"x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"} {
+		was, is := old[key], now[key]
+		switch {
+		case object.Equal(was, is):
+		case is == nil || is == "atomic" || is == "granular":
+			c.add(Compatible, path+"."+key, "apply merges otherwise: %s was %s", key, shown(was))
+		default:
+			c.add(Ratcheted, path+"."+key, "elements that are the same twice are refused: %s was %s", key, shown(was))
+		}
 	}
 }
 
@@ -160,8 +139,11 @@ func (c *comparison) bounds(path string, old, now object.Tree) {
 		}
 	}
 	for _, key := range []string{"exclusiveMaximum", "exclusiveMinimum"} {
-		if now[key] == true && old[key] != true {
+		switch was, is := old[key] == true, now[key] == true; {
+		case is && !was:
 			c.add(Ratcheted, path+"."+key, "tightened: %s is new", key)
+		case was && !is:
+			c.add(Compatible, path, "loosened: %s is gone", key)
 		}
 	}
 }
@@ -192,6 +174,11 @@ func (c *comparison) enum(path string, old, now object.Tree) {
 		c.add(Ratcheted, path+".enum", "enum is new")
 		return
 	}
+	for _, v := range is {
+		if !slices.ContainsFunc(was, func(w any) bool { return object.Equal(v, w) }) {
+			c.add(Compatible, path+".enum", "loosened: %s is allowed", shown(v))
+		}
+	}
 	for _, v := range was {
 		if !slices.ContainsFunc(is, func(n any) bool { return object.Equal(v, n) }) {
 			c.add(Ratcheted, path+".enum", "%s is no longer allowed", shown(v))
@@ -203,6 +190,11 @@ func (c *comparison) required(path string, old, now object.Tree) {
 	was := object.Strings(old, "required")
 	properties, _ := now["properties"].(object.Tree)
 	before, _ := old["properties"].(object.Tree)
+	for _, name := range was {
+		if !slices.Contains(object.Strings(now, "required"), name) {
+			c.add(Compatible, path, "loosened: %s is no longer required", name)
+		}
+	}
 	for _, name := range object.Strings(now, "required") {
 		p, _ := properties[name].(object.Tree)
 		b, _ := before[name].(object.Tree)
@@ -221,19 +213,25 @@ func (c *comparison) required(path string, old, now object.Tree) {
 
 // rules compares x-kubernetes-validations. A rule with oldSelf is never ratcheted.
 func (c *comparison) rules(path string, old, now object.Tree) {
-	was := map[string]bool{}
-	for _, r := range list(old, "x-kubernetes-validations") {
-		was[object.String(r, "rule")] = true
+	id := func(r object.Tree) string { return fmt.Sprint(object.String(r, "rule"), r["optionalOldSelf"] == true) }
+	was, is := list(old, "x-kubernetes-validations"), list(now, "x-kubernetes-validations")
+	has := func(rules []object.Tree, r object.Tree) bool {
+		return slices.ContainsFunc(rules, func(o object.Tree) bool { return id(o) == id(r) })
 	}
-	for i, r := range list(now, "x-kubernetes-validations") {
+	for i, r := range is {
 		rule := object.String(r, "rule")
 		at := fmt.Sprintf("%s.x-kubernetes-validations[%d].rule", path, i)
 		switch {
-		case was[rule]:
+		case has(was, r):
 		case strings.Contains(rule, "oldSelf"):
 			c.add(Breaking, at, "new transition rule: it is never ratcheted")
 		default:
 			c.add(Ratcheted, at, "new rule")
+		}
+	}
+	for _, r := range was {
+		if !has(is, r) {
+			c.add(Compatible, path, "loosened: a rule is gone: %s", object.String(r, "rule"))
 		}
 	}
 }
@@ -247,47 +245,66 @@ func list(t object.Tree, key string) (all []object.Tree) {
 	return all
 }
 
-// junctors are never ratcheted, nor what is in them.
+// junctors are not ratcheted in parts: the whole value has to stay as it is.
 func (c *comparison) junctors(path string, old, now object.Tree) {
 	for _, key := range []string{"allOf", "anyOf", "oneOf", "not"} {
-		was, is := old[key], now[key]
+		was, _ := old[key].([]any)
+		is, _ := now[key].([]any)
+		whole := now["type"] == "object" || now["type"] == "array" || now["type"] == nil
 		switch {
-		case object.Equal(was, is):
-		case is == nil:
-			c.add(Compatible, path, "loosened: %s is gone", key)
+		case object.Equal(old[key], now[key]):
+		case now[key] == nil, key == "anyOf" && old[key] != nil && covers(is, was), key == "allOf" && covers(was, is):
+			c.add(Compatible, path, "loosened: %s was %s", key, shown(old[key]))
+		case whole:
+			c.add(Breaking, path+"."+key, "%s has changed: it is not ratcheted where anything beside what is wrong changes", key)
 		default:
-			c.add(Breaking, path+"."+key, "%s has changed: it is never ratcheted", key)
+			c.add(Ratcheted, path+"."+key, "%s has changed", key)
 		}
 	}
+}
+
+// covers tells whether all has everything of part.
+func covers(all, part []any) bool {
+	return !slices.ContainsFunc(part, func(p any) bool {
+		return !slices.ContainsFunc(all, func(a any) bool { return object.Equal(a, p) })
+	})
 }
 
 // properties compares the fields of an object.
 func (c *comparison) properties(path string, old, now object.Tree) {
 	was, _ := old["properties"].(object.Tree)
 	is, _ := now["properties"].(object.Tree)
-	keeps := now["x-kubernetes-preserve-unknown-fields"] == true || now["additionalProperties"] != nil
+	others, more := old["additionalProperties"], now["additionalProperties"]
+	keeps := now["x-kubernetes-preserve-unknown-fields"] == true || more != nil
 	for _, name := range slices.Sorted(maps.Keys(was)) {
-		at := path + ".properties[" + name + "]"
-		if _, ok := is[name]; !ok && !keeps {
+		switch _, ok := is[name]; {
+		case ok:
+			c.below(path+".properties["+name+"]", was[name], is[name])
+		case keeps:
+			c.below(path+".additionalProperties", was[name], more)
+		default:
 			c.add(Breaking, path+".properties", "%s is gone: it is dropped from stored objects", name)
-			continue
 		}
-		if _, ok := is[name]; !ok {
-			c.below(path+".additionalProperties", was[name], now["additionalProperties"])
-			continue
-		}
-		c.below(at, was[name], is[name])
 	}
+	open := old["x-kubernetes-preserve-unknown-fields"] == true || others == true
 	for _, name := range slices.Sorted(maps.Keys(is)) {
-		if _, ok := was[name]; !ok && old["x-kubernetes-preserve-unknown-fields"] == true {
+		switch _, ok := was[name]; {
+		case ok:
+		case open:
 			c.add(Ratcheted, path+".properties["+name+"]", "%s has a schema now: objects may have anything there", name)
+		default:
+			c.below(path+".properties["+name+"]", others, is[name])
 		}
 	}
-	switch a, b := old["additionalProperties"], now["additionalProperties"]; {
-	case a != nil && b == nil && !keeps:
+	switch {
+	case others != nil && !keeps:
 		c.add(Breaking, path, "additionalProperties is gone: the fields that it allowed are dropped from stored objects")
+	case open && more != nil && more != true:
+		c.add(Ratcheted, path+".additionalProperties", "fields have a schema now: objects may have anything there")
+	case more == true && others != true:
+		c.add(Compatible, path+".additionalProperties", "loosened: fields may have any value")
 	default:
-		c.below(path+".additionalProperties", a, b)
+		c.below(path+".additionalProperties", others, more)
 	}
 }
 

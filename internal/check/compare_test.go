@@ -1,57 +1,219 @@
 package check
 
 import (
+	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// What a change of a schema does to objects that are stored (KEP-4008).
+const oldSchema = `{type: object, required: [r], properties: {` +
+	`other: {type: string}, r: {type: string, default: x}, i: {type: integer, maximum: 5}, s: {type: string, nullable: true}, ` +
+	`l: {type: array, items: {type: string}}, o: {type: object, additionalProperties: {type: string}}, ` +
+	`u: {type: object, x-kubernetes-preserve-unknown-fields: true}, p: {type: object, properties: {q: {type: string}}}, ` +
+	`m: {type: array, items: {type: object, required: [k], properties: {k: {type: string}, v: {type: string}}}}}}`
+
+// schemaChanges are changes of oldSchema, with what they do to objects that are stored (KEP-4008).
+// Where stored has fields, an object that has them is the proof.
+var schemaChanges = map[string]struct{ from, to, stored, want string }{
+	"nothing":              {"", "", "", ""},
+	"a new field":          {"properties: {other", "properties: {new: {type: string}, other", "", ""},
+	"a field gone":         {"i: {type: integer, maximum: 5}, ", "", "i: 1", "Breaking .properties"},
+	"a lower bound":        {"maximum: 5", "maximum: 4", "i: 5", "Ratcheted .properties[i].maximum"},
+	"a higher bound":       {"maximum: 5", "maximum: 6", "i: 5", "Compatible .properties[i]"},
+	"an exclusive bound":   {"maximum: 5", "maximum: 5, exclusiveMaximum: true", "i: 5", "Ratcheted .properties[i].exclusiveMaximum"},
+	"exclusive from below": {"maximum: 5", "maximum: 5, minimum: 1, exclusiveMinimum: true", "i: 1", "Ratcheted .properties[i].minimum Ratcheted .properties[i].exclusiveMinimum"},
+	"multipleOf":           {"maximum: 5", "maximum: 5, multipleOf: 2", "i: 5", "Ratcheted .properties[i].multipleOf"},
+	"no bound any more":    {", maximum: 5", "", "i: 5", "Compatible .properties[i]"},
+	"maxLength":            {" s: {", " s: {maxLength: 1, ", "s: ab", "Ratcheted .properties[s].maxLength"},
+	"minLength":            {" s: {", " s: {minLength: 3, ", "s: ab", "Ratcheted .properties[s].minLength"},
+	"pattern":              {" s: {", " s: {pattern: x, ", "s: ab", "Ratcheted .properties[s].pattern"},
+	"format":               {" s: {", " s: {format: ipv4, ", "s: ab", "Ratcheted .properties[s].format"},
+	"maxItems":             {" l: {", " l: {maxItems: 1, ", "l: [a, b]", "Ratcheted .properties[l].maxItems"},
+	"minItems":             {" l: {", " l: {minItems: 3, ", "l: [a, b]", "Ratcheted .properties[l].minItems"},
+	"maxProperties":        {" o: {", " o: {maxProperties: 1, ", "o: {a: a, b: b}", "Ratcheted .properties[o].maxProperties"},
+	"minProperties":        {" o: {", " o: {minProperties: 3, ", "o: {a: a, b: b}", "Ratcheted .properties[o].minProperties"},
+	"integer to number":    {"type: integer", "type: number", "i: 5", "Compatible .properties[i].type"},
+	"integer to string":    {"type: integer, maximum: 5", "type: string", "i: 5", "Ratcheted .properties[i].type Compatible .properties[i]"},
+	"object to string":     {"{type: object, properties: {q: {type: string}}}", "{type: string}", "p: {q: a}", "Breaking .properties[p].type Breaking .properties[p].properties"},
+	"int-or-string":        {"type: integer, maximum: 5", "x-kubernetes-int-or-string: true, maximum: 5", "i: 5", "Compatible .properties[i].type Compatible .properties[i].x-kubernetes-int-or-string"},
+	"nullable gone":        {", nullable: true", "", "s: null", "Breaking .properties[s].nullable"},
+	"nullable":             {" i: {", " i: {nullable: true, ", "i: 5", "Compatible .properties[i].nullable"},
+	"a set":                {" l: {", " l: {x-kubernetes-list-type: set, ", "l: [a, a]", "Ratcheted .properties[l].x-kubernetes-list-type"},
+	"a list-map":           {" m: {", " m: {x-kubernetes-list-type: map, x-kubernetes-list-map-keys: [k], ", "m: [{k: a}, {k: a}]", "Ratcheted .properties[m].x-kubernetes-list-type Ratcheted .properties[m].x-kubernetes-list-map-keys"},
+	"an atomic list":       {" l: {", " l: {x-kubernetes-list-type: atomic, ", "l: [a, a]", "Compatible .properties[l].x-kubernetes-list-type"},
+	"an atomic map":        {" p: {", " p: {x-kubernetes-map-type: atomic, ", "p: {q: a}", "Compatible .properties[p].x-kubernetes-map-type"},
+	"newly required":       {"required: [r]", "required: [r, s]", "i: 1", "Breaking .required"},
+	"no longer required":   {"required: [r], ", "", "i: 1", "Compatible "},
+	"no default any more":  {", default: x", "", "", "Breaking .required Compatible .properties[r]"},
+	"a default":            {" i: {", " i: {default: 1, ", "s: a", "Compatible .properties[i].default"},
+	"a map of another":     {"additionalProperties: {type: string}", "additionalProperties: {type: integer}", "o: {a: a}", "Ratcheted .properties[o].additionalProperties.type"},
+	"a map of anything":    {"additionalProperties: {type: string}", "additionalProperties: true", "o: {a: a}", "Compatible .properties[o].additionalProperties"},
+	"a map gone":           {"type: object, additionalProperties: {type: string}", "type: object", "o: {a: a}", "Breaking .properties[o]"},
+	"a map becomes fields": {"additionalProperties: {type: string}", "properties: {a: {type: string, maxLength: 1}}", "o: {b: a}", "Ratcheted .properties[o].properties[a].maxLength Breaking .properties[o]"},
+	"items":                {"items: {type: string}", "items: {type: string, maxLength: 1}", "l: [ab]", "Ratcheted .properties[l].items.maxLength"},
+	"unknown fields known": {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: string}}", "u: {a: 1}", "Ratcheted .properties[u].properties[a]"},
+	"unknown fields gone":  {", x-kubernetes-preserve-unknown-fields: true", "", "u: {a: 1}", "Breaking .properties[u].x-kubernetes-preserve-unknown-fields"},
+	"embedded":             {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, x-kubernetes-embedded-resource: true", "u: {a: 1}", "Breaking .properties[u].x-kubernetes-embedded-resource"},
+	"a rule":               {" l: {", " l: {x-kubernetes-validations: [{rule: self.size() > 2}], ", "l: [a]", "Ratcheted .properties[l].x-kubernetes-validations[0].rule"},
+	"a transition rule":    {" l: {", " l: {x-kubernetes-validations: [{rule: self.size() > oldSelf.size()}], ", "l: [a]", "Breaking .properties[l].x-kubernetes-validations[0].rule"},
+	"a junctor":            {" i: {", " i: {not: {enum: [1]}, ", "i: 1", "Ratcheted .properties[i].not"},
+	"allOf":                {" i: {", " i: {allOf: [{maximum: 0}], ", "i: 1", "Ratcheted .properties[i].allOf"},
+	"anyOf":                {" i: {", " i: {anyOf: [{maximum: 0}], ", "i: 1", "Ratcheted .properties[i].anyOf"},
+	"oneOf of an object":   {"{type: object, required", "{oneOf: [{required: [o]}], type: object, required", "i: 1", "Breaking .oneOf"},
+	"an enum":              {" s: {", " s: {enum: [a], ", "s: b", "Ratcheted .properties[s].enum"},
+	"fields become a map":  {"u: {type: object, x-kubernetes-preserve-unknown-fields: true}", "u: {type: object, additionalProperties: {type: string}}", "u: {a: {b: c}}", "Breaking .properties[u].x-kubernetes-preserve-unknown-fields Ratcheted .properties[u].additionalProperties"},
+}
+
 func TestCompare(t *testing.T) {
-	const old = `{type: object, required: [r], properties: {r: {type: string, default: x}, i: {type: integer, maximum: 5}, s: {type: string, nullable: true}, l: {type: array, items: {type: string}}, o: {type: object, additionalProperties: {type: string}}, u: {type: object, x-kubernetes-preserve-unknown-fields: true}}}`
-	for name, c := range map[string]struct{ from, to, want string }{
-		"nothing":              {"", "", ""},
-		"a new field":          {"properties: {r", "properties: {new: {type: string}, r", ""},
-		"a field gone":         {"i: {type: integer, maximum: 5}, ", "", "Breaking .properties"},
-		"a lower bound":        {"maximum: 5", "maximum: 4", "Ratcheted .properties[i].maximum"},
-		"a higher bound":       {"maximum: 5", "maximum: 6", "Compatible .properties[i]"},
-		"a bound that is new":  {"type: array,", "type: array, maxItems: 1,", "Ratcheted .properties[l].maxItems"},
-		"integer to number":    {"type: integer", "type: number", "Compatible .properties[i].type"},
-		"integer to string":    {"type: integer", "type: string", "Ratcheted .properties[i].type"},
-		"int-or-string":        {"type: integer", "x-kubernetes-int-or-string: true", "Compatible .properties[i].type Compatible .properties[i].x-kubernetes-int-or-string"},
-		"nullable gone":        {", nullable: true", "", "Breaking .properties[s].nullable"},
-		"a set":                {"type: array,", "type: array, x-kubernetes-list-type: set,", "Breaking .properties[l].x-kubernetes-list-type"},
-		"newly required":       {"required: [r]", "required: [r, s]", "Breaking .required"},
-		"no default any more":  {", default: x", "", "Breaking .required Compatible .properties[r]"},
-		"a map of another":     {"additionalProperties: {type: string}", "additionalProperties: {type: integer}", "Ratcheted .properties[o].additionalProperties.type"},
-		"a map gone":           {"type: object, additionalProperties: {type: string}", "type: object", "Breaking .properties[o]"},
-		"unknown fields known": {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: string}}", "Ratcheted .properties[u].properties[a]"},
-		"unknown fields gone":  {", x-kubernetes-preserve-unknown-fields: true", "", "Breaking .properties[u]"},
-		"embedded":             {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, x-kubernetes-embedded-resource: true", "Breaking .properties[u].x-kubernetes-embedded-resource"},
-		"a rule":               {"type: array,", "type: array, x-kubernetes-validations: [{rule: self.size() > 0}],", "Ratcheted .properties[l].x-kubernetes-validations[0].rule"},
-		"a transition rule":    {"type: array,", "type: array, x-kubernetes-validations: [{rule: self == oldSelf}],", "Breaking .properties[l].x-kubernetes-validations[0].rule"},
-		"a junctor":            {"type: integer,", "type: integer, not: {enum: [1]},", "Breaking .properties[i].not"},
-		"an enum":              {"type: string, nullable", "type: string, enum: [a], nullable", "Ratcheted .properties[s].enum"},
-		"fields become a map":  {"u: {type: object, x-kubernetes-preserve-unknown-fields: true}", "u: {type: object, additionalProperties: {type: string}}", "Breaking .properties[u]"},
+	for name, c := range schemaChanges {
+		t.Run(name, func(t *testing.T) {
+			if !strings.Contains(oldSchema, c.from) {
+				t.Fatalf("%q is not in the old schema", c.from)
+			}
+			newSchema := strings.Replace(oldSchema, c.from, c.to, 1)
+			if got := changesOf(t, oldSchema, newSchema); got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+			if c.stored == "" {
+				return
+			}
+			worst := Compatible
+			for _, e := range []Effect{Ratcheted, Breaking} {
+				if strings.Contains(c.want, string(e)) {
+					worst = e
+				}
+			}
+			if got, why := proof(t, oldSchema, newSchema, c.stored); got != worst {
+				t.Errorf("the engine says %s: %v", got, why)
+			}
+		})
+	}
+}
+
+func changesOf(t *testing.T, old, now string) string {
+	w := comparison{}
+	w.schema("", yamlTree(t, old), yamlTree(t, now))
+	var got []string
+	for _, change := range w.changes {
+		got = append(got, string(change.Effect)+" "+change.Path)
+	}
+	return strings.Join(got, " ")
+}
+
+// What loosens a schema is compatible, and what has two states either way.
+func TestCompareLoosened(t *testing.T) {
+	for name, c := range map[string]struct{ old, now, want string }{
+		"enum":         {"{enum: [a]}", "{enum: [a, b]}", "Compatible .enum"},
+		"enum gone":    {"{enum: [a]}", "{}", "Compatible "},
+		"enum changed": {"{enum: [a]}", "{enum: [b]}", "Compatible .enum Ratcheted .enum"},
+		"anyOf":        {"{anyOf: [{maxLength: 1}]}", "{anyOf: [{maxLength: 1}, {pattern: a}]}", "Compatible "},
+		"allOf":        {"{allOf: [{maxLength: 1}, {pattern: a}]}", "{allOf: [{pattern: a}]}", "Compatible "},
+		"oneOf":        {"{type: string, oneOf: [{maxLength: 1}]}", "{type: string, oneOf: [{maxLength: 1}, {pattern: a}]}", "Ratcheted .oneOf"},
+		"not":          {"{not: {enum: [a]}}", "{}", "Compatible "},
+		"rule":         {"{x-kubernetes-validations: [{rule: a}]}", "{}", "Compatible "},
+		"optional":     {"{x-kubernetes-validations: [{rule: oldSelf.a}]}", "{x-kubernetes-validations: [{rule: oldSelf.a, optionalOldSelf: true}]}", "Breaking .x-kubernetes-validations[0].rule Compatible "},
+		"message":      {"{x-kubernetes-validations: [{rule: a}]}", "{x-kubernetes-validations: [{rule: a, message: b}]}", ""},
+		"exclusive":    {"{exclusiveMaximum: true}", "{}", "Compatible "},
+		"keys":         {"{x-kubernetes-list-map-keys: [a]}", "{x-kubernetes-list-map-keys: [b]}", "Ratcheted .x-kubernetes-list-map-keys"},
+		"list":         {"{x-kubernetes-list-type: set}", "{}", "Compatible .x-kubernetes-list-type"},
+		"embedded":     {"{x-kubernetes-embedded-resource: true}", "{}", "Breaking "},
+		"titles":       {"{title: a, description: b, example: c, externalDocs: {url: a}}", "{}", ""},
 	} {
-		if !strings.Contains(old, c.from) {
-			t.Fatalf("%s: %q is not in the old schema", name, c.from)
-		}
-		w := comparison{}
-		w.schema("", schemaTree(t, old), schemaTree(t, strings.Replace(old, c.from, c.to, 1)))
-		var got []string
-		for _, change := range w.changes {
-			got = append(got, string(change.Effect)+" "+change.Path)
-		}
-		if got := strings.Join(got, " "); got != c.want {
+		if got := changesOf(t, c.old, c.now); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }
 
-func schemaTree(t *testing.T, text string) object.Tree {
+// Every keyword of a schema has a verdict, except those that say nothing to objects, and those that no CRD has.
+func TestCompareKnowsKeywords(t *testing.T) {
+	silent := []string{"id", "$schema", "$ref", "description", "title", "example", "externalDocs", "definitions", "dependencies", "patternProperties", "additionalItems", "uniqueItems"}
+	var tried strings.Builder
+	for _, c := range schemaChanges {
+		tried.WriteString(c.from + c.to + "\n")
+	}
+	kind := reflect.TypeFor[apiextensionsv1.JSONSchemaProps]()
+	for i := range kind.NumField() {
+		key, _, _ := strings.Cut(kind.Field(i).Tag.Get("json"), ",")
+		if !slices.Contains(silent, key) && !strings.Contains(tried.String(), key+":") {
+			t.Errorf("no change of %s is tried", key)
+		}
+	}
+}
+
+// proof asks the engine what a change of the schema of spec does to an object: whether it can be updated elsewhere
+// and loses nothing, and whether one like it can be made anew.
+func proof(t *testing.T, old, now, stored string) (Effect, error) {
+	t.Helper()
+	ctx := t.Context()
+	s, err := newScratch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	if _, _, err := s.create(ctx, schemaCRD(t, old)); err != nil {
+		t.Fatal(err)
+	}
+	manifest := yamlTree(t, "{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}, spec: {other: a, "+stored+"}}")
+	target, err := s.target(ctx, manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caller, _ := newCaller(target.Version)
+	created, err := s.engine.Create(ctx, target, engine.Body{Tree: object.Copy(manifest)}, caller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := created.Packed.Tree(created.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.update(ctx, schemaCRD(t, now)); err != nil {
+		t.Fatal(err)
+	}
+	change := object.Copy(before)
+	child(change, "spec")["other"] = "b"
+	if _, err := s.update(ctx, change); err != nil {
+		return Breaking, err
+	}
+	if target, err = s.target(ctx, manifest); err != nil {
+		t.Fatal(err)
+	}
+	target.Name = "a"
+	got, err := s.engine.Get(ctx, target, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := got.Packed.Tree(got.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, was := range child(before, "spec") {
+		if is, ok := child(after, "spec")[name]; name != "other" && (!ok || !object.Equal(was, is)) {
+			return Breaking, fmt.Errorf("%s is lost", name)
+		}
+	}
+	manifest["metadata"] = object.Tree{"name": "b"}
+	if _, _, err := s.create(ctx, manifest); err != nil {
+		return Ratcheted, err
+	}
+	return Compatible, nil
+}
+
+func schemaCRD(t *testing.T, spec string) object.Tree {
+	t.Helper()
+	return yamlTree(t, `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: things.example.com}, spec: {group: example.com, scope: Namespaced, `+
+		`names: {plural: things, singular: thing, kind: Thing}, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, properties: {spec: `+spec+`}}}}]}}`)
+}
+
+func yamlTree(t *testing.T, text string) object.Tree {
 	t.Helper()
 	tree, _, err := object.DecodeYAML([]byte(text))
 	if err != nil {
