@@ -38,7 +38,7 @@ func (c *checker) refusal(d *document, err error) {
 	}
 	answer := status.Status()
 	if answer.Details == nil || len(answer.Details.Causes) == 0 {
-		c.add(d, Error, string(answer.Reason), "", answer.Message)
+		c.undecoded(d, string(answer.Reason), answer.Message)
 		return
 	}
 	for _, cause := range answer.Details.Causes {

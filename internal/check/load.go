@@ -138,6 +138,7 @@ func (d *document) decode(text []byte, c *checker) []*document {
 		return nil
 	}
 	d.tree = t
+	c.booleans(d, d.node)
 	for _, message := range duplicates {
 		c.duplicates(d, message)
 	}

@@ -50,9 +50,8 @@ func step(node *yaml.Node, path string) (key, value *yaml.Node, rest string) {
 	case yaml.MappingNode:
 		best := -1
 		for i := 0; i+1 < len(node.Content); i += 2 {
-			name := node.Content[i].Value
-			after, ok := cutKey(path, name)
-			if ok && (best < 0 || len(name) > len(node.Content[best].Value)) {
+			after, ok := cutKey(path, keyOf(node.Content[i]))
+			if ok && (best < 0 || len(after) < len(rest)) {
 				best, rest = i, after
 			}
 		}

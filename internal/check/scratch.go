@@ -74,7 +74,7 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	wipe(object.EnsureMetadata(t))
+	wipe(object.Metadata(t))
 	caller, warnings := newCaller(target.Version)
 	caller.DryRun = !keeps(target.Version.Definition) // two objects in the files may have one name
 	o, err := s.engine.Create(ctx, target, engine.Body{Tree: t}, caller)
