@@ -44,7 +44,7 @@ type migrateFlags struct {
 func newMigrate() *cobra.Command {
 	var f migrateFlags
 	cmd := &cobra.Command{
-		Use:   "migrate KIND[.GROUP]",
+		Use:   "migrate KIND[[.VERSION].GROUP]",
 		Short: "Have all objects of a kind stored at its storage version, and watch it happen",
 		Long: `Ask the server for a storage migration, and show how far it is.
 
@@ -117,7 +117,7 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	return follow(ctx, migrations, name, found.GroupResource(), out)
 }
 
-// find asks the server which resource people call kind.
+// find asks the server which resource people call kind, which may have a version and a group behind it, as for kubectl.
 func find(config *rest.Config, kind string) (schema.GroupVersionResource, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
@@ -125,7 +125,14 @@ func find(config *rest.Config, kind string) (schema.GroupVersionResource, error)
 	}
 	cached := memory.NewMemCacheClient(client) // not kubectl's files, which may not know a short name yet
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
-	found, err := mapper.ResourceFor(schema.ParseGroupResource(kind).WithVersion(""))
+	versioned, group := schema.ParseResourceArg(strings.ToLower(kind))
+	if versioned == nil {
+		versioned = new(group.WithVersion(""))
+	}
+	found, err := mapper.ResourceFor(*versioned)
+	if meta.IsNoMatchError(err) {
+		found, err = mapper.ResourceFor(group.WithVersion(""))
+	}
 	if meta.IsNoMatchError(err) {
 		return found, fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's words
 	}
