@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -47,6 +48,7 @@ type Server struct {
 	offers        []offer // media types, the preferred first
 	metrics       *metrics
 	crowd         crowd
+	room          *semaphore.Weighted // for large bodies
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -65,6 +67,7 @@ func New(c Config) *Server {
 		config:        c,
 		offers:        offers(c.EnableCBOR),
 		idle:          make(chan struct{}, 1),
+		room:          semaphore.NewWeighted(maxHeavy),
 	}
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

@@ -95,6 +95,10 @@ func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := q.heavy(body); err != nil {
+		return nil, err
+	}
+	defer q.lighten()
 	o := &metav1.DeleteOptions{}
 	if len(body) > 0 {
 		if err := q.decodeDeleteOptions(body, o); err != nil {

@@ -31,6 +31,7 @@ type request struct {
 	cancel    context.CancelFunc // of the deadline that the client set, nil if it did not
 	status    int                // written, 0 before
 	size      int                // bytes of the body written
+	weight    int64              // of a large body, until the answer is sent
 	dryRun    bool
 	apply     bool
 	uncounted bool // the path has a part that anybody can make up
@@ -136,6 +137,9 @@ func (q *request) finish() {
 	}
 	if q.cancel != nil {
 		q.cancel()
+	}
+	if q.weight > 0 {
+		q.lighten()
 	}
 	if q.v != nil && q.status != 0 && !q.uncounted {
 		k := seriesKey{q.group, q.version, q.plural, q.subresource, q.verb, q.status, q.name != "", q.namespace != "", q.dryRun, q.apply}

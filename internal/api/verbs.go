@@ -80,6 +80,9 @@ func (q *request) sent(options runtime.Object, check func() error) (b engine.Bod
 	if err != nil {
 		return b, err
 	}
+	if err := q.heavy(data); err != nil {
+		return b, err
+	}
 	if err := decodeOptions(q.query(), options); err != nil {
 		return b, err
 	}
@@ -130,6 +133,9 @@ func (q *request) patch() error {
 	}
 	data, err := q.body()
 	if err != nil {
+		return err
+	}
+	if err := q.heavy(data); err != nil {
 		return err
 	}
 	o, p := &metav1.PatchOptions{}, engine.Patch{Type: types.PatchType(contentType), Data: data}

@@ -131,6 +131,7 @@ func appendCBOR(dst, js []byte) ([]byte, error) {
 
 // write sends a body that is known as a whole.
 func (q *request) write(code int, contentType string, body []byte) {
+	q.lighten()
 	h := q.w.Header()
 	h["Content-Type"] = []string{contentType}
 	q.status, q.size = code, len(body)

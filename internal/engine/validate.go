@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -176,13 +177,12 @@ func (w *writing) validateType(t object.Tree) (errs field.ErrorList) {
 }
 
 // added lists what is in after but not in before.
-func added(after, before []string) (out []string) {
-	for _, name := range after {
-		if !slices.Contains(before, name) {
-			out = append(out, name)
-		}
+func added(after, before []string) []string {
+	if slices.Equal(after, before) {
+		return nil
 	}
-	return out
+	known := sets.New(before...)
+	return slices.DeleteFunc(slices.Clone(after), known.Has)
 }
 
 // deletionStarted reports whether an object has been asked to go.

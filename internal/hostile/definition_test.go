@@ -184,3 +184,13 @@ func TestMetadata(t *testing.T) {
 	w.refused(&call{name: "gone", method: http.MethodGet, path: maps + "/x", code: 404, reason: metav1.StatusReasonNotFound, message: `configmaps "x" not found`})
 	w.unharmed()
 }
+
+// A list of the size that a request may have is compared with itself in no time: it took the square of its length.
+func TestManyFinalizers(t *testing.T) {
+	w := newWorld(t)
+	w.http.Timeout = slower * patience
+	w.must(http.MethodPost, tabs, asJSON, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"x","finalizers":["`+
+		strings.Join(many(120_000, `a/%06d`), `","`)+`"]}}`)
+	w.must(http.MethodPatch, tabs+"/x", asPatch, `[{"op":"remove","path":"/metadata/finalizers/0"}]`)
+	w.must(http.MethodPatch, tabs+"/x", asMerge, `{"metadata":{"finalizers":null}}`)
+}

@@ -48,6 +48,7 @@ var only = map[string][]string{
 	"github.com/google/gnostic-models":            {"internal/api"},
 	"github.com/gorilla/websocket":                {"internal/api"},
 	"golang.org/x/net/websocket":                  {"internal/api"},
+	"golang.org/x/sync":                           {"internal/api"},
 	"k8s.io/apiserver/pkg/admission":              {},
 	"k8s.io/apiserver/pkg/endpoints":              {},
 	"k8s.io/apiserver/pkg/registry":               {},

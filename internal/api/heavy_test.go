@@ -1,0 +1,69 @@
+package api
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A large body waits for room, a small one does not; room that was taken is given back whatever comes of the request.
+func TestLargeBodiesWaitForRoom(t *testing.T) {
+	h := withCronTabs(t, func(c *Config) { c.RequestTimeout = 100 * time.Millisecond })
+	long := strings.Repeat("x", lightBody)
+	tab := func(name string) string {
+		return `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"` + name + `"},"spec":{"image":"` + long + `"}}`
+	}
+	whole := func(after string) {
+		t.Helper()
+		if !h.server.room.TryAcquire(maxHeavy) {
+			t.Fatalf("after %s, something is still held", after)
+		}
+		h.server.room.Release(maxHeavy)
+	}
+	const asYAML, asApply, asMerge = "Content-Type: application/yaml", "Content-Type: application/apply-patch+yaml", "Content-Type: application/merge-patch+json"
+	large := []struct {
+		code                   int
+		method, path, body, as string
+	}{
+		{201, "POST", crontabs, tab("b"), "Content-Type: application/json"},
+		{201, "POST", crontabs, "\n# " + long + "\n" + tab("c"), asYAML},
+		{200, "PATCH", crontabs + "/b?fieldManager=m&force=true", tab("b"), asApply},
+		{200, "PATCH", crontabs + "/b?fieldManager=m&force=true", "# " + long + "\n" + tab("b"), asApply},
+		{200, "PATCH", crontabs + "/b", `{"spec":{"image":"y` + long + `"}}`, asMerge},
+		{422, "PATCH", crontabs + "/b", `{"spec":{"image":["` + long + `"]}}`, asMerge},
+		{400, "POST", crontabs, `{"` + long, "Content-Type: application/json"},
+		{400, "DELETE", crontabs + "/b", `{"` + long, "Content-Type: application/json"},
+		{200, "DELETE", crontabs + "/c", `{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"x":"` + long + `"}`, "Content-Type: application/json"},
+	}
+	h.server.room.TryAcquire(maxHeavy)
+	for _, c := range large {
+		h.want(http.StatusGatewayTimeout, c.method, c.path, c.body, c.as)
+	}
+	h.want(http.StatusOK, "PATCH", crontabs+"/a", `{"spec":{"image":"z"}}`, asMerge)
+	h.want(http.StatusOK, "GET", crontabs+"/a", "")
+	h.server.room.Release(maxHeavy)
+	h.server.config.RequestTimeout = time.Minute
+	for _, c := range large {
+		h.want(c.code, c.method, c.path, c.body, c.as)
+		whole(c.method + " " + c.as)
+	}
+}
+
+// What the YAML parser will read weighs more.
+func TestWeightOfYAML(t *testing.T) {
+	h := newHarness(t)
+	for _, c := range []struct {
+		as, body string
+		weight   int64
+	}{
+		{"application/json", "{", 1 << 20}, {"application/yaml", "{", maxHeavy / 3}, {"application/yaml; charset=utf-8", "", maxHeavy / 3},
+		{"application/apply-patch+yaml", " {", 1 << 20}, {"application/apply-patch+yaml", "a:", maxHeavy / 3}, {"", "a:", 1 << 20},
+	} {
+		q := &request{server: h.server, r: newRequest("POST", crontabs, "", "Content-Type: "+c.as)}
+		if err := q.heavy([]byte(c.body + strings.Repeat(" ", 1<<20-len(c.body)))); err != nil || q.weight != c.weight {
+			t.Errorf("%q: %d, want %d: %v", c.as, q.weight, c.weight, err)
+		}
+		q.lighten()
+	}
+}
