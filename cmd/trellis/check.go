@@ -30,10 +30,10 @@ given beside them, with the engine that the server uses: what would be refused a
 why, dropped, or filled in, with the line and column where it stands.
 
 With --against, check one CustomResourceDefinition that is to replace an older
-state of itself, and say which objects that are stored already could break:
-Compatible changes break none, Ratcheted ones let invalid objects be updated as
-long as the invalid part stays as it is, Breaking ones may refuse or lose
-something.
+state of itself, and say which objects that are stored already could break, and
+which clients: Compatible changes break none, Ratcheted ones let invalid objects
+be updated as long as the invalid part stays as it is, Breaking ones may refuse
+or lose something.
 
 A FILE is YAML or JSON, a folder of such files, or - for standard input. The exit
 code is 0 where nothing would be refused or break, and 1 otherwise.`,

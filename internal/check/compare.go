@@ -73,16 +73,16 @@ func (c *comparison) below(path string, old, now any) {
 // kind compares what a value may be at all.
 func (c *comparison) kind(path string, old, now object.Tree) {
 	for _, key := range []string{"type", "x-kubernetes-int-or-string"} {
-		if was, is := old[key], now[key]; !object.Equal(was, is) {
-			e := Ratcheted
-			eased := now["x-kubernetes-int-or-string"] == true && (old["type"] == "integer" || old["type"] == "string")
-			switch {
-			case was == "integer" && is == "number" || eased:
-				e = Compatible
-			case was == "object":
-				e = Breaking // its fields are dropped
-			}
-			c.add(e, path+"."+key, "%s was %s", key, shown(was))
+		was, is := old[key], now[key]
+		eased := now["x-kubernetes-int-or-string"] == true && (old["type"] == "integer" || old["type"] == "string")
+		switch {
+		case object.Equal(was, is):
+		case was == "integer" && is == "number" || eased:
+			c.add(Compatible, path+"."+key, "%s was %s", key, shown(was))
+		case was == "number" && is == "integer":
+			c.add(Ratcheted, path+"."+key, "%s was %s", key, shown(was))
+		default: // what has fields loses them, too
+			c.add(Breaking, path+"."+key, "%s was %s: nothing can be applied to objects with such a value", key, shown(was))
 		}
 	}
 	for _, f := range []struct{ key, lost string }{
@@ -291,7 +291,7 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 		switch _, ok := was[name]; {
 		case ok:
 		case open:
-			c.add(Ratcheted, path+".properties["+name+"]", "%s has a schema now: objects may have anything there", name)
+			c.add(Breaking, path+".properties["+name+"]", "%s has a schema now, and objects may have anything there: with another type nothing can be applied to them", name)
 		default:
 			c.below(path+".properties["+name+"]", others, is[name])
 		}
@@ -300,7 +300,7 @@ func (c *comparison) properties(path string, old, now object.Tree) {
 	case others != nil && !keeps:
 		c.add(Breaking, path, "additionalProperties is gone: the fields that it allowed are dropped from stored objects")
 	case open && more != nil && more != true:
-		c.add(Ratcheted, path+".additionalProperties", "fields have a schema now: objects may have anything there")
+		c.add(Breaking, path+".additionalProperties", "fields have a schema now, and objects may have anything there: with another type nothing can be applied to them")
 	case more == true && others != true:
 		c.add(Compatible, path+".additionalProperties", "loosened: fields may have any value")
 	default:

@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 const oldSchema = `{type: object, required: [r], properties: {` +
-	`other: {type: string}, r: {type: string, default: x}, i: {type: integer, maximum: 5}, s: {type: string, nullable: true}, ` +
+	`other: {type: string}, f: {type: number}, r: {type: string, default: x}, i: {type: integer, maximum: 5}, s: {type: string, nullable: true}, ` +
 	`l: {type: array, items: {type: string}}, o: {type: object, additionalProperties: {type: string}}, ` +
 	`u: {type: object, x-kubernetes-preserve-unknown-fields: true}, p: {type: object, properties: {q: {type: string}}}, ` +
 	`m: {type: array, items: {type: object, required: [k], properties: {k: {type: string}, v: {type: string}}}}}}`
@@ -40,7 +41,8 @@ var schemaChanges = map[string]struct{ from, to, stored, want string }{
 	"maxProperties":        {" o: {", " o: {maxProperties: 1, ", "o: {a: a, b: b}", "Ratcheted .properties[o].maxProperties"},
 	"minProperties":        {" o: {", " o: {minProperties: 3, ", "o: {a: a, b: b}", "Ratcheted .properties[o].minProperties"},
 	"integer to number":    {"type: integer", "type: number", "i: 5", "Compatible .properties[i].type"},
-	"integer to string":    {"type: integer, maximum: 5", "type: string", "i: 5", "Ratcheted .properties[i].type Compatible .properties[i]"},
+	"number to integer":    {"type: number", "type: integer", "f: 1.5", "Ratcheted .properties[f].type"},
+	"integer to string":    {"type: integer, maximum: 5", "type: string", "i: 5", "Breaking .properties[i].type Compatible .properties[i]"},
 	"object to string":     {"{type: object, properties: {q: {type: string}}}", "{type: string}", "p: {q: a}", "Breaking .properties[p].type Breaking .properties[p].properties"},
 	"int-or-string":        {"type: integer, maximum: 5", "x-kubernetes-int-or-string: true, maximum: 5", "i: 5", "Compatible .properties[i].type Compatible .properties[i].x-kubernetes-int-or-string"},
 	"nullable gone":        {", nullable: true", "", "s: null", "Breaking .properties[s].nullable"},
@@ -53,12 +55,12 @@ var schemaChanges = map[string]struct{ from, to, stored, want string }{
 	"no longer required":   {"required: [r], ", "", "i: 1", "Compatible "},
 	"no default any more":  {", default: x", "", "", "Breaking .required Compatible .properties[r]"},
 	"a default":            {" i: {", " i: {default: 1, ", "s: a", "Compatible .properties[i].default"},
-	"a map of another":     {"additionalProperties: {type: string}", "additionalProperties: {type: integer}", "o: {a: a}", "Ratcheted .properties[o].additionalProperties.type"},
+	"a map of another":     {"additionalProperties: {type: string}", "additionalProperties: {type: integer}", "o: {a: a}", "Breaking .properties[o].additionalProperties.type"},
 	"a map of anything":    {"additionalProperties: {type: string}", "additionalProperties: true", "o: {a: a}", "Compatible .properties[o].additionalProperties"},
 	"a map gone":           {"type: object, additionalProperties: {type: string}", "type: object", "o: {a: a}", "Breaking .properties[o]"},
 	"a map becomes fields": {"additionalProperties: {type: string}", "properties: {a: {type: string, maxLength: 1}}", "o: {b: a}", "Ratcheted .properties[o].properties[a].maxLength Breaking .properties[o]"},
 	"items":                {"items: {type: string}", "items: {type: string, maxLength: 1}", "l: [ab]", "Ratcheted .properties[l].items.maxLength"},
-	"unknown fields known": {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: string}}", "u: {a: 1}", "Ratcheted .properties[u].properties[a]"},
+	"unknown fields known": {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: string}}", "u: {a: 1}", "Breaking .properties[u].properties[a]"},
 	"unknown fields gone":  {", x-kubernetes-preserve-unknown-fields: true", "", "u: {a: 1}", "Breaking .properties[u].x-kubernetes-preserve-unknown-fields"},
 	"embedded":             {"x-kubernetes-preserve-unknown-fields: true", "x-kubernetes-preserve-unknown-fields: true, x-kubernetes-embedded-resource: true", "u: {a: 1}", "Breaking .properties[u].x-kubernetes-embedded-resource"},
 	"a rule":               {" l: {", " l: {x-kubernetes-validations: [{rule: self.size() > 2}], ", "l: [a]", "Ratcheted .properties[l].x-kubernetes-validations[0].rule"},
@@ -68,7 +70,7 @@ var schemaChanges = map[string]struct{ from, to, stored, want string }{
 	"anyOf":                {" i: {", " i: {anyOf: [{maximum: 0}], ", "i: 1", "Ratcheted .properties[i].anyOf"},
 	"oneOf of an object":   {"{type: object, required", "{oneOf: [{required: [o]}], type: object, required", "i: 1", "Breaking .oneOf"},
 	"an enum":              {" s: {", " s: {enum: [a], ", "s: b", "Ratcheted .properties[s].enum"},
-	"fields become a map":  {"u: {type: object, x-kubernetes-preserve-unknown-fields: true}", "u: {type: object, additionalProperties: {type: string}}", "u: {a: {b: c}}", "Breaking .properties[u].x-kubernetes-preserve-unknown-fields Ratcheted .properties[u].additionalProperties"},
+	"fields become a map":  {"u: {type: object, x-kubernetes-preserve-unknown-fields: true}", "u: {type: object, additionalProperties: {type: string}}", "u: {a: {b: c}}", "Breaking .properties[u].x-kubernetes-preserve-unknown-fields Breaking .properties[u].additionalProperties"},
 }
 
 func TestCompare(t *testing.T) {
@@ -148,8 +150,8 @@ func TestCompareKnowsKeywords(t *testing.T) {
 	}
 }
 
-// proof asks the engine what a change of the schema of spec does to an object: whether it can be updated elsewhere
-// and loses nothing, and whether one like it can be made anew.
+// proof asks the engine what a change of the schema of spec does to an object: whether it can be updated and
+// applied elsewhere and loses nothing, and whether one like it can be made anew.
 func proof(t *testing.T, old, now, stored string) (Effect, error) {
 	t.Helper()
 	ctx := t.Context()
@@ -187,6 +189,11 @@ func proof(t *testing.T, old, now, stored string) (Effect, error) {
 		t.Fatal(err)
 	}
 	target.Name = "a"
+	caller, _ = newCaller(target.Version)
+	apply := engine.Patch{Type: types.ApplyYAMLPatchType, Force: true, Data: []byte("{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}, spec: {other: c}}")}
+	if _, _, err := s.engine.Patch(ctx, target, apply, caller); err != nil {
+		return Breaking, err
+	}
 	got, err := s.engine.Get(ctx, target, "")
 	if err != nil {
 		t.Fatal(err)
