@@ -194,7 +194,6 @@ func TestPatches(t *testing.T) {
 			{name: "null merge", contentType: asMerge, body: "null", code: 400, reason: bad},
 			{name: "merge is a list", contentType: asMerge, body: "[]", code: 400, reason: bad},
 			{name: "merge is truncated", contentType: asMerge, body: `{"a":`, code: 400, reason: bad, message: "invalid JSON patch…"},
-			{name: "kind nulled", contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 400, reason: bad},
 			{name: "name by merge", contentType: asMerge, body: `{"metadata":{"name":"other"}}`, code: 400, reason: bad},
 			{name: "uid by merge", contentType: asMerge, body: `{"metadata":{"uid":"other"}}`, code: 422, reason: invalid},
 			{name: "resourceVersion by merge", contentType: asMerge, body: `{"metadata":{"resourceVersion":"x"}}`, code: 500},
@@ -209,7 +208,9 @@ func TestPatches(t *testing.T) {
 		}
 	}
 	for _, c := range []call{
-		{name: "kind by merge", contentType: asMerge, body: `{"kind":"Secret"}`, code: 400, reason: bad},
+		{name: "kind nulled", contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 400, reason: bad},
+		{name: "kind nulled", path: tab, contentType: asMerge, body: `{"apiVersion":null,"kind":null,"metadata":null}`, code: 422, reason: invalid},
+		{name: "kind by merge", contentType: asMerge, body: `{"kind":"Secret"}`, code: 422, reason: invalid},
 		{name: "kind of a wrong type by merge", contentType: asMerge, body: `{"kind":7}`, code: 422, reason: invalid},
 		{name: "kind by merge", path: tab, contentType: asMerge, body: `{"kind":"Secret"}`, code: 422, reason: invalid},
 		{name: "kind of a wrong type by merge", path: tab, contentType: asMerge, body: `{"kind":7}`, code: 422, reason: invalid},
