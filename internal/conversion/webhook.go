@@ -23,6 +23,7 @@ const (
 	maxCallObjects  = 500
 	maxCallBytes    = 4 << 20  // of objects, unless one alone is larger
 	maxAnswerBytes  = 64 << 20 // of a response
+	maxFailureBytes = 32 << 10 // of what is told of one
 	maxCallsAtATime = 4        // for one request
 )
 

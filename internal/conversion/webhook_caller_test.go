@@ -19,6 +19,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -245,6 +246,22 @@ func TestAnswersAreBounded(t *testing.T) {
 	})
 	if err := convertOne(newWebhooks(t, ""), h.config()); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("%v", err)
+	}
+}
+
+// What a webhook says of its failure, or of an object, is told as far as a person would read it.
+func TestFailuresAreBounded(t *testing.T) {
+	long := strings.Repeat("\u00e9", 1<<20)
+	for name, change := range map[string]func(*review){
+		"message": func(r *review) { r.Response.Result = map[string]any{"status": "Failure", "message": long} },
+		"status":  func(r *review) { r.Response.Result = map[string]any{"status": long} },
+		"uid":     func(r *review) { r.Response.UID = long },
+		"kind":    func(r *review) { r.Response.ConvertedObjects[0].(object.Tree)["kind"] = long },
+	} {
+		err := convertOne(newWebhooks(t, ""), newHook(t, change).config())
+		if err == nil || len(err.Error()) > 2*maxFailureBytes || !utf8.ValidString(err.Error()) || !strings.Contains(err.Error(), ": conversion webhook for ") {
+			t.Errorf("%s: %d bytes: %.100v", name, len(fmt.Sprint(err)), err)
+		}
 	}
 }
 

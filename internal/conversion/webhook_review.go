@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -37,7 +38,16 @@ func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]
 	from := kindOf(b.objects[0])
 	out, failure, err := c.call(ctx, crd, to, b)
 	c.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Took: time.Since(start), Failure: failure})
-	return out, err
+	return out, bounded(err)
+}
+
+// bounded cuts off what a webhook would have each caller told: its answer, which an error may quote, can be of many
+// megabytes.
+func bounded(err error) error {
+	if err == nil || len(err.Error()) <= maxFailureBytes {
+		return err
+	}
+	return errors.New(strings.ToValidUTF8(err.Error()[:maxFailureBytes], "") + "...")
 }
 
 // call is convert without its metrics. failure is how it failed.
