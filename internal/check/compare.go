@@ -99,6 +99,8 @@ func (c *comparison) kind(path string, old, now object.Tree) {
 	switch was, is := old["x-kubernetes-embedded-resource"] == true, now["x-kubernetes-embedded-resource"] == true; {
 	case is && !was:
 		c.add(Breaking, path+".x-kubernetes-embedded-resource", "a value needs apiVersion, kind and metadata now")
+	case was && !is && now["x-kubernetes-preserve-unknown-fields"] == true:
+		c.add(Compatible, path, "loosened: x-kubernetes-embedded-resource is gone")
 	case was && !is:
 		c.add(Breaking, path, "apiVersion, kind and metadata are dropped where the schema does not have them")
 	}

@@ -112,21 +112,22 @@ func changesOf(t *testing.T, old, now string) string {
 // What loosens a schema is compatible, and what has two states either way.
 func TestCompareLoosened(t *testing.T) {
 	for name, c := range map[string]struct{ old, now, want string }{
-		"enum":         {"{enum: [a]}", "{enum: [a, b]}", "Compatible .enum"},
-		"enum gone":    {"{enum: [a]}", "{}", "Compatible "},
-		"enum changed": {"{enum: [a]}", "{enum: [b]}", "Compatible .enum Ratcheted .enum"},
-		"anyOf":        {"{anyOf: [{maxLength: 1}]}", "{anyOf: [{maxLength: 1}, {pattern: a}]}", "Compatible "},
-		"allOf":        {"{allOf: [{maxLength: 1}, {pattern: a}]}", "{allOf: [{pattern: a}]}", "Compatible "},
-		"oneOf":        {"{type: string, oneOf: [{maxLength: 1}]}", "{type: string, oneOf: [{maxLength: 1}, {pattern: a}]}", "Ratcheted .oneOf"},
-		"not":          {"{not: {enum: [a]}}", "{}", "Compatible "},
-		"rule":         {"{x-kubernetes-validations: [{rule: a}]}", "{}", "Compatible "},
-		"optional":     {"{x-kubernetes-validations: [{rule: oldSelf.a}]}", "{x-kubernetes-validations: [{rule: oldSelf.a, optionalOldSelf: true}]}", "Breaking .x-kubernetes-validations[0].rule Compatible "},
-		"message":      {"{x-kubernetes-validations: [{rule: a}]}", "{x-kubernetes-validations: [{rule: a, message: b}]}", ""},
-		"exclusive":    {"{exclusiveMaximum: true}", "{}", "Compatible "},
-		"keys":         {"{x-kubernetes-list-map-keys: [a]}", "{x-kubernetes-list-map-keys: [b]}", "Ratcheted .x-kubernetes-list-map-keys"},
-		"list":         {"{x-kubernetes-list-type: set}", "{}", "Compatible .x-kubernetes-list-type"},
-		"embedded":     {"{x-kubernetes-embedded-resource: true}", "{}", "Breaking "},
-		"titles":       {"{title: a, description: b, example: c, externalDocs: {url: a}}", "{}", ""},
+		"enum":           {"{enum: [a]}", "{enum: [a, b]}", "Compatible .enum"},
+		"enum gone":      {"{enum: [a]}", "{}", "Compatible "},
+		"enum changed":   {"{enum: [a]}", "{enum: [b]}", "Compatible .enum Ratcheted .enum"},
+		"anyOf":          {"{anyOf: [{maxLength: 1}]}", "{anyOf: [{maxLength: 1}, {pattern: a}]}", "Compatible "},
+		"allOf":          {"{allOf: [{maxLength: 1}, {pattern: a}]}", "{allOf: [{pattern: a}]}", "Compatible "},
+		"oneOf":          {"{type: string, oneOf: [{maxLength: 1}]}", "{type: string, oneOf: [{maxLength: 1}, {pattern: a}]}", "Ratcheted .oneOf"},
+		"not":            {"{not: {enum: [a]}}", "{}", "Compatible "},
+		"rule":           {"{x-kubernetes-validations: [{rule: a}]}", "{}", "Compatible "},
+		"optional":       {"{x-kubernetes-validations: [{rule: oldSelf.a}]}", "{x-kubernetes-validations: [{rule: oldSelf.a, optionalOldSelf: true}]}", "Breaking .x-kubernetes-validations[0].rule Compatible "},
+		"message":        {"{x-kubernetes-validations: [{rule: a}]}", "{x-kubernetes-validations: [{rule: a, message: b}]}", ""},
+		"exclusive":      {"{exclusiveMaximum: true}", "{}", "Compatible "},
+		"keys":           {"{x-kubernetes-list-map-keys: [a]}", "{x-kubernetes-list-map-keys: [b]}", "Ratcheted .x-kubernetes-list-map-keys"},
+		"list":           {"{x-kubernetes-list-type: set}", "{}", "Compatible .x-kubernetes-list-type"},
+		"embedded":       {"{x-kubernetes-embedded-resource: true}", "{}", "Breaking "},
+		"embedded, kept": {"{x-kubernetes-preserve-unknown-fields: true, x-kubernetes-embedded-resource: true}", "{x-kubernetes-preserve-unknown-fields: true}", "Compatible "},
+		"titles":         {"{title: a, description: b, example: c, externalDocs: {url: a}}", "{}", ""},
 	} {
 		if got := changesOf(t, c.old, c.now); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
