@@ -114,7 +114,7 @@ func (c CRD) schemas() (all schemaJSON) {
 func (s schemaJSON) all() [][]byte { return append(slices.Clone(s.versions), s.top) }
 
 // Create checks a new CRD. Its metadata is checked elsewhere but for the name's relation to the
-// spec. The CRD is not modified.
+// spec; status.acceptedNames, which the server makes of the spec's names, are not. The CRD is not modified.
 func Create(crd CRD) field.ErrorList {
 	schemas := crd.schemas()
 	o := options{schemas: schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has), prunedDefaults: true, recognizedReview: true, requireSchemas: true, propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true}

@@ -131,14 +131,16 @@ func sameUpdate(data, oldData []byte, c *tally) error {
 		theirs func(crd, old *internal) field.ErrorList
 	}{
 		{"create", func(crd, _ crdvalidation.CRD) field.ErrorList { return crdvalidation.Create(crd) },
-			func(crd, _ *internal) field.ErrorList { return crdupstream.ValidateCustomResourceDefinition(ctx, crd) }},
+			func(crd, _ *internal) field.ErrorList {
+				return withoutAccepted(crdupstream.ValidateCustomResourceDefinition(ctx, crd))
+			}},
 		{"update", crdvalidation.Update,
 			func(crd, old *internal) field.ErrorList {
-				return crdupstream.ValidateCustomResourceDefinitionUpdate(ctx, crd, old)
+				return withoutAccepted(crdupstream.ValidateCustomResourceDefinitionUpdate(ctx, crd, old))
 			}},
 		{"update without a change", func(_, old crdvalidation.CRD) field.ErrorList { return crdvalidation.Update(old, old) },
 			func(_, old *internal) field.ErrorList {
-				return crdupstream.ValidateCustomResourceDefinitionUpdate(ctx, old, old)
+				return withoutAccepted(crdupstream.ValidateCustomResourceDefinitionUpdate(ctx, old, old))
 			}},
 		{"status", func(crd, old crdvalidation.CRD) field.ErrorList { return withoutStored(crdvalidation.Status(crd, old)) },
 			func(crd, old *internal) field.ErrorList {
@@ -165,6 +167,12 @@ func sameUpdate(data, oldData []byte, c *tally) error {
 // withoutStored leaves out what docs/compatibility.md lists: status.storedVersions are looked at in a write of status too.
 func withoutStored(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool { return strings.HasPrefix(e.Field, "status.storedVersions") })
+}
+
+// withoutAccepted leaves out status.acceptedNames: where the spec is written the server makes them of its names itself, and
+// what is wrong with those is told once.
+func withoutAccepted(errs field.ErrorList) field.ErrorList {
+	return slices.DeleteFunc(errs, func(e *field.Error) bool { return strings.HasPrefix(e.Field, "status.acceptedNames") })
 }
 
 // SCH-001, DEF-012, DEF-013, VAL-048: whatever the schema of a CRD, with mistakes or without, it gets upstream's verdict: its structure,
