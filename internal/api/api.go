@@ -48,7 +48,8 @@ type Server struct {
 	offers        []offer // media types, the preferred first
 	metrics       *metrics
 	crowd         crowd
-	room          *semaphore.Weighted // for large bodies
+	bodyRoom      *semaphore.Weighted // for large bodies
+	webhookRoom   *semaphore.Weighted // for those of kinds that webhooks convert
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -67,7 +68,8 @@ func New(c Config) *Server {
 		config:        c,
 		offers:        offers(c.EnableCBOR),
 		idle:          make(chan struct{}, 1),
-		room:          semaphore.NewWeighted(maxHeavy),
+		bodyRoom:      semaphore.NewWeighted(maxHeavy),
+		webhookRoom:   semaphore.NewWeighted(maxHeavy),
 	}
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"mime"
 
+	"golang.org/x/sync/semaphore"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -30,7 +31,7 @@ func (q *request) heavy(data []byte) error {
 	}
 	ctx, cancel := q.limited()
 	defer cancel()
-	if err := q.server.room.Acquire(ctx, n); err != nil {
+	if err := q.room().Acquire(ctx, n); err != nil {
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	}
 	q.weight = n
@@ -41,8 +42,16 @@ func (q *request) heavy(data []byte) error {
 func (q *request) lighten() {
 	if n := q.weight; n > 0 {
 		q.weight = 0
-		q.server.room.Release(n)
+		q.room().Release(n)
 	}
+}
+
+// room is where large bodies of a kind take their turns. Those that may have to wait for a webhook have one of their own.
+func (q *request) room() *semaphore.Weighted {
+	if q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != "" {
+		return q.server.webhookRoom
+	}
+	return q.server.bodyRoom
 }
 
 // isYAML says that a body goes to the YAML parser, as far as can be seen.

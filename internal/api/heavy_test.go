@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // A large body waits for room, a small one does not; room that was taken is given back whatever comes of the request.
@@ -16,10 +18,10 @@ func TestLargeBodiesWaitForRoom(t *testing.T) {
 	}
 	whole := func(after string) {
 		t.Helper()
-		if !h.server.room.TryAcquire(maxHeavy) {
+		if !h.server.bodyRoom.TryAcquire(maxHeavy) {
 			t.Fatalf("after %s, something is still held", after)
 		}
-		h.server.room.Release(maxHeavy)
+		h.server.bodyRoom.Release(maxHeavy)
 	}
 	const asYAML, asApply, asMerge = "Content-Type: application/yaml", "Content-Type: application/apply-patch+yaml", "Content-Type: application/merge-patch+json"
 	large := []struct {
@@ -36,17 +38,38 @@ func TestLargeBodiesWaitForRoom(t *testing.T) {
 		{400, "DELETE", crontabs + "/b", `{"` + long, "Content-Type: application/json"},
 		{200, "DELETE", crontabs + "/c", `{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"x":"` + long + `"}`, "Content-Type: application/json"},
 	}
-	h.server.room.TryAcquire(maxHeavy)
+	h.server.bodyRoom.TryAcquire(maxHeavy)
 	for _, c := range large {
 		h.want(http.StatusGatewayTimeout, c.method, c.path, c.body, c.as)
 	}
 	h.want(http.StatusOK, "PATCH", crontabs+"/a", `{"spec":{"image":"z"}}`, asMerge)
 	h.want(http.StatusOK, "GET", crontabs+"/a", "")
-	h.server.room.Release(maxHeavy)
+	h.server.bodyRoom.Release(maxHeavy)
 	h.server.config.RequestTimeout = time.Minute
 	for _, c := range large {
 		h.want(c.code, c.method, c.path, c.body, c.as)
 		whole(c.method + " " + c.as)
+	}
+}
+
+// Large bodies that wait for a webhook hold up none of other kinds.
+func TestLargeBodiesOfWebhooks(t *testing.T) {
+	h := newHarness(t)
+	of := func(c *resource.Custom) *request {
+		return &request{server: h.server, r: newRequest("POST", crontabs, ""), v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
+	}
+	hooked, body := of(&resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}), make([]byte, maxHeavy)
+	for _, q := range []*request{hooked, of(&resource.Custom{}), of(nil)} {
+		if err := q.heavy(body); err != nil {
+			t.Fatal(err)
+		}
+		if q != hooked {
+			q.lighten()
+		}
+	}
+	hooked.lighten()
+	if !h.server.webhookRoom.TryAcquire(maxHeavy) || !h.server.bodyRoom.TryAcquire(maxHeavy) {
+		t.Error("something is still held")
 	}
 }
 
