@@ -18,6 +18,15 @@ const (
 	yamlWeight = 4
 )
 
+// content is the body of the request, once there is room to work on it.
+func (q *request) content() ([]byte, error) {
+	data, err := q.body()
+	if err == nil {
+		err = q.heavy(data)
+	}
+	return data, err
+}
+
 // heavy waits until there is room for a large body, and takes it. As a tree, a body may be a hundred times as large:
 // a few dozen at once would take all memory, and one after the other they are done as soon. Upstream bounds the
 // requests in flight instead. The room is given back before the answer is sent, so that who reads slowly keeps nobody.

@@ -91,11 +91,8 @@ func (q *request) getOptions() (*metav1.GetOptions, error) {
 
 // deleteOptions come in the body, or else in the query.
 func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
-	body, err := q.body()
+	body, err := q.content()
 	if err != nil {
-		return nil, err
-	}
-	if err := q.heavy(body); err != nil {
 		return nil, err
 	}
 	defer q.lighten()

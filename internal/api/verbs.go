@@ -76,11 +76,8 @@ func (q *request) update() error {
 // sent reads what a create or an update sends: the body, then the options, which check looks at, then
 // what the body says. It is the order in which upstream finds fault.
 func (q *request) sent(options runtime.Object, check func() error) (b engine.Body, err error) {
-	data, err := q.body()
+	data, err := q.content()
 	if err != nil {
-		return b, err
-	}
-	if err := q.heavy(data); err != nil {
 		return b, err
 	}
 	if err := decodeOptions(q.query(), options); err != nil {
@@ -131,11 +128,8 @@ func (q *request) patch() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	data, err := q.body()
+	data, err := q.content()
 	if err != nil {
-		return err
-	}
-	if err := q.heavy(data); err != nil {
 		return err
 	}
 	o, p := &metav1.PatchOptions{}, engine.Patch{Type: types.PatchType(contentType), Data: data}

@@ -34,9 +34,9 @@ func legacy(schema string) string {
 	return strings.Replace(c, `"storedVersions":[]`, `"storedVersions":["v1"]`, 1)
 }
 
-// SCH-017 SCH-018 SCH-025: the violations of a schema that is stored already are told in a condition, and the CRD can
-// go on being updated.
-func TestStoredSchemaIsNotStructural(t *testing.T) {
+// touchedLegacy is a stored CRD whose schema is not structural, after an update of its labels.
+func touchedLegacy(t *testing.T) (*server, object.Tree) {
+	t.Helper()
 	s := serve(t)
 	stored := s.store(legacy(`,"properties":{"foo":{"pattern":"a"}}`))
 	object.SetMapEntry(stored, "labels", "touched", "yes")
@@ -44,6 +44,13 @@ func TestStoredSchemaIsNotStructural(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s, got
+}
+
+// SCH-017 SCH-018 SCH-025: the violations of a schema that is stored already are told in a condition, and the CRD can
+// go on being updated.
+func TestStoredSchemaIsNotStructural(t *testing.T) {
+	_, got := touchedLegacy(t)
 	want := `properties[foo].type: Required value: must not be empty for specified object fields`
 	if c := conditions(got)["NonStructuralSchema"]; !strings.HasPrefix(c, "True/Violations/") || !strings.Contains(c, want) {
 		t.Errorf("the condition is %q", c)
@@ -55,18 +62,13 @@ func TestStoredSchemaIsNotStructural(t *testing.T) {
 
 // SCH-017 SCH-026: the condition goes when the schema is mended and unknown fields are pruned, and tells of what is left before.
 func TestStoredSchemaBecomesStructural(t *testing.T) {
-	s := serve(t)
-	stored := s.store(legacy(`,"properties":{"foo":{"pattern":"a"}}`))
-	object.SetMapEntry(stored, "labels", "touched", "yes")
-	got, err := s.update(stored, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, got := touchedLegacy(t)
 	before := len(got["status"].(object.Tree)["conditions"].([]any))
 	spec := got["spec"].(object.Tree)
 	root := spec["versions"].([]any)[0].(object.Tree)["schema"].(object.Tree)["openAPIV3Schema"].(object.Tree)
 	root["properties"].(object.Tree)["foo"].(object.Tree)["type"] = "string"
-	if got, err = s.update(got, ""); err != nil {
+	got, err := s.update(got, "")
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.expect(got, "NonStructuralSchema", "True/Violations/spec.preserveUnknownFields: Invalid value: true: must be false")

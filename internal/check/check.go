@@ -174,9 +174,8 @@ func (c *checker) check(ctx context.Context, d *document) {
 	c.warnings(d, warnings)
 	c.refusal(d, err)
 	if d.isCRD() && err != nil {
-		spec, _ := d.tree["spec"].(object.Tree)
-		names, _ := spec["names"].(object.Tree)
-		c.refused[schema.GroupKind{Group: object.String(spec, "group"), Kind: object.String(names, "kind")}] = true
+		spec := specOf(d.tree)
+		c.refused[schema.GroupKind{Group: object.String(spec, "group"), Kind: object.String(child(spec, "names"), "kind")}] = true
 	}
 	switch {
 	case d.isCRD():

@@ -190,16 +190,14 @@ func (c *comparison) enum(path string, old, now object.Tree) {
 
 func (c *comparison) required(path string, old, now object.Tree) {
 	was := object.Strings(old, "required")
-	properties, _ := now["properties"].(object.Tree)
-	before, _ := old["properties"].(object.Tree)
+	before, properties := child(old, "properties"), child(now, "properties")
 	for _, name := range was {
 		if !slices.Contains(object.Strings(now, "required"), name) {
 			c.add(Compatible, path, "loosened: %s is no longer required", name)
 		}
 	}
 	for _, name := range object.Strings(now, "required") {
-		p, _ := properties[name].(object.Tree)
-		b, _ := before[name].(object.Tree)
+		b, p := child(before, name), child(properties, name)
 		switch {
 		case slices.Contains(was, name):
 			if b["default"] != nil && p["default"] == nil {
@@ -274,8 +272,7 @@ func covers(all, part []any) bool {
 
 // properties compares the fields of an object.
 func (c *comparison) properties(path string, old, now object.Tree) {
-	was, _ := old["properties"].(object.Tree)
-	is, _ := now["properties"].(object.Tree)
+	was, is := child(old, "properties"), child(now, "properties")
 	others, more := old["additionalProperties"], now["additionalProperties"]
 	keeps := now["x-kubernetes-preserve-unknown-fields"] == true || more != nil
 	for _, name := range slices.Sorted(maps.Keys(was)) {

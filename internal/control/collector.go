@@ -65,9 +65,12 @@ var (
 const orphanDelay = 100 * time.Millisecond
 
 func newCollector(c *clients, k *kinds) *collector {
+	g := newGraph()
 	return &collector{
-		clients: c, kinds: k, graph: newGraph(), attempts: newQueue[objectID]("collect"),
+		clients: c, kinds: k, graph: g, attempts: newQueue[objectID]("collect"),
 		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
+		parkedAttempts: parking[objectID]{matters: func(o objectID) bool { return g.has(o.uid) }},
+		parkedOwners:   parking[ownerID]{matters: func(o ownerID) bool { return g.has(o.uid) }},
 	}
 }
 
@@ -150,7 +153,7 @@ func (c *collector) findOwner(ctx context.Context, id ownerID) error {
 	var absent notServed
 	switch {
 	case errors.As(err, &absent):
-		c.parkedOwners.add(schema.GroupKind(absent), id, func(o ownerID) bool { return c.graph.has(o.uid) })
+		c.parkedOwners.add(schema.GroupKind(absent), id)
 		if _, ok := c.kinds.find(id.apiVersion, id.kind); ok {
 			c.unpark(schema.GroupKind(absent))
 		}
@@ -233,7 +236,7 @@ func (c *collector) attempt(ctx context.Context, id objectID) error {
 	case !errors.As(err, &absent):
 		return err
 	}
-	c.parkedAttempts.add(schema.GroupKind(absent), id, func(o objectID) bool { return c.graph.has(o.uid) })
+	c.parkedAttempts.add(schema.GroupKind(absent), id)
 	if c.kinds.follows(schema.GroupKind(absent)) {
 		c.unpark(schema.GroupKind(absent))
 	}

@@ -73,8 +73,6 @@ func (g *migration) run(ctx context.Context) error {
 	return err
 }
 
-func clip(message string) string { return message[:min(len(message), maxMessage)] }
-
 // impossibleError is one that no later try will get over.
 type impossibleError struct{ problem string }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +20,10 @@ import (
 
 // maxMessage bounds what a condition and an Event say of an error.
 const maxMessage = 1024
+
+func clip(message string) string {
+	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
+}
 
 // Reachability writes down whether the conversion webhooks of CRDs can be reached: in a condition, and in Events.
 type Reachability struct {

@@ -22,9 +22,10 @@ func (w *waiting) each(do func(name string)) {
 	})
 }
 
-// parking holds keys until a kind is served; its zero value is empty. A kind may never be: from time to time keys that mean nothing
-// any longer are let go.
+// parking holds keys until a kind is served. A kind may never be: from time to time keys that mean nothing any longer are let go.
 type parking[K comparable] struct {
+	matters func(K) bool // says of a key that it still means something
+
 	mu     sync.Mutex
 	parked map[schema.GroupKind]map[K]bool
 	adds   int // until the next look at all keys
@@ -33,8 +34,7 @@ type parking[K comparable] struct {
 // fewParked are not worth a look.
 const fewParked = 1000
 
-// add parks a key. matters says of any that it still means something.
-func (p *parking[K]) add(kind schema.GroupKind, key K, matters func(K) bool) {
+func (p *parking[K]) add(kind schema.GroupKind, key K) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.parked == nil {
@@ -45,14 +45,14 @@ func (p *parking[K]) add(kind schema.GroupKind, key K, matters func(K) bool) {
 	}
 	p.parked[kind][key] = true
 	if p.adds--; p.adds <= 0 {
-		p.adds = fewParked + p.sweep(matters)
+		p.adds = fewParked + p.sweep()
 	}
 }
 
 // sweep lets go of what does not matter, and returns how many are left.
-func (p *parking[K]) sweep(matters func(K) bool) (left int) {
+func (p *parking[K]) sweep() (left int) {
 	for kind, keys := range p.parked {
-		maps.DeleteFunc(keys, func(key K, _ bool) bool { return !matters(key) })
+		maps.DeleteFunc(keys, func(key K, _ bool) bool { return !p.matters(key) })
 		if left += len(keys); len(keys) == 0 {
 			delete(p.parked, kind)
 		}

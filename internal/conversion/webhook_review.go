@@ -44,10 +44,14 @@ func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]
 // bounded cuts off what a webhook would have each caller told: its answer, which an error may quote, can be of many
 // megabytes.
 func bounded(err error) error {
-	if err == nil || len(err.Error()) <= maxFailureBytes {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	if len(text) <= maxFailureBytes {
 		return err
 	}
-	return errors.New(strings.ToValidUTF8(err.Error()[:maxFailureBytes], "") + "...")
+	return errors.New(strings.ToValidUTF8(text[:maxFailureBytes], "") + "...")
 }
 
 // call is convert without its metrics. failure is how it failed.
