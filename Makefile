@@ -2,7 +2,7 @@
 
 FUZZTIME ?= 30s
 
-.PHONY: trellis test bench fuzz lint check torture
+.PHONY: trellis test bench fuzz lint check torture peers
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
@@ -27,3 +27,11 @@ check:
 torture:
 	TORTURE=1000 go test -count=1 -timeout 2h -v ./internal/torture
 	TORTURE=10000 go test -count=1 -timeout 2h ./internal/storage/embedded
+
+# The programs that tests compare with: see peers/README.md.
+peers:
+	mkdir -p bin/peers
+	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/etcd go.etcd.io/etcd/server/v3
+	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/ k8s.io/kubernetes/cmd/kube-apiserver \
+		k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubemark \
+		k8s.io/sample-apiserver
