@@ -6,14 +6,17 @@
 package engine
 
 import (
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -27,6 +30,11 @@ type Engine struct {
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
+	// Admission are the plugins that writes pass, after the one for the life cycle of namespaces and kinds.
+	Admission admission.Plugins
+
+	pluginsOnce sync.Once
+	allPlugins  admission.Plugins
 
 	views   views
 	shapes  shapes
@@ -51,7 +59,9 @@ type Caller struct {
 	FieldManager string // explicit, or from the User-Agent; never empty for writes
 	Validation   string // FieldValidation: "Ignore", "Warn" or "Strict"
 	DryRun       bool
-	Warn         func(text string) // adds a Warning header
+	Warn         func(text string)       // adds a Warning header
+	Options      runtime.Object          // of the verb, for admission
+	Annotate     func(key, value string) // adds to the audit record; nil: there is none
 }
 
 // Object is one object at one version; its bytes are shared and never modified.
