@@ -9,16 +9,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// mutate asks admission to change or refuse what is wanted.
+// mutate asks admission to change or refuse what is wanted: the life cycle of namespaces and kinds first.
 func (w *write) mutate() error {
-	if err := w.engine.plugins().Admit(w.ctx, w.admission()); err != nil || w.way != stores {
+	r := w.admission()
+	if err := (admission.Lifecycle{Namespaces: w.engine.namespaces}).Admit(w.ctx, r); err != nil {
 		return err
 	}
-	if w.patches || w.replaced > 0 {
+	if err := w.engine.Admission.Admit(w.ctx, r); err != nil {
+		return err
+	}
+	if w.way == stores && (w.patches || w.replaced > 0) {
 		w.dedup(" after mutating admission happens")
 	}
 	return nil
 }
+
+func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
 
 // defaultAgain fills in what admission has left out.
 func (w *write) defaultAgain() (err error) {
@@ -29,15 +35,11 @@ func (w *write) defaultAgain() (err error) {
 }
 
 // admit asks admission to refuse what would be stored.
-func (w *write) admit() error { return w.engine.plugins().Validate(w.ctx, w.admission()) }
-
-// plugins are what every write passes: the life cycle of namespaces first.
-func (e *Engine) plugins() admission.Plugins {
-	e.pluginsOnce.Do(func() {
-		namespaces := func() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
-		e.allPlugins = append(admission.Plugins{admission.Lifecycle{Namespaces: namespaces}}, e.Admission...)
-	})
-	return e.allPlugins
+func (w *write) admit() error {
+	if len(w.engine.Admission) == 0 {
+		return nil
+	}
+	return w.engine.Admission.Validate(w.ctx, w.admission())
 }
 
 // admission is the write as plugins see it.

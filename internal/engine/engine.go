@@ -6,7 +6,6 @@
 package engine
 
 import (
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,11 +29,8 @@ type Engine struct {
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
-	// Admission are the plugins that writes pass, after the one for the life cycle of namespaces and kinds.
+	// Admission are the plugins that writes pass, after admission.Lifecycle.
 	Admission admission.Plugins
-
-	pluginsOnce sync.Once
-	allPlugins  admission.Plugins
 
 	views   views
 	shapes  shapes
