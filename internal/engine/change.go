@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"maps"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -63,16 +64,9 @@ func sent(b Body) change {
 
 // detach copies the two levels of a tree that an attempt changes in place.
 func detach(t object.Tree) object.Tree {
-	out := make(object.Tree, len(t)+1)
-	for k, v := range t {
-		out[k] = v
-	}
+	out := maps.Clone(t)
 	if md := object.Metadata(t); md != nil {
-		copied := make(object.Tree, len(md)+4)
-		for k, v := range md {
-			copied[k] = v
-		}
-		out["metadata"] = copied
+		out["metadata"] = maps.Clone(md)
 	}
 	return out
 }
