@@ -77,7 +77,7 @@ func (w *writing) delete(ctx context.Context, o *metav1.DeleteOptions) (Object, 
 		obj, err := w.unstored(p, rec.Modified)
 		return obj, false, err
 	}
-	events, err := w.engine.Store.Commit(ctx, []storage.Write{*write})
+	events, err := w.engine.commit(ctx, []storage.Write{*write})
 	if err != nil {
 		return Object{}, false, err
 	}

@@ -28,6 +28,10 @@ type Engine struct {
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
 
+	// beforeCommit, if not nil, is called with what has been judged and is about to be committed: tests let other
+	// writes come in between.
+	beforeCommit func([]storage.Write)
+
 	views   views
 	shapes  shapes
 	queues  queues

@@ -184,6 +184,9 @@ func TestFeedAddsUp(t *testing.T) {
 			for _, m := range objects {
 				now[m.Name] = m.ResourceVersion
 			}
+			if now["last"] != "" { // it was there before the feed came to this follower
+				results <- now
+			}
 		}, func(m *metav1.PartialObjectMetadata, deleted bool) {
 			if _, known := now[m.Name]; deleted && !known {
 				t.Errorf("%s went and was not there", m.Name)

@@ -435,7 +435,7 @@ func (w *writing) removeUpdated(ctx context.Context, t object.Tree, rec *storage
 		return Object{}, err
 	}
 	if !w.caller.DryRun {
-		_, err := w.engine.Store.Commit(ctx, []storage.Write{{Key: rec.Key, Expected: rec.Modified}})
+		_, err := w.engine.commit(ctx, []storage.Write{{Key: rec.Key, Expected: rec.Modified}})
 		var c *storage.ConflictError
 		if errors.As(err, &c) && c.Current == nil {
 			err = nil // somebody else has removed it: as upstream, that is success

@@ -56,7 +56,11 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live := resource.NewLive(builtin.Definitions(builtin.Config{}))
+	var live *resource.Live
+	live = resource.NewLive(builtin.Definitions(builtin.Config{
+		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
+		Head:    store.Head,
+	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { _ = live.Follow(ctx, store); close(done) }()

@@ -221,7 +221,7 @@ func (w *writing) commit(ctx context.Context, key string, p object.Packed, expec
 	if w.reader.passes(p) {
 		known.passes.Store(w.v)
 	}
-	events, err := w.engine.Store.Commit(ctx, []storage.Write{{
+	events, err := w.engine.commit(ctx, []storage.Write{{
 		Key:      key,
 		Value:    p,
 		Expected: expected,
@@ -233,6 +233,14 @@ func (w *writing) commit(ctx context.Context, key string, p object.Packed, expec
 	}
 	w.settle(ctx)
 	return events[0].Record, nil
+}
+
+// commit stores what has been judged, unless something that it relies on has changed since. Every write goes through here.
+func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
+	if e.beforeCommit != nil {
+		e.beforeCommit(writes)
+	}
+	return e.Store.Commit(ctx, writes, guards...)
 }
 
 // settle waits, after a write of a CRD, until the catalog knows of it: the next request shall go by it.
