@@ -91,6 +91,21 @@ func TestNamesAreGuarded(t *testing.T) {
 	}
 }
 
+// CRD-041: the same where the other comes while it is judged: between the look at who has which name, and the one that says what
+// that relies on.
+func TestNamesTakenWhileJudged(t *testing.T) {
+	w := newWorld(t)
+	r := w.while(func() { w.claim("bars", "Bar", "x") })
+	equal(t, "verdict", verdict(w.claim("foos", "Foo", "x")), contested)
+	r.tried(2)
+	w = newWorld(t)
+	w.claim("foos", "Foo", "y")
+	r = w.while(func() { w.claim("bars", "Bar", "x") })
+	got := w.mustEdit(w.definition("foos.example.com"), func(o object.Tree) { set(o, "spec.names.shortNames", []any{"x"}) })
+	equal(t, "verdict", verdict(treeOf(t, got)), `False "x" is already in use [y]`)
+	r.tried(2)
+}
+
 // CRD-041: which names a CRD has got is not for clients to say: not that it has one which another kind holds, nor that it has none.
 func TestNamesAreNotForClients(t *testing.T) {
 	for name, change := range map[string]func(o object.Tree){
@@ -183,4 +198,14 @@ func TestServiceAddressesAreGuarded(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The same where the other comes while it is judged.
+func TestServiceAddressTakenWhileJudged(t *testing.T) {
+	w := newWorld(t)
+	body := `{"metadata":{"name":%q},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`
+	r := w.while(func() { w.mustCreate(w.service(""), fmt.Sprintf(body, "first")) })
+	_, err := w.create(w.service(""), fmt.Sprintf(body, "late"))
+	w.refused(err, 422, metav1.StatusReasonInvalid, "provided IP is already allocated")
+	r.tried(1)
 }

@@ -266,13 +266,9 @@ func overtaken(err error) (*storage.ConflictError, bool) {
 
 // catchUp makes sure that the next try sees what it lost against.
 func (e *Engine) catchUp(ctx context.Context, c *storage.ConflictError) error {
-	if c.Current != nil {
-		if _, err := e.Store.Wait(ctx, c.Current.Modified); err != nil {
-			return storageError(err)
-		}
+	if c.Current == nil {
+		return nil
 	}
-	if err := ctx.Err(); err != nil {
-		return storageError(err)
-	}
-	return nil
+	_, err := e.Store.Wait(ctx, c.Current.Modified)
+	return storageError(err)
 }
