@@ -30,7 +30,7 @@ func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
 }
 
 // prepareUpdate lets only /status write the status, which is then decided anew: a later touch gives a CRD
-// the names that have become free.
+// the names that have become free. Which names it has had is no client's to say.
 func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
 	status := object.Copy(tree(obj, "status"))
 	if sub == "" {
@@ -39,6 +39,8 @@ func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub 
 		if !object.Equal(obj["spec"], old["spec"]) {
 			object.SetGeneration(obj, object.Generation(old)+1)
 		}
+	} else {
+		carry(status, tree(old, "status"), "acceptedNames")
 	}
 	return s.decide(ctx, obj, status)
 }

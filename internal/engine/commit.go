@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"context"
 	"strconv"
 	"strings"
 	"time"
@@ -54,12 +55,20 @@ func (w *write) commit() (err error) {
 	case w.caller.DryRun:
 		return w.pretend()
 	}
-	events, err := w.engine.Store.Commit(w.ctx, []storage.Write{w.stored()}, w.guards...)
+	events, err := w.engine.commit(w.ctx, []storage.Write{w.stored()}, w.guards...)
 	if err != nil {
 		return w.lost(err)
 	}
 	w.settle()
 	return w.committed(events[0])
+}
+
+// commit stores what has been judged, unless something that it relies on has changed since. Every write goes through here.
+func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
+	if e.beforeCommit != nil {
+		e.beforeCommit(writes)
+	}
+	return e.Store.Commit(ctx, writes, guards...)
 }
 
 // stored is what is written.

@@ -125,6 +125,13 @@ func TestCreateIgnoresSystemFields(t *testing.T) {
 	if object.UID(made) == "mine" {
 		t.Fatal("the client's uid was taken")
 	}
+	equal(t, "owners of nothing", valueAt(made, "metadata.managedFields"), nil)
+	made = w.mustPatch(w.cron("b"), applying, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
+	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
+	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
+	for _, gone := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+		equal(t, gone+" of what is applied", valueAt(made, "metadata."+gone), nil)
+	}
 }
 
 // CRD-059

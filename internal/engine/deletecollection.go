@@ -97,7 +97,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 	if len(writes) == 0 {
 		return true, nil
 	}
-	if _, err := e.Store.Commit(ctx, writes, guards...); err != nil {
+	if _, err := e.commit(ctx, writes, guards...); err != nil {
 		if _, ok := overtaken(err); ok {
 			return false, nil
 		}

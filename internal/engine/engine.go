@@ -32,6 +32,10 @@ type Engine struct {
 	// Admission are the plugins that writes pass, after admission.Lifecycle.
 	Admission admission.Plugins
 
+	// beforeCommit, if not nil, is called with what has been judged and is about to be committed: tests let other
+	// writes come in between.
+	beforeCommit func([]storage.Write)
+
 	views   views
 	shapes  shapes
 	queues  queues

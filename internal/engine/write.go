@@ -238,15 +238,11 @@ func (w *write) refresh(lost *storage.ConflictError) error {
 
 // catchUp makes sure that the next attempt sees what this one lost against.
 func (e *Engine) catchUp(ctx context.Context, lost *storage.ConflictError) error {
-	if lost.Current != nil {
-		if _, err := e.Store.Wait(ctx, lost.Current.Modified); err != nil {
-			return storageError(err)
-		}
+	if lost.Current == nil {
+		return nil
 	}
-	if err := ctx.Err(); err != nil {
-		return storageError(err)
-	}
-	return nil
+	_, err := e.Store.Wait(ctx, lost.Current.Modified)
+	return storageError(err)
 }
 
 // overtaken reports that another write came first: to the same object, or to what this one relies on.
