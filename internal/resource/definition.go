@@ -117,7 +117,7 @@ type Version struct {
 	Deprecated         bool
 	DeprecationWarning string // the text of the Warning header, if Deprecated
 	RemovedRelease     string // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
-	Columns            []Column
+	Columns            []Column // of a Table; none for a kind that is not shown as one
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
 	Scale              *Scale // has /scale
@@ -184,6 +184,8 @@ type Column struct {
 type SelectableField struct {
 	Name string   // as selectors write it: "spec.color"
 	Path []string // where it lies
+	// Otherwise is the name of the selectable field whose value counts where this one has none; "" for no other.
+	Otherwise string
 }
 
 // Scale says where the scale subresource finds its values.
