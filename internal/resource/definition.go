@@ -115,8 +115,8 @@ type Version struct {
 	APIVersion         string // GroupVersion.String()
 	Served             bool
 	Deprecated         bool
-	DeprecationWarning string // the text of the Warning header, if Deprecated
-	RemovedRelease     string // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
+	DeprecationWarning string   // the text of the Warning header, if Deprecated
+	RemovedRelease     string   // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
 	Columns            []Column // of a Table; none for a kind that is not shown as one
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
