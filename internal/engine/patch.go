@@ -146,7 +146,7 @@ func (w *writing) apply(live, applied object.Tree, repeated string, force bool) 
 	}
 	if w.def.Custom == nil {
 		if t, _, err = w.shape(t, false); err != nil {
-			return nil, w.undecodable(err.Error())
+			return nil, w.undecodable(w.def.Names.Kind, err.Error())
 		}
 	} else if t, err = w.applied(live, t); err != nil {
 		return nil, err
@@ -229,7 +229,7 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 		}
 	}
 	if w.def.Custom == nil {
-		if err := w.checkKind(t); err != nil {
+		if err := w.checkKind(t, nil); err != nil {
 			return nil, unfit(object.AppendJSON(nil, t), err.Error())
 		}
 	}

@@ -34,7 +34,7 @@ func (w *writing) validateCreate(ctx context.Context, t object.Tree) error {
 	path := field.NewPath("metadata")
 	var errs field.ErrorList
 	if w.def.Custom != nil {
-		if len(validation.ValidateObjectMeta(md, w.def.Namespaced, validation.NameIsDNSSubdomain, path)) > 0 {
+		if len(w.validateType(t)) == 0 && len(validation.ValidateObjectMeta(md, w.def.Namespaced, validation.NameIsDNSSubdomain, path)) > 0 {
 			errs = validation.ValidateObjectMetaDeclaratively(ctx, operation.Create, md, nil,
 				w.def.Namespaced, validation.NameIsDNSSubdomain, path, true)
 		}
@@ -140,7 +140,7 @@ func (w *writing) validateMetaUpdate(ctx context.Context, t, old object.Tree) fi
 	md, oldMeta := objectMeta(t), objectMeta(old)
 	errs := validation.ValidateObjectMeta(md, w.def.Namespaced, pathSegment, path)
 	errs = append(errs, validation.ValidateObjectMetaUpdate(md, oldMeta, path)...)
-	if len(errs) > 0 && w.def.Custom != nil {
+	if len(errs) > 0 && w.def.Custom != nil && len(w.validateType(t)) == 0 {
 		errs = append(errs, validation.ValidateObjectMetaDeclaratively(ctx, operation.Update, md, oldMeta,
 			w.def.Namespaced, nil, path, true)...)
 	}

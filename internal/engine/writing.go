@@ -168,6 +168,7 @@ func (w *writing) key() string { return w.def.Key(w.target.Namespace, w.target.N
 // for a custom kind, and at the storage version for a built-in one. What reading would change, such as
 // a default that conversion or the other endpoint has left out, is stored as it is and marked.
 func (w *writing) stored(t object.Tree) (object.Packed, error) {
+	delete(object.Metadata(t), "selfLink") // nobody has set it since release 1.20
 	to := w.def.Storage
 	if w.target.AsStored {
 		to = w.v
