@@ -35,6 +35,9 @@ func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object
 		return Object{}, err
 	}
 	if answer := w.def.Behavior.Answer; answer != nil {
+		if tree, err = w.own(nil, tree); err != nil {
+			return Object{}, err
+		}
 		out, err := answer(ctx, c.User, tree)
 		if err != nil {
 			return Object{}, err
@@ -104,7 +107,11 @@ func (w *writing) create(ctx context.Context, t object.Tree) (Object, error) {
 	if err := w.validateCreate(ctx, t); err != nil {
 		return Object{}, err
 	}
-	if n, err := strconv.ParseUint(object.ResourceVersion(t), 10, 64); err == nil && n != 0 && !w.upsert {
+	sent, err := strconv.ParseUint(object.ResourceVersion(t), 10, 63)
+	if err != nil {
+		sent = 0
+	}
+	if sent != 0 && !w.upsert && !w.caller.DryRun {
 		return Object{}, plain("resourceVersion should not be set on objects to be created")
 	}
 	if g := w.def.Behavior.Guards; g != nil {
@@ -119,7 +126,7 @@ func (w *writing) create(ctx context.Context, t object.Tree) (Object, error) {
 		if rec := snap.Get(key); rec != nil {
 			return Object{}, w.exists(t, name, rec)
 		}
-		return w.unstored(p, 0)
+		return w.unstored(p, int64(sent)) // as upstream, which shows what was sent
 	}
 	rec, err := w.commit(ctx, key, p, 0, guards)
 	if c, ok := overtaken(err); ok {

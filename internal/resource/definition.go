@@ -209,7 +209,7 @@ type Behavior struct {
 	ValidateName func(name string, prefix bool) []string
 	// Answer makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
 	// if asked to, admitted, and then answered 201 with what Answer returns; no other function
-	// of Behavior is called, metadata is neither filled in nor checked and nothing is stored. obj
+	// of Behavior is called, metadata gets managedFields but is not checked, and nothing is stored. obj
 	// belongs to Answer. The error is a StatusError.
 	Answer func(ctx context.Context, u user.Info, obj object.Tree) (object.Tree, error)
 	// Warnings for the client; old is nil on a create.
