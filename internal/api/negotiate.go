@@ -114,7 +114,7 @@ func acceptable(params map[string]string, o offer, v *resource.Version) (media, 
 	switch params["as"] {
 	case "Table":
 		m.view = viewTable
-		return m, o.format == formatJSON || o.format == formatYAML
+		return m, len(v.Columns) > 0 && (o.format == formatJSON || o.format == formatYAML)
 	case "PartialObjectMetadata":
 		m.view = viewPartial
 	case "PartialObjectMetadataList":

@@ -89,7 +89,7 @@ func FuzzAccept(f *testing.F) {
 	accepted := serializer.NewCodecFactory(runtime.NewScheme()).SupportedMediaTypes()
 	all := offers(false)
 	f.Fuzz(func(t *testing.T, header string, builtin bool) {
-		v := &resource.Version{}
+		v := &resource.Version{Columns: make([]resource.Column, 1)}
 		if builtin {
 			v.Type = &resource.GoType{}
 		}

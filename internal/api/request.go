@@ -272,19 +272,19 @@ func subresourceVerbs(v *resource.Version, name string) (verbs []string, known b
 	return nil, false
 }
 
-// wellAimed refuses a verb for one object on a collection, and the other way round.
+// wellAimed refuses a verb for one object on a collection, and for a built-in kind the other way round. A custom object is
+// created by the name in it, whatever the path says.
 func (q *request) wellAimed() error {
-	switch q.verb {
-	case verbUpdate, verbPatch:
-		if q.name == "" {
-			return q.unsupported()
-		}
-	case verbCreate:
-		if q.name != "" {
-			return q.unsupported()
-		}
+	custom := q.v.Definition.Custom != nil
+	switch {
+	case q.verb == verbCreate && q.name != "" && !custom:
+		return q.unsupported()
+	case q.name != "" || q.verb != verbUpdate && q.verb != verbPatch:
+		return nil
+	case custom:
+		return apierrors.NewBadRequest("name must be provided")
 	}
-	return nil
+	return q.unsupported()
 }
 
 // unsupported is the 405.

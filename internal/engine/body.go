@@ -16,18 +16,22 @@ import (
 // hear of unknown fields, it hears.
 func (w *write) accept(b Body) (object.Tree, error) {
 	t := b.Tree
-	if err := w.checkKind(t); err != nil {
+	if err := w.checkKind(t, b.Source); err != nil {
 		return nil, err
+	}
+	kind := object.String(t, "kind")
+	if b.Fault != nil {
+		return nil, w.undecodable(kind, b.Fault.Error())
 	}
 	t, unknown, err := w.rules.shape(w, t, b.Typed)
 	if err != nil {
-		return nil, w.undecodable(err.Error())
+		return nil, w.undecodable(kind, err.Error())
 	}
 	if strict := append(b.Strict[:len(b.Strict):len(b.Strict)], unknown...); len(strict) > 0 {
 		switch w.caller.Validation {
 		case metav1.FieldValidationIgnore:
 		case metav1.FieldValidationStrict:
-			return nil, w.undecodable(strictText(strict))
+			return nil, w.undecodable(kind, strictText(strict))
 		default:
 			w.warn(strict...)
 		}
@@ -39,15 +43,14 @@ func strictText(problems []string) string {
 	return "strict decoding error: " + strings.Join(problems, ", ")
 }
 
-// undecodable is the 400 for a body that cannot be made an object of the kind.
-func (w *write) undecodable(problem string) error {
-	kind := w.def.Names.Kind
+// undecodable is the 400 for a body, of the kind that it says, that cannot be made an object.
+func (w *write) undecodable(kind, problem string) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s", kind, w.v.GroupVersion.Version, kind, problem))
 }
 
 // checkKind compares apiVersion and kind with the endpoint. A built-in kind may leave them out; another kind than
-// a custom one is told with all else that is wrong, by validateType.
-func (w *write) checkKind(t object.Tree) error {
+// a custom one is found by validateType. source is what an error quotes, nil for t.
+func (w *write) checkKind(t object.Tree, source []byte) error {
 	apiVersion, kind := object.String(t, "apiVersion"), object.String(t, "kind")
 	want := w.def.Names.Kind
 	if w.def.Custom == nil {
@@ -61,8 +64,10 @@ func (w *write) checkKind(t object.Tree) error {
 		}
 	}
 	if kind == "" {
-		data := object.AppendJSON(nil, t)
-		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): Object 'Kind' is missing in '%s' (%s)", want, data, object.Summary(data)))
+		if source == nil {
+			source = object.AppendJSON(nil, t)
+		}
+		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): Object 'Kind' is missing in '%s' (%s)", want, source, object.Summary(source)))
 	}
 	if gv, err := schema.ParseGroupVersion(apiVersion); err != nil || gv != w.v.GroupVersion {
 		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", apiVersion, w.v.APIVersion))

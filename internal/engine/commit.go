@@ -24,17 +24,25 @@ func (w *write) reply() error {
 
 // convert gives the object the form in which it is stored, and finds out whether it is stored at all.
 func (w *write) convert() (err error) {
-	if w.posts {
-		if n, err := strconv.ParseUint(object.ResourceVersion(w.obj), 10, 64); err == nil && n != 0 {
-			return plain("resourceVersion should not be set on objects to be created")
-		}
+	if w.posts && !w.caller.DryRun && w.sentVersion() != 0 {
+		return plain("resourceVersion should not be set on objects to be created")
 	}
 	if c := w.def.Custom; c != nil {
 		w.guards = append(w.guards, storage.Guard{Key: c.Key, Revision: c.Revision})
 	}
 	w.goes = w.op == admission.Update && w.emptied()
+	delete(object.Metadata(w.obj), "selfLink") // nobody has set it since release 1.20
 	w.packed, err = w.rules.pack(w)
 	return err
+}
+
+// sentVersion is the resourceVersion that a new object came with.
+func (w *write) sentVersion() int64 {
+	revision, err := strconv.ParseInt(object.ResourceVersion(w.obj), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return revision
 }
 
 // emptied reports that an update takes away the last thing that a deletion waits for.
@@ -139,6 +147,7 @@ func (w *write) pretend() error {
 		revision = w.rec.Modified
 	}
 	if w.posts {
+		revision = w.sentVersion() // as upstream, which shows what was sent
 		if rec := w.head.Get(w.def.Key(w.target.Namespace, w.name())); rec != nil {
 			return w.exists(rec)
 		}

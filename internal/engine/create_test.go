@@ -106,6 +106,10 @@ func TestCreateInvalidMetadata(t *testing.T) {
 	}
 	_, err := w.create(w.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
 	w.refused(err, 500, metav1.StatusReasonUnknown, "resourceVersion should not be set on objects to be created")
+	w.caller.DryRun = true
+	dry := w.mustCreate(w.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
+	equal(t, "resourceVersion of a dry run", object.ResourceVersion(treeOf(t, dry)), "7")
+	w.caller.DryRun = false
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":["short","example.com","example.com/fine"]}}`)
 	equal(t, "warnings", w.warnings, []string{
 		`metadata.finalizers: "example.com": prefer a domain-qualified finalizer name including a path (/) to avoid accidental conflicts with other finalizer writers`,

@@ -112,6 +112,10 @@ type Body struct {
 	Typed bool
 	// Strict are strict decoding errors so far: `duplicate field "spec.foo"`, `unknown field …`.
 	Strict []string
+	// Fault is why Version.Type did not take the body, where that has been tried.
+	Fault error
+	// Source is the body as it came, for errors that quote it; nil: they quote Tree.
+	Source []byte
 }
 
 // Patch is a patch and its kind. For an apply patch Data is YAML or JSON.

@@ -16,6 +16,15 @@ func (o Object) AppendJSON(dst []byte) []byte {
 	return o.Packed.AppendJSONAs(dst, o.Version.APIVersion, o.Revision)
 }
 
+// AppendItem appends the object's JSON as it stands in a list: there the items of built-in kinds, other than those of custom
+// ones, do not say their kind again.
+func (o Object) AppendItem(dst []byte) []byte {
+	if o.Version.Definition.Custom != nil {
+		return o.AppendJSON(dst)
+	}
+	return o.Packed.AppendUntyped(dst, o.Revision)
+}
+
 // Meta returns the object's metadata, scanned at most once per record.
 func (o Object) Meta() *object.Meta {
 	if o.Record != nil {

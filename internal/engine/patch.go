@@ -160,7 +160,7 @@ func (w *write) apply(applied object.Tree, repeated string, force bool) (object.
 	if custom, ok := w.rules.(customRules); ok {
 		t, err = custom.normalizeApplied(w, t)
 	} else if t, _, err = w.rules.shape(w, t, false); err != nil {
-		err = w.undecodable(err.Error())
+		err = w.undecodable(w.def.Names.Kind, err.Error())
 	}
 	if err == nil && w.live == nil && object.UID(t) != "" {
 		err = apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
@@ -204,7 +204,7 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 		}
 	}
 	if w.def.Custom == nil {
-		if err := w.checkKind(t); err != nil {
+		if err := w.checkKind(t, nil); err != nil {
 			return nil, unfit(object.AppendJSON(nil, t), err.Error())
 		}
 	}

@@ -20,15 +20,18 @@ func (r customRules) shape(_ *write, t object.Tree, _ bool) (out object.Tree, un
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := schemaOf(r.v)
-	if err != nil {
-		return nil, nil, err
+	if object.String(t, "kind") == r.v.Definition.Names.Kind { // the schema says nothing of another one, which validateType finds
+		s, err := schemaOf(r.v)
+		if err != nil {
+			return nil, nil, err
+		}
+		more, wrong := s.Shape(t)
+		if wrong != nil {
+			return nil, nil, wrong
+		}
+		paths = append(paths, more...)
 	}
-	more, wrong := s.Shape(t)
-	if wrong != nil {
-		return nil, nil, wrong
-	}
-	for _, p := range append(paths, more...) {
+	for _, p := range paths {
 		unknown = append(unknown, `unknown field "`+p+`"`)
 	}
 	return t, unknown, nil
@@ -121,7 +124,7 @@ func (r customRules) validateMeta(w *write) field.ErrorList {
 		return validateMetaUpdate(w)
 	}
 	md := objectMeta(w.obj)
-	if len(validation.ValidateObjectMeta(md, namespaced, validation.NameIsDNSSubdomain, path)) == 0 {
+	if len(validateType(r.v, w.obj)) > 0 || len(validation.ValidateObjectMeta(md, namespaced, validation.NameIsDNSSubdomain, path)) == 0 {
 		return nil
 	}
 	return validation.ValidateObjectMetaDeclaratively(w.ctx, operation.Create, md, nil, namespaced, validation.NameIsDNSSubdomain, path, true)

@@ -23,7 +23,7 @@ type stage struct {
 var stages = []stage{
 	{"decode", stores | asks, (*write).decode},              // the object that the caller wants, with defaults
 	{"locate", stores, (*write).locate},                     // its name and namespace are those of the request
-	{"own", stores, (*write).own},                           // who manages which fields
+	{"own", stores | asks, (*write).own},                    // who manages which fields
 	{"mutate", all, (*write).mutate},                        // admission that may change it
 	{"default again", stores | asks, (*write).defaultAgain}, // what admission has left out
 	{"identify", stores, (*write).identify},                 // generated name, uid, times; is it the object that was meant?

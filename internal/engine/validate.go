@@ -60,7 +60,7 @@ func validateMetaUpdate(w *write) field.ErrorList {
 	md, oldMeta := objectMeta(w.obj), objectMeta(w.old)
 	errs := validation.ValidateObjectMeta(md, w.def.Namespaced, pathSegment, path)
 	errs = append(errs, validation.ValidateObjectMetaUpdate(md, oldMeta, path)...)
-	if len(errs) > 0 && w.def.Custom != nil {
+	if len(errs) > 0 && w.def.Custom != nil && len(validateType(w.v, w.obj)) == 0 {
 		errs = append(errs, validation.ValidateObjectMetaDeclaratively(w.ctx, operation.Update, md, oldMeta,
 			w.def.Namespaced, nil, path, true)...)
 	}

@@ -38,6 +38,20 @@ func TestEventsInTwoGroups(t *testing.T) {
 	w.refused(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
 
+// CRD-018: the source of an Event is its reporting controller where it names no component.
+func TestSourceOfEvents(t *testing.T) {
+	w := newWorld(t)
+	core := w.at("", "v1", "events", "default")
+	w.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},"source":{"component":"old"},"reportingComponent":"new"}`)
+	w.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
+	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a", "reportingComponent=new,source!=old": "b"} {
+		l := w.list(core, ListOptions{Fields: fieldSelector(t, selector)})
+		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
+			t.Errorf("%s selects %d objects, want %s alone", selector, len(l.Items), want)
+		}
+	}
+}
+
 // CRD-008: what was stored under another schema is pruned when it is read, once for all readers.
 func TestReadUnderNewSchema(t *testing.T) {
 	w := newWorld(t)

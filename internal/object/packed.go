@@ -39,6 +39,7 @@ const (
 
 const (
 	keyAPIVersion      = "apiVersion"
+	keyKind            = "kind"
 	keyMetadata        = "metadata"
 	keyResourceVersion = "resourceVersion"
 )
@@ -162,6 +163,41 @@ func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []by
 	dst = append(dst, p.JSON()[:start]...)
 	dst = AppendString(dst, apiVersion)
 	return p.appendFrom(dst, end, revision)
+}
+
+// AppendUntyped is AppendJSON without apiVersion and kind. It steps over what comes before kind, and copies the rest.
+func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
+	js, start := p.JSON(), len(dst)
+	dst = append(dst, '{')
+	comma := func() {
+		if len(dst) > start+1 {
+			dst = append(dst, ',')
+		}
+	}
+	s := scanner{s: alias(js), pos: 1}
+	for {
+		from := s.pos
+		key, ok := s.member()
+		if !ok || key > keyKind {
+			s.pos = from
+			break
+		}
+		s.skip()
+		if key != keyAPIVersion && key != keyKind {
+			comma()
+			dst = append(dst, js[from:s.pos]...)
+		}
+		if s.peek() == ',' {
+			s.pos++
+		}
+	}
+	if s.bad || s.pos >= len(js) || p[1] != spliceNone && s.pos > p.splice() {
+		return p.AppendJSON(dst[:start], revision) // damaged
+	}
+	if js[s.pos] == '"' {
+		comma()
+	}
+	return p.appendFrom(dst, s.pos, revision)
 }
 
 // Cut splits the JSON where the revision goes: head, open, the digits of the revision,

@@ -45,6 +45,8 @@ var packSeeds = []string{
 	`{"apiVersion":"g/v1","kind":"A","metadata":"x"}`,
 	`{"apiVersion":5,"metadata":{"name":"n"}}`,
 	`{"metadata":{"name":"n"}}`,
+	`{"AA":"x","action":{"kind":"B"},"apiVersion":"g/v1","kind":"A","lastTimestamp":null,"metadata":{"name":"n"}}`,
+	`{"action":"x","apiVersion":"g/v1","kind":"A"}`,
 	`{"AA":"x","apiVersion":"<\u2028","metadata":{"name":"\"}"}}`,
 	`{}`,
 }
@@ -76,6 +78,12 @@ func checkPacked(t *testing.T, tree Tree) {
 			want["apiVersion"] = "other/v2<"
 		}
 		checkCut(t, p, tree, revision)
+		untyped := Copy(want)
+		delete(untyped, "apiVersion")
+		delete(untyped, "kind")
+		if got := p.AppendUntyped([]byte("x"), revision); string(got[1:]) != string(AppendJSON(nil, untyped)) {
+			t.Fatalf("got  %s\nwant %s", got, AppendJSON(nil, untyped))
+		}
 		if got := p.AppendJSONAs([]byte("x"), "other/v2<", revision); string(got[1:]) != string(AppendJSON(nil, want)) {
 			t.Fatalf("got  %s\nwant %s", got, AppendJSON(nil, want))
 		}
@@ -131,6 +139,7 @@ func FuzzPackedBytes(f *testing.F) {
 		}
 		p.AppendJSON(nil, 5)
 		p.AppendJSONAs(nil, "a", 5)
+		p.AppendUntyped(nil, 5)
 	})
 }
 
