@@ -48,7 +48,7 @@ func (q *request) serve() {
 		q.serveOther()
 		return
 	}
-	q.v = q.server.live.Find(q.group, q.version, q.plural)
+	q.v = q.server.live.Load().Find(q.group, q.version, q.plural)
 	if q.r.ContentLength != 0 {
 		deepen(0)
 	}

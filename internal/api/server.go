@@ -62,7 +62,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if q.plain() && !s.draining.Load() {
 		q.user = s.authenticator.Privileged(r)
-		q.v = s.live.Find(q.group, q.version, q.plural)
+		q.v = s.live.Load().Find(q.group, q.version, q.plural)
 	}
 	if q.user == nil || q.v == nil || !q.v.Definition.Namespaced || q.v.Deprecated {
 		q.serve()
