@@ -3,8 +3,8 @@
 package access
 
 import (
-	"context"
-
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
@@ -17,13 +17,46 @@ type Attributes struct {
 	Group, Version, Plural, Subresource, Namespace, Name string
 }
 
-type userKey struct{}
+// GetUser and what follows make Attributes those of upstream's authorizers.
+func (a *Attributes) GetUser() user.Info { return a.User }
 
-// WithUser hands in the identity of a caller inside this process. Only requests that
-// never came over a connection may carry it: it stands above every credential.
-func WithUser(ctx context.Context, u user.Info) context.Context {
-	return context.WithValue(ctx, userKey{}, u)
+// GetVerb implements authorizer.Attributes.
+func (a *Attributes) GetVerb() string { return a.Verb }
+
+// IsReadOnly implements authorizer.Attributes.
+func (a *Attributes) IsReadOnly() bool {
+	return a.Verb == "get" || a.Verb == "list" || a.Verb == "watch"
 }
+
+// GetNamespace implements authorizer.Attributes.
+func (a *Attributes) GetNamespace() string { return a.Namespace }
+
+// GetResource implements authorizer.Attributes.
+func (a *Attributes) GetResource() string { return a.Plural }
+
+// GetSubresource implements authorizer.Attributes.
+func (a *Attributes) GetSubresource() string { return a.Subresource }
+
+// GetName implements authorizer.Attributes.
+func (a *Attributes) GetName() string { return a.Name }
+
+// GetAPIGroup implements authorizer.Attributes.
+func (a *Attributes) GetAPIGroup() string { return a.Group }
+
+// GetAPIVersion implements authorizer.Attributes.
+func (a *Attributes) GetAPIVersion() string { return a.Version }
+
+// IsResourceRequest implements authorizer.Attributes.
+func (a *Attributes) IsResourceRequest() bool { return a.Resource }
+
+// GetPath implements authorizer.Attributes.
+func (a *Attributes) GetPath() string { return a.Path }
+
+// GetFieldSelector implements authorizer.Attributes. No decision depends on selectors yet.
+func (a *Attributes) GetFieldSelector() (fields.Requirements, error) { return nil, nil }
+
+// GetLabelSelector implements authorizer.Attributes.
+func (a *Attributes) GetLabelSelector() (labels.Requirements, error) { return nil, nil }
 
 // Loopback is who this process is to its own API.
 func Loopback() user.Info {

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,7 +10,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
+
+// Authorizer decides whether a request may go on, for every caller and every request. All of upstream's are Authorizers.
+// Allow and Deny are final, NoOpinion leaves the decision to others, and is a refusal where there are none. The reason is
+// told to who is refused. An error that comes without Allow is the server's fault: nobody was asked.
+type Authorizer = authorizer.UnconditionalAuthorizer
 
 // role is one of upstream's bootstrap roles and the groups it is bound to.
 type role struct {
@@ -17,11 +24,12 @@ type role struct {
 	groups    []string
 	paths     []string // for GET; a trailing * stands for everything below
 	creatable []schema.GroupResource
+	reasons   []string // why it allows something, for each group
 }
 
 // bootstrap are the roles that every cluster has for those who are not in
 // system:masters.
-var bootstrap = []role{
+var bootstrap = withReasons([]role{
 	{
 		name:   "system:public-info-viewer",
 		groups: []string{user.AllAuthenticated, user.AllUnauthenticated},
@@ -47,87 +55,93 @@ var bootstrap = []role{
 		groups: []string{user.MonitoringGroup},
 		paths:  []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/metrics", "/metrics/slis", "/readyz", "/readyz/*"},
 	},
-}
+})
 
-// bound returns the group by which u has the role, or "".
-func (r *role) bound(u user.Info) string {
-	for _, g := range r.groups {
-		if slices.Contains(u.GetGroups(), g) {
-			return g
+// withReasons words the reasons beforehand, as upstream's RBAC does.
+func withReasons(roles []role) []role {
+	for i := range roles {
+		r := &roles[i]
+		for _, g := range r.groups {
+			r.reasons = append(r.reasons, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to Group %q", r.name, r.name, g))
 		}
 	}
-	return ""
+	return roles
 }
 
-func (r *role) allows(a *Attributes) bool {
-	if a.Resource {
-		return a.Verb == "create" && a.Subresource == "" &&
-			slices.Contains(r.creatable, schema.GroupResource{Group: a.Group, Resource: a.Plural})
+// bound returns which of its groups gives u the role, or -1.
+func (r *role) bound(u user.Info) int {
+	return slices.IndexFunc(r.groups, func(g string) bool { return slices.Contains(u.GetGroups(), g) })
+}
+
+func (r *role) allows(a authorizer.Attributes) bool {
+	if a.IsResourceRequest() {
+		return a.GetVerb() == "create" && a.GetSubresource() == "" &&
+			slices.Contains(r.creatable, schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()})
 	}
-	return a.Verb == "get" && slices.ContainsFunc(r.paths, func(pattern string) bool {
+	path := a.GetPath()
+	return a.GetVerb() == "get" && slices.ContainsFunc(r.paths, func(pattern string) bool {
 		prefix, below := strings.CutSuffix(pattern, "*")
-		return a.Path == pattern || below && strings.HasPrefix(a.Path, prefix)
+		return path == pattern || below && strings.HasPrefix(path, prefix)
 	})
 }
 
-// Authorizer decides. Its zero value is ready: system:masters may do everything,
-// others what upstream's bootstrap roles give them.
-type Authorizer struct{}
+// Bootstrap is the Authorizer of a new cluster: system:masters may do everything, others what upstream's bootstrap roles
+// give them. Its zero value is ready.
+type Bootstrap struct{}
 
-// Authorize returns nil, or a 403 StatusError worded as upstream's.
-func (z *Authorizer) Authorize(a Attributes) error {
-	if allowed, _ := z.Allowed(a); allowed {
-		return nil
+// Authorize implements Authorizer. The reason says which role allows it; it is empty for system:masters.
+func (Bootstrap) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	u := a.GetUser()
+	if u == nil {
+		return authorizer.DecisionNoOpinion, "", nil
 	}
-	return forbidden(&a)
-}
-
-// Allowed is the same without building an error. reason says which role allows it,
-// as upstream's RBAC does; it is empty for system:masters and for a refusal.
-func (z *Authorizer) Allowed(a Attributes) (allowed bool, reason string) {
-	if a.User == nil {
-		return false, ""
-	}
-	if slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) {
-		return true, ""
+	if slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
+		return authorizer.DecisionAllow, "", nil
 	}
 	for i := range bootstrap {
 		r := &bootstrap[i]
-		if !r.allows(&a) {
+		if !r.allows(a) {
 			continue
 		}
-		if g := r.bound(a.User); g != "" {
-			return true, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to Group %q", r.name, r.name, g)
+		if by := r.bound(u); by >= 0 {
+			return authorizer.DecisionAllow, r.reasons[by], nil
 		}
 	}
-	return false, ""
+	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// escape keeps a refusal from looking like HTML.
 var escape = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
 
-func forbidden(a *Attributes) error {
+// Escape keeps an answer from looking like HTML.
+func Escape(text string) string { return escape.Replace(text) }
+
+// Forbidden is the 403 StatusError for a refusal, worded as upstream's.
+func Forbidden(a authorizer.Attributes, reason string) error {
 	name := ""
-	if a.User != nil {
-		name = a.User.GetName()
+	if u := a.GetUser(); u != nil {
+		name = u.GetName()
 	}
 	var text string
 	switch {
-	case !a.Resource:
-		text = fmt.Sprintf("User %q cannot %s path %q", name, a.Verb, a.Path)
-	case a.Namespace != "":
-		text = fmt.Sprintf("%s in the namespace %q", resourceText(name, a), a.Namespace)
+	case !a.IsResourceRequest():
+		text = fmt.Sprintf("User %q cannot %s path %q", name, a.GetVerb(), a.GetPath())
+	case a.GetNamespace() != "":
+		text = fmt.Sprintf("%s in the namespace %q", resourceText(name, a), a.GetNamespace())
 	default:
 		text = resourceText(name, a) + " at the cluster scope"
 	}
-	gr := schema.GroupResource{Group: a.Group, Resource: a.Plural}
-	return apierrors.NewForbidden(gr, a.Name, errors.New(escape.Replace(text)))
+	text = Escape(text)
+	if reason != "" {
+		text += ": " + reason
+	}
+	gr := schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()}
+	return apierrors.NewForbidden(gr, a.GetName(), errors.New(text))
 }
 
-func resourceText(name string, a *Attributes) string {
-	resource := a.Plural
-	if a.Subresource != "" {
-		resource += "/" + a.Subresource
+func resourceText(name string, a authorizer.Attributes) string {
+	resource := a.GetResource()
+	if a.GetSubresource() != "" {
+		resource += "/" + a.GetSubresource()
 	}
-	return fmt.Sprintf("User %q cannot %s resource %q in API group %q", name, a.Verb, resource, a.Group)
+	return fmt.Sprintf("User %q cannot %s resource %q in API group %q", name, a.GetVerb(), resource, a.GetAPIGroup())
 }

@@ -28,7 +28,7 @@ func (q *request) note() *audited {
 // record notes a stage of the request.
 func (q *request) record(stage string) {
 	r := &access.Record{
-		Attributes: q.attributes(q.verb),
+		Attributes: q.attributes(),
 		ID:         q.w.Header().Get("Audit-Id"),
 		Stage:      stage,
 		URI:        q.r.URL.RequestURI(),

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 )
@@ -19,27 +20,32 @@ import (
 // impersonate makes the request one of the user it names in its Impersonate
 // headers, if the caller may act as that user and as each of its parts
 // (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
-func (q *request) impersonate() error {
-	h := q.r.Header
-	any := false
-	for name := range h {
-		any = any || strings.HasPrefix(name, "Impersonate-")
+func (q *request) impersonate() bool {
+	for name := range q.r.Header {
+		if strings.HasPrefix(name, "Impersonate-") {
+			return q.become(impersonated(q.r.Header))
+		}
 	}
-	if !any {
-		return nil
-	}
-	parts := impersonated(h)
+	return true
+}
+
+// become makes the request one of the user that is made up of parts.
+func (q *request) become(parts []corev1.ObjectReference) bool {
 	if len(parts) == 0 {
-		return nil
+		return true
 	}
+	h := q.r.Header
 	if h.Get(authenticationv1.ImpersonateUserHeader) == "" {
-		return apierrors.NewBadRequest(fmt.Sprintf("requested %v without impersonating a user", parts))
+		q.fail(apierrors.NewBadRequest(fmt.Sprintf("requested %v without impersonating a user", parts)))
+		return false
 	}
 	u := &user.DefaultInfo{Extra: map[string][]string{}}
 	groupsGiven := len(h[authenticationv1.ImpersonateGroupHeader]) > 0
 	for _, p := range parts {
-		if err := q.server.authorizer.Authorize(actAs(q.user, p)); err != nil {
-			return err
+		a := actAs(q.user, p)
+		if decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a); err != nil || decision != authorizer.DecisionAllow {
+			q.forbid(&a, reason)
+			return false
 		}
 		switch p.Kind {
 		case "ServiceAccount":
@@ -62,7 +68,7 @@ func (q *request) impersonate() error {
 		q.note().impersonator = q.user
 	}
 	q.user = u
-	return nil
+	return true
 }
 
 // actAs is the permission to act as one part of a user.

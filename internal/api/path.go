@@ -23,7 +23,6 @@ type path struct {
 	plural, name, subresource string
 	resource    bool
 	watchPrefix bool // /watch/ stood before the resource
-	detour      bool // a closer look at the request is needed before anything else
 	deep        bool // there is more behind the subresource
 }
 
@@ -94,7 +93,7 @@ func (p *path) below(method string, parts []string) {
 	p.deep = p.deep || len(parts) > 3
 	switch {
 	case p.name == "" && p.verb == verbGet:
-		p.verb, p.detour = verbList, true
+		p.verb = verbList
 	case p.name == "" && p.verb == verbDelete:
 		p.verb = verbClear
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// get reads one object where ServeHTTP has not done it.
+// get reads one object.
 func (q *request) get() error {
 	if err := q.negotiate(); err != nil {
 		return err
@@ -25,9 +25,6 @@ func (q *request) get() error {
 	obj, err := q.server.engine.Get(q.r.Context(), q.target(), o.ResourceVersion)
 	if err != nil {
 		return err
-	}
-	if q.subresource == "" {
-		q.server.engine.Remember(obj)
 	}
 	return q.respond(http.StatusOK, obj)
 }
