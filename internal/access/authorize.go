@@ -1,114 +1,72 @@
 package access
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
 // Authorizer decides whether a request may go on, for every caller and every request. All of upstream's are Authorizers.
-// Allow and Deny are final, NoOpinion leaves the decision to others, and is a refusal where there are none. The reason is
-// told to who is refused. An error that comes without Allow is the server's fault: nobody was asked.
+// Allow lets it go on, all else does not, and the reason is told to who is refused; NoOpinion is for those who are asked
+// together with others. An error that comes without Allow is answered with a 500.
 type Authorizer = authorizer.UnconditionalAuthorizer
 
-// role is one of upstream's bootstrap roles and the groups it is bound to.
-type role struct {
-	name      string
-	groups    []string
-	paths     []string // for GET; a trailing * stands for everything below
-	creatable []schema.GroupResource
-	reasons   []string // why it allows something, for each group
+// Attributes are what a decision is about.
+type Attributes struct {
+	User                                                 user.Info
+	Verb                                                 string // get, list, watch, create, update, patch, delete, deletecollection; or the lower-case HTTP method
+	Resource                                             bool   // a resource request; otherwise only Path counts
+	Path                                                 string
+	Group, Version, Plural, Subresource, Namespace, Name string
 }
 
-// bootstrap are the roles that every cluster has for those who are not in
-// system:masters.
-var bootstrap = withReasons([]role{
-	{
-		name:   "system:public-info-viewer",
-		groups: []string{user.AllAuthenticated, user.AllUnauthenticated},
-		paths:  []string{"/healthz", "/livez", "/readyz", "/version", "/version/"},
-	},
-	{
-		name:   "system:discovery",
-		groups: []string{user.AllAuthenticated},
-		paths: []string{"/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz",
-			"/version", "/version/"},
-	},
-	{
-		name:   "system:basic-user",
-		groups: []string{user.AllAuthenticated},
-		creatable: []schema.GroupResource{
-			{Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"},
-			{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"},
-			{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
-		},
-	},
-	{
-		name:   "system:monitoring",
-		groups: []string{user.MonitoringGroup},
-		paths:  []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/metrics", "/metrics/slis", "/readyz", "/readyz/*"},
-	},
-})
+// GetUser and what follows make Attributes those of upstream's authorizers.
+func (a *Attributes) GetUser() user.Info { return a.User }
 
-// withReasons words the reasons beforehand, as upstream's RBAC does.
-func withReasons(roles []role) []role {
-	for i := range roles {
-		r := &roles[i]
-		for _, g := range r.groups {
-			r.reasons = append(r.reasons, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to Group %q", r.name, r.name, g))
-		}
-	}
-	return roles
+// GetVerb implements authorizer.Attributes.
+func (a *Attributes) GetVerb() string { return a.Verb }
+
+// IsReadOnly implements authorizer.Attributes.
+func (a *Attributes) IsReadOnly() bool {
+	return a.Verb == "get" || a.Verb == "list" || a.Verb == "watch"
 }
 
-// bound returns which of its groups gives u the role, or -1.
-func (r *role) bound(u user.Info) int {
-	return slices.IndexFunc(r.groups, func(g string) bool { return slices.Contains(u.GetGroups(), g) })
-}
+// GetNamespace implements authorizer.Attributes.
+func (a *Attributes) GetNamespace() string { return a.Namespace }
 
-func (r *role) allows(a authorizer.Attributes) bool {
-	if a.IsResourceRequest() {
-		return a.GetVerb() == "create" && a.GetSubresource() == "" &&
-			slices.Contains(r.creatable, schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()})
-	}
-	path := a.GetPath()
-	return a.GetVerb() == "get" && slices.ContainsFunc(r.paths, func(pattern string) bool {
-		prefix, below := strings.CutSuffix(pattern, "*")
-		return path == pattern || below && strings.HasPrefix(path, prefix)
-	})
-}
+// GetResource implements authorizer.Attributes.
+func (a *Attributes) GetResource() string { return a.Plural }
 
-// Bootstrap is the Authorizer of a new cluster: system:masters may do everything, others what upstream's bootstrap roles
-// give them. Its zero value is ready.
-type Bootstrap struct{}
+// GetSubresource implements authorizer.Attributes.
+func (a *Attributes) GetSubresource() string { return a.Subresource }
 
-// Authorize implements Authorizer. The reason says which role allows it; it is empty for system:masters.
-func (Bootstrap) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	u := a.GetUser()
-	if u == nil {
-		return authorizer.DecisionNoOpinion, "", nil
-	}
-	if slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
-		return authorizer.DecisionAllow, "", nil
-	}
-	for i := range bootstrap {
-		r := &bootstrap[i]
-		if !r.allows(a) {
-			continue
-		}
-		if by := r.bound(u); by >= 0 {
-			return authorizer.DecisionAllow, r.reasons[by], nil
-		}
-	}
-	return authorizer.DecisionNoOpinion, "", nil
-}
+// GetName implements authorizer.Attributes.
+func (a *Attributes) GetName() string { return a.Name }
+
+// GetAPIGroup implements authorizer.Attributes.
+func (a *Attributes) GetAPIGroup() string { return a.Group }
+
+// GetAPIVersion implements authorizer.Attributes.
+func (a *Attributes) GetAPIVersion() string { return a.Version }
+
+// IsResourceRequest implements authorizer.Attributes.
+func (a *Attributes) IsResourceRequest() bool { return a.Resource }
+
+// GetPath implements authorizer.Attributes.
+func (a *Attributes) GetPath() string { return a.Path }
+
+// GetFieldSelector implements authorizer.Attributes. No decision depends on selectors yet.
+func (a *Attributes) GetFieldSelector() (fields.Requirements, error) { return nil, nil }
+
+// GetLabelSelector implements authorizer.Attributes.
+func (a *Attributes) GetLabelSelector() (labels.Requirements, error) { return nil, nil }
 
 var escape = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
 

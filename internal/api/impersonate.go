@@ -17,19 +17,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// impersonate makes the request one of the user it names in its Impersonate
-// headers, if the caller may act as that user and as each of its parts
-// (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
-func (q *request) impersonate() bool {
-	for name := range q.r.Header {
-		if strings.HasPrefix(name, "Impersonate-") {
-			return q.become(impersonated(q.r.Header))
-		}
-	}
-	return true
-}
-
-// become makes the request one of the user that is made up of parts.
+// become makes the request one of the user of whom the Impersonate headers name the parts, if the caller may
+// act as that user and as each of its parts (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
 func (q *request) become(parts []corev1.ObjectReference) bool {
 	if len(parts) == 0 {
 		return true
@@ -42,7 +31,7 @@ func (q *request) become(parts []corev1.ObjectReference) bool {
 	u := &user.DefaultInfo{Extra: map[string][]string{}}
 	groupsGiven := len(h[authenticationv1.ImpersonateGroupHeader]) > 0
 	for _, p := range parts {
-		a := actAs(q.user, p)
+		a := actAs(q.attributes.User, p)
 		if decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a); err != nil || decision != authorizer.DecisionAllow {
 			q.forbid(&a, reason)
 			return false
@@ -65,9 +54,9 @@ func (q *request) become(parts []corev1.ObjectReference) bool {
 	}
 	u.Groups = withImplied(u.Name, u.Groups)
 	if q.server.config.Audit != nil {
-		q.note().impersonator = q.user
+		q.note().impersonator = q.attributes.User
 	}
-	q.user = u
+	q.attributes.User = u
 	return true
 }
 

@@ -33,7 +33,9 @@ const maxSegments = 9
 // parse reads an unescaped URL path. It never fails: what looks odd ends up as a name
 // or plural that is not there.
 func (p *path) parse(method, url string) {
-	p.verb = lower(method)
+	if p.verb = verbGet; method != http.MethodGet {
+		p.verb = strings.ToLower(method)
+	}
 	for len(url) > 1 && url[len(url)-1] == '/' {
 		url = url[:len(url)-1]
 	}
@@ -114,13 +116,6 @@ func verbOf(method string) string {
 		return verbDelete
 	}
 	return ""
-}
-
-func lower(method string) string {
-	if method == http.MethodGet {
-		return "get"
-	}
-	return strings.ToLower(method)
 }
 
 // scope is how metrics call the reach of a request.

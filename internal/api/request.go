@@ -15,7 +15,6 @@ import (
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -37,10 +36,9 @@ type request struct {
 	w      http.ResponseWriter
 	r      *http.Request
 	path
-	user  user.Info
-	asked access.Attributes // what may be allowed or not
-	v     *resource.Version // what the path addresses, once it is known
-	media media             // of the response, once it is negotiated
+	attributes access.Attributes // who wants what
+	v          *resource.Version // what the path addresses, once it is known
+	media      media             // of the response, once it is negotiated
 	*audited
 	warnings
 
@@ -103,6 +101,10 @@ func (q *request) address() bool {
 	q.parse(q.r.Method, q.r.URL.Path)
 	if q.resource && q.verb == verbList && q.r.URL.RawQuery != "" {
 		q.listing()
+	}
+	q.attributes = access.Attributes{
+		Verb: q.verb, Resource: q.resource, Path: q.r.URL.Path,
+		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource, Namespace: q.namespace, Name: q.name,
 	}
 	return true
 }
@@ -171,21 +173,30 @@ func (q *request) authenticate() bool {
 		q.fail(err)
 		return false
 	}
-	q.user = u
+	q.attributes.User = u
+	return true
+}
+
+// impersonate makes the request one of the user it names, if it names one.
+func (q *request) impersonate() bool {
+	for name := range q.r.Header {
+		if strings.HasPrefix(name, "Impersonate-") {
+			return q.become(impersonated(q.r.Header))
+		}
+	}
 	return true
 }
 
 // authorize asks whether they may.
 func (q *request) authorize() bool {
-	q.asked = q.attributes()
-	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &q.asked)
+	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &q.attributes)
 	switch {
 	case decision == authorizer.DecisionAllow: // whatever else went wrong, as upstream has it
 		return true
 	case err != nil:
 		q.undecided(err)
 	default:
-		q.forbid(&q.asked, reason)
+		q.forbid(&q.attributes, reason)
 	}
 	return false
 }
@@ -201,13 +212,6 @@ func (q *request) undecided(err error) {
 	slog.Error("a request could not be authorized", "method", q.r.Method, "path", q.r.URL.Path, "error", err)
 	q.status = http.StatusInternalServerError
 	http.Error(q.w, access.Escape(fmt.Sprintf("Internal Server Error: %q: %v", q.r.RequestURI, err)), q.status)
-}
-
-func (q *request) attributes() access.Attributes {
-	return access.Attributes{
-		User: q.user, Verb: q.verb, Resource: q.resource, Path: q.r.URL.Path,
-		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource, Namespace: q.namespace, Name: q.name,
-	}
 }
 
 // perform does what the verb says.
@@ -266,17 +270,12 @@ func (q *request) target() engine.Target {
 	if q.v.Definition.Namespaced {
 		t.Namespace = q.namespace
 	}
-	t.AsStored = conversion.Remote(q.v.Definition) && q.metadataLoop()
-	return t
-}
-
-// metadataLoop reports that a control loop asks, and that metadata is all it wants to see: a webhook that is
-// down shall not hold up namespaces, garbage and the end of CRDs.
-func (q *request) metadataLoop() bool {
-	if q.r.Context().Value(inProcess{}) == nil {
-		return false
+	// A webhook that is down shall not hold up namespaces, garbage and the end of CRDs: where a control loop
+	// asks, and metadata is all it wants to see, nothing is converted.
+	if q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete {
+		t.AsStored = conversion.Remote(q.v.Definition) && q.r.Context().Value(inProcess{}) != nil
 	}
-	return q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete
+	return t
 }
 
 // caller is who writes, and how the request wants it recorded.
@@ -286,7 +285,7 @@ func (q *request) caller(manager, validation string, dryRun []string) engine.Cal
 	}
 	q.dryRun = len(dryRun) > 0
 	return engine.Caller{
-		User:         q.user,
+		User:         q.attributes.User,
 		FieldManager: managerOr(manager, q.r.UserAgent()),
 		Validation:   validation,
 		DryRun:       q.dryRun,

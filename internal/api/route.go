@@ -24,12 +24,12 @@ func (q *request) route() bool {
 	if q.v = q.server.live.Load().Find(q.group, q.version, q.plural); q.v == nil {
 		q.await()
 	}
-	switch {
-	case q.v == nil || q.deep || !q.fits() && q.v.Definition.Custom != nil:
+	if q.v == nil || q.deep {
 		q.notServed()
 		return false
-	case !q.fits():
-		q.fail(q.mismatch())
+	}
+	if !q.fits() {
+		q.misplaced()
 		return false
 	}
 	if q.v.Deprecated {
@@ -116,13 +116,16 @@ func (q *request) unsupported() error {
 	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
 }
 
-// mismatch is what a built-in kind says to a path of the wrong scope: a method that does not
-// exist across namespaces, or nothing at all.
-func (q *request) mismatch() error {
-	if q.v.Definition.Namespaced && q.name == "" {
-		return q.unsupported()
+// misplaced answers a path of the wrong scope: to a built-in kind a method may be unknown across namespaces.
+func (q *request) misplaced() {
+	switch {
+	case q.v.Definition.Custom != nil:
+		q.notServed()
+	case q.v.Definition.Namespaced && q.name == "":
+		q.fail(q.unsupported())
+	default:
+		q.fail(missing())
 	}
-	return missing()
 }
 
 // missing is the 404 of a path below a known group that leads nowhere.

@@ -18,11 +18,15 @@ func (q *request) get() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	o, err := q.getOptions()
-	if err != nil {
-		return err
+	revision := ""
+	if q.r.URL.RawQuery != "" {
+		o, err := q.getOptions()
+		if err != nil {
+			return err
+		}
+		revision = o.ResourceVersion
 	}
-	obj, err := q.server.engine.Get(q.r.Context(), q.target(), o.ResourceVersion)
+	obj, err := q.server.engine.Get(q.r.Context(), q.target(), revision)
 	if err != nil {
 		return err
 	}

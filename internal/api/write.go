@@ -137,7 +137,9 @@ func appendCBOR(dst, js []byte) ([]byte, error) {
 
 // write sends a body that is known as a whole.
 func (q *request) write(code int, contentType string, body []byte) {
-	q.lighten()
+	if q.weight > 0 {
+		q.lighten()
+	}
 	h := q.w.Header()
 	if contentType == mediaJSON {
 		h["Content-Type"] = jsonType

@@ -155,7 +155,7 @@ func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
 
 // AppendJSONAs is AppendJSON with another apiVersion in its place (strategy None).
 func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []byte {
-	js := p.JSON()
+	js := p[headerSize:]
 	start, end := p.apiVersion()
 	if start == end || string(js[start+1:end-1]) == apiVersion {
 		return p.appendRange(dst, 0, len(js), revision)
@@ -195,7 +195,7 @@ var (
 
 // appendRange appends the JSON between two offsets, with resourceVersion set to revision if its place lies between them.
 func (p Packed) appendRange(dst []byte, from, to int, revision int64) []byte {
-	js, at, kind := p.JSON(), int(binary.LittleEndian.Uint32(p[8:])), p[1]
+	js, kind, at := p[headerSize:], p[1], int(binary.LittleEndian.Uint32(p[8:]))
 	if kind == spliceNone || revision == 0 || at < from || at > to {
 		return append(dst, js[from:to]...)
 	}

@@ -6,6 +6,7 @@ package resource
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -118,6 +119,7 @@ type Version struct {
 	DeprecationWarning string // the text of the Warning header, if Deprecated
 	RemovedRelease     string // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
 	Columns            []Column
+	columnDefinitions  atomic.Pointer[[]byte] // of Columns, once they have been asked for
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
 	Scale              *Scale // has /scale
