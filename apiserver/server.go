@@ -144,12 +144,12 @@ func (s *Server) open() (*storage.Store, error) {
 
 // connect puts the parts together, from the store up to the handler.
 func (s *Server) connect(ctx context.Context) error {
-	authorizer := &access.Authorizer{}
+	authorizer := access.Bootstrap{}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog:  func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
 		EventTTL: s.config.EventTTL,
-		Allowed:  authorizer.Review,
+		Allowed:  access.Review(authorizer),
 		Rules:    authorizer.Rules,
 
 		Head:         s.store.Head,

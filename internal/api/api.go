@@ -26,7 +26,7 @@ type Check struct {
 type Config struct {
 	Engine        *engine.Engine
 	Authenticator *access.Authenticator
-	Authorizer    *access.Authorizer
+	Authorizer    access.Authorizer
 	Discovery     http.Handler // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler // /openapi/v2, /openapi/v3 and below
 	Live, Ready   []Check      // of /livez and /readyz, besides ping
@@ -40,16 +40,15 @@ type Config struct {
 
 // Server answers all requests. All methods may be called from any goroutine.
 type Server struct {
-	engine        *engine.Engine
-	live          *resource.Live
-	authenticator *access.Authenticator
-	authorizer    *access.Authorizer
-	config        Config
-	offers        []offer // media types, the preferred first
-	metrics       *metrics
-	crowd         crowd
-	bodyRoom      *semaphore.Weighted // for large bodies
-	webhookRoom   *semaphore.Weighted // for those of kinds that webhooks convert
+	engine      *engine.Engine
+	live        *resource.Live
+	config      Config
+	offers      []offer // media types, the preferred first
+	choices     choices // of them
+	metrics     *metrics
+	crowd       crowd
+	bodyRoom    *semaphore.Weighted // for large bodies
+	webhookRoom *semaphore.Weighted // for those of kinds that webhooks convert
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -61,15 +60,13 @@ type Server struct {
 // New makes a Server.
 func New(c Config) *Server {
 	s := &Server{
-		engine:        c.Engine,
-		live:          c.Engine.Live,
-		authenticator: c.Authenticator,
-		authorizer:    c.Authorizer,
-		config:        c,
-		offers:        offers(c.EnableCBOR),
-		idle:          make(chan struct{}, 1),
-		bodyRoom:      semaphore.NewWeighted(maxHeavy),
-		webhookRoom:   semaphore.NewWeighted(maxHeavy),
+		engine:      c.Engine,
+		live:        c.Engine.Live,
+		config:      c,
+		offers:      offers(c.EnableCBOR),
+		idle:        make(chan struct{}, 1),
+		bodyRoom:    semaphore.NewWeighted(maxHeavy),
+		webhookRoom: semaphore.NewWeighted(maxHeavy),
 	}
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

@@ -9,6 +9,7 @@ import (
 
 // Create stores a new object, or answers a question.
 func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
+	t.Name = "" // the object says it
 	way := stores
 	if t.Version.Definition.Behavior.Answer != nil {
 		way = asks

@@ -248,6 +248,18 @@ func TestWebhookDown(t *testing.T) {
 	}
 }
 
+// CNV-005: what a control loop has read, or written, as it is stored is converted for those who come after it.
+func TestLoopsDoNotHideConversion(t *testing.T) {
+	w, _, old, now := hosts(t, 1)
+	old.Name, now.Name = "h0000", "h0000"
+	loop := now
+	loop.AsStored = true
+	w.get(loop)
+	equal(t, "read after a loop has read", valueAt(w.get(now), "spec.host"), "h0.example.com")
+	w.mustPatch(loop, merging, `{"metadata":{"labels":{"seen":"yes"}}}`)
+	equal(t, "read after a loop has written", valueAt(w.get(now), "spec.host"), "h0.example.com")
+}
+
 // CNV-059: a failure is not kept, and who waits for somebody that gives up tries by himself.
 func TestConversionIsTriedAgain(t *testing.T) {
 	w, c, _, now := hosts(t, 1)

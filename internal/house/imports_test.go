@@ -64,8 +64,9 @@ var only = map[string][]string{
 	"k8s.io/apimachinery/pkg/util/strategicpatch": {"internal/merge"},
 }
 
-// free are exceptions from only: types, generated documents and pure functions.
+// free are exceptions from only: types, interfaces, generated documents and pure functions.
 var free = []string{
+	"k8s.io/apiserver/pkg/authorization/authorizer",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",

@@ -77,7 +77,6 @@ func checkPacked(t *testing.T, tree Tree) {
 		if _, ok := want["apiVersion"].(string); ok {
 			want["apiVersion"] = "other/v2<"
 		}
-		checkCut(t, p, tree, revision)
 		untyped := Copy(want)
 		delete(untyped, "apiVersion")
 		delete(untyped, "kind")
@@ -87,21 +86,6 @@ func checkPacked(t *testing.T, tree Tree) {
 		if got := p.AppendJSONAs([]byte("x"), "other/v2<", revision); string(got[1:]) != string(AppendJSON(nil, want)) {
 			t.Fatalf("got  %s\nwant %s", got, AppendJSON(nil, want))
 		}
-	}
-}
-
-func checkCut(t *testing.T, p Packed, tree Tree, revision int64) {
-	t.Helper()
-	apiVersion, _ := tree["apiVersion"].(string)
-	head, open, shut, tail, ok := p.Cut(apiVersion)
-	if !ok || revision == 0 {
-		return
-	}
-	if got, want := fmt.Sprint(string(head), open, revision, shut, string(tail)), string(p.AppendJSON(nil, revision)); got != want {
-		t.Fatalf("Cut gives\n%s, want\n%s", got, want)
-	}
-	if _, _, _, _, ok := p.Cut(apiVersion + "x"); ok {
-		t.Fatal("Cut of another apiVersion")
 	}
 }
 

@@ -6,6 +6,7 @@ package resource
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -115,9 +116,10 @@ type Version struct {
 	APIVersion         string // GroupVersion.String()
 	Served             bool
 	Deprecated         bool
-	DeprecationWarning string   // the text of the Warning header, if Deprecated
-	RemovedRelease     string   // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
-	Columns            []Column // of a Table; none for a kind that is not shown as one
+	DeprecationWarning string                 // the text of the Warning header, if Deprecated
+	RemovedRelease     string                 // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
+	Columns            []Column               // of a Table; none for a kind that is not shown as one
+	columnDefinitions  atomic.Pointer[[]byte] // of Columns, once they have been asked for
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
 	Scale              *Scale // has /scale

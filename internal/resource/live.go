@@ -45,40 +45,6 @@ func (l *Live) IgnoreSelectableFields() { l.builtin.noSelectable = true }
 // Load returns the catalog of now.
 func (l *Live) Load() *Catalog { return l.catalog.Load() }
 
-// Find is Load().Find in one piece: every read of one object comes through here.
-func (l *Live) Find(group, version, plural string) *Version {
-	groups := l.catalog.Load().groups
-	lo, hi := 0, len(groups)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); groups[mid].name < group {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	if lo == len(groups) || groups[lo].name != group {
-		return nil
-	}
-	kinds := groups[lo].kinds
-	lo, hi = 0, len(kinds)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); kinds[mid].Names.Plural < plural {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	if lo == len(kinds) || kinds[lo].Names.Plural != plural {
-		return nil
-	}
-	for _, v := range kinds[lo].Versions {
-		if v.Served && v.GroupVersion.Version == version && v.GroupVersion.Group == group {
-			return v
-		}
-	}
-	return nil
-}
-
 // Wait returns the catalog once it has followed the store up to revision, or ctx's error.
 // It costs nothing where that has happened already.
 func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
