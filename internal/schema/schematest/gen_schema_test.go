@@ -163,7 +163,7 @@ func (g *gen) bounds(s props) {
 	}
 }
 
-// intOrString takes one of the three forms.
+// intOrString takes one of the three forms, some with a type beside, which no object's validation looks at.
 func (g *gen) intOrString(s props) {
 	s["x-kubernetes-int-or-string"] = true
 	two := func() []any { return []any{props{"type": "integer"}, props{"type": "string"}} }
@@ -185,6 +185,9 @@ func (g *gen) intOrString(s props) {
 	}
 	if g.once(8) {
 		s["format"] = pick(g.source, "int32", "int64", "date")
+	}
+	if g.once(5) {
+		s["type"] = pick(g.source, "string", "integer", "string", "number", "boolean", "object")
 	}
 }
 
