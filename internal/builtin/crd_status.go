@@ -24,6 +24,7 @@ type crdStatus struct {
 }
 
 func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
+	obj["spec"] = crdvalidation.Written(tree(obj, "spec"))
 	status := object.Tree{"acceptedNames": object.Tree{"kind": "", "plural": ""}}
 	addStoredVersion(status, obj)
 	return s.decide(ctx, obj, status)
@@ -34,6 +35,7 @@ func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
 func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
 	status := object.Copy(tree(obj, "status"))
 	if sub == "" {
+		obj["spec"] = crdvalidation.Written(tree(obj, "spec"))
 		status = object.Copy(tree(old, "status"))
 		addStoredVersion(status, obj)
 		if !object.Equal(obj["spec"], old["spec"]) {
