@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/testserver"
@@ -34,6 +35,15 @@ const (
 var rewrites = []rewrite{
 	{"the stored CRD, by PUT", "PUT", others, asJSON, storedCRD},
 	{"the stored CRD as Go writes it, by PUT", "PUT", others, asJSON, func(_, stored []byte) ([]byte, error) { return asGoWrites(stored) }},
+	{"the stored CRD, by PUT in protobuf", "PUT", others, "application/vnd.kubernetes.protobuf", func(_, stored []byte) ([]byte, error) {
+		var typed apiextensionsv1.CustomResourceDefinition
+		if err := json.Unmarshal(stored, &typed); err != nil {
+			return nil, err
+		}
+		var out bytes.Buffer
+		err := protobuf.NewSerializer(nil, nil).Encode(&typed, &out)
+		return out.Bytes(), err
+	}},
 	{"the stored CRD, by a merge patch", "PATCH", others, asMerge, storedCRD},
 	{"the stored CRD, by a strategic merge patch", "PATCH", others, asStrategic, storedCRD},
 	{"the stored spec, by a JSON patch", "PATCH", others, asJSONPatch, func(_, stored []byte) ([]byte, error) {

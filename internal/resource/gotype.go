@@ -66,5 +66,6 @@ func ToTree(obj runtime.Object) (object.Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
 	}
+	object.WholeNumbers(t)
 	return t, nil
 }

@@ -7,9 +7,8 @@ import (
 )
 
 // Decode reads the JSON of a CRD of apiextensions.k8s.io/v1 to what byType, which goes by the Go type, makes of it, but
-// with what is empty in its versions, and with integers for whole numbers, as they are read from what is written. Where
-// schemas are as they are written back, and nothing is wrong, the Go type does not see them: where they lie in one another by
-// items, it reads the inner ones again and again.
+// with what is empty in its versions. Where schemas are as they are written back, and nothing is wrong, the Go type does not
+// see them: where they lie in one another by items, it reads the inner ones again and again.
 func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, error) {
 	sent, repeated, err := object.DecodeJSON(js)
 	if err != nil || len(repeated) > 0 {
@@ -21,15 +20,13 @@ func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (obje
 			return nil, nil, err
 		}
 	}
+	if ok {
+		object.WholeNumbers(t)
+		return t, strict, nil
+	}
 	was := versionsOf(sent)
 	for i, version := range versionsOf(t) {
-		if !ok {
-			restoreEmpty(version, was[i])
-		}
-		everySchema(schemaOf(version), func(s object.Tree) bool {
-			wholeNumbers(s)
-			return false
-		})
+		restoreEmpty(version, was[i])
 	}
 	return t, strict, nil
 }

@@ -3,7 +3,6 @@ package crdvalidation
 import (
 	"maps"
 	"slices"
-	"strconv"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -48,7 +47,6 @@ func Written(spec object.Tree) object.Tree {
 		}
 		everySchema(schemaOf(version), func(s object.Tree) bool {
 			maps.DeleteFunc(s, isLeftOut)
-			wholeNumbers(s)
 			return false
 		})
 		list[i] = version
@@ -72,7 +70,7 @@ func isUnwritten(version any) bool {
 	return slices.ContainsFunc(listsOfVersion, func(key string) bool { return isEmpty(v[key]) }) ||
 		everySchema(schemaOf(v), func(s object.Tree) bool {
 			for key, v := range s {
-				if isLeftOut(key, v) || holdsNumbers(key) && isUnevenlyWhole(v) {
+				if isLeftOut(key, v) {
 					return true
 				}
 			}
@@ -164,58 +162,4 @@ func restoreInSchema(s, sent object.Tree) {
 			}
 		}
 	}
-}
-
-func holdsNumbers(key string) bool {
-	switch key {
-	case "minimum", "maximum", "multipleOf", "default", "example", "enum":
-		return true
-	}
-	return false
-}
-
-// wholeNumbers makes the numbers that s says integers where they are written as such.
-func wholeNumbers(s object.Tree) {
-	for key, v := range s {
-		if holdsNumbers(key) {
-			s[key] = whole(v)
-		}
-	}
-}
-
-// whole is v, which is modified, with integers for the numbers in it that are written as such.
-func whole(v any) any {
-	switch v := v.(type) {
-	case float64:
-		if i, err := strconv.ParseInt(string(object.AppendJSON(nil, v)), 10, 64); err == nil {
-			return i
-		}
-	case object.Tree:
-		for key := range v {
-			v[key] = whole(v[key])
-		}
-	case []any:
-		for i := range v {
-			v[i] = whole(v[i])
-		}
-	}
-	return v
-}
-
-// isUnevenlyWhole is true of what whole would change.
-func isUnevenlyWhole(v any) bool {
-	switch v := v.(type) {
-	case float64:
-		_, err := strconv.ParseInt(string(object.AppendJSON(nil, v)), 10, 64)
-		return err == nil
-	case object.Tree:
-		for _, v := range v {
-			if isUnevenlyWhole(v) {
-				return true
-			}
-		}
-	case []any:
-		return slices.ContainsFunc(v, isUnevenlyWhole)
-	}
-	return false
 }
