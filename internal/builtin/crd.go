@@ -33,7 +33,7 @@ func customResourceDefinitions(c Config) kind {
 }
 
 func crds(c Config) resource.Behavior {
-	s := crdStatus{catalog: c.Catalog, now: c.Now}
+	s := crdStatus{catalog: c.Catalog, now: c.Now, owners: crdOwners()}
 	b := resource.Behavior{
 		Default:       defaultCRD,
 		PrepareCreate: s.prepareCreate,
