@@ -13,9 +13,8 @@ import (
 type GoType struct {
 	New     func() runtime.Object // a fresh, empty object
 	NewList func() runtime.Object
-	// Quick, if not nil, is a faster way to the same tree for most objects; false leaves one to byType, which
-	// it may use for parts.
-	Quick func(json []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, bool)
+	// Read, if not nil, decodes in place of byType, which it may use for the whole or for parts.
+	Read func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
 }
 
 // Decode reads JSON into the Go type, so that types are checked and unknown
@@ -24,10 +23,8 @@ type GoType struct {
 // "spec.foo"`); err is worded as encoding/json words it. apiVersion and kind are
 // as the body has them, which may be not at all.
 func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error) {
-	if g.Quick != nil {
-		if t, ok := g.Quick(json, g.byType); ok {
-			return t, nil, nil
-		}
+	if g.Read != nil {
+		return g.Read(json, g.byType)
 	}
 	return g.byType(json)
 }
@@ -69,5 +66,6 @@ func ToTree(obj runtime.Object) (object.Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
 	}
+	object.WholeNumbers(t)
 	return t, nil
 }
