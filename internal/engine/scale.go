@@ -111,7 +111,7 @@ func (e *Engine) updateScale(ctx context.Context, t Target, b Body, c Caller) (O
 		return Object{}, err
 	}
 	return w.rescale(ctx, preconditions{uid: string(object.UID(scale))}, func(live, before object.Tree) (object.Tree, error) {
-		return w.scaled(live, before, object.Copy(scale))
+		return w.scaled(live, before, scale)
 	})
 }
 
@@ -185,7 +185,6 @@ func (w *writing) rescale(ctx context.Context, p preconditions, f func(live, bef
 func (w *writing) scaled(live, before, scale object.Tree) (object.Tree, error) {
 	entries, _ := object.Metadata(live)["managedFields"].([]any)
 	fields := scaleFields()
-	delete(object.EnsureMetadata(scale), "managedFields") // those of a Scale are not for its clients to set
 	w.ownScale(before, entries)
 	scale, err := fields.Update(before, encodedScale(scale), w.caller.FieldManager, w.now)
 	if err != nil {

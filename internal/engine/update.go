@@ -265,9 +265,6 @@ func (w *writing) checkVersion(t object.Tree, rec *storage.Record) error {
 
 // beforeUpdate restores what an update may not change, counts the generation and validates.
 func (w *writing) beforeUpdate(ctx context.Context, t, old object.Tree) (object.Tree, error) {
-	if err := w.inNamespace(t); err != nil {
-		return nil, err
-	}
 	object.SetGeneration(t, object.Generation(old))
 	t, err := w.prepareUpdate(ctx, t, old)
 	if err != nil {
