@@ -6,7 +6,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -81,9 +80,6 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 	for _, item := range items {
 		one := t
 		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
-		if admission.Delete(t.Version.GroupResource(), one.Name) != nil {
-			return false, nil
-		}
 		rec := snap.Get(item.Record.Key)
 		if rec == nil {
 			continue

@@ -1,7 +1,10 @@
 package engine
 
 import (
+	"context"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -203,4 +206,141 @@ func TestDeleteCountsNoGeneration(t *testing.T) {
 	equal(t, "generation", valueAt(treeOf(t, o), "metadata.generation"), nil)
 	_, _, err := w.Delete(w.ctx, w.configMap("a").sub("status"), metav1.DeleteOptions{}, w.caller)
 	w.refused(err, 405, metav1.StatusReasonMethodNotAllowed, "delete is not supported on resources of kind")
+}
+
+// SUB-042: who deletes what is to go later has it go now.
+func TestDeleteWhatGoesLater(t *testing.T) {
+	w := newRace(t, true)
+	w.held(storage.Write{})
+	later := w.get(w.cron("a"))
+	set(later, "metadata.deletionTimestamp", "2036-01-01T00:00:00Z")
+	w.commit(storage.Write{Key: aKey, Value: object.Pack(later, 0), Expected: w.Store.Head().Get(aKey).Modified})
+	o, _ := w.delete(w.cron("a"), metav1.DeleteOptions{})
+	equal(t, "deletion", valueAt(treeOf(t, o), "metadata.deletionTimestamp"), "2026-05-06T07:08:09Z")
+}
+
+// An Event lives an hour from its last write, whatever that was.
+func TestEventsExpire(t *testing.T) {
+	w := newWorld(t)
+	at := w.at("", "v1", "events", "default")
+	expires := func(after string) {
+		t.Helper()
+		if w.Store.Head().Get("/registry/events/default/e").Expires.IsZero() {
+			t.Errorf("after a %s it lives for ever", after)
+		}
+	}
+	w.mustCreate(at, `{"metadata":{"name":"e","finalizers":["example.com/x"]},"involvedObject":{"kind":"Pod","name":"p","namespace":"default"},"reason":"Started","type":"Normal"}`)
+	expires("create")
+	at.Name = "e"
+	w.mustPatch(at, merging, `{"metadata":{"labels":{"a":"b"}}}`)
+	expires("patch")
+	w.delete(at, metav1.DeleteOptions{})
+	expires("deletion")
+}
+
+// CRD-057: a write that changes nothing but who owns what is a write.
+func TestOwnersAloneChange(t *testing.T) {
+	w := newRace(t, true)
+	before := w.get(w.cron("a"))
+	w.mustEdit(w.cron("a"), func(o object.Tree) {
+		valueAt(o, "metadata.managedFields").([]any)[0].(object.Tree)["manager"] = "retset" // as long as the one before
+	})
+	after := w.get(w.cron("a"))
+	if object.ResourceVersion(after) == object.ResourceVersion(before) || owned(after, "retset", "") == "" {
+		t.Errorf("%v", after["metadata"])
+	}
+}
+
+// CRD-008: what lies as another schema had it is stored anew by a write that changes nothing, be the new form as long as the old.
+func TestStoredAnewUnderNewSchema(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red"}}`)
+	other := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"hue":{"type":"string","default":"redxx"}`, 1)
+	w.writeCRD(cronTabs(other, other))
+	before := w.Store.Head().Get(aKey)
+	o := w.mustEdit(w.cron("a"), func(object.Tree) {})
+	if o.Revision == before.Modified || len(o.Record.Value) != len(before.Value) {
+		t.Errorf("%s became %s", before.Value, o.Record.Value)
+	}
+}
+
+// CRD-065: a collection is deleted as far as its limit says, and otherwise to its end, page by page.
+func TestDeleteCollectionLimits(t *testing.T) {
+	w := newWorld(t)
+	var writes []storage.Write
+	for i := range collectionPage + 2 {
+		name := fmt.Sprintf("c%04d", i)
+		tree := object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab", "metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
+		writes = append(writes, storage.Write{Key: strings.TrimSuffix(aKey, "a") + name, Value: object.Pack(tree, 0)})
+	}
+	w.commit(writes...)
+	page, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Limit: 1}, w.caller)
+	if err != nil || len(page.Items) != 1 || page.Continue == "" {
+		t.Fatalf("%v, %v", page, err)
+	}
+	equal(t, "left", w.stored(), collectionPage+1)
+	all, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller)
+	if err != nil || len(all.Items) != collectionPage+1 || all.Continue != "" {
+		t.Fatalf("%d, %v", len(all.Items), err)
+	}
+	equal(t, "left", w.stored(), 0)
+}
+
+// asked is a context that tells when somebody is about to wait for its end.
+type asked struct {
+	context.Context
+	waits func()
+}
+
+func (a asked) Done() <-chan struct{} {
+	a.waits()
+	return a.Context.Done()
+}
+
+// CRD-018: a write of a CRD returns when the catalog knows of it, and not before.
+func TestCatalogKnowsOfTheWrite(t *testing.T) {
+	for name, write := range map[string]func(w *world, ctx context.Context, at Target) error{
+		"update": func(w *world, ctx context.Context, at Target) error {
+			_, _, err := w.Patch(ctx, at, Patch{Type: merging, Data: []byte(`{"metadata":{"labels":{"a":"b"}}}`)}, w.caller)
+			return err
+		},
+		"delete": func(w *world, ctx context.Context, at Target) error {
+			_, _, err := w.Delete(ctx, at, metav1.DeleteOptions{}, w.caller)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.claim("foos", "Foo", "x")
+			held, gate := make(chan struct{}, 1), make(chan struct{})
+			open := sync.OnceFunc(func() { close(gate) })
+			t.Cleanup(open)
+			var judged int64
+			w.before(func(storage.Write) { // the catalog is held up in what comes before the write
+				w.Live.Tell(func([]*storage.Event) {
+					select {
+					case held <- struct{}{}:
+						<-gate
+					default:
+					}
+				})
+				rec := w.Store.Head().Get(cronTabKey)
+				if _, err := w.Store.Commit(w.ctx, []storage.Write{{Key: rec.Key, Value: rec.Value, Expected: rec.Modified}}); err != nil {
+					t.Fatal(err)
+				}
+				<-held
+				judged = w.Store.Head().Revision()
+			})
+			ctx := asked{w.ctx, func() { // until the caller waits for it
+				if judged > 0 && w.Store.Head().Revision() > judged {
+					open()
+				}
+			}}
+			if err := write(w, ctx, w.definition("foos.example.com")); err != nil {
+				t.Fatal(err)
+			}
+			stored := w.Store.Head().Get("/registry/apiextensions.k8s.io/customresourcedefinitions/foos.example.com").Modified
+			equal(t, "revision in the catalog", w.Live.Load().Find("example.com", "v1", "foos").Definition.Custom.Revision, stored)
+		})
+	}
 }
