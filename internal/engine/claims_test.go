@@ -162,23 +162,26 @@ func TestServiceAddressesAreGuarded(t *testing.T) {
 		`{"type":"NodePort","ports":[{"port":80,"nodePort":30007}]}`:       "provided port is already allocated",
 		`{"type":"NodePort","ports":[{"port":80}]}`:                        "",
 	} {
-		for _, update := range []bool{false, true} {
-			t.Run(fmt.Sprint(spec, update), func(t *testing.T) {
+		for _, how := range []string{"create", "update", "update of a revision"} {
+			t.Run(spec+how, func(t *testing.T) {
 				w := newWorld(t)
-				if update {
-					w.mustCreate(w.service(""), `{"metadata":{"name":"late"},"spec":{"type":"ExternalName","externalName":"example.com"}}`)
+				body := decode(t, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"late"},"spec":`+spec+`}`)
+				if how != "create" {
+					made := treeOf(t, w.mustCreate(w.service(""), `{"metadata":{"name":"late"},"spec":{"type":"ExternalName","externalName":"example.com"}}`))
+					if how != "update" {
+						object.SetResourceVersion(body, object.ResourceVersion(made))
+					}
 				}
 				r := w.before(func(judged storage.Write) {
 					s := addresses(t, judged)
 					w.mustCreate(w.service(""), fmt.Sprintf(`{"metadata":{"name":"first"},"spec":{"type":"NodePort","clusterIP":%q,"ports":[{"port":80,"nodePort":%d}]}}`,
 						s.ClusterIP, s.Ports[0].NodePort))
 				})
-				body := `{"metadata":{"name":"late"},"spec":` + spec + `}`
 				var err error
-				if update {
-					_, err = w.update(w.service("late"), body)
+				if how == "create" {
+					_, err = w.Create(w.ctx, w.service(""), Body{Tree: body}, w.caller)
 				} else {
-					_, err = w.create(w.service(""), body)
+					_, _, err = w.Update(w.ctx, w.service("late"), Body{Tree: body}, w.caller)
 				}
 				if text != "" {
 					w.refused(err, 422, metav1.StatusReasonInvalid, text)

@@ -109,7 +109,7 @@ func (w *write) updateScale(b Body) (Object, error) {
 	w.uid = string(object.UID(scale))
 	return w.rescale(func(before object.Tree) (object.Tree, error) {
 		w.warn(s.warned...)
-		return w.scaled(before, object.Copy(scale))
+		return w.scaled(before, scale)
 	})
 }
 
@@ -201,7 +201,6 @@ func (w *write) rescale(f func(before object.Tree) (object.Tree, error)) (Object
 func (w *write) scaled(before, scale object.Tree) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	fields := scaleFields()
-	delete(object.EnsureMetadata(scale), "managedFields") // those of a Scale are not for its clients to set
 	w.ownScale(before, entries)
 	scale, err := fields.Update(before, encodedScale(scale), w.caller.FieldManager, w.now)
 	if err != nil {

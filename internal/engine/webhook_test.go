@@ -224,8 +224,10 @@ func TestWebhookDown(t *testing.T) {
 	if _, err := watch.next(); err == nil || !strings.Contains(err.Error(), "it is down") {
 		t.Fatalf("the watch ends with %v", err)
 	}
+	before = w.head()
 	_, _, err = w.Delete(w.ctx, one, metav1.DeleteOptions{}, w.caller)
 	w.refused(err, 500, metav1.StatusReasonInternalError, "it is down")
+	equal(t, "revision after a deletion that cannot be shown", w.head(), before)
 	one.Name = "h0002"
 	if _, gone := w.delete(one, metav1.DeleteOptions{}); !gone {
 		t.Error("an object without finalizers needs no conversion to go")

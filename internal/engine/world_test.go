@@ -69,6 +69,8 @@ func newWorld(t testing.TB) *world {
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog: func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
 		Head:    func() *storage.Snapshot { w.looks(); return store.Head() },
+
+		EventTTL: time.Hour,
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
