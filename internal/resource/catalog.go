@@ -176,7 +176,21 @@ func (e *edit) change(key string, r *storage.Record) {
 			v.SelectableFields = nil
 		}
 	}
+	d.Custom.ConversionSince = r.Modified
+	if old := e.custom(groupName, plural); old != nil && old.Conversion == d.Custom.Conversion {
+		d.Custom.ConversionSince = old.ConversionSince
+	}
 	e.put(groupName, d)
+}
+
+// custom returns what is known of a CRD so far, nil if nothing is.
+func (e *edit) custom(groupName, plural string) *Custom {
+	if i, ok := searchGroups(e.groups, groupName); ok {
+		if at, ok := e.groups[i].find(plural); ok {
+			return e.groups[i].kinds[at].Custom
+		}
+	}
+	return nil
 }
 
 // put adds a kind to a group, in place of another of its plural. A built-in kind
@@ -193,14 +207,11 @@ func (e *edit) put(groupName string, d *Definition) {
 }
 
 func (e *edit) remove(groupName, plural string) {
-	i, ok := searchGroups(e.groups, groupName)
-	if !ok {
+	if e.custom(groupName, plural) == nil {
 		return
 	}
-	at, ok := e.groups[i].find(plural)
-	if !ok || e.groups[i].kinds[at].Custom == nil {
-		return
-	}
+	i, _ := searchGroups(e.groups, groupName)
+	at, _ := e.groups[i].find(plural)
 	if len(e.groups[i].kinds) == 1 {
 		e.groups = slices.Delete(e.groups, i, i+1)
 		delete(e.own, groupName)
