@@ -56,8 +56,8 @@ type connection struct {
 
 	mu       sync.Mutex
 	http2    bool
-	calls    int // under way
-	answered time.Time
+	calls    int       // under way
+	answered time.Time // when a response last came; zero: never
 	closed   bool
 	over     bool // its end is of no more interest
 }
@@ -98,7 +98,7 @@ func (c *connection) leave(givenUp bool) {
 
 // settle tells of the end once it has come, and it is known how the calls went.
 func (c *connection) settle() {
-	if !c.closed || c.calls > 0 || c.over || c.answered.IsZero() {
+	if !c.closed || c.calls > 0 || c.over {
 		return
 	}
 	c.over = true

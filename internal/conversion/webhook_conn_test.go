@@ -16,6 +16,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // speaker is a webhook in a bubble that does with its connections what a test wants.
@@ -23,16 +25,20 @@ type speaker struct {
 	name   string
 	ca     []byte
 	config *tls.Config
-	answer func(c *tls.Conn, json string) // writes a response, and does what it wants with the connection
+	answer func(c *tls.Conn, json string) // writes the first response, and does what it wants with the connection
+	later  func(c *tls.Conn, json string) // the same for the others
 
 	mu   sync.Mutex
 	open []net.Conn
 }
 
-func newSpeaker(t *testing.T, answer func(c *tls.Conn, json string)) *speaker {
+func newSpeaker(t *testing.T, answer, later func(c *tls.Conn, json string)) *speaker {
 	certificate, ca := certificateFor(t, "hook.example.com")
-	return &speaker{name: "hook.example.com", ca: ca, config: &tls.Config{Certificates: []tls.Certificate{certificate}}, answer: answer}
+	return &speaker{name: "hook.example.com", ca: ca, config: &tls.Config{Certificates: []tls.Certificate{certificate}}, answer: answer, later: later}
 }
+
+// webhook is its spec.conversion.webhook.
+func (s *speaker) webhook() string { return (&site{name: s.name, ca: s.ca}).config() }
 
 func (s *speaker) dial(context.Context, string, string) (net.Conn, error) {
 	client, server := net.Pipe()
@@ -45,6 +51,7 @@ func (s *speaker) dial(context.Context, string, string) (net.Conn, error) {
 
 func (s *speaker) serve(c *tls.Conn) {
 	defer c.Close()
+	answer := s.answer
 	for in := bufio.NewReader(c); ; {
 		r, err := http.ReadRequest(in)
 		if err != nil {
@@ -55,7 +62,8 @@ func (s *speaker) serve(c *tls.Conn) {
 			return
 		}
 		data, _ := json.Marshal(answered(q, nil))
-		s.answer(c, string(data))
+		answer(c, string(data))
+		answer = s.later
 	}
 }
 
@@ -76,29 +84,45 @@ func plainAnswer(c *tls.Conn, json string) {
 // What a reader has to hear of: a connection that breaks; and what not: the ends that this side or the webhook has
 // announced, and connections on which nothing has been answered.
 func TestBrokenConnectionsAreTold(t *testing.T) {
+	half := func(c *tls.Conn, _ string) {
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+		c.Close()
+	}
+	mute := func(*tls.Conn, string) {}
+	again := func(w *Webhooks, s *speaker) { _ = convertOne(w, s.webhook()) }
 	for name, c := range map[string]struct {
-		answer func(c *tls.Conn, json string)
-		then   func(w *Webhooks, s *speaker)
-		want   int
+		answer, later func(c *tls.Conn, json string)
+		then          func(w *Webhooks, s *speaker)
+		want          int
 	}{
-		"it is killed":                        {plainAnswer, func(_ *Webhooks, s *speaker) { s.hangUp() }, 1},
-		"it hangs up right behind the answer": {func(c *tls.Conn, json string) { plainAnswer(c, json); c.Close() }, nil, 1},
-		"it has said so": {func(c *tls.Conn, json string) {
+		"it is killed": {answer: plainAnswer, then: func(_ *Webhooks, s *speaker) { s.hangUp() }, want: 1},
+		"it hangs up right behind the answer": {answer: func(c *tls.Conn, json string) {
+			plainAnswer(c, json)
+			c.Close()
+		}, want: 1},
+		"it hangs up in the middle of an answer": {answer: plainAnswer, later: half, then: again, want: 1},
+		"it has said so": {answer: func(c *tls.Conn, json string) {
 			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(json), json)
 			c.Close()
-		}, nil, 0},
-		"it has said so, and the answer ends where it hangs up": {func(c *tls.Conn, json string) {
+		}},
+		"it has said so, and the answer ends where it hangs up": {answer: func(c *tls.Conn, json string) {
 			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n%s", json)
 			c.Close()
-		}, nil, 0},
-		"nobody uses it":       {plainAnswer, func(*Webhooks, *speaker) { <-time.After(2 * idleTimeout) }, 0},
-		"this side ends":       {plainAnswer, func(w *Webhooks, _ *speaker) { w.Close() }, 0},
-		"nothing was answered": {func(c *tls.Conn, _ string) { c.Close() }, nil, 0},
+		}},
+		"nobody uses it":         {answer: plainAnswer, then: func(*Webhooks, *speaker) { <-time.After(2 * idleTimeout) }},
+		"this side ends":         {answer: plainAnswer, then: func(w *Webhooks, _ *speaker) { w.Close() }},
+		"nothing was answered":   {answer: func(c *tls.Conn, _ string) { c.Close() }},
+		"nobody answers in time": {answer: plainAnswer, later: mute, then: again},
+		"this side gives a call up": {answer: plainAnswer, later: mute, then: func(w *Webhooks, s *speaker) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, _ = w.Convert(ctx, version("v1", s.webhook()), []object.Tree{cronTab("a")})
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := newSpeaker(t, c.answer)
-				config := (&site{name: s.name, ca: s.ca}).config()
+				s := newSpeaker(t, c.answer, c.later)
+				config := s.webhook()
 				var told atomic.Int64
 				w := NewWebhooks(WebhookConfig{Dial: s.dial, Broke: func(text string) {
 					if text == config {
@@ -122,20 +146,46 @@ func TestBrokenConnectionsAreTold(t *testing.T) {
 	}
 }
 
-// A webhook that goes away says so over HTTP/2 in a frame of its own: nothing is read afterwards.
+// A webhook that goes away says so over HTTP/2 in a frame of its own: nothing is read afterwards. A call that was given up, or
+// is under way, makes no difference.
 func TestGoingAwayIsTold(t *testing.T) {
-	h := newHook(t, nil).quiet()
-	told := make(chan string, 10)
-	w := NewWebhooks(WebhookConfig{Broke: func(text string) { told <- text }})
-	defer w.Close()
-	if err := convertOne(w, h.config()); err != nil || h.last.Load().ProtoMajor != 2 {
-		t.Fatal(err, h.last.Load().Proto)
-	}
-	if err := h.Config.Shutdown(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if text := <-told; text != h.config() {
-		t.Errorf("told of %s", text)
+	for _, busy := range []bool{false, true} {
+		entered, leave := make(chan struct{}), make(chan struct{})
+		h := newRawHook(t, func(w http.ResponseWriter, q review) {
+			if len(q.Request.Objects) > 1 {
+				entered <- struct{}{}
+				<-leave
+			}
+			_ = json.NewEncoder(w).Encode(answered(q, nil))
+		}).quiet()
+		told := make(chan string, 10)
+		w := NewWebhooks(WebhookConfig{Broke: func(text string) { told <- text }})
+		defer w.Close()
+		if err := convertOne(w, h.config()); err != nil || h.last.Load().ProtoMajor != 2 {
+			t.Fatal(err, h.last.Load().Proto)
+		}
+		two := func(ctx context.Context) {
+			_, _ = w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a"), cronTab("b")})
+		}
+		ctx, giveUp := context.WithCancel(t.Context())
+		go func() { <-entered; giveUp(); leave <- struct{}{} }()
+		two(ctx)
+		if busy {
+			go two(t.Context())
+			<-entered
+		}
+		go func() { _ = h.Config.Shutdown(context.Background()) }()
+		if busy {
+			close(leave)
+		}
+		select {
+		case text := <-told:
+			if text != h.config() {
+				t.Errorf("told of %s", text)
+			}
+		case <-time.After(30 * time.Second):
+			t.Errorf("not told, busy: %v", busy)
+		}
 	}
 }
 
