@@ -41,7 +41,7 @@ func (v *views) origin(d *resource.Definition, behind uint64, now time.Time, eve
 	defer v.mu.Unlock()
 	o = v.origins[kindOf(d)]
 	if o != nil && o.since > d.Custom.ConversionSince {
-		return &origin{}, false // for a request that goes by the CRD as it was
+		return o, false // for a request that goes by the CRD as it was
 	}
 	if o == nil || o.since < d.Custom.ConversionSince || o.behind != behind {
 		v.drop(func(other *origin) bool { return other == o || now.Sub(other.read) > maxConversionAge })

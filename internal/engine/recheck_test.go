@@ -61,6 +61,7 @@ func TestConversionsEndWithTheCRDs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 1, func(r readers) {
+				r.Engine.Behind = func(webhook string) uint64 { return uint64(len(webhook)) }
 				equal(t, "before", r.by(), "")
 				r.c.by.Store(1)
 				equal(t, "kept", r.by(), "")
@@ -225,8 +226,14 @@ func TestConnectionBreaks(t *testing.T) {
 		equal(t, "calls where another one broke", r.calls(), [2]int64{0, 0})
 		r.WebhookBroke(hostsWebhook)
 		equal(t, "calls", r.calls(), [2]int64{1, 3})
+		<-time.After(5 * time.Second)
+		r.WebhookBroke(hostsWebhook)
+		equal(t, "calls when another one breaks", r.calls(), [2]int64{1, 3})
 
+		<-time.After(time.Minute)
 		r.by()
+		r.calls()
+		<-time.After(time.Minute)
 		r.c.by.Store(1)
 		r.c.down.Store(true)
 		r.WebhookBroke(hostsWebhook)
