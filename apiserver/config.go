@@ -57,6 +57,9 @@ type Config struct {
 	DisableFieldSelectors bool
 	// Profiling serves /debug/pprof to those who may read it.
 	Profiling bool
+	// ConversionRecheck is how often a conversion webhook is asked again for a sample of what is kept of its conversions,
+	// while that is read; 0 means 30 seconds.
+	ConversionRecheck time.Duration
 	// Logger gets what an operator should know; nil discards it.
 	Logger *slog.Logger
 }

@@ -44,7 +44,8 @@ type Server struct {
 	audit    *access.Audit
 	handler  *api.Server
 	feed     *engine.Feed
-	webhooks *conversion.Webhooks // nil until connect
+	webhooks *conversion.Webhooks // nil until connect, as is
+	engine   *engine.Engine
 	// reachable gets to know which webhooks cannot be reached.
 	reachable *control.Reachability
 	migrating []string // CRDs that say so from before
@@ -178,12 +179,19 @@ func (s *Server) connect(ctx context.Context) error {
 		},
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Resolve: egress.Resolver(s.services(live)),
+		Behind: egress.Behind(s.store.Head, func(group, resource, namespace, name string) string {
+			return live.Load().Definition(group, resource).Key(namespace, name)
+		}),
+		Broke: func(webhook string) { s.engine.WebhookBroke(webhook) },
 	})
-	e := &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert}
-	s.feed = e.NewFeed()
+	s.engine = &engine.Engine{
+		Store: s.store, Live: live, Now: time.Now,
+		Webhook: s.webhooks.Convert, Behind: s.webhooks.Behind, RecheckEvery: s.config.ConversionRecheck,
+	}
+	s.feed = s.engine.NewFeed()
 	storageCheck := []api.Check{{Name: "storage", Run: s.store.Failed}}
 	s.handler = api.New(api.Config{
-		Engine:         e,
+		Engine:         s.engine,
 		Live:           storageCheck,
 		Ready:          storageCheck,
 		RequestTimeout: s.config.RequestTimeout,

@@ -77,6 +77,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
+	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
+		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
 		"how long events are kept")
 	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,
@@ -102,6 +104,8 @@ func (f *serveFlags) complete() error {
 		return errors.New("--data-dir: name a folder")
 	case c.EventTTL <= 0:
 		return errors.New("--event-ttl: must be more than 0")
+	case c.ConversionRecheck <= 0:
+		return errors.New("--conversion-recheck-interval: must be more than 0")
 	case c.CompactionInterval <= 0:
 		return errors.New("--etcd-compaction-interval: must be more than 0")
 	case c.HistoryBytes <= 0:

@@ -29,6 +29,12 @@ type Engine struct {
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
+	// Behind numbers who stands behind a webhook, by the JSON of spec.conversion.webhook; nil: nobody knows. What those
+	// have converted is not kept who stood there before.
+	Behind func(webhook string) uint64
+	// RecheckEvery is how often a webhook is asked again for a sample of what is kept of its conversions, while that is
+	// read; 0 means 30 seconds.
+	RecheckEvery time.Duration
 	// Admission are the plugins that writes pass, after admission.Lifecycle.
 	Admission admission.Plugins
 
@@ -36,11 +42,15 @@ type Engine struct {
 	// writes come in between.
 	beforeCommit func([]storage.Write)
 
+	tasks   tasks
 	views   views
 	shapes  shapes
 	queues  queues
 	indexes indexes
 }
+
+// Close ends what runs beside the requests.
+func (e *Engine) Close() { e.tasks.end() }
 
 // Target is what a request addresses.
 type Target struct {

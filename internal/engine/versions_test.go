@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -86,9 +87,9 @@ func TestViewsAreBounded(t *testing.T) {
 		made++
 		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxViewBytes/10)}}, nil
 	}
-	at := &resource.Version{Definition: &resource.Definition{}}
+	at := viewsAt(&resource.Version{Definition: &resource.Definition{}}, nil)
 	look := func(revision int64) {
-		if _, err := v.get(t.Context(), at, []*storage.Record{{Modified: revision}}, large); err != nil {
+		if _, err := v.get(t.Context(), at, time.Now(), []*storage.Record{{Modified: revision}}, large); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -301,3 +301,10 @@ func equal(t testing.TB, what string, got, want any) {
 		t.Fatalf("%s: got %s, want %s", what, g, v)
 	}
 }
+
+// deleteCRD removes a CRD as its controller would.
+func (w *world) deleteCRD(name string) {
+	w.Helper()
+	key := resource.CRDPrefix + name
+	w.commit(storage.Write{Key: key, Expected: w.Store.Head().Get(key).Modified})
+}

@@ -188,7 +188,21 @@ func (e *edit) change(key string, r *storage.Record) {
 			v.SelectableFields = nil
 		}
 	}
+	d.Custom.ConversionSince = r.Modified
+	if old := e.custom(groupName, plural); old != nil && old.Conversion == d.Custom.Conversion {
+		d.Custom.ConversionSince = old.ConversionSince
+	}
 	e.put(groupName, d)
+}
+
+// custom returns what is known of a CRD so far, nil if nothing is.
+func (e *edit) custom(groupName, plural string) *Custom {
+	if i, ok := e.groups.find(groupName); ok {
+		if at, ok := e.groups[i].is.kinds.find(plural); ok {
+			return e.groups[i].is.kinds[at].is.Custom
+		}
+	}
+	return nil
 }
 
 // put adds a kind to a group, in place of another of its plural. A built-in kind
@@ -205,16 +219,12 @@ func (e *edit) put(groupName string, d *Definition) {
 }
 
 func (e *edit) remove(groupName, plural string) {
-	i, ok := e.groups.find(groupName)
-	if !ok {
+	if e.custom(groupName, plural) == nil {
 		return
 	}
-	kinds := e.groups[i].is.kinds
-	at, ok := kinds.find(plural)
-	if !ok || kinds[at].is.Custom == nil {
-		return
-	}
-	if len(kinds) == 1 {
+	i, _ := e.groups.find(groupName)
+	at, _ := e.groups[i].is.kinds.find(plural)
+	if len(e.groups[i].is.kinds) == 1 {
 		e.groups = slices.Delete(e.groups, i, i+1)
 		delete(e.own, groupName)
 		return

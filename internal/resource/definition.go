@@ -54,6 +54,8 @@ type Custom struct {
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
 	Conversion Conversion
+	// ConversionSince is the revision of the CRD with which Conversion became what it is, or a later one.
+	ConversionSince int64
 	// SpecHash is a hash of all that a CRD says of its objects: its spec, and the conversion it declares. It is made on first
 	// use, and means nothing to another process.
 	SpecHash func() uint64
