@@ -91,8 +91,17 @@ func (q *request) prepare() bool {
 		var ctx context.Context
 		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
 		q.r = q.r.WithContext(ctx)
+		if ctx.Err() != nil {
+			q.fail(timedOut())
+			return false
+		}
 	}
 	return true
+}
+
+// timedOut is the 504 of a request whose time has run out, whatever its verb.
+func timedOut() error {
+	return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 }
 
 // listing tells a watch from a list, and finds the one name that either may be about.

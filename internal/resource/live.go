@@ -2,7 +2,6 @@ package resource
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -166,8 +165,7 @@ func (l *Live) Follow(ctx context.Context, store *storage.Store) error {
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
 		l.tell(nil)
 		err := l.follow(ctx, store, snapshot.Revision())
-		var compacted *storage.CompactedError
-		if !errors.Is(err, storage.ErrLagging) && !errors.As(err, &compacted) {
+		if !storage.Missed(err) {
 			return err
 		}
 	}

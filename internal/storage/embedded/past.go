@@ -23,6 +23,9 @@ func (l *disk) past(work func(*engine) error) error {
 	if e.failure() != nil {
 		return unavailable(e.cause)
 	}
+	if damage := (*DamageError)(nil); errors.As(err, &damage) {
+		l.logger.Error("the history cannot be read", "err", err)
+	}
 	return err
 }
 

@@ -17,9 +17,12 @@ type smallFS struct {
 	others   int64 // what others have on it
 	files    map[string]int64
 	failures int
-	gate     chan struct{}
-	waiting  int
-	said     int64 // not 0: what usage says is free
+
+	refused     vfs.DiskWriteCategory // files that there is no room for
+	compactions int                   // files they have made
+	gate        chan struct{}
+	waiting     int
+	said        int64 // not 0: what usage says is free
 }
 
 func newSmallFS(size int64) *smallFS {
@@ -85,6 +88,27 @@ func (f *smallFS) pass(name string) {
 	f.mu.Unlock()
 }
 
+// refuse leaves no room for files of a category.
+func (f *smallFS) refuse(c vfs.DiskWriteCategory) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refused = c
+}
+
+// compacted is how many files compactions have made.
+func (f *smallFS) compacted() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.compactions
+}
+
+// room is how much is free.
+func (f *smallFS) room() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.free()
+}
+
 // failed is how many writes found no room.
 func (f *smallFS) failed() int {
 	f.mu.Lock()
@@ -112,12 +136,19 @@ func (f *smallFS) move(from, to string) {
 }
 
 func (f *smallFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c != vfs.WriteCategoryUnspecified && c == f.refused {
+		f.failures++
+		return nil, syscall.ENOSPC
+	}
 	file, err := f.FS.Create(name, c)
 	if err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	if c == compactionFiles {
+		f.compactions++
+	}
 	f.files[name] = 0
 	return &smallFile{file, f, name}, nil
 }

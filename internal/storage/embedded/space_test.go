@@ -178,6 +178,56 @@ func TestReserve(t *testing.T) {
 	}
 }
 
+// While room is scarce, the engine gives back what has been deleted, as soon as the short history is over.
+func TestDeletionsMakeRoom(t *testing.T) {
+	d := newSmallDisk(t, 1<<20)
+	for range 30 {
+		if err := d.create(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if used := smallSize - d.fs.room(); used < 30*16<<10 {
+		t.Fatalf("only %d bytes are used", used)
+	}
+	d.fs.say(800 << 10)
+	d.until(func() error { return d.seen(800 << 10) }, errNotSeen)
+	for i := range 30 {
+		if err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.until(func() error {
+		if used := smallSize - d.fs.room(); used > 2*16<<10 {
+			return errNotSeen
+		}
+		return nil
+	}, errNotSeen)
+}
+
+// A compaction that finds no room is tried again later, and the log goes on.
+func TestCompactionWithoutRoom(t *testing.T) {
+	d := newSmallDisk(t, 1)
+	d.fs.refuse(compactionFiles)
+	for d.fs.failed() == 0 {
+		if err := d.create(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.create(); err != nil {
+		t.Fatal(err)
+	}
+	d.fs.refuse("")
+	d.until(func() error {
+		if d.fs.compacted() == 0 {
+			return errNotSeen
+		}
+		return nil
+	}, errNotSeen)
+	if n := d.health.Failures(); n > 0 {
+		t.Errorf("the log failed %d times", n)
+	}
+}
+
 var errNotSeen = errors.New("the log has not looked yet")
 
 // seen says whether the log knows how much is free.
