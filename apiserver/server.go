@@ -40,6 +40,7 @@ type Server struct {
 	config   Config
 	listener net.Listener
 	store    *storage.Store
+	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
 	audit    *access.Audit
 	handler  *api.Server
@@ -138,6 +139,9 @@ func (s *Server) open() (*storage.Store, error) {
 		Dir:          s.path("store"),
 		CompactAfter: s.config.CompactionInterval,
 		HistoryBytes: s.config.HistoryBytes,
+		Reserve:      s.config.DiskReserve,
+		DiskUsage:    s.config.DiskUsage,
+		Health:       &s.disk,
 		Logger:       s.config.Logger,
 	})
 }
@@ -181,11 +185,11 @@ func (s *Server) connect(ctx context.Context) error {
 	})
 	e := &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert}
 	s.feed = e.NewFeed()
-	storageCheck := []api.Check{{Name: "storage", Run: s.store.Failed}}
 	s.handler = api.New(api.Config{
 		Engine:         e,
-		Live:           storageCheck,
-		Ready:          storageCheck,
+		Live:           []api.Check{{Name: "storage", Run: s.alive}},
+		Ready:          []api.Check{{Name: "storage", Run: s.writable}},
+		Gauges:         s.gauges(),
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

@@ -79,6 +79,9 @@ func newMetrics(s *Server) *metrics {
 	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated,
 		m.conversions.byCRD, m.conversions.byResult, m.conversions.requests,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &serverCollector{s})
+	for _, g := range s.config.Gauges {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.Name, Help: g.Help}, g.Read))
+	}
 	m.handler = promhttp.HandlerFor(r, promhttp.HandlerOpts{})
 	return m
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -39,7 +40,7 @@ type space struct {
 	free    int64 // when it was looked at
 	size    int64
 	written int64 // since then
-	stored  int64 // in the engine's files
+	stored  int64 // in the engine's tables
 	scarce  bool
 	broken  bool // the usage cannot be read, which has been logged
 }
@@ -124,7 +125,7 @@ func (s *space) enough(n int64) bool {
 	return !s.known || s.free >= n
 }
 
-// measure adds up the engine's files. The caller holds mu.
+// measure adds up the engine's tables, which is what it may rewrite. The caller holds mu.
 func (s *space) measure() {
 	dir := s.fs.PathJoin(s.dir, "engine")
 	names, err := s.fs.List(dir)
@@ -133,6 +134,9 @@ func (s *space) measure() {
 	}
 	var sum int64
 	for _, name := range names {
+		if !strings.HasSuffix(name, ".sst") {
+			continue
+		}
 		if info, err := s.fs.Stat(s.fs.PathJoin(dir, name)); err == nil { // else it has just gone
 			sum += info.Size()
 		}
