@@ -19,6 +19,7 @@ type Live struct {
 	store    atomic.Pointer[storage.Store]
 
 	watcher atomic.Pointer[func([]*storage.Event)]
+	swapped atomic.Pointer[func(*Catalog)]
 
 	ask     chan struct{} // asks the follower to look how far the store is
 	mu      sync.Mutex
@@ -136,6 +137,9 @@ func (l *Live) wanted() (revision int64) {
 // changes have been missed. There is one f.
 func (l *Live) Tell(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
 
+// OnSwap has f called with each later catalog, by the goroutine that runs Follow. There is one f.
+func (l *Live) OnSwap(f func(*Catalog)) { l.swapped.Store(&f) }
+
 func (l *Live) tell(changes []*storage.Event) {
 	if f := l.watcher.Load(); f != nil {
 		(*f)(changes)
@@ -146,6 +150,9 @@ func (l *Live) tell(changes []*storage.Event) {
 func (l *Live) publish(c *Catalog, revision int64) {
 	l.catalog.Store(c)
 	l.followed.Store(max(revision, l.followed.Load()))
+	if f := l.swapped.Load(); f != nil {
+		(*f)(c)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, w := range l.waiting {

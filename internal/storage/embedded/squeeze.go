@@ -17,7 +17,7 @@ type squeezer struct {
 }
 
 // squeezePause is how many times as long as it took the engine is left in peace after it.
-const squeezePause = 10
+const squeezePause = 4
 
 // squeeze starts that in the background if there is something to give back.
 func (l *disk) squeeze() {
