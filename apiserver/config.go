@@ -41,6 +41,11 @@ type Config struct {
 	CompactionInterval time.Duration
 	// HistoryBytes is how much of it is kept at most; 0 leaves it to the store.
 	HistoryBytes int64
+	// DiskReserve is how many bytes of the disk are kept free for what makes room, deletions above all;
+	// 0 leaves it to the store.
+	DiskReserve int64
+	// DiskUsage says how many bytes of the disk are free, and how many there are; nil asks the system.
+	DiskUsage func() (free, size uint64, err error)
 	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
 	AuditLogPath string
 

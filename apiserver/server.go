@@ -40,6 +40,7 @@ type Server struct {
 	config   Config
 	listener net.Listener
 	store    *storage.Store
+	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
 	audit    *access.Audit
 	handler  *api.Server
@@ -139,6 +140,9 @@ func (s *Server) open() (*storage.Store, error) {
 		Dir:          s.path("store"),
 		CompactAfter: s.config.CompactionInterval,
 		HistoryBytes: s.config.HistoryBytes,
+		Reserve:      s.config.DiskReserve,
+		DiskUsage:    s.config.DiskUsage,
+		Health:       &s.disk,
 		Logger:       s.config.Logger,
 	})
 }
@@ -189,11 +193,11 @@ func (s *Server) connect(ctx context.Context) error {
 		Webhook: s.webhooks.Convert, Behind: s.webhooks.Behind, RecheckEvery: s.config.ConversionRecheck,
 	}
 	s.feed = s.engine.NewFeed()
-	storageCheck := []api.Check{{Name: "storage", Run: s.store.Failed}}
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
-		Live:           storageCheck,
-		Ready:          storageCheck,
+		Live:           []api.Check{{Name: "storage", Run: s.alive}},
+		Ready:          []api.Check{{Name: "storage", Run: s.writable}},
+		Gauges:         s.gauges(),
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

@@ -85,6 +85,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how long the history is kept from which watches and continued lists are answered; older revisions get 410 Gone")
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
 		"how many bytes of that history are kept at most")
+	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
+		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of IPv4 addresses that Services get their cluster IPs from")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -110,6 +112,8 @@ func (f *serveFlags) complete() error {
 		return errors.New("--etcd-compaction-interval: must be more than 0")
 	case c.HistoryBytes <= 0:
 		return errors.New("--history-bytes: must be more than 0")
+	case c.DiskReserve < 0:
+		return errors.New("--disk-reserve-bytes: must not be negative")
 	}
 	if net.ParseIP(f.bindAddress) == nil {
 		return fmt.Errorf("--bind-address: %q is not an IP address", f.bindAddress)

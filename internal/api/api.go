@@ -22,6 +22,12 @@ type Check struct {
 	Run  func() error
 }
 
+// Gauge is a metric that is read when it is asked for.
+type Gauge struct {
+	Name, Help string
+	Read       func() float64
+}
+
 // Config is what a Server is made of.
 type Config struct {
 	Engine        *engine.Engine
@@ -30,6 +36,7 @@ type Config struct {
 	Discovery     http.Handler // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler // /openapi/v2, /openapi/v3 and below
 	Live, Ready   []Check      // of /livez and /readyz, besides ping
+	Gauges        []Gauge      // in /metrics, besides its own
 	EnableCBOR    bool
 	Profiling     bool // serve /debug/pprof
 	// Audit gets a record of each request; nil: there is none. It is the caller's to close.

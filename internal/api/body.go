@@ -46,7 +46,7 @@ func (q *request) body() ([]byte, error) {
 	case n > maxBody:
 		return nil, tooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		return nil, timedOut()
 	case err != nil:
 		return nil, apierrors.NewBadRequest("the body of the request could not be read: " + err.Error())
 	}

@@ -109,6 +109,11 @@ func (q *request) address() bool {
 	return true
 }
 
+// timedOut is the 504 of a request whose time has run out, whatever its verb.
+func timedOut() error {
+	return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+}
+
 // listing tells a watch from a list, and finds the one name that either may be about.
 func (q *request) listing() {
 	query := q.r.URL.Query()
@@ -159,6 +164,10 @@ func (q *request) hurry() bool {
 		var ctx context.Context
 		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
 		q.r = q.r.WithContext(ctx)
+		if ctx.Err() != nil {
+			q.fail(timedOut())
+			return false
+		}
 	}
 	return true
 }

@@ -153,6 +153,26 @@ func TestLargeBody(t *testing.T) {
 	}
 }
 
+// A timeout that has run out is answered in one way, whatever the verb, and nothing is changed.
+func TestTimeoutHasRunOut(t *testing.T) {
+	h := withCronTabs(t)
+	before := h.do("GET", crontabs, "").Body.String()
+	for _, c := range [][3]string{
+		{"GET", crontabs + "/a", ""},
+		{"GET", crontabs, ""},
+		{"POST", crontabs, strings.Replace(crontabA, `"a"`, `"b"`, 1)},
+		{"PUT", crontabs + "/a", crontabA},
+		{"PATCH", crontabs + "/a", `{"metadata":{"labels":{"a":"b"}}}`},
+		{"DELETE", crontabs + "/a", ""},
+		{"DELETE", crontabs, ""},
+	} {
+		h.refused(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns", c[2], "Content-Type: application/json")
+	}
+	if after := h.do("GET", crontabs, "").Body.String(); after != before {
+		t.Errorf("was %s, is %s", before, after)
+	}
+}
+
 // CRD-058
 func TestOptionsAreChecked(t *testing.T) {
 	h := withCronTabs(t)

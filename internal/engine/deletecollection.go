@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,7 +99,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		return true, nil
 	}
 	if _, err := e.commit(ctx, writes, guards...); err != nil {
-		if _, ok := overtaken(err); ok {
+		if _, ok := overtaken(err); ok || errors.Is(err, storage.ErrNoSpace) { // for some there may be room
 			return false, nil
 		}
 		return false, storageError(err)

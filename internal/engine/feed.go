@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -82,7 +81,7 @@ func (f *Feed) leave(one *follow) {
 func (f *Feed) Run(ctx context.Context) error {
 	for {
 		err := f.run(ctx)
-		if !errors.Is(err, storage.ErrLagging) {
+		if !storage.Missed(err) {
 			return err
 		}
 		f.mu.Lock()

@@ -164,7 +164,7 @@ func (h *history) rewind(log Log, st *state, revision int64) (*Snapshot, error) 
 		}
 	})
 	if err != nil {
-		return nil, err
+		return nil, reading(err)
 	}
 	s := &Snapshot{tree: edit.Tree(), revision: revision}
 	h.rewound.put(s)

@@ -98,6 +98,17 @@ func (w *witness) plan(s *storage.Store, r *rand.Rand) []storage.Write {
 	return writes
 }
 
+// refused notes that writes must never be seen.
+func (w *witness) refused(writes []storage.Write) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range writes {
+		if writes[i].Value != nil { // else the name is not unique
+			delete(w.tried, attempt(writes[i].Key, writes[i].Value))
+		}
+	}
+}
+
 // ack notes what was acknowledged.
 func (w *witness) ack(events []*storage.Event) {
 	w.mu.Lock()
@@ -117,9 +128,13 @@ func (w *witness) work(s *storage.Store, seed uint64, done <-chan struct{}, step
 			return nil
 		default:
 		}
-		events, err := s.Commit(context.Background(), w.plan(s, r))
+		writes := w.plan(s, r)
+		events, err := s.Commit(context.Background(), writes)
 		conflict := (*storage.ConflictError)(nil)
-		if err != nil && !errors.As(err, &conflict) {
+		switch {
+		case errors.Is(err, storage.ErrUnavailable):
+			w.refused(writes)
+		case err != nil && !errors.As(err, &conflict):
 			return err
 		}
 		w.ack(events)
