@@ -241,18 +241,22 @@ func TestCRDThatChanges(t *testing.T) {
 			w.refused(v.do(w, w.cron("a")), 422, metav1.StatusReasonInvalid, "is invalid: "+strings.TrimSuffix(v.path, ".n")+": ")
 			r.tried(1)
 		})
-		t.Run("storage version/"+v.name, func(t *testing.T) {
-			w := newRace(t, i >= len(creations))
-			r := w.before(func(storage.Write) {
-				w.versioned(has{name: "v1", served: true}, has{name: "v2", served: true, stored: true})
+		for from, to := range map[string]string{"v1": "v2", "v2": "v1"} {
+			t.Run("storage version "+to+"/"+v.name, func(t *testing.T) {
+				w := newRace(t, i >= len(creations))
+				stored := func(at string) {
+					w.versioned(has{name: "v1", served: true, stored: at == "v1"}, has{name: "v2", served: true, stored: at == "v2"})
+				}
+				stored(from)
+				r := w.before(func(storage.Write) { stored(to) })
+				if err := v.do(w, w.cron("a")); err != nil {
+					t.Fatal(err)
+				}
+				r.tried(2)
+				equal(t, "stored at", w.storedAt("a"), to)
+				equal(t, v.path, valueAt(w.get(w.cron("a")), v.path), 7)
 			})
-			if err := v.do(w, w.cron("a")); err != nil {
-				t.Fatal(err)
-			}
-			r.tried(2)
-			equal(t, "stored at", w.storedAt("a"), "v2")
-			equal(t, v.path, valueAt(w.get(w.cron("a")), v.path), 7)
-		})
+		}
 	}
 }
 

@@ -202,7 +202,7 @@ func (w *write) scaled(before, scale object.Tree) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	fields := scaleFields()
 	w.ownScale(before, entries)
-	scale, err := fields.Update(before, encodedScale(scale), w.caller.FieldManager, w.now)
+	scale, err := fields.Update(before, scale, w.caller.FieldManager, w.now)
 	if err != nil {
 		return nil, asPlain(err)
 	}
@@ -214,14 +214,6 @@ func (w *write) ownScale(scale object.Tree, entries []any) {
 	if owners := w.scaleOwners(entries); len(owners) > 0 {
 		object.EnsureMetadata(scale)["managedFields"] = owners
 	}
-}
-
-// encodedScale is a Scale as its Go type encodes it: 0 replicas are not there, and so owned by nobody.
-func encodedScale(scale object.Tree) object.Tree {
-	if spec, _ := scale["spec"].(object.Tree); spec != nil && object.Int64(spec, "replicas") == 0 {
-		delete(spec, "replicas")
-	}
-	return scale
 }
 
 // rescaled is the live object with what has become of its Scale.

@@ -186,6 +186,19 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	equal(t, "entries", at, map[string]string{"old": "stable.example.com/v1beta1", "new": "stable.example.com/v1"})
 }
 
+// VER-054: the loops write an object at the version that it is stored at, and leave it there.
+func TestWriteAsStored(t *testing.T) {
+	w := newWorld(t)
+	w.versioned(has{name: "v1", served: true, stored: true}, has{name: "v2", served: true})
+	w.mustCreate(w.crontab("v1", ""), fmt.Sprintf(aCron, "a"))
+	w.versioned(has{name: "v1", served: true}, has{name: "v2", served: true, stored: true})
+	at := w.crontab("v2", "a")
+	at.AsStored = true
+	w.mustPatch(at, merging, `{"metadata":{"finalizers":["example.com/x"]}}`)
+	equal(t, "stored at", w.storedAt("a"), "v1")
+	equal(t, "finalizers", len(object.Finalizers(w.get(w.crontab("v2", "a")))), 1)
+}
+
 // VER-064 CRD-057: an object that does not fit the schema of the version it is written at, in a part that the write leaves alone, is
 // written, and its owners stay as they were: upstream cannot say who owns what of it.
 func TestOwnersOfMisfits(t *testing.T) {
