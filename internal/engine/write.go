@@ -103,6 +103,8 @@ func (w *write) resolve(v *resource.Version) {
 		Convert:     w.convertTo,
 		Reset:       w.rules.notOwned(w.target.Subresource),
 		Whole:       v.Definition.Behavior.OwnedWhole,
+
+		ResetEverywhere: v.Definition.Custom == nil,
 	}
 	t := w.target
 	t.Version = v
