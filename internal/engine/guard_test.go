@@ -74,7 +74,11 @@ func (w *world) stored() int {
 // remove deletes a key behind the engine's back.
 func (w *world) remove(key string) {
 	w.Helper()
-	w.commit(storage.Write{Key: key, Expected: w.Store.Head().Get(key).Modified})
+	rec := w.Store.Head().Get(key)
+	if rec == nil {
+		w.Fatalf("%s is gone already", key)
+	}
+	w.commit(storage.Write{Key: key, Expected: rec.Modified})
 }
 
 // verb is a way to write the CronTab a, which has one replica and no image.

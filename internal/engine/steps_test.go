@@ -286,6 +286,52 @@ func TestDeleteCollectionLimits(t *testing.T) {
 	equal(t, "left", w.stored(), 0)
 }
 
+// SUB-013: a part that goes is a change that the generation counts.
+func TestGenerationOfWhatGoes(t *testing.T) {
+	w := newRace(t, true)
+	next := w.mustEdit(w.cron("a"), func(o object.Tree) { delete(o, "spec") })
+	equal(t, "generation", valueAt(treeOf(t, next), "metadata.generation"), 2)
+}
+
+// SUB-043: what has lost its last finalizer stays as long as something else keeps it: time, or the content of a namespace.
+func TestWhatElseKeepsIt(t *testing.T) {
+	w := newRace(t, true)
+	w.held(storage.Write{})
+	w.delete(w.cron("a"), metav1.DeleteOptions{})
+	slow := w.get(w.cron("a"))
+	set(slow, "metadata.deletionGracePeriodSeconds", int64(30))
+	w.commit(storage.Write{Key: aKey, Value: object.Pack(slow, 0), Expected: w.Store.Head().Get(aKey).Modified})
+	w.mustPatch(w.cron("a"), merging, `{"metadata":{"finalizers":null}}`)
+	equal(t, "finalizers of what goes later", valueAt(w.get(w.cron("a")), "metadata.finalizers"), nil)
+
+	w.mustCreate(w.namespace(""), `{"metadata":{"name":"n"}}`)
+	w.delete(w.namespace("n"), metav1.DeleteOptions{})
+	w.mustPatch(w.namespace("n"), merging, `{"metadata":{"labels":{"a":"b"}}}`)
+	equal(t, "phase", valueAt(w.get(w.namespace("n")), "status.phase"), "Terminating")
+}
+
+// CRD-056: what is applied gets the form that a created object has.
+func TestAppliedAsCreated(t *testing.T) {
+	w := newWorld(t)
+	schema := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"string"},"pod":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}`, 1)
+	w.writeCRD(cronTabs(schema, schema))
+	secret := w.at("", "v1", "secrets", "default")
+	for _, c := range []struct {
+		at   Target
+		body string
+		part string
+	}{
+		{secret, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":%q},"data":{"k":"dg=="}}`, "type"},
+		{w.cron(""), `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":%q},"spec":{"pod":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":{},"finalizers":[]}}}}`, "spec"},
+	} {
+		made := treeOf(t, w.mustCreate(c.at, fmt.Sprintf(c.body, "created")))
+		at := c.at
+		at.Name = "applied"
+		got := w.mustPatch(at, applying, fmt.Sprintf(c.body, "applied"))
+		equal(t, c.part, got[c.part], made[c.part])
+	}
+}
+
 // asked is a context that tells when somebody is about to wait for its end.
 type asked struct {
 	context.Context
