@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,7 +29,7 @@ func (k *Kind) Columns() ([]metav1.TableColumnDefinition, error) {
 	if err != nil {
 		return nil, fmt.Errorf("upstream: columns of %s: %w", k.Names.Plural, err)
 	}
-	return t.ColumnDefinitions, nil
+	return slices.Clone(t.ColumnDefinitions), nil // all kinds' columns are shared
 }
 
 // Row is the row of obj in a Table, its Object left out. Ages and durations in it are words as of now: a row is

@@ -8,9 +8,9 @@ import (
 )
 
 // BeginDelete looks at a delete of obj before finalizers are looked at: it checks the options and their
-// preconditions, and gives obj a time to end where the kind has a graceful end (Pod). graceful: obj was changed
-// and is to be stored, not removed. pending: it was on its way out already and nothing changes. Options may come
-// back changed. Of obj's resourceVersion the caller takes care.
+// preconditions, and gives obj a time to end where the kind has a graceful end (Pod). graceful: obj was changed and
+// is to be stored; without finalizers, and with o.GracePeriodSeconds at 0, it is removed. pending: it was on its way
+// out already and nothing changes. o comes back changed. obj needs its resourceVersion, which o may name.
 //
 // The error is the StatusError to answer with. Times are those of the real clock.
 func (k *Kind) BeginDelete(ctx context.Context, obj Object, o *metav1.DeleteOptions) (graceful, pending bool, err error) {

@@ -56,12 +56,12 @@ func cluster() []line {
 		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", at: rbac, main: clusterrolebinding.Strategy},
 		{kind: "Role", plural: "roles", at: rbac, main: role.Strategy, plain: true},
 		{kind: "RoleBinding", plural: "rolebindings", at: rbac, main: rolebinding.Strategy},
-		{kind: "CSIDriver", plural: "csidrivers", at: storage, main: csidriver.Strategy},
-		{kind: "CSINode", plural: "csinodes", at: storage, main: csinode.Strategy, status: csinode.StatusStrategy},
+		{kind: "CSIDriver", plural: "csidrivers", at: storage, main: csidriver.Strategy, returned: true},
+		{kind: "CSINode", plural: "csinodes", at: storage, main: csinode.Strategy, status: csinode.StatusStrategy, returned: true},
 		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", at: storage, main: csistoragecapacity.Strategy, plain: true},
-		{kind: "StorageClass", plural: "storageclasses", at: storage, short: "sc", main: storageclass.Strategy},
-		{kind: "VolumeAttachment", plural: "volumeattachments", at: storage, main: volumeattachment.Strategy, status: volumeattachment.StatusStrategy},
-		{kind: "VolumeAttributesClass", plural: "volumeattributesclasses", at: storage, short: "vac", main: volumeattributesclass.Strategy},
+		{kind: "StorageClass", plural: "storageclasses", at: storage, short: "sc", main: storageclass.Strategy, returned: true},
+		{kind: "VolumeAttachment", plural: "volumeattachments", at: storage, main: volumeattachment.Strategy, status: volumeattachment.StatusStrategy, returned: true},
+		{kind: "VolumeAttributesClass", plural: "volumeattributesclasses", at: storage, short: "vac", main: volumeattributesclass.Strategy, returned: true},
 		{kind: "StorageVersionMigration", plural: "storageversionmigrations", at: versions{storagemigrationv1.SchemeGroupVersion}, main: storagemigration.Strategy, status: storagemigration.StatusStrategy},
 	}
 }

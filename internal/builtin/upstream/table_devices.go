@@ -19,11 +19,11 @@ func devices(c Config) []line {
 	v1, namespaces := versions{resourcev1.SchemeGroupVersion}, namespaceReader{get: c.Namespace}
 	claim := resourceclaim.NewStrategy(namespaces, c.Authorizer)
 	return []line{
-		{kind: "DeviceClass", plural: "deviceclasses", at: v1, main: deviceclass.Strategy},
+		{kind: "DeviceClass", plural: "deviceclasses", at: v1, main: deviceclass.Strategy, returned: true},
 		{kind: "DeviceTaintRule", plural: "devicetaintrules", at: v1, main: devicetaintrule.Strategy, status: devicetaintrule.StatusStrategy},
-		{kind: "ResourceClaim", plural: "resourceclaims", at: v1, main: claim, status: resourceclaim.NewStatusStrategy(claim), attributes: resourceclaim.GetAttrs},
-		{kind: "ResourceClaimTemplate", plural: "resourceclaimtemplates", at: v1, main: resourceclaimtemplate.NewStrategy(namespaces), attributes: resourceclaimtemplate.GetAttrs},
-		{kind: "ResourceSlice", plural: "resourceslices", at: v1, main: resourceslice.Strategy, attributes: resourceslice.GetAttrs},
+		{kind: "ResourceClaim", plural: "resourceclaims", at: v1, main: claim, status: resourceclaim.NewStatusStrategy(claim), attributes: resourceclaim.GetAttrs, returned: true},
+		{kind: "ResourceClaimTemplate", plural: "resourceclaimtemplates", at: v1, main: resourceclaimtemplate.NewStrategy(namespaces), attributes: resourceclaimtemplate.GetAttrs, returned: true},
+		{kind: "ResourceSlice", plural: "resourceslices", at: v1, main: resourceslice.Strategy, attributes: resourceslice.GetAttrs, returned: true},
 	}
 }
 
