@@ -104,28 +104,45 @@ func TestUpdate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		bodies := map[string][]byte{
-			"label": s.with(t, func(o map[string]any) {
-				md := o["metadata"].(map[string]any)
-				md["labels"], md["resourceVersion"] = map[string]any{"a": "b"}, "7"
-			}),
-			"bad label": s.with(t, func(o map[string]any) {
-				md := o["metadata"].(map[string]any)
-				md["labels"], md["resourceVersion"] = map[string]any{"not valid": "b"}, "7"
-			}),
-		}
 		for _, sub := range append(s.endpoint.Kind.Subresources(), "") {
-			for change, body := range bodies {
-				t.Run(s.name+"/"+sub+"/"+change, func(t *testing.T) {
-					ctx := ours.context("update", sub, s.object)
-					got, err := ours.update(ctx, sub, body, stored)
-					want, wantErr := theirs.update(ctx, sub, body, stored)
+			for _, c := range []struct {
+				name, label string
+				old         []byte
+			}{
+				{"valid", "a", stored},
+				{"invalid", "not valid", stored},
+				{"on its way out", "a", deleted(t, stored)},
+			} {
+				t.Run(s.name+"/"+sub+"/"+c.name, func(t *testing.T) {
+					ctx, body := ours.context("update", sub, s.object), s.with(t, func(o map[string]any) {
+						md := o["metadata"].(map[string]any)
+						md["labels"], md["resourceVersion"] = map[string]any{c.label: "b"}, "7"
+					})
+					got, err := ours.update(ctx, sub, body, c.old)
+					want, wantErr := theirs.update(ctx, sub, body, c.old)
 					same(t, "update", got, want, err, wantErr)
-					if change == "label" && (sub == "" || sub == "status") && err != nil {
+					if c.name == "valid" && (sub == "" || sub == "status") && err != nil {
 						t.Errorf("the change is not valid: %v", err)
 					}
 				})
 			}
 		}
 	}
+}
+
+// deleted is a stored object that waits for a finalizer.
+func deleted(t *testing.T, stored []byte) []byte {
+	t.Helper()
+	var o map[string]any
+	if err := json.Unmarshal(stored, &o); err != nil {
+		t.Fatal(err)
+	}
+	md := o["metadata"].(map[string]any)
+	md["deletionTimestamp"], md["deletionGracePeriodSeconds"], md["generation"] = "2026-01-02T03:04:05Z", 0, 3
+	md["finalizers"] = []string{"example.com/f"}
+	out, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
