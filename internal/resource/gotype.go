@@ -30,7 +30,17 @@ func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error)
 }
 
 func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error) {
-	obj := g.New()
+	obj, strict, err := g.Read(json)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, err = ToTree(obj)
+	return t, strict, err
+}
+
+// Read is Decode up to the object of the Go type.
+func (g *GoType) Read(json []byte) (obj runtime.Object, strict []string, err error) {
+	obj = g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
 	if err != nil {
 		return nil, nil, err
@@ -38,8 +48,7 @@ func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error)
 	for _, p := range problems {
 		strict = append(strict, p.Error())
 	}
-	t, err = ToTree(obj)
-	return t, strict, err
+	return obj, strict, nil
 }
 
 // Normalize does the same for a tree (the result of a patch). It does not modify
