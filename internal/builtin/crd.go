@@ -20,7 +20,7 @@ import (
 func customResourceDefinitions(c Config) kind {
 	e := at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
 	e.validate = validateCRD
-	e.goType.Read = crdvalidation.Decode
+	e.goType.Decoder = crdvalidation.Decode
 	return kind{
 		endpoint: e,
 		plural:   "customresourcedefinitions", short: "crd crds", categories: "api-extensions",

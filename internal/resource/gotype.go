@@ -13,8 +13,8 @@ import (
 type GoType struct {
 	New     func() runtime.Object // a fresh, empty object
 	NewList func() runtime.Object
-	// Read, if not nil, decodes in place of byType, which it may use for the whole or for parts.
-	Read func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
+	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
+	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
 }
 
 // Decode reads JSON into the Go type, so that types are checked and unknown
@@ -23,8 +23,8 @@ type GoType struct {
 // "spec.foo"`); err is worded as encoding/json words it. apiVersion and kind are
 // as the body has them, which may be not at all.
 func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error) {
-	if g.Read != nil {
-		return g.Read(json, g.byType)
+	if g.Decoder != nil {
+		return g.Decoder(json, g.byType)
 	}
 	return g.byType(json)
 }
