@@ -218,5 +218,5 @@ func TestImpersonationIsAuthorized(t *testing.T) {
 	}
 	h.refused(403, `groups "secret" is forbidden: User "system:apiserver" cannot impersonate resource "groups" in API group "" at the cluster scope: not that group`,
 		"GET", crontabs+"/a", "", "Impersonate-User: joe", "Impersonate-Group: secret")
-	h.want(403, "GET", crontabs+"/a", "", "Impersonate-User: odd")
+	h.want(403, "GET", crontabs+"/a", "", "Impersonate-User: odd", "Impersonate-Group: system:masters")
 }
