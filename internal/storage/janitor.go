@@ -65,6 +65,7 @@ func (s *Store) compact(revision int64) error {
 		return err
 	}
 	h.retention.compacted(revision)
+	poke(s.queue.ready) // the committer forgets what it holds of it
 	return nil
 }
 
