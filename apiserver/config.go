@@ -41,6 +41,11 @@ type Config struct {
 	CompactionInterval time.Duration
 	// HistoryBytes is how much of it is kept at most; 0 leaves it to the store.
 	HistoryBytes int64
+	// DiskReserve is how many bytes of the disk are kept free for what makes room, deletions above all;
+	// 0 leaves it to the store.
+	DiskReserve int64
+	// DiskUsage says how many bytes of the disk are free, and how many there are; nil asks the system.
+	DiskUsage func() (free, size uint64, err error)
 	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
 	AuditLogPath string
 
@@ -57,6 +62,9 @@ type Config struct {
 	DisableFieldSelectors bool
 	// Profiling serves /debug/pprof to those who may read it.
 	Profiling bool
+	// ConversionRecheck is how often a conversion webhook is asked again for a sample of what is kept of its conversions,
+	// while that is read; 0 means 30 seconds.
+	ConversionRecheck time.Duration
 	// Logger gets what an operator should know; nil discards it.
 	Logger *slog.Logger
 }

@@ -40,11 +40,13 @@ type Server struct {
 	config   Config
 	listener net.Listener
 	store    *storage.Store
+	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
 	audit    *access.Audit
 	handler  *api.Server
 	feed     *engine.Feed
-	webhooks *conversion.Webhooks // nil until connect
+	webhooks *conversion.Webhooks // nil until connect, as is
+	engine   *engine.Engine
 	// reachable gets to know which webhooks cannot be reached.
 	reachable *control.Reachability
 	migrating []string // CRDs that say so from before
@@ -138,18 +140,21 @@ func (s *Server) open() (*storage.Store, error) {
 		Dir:          s.path("store"),
 		CompactAfter: s.config.CompactionInterval,
 		HistoryBytes: s.config.HistoryBytes,
+		Reserve:      s.config.DiskReserve,
+		DiskUsage:    s.config.DiskUsage,
+		Health:       &s.disk,
 		Logger:       s.config.Logger,
 	})
 }
 
 // connect puts the parts together, from the store up to the handler.
 func (s *Server) connect(ctx context.Context) error {
-	authorizer := &access.Authorizer{}
+	authorizer := access.Bootstrap{}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog:  func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
 		EventTTL: s.config.EventTTL,
-		Allowed:  authorizer.Review,
+		Allowed:  access.Review(authorizer),
 		Rules:    authorizer.Rules,
 
 		Head:         s.store.Head,
@@ -178,14 +183,21 @@ func (s *Server) connect(ctx context.Context) error {
 		},
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Resolve: egress.Resolver(s.services(live)),
+		Behind: egress.Behind(s.store.Head, func(group, resource, namespace, name string) string {
+			return live.Load().Definition(group, resource).Key(namespace, name)
+		}),
+		Broke: func(webhook string) { s.engine.WebhookBroke(webhook) },
 	})
-	e := &engine.Engine{Store: s.store, Live: live, Now: time.Now, Webhook: s.webhooks.Convert}
-	s.feed = e.NewFeed()
-	storageCheck := []api.Check{{Name: "storage", Run: s.store.Failed}}
+	s.engine = &engine.Engine{
+		Store: s.store, Live: live, Now: time.Now,
+		Webhook: s.webhooks.Convert, Behind: s.webhooks.Behind, RecheckEvery: s.config.ConversionRecheck,
+	}
+	s.feed = s.engine.NewFeed()
 	s.handler = api.New(api.Config{
-		Engine:         e,
-		Live:           storageCheck,
-		Ready:          storageCheck,
+		Engine:         s.engine,
+		Live:           []api.Check{{Name: "storage", Run: s.alive}},
+		Ready:          []api.Check{{Name: "storage", Run: s.writable}},
+		Gauges:         s.gauges(),
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

@@ -26,6 +26,7 @@ func (s *Server) close() error {
 		err = s.listener.Close()
 	}
 	if s.webhooks != nil {
+		s.engine.Close()
 		s.webhooks.Close()
 	}
 	s.stopFollowing()

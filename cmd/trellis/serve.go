@@ -77,12 +77,16 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
+	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
+		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
 		"how long events are kept")
 	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,
 		"how long the history is kept from which watches and continued lists are answered; older revisions get 410 Gone")
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
 		"how many bytes of that history are kept at most")
+	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
+		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of IPv4 addresses that Services get their cluster IPs from")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -102,10 +106,14 @@ func (f *serveFlags) complete() error {
 		return errors.New("--data-dir: name a folder")
 	case c.EventTTL <= 0:
 		return errors.New("--event-ttl: must be more than 0")
+	case c.ConversionRecheck <= 0:
+		return errors.New("--conversion-recheck-interval: must be more than 0")
 	case c.CompactionInterval <= 0:
 		return errors.New("--etcd-compaction-interval: must be more than 0")
 	case c.HistoryBytes <= 0:
 		return errors.New("--history-bytes: must be more than 0")
+	case c.DiskReserve < 0:
+		return errors.New("--disk-reserve-bytes: must not be negative")
 	}
 	if net.ParseIP(f.bindAddress) == nil {
 		return fmt.Errorf("--bind-address: %q is not an IP address", f.bindAddress)

@@ -2,28 +2,7 @@
 // users, not kinds.
 package access
 
-import (
-	"context"
-
-	"k8s.io/apiserver/pkg/authentication/user"
-)
-
-// Attributes are what a decision is about.
-type Attributes struct {
-	User                                                 user.Info
-	Verb                                                 string // get, list, watch, create, update, patch, delete, deletecollection; or the lower-case HTTP method
-	Resource                                             bool   // a resource request; otherwise only Path counts
-	Path                                                 string
-	Group, Version, Plural, Subresource, Namespace, Name string
-}
-
-type userKey struct{}
-
-// WithUser hands in the identity of a caller inside this process. Only requests that
-// never came over a connection may carry it: it stands above every credential.
-func WithUser(ctx context.Context, u user.Info) context.Context {
-	return context.WithValue(ctx, userKey{}, u)
-}
+import "k8s.io/apiserver/pkg/authentication/user"
 
 // Loopback is who this process is to its own API.
 func Loopback() user.Info {

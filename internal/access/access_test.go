@@ -221,12 +221,9 @@ func TestBootstrapRoles(t *testing.T) {
 		want := []bool{r.anonymous, r.someone, r.mon, r.masters}
 		for i, u := range []user.Info{anonymous, someone, monitor, master} {
 			r.a.User = u
-			z := &Authorizer{}
-			if got, _ := z.Allowed(r.a); got != want[i] {
-				t.Errorf("%s may %s %s%s: %v, want %v", u.GetName(), r.a.Verb, r.a.Path, r.a.Plural, got, want[i])
-			}
-			if err := z.Authorize(r.a); (err == nil) != want[i] {
-				t.Errorf("%s: Authorize says %v", u.GetName(), err)
+			got, _, err := Bootstrap{}.Authorize(t.Context(), &r.a)
+			if err != nil || (got == authorizer.DecisionAllow) != want[i] {
+				t.Errorf("%s may %s %s%s: %v %v, want %v", u.GetName(), r.a.Verb, r.a.Path, r.a.Plural, got, err, want[i])
 			}
 		}
 	}
@@ -242,12 +239,14 @@ func TestForbiddenAsUpstream(t *testing.T) {
 		{User: someone, Resource: true, Verb: "patch", Group: "stable.example.com", Version: "v1", Plural: "crontabs", Subresource: "status", Namespace: "default", Name: "x"},
 		{User: someone, Resource: true, Verb: "list", Version: "v1", Plural: "namespaces"},
 	} {
-		oracle := responsewriters.ForbiddenStatusError(authorizer.AttributesRecord{
-			User: a.User, Verb: a.Verb, Path: a.Path, ResourceRequest: a.Resource, Namespace: a.Namespace, Name: a.Name,
-			APIGroup: a.Group, APIVersion: a.Version, Resource: a.Plural, Subresource: a.Subresource,
-		}, "")
-		if got := new(Authorizer).Authorize(a); !reflect.DeepEqual(got, error(oracle)) {
-			t.Errorf("got\n%#v, want\n%#v", got, oracle)
+		for _, reason := range []string{"", "no <role>"} {
+			oracle := responsewriters.ForbiddenStatusError(authorizer.AttributesRecord{
+				User: a.User, Verb: a.Verb, Path: a.Path, ResourceRequest: a.Resource, Namespace: a.Namespace, Name: a.Name,
+				APIGroup: a.Group, APIVersion: a.Version, Resource: a.Plural, Subresource: a.Subresource,
+			}, reason)
+			if got := Forbidden(&a, reason); !reflect.DeepEqual(got, error(oracle)) {
+				t.Errorf("got\n%#v, want\n%#v", got, oracle)
+			}
 		}
 	}
 }
@@ -263,8 +262,9 @@ func BenchmarkAuthenticate(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := new(Authorizer).Authorize(Attributes{User: u, Resource: true, Verb: "get", Plural: "crontabs"}); err != nil {
-			b.Fatal(err)
+		d, _, err := Bootstrap{}.Authorize(b.Context(), &Attributes{User: u, Resource: true, Verb: "get", Plural: "crontabs"})
+		if err != nil || d != authorizer.DecisionAllow {
+			b.Fatal(d, err)
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -42,55 +41,51 @@ type identity struct {
 	until time.Time
 }
 
-type connectionKey struct{}
+// callerKey is where the context of a request has what is known of the caller before it is authenticated: who it is, or
+// the place at its connection where that is kept.
+type callerKey struct{}
+
+type connection = atomic.Pointer[identity]
+
+// WithUser hands in the identity of a caller inside this process. Only requests that
+// never came over a connection may carry it: it stands above every credential.
+func WithUser(ctx context.Context, u user.Info) context.Context {
+	return context.WithValue(ctx, callerKey{}, u)
+}
 
 // ConnContext gives a connection a place to keep its identity; it is for
 // http.Server.ConnContext.
 func ConnContext(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, connectionKey{}, new(atomic.Pointer[identity]))
+	return context.WithValue(ctx, callerKey{}, new(connection))
 }
+
+// nobody is the caller without credentials.
+var nobody user.Info = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 
 // Authenticate returns the user, or a 401 StatusError. The identity of a client
 // certificate is computed once a connection and believed until the certificate expires.
 func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
-	ctx := r.Context()
-	if u, ok := ctx.Value(userKey{}).(user.Info); ok {
+	known := r.Context().Value(callerKey{})
+	if u, ok := known.(user.Info); ok {
 		return u, nil
 	}
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		u, err := a.certificate(ctx, r.TLS.PeerCertificates)
-		if u != nil || err != nil {
+		slot, _ := known.(*connection)
+		if u, err := a.certificate(slot, r.TLS.PeerCertificates); u != nil || err != nil {
 			return u, err
 		}
 	}
 	if !a.anonymous || hasToken(r) {
 		return nil, unauthorized()
 	}
-	return &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}, nil
-}
-
-// Privileged returns the caller if it is known without looking further, be it by its
-// connection or from inside this process, and is in system:masters, who may do everything. nil
-// says nothing: Authenticate and Authorize decide.
-func (a *Authenticator) Privileged(r *http.Request) user.Info {
-	ctx := r.Context()
-	u, _ := ctx.Value(userKey{}).(user.Info)
-	if slot, ok := ctx.Value(connectionKey{}).(*atomic.Pointer[identity]); ok && u == nil {
-		if id := slot.Load(); id != nil && a.now().Before(id.until) {
-			u = id.user
-		}
-	}
-	if u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
-		return u
-	}
-	return nil
+	return nobody, nil
 }
 
 func unauthorized() error { return apierrors.NewUnauthorized("Unauthorized") }
 
-func (a *Authenticator) certificate(ctx context.Context, peer []*x509.Certificate) (user.Info, error) {
+// certificate says whose certificate it is; nil: nobody's. slot is where the connection keeps that, nil if it has no place.
+func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) (user.Info, error) {
 	now := a.now()
-	slot, _ := ctx.Value(connectionKey{}).(*atomic.Pointer[identity])
 	if slot != nil {
 		if id := slot.Load(); id != nil && now.Before(id.until) {
 			return id.user, nil

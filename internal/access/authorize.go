@@ -3,131 +3,103 @@ package access
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// role is one of upstream's bootstrap roles and the groups it is bound to.
-type role struct {
-	name      string
-	groups    []string
-	paths     []string // for GET; a trailing * stands for everything below
-	creatable []schema.GroupResource
+// Authorizer decides whether a request may go on, for every caller and every request. All of upstream's are Authorizers.
+// Allow lets it go on, all else does not, and the reason is told to who is refused; NoOpinion is for those who are asked
+// together with others. An error that comes without Allow is answered with a 500.
+type Authorizer = authorizer.UnconditionalAuthorizer
+
+// Attributes are what a decision is about.
+type Attributes struct {
+	User                                                 user.Info
+	Verb                                                 string // get, list, watch, create, update, patch, delete, deletecollection; or the lower-case HTTP method
+	Resource                                             bool   // a resource request; otherwise only Path counts
+	Path                                                 string
+	Group, Version, Plural, Subresource, Namespace, Name string
 }
 
-// bootstrap are the roles that every cluster has for those who are not in
-// system:masters.
-var bootstrap = []role{
-	{
-		name:   "system:public-info-viewer",
-		groups: []string{user.AllAuthenticated, user.AllUnauthenticated},
-		paths:  []string{"/healthz", "/livez", "/readyz", "/version", "/version/"},
-	},
-	{
-		name:   "system:discovery",
-		groups: []string{user.AllAuthenticated},
-		paths: []string{"/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz",
-			"/version", "/version/"},
-	},
-	{
-		name:   "system:basic-user",
-		groups: []string{user.AllAuthenticated},
-		creatable: []schema.GroupResource{
-			{Group: "authorization.k8s.io", Resource: "selfsubjectaccessreviews"},
-			{Group: "authorization.k8s.io", Resource: "selfsubjectrulesreviews"},
-			{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
-		},
-	},
-	{
-		name:   "system:monitoring",
-		groups: []string{user.MonitoringGroup},
-		paths:  []string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/metrics", "/metrics/slis", "/readyz", "/readyz/*"},
-	},
+// GetUser and what follows make Attributes those of upstream's authorizers.
+func (a *Attributes) GetUser() user.Info { return a.User }
+
+// GetVerb implements authorizer.Attributes.
+func (a *Attributes) GetVerb() string { return a.Verb }
+
+// IsReadOnly implements authorizer.Attributes.
+func (a *Attributes) IsReadOnly() bool {
+	return a.Verb == "get" || a.Verb == "list" || a.Verb == "watch"
 }
 
-// bound returns the group by which u has the role, or "".
-func (r *role) bound(u user.Info) string {
-	for _, g := range r.groups {
-		if slices.Contains(u.GetGroups(), g) {
-			return g
-		}
-	}
-	return ""
-}
+// GetNamespace implements authorizer.Attributes.
+func (a *Attributes) GetNamespace() string { return a.Namespace }
 
-func (r *role) allows(a *Attributes) bool {
-	if a.Resource {
-		return a.Verb == "create" && a.Subresource == "" &&
-			slices.Contains(r.creatable, schema.GroupResource{Group: a.Group, Resource: a.Plural})
-	}
-	return a.Verb == "get" && slices.ContainsFunc(r.paths, func(pattern string) bool {
-		prefix, below := strings.CutSuffix(pattern, "*")
-		return a.Path == pattern || below && strings.HasPrefix(a.Path, prefix)
-	})
-}
+// GetResource implements authorizer.Attributes.
+func (a *Attributes) GetResource() string { return a.Plural }
 
-// Authorizer decides. Its zero value is ready: system:masters may do everything,
-// others what upstream's bootstrap roles give them.
-type Authorizer struct{}
+// GetSubresource implements authorizer.Attributes.
+func (a *Attributes) GetSubresource() string { return a.Subresource }
 
-// Authorize returns nil, or a 403 StatusError worded as upstream's.
-func (z *Authorizer) Authorize(a Attributes) error {
-	if allowed, _ := z.Allowed(a); allowed {
-		return nil
-	}
-	return forbidden(&a)
-}
+// GetName implements authorizer.Attributes.
+func (a *Attributes) GetName() string { return a.Name }
 
-// Allowed is the same without building an error. reason says which role allows it,
-// as upstream's RBAC does; it is empty for system:masters and for a refusal.
-func (z *Authorizer) Allowed(a Attributes) (allowed bool, reason string) {
-	if a.User == nil {
-		return false, ""
-	}
-	if slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) {
-		return true, ""
-	}
-	for i := range bootstrap {
-		r := &bootstrap[i]
-		if !r.allows(&a) {
-			continue
-		}
-		if g := r.bound(a.User); g != "" {
-			return true, fmt.Sprintf("RBAC: allowed by ClusterRoleBinding %q of ClusterRole %q to Group %q", r.name, r.name, g)
-		}
-	}
-	return false, ""
-}
+// GetAPIGroup implements authorizer.Attributes.
+func (a *Attributes) GetAPIGroup() string { return a.Group }
 
-// escape keeps a refusal from looking like HTML.
+// GetAPIVersion implements authorizer.Attributes.
+func (a *Attributes) GetAPIVersion() string { return a.Version }
+
+// IsResourceRequest implements authorizer.Attributes.
+func (a *Attributes) IsResourceRequest() bool { return a.Resource }
+
+// GetPath implements authorizer.Attributes.
+func (a *Attributes) GetPath() string { return a.Path }
+
+// GetFieldSelector implements authorizer.Attributes. No decision depends on selectors yet.
+func (a *Attributes) GetFieldSelector() (fields.Requirements, error) { return nil, nil }
+
+// GetLabelSelector implements authorizer.Attributes.
+func (a *Attributes) GetLabelSelector() (labels.Requirements, error) { return nil, nil }
+
 var escape = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
 
-func forbidden(a *Attributes) error {
+// Escape keeps an answer from looking like HTML.
+func Escape(text string) string { return escape.Replace(text) }
+
+// Forbidden is the 403 StatusError for a refusal, worded as upstream's.
+func Forbidden(a authorizer.Attributes, reason string) error {
 	name := ""
-	if a.User != nil {
-		name = a.User.GetName()
+	if u := a.GetUser(); u != nil {
+		name = u.GetName()
 	}
 	var text string
 	switch {
-	case !a.Resource:
-		text = fmt.Sprintf("User %q cannot %s path %q", name, a.Verb, a.Path)
-	case a.Namespace != "":
-		text = fmt.Sprintf("%s in the namespace %q", resourceText(name, a), a.Namespace)
+	case !a.IsResourceRequest():
+		text = fmt.Sprintf("User %q cannot %s path %q", name, a.GetVerb(), a.GetPath())
+	case a.GetNamespace() != "":
+		text = fmt.Sprintf("%s in the namespace %q", resourceText(name, a), a.GetNamespace())
 	default:
 		text = resourceText(name, a) + " at the cluster scope"
 	}
-	gr := schema.GroupResource{Group: a.Group, Resource: a.Plural}
-	return apierrors.NewForbidden(gr, a.Name, errors.New(escape.Replace(text)))
+	text = Escape(text)
+	if reason != "" {
+		text += ": " + reason
+	}
+	gr := schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()}
+	return apierrors.NewForbidden(gr, a.GetName(), errors.New(text))
 }
 
-func resourceText(name string, a *Attributes) string {
-	resource := a.Plural
-	if a.Subresource != "" {
-		resource += "/" + a.Subresource
+func resourceText(name string, a authorizer.Attributes) string {
+	resource := a.GetResource()
+	if a.GetSubresource() != "" {
+		resource += "/" + a.GetSubresource()
 	}
-	return fmt.Sprintf("User %q cannot %s resource %q in API group %q", name, a.Verb, resource, a.Group)
+	return fmt.Sprintf("User %q cannot %s resource %q in API group %q", name, a.GetVerb(), resource, a.GetAPIGroup())
 }

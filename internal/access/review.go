@@ -6,25 +6,32 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Review answers a SelfSubjectAccessReview: may u do what spec says? Exactly one of
+// Review answers SelfSubjectAccessReviews: would z let u do what spec says? Exactly one of
 // the attributes of spec is set.
-func (z *Authorizer) Review(_ context.Context, u user.Info, spec *authorizationv1.SelfSubjectAccessReviewSpec) (allowed bool, reason string) {
-	a := Attributes{User: u}
-	if r := spec.ResourceAttributes; r != nil {
-		a.Resource, a.Verb = true, r.Verb
-		a.Group, a.Version, a.Plural, a.Subresource = r.Group, r.Version, r.Resource, r.Subresource
-		a.Namespace, a.Name = r.Namespace, r.Name
-	} else if n := spec.NonResourceAttributes; n != nil {
-		a.Verb, a.Path = n.Verb, n.Path
+func Review(z Authorizer) func(context.Context, user.Info, *authorizationv1.SelfSubjectAccessReviewSpec) (allowed bool, reason string) {
+	return func(ctx context.Context, u user.Info, spec *authorizationv1.SelfSubjectAccessReviewSpec) (bool, string) {
+		a := Attributes{User: u}
+		if r := spec.ResourceAttributes; r != nil {
+			a.Resource, a.Verb = true, r.Verb
+			a.Group, a.Version, a.Plural, a.Subresource = r.Group, r.Version, r.Resource, r.Subresource
+			a.Namespace, a.Name = r.Namespace, r.Name
+		} else if n := spec.NonResourceAttributes; n != nil {
+			a.Verb, a.Path = n.Verb, n.Path
+		}
+		decision, reason, err := z.Authorize(ctx, &a)
+		if err != nil && reason == "" {
+			reason = err.Error()
+		}
+		return decision == authorizer.DecisionAllow, reason
 	}
-	return z.Allowed(a)
 }
 
 // Rules answers a SelfSubjectRulesReview: all that u may do. No rule depends on the
 // namespace yet.
-func (z *Authorizer) Rules(_ context.Context, u user.Info, _ string) authorizationv1.SubjectRulesReviewStatus {
+func (Bootstrap) Rules(_ context.Context, u user.Info, _ string) authorizationv1.SubjectRulesReviewStatus {
 	// Clients expect lists, not null.
 	status := authorizationv1.SubjectRulesReviewStatus{
 		ResourceRules:    []authorizationv1.ResourceRule{},
@@ -37,7 +44,7 @@ func (z *Authorizer) Rules(_ context.Context, u user.Info, _ string) authorizati
 	}
 	for i := range bootstrap {
 		r := &bootstrap[i]
-		if r.bound(u) == "" {
+		if r.bound(u) < 0 {
 			continue
 		}
 		for _, gr := range r.creatable {

@@ -22,14 +22,21 @@ type Check struct {
 	Run  func() error
 }
 
+// Gauge is a metric that is read when it is asked for.
+type Gauge struct {
+	Name, Help string
+	Read       func() float64
+}
+
 // Config is what a Server is made of.
 type Config struct {
 	Engine        *engine.Engine
 	Authenticator *access.Authenticator
-	Authorizer    *access.Authorizer
+	Authorizer    access.Authorizer
 	Discovery     http.Handler // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler // /openapi/v2, /openapi/v3 and below
 	Live, Ready   []Check      // of /livez and /readyz, besides ping
+	Gauges        []Gauge      // in /metrics, besides its own
 	EnableCBOR    bool
 	Profiling     bool // serve /debug/pprof
 	// Audit gets a record of each request; nil: there is none. It is the caller's to close.
@@ -40,16 +47,15 @@ type Config struct {
 
 // Server answers all requests. All methods may be called from any goroutine.
 type Server struct {
-	engine        *engine.Engine
-	live          *resource.Live
-	authenticator *access.Authenticator
-	authorizer    *access.Authorizer
-	config        Config
-	offers        []offer // media types, the preferred first
-	metrics       *metrics
-	crowd         crowd
-	bodyRoom      *semaphore.Weighted // for large bodies
-	webhookRoom   *semaphore.Weighted // for those of kinds that webhooks convert
+	engine      *engine.Engine
+	live        *resource.Live
+	config      Config
+	offers      []offer // media types, the preferred first
+	choices     choices // of them
+	metrics     *metrics
+	crowd       crowd
+	bodyRoom    *semaphore.Weighted // for large bodies
+	webhookRoom *semaphore.Weighted // for those of kinds that webhooks convert
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -61,15 +67,13 @@ type Server struct {
 // New makes a Server.
 func New(c Config) *Server {
 	s := &Server{
-		engine:        c.Engine,
-		live:          c.Engine.Live,
-		authenticator: c.Authenticator,
-		authorizer:    c.Authorizer,
-		config:        c,
-		offers:        offers(c.EnableCBOR),
-		idle:          make(chan struct{}, 1),
-		bodyRoom:      semaphore.NewWeighted(maxHeavy),
-		webhookRoom:   semaphore.NewWeighted(maxHeavy),
+		engine:      c.Engine,
+		live:        c.Engine.Live,
+		config:      c,
+		offers:      offers(c.EnableCBOR),
+		idle:        make(chan struct{}, 1),
+		bodyRoom:    semaphore.NewWeighted(maxHeavy),
+		webhookRoom: semaphore.NewWeighted(maxHeavy),
 	}
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

@@ -28,7 +28,7 @@ func (q *request) note() *audited {
 // record notes a stage of the request.
 func (q *request) record(stage string) {
 	r := &access.Record{
-		Attributes: q.attributes(q.verb),
+		Attributes: q.attributes,
 		ID:         q.w.Header().Get("Audit-Id"),
 		Stage:      stage,
 		URI:        q.r.URL.RequestURI(),
@@ -46,7 +46,7 @@ func (q *request) record(stage string) {
 	if a := q.audited; a != nil {
 		r.Failure = a.failure
 		if a.impersonator != nil {
-			r.User, r.As = a.impersonator, q.user
+			r.User, r.As = a.impersonator, q.attributes.User
 		}
 	}
 	if q.v != nil {

@@ -46,7 +46,7 @@ func (q *request) body() ([]byte, error) {
 	case n > maxBody:
 		return nil, tooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		return nil, timedOut()
 	case err != nil:
 		return nil, apierrors.NewBadRequest("the body of the request could not be read: " + err.Error())
 	}
@@ -93,7 +93,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: t, Strict: duplicates(repeated)}, q.named(data, t)
+		return engine.Body{Tree: t, Strict: duplicates(repeated), Source: data}, q.named(data, t)
 	case formatCBOR:
 		t, err := decodeCBOR(data)
 		if err != nil {
@@ -101,17 +101,19 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		}
 		return engine.Body{Tree: t}, nil
 	}
+	var fault error // which is told when the kind has been compared
 	if typed != nil {
-		if t, strict, err := typed.Decode(data); err == nil {
+		t, strict, err := typed.Decode(data)
+		if err == nil {
 			return engine.Body{Tree: t, Strict: strict, Typed: true}, nil
 		}
-		// The engine finds the same fault when it has compared the kind, and words it.
+		fault = err
 	}
 	t, repeated, err := object.DecodeJSON(data)
 	if err != nil {
 		return engine.Body{}, q.malformed(data, err)
 	}
-	return engine.Body{Tree: t, Strict: duplicates(repeated)}, q.named(data, t)
+	return engine.Body{Tree: t, Strict: duplicates(repeated), Fault: fault, Source: data}, q.named(data, t)
 }
 
 // named refuses a body whose apiVersion or kind is no string, as upstream words it.

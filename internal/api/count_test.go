@@ -1,14 +1,11 @@
 package api
 
 import (
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"net/http/httptest"
+	"go/types"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,65 +13,75 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
 const (
-	maxFunctions = 8
-	maxFiles     = 6
-	countGets    = "TRELLIS_COUNT_GETS"
-	module       = "github.com/trellis-k8s/trellis/"
+	countGets = "TRELLIS_COUNT_GETS"
+	module    = "github.com/trellis-k8s/trellis/"
+	countsIn  = "../../docs/architecture.md"
 )
 
-// A GET of a custom resource enters at most 8 functions of this module in 6 files: one that has been
-// read before, by an administrator on a connection that has been used before. They are counted from
-// coverage counters, which see closures and what the compiler inlines as well. The test builds
-// itself with such counters and runs twice, with 1,000 and with 2,000 GETs: a block of code that was
-// entered 1,000 times more often lies on the way of each.
-func TestGetEntersFewFunctions(t *testing.T) {
-	if n, err := strconv.Atoi(os.Getenv(countGets)); err == nil {
-		getTimes(t, n)
+// What docs/architecture.md says is entered for a GET of a custom resource is true: functions of this module, closures
+// included, and the files they are in. They are counted from coverage counters, which see what the compiler inlines as
+// well. The test builds itself with such counters and runs with and without 500 GETs: a block of code that was entered
+// 500 times more often lies on the way of each.
+func TestGetIsAsDocumented(t *testing.T) {
+	if scene := os.Getenv(countGets); scene != "" {
+		playGets(t, scene)
 		return
 	}
 	if testing.Short() {
 		t.Skip("builds itself with coverage counters")
 	}
-	dir := t.TempDir()
-	program := filepath.Join(dir, "counted")
+	program := filepath.Join(t.TempDir(), "counted")
 	build := exec.Command("go", "test", "-c", "-covermode=atomic", "-coverpkg="+module+"internal/...", "-o", program, ".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	const times = 1000
-	once, twice := counted(t, program, times), counted(t, program, 2*times)
-	entered, files := map[string]bool{}, map[string]bool{}
-	for block, n := range twice {
-		if n-once[block] < times {
-			continue
+	table := "| a GET by | of an object | as JSON | as a Table |\n|---|---|---|---|\n"
+	for _, who := range []string{"system:masters", "anybody else"} {
+		for _, what := range []string{"read before", "just written"} {
+			table += fmt.Sprintf("| %s | %s |", who, what)
+			for _, form := range []string{"JSON", "Table"} {
+				table += " " + entered(t, program, strings.Join([]string{who, what, form}, ",")) + " |"
+			}
+			table += "\n"
 		}
-		file, name := enclosing(t, block)
-		entered[file+" "+name], files[file] = true, true
+	}
+	doc, err := os.ReadFile(countsIn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(doc), table) {
+		t.Errorf("the table in %s is to be replaced by what has been counted:\n%s", countsIn, table)
+	}
+}
+
+// entered counts what each GET of a scene enters.
+func entered(t *testing.T, program, scene string) string {
+	const times = 500
+	without, with := counted(t, program, scene, times, 0), counted(t, program, scene, times, times)
+	functions, files := map[string]bool{}, map[string]bool{}
+	for block, n := range with {
+		if n-without[block] >= times*9/10 { // how often a loop in the background looks differs a little
+			file, name := enclosing(t, block)
+			functions[file+" "+name], files[file] = true, true
+		}
 	}
 	var names []string
-	for name := range entered {
+	for name := range functions {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	text := fmt.Sprintf("%d functions in %d files:\n%s", len(entered), len(files), strings.Join(names, "\n"))
-	if len(entered) > maxFunctions || len(files) > maxFiles || len(entered) < 3 {
-		t.Error(text)
-	}
-	t.Log(text)
+	t.Logf("%s: %d functions in %d files:\n%s", scene, len(functions), len(files), strings.Join(names, "\n"))
+	return fmt.Sprintf("%d functions in %d files", len(functions), len(files))
 }
 
-// counted runs the program with some GETs and returns how often each block was entered.
-func counted(t *testing.T, program string, gets int) map[string]int {
-	profile := program + strconv.Itoa(gets)
-	run := exec.Command(program, "-test.run", "^TestGetEntersFewFunctions$", "-test.coverprofile", profile)
-	run.Env = append(os.Environ(), countGets+"="+strconv.Itoa(gets))
+// counted runs the program and returns how often each block was entered.
+func counted(t *testing.T, program, scene string, times, gets int) map[string]int {
+	profile := program + ".profile"
+	run := exec.Command(program, "-test.run", "^TestGetIsAsDocumented$", "-test.coverprofile", profile)
+	run.Env = append(os.Environ(), fmt.Sprintf("%s=%s,%d,%d", countGets, scene, times, gets))
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -120,7 +127,9 @@ func enclosing(t *testing.T, block string) (file, name string) {
 		}
 		switch f := n.(type) {
 		case *ast.FuncDecl:
-			name = f.Name.Name
+			if name = f.Name.Name; f.Recv != nil {
+				name = types.ExprString(f.Recv.List[0].Type) + "." + name
+			}
 		case *ast.FuncLit:
 			name += fmt.Sprintf(" literal at line %d", from.Line)
 		}
@@ -129,26 +138,36 @@ func enclosing(t *testing.T, block string) (file, name string) {
 	return file, name
 }
 
-// getTimes makes some GETs after one that makes everything known.
-func getTimes(t *testing.T, n int) {
-	keys, err := pki.Ensure("", nil, time.Now())
+// playGets plays "who,what,form,times,gets": it prepares as many GETs as times says, and makes as many as gets says.
+func playGets(t *testing.T, scene string) {
+	part := strings.Split(scene, ",")
+	times, err := strconv.Atoi(part[3])
 	if err != nil {
 		t.Fatal(err)
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(keys.CA)
-	h := withCronTabs(t, func(c *Config) { c.Authenticator = access.NewAuthenticator(roots, false, time.Now) })
-	block, _ := pem.Decode(keys.AdminCert)
-	admin, err := x509.ParseCertificate(block.Bytes)
+	gets, err := strconv.Atoi(part[4])
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := httptest.NewRequest("GET", crontabs+"/a", nil)
-	r.Header.Set("Accept", mediaJSON)
-	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{admin}}
-	r = r.WithContext(access.ConnContext(t.Context(), nil))
-	for range 1 + n {
-		if w := recordFor(h, r); w.Code != 200 || !strings.Contains(w.Body.String(), `"* * * * */5"`) {
+	h, admin, reader := withCallers(t)
+	who, accept, want := reader, "", `"* * * * */5"`
+	if part[0] == "system:masters" {
+		who = admin
+	}
+	if part[2] == "Table" {
+		accept, want = kubectlAccept, `"rows":[{"cells":["a","* * * * */5",`
+	}
+	r := who.get(crontabs+"/a", accept)
+	recordFor(h, r)
+	for i := range times {
+		if part[1] == "just written" {
+			patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, 1000+i)
+			h.want(200, "PATCH", crontabs+"/a", patch, "Content-Type: application/merge-patch+json")
+		}
+		if i >= gets {
+			continue
+		}
+		if w := recordFor(h, r); w.Code != 200 || !strings.Contains(w.Body.String(), want) {
 			t.Fatalf("%d %s", w.Code, w.Body)
 		}
 	}

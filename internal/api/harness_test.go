@@ -32,11 +32,11 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	authorizer := &access.Authorizer{}
+	authorizer := access.Bootstrap{}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-		Allowed: authorizer.Review, Rules: authorizer.Rules,
+		Allowed: access.Review(authorizer), Rules: authorizer.Rules,
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -5,7 +5,6 @@ import (
 	"mime"
 
 	"golang.org/x/sync/semaphore"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -41,7 +40,7 @@ func (q *request) heavy(data []byte) error {
 	ctx, cancel := q.limited()
 	defer cancel()
 	if err := q.room().Acquire(ctx, n); err != nil {
-		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+		return timedOut()
 	}
 	q.weight = n
 	return nil

@@ -12,34 +12,29 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// impersonate makes the request one of the user it names in its Impersonate
-// headers, if the caller may act as that user and as each of its parts
-// (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
-func (q *request) impersonate() error {
-	h := q.r.Header
-	any := false
-	for name := range h {
-		any = any || strings.HasPrefix(name, "Impersonate-")
-	}
-	if !any {
-		return nil
-	}
-	parts := impersonated(h)
+// become makes the request one of the user of whom the Impersonate headers name the parts, if the caller may
+// act as that user and as each of its parts (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
+func (q *request) become(parts []corev1.ObjectReference) bool {
 	if len(parts) == 0 {
-		return nil
+		return true
 	}
+	h := q.r.Header
 	if h.Get(authenticationv1.ImpersonateUserHeader) == "" {
-		return apierrors.NewBadRequest(fmt.Sprintf("requested %v without impersonating a user", parts))
+		q.fail(apierrors.NewBadRequest(fmt.Sprintf("requested %v without impersonating a user", parts)))
+		return false
 	}
 	u := &user.DefaultInfo{Extra: map[string][]string{}}
 	groupsGiven := len(h[authenticationv1.ImpersonateGroupHeader]) > 0
 	for _, p := range parts {
-		if err := q.server.authorizer.Authorize(actAs(q.user, p)); err != nil {
-			return err
+		a := actAs(q.attributes.User, p)
+		if decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a); err != nil || decision != authorizer.DecisionAllow {
+			q.forbid(&a, reason)
+			return false
 		}
 		switch p.Kind {
 		case "ServiceAccount":
@@ -59,10 +54,10 @@ func (q *request) impersonate() error {
 	}
 	u.Groups = withImplied(u.Name, u.Groups)
 	if q.server.config.Audit != nil {
-		q.note().impersonator = q.user
+		q.note().impersonator = q.attributes.User
 	}
-	q.user = u
-	return nil
+	q.attributes.User = u
+	return true
 }
 
 // actAs is the permission to act as one part of a user.

@@ -76,7 +76,7 @@ func (q *request) respondList(l *engine.List) error {
 	return err
 }
 
-func appendItem(dst []byte, o engine.Object) ([]byte, error) { return o.AppendJSON(dst), nil }
+func appendItem(dst []byte, o engine.Object) ([]byte, error) { return o.AppendItem(dst), nil }
 
 func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Object) ([]byte, error)) ([]byte, error) {
 	var err error
@@ -94,10 +94,20 @@ func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Obj
 // listHead is the list up to the first item. The order of fields is that of an
 // unstructured list: sorted.
 func (q *request) listHead(l *engine.List) []byte {
+	apiVersion := l.Version.APIVersion
 	if q.media.view == viewPartialList {
-		return []byte(`{"apiVersion":"meta.k8s.io/` + q.media.version + `","items":[`)
+		apiVersion = "meta.k8s.io/" + q.media.version
 	}
-	return []byte(`{"apiVersion":"` + l.Version.APIVersion + `","items":[`)
+	open, _ := q.brackets(l)
+	return []byte(`{"apiVersion":"` + apiVersion + `","items":` + open)
+}
+
+// brackets are what stands around the items of a list. As upstream, that of metadata alone has null for none.
+func (q *request) brackets(l *engine.List) (open, shut string) {
+	if q.media.view == viewPartialList && len(l.Items) == 0 {
+		return "null", ""
+	}
+	return "[", "]"
 }
 
 func (q *request) listTail(l *engine.List) []byte {
@@ -106,7 +116,8 @@ func (q *request) listTail(l *engine.List) []byte {
 		kind = "PartialObjectMetadataList"
 	}
 	unstructured := q.media.view != viewPartialList && l.Version.Definition.Custom != nil
-	tail := append([]byte(`],"kind":"`+kind+`","metadata":`), listMeta(l.Revision, l.Continue, l.Remaining, unstructured)...)
+	_, shut := q.brackets(l)
+	tail := append([]byte(shut+`,"kind":"`+kind+`","metadata":`), listMeta(l.Revision, l.Continue, l.Remaining, unstructured)...)
 	return append(tail, '}')
 }
 

@@ -22,11 +22,16 @@ type metrics struct {
 	events            *prometheus.CounterVec
 	deprecated        *prometheus.GaugeVec
 	mutating, watches atomic.Int64
-	conversions       conversions
+	conversions       *conversions
 
+	live   *resource.Live
 	mu     sync.RWMutex
 	series map[seriesKey]*series
+	kinds  map[kind][]seriesKey // of the same series
 }
+
+// kind names one, at all its versions.
+type kind struct{ group, plural string }
 
 // seriesKey names the metrics of requests that are alike.
 type seriesKey struct {
@@ -40,6 +45,10 @@ type series struct {
 	requests prometheus.Counter
 	latency  prometheus.Observer
 	sizes    prometheus.Observer // nil for what is no read
+
+	// Those of watches that run, which have the code 0.
+	running prometheus.Gauge
+	events  prometheus.Counter
 }
 
 func newMetrics(s *Server) *metrics {
@@ -73,42 +82,114 @@ func newMetrics(s *Server) *metrics {
 			Help: "Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
 		}, []string{"group", "version", "resource", "subresource", "removed_release"}),
 		conversions: newConversions(),
+		live:        s.live,
 		series:      map[seriesKey]*series{},
+		kinds:       map[kind][]seriesKey{},
 	}
+	s.live.OnSwap(m.prune)
 	r := prometheus.NewRegistry()
 	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated,
 		m.conversions.byCRD, m.conversions.byResult, m.conversions.requests,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &serverCollector{s})
+	for _, g := range s.config.Gauges {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.Name, Help: g.Help}, g.Read))
+	}
 	m.handler = promhttp.HandlerFor(r, promhttp.HandlerOpts{})
 	return m
 }
 
-// find makes the series of k.
+// find makes the series of k. Those of a kind that has just gone are not kept.
 func (m *metrics) find(k seriesKey, v *resource.Version) *series {
-	verb := k.reported()
-	labels := []string{verb, k.group, k.version, k.plural, k.subresource, k.scope(), "apiserver"}
-	if v.Deprecated {
-		m.deprecated.WithLabelValues(k.group, k.version, k.plural, k.subresource, v.RemovedRelease).Set(1)
-	}
-	dryRun := ""
-	if k.dryRun {
-		dryRun = "All"
-	}
-	withDryRun := append([]string{dryRun}, labels...)
-	s := &series{
-		requests: m.requests.WithLabelValues(append([]string{strconv.Itoa(k.code)}, withDryRun...)...),
-		latency:  m.latency.WithLabelValues(withDryRun...),
-	}
-	if verb == "GET" || verb == "LIST" {
-		s.sizes = m.sizes.WithLabelValues(labels...)
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if old := m.series[k]; old != nil {
 		return old
 	}
+	s := m.make(k, v)
+	if m.live.Load().Find(k.group, k.version, k.plural) == nil {
+		m.remove(k, v.RemovedRelease)
+		return s
+	}
 	m.series[k] = s
+	of := kind{k.group, k.plural}
+	m.kinds[of] = append(m.kinds[of], k)
 	return s
+}
+
+func (m *metrics) make(k seriesKey, v *resource.Version) *series {
+	labels := k.labels()
+	if k.code == 0 {
+		return &series{
+			running: m.running.WithLabelValues(labels...),
+			events:  m.events.WithLabelValues(k.group, k.version, k.plural),
+		}
+	}
+	if v.Deprecated {
+		m.deprecated.WithLabelValues(k.group, k.version, k.plural, k.subresource, v.RemovedRelease).Set(1)
+	}
+	s := &series{
+		requests: m.requests.WithLabelValues(k.withCode()...),
+		latency:  m.latency.WithLabelValues(k.withDryRun()...),
+	}
+	if labels[0] == "GET" || labels[0] == "LIST" {
+		s.sizes = m.sizes.WithLabelValues(labels...)
+	}
+	return s
+}
+
+// remove takes the series of k out of what is reported.
+func (m *metrics) remove(k seriesKey, removedRelease string) {
+	labels := k.labels()
+	m.requests.DeleteLabelValues(k.withCode()...)
+	m.latency.DeleteLabelValues(k.withDryRun()...)
+	m.sizes.DeleteLabelValues(labels...)
+	m.running.DeleteLabelValues(labels...)
+	m.events.DeleteLabelValues(k.group, k.version, k.plural)
+	m.deprecated.DeleteLabelValues(k.group, k.version, k.plural, k.subresource, removedRelease)
+}
+
+// prune forgets the kinds that are not in a catalog: CRDs come and go, and there is no end to them.
+func (m *metrics) prune(c *resource.Catalog) {
+	m.mu.RLock()
+	var gone []kind
+	for k := range m.kinds {
+		if c.Definition(k.group, k.plural) == nil {
+			gone = append(gone, k)
+		}
+	}
+	m.mu.RUnlock()
+	if len(gone) > 0 {
+		m.forget(gone)
+	}
+	m.conversions.prune(c)
+}
+
+func (m *metrics) forget(gone []kind) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, of := range gone {
+		for _, k := range m.kinds[of] {
+			m.remove(k, "") // built-in kinds alone have a release that they are removed with, and they stay
+			delete(m.series, k)
+		}
+		delete(m.kinds, of)
+	}
+}
+
+func (k *seriesKey) labels() []string {
+	return []string{k.reported(), k.group, k.version, k.plural, k.subresource, k.scope(), "apiserver"}
+}
+
+func (k *seriesKey) withDryRun() []string {
+	dryRun := ""
+	if k.dryRun {
+		dryRun = "All"
+	}
+	return append([]string{dryRun}, k.labels()...)
+}
+
+func (k *seriesKey) withCode() []string {
+	return append([]string{strconv.Itoa(k.code)}, k.withDryRun()...)
 }
 
 // reported is the verb as metrics call it: the method, with its special cases.
@@ -146,20 +227,20 @@ func (k *seriesKey) scope() string {
 	return p.scope()
 }
 
-// watching counts a watch that has begun; the caller calls done when it is over.
-func (m *metrics) watching(q *request) (done func()) {
-	g := m.running.WithLabelValues("WATCH", q.group, q.version, q.plural, q.subresource, q.path.scope(), "apiserver")
-	g.Inc()
+// watching counts a watch that has begun, and returns the counter of its events; the caller calls done
+// when it is over.
+func (m *metrics) watching(q *request) (events prometheus.Counter, done func()) {
+	k := seriesKey{
+		group: q.group, version: q.version, plural: q.plural, subresource: q.subresource, verb: verbWatch,
+		named: q.name != "", namespaced: q.namespace != "",
+	}
+	s := m.find(k, q.v)
+	s.running.Inc()
 	m.watches.Add(1)
-	return func() {
-		g.Dec()
+	return s.events, func() {
+		s.running.Dec()
 		m.watches.Add(-1)
 	}
-}
-
-// sent counts events of a watch.
-func (m *metrics) sent(q *request, n int) {
-	m.events.WithLabelValues(q.group, q.version, q.plural).Add(float64(n))
 }
 
 // serverCollector reports what is read off the server when it is asked for.

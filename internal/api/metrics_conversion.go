@@ -2,10 +2,13 @@ package api
 
 import (
 	"strconv"
+	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // conversions are the metrics of calls to conversion webhooks: by CRD, and by how they end.
@@ -13,10 +16,42 @@ type conversions struct {
 	byCRD    *prometheus.HistogramVec
 	byResult *prometheus.HistogramVec
 	requests *prometheus.CounterVec
+
+	mu   sync.Mutex
+	crds map[string]struct{} // that byCRD has
 }
 
-func newConversions() conversions {
-	return conversions{
+// observe counts a call for a CRD, if that is still there.
+func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !isServed(live.Load(), c.CRD) {
+		return
+	}
+	m.crds[c.CRD] = struct{}{}
+	m.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
+}
+
+// prune forgets the CRDs that are not in a catalog.
+func (m *conversions) prune(c *resource.Catalog) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for crd := range m.crds {
+		if !isServed(c, crd) {
+			m.byCRD.DeletePartialMatch(prometheus.Labels{"crd_name": crd})
+			delete(m.crds, crd)
+		}
+	}
+}
+
+func isServed(c *resource.Catalog, crd string) bool {
+	plural, group, _ := strings.Cut(crd, ".")
+	return c.Definition(group, plural) != nil
+}
+
+func newConversions() *conversions {
+	return &conversions{
+		crds: map[string]struct{}{},
 		byCRD: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "apiserver_crd_conversion_webhook_duration_seconds",
 			Help:    "Duration of calls to conversion webhooks in seconds, by CRD, versions and success.",
@@ -36,12 +71,12 @@ func newConversions() conversions {
 
 // ObserveConversion counts a call to a conversion webhook.
 func (s *Server) ObserveConversion(c conversion.Call) {
-	m, result := &s.metrics.conversions, "success"
+	m, result := s.metrics.conversions, "success"
 	if c.Failure != "" {
 		result = "failure"
 	}
 	seconds := c.Took.Seconds()
-	m.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
+	m.observe(s.live, c, seconds)
 	m.byResult.WithLabelValues(result, c.Failure).Observe(seconds)
 	m.requests.WithLabelValues(result, c.Failure).Inc()
 }

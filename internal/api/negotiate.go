@@ -1,10 +1,12 @@
 package api
 
 import (
+	"maps"
 	"mime"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -92,6 +94,46 @@ func negotiate(header string, offers []offer, v *resource.Version) (media, bool)
 	return media{}, false
 }
 
+const (
+	maxChoices      = 64
+	maxChoiceHeader = 256
+)
+
+// choices keeps what negotiate has found for some headers: clients send few different ones. When there are too many,
+// it starts anew. The zero value is ready.
+type choices struct {
+	known atomic.Pointer[map[choice]media]
+}
+
+// choice is a header and what else its meaning depends on.
+type choice struct {
+	header        string
+	kind, builtin bool
+}
+
+// find is negotiate.
+func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
+	key := choice{header, v != nil, v != nil && v.Type != nil}
+	known := c.known.Load()
+	if known != nil {
+		if m, ok := (*known)[key]; ok {
+			return m, true
+		}
+	}
+	m, ok := negotiate(header, offers, v)
+	if !ok || len(header) > maxChoiceHeader {
+		return m, ok
+	}
+	next := make(map[choice]media, maxChoices)
+	if known != nil && len(*known) < maxChoices {
+		maps.Copy(next, *known)
+	}
+	key.header = strings.Clone(header) // not all that it came in
+	next[key] = m
+	c.known.Store(&next) // where somebody else has done so, too, one of them is found again later
+	return m, ok
+}
+
 // acceptable looks at the parameters of a media type.
 func acceptable(params map[string]string, o offer, v *resource.Version) (media, bool) {
 	m := media{offer: o, pretty: params["pretty"] == "1"}
@@ -114,7 +156,7 @@ func acceptable(params map[string]string, o offer, v *resource.Version) (media, 
 	switch params["as"] {
 	case "Table":
 		m.view = viewTable
-		return m, o.format == formatJSON || o.format == formatYAML
+		return m, len(v.Columns) > 0 && (o.format == formatJSON || o.format == formatYAML)
 	case "PartialObjectMetadata":
 		m.view = viewPartial
 	case "PartialObjectMetadataList":
@@ -127,7 +169,7 @@ func acceptable(params map[string]string, o offer, v *resource.Version) (media, 
 
 // negotiate sets the media type of the response.
 func (q *request) negotiate() error {
-	m, ok := negotiate(q.r.Header.Get("Accept"), q.server.offers, q.v)
+	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, q.v)
 	if !ok {
 		return notAcceptable(q.server.offers, false)
 	}
@@ -191,10 +233,6 @@ func pretty(r *http.Request) bool {
 			return on
 		}
 	}
-	return prettyAgent(r)
-}
-
-func prettyAgent(r *http.Request) bool {
 	agent := r.UserAgent()
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }

@@ -76,11 +76,7 @@ func (o *listOptions) engine() engine.ListOptions {
 
 // getOptions are the query options of a read.
 func (q *request) getOptions() (*metav1.GetOptions, error) {
-	o := &metav1.GetOptions{}
-	if q.r.URL.RawQuery == "" {
-		return o, nil
-	}
-	query := q.query()
+	o, query := &metav1.GetOptions{}, q.query()
 	if export := query["export"]; len(export) > 0 {
 		if v := strings.ToLower(export[0]); v != "false" && v != "0" {
 			return nil, apierrors.NewBadRequest("the export parameter, deprecated since v1.14, is no longer supported")

@@ -23,7 +23,6 @@ type path struct {
 	plural, name, subresource string
 	resource    bool
 	watchPrefix bool // /watch/ stood before the resource
-	detour      bool // a closer look at the request is needed before anything else
 	deep        bool // there is more behind the subresource
 }
 
@@ -34,7 +33,9 @@ const maxSegments = 9
 // parse reads an unescaped URL path. It never fails: what looks odd ends up as a name
 // or plural that is not there.
 func (p *path) parse(method, url string) {
-	p.verb = lower(method)
+	if p.verb = verbGet; method != http.MethodGet {
+		p.verb = strings.ToLower(method)
+	}
 	for len(url) > 1 && url[len(url)-1] == '/' {
 		url = url[:len(url)-1]
 	}
@@ -94,7 +95,7 @@ func (p *path) below(method string, parts []string) {
 	p.deep = p.deep || len(parts) > 3
 	switch {
 	case p.name == "" && p.verb == verbGet:
-		p.verb, p.detour = verbList, true
+		p.verb = verbList
 	case p.name == "" && p.verb == verbDelete:
 		p.verb = verbClear
 	}
@@ -115,13 +116,6 @@ func verbOf(method string) string {
 		return verbDelete
 	}
 	return ""
-}
-
-func lower(method string) string {
-	if method == http.MethodGet {
-		return "get"
-	}
-	return strings.ToLower(method)
 }
 
 // scope is how metrics call the reach of a request.

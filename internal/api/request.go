@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -11,11 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/conversion"
@@ -30,76 +30,92 @@ const (
 	writePatience  = 34 * time.Second
 )
 
-// serve answers a request. It reads from top to bottom: what is asked, who asks, may they,
-// then the verb.
-func (q *request) serve() {
-	q.path, q.v = path{}, nil
+// request is one request on its way.
+type request struct {
+	server *Server
+	w      http.ResponseWriter
+	r      *http.Request
+	path
+	attributes access.Attributes // who wants what
+	v          *resource.Version // what the path addresses, once it is known
+	media      media             // of the response, once it is negotiated
+	*audited
+	warnings
+
+	began     time.Time
+	cancel    context.CancelFunc // of the deadline that the client set, nil if it did not
+	status    int                // written, 0 before
+	size      int                // bytes of the body written
+	weight    int64              // of a large body, until the answer is sent
+	dryRun    bool
+	apply     bool
+	uncounted bool // the path has a part that anybody can make up
+}
+
+// steps are the way of every request, whoever sends it and whatever it asks for, in kube-apiserver's order. A step
+// returns false where it has answered.
+var steps = [...]func(*request) bool{
+	(*request).begin,        // what every answer says
+	(*request).address,      // what the path and the query are about
+	(*request).welcome,      // not while the server is going away
+	(*request).hurry,        // the time that the client gives it
+	(*request).authenticate, // who asks
+	(*request).impersonate,  // as whom
+	(*request).authorize,    // may they
+	(*request).route,        // what serves it
+	(*request).perform,      // the verb, which writes the answer
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := &request{server: s, w: w, r: r, began: time.Now()}
+	s.inflight.Add(1)
+	defer q.finish()
+	for _, step := range steps {
+		if !step(q) {
+			return
+		}
+	}
+}
+
+// noCache is shared by all responses; nobody appends to it.
+var noCache = []string{"no-cache, private"}
+
+// begin sets the headers that every answer has, and bounds the wait for the body.
+func (q *request) begin() bool {
+	h := q.w.Header()
+	h["Cache-Control"] = noCache
+	if id := q.r.Header["Audit-Id"]; len(id) > 0 && id[0] != "" {
+		h["Audit-Id"] = id[:1]
+	} else {
+		h["Audit-Id"] = []string{uuid.NewString()}
+	}
 	if q.r.ContentLength != 0 {
 		q.expectBody()
-	}
-	q.parse(q.r.Method, q.r.URL.Path)
-	if (q.detour || q.r.URL.RawQuery != "" || q.server.draining.Load()) && !q.prepare() {
-		return
-	}
-	if !q.admitted() {
-		return
-	}
-	if !q.resource {
-		q.serveOther()
-		return
-	}
-	q.v = q.server.live.Find(q.group, q.version, q.plural)
-	if q.r.ContentLength != 0 {
-		deepen(0)
-	}
-	q.serveResource()
-}
-
-// deepen makes room on the stack for all that a write calls, while there is little on it: net/http starts a goroutine
-// a request, whose stack would otherwise be copied each time that it doubles.
-//
-//go:noinline
-func deepen(i int) byte {
-	var room [16 << 10]byte
-	return room[i]
-}
-
-// prepare looks at what few requests have: options that decide the verb or the
-// time a request may take. It returns false where the request has been answered.
-func (q *request) prepare() bool {
-	if q.server.draining.Load() {
-		q.refuse()
-		return false
-	}
-	if q.resource && q.verb == verbList {
-		q.listing()
-	}
-	raw := q.r.URL.RawQuery
-	if !strings.Contains(raw, "timeout=") || q.verb == verbWatch {
-		return true
-	}
-	value := q.r.URL.Query().Get("timeout")
-	if value == "" {
-		return true
-	}
-	timeout, err := time.ParseDuration(value)
-	if err != nil {
-		q.fail(apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error()))
-		return false
-	}
-	if timeout > 0 && timeout < q.server.config.RequestTimeout {
-		var ctx context.Context
-		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
-		q.r = q.r.WithContext(ctx)
 	}
 	return true
 }
 
+// address reads what the request is about.
+func (q *request) address() bool {
+	q.parse(q.r.Method, q.r.URL.Path)
+	if q.resource && q.verb == verbList && q.r.URL.RawQuery != "" {
+		q.listing()
+	}
+	q.attributes = access.Attributes{
+		Verb: q.verb, Resource: q.resource, Path: q.r.URL.Path,
+		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource, Namespace: q.namespace, Name: q.name,
+	}
+	return true
+}
+
+// timedOut is the 504 of a request whose time has run out, whatever its verb.
+func timedOut() error {
+	return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+}
+
 // listing tells a watch from a list, and finds the one name that either may be about.
 func (q *request) listing() {
-	if q.r.URL.RawQuery == "" {
-		return
-	}
 	query := q.r.URL.Query()
 	if w := query["watch"]; len(w) > 0 {
 		if v := strings.ToLower(w[0]); v != "false" && v != "0" {
@@ -117,106 +133,123 @@ func (q *request) listing() {
 	}
 }
 
-// refuse is the answer of a server that is going away.
-func (q *request) refuse() {
+// welcome refuses what comes to a server that is going away.
+func (q *request) welcome() bool {
+	if !q.server.draining.Load() {
+		return true
+	}
 	h := q.w.Header()
 	h.Set("Connection", "close")
 	h.Set("Retry-After", "5")
 	q.status = http.StatusTooManyRequests
 	http.Error(q.w, "The apiserver is shutting down, please try again later.", q.status)
-}
-
-// admitted finds out who asks and whether they may; where not, it has answered.
-func (q *request) admitted() bool {
-	var err error
-	if q.user, err = q.server.authenticator.Authenticate(q.r); err == nil {
-		err = q.impersonate()
-	}
-	if err == nil {
-		err = q.server.authorizer.Authorize(q.attributes(q.verb))
-	}
-	if err == nil {
-		return true
-	}
-	if apierrors.IsForbidden(err) {
-		q.w.Header().Set("X-Content-Type-Options", "nosniff")
-	}
-	if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) {
-		q.w.Header().Set("Connection", "close") // as upstream: strangers do not keep HTTP/2 connections
-	}
-	q.fail(err)
 	return false
 }
 
-func (q *request) attributes(verb string) access.Attributes {
-	return access.Attributes{
-		User: q.user, Verb: verb, Resource: q.resource, Path: q.r.URL.Path,
-		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource, Namespace: q.namespace, Name: q.name,
+// hurry sets the deadline that the client asks for.
+func (q *request) hurry() bool {
+	if q.verb == verbWatch || !strings.Contains(q.r.URL.RawQuery, "timeout=") {
+		return true
 	}
+	value := q.query().Get("timeout")
+	if value == "" {
+		return true
+	}
+	timeout, err := time.ParseDuration(value)
+	if err != nil {
+		q.fail(apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error()))
+		return false
+	}
+	if timeout > 0 && timeout < q.server.config.RequestTimeout {
+		var ctx context.Context
+		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
+		q.r = q.r.WithContext(ctx)
+		if ctx.Err() != nil {
+			q.fail(timedOut())
+			return false
+		}
+	}
+	return true
 }
 
-// fits says whether kind and path agree on the scope.
-func (q *request) fits() bool {
-	if !q.v.Definition.Namespaced {
-		return q.namespace == "" || q.plural == "namespaces" && q.group == ""
+// authenticate finds out who asks.
+func (q *request) authenticate() bool {
+	u, err := q.server.config.Authenticator.Authenticate(q.r)
+	if err != nil {
+		if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) {
+			q.w.Header().Set("Connection", "close") // as upstream: strangers do not keep HTTP/2 connections
+		}
+		q.fail(err)
+		return false
 	}
-	return q.namespace != "" || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+	q.attributes.User = u
+	return true
 }
 
-// selectsName is true where the name comes from a field selector, not from the path.
-func (q *request) selectsName() bool {
-	return q.verb == verbList || q.verb == verbWatch && !q.watchPrefix
+// impersonate makes the request one of the user it names, if it names one.
+func (q *request) impersonate() bool {
+	for name := range q.r.Header {
+		if strings.HasPrefix(name, "Impersonate-") {
+			return q.become(impersonated(q.r.Header))
+		}
+	}
+	return true
 }
 
-// await finds a kind that the catalog did not know a moment ago.
-func (q *request) await() {
-	ctx, cancel := context.WithTimeout(q.r.Context(), writePatience)
-	defer cancel()
-	catalog, err := q.server.live.Wait(ctx, q.server.engine.Store.Head().Revision())
-	if err == nil {
-		q.v = catalog.Find(q.group, q.version, q.plural)
-	}
-}
-
-// serveResource answers a request for a kind.
-func (q *request) serveResource() {
-	if q.v == nil {
-		q.await()
-	}
+// authorize asks whether they may.
+func (q *request) authorize() bool {
+	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &q.attributes)
 	switch {
-	case q.v == nil || q.deep || !q.fits() && q.v.Definition.Custom != nil:
-		q.notServed()
-		return
-	case !q.fits():
-		q.fail(q.mismatch())
-		return
+	case decision == authorizer.DecisionAllow: // whatever else went wrong, as upstream has it
+		return true
+	case err != nil:
+		q.undecided(err)
+	default:
+		q.forbid(&q.attributes, reason)
 	}
-	if q.v.Deprecated {
-		q.Warn(q.v.DeprecationWarning)
-	}
-	if err := q.allowed(); err != nil {
-		q.fail(err)
-		return
-	}
-	if err := q.serveVerb(); err != nil {
-		q.fail(err)
-	}
+	return false
 }
 
-func (q *request) serveVerb() error {
-	switch q.verb {
-	case verbGet, verbList, verbWatch:
-	default:
-		q.server.metrics.mutating.Add(1)
-		defer q.server.metrics.mutating.Add(-1)
+// forbid answers that somebody may not.
+func (q *request) forbid(a *access.Attributes, reason string) {
+	q.w.Header().Set("X-Content-Type-Options", "nosniff")
+	q.fail(access.Forbidden(a, reason))
+}
+
+// undecided answers where nobody could say whether they may.
+func (q *request) undecided(err error) {
+	slog.Error("a request could not be authorized", "method", q.r.Method, "path", q.r.URL.Path, "error", err)
+	q.status = http.StatusInternalServerError
+	http.Error(q.w, access.Escape(fmt.Sprintf("Internal Server Error: %q: %v", q.r.RequestURI, err)), q.status)
+}
+
+// perform does what the verb says.
+func (q *request) perform() bool {
+	if q.r.ContentLength != 0 {
+		deepen(0)
 	}
+	var err error
 	switch q.verb {
 	case verbGet:
-		return q.get()
+		err = q.get()
 	case verbList:
-		return q.list()
+		err = q.list()
 	case verbWatch:
-		return q.watch()
+		err = q.watch()
+	default:
+		err = q.change()
+	}
+	if err != nil {
+		q.fail(err)
+	}
+	return err == nil
+}
+
+// change does what changes something.
+func (q *request) change() error {
+	q.server.metrics.mutating.Add(1)
+	defer q.server.metrics.mutating.Add(-1)
+	switch q.verb {
 	case verbCreate:
 		return q.create()
 	case verbUpdate:
@@ -231,112 +264,13 @@ func (q *request) serveVerb() error {
 	return q.unsupported()
 }
 
-// allowed compares the request with the verbs and subresources of the kind.
-func (q *request) allowed() error {
-	verbs := q.v.Definition.Verbs
-	if q.subresource != "" {
-		known := false
-		if verbs, known = subresourceVerbs(q.v, q.subresource); !known {
-			q.uncounted = true
-			if q.v.Definition.Custom == nil {
-				return missing()
-			}
-			return apierrors.NewNotFound(q.v.GroupResource(), q.name)
-		}
-	}
-	if q.name != "" {
-		if problems := pathvalidation.IsValidPathSegmentName(q.name); len(problems) > 0 {
-			return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", q.name, strings.Join(problems, ";")))
-		}
-	}
-	if q.namespace == "." || q.namespace == ".." {
-		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
-	}
-	for _, v := range verbs {
-		if v == q.verb {
-			return q.wellAimed()
-		}
-	}
-	return q.unsupported()
-}
-
-func subresourceVerbs(v *resource.Version, name string) (verbs []string, known bool) {
-	if name == "status" && v.Status || name == "scale" && v.Scale != nil {
-		return []string{verbGet, verbPatch, verbUpdate}, true
-	}
-	for _, s := range v.Subresources {
-		if s.Name == name {
-			return s.Verbs, true
-		}
-	}
-	return nil, false
-}
-
-// wellAimed refuses a verb for one object on a collection, and the other way round.
-func (q *request) wellAimed() error {
-	switch q.verb {
-	case verbUpdate, verbPatch:
-		if q.name == "" {
-			return q.unsupported()
-		}
-	case verbCreate:
-		if q.name != "" {
-			return q.unsupported()
-		}
-	}
-	return nil
-}
-
-// unsupported is the 405.
-func (q *request) unsupported() error {
-	if q.v.Definition.Custom == nil {
-		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
-	}
-	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
-}
-
-// mismatch is what a built-in kind says to a path of the wrong scope: a method that does not
-// exist across namespaces, or nothing at all.
-func (q *request) mismatch() error {
-	if q.v.Definition.Namespaced && q.name == "" {
-		return q.unsupported()
-	}
-	return missing()
-}
-
-// missing is the 404 of a path below a known group that leads nowhere.
-func missing() error {
-	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
-}
-
-// notServed is what kube-apiserver says to a path that no handler has: a Status below
-// its own groups, a line of text elsewhere, from which clients make the same Status.
-func (q *request) notServed() {
-	if q.group == "" && q.version == "v1" && strings.HasPrefix(q.r.URL.Path, "/api/") {
-		q.fail(missing())
-		return
-	}
-	for d := range q.server.live.Load().Definitions() {
-		if d.Custom != nil {
-			continue
-		}
-		for _, v := range d.Versions {
-			if v.GroupVersion.Group == q.group && v.GroupVersion.Version == q.version && q.group != "" {
-				q.fail(missing())
-				return
-			}
-		}
-	}
-	// The media type keeps clients from taking the Status as it is: to the one they make of a
-	// plain 404 they add what they asked for, and kubectl's users read that.
-	h := q.w.Header()
-	h.Set("Content-Type", "text/plain; charset=utf-8")
-	h.Set("X-Content-Type-Options", "nosniff")
-	q.status = http.StatusNotFound
-	q.w.WriteHeader(q.status)
-	if body, err := json.Marshal(statusOf(missing())); err == nil {
-		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
-	}
+// deepen makes room on the stack for all that a write calls, while there is little on it: net/http starts a goroutine
+// a request, whose stack would otherwise be copied each time that it doubles.
+//
+//go:noinline
+func deepen(i int) byte {
+	var room [16 << 10]byte
+	return room[i]
 }
 
 // target is what the engine is asked for.
@@ -345,17 +279,12 @@ func (q *request) target() engine.Target {
 	if q.v.Definition.Namespaced {
 		t.Namespace = q.namespace
 	}
-	t.AsStored = conversion.Remote(q.v.Definition) && q.metadataLoop()
-	return t
-}
-
-// metadataLoop reports that a control loop asks, and that metadata is all it wants to see: a webhook that is
-// down shall not hold up namespaces, garbage and the end of CRDs.
-func (q *request) metadataLoop() bool {
-	if q.r.Context().Value(inProcess{}) == nil {
-		return false
+	// A webhook that is down shall not hold up namespaces, garbage and the end of CRDs: where a control loop
+	// asks, and metadata is all it wants to see, nothing is converted.
+	if q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete {
+		t.AsStored = conversion.Remote(q.v.Definition) && q.r.Context().Value(inProcess{}) != nil
 	}
-	return q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete
+	return t
 }
 
 // caller is who writes, and how the request wants it recorded.
@@ -365,7 +294,7 @@ func (q *request) caller(manager, validation string, dryRun []string) engine.Cal
 	}
 	q.dryRun = len(dryRun) > 0
 	return engine.Caller{
-		User:         q.user,
+		User:         q.attributes.User,
 		FieldManager: managerOr(manager, q.r.UserAgent()),
 		Validation:   validation,
 		DryRun:       q.dryRun,
@@ -379,6 +308,46 @@ func (q *request) limited() (context.Context, context.CancelFunc) {
 }
 
 func (q *request) query() url.Values { return q.r.URL.Query() }
+
+// finish is what every request ends with: a panic becomes a 500, and what was done is
+// counted. Paths that lead nowhere are not counted: anybody can make up any number of them.
+func (q *request) finish() {
+	s, m := q.server, q.server.metrics
+	stage := access.StageComplete
+	if p := recover(); p != nil {
+		stage = access.StagePanic
+		defer q.panicked(p)
+	}
+	if q.cancel != nil {
+		q.cancel()
+	}
+	if q.weight > 0 {
+		q.lighten()
+	}
+	if q.v != nil && q.status != 0 && !q.uncounted {
+		k := seriesKey{q.group, q.version, q.plural, q.subresource, q.verb, q.status, q.name != "", q.namespace != "", q.dryRun, q.apply}
+		m.mu.RLock()
+		alike := m.series[k]
+		m.mu.RUnlock()
+		if alike == nil {
+			alike = m.find(k, q.v)
+		}
+		alike.requests.Inc()
+		alike.latency.Observe(time.Since(q.began).Seconds())
+		if alike.sizes != nil {
+			alike.sizes.Observe(float64(q.size))
+		}
+	}
+	if s.config.Audit != nil {
+		q.record(stage)
+	}
+	if s.inflight.Add(-1) == 0 && s.draining.Load() {
+		select {
+		case s.idle <- struct{}{}:
+		default:
+		}
+	}
+}
 
 // panicked logs what went wrong and answers 500 if nothing was answered yet.
 func (q *request) panicked(p any) {

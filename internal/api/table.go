@@ -78,7 +78,11 @@ func newTable(v *resource.Version, form string, o *metav1.TableOptions) *table {
 func (t *table) head(revision int64, token string, remaining *int64) []byte {
 	dst := append([]byte(`{"apiVersion":"meta.k8s.io/`), t.form...)
 	dst = append(dst, `","columnDefinitions":`...)
-	dst = t.appendColumns(dst)
+	if t.headers { // the rows of a watch after the first do without
+		dst = append(dst, t.version.ColumnDefinitions()...)
+	} else {
+		dst = append(dst, "null"...)
+	}
 	dst = append(dst, `,"kind":"Table","metadata":`...)
 	if revision == 0 && token == "" {
 		dst = append(dst, `{}`...)
@@ -86,24 +90,6 @@ func (t *table) head(revision int64, token string, remaining *int64) []byte {
 		dst = append(dst, listMeta(revision, token, remaining, false)...)
 	}
 	return append(dst, `,"rows":[`...)
-}
-
-// appendColumns appends the column definitions; the rows of a watch after the first do without.
-func (t *table) appendColumns(dst []byte) []byte {
-	if !t.headers {
-		return append(dst, "null"...)
-	}
-	dst = append(dst, '[')
-	for i := range t.version.Columns {
-		c := &t.version.Columns[i]
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = object.AppendJSON(dst, object.Tree{
-			"name": c.Name, "type": c.Type, "format": c.Format, "description": c.Description, "priority": int64(c.Priority),
-		})
-	}
-	return append(dst, ']')
 }
 
 // appendSingle appends a Table of one row.

@@ -13,21 +13,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// get reads one object where ServeHTTP has not done it.
+// get reads one object.
 func (q *request) get() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	o, err := q.getOptions()
+	revision := ""
+	if q.r.URL.RawQuery != "" {
+		o, err := q.getOptions()
+		if err != nil {
+			return err
+		}
+		revision = o.ResourceVersion
+	}
+	obj, err := q.server.engine.Get(q.r.Context(), q.target(), revision)
 	if err != nil {
 		return err
-	}
-	obj, err := q.server.engine.Get(q.r.Context(), q.target(), o.ResourceVersion)
-	if err != nil {
-		return err
-	}
-	if q.subresource == "" {
-		q.server.engine.Remember(obj)
 	}
 	return q.respond(http.StatusOK, obj)
 }

@@ -89,8 +89,11 @@ func TestUnservedPaths(t *testing.T) {
 func TestOtherMethods(t *testing.T) {
 	h := withCronTabs(t)
 	h.refused(405, `options is not supported on resources of kind "crontabs.stable.example.com"`[len("options"):], "OPTIONS", crontabs, "")
-	h.refused(405, `create is not supported on resources of kind "crontabs.stable.example.com"`, "POST", crontabs+"/a", crontabA)
-	h.refused(405, `update is not supported on resources of kind "crontabs.stable.example.com"`, "PUT", crontabs, crontabA)
+	h.refused(409, `crontabs.stable.example.com "a" already exists`, "POST", crontabs+"/b", crontabA)
+	equal(t, "created", at(tree(t, h.want(201, "POST", crontabs+"/b", strings.Replace(crontabA, `"a"`, `"c"`, 1)).Body), "metadata", "name"), "c")
+	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces/x", "{}")
+	h.refused(400, "name must be provided", "PUT", crontabs, crontabA)
+	h.refused(400, "name must be provided", "PATCH", crontabs, "{}", "Content-Type: application/merge-patch+json")
 	h.refused(405, `delete is not supported on resources of kind "crontabs.stable.example.com"`, "DELETE", crontabs+"/a/status", "")
 	h.refused(405, "the server does not allow this method on the requested resource", "DELETE", "/api/v1/namespaces", "")
 	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/configmaps", "{}")
@@ -147,6 +150,26 @@ func TestLargeBody(t *testing.T) {
 	h.server.ServeHTTP(w, r)
 	if w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("unannounced: %d", w.Code)
+	}
+}
+
+// A timeout that has run out is answered in one way, whatever the verb, and nothing is changed.
+func TestTimeoutHasRunOut(t *testing.T) {
+	h := withCronTabs(t)
+	before := h.do("GET", crontabs, "").Body.String()
+	for _, c := range [][3]string{
+		{"GET", crontabs + "/a", ""},
+		{"GET", crontabs, ""},
+		{"POST", crontabs, strings.Replace(crontabA, `"a"`, `"b"`, 1)},
+		{"PUT", crontabs + "/a", crontabA},
+		{"PATCH", crontabs + "/a", `{"metadata":{"labels":{"a":"b"}}}`},
+		{"DELETE", crontabs + "/a", ""},
+		{"DELETE", crontabs, ""},
+	} {
+		h.refused(504, "Timeout: request did not complete within the allotted timeout", c[0], c[1]+"?timeout=1ns", c[2], "Content-Type: application/json")
+	}
+	if after := h.do("GET", crontabs, "").Body.String(); after != before {
+		t.Errorf("was %s, is %s", before, after)
 	}
 }
 

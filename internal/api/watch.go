@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -69,10 +70,11 @@ func (q *request) watch() error {
 	if q.server.config.Audit != nil {
 		q.record(access.StageStarted)
 	}
-	defer q.server.metrics.watching(q)()
+	sent, done := q.server.metrics.watching(q)
+	defer done()
 	audience, leave := q.server.crowd.join(q.v.Definition)
 	defer leave()
-	s := &stream{request: q, source: w, events: events, out: out, audience: audience}
+	s := &stream{request: q, source: w, events: events, out: out, counter: sent, audience: audience}
 	s.run(lasts)
 	return nil
 }
@@ -94,7 +96,8 @@ type stream struct {
 	source   *engine.Watch
 	events   *events
 	out      sink
-	audience *atomic.Int64 // how many watch the same kind
+	counter  prometheus.Counter // of what is sent
+	audience *atomic.Int64      // how many watch the same kind
 
 	taken  []engine.WatchEvent
 	buf    []byte
@@ -229,7 +232,7 @@ func (s *stream) flush() bool {
 		return true
 	}
 	err := s.out.send(s.buf, s.frames)
-	s.server.metrics.sent(s.request, len(s.frames))
+	s.counter.Add(float64(len(s.frames)))
 	s.size += len(s.buf)
 	s.buf, s.frames, s.sent = s.buf[:0], s.frames[:0], time.Now()
 	if cap(s.buf) > 2*chunk {

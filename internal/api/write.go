@@ -30,6 +30,12 @@ const (
 	maxPooled = 1 << 20
 )
 
+// jsonType is shared by all responses; nobody appends to it.
+var jsonType = []string{mediaJSON}
+
+// buffers holds what responses are built in.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
+
 var gzips = sync.Pool{New: func() any {
 	z, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
 	if err != nil {
@@ -77,7 +83,7 @@ func (q *request) writeStatus(code int, s *metav1.Status) {
 		q.note().failure = s
 	}
 	s.TypeMeta = statusType
-	m, ok := negotiate(q.r.Header.Get("Accept"), q.server.offers, nil)
+	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, nil)
 	if !ok {
 		m = media{offer: q.server.offers[0], pretty: true}
 	}
@@ -131,9 +137,15 @@ func appendCBOR(dst, js []byte) ([]byte, error) {
 
 // write sends a body that is known as a whole.
 func (q *request) write(code int, contentType string, body []byte) {
-	q.lighten()
+	if q.weight > 0 {
+		q.lighten()
+	}
 	h := q.w.Header()
-	h["Content-Type"] = []string{contentType}
+	if contentType == mediaJSON {
+		h["Content-Type"] = jsonType
+	} else {
+		h["Content-Type"] = []string{contentType}
+	}
 	q.status, q.size = code, len(body)
 	if len(body) <= gzipThreshold || !gzipAccepted(q.r) {
 		q.w.WriteHeader(code)
@@ -154,21 +166,15 @@ func (q *request) write(code int, contentType string, body []byte) {
 // respond answers with one object as it was asked for.
 func (q *request) respond(code int, o engine.Object) error {
 	b := buffers.Get().(*[]byte)
-	defer func() { keep(b) }()
 	body, err := q.encode((*b)[:0], o)
 	if err != nil {
 		return err
 	}
-	*b = body
 	q.write(code, q.media.media, body)
-	return nil
-}
-
-// keep gives a buffer back for the next response.
-func keep(b *[]byte) {
-	if cap(*b) <= maxPooled {
+	if *b = body; cap(body) <= maxPooled {
 		buffers.Put(b)
 	}
+	return nil
 }
 
 // encode appends an object in the form and the encoding that were negotiated.

@@ -2,6 +2,7 @@ package builtin
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ import (
 func customResourceDefinitions(c Config) kind {
 	e := at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
 	e.validate = validateCRD
-	e.goType.Quick = crdvalidation.Decode
+	e.goType.Decoder = crdvalidation.Decode
 	return kind{
 		endpoint: e,
 		plural:   "customresourcedefinitions", short: "crd crds", categories: "api-extensions",
@@ -32,7 +33,7 @@ func customResourceDefinitions(c Config) kind {
 }
 
 func crds(c Config) resource.Behavior {
-	s := crdStatus{catalog: c.Catalog, now: c.Now}
+	s := crdStatus{catalog: c.Catalog, now: c.Now, owners: crdOwners()}
 	b := resource.Behavior{
 		Default:       defaultCRD,
 		PrepareCreate: s.prepareCreate,
@@ -145,8 +146,13 @@ func internalCRD(t object.Tree) (crdvalidation.CRD, error) {
 	return crdvalidation.FromTree(t)
 }
 
-func validateCRD(_, obj, old object.Tree, sub string) field.ErrorList {
-	crd, err := internalCRD(obj)
+// validateCRD looks at the spec as it was sent: what is empty in it is no longer there in the stored one.
+func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
+	sent := maps.Clone(obj)
+	if sub == "" {
+		sent["spec"] = form["spec"]
+	}
+	crd, err := internalCRD(sent)
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}

@@ -40,7 +40,7 @@ func defaultLegacyCRD(obj object.Tree) {
 		apiextensionsv1beta1.SetDefaults_ServiceReference(c.Service)
 	}
 	if filled, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&spec); err == nil {
-		obj["spec"] = filled
+		obj["spec"] = object.WholeNumbers(filled)
 	}
 }
 
@@ -105,6 +105,6 @@ func withSpec(t object.Tree, apiVersion string, spec any) (object.Tree, error) {
 	for k, v := range t {
 		out[k] = v
 	}
-	out["apiVersion"], out["spec"] = apiVersion, converted
+	out["apiVersion"], out["spec"] = apiVersion, object.WholeNumbers(converted)
 	return out, nil
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -21,27 +22,35 @@ import (
 type crdStatus struct {
 	catalog func(context.Context) (*resource.Catalog, error)
 	now     func() time.Time
+	owners  merge.Fields
 }
 
 func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
-	status := object.Tree{"acceptedNames": object.Tree{"kind": "", "plural": ""}}
+	obj["spec"] = crdvalidation.Written(tree(obj, "spec"))
+	status := object.Tree{"acceptedNames": object.Tree{"kind": "", "plural": ""}, "conditions": nil}
 	addStoredVersion(status, obj)
-	return s.decide(ctx, obj, status)
+	return s.decide(ctx, obj, status, true)
 }
 
 // prepareUpdate lets only /status write the status, which is then decided anew: a later touch gives a CRD
-// the names that have become free.
+// the names that have become free. What a client writes into the status stays, but for the names that the CRD has: those are
+// no client's to say.
 func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
-	status := object.Copy(tree(obj, "status"))
-	if sub == "" {
-		status = object.Copy(tree(old, "status"))
-		addStoredVersion(status, obj)
-		if !object.Equal(obj["spec"], old["spec"]) {
-			object.SetGeneration(obj, object.Generation(old)+1)
-		}
+	if sub != "" {
+		status := object.Copy(tree(obj, "status"))
+		carry(status, tree(old, "status"), "acceptedNames")
+		return s.decide(ctx, obj, status, !sameNames(namesOf(tree(obj, "spec", "names")), acceptedNames(status)))
 	}
-	return s.decide(ctx, obj, status)
+	obj["spec"] = crdvalidation.Written(tree(obj, "spec"))
+	status := object.Copy(tree(old, "status"))
+	addStoredVersion(status, obj)
+	if !object.Equal(obj["spec"], old["spec"]) {
+		object.SetGeneration(obj, object.Generation(old)+1)
+	}
+	return s.decide(ctx, obj, status, true)
 }
+
+func acceptedNames(status object.Tree) resource.Names { return namesOf(tree(status, "acceptedNames")) }
 
 // addStoredVersion notes the storage version among those that objects may be stored at.
 func addStoredVersion(status, obj object.Tree) {
@@ -57,30 +66,45 @@ func addStoredVersion(status, obj object.Tree) {
 	}
 }
 
-// decide completes the status, which becomes obj's.
-func (s crdStatus) decide(ctx context.Context, obj, status object.Tree) error {
+// decide completes the status, which becomes obj's. names says that the names are to be judged.
+func (s crdStatus) decide(ctx context.Context, obj, status object.Tree, names bool) error {
+	before := object.Copy(status)
 	obj["status"] = status
 	w := statusWriter{status: status, generation: object.Generation(obj), now: s.now()}
 	w.approval(obj)
-	requested, accepted := namesOf(tree(obj, "spec", "names")), namesOf(tree(status, "acceptedNames"))
-	if !sameNames(requested, accepted) {
-		catalog, err := s.load(ctx)
-		if err != nil {
+	if names {
+		if err := s.judgeNames(ctx, obj, w); err != nil {
 			return err
-		}
-		a := allocation{requested: requested, accepted: accepted}
-		a.others = others(catalog, obj, requested)
-		a.run()
-		status["acceptedNames"] = treeOf(a.result)
-		if a.reason == "" {
-			w.set("NamesAccepted", "True", "NoConflicts", "no conflicts found")
-		} else {
-			w.set("NamesAccepted", "False", a.reason, a.message)
 		}
 	}
 	w.establish(obj)
 	w.nonStructural(obj)
-	w.observe()
+	if names {
+		w.observe()
+	}
+	return s.own(obj, before)
+}
+
+// judgeNames gives obj the names that it asks for, as far as they are free.
+func (s crdStatus) judgeNames(ctx context.Context, obj object.Tree, w statusWriter) error {
+	a := allocation{requested: namesOf(tree(obj, "spec", "names")), accepted: acceptedNames(w.status)}
+	if !sameNames(a.requested, a.accepted) {
+		catalog, err := s.load(ctx)
+		if err != nil {
+			return err
+		}
+		a.others = others(catalog, obj, a.requested)
+		a.run()
+		w.status["acceptedNames"] = treeOf(a.result)
+	}
+	if a.reason == "" {
+		w.set("NamesAccepted", "True", "NoConflicts", "no conflicts found")
+		return nil
+	}
+	w.set("NamesAccepted", "False", a.reason, a.message)
+	if condition(w.status, "Established") == nil {
+		w.set("Established", "False", "NotAccepted", "not all names are accepted")
+	}
 	return nil
 }
 
@@ -128,15 +152,18 @@ func (w statusWriter) set(name, value, reason, message string) {
 	c["status"], c["reason"], c["message"] = value, reason, message
 }
 
-// observe notes that the status and all conditions on the spec are about this generation of it.
+// observed are the conditions that the server judges the spec by.
+var observed = []string{"NamesAccepted", "Established", "KubernetesAPIApprovalPolicyConformant", "NonStructuralSchema"}
+
+// observe notes that the status and the conditions that the server keeps are about this generation of the spec.
 func (w statusWriter) observe() {
 	if w.generation == 0 {
 		return
 	}
 	w.status["observedGeneration"] = w.generation
-	for _, c := range list(w.status, "conditions") {
-		if t, _ := c.(object.Tree); t != nil && text(t, "type") != "Terminating" {
-			t["observedGeneration"] = w.generation
+	for _, name := range observed {
+		if c := condition(w.status, name); c != nil {
+			c["observedGeneration"] = w.generation
 		}
 	}
 }
@@ -144,11 +171,7 @@ func (w statusWriter) observe() {
 // establish sets Established once the names are accepted; it never takes it back.
 func (w statusWriter) establish(obj object.Tree) {
 	switch {
-	case isConditionTrue(w.status, "Established"):
-	case !isConditionTrue(w.status, "NamesAccepted"):
-		if condition(w.status, "Established") == nil {
-			w.set("Established", "False", "NotAccepted", "not all names are accepted")
-		}
+	case isConditionTrue(w.status, "Established") || !isConditionTrue(w.status, "NamesAccepted"):
 	case !hasUsableCABundle(obj):
 		w.set("Established", "False", "InvalidCABundle", "The conversion webhook CABundle is invalid")
 	default:

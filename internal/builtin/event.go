@@ -34,9 +34,10 @@ var (
 	coreEvent = goType(&corev1.Event{}, &corev1.EventList{})
 	newEvent  = goType(&eventsv1.Event{}, &eventsv1.EventList{})
 
-	eventFields = fields("involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
+	eventFields = append(fields("involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
 		"involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
-		"reason", "reportingComponent", "source=source.component", "type")
+		"reason", "reportingComponent", "type"),
+		resource.SelectableField{Name: "source", Path: []string{"source", "component"}, Otherwise: "reportingComponent"})
 	newEventFields = fields("regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid",
 		"regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath",
 		"reason", "reportingController", "type")

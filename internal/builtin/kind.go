@@ -28,7 +28,7 @@ type kind struct {
 	createOnUpdate bool   // a PUT may create
 	conditional    bool   // a PUT must carry a resourceVersion
 	subresources   []resource.Subresource
-	columns        func() []resource.Column // nil: name and age
+	columns        func() []resource.Column // nil: name and age, or no Table for a kind that is not listed
 	selectable     []resource.SelectableField
 	behavior       resource.Behavior
 	second         *endpoint
@@ -99,17 +99,20 @@ func define(k *kind) *resource.Definition {
 }
 
 func version(d *resource.Definition, e *endpoint, k *kind) *resource.Version {
-	columns := e.columns
-	if columns == nil {
-		columns = defaultColumns
-	}
 	g := e.goType
+	var columns []resource.Column
+	switch {
+	case e.columns != nil:
+		columns = e.columns()
+	case g.NewList != nil:
+		columns = defaultColumns()
+	}
 	return &resource.Version{
 		Definition:       d,
 		GroupVersion:     e.version,
 		APIVersion:       e.version.String(),
 		Served:           true,
-		Columns:          columns(),
+		Columns:          columns,
 		SelectableFields: e.selectable,
 		Status:           k.status,
 		Subresources:     k.subresources,

@@ -78,13 +78,14 @@ func whatMayI(c Config) answer {
 		if review.Spec.Namespace == "" {
 			return nil, apierrors.NewBadRequest("no namespace on request")
 		}
-		review.Status = authorizationv1.SubjectRulesReviewStatus{
+		answer := authorizationv1.SelfSubjectRulesReview{TypeMeta: review.TypeMeta}
+		answer.Status = authorizationv1.SubjectRulesReviewStatus{
 			ResourceRules: []authorizationv1.ResourceRule{}, NonResourceRules: []authorizationv1.NonResourceRule{}, Incomplete: true,
 		}
 		if c.Rules != nil {
-			review.Status = c.Rules(ctx, u, review.Spec.Namespace)
+			answer.Status = c.Rules(ctx, u, review.Spec.Namespace)
 		}
-		return resource.ToTree(&review)
+		return resource.ToTree(&answer)
 	}
 }
 

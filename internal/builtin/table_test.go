@@ -225,7 +225,7 @@ func TestReviews(t *testing.T) {
 		{"selfsubjectaccessreviews", `{metadata: {managedFields: [{manager: m}]}, spec: {resourceAttributes: {}, nonResourceAttributes: {path: /}}}`, invalid + `spec.nonResourceAttributes: Invalid value: {"path":"/"}: cannot be specified in combination with resourceAttributes`},
 		{"selfsubjectaccessreviews", `{metadata: {name: a}, spec: {resourceAttributes: {}}}`, invalid + `metadata: Invalid value: {"name":"a"}: must be empty`},
 		{"selfsubjectrulesreviews", `{}`, `no namespace on request`},
-		{"selfsubjectrulesreviews", `{spec: {namespace: a}}`, `{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectRulesReview","metadata":{},"spec":{"namespace":"a"},"status":{"incomplete":true,"nonResourceRules":[],"resourceRules":[]}}`},
+		{"selfsubjectrulesreviews", `{spec: {namespace: a}}`, `{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectRulesReview","metadata":{},"spec":{},"status":{"incomplete":true,"nonResourceRules":[],"resourceRules":[]}}`},
 	} {
 		for _, d := range Definitions(c) {
 			if d.Names.Plural != q.plural {

@@ -179,6 +179,7 @@ func (c *checker) check(ctx context.Context, d *document) {
 	}
 	switch {
 	case d.isCRD():
+		c.twoTypes(d)
 		c.costs(d)
 	case c.scratch.unasked:
 		c.add(d, Note, "NotConverted", "apiVersion", "it would be stored at another version, by a conversion webhook, which is not called here")
@@ -197,6 +198,7 @@ func (c *checker) upgrade(ctx context.Context, before, after *document) {
 		c.warnings(after, warnings)
 		c.refusal(after, err)
 	}
+	c.twoTypes(after)
 	c.costs(after)
 	for _, change := range compare(before.tree, after.tree) {
 		c.add(after, change.severity(), string(change.Effect), change.Path, change.What)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,15 +21,36 @@ const (
 	maxTries = 50
 )
 
+// Estimate is of a cost. The largest number there is stands for one without a bound.
+type Estimate uint64
+
+const unbounded Estimate = math.MaxUint64
+
+// String implements fmt.Stringer.
+func (e Estimate) String() string {
+	if e == unbounded {
+		return "unbounded"
+	}
+	return strconv.FormatUint(uint64(e), 10)
+}
+
+// MarshalJSON implements json.Marshaler: a number, or the word.
+func (e Estimate) MarshalJSON() ([]byte, error) {
+	if e == unbounded {
+		return []byte(`"unbounded"`), nil
+	}
+	return []byte(e.String()), nil
+}
+
 // Rule is a CEL rule of a CRD with what a server estimates that it costs at most.
 type Rule struct {
-	File   string `json:"file"`
-	Line   int    `json:"line"`
-	Column int    `json:"column"`
-	Path   string `json:"path"`
-	Rule   string `json:"rule"`
-	Cost   uint64 `json:"cost"`   // estimated, for all values in one object
-	Budget uint64 `json:"budget"` // what it may cost
+	File   string   `json:"file"`
+	Line   int      `json:"line"`
+	Column int      `json:"column"`
+	Path   string   `json:"path"`
+	Rule   string   `json:"rule"`
+	Cost   Estimate `json:"cost"`   // for all values in one object
+	Budget Estimate `json:"budget"` // what it may cost
 	// Advice is the missing limit that would lower the cost most, where a rule costs much.
 	Advice string `json:"advice,omitempty"`
 }
@@ -122,7 +144,7 @@ func (w *costing) walk(p *schema.Place, t object.Tree, at []down) {
 		}
 		found := Rule{
 			Path: w.pathOf(at) + ".x-kubernetes-validations[" + strconv.Itoa(i) + "].rule",
-			Rule: object.String(r, "rule"), Cost: checked[i].Cost, Budget: crdvalidation.MaxRuleCost,
+			Rule: object.String(r, "rule"), Cost: Estimate(checked[i].Cost), Budget: crdvalidation.MaxRuleCost,
 		}
 		if found.Cost >= found.Budget/shownShare {
 			found.Advice = w.advice(at, i, found.Cost)
@@ -149,7 +171,7 @@ var limits = map[string]struct {
 }{"array": {"maxItems", 10}, "string": {"maxLength", 63}, "object": {"maxProperties", 10}}
 
 // advice tries what each limit that is missing above or below a rule would save.
-func (w *costing) advice(at []down, rule int, cost uint64) string {
+func (w *costing) advice(at []down, rule int, cost Estimate) string {
 	best, tries := "", 0
 	try := func(t object.Tree, path string) {
 		limit, ok := limits[object.String(t, "type")]
@@ -160,7 +182,7 @@ func (w *costing) advice(at []down, rule int, cost uint64) string {
 		t[limit.keyword] = limit.value
 		if lower, ok := w.cost(at); ok && lower < cost {
 			cost = lower
-			best = fmt.Sprintf("%s.%s: %d would lower it to %d", path, limit.keyword, limit.value, lower)
+			best = fmt.Sprintf("%s.%s: %d would lower it to %v", path, limit.keyword, limit.value, lower)
 		}
 		delete(t, limit.keyword)
 	}
@@ -192,7 +214,7 @@ func below(t object.Tree, path string, f func(object.Tree, string)) {
 }
 
 // cost estimates the first rule at a place of the schema as it is now.
-func (w *costing) cost(at []down) (uint64, bool) {
+func (w *costing) cost(at []down) (Estimate, bool) {
 	s, err := compile(w.root)
 	if err != nil {
 		return 0, false
@@ -205,18 +227,21 @@ func (w *costing) cost(at []down) (uint64, bool) {
 	if err != nil || len(checked) == 0 || checked[0].Err != nil {
 		return 0, false
 	}
-	return checked[0].Cost, true
+	return Estimate(checked[0].Cost), true
 }
 
 func (r *Rule) writeText(b *strings.Builder) {
 	if r.Cost < r.Budget/shownShare {
 		return
 	}
-	share := fmt.Sprintf("%d %% of", r.Cost/(r.Budget/100))
-	if r.Cost >= 10*r.Budget {
-		share = fmt.Sprintf("%d times", r.Cost/r.Budget)
+	costs := fmt.Sprintf("costs at most %v, %d %% of what it may", r.Cost, r.Cost/(r.Budget/100))
+	switch {
+	case r.Cost == unbounded:
+		costs = "has an unbounded cost"
+	case r.Cost >= 10*r.Budget:
+		costs = fmt.Sprintf("costs at most %v, %d times what it may", r.Cost, r.Cost/r.Budget)
 	}
-	fmt.Fprintf(b, "%s:%d:%d: rule: %s: %q costs at most %d, %s what it may", r.File, r.Line, r.Column, r.Path, r.Rule, r.Cost, share)
+	fmt.Fprintf(b, "%s:%d:%d: rule: %s: %q %s", r.File, r.Line, r.Column, r.Path, r.Rule, costs)
 	if r.Advice != "" {
 		b.WriteString("; " + r.Advice)
 	}

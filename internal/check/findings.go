@@ -114,6 +114,17 @@ func (c *checker) added(d *document, path string, sent, kept any, parent object.
 	}
 }
 
+// twoTypes reports the types in the schemas of a CRD that stand beside x-kubernetes-int-or-string.
+func (c *checker) twoTypes(d *document) {
+	for _, v := range versionsOf(d.tree) {
+		below(schemaOf(v.tree), v.path+".schema.openAPIV3Schema", func(s object.Tree, path string) {
+			if typ := object.String(s, "type"); typ != "" && s["x-kubernetes-int-or-string"] == true {
+				c.add(d, Warning, "Type", path+".type", "x-kubernetes-int-or-string takes integers and strings, whatever the type beside it; but a default, and a value that is applied on the server side, must be of type "+typ)
+			}
+		})
+	}
+}
+
 // formats reports the formats of that name in the schemas of a CRD, which a server names once.
 func (c *checker) formats(d *document, n *yaml.Node, name string) {
 	for i, child := range n.Content {

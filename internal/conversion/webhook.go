@@ -37,6 +37,12 @@ type WebhookConfig struct {
 	// Resolve finds the address ("10.0.0.1:8443") behind a port of a Service; nil: none can be found. It is asked for
 	// each new connection.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
+	// Behind numbers who stands behind a Service: after a change it is another number than any before. nil: it never
+	// changes. It must not block.
+	Behind func(namespace, name string) uint64
+	// Broke, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken (connection).
+	// It must not block.
+	Broke func(webhook string)
 	// Proxy finds the proxy of a request to a webhook by URL, as http.Transport has it; nil: there is none. Services are
 	// connected to without one.
 	Proxy func(*http.Request) (*url.URL, error)
@@ -87,6 +93,12 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Report == nil {
 		c.Report = func(string, error) {}
 	}
+	if c.Behind == nil {
+		c.Behind = func(string, string) uint64 { return 0 }
+	}
+	if c.Broke == nil {
+		c.Broke = func(string) {}
+	}
 	ended, end := context.WithCancel(context.Background())
 	return &Webhooks{
 		config: c, ended: ended, end: end, callers: map[string]*caller{},
@@ -100,7 +112,7 @@ func (w *Webhooks) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range w.callers {
-		c.client.CloseIdleConnections()
+		c.line.Load().retire()
 	}
 }
 
@@ -124,6 +136,28 @@ func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []
 	return out, asStatus(ctx, err)
 }
 
+// Behind numbers who stands behind the webhook of a configuration, which is the JSON of spec.conversion.webhook: it is
+// another number once its Service leads elsewhere.
+func (w *Webhooks) Behind(config string) uint64 {
+	c, err := w.caller(config)
+	if err != nil {
+		return 0 // nobody is called
+	}
+	return c.now()
+}
+
+// UnreachableError says that a webhook could not be asked, or has not answered; any other error is one in its answer.
+type UnreachableError struct{ *apierrors.StatusError }
+
+// Unwrap is for errors.As.
+func (e *UnreachableError) Unwrap() error { return e.StatusError }
+
+// unreachable is the error of a call that got no answer.
+type unreachable struct{ error }
+
+// Unwrap is for errors.Is.
+func (e unreachable) Unwrap() error { return e.error }
+
 // asStatus is the error as clients see it; that of a request which has ended stays what it is.
 func asStatus(ctx context.Context, err error) error {
 	if err == nil {
@@ -132,7 +166,11 @@ func asStatus(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil {
 		return ended
 	}
-	return apierrors.NewInternalError(err)
+	status := apierrors.NewInternalError(err)
+	if errors.As(err, &unreachable{}) {
+		return &UnreachableError{status}
+	}
+	return status
 }
 
 // convertAll converts objects in batches, a few at a time. Of several that fail, the first one's error is told.
@@ -220,6 +258,10 @@ func (w *Webhooks) caller(config string) (*caller, error) {
 		w.callers[config] = c
 	}
 	c.used = now
+	if behind := c.now(); behind != c.behind { // connections lead to those who stood there before
+		c.behind = behind
+		c.line.Swap(c.newLine()).retire()
+	}
 	return c, nil
 }
 
@@ -227,7 +269,7 @@ func (w *Webhooks) caller(config string) (*caller, error) {
 func (w *Webhooks) sweep(now time.Time) {
 	for config, c := range w.callers {
 		if now.Sub(c.used) > forgetAfter && c.breaker.idle() {
-			c.client.CloseIdleConnections()
+			c.line.Load().retire()
 			delete(w.callers, config)
 			w.said.drop(&c.breaker)
 		}

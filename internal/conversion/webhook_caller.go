@@ -39,10 +39,16 @@ type caller struct {
 	review    string // "v1" or "v1beta1"; "" if the webhook speaks neither
 	url       string
 	address   string // host and port of url
-	client    *http.Client
-	transport *http.Transport // client's
+	service   *apiextensionsv1.ServiceReference
+	timeout   time.Duration   // of a call
+	transport *http.Transport // how connections are made
+	dial      func(ctx context.Context, network, address string) (net.Conn, error)
+	line      atomic.Pointer[line]
 	breaker   breaker
-	used      time.Time // guarded by Webhooks.mu
+
+	// guarded by Webhooks.mu
+	used   time.Time
+	behind uint64 // who the line leads to, as WebhookConfig.Behind has it
 }
 
 // newCaller reads the JSON of spec.conversion.webhook. It trusts that a CRD says nothing that the API refuses.
@@ -55,7 +61,7 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
 	config := &w.config
-	out, timeout := &caller{webhooks: w, config: config, text: text}, min(callTimeout, config.Timeout)
+	out := &caller{webhooks: w, config: config, text: text, timeout: min(callTimeout, config.Timeout), dial: config.Dial}
 	out.breaker.say = func(crd string, err error) { w.said.say(&out.breaker, crd, err) }
 	out.breaker.search = func() { go out.probe(w.ended) }
 	if i := slices.IndexFunc(c.ConversionReviewVersions, speaks); i >= 0 {
@@ -65,30 +71,25 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	transport := &http.Transport{
-		DialContext:           config.Dial,
+	out.transport = &http.Transport{
 		TLSClientConfig:       &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:   10 * time.Second,
 		MaxIdleConnsPerHost:   25,
-		IdleConnTimeout:       90 * time.Second,
+		IdleConnTimeout:       idleTimeout,
 		ExpectContinueTimeout: time.Second,
 	}
 	if s := c.ClientConfig.Service; s != nil {
-		out.byService(s, transport)
+		out.byService(s)
 	} else {
-		out.url, transport.Proxy = *c.ClientConfig.URL, config.Proxy
-		transport.ForceAttemptHTTP2 = true
-		transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
+		out.url, out.transport.Proxy = *c.ClientConfig.URL, config.Proxy
+		out.transport.ForceAttemptHTTP2 = true
+		out.transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
 	}
-	if out.url, out.address, err = withTimeout(out.url, timeout); err != nil {
+	if out.url, out.address, err = withTimeout(out.url, out.timeout); err != nil {
 		return nil, err
 	}
-	out.transport = transport
-	out.client = &http.Client{
-		Transport:     transport,
-		Timeout:       timeout,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	out.behind = out.now()
+	out.line.Store(out.newLine())
 	return out, nil
 }
 
@@ -119,9 +120,10 @@ func roots(bundle []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// byService has the transport find the Service for each connection; TLS is for the host of the URL. Such connections speak
+// byService has the Service found for each connection; TLS is for the host of the URL. Such connections speak
 // HTTP/1.1, so that several are opened and the calls spread over what stands behind the Service (https://issue.k8s.io/75791).
-func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.Transport) {
+func (c *caller) byService(s *apiextensionsv1.ServiceReference) {
+	c.service = s
 	port, path := int32(443), "/"
 	if s.Port != nil && *s.Port != 0 {
 		port = *s.Port
@@ -132,7 +134,7 @@ func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.
 	name := s.Name + "." + s.Namespace + ".svc"
 	c.url = "https://" + net.JoinHostPort(name, strconv.Itoa(int(port))) + path
 	dial, resolve := c.config.Dial, c.config.Resolve
-	transport.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+	c.dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		if resolve == nil {
 			return nil, fmt.Errorf("this server finds no Services, and so not %s/%s", s.Namespace, s.Name)
 		}
@@ -144,18 +146,30 @@ func (c *caller) byService(s *apiextensionsv1.ServiceReference, transport *http.
 	}
 }
 
+// now says who stands behind the webhook's Service, as WebhookConfig.Behind has it.
+func (c *caller) now() uint64 {
+	if c.service == nil {
+		return 0
+	}
+	return c.config.Behind(c.service.Namespace, c.service.Name)
+}
+
 // post sends a body and returns the answer's. A connection that was refused or broke before anything was replied is
 // tried once more: converting twice does no harm. how says how far it came.
 func (c *caller) post(ctx context.Context, body []byte) (answer []byte, how contact, err error) {
-	resp, how, err := c.send(ctx, body)
+	resp, on, err := c.send(ctx, body)
 	if err != nil && ctx.Err() == nil && worthAnother(err) {
-		resp, how, err = c.send(ctx, body)
+		resp, on, err = c.send(ctx, body)
 	}
-	if err != nil {
-		return nil, how, err
+	switch {
+	case err != nil && on == nil:
+		return nil, nowhere, err
+	case err != nil:
+		return nil, connected, err
 	}
 	defer resp.Body.Close()
 	answer, err = readAll(resp)
+	on.leave(givenUp(ctx, err))
 	switch {
 	case errors.Is(err, errTooLarge):
 		return nil, replied, err
@@ -185,21 +199,36 @@ const (
 	replied                  // whatever the answer is
 )
 
-func (c *caller) send(ctx context.Context, body []byte) (*http.Response, contact, error) {
-	var got atomic.Bool
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { got.Store(true) }})
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+// send sends a body, and returns on which connection, if there was one; there the call goes on until the response is read.
+func (c *caller) send(ctx context.Context, body []byte) (*http.Response, *connection, error) {
+	var on atomic.Pointer[connection]
+	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		if before := on.Swap(take(got.Conn)); before != nil {
+			before.leave(false) // it broke, and nothing had been sent
+		}
+	}}
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return nil, nowhere, err
+		return nil, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, */*")
 	req.Header.Set("User-Agent", "trellis")
-	resp, err := c.client.Do(req)
-	if got.Load() {
-		return resp, connected, err
+	resp, err := c.line.Load().client.Do(req)
+	conn := on.Load()
+	switch {
+	case conn == nil:
+	case err != nil:
+		conn.leave(givenUp(ctx, err))
+	default:
+		conn.replied(resp)
 	}
-	return resp, nowhere, err
+	return resp, conn, err
+}
+
+// givenUp says that it was this side that ended a call.
+func givenUp(ctx context.Context, err error) bool {
+	return err != nil && (ctx.Err() != nil || errors.Is(err, errTooLarge) || !worthAnother(err))
 }
 
 func contentType(resp *http.Response) string {

@@ -35,7 +35,7 @@ func (c *caller) probe(ctx context.Context) {
 func (c *caller) connect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeEvery)
 	defer cancel()
-	conn, err := c.transport.NewClientConn(ctx, "https", c.address)
+	conn, err := c.line.Load().transport.NewClientConn(ctx, "https", c.address)
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,10 @@ func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]
 	from := kindOf(b.objects[0])
 	out, failure, err := c.call(ctx, crd, to, b)
 	c.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Took: time.Since(start), Failure: failure})
-	return out, bounded(err)
+	if err = bounded(err); failure == callFailure {
+		err = unreachable{err}
+	}
+	return out, err
 }
 
 // bounded cuts off what a webhook would have each caller told: its answer, which an error may quote, can be of many

@@ -1,5 +1,5 @@
 // Package egress finds the address behind a port of a Service, so that the server can call webhooks that are named
-// by one. No kube-proxy runs beside it: it looks at the endpoints itself. It knows the JSON of objects, not who keeps them.
+// by one. No kube-proxy runs beside it: it looks at the endpoints itself.
 package egress
 
 import (

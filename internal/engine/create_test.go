@@ -106,6 +106,10 @@ func TestCreateInvalidMetadata(t *testing.T) {
 	}
 	_, err := w.create(w.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
 	w.refused(err, 500, metav1.StatusReasonUnknown, "resourceVersion should not be set on objects to be created")
+	w.caller.DryRun = true
+	dry := w.mustCreate(w.cron(""), `{"metadata":{"name":"a","resourceVersion":"7"}}`)
+	equal(t, "resourceVersion of a dry run", object.ResourceVersion(treeOf(t, dry)), "7")
+	w.caller.DryRun = false
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"a","finalizers":["short","example.com","example.com/fine"]}}`)
 	equal(t, "warnings", w.warnings, []string{
 		`metadata.finalizers: "example.com": prefer a domain-qualified finalizer name including a path (/) to avoid accidental conflicts with other finalizer writers`,
@@ -124,6 +128,13 @@ func TestCreateIgnoresSystemFields(t *testing.T) {
 	}
 	if object.UID(made) == "mine" {
 		t.Fatal("the client's uid was taken")
+	}
+	equal(t, "owners of nothing", valueAt(made, "metadata.managedFields"), nil)
+	made = w.mustPatch(w.cron("b"), applying, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"b","selfLink":"/x","generation":7,"creationTimestamp":"2001-01-01T00:00:00Z","deletionTimestamp":"2001-01-01T00:00:00Z","deletionGracePeriodSeconds":5}}`)
+	equal(t, "generation", valueAt(made, "metadata.generation"), 1)
+	equal(t, "creationTimestamp", valueAt(made, "metadata.creationTimestamp"), "2026-05-06T07:08:09Z")
+	for _, gone := range []string{"selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+		equal(t, gone+" of what is applied", valueAt(made, "metadata."+gone), nil)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -20,29 +19,28 @@ import (
 // Delete removes an object or starts its deletion. gone says that it is no longer stored; obj is
 // then its last state, as it was stored.
 func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c Caller) (obj Object, gone bool, err error) {
-	if err := validateDeleteOptions(&o); err != nil {
-		return Object{}, false, err
-	}
-	if t.Subresource != "" {
-		return Object{}, false, apierrors.NewMethodNotSupported(t.Version.GroupResource(), "delete")
-	}
-	if err := admission.Delete(t.Version.GroupResource(), t.Name); err != nil {
-		return Object{}, false, err
-	}
-	w, err := e.begin(ctx, t, c)
+	w, err := e.newDeletion(ctx, t, o, c)
 	if err != nil {
 		return Object{}, false, err
 	}
-	for {
-		obj, gone, err = w.delete(ctx, &o)
-		c, ok := overtaken(err)
-		if !ok {
-			return obj, gone, storageError(err)
-		}
-		if err := e.catchUp(ctx, c); err != nil {
-			return Object{}, false, err
-		}
+	if err := w.run(); err != nil {
+		return Object{}, false, err
 	}
+	return w.answer, w.goes, nil
+}
+
+func (e *Engine) newDeletion(ctx context.Context, t Target, o metav1.DeleteOptions, c Caller) (*write, error) {
+	if err := validateDeleteOptions(&o); err != nil {
+		return nil, err
+	}
+	if t.Subresource != "" {
+		return nil, apierrors.NewMethodNotSupported(t.Version.GroupResource(), "delete")
+	}
+	w, err := e.newWrite(ctx, t, c, removes)
+	if err == nil {
+		w.removal = o
+	}
+	return w, err
 }
 
 func validateDeleteOptions(o *metav1.DeleteOptions) error {
@@ -52,82 +50,45 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 	return nil
 }
 
-// delete makes one attempt to delete the target.
-func (w *writing) delete(ctx context.Context, o *metav1.DeleteOptions) (Object, bool, error) {
-	rec := w.engine.Store.Head().Get(w.key())
-	if rec == nil {
-		return Object{}, false, apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
+// mark works out what a deletion leaves of the live object: nothing, or one that is marked as going. It looks at the
+// object as it is stored, so that one which cannot be converted can go.
+func (w *write) mark() error {
+	if w.rec = w.head.Get(w.key()); w.rec == nil {
+		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
-	write, p, err := w.deletion(ctx, rec, o)
-	if err != nil {
-		return Object{}, false, err
-	}
-	if p != nil { // it will be shown: where that cannot be, nothing changes
-		if _, err := w.reader.at(ctx, rec); err != nil {
-			return Object{}, false, err
-		}
-	}
-	switch gone := p == nil; {
-	case write == nil: // nothing changes
-		obj, err := w.result(rec)
-		return obj, false, err
-	case w.caller.DryRun && gone:
-		return w.last(rec, rec.Modified), true, nil
-	case w.caller.DryRun:
-		obj, err := w.unstored(p, rec.Modified)
-		return obj, false, err
-	}
-	events, err := w.engine.Store.Commit(ctx, []storage.Write{*write})
-	if err != nil {
-		return Object{}, false, err
-	}
-	w.settle(ctx)
-	if p != nil {
-		obj, err := w.result(events[0].Record)
-		return obj, false, err
-	}
-	return w.last(rec, events[0].Revision), true, nil
-}
-
-// last is an object that is gone, as it was stored: no conversion is needed to say farewell.
-func (w *writing) last(rec *storage.Record, revision int64) Object {
-	return Object{Version: w.v, Revision: revision, Packed: object.Packed(rec.Value), Record: rec}
-}
-
-// deletion works out what a delete does to rec: nothing (no write), an update to p, or a removal (no p).
-func (w *writing) deletion(ctx context.Context, rec *storage.Record, o *metav1.DeleteOptions) (*storage.Write, object.Packed, error) {
-	meta := derive(rec).meta
-	if err := w.checkDelete(rec, meta, o); err != nil {
-		return nil, nil, err
+	meta := derive(w.rec).meta
+	if err := w.checkDelete(w.rec, meta, &w.removal); err != nil {
+		return err
 	}
 	b := &w.def.Behavior
-	finalizers := w.finalizers(meta.Finalizers, o)
+	finalizers := w.finalizers(meta.Finalizers, &w.removal)
 	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil {
-		return &storage.Write{Key: rec.Key, Expected: rec.Modified}, nil, nil
+		w.goes = true
+		return nil
 	}
-	t, err := object.Packed(rec.Value).Tree(rec.Modified)
+	t, err := object.Packed(w.rec.Value).Tree(w.rec.Modified)
 	if err != nil {
-		return nil, nil, apierrors.NewInternalError(err)
+		return apierrors.NewInternalError(err)
 	}
 	object.SetFinalizers(t, finalizers)
 	w.markDeleting(t)
 	if b.BeforeDelete != nil {
-		if err := b.BeforeDelete(ctx, t); err != nil {
-			return nil, nil, err
+		if err := b.BeforeDelete(w.ctx, t); err != nil {
+			return err
 		}
 	}
 	if len(object.Finalizers(t)) == 0 && (b.Deletable == nil || b.Deletable(t)) {
-		return &storage.Write{Key: rec.Key, Expected: rec.Modified}, nil, nil
+		w.goes = true
+		return nil
 	}
-	p := object.Pack(t, object.Packed(rec.Value).Fingerprint())
-	if bytes.Equal(p, rec.Value) {
-		return nil, p, nil
-	}
-	return &storage.Write{Key: rec.Key, Value: p, Expected: rec.Modified, TTL: w.ttl(), Derived: newDerived(p)}, p, nil
+	w.packed = object.Pack(t, object.Packed(w.rec.Value).Fingerprint())
+	w.untouched = bytes.Equal(w.packed, w.rec.Value)
+	_, err = w.reader.at(w.ctx, w.rec) // it will be shown: where that cannot be, nothing changes
+	return err
 }
 
 // checkDelete enforces the preconditions.
-func (w *writing) checkDelete(rec *storage.Record, meta *object.Meta, o *metav1.DeleteOptions) error {
+func (w *write) checkDelete(rec *storage.Record, meta *object.Meta, o *metav1.DeleteOptions) error {
 	pre := o.Preconditions
 	if pre == nil {
 		return nil
@@ -144,7 +105,7 @@ func (w *writing) checkDelete(rec *storage.Record, meta *object.Meta, o *metav1.
 
 // markDeleting sets what says that an object is to go. On one that says so already it changes nothing, but
 // that a time in the future becomes now.
-func (w *writing) markDeleting(t object.Tree) {
+func (w *write) markDeleting(t object.Tree) {
 	md := object.EnsureMetadata(t)
 	existing := optionalTime(md["deletionTimestamp"])
 	if existing == nil && object.Generation(t) > 0 {
@@ -158,7 +119,7 @@ func (w *writing) markDeleting(t object.Tree) {
 
 // finalizers are the object's, with those of the garbage collector as the options and what
 // is there already demand.
-func (w *writing) finalizers(current []string, o *metav1.DeleteOptions) []string {
+func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
 	if w.def.Behavior.TTL > 0 {
 		return current // Events are never collected
 	}

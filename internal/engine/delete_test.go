@@ -93,6 +93,8 @@ func TestDeleteOptionsAreChecked(t *testing.T) {
 	w.refused(err, 422, metav1.StatusReasonInvalid, "orphanDependents and deletionPropagation cannot be both set")
 	_, _, err = w.Delete(w.ctx, w.cron("my-cron"), policy("Sideways"), w.caller)
 	w.refused(err, 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
+	_, err = w.DeleteCollection(w.ctx, w.cron(""), policy("Sideways"), ListOptions{}, w.caller)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "propagationPolicy: Unsupported value")
 }
 
 // CRD-058, CRD-065
@@ -122,6 +124,9 @@ func TestDeleteNamespaces(t *testing.T) {
 	ns := w.at("", "v1", "namespaces", "")
 	ns.Name = "default"
 	_, _, err := w.Delete(w.ctx, ns, metav1.DeleteOptions{}, w.caller)
+	w.refused(err, 403, metav1.StatusReasonForbidden, `namespaces "default" is forbidden: this namespace may not be deleted`)
+	ns.Name = ""
+	_, err = w.DeleteCollection(w.ctx, ns, metav1.DeleteOptions{}, ListOptions{}, w.caller)
 	w.refused(err, 403, metav1.StatusReasonForbidden, `namespaces "default" is forbidden: this namespace may not be deleted`)
 	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"n"}}`)
 	ns.Name = "n"

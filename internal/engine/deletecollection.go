@@ -2,11 +2,11 @@ package engine
 
 import (
 	"context"
+	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -76,35 +76,30 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 
 // deleteTogether commits the deletion of all items, if none of them changes meanwhile or may not be deleted.
 func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) (done bool, err error) {
-	snap := e.Store.Head()
 	writes := make([]storage.Write, 0, len(items))
+	var guards []storage.Guard
 	for _, item := range items {
 		one := t
 		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
-		if admission.Delete(t.Version.GroupResource(), one.Name) != nil {
-			return false, nil
-		}
-		rec := snap.Get(item.Record.Key)
-		if rec == nil {
-			continue
-		}
-		w, err := e.begin(ctx, one, c)
+		w, err := e.newDeletion(ctx, one, d, c)
 		if err != nil {
 			return false, err
 		}
-		write, _, err := w.deletion(ctx, rec, &d)
-		if err != nil {
+		switch err := w.attempt("commit"); {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
 			return false, nil
 		}
-		if write != nil {
-			writes = append(writes, *write)
+		if !w.untouched {
+			writes, guards = append(writes, w.stored()), append(guards, w.guards...)
 		}
 	}
 	if len(writes) == 0 {
 		return true, nil
 	}
-	if _, err := e.Store.Commit(ctx, writes); err != nil {
-		if _, ok := overtaken(err); ok {
+	if _, err := e.commit(ctx, writes, guards...); err != nil {
+		if _, ok := overtaken(err); ok || errors.Is(err, storage.ErrNoSpace) { // for some there may be room
 			return false, nil
 		}
 		return false, storageError(err)

@@ -11,9 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -27,12 +29,28 @@ type Engine struct {
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
+	// Behind numbers who stands behind a webhook, by the JSON of spec.conversion.webhook; nil: nobody knows. What those
+	// have converted is not kept who stood there before.
+	Behind func(webhook string) uint64
+	// RecheckEvery is how often a webhook is asked again for a sample of what is kept of its conversions, while that is
+	// read; 0 means 30 seconds.
+	RecheckEvery time.Duration
+	// Admission are the plugins that writes pass, after admission.Lifecycle.
+	Admission admission.Plugins
 
+	// beforeCommit, if not nil, is called with what has been judged and is about to be committed: tests let other
+	// writes come in between.
+	beforeCommit func([]storage.Write)
+
+	tasks   tasks
 	views   views
 	shapes  shapes
 	queues  queues
 	indexes indexes
 }
+
+// Close ends what runs beside the requests.
+func (e *Engine) Close() { e.tasks.end() }
 
 // Target is what a request addresses.
 type Target struct {
@@ -51,7 +69,9 @@ type Caller struct {
 	FieldManager string // explicit, or from the User-Agent; never empty for writes
 	Validation   string // FieldValidation: "Ignore", "Warn" or "Strict"
 	DryRun       bool
-	Warn         func(text string) // adds a Warning header
+	Warn         func(text string)       // adds a Warning header
+	Options      runtime.Object          // of the verb, for admission
+	Annotate     func(key, value string) // adds to the audit record; nil: there is none
 }
 
 // Object is one object at one version; its bytes are shared and never modified.
@@ -102,6 +122,10 @@ type Body struct {
 	Typed bool
 	// Strict are strict decoding errors so far: `duplicate field "spec.foo"`, `unknown field …`.
 	Strict []string
+	// Fault is why Version.Type did not take the body, where that has been tried.
+	Fault error
+	// Source is the body as it came, for errors that quote it; nil: they quote Tree.
+	Source []byte
 }
 
 // Patch is a patch and its kind. For an apply patch Data is YAML or JSON.

@@ -17,6 +17,10 @@ import (
 // freshness is how long a read waits for a revision from the future.
 const freshness = 3 * time.Second
 
+// retryAfter is in how many seconds to try again what the store cannot do at the moment. client-go
+// does so ten times.
+const retryAfter = 1
+
 // errStaleObject is the cause of every 409 for an outdated resourceVersion.
 var errStaleObject = errors.New("the object has been modified; please apply your changes to the latest version and try again")
 
@@ -44,7 +48,8 @@ func tooLargeRevision(requested, current int64) error {
 	return err
 }
 
-// storageError gives an error of the store that nobody interpreted its Status.
+// storageError gives an error of the store that nobody interpreted its Status. What went wrong on
+// disk is for the log: its paths are not for clients.
 func storageError(err error) error {
 	var status *apierrors.StatusError
 	switch {
@@ -54,6 +59,23 @@ func storageError(err error) error {
 		return apierrors.NewServiceUnavailable("the server is shutting down")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+	case errors.Is(err, storage.ErrInDoubt):
+		return apierrors.NewTimeoutError("it is not known yet whether the write was carried out: look before you try again", 0)
+	case errors.Is(err, storage.ErrNoSpace):
+		return later("the disk of the server is nearly full: until there is room, only deletions and small updates are carried out")
+	case errors.Is(err, storage.ErrUnavailable):
+		return later("the storage of the server is not available at the moment: nothing was changed")
+	case errors.Is(err, storage.ErrFailed):
+		return apierrors.NewInternalError(storage.ErrFailed)
+	case errors.Is(err, storage.ErrUnreadable):
+		return apierrors.NewInternalError(storage.ErrUnreadable)
 	}
 	return apierrors.NewInternalError(err)
+}
+
+// later is the 503 for what may be tried again, as client-go does by itself.
+func later(message string) error {
+	err := apierrors.NewServiceUnavailable(message)
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
+	return err
 }

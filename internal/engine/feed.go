@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -50,7 +49,7 @@ func (e *Engine) NewFeed() *Feed {
 // that is not served or not stored. Who else followed the kind is told no more.
 func (f *Feed) Follow(r schema.GroupVersionResource, listed func(objects []*metav1.PartialObjectMetadata, revision int64),
 	changed func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool) {
-	v := f.engine.Live.Find(r.Group, r.Version, r.Resource)
+	v := f.engine.Live.Load().Find(r.Group, r.Version, r.Resource)
 	if v == nil || v.Definition.Behavior.Answer != nil {
 		return nil, false
 	}
@@ -82,7 +81,7 @@ func (f *Feed) leave(one *follow) {
 func (f *Feed) Run(ctx context.Context) error {
 	for {
 		err := f.run(ctx)
-		if !errors.Is(err, storage.ErrLagging) {
+		if !storage.Missed(err) {
 			return err
 		}
 		f.mu.Lock()

@@ -7,89 +7,33 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // Get reads one object. resourceVersion is the request's: "", "0" or a number to wait for.
-//
-// It is the shortest path there is: what a record is known to look like at a version is not
-// found out again.
 func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Object, error) {
-	if resourceVersion != "" || t.Subresource != "" {
-		return e.read(ctx, t, resourceVersion)
-	}
-	d := t.Version.Definition
-	key := d.Prefix + t.Name
-	if d.Namespaced {
-		key = d.Prefix + t.Namespace + "/" + t.Name
-	}
-	if rec := e.Store.Head().Get(key); rec != nil {
-		if known, ok := rec.Derived.Load().(*derived); ok && known.passes.Load() == t.Version {
-			return Object{Version: t.Version, Revision: rec.Modified, Packed: rec.Value, Record: rec}, nil
-		}
-	}
-	return e.read(ctx, t, resourceVersion)
-}
-
-// Peek appends the newest JSON of an object to dst if a Get has found out how it is
-// served, in one piece for the same reason: most requests are this one. false says nothing about
-// the object: ask Get. t has no subresource.
-func (e *Engine) Peek(dst []byte, t Target) (js []byte, ok bool) {
-	d := t.Version.Definition
-	key := d.Prefix + t.Name
-	if d.Namespaced {
-		key = d.Prefix + t.Namespace + "/" + t.Name
-	}
-	rec := e.Store.Get(key)
-	if rec == nil {
-		return dst, false
-	}
-	known, ok := rec.Derived.Load().(*derived)
-	if !ok {
-		return dst, false
-	}
-	p := known.pieces.Load()
-	if p == nil || p.version != t.Version {
-		return dst, false
-	}
-	dst = append(append(dst, p.head...), p.open...)
-	dst = strconv.AppendInt(dst, rec.Modified, 10)
-	return append(append(dst, p.shut...), p.tail...), true
-}
-
-// Remember lets Peek serve o, which Get has returned.
-func (e *Engine) Remember(o Object) {
-	if o.Record == nil || len(o.Packed) == 0 || len(o.Record.Value) == 0 || &o.Packed[0] != &o.Record.Value[0] {
-		return // made for the occasion
-	}
-	if head, open, shut, tail, ok := o.Packed.Cut(o.Version.APIVersion); ok {
-		derive(o.Record).pieces.Store(&pieces{version: o.Version, head: head, tail: tail, open: open, shut: shut})
-	}
-}
-
-// read is Get for all that is not plain.
-func (e *Engine) read(ctx context.Context, t Target, resourceVersion string) (Object, error) {
-	if err := e.subresource(t); err != nil {
-		return Object{}, err
-	}
-	snap := e.Store.Head()
-	if resourceVersion != "" && resourceVersion != "0" {
-		fresh, err := e.fresh(ctx, resourceVersion)
-		if err != nil {
+	if t.Subresource != "" {
+		if err := e.subresource(t); err != nil {
 			return Object{}, err
 		}
-		snap = fresh
 	}
-	rec := snap.Get(t.Version.Definition.Key(t.Namespace, t.Name))
+	if resourceVersion != "" && resourceVersion != "0" {
+		if _, err := e.fresh(ctx, resourceVersion); err != nil {
+			return Object{}, err
+		}
+	}
+	rec := e.Store.Get(t.Version.Definition.Key(t.Namespace, t.Name))
 	if rec == nil {
 		return Object{}, apierrors.NewNotFound(t.Version.GroupResource(), t.Name)
 	}
 	if t.Subresource == "scale" {
 		return e.readScale(ctx, t, rec)
 	}
+	if known, ok := rec.Derived.Load().(*derived); ok && known.passes.Load() == t.Version {
+		return Object{Version: t.Version, Revision: rec.Modified, Packed: rec.Value, Record: rec}, nil
+	}
 	r := e.readerOf(t)
-	if r.passes(object.Packed(rec.Value)) {
+	if !t.AsStored && r.passes(rec.Value) {
 		derive(rec).passes.Store(t.Version)
 	}
 	return r.at(ctx, rec)

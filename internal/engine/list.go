@@ -191,7 +191,7 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 	if failed != nil {
 		return nil, failed
 	}
-	return l, ctx.Err()
+	return l, storageError(ctx.Err())
 }
 
 func startingWith(first *storage.Record, rest iter.Seq[*storage.Record]) iter.Seq[*storage.Record] {

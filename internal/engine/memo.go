@@ -13,7 +13,7 @@ type memo []converted
 type converted struct{ in, out object.Tree }
 
 // convertRemote translates t, which it does not modify, by way of the kind's webhook.
-func (w *writing) convertRemote(t object.Tree, to *resource.Version) (object.Tree, error) {
+func (w *write) convertRemote(t object.Tree, to *resource.Version) (object.Tree, error) {
 	for _, known := range w.memo {
 		if object.String(known.out, "apiVersion") == to.APIVersion && sameContent(known.in, t) {
 			return withContentMetadata(known.out, t), nil

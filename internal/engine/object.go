@@ -16,6 +16,15 @@ func (o Object) AppendJSON(dst []byte) []byte {
 	return o.Packed.AppendJSONAs(dst, o.Version.APIVersion, o.Revision)
 }
 
+// AppendItem appends the object's JSON as it stands in a list: there the items of built-in kinds, other than those of custom
+// ones, do not say their kind again.
+func (o Object) AppendItem(dst []byte) []byte {
+	if o.Version.Definition.Custom != nil {
+		return o.AppendJSON(dst)
+	}
+	return o.Packed.AppendUntyped(dst, o.Revision)
+}
+
 // Meta returns the object's metadata, scanned at most once per record.
 func (o Object) Meta() *object.Meta {
 	if o.Record != nil {
@@ -40,21 +49,12 @@ type derived struct {
 	marks  uint64        // a Bloom filter of the labels and their keys
 	fields atomic.Pointer[fieldValues]
 	passes atomic.Pointer[resource.Version] // one at which the bytes are served as they are
-	pieces atomic.Pointer[pieces]
 }
 
 // fieldValues are the values of the selectable fields of one version.
 type fieldValues struct {
 	version *resource.Version
 	values  []string
-}
-
-// pieces are what an object's JSON at a version is put together from, with its revision
-// in the middle. head and tail lie in the record.
-type pieces struct {
-	version    *resource.Version
-	head, tail []byte
-	open, shut string
 }
 
 // derive returns what is known of a record, computed once.

@@ -28,30 +28,43 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 	if err := checkPatch(t, p, c); err != nil {
 		return Object{}, false, err
 	}
-	if t.Subresource == "scale" {
-		o, err = e.patchScale(ctx, t, p, c)
-		return o, false, err
-	}
-	w, err := e.begin(ctx, t, c)
+	w, err := e.newWrite(ctx, t, c, stores)
 	if err != nil {
 		return Object{}, false, err
 	}
-	if p.Type == types.ApplyYAMLPatchType {
-		applied, repeated, err := w.decodeApplied(p.Data)
-		if err != nil {
-			return Object{}, false, err
-		}
-		return w.run(ctx, preconditions{}, t.Subresource == "", func(live object.Tree) (object.Tree, error) {
-			return w.apply(live, applied, repeated, p.Force)
-		})
+	w.patches = true
+	if t.Subresource == "scale" {
+		o, err = w.patchScale(p)
+		return o, false, err
 	}
-	return w.run(ctx, preconditions{}, false, func(live object.Tree) (object.Tree, error) {
-		patched, err := w.patch(live, p)
-		if err != nil {
+	if w.change, err = w.patching(p); err != nil {
+		return Object{}, false, err
+	}
+	if err := w.run(); err != nil {
+		return Object{}, false, err
+	}
+	return w.answer, w.rec == nil, nil
+}
+
+// patching is the change that a patch makes.
+func (w *write) patching(p Patch) (change, error) {
+	if p.Type != types.ApplyYAMLPatchType {
+		return func(w *write) (object.Tree, error) {
+			if err := w.load(); err != nil {
+				return nil, err
+			}
+			return w.patch(w.live, p)
+		}, nil
+	}
+	w.upserts = w.target.Subresource == ""
+	applied, repeated, err := w.decodeApplied(p.Data)
+	return func(w *write) (object.Tree, error) {
+		if err := w.load(); err != nil {
 			return nil, err
 		}
-		return w.own(live, patched)
-	})
+		w.owned = true
+		return w.apply(applied, repeated, p.Force)
+	}, err
 }
 
 // checkPatch answers what is wrong with a patch whatever it is applied to.
@@ -84,7 +97,7 @@ func checkPatch(t Target, p Patch, c Caller) error {
 
 // decodeApplied reads the configuration of an apply. repeated says which fields it has twice, "" if none, or if
 // the caller does not want to know.
-func (w *writing) decodeApplied(data []byte) (applied object.Tree, repeated string, err error) {
+func (w *write) decodeApplied(data []byte) (applied object.Tree, repeated string, err error) {
 	applied, duplicates, err := decodeJSONOrYAML(data)
 	if err != nil {
 		return nil, "", apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
@@ -99,7 +112,7 @@ func (w *writing) decodeApplied(data []byte) (applied object.Tree, repeated stri
 }
 
 // tellRepeated is for what an applied configuration has twice, which upstream tells once it is merged: a conflict goes first.
-func (w *writing) tellRepeated(repeated string) error {
+func (w *write) tellRepeated(repeated string) error {
 	if repeated == "" {
 		return nil
 	}
@@ -134,68 +147,30 @@ func yamlProblems(text string) []string {
 	return lines
 }
 
-// apply merges an applied configuration into live, or makes a new object of it.
-func (w *writing) apply(live, applied object.Tree, repeated string, force bool) (object.Tree, error) {
-	w.emptyFor(live)
-	t, err := w.fields.Apply(live, applied, w.caller.FieldManager, force, w.now)
+// apply merges an applied configuration into the live object, or makes a new one of it.
+func (w *write) apply(applied object.Tree, repeated string, force bool) (object.Tree, error) {
+	w.emptyFor(w.live)
+	t, err := w.fields.Apply(w.live, applied, w.caller.FieldManager, force, w.now)
 	if err != nil {
 		return nil, asPlain(err)
 	}
 	if err := w.tellRepeated(repeated); err != nil {
 		return nil, err
 	}
-	if w.def.Custom == nil {
-		if t, _, err = w.shape(t, false); err != nil {
-			return nil, w.undecodable(err.Error())
-		}
-	} else if t, err = w.applied(live, t); err != nil {
-		return nil, err
+	if custom, ok := w.rules.(customRules); ok {
+		t, err = custom.normalizeApplied(w, t)
+	} else if t, _, err = w.rules.shape(w, t, false); err != nil {
+		err = w.undecodable(w.def.Names.Kind, err.Error())
 	}
-	if live == nil && object.UID(t) != "" {
-		return nil, apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
+	if err == nil && w.live == nil && object.UID(t) != "" {
+		err = apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
 			"uid mismatch: the provided object specified uid %s, and no existing object was found", object.UID(t)))
 	}
-	return t, w.located(t)
-}
-
-// applied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata and that
-// of embedded resources only as far as ownership goes by it. Malformed times and numbers that the server sets anyway are not looked at.
-func (w *writing) applied(live, t object.Tree) (object.Tree, error) {
-	if _, err := normalizeMetadata(t); err != nil {
-		md := object.EnsureMetadata(t)
-		delete(md, "creationTimestamp")
-		delete(md, "generation")
-		if live == nil || w.target.Subresource != "" {
-			delete(md, "deletionTimestamp")
-			delete(md, "deletionGracePeriodSeconds")
-		}
-		if _, err := normalizeMetadata(t); err != nil {
-			return nil, apierrors.NewInvalid(w.v.GroupVersionKind().GroupKind(), w.target.Name, field.ErrorList{field.Invalid(field.NewPath("metadata"), md, err.Error())})
-		}
-	}
-	s, err := schemaOf(w.v)
-	if err != nil {
-		return nil, err
-	}
-	_, _ = s.CoerceEmbedded(t) // validation says what is wrong
-	s.Fill(t)
-	return t, nil
-}
-
-// located checks name and namespace of a patched object, and its owners.
-func (w *writing) located(t object.Tree) error {
-	if err := w.inNamespace(t); err != nil {
-		return err
-	}
-	if err := w.checkName(t); err != nil {
-		return err
-	}
-	w.dedup(t, true)
-	return nil
+	return t, err
 }
 
 // patch applies a patch of the other three kinds to live. Who owns what is not looked at.
-func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
+func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	patched, problems, err := w.patched(live, p)
 	if err != nil {
 		return nil, err
@@ -208,7 +183,7 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
 		before = object.AppendJSON(nil, patched) // shape is about to prune it
 	}
-	t, unknown, err := w.shape(patched, false)
+	t, unknown, err := w.rules.shape(w, patched, false)
 	if err != nil {
 		var status *apierrors.StatusError
 		if errors.As(err, &status) {
@@ -229,15 +204,15 @@ func (w *writing) patch(live object.Tree, p Patch) (object.Tree, error) {
 		}
 	}
 	if w.def.Custom == nil {
-		if err := w.checkKind(t); err != nil {
+		if err := w.checkKind(t, nil); err != nil {
 			return nil, unfit(object.AppendJSON(nil, t), err.Error())
 		}
 	}
-	return t, w.located(t)
+	return t, nil
 }
 
 // patched is live with the patch applied, and the problems of strict decoding so far.
-func (w *writing) patched(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
+func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
 	strict := w.caller.Validation != metav1.FieldValidationIgnore
 	switch p.Type {
 	case types.JSONPatchType:

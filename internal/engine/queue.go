@@ -24,7 +24,7 @@ func (q *queues) of(key string) chan struct{} {
 }
 
 // queue waits until it is this write's turn among those that lost.
-func (w *writing) queue(ctx context.Context) error {
+func (w *write) queue(ctx context.Context) error {
 	if w.turn != nil {
 		return nil
 	}
@@ -39,7 +39,7 @@ func (w *writing) queue(ctx context.Context) error {
 }
 
 // leave lets the next one try.
-func (w *writing) leave() {
+func (w *write) leave() {
 	if w.turn != nil {
 		<-w.turn
 		w.turn = nil

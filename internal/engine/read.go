@@ -74,7 +74,7 @@ func (r reader) mayFail() bool {
 // at returns the object in rec.
 func (r reader) at(ctx context.Context, rec *storage.Record) (Object, error) {
 	if !r.passes(object.Packed(rec.Value)) {
-		viewed, err := r.engine.views.get(ctx, r.version, []*storage.Record{rec}, r.make)
+		viewed, err := r.views(ctx, []*storage.Record{rec})
 		if err != nil {
 			return Object{}, err
 		}
@@ -99,7 +99,7 @@ func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 	if len(missing) == 0 {
 		return recs, nil
 	}
-	viewed, err := r.engine.views.get(ctx, r.version, missing, r.make)
+	viewed, err := r.views(ctx, missing)
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +108,13 @@ func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 		out[place] = viewed[i]
 	}
 	return out, nil
+}
+
+// views returns what recs are at r's version, made now or kept from before.
+func (r reader) views(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
+	now := r.engine.clock()
+	key := viewsAt(r.version, r.engine.originOf(r.version.Definition, now))
+	return r.engine.views.get(ctx, key, now, recs, r.make)
 }
 
 // passes reports that p looks at r's version as it is, but for its apiVersion: the version that it was

@@ -97,79 +97,95 @@ func int32At(t object.Tree, path []string) (int64, bool, error) {
 }
 
 // updateScale is a PUT to /scale.
-func (e *Engine) updateScale(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
-	w, err := e.begin(ctx, t, c)
-	if err != nil {
-		return Object{}, err
-	}
-	s := &writing{engine: e, target: t, caller: c, v: ScaleVersion, def: ScaleVersion.Definition}
+func (w *write) updateScale(b Body) (Object, error) {
+	s := w.ofScale()
 	scale, err := s.accept(b)
+	if err == nil {
+		err = s.locates(scale)
+	}
 	if err != nil {
 		return Object{}, err
 	}
-	if err := s.located(scale); err != nil {
-		return Object{}, err
-	}
-	return w.rescale(ctx, preconditions{uid: string(object.UID(scale))}, func(live, before object.Tree) (object.Tree, error) {
-		return w.scaled(live, before, object.Copy(scale))
+	w.uid = string(object.UID(scale))
+	return w.rescale(func(before object.Tree) (object.Tree, error) {
+		w.warn(s.warned...)
+		return w.scaled(before, scale)
 	})
 }
 
+// ofScale is for what a body says of a Scale.
+func (w *write) ofScale() *write {
+	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: ScaleVersion, def: ScaleVersion.Definition, rules: rulesOf(ScaleVersion)}
+}
+
+// locates checks name and namespace of a Scale.
+func (w *write) locates(scale object.Tree) error {
+	w.wanted = scale
+	return w.locate()
+}
+
 // patchScale is a PATCH of /scale.
-func (e *Engine) patchScale(ctx context.Context, t Target, p Patch, c Caller) (Object, error) {
-	w, err := e.begin(ctx, t, c)
-	if err != nil {
-		return Object{}, err
-	}
-	s := &writing{engine: e, target: t, caller: c, v: ScaleVersion, def: ScaleVersion.Definition}
+func (w *write) patchScale(p Patch) (Object, error) {
+	s := w.ofScale()
 	if p.Type == types.ApplyYAMLPatchType {
 		applied, repeated, err := s.decodeApplied(p.Data)
 		if err != nil {
 			return Object{}, err
 		}
-		return w.rescale(ctx, preconditions{}, func(live, before object.Tree) (object.Tree, error) {
-			scale, err := w.applyScale(s, live, before, applied, p.Force)
-			if err != nil {
-				return nil, err
+		return w.rescale(func(before object.Tree) (object.Tree, error) {
+			s.warned = nil
+			scale, err := w.applyScale(s, before, applied, p.Force)
+			if err == nil {
+				err = s.tellRepeated(repeated)
 			}
-			return scale, s.tellRepeated(repeated)
+			w.warn(s.warned...)
+			return scale, err
 		})
 	}
-	return w.rescale(ctx, preconditions{}, func(live, before object.Tree) (object.Tree, error) {
+	return w.rescale(func(before object.Tree) (object.Tree, error) {
+		s.warned = nil
 		out, err := s.patch(before, p)
+		if err == nil {
+			err = s.locates(out)
+		}
+		w.warn(s.warned...)
 		if err != nil {
 			return nil, err
 		}
 		if spec, _ := out["spec"].(object.Tree); object.Int64(spec, "replicas") == unsetReplicas {
 			return nil, w.withoutReplicas()
 		}
-		return w.scaled(live, before, out)
+		return w.scaled(before, out)
 	})
 }
 
 // unsetReplicas is a number that no client sends: it marks what the caller of a Scale that has no replicas has to set.
 const unsetReplicas = math.MinInt32
 
-func (w *writing) withoutReplicas() error {
+func (w *write) withoutReplicas() error {
 	return apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotted(w.v.Scale.SpecReplicas)))
 }
 
-// rescale runs a change of the object, which f makes out of it and its Scale, and shows the result as a Scale.
-func (w *writing) rescale(ctx context.Context, p preconditions, f func(live, before object.Tree) (object.Tree, error)) (Object, error) {
-	o, _, err := w.run(ctx, p, false, func(live object.Tree) (object.Tree, error) {
-		before, found, err := scaleOf(w.v.Scale, live)
+// rescale runs a change of the object, which f makes out of the object's Scale, and shows the result as a Scale.
+func (w *write) rescale(f func(before object.Tree) (object.Tree, error)) (Object, error) {
+	w.change = func(w *write) (object.Tree, error) {
+		if err := w.load(); err != nil {
+			return nil, err
+		}
+		before, found, err := scaleOf(w.v.Scale, w.live)
 		if err != nil {
 			return nil, plain(err.Error())
 		}
 		if spec, _ := before["spec"].(object.Tree); !found {
 			spec["replicas"] = int64(unsetReplicas)
 		}
-		return f(live, before)
-	})
-	if err != nil {
+		w.owned = true
+		return f(before)
+	}
+	if err := w.run(); err != nil {
 		return Object{}, err
 	}
-	parent, err := o.Tree()
+	parent, err := w.answer.Tree()
 	if err != nil {
 		return Object{}, apierrors.NewInternalError(err)
 	}
@@ -177,42 +193,33 @@ func (w *writing) rescale(ctx context.Context, p preconditions, f func(live, bef
 	if err != nil {
 		return Object{}, apierrors.NewBadRequest(err.Error())
 	}
-	return Object{Version: ScaleVersion, Revision: o.Revision, Packed: object.Pack(scale, 0)}, nil
+	return Object{Version: ScaleVersion, Revision: w.answer.Revision, Packed: object.Pack(scale, 0)}, nil
 }
 
-// scaled is live with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of before,
-// the Scale of live.
-func (w *writing) scaled(live, before, scale object.Tree) (object.Tree, error) {
-	entries, _ := object.Metadata(live)["managedFields"].([]any)
+// scaled is the live object with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of
+// before, the Scale of the live object.
+func (w *write) scaled(before, scale object.Tree) (object.Tree, error) {
+	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	fields := scaleFields()
-	delete(object.EnsureMetadata(scale), "managedFields") // those of a Scale are not for its clients to set
 	w.ownScale(before, entries)
-	scale, err := fields.Update(before, encodedScale(scale), w.caller.FieldManager, w.now)
+	scale, err := fields.Update(before, scale, w.caller.FieldManager, w.now)
 	if err != nil {
 		return nil, asPlain(err)
 	}
-	return w.rescaled(live, scale)
+	return w.rescaled(scale)
 }
 
 // ownScale gives a Scale the owners that its object's managedFields name.
-func (w *writing) ownScale(scale object.Tree, entries []any) {
+func (w *write) ownScale(scale object.Tree, entries []any) {
 	if owners := w.scaleOwners(entries); len(owners) > 0 {
 		object.EnsureMetadata(scale)["managedFields"] = owners
 	}
 }
 
-// encodedScale is a Scale as its Go type encodes it: 0 replicas are not there, and so owned by nobody.
-func encodedScale(scale object.Tree) object.Tree {
-	if spec, _ := scale["spec"].(object.Tree); spec != nil && object.Int64(spec, "replicas") == 0 {
-		delete(spec, "replicas")
-	}
-	return scale
-}
-
-// rescaled is live with what has become of its Scale.
-func (w *writing) rescaled(live, scale object.Tree) (object.Tree, error) {
+// rescaled is the live object with what has become of its Scale.
+func (w *write) rescaled(scale object.Tree) (object.Tree, error) {
 	spec, _ := scale["spec"].(object.Tree)
-	t := detach(live)
+	t := detach(w.live)
 	if err := setCopied(t, object.Int64(spec, "replicas"), w.v.Scale.SpecReplicas); err != nil {
 		return nil, plain(err.Error())
 	}
@@ -231,21 +238,21 @@ func (w *writing) rescaled(live, scale object.Tree) (object.Tree, error) {
 }
 
 // applyScale applies a Scale.
-func (w *writing) applyScale(s *writing, live, before, applied object.Tree, force bool) (object.Tree, error) {
-	entries, _ := object.Metadata(live)["managedFields"].([]any)
+func (w *write) applyScale(s *write, before, applied object.Tree, force bool) (object.Tree, error) {
+	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	w.ownScale(before, entries)
 	fields := scaleFields()
 	scale, err := fields.Apply(before, applied, w.caller.FieldManager, force, w.now)
 	if err != nil {
 		return nil, asPlain(err)
 	}
-	if err := s.located(scale); err != nil {
+	if err := s.locates(scale); err != nil {
 		return nil, err
 	}
 	if spec, _ := scale["spec"].(object.Tree); object.Int64(spec, "replicas") == unsetReplicas {
 		return nil, w.withoutReplicas()
 	}
-	return w.rescaled(live, scale)
+	return w.rescaled(scale)
 }
 
 // setCopied sets a value at a path, copying the objects on the way.
@@ -266,25 +273,8 @@ func setCopied(t object.Tree, value any, path []string) error {
 	return nil
 }
 
-// detach copies the two levels of a tree that a write changes in place.
-func detach(t object.Tree) object.Tree {
-	out := make(object.Tree, len(t)+1)
-	for k, v := range t {
-		out[k] = v
-	}
-	if md := object.Metadata(t); md != nil {
-		copied := make(object.Tree, len(md)+2)
-		for k, v := range md {
-			copied[k] = v
-		}
-		out["metadata"] = copied
-	}
-	return out
-}
-
 // validateScale checks the places that /scale reads.
-func (w *writing) validateScale(t object.Tree, spec bool) (errs field.ErrorList) {
-	s := w.v.Scale
+func validateScale(s *resource.Scale, t object.Tree, spec bool) (errs field.ErrorList) {
 	if s == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ func scaleFields() merge.Fields {
 
 // replicasPath is where a version of the kind keeps the replicas; nil if it has no scale. known is false for a version that
 // there is no longer.
-func (w *writing) replicasPath(apiVersion string) (path []string, known bool) {
+func (w *write) replicasPath(apiVersion string) (path []string, known bool) {
 	v := versionOf(w.def, apiVersion)
 	if v == nil || v.Scale == nil {
 		return nil, v != nil
@@ -34,7 +34,7 @@ func (w *writing) replicasPath(apiVersion string) (path []string, known bool) {
 }
 
 // scaleOwners are the entries of the managedFields of an object that own the replicas, as those of its Scale.
-func (w *writing) scaleOwners(entries []any) (out []any) {
+func (w *write) scaleOwners(entries []any) (out []any) {
 	for _, e := range entries {
 		entry, _ := e.(object.Tree)
 		if path, _ := w.replicasPath(object.String(entry, "apiVersion")); path != nil && owns(entry["fieldsV1"], path) {
@@ -46,7 +46,7 @@ func (w *writing) scaleOwners(entries []any) (out []any) {
 
 // parentOwners are the entries of an object after those of its Scale have become others: who has lost the
 // replicas no longer owns them, and who has won them does.
-func (w *writing) parentOwners(entries, scale []any) (out []any) {
+func (w *write) parentOwners(entries, scale []any) (out []any) {
 	own := map[string]object.Tree{}
 	for _, e := range scale {
 		if entry, _ := e.(object.Tree); owns(entry["fieldsV1"], []string{"spec", "replicas"}) {

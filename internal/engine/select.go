@@ -163,6 +163,13 @@ func (s *selector) values(d *derived, rec *storage.Record) []string {
 	for i := range raw {
 		f.values[i] = fieldText(raw[i])
 	}
+	for i, own := range s.reader.version.SelectableFields {
+		if f.values[i] == "" && own.Otherwise != "" {
+			if other, err := fieldPlace(s.reader.version, own.Otherwise); err == nil {
+				f.values[i] = f.values[other]
+			}
+		}
+	}
 	d.fields.Store(f)
 	return f.values
 }

@@ -186,6 +186,54 @@ func TestOwnersAcrossVersions(t *testing.T) {
 	equal(t, "entries", at, map[string]string{"old": "stable.example.com/v1beta1", "new": "stable.example.com/v1"})
 }
 
+// VER-054: the loops write an object at the version that it is stored at, and leave it there.
+func TestWriteAsStored(t *testing.T) {
+	w := newWorld(t)
+	w.versioned(has{name: "v1", served: true, stored: true}, has{name: "v2", served: true})
+	w.mustCreate(w.crontab("v1", ""), fmt.Sprintf(aCron, "a"))
+	w.versioned(has{name: "v1", served: true}, has{name: "v2", served: true, stored: true})
+	at := w.crontab("v2", "a")
+	at.AsStored = true
+	w.mustPatch(at, merging, `{"metadata":{"finalizers":["example.com/x"]}}`)
+	equal(t, "stored at", w.storedAt("a"), "v1")
+	equal(t, "finalizers", len(object.Finalizers(w.get(w.crontab("v2", "a")))), 1)
+}
+
+// VER-064 CRD-057: an object that does not fit the schema of the version it is written at, in a part that the write leaves alone, is
+// written, and its owners stay as they were: upstream cannot say who owns what of it.
+func TestOwnersOfMisfits(t *testing.T) {
+	w := newWorld(t)
+	numeric := strings.Replace(cronTabSchema, `"color":{"type":"string"}`, `"color":{"type":"integer"}`, 1)
+	w.versioned(has{name: "v1", served: true, stored: true}, has{name: "v2", served: true, schema: numeric})
+	w.mustCreate(w.crontab("v1", ""), `{"metadata":{"name":"a"},"spec":{"color":"red","image":"i"}}`)
+	owners := valueAt(w.get(w.crontab("v1", "a")), "metadata.managedFields")
+	w.caller.FieldManager = "other"
+	for i, write := range []func(Target) error{
+		func(at Target) error { _, err := w.patch(at, merging, `{"spec":{"replicas":1}}`); return err },
+		func(at Target) error {
+			_, err := w.edit(at, func(o object.Tree) { set(o, "spec.replicas", int64(2)) })
+			return err
+		},
+		func(at Target) error {
+			_, err := w.patch(at.sub("status"), merging, `{"status":{"replicas":3}}`)
+			return err
+		},
+	} {
+		if err := write(w.crontab("v2", "a")); err != nil {
+			t.Fatal(i, err)
+		}
+		equal(t, fmt.Sprint("owners after write ", i), valueAt(w.get(w.crontab("v1", "a")), "metadata.managedFields"), owners)
+	}
+	_, err := w.patch(w.crontab("v2", "a"), applying, `{"apiVersion":"stable.example.com/v2","kind":"CronTab","metadata":{"name":"a"},"spec":{"replicas":4}}`)
+	w.refused(err, 500, metav1.StatusReasonUnknown, "failed to create typed live object (default/a; stable.example.com/v2, Kind=CronTab): .spec.color: expected numeric (int or float), got string")
+	w.mustPatch(w.crontab("v2", "a"), merging, `{"spec":{"color":null}}`)
+	equal(t, "owners after the one that mends it", valueAt(w.get(w.crontab("v1", "a")), "metadata.managedFields"), owners)
+	w.mustPatch(w.crontab("v2", "a"), merging, `{"spec":{"replicas":5}}`)
+	if got := valueAt(w.get(w.crontab("v2", "a")), "metadata.managedFields").([]any); len(got) != 2 {
+		t.Errorf("owners once it fits %v", got)
+	}
+}
+
 // VER-063: a watch delivers all objects at its version, wherever they are stored, ends when its version is no longer served, and none can begin.
 func TestWatchAcrossVersions(t *testing.T) {
 	w := newWorld(t)

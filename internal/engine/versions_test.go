@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -36,6 +37,20 @@ func TestEventsInTwoGroups(t *testing.T) {
 	equal(t, "listed here", len(w.list(core, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")}).Items), 1)
 	_, err = w.List(w.ctx, events, ListOptions{Fields: fieldSelector(t, "involvedObject.name=p")})
 	w.refused(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
+}
+
+// CRD-018: the source of an Event is its reporting controller where it names no component.
+func TestSourceOfEvents(t *testing.T) {
+	w := newWorld(t)
+	core := w.at("", "v1", "events", "default")
+	w.mustCreate(core, `{"metadata":{"name":"a"},"involvedObject":{"namespace":"default"},"source":{"component":"old"},"reportingComponent":"new"}`)
+	w.mustCreate(core, `{"metadata":{"name":"b"},"involvedObject":{"namespace":"default"},"reportingComponent":"new"}`)
+	for selector, want := range map[string]string{"source=old": "a", "source=new": "b", "source!=new": "a", "reportingComponent=new,source!=old": "b"} {
+		l := w.list(core, ListOptions{Fields: fieldSelector(t, selector)})
+		if len(l.Items) != 1 || l.Items[0].Meta().Name != want {
+			t.Errorf("%s selects %d objects, want %s alone", selector, len(l.Items), want)
+		}
+	}
 }
 
 // CRD-008: what was stored under another schema is pruned when it is read, once for all readers.
@@ -72,9 +87,9 @@ func TestViewsAreBounded(t *testing.T) {
 		made++
 		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxViewBytes/10)}}, nil
 	}
-	at := &resource.Version{Definition: &resource.Definition{}}
+	at := viewsAt(&resource.Version{Definition: &resource.Definition{}}, nil)
 	look := func(revision int64) {
-		if _, err := v.get(t.Context(), at, []*storage.Record{{Modified: revision}}, large); err != nil {
+		if _, err := v.get(t.Context(), at, time.Now(), []*storage.Record{{Modified: revision}}, large); err != nil {
 			t.Fatal(err)
 		}
 	}

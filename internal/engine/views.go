@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -18,22 +21,25 @@ const maxViewBytes = 64 << 20
 // all that is derived from records (labels, selectable fields) is derived from views alike. Each is made once, however
 // many want it at the same time. The zero value is ready.
 type views struct {
-	mu    sync.Mutex
-	byKey map[viewKey]*list.Element
-	order list.List // of *view, the most recently used first
-	bytes int
+	mu      sync.Mutex
+	byKey   map[viewKey]*list.Element
+	order   list.List // of *view, the most recently used first
+	bytes   int
+	origins map[schema.GroupResource]*origin // of the kinds whose objects a webhook converts
 }
 
-// viewKey names a view: a revision is that of one object.
+// viewKey names a view.
 type viewKey struct {
+	key        string // in the store
 	revision   int64
 	apiVersion string
-	spec       uint64 // of the CRD: a write of its status or labels changes no view
+	spec       uint64  // of the CRD: a write of its status or labels changes no view
+	origin     *origin // nil where no webhook has a say
 }
 
-// viewsAt is the key of views at a version, but for the revision.
-func viewsAt(v *resource.Version) viewKey {
-	key := viewKey{apiVersion: v.APIVersion}
+// viewsAt is the key of views at a version, but for the object.
+func viewsAt(v *resource.Version, from *origin) viewKey {
+	key := viewKey{apiVersion: v.APIVersion, origin: from}
 	if c := v.Definition.Custom; c != nil {
 		key.spec = c.SpecHash()
 	}
@@ -45,6 +51,7 @@ var errPanicked = errors.New("a panic while an object was converted")
 // view is one entry, in the map from the moment that somebody makes it.
 type view struct {
 	key    viewKey
+	begun  time.Time
 	made   chan struct{} // closed when record or err is there
 	record *storage.Record
 	err    error
@@ -54,10 +61,10 @@ type view struct {
 // maker makes the views of some records at a version, all or none.
 type maker func(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error)
 
-// get returns the views of recs at a version, in their order. Those that are missing are made in one go.
-func (v *views) get(ctx context.Context, at *resource.Version, recs []*storage.Record, make maker) ([]*storage.Record, error) {
+// get returns the views of recs with a key but for the object, in their order. Those that are missing are made in one go.
+func (v *views) get(ctx context.Context, key viewKey, now time.Time, recs []*storage.Record, make maker) ([]*storage.Record, error) {
 	for {
-		entries, mine := v.claim(at, recs)
+		entries, mine := v.claim(key, now, recs)
 		if len(mine) > 0 {
 			v.fill(ctx, make, recs, entries, mine)
 		}
@@ -69,22 +76,24 @@ func (v *views) get(ctx context.Context, at *resource.Version, recs []*storage.R
 }
 
 // claim finds the entries of recs, and lists those that the caller is to make.
-func (v *views) claim(at *resource.Version, recs []*storage.Record) (entries []*view, mine []int) {
+func (v *views) claim(key viewKey, now time.Time, recs []*storage.Record) (entries []*view, mine []int) {
 	entries = make([]*view, len(recs))
-	key := viewsAt(at)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.byKey == nil {
 		v.byKey = map[viewKey]*list.Element{}
 	}
 	for i, rec := range recs {
-		key.revision = rec.Modified
+		key.key, key.revision = rec.Key, rec.Modified
 		if e := v.byKey[key]; e != nil {
-			v.order.MoveToFront(e)
-			entries[i] = e.Value.(*view)
-			continue
+			if known := e.Value.(*view); key.origin == nil || now.Sub(known.begun) < maxConversionAge {
+				v.order.MoveToFront(e)
+				entries[i] = known
+				continue
+			}
+			v.remove(e)
 		}
-		entries[i] = &view{key: key, made: make(chan struct{})}
+		entries[i] = &view{key: key, begun: now, made: make(chan struct{})}
 		v.byKey[key] = v.order.PushFront(entries[i])
 		mine = append(mine, i)
 	}
@@ -105,10 +114,13 @@ func (v *views) fill(ctx context.Context, maker maker, recs []*storage.Record, e
 			e := entries[at]
 			if e.err, e.gone = err, ctx.Err() != nil; err == nil {
 				e.record = made[i]
+			}
+			if known := v.byKey[e.key]; known == nil || known.Value != e {
+				// dropped meanwhile, and for those alone who wait
+			} else if err == nil {
 				v.bytes += len(e.record.Value)
-			} else if known := v.byKey[e.key]; known != nil && known.Value == e {
-				v.order.Remove(known)
-				delete(v.byKey, e.key)
+			} else {
+				v.remove(known)
 			}
 			close(e.made)
 		}
@@ -120,14 +132,19 @@ func (v *views) fill(ctx context.Context, maker maker, recs []*storage.Record, e
 // shrink forgets what has not been used for the longest time.
 func (v *views) shrink() {
 	for last := v.order.Back(); last != nil && v.bytes > maxViewBytes && v.order.Len() > 1; {
-		e := last.Value.(*view)
+		e := last
 		last = last.Prev()
-		if e.record == nil {
-			continue // under way
+		if e.Value.(*view).record != nil { // not under way
+			v.remove(e)
 		}
-		v.order.Remove(v.byKey[e.key])
-		delete(v.byKey, e.key)
-		v.bytes -= len(e.record.Value)
+	}
+}
+
+func (v *views) remove(e *list.Element) {
+	known := v.order.Remove(e).(*view)
+	delete(v.byKey, known.key)
+	if known.record != nil {
+		v.bytes -= len(known.record.Value)
 	}
 }
 

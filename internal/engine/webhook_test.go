@@ -2,8 +2,10 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -18,7 +21,8 @@ import (
 // converter stands at the place of a webhook: v1beta1, which is stored, has hostPort, v1 has host and port.
 type converter struct {
 	calls, objects atomic.Int64
-	down           atomic.Bool
+	down, refuses  atomic.Bool
+	by             atomic.Int64  // which webhook it is; its objects' label "by" if it is not the first
 	enter          chan struct{} // if set, each call waits here
 }
 
@@ -33,7 +37,11 @@ func (c *converter) convert(ctx context.Context, to *resource.Version, objects [
 		}
 	}
 	if c.down.Load() {
-		return nil, apierrors.NewInternalError(fmt.Errorf("conversion webhook for %s failed: it is down", to.GroupVersionKind()))
+		err := fmt.Errorf("conversion webhook for %s failed: it is down", to.GroupVersionKind())
+		return nil, &conversion.UnreachableError{StatusError: apierrors.NewInternalError(err)}
+	}
+	if c.refuses.Load() {
+		return nil, apierrors.NewInternalError(errors.New("it refuses"))
 	}
 	out := make([]object.Tree, len(objects))
 	for i, o := range objects {
@@ -51,7 +59,11 @@ func (c *converter) convert(ctx context.Context, to *resource.Version, objects [
 		} else if host, ok := spec["host"].(string); ok {
 			t["spec"] = object.Tree{"hostPort": host + ":" + object.String(spec, "port")}
 		}
-		object.EnsureMetadata(t)["labels"] = object.Tree{"at": to.GroupVersion.Version}
+		labels := object.Tree{"at": to.GroupVersion.Version}
+		if by := c.by.Load(); by > 0 {
+			labels["by"] = strconv.FormatInt(by, 10)
+		}
+		object.EnsureMetadata(t)["labels"] = labels
 		t["apiVersion"] = to.APIVersion
 		out[i] = t
 	}
@@ -224,8 +236,10 @@ func TestWebhookDown(t *testing.T) {
 	if _, err := watch.next(); err == nil || !strings.Contains(err.Error(), "it is down") {
 		t.Fatalf("the watch ends with %v", err)
 	}
+	before = w.head()
 	_, _, err = w.Delete(w.ctx, one, metav1.DeleteOptions{}, w.caller)
 	w.refused(err, 500, metav1.StatusReasonInternalError, "it is down")
+	equal(t, "revision after a deletion that cannot be shown", w.head(), before)
 	one.Name = "h0002"
 	if _, gone := w.delete(one, metav1.DeleteOptions{}); !gone {
 		t.Error("an object without finalizers needs no conversion to go")
@@ -246,6 +260,18 @@ func TestWebhookDown(t *testing.T) {
 	if w.Store.Head().Get(old.Version.Definition.Key("default", "h0001")) != nil {
 		t.Error("the last finalizer has been taken off")
 	}
+}
+
+// CNV-005: what a control loop has read, or written, as it is stored is converted for those who come after it.
+func TestLoopsDoNotHideConversion(t *testing.T) {
+	w, _, old, now := hosts(t, 1)
+	old.Name, now.Name = "h0000", "h0000"
+	loop := now
+	loop.AsStored = true
+	w.get(loop)
+	equal(t, "read after a loop has read", valueAt(w.get(now), "spec.host"), "h0.example.com")
+	w.mustPatch(loop, merging, `{"metadata":{"labels":{"seen":"yes"}}}`)
+	equal(t, "read after a loop has written", valueAt(w.get(now), "spec.host"), "h0.example.com")
 }
 
 // CNV-059: a failure is not kept, and who waits for somebody that gives up tries by himself.

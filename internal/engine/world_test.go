@@ -30,6 +30,14 @@ type world struct {
 	now      time.Time
 	warnings []string
 	caller   Caller
+	// looking, if not nil, is called whenever a built-in kind looks at what others have stored.
+	looking func()
+}
+
+func (w *world) looks() {
+	if w.looking != nil {
+		w.looking()
+	}
 }
 
 const cronTabSchema = `{"type":"object","properties":{"spec":{"type":"object","properties":{
@@ -56,7 +64,14 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live := resource.NewLive(builtin.Definitions(builtin.Config{}))
+	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC)}
+	var live *resource.Live
+	live = resource.NewLive(builtin.Definitions(builtin.Config{
+		Catalog: func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
+		Head:    func() *storage.Snapshot { w.looks(); return store.Head() },
+
+		EventTTL: time.Hour,
+	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { _ = live.Follow(ctx, store); close(done) }()
@@ -67,7 +82,6 @@ func newWorld(t testing.TB) *world {
 			t.Error(err)
 		}
 	})
-	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC)}
 	w.Engine = &Engine{Store: store, Live: live, Now: func() time.Time { return w.now }}
 	w.caller = Caller{User: &user.DefaultInfo{Name: "tester"}, FieldManager: "tester", Validation: "Strict",
 		Warn: func(text string) { w.warnings = append(w.warnings, text) }}
@@ -286,4 +300,11 @@ func equal(t testing.TB, what string, got, want any) {
 	if string(g) != string(v) {
 		t.Fatalf("%s: got %s, want %s", what, g, v)
 	}
+}
+
+// deleteCRD removes a CRD as its controller would.
+func (w *world) deleteCRD(name string) {
+	w.Helper()
+	key := resource.CRDPrefix + name
+	w.commit(storage.Write{Key: key, Expected: w.Store.Head().Get(key).Modified})
 }

@@ -27,6 +27,9 @@ type Fields struct {
 	Convert func(t object.Tree, apiVersion string) (object.Tree, error)
 	// Reset are dotted paths ("status") that a write through this endpoint never owns.
 	Reset []string
+	// ResetEverywhere: they are not owned at any version, as of a built-in kind; else at APIVersion alone, unless the
+	// endpoint is a subresource.
+	ResetEverywhere bool
 	// Whole are dotted paths of lists of objects that are atomic and known to fit their type: whether they
 	// differ is all that a comparison looks at.
 	Whole []string

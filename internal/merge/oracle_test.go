@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -91,6 +92,7 @@ const widgetSchema = `types:
 // world is a kind with two versions, of which v2 calls spec.replicas spec.count.
 type world struct {
 	parseable typed.ParseableType
+	others    map[string]typed.ParseableType // of versions that have another schema
 	deduced   bool
 	versions  map[string]bool
 }
@@ -136,10 +138,17 @@ func (w *world) reset(version, subresource string) []string {
 	return []string{"status"}
 }
 
+func (w *world) typeOf(version string) typed.ParseableType {
+	if other, ok := w.others[version]; ok {
+		return other
+	}
+	return w.parseable
+}
+
 func (w *world) fields(version, subresource string) *Fields {
 	return &Fields{
 		APIVersion: version, Kind: "Widget", Subresource: subresource, Reset: w.reset(version, subresource),
-		Parseable: func(v string) (typed.ParseableType, bool) { return w.parseable, w.versions[v] },
+		Parseable: func(v string) (typed.ParseableType, bool) { return w.typeOf(v), w.versions[v] },
 		Convert:   w.convert,
 	}
 }
@@ -147,7 +156,8 @@ func (w *world) fields(version, subresource string) *Fields {
 // The methods that follow make a world what upstream's field manager asks for.
 
 func (w *world) ObjectToTyped(o runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
-	return w.parseable.FromUnstructured(o.(*unstructured.Unstructured).Object, opts...)
+	t := o.(*unstructured.Unstructured).Object
+	return w.typeOf(object.String(t, "apiVersion")).FromUnstructured(t, opts...)
 }
 
 func (w *world) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
@@ -209,6 +219,8 @@ type story struct {
 	updates bool
 	// corrupts says that the stored managedFields sometimes become odd.
 	corrupts bool
+	// misfits says that what does not fit the schema sometimes stays.
+	misfits bool
 }
 
 func newStory(t *testing.T, seed int64, deduced bool) *story {
@@ -529,7 +541,9 @@ func (s *story) settle(got, want object.Tree, gotErr, wantErr error) {
 	s.state = next
 	object.Metadata(next)["uid"] = "u"
 	// What does not fit the schema and stays would keep upstream from ever tracking again.
-	delete(next, "bogus")
+	if !s.misfits || s.r.Intn(3) == 0 {
+		delete(next, "bogus")
+	}
 	if s.corrupts && s.r.Intn(80) == 0 {
 		object.Metadata(next)["managedFields"] = s.badFields("g.io/v1")
 	}
@@ -566,8 +580,12 @@ func (s *story) logf(format string, args ...any) { s.log = append(s.log, fmt.Spr
 
 func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
 	s.Helper()
-	if describeError(gotErr) != describeError(wantErr) {
-		s.Fatalf("%s\n got error %s\nwant error %s", strings.Join(s.log, "\n"), describeError(gotErr), describeError(wantErr))
+	g, w := describeError(gotErr), describeError(wantErr)
+	if s.misfits { // of several the library tells some, in an order that is chance
+		g, w = eachMisfit.ReplaceAllString(g, "…"), eachMisfit.ReplaceAllString(w, "…")
+	}
+	if g != w {
+		s.Fatalf("%s\n got error %s\nwant error %s", strings.Join(s.log, "\n"), g, w)
 	}
 	if gotErr != nil {
 		return
@@ -579,11 +597,13 @@ func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
 			e.(object.Tree)["time"] = s.now.Format(time.RFC3339)
 		}
 	}
-	g, w := string(object.AppendJSON(nil, got)), string(object.AppendJSON(nil, want))
-	if g != w {
+	if g, w = string(object.AppendJSON(nil, got)), string(object.AppendJSON(nil, want)); g != w {
 		s.Fatalf("%s\n got %s\nwant %s", strings.Join(s.log, "\n"), g, w)
 	}
 }
+
+// eachMisfit is where an error begins to tell the fields that do not fit.
+var eachMisfit = regexp.MustCompile(`(?s)(errors:|  \.|\.[a-z]+[.:]).*`)
 
 // describeError gives what a client sees, without an order that is chance upstream.
 func describeError(err error) string {
@@ -633,6 +653,28 @@ func TestFieldsAsUpstream(t *testing.T) {
 				tell(t, seed, deduced)
 			}
 		})
+	}
+}
+
+// What does not fit the schema of the version that it is written at, or of one that another has written at, is found wherever
+// in the object it is: an update then leaves managedFields as they were, and an apply is refused.
+//
+// CRD-056, CRD-057
+func TestMisfitsAsUpstream(t *testing.T) {
+	other, err := typed.NewParser(typed.YAMLObject(strings.NewReplacer(
+		"{name: image, type: {scalar: string}}", "{name: image, type: {scalar: numeric}}",
+		"{name: extra, type: {namedType: any}}", "{name: extra, type: {list: {elementType: {scalar: string}, elementRelationship: associative}}}",
+	).Replace(widgetSchema)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range int64(60) {
+		s := newStory(t, seed, false)
+		s.others = map[string]typed.ParseableType{"g.io/v2": other.Type("widget")}
+		s.misfits, s.updates = true, s.r.Intn(3) > 0
+		for range 20 {
+			s.step()
+		}
 	}
 }
 

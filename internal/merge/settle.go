@@ -25,7 +25,9 @@ type difference struct {
 // difference compares two objects of a version.
 func (w *write) difference(live, obj object.Tree, version string, options ...typed.ValidationOptions) (*difference, error) {
 	before, after := live, obj
-	live, obj = reduce(live, obj)
+	if w.suits(obj, version, options...) {
+		live, obj = reduce(live, obj)
+	} // else what is the same in both may be what does not fit, and nothing is left out
 	if len(live) == 0 && len(obj) == 0 {
 		return &difference{fieldpath.NewSet(), fieldpath.NewSet(), true}, nil
 	}
@@ -34,12 +36,12 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 		live, obj = standIn(live, path, 1), standIn(obj, path, 2)
 	}
 	newTyped, err := w.typedAs(obj, version, options...)
-	if err != nil {
+	liveTyped, errLive := w.typedAs(live, version, options...)
+	switch ownFirst := version == w.APIVersion; {
+	case err != nil && (ownFirst || errLive == nil):
 		return nil, w.untyped("new", after, version, err)
-	}
-	liveTyped, err := w.typedAs(live, version, options...)
-	if err != nil {
-		return nil, w.untyped("live", before, version, err)
+	case errLive != nil:
+		return nil, w.untyped("live", before, version, errLive)
 	}
 	c, err := liveTyped.Compare(newTyped)
 	if err != nil {
@@ -51,13 +53,13 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 }
 
 // untyped says that t does not fit the schema of a version, as upstream does: at the endpoint's own it is the field
-// manager that finds it out, at another its library.
+// manager that finds it out, at another its library, which looks at the live object beforehand and does not name it.
 func (w *write) untyped(which string, t object.Tree, version string, err error) error {
-	if version == w.APIVersion {
+	switch {
+	case version == w.APIVersion:
 		return fmt.Errorf("failed to convert %s object (%v) to smd typed: %w", which, describe(t), err)
-	}
-	if which == "live" {
-		which = "old"
+	case which == "live":
+		return err
 	}
 	return fmt.Errorf("failed to convert %s object: %w", which, err)
 }
@@ -113,7 +115,7 @@ func (w *write) settle(live, obj object.Tree, own *difference, known *owners, se
 func (w *write) convertedDifference(live, obj object.Tree, version string) (*difference, error) {
 	live, err := w.Convert(live, version)
 	if err != nil {
-		return nil, fmt.Errorf("failed to convert old object: %w", err)
+		return nil, err
 	}
 	if obj, err = w.Convert(obj, version); err != nil {
 		return nil, fmt.Errorf("failed to convert new object: %w", err)

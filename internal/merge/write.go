@@ -49,7 +49,7 @@ func (w *write) filter(known *owners) {
 	}
 	exclude := fieldpath.NewExcludeSetFilter(set)
 	w.ignore = map[fieldpath.APIVersion]fieldpath.Filter{fieldpath.APIVersion(w.APIVersion): exclude}
-	if w.Subresource == "" {
+	if w.Subresource == "" && !w.ResetEverywhere {
 		return
 	}
 	for _, vs := range known.sets {

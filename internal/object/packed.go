@@ -39,6 +39,7 @@ const (
 
 const (
 	keyAPIVersion      = "apiVersion"
+	keyKind            = "kind"
 	keyMetadata        = "metadata"
 	keyResourceVersion = "resourceVersion"
 )
@@ -150,45 +151,60 @@ func (p Packed) HasAPIVersion(v string) bool {
 // AppendJSON appends the object's JSON with resourceVersion set to revision
 // (left out if 0, or if the object has no metadata).
 func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
-	return p.appendFrom(dst, 0, revision)
+	return p.appendRange(dst, 0, len(p)-headerSize, revision)
 }
 
 // AppendJSONAs is AppendJSON with another apiVersion in its place (strategy None).
 func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []byte {
+	js := p[headerSize:]
 	start, end := p.apiVersion()
-	if start == end {
-		return p.AppendJSON(dst, revision)
+	if start == end || string(js[start+1:end-1]) == apiVersion {
+		return p.appendRange(dst, 0, len(js), revision)
 	}
-	dst = append(dst, p.JSON()[:start]...)
+	dst = append(dst, js[:start]...)
 	dst = AppendString(dst, apiVersion)
-	return p.appendFrom(dst, end, revision)
+	return p.appendRange(dst, end, len(js), revision)
 }
 
-// Cut splits the JSON where the revision goes: head, open, the digits of the revision,
-// shut and tail make up what AppendJSONAs gives. head and tail are parts of p. ok is false for an
-// object without metadata, and for one whose apiVersion is another.
-func (p Packed) Cut(apiVersion string) (head []byte, open, shut string, tail []byte, ok bool) {
-	js, at := p.JSON(), p.splice()
-	if !p.HasAPIVersion(apiVersion) {
-		return nil, "", "", nil, false
+// AppendUntyped is AppendJSON without apiVersion and kind. It steps over what comes before kind, and copies the rest.
+func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
+	js, start := p.JSON(), len(dst)
+	dst = append(dst, '{')
+	comma := func() {
+		if len(dst) > start+1 {
+			dst = append(dst, ',')
+		}
 	}
-	switch open, shut = `"resourceVersion":"`, `"`; p[1] {
-	case spliceAlone:
-	case spliceBefore:
-		shut = `",`
-	case spliceAfter:
-		open = `,"resourceVersion":"`
-	default:
-		return nil, "", "", nil, false
+	s := scanner{s: alias(js), pos: 1}
+	for {
+		from := s.pos
+		key, ok := s.member()
+		if !ok || key > keyKind {
+			s.pos = from
+			break
+		}
+		s.skip()
+		if key != keyAPIVersion && key != keyKind {
+			comma()
+			dst = append(dst, js[from:s.pos]...)
+		}
+		if s.peek() == ',' {
+			s.pos++
+		}
 	}
-	return js[:at], open, shut, js[at:], true
+	if s.bad || s.pos >= len(js) || p[1] != spliceNone && s.pos > p.splice() {
+		return p.AppendJSON(dst[:start], revision) // damaged
+	}
+	if js[s.pos] == '"' {
+		comma()
+	}
+	return p.appendRange(dst, s.pos, len(js), revision)
 }
 
 // AppendMetadata appends the JSON of the object's metadata alone, with resourceVersion as
 // in AppendJSON; an empty object if it has none.
 func (p Packed) AppendMetadata(dst []byte, revision int64) []byte {
-	js, at := p.JSON(), p.splice()
-	s := scanner{s: alias(js), pos: 1}
+	s := scanner{s: alias(p.JSON()), pos: 1}
 	for {
 		key, ok := s.member()
 		if !ok {
@@ -203,36 +219,25 @@ func (p Packed) AppendMetadata(dst []byte, revision int64) []byte {
 		}
 		s.pos = start
 		s.skip()
-		if p[1] == spliceNone || revision == 0 || at < start || at > s.pos {
-			return append(dst, js[start:s.pos]...)
-		}
-		dst = append(dst, js[start:at]...)
-		return append(appendRevision(dst, p[1], revision), js[at:s.pos]...)
+		return p.appendRange(dst, start, s.pos, revision)
 	}
 }
 
-// appendRevision appends resourceVersion with the commas that its place needs.
-func appendRevision(dst []byte, kind byte, revision int64) []byte {
-	if kind == spliceAfter {
-		dst = append(dst, ',')
+// opens and closes are what stands around the digits of resourceVersion, by how it is spliced in.
+var (
+	opens  = [...]string{spliceAlone: `"resourceVersion":"`, spliceBefore: `"resourceVersion":"`, spliceAfter: `,"resourceVersion":"`}
+	closes = [...]string{spliceAlone: `"`, spliceBefore: `",`, spliceAfter: `"`}
+)
+
+// appendRange appends the JSON between two offsets, with resourceVersion set to revision if its place lies between them.
+func (p Packed) appendRange(dst []byte, from, to int, revision int64) []byte {
+	js, kind, at := p[headerSize:], p[1], int(binary.LittleEndian.Uint32(p[8:]))
+	if kind == spliceNone || revision == 0 || at < from || at > to {
+		return append(dst, js[from:to]...)
 	}
-	dst = append(dst, `"resourceVersion":"`...)
+	dst = append(append(dst, js[from:at]...), opens[kind]...)
 	dst = strconv.AppendInt(dst, revision, 10)
-	dst = append(dst, '"')
-	if kind == spliceBefore {
-		dst = append(dst, ',')
-	}
-	return dst
-}
-
-// appendFrom appends the JSON from the given offset on, which is not behind the splice.
-func (p Packed) appendFrom(dst []byte, from int, revision int64) []byte {
-	js, at, kind := p.JSON(), p.splice(), p[1]
-	if kind == spliceNone || revision == 0 {
-		return append(dst, js[from:]...)
-	}
-	dst = appendRevision(append(dst, js[from:at]...), kind, revision)
-	return append(dst, js[at:]...)
+	return append(append(dst, closes[kind]...), js[at:to]...)
 }
 
 // Tree decodes the object into a fresh tree with resourceVersion set to revision

@@ -1,5 +1,7 @@
 package object
 
+import "strconv"
+
 // Copy returns a deep copy of t; nil stays nil.
 func Copy(t Tree) Tree {
 	if t == nil {
@@ -77,4 +79,27 @@ func equalTrees(a, b Tree) bool {
 		}
 	}
 	return true
+}
+
+// WholeNumbers puts integers in place of the numbers in v that are written as such, so that v is what is read of its JSON.
+// It modifies v, and returns it, or what stands in its place.
+func WholeNumbers(v any) any {
+	switch v := v.(type) {
+	case float64:
+		if i, err := strconv.ParseInt(string(appendFloat(nil, v)), 10, 64); err == nil {
+			return i
+		}
+	case Tree:
+		for key, value := range v {
+			switch value.(type) {
+			case float64, Tree, []any:
+				v[key] = WholeNumbers(value)
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = WholeNumbers(v[i])
+		}
+	}
+	return v
 }

@@ -12,7 +12,7 @@ import (
 // the groups that have not changed.
 type Catalog struct {
 	revision int64
-	groups   []*group // by name
+	groups   byName[*group]
 	first    []string // the groups that come first in discovery
 
 	noSelectable bool // CRDs are read without their selectable fields
@@ -20,6 +20,28 @@ type Catalog struct {
 
 // Revision is the newest revision of a CRD that the catalog knows of.
 func (c *Catalog) Revision() int64 { return c.revision }
+
+// named is an entry of a list that is sorted by name. The names lie in the list, so that looking
+// for one reads nothing else.
+type named[T any] struct {
+	name string
+	is   T
+}
+
+type byName[T any] []named[T]
+
+// find returns the place of a name, or where it would go.
+func (l byName[T]) find(name string) (place int, found bool) {
+	from, to := 0, len(l)
+	for from < to {
+		if mid := (from + to) / 2; l[mid].name < name {
+			from = mid + 1
+		} else {
+			to = mid
+		}
+	}
+	return from, from < len(l) && l[from].name == name
+}
 
 // Find returns the served version for a request path, or nil.
 func (c *Catalog) Find(group, version, plural string) *Version {
@@ -37,22 +59,23 @@ func (c *Catalog) Find(group, version, plural string) *Version {
 
 // Definition returns the kind that holds plural in group, or nil; established or not.
 func (c *Catalog) Definition(group, plural string) *Definition {
-	g := c.group(group)
-	if g == nil {
+	i, ok := c.groups.find(group)
+	if !ok {
 		return nil
 	}
-	if i, ok := g.find(plural); ok {
-		return g.kinds[i]
+	kinds := c.groups[i].is.kinds
+	if i, ok = kinds.find(plural); !ok {
+		return nil
 	}
-	return nil
+	return kinds[i].is
 }
 
 // Definitions yields every kind, ordered by group and plural.
 func (c *Catalog) Definitions() iter.Seq[*Definition] {
 	return func(yield func(*Definition) bool) {
 		for _, g := range c.groups {
-			for _, d := range g.kinds {
-				if d.Group == g.name && !yield(d) {
+			for _, d := range g.is.kinds {
+				if d.is.Group == g.name && !yield(d.is) {
 					return
 				}
 			}
@@ -74,7 +97,7 @@ type Group struct {
 func (c *Catalog) Groups() iter.Seq[*Group] {
 	return func(yield func(*Group) bool) {
 		for i := range c.inOrder() {
-			if g := c.groups[i].served(); g != nil && !yield(g) {
+			if g := c.groups[i].is.served(); g != nil && !yield(g) {
 				return
 			}
 		}
@@ -86,7 +109,7 @@ func (c *Catalog) inOrder() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		early := make([]int, 0, len(c.first))
 		for _, name := range c.first {
-			if i, ok := searchGroups(c.groups, name); ok {
+			if i, ok := c.groups.find(name); ok {
 				early = append(early, i)
 				if !yield(i) {
 					return
@@ -102,17 +125,6 @@ func (c *Catalog) inOrder() iter.Seq[int] {
 			}
 		}
 	}
-}
-
-func (c *Catalog) group(name string) *group {
-	if i, ok := searchGroups(c.groups, name); ok {
-		return c.groups[i]
-	}
-	return nil
-}
-
-func searchGroups(groups []*group, name string) (int, bool) {
-	return slices.BinarySearchFunc(groups, name, func(g *group, name string) int { return strings.Compare(g.name, name) })
 }
 
 // newCatalog has the built-in kinds alone.
@@ -153,7 +165,7 @@ func (c *Catalog) withRecords(records iter.Seq[*storage.Record]) *Catalog {
 // edit changes a list of groups of which it owns the slice, and each group once it is
 // in own.
 type edit struct {
-	groups []*group
+	groups byName[*group]
 	own    map[string]bool
 
 	noSelectable bool
@@ -176,32 +188,43 @@ func (e *edit) change(key string, r *storage.Record) {
 			v.SelectableFields = nil
 		}
 	}
+	d.Custom.ConversionSince = r.Modified
+	if old := e.custom(groupName, plural); old != nil && old.Conversion == d.Custom.Conversion {
+		d.Custom.ConversionSince = old.ConversionSince
+	}
 	e.put(groupName, d)
+}
+
+// custom returns what is known of a CRD so far, nil if nothing is.
+func (e *edit) custom(groupName, plural string) *Custom {
+	if i, ok := e.groups.find(groupName); ok {
+		if at, ok := e.groups[i].is.kinds.find(plural); ok {
+			return e.groups[i].is.kinds[at].is.Custom
+		}
+	}
+	return nil
 }
 
 // put adds a kind to a group, in place of another of its plural. A built-in kind
 // is never replaced by a custom one.
 func (e *edit) put(groupName string, d *Definition) {
 	g := e.writable(groupName)
-	i, ok := g.find(d.Names.Plural)
+	i, ok := g.kinds.find(d.Names.Plural)
 	switch {
 	case !ok:
-		g.kinds = slices.Insert(g.kinds, i, d)
-	case d.Custom == nil || g.kinds[i].Custom != nil:
-		g.kinds[i] = d
+		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{d.Names.Plural, d})
+	case d.Custom == nil || g.kinds[i].is.Custom != nil:
+		g.kinds[i].is = d
 	}
 }
 
 func (e *edit) remove(groupName, plural string) {
-	i, ok := searchGroups(e.groups, groupName)
-	if !ok {
+	if e.custom(groupName, plural) == nil {
 		return
 	}
-	at, ok := e.groups[i].find(plural)
-	if !ok || e.groups[i].kinds[at].Custom == nil {
-		return
-	}
-	if len(e.groups[i].kinds) == 1 {
+	i, _ := e.groups.find(groupName)
+	at, _ := e.groups[i].is.kinds.find(plural)
+	if len(e.groups[i].is.kinds) == 1 {
 		e.groups = slices.Delete(e.groups, i, i+1)
 		delete(e.own, groupName)
 		return
@@ -212,17 +235,17 @@ func (e *edit) remove(groupName, plural string) {
 
 // writable returns a group that nobody else has, made if need be.
 func (e *edit) writable(name string) *group {
-	i, ok := searchGroups(e.groups, name)
+	i, ok := e.groups.find(name)
 	if !ok {
-		e.groups = slices.Insert(e.groups, i, &group{name: name})
+		e.groups = slices.Insert(e.groups, i, named[*group]{name, &group{name: name}})
 	} else if !e.own[name] {
-		e.groups[i] = &group{name: name, kinds: slices.Clone(e.groups[i].kinds)}
+		e.groups[i].is = &group{name: name, kinds: slices.Clone(e.groups[i].is.kinds)}
 	}
 	if e.own == nil {
 		e.own = map[string]bool{}
 	}
 	e.own[name] = true
-	return e.groups[i]
+	return e.groups[i].is
 }
 
 // Holder is a kind that holds names in a group.
@@ -236,11 +259,12 @@ type Holder struct {
 // not, and those of the built-in kinds.
 func (c *Catalog) Holders(groupName string) iter.Seq[Holder] {
 	return func(yield func(Holder) bool) {
-		g := c.group(groupName)
-		if g == nil {
+		i, ok := c.groups.find(groupName)
+		if !ok {
 			return
 		}
-		for _, d := range g.kinds {
+		for _, kind := range c.groups[i].is.kinds {
+			d := kind.is
 			h := Holder{Names: d.Names}
 			if d.Custom != nil {
 				h = Holder{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}

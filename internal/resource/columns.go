@@ -143,6 +143,23 @@ func storedAsServed(path []string) bool {
 	return true
 }
 
+// ColumnDefinitions is the JSON of the columns as a Table defines them. It is shared: nobody modifies it.
+func (v *Version) ColumnDefinitions() []byte {
+	if known := v.columnDefinitions.Load(); known != nil {
+		return *known
+	}
+	all := make([]any, len(v.Columns))
+	for i := range v.Columns {
+		c := &v.Columns[i]
+		all[i] = object.Tree{
+			"name": c.Name, "type": c.Type, "format": c.Format, "description": c.Description, "priority": int64(c.Priority),
+		}
+	}
+	js := object.AppendJSON(nil, all)
+	v.columnDefinitions.Store(&js)
+	return js
+}
+
 // plainPath splits a JSONPath that is nothing but field names. A backslash stands
 // before a dot that belongs to the name.
 func plainPath(s string) ([]string, bool) {

@@ -56,7 +56,7 @@ func TestDefinitionFromCRD(t *testing.T) {
 	if d.Storage != v1 || !v1.Status || !reflect.DeepEqual(v1.Scale, &Scale{[]string{"spec", "replicas"}, []string{"status", "replicas"}, []string{"status", "selector"}}) {
 		t.Errorf("v1 is %+v", v1)
 	}
-	if !reflect.DeepEqual(v1.SelectableFields, []SelectableField{{"spec.color", []string{"spec", "color"}}}) {
+	if !reflect.DeepEqual(v1.SelectableFields, []SelectableField{{Name: "spec.color", Path: []string{"spec", "color"}}}) {
 		t.Errorf("selectable fields %v", v1.SelectableFields)
 	}
 	if want := "stable.example.com/v1beta1 CronTab is deprecated; use stable.example.com/v1 CronTab"; beta.DeprecationWarning != want {

@@ -6,6 +6,7 @@ package resource
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -53,6 +54,8 @@ type Custom struct {
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
 	Conversion Conversion
+	// ConversionSince is the revision of the CRD with which Conversion became what it is, or a later one.
+	ConversionSince int64
 	// SpecHash is a hash of all that a CRD says of its objects: its spec, and the conversion it declares. It is made on first
 	// use, and means nothing to another process.
 	SpecHash func() uint64
@@ -115,9 +118,10 @@ type Version struct {
 	APIVersion         string // GroupVersion.String()
 	Served             bool
 	Deprecated         bool
-	DeprecationWarning string // the text of the Warning header, if Deprecated
-	RemovedRelease     string // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
-	Columns            []Column
+	DeprecationWarning string                 // the text of the Warning header, if Deprecated
+	RemovedRelease     string                 // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
+	Columns            []Column               // of a Table; none for a kind that is not shown as one
+	columnDefinitions  atomic.Pointer[[]byte] // of Columns, once they have been asked for
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
 	Scale              *Scale // has /scale
@@ -184,6 +188,8 @@ type Column struct {
 type SelectableField struct {
 	Name string   // as selectors write it: "spec.color"
 	Path []string // where it lies
+	// Otherwise is the name of the selectable field whose value counts where this one has none; "" for no other.
+	Otherwise string
 }
 
 // Scale says where the scale subresource finds its values.
@@ -207,7 +213,7 @@ type Behavior struct {
 	ValidateName func(name string, prefix bool) []string
 	// Answer makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
 	// if asked to, admitted, and then answered 201 with what Answer returns; no other function
-	// of Behavior is called, metadata is neither filled in nor checked and nothing is stored. obj
+	// of Behavior is called, metadata gets managedFields but is not checked, and nothing is stored. obj
 	// belongs to Answer. The error is a StatusError.
 	Answer func(ctx context.Context, u user.Info, obj object.Tree) (object.Tree, error)
 	// Warnings for the client; old is nil on a create.

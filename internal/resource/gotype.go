@@ -13,9 +13,8 @@ import (
 type GoType struct {
 	New     func() runtime.Object // a fresh, empty object
 	NewList func() runtime.Object
-	// Quick, if not nil, is a faster way to the same tree for most objects; false leaves one to byType, which
-	// it may use for parts.
-	Quick func(json []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, bool)
+	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
+	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
 }
 
 // Decode reads JSON into the Go type, so that types are checked and unknown
@@ -24,16 +23,24 @@ type GoType struct {
 // "spec.foo"`); err is worded as encoding/json words it. apiVersion and kind are
 // as the body has them, which may be not at all.
 func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error) {
-	if g.Quick != nil {
-		if t, ok := g.Quick(json, g.byType); ok {
-			return t, nil, nil
-		}
+	if g.Decoder != nil {
+		return g.Decoder(json, g.byType)
 	}
 	return g.byType(json)
 }
 
 func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error) {
-	obj := g.New()
+	obj, strict, err := g.Read(json)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, err = ToTree(obj)
+	return t, strict, err
+}
+
+// Read is Decode up to the object of the Go type.
+func (g *GoType) Read(json []byte) (obj runtime.Object, strict []string, err error) {
+	obj = g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
 	if err != nil {
 		return nil, nil, err
@@ -41,8 +48,7 @@ func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error)
 	for _, p := range problems {
 		strict = append(strict, p.Error())
 	}
-	t, err = ToTree(obj)
-	return t, strict, err
+	return obj, strict, nil
 }
 
 // Normalize does the same for a tree (the result of a patch). It does not modify
@@ -69,5 +75,6 @@ func ToTree(obj runtime.Object) (object.Tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
 	}
+	object.WholeNumbers(t)
 	return t, nil
 }

@@ -13,16 +13,10 @@ import (
 // it is in a catalog.
 type group struct {
 	name  string
-	kinds []*Definition // by plural
+	kinds byName[*Definition] // plural
 
 	once      sync.Once
 	discovers *Group
-}
-
-func (g *group) find(plural string) (int, bool) {
-	return slices.BinarySearchFunc(g.kinds, plural, func(d *Definition, plural string) int {
-		return strings.Compare(d.Names.Plural, plural)
-	})
 }
 
 // served is what discovery says of g, nil if g has no served version. It is made when it is first asked for.
@@ -30,7 +24,7 @@ func (g *group) served() *Group {
 	g.once.Do(func() {
 		out := &Group{Name: g.name, Resources: map[string][]*Version{}}
 		for _, d := range g.kinds {
-			for _, v := range d.Versions {
+			for _, v := range d.is.Versions {
 				if v.Served && v.GroupVersion.Group == g.name {
 					name := v.GroupVersion.Version
 					out.Resources[name] = append(out.Resources[name], v)
@@ -53,7 +47,7 @@ func (g *group) served() *Group {
 
 // discoveryOrder sorts the names of built-in groups as kube-apiserver's APIServices do by their
 // groupPriorityMinimum. The groups of CRDs have 1000 there and come by name.
-func discoveryOrder(groups []*group) []string {
+func discoveryOrder(groups byName[*group]) []string {
 	names := make([]string, len(groups))
 	for i, g := range groups {
 		names[i] = g.name

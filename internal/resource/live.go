@@ -2,7 +2,6 @@ package resource
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -20,6 +19,7 @@ type Live struct {
 	store    atomic.Pointer[storage.Store]
 
 	watcher atomic.Pointer[func([]*storage.Event)]
+	swapped atomic.Pointer[func(*Catalog)]
 
 	ask     chan struct{} // asks the follower to look how far the store is
 	mu      sync.Mutex
@@ -44,40 +44,6 @@ func (l *Live) IgnoreSelectableFields() { l.builtin.noSelectable = true }
 
 // Load returns the catalog of now.
 func (l *Live) Load() *Catalog { return l.catalog.Load() }
-
-// Find is Load().Find in one piece: every read of one object comes through here.
-func (l *Live) Find(group, version, plural string) *Version {
-	groups := l.catalog.Load().groups
-	lo, hi := 0, len(groups)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); groups[mid].name < group {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	if lo == len(groups) || groups[lo].name != group {
-		return nil
-	}
-	kinds := groups[lo].kinds
-	lo, hi = 0, len(kinds)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); kinds[mid].Names.Plural < plural {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	if lo == len(kinds) || kinds[lo].Names.Plural != plural {
-		return nil
-	}
-	for _, v := range kinds[lo].Versions {
-		if v.Served && v.GroupVersion.Version == version && v.GroupVersion.Group == group {
-			return v
-		}
-	}
-	return nil
-}
 
 // Wait returns the catalog once it has followed the store up to revision, or ctx's error.
 // It costs nothing where that has happened already.
@@ -137,6 +103,9 @@ func (l *Live) wanted() (revision int64) {
 // changes have been missed. There is one f.
 func (l *Live) Tell(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
 
+// OnSwap has f called with each later catalog, by the goroutine that runs Follow. There is one f.
+func (l *Live) OnSwap(f func(*Catalog)) { l.swapped.Store(&f) }
+
 func (l *Live) tell(changes []*storage.Event) {
 	if f := l.watcher.Load(); f != nil {
 		(*f)(changes)
@@ -147,6 +116,9 @@ func (l *Live) tell(changes []*storage.Event) {
 func (l *Live) publish(c *Catalog, revision int64) {
 	l.catalog.Store(c)
 	l.followed.Store(max(revision, l.followed.Load()))
+	if f := l.swapped.Load(); f != nil {
+		(*f)(c)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, w := range l.waiting {
@@ -166,8 +138,7 @@ func (l *Live) Follow(ctx context.Context, store *storage.Store) error {
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
 		l.tell(nil)
 		err := l.follow(ctx, store, snapshot.Revision())
-		var compacted *storage.CompactedError
-		if !errors.Is(err, storage.ErrLagging) && !errors.As(err, &compacted) {
+		if !storage.Missed(err) {
 			return err
 		}
 	}

@@ -59,7 +59,7 @@ func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
 		definition = append(definition, v.GroupVersion.Version)
 	}
 	c := newCatalog(nil).with([]*storage.Event{{Key: r.Key, Revision: 1, Record: r}})
-	return definition, c.group("example.com").served()
+	return definition, c.groups[0].is.served()
 }
 
 // VER-016 VER-017 VER-018 VER-019 VER-020 VER-021 VER-022 VER-023: the documents' list, whatever the order in the CRD.

@@ -20,7 +20,7 @@ func ForGroups[T any](c *Catalog, last *PerGroup[T], look func(was T, is *Group)
 	var none T
 	old, at := last.Catalog.groups, 0
 	for i, g := range c.groups {
-		if at < len(old) && old[at] == g {
+		if at < len(old) && old[at].is == g.is {
 			next.values[i] = last.values[at]
 			at++
 			continue
@@ -30,12 +30,12 @@ func ForGroups[T any](c *Catalog, last *PerGroup[T], look func(was T, is *Group)
 		}
 		if at < len(old) && old[at].name == g.name {
 			next.values[i] = last.values[at]
-			if old[at] != g {
-				next.values[i] = look(last.values[at], g.served())
+			if old[at].is != g.is {
+				next.values[i] = look(last.values[at], g.is.served())
 			}
 			at++
 		} else {
-			next.values[i] = look(none, g.served())
+			next.values[i] = look(none, g.is.served())
 		}
 	}
 	for _, was := range last.values[at:] {
@@ -57,7 +57,7 @@ func (p *PerGroup[T]) All() iter.Seq[T] {
 
 // Find returns what is known of the group of that name; the zero T if it is not served.
 func (p *PerGroup[T]) Find(name string) (known T) {
-	if i, ok := searchGroups(p.Catalog.groups, name); ok {
+	if i, ok := p.Catalog.groups.find(name); ok {
 		known = p.values[i]
 	}
 	return known

@@ -51,7 +51,10 @@ func (s *Schema) RootPlace() *Place {
 	}
 	once := uint64(1)
 	p := &Place{node: s.root, often: &once, scoped: s.root.rules != ""}
-	if p.scoped {
+	switch {
+	case p.scoped && s.root.hidden():
+		p.err = errHidden
+	case p.scoped:
 		p.seen = s.root.asResource()
 	}
 	return p

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -23,9 +24,10 @@ type request struct {
 
 // Commit applies all writes or none, each with a revision of its own, and returns
 // their events once they are durable and visible in Head, in the order of the writes.
-// The error is a *ConflictError if a write or guard does not hold, wraps ErrInvalid
-// or ErrFailed, or is ctx's: then nothing was written. A commit that the committer
-// has taken up is waited for, whatever becomes of ctx.
+// The error is a *ConflictError if a write or guard does not hold, wraps ErrInvalid,
+// ErrNoSpace, ErrUnavailable or ErrFailed, or is ctx's: then nothing was written. A commit
+// that the committer has taken up is waited for, whatever becomes of ctx, until patience
+// has run out: ErrInDoubt.
 func (s *Store) Commit(ctx context.Context, writes []Write, guards ...Guard) ([]*Event, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -37,15 +39,31 @@ func (s *Store) Commit(ctx context.Context, writes []Write, guards ...Guard) ([]
 	if !s.queue.add(r) {
 		return nil, ErrClosed
 	}
+	return s.await(ctx, r)
+}
+
+// await returns what becomes of r.
+func (s *Store) await(ctx context.Context, r *request) ([]*Event, error) {
+	patience := s.options.Patience()
 	select {
 	case <-r.done:
+		return r.events, r.err
 	case <-ctx.Done():
 		if r.taken.CompareAndSwap(false, true) {
 			return nil, ctx.Err()
 		}
-		<-r.done
+	case <-patience:
+		if r.taken.CompareAndSwap(false, true) {
+			return nil, ErrUnavailable
+		}
+		return nil, ErrInDoubt
 	}
-	return r.events, r.err
+	select {
+	case <-r.done:
+		return r.events, r.err
+	case <-patience:
+		return nil, ErrInDoubt
+	}
 }
 
 // validate refuses what no state could accept.
@@ -166,9 +184,17 @@ func (s *Store) commitGroup(group []*request) {
 		r.err = g.apply(r)
 	}
 	if len(g.events) == 0 {
+		s.history.shrink(s.options.RecentBytes, s.hub.published.Load())
 		return
 	}
-	if err := s.append(g.events); err != nil {
+	err := s.append(g.events)
+	if errors.Is(err, ErrNoSpace) && len(group) > 1 { // for some of them there may be room
+		for i := range group {
+			s.commitGroup(group[i : i+1])
+		}
+		return
+	}
+	if err != nil {
 		for _, r := range group { // a conflict, too, may be with what was not written
 			r.events, r.err = nil, err
 		}
@@ -205,14 +231,14 @@ func (s *Store) Failed() error {
 	return nil
 }
 
-// append writes to the log unless it has failed before.
+// append writes to the log unless it has failed for good before.
 func (s *Store) append(events []*Event) error {
 	if err := s.Failed(); err != nil {
 		return err
 	}
-	cause := s.log.Append(events)
-	if cause == nil {
-		return nil
+	cause := s.log.Append(s.lifetime, events)
+	if cause == nil || errors.Is(cause, ErrNoSpace) || errors.Is(cause, ErrUnavailable) {
+		return cause
 	}
 	err := fmt.Errorf("%w: %w", ErrFailed, cause)
 	s.failed.Store(&err)

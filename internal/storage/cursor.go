@@ -107,7 +107,7 @@ func (c *Cursor) replay(buf []*Event, until int64) ([]*Event, error) {
 	}
 	events, reached, err := c.log.Replay(c.prefix, c.after, until)
 	if err != nil {
-		return buf, err
+		return buf, reading(err)
 	}
 	c.after = reached
 	return append(buf, events...), nil

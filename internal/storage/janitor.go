@@ -17,10 +17,14 @@ func (s *Store) janitor() {
 			return
 		case <-s.options.After(s.expiry.wait(s.options.Now(), tick)):
 		case <-s.expiry.ready:
+		case <-s.options.Tight:
+			s.note(0)
+			s.retire(min(shortHistory, s.options.CompactAfter))
+			continue
 		}
 		s.sweep()
 		s.note(tick)
-		s.retire()
+		s.retire(s.options.CompactAfter)
 	}
 }
 
@@ -29,13 +33,17 @@ func (s *Store) note(every time.Duration) {
 	s.history.retention.note(s.Head().revision, s.options.Now(), every)
 }
 
-// retire compacts what is too old or too much.
-func (s *Store) retire() {
-	target := s.history.retention.target(s.options.Now().Add(-s.options.CompactAfter), s.options.HistoryBytes)
+// shortHistory is how much is kept when room is scarce: enough for a client to go from one
+// page of a list to the next, and from a list to its watch.
+const shortHistory = 10 * time.Second
+
+// retire compacts what is older than age or too much.
+func (s *Store) retire(age time.Duration) {
+	target := s.history.retention.target(s.options.Now().Add(-age), s.options.HistoryBytes)
 	if target <= s.history.oldest.Load() {
 		return
 	}
-	if err := s.compact(target); err != nil && !errors.Is(err, ErrClosed) {
+	if err := s.compact(target); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrUnavailable) {
 		s.options.Logger.Error("history could not be compacted", "revision", target, "err", err)
 	}
 }
@@ -57,6 +65,7 @@ func (s *Store) compact(revision int64) error {
 		return err
 	}
 	h.retention.compacted(revision)
+	poke(s.queue.ready) // the committer forgets what it holds of it
 	return nil
 }
 
@@ -133,6 +142,9 @@ func (r *retention) compacted(revision int64) {
 // sweepAtOnce is how many expired keys are deleted in one round.
 const sweepAtOnce = 256
 
+// sweepAgain is when that is tried again if the log cannot write.
+const sweepAgain = 5 * time.Second
+
 // sweep deletes the keys that have expired, each by a commit of its own, so that
 // one that was just renewed does not hold up the others.
 func (s *Store) sweep() {
@@ -143,7 +155,7 @@ func (s *Store) sweep() {
 		}
 		requests := make([]*request, 0, len(due))
 		for _, d := range due {
-			if r := s.Head().Get(d.key); r == nil || r.Modified != d.revision {
+			if !s.present(d) {
 				continue
 			}
 			requests = append(requests, &request{
@@ -154,11 +166,31 @@ func (s *Store) sweep() {
 		if !s.queue.add(requests...) {
 			return
 		}
+		failed := false
 		for _, r := range requests {
 			<-r.done
-			if conflict := (*ConflictError)(nil); r.err != nil && !errors.As(r.err, &conflict) {
-				return // the log has failed, which has been logged
-			}
+			conflict := (*ConflictError)(nil)
+			failed = failed || r.err != nil && !errors.As(r.err, &conflict)
+		}
+		if failed { // the log cannot write, which it has logged
+			s.postpone(due)
+			return
+		}
+	}
+}
+
+// present says whether what expires is still there.
+func (s *Store) present(d deadline) bool {
+	r := s.Head().Get(d.key)
+	return r != nil && r.Modified == d.revision
+}
+
+// postpone has what is still there of due deleted later.
+func (s *Store) postpone(due []deadline) {
+	later := s.options.Now().Add(sweepAgain)
+	for _, d := range due {
+		if s.present(d) {
+			s.expiry.push(deadline{later, d.key, d.revision})
 		}
 	}
 }
@@ -186,12 +218,17 @@ func (x *expiry) add(r *Record) {
 	if r.Expires.IsZero() {
 		return
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	heap.Push(&x.heap, deadline{r.Expires, r.Key, r.Modified})
-	if x.heap[0].key == r.Key {
+	if x.push(deadline{r.Expires, r.Key, r.Modified}) {
 		x.poke()
 	}
+}
+
+// push notes d and says whether nothing is due before.
+func (x *expiry) push(d deadline) (first bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	heap.Push(&x.heap, d)
+	return x.heap[0] == d
 }
 
 // wait is how long nothing is due, at most limit.

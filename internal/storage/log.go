@@ -1,20 +1,24 @@
 package storage
 
+import "context"
+
 // Log is what a Store stands on: it makes commits durable and remembers history.
 // The embedded log numbers revisions as the Store proposes them. A log that is
 // shared by replicas numbers them itself and tells of commits by a feed; it
 // replaces the committer (commit.go), not what lies behind publish.
 //
-// All methods but Append may be called at any time from any goroutine. After an
-// error of Append the log is not used for writing any more.
+// All methods but Append may be called at any time from any goroutine. An error of any
+// of them wraps ErrUnavailable if it passes by itself.
 type Log interface {
 	// Load calls add once for each live record, in key order, and returns where
 	// the history stands. It is called once, first.
 	Load(add func(*Record) error) (Extent, error)
 	// Append makes all events durable, or none as far as any later Load can see.
-	// Their revisions follow the last one without a gap. One call at a time. An
-	// error leaves open which of the two happened.
-	Append(events []*Event) error
+	// Their revisions follow the last one without a gap. One call at a time. An error
+	// that wraps ErrNoSpace or ErrUnavailable says that it was none, now and later.
+	// Append waits for as long as it takes to know that, or until ctx ends. Any other
+	// error leaves it open; the log is not used for writing any more then.
+	Append(ctx context.Context, events []*Event) error
 	// Replay returns the events of keys that start with prefix in (after, until],
 	// looking at no more than a bounded number of revisions: reached is the last
 	// one looked at. *CompactedError if after is older than the history.

@@ -89,13 +89,39 @@ const MaxKey = 4096
 var (
 	// ErrInvalid is wrapped by the error for a commit that no state could accept.
 	ErrInvalid = errors.New("storage: invalid commit")
+	// ErrNoSpace is wrapped by the error for a commit that the log has no room for.
+	// Nothing was written; deletions still can be, and updates that take little more room.
+	ErrNoSpace = errors.New("storage: the disk is nearly full")
+	// ErrUnavailable is wrapped by the error for what the log cannot do for the time
+	// being. Nothing was written, and trying again later is right.
+	ErrUnavailable = errors.New("storage: the log is not available at the moment")
+	// ErrInDoubt is returned for a commit whose end has not become known in time. If it
+	// was carried out it becomes visible later, as any other.
+	ErrInDoubt = errors.New("storage: it is not known yet whether the commit was carried out")
 	// ErrFailed is wrapped by the error of every commit after one that the log
-	// failed to write. That one was not acknowledged and never becomes visible in
-	// this Store; a later start finds it either whole or not at all.
+	// failed to write for good. That one was not acknowledged and never becomes visible
+	// in this Store; a later start finds it either whole or not at all.
 	ErrFailed = errors.New("storage: the log has failed, nothing can be written until the server is restarted")
+	// ErrUnreadable is wrapped by the error for old states that the log cannot read.
+	ErrUnreadable = errors.New("storage: the history cannot be read")
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("storage: closed")
 	// ErrLagging ends a cursor that fell too far behind, or whose past was compacted
 	// before it was read.
 	ErrLagging = errors.New("storage: the cursor cannot keep up")
 )
+
+// Missed says of a cursor's error that it has missed changes, for who can begin anew from the head.
+func Missed(err error) bool {
+	var compacted *CompactedError
+	return errors.As(err, &compacted) || errors.Is(err, ErrLagging) || errors.Is(err, ErrUnavailable)
+}
+
+// reading gives an error of the log that has no kind of its own one.
+func reading(err error) error {
+	var compacted *CompactedError
+	if err == nil || errors.As(err, &compacted) || errors.Is(err, ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnreadable, err)
+}

@@ -21,6 +21,11 @@ type Options struct {
 	LagBytes     int64         // likewise; 32 MiB
 	Logger       *slog.Logger
 
+	// Tight receives, again and again, while the log wants the history to be short.
+	Tight <-chan struct{}
+	// Patience receives when a commit has been waited for long enough; after 10 seconds.
+	Patience func() <-chan time.Time
+
 	Now   func() time.Time                     // time.Now
 	After func(time.Duration) <-chan time.Time // time.After
 }
@@ -36,10 +41,13 @@ type Store struct {
 	expiry  expiry
 	waiters waiters
 
-	stop   chan struct{} // closed by Close
-	failed atomic.Pointer[error]
-	closed sync.Once
-	result error // of Close
+	stop chan struct{} // closed by Close
+	// lifetime ends when Close begins; what the log waits for then is not waited for.
+	lifetime context.Context
+	end      context.CancelFunc
+	failed   atomic.Pointer[error]
+	closed   sync.Once
+	result   error // of Close
 
 	committing, serving sync.WaitGroup
 }
@@ -49,6 +57,7 @@ type Store struct {
 func New(log Log, o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{log: log, options: o, stop: make(chan struct{})}
+	s.lifetime, s.end = context.WithCancel(context.Background())
 	if err := s.load(); err != nil {
 		_ = log.Close() // the first error says more
 		return nil, err
@@ -79,6 +88,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Patience == nil {
+		o.Patience = func() <-chan time.Time { return time.After(10 * time.Second) }
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -177,6 +189,7 @@ func (s *Store) Compact(ctx context.Context, revision int64) error {
 func (s *Store) Close() error {
 	s.closed.Do(func() {
 		s.queue.close()
+		s.end()
 		s.committing.Wait()
 		close(s.stop)
 		s.hub.close()

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -21,10 +23,12 @@ func manyVersions(b *testing.B, n int) (out []*resource.Version) {
 	for i := range n {
 		text := strings.ReplaceAll(string(manifest), "monitoring.coreos.com", fmt.Sprintf("g%d.example.com", i))
 		if i > 0 { // the schema is the same; only the first is parsed
-			copied := *out[0]
-			copied.GroupVersion.Group = fmt.Sprintf("g%d.example.com", i)
-			copied.APIVersion = copied.GroupVersion.String()
-			out = append(out, &copied)
+			first := out[0]
+			gv := schema.GroupVersion{Group: fmt.Sprintf("g%d.example.com", i), Version: first.GroupVersion.Version}
+			out = append(out, &resource.Version{
+				Definition: first.Definition, GroupVersion: gv, APIVersion: gv.String(), Served: true, Status: first.Status, Scale: first.Scale,
+				OpenAPIV3Schema: first.OpenAPIV3Schema, Schema: first.Schema, Parseable: first.Parseable,
+			})
 			continue
 		}
 		_, d := readCRD(b, []byte(text))

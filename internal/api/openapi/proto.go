@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/gnostic-models/compiler"
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -23,7 +24,8 @@ import (
 type transcoder struct {
 	root     protoreflect.MessageDescriptor
 	messages map[protoreflect.FullName]*message
-	err      error // what could not be written, if anything
+	texts    map[string]string // YAML by the JSON it says
+	err      error             // what could not be written, if anything
 }
 
 // message is what the transcoder knows of a message.
@@ -40,7 +42,7 @@ func newTranscoder(e edition) *transcoder {
 	if e == v2 {
 		root = (&openapi_v2.Document{}).ProtoReflect().Descriptor()
 	}
-	return &transcoder{root: root, messages: map[protoreflect.FullName]*message{}}
+	return &transcoder{root: root, messages: map[protoreflect.FullName]*message{}, texts: map[string]string{}}
 }
 
 // encode returns the protobuf of a document.
@@ -170,8 +172,8 @@ func (t *transcoder) number(dst []byte, raw string, f protoreflect.FieldDescript
 func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	switch d.Name() {
 	case "Any":
-		dst = protowire.AppendTag(dst, 2, protowire.BytesType) // as YAML, which JSON is
-		return protowire.AppendString(dst, c.Raw())
+		dst = protowire.AppendTag(dst, 2, protowire.BytesType)
+		return protowire.AppendString(dst, t.yaml(c.Raw()))
 	case "TypeItem", "ItemsItem", "StringArray":
 		return t.field(dst, c, d.Fields().ByNumber(1))
 	}
@@ -184,6 +186,19 @@ func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.Messag
 	}
 	c.Raw()
 	return dst
+}
+
+// yaml is JSON as block YAML, made by gnostic itself: clients compare the text. The same few texts come again and again.
+func (t *transcoder) yaml(js string) string {
+	text, ok := t.texts[js]
+	if !ok {
+		text = js // where it has letters that no YAML may have
+		if node, err := compiler.ReadInfoFromBytes("", []byte(js)); err == nil && len(node.Content) > 0 {
+			text = string(compiler.Marshal(node.Content[0]))
+		}
+		t.texts[js] = text
+	}
+	return text
 }
 
 // chooser finds which field of a message that is one of several the value ahead goes to; 0

@@ -8,7 +8,6 @@ import (
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -31,36 +30,14 @@ func gnostics(t *testing.T, e edition, document []byte) (want, empty proto.Messa
 	return want, empty
 }
 
-// plain decodes a message, with the YAML within it decoded too.
+// plain decodes a message.
 func plain(t *testing.T, m proto.Message) any {
 	t.Helper()
 	text, err := protojson.Marshal(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return unfoldYAML(t, tree(t, text))
-}
-
-func unfoldYAML(t *testing.T, v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for k, inner := range v {
-			if text, ok := inner.(string); ok && k == "yaml" {
-				var value any
-				if err := yaml.Unmarshal([]byte(text), &value); err != nil {
-					t.Fatalf("%q: %v", text, err)
-				}
-				v[k] = value
-				continue
-			}
-			v[k] = unfoldYAML(t, inner)
-		}
-	case []any:
-		for i, inner := range v {
-			v[i] = unfoldYAML(t, inner)
-		}
-	}
-	return v
+	return tree(t, text)
 }
 
 func compareProto(t *testing.T, e edition, versions []*resource.Version) {

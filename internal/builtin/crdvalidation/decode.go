@@ -1,30 +1,63 @@
 package crdvalidation
 
 import (
+	"slices"
+
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Decode reads the JSON of a CRD of apiextensions.k8s.io/v1 to what byType, which goes by the Go type, would make
-// of it. It returns false for a CRD whose schemas are not as they are written back, or that has any other problem: the Go type
-// knows what to make of it. Where schemas lie in one another by items, the Go type reads the inner ones again and again.
-func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, bool) {
-	t, repeated, err := object.DecodeJSON(js)
+// Decode reads the JSON of a CRD of apiextensions.k8s.io/v1 to what byType, which goes by the Go type, makes of it, but
+// with what is empty in its versions. Where schemas are as they are written back, and nothing is wrong, the Go type does not
+// see them: where they lie in one another by items, it reads the inner ones again and again.
+func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, error) {
+	sent, repeated, err := object.DecodeJSON(js)
 	if err != nil || len(repeated) > 0 {
-		return nil, false
+		return byType(js)
 	}
+	t, strict, ok := decodeSettled(sent, byType)
+	if !ok {
+		if t, strict, err = byType(js); err != nil {
+			return nil, nil, err
+		}
+	}
+	if ok {
+		object.WholeNumbers(t)
+		return t, strict, nil
+	}
+	was := versionsOf(sent)
+	for i, version := range versionsOf(t) {
+		restoreEmpty(version, was[i])
+	}
+	return t, strict, nil
+}
+
+// versionsOf are the versions of a CRD; nil stands for what is none.
+func versionsOf(crd object.Tree) []object.Tree {
+	spec, _ := crd["spec"].(object.Tree)
+	list, _ := spec["versions"].([]any)
+	all := make([]object.Tree, len(list))
+	for i := range list {
+		all[i], _ = list[i].(object.Tree)
+	}
+	return all
+}
+
+// decodeSettled returns false for a CRD whose schemas are not as they are written back, or that has any other problem: the Go type
+// knows what to make of it.
+func decodeSettled(t object.Tree, byType func([]byte) (object.Tree, []string, error)) (object.Tree, []string, bool) {
 	shell, versions, ok := withoutSchemas(t)
 	if !ok {
-		return nil, false
+		return nil, nil, false
 	}
 	for _, v := range versions {
 		said, _ := v["schema"].(object.Tree)
-		if v == nil || len(said) > 0 && !isSettled(said["openAPIV3Schema"]) {
-			return nil, false
+		if v == nil || len(said) > 0 && !isSettled(said["openAPIV3Schema"]) || slices.ContainsFunc(listsOfVersion, func(key string) bool { return isEmpty(v[key]) }) {
+			return nil, nil, false
 		}
 	}
 	out, strict, err := byType(object.AppendJSON(nil, shell))
 	if err != nil || len(strict) > 0 {
-		return nil, false
+		return nil, nil, false
 	}
 	spec, _ := out["spec"].(object.Tree)
 	list, _ := spec["versions"].([]any)
@@ -33,7 +66,7 @@ func Decode(js []byte, byType func([]byte) (object.Tree, []string, error)) (obje
 			list[i].(object.Tree)["schema"] = v["schema"]
 		}
 	}
-	return out, true
+	return out, nil, true
 }
 
 // settledBy are the keywords that a schema may say while it counts as settled, each with what its value has to be. What is empty

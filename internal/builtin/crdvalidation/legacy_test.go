@@ -63,8 +63,7 @@ func legacyVerdict(t *testing.T, crd CRD) (errs field.ErrorList, panicked bool) 
 // checked leaves out what differs on purpose, and the name, which an update does not look at.
 func checked(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
-		return e.Detail == "additionalProperties cannot be set to false" || e.Detail == "must be empty if x-kubernetes-int-or-string is true" ||
-			strings.HasPrefix(e.Field, "metadata.")
+		return e.Detail == "additionalProperties cannot be set to false" || strings.HasPrefix(e.Field, "metadata.")
 	})
 }
 

@@ -86,7 +86,7 @@ func isExtended(s *schema) bool {
 
 // isContradictory is true of what the documentation says is refused, and upstream's validation takes.
 func isContradictory(s *schema) bool {
-	return s.AdditionalProperties != nil && !s.AdditionalProperties.Allows || s.XIntOrString && s.Type != ""
+	return s.AdditionalProperties != nil && !s.AdditionalProperties.Allows
 }
 
 // validationSchema checks the schema of a version, the JSON of which is js. What CEL rules mean and whether
@@ -182,9 +182,6 @@ func (w *walker) schema(s *schema, path *field.Path, at place) {
 	w.keywords(s, path, at)
 	below := at
 	below.root = false
-	if w.contradictions && s.XIntOrString && s.Type != "" {
-		w.add(field.Invalid(path.Child("type"), s.Type, "must be empty if x-kubernetes-int-or-string is true"))
-	}
 	if a := s.AdditionalProperties; a != nil {
 		if w.contradictions && !a.Allows {
 			w.add(field.Forbidden(path.Child("additionalProperties"), "additionalProperties cannot be set to false"))

@@ -137,16 +137,34 @@ func isIntOrString(anyOf []schema) bool {
 // isOnlyType is true of a schema that names a type and says nothing else.
 func isOnlyType(s schema) bool {
 	s.Type = ""
-	if s.Items != nil && s.Items.Schema == nil && len(s.Items.JSONSchemas) == 0 {
-		s.Items = nil
-	}
 	if a := s.AdditionalProperties; a != nil && a.Schema == nil && !a.Allows {
 		s.AdditionalProperties = nil
 	}
-	return saysNothing(&s)
+	return saysNothing(s)
 }
 
-func saysNothing(s *schema) bool { return reflect.ValueOf(s).Elem().IsZero() }
+// saysNothing looks at what upstream's structural form keeps of a schema: of what may be empty, that is required, properties,
+// list keys and rules.
+func saysNothing(s schema) bool {
+	if len(s.Enum) == 0 {
+		s.Enum = nil
+	}
+	for _, list := range []*[]schema{&s.AllOf, &s.AnyOf, &s.OneOf} {
+		if len(*list) == 0 {
+			*list = nil
+		}
+	}
+	if s.Items != nil && s.Items.Schema == nil && len(s.Items.JSONSchemas) == 0 {
+		s.Items = nil
+	}
+	if s.Ref != nil && *s.Ref == "" {
+		s.Ref = nil
+	}
+	if len(s.PatternProperties)+len(s.Definitions)+len(s.Dependencies) == 0 {
+		s.PatternProperties, s.Definitions, s.Dependencies = nil, nil, nil
+	}
+	return reflect.ValueOf(&s).Elem().IsZero()
+}
 
 func (c *structure) typed(s *schema, l level, path *field.Path) {
 	if l != rootLevel && !s.XEmbeddedResource && s.Type != "" {
@@ -200,7 +218,7 @@ func saysMore(m schema) bool {
 		}
 	}
 	m.Properties = nil
-	return !saysNothing(&m)
+	return !saysNothing(m)
 }
 
 // values checks what restricts the value of s.

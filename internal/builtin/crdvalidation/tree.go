@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -34,7 +35,8 @@ func FromTree(t object.Tree) (CRD, error) {
 			return CRD{}, err
 		}
 		found[i], crd.read.versions[i] = said, text
-		alike = alike && (said == nil) == (found[0] == nil) && bytes.Equal(text, crd.read.versions[0])
+		alike = alike && (said == nil) == (found[0] == nil) &&
+			(bytes.Equal(text, crd.read.versions[0]) || apiequality.Semantic.DeepEqual(said, found[0])) // to which empty is absent
 	}
 	if len(versions) > 0 {
 		crd.read.top = crd.read.versions[0]

@@ -53,6 +53,9 @@ func (g *gen) schemaOf(nodes int) props {
 	g.extras(s, 0)
 	if g.once(6) {
 		s["x-kubernetes-preserve-unknown-fields"] = true
+		if g.wrong > 0 && g.once(3) { // which is right, but no rule can stand there
+			delete(s, "type")
+		}
 	}
 	if g.err() {
 		g.brokenBefore(s)
@@ -163,7 +166,7 @@ func (g *gen) bounds(s props) {
 	}
 }
 
-// intOrString takes one of the three forms.
+// intOrString takes one of the three forms, some with a type beside, which no object's validation looks at.
 func (g *gen) intOrString(s props) {
 	s["x-kubernetes-int-or-string"] = true
 	two := func() []any { return []any{props{"type": "integer"}, props{"type": "string"}} }
@@ -185,6 +188,9 @@ func (g *gen) intOrString(s props) {
 	}
 	if g.once(8) {
 		s["format"] = pick(g.source, "int32", "int64", "date")
+	}
+	if g.once(5) {
+		s["type"] = pick(g.source, "string", "integer", "string", "number", "boolean", "object")
 	}
 }
 

@@ -17,9 +17,7 @@ func (g *gen) mistake(s props) {
 	if g.once(4) {
 		delete(s, pick(g.source, sorted(s)...))
 	}
-	if s["x-kubernetes-int-or-string"] == true {
-		delete(s, "type")
-	} else if s["x-kubernetes-embedded-resource"] == true && s["type"] == nil {
+	if s["x-kubernetes-embedded-resource"] == true && s["x-kubernetes-int-or-string"] != true && s["type"] == nil {
 		s["type"] = "object"
 	}
 }

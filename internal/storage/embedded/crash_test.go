@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -98,6 +99,17 @@ func (w *witness) plan(s *storage.Store, r *rand.Rand) []storage.Write {
 	return writes
 }
 
+// refused notes that writes must never be seen.
+func (w *witness) refused(writes []storage.Write) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range writes {
+		if writes[i].Value != nil { // else the name is not unique
+			delete(w.tried, attempt(writes[i].Key, writes[i].Value))
+		}
+	}
+}
+
 // ack notes what was acknowledged.
 func (w *witness) ack(events []*storage.Event) {
 	w.mu.Lock()
@@ -117,9 +129,13 @@ func (w *witness) work(s *storage.Store, seed uint64, done <-chan struct{}, step
 			return nil
 		default:
 		}
-		events, err := s.Commit(context.Background(), w.plan(s, r))
+		writes := w.plan(s, r)
+		events, err := s.Commit(context.Background(), writes)
 		conflict := (*storage.ConflictError)(nil)
-		if err != nil && !errors.As(err, &conflict) {
+		switch {
+		case errors.Is(err, storage.ErrUnavailable):
+			w.refused(writes)
+		case err != nil && !errors.As(err, &conflict):
 			return err
 		}
 		w.ack(events)
@@ -215,7 +231,10 @@ func sameState(s *storage.Snapshot, now map[string]*storage.Record) error {
 // left of the disk. kill ends the process only, so that nothing unsynced is lost
 // yet.
 func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
-	s, err := Open(crashOptions(fs))
+	o := crashOptions(fs)
+	killed := make(chan time.Time) // nobody waits for what becomes of a killed process
+	o.pause, o.patience = func(time.Duration) <-chan time.Time { return nil }, func() <-chan time.Time { return killed }
+	s, err := Open(o)
 	if err != nil {
 		return nil, fmt.Errorf("open: %w", err)
 	}
@@ -254,6 +273,7 @@ func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, kil
 	left := mem
 	if killOnly {
 		fs.dead.Store(true)
+		close(killed)
 	} else {
 		left = crash(t, mem, []int{0, 0, 10, 50, 90, 100}[r.IntN(6)], r)
 	}

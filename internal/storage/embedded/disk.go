@@ -1,12 +1,14 @@
 package embedded
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -16,62 +18,60 @@ import (
 
 // disk is the log in a directory.
 type disk struct {
-	dir    string
-	fs     vfs.FS
-	lock   io.Closer
-	db     *pebble.DB
-	logger *slog.Logger
-
+	dir      string
+	fs       vfs.FS
+	lock     io.Closer
+	logger   *slog.Logger
 	memTable uint64 // size of the engine's memtables
-
-	// fatal is closed when the engine has said that it cannot go on; cause is why.
-	fatal chan struct{}
-	once  sync.Once
-	cause error
+	pause    func(time.Duration) <-chan time.Time
+	now      func() time.Time
+	space    *space
+	health   *Health
 
 	tail tally // what Append has made durable; its own
 
 	mu      sync.Mutex
-	durable tally // a copy of tail for others
-	marked  int64 // the revision HEAD speaks of
+	current *engine
+	renewed chan struct{} // closed when current changes, or never will again
+	final   error         // why it never will
+	durable tally         // a copy of tail for others
+	pending tally         // what tail becomes if the Append that runs succeeds
+	marked  int64         // the revision HEAD speaks of
+
+	tight     chan struct{} // storage.Options.Tight
+	compacted atomic.Int64  // the revision that Compact was last called with
+	squeezer  squeezer
+	pace      pace
+
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+	keeping sync.WaitGroup
 }
 
-func (l *disk) engineDir() string { return l.fs.PathJoin(l.dir, "engine") }
-
-// start opens the engine.
-func (l *disk) start() error {
-	err := l.reading("the engine's files", func() (err error) {
-		l.db, err = pebble.Open(l.engineDir(), l.tuned())
-		return err
-	})
-	var damage *DamageError
-	switch {
-	case err == nil || errors.As(err, &damage):
-		return err
-	case pebble.IsCorruptionError(err), errors.Is(err, fs.ErrNotExist): // it makes a folder that is not there; one of its files is missing
-		return l.damage("the engine's files", err)
+func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
+	l := &disk{
+		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, pause: o.pause, health: o.Health,
+		renewed: make(chan struct{}), tight: make(chan struct{}, 1),
+		now: o.Now, pace: pace{now: o.Now},
 	}
-	return fmt.Errorf("open the data directory %s: %w", l.dir, err)
+	l.life, l.end = context.WithCancel(context.Background())
+	l.space = newSpace(o, fs, dir)
+	l.current = l.newEngine()
+	return l
 }
 
-// guarded runs work. The engine may stop for good in the midst of it, holding its
-// locks (see engineLogger), so it runs on a goroutine that can be left behind.
-func (l *disk) guarded(work func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		defer func() {
-			if p := recover(); p != nil {
-				done <- fmt.Errorf("the engine panicked: %v", p)
-			}
-		}()
-		done <- work()
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-l.fatal:
-		return l.cause
+func (l *disk) newEngine() *engine {
+	return &engine{
+		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, pause: l.pause,
+		fatal: make(chan struct{}), closing: make(chan struct{}),
 	}
+}
+
+// engine returns the one at work, or the one that failed last.
+func (l *disk) engine() *engine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.current
 }
 
 // damage wraps what was found.
@@ -79,82 +79,78 @@ func (l *disk) damage(what string, err error) error {
 	return &DamageError{Dir: l.dir, What: what, Err: err}
 }
 
-// reading runs work, which reads from the engine, guarded. A panic, which the engine
-// prefers to an error in places, is damage.
-func (l *disk) reading(what string, work func() error) error {
-	if err := l.failure(); err != nil {
+// Load reads the live records and checks all that there is against each other, and its
+// end against HEAD.
+func (l *disk) Load(add func(*storage.Record) error) (storage.Extent, error) {
+	e := l.current
+	if err := e.reading("the engine's files", e.prepare); err != nil {
+		return storage.Extent{}, err
+	}
+	oldest, newest, err := e.load(add)
+	if err != nil {
+		return storage.Extent{}, err
+	}
+	if err := l.checkMark(newest.tally); err != nil {
+		return storage.Extent{}, err
+	}
+	l.tail, l.durable = newest.tally, newest.tally
+	l.look()
+	l.keeping.Go(l.keep)
+	return storage.Extent{Revision: newest.revision, Oldest: oldest.revision, Bytes: newest.bytes - oldest.bytes}, nil
+}
+
+// Append writes one batch and waits until it is on disk. If the engine fails in the
+// midst of it, what there is says what became of it, once it can be read again.
+func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
+	if err := l.admit(events); err != nil {
 		return err
 	}
-	return l.guarded(func() (err error) {
-		defer func() {
-			if p := recover(); p != nil {
-				err = l.damage(what, fmt.Errorf("%v", p))
-			}
-		}()
-		return work()
-	})
-}
-
-// fail notes that the engine is beyond use.
-func (l *disk) fail(err error) {
-	l.once.Do(func() {
-		l.cause = err
-		close(l.fatal)
-	})
-}
-
-// failure is the error that fail noted, or nil.
-func (l *disk) failure() error {
-	select {
-	case <-l.fatal:
-		return l.cause
-	default:
-		return nil
+	e := l.engine()
+	if e.failure() != nil {
+		return unavailable(e.cause)
 	}
-}
-
-// engineLogger passes the engine's words on. The engine takes Fatalf not to
-// return: the goroutine that calls it ends there, and the log has failed.
-type engineLogger struct{ l *disk }
-
-func (e engineLogger) Infof(format string, args ...any) {
-	e.l.logger.Debug("engine: " + fmt.Sprintf(format, args...))
-}
-
-func (e engineLogger) Errorf(format string, args ...any) {
-	e.l.logger.Warn("engine: " + fmt.Sprintf(format, args...))
-}
-
-func (e engineLogger) Fatalf(format string, args ...any) {
-	e.l.fail(fmt.Errorf(format, args...))
-	select {}
-}
-
-// Append writes one batch and waits until it is on disk.
-func (l *disk) Append(events []*storage.Event) error {
-	if err := l.failure(); err != nil {
+	batch, tail, err := newBatch(e.db, events, l.tail)
+	if err != nil {
 		return err
 	}
-	batch := l.db.NewBatch()
-	tail := l.tail
+	l.expect(tail)
+	if cause := e.commit(batch); cause != nil {
+		next, err := l.await(ctx, e)
+		if err != nil {
+			return err
+		}
+		if next.found != tail {
+			l.expect(tally{})
+			return unavailable(cause)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tail, l.durable, l.pending = tail, tail, tally{}
+	return nil
+}
+
+// expect notes what an engine may find that is opened after this one.
+func (l *disk) expect(tail tally) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending = tail
+}
+
+// newBatch returns what makes events durable, and how the history stands then.
+func newBatch(db *pebble.DB, events []*storage.Event, tail tally) (*pebble.Batch, tally, error) {
+	batch := db.NewBatch()
 	var key, value []byte
 	for _, e := range events {
 		if e.Revision != tail.revision+1 {
-			return fmt.Errorf("revision %d does not follow %d", e.Revision, tail.revision)
+			return nil, tail, fmt.Errorf("revision %d does not follow %d", e.Revision, tail.revision)
 		}
 		tail.count(e)
 		if err := putEvent(batch, e, tail, &key, &value); err != nil {
-			return err
+			return nil, tail, err
 		}
 	}
-	if err := l.commit(batch); err != nil {
-		return err
-	}
-	l.tail = tail
-	l.mu.Lock()
-	l.durable = tail
-	l.mu.Unlock()
-	return nil
+	return batch, tail, nil
 }
 
 // putEvent adds an event's two entries to batch. key and value are scratch space.
@@ -185,32 +181,18 @@ func putEvent(batch *pebble.Batch, e *storage.Event, t tally, key, value *[]byte
 	return batch.Set(*key, *value, nil)
 }
 
-// commit applies batch with a sync. After an error the log has failed: the engine
-// may or may not have kept the batch.
-func (l *disk) commit(batch *pebble.Batch) error {
-	err := l.guarded(func() error {
-		if err := l.db.Apply(batch, pebble.Sync); err != nil {
-			return err
-		}
-		return batch.Close()
-	})
-	if err != nil {
-		l.fail(err)
-	}
-	return err
-}
-
-// Close leaves a mark of how far the log reached and releases the directory. After
-// a failure the engine is left alone, and the directory stays locked until the
-// process ends.
+// Close leaves a mark of how far the log reached and releases the directory. An engine
+// that has failed is left behind.
 func (l *disk) Close() error {
-	if err := l.failure(); err != nil {
-		return err
+	l.end()
+	l.keeping.Wait()
+	e := l.engine()
+	err := e.failure()
+	if err == nil {
+		err = l.mark()
 	}
-	err := l.mark()
-	if e := l.guarded(l.db.Close); e != nil {
-		l.fail(e)
-		return errors.Join(err, e)
+	if failed := e.close(); !errors.Is(err, failed) {
+		err = errors.Join(err, failed)
 	}
 	return errors.Join(err, l.lock.Close())
 }

@@ -16,7 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -29,12 +28,21 @@ type Options struct {
 	HistoryBytes int64         // how much of it is kept at most; 0: 256 MiB on disk, 32 MiB in memory
 	Logger       *slog.Logger
 
+	// Reserve is how many bytes of the disk are kept free for what makes room; 0: see reserve.
+	Reserve int64
+	// DiskUsage says how many bytes of the disk are free, and how many there are; nil: the system's word.
+	DiskUsage func() (free, size uint64, err error)
+	Health    *Health // gets to know how the log fares; may be nil
+
 	FS    vfs.FS                               // nil: the operating system's
 	Now   func() time.Time                     // nil: time.Now
 	After func(time.Duration) <-chan time.Time // nil: time.After
 
 	memTable    uint64 // the engine's memtable; 0: 4 MiB
 	recentBytes int64  // storage.Options.RecentBytes
+
+	pause    func(time.Duration) <-chan time.Time // between two looks at the disk; nil: time.After
+	patience func() <-chan time.Time              // storage.Options.Patience
 }
 
 // InUseError says that a process has the directory open.
@@ -70,6 +78,7 @@ func Open(o Options) (*storage.Store, error) {
 	so := storage.Options{
 		CompactAfter: o.CompactAfter, HistoryBytes: o.HistoryBytes,
 		Logger: o.Logger, Now: o.Now, After: o.After, RecentBytes: o.recentBytes,
+		Patience: o.patience,
 	}
 	if o.Dir == "" {
 		if so.HistoryBytes <= 0 {
@@ -81,13 +90,26 @@ func Open(o Options) (*storage.Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	so.Tight = log.tight
 	return storage.New(log, so)
 }
 
-// quiet gives o a logger.
+// quiet gives o what it lacks.
 func quiet(o Options) Options {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Health == nil {
+		o.Health = new(Health)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.pause == nil {
+		o.pause = time.After
+	}
+	if o.memTable == 0 {
+		o.memTable = 4 << 20
 	}
 	return o
 }
@@ -111,14 +133,10 @@ func openDisk(o Options) (_ *disk, err error) {
 	if err != nil {
 		return nil, lockError(dir, err)
 	}
-	l := &disk{dir: dir, fs: fs, lock: lock, logger: o.Logger, fatal: make(chan struct{}), memTable: 4 << 20}
-	if o.memTable > 0 {
-		l.memTable = o.memTable
-	}
-	if err := l.start(); err != nil {
-		if l.failure() == nil { // else something of the engine may still run
-			_ = lock.Close() // the first error says more
-		}
+	l := newDisk(o, fs, dir, lock)
+	if err := l.current.open(); err != nil {
+		_ = l.current.close() // the first error says more
+		_ = lock.Close()
 		return nil, err
 	}
 	return l, nil
@@ -159,36 +177,4 @@ func lockError(dir string, err error) error {
 		return &InUseError{Dir: dir}
 	}
 	return fmt.Errorf("lock the data directory %s: %w", dir, err)
-}
-
-// tuned returns the engine's options: small, for the tree above holds all live
-// data in memory already and the engine is read at start and for old history.
-func (l *disk) tuned() *pebble.Options {
-	o := &pebble.Options{
-		FS:                 stopFS{l.fs, l},
-		Logger:             engineLogger{l},
-		FormatMajorVersion: pebble.FormatNewest, // the log's chunks say how far it was synced
-		CacheSize:          1 << 20,
-		MemTableSize:       l.memTable,
-		MaxOpenFiles:       256,
-		// An L0 file is one flush; compacting a little early keeps the start short.
-		L0CompactionThreshold: 4,
-		EventListener: &pebble.EventListener{
-			// A flush that fails is tried again at once and forever, and commits wait
-			// for it. The goroutine ends here instead, and commits fail.
-			BackgroundError: func(err error) {
-				l.fail(err)
-				select {}
-			},
-			// Who reads is told by an error; the engine's own choice is to stop.
-			DataCorruption: func(i pebble.DataCorruptionInfo) {
-				l.logger.Error("the engine found damaged data", "dir", l.dir, "file", i.Path, "err", i.Details)
-			},
-		},
-	}
-	for i := range o.Levels {
-		o.Levels[i].BlockSize = 64 << 10 // read mostly in sequence
-	}
-	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionFastest })
-	return o
 }

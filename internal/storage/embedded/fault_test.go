@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -73,52 +76,87 @@ func TestForgottenSyncOfHeadIsNoticed(t *testing.T) {
 	}
 }
 
-// A write that the disk refuses is not acknowledged and never visible, later ones
-// fail with a clear error, reads go on, and a start on the repaired disk finds all
-// that was acknowledged (CRD-071).
-func TestDiskThatFails(t *testing.T) {
-	failed := 0
-	for i := range min(iterations(80), 2000) {
+// flaky is a disk that fails writes now and then, and is repaired when the log has tried a
+// few times to open the engine again.
+type flaky struct {
+	*faultFS
+	mu      sync.Mutex
+	random  *rand.Rand
+	retries int
+	mended  bool
+}
+
+// mend makes it a good disk.
+func (f *flaky) mend() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mended = true
+	f.failAt.Store(0)
+}
+
+// pause is Options.pause.
+func (f *flaky) pause(d time.Duration) <-chan time.Time {
+	if d == lookEvery {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.retries--; d != restFor && f.retries <= 0 && !f.mended {
+		f.retries = f.random.IntN(4)
+		f.sticky.Store(f.random.IntN(2) == 0)
+		f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
+	}
+	now := make(chan time.Time)
+	close(now)
+	return now
+}
+
+// A disk fails now and then, once or for a while. What was acknowledged is there, what was refused
+// is not and never will be, the tree is what is on disk, and writes go on without a restart: as
+// long as the store is open and after a power failure (CRD-071).
+func TestDiskThatFailsNowAndThen(t *testing.T) {
+	failures := int64(0)
+	for i := range min(iterations(25), 500) {
 		r := rand.New(rand.NewPCG(uint64(i), 3))
-		disk := vfs.NewCrashableMem()
-		w := newWitness()
-		fs := &faultFS{FS: disk, failAt: 1 + r.Int64N(200), sticky: r.IntN(2) == 0}
-		s, err := Open(crashOptions(fs))
-		if err == nil {
-			err = w.work(s, uint64(i), make(chan struct{}), func() {
-				if w.number > 2000 {
-					fs.dead.Store(true)
-				}
-			})
-			if !errors.Is(err, storage.ErrFailed) || !errors.Is(err, errDisk) {
-				t.Fatalf("run %d: the error is %v", i, err)
-			}
-			failed++
-			if head := s.Head().Revision(); head != w.newest {
-				t.Fatalf("run %d: the head is at %d, %d was acknowledged", i, head, w.newest)
-			}
-			if _, err := s.Commit(context.Background(), []storage.Write{{Key: "late", Value: []byte("1")}}); !errors.Is(err, storage.ErrFailed) {
-				t.Fatalf("run %d: a later commit: %v", i, err)
-			}
-			if err := s.Failed(); !errors.Is(err, storage.ErrFailed) {
-				t.Fatalf("run %d: what /livez is told: %v", i, err)
-			}
-			if _, err := s.At(context.Background(), s.Head().Revision()); err != nil {
-				t.Fatalf("run %d: a read: %v", i, err)
-			}
-			s.Close()
-		}
-		left, err := Open(crashOptions(crash(t, disk, 50, r)))
+		mem := vfs.NewCrashableMem()
+		fs := &flaky{faultFS: &faultFS{FS: mem}, random: rand.New(rand.NewPCG(uint64(i), 5))}
+		o := crashOptions(fs.faultFS)
+		o.pause, o.patience, o.Health = fs.pause, func() <-chan time.Time { return nil }, new(Health)
+		s, err := Open(o)
 		if err != nil {
-			t.Fatalf("run %d: open: %v", i, err)
-		}
-		if err := w.check(left, 1); err != nil {
 			t.Fatalf("run %d: %v", i, err)
 		}
-		left.Close()
+		fs.failAt.Store(fs.ops.Load() + 1 + r.Int64N(200))
+		w := newWitness()
+		done := make(chan struct{})
+		steps := 0
+		err = w.work(s, uint64(i), done, func() {
+			if steps++; steps == 300 {
+				close(done)
+			}
+		})
+		if err != nil {
+			t.Fatalf("run %d: %v", i, err)
+		}
+		failures += o.Health.Failures()
+		fs.mend()
+		for err = w.check(s, 1); errors.Is(err, storage.ErrUnavailable); err = w.check(s, 1) {
+			runtime.Gosched() // the store is about to be opened again
+		}
+		if err != nil {
+			t.Fatalf("run %d: the open store: %v", i, err)
+		}
+		left := crash(t, mem, 50, r)
+		if err := s.Close(); err != nil {
+			t.Errorf("run %d: close: %v", i, err)
+		}
+		again := open(t, crashOptions(left))
+		if err := w.check(again, 1); err != nil {
+			t.Fatalf("run %d: after a power failure: %v", i, err)
+		}
 	}
-	if failed < 40 {
-		t.Errorf("only %d runs came as far as to fail in a commit", failed)
+	if failures < 50 {
+		t.Errorf("the disk failed only %d times", failures)
 	}
 }
 

@@ -18,15 +18,16 @@ type faultFS struct {
 	vfs.FS
 	forget func(path string, dir bool) bool // syncs that are not carried out
 	ops    atomic.Int64                     // writing operations so far
-	failAt int64                            // the operation that fails; 0: none
-	sticky bool                             // so do all later ones
+	failAt atomic.Int64                     // the operation that fails; 0: none
+	sticky atomic.Bool                      // so do all later ones
 	dead   atomic.Bool                      // the process was killed: nothing has an effect any more
 }
 
 // write counts a writing operation and says whether it fails.
 func (f *faultFS) write() error {
 	n := f.ops.Add(1)
-	if f.dead.Load() || f.failAt > 0 && (n == f.failAt || f.sticky && n > f.failAt) {
+	at := f.failAt.Load()
+	if f.dead.Load() || at > 0 && (n == at || f.sticky.Load() && n > at) {
 		return errDisk
 	}
 	return nil

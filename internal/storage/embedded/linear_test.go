@@ -84,6 +84,9 @@ func client(s *storage.Store, id, n int, r *rand.Rand, since time.Time, add func
 				write.Value = []byte(in.to)
 			}
 			_, err := s.Commit(context.Background(), []storage.Write{write})
+			if errors.Is(err, storage.ErrUnavailable) {
+				continue // as if it had never been
+			}
 			conflict := (*storage.ConflictError)(nil)
 			out = registerOutput{done: err == nil, unknown: err != nil && !errors.As(err, &conflict)}
 		}
@@ -99,13 +102,31 @@ func client(s *storage.Store, id, n int, r *rand.Rand, since time.Time, add func
 	}
 }
 
-// Reads and writes of many clients, through a failing disk, a crash and a
-// restart, are linearizable (CRD-053, CRD-071).
+// Reads and writes of many clients, through a disk that fails for a while or for good, a
+// crash and a restart, are linearizable (CRD-053, CRD-071).
 func TestLinearizable(t *testing.T) {
 	for seed := range uint64(iterations(25)) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		disk := vfs.NewCrashableMem()
-		fs := &faultFS{FS: disk, sticky: true, failAt: 40 + r.Int64N(400)}
+		fs := &faultFS{FS: disk}
+		fs.sticky.Store(true)
+		fs.failAt.Store(40 + r.Int64N(400))
+		heals, enough, tries := r.IntN(2) == 0, make(chan time.Time), 0
+		pause := func(d time.Duration) <-chan time.Time {
+			if d == lookEvery {
+				return nil
+			}
+			switch tries++; {
+			case tries > 2 && heals:
+				fs.failAt.Store(0)
+			case tries == 3:
+				close(enough) // whoever waits is told that it is not known
+				return nil
+			}
+			now := make(chan time.Time)
+			close(now)
+			return now
+		}
 		since := time.Now()
 		var mu sync.Mutex
 		var all []porcupine.Operation
@@ -119,7 +140,12 @@ func TestLinearizable(t *testing.T) {
 			if place == nil {
 				place = crash(t, disk, 50, r)
 			}
-			s, err := Open(crashOptions(place))
+			o := crashOptions(place)
+			o.pause, o.patience = pause, func() <-chan time.Time { return enough }
+			if place != vfs.FS(fs) {
+				o.pause, o.patience = nil, nil
+			}
+			s, err := Open(o)
 			if place == vfs.FS(fs) && errors.Is(err, errDisk) {
 				continue // the disk did not last that long
 			}

@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"context"
 	"strings"
 	"sync"
 
@@ -22,7 +23,7 @@ func newMemory() *memory {
 func (m *memory) Load(func(*storage.Record) error) (storage.Extent, error) { return m.extent, nil }
 
 // Append keeps the events.
-func (m *memory) Append(events []*storage.Event) error {
+func (m *memory) Append(_ context.Context, events []*storage.Event) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.events = append(m.events, events...)

@@ -16,18 +16,31 @@ const (
 	replayBytes     = 2 << 20
 )
 
+// past runs work, which reads or shortens the history.
+func (l *disk) past(work func(*engine) error) error {
+	e := l.engine()
+	err := e.reading("the history", func() error { return work(e) })
+	if e.failure() != nil {
+		return unavailable(e.cause)
+	}
+	if damage := (*DamageError)(nil); errors.As(err, &damage) {
+		l.logger.Error("the history cannot be read", "err", err)
+	}
+	return err
+}
+
 // walk calls yield for the index entries in (after, until] of a snapshot of the
 // engine, until it returns false.
-func (l *disk) walk(view *pebble.Snapshot, after, until int64, yield func(change) (bool, error)) error {
+func (e *engine) walk(view *pebble.Snapshot, after, until int64, yield func(change) (bool, error)) error {
 	it, err := view.NewIter(indexBounds(0))
 	if err != nil {
-		return l.damage("the index", err)
+		return e.damage("the index", err)
 	}
 	defer it.Close()
 	if !it.First() {
-		return l.damage("the index is gone", it.Error())
+		return e.damage("the index is gone", it.Error())
 	}
-	oldest, err := l.change(it)
+	oldest, err := e.change(it)
 	if err != nil {
 		return err
 	}
@@ -37,14 +50,14 @@ func (l *disk) walk(view *pebble.Snapshot, after, until int64, yield func(change
 	it.SeekGE(appendIndexKey(nil, after+1))
 	for revision := after + 1; revision <= until; revision++ {
 		if !it.Valid() {
-			return l.damage(fmt.Sprintf("revision %d is missing", revision), it.Error())
+			return e.damage(fmt.Sprintf("revision %d is missing", revision), it.Error())
 		}
-		c, err := l.change(it)
+		c, err := e.change(it)
 		if err != nil {
 			return err
 		}
 		if c.revision != revision {
-			return l.damage(fmt.Sprintf("revision %d is missing", revision), nil)
+			return e.damage(fmt.Sprintf("revision %d is missing", revision), nil)
 		}
 		if more, err := yield(c); err != nil || !more {
 			return err
@@ -55,19 +68,19 @@ func (l *disk) walk(view *pebble.Snapshot, after, until int64, yield func(change
 }
 
 // version reads the state that key got at revision; nil if it was deleted then.
-func (l *disk) version(view *pebble.Snapshot, key string, revision int64) (*storage.Record, error) {
+func (e *engine) version(view *pebble.Snapshot, key string, revision int64) (*storage.Record, error) {
 	k := appendVersionKey(nil, key, revision)
 	v, closer, err := view.Get(k)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return nil, l.damage(fmt.Sprintf("%s of revision %d is missing", key, revision), nil)
+		return nil, e.damage(fmt.Sprintf("%s of revision %d is missing", key, revision), nil)
 	}
 	if err != nil {
-		return nil, l.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
+		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
 	}
 	defer closer.Close()
 	r, err := decodeVersion(k, v)
 	if err != nil {
-		return nil, l.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
+		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
 	}
 	return r, nil
 }
@@ -76,8 +89,8 @@ func (l *disk) version(view *pebble.Snapshot, key string, revision int64) (*stor
 func (l *disk) Replay(prefix string, after, until int64) ([]*storage.Event, int64, error) {
 	var events []*storage.Event
 	var reached int64
-	err := l.reading("the history", func() (err error) {
-		events, reached, err = l.replay(prefix, after, until)
+	err := l.past(func(e *engine) (err error) {
+		events, reached, err = e.replay(prefix, after, until)
 		return err
 	})
 	if err != nil {
@@ -86,14 +99,14 @@ func (l *disk) Replay(prefix string, after, until int64) ([]*storage.Event, int6
 	return events, reached, nil
 }
 
-func (l *disk) replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
-	view := l.db.NewSnapshot()
+func (e *engine) replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
+	view := e.db.NewSnapshot()
 	defer view.Close()
 	reached = after
 	var size int64
-	err = l.walk(view, after, min(until, after+replayRevisions), func(c change) (bool, error) {
+	err = e.walk(view, after, min(until, after+replayRevisions), func(c change) (bool, error) {
 		if strings.HasPrefix(c.key, prefix) {
-			e, err := l.event(view, c)
+			e, err := e.event(view, c)
 			if err != nil {
 				return false, err
 			}
@@ -110,33 +123,33 @@ func (l *disk) replay(prefix string, after, until int64) (events []*storage.Even
 }
 
 // event reads what an index entry speaks of.
-func (l *disk) event(view *pebble.Snapshot, c change) (*storage.Event, error) {
-	e := &storage.Event{Revision: c.revision, Key: c.key}
+func (e *engine) event(view *pebble.Snapshot, c change) (*storage.Event, error) {
+	ev := &storage.Event{Revision: c.revision, Key: c.key}
 	var err error
-	if e.Record, err = l.version(view, c.key, c.revision); err != nil {
+	if ev.Record, err = e.version(view, c.key, c.revision); err != nil {
 		return nil, err
 	}
 	if c.previous != 0 {
-		if e.Previous, err = l.version(view, c.key, c.previous); err != nil {
+		if ev.Previous, err = e.version(view, c.key, c.previous); err != nil {
 			return nil, err
 		}
 	}
-	if (e.Record == nil) != c.deleted || e.Previous == nil && c.previous != 0 {
-		return nil, l.damage(fmt.Sprintf("%s of revision %d does not fit the index", c.key, c.revision), nil)
+	if (ev.Record == nil) != c.deleted || ev.Previous == nil && c.previous != 0 {
+		return nil, e.damage(fmt.Sprintf("%s of revision %d does not fit the index", c.key, c.revision), nil)
 	}
-	return e, nil
+	return ev, nil
 }
 
 // Rewind reads, for each key that changed since, what its first change replaced.
 func (l *disk) Rewind(target, from int64, put func(string, *storage.Record)) error {
-	return l.reading("the history", func() error { return l.rewind(target, from, put) })
+	return l.past(func(e *engine) error { return e.rewind(target, from, put) })
 }
 
-func (l *disk) rewind(target, from int64, put func(string, *storage.Record)) error {
-	view := l.db.NewSnapshot()
+func (e *engine) rewind(target, from int64, put func(string, *storage.Record)) error {
+	view := e.db.NewSnapshot()
 	defer view.Close()
 	seen := make(map[string]bool)
-	return l.walk(view, target, from, func(c change) (bool, error) {
+	return e.walk(view, target, from, func(c change) (bool, error) {
 		if seen[c.key] {
 			return true, nil
 		}
@@ -144,7 +157,7 @@ func (l *disk) rewind(target, from int64, put func(string, *storage.Record)) err
 		var r *storage.Record
 		if c.previous != 0 {
 			var err error
-			if r, err = l.version(view, c.key, c.previous); err != nil {
+			if r, err = e.version(view, c.key, c.previous); err != nil {
 				return false, err
 			}
 		}
@@ -160,9 +173,9 @@ const compactRevisions = 2048
 // piece, each a batch that leaves a whole, shorter history. It need not be synced:
 // what a crash takes back is compacted again.
 func (l *disk) Compact(revision int64) error {
-	err := l.reading("the history", func() error {
+	err := l.past(func(e *engine) error {
 		for oldest := int64(0); oldest < revision; {
-			c, err := l.compactPiece(revision)
+			c, err := e.compactPiece(revision)
 			if err != nil {
 				return err
 			}
@@ -173,27 +186,31 @@ func (l *disk) Compact(revision int64) error {
 	if err != nil {
 		return err
 	}
-	return l.mark()
+	l.compacted.Store(revision)
+	if err := l.mark(); err != nil {
+		l.logger.Warn("how far the log reaches could not be noted", "err", err)
+	}
+	return nil
 }
 
 // compactPiece moves the oldest revision towards target and returns it.
-func (l *disk) compactPiece(target int64) (oldest change, err error) {
-	it, err := l.db.NewIter(indexBounds(0))
+func (e *engine) compactPiece(target int64) (oldest change, err error) {
+	it, err := e.db.NewIter(indexBounds(0))
 	if err != nil {
-		return oldest, l.damage("the index", err)
+		return oldest, e.damage("the index", err)
 	}
 	defer it.Close()
 	if !it.First() {
-		return oldest, l.damage("the index is gone", it.Error())
+		return oldest, e.damage("the index is gone", it.Error())
 	}
-	if oldest, err = l.change(it); err != nil || oldest.revision >= target {
+	if oldest, err = e.change(it); err != nil || oldest.revision >= target {
 		return oldest, err
 	}
-	batch := l.db.NewBatch()
+	batch := e.db.NewBatch()
 	defer batch.Close()
 	first := oldest.revision
 	for it.Next(); it.Valid() && oldest.revision < min(target, first+compactRevisions); it.Next() {
-		if oldest, err = l.change(it); err != nil {
+		if oldest, err = e.change(it); err != nil {
 			return oldest, err
 		}
 		if err := deleteSuperseded(batch, oldest); err != nil {
@@ -201,12 +218,12 @@ func (l *disk) compactPiece(target int64) (oldest change, err error) {
 		}
 	}
 	if err := it.Error(); err != nil {
-		return oldest, l.damage("the index", err)
+		return oldest, e.damage("the index", err)
 	}
 	if err := batch.DeleteRange(appendIndexKey(nil, first), appendIndexKey(nil, oldest.revision), nil); err != nil {
 		return oldest, err
 	}
-	return oldest, l.db.Apply(batch, pebble.NoSync)
+	return oldest, e.db.Apply(batch, pebble.NoSync)
 }
 
 // deleteSuperseded deletes what nobody can ask for once c's revision is the oldest.

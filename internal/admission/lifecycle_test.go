@@ -12,13 +12,13 @@ import (
 // CRD-031
 func TestCreateIn(t *testing.T) {
 	gr := schema.GroupResource{Group: "g", Resource: "r"}
-	if err := CreateIn("n", &object.Meta{}, gr, "x"); err != nil {
+	if err := createIn("n", &object.Meta{}, gr, "x"); err != nil {
 		t.Error(err)
 	}
-	if err := CreateIn("n", nil, gr, "x"); !apierrors.IsNotFound(err) || err.Error() != `namespaces "n" not found` {
+	if err := createIn("n", nil, gr, "x"); !apierrors.IsNotFound(err) || err.Error() != `namespaces "n" not found` {
 		t.Error(err)
 	}
-	err := CreateIn("n", &object.Meta{DeletionTimestamp: "2026-01-01T00:00:00Z"}, gr, "")
+	err := createIn("n", &object.Meta{DeletionTimestamp: "2026-01-01T00:00:00Z"}, gr, "")
 	if !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, "NamespaceTerminating") {
 		t.Error(err)
 	}
@@ -27,16 +27,16 @@ func TestCreateIn(t *testing.T) {
 // CRD-031
 func TestDelete(t *testing.T) {
 	for _, name := range []string{"default", "kube-system", "kube-public"} {
-		if err := Delete(namespaces, name); !apierrors.IsForbidden(err) {
+		if err := deletable(namespaces, name); !apierrors.IsForbidden(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for _, gr := range []schema.GroupResource{namespaces, {Resource: "pods"}} {
-		if err := Delete(gr, "kube-node-lease"); err != nil {
+		if err := deletable(gr, "kube-node-lease"); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := Delete(schema.GroupResource{Group: "other", Resource: "namespaces"}, "default"); err != nil {
+	if err := deletable(schema.GroupResource{Group: "other", Resource: "namespaces"}, "default"); err != nil {
 		t.Error(err)
 	}
 }

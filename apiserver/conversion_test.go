@@ -1,0 +1,166 @@
+package apiserver_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/conversionwebhook"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// numbered is a webhook, behind the Service hook, that writes its number into what it converts.
+type numbered struct {
+	*testing.T
+	*httptest.Server
+	number atomic.Int64
+	client *http.Client // of the API server at
+	url    string
+}
+
+const hostCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"hosts.example.com"},
+"spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"hosts","kind":"Host"},
+"conversion":{"strategy":"Webhook","webhook":{"conversionReviewVersions":["v1"],"clientConfig":{"caBundle":%q,"service":{"namespace":"default","name":"hook","port":%d}}}},
+"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}},
+{"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":{"type":"object","properties":{"by":{"type":"integer"}}}}}]}}`
+
+// newNumbered starts a server that asks again so often, and has a Host that is read at v2 by way of the webhook.
+func newNumbered(t *testing.T, recheck time.Duration) *numbered {
+	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.ConversionRecheck = recheck }))
+	client, err := rest.HTTPClientFor(server.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &numbered{T: t, client: client, url: server.Config.Host}
+	n.Server = httptest.NewUnstartedServer(&conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
+		{Group: "example.com", Kind: "Host"}: func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) {
+			o.Object["by"] = n.number.Load()
+			return o, nil
+		},
+	}})
+	certificate, ca := certificateOf(t, "hook.default.svc")
+	n.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	n.StartTLS()
+	t.Cleanup(n.Server.Close)
+	n.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", fmt.Sprintf(hostCRD, base64.StdEncoding.EncodeToString(ca), n.Listener.Addr().(*net.TCPAddr).Port))
+	n.send("POST", "/api/v1/namespaces/default/services", `{"metadata":{"name":"hook"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	n.send("POST", "/apis/example.com/v1/namespaces/default/hosts", `{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
+	return n
+}
+
+func certificateOf(t *testing.T, name string) (tls.Certificate, []byte) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: []string{name}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func (n *numbered) send(method, path, text string) string {
+	n.Helper()
+	req, err := http.NewRequestWithContext(n.Context(), method, n.url+path, strings.NewReader(text))
+	if err != nil {
+		n.Fatal(err)
+	}
+	status := http.StatusOK
+	switch method {
+	case "POST":
+		status = http.StatusCreated
+	case "PATCH":
+		req.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	resp, err := n.client.Do(req)
+	return body(n.T, resp, err, status)
+}
+
+// by says which number the webhook had when it converted the Host that is read.
+func (n *numbered) by() string {
+	n.Helper()
+	_, after, _ := strings.Cut(n.send("GET", "/apis/example.com/v2/namespaces/default/hosts/h", ""), `"by":`)
+	number, _, _ := strings.Cut(after, ",")
+	return strings.TrimSuffix(strings.TrimSpace(number), "}")
+}
+
+// renumber gives the webhook its next number, and checks that nobody has noticed.
+func (n *numbered) renumber() (want string) {
+	n.Helper()
+	before := n.by()
+	want = fmt.Sprint(n.number.Add(1))
+	if got := n.by(); got != before {
+		n.Fatalf("read as of webhook %s, which was %s", got, before)
+	}
+	return want
+}
+
+// await reads until the webhook of a number is seen, which another goroutine finds out.
+func (n *numbered) await(want string) {
+	n.Helper()
+	for began := time.Now(); n.by() != want; {
+		if time.Since(began) > 20*time.Second {
+			n.Fatalf("still not read as of webhook %s", want)
+		}
+	}
+}
+
+// CNV-040 CNV-073: what a webhook has converted ends with the webhook: with the CRD's conversion, with what stands behind its
+// Service, and with its connections.
+func TestConversionsEndWithTheWebhook(t *testing.T) {
+	n := newNumbered(t, time.Hour)
+	const crd, endpoints, slices = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hosts.example.com", "/api/v1/namespaces/default/endpoints", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+	const slice = `{"metadata":{"name":"hook-1","labels":{"kubernetes.io/service-name":"hook"}},"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.9"]}],"ports":[{"port":443}]}`
+	for _, write := range [][]string{
+		{"POST", slices, slice},
+		{"PATCH", slices + "/hook-1", `{"endpoints":[{"addresses":["10.0.0.9"],"conditions":{"ready":false}}]}`},
+		{"DELETE", slices + "/hook-1", ""},
+		{"POST", endpoints, `{"metadata":{"name":"hook"},"subsets":[{"addresses":[{"ip":"10.0.0.9"}],"ports":[{"port":443}]}]}`},
+		{"PATCH", "/api/v1/namespaces/default/services/hook", `{"metadata":{"labels":{"a":"b"}}}`},
+		{"PATCH", crd, `{"spec":{"conversion":{"webhook":{"conversionReviewVersions":["v1","v1beta1"]}}}}`},
+		{"PATCH", crd, `{"spec":{"conversion":{"strategy":"None","webhook":null}}}`}, // and back
+	} {
+		want := n.renumber()
+		before := n.send("GET", crd, "")
+		n.send(write[0], write[1], write[2])
+		if strings.Contains(write[2], "None") {
+			_, conversion, _ := strings.Cut(before, `"conversion":`)
+			conversion, _, _ = strings.Cut(conversion, `,"group"`)
+			n.send("PATCH", crd, `{"spec":{"conversion":`+conversion+`}}`)
+		}
+		if got := n.by(); got != want {
+			t.Errorf("after %s: read as of webhook %s, it is %s", write, got, want)
+		}
+	}
+	want := n.renumber()
+	n.CloseClientConnections()
+	n.await(want)
+}
+
+// So they do with what the webhook says when it is asked again, as often as the configuration has it.
+func TestConversionsAreAskedForAgain(t *testing.T) {
+	n := newNumbered(t, time.Millisecond)
+	n.by()
+	n.number.Add(1)
+	n.await("1")
+}

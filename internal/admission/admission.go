@@ -1,0 +1,103 @@
+// Package admission is what may change or stop a write, as a list of plugins in two stages. It knows no verbs: the
+// engine tells it of a write by a Request.
+package admission
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// Operation is what a request does to an object, as AdmissionReview calls it (admission.k8s.io/v1).
+type Operation string
+
+// The operations.
+const (
+	Create  Operation = "CREATE"
+	Update  Operation = "UPDATE"
+	Delete  Operation = "DELETE"
+	Connect Operation = "CONNECT"
+)
+
+// Request is one attempt at a write as plugins see it.
+type Request struct {
+	Operation       Operation
+	Version         *resource.Version // of the kind, as the request addresses it
+	Subresource     string
+	Namespace, Name string // Name is "" for an object that gets its name later
+	User            user.Info
+	DryRun          bool
+	Options         runtime.Object // CreateOptions, UpdateOptions, PatchOptions or DeleteOptions of meta/v1; nil: none
+	Objects         Objects
+	// Reinvoked says that the plugin has been asked before, and that a later one has changed the object since.
+	Reinvoked bool
+	// Warn adds a Warning header to the answer.
+	Warn func(text string)
+	// Annotate adds to the audit record of the request; a key is qualified by the plugin's name.
+	Annotate func(key, value string)
+}
+
+// Objects are what a write is about, at the versions that plugins ask for.
+type Objects interface {
+	// New is the object as it is to be; nil for a deletion. The tree is the caller's.
+	New(ctx context.Context, at *resource.Version) (object.Tree, error)
+	// Old is the object as it is stored; nil for a creation. The tree is the caller's.
+	Old(ctx context.Context, at *resource.Version) (object.Tree, error)
+	// Replace makes t, at a version of the kind, the object as it is to be. Only Admit may call it.
+	Replace(ctx context.Context, t object.Tree, at *resource.Version) error
+	// Replaced counts the calls of Replace so far.
+	Replaced() int
+	// Read returns the metadata of another object, nil if there is none, in the state from which the write starts. The write
+	// then holds only as long as that object has not changed, and else starts over.
+	Read(d *resource.Definition, namespace, name string) *object.Meta
+}
+
+// Plugin may change or stop a write. An error is what the client gets, a StatusError.
+type Plugin interface {
+	// Admit comes before defaults are filled in a last time; it may change the object.
+	Admit(ctx context.Context, r *Request) error
+	// Validate sees the object as it will be stored, unless something else stops it.
+	Validate(ctx context.Context, r *Request) error
+}
+
+// Plugins are asked in their order; the first to refuse ends the write.
+type Plugins []Plugin
+
+// Admit asks each plugin to change or refuse the object. One with a method Reinvoke that returns true is asked once
+// more where a plugin behind it has changed the object.
+func (p Plugins) Admit(ctx context.Context, r *Request) error {
+	last := -1 // to change the object
+	for i, plugin := range p {
+		before := r.Objects.Replaced()
+		if err := plugin.Admit(ctx, r); err != nil {
+			return err
+		}
+		if r.Objects.Replaced() != before {
+			last = i
+		}
+	}
+	r.Reinvoked = true
+	defer func() { r.Reinvoked = false }()
+	for i := 0; i < last; i++ {
+		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() {
+			if err := p[i].Admit(ctx, r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Validate asks each plugin to refuse the object.
+func (p Plugins) Validate(ctx context.Context, r *Request) error {
+	for _, plugin := range p {
+		if err := plugin.Validate(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}

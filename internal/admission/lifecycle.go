@@ -1,0 +1,82 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// namespaces is the resource.
+var namespaces = schema.GroupResource{Resource: "namespaces"}
+
+var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
+
+// Lifecycle keeps objects out of namespaces and kinds that are not there or are about to go, and keeps the namespaces that
+// a cluster cannot do without: upstream's plugin NamespaceLifecycle.
+type Lifecycle struct {
+	// Namespaces returns the kind Namespace; nil means that there are none.
+	Namespaces func() *resource.Definition
+}
+
+// Admit implements Plugin.
+func (l Lifecycle) Admit(_ context.Context, r *Request) error {
+	gr := r.Version.GroupResource()
+	if r.Operation == Delete {
+		return deletable(gr, r.Name)
+	}
+	if c := r.Version.Definition.Custom; r.Operation == Create && c != nil && c.Terminating {
+		return apierrors.NewForbidden(gr, r.Name, errTerminating)
+	}
+	if !r.Version.Definition.Namespaced || r.Operation != Create {
+		return nil // what is there is in a namespace that is there, too
+	}
+	kind := l.Namespaces()
+	if kind == nil {
+		return nil
+	}
+	return createIn(r.Namespace, r.Objects.Read(kind, "", r.Namespace), gr, r.Name)
+}
+
+// Validate implements Plugin.
+func (Lifecycle) Validate(context.Context, *Request) error { return nil }
+
+// createIn says whether an object may be created in a namespace. ns is the namespace's metadata, nil if there is no
+// such namespace.
+func createIn(namespace string, ns *object.Meta, gr schema.GroupResource, name string) error {
+	if ns == nil {
+		return apierrors.NewNotFound(namespaces, namespace)
+	}
+	if ns.DeletionTimestamp == "" {
+		return nil
+	}
+	if name == "" {
+		name = "Unknown"
+	}
+	err := apierrors.NewForbidden(gr, name, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", namespace))
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{
+		Type:    corev1.NamespaceTerminatingCause,
+		Message: fmt.Sprintf("namespace %s is being terminated", namespace),
+		Field:   "metadata.namespace",
+	})
+	return err
+}
+
+// deletable says whether an object may be deleted at all: some namespaces may not.
+func deletable(gr schema.GroupResource, name string) error {
+	if gr != namespaces {
+		return nil
+	}
+	switch name {
+	case metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic:
+		return apierrors.NewForbidden(gr, name, errors.New("this namespace may not be deleted"))
+	}
+	return nil
+}

@@ -1,0 +1,64 @@
+package api
+
+import (
+	"strings"
+	"testing"
+)
+
+const builtinsInDefault = "/api/v1/namespaces/default"
+
+// CRD-059: the schema has nothing to say of an object of another kind, nor is there a word about its name.
+func TestBodyOfAnotherKind(t *testing.T) {
+	h := withCronTabs(t)
+	for _, validation := range []string{"Strict", "Warn", "Ignore"} {
+		query := "?fieldValidation=" + validation
+		for body, text := range map[string]string{
+			`{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"X_"},"spec":{"foo":1,"replicas":"a"}}`: `Other.stable.example.com "X_" is invalid: kind: Invalid value: "Other": must be CronTab`,
+			`{"apiVersion":"stable.example.com/v1","kind":"CronTabList","items":[]}`:                                         `CronTabList.stable.example.com "" is invalid: kind: Invalid value: "CronTabList": must be CronTab`,
+		} {
+			h.refused(422, text, "POST", crontabs+query, body)
+			if warnings := h.do("POST", crontabs+query, body).Header()["Warning"]; warnings != nil {
+				t.Errorf("%s: %q", validation, warnings)
+			}
+		}
+		h.refused(422, `Other.stable.example.com "a" is invalid: kind: Invalid value: "Other": must be CronTab`,
+			"PATCH", crontabs+"/a"+query, `{"kind":"Other","spec":{"foo":1}}`, "Content-Type: application/merge-patch+json")
+	}
+	h.refused(400, `Other in version "v1" cannot be handled as a Other: strict decoding error: unknown field "metadata.foo"`,
+		"POST", crontabs+"?fieldValidation=Strict", `{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"x","foo":1}}`)
+}
+
+// CRD-018: what a refusal quotes is what the client has sent.
+func TestBodiesAreQuotedAsSent(t *testing.T) {
+	h := withCronTabs(t)
+	const unrecognized = `the object provided is unrecognized (must be of type CronTab): Object 'Kind' is missing in `
+	h.refused(400, unrecognized+`'{"spec": {"z":1.0, "a":"<"}}' ({"spec": {"z":1.0, "a":"<"}})`, "POST", crontabs, `{"spec": {"z":1.0, "a":"<"}}`)
+	h.refused(400, unrecognized+`'spec: {z: 1}' (737065633a207b7a3a20317d)`, "POST", crontabs, `spec: {z: 1}`, "Content-Type: application/yaml")
+	for number, kind := range map[string]string{"9223372036854775808": "number 9223372036854775808", "80.0": "number 80.0", `"80"`: "string"} {
+		h.refused(400, `Service in version "v1" cannot be handled as a Service: json: cannot unmarshal `+kind+` into Go struct field ServicePort.spec.ports.port of type int32`,
+			"POST", builtinsInDefault+"/services", `{"metadata":{"name":"q"},"spec":{"ports":[{"port":`+number+`}]}}`)
+	}
+}
+
+// CRD-025: what a client sends as metadata.selfLink is not stored, by any verb.
+func TestSelfLinkIsDropped(t *testing.T) {
+	h := withCronTabs(t)
+	h.want(201, "POST", builtinsInDefault+"/configmaps", `{"metadata":{"name":"a"}}`)
+	for path, head := range map[string]string{
+		crontabs + "/a":                     `"apiVersion":"stable.example.com/v1","kind":"CronTab"`,
+		builtinsInDefault + "/configmaps/a": `"apiVersion":"v1","kind":"ConfigMap"`,
+	} {
+		metadata := `"metadata":{"name":"a","selfLink":"/x","labels":{"a":"1"}}`
+		rv := at(tree(t, h.do("GET", path, "").Body), "metadata", "resourceVersion").(string)
+		for _, answer := range []string{
+			h.want(200, "PUT", path, "{"+head+","+strings.Replace(metadata, `"name"`, `"resourceVersion":"`+rv+`","name"`, 1)+"}").Body.String(),
+			h.want(200, "PATCH", path, "{"+strings.Replace(metadata, "1", "2", 1)+"}", "Content-Type: application/merge-patch+json").Body.String(),
+			h.want(200, "PATCH", path+"?fieldManager=m&force=true", "{"+head+","+strings.Replace(metadata, "1", "3", 1)+"}", "Content-Type: application/apply-patch+yaml").Body.String(),
+			h.want(200, "GET", path, "").Body.String(),
+		} {
+			if strings.Contains(answer, `"selfLink"`) || !strings.Contains(answer, `"labels"`) {
+				t.Errorf("%s: %s", path, answer)
+			}
+		}
+	}
+}

@@ -1,0 +1,175 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// route finds what serves the request: a kind, which has to have what is asked of it, or one of the other paths.
+func (q *request) route() bool {
+	if !q.resource {
+		q.serveOther()
+		return false
+	}
+	if q.v = q.server.live.Load().Find(q.group, q.version, q.plural); q.v == nil {
+		q.await()
+	}
+	if q.v == nil || q.deep {
+		q.notServed()
+		return false
+	}
+	if !q.fits() {
+		q.misplaced()
+		return false
+	}
+	if q.v.Deprecated {
+		q.Warn(q.v.DeprecationWarning)
+	}
+	if err := q.allowed(); err != nil {
+		q.fail(err)
+		return false
+	}
+	return true
+}
+
+// await finds a kind that the catalog did not know a moment ago.
+func (q *request) await() {
+	ctx, cancel := context.WithTimeout(q.r.Context(), writePatience)
+	defer cancel()
+	catalog, err := q.server.live.Wait(ctx, q.server.engine.Store.Head().Revision())
+	if err == nil {
+		q.v = catalog.Find(q.group, q.version, q.plural)
+	}
+}
+
+// fits says whether kind and path agree on the scope.
+func (q *request) fits() bool {
+	if !q.v.Definition.Namespaced {
+		return q.namespace == "" || q.plural == "namespaces" && q.group == ""
+	}
+	return q.namespace != "" || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+}
+
+// selectsName is true where the name comes from a field selector, not from the path.
+func (q *request) selectsName() bool {
+	return q.verb == verbList || q.verb == verbWatch && !q.watchPrefix
+}
+
+// allowed compares the request with the verbs and subresources of the kind.
+func (q *request) allowed() error {
+	verbs := q.v.Definition.Verbs
+	if q.subresource != "" {
+		known := false
+		if verbs, known = subresourceVerbs(q.v, q.subresource); !known {
+			q.uncounted = true
+			if q.v.Definition.Custom == nil {
+				return missing()
+			}
+			return apierrors.NewNotFound(q.v.GroupResource(), q.name)
+		}
+	}
+	if q.name != "" {
+		if problems := pathvalidation.IsValidPathSegmentName(q.name); len(problems) > 0 {
+			return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", q.name, strings.Join(problems, ";")))
+		}
+	}
+	if q.namespace == "." || q.namespace == ".." {
+		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
+	}
+	if !slices.Contains(verbs, q.verb) {
+		return q.unsupported()
+	}
+	return q.wellAimed()
+}
+
+// wellAimed refuses a verb for one object on a collection, and for a built-in kind the other way round. A custom object is
+// created by the name in it, whatever the path says.
+func (q *request) wellAimed() error {
+	custom := q.v.Definition.Custom != nil
+	switch {
+	case q.verb == verbCreate && q.name != "" && !custom:
+		return q.unsupported()
+	case q.name != "" || q.verb != verbUpdate && q.verb != verbPatch:
+		return nil
+	case custom:
+		return apierrors.NewBadRequest("name must be provided")
+	}
+	return q.unsupported()
+}
+
+func subresourceVerbs(v *resource.Version, name string) (verbs []string, known bool) {
+	if name == "status" && v.Status || name == "scale" && v.Scale != nil {
+		return []string{verbGet, verbPatch, verbUpdate}, true
+	}
+	for _, s := range v.Subresources {
+		if s.Name == name {
+			return s.Verbs, true
+		}
+	}
+	return nil, false
+}
+
+// unsupported is the 405.
+func (q *request) unsupported() error {
+	if q.v.Definition.Custom == nil {
+		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
+	}
+	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
+}
+
+// misplaced answers a path of the wrong scope: to a built-in kind a method may be unknown across namespaces.
+func (q *request) misplaced() {
+	switch {
+	case q.v.Definition.Custom != nil:
+		q.notServed()
+	case q.v.Definition.Namespaced && q.name == "":
+		q.fail(q.unsupported())
+	default:
+		q.fail(missing())
+	}
+}
+
+// missing is the 404 of a path below a known group that leads nowhere.
+func missing() error {
+	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
+}
+
+// notServed is what kube-apiserver says to a path that no handler has: a Status below
+// its own groups, a line of text elsewhere, from which clients make the same Status.
+func (q *request) notServed() {
+	if q.group == "" && q.version == "v1" && strings.HasPrefix(q.r.URL.Path, "/api/") {
+		q.fail(missing())
+		return
+	}
+	for d := range q.server.live.Load().Definitions() {
+		if d.Custom != nil {
+			continue
+		}
+		for _, v := range d.Versions {
+			if v.GroupVersion.Group == q.group && v.GroupVersion.Version == q.version && q.group != "" {
+				q.fail(missing())
+				return
+			}
+		}
+	}
+	// The media type keeps clients from taking the Status as it is: to the one they make of a
+	// plain 404 they add what they asked for, and kubectl's users read that.
+	h := q.w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	q.status = http.StatusNotFound
+	q.w.WriteHeader(q.status)
+	if body, err := json.Marshal(statusOf(missing())); err == nil {
+		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
+	}
+}

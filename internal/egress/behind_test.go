@@ -1,0 +1,112 @@
+package egress
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+func keyOf(group, resource, namespace, name string) string {
+	return "/registry/" + resource + "/" + namespace + "/" + name
+}
+
+// kept is a store that a test writes to.
+type kept struct {
+	testing.TB
+	*storage.Store
+}
+
+func newKept(t testing.TB) kept {
+	s, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return kept{t, s}
+}
+
+// put writes an object, or deletes it (nil).
+func (k kept) put(resource, name string, v any) {
+	k.Helper()
+	w := storage.Write{Key: keyOf("", resource, "n", name)}
+	if rec := k.Store.Get(w.Key); rec != nil {
+		w.Expected = rec.Modified
+	}
+	if v != nil {
+		tree, _, err := object.DecodeJSON(marshal(v))
+		if err != nil {
+			k.Fatal(err)
+		}
+		w.Value = object.Pack(tree, 0)
+	}
+	if _, err := k.Commit(k.Context(), []storage.Write{w}); err != nil {
+		k.Fatal(err)
+	}
+}
+
+// CNV-040: who calls a Service hears of each write that may have it lead elsewhere, and of no other.
+func TestBehind(t *testing.T) {
+	k := newKept(t)
+	number := Behind(k.Head, keyOf)
+	svc, yes, no := service("hook", "", corev1.ServicePort{Port: 443}), true, false
+	one := func(ready *bool) *discoveryv1.EndpointSlice {
+		return slice("hook", "hook-1", "", 8443, discoveryv1.AddressTypeIPv4, endpoint("10.0.0.1", ready))
+	}
+	last := number("n", "hook")
+	for i, c := range []struct {
+		write func()
+		other bool
+	}{
+		{func() { k.put("services", "hook", svc) }, true},
+		{func() { k.put("endpointslices", "hook-1", one(&yes)) }, true},
+		{func() {}, false},
+		{func() { k.put("configmaps", "c", named("c")) }, false},
+		{func() {
+			k.put("endpointslices", "other-1", slice("other", "other-1", "", 1, discoveryv1.AddressTypeIPv4))
+		}, false},
+		{func() { k.put("services", "other", service("other", "")) }, false},
+		{func() { k.put("endpoints", "other", &corev1.Endpoints{ObjectMeta: named("other")}) }, false},
+		{func() { k.put("endpointslices", "hook-1", one(&no)); k.put("endpointslices", "hook-1", one(&yes)) }, true},
+		{func() {
+			k.put("endpointslices", "hook-2", slice("hook", "hook-2", "", 8443, discoveryv1.AddressTypeIPv4))
+		}, true},
+		{func() { k.put("endpointslices", "hook-2", nil) }, true},
+		{func() { k.put("endpointslices", "other-1", nil) }, false},
+		{func() { k.put("endpointslices", "hook-1", nil); k.put("endpointslices", "hook-1", one(&yes)) }, true},
+		{func() { k.put("endpoints", "hook", &corev1.Endpoints{ObjectMeta: named("hook")}) }, true},
+		{func() { k.put("endpoints", "hook", nil) }, true},
+		{func() { k.put("services", "hook", nil) }, true},
+	} {
+		c.write()
+		now := number("n", "hook")
+		if now < last || (now != last) != c.other {
+			t.Errorf("after write %d it is %d, was %d", i, now, last)
+		}
+		last = now
+	}
+}
+
+// Most writes have nothing to do with a Service, and are passed over.
+func BenchmarkBehind(b *testing.B) {
+	k := newKept(b)
+	for i := range 1000 {
+		k.put("endpointslices", fmt.Sprint("s", i), slice("other", fmt.Sprint("s", i), "", 1, discoveryv1.AddressTypeIPv4))
+	}
+	k.put("services", "hook", service("hook", ""))
+	number := Behind(k.Head, keyOf)
+	var n int
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		n++
+		k.put("configmaps", "c", named(fmt.Sprint(n)))
+		b.StartTimer()
+		number("n", "hook")
+	}
+}

@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// mutate asks admission to change or refuse what is wanted: the life cycle of namespaces and kinds first.
+func (w *write) mutate() error {
+	r := w.admission()
+	if err := (admission.Lifecycle{Namespaces: w.engine.namespaces}).Admit(w.ctx, r); err != nil {
+		return err
+	}
+	if err := w.engine.Admission.Admit(w.ctx, r); err != nil {
+		return err
+	}
+	if w.way == stores && (w.patches || w.replaced > 0) {
+		w.dedup(" after mutating admission happens")
+	}
+	return nil
+}
+
+func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
+
+// defaultAgain fills in what admission has left out.
+func (w *write) defaultAgain() (err error) {
+	if w.replaced > 0 {
+		w.wanted, err = w.rules.fill(w, w.wanted)
+	}
+	return err
+}
+
+// admit asks admission to refuse what would be stored.
+func (w *write) admit() error {
+	if len(w.engine.Admission) == 0 {
+		return nil
+	}
+	return w.engine.Admission.Validate(w.ctx, w.admission())
+}
+
+// admission is the write as plugins see it.
+func (w *write) admission() *admission.Request {
+	r := &admission.Request{
+		Operation: w.op, Version: w.v, Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
+		User: w.caller.User, DryRun: w.caller.DryRun, Options: w.caller.Options, Objects: admitted{w},
+		Warn:     func(text string) { w.warn(text) },
+		Annotate: w.caller.Annotate,
+	}
+	if r.Name == "" {
+		r.Name = object.Name(w.wanted)
+	}
+	if r.Name == "" {
+		r.Name = object.String(object.Metadata(w.wanted), "generateName")
+	}
+	return r
+}
+
+// admitted are the objects of a write for plugins.
+type admitted struct{ w *write }
+
+// New implements admission.Objects.
+func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, error) {
+	t := a.w.wanted
+	if a.w.obj != nil {
+		t = a.w.obj
+	}
+	if t == nil {
+		return nil, nil
+	}
+	return a.w.at(ctx, object.Copy(t), at)
+}
+
+// Old implements admission.Objects.
+func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, error) {
+	if a.w.rec == nil {
+		return nil, nil
+	}
+	return a.w.engine.reader(at).tree(ctx, object.Packed(a.w.rec.Value), a.w.rec.Modified)
+}
+
+// Replace implements admission.Objects.
+func (a admitted) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
+	a.w.replaced++
+	a.w.wanted, err = a.w.at(ctx, t, a.w.v)
+	return err
+}
+
+// Replaced implements admission.Objects.
+func (a admitted) Replaced() int { return a.w.replaced }
+
+// Read implements admission.Objects.
+func (a admitted) Read(d *resource.Definition, namespace, name string) *object.Meta {
+	guard := storage.Guard{Key: d.Key(namespace, name)}
+	rec := a.w.head.Get(guard.Key)
+	if rec != nil {
+		guard.Revision = rec.Modified
+	}
+	a.w.guards = append(a.w.guards, guard)
+	if rec == nil {
+		return nil
+	}
+	return derive(rec).meta
+}
+
+// at is t, which belongs to the caller, at a version of the kind.
+func (w *write) at(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
+	from := versionOf(w.def, object.String(t, "apiVersion"))
+	if from == to {
+		return t, nil
+	}
+	if w.reader.remote {
+		return w.convertRemote(t, to)
+	}
+	return w.engine.convert(ctx, t, from, to)
+}

@@ -1,0 +1,79 @@
+package engine
+
+import (
+	"context"
+	"maps"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// Create stores a new object, or answers a question.
+func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
+	t.Name = "" // the object says it
+	way := stores
+	if t.Version.Definition.Behavior.Answer != nil {
+		way = asks
+	}
+	w, err := e.newWrite(ctx, t, c, way)
+	if err != nil {
+		return Object{}, err
+	}
+	w.posts, w.change = true, sent(b)
+	if err := w.run(); err != nil {
+		return Object{}, err
+	}
+	return w.answer, nil
+}
+
+// Update replaces an object, or its subresource. created is true where a PUT made it.
+func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Object, created bool, err error) {
+	w, err := e.newWrite(ctx, t, c, stores)
+	if err != nil {
+		return Object{}, false, err
+	}
+	if t.Subresource == "scale" {
+		o, err = w.updateScale(b)
+		return o, false, err
+	}
+	w.change, w.uid = sent(b), string(object.UID(b.Tree))
+	w.upserts = w.def.Behavior.CreateOnUpdate && t.Subresource == ""
+	if err := w.run(); err != nil {
+		return Object{}, false, err
+	}
+	return w.answer, w.rec == nil, nil
+}
+
+// sent is the change that a whole object in the body makes. What it says is found out once.
+func sent(b Body) change {
+	var accepted object.Tree
+	var warned []string
+	return func(w *write) (object.Tree, error) {
+		if accepted == nil {
+			t, err := w.accept(b)
+			if err != nil {
+				return nil, err
+			}
+			if w.posts && w.way == stores {
+				wipeSystemFields(object.EnsureMetadata(t))
+			}
+			accepted, warned = t, w.warned
+		}
+		w.warned = warned[:len(warned):len(warned)]
+		return detach(accepted), nil
+	}
+}
+
+// detach copies the two levels of a tree that an attempt changes in place.
+func detach(t object.Tree) object.Tree {
+	out := maps.Clone(t)
+	if md := object.Metadata(t); md != nil {
+		out["metadata"] = maps.Clone(md)
+	}
+	return out
+}
+
+// decode makes the object that is wanted.
+func (w *write) decode() (err error) {
+	w.wanted, err = w.change(w)
+	return err
+}

@@ -1,0 +1,67 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// What the store cannot do is told with a code that clients know what to do with, and without the
+// paths of the server.
+func TestStorageErrors(t *testing.T) {
+	disk := &fs.PathError{Op: "write", Path: "/var/lib/trellis/store", Err: errors.New("no space left on device")}
+	for _, c := range []struct {
+		kind   error
+		code   int32
+		reason metav1.StatusReason
+		retry  int32
+	}{
+		{storage.ErrNoSpace, 503, metav1.StatusReasonServiceUnavailable, 1},
+		{storage.ErrUnavailable, 503, metav1.StatusReasonServiceUnavailable, 1},
+		{storage.ErrClosed, 503, metav1.StatusReasonServiceUnavailable, 0},
+		{storage.ErrInDoubt, 504, metav1.StatusReasonTimeout, 0},
+		{storage.ErrFailed, 500, metav1.StatusReasonInternalError, 0},
+		{storage.ErrUnreadable, 500, metav1.StatusReasonInternalError, 0},
+	} {
+		var status *apierrors.StatusError
+		if !errors.As(storageError(fmt.Errorf("%w: %w", c.kind, disk)), &status) {
+			t.Errorf("%v has no Status", c.kind)
+			continue
+		}
+		s := status.ErrStatus
+		if s.Code != c.code || s.Reason != c.reason || strings.Contains(s.Message, "/var") {
+			t.Errorf("%v: %d %s %s", c.kind, s.Code, s.Reason, s.Message)
+		}
+		if s.Details != nil {
+			for _, cause := range s.Details.Causes {
+				if strings.Contains(cause.Message, "/var") {
+					t.Errorf("%v: cause %s", c.kind, cause.Message)
+				}
+			}
+		}
+		if retry, _ := apierrors.SuggestsClientDelay(status); int32(retry) != c.retry {
+			t.Errorf("%v: try again after %d s", c.kind, retry)
+		}
+	}
+}
+
+// A deadline that has passed is told in one way, by lists too.
+func TestDeadline(t *testing.T) {
+	w := newWorld(t)
+	w.fill(3)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := w.List(ctx, w.cron(""), ListOptions{})
+	w.refused(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
+	_, err = w.DeleteCollection(ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, Caller{})
+	w.refused(err, 504, metav1.StatusReasonTimeout, "Timeout: request did not complete within the allotted timeout")
+	equal(t, "what is left", names(w.list(w.cron(""), ListOptions{})), []string{"c000", "c001", "c002"})
+}

@@ -1,0 +1,181 @@
+package engine
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+const (
+	// nameAttempts is how many names are tried for a generateName.
+	nameAttempts = 8
+	// longestBase and randomLength make generated names of at most 63 characters.
+	longestBase, randomLength = 58, 5
+)
+
+// locate compares name and namespace with the request's.
+func (w *write) locate() error {
+	if err := w.inNamespace(w.wanted); err != nil {
+		return err
+	}
+	if !w.posts {
+		if err := w.checkName(w.wanted); err != nil {
+			return err
+		}
+	}
+	if !w.patches {
+		w.dedup("")
+	}
+	return nil
+}
+
+// inNamespace sets the namespace of an object written through a request for namespace.
+func (w *write) inNamespace(t object.Tree) error {
+	md := object.EnsureMetadata(t)
+	namespace := ""
+	if w.def.Namespaced {
+		namespace = w.target.Namespace
+	}
+	if own := object.String(md, "namespace"); own != "" && namespace != "" && own != namespace {
+		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+	}
+	object.SetString(md, "namespace", namespace)
+	return nil
+}
+
+// checkName compares the name with the one in the URL.
+func (w *write) checkName(t object.Tree) error {
+	switch name := object.Name(t); name {
+	case w.target.Name:
+		return nil
+	case "":
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s based on URL) was undeterminable: name must be provided", w.target.Name))
+	default:
+		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", name, w.target.Name))
+	}
+}
+
+const duplicateOwners = ".metadata.ownerReferences contains duplicate entries%s; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: %v"
+
+// dedup drops repeated owner references with a warning.
+func (w *write) dedup(when string) {
+	if duplicates := dedupOwners(object.Metadata(w.wanted)); duplicates != nil {
+		w.warn(fmt.Sprintf(duplicateOwners, when, strings.Join(duplicates, ", ")))
+	}
+}
+
+// own records in managedFields what the caller changes. An apply has done so.
+func (w *write) own() error {
+	if err := w.load(); err != nil || w.owned {
+		return err
+	}
+	w.emptyFor(w.live)
+	owned, err := w.fields.Update(w.live, w.wanted, w.caller.FieldManager, w.now)
+	w.wanted = owned
+	return asPlain(err)
+}
+
+// emptyFor gives a create of a built-in kind, or the first apply to one of which nobody
+// knows the owners, the object it starts from.
+func (w *write) emptyFor(live object.Tree) {
+	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
+		return
+	}
+	t, err := resource.ToTree(w.v.Type.New())
+	if err == nil {
+		t["apiVersion"], t["kind"] = w.v.APIVersion, w.def.Names.Kind
+		w.fields.Empty = t
+	}
+}
+
+// identify gives a new object name, uid and time, and compares an old one with what the caller has seen of it.
+func (w *write) identify() error {
+	md := object.EnsureMetadata(w.wanted)
+	if w.op == admission.Create {
+		if _, err := parseVersion(object.ResourceVersion(w.wanted)); err != nil && w.upserts {
+			return err
+		}
+		w.generateName(md)
+		wipeSystemFields(md)
+		md["creationTimestamp"] = timestamp(w.now)
+		md["uid"] = uuid.NewString()
+		return nil
+	}
+	if err := w.checkVersion(); err != nil {
+		return err
+	}
+	live := object.Metadata(w.live)
+	if object.String(md, "uid") == "" {
+		keep(md, live, "uid")
+	}
+	for _, key := range []string{"creationTimestamp", "deletionTimestamp"} {
+		if object.String(live, key) != "" {
+			keep(md, live, key)
+		}
+	}
+	if _, ok := md["deletionGracePeriodSeconds"]; !ok {
+		keep(md, live, "deletionGracePeriodSeconds")
+	}
+	return nil
+}
+
+// generateName gives an object that has none a name, unless it names no beginning of one.
+func (w *write) generateName(md object.Tree) {
+	if base := object.String(md, "generateName"); base != "" && object.String(md, "name") == "" {
+		md["name"] = base[:min(len(base), longestBase)] + utilrand.String(randomLength)
+		w.names++
+	}
+}
+
+// renamed reports that a failed attempt is to be made again under another name.
+func (w *write) renamed(err error) bool {
+	return w.names > 0 && w.names < nameAttempts && apierrors.IsAlreadyExists(err)
+}
+
+// parseVersion reads the resourceVersion that a client sent, 0 if none.
+func parseVersion(rv string) (uint64, error) {
+	revision, err := strconv.ParseUint(rv, 10, 64)
+	if rv != "" && err != nil {
+		return 0, plain(field.Invalid(field.NewPath("resourceVersion"), rv, err.Error()).Error())
+	}
+	return revision, nil
+}
+
+// checkVersion compares the resourceVersion with the live object's.
+func (w *write) checkVersion() error {
+	gr := w.v.GroupResource()
+	switch revision, err := parseVersion(object.ResourceVersion(w.wanted)); {
+	case err != nil:
+		return err
+	case revision == uint64(w.rec.Modified):
+		return nil
+	case revision != 0:
+		return apierrors.NewConflict(gr, w.target.Name, errStaleObject)
+	}
+	if w.def.Custom == nil && w.def.Behavior.UnconditionalUpdate {
+		object.SetResourceVersion(w.wanted, strconv.FormatInt(w.rec.Modified, 10))
+		return nil
+	}
+	return apierrors.NewInvalid(schema.GroupKind{Group: gr.Group, Kind: gr.Resource}, w.target.Name, field.ErrorList{
+		field.Invalid(field.NewPath("metadata", "resourceVersion"), uint64(0), "must be specified for an update"),
+	})
+}
+
+// keep carries a field over from old.
+func keep(t, old object.Tree, key string) {
+	if v, ok := old[key]; ok {
+		t[key] = v
+	} else {
+		delete(t, key)
+	}
+}

@@ -1,0 +1,162 @@
+package engine
+
+import (
+	"maps"
+
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// builtinRules are those of a kind whose Behavior says in Go what it does. They work on objects at the storage version.
+type builtinRules struct{ v *resource.Version }
+
+func (r builtinRules) behavior() *resource.Behavior { return &r.v.Definition.Behavior }
+
+func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+	if r.v.Type != nil && !typed {
+		if t, unknown, err = r.v.Type.Normalize(t); err != nil {
+			return nil, nil, err
+		}
+	}
+	t, err = r.fill(w, t)
+	return t, unknown, err
+}
+
+func (r builtinRules) fill(w *write, t object.Tree) (object.Tree, error) {
+	if own := r.v.Default; own != nil {
+		own(t)
+		return t, nil
+	}
+	fill := r.behavior().Default
+	if fill == nil {
+		return t, nil
+	}
+	if r.v.ConvertTo == nil {
+		fill(t)
+		return t, nil
+	}
+	hub, err := r.toStorage(w, t)
+	if err != nil {
+		return nil, err
+	}
+	fill(hub)
+	return w.engine.convert(w.ctx, hub, r.v.Definition.Storage, r.v)
+}
+
+func (r builtinRules) toStorage(w *write, t object.Tree) (object.Tree, error) {
+	return w.engine.convert(w.ctx, t, r.v, r.v.Definition.Storage)
+}
+
+func (r builtinRules) notOwned(subresource string) []string {
+	if subresource == "" {
+		return r.behavior().ResetOnWrite
+	}
+	return r.behavior().ResetOnStatus
+}
+
+func (r builtinRules) prepare(w *write) (err error) {
+	if w.op == admission.Create {
+		return r.prepareCreate(w)
+	}
+	if w.old, err = r.oldAtStorage(w); err != nil {
+		return err
+	}
+	if w.obj, err = r.toStorage(w, w.wanted); err != nil {
+		return err
+	}
+	object.SetGeneration(w.obj, object.Generation(w.old))
+	sub := w.target.Subresource
+	switch {
+	case sub == "status":
+		from := w.obj
+		w.obj = maps.Clone(w.old)
+		keep(w.obj, from, "status")
+		keep(w.obj, from, "metadata")
+	case r.v.Status:
+		keep(w.obj, w.old, "status")
+	}
+	if prepare := r.behavior().PrepareUpdate; prepare != nil {
+		w.obj = maps.Clone(w.obj) // the next attempt starts from what the client sent
+		if err := prepare(w.ctx, w.obj, w.old, sub); err != nil {
+			return err
+		}
+	}
+	if sub != "status" && r.behavior().Generation && respecified(w.obj, w.old, r.v.Status) {
+		object.SetGeneration(w.obj, object.Generation(w.old)+1)
+	}
+	return nil
+}
+
+func (r builtinRules) prepareCreate(w *write) (err error) {
+	if r.v.Status {
+		delete(w.wanted, "status")
+	}
+	if r.behavior().Generation {
+		object.SetGeneration(w.wanted, 1)
+	}
+	if w.obj, err = r.toStorage(w, w.wanted); err != nil {
+		return err
+	}
+	if prepare := r.behavior().PrepareCreate; prepare != nil {
+		w.obj = maps.Clone(w.obj) // the next attempt starts from what the client sent
+		return prepare(w.ctx, w.obj)
+	}
+	return nil
+}
+
+// oldAtStorage is the live object at the storage version.
+func (r builtinRules) oldAtStorage(w *write) (object.Tree, error) {
+	storage := r.v.Definition.Storage
+	switch {
+	case r.v == storage:
+		return w.live, nil
+	case conversion.Trivial(storage, r.v):
+		old := maps.Clone(w.live)
+		old["apiVersion"] = storage.APIVersion
+		return old, nil
+	}
+	return w.engine.reader(storage).tree(w.ctx, object.Packed(w.rec.Value), w.rec.Modified)
+}
+
+func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
+	b, sub := r.behavior(), w.target.Subresource
+	if w.old == nil {
+		name := validation.ValidateNameFunc(pathSegment)
+		if f := b.ValidateName; f != nil {
+			name = f
+		}
+		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced, name, field.NewPath("metadata"))
+	} else {
+		errs = validateMetaUpdate(w)
+		if f := b.ValidateUpdate; f != nil {
+			errs = append(errs, f(w.obj, w.old, sub)...)
+		}
+	}
+	if f := b.Validate; f != nil && sub == "" {
+		errs = append(errs, f(w.obj)...)
+	}
+	if f := r.v.Validate; f != nil {
+		errs = append(errs, f(w.wanted, w.obj, w.old, sub)...)
+	}
+	return errs, nil
+}
+
+func (r builtinRules) warnings(w *write) []string {
+	if f := r.behavior().Warnings; f != nil {
+		return f(w.obj, w.old)
+	}
+	return nil
+}
+
+func (r builtinRules) pack(w *write) (object.Packed, error) {
+	w.obj["apiVersion"] = r.v.Definition.Storage.APIVersion
+	if g := r.behavior().Guards; g != nil {
+		w.guards = append(w.guards, g(w.ctx, w.obj)...)
+	}
+	return object.Pack(w.obj, 0), nil
+}

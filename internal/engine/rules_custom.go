@@ -1,0 +1,203 @@
+package engine
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/operation"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// customRules are those of a kind that a CRD defines. They work on objects at the version of the request.
+type customRules struct{ v *resource.Version }
+
+func (r customRules) shape(_ *write, t object.Tree, _ bool) (out object.Tree, unknown []string, err error) {
+	paths, err := normalizeMetadata(t)
+	if err != nil {
+		return nil, nil, err
+	}
+	if object.String(t, "kind") == r.v.Definition.Names.Kind { // the schema says nothing of another one, which validateType finds
+		s, err := schemaOf(r.v)
+		if err != nil {
+			return nil, nil, err
+		}
+		more, wrong := s.Shape(t)
+		if wrong != nil {
+			return nil, nil, wrong
+		}
+		paths = append(paths, more...)
+	}
+	for _, p := range paths {
+		unknown = append(unknown, `unknown field "`+p+`"`)
+	}
+	return t, unknown, nil
+}
+
+func (r customRules) fill(_ *write, t object.Tree) (object.Tree, error) { return fillIn(r.v, t) }
+
+func (r customRules) notOwned(subresource string) []string {
+	switch {
+	case subresource == "status":
+		return []string{"metadata", "spec"}
+	case subresource == "" && r.v.Status:
+		return []string{"status"}
+	}
+	return nil
+}
+
+func (r customRules) prepare(w *write) error {
+	w.obj, w.old = w.wanted, w.live
+	if w.op == admission.Create {
+		if r.v.Status {
+			delete(w.obj, "status")
+		}
+		object.SetGeneration(w.obj, 1)
+		return nil
+	}
+	object.SetGeneration(w.obj, object.Generation(w.old))
+	switch {
+	case w.target.Subresource == "status":
+		w.obj = statusOnly(w.obj, w.old)
+	case r.v.Status:
+		keep(w.obj, w.old, "status")
+	}
+	if w.target.Subresource != "status" && respecified(w.obj, w.old, r.v.Status) {
+		object.SetGeneration(w.obj, object.Generation(w.old)+1)
+	}
+	return nil
+}
+
+// statusOnly is old with the status of t and its managedFields.
+func statusOnly(t, old object.Tree) object.Tree {
+	out := detach(old)
+	keep(out, t, "status")
+	keep(object.EnsureMetadata(out), object.Metadata(t), "managedFields")
+	return out
+}
+
+// respecified reports a difference that the generation counts.
+func respecified(t, old object.Tree, hasStatus bool) bool {
+	ignore := func(key string) bool {
+		return key == "metadata" || key == "apiVersion" || key == "kind" || key == "status" && hasStatus
+	}
+	for key, v := range t {
+		if other, ok := old[key]; !ignore(key) && (!ok || !object.Equal(v, other)) {
+			return true
+		}
+	}
+	for key := range old {
+		if _, ok := t[key]; !ok && !ignore(key) {
+			return true
+		}
+	}
+	return false
+}
+
+// validate finds what is wrong in upstream's order. An object of another type is not looked at by its values.
+func (r customRules) validate(w *write) (field.ErrorList, error) {
+	errs := r.validateMeta(w)
+	s, err := schemaOf(r.v)
+	if err != nil {
+		return nil, err
+	}
+	status := w.target.Subresource == "status"
+	if wrong := validateType(r.v, w.obj); len(wrong) > 0 {
+		errs = append(errs, wrong...)
+	} else {
+		if status {
+			errs = append(errs, s.ValidateStatusValues(w.obj, w.old)...)
+		} else {
+			errs = append(errs, s.ValidateValues(w.obj, w.old)...)
+		}
+		errs = append(errs, validateScale(r.v.Scale, w.obj, !status)...)
+	}
+	return s.ValidateExtensions(w.ctx, w.obj, w.old, status, func(text string) { w.warn(text) }, errs), nil
+}
+
+func (r customRules) validateMeta(w *write) field.ErrorList {
+	path, namespaced := field.NewPath("metadata"), r.v.Definition.Namespaced
+	if w.old != nil {
+		return validateMetaUpdate(w)
+	}
+	md := objectMeta(w.obj)
+	if len(validateType(r.v, w.obj)) > 0 || len(validation.ValidateObjectMeta(md, namespaced, validation.NameIsDNSSubdomain, path)) == 0 {
+		return nil
+	}
+	return validation.ValidateObjectMetaDeclaratively(w.ctx, operation.Create, md, nil, namespaced, validation.NameIsDNSSubdomain, path, true)
+}
+
+// validateType finds an object of another type than the endpoint serves.
+func validateType(v *resource.Version, t object.Tree) (errs field.ErrorList) {
+	if kind := object.String(t, "kind"); kind != v.Definition.Names.Kind {
+		errs = append(errs, field.Invalid(field.NewPath("kind"), kind, "must be "+v.Definition.Names.Kind))
+	}
+	if is := object.String(t, "apiVersion"); is != v.APIVersion {
+		errs = append(errs, field.Invalid(field.NewPath("apiVersion"), is, "must be "+v.APIVersion))
+	}
+	return errs
+}
+
+func (customRules) warnings(w *write) []string {
+	if w.target.Subresource == "status" {
+		return nil
+	}
+	return finalizerWarnings(added(object.Finalizers(w.obj), object.Finalizers(w.old)))
+}
+
+// pack converts obj to the storage version. What reading would change, such as a default that conversion has left out, is
+// stored as it is and marked.
+func (r customRules) pack(w *write) (object.Packed, error) {
+	to := w.def.Storage
+	if w.target.AsStored {
+		to = r.v
+	}
+	s, err := schemaOf(to)
+	if err != nil {
+		return nil, err
+	}
+	t := w.obj
+	switch {
+	case r.v == to:
+	case conversion.Remote(w.def):
+		t, err = w.convertRemote(t, to)
+	default:
+		// the copy, since t may be needed again as it is, if the storage version changes meanwhile
+		t, err = w.engine.convert(w.ctx, object.Copy(t), r.v, to)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !s.Settled(t) {
+		return object.Pack(t, unsettled), nil
+	}
+	return object.Pack(t, s.Fingerprint()), nil
+}
+
+// normalizeApplied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata
+// and that of embedded resources only as far as ownership goes by it. Malformed times and numbers that the server sets
+// anyway are not looked at.
+func (r customRules) normalizeApplied(w *write, t object.Tree) (object.Tree, error) {
+	if _, err := normalizeMetadata(t); err != nil {
+		md := object.EnsureMetadata(t)
+		delete(md, "creationTimestamp")
+		delete(md, "generation")
+		if w.live == nil || w.target.Subresource != "" {
+			delete(md, "deletionTimestamp")
+			delete(md, "deletionGracePeriodSeconds")
+		}
+		if _, err := normalizeMetadata(t); err != nil {
+			return nil, apierrors.NewInvalid(r.v.GroupVersionKind().GroupKind(), w.target.Name, field.ErrorList{field.Invalid(field.NewPath("metadata"), md, err.Error())})
+		}
+	}
+	s, err := schemaOf(r.v)
+	if err != nil {
+		return nil, err
+	}
+	_, _ = s.CoerceEmbedded(t) // validation says what is wrong
+	s.Fill(t)
+	return t, nil
+}

@@ -1,0 +1,56 @@
+package engine
+
+// ways are the ways that writes take through the stages.
+type way uint8
+
+const (
+	stores  way = 1 << iota // an object is to be created or changed
+	removes                 // an object is to be deleted, or marked as going
+	asks                    // a question (TokenReview and the like): answered, never stored
+	all     = stores | removes | asks
+)
+
+// stage is one step of a write. An error ends the attempt.
+type stage struct {
+	name string
+	of   way
+	run  func(*write) error
+}
+
+// stages are what every write goes through, in upstream's order: of its handlers, then of its rest.BeforeCreate,
+// BeforeUpdate and BeforeDelete, then of its store. What is overtaken by another write goes through all of them again, from
+// the newest state.
+var stages = []stage{
+	{"decode", stores | asks, (*write).decode},              // the object that the caller wants, with defaults
+	{"locate", stores, (*write).locate},                     // its name and namespace are those of the request
+	{"own", stores | asks, (*write).own},                    // who manages which fields
+	{"mutate", all, (*write).mutate},                        // admission that may change it
+	{"default again", stores | asks, (*write).defaultAgain}, // what admission has left out
+	{"identify", stores, (*write).identify},                 // generated name, uid, times; is it the object that was meant?
+	{"prepare", stores, (*write).prepare},                   // what the caller may not set is as it was
+	{"mark", removes, (*write).mark},                        // what is left of an object that is to go
+	{"validate", stores, (*write).validate},
+	{"warn", stores, (*write).warnings},
+	{"admit", all, (*write).admit}, // admission that may only refuse
+	{"answer", asks, (*write).reply},
+	{"convert", stores, (*write).convert}, // to the version it is stored at
+	{"commit", stores | removes, (*write).commit},
+}
+
+// attempt takes a write once through the stages up to the one named, or through all of them.
+func (w *write) attempt(upTo string) error {
+	w.begin()
+	for i := range stages {
+		s := &stages[i]
+		if s.name == upTo {
+			return nil
+		}
+		if s.of&w.way == 0 {
+			continue
+		}
+		if err := s.run(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}

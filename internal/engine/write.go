@@ -1,0 +1,299 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/merge"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// write is one request to write, on its way through the stages.
+type write struct {
+	ctx     context.Context // of the request: reading and storing may take a conversion
+	engine  *Engine
+	target  Target
+	caller  Caller
+	way     way
+	change  change               // how the object that is wanted comes about; nil for a deletion
+	posts   bool                 // it creates, and nothing else
+	upserts bool                 // it creates what it does not find
+	patches bool                 // it is a patch or an apply
+	uid     string               // that the live object must have, unless ""
+	removal metav1.DeleteOptions // of a deletion
+	now     time.Time
+	memo    memo
+	turn    chan struct{} // the queue this write is at the head of, if any
+	names   int           // that have been generated
+
+	// The kind, as the catalog has it.
+	v      *resource.Version
+	def    *resource.Definition
+	rules  rules
+	fields merge.Fields
+	reader reader
+
+	progress
+}
+
+// progress is what the stages make of a write in one attempt.
+type progress struct {
+	head   *storage.Snapshot // that it starts from
+	loaded bool              // rec and live have been looked for
+	rec    *storage.Record   // the live object, nil where there is none
+	op     admission.Operation
+
+	// live is the live object, wanted what it is to become, both at the version of the request. live is never modified; of
+	// wanted only the fields at the top and those of its metadata, for an attempt after this one may start from the rest.
+	live, wanted object.Tree
+	owned        bool // wanted has its managedFields
+	// old and obj are the same in the form that the kind's rules want.
+	old, obj object.Tree
+	replaced int // times that admission has replaced wanted
+
+	packed    object.Packed // obj as it is to be stored, or as it was last
+	goes      bool          // the object is deleted
+	untouched bool          // a deletion that changes nothing
+	guards    []storage.Guard
+	warned    []string
+	answer    Object
+}
+
+// change is what a caller asks for: it makes the object that is wanted, at the version of the request. What it returns is
+// the attempt's own down to its metadata.
+type change func(w *write) (object.Tree, error)
+
+// newWrite is a write that has not begun.
+func (e *Engine) newWrite(ctx context.Context, t Target, c Caller, way way) (*write, error) {
+	if err := e.subresource(t); err != nil {
+		return nil, err
+	}
+	w := &write{ctx: ctx, engine: e, target: t, caller: c, way: way, now: e.clock()}
+	w.resolve(t.Version)
+	return w, nil
+}
+
+func (e *Engine) clock() time.Time {
+	if e.Now != nil {
+		return e.Now()
+	}
+	return time.Now()
+}
+
+// resolve points w at one version of a kind.
+func (w *write) resolve(v *resource.Version) {
+	w.v, w.def = v, v.Definition
+	w.rules = rulesOf(v)
+	w.fields = merge.Fields{
+		APIVersion:  v.APIVersion,
+		Kind:        v.Definition.Names.Kind,
+		Subresource: w.target.Subresource,
+		Parseable:   w.parseable,
+		Convert:     w.convertTo,
+		Reset:       w.rules.notOwned(w.target.Subresource),
+		Whole:       v.Definition.Behavior.OwnedWhole,
+
+		ResetEverywhere: v.Definition.Custom == nil,
+	}
+	t := w.target
+	t.Version = v
+	w.reader = w.engine.readerOf(t)
+}
+
+// run makes attempts until no other write gets in between. The caller hears the warnings of the last one.
+func (w *write) run() error {
+	defer w.leave()
+	for {
+		err := w.attempt("")
+		if err == nil {
+			break
+		}
+		if again, err := w.again(err); !again {
+			w.tell()
+			return storageError(err)
+		}
+	}
+	w.tell()
+	return nil
+}
+
+// begin starts an attempt from the newest state.
+func (w *write) begin() {
+	w.progress = progress{head: w.engine.Store.Head()}
+	switch {
+	case w.way == removes:
+		w.op = admission.Delete
+	case w.posts:
+		w.op, w.loaded = admission.Create, true
+	}
+}
+
+// load finds the live object, once an attempt.
+func (w *write) load() error {
+	if w.loaded {
+		return nil
+	}
+	w.loaded = true
+	w.rec = w.head.Get(w.key())
+	if w.rec == nil && !w.upserts {
+		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
+	}
+	if err := w.checkUID(); err != nil {
+		return err
+	}
+	if w.rec == nil {
+		w.op = admission.Create
+		return nil
+	}
+	w.op = admission.Update
+	if w.target.AsStored {
+		if at := versionOf(w.def, apiVersion(w.rec)); at != nil {
+			w.resolve(at)
+		}
+	}
+	var err error
+	w.live, err = w.readLive()
+	return err
+}
+
+// readLive decodes the live object at the version of the request.
+func (w *write) readLive() (object.Tree, error) {
+	if !w.reader.remote {
+		return w.reader.tree(w.ctx, object.Packed(w.rec.Value), w.rec.Modified)
+	}
+	seen, err := w.reader.at(w.ctx, w.rec) // as it has been read before, most likely
+	if err != nil {
+		return nil, err
+	}
+	live, err := seen.Tree()
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	stored, _, err := w.reader.decode(object.Packed(w.rec.Value), 0)
+	w.memo = memo{{in: live, out: stored}}
+	return live, err
+}
+
+// checkUID is upstream's answer where the object is not the one that the caller means.
+func (w *write) checkUID() error {
+	if w.uid == "" {
+		return nil
+	}
+	var uid string
+	if w.rec != nil {
+		uid = string(derive(w.rec).meta.UID)
+	}
+	if uid == w.uid {
+		return nil
+	}
+	return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
+		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: %s, UID in object meta: %s",
+		w.key(), w.uid, uid))
+}
+
+// again decides what a failed attempt means: whether to make one more, or the error to give.
+func (w *write) again(err error) (bool, error) {
+	lost, ok := overtaken(err)
+	switch {
+	case !ok:
+		return w.renamed(err), err
+	case lost.Guard:
+		err = w.refresh(lost)
+		return err == nil, err
+	}
+	if err = w.queue(w.ctx); err == nil {
+		err = w.engine.catchUp(w.ctx, lost)
+	}
+	return err == nil, err
+}
+
+// refresh looks the kind up again after the CRD or the namespace has changed under a write.
+func (w *write) refresh(lost *storage.ConflictError) error {
+	if err := w.engine.catchUp(w.ctx, lost); err != nil || w.def.Custom == nil {
+		return err
+	}
+	catalog, err := w.engine.Live.Wait(w.ctx, w.engine.Store.Head().Revision())
+	if err != nil {
+		return storageError(err)
+	}
+	v := catalog.Find(w.v.GroupVersion.Group, w.v.GroupVersion.Version, w.def.Names.Plural)
+	if v == nil || v.Definition.Custom == nil {
+		return notServed()
+	}
+	if err := w.engine.subresource(Target{Version: v, Subresource: w.target.Subresource}); err != nil {
+		return err
+	}
+	w.resolve(v)
+	return nil
+}
+
+// catchUp makes sure that the next attempt sees what this one lost against.
+func (e *Engine) catchUp(ctx context.Context, lost *storage.ConflictError) error {
+	if lost.Current == nil {
+		return nil
+	}
+	_, err := e.Store.Wait(ctx, lost.Current.Modified)
+	return storageError(err)
+}
+
+// overtaken reports that another write came first: to the same object, or to what this one relies on.
+func overtaken(err error) (*storage.ConflictError, bool) {
+	var c *storage.ConflictError
+	return c, errors.As(err, &c)
+}
+
+func (w *write) warn(texts ...string) { w.warned = append(w.warned, texts...) }
+
+// tell gives the caller the warnings.
+func (w *write) tell() {
+	if w.caller.Warn == nil {
+		return
+	}
+	for _, text := range w.warned {
+		w.caller.Warn(text)
+	}
+}
+
+// key is the storage key of the target.
+func (w *write) key() string { return w.def.Key(w.target.Namespace, w.target.Name) }
+
+func (w *write) parseable(apiVersion string) (typed.ParseableType, bool) {
+	v := versionOf(w.def, apiVersion)
+	if v == nil || v.Parseable == nil {
+		return typed.ParseableType{}, false
+	}
+	p, err := v.Parseable()
+	return p, err == nil
+}
+
+// convertTo translates t, which it does not modify, for field management.
+func (w *write) convertTo(t object.Tree, apiVersion string) (object.Tree, error) {
+	to := versionOf(w.def, apiVersion)
+	if to == nil {
+		return nil, errors.New("engine: version " + apiVersion + " is not known")
+	}
+	from := versionOf(w.def, object.String(t, "apiVersion"))
+	if from == to {
+		return t, nil
+	}
+	if conversion.Remote(w.def) {
+		return w.convertRemote(t, to)
+	}
+	copied := make(object.Tree, len(t))
+	for k, v := range t {
+		copied[k] = v
+	}
+	out, err := conversion.Convert(w.ctx, copied, from, to)
+	return out, asInternal(err)
+}

@@ -1,0 +1,126 @@
+package merge
+
+import (
+	"strings"
+
+	"sigs.k8s.io/structured-merge-diff/v6/schema"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// suits tells that an object fits the schema of a version, but for the fields in Whole, which are known to. It costs far
+// less than structured-merge-diff's own look at it; false says only that one has to ask that.
+func (w *write) suits(t object.Tree, version string, options ...typed.ValidationOptions) bool {
+	p, ok := w.Parseable(version)
+	if !ok {
+		return false
+	}
+	for _, dotted := range w.Whole {
+		t = standIn(t, strings.Split(dotted, "."), 0)
+	}
+	s := suiting{p.Schema, len(options) > 0}
+	return s.value(t, p.TypeRef)
+}
+
+// suiting compares values with a schema.
+type suiting struct {
+	*schema.Schema
+	duplicates bool // they may be in sets and lists of maps
+}
+
+// untypedNames are the types that everything fits.
+var untypedNames = map[string]bool{"__untyped_atomic_": true, "__untyped_deduced_": true}
+
+func (s suiting) value(v any, ref schema.TypeRef) bool {
+	if ref.NamedType != nil && untypedNames[*ref.NamedType] {
+		return true
+	}
+	atom, ok := s.Resolve(ref)
+	if !ok {
+		return false
+	}
+	switch v := v.(type) {
+	case nil:
+		return atom != (schema.Atom{})
+	case object.Tree:
+		return atom.Map != nil && s.fields(v, atom.Map)
+	case []any:
+		return atom.List != nil && s.items(v, atom.List)
+	}
+	return atom.Scalar != nil && scalarSuits(v, *atom.Scalar)
+}
+
+func scalarSuits(v any, scalar schema.Scalar) bool {
+	switch v.(type) {
+	case string:
+		return scalar == schema.String || scalar == schema.Untyped
+	case int64, float64:
+		return scalar == schema.Numeric || scalar == schema.Untyped
+	case bool:
+		return scalar == schema.Boolean || scalar == schema.Untyped
+	}
+	return false
+}
+
+func (s suiting) fields(t object.Tree, m *schema.Map) bool {
+	for key, v := range t {
+		ref := m.ElementType
+		if field, ok := m.FindField(key); ok {
+			ref = field.Type
+		} else if ref == (schema.TypeRef{}) {
+			return false
+		}
+		if !s.value(v, ref) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s suiting) items(list []any, l *schema.List) bool {
+	var seen map[string]bool
+	if l.ElementRelationship == schema.Associative && len(list) > 1 && !s.duplicates {
+		seen = make(map[string]bool, len(list))
+	}
+	for _, v := range list {
+		if l.ElementRelationship == schema.Associative {
+			id, ok := identity(v, l.Keys)
+			if !ok || seen[id] {
+				return false
+			}
+			if seen != nil {
+				seen[id] = true
+			}
+		}
+		if !s.value(v, l.ElementType) {
+			return false
+		}
+	}
+	return true
+}
+
+// identity is what tells an item of a set, or of a list of maps with keys, from the others. It is not ok for one that has none, or whose
+// keys have to be filled in.
+func identity(v any, keys []string) (id string, ok bool) {
+	if len(keys) == 0 {
+		return scalarText(v)
+	}
+	t, _ := v.(object.Tree)
+	for _, key := range keys {
+		text, ok := scalarText(t[key])
+		if !ok {
+			return "", false
+		}
+		id += text + "\x00"
+	}
+	return id, true
+}
+
+func scalarText(v any) (string, bool) {
+	switch v.(type) {
+	case string, int64, bool:
+		return string(object.AppendJSON(nil, v)), true
+	}
+	return "", false // a fraction may be the same number as another, written otherwise
+}

@@ -1,0 +1,197 @@
+package embedded
+
+import (
+	"io"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// smallFS is a disk with room for so many bytes.
+type smallFS struct {
+	vfs.FS
+	mu       sync.Mutex
+	size     int64
+	others   int64 // what others have on it
+	files    map[string]int64
+	failures int
+
+	refused     vfs.DiskWriteCategory // files that there is no room for
+	compactions int                   // files they have made
+	gate        chan struct{}
+	waiting     int
+	said        int64 // not 0: what usage says is free
+}
+
+func newSmallFS(size int64) *smallFS {
+	return &smallFS{FS: vfs.NewCrashableMem(), size: size, files: map[string]int64{}}
+}
+
+// usage is Options.DiskUsage.
+func (f *smallFS) usage() (free, size uint64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.said > 0 {
+		return uint64(f.said), uint64(f.size), nil
+	}
+	return uint64(max(0, f.free())), uint64(f.size), nil
+}
+
+func (f *smallFS) free() int64 {
+	free := f.size - f.others
+	for _, n := range f.files {
+		free -= n
+	}
+	return free
+}
+
+// fill has others leave so much free.
+func (f *smallFS) fill(free int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.others += f.free() - free
+}
+
+// say has usage say that so much is free.
+func (f *smallFS) say(free int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.said = free
+}
+
+// hold keeps writes of the engine's log waiting for c.
+func (f *smallFS) hold(c chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gate = c
+}
+
+// held is how many writes have come to wait.
+func (f *smallFS) held() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waiting
+}
+
+// pass waits if there is something to wait for.
+func (f *smallFS) pass(name string) {
+	f.mu.Lock()
+	gate := f.gate
+	if gate != nil && strings.HasSuffix(name, ".log") {
+		f.waiting++
+		f.mu.Unlock()
+		<-gate
+		return
+	}
+	f.mu.Unlock()
+}
+
+// refuse leaves no room for files of a category.
+func (f *smallFS) refuse(c vfs.DiskWriteCategory) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refused = c
+}
+
+// compacted is how many files compactions have made.
+func (f *smallFS) compacted() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.compactions
+}
+
+// room is how much is free.
+func (f *smallFS) room() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.free()
+}
+
+// failed is how many writes found no room.
+func (f *smallFS) failed() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.failures
+}
+
+// grow makes a file n bytes longer.
+func (f *smallFS) grow(name string, n int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n > f.free() {
+		f.failures++
+		return syscall.ENOSPC
+	}
+	f.files[name] += n
+	return nil
+}
+
+func (f *smallFS) move(from, to string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.files[to] = f.files[from]
+	delete(f.files, from)
+}
+
+func (f *smallFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c != vfs.WriteCategoryUnspecified && c == f.refused {
+		f.failures++
+		return nil, syscall.ENOSPC
+	}
+	file, err := f.FS.Create(name, c)
+	if err != nil {
+		return nil, err
+	}
+	if c == compactionFiles {
+		f.compactions++
+	}
+	f.files[name] = 0
+	return &smallFile{file, f, name}, nil
+}
+
+func (f *smallFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if err := f.Remove(from); err != nil {
+		return nil, err
+	}
+	return f.Create(to, c)
+}
+
+func (f *smallFS) Rename(from, to string) error {
+	if err := f.FS.Rename(from, to); err != nil {
+		return err
+	}
+	f.move(from, to)
+	return nil
+}
+
+func (f *smallFS) Remove(name string) error {
+	if err := f.FS.Remove(name); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.files, name)
+	return nil
+}
+
+func (f *smallFS) Lock(string) (io.Closer, error) { return unlocked{}, nil }
+
+func (f *smallFS) Unwrap() vfs.FS { return f.FS }
+
+type smallFile struct {
+	vfs.File
+	fs   *smallFS
+	name string
+}
+
+func (f *smallFile) Write(p []byte) (int, error) {
+	f.fs.pass(f.name)
+	if err := f.fs.grow(f.name, int64(len(p))); err != nil {
+		return 0, err
+	}
+	return f.File.Write(p)
+}
