@@ -3,6 +3,7 @@ package access
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -29,8 +30,9 @@ type Record struct {
 	Code                      int            // of the response; 0: there is none
 	Failure                   *metav1.Status // what the response says, if that is why it failed
 	Received, Now             time.Time
-	Deprecated                bool   // what was asked for will go,
-	RemovedRelease            string // with this release, if that is known
+	Deprecated                bool              // what was asked for will go,
+	RemovedRelease            string            // with this release, if that is known
+	Annotations               map[string]string // by admission
 }
 
 // event is an Event of audit.k8s.io/v1, field by field as upstream writes it.
@@ -86,8 +88,12 @@ func (r *Record) encode() ([]byte, error) {
 	if f := r.Failure; f != nil && e.Response != nil {
 		e.Response.Status, e.Response.Message, e.Response.Reason, e.Response.Details = f.Status, f.Message, f.Reason, f.Details
 	}
+	e.Annotations = maps.Clone(r.Annotations)
 	if r.Deprecated {
-		e.Annotations = map[string]string{"k8s.io/deprecated": "true"}
+		if e.Annotations == nil {
+			e.Annotations = map[string]string{}
+		}
+		e.Annotations["k8s.io/deprecated"] = "true"
 		if r.RemovedRelease != "" {
 			e.Annotations["k8s.io/removed-release"] = r.RemovedRelease
 		}

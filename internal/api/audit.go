@@ -15,6 +15,7 @@ import (
 type audited struct {
 	impersonator user.Info      // who the request came from, if it is another's now
 	failure      *metav1.Status // the answer, if it is one
+	annotations  map[string]string
 }
 
 // note is where to write it down.
@@ -23,6 +24,18 @@ func (q *request) note() *audited {
 		q.audited = &audited{}
 	}
 	return q.audited
+}
+
+// annotate adds to the audit record what admission has to say.
+func (q *request) annotate(key, value string) {
+	if q.server.config.Audit == nil {
+		return
+	}
+	note := q.note()
+	if note.annotations == nil {
+		note.annotations = map[string]string{}
+	}
+	note.annotations[key] = value
 }
 
 // record notes a stage of the request.
@@ -44,7 +57,7 @@ func (q *request) record(stage string) {
 		r.SourceIPs = append(r.SourceIPs, ip.String())
 	}
 	if a := q.audited; a != nil {
-		r.Failure = a.failure
+		r.Failure, r.Annotations = a.failure, a.annotations
 		if a.impersonator != nil {
 			r.User, r.As = a.impersonator, q.attributes.User
 		}

@@ -15,6 +15,7 @@ import (
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -287,8 +288,8 @@ func (q *request) target() engine.Target {
 	return t
 }
 
-// caller is who writes, and how the request wants it recorded.
-func (q *request) caller(manager, validation string, dryRun []string) engine.Caller {
+// caller is who writes, and how the request wants it recorded. options are those of the verb.
+func (q *request) caller(options runtime.Object, manager, validation string, dryRun []string) engine.Caller {
 	if validation == "" {
 		validation = metav1.FieldValidationWarn
 	}
@@ -299,6 +300,8 @@ func (q *request) caller(manager, validation string, dryRun []string) engine.Cal
 		Validation:   validation,
 		DryRun:       q.dryRun,
 		Warn:         q.Warn,
+		Options:      options,
+		Annotate:     q.annotate,
 	}
 }
 

@@ -48,7 +48,7 @@ func (q *request) create() error {
 	if err != nil {
 		return err
 	}
-	obj, err := q.server.engine.Create(ctx, q.target(), b, q.caller(o.FieldManager, o.FieldValidation, o.DryRun))
+	obj, err := q.server.engine.Create(ctx, q.target(), b, q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (q *request) update() error {
 	if err != nil {
 		return err
 	}
-	obj, created, err := q.server.engine.Update(ctx, q.target(), b, q.caller(o.FieldManager, o.FieldValidation, o.DryRun))
+	obj, created, err := q.server.engine.Update(ctx, q.target(), b, q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (q *request) patch() error {
 			return err
 		}
 	}
-	obj, created, err := q.server.engine.Patch(ctx, q.target(), p, q.caller(o.FieldManager, o.FieldValidation, o.DryRun))
+	obj, created, err := q.server.engine.Patch(ctx, q.target(), p, q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (q *request) delete() error {
 	if err != nil {
 		return err
 	}
-	obj, gone, err := q.server.engine.Delete(ctx, q.target(), *o, q.caller("", "", o.DryRun))
+	obj, gone, err := q.server.engine.Delete(ctx, q.target(), *o, q.caller(o, "", "", o.DryRun))
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (q *request) clear() error {
 	if err != nil {
 		return err
 	}
-	l, err := q.server.engine.DeleteCollection(q.r.Context(), q.target(), *do, lo.engine(), q.caller("", "", do.DryRun))
+	l, err := q.server.engine.DeleteCollection(q.r.Context(), q.target(), *do, lo.engine(), q.caller(do, "", "", do.DryRun))
 	if err != nil {
 		return err
 	}

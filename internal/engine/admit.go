@@ -50,6 +50,9 @@ func (w *write) admission() *admission.Request {
 		Warn:     func(text string) { w.warn(text) },
 		Annotate: w.caller.Annotate,
 	}
+	if r.Annotate == nil {
+		r.Annotate = func(string, string) {}
+	}
 	if r.Name == "" {
 		r.Name = object.Name(w.wanted)
 	}
