@@ -51,7 +51,7 @@ func (e *engine) stop(what, name string, err error) {
 // so that those which are deleted take no more room.
 func (f *fence) shut() {
 	f.uses.Lock()
-	f.uses.Unlock() //nolint:staticcheck // later ones see that the engine has failed
+	defer f.uses.Unlock() // later ones see that the engine has failed
 	f.mu.Lock()
 	files := f.files
 	f.files = nil
