@@ -31,7 +31,7 @@ type Request struct {
 	Namespace, Name string // Name is "" for an object that gets its name later
 	User            user.Info
 	DryRun          bool
-	Options         runtime.Object // CreateOptions, UpdateOptions, PatchOptions or DeleteOptions of meta/v1; nil: none
+	Options         runtime.Object // CreateOptions, UpdateOptions or DeleteOptions of meta/v1; nil: none
 	Objects         Objects
 	// Reinvoked says that the plugin has been asked before, and that a later one has changed the object since.
 	Reinvoked bool

@@ -27,13 +27,13 @@ type Lifecycle struct {
 }
 
 // Admit implements Plugin.
-func (l Lifecycle) Admit(_ context.Context, r *Request) error {
+func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	gr := r.Version.GroupResource()
 	if r.Operation == Delete {
 		return deletable(gr, r.Name)
 	}
 	if c := r.Version.Definition.Custom; r.Operation == Create && c != nil && c.Terminating {
-		return apierrors.NewForbidden(gr, r.Name, errTerminating)
+		return apierrors.NewForbidden(gr, nameOf(ctx, r), errTerminating)
 	}
 	if !r.Version.Definition.Namespaced || r.Operation != Create {
 		return nil // what is there is in a namespace that is there, too
@@ -42,7 +42,23 @@ func (l Lifecycle) Admit(_ context.Context, r *Request) error {
 	if kind == nil {
 		return nil
 	}
-	return createIn(r.Namespace, r.Objects.Read(kind, "", r.Namespace), gr, r.Name)
+	ns := r.Objects.Read(kind, "", r.Namespace)
+	if ns != nil && ns.DeletionTimestamp == "" {
+		return nil
+	}
+	return createIn(r.Namespace, ns, gr, nameOf(ctx, r))
+}
+
+// nameOf is what an object that is refused is called: by its generateName while it has no name.
+func nameOf(ctx context.Context, r *Request) string {
+	if r.Name != "" {
+		return r.Name
+	}
+	t, err := r.Objects.New(ctx, r.Version)
+	if err != nil {
+		return ""
+	}
+	return object.String(object.Metadata(t), "generateName")
 }
 
 // Validate implements Plugin.

@@ -18,8 +18,6 @@ func (n *noting) Admit(_ context.Context, r *admission.Request) error {
 	switch o := r.Options.(type) {
 	case *metav1.CreateOptions:
 		n.dryRuns = append(n.dryRuns, o.DryRun)
-	case *metav1.PatchOptions:
-		n.dryRuns = append(n.dryRuns, o.DryRun)
 	case *metav1.UpdateOptions:
 		n.dryRuns = append(n.dryRuns, o.DryRun)
 	case *metav1.DeleteOptions:

@@ -13,7 +13,8 @@ import (
 func TestChoicesAreBounded(t *testing.T) {
 	var c choices
 	all := offers(true)
-	kinds := []*resource.Version{nil, {}, {Type: &resource.GoType{}}}
+	columns := []resource.Column{{Name: "Name"}}
+	kinds := []*resource.Version{nil, {}, {Type: &resource.GoType{}}, {Columns: columns}, {Type: &resource.GoType{}, Columns: columns}}
 	headers := []string{"", mediaJSON, "*/*", kubectlAccept, mediaProtobuf + "," + mediaJSON, mediaProtobuf, "text/html", mediaJSON + ";" + strings.Repeat("x", 2*maxChoiceHeader)}
 	for i := range 10 * maxChoices {
 		headers = append(headers, fmt.Sprintf("application/json;q=0.%d", i))

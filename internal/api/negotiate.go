@@ -107,13 +107,13 @@ type choices struct {
 
 // choice is a header and what else its meaning depends on.
 type choice struct {
-	header        string
-	kind, builtin bool
+	header                 string
+	kind, builtin, columns bool
 }
 
 // find is negotiate.
 func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
-	key := choice{header, v != nil, v != nil && v.Type != nil}
+	key := choice{header, v != nil, v != nil && v.Type != nil, v != nil && len(v.Columns) > 0}
 	known := c.known.Load()
 	if known != nil {
 		if m, ok := (*known)[key]; ok {

@@ -3,6 +3,9 @@ package engine
 import (
 	"context"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -28,10 +31,13 @@ func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Defini
 
 // defaultAgain fills in what admission has left out.
 func (w *write) defaultAgain() (err error) {
-	if w.replaced > 0 {
-		w.wanted, err = w.rules.fill(w, w.wanted)
+	if w.replaced == 0 {
+		return nil
 	}
-	return err
+	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil || w.way != stores {
+		return err
+	}
+	return w.locate()
 }
 
 // admit asks admission to refuse what would be stored.
@@ -46,7 +52,7 @@ func (w *write) admit() error {
 func (w *write) admission() *admission.Request {
 	r := &admission.Request{
 		Operation: w.op, Version: w.v, Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
-		User: w.caller.User, DryRun: w.caller.DryRun, Options: w.caller.Options, Objects: admitted{w},
+		User: w.caller.User, DryRun: w.caller.DryRun, Options: optionsOf(w.op, w.caller.Options), Objects: admitted{w},
 		Warn:     func(text string) { w.warn(text) },
 		Annotate: w.caller.Annotate,
 	}
@@ -56,10 +62,25 @@ func (w *write) admission() *admission.Request {
 	if r.Name == "" {
 		r.Name = object.Name(w.wanted)
 	}
-	if r.Name == "" {
-		r.Name = object.String(object.Metadata(w.wanted), "generateName")
-	}
 	return r
+}
+
+// optionsOf are the options of a verb as admission sees them: those of the operation, as upstream has it.
+func optionsOf(op admission.Operation, sent runtime.Object) runtime.Object {
+	var dryRun []string
+	var manager, validation string
+	switch o := sent.(type) {
+	case *metav1.PatchOptions:
+		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	case *metav1.UpdateOptions:
+		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	default:
+		return sent
+	}
+	if op == admission.Create {
+		return &metav1.CreateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+	}
+	return &metav1.UpdateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
 }
 
 // admitted are the objects of a write for plugins.
@@ -74,13 +95,20 @@ func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, e
 	if t == nil {
 		return nil, nil
 	}
-	return a.w.at(ctx, object.Copy(t), at)
+	out, err := a.w.at(ctx, object.Copy(t), at)
+	if a.w.reader.remote {
+		out = object.Copy(out) // of what the write knows of conversions
+	}
+	return out, err
 }
 
 // Old implements admission.Objects.
 func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, error) {
 	if a.w.rec == nil {
 		return nil, nil
+	}
+	if a.w.live != nil && at == a.w.v {
+		return object.Copy(a.w.live), nil
 	}
 	return a.w.engine.reader(at).tree(ctx, object.Packed(a.w.rec.Value), a.w.rec.Modified)
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"context"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -37,8 +38,8 @@ func (w *write) convert() (err error) {
 }
 
 // sentVersion is the resourceVersion that a new object came with.
-func (w *write) sentVersion() int64 {
-	revision, err := strconv.ParseInt(object.ResourceVersion(w.obj), 10, 64)
+func (w *write) sentVersion() uint64 {
+	revision, err := strconv.ParseUint(object.ResourceVersion(w.obj), 10, 64)
 	if err != nil {
 		return 0
 	}
@@ -81,7 +82,7 @@ func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...s
 
 // stored is what is written.
 func (w *write) stored() storage.Write {
-	out := storage.Write{Key: w.def.Key(w.target.Namespace, w.name())}
+	out := storage.Write{Key: w.key()}
 	if w.rec != nil {
 		out.Expected = w.rec.Modified
 	}
@@ -89,7 +90,7 @@ func (w *write) stored() storage.Write {
 		return out
 	}
 	known := newDerived(w.packed)
-	if w.way == stores && w.reader.passes(w.packed) {
+	if w.way == stores && !w.target.AsStored && w.reader.passes(w.packed) {
 		known.passes.Store(w.v)
 	}
 	out.Value, out.TTL, out.Derived = w.packed, time.Duration(w.def.Behavior.TTL)*time.Second, known
@@ -147,8 +148,8 @@ func (w *write) pretend() error {
 		revision = w.rec.Modified
 	}
 	if w.posts {
-		revision = w.sentVersion() // as upstream, which shows what was sent
-		if rec := w.head.Get(w.def.Key(w.target.Namespace, w.name())); rec != nil {
+		revision = int64(min(w.sentVersion(), math.MaxInt64)) // as upstream, which shows what was sent
+		if rec := w.head.Get(w.key()); rec != nil {
 			return w.exists(rec)
 		}
 	}

@@ -50,18 +50,18 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 	return nil
 }
 
-// mark works out what a deletion leaves of the live object: nothing, or one that is marked as going. It looks at the
-// object as it is stored, so that one which cannot be converted can go.
-func (w *write) mark() error {
+// find looks for what is to go, and compares it with what the caller knows. It is not decoded: what cannot be converted can go.
+func (w *write) find() error {
 	if w.rec = w.head.Get(w.key()); w.rec == nil {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
-	meta := derive(w.rec).meta
-	if err := w.checkDelete(w.rec, meta, &w.removal); err != nil {
-		return err
-	}
+	return w.checkDelete(w.rec, derive(w.rec).meta, &w.removal)
+}
+
+// mark works out what a deletion leaves of the object, as it is stored: nothing, or one that is marked as going.
+func (w *write) mark() error {
 	b := &w.def.Behavior
-	finalizers := w.finalizers(meta.Finalizers, &w.removal)
+	finalizers := w.finalizers(derive(w.rec).meta.Finalizers, &w.removal)
 	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil {
 		w.goes = true
 		return nil

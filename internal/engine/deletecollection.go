@@ -58,7 +58,7 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 
 // deleteBatch deletes some objects in one commit, or one by one where that fails.
 func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
-	if !c.DryRun && d.Preconditions == nil {
+	if !c.DryRun && d.Preconditions == nil && len(e.Admission) == 0 { // plugins are asked once about each
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {
 			return err
@@ -85,7 +85,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		if err != nil {
 			return false, err
 		}
-		switch err := w.attempt("commit"); {
+		switch err := w.attempt(commitStage); {
 		case apierrors.IsNotFound(err):
 			continue
 		case err != nil:

@@ -64,7 +64,7 @@ func storageError(err error) error {
 	case errors.Is(err, storage.ErrNoSpace):
 		return later("the disk of the server is nearly full: until there is room, only deletions and small updates are carried out")
 	case errors.Is(err, storage.ErrUnavailable):
-		return later("the storage of the server is not available at the moment: nothing was changed")
+		return later("the storage of the server is not available at the moment: this was not carried out")
 	case errors.Is(err, storage.ErrFailed):
 		return apierrors.NewInternalError(storage.ErrFailed)
 	case errors.Is(err, storage.ErrUnreadable):

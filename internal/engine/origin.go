@@ -40,12 +40,13 @@ func (v *views) origin(d *resource.Definition, behind uint64, now time.Time, eve
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	o = v.origins[kindOf(d)]
-	if o != nil && o.since > d.Custom.ConversionSince {
-		return o, false // for a request that goes by the CRD as it was
+	since := d.Custom.ConversionSince
+	if o != nil && (o.since > since || o.since == since && o.behind > behind) {
+		return o, false // for a request that goes by the CRD, or by who stood behind the Service, as they were
 	}
-	if o == nil || o.since < d.Custom.ConversionSince || o.behind != behind {
+	if o == nil || o.since < since || o.behind < behind {
 		v.drop(func(other *origin) bool { return other == o || now.Sub(other.read) > maxConversionAge })
-		o = &origin{kind: kindOf(d), since: d.Custom.ConversionSince, behind: behind, sure: now}
+		o = &origin{kind: kindOf(d), since: since, behind: behind, sure: now}
 		o.kind.Group, o.kind.Resource = strings.Clone(o.kind.Group), strings.Clone(o.kind.Resource) // not all of the CRD
 		if v.origins == nil {
 			v.origins = map[schema.GroupResource]*origin{}

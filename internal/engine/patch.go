@@ -157,11 +157,7 @@ func (w *write) apply(applied object.Tree, repeated string, force bool) (object.
 	if err := w.tellRepeated(repeated); err != nil {
 		return nil, err
 	}
-	if custom, ok := w.rules.(customRules); ok {
-		t, err = custom.normalizeApplied(w, t)
-	} else if t, _, err = w.rules.shape(w, t, false); err != nil {
-		err = w.undecodable(w.def.Names.Kind, err.Error())
-	}
+	t, err = w.rules.complete(w, t)
 	if err == nil && w.live == nil && object.UID(t) != "" {
 		err = apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
 			"uid mismatch: the provided object specified uid %s, and no existing object was found", object.UID(t)))

@@ -14,6 +14,8 @@ type rules interface {
 	shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error)
 	// fill fills in the defaults of an object that something else than a client has changed.
 	fill(w *write, t object.Tree) (object.Tree, error)
+	// complete makes of what an apply has merged an object of the kind, as shape does.
+	complete(w *write, merged object.Tree) (object.Tree, error)
 	// notOwned lists the fields that a write through a subresource ("" for none) never owns.
 	notOwned(subresource string) []string
 	// prepare sets obj and old, and resets in obj what the caller may not set.

@@ -27,6 +27,14 @@ func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tre
 	return t, unknown, err
 }
 
+func (r builtinRules) complete(w *write, merged object.Tree) (object.Tree, error) {
+	t, _, err := r.shape(w, merged, false)
+	if err != nil {
+		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
+	}
+	return t, err
+}
+
 func (r builtinRules) fill(w *write, t object.Tree) (object.Tree, error) {
 	if own := r.v.Default; own != nil {
 		own(t)
@@ -81,7 +89,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 		keep(w.obj, w.old, "status")
 	}
 	if prepare := r.behavior().PrepareUpdate; prepare != nil {
-		w.obj = maps.Clone(w.obj) // the next attempt starts from what the client sent
+		w.obj = object.Copy(w.obj) // the next attempt starts from what the client sent
 		if err := prepare(w.ctx, w.obj, w.old, sub); err != nil {
 			return err
 		}
@@ -103,7 +111,7 @@ func (r builtinRules) prepareCreate(w *write) (err error) {
 		return err
 	}
 	if prepare := r.behavior().PrepareCreate; prepare != nil {
-		w.obj = maps.Clone(w.obj) // the next attempt starts from what the client sent
+		w.obj = object.Copy(w.obj) // the next attempt starts from what the client sent
 		return prepare(w.ctx, w.obj)
 	}
 	return nil

@@ -177,10 +177,10 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	return object.Pack(t, s.Fingerprint()), nil
 }
 
-// normalizeApplied completes a custom object that was merged: its schema has been seen to, but for defaults, its metadata
+// complete: the schema of a custom object that was merged has been seen to, but for defaults, its metadata
 // and that of embedded resources only as far as ownership goes by it. Malformed times and numbers that the server sets
 // anyway are not looked at.
-func (r customRules) normalizeApplied(w *write, t object.Tree) (object.Tree, error) {
+func (r customRules) complete(w *write, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
 		md := object.EnsureMetadata(t)
 		delete(md, "creationTimestamp")

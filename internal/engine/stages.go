@@ -1,6 +1,6 @@
 package engine
 
-// ways are the ways that writes take through the stages.
+// way is which of three kinds of write this is.
 type way uint8
 
 const (
@@ -24,6 +24,7 @@ var stages = []stage{
 	{"decode", stores | asks, (*write).decode},              // the object that the caller wants, with defaults
 	{"locate", stores, (*write).locate},                     // its name and namespace are those of the request
 	{"own", stores | asks, (*write).own},                    // who manages which fields
+	{"find", removes, (*write).find},                        // what is to go, as the caller has seen it
 	{"mutate", all, (*write).mutate},                        // admission that may change it
 	{"default again", stores | asks, (*write).defaultAgain}, // what admission has left out
 	{"identify", stores, (*write).identify},                 // generated name, uid, times; is it the object that was meant?
@@ -34,8 +35,11 @@ var stages = []stage{
 	{"admit", all, (*write).admit}, // admission that may only refuse
 	{"answer", asks, (*write).reply},
 	{"convert", stores, (*write).convert}, // to the version it is stored at
-	{"commit", stores | removes, (*write).commit},
+	{commitStage, stores | removes, (*write).commit},
 }
+
+// commitStage is the last: what went before has changed nothing.
+const commitStage = "commit"
 
 // attempt takes a write once through the stages up to the one named, or through all of them.
 func (w *write) attempt(upTo string) error {

@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -83,6 +84,14 @@ var shown = map[string]func(w *world) error{
 	"prepare": func(w *world) error {
 		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"status":{"set":"by a client"}}`)
 		return expect(w, o, err, "status", nil)
+	},
+	"find": func(w *world) error {
+		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`); err != nil {
+			return err
+		}
+		other := types.UID("other")
+		_, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &other}}, w.caller)
+		return expectError(err, "the UID in the precondition (other)")
 	},
 	"mark": func(w *world) error {
 		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a","finalizers":["example.com/wait"]}}`); err != nil {
@@ -227,7 +236,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 		line := func(stage string, old bool) string {
 			return fmt.Sprintf("%s %s crontabs%s by tester dry=%t old=%t new=%t", stage, operation, what, w.caller.DryRun, old, next)
 		}
-		want := []string{line("admit", old && operation != "DELETE"), line("validate", old)}
+		want := []string{line("admit", old), line("validate", old)}
 		if !slices.Equal(seen, want) {
 			t.Errorf("%s:\n%s\nwant\n%s", name, strings.Join(seen, "\n"), strings.Join(want, "\n"))
 		}
@@ -316,3 +325,33 @@ func TestAdmissionReliesOnWhatItReads(t *testing.T) {
 }
 
 func (w *world) policies() *resource.Definition { return w.configMap("").Version.Definition }
+
+// A plugin cannot move an object to another namespace or name, and what it does with the trees that it gets is its own affair.
+func TestPluginsKeepToTheObject(t *testing.T) {
+	for what, change := range map[string]func(object.Tree){
+		"does not match the namespace sent on the request": func(t object.Tree) { set(t, "metadata.namespace", "other") },
+		"does not match the name on the URL":               func(t object.Tree) { set(t, "metadata.name", "other") },
+	} {
+		w := newWorld(t)
+		w.mustCreate(w.cron(""), `{"metadata":{"name":"a"}}`)
+		w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
+			tree, err := r.Objects.New(ctx, r.Version)
+			if err == nil {
+				change(tree)
+				err = r.Objects.Replace(ctx, tree, r.Version)
+			}
+			return err
+		}}}
+		_, err := w.patch(w.cron("a"), merging, `{"spec":{"image":"x"}}`)
+		w.refused(err, 400, metav1.StatusReasonBadRequest, what)
+	}
+	w := newWorld(t)
+	w.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
+		tree, err := r.Objects.New(ctx, r.Version)
+		if err == nil {
+			set(tree, "spec.image", "changed")
+		}
+		return err
+	}}}
+	equal(t, "the image", valueAt(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)), "spec.image"), "mine")
+}

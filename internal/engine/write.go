@@ -93,7 +93,7 @@ func (e *Engine) clock() time.Time {
 
 // resolve points w at one version of a kind.
 func (w *write) resolve(v *resource.Version) {
-	w.v, w.def = v, v.Definition
+	w.v, w.def, w.memo = v, v.Definition, nil
 	w.rules = rulesOf(v)
 	w.fields = merge.Fields{
 		APIVersion:  v.APIVersion,
@@ -212,7 +212,12 @@ func (w *write) again(err error) (bool, error) {
 		err = w.refresh(lost)
 		return err == nil, err
 	}
-	if err = w.queue(w.ctx); err == nil {
+	if w.way == stores {
+		err = w.queue(w.ctx)
+	} else {
+		err = nil // a deletion is soon done
+	}
+	if err == nil {
 		err = w.engine.catchUp(w.ctx, lost)
 	}
 	return err == nil, err
@@ -227,7 +232,8 @@ func (w *write) refresh(lost *storage.ConflictError) error {
 	if err != nil {
 		return storageError(err)
 	}
-	v := catalog.Find(w.v.GroupVersion.Group, w.v.GroupVersion.Version, w.def.Names.Plural)
+	asked := w.target.Version.GroupVersion // w.v may be one that is not served
+	v := catalog.Find(asked.Group, asked.Version, w.def.Names.Plural)
 	if v == nil || v.Definition.Custom == nil {
 		return notServed()
 	}
@@ -266,7 +272,7 @@ func (w *write) tell() {
 }
 
 // key is the storage key of the target.
-func (w *write) key() string { return w.def.Key(w.target.Namespace, w.target.Name) }
+func (w *write) key() string { return w.def.Key(w.target.Namespace, w.name()) }
 
 func (w *write) parseable(apiVersion string) (typed.ParseableType, bool) {
 	v := versionOf(w.def, apiVersion)

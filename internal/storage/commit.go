@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -49,11 +50,11 @@ func (s *Store) await(ctx context.Context, r *request) ([]*Event, error) {
 	case <-r.done:
 		return r.events, r.err
 	case <-ctx.Done():
-		if r.taken.CompareAndSwap(false, true) {
+		if s.queue.withdraw(r) {
 			return nil, ctx.Err()
 		}
 	case <-patience:
-		if r.taken.CompareAndSwap(false, true) {
+		if s.queue.withdraw(r) {
 			return nil, ErrUnavailable
 		}
 		return nil, ErrInDoubt
@@ -111,6 +112,17 @@ func (q *queue) add(rs ...*request) bool {
 	}
 	q.waiting = append(q.waiting, rs...)
 	poke(q.ready)
+	return true
+}
+
+// withdraw takes r back, unless the committer has it. Nothing of r is kept: while the log stands still, others follow.
+func (q *queue) withdraw(r *request) bool {
+	if !r.taken.CompareAndSwap(false, true) {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = slices.DeleteFunc(q.waiting, func(other *request) bool { return other == r })
 	return true
 }
 
@@ -231,7 +243,8 @@ func (s *Store) Failed() error {
 	return nil
 }
 
-// append writes to the log unless it has failed for good before.
+// append writes to the log unless it has failed for good before. Of events that it was given when it failed nobody knows
+// what became: ErrInDoubt.
 func (s *Store) append(events []*Event) error {
 	if err := s.Failed(); err != nil {
 		return err
@@ -243,7 +256,7 @@ func (s *Store) append(events []*Event) error {
 	err := fmt.Errorf("%w: %w", ErrFailed, cause)
 	s.failed.Store(&err)
 	s.options.Logger.Error("the storage log has failed; reads go on, writes do not", "err", cause)
-	return err
+	return fmt.Errorf("%w: %w", ErrInDoubt, cause)
 }
 
 // pending is the state that a group builds up.

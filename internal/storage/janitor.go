@@ -40,7 +40,7 @@ const shortHistory = 10 * time.Second
 // retire compacts what is older than age or too much.
 func (s *Store) retire(age time.Duration) {
 	target := s.history.retention.target(s.options.Now().Add(-age), s.options.HistoryBytes)
-	if target <= s.history.oldest.Load() {
+	if target == 0 || target < s.history.oldest.Load() { // one that failed is tried again
 		return
 	}
 	if err := s.compact(target); err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrUnavailable) {
@@ -56,7 +56,7 @@ func (s *Store) compact(revision int64) error {
 	if h.gone {
 		return ErrClosed
 	}
-	if revision <= h.oldest.Load() {
+	if revision < h.oldest.Load() {
 		return nil
 	}
 	h.oldest.Store(revision) // first, so that nobody starts on what is about to go

@@ -107,7 +107,7 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 	}
 	e := l.engine()
 	if e.failure() != nil {
-		return unavailable(e.cause)
+		return l.notNow(e)
 	}
 	batch, tail, err := newBatch(e.db, events, l.tail)
 	if err != nil {
@@ -128,6 +128,16 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 	defer l.mu.Unlock()
 	l.tail, l.durable, l.pending = tail, tail, tally{}
 	return nil
+}
+
+// notNow is why nothing can be done with an engine that has failed: another will come, or none will.
+func (l *disk) notNow(failed *engine) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.final != nil {
+		return l.final
+	}
+	return unavailable(failed.cause)
 }
 
 // expect notes what an engine may find that is opened after this one.

@@ -97,6 +97,7 @@ func (l *disk) renew(failed *engine) bool {
 		}
 		if damaged == beliefs {
 			l.install(failed, err)
+			l.health.fail(err)
 			return false
 		}
 	}

@@ -15,11 +15,17 @@ import (
 // should be: each by its checksum, all of them by number and digest, and the index
 // for gaps. It returns the ends of the index.
 func (e *engine) load(add func(*storage.Record) error) (oldest, newest change, err error) {
-	err = e.reading("the engine's files", func() (err error) {
-		oldest, newest, err = e.loadAll(add)
+	ends := make(chan [2]change, 1) // work that is left behind may end at any time
+	err = e.reading("the engine's files", func() error {
+		oldest, newest, err := e.loadAll(add)
+		ends <- [2]change{oldest, newest}
 		return err
 	})
-	return oldest, newest, err
+	if err != nil {
+		return change{}, change{}, err
+	}
+	found := <-ends
+	return found[0], found[1], nil
 }
 
 func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change, err error) {

@@ -21,7 +21,7 @@ func (l *disk) past(work func(*engine) error) error {
 	e := l.engine()
 	err := e.reading("the history", func() error { return work(e) })
 	if e.failure() != nil {
-		return unavailable(e.cause)
+		return l.notNow(e)
 	}
 	if damage := (*DamageError)(nil); errors.As(err, &damage) {
 		l.logger.Error("the history cannot be read", "err", err)
