@@ -14,7 +14,9 @@ func TestMetricsGoWithTheirKinds(t *testing.T) {
 	h := withCronTabs(t)
 	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/crontabs.stable.example.com"
 	v := h.server.live.Find("stable.example.com", "v1", "crontabs")
-	used := func() { h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1", Took: time.Second}) }
+	used := func() {
+		h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1", Took: time.Second})
+	}
 	h.want(200, "GET", crontabs, "")
 	h.want(200, "GET", crontabs+"/a", "")
 	h.want(200, "GET", strings.Replace(crontabs, "/v1/", "/v1beta1/", 1)+"/a", "")

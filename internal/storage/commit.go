@@ -184,6 +184,7 @@ func (s *Store) commitGroup(group []*request) {
 		r.err = g.apply(r)
 	}
 	if len(g.events) == 0 {
+		s.history.shrink(s.options.RecentBytes, s.hub.published.Load())
 		return
 	}
 	err := s.append(g.events)

@@ -17,9 +17,10 @@ type history struct {
 	maintenance sync.RWMutex
 	gone        bool // the log is closed; guarded by maintenance
 
-	recentBytes int64 // of state.recent; the publisher's
-	rewound     rewound
-	retention   retention
+	recentBytes    int64 // of state.recent; the publisher's
+	recent, marked spare // likewise
+	rewound        rewound
+	retention      retention
 }
 
 // state is one published moment. It is immutable.
@@ -75,6 +76,15 @@ func (h *history) publish(head *Snapshot, events []*Event, recentBytes, keep int
 	h.state.Store(next)
 }
 
+// shrink forgets what publish would. The publisher calls it when there is nothing to publish.
+func (h *history) shrink(recentBytes, keep int64) {
+	next := *h.state.Load()
+	n := len(next.recent)
+	if h.trim(&next, recentBytes, keep); len(next.recent) < n {
+		h.state.Store(&next)
+	}
+}
+
 // trim forgets recent events beyond the bound or before the oldest revision.
 func (h *history) trim(st *state, bound, keep int64) {
 	n, base, oldest := 0, st.base(), h.oldest.Load()
@@ -86,17 +96,20 @@ func (h *history) trim(st *state, bound, keep int64) {
 		h.recentBytes -= e.HistoryCost()
 		n++
 	}
-	st.recent = forget(st.recent, n)
+	st.recent = forget(st.recent, n, &h.recent)
 	first := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= base+int64(n) })
-	st.marks = forget(st.marks, first)
+	st.marks = forget(st.marks, first, &h.marked)
 }
 
-// forget drops the first n of s. Readers may hold s, so nothing is overwritten:
-// appending moves what is left to a new array once the old one is full, and a
-// large drop does so at once, lest the old array keep all that was dropped.
-func forget[T any](s []T, n int) []T {
+// spare is how many elements have been dropped from the front of an array that still holds them.
+type spare int
+
+// forget drops the first n of s. Readers may hold s, so nothing is overwritten: what is
+// left moves to a new array once the old one holds more that was dropped.
+func forget[T any](s []T, n int, dropped *spare) []T {
 	s = s[n:]
-	if n > len(s) {
+	if *dropped += spare(n); int(*dropped) > len(s) {
+		*dropped = 0
 		return append([]T(nil), s...)
 	}
 	return s

@@ -41,13 +41,13 @@ type Store struct {
 	expiry  expiry
 	waiters waiters
 
-	stop   chan struct{} // closed by Close
+	stop chan struct{} // closed by Close
 	// lifetime ends when Close begins; what the log waits for then is not waited for.
 	lifetime context.Context
 	end      context.CancelFunc
-	failed atomic.Pointer[error]
-	closed sync.Once
-	result error // of Close
+	failed   atomic.Pointer[error]
+	closed   sync.Once
+	result   error // of Close
 
 	committing, serving sync.WaitGroup
 }

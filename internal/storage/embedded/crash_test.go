@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -230,7 +231,10 @@ func sameState(s *storage.Snapshot, now map[string]*storage.Record) error {
 // left of the disk. kill ends the process only, so that nothing unsynced is lost
 // yet.
 func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
-	s, err := Open(crashOptions(fs))
+	o := crashOptions(fs)
+	killed := make(chan time.Time) // nobody waits for what becomes of a killed process
+	o.pause, o.patience = func(time.Duration) <-chan time.Time { return nil }, func() <-chan time.Time { return killed }
+	s, err := Open(o)
 	if err != nil {
 		return nil, fmt.Errorf("open: %w", err)
 	}
@@ -269,6 +273,7 @@ func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, kil
 	left := mem
 	if killOnly {
 		fs.dead.Store(true)
+		close(killed)
 	} else {
 		left = crash(t, mem, []int{0, 0, 10, 50, 90, 100}[r.IntN(6)], r)
 	}
