@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	ourschema "github.com/trellis-k8s/trellis/internal/schema"
 )
@@ -43,14 +44,24 @@ func (c *compiledSchema) get() (*ourschema.Schema, error) {
 	s, err := ourschema.Compile(bytesOf(c.raw), c.preserveUnknownFields)
 	c.used.Store(true)
 	c.kept.Store(&compilation{s, err})
-	time.AfterFunc(keepSchema, c.sweep)
+	c.sweepLater()
 	return s, err
+}
+
+// sweepLater has c swept, unless it goes before with the kind it belongs to.
+func (c *compiledSchema) sweepLater() {
+	w := weak.Make(c)
+	time.AfterFunc(keepSchema, func() {
+		if c := w.Value(); c != nil {
+			c.sweep()
+		}
+	})
 }
 
 // sweep lets go of what was not used since the sweep before.
 func (c *compiledSchema) sweep() {
 	if c.used.Swap(false) {
-		time.AfterFunc(keepSchema, c.sweep)
+		c.sweepLater()
 		return
 	}
 	c.kept.Store(nil)

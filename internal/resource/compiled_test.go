@@ -1,6 +1,10 @@
 package resource
 
-import "testing"
+import (
+	"runtime"
+	"testing"
+	"weak"
+)
 
 func TestSchemaIsLetGo(t *testing.T) {
 	c := &compiledSchema{raw: `{"type":"object","properties":{"a":{"type":"string"}}}`}
@@ -34,4 +38,19 @@ func BenchmarkSchema(b *testing.B) {
 			}
 		}
 	})
+}
+
+// A compiled schema goes with its kind: what would sweep it later does not keep it, nor the record it points into.
+func TestCompiledSchemaGoesWithItsKind(t *testing.T) {
+	c := &compiledSchema{raw: `{"type":"object"}`}
+	if _, err := c.get(); err != nil {
+		t.Fatal(err)
+	}
+	gone := weak.Make(c)
+	runtime.KeepAlive(c)
+	c = nil
+	runtime.GC()
+	if gone.Value() != nil {
+		t.Error("it is still there")
+	}
 }

@@ -25,6 +25,7 @@ func (s *Store) janitor() {
 		s.sweep()
 		s.note(tick)
 		s.retire(s.options.CompactAfter)
+		poke(s.queue.ready) // the committer forgets what it holds of what has gone
 	}
 }
 

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -426,4 +428,18 @@ func checkWatch(t *testing.T, s *storage.Store, log, keys []string, oldest int64
 		progress = p
 	}
 	want(t, got, expect...)
+}
+
+// What history has forgotten takes no more memory, even if nothing more is written.
+func TestCompactedHistoryIsLetGo(t *testing.T) {
+	c := newClock()
+	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *storage.Store) {
+		put(t, s, "a", "1")
+		old := weak.Make(s.Get("a"))
+		remove(t, s, "a")
+		for old.Value() != nil {
+			c.tick(time.Minute)
+			runtime.GC()
+		}
+	})
 }

@@ -42,7 +42,7 @@ func newSmallDisk(t *testing.T, reserve int64) *smallDisk {
 
 func (d *smallDisk) options() Options {
 	o := crashOptions(d.fs)
-	o.CompactAfter = 1000 * time.Hour
+	o.CompactAfter = 1e6 * time.Hour
 	o.DiskUsage, o.Health, o.Now, o.After, o.pause = d.fs.usage, d.health, d.clock.Now, d.clock.After, d.clock.After
 	o.patience = func() <-chan time.Time {
 		if d.waiting != nil {

@@ -50,15 +50,14 @@ func (e *engine) stop(what, name string, err error) {
 // shut waits for the uses by an engine that has failed to end, and closes its files,
 // so that those which are deleted take no more room.
 func (f *fence) shut() {
-	f.uses.Lock()
-	defer f.uses.Unlock() // later ones see that the engine has failed
+	f.uses.Lock() // whoever comes later sees that the engine has failed
+	defer f.uses.Unlock()
 	f.mu.Lock()
-	files := f.files
-	f.files = nil
-	f.mu.Unlock()
-	for file := range files {
+	defer f.mu.Unlock()
+	for file := range f.files {
 		_ = file.File.Close() // of no use any more
 	}
+	f.files = nil
 }
 
 // add notes an open file.
