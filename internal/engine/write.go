@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
@@ -212,14 +212,12 @@ func (w *write) again(err error) (bool, error) {
 		err = w.refresh(lost)
 		return err == nil, err
 	}
-	if w.way == stores {
-		err = w.queue(w.ctx)
-	} else {
-		err = nil // a deletion is soon done
+	if w.way == stores { // a deletion is soon done, and waits for nobody
+		if err := w.queue(w.ctx); err != nil {
+			return false, err
+		}
 	}
-	if err == nil {
-		err = w.engine.catchUp(w.ctx, lost)
-	}
+	err = w.engine.catchUp(w.ctx, lost)
 	return err == nil, err
 }
 
@@ -296,10 +294,6 @@ func (w *write) convertTo(t object.Tree, apiVersion string) (object.Tree, error)
 	if conversion.Remote(w.def) {
 		return w.convertRemote(t, to)
 	}
-	copied := make(object.Tree, len(t))
-	for k, v := range t {
-		copied[k] = v
-	}
-	out, err := conversion.Convert(w.ctx, copied, from, to)
+	out, err := conversion.Convert(w.ctx, maps.Clone(t), from, to)
 	return out, asInternal(err)
 }
