@@ -74,6 +74,7 @@ var free = []string{
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema",
 	"k8s.io/apiextensions-apiserver/pkg/generated/openapi",
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration",
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1",
