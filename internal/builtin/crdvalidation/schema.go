@@ -66,7 +66,7 @@ func children(s *schema, f func(*schema) bool) bool {
 }
 
 // room is for one schema of all after the other: they are large.
-func room(all map[string]schema) *schema {
+func room[T any](all map[string]T) *schema {
 	if len(all) == 0 {
 		return nil
 	}
