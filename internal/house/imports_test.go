@@ -72,6 +72,7 @@ var only = map[string][]string{
 var free = []string{
 	"k8s.io/apiserver/pkg/authorization/authorizer",
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers",
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",

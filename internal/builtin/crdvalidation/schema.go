@@ -22,8 +22,8 @@ func schemasOf(s *apiextensions.CustomResourceDefinitionSpec) (all []*schema) {
 		all = append(all, s.Validation.OpenAPIV3Schema)
 	}
 	for i := range s.Versions {
-		if !hasNoSchema(&s.Versions[i]) {
-			all = append(all, s.Versions[i].Schema.OpenAPIV3Schema)
+		if v := s.Versions[i].Schema; v != nil && v.OpenAPIV3Schema != nil {
+			all = append(all, v.OpenAPIV3Schema)
 		}
 	}
 	return all
