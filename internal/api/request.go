@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -316,9 +317,9 @@ func (q *request) query() url.Values { return q.r.URL.Query() }
 // counted. Paths that lead nowhere are not counted: anybody can make up any number of them.
 func (q *request) finish() {
 	s, m := q.server, q.server.metrics
-	stage := access.StageComplete
+	stage := auditv1.StageResponseComplete
 	if p := recover(); p != nil {
-		stage = access.StagePanic
+		stage = auditv1.StagePanic
 		defer q.panicked(p)
 	}
 	if q.cancel != nil {

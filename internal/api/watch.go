@@ -11,8 +11,8 @@ import (
 
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
-	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
@@ -68,7 +68,7 @@ func (q *request) watch() error {
 	}
 	defer out.close()
 	if q.server.config.Audit != nil {
-		q.record(access.StageStarted)
+		q.record(auditv1.StageResponseStarted)
 	}
 	sent, done := q.server.metrics.watching(q)
 	defer done()
