@@ -71,6 +71,7 @@ var only = map[string][]string{
 // free are exceptions from only: types, interfaces, generated documents and pure functions.
 var free = []string{
 	"k8s.io/apiserver/pkg/authorization/authorizer",
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation",
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
