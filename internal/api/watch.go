@@ -12,6 +12,7 @@ import (
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
@@ -38,7 +39,7 @@ func (q *request) watch() error {
 		return err
 	}
 	if !q.media.streams {
-		return notAcceptable(q.server.offers, true)
+		return negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, true))
 	}
 	events, err := q.newEvents()
 	if err != nil {
