@@ -106,12 +106,11 @@ func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, stat
 	w, at := walker{options: o}, place{root: true}
 	var unsupported error
 	if o.structural {
-		if unsupported = unsupportedIn(s); unsupported == nil {
-			found := structural(s, path)
-			errs = append(errs, found...)
-			if len(found) == 0 {
-				errs = append(errs, w.compile(js, path, &at)...)
-			}
+		var found field.ErrorList
+		found, unsupported = NonStructural(s, path)
+		errs = append(errs, found...)
+		if unsupported == nil && len(found) == 0 {
+			errs = append(errs, w.compile(js, path, &at)...)
 		}
 	}
 	w.schema(s, path, at)
