@@ -92,7 +92,7 @@ func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer q.lighten()
+	defer q.releaseBody()
 	o := &metav1.DeleteOptions{}
 	if len(body) > 0 {
 		if err := q.decodeDeleteOptions(body, o); err != nil {

@@ -73,9 +73,9 @@ func (q *request) watch() error {
 	}
 	sent, done := q.server.metrics.watching(q)
 	defer done()
-	audience, leave := q.server.crowd.join(q.v.Definition)
+	watches, leave := q.server.watchCounts.add(q.v.Definition)
 	defer leave()
-	s := &stream{request: q, source: w, events: events, out: out, counter: sent, audience: audience}
+	s := &stream{request: q, source: w, events: events, out: out, counter: sent, watches: watches}
 	s.run(lasts)
 	return nil
 }
@@ -94,11 +94,11 @@ type sink interface {
 // stream moves events from a watch to its client. Everything that is ready goes out in one write.
 type stream struct {
 	*request
-	source   *engine.Watch
-	events   *events
-	out      sink
-	counter  prometheus.Counter // of what is sent
-	audience *atomic.Int64      // how many watch the same kind
+	source  *engine.Watch
+	events  *events
+	out     sink
+	counter prometheus.Counter // of what is sent
+	watches *atomic.Int64      // how many watch the same kind
 
 	taken  []engine.WatchEvent
 	buf    []byte
@@ -171,7 +171,7 @@ func (s *stream) due(now time.Time) bool {
 
 // gather waits a moment for more where events come in a burst.
 func (s *stream) gather(done <-chan struct{}) bool {
-	wait := patience(s.audience.Load()) - time.Since(s.sent)
+	wait := patience(s.watches.Load()) - time.Since(s.sent)
 	if wait <= 0 {
 		return true
 	}
