@@ -24,7 +24,7 @@ func sample() *Record {
 			User: &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev"}, Extra: map[string][]string{"a": {"b"}}},
 			Verb: "get", Resource: true, Group: "example.com", Version: "v1beta1", Plural: "crontabs", Namespace: "default", Name: "c", Subresource: "status",
 		},
-		ID: "id", Stage: StageComplete, URI: "/apis/example.com/v1beta1/namespaces/default/crontabs/c/status?pretty=1", UserAgent: "old-client/1.0 \"x\"\n",
+		ID: "id", Stage: auditv1.StageResponseComplete, URI: "/apis/example.com/v1beta1/namespaces/default/crontabs/c/status?pretty=1", UserAgent: "old-client/1.0 \"x\"\n",
 		As: &user.DefaultInfo{Name: "joe"}, SourceIPs: []string{"::1"}, Code: 404,
 		Failure:  &metav1.Status{Status: "Failure", Reason: metav1.StatusReasonNotFound, Message: "gone"},
 		Received: began, Now: began.Add(time.Millisecond), Deprecated: true, RemovedRelease: "1.22",
@@ -52,7 +52,7 @@ func TestRecordIsAnEvent(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	// nobody, nothing of a kind, no answer
-	line, err = (&Record{Stage: StagePanic, UserAgent: strings.Repeat("x", 5000)}).encode()
+	line, err = (&Record{Stage: auditv1.StagePanic, UserAgent: strings.Repeat("x", 5000)}).encode()
 	var bare auditv1.Event
 	if strict, decodeErr := kjson.UnmarshalStrict(line, &bare); err != nil || decodeErr != nil || len(strict) > 0 {
 		t.Fatalf("%v %v %v", err, decodeErr, strict)

@@ -8,14 +8,9 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
-)
-
-// Stages of a request that are recorded, as audit.k8s.io/v1 calls them.
-const (
-	StageStarted  = "ResponseStarted" // of a watch: the headers have been sent
-	StageComplete = "ResponseComplete"
-	StagePanic    = "Panic"
 )
 
 // maxUserAgent is how much of a User-Agent is kept, upstream's.
@@ -23,70 +18,45 @@ const maxUserAgent = 1024
 
 // Record is what is noted of one stage of a request.
 type Record struct {
-	Attributes                // who wanted what; User is nil where nobody knows
-	ID, Stage, URI, UserAgent string
-	As                        user.Info // whom User impersonates, or nil
-	SourceIPs                 []string
-	Code                      int            // of the response; 0: there is none
-	Failure                   *metav1.Status // what the response says, if that is why it failed
-	Received, Now             time.Time
-	Deprecated                bool              // what was asked for will go,
-	RemovedRelease            string            // with this release, if that is known
-	Annotations               map[string]string // by admission
-}
-
-// event is an Event of audit.k8s.io/v1, field by field as upstream writes it.
-type event struct {
-	Kind         string                     `json:"kind"`
-	APIVersion   string                     `json:"apiVersion"`
-	Level        string                     `json:"level"`
-	ID           string                     `json:"auditID"`
-	Stage        string                     `json:"stage"`
-	URI          string                     `json:"requestURI"`
-	Verb         string                     `json:"verb"`
-	User         authenticationv1.UserInfo  `json:"user"`
-	Impersonated *authenticationv1.UserInfo `json:"impersonatedUser,omitempty"`
-	SourceIPs    []string                   `json:"sourceIPs,omitempty"`
-	UserAgent    string                     `json:"userAgent,omitempty"`
-	Object       *objectReference           `json:"objectRef,omitempty"`
-	Response     *metav1.Status             `json:"responseStatus,omitempty"`
-	Received     metav1.MicroTime           `json:"requestReceivedTimestamp"`
-	Now          metav1.MicroTime           `json:"stageTimestamp"`
-	Annotations  map[string]string          `json:"annotations,omitempty"`
-}
-
-type objectReference struct {
-	Resource    string `json:"resource,omitempty"`
-	Namespace   string `json:"namespace,omitempty"`
-	Name        string `json:"name,omitempty"`
-	Group       string `json:"apiGroup,omitempty"`
-	Version     string `json:"apiVersion,omitempty"`
-	Subresource string `json:"subresource,omitempty"`
+	Attributes         // who wanted what; User is nil where nobody knows
+	Stage              auditv1.Stage
+	ID, URI, UserAgent string
+	As                 user.Info // whom User impersonates, or nil
+	SourceIPs          []string
+	Code               int            // of the response; 0: there is none
+	Failure            *metav1.Status // what the response says, if that is why it failed
+	Received, Now      time.Time
+	Deprecated         bool              // what was asked for will go,
+	RemovedRelease     string            // with this release, if that is known
+	Annotations        map[string]string // by admission
 }
 
 // encode makes one line.
 func (r *Record) encode() ([]byte, error) {
-	e := event{
-		Kind: "Event", APIVersion: "audit.k8s.io/v1", Level: "Metadata",
-		ID: r.ID, Stage: r.Stage, URI: r.URI, Verb: r.Verb, User: userInfo(r.User),
+	e := auditv1.Event{
+		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: auditv1.SchemeGroupVersion.String()}, Level: auditv1.LevelMetadata,
+		AuditID: types.UID(r.ID), Stage: r.Stage, RequestURI: r.URI, Verb: r.Verb, User: userInfo(r.User),
 		SourceIPs: r.SourceIPs, UserAgent: r.UserAgent,
-		Received: metav1.NewMicroTime(r.Received), Now: metav1.NewMicroTime(r.Now),
+		RequestReceivedTimestamp: metav1.NewMicroTime(r.Received), StageTimestamp: metav1.NewMicroTime(r.Now),
 	}
 	if len(e.UserAgent) > maxUserAgent {
 		e.UserAgent = e.UserAgent[:maxUserAgent] + "...TRUNCATED"
 	}
 	if r.As != nil {
 		as := userInfo(r.As)
-		e.Impersonated = &as
+		e.ImpersonatedUser = &as
 	}
 	if r.Resource {
-		e.Object = &objectReference{r.Plural, r.Namespace, r.Name, r.Group, r.Version, r.Subresource}
+		e.ObjectRef = &auditv1.ObjectReference{
+			Resource: r.Plural, Namespace: r.Namespace, Name: r.Name, APIGroup: r.Group, APIVersion: r.Version, Subresource: r.Subresource,
+		}
 	}
 	if r.Code != 0 {
-		e.Response = &metav1.Status{Code: int32(r.Code)}
+		e.ResponseStatus = &metav1.Status{Code: int32(r.Code)}
 	}
-	if f := r.Failure; f != nil && e.Response != nil {
-		e.Response.Status, e.Response.Message, e.Response.Reason, e.Response.Details = f.Status, f.Message, f.Reason, f.Details
+	if f := r.Failure; f != nil && e.ResponseStatus != nil {
+		to := e.ResponseStatus
+		to.Status, to.Message, to.Reason, to.Details = f.Status, f.Message, f.Reason, f.Details
 	}
 	e.Annotations = maps.Clone(r.Annotations)
 	if r.Deprecated {

@@ -53,7 +53,7 @@ type Server struct {
 	offers      []offer // media types, the preferred first
 	choices     choices // of them
 	metrics     *metrics
-	crowd       crowd
+	watchCounts watchCounts
 	bodyRoom    *semaphore.Weighted // for large bodies
 	webhookRoom *semaphore.Weighted // for those of kinds that webhooks convert
 

@@ -6,6 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -39,7 +40,7 @@ func (q *request) annotate(key, value string) {
 }
 
 // record notes a stage of the request.
-func (q *request) record(stage string) {
+func (q *request) record(stage auditv1.Stage) {
 	r := &access.Record{
 		Attributes: q.attributes,
 		ID:         q.w.Header().Get("Audit-Id"),
@@ -50,7 +51,7 @@ func (q *request) record(stage string) {
 		Received:   q.began,
 		Now:        time.Now(),
 	}
-	if stage == access.StagePanic {
+	if stage == auditv1.StagePanic {
 		r.Code = http.StatusInternalServerError
 	}
 	for _, ip := range utilnet.SourceIPs(q.r) {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	kjson "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -81,7 +82,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	switch f {
 	case formatProtobuf:
 		if typed == nil {
-			return engine.Body{}, unsupportedMedia(mediaTypes(withoutProtobuf(q.server.offers), false))
+			return engine.Body{}, negotiation.NewUnsupportedMediaTypeError(mediaTypes(withoutProtobuf(q.server.offers), false))
 		}
 		t, err := typed.DecodeProtobuf(data)
 		if err != nil {

@@ -17,9 +17,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// become makes the request one of the user of whom the Impersonate headers name the parts, if the caller may
+// actAs makes the request one of the user of whom the Impersonate headers name the parts, if the caller may
 // act as that user and as each of its parts (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
-func (q *request) become(parts []corev1.ObjectReference) bool {
+func (q *request) actAs(parts []corev1.ObjectReference) bool {
 	if len(parts) == 0 {
 		return true
 	}
@@ -31,7 +31,7 @@ func (q *request) become(parts []corev1.ObjectReference) bool {
 	u := &user.DefaultInfo{Extra: map[string][]string{}}
 	groupsGiven := len(h[authenticationv1.ImpersonateGroupHeader]) > 0
 	for _, p := range parts {
-		a := actAs(q.attributes.User, p)
+		a := impersonation(q.attributes.User, p)
 		if decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a); err != nil || decision != authorizer.DecisionAllow {
 			q.forbid(&a, reason)
 			return false
@@ -60,8 +60,8 @@ func (q *request) become(parts []corev1.ObjectReference) bool {
 	return true
 }
 
-// actAs is the permission to act as one part of a user.
-func actAs(caller user.Info, p corev1.ObjectReference) access.Attributes {
+// impersonation is the permission to act as one part of a user.
+func impersonation(caller user.Info, p corev1.ObjectReference) access.Attributes {
 	a := access.Attributes{User: caller, Verb: "impersonate", Resource: true, Namespace: p.Namespace, Name: p.Name}
 	switch p.Kind {
 	case "ServiceAccount":
@@ -95,8 +95,8 @@ func withImplied(name string, groups []string) []string {
 	return append(groups, user.AllAuthenticated)
 }
 
-// impersonated lists the parts of the user that the headers name.
-func impersonated(h http.Header) []corev1.ObjectReference {
+// impersonationRequests lists the parts of the user that the headers name.
+func impersonationRequests(h http.Header) []corev1.ObjectReference {
 	var parts []corev1.ObjectReference
 	if name := h.Get(authenticationv1.ImpersonateUserHeader); name != "" {
 		if namespace, account, err := serviceaccount.SplitUsername(name); err == nil {

@@ -4,14 +4,16 @@ import (
 	"maps"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 
-	"github.com/munnerz/goautoneg"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -73,26 +75,50 @@ type media struct {
 }
 
 // negotiate finds the first media type of the Accept header that can be served.
-// v is the kind asked for, nil for a Status. The rules are those of kube-apiserver: quality
-// first, then the order of the header, parameters that name an unknown view disqualify.
+// v is the kind asked for, nil for a Status.
 func negotiate(header string, offers []offer, v *resource.Version) (media, bool) {
-	if header == "" {
-		return media{offer: offers[0]}, true
-	}
-	for _, clause := range goautoneg.ParseAccept(header) {
-		for _, o := range offers {
-			matches := clause.Type == "application" && (clause.SubType == o.subtype || clause.SubType == "*") ||
-				clause.Type == "*" && clause.SubType == "*"
-			if !matches {
-				continue
-			}
-			if m, ok := acceptable(clause.Params, o, v); ok {
-				return m, true
-			}
+	accepted := make([]runtime.SerializerInfo, len(offers))
+	for i, o := range offers {
+		accepted[i] = runtime.SerializerInfo{MediaType: o.media, MediaTypeType: "application", MediaTypeSubType: o.subtype}
+		if o.streams {
+			accepted[i].StreamSerializer = &runtime.StreamSerializerInfo{}
 		}
 	}
-	return media{}, false
+	options, ok := negotiation.NegotiateMediaTypeOptions(header, accepted, subject{v})
+	if !ok {
+		return media{}, false
+	}
+	i := slices.IndexFunc(offers, func(o offer) bool { return o.media == options.Accepted.MediaType })
+	m := media{offer: offers[i], pretty: options.Pretty}
+	if to := options.Convert; to != nil {
+		m.view, m.version = views[to.Kind], to.Version
+	}
+	return m, true
 }
+
+// views are what clients call them.
+var views = map[string]view{"Table": viewTable, "PartialObjectMetadata": viewPartial, "PartialObjectMetadataList": viewPartialList}
+
+// subject is the kind that a response is about, or none. It is upstream's negotiation.EndpointRestrictions.
+type subject struct{ v *resource.Version }
+
+// AllowsMediaTypeTransform decides on an encoding, and on a view if there is a target.
+func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.GroupVersionKind) bool {
+	if target == nil {
+		return s.v == nil || s.v.Type != nil || subtype != "vnd.kubernetes.protobuf"
+	}
+	if s.v == nil || target.Group != metav1.GroupName || target.Version != "v1" && target.Version != "v1beta1" {
+		return false
+	}
+	view, ok := views[target.Kind]
+	return ok && (view != viewTable || len(s.v.Columns) > 0 && (subtype == "json" || subtype == "yaml"))
+}
+
+// AllowsServerVersion decides on the parameter sv.
+func (s subject) AllowsServerVersion(version string) bool { return s.v != nil && version == "v1" }
+
+// AllowsStreamSchema decides on the parameter stream.
+func (subject) AllowsStreamSchema(schema string) bool { return schema == "watch" }
 
 const (
 	maxChoices      = 64
@@ -134,53 +160,15 @@ func (c *choices) find(header string, offers []offer, v *resource.Version) (medi
 	return m, ok
 }
 
-// acceptable looks at the parameters of a media type.
-func acceptable(params map[string]string, o offer, v *resource.Version) (media, bool) {
-	m := media{offer: o, pretty: params["pretty"] == "1"}
-	if s := params["stream"]; s != "" && (s != "watch" || !o.streams) {
-		return m, false
-	}
-	if s := params["sv"]; s != "" && (v == nil || s != "v1") {
-		return m, false
-	}
-	_, as := params["as"]
-	_, g := params["g"]
-	_, ver := params["v"]
-	if !as && !g && !ver {
-		return m, v == nil || v.Type != nil || o.format != formatProtobuf
-	}
-	m.version = params["v"]
-	if v == nil || params["g"] != metav1.GroupName || m.version != "v1" && m.version != "v1beta1" {
-		return m, false
-	}
-	switch params["as"] {
-	case "Table":
-		m.view = viewTable
-		return m, len(v.Columns) > 0 && (o.format == formatJSON || o.format == formatYAML)
-	case "PartialObjectMetadata":
-		m.view = viewPartial
-	case "PartialObjectMetadataList":
-		m.view = viewPartialList
-	default:
-		return m, false
-	}
-	return m, true
-}
-
 // negotiate sets the media type of the response.
 func (q *request) negotiate() error {
 	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, q.v)
 	if !ok {
-		return notAcceptable(q.server.offers, false)
+		return negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, false))
 	}
 	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
 	q.media = m
 	return nil
-}
-
-func notAcceptable(offers []offer, stream bool) error {
-	return mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
-		"only the following media types are accepted: "+strings.Join(mediaTypes(offers, stream), ", "))
 }
 
 func mediaTypes(offers []offer, stream bool) []string {
@@ -196,11 +184,6 @@ func mediaTypes(offers []offer, stream bool) []string {
 		}
 	}
 	return all
-}
-
-func unsupportedMedia(accepted []string) error {
-	return mediaError(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType,
-		"the body of the request was in an unknown format - accepted media types include: "+strings.Join(accepted, ", "))
 }
 
 func mediaError(code int32, reason metav1.StatusReason, message string) error {
@@ -222,7 +205,7 @@ func bodyFormat(r *http.Request, offers []offer) (format, error) {
 			}
 		}
 	}
-	return 0, unsupportedMedia(mediaTypes(offers, false))
+	return 0, negotiation.NewUnsupportedMediaTypeError(mediaTypes(offers, false))
 }
 
 // pretty says whether a human is thought to read along.

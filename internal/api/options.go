@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
@@ -91,7 +92,7 @@ func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer q.lighten()
+	defer q.releaseBody()
 	o := &metav1.DeleteOptions{}
 	if len(body) > 0 {
 		if err := q.decodeDeleteOptions(body, o); err != nil {
@@ -118,7 +119,7 @@ func (q *request) decodeDeleteOptions(body []byte, o *metav1.DeleteOptions) erro
 	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
 	info, ok := runtime.SerializerInfoForMediaType(internalscheme.Codecs.SupportedMediaTypes(), name)
 	if !ok {
-		return unsupportedMedia(mediaTypes(q.server.offers, false))
+		return negotiation.NewUnsupportedMediaTypeError(mediaTypes(q.server.offers, false))
 	}
 	obj, _, err := internalscheme.Codecs.DecoderToVersion(info.Serializer, kind.GroupVersion()).Decode(body, &kind, o)
 	if err != nil {

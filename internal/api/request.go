@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -56,15 +57,15 @@ type request struct {
 // steps are the way of every request, whoever sends it and whatever it asks for, in kube-apiserver's order. A step
 // returns false where it has answered.
 var steps = [...]func(*request) bool{
-	(*request).begin,        // what every answer says
-	(*request).address,      // what the path and the query are about
-	(*request).welcome,      // not while the server is going away
-	(*request).hurry,        // the time that the client gives it
-	(*request).authenticate, // who asks
-	(*request).impersonate,  // as whom
-	(*request).authorize,    // may they
-	(*request).route,        // what serves it
-	(*request).perform,      // the verb, which writes the answer
+	(*request).begin,           // what every answer says
+	(*request).requestInfo,     // what the path and the query are about
+	(*request).notShuttingDown, // not while the server is going away
+	(*request).requestDeadline, // the time that the client gives it
+	(*request).authenticate,    // who asks
+	(*request).impersonate,     // as whom
+	(*request).authorize,       // may they
+	(*request).route,           // what serves it
+	(*request).perform,         // the verb, which writes the answer
 }
 
 // ServeHTTP answers one request.
@@ -97,8 +98,8 @@ func (q *request) begin() bool {
 	return true
 }
 
-// address reads what the request is about.
-func (q *request) address() bool {
+// requestInfo reads what the request is about.
+func (q *request) requestInfo() bool {
 	q.parse(q.r.Method, q.r.URL.Path)
 	if q.resource && q.verb == verbList && q.r.URL.RawQuery != "" {
 		q.listing()
@@ -134,8 +135,8 @@ func (q *request) listing() {
 	}
 }
 
-// welcome refuses what comes to a server that is going away.
-func (q *request) welcome() bool {
+// notShuttingDown refuses what comes to a server that is going away.
+func (q *request) notShuttingDown() bool {
 	if !q.server.draining.Load() {
 		return true
 	}
@@ -147,8 +148,8 @@ func (q *request) welcome() bool {
 	return false
 }
 
-// hurry sets the deadline that the client asks for.
-func (q *request) hurry() bool {
+// requestDeadline sets the deadline that the client asks for.
+func (q *request) requestDeadline() bool {
 	if q.verb == verbWatch || !strings.Contains(q.r.URL.RawQuery, "timeout=") {
 		return true
 	}
@@ -191,7 +192,7 @@ func (q *request) authenticate() bool {
 func (q *request) impersonate() bool {
 	for name := range q.r.Header {
 		if strings.HasPrefix(name, "Impersonate-") {
-			return q.become(impersonated(q.r.Header))
+			return q.actAs(impersonationRequests(q.r.Header))
 		}
 	}
 	return true
@@ -316,16 +317,16 @@ func (q *request) query() url.Values { return q.r.URL.Query() }
 // counted. Paths that lead nowhere are not counted: anybody can make up any number of them.
 func (q *request) finish() {
 	s, m := q.server, q.server.metrics
-	stage := access.StageComplete
+	stage := auditv1.StageResponseComplete
 	if p := recover(); p != nil {
-		stage = access.StagePanic
+		stage = auditv1.StagePanic
 		defer q.panicked(p)
 	}
 	if q.cancel != nil {
 		q.cancel()
 	}
 	if q.weight > 0 {
-		q.lighten()
+		q.releaseBody()
 	}
 	if q.v != nil && q.status != 0 && !q.uncounted {
 		k := seriesKey{q.group, q.version, q.plural, q.subresource, q.verb, q.status, q.name != "", q.namespace != "", q.dryRun, q.apply}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
@@ -124,7 +125,7 @@ func (q *request) patch() error {
 	}
 	q.apply = contentType == string(types.ApplyYAMLPatchType)
 	if all := q.patchTypes(); !slices.Contains(all, contentType) {
-		return unsupportedMedia(all)
+		return negotiation.NewUnsupportedMediaTypeError(all)
 	}
 	if err := q.negotiate(); err != nil {
 		return err

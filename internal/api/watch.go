@@ -11,8 +11,9 @@ import (
 
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
-	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
@@ -38,7 +39,7 @@ func (q *request) watch() error {
 		return err
 	}
 	if !q.media.streams {
-		return notAcceptable(q.server.offers, true)
+		return negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, true))
 	}
 	events, err := q.newEvents()
 	if err != nil {
@@ -68,13 +69,13 @@ func (q *request) watch() error {
 	}
 	defer out.close()
 	if q.server.config.Audit != nil {
-		q.record(access.StageStarted)
+		q.record(auditv1.StageResponseStarted)
 	}
 	sent, done := q.server.metrics.watching(q)
 	defer done()
-	audience, leave := q.server.crowd.join(q.v.Definition)
+	watches, leave := q.server.watchCounts.add(q.v.Definition)
 	defer leave()
-	s := &stream{request: q, source: w, events: events, out: out, counter: sent, audience: audience}
+	s := &stream{request: q, source: w, events: events, out: out, counter: sent, watches: watches}
 	s.run(lasts)
 	return nil
 }
@@ -93,11 +94,11 @@ type sink interface {
 // stream moves events from a watch to its client. Everything that is ready goes out in one write.
 type stream struct {
 	*request
-	source   *engine.Watch
-	events   *events
-	out      sink
-	counter  prometheus.Counter // of what is sent
-	audience *atomic.Int64      // how many watch the same kind
+	source  *engine.Watch
+	events  *events
+	out     sink
+	counter prometheus.Counter // of what is sent
+	watches *atomic.Int64      // how many watch the same kind
 
 	taken  []engine.WatchEvent
 	buf    []byte
@@ -170,7 +171,7 @@ func (s *stream) due(now time.Time) bool {
 
 // gather waits a moment for more where events come in a burst.
 func (s *stream) gather(done <-chan struct{}) bool {
-	wait := patience(s.audience.Load()) - time.Since(s.sent)
+	wait := patience(s.watches.Load()) - time.Since(s.sent)
 	if wait <= 0 {
 		return true
 	}

@@ -138,7 +138,7 @@ func appendCBOR(dst, js []byte) ([]byte, error) {
 // write sends a body that is known as a whole.
 func (q *request) write(code int, contentType string, body []byte) {
 	if q.weight > 0 {
-		q.lighten()
+		q.releaseBody()
 	}
 	h := q.w.Header()
 	if contentType == mediaJSON {

@@ -53,7 +53,7 @@ func BenchmarkStepsOfCRD(b *testing.B) {
 	b.Run("validate", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if errs := validateCRD(nil, t, nil, ""); len(errs) > 0 {
+			if errs := validateCRD(t, t, nil, ""); len(errs) > 0 {
 				b.Fatal(errs)
 			}
 		}

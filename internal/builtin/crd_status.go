@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
@@ -184,18 +186,26 @@ func hasUsableCABundle(obj object.Tree) bool {
 	return err == nil && crdvalidation.CheckCABundle(pem) == nil
 }
 
+// approvalReasons are those of the condition KubernetesAPIApprovalPolicyConformant.
+var approvalReasons = map[apihelpers.APIApprovalState]string{
+	apihelpers.APIApproved:         "ApprovedAnnotation",
+	apihelpers.APIApprovalBypassed: "UnapprovedAnnotation",
+	apihelpers.APIApprovalMissing:  "MissingAnnotation",
+	apihelpers.APIApprovalInvalid:  "InvalidAnnotation",
+}
+
 // approval is the condition of a CRD in a group of Kubernetes.
 func (w statusWriter) approval(obj object.Tree) {
-	if !crdvalidation.IsProtected(text(obj, "spec", "group")) {
+	if !apihelpers.IsProtectedCommunityGroup(text(obj, "spec", "group")) {
 		return
 	}
-	annotation, _ := object.Annotation(obj, crdvalidation.ApprovalAnnotation)
-	state, message := crdvalidation.ApprovalOf(annotation)
+	annotation, _ := object.Annotation(obj, apiextensionsv1.KubeAPIApprovedAnnotation)
+	state, message := apihelpers.GetAPIApprovalState(map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: annotation})
 	value := "False"
-	if state == crdvalidation.Approved {
+	if state == apihelpers.APIApproved {
 		value = "True"
 	}
-	w.set("KubernetesAPIApprovalPolicyConformant", value, string(state), message)
+	w.set("KubernetesAPIApprovalPolicyConformant", value, approvalReasons[state], message)
 }
 
 // nonStructural keeps the condition of a CRD that preserves unknown fields, as only the legacy form can ask for. No

@@ -100,20 +100,20 @@ func collecting(t *testing.T, api *canned) *collector {
 func TestCollectsWhatItRead(t *testing.T) {
 	id := objectID{things, "n", "a", "a"}
 	api := &canned{answers: map[string]string{thingsPath + "a": fmt.Sprintf(aThing, "a", "a", oneOwner)}}
-	if err := collecting(t, api).judge(t.Context(), id); err != nil {
+	if err := collecting(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "preconditions", "DELETE "+thingsPath+`a {"resourceVersion":"7","uid":"a"}`)
 
 	api.answers[thingsPath+"a"] = fmt.Sprintf(aThing, "a", "a", twoOwners)
 	api.answers[thingsPath+"there"] = fmt.Sprintf(aThing, "there", "there", "")
-	if err := collecting(t, api).judge(t.Context(), id); err != nil {
+	if err := collecting(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "metadata", "PATCH "+thingsPath+`a {"ownerReferences":[{"apiVersion":"g/v1","kind":"Thing","name":"there","uid":"there"}],"resourceVersion":"7","uid":"a"}`)
 
 	api.answers[thingsPath+"a"] = fmt.Sprintf(aThing, "a", "another", oneOwner)
-	if err := collecting(t, api).judge(t.Context(), id); err != nil {
+	if err := collecting(t, api).attemptToDelete(t.Context(), id); err != nil {
 		t.Error(err)
 	}
 	api.expect(t, "metadata")

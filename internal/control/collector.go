@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 )
 
 // collector deletes what has lost its owners and finishes foreground and
@@ -32,7 +33,8 @@ type collector struct {
 	// What cannot be decided until a kind is served waits here.
 	parkedAttempts parking[objectID]
 	parkedOwners   parking[ownerID]
-	departed       departed
+	// absentOwners are the owners that went last, for dependents that ask when the owner's kind is no longer there to be asked.
+	absentOwners *lru.Cache
 }
 
 // ownerID is an owner as a dependent's reference names it.
@@ -64,10 +66,12 @@ var (
 // bring them here first.
 const orphanDelay = 100 * time.Millisecond
 
+const maxAbsentOwners = 4096
+
 func newCollector(c *clients, k *kinds) *collector {
 	g := newGraph()
 	return &collector{
-		clients: c, kinds: k, graph: g, attempts: newQueue[objectID]("collect"),
+		clients: c, kinds: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
 		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
 		parkedAttempts: parking[objectID]{matters: func(o objectID) bool { return g.has(o.uid) }},
 		parkedOwners:   parking[ownerID]{matters: func(o ownerID) bool { return g.has(o.uid) }},
@@ -139,7 +143,7 @@ func (c *collector) seen(k kind, m *metav1.PartialObjectMetadata) {
 func (c *collector) gone(uid types.UID) {
 	dependents, waiting := c.graph.remove(uid)
 	if len(dependents) > 0 {
-		c.departed.add(uid)
+		c.absentOwners.Add(uid, nil)
 	}
 	addAll(c.attempts, dependents)
 	addAll(c.deletions, waiting)
@@ -175,7 +179,7 @@ func (c *collector) findOwner(ctx context.Context, id ownerID) error {
 func (c *collector) lookUp(ctx context.Context, namespace string, ref metav1.OwnerReference) (kind, *metav1.PartialObjectMetadata, error) {
 	k, ok := c.kinds.find(ref.APIVersion, ref.Kind)
 	switch {
-	case !ok && c.departed.has(ref.UID):
+	case !ok && c.isAbsent(ref.UID):
 		return k, nil, nil
 	case !ok:
 		gv, _ := schema.ParseGroupVersion(ref.APIVersion)
@@ -188,6 +192,11 @@ func (c *collector) lookUp(ctx context.Context, namespace string, ref metav1.Own
 		return k, nil, nil
 	}
 	return k, owner, err
+}
+
+func (c *collector) isAbsent(owner types.UID) bool {
+	_, absent := c.absentOwners.Get(owner)
+	return absent
 }
 
 // isMissing reports whether err says that there is no object of that name, rather than that its kind
@@ -225,9 +234,9 @@ func (c *collector) live(ctx context.Context, id objectID) (*metav1.PartialObjec
 	return m, client, err
 }
 
-// attempt judges an object, or leaves that until the kinds it takes are there.
+// attempt works on an object, or leaves that until the kinds it takes are there.
 func (c *collector) attempt(ctx context.Context, id objectID) error {
-	err := c.judge(ctx, id)
+	err := c.attemptToDelete(ctx, id)
 	var absent notServed
 	switch {
 	case errors.Is(err, errOutOfReach):
@@ -243,9 +252,9 @@ func (c *collector) attempt(ctx context.Context, id objectID) error {
 	return nil
 }
 
-// judge deletes an object if none of its owners exists, and takes references
+// attemptToDelete deletes an object if none of its owners exists, and takes references
 // to lost owners off it if one does.
-func (c *collector) judge(ctx context.Context, id objectID) error {
+func (c *collector) attemptToDelete(ctx context.Context, id objectID) error {
 	m, client, err := c.live(ctx, id)
 	if m == nil || err != nil || len(m.OwnerReferences) == 0 {
 		return err
@@ -256,20 +265,20 @@ func (c *collector) judge(ctx context.Context, id objectID) error {
 		}
 		return nil
 	}
-	solid, lost, waiting, err := c.sortOwners(ctx, m)
+	solid, dangling, waiting, err := c.classifyReferences(ctx, m)
 	if err != nil {
 		return err
 	}
 	if len(solid) > 0 {
-		if len(lost)+len(waiting) == 0 {
+		if len(dangling)+len(waiting) == 0 {
 			return nil
 		}
-		return dropOwners(ctx, client, m, append(lost, waiting...))
+		return dropOwners(ctx, client, m, append(dangling, waiting...))
 	}
 	policy := metav1.DeletePropagationBackground
 	switch dependents, _ := c.graph.dependentsOf(id.uid); {
 	case len(waiting) > 0 && len(dependents) > 0:
-		if unblocked := unblock(m.OwnerReferences); unblocked != nil && c.graph.inCircle(id.uid) {
+		if unblocked := withoutBlocking(m.OwnerReferences); unblocked != nil && c.graph.inCircle(id.uid) {
 			// Two that wait for each other would wait for ever.
 			if err := patchMeta(ctx, client, m, "ownerReferences", unblocked); err != nil {
 				return err
@@ -289,8 +298,8 @@ func (c *collector) judge(ctx context.Context, id objectID) error {
 	}))
 }
 
-// unblock returns the references with none that blocks, nil if that is how they are.
-func unblock(refs []metav1.OwnerReference) []metav1.OwnerReference {
+// withoutBlocking returns the references with none that blocks, nil if that is how they are.
+func withoutBlocking(refs []metav1.OwnerReference) []metav1.OwnerReference {
 	if !slices.ContainsFunc(refs, func(r metav1.OwnerReference) bool { return isTrue(r.BlockOwnerDeletion) }) {
 		return nil
 	}
@@ -301,23 +310,23 @@ func unblock(refs []metav1.OwnerReference) []metav1.OwnerReference {
 	return free
 }
 
-// sortOwners reads every owner: those that keep the object alive, those that are
+// classifyReferences reads every owner: those that keep the object alive, those that are
 // gone, and those that wait for it to be deleted.
-func (c *collector) sortOwners(ctx context.Context, m *metav1.PartialObjectMetadata) (solid, lost, waiting []metav1.OwnerReference, err error) {
+func (c *collector) classifyReferences(ctx context.Context, m *metav1.PartialObjectMetadata) (solid, dangling, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range m.OwnerReferences {
 		_, owner, err := c.lookUp(ctx, m.Namespace, ref)
 		switch {
 		case err != nil:
 			return nil, nil, nil, err
 		case owner == nil:
-			lost = append(lost, ref)
+			dangling = append(dangling, ref)
 		case owner.DeletionTimestamp != nil && hasFinalizer(owner, metav1.FinalizerDeleteDependents):
 			waiting = append(waiting, ref)
 		default:
 			solid = append(solid, ref)
 		}
 	}
-	return solid, lost, waiting, nil
+	return solid, dangling, waiting, nil
 }
 
 // finish takes the collector's finalizers off an object whose dependents are gone or let go.
@@ -338,7 +347,7 @@ func (c *collector) finish(ctx context.Context, id objectID) error {
 	}
 	dependents, blocking := c.graph.dependentsOf(id.uid)
 	if hasFinalizer(m, metav1.FinalizerOrphanDependents) {
-		if err := c.letGo(ctx, id, dependents); err != nil {
+		if err := c.orphanDependents(ctx, id, dependents); err != nil {
 			return err
 		}
 		return dropFinalizer(ctx, client, m, metav1.FinalizerOrphanDependents)
@@ -352,8 +361,8 @@ func (c *collector) finish(ctx context.Context, id objectID) error {
 	return dropFinalizer(ctx, client, m, metav1.FinalizerDeleteDependents)
 }
 
-// letGo takes the reference to owner off each dependent.
-func (c *collector) letGo(ctx context.Context, owner objectID, dependents []objectID) error {
+// orphanDependents takes the reference to owner off each dependent.
+func (c *collector) orphanDependents(ctx context.Context, owner objectID, dependents []objectID) error {
 	for _, d := range dependents {
 		m, client, err := c.live(ctx, d)
 		if err != nil {

@@ -23,7 +23,6 @@ type clients struct {
 	discovery discovery.DiscoveryInterface
 	dynamic   dynamic.Interface
 	metadata  metadata.Interface
-	stream    *stream
 	feed      Feed // may be nil
 }
 
@@ -50,11 +49,7 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
-	events, err := newStream(config, disc.RESTClient())
-	if err != nil {
-		return nil, err
-	}
-	return &clients{disc, dyn, meta, events, feed}, nil
+	return &clients{disc, dyn, meta, feed}, nil
 }
 
 // Run runs all loops against the API server of config until ctx is done, and

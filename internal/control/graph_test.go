@@ -212,14 +212,14 @@ func has(owners []metav1.OwnerReference, name string) bool {
 }
 
 // CRD-066
-func TestDepartedIsBounded(t *testing.T) {
-	var d departed
-	for i := range 3 * maxDeparted {
-		d.add(types.UID(fmt.Sprint(i)))
-		d.add(types.UID(fmt.Sprint(i)))
+func TestAbsentOwnersAreBounded(t *testing.T) {
+	c := newCollector(nil, newKinds(nil))
+	for i := range 3 * maxAbsentOwners {
+		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
+		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
 	}
-	if len(d.uids) != maxDeparted || d.has("0") || !d.has(types.UID(fmt.Sprint(3*maxDeparted-1))) {
-		t.Errorf("%d remembered", len(d.uids))
+	if c.absentOwners.Len() != maxAbsentOwners || c.isAbsent("0") || !c.isAbsent(types.UID(fmt.Sprint(3*maxAbsentOwners-1))) {
+		t.Errorf("%d remembered", c.absentOwners.Len())
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // waiting is a set of names that something is waited for; its zero value is empty.
@@ -67,40 +66,4 @@ func (p *parking[K]) take(kind schema.GroupKind) map[K]bool {
 	keys := p.parked[kind]
 	delete(p.parked, kind)
 	return keys
-}
-
-// departed remembers the owners that went last, for dependents that ask when the owner's
-// kind is no longer there to be asked. Its zero value is empty.
-type departed struct {
-	mu   sync.Mutex
-	uids map[types.UID]bool
-	ring []types.UID
-	next int
-}
-
-const maxDeparted = 4096
-
-func (d *departed) add(uid types.UID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.uids[uid] {
-		return
-	}
-	if d.uids == nil {
-		d.uids = map[types.UID]bool{}
-	}
-	if len(d.ring) < maxDeparted {
-		d.ring = append(d.ring, uid)
-	} else {
-		delete(d.uids, d.ring[d.next])
-		d.ring[d.next] = uid
-		d.next = (d.next + 1) % maxDeparted
-	}
-	d.uids[uid] = true
-}
-
-func (d *departed) has(uid types.UID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.uids[uid]
 }

@@ -71,9 +71,13 @@ var only = map[string][]string{
 // free are exceptions from only: types, interfaces, generated documents and pure functions.
 var free = []string{
 	"k8s.io/apiserver/pkg/authorization/authorizer",
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation",
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers",
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema",
 	"k8s.io/apiextensions-apiserver/pkg/generated/openapi",
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration",
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1",

@@ -188,23 +188,3 @@ func boolPointer(t Tree, key string) *bool {
 	}
 	return nil
 }
-
-// SetOwnerReferences sets metadata.ownerReferences, or removes it if refs is nil.
-func SetOwnerReferences(t Tree, refs []v1.OwnerReference) {
-	if refs == nil {
-		delete(Metadata(t), "ownerReferences")
-		return
-	}
-	list := make([]any, len(refs))
-	for i, r := range refs {
-		o := Tree{keyAPIVersion: r.APIVersion, "kind": r.Kind, "name": r.Name, "uid": string(r.UID)}
-		if r.Controller != nil {
-			o["controller"] = *r.Controller
-		}
-		if r.BlockOwnerDeletion != nil {
-			o["blockOwnerDeletion"] = *r.BlockOwnerDeletion
-		}
-		list[i] = o
-	}
-	EnsureMetadata(t)["ownerReferences"] = list
-}

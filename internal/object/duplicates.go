@@ -11,7 +11,7 @@ const (
 
 // findDuplicates walks a document that is known to be valid and to repeat a key.
 func findDuplicates(s string) []string {
-	f := duplicateFinder{d: decoder{s: s}, seen: map[string]bool{}}
+	f := duplicateFinder{d: decoder{scanner: scanner{s: s}}, seen: map[string]bool{}}
 	f.value()
 	return f.found
 }

@@ -70,8 +70,7 @@ var decoders = sync.Pool{New: func() any { return new(decoder) }}
 // decoder reads one document from front to back. Its methods report only
 // success; what was wrong is found by refused.
 type decoder struct {
-	s        string
-	pos      int
+	scanner
 	depth    int
 	repeated bool
 	values   []any   // finished elements of the arrays that are open
@@ -101,19 +100,6 @@ func (d *decoder) document() (Tree, bool) {
 	}
 	t, ok := d.object()
 	return t, ok && d.peek() == 0 && d.pos == len(d.s)
-}
-
-// peek skips white space and returns the byte that follows, 0 at the end.
-func (d *decoder) peek() byte {
-	for d.pos < len(d.s) {
-		switch c := d.s[d.pos]; c {
-		case ' ', '\n', '\t', '\r':
-			d.pos++
-		default:
-			return c
-		}
-	}
-	return 0
 }
 
 func (d *decoder) value() (any, bool) {

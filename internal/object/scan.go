@@ -114,6 +114,7 @@ type scanner struct {
 	bad bool
 }
 
+// peek skips white space and returns the byte that follows, 0 at the end.
 func (s *scanner) peek() byte {
 	for s.pos < len(s.s) {
 		switch c := s.s[s.pos]; c {

@@ -185,7 +185,7 @@ func yamlFloat(f float64) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := decoder{s: string(text)}
+	d := decoder{scanner: scanner{s: string(text)}}
 	v, _ := d.number()
 	return v, nil
 }
@@ -196,7 +196,7 @@ func yamlOther(v any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := decoder{s: string(text)}
+	d := decoder{scanner: scanner{s: string(text)}}
 	out, ok := d.value()
 	if !ok {
 		return nil, fmt.Errorf("unsupported value of type %T", v)

@@ -80,9 +80,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serveRoot answers /api and /apis, aggregated where the client prefers that.
 func (h *handler) serveRoot(w http.ResponseWriter, r *http.Request, docs *documents, legacy bool) {
-	form, ok := negotiate(r, allowAggregated)
+	form, aggregated := wantsAggregated(r)
 	switch {
-	case ok && form.version != "":
+	case aggregated:
 		docs.serveAggregated(w, r, form, legacy)
 	case legacy:
 		// Without an apiVersion, as since Kubernetes 1.1.

@@ -336,6 +336,15 @@ func many(t testing.TB, n int) *cluster {
 	return c
 }
 
+// plainForm is aggregated discovery in one encoding.
+func plainForm(t testing.TB, mediaType, version string) form {
+	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), mediaType)
+	if !ok {
+		t.Fatal(mediaType)
+	}
+	return form{info.Serializer, mediaType, false, version}
+}
+
 // CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
 func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	c := many(t, 20)
@@ -359,7 +368,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	if two.groups.Find(gone) != nil {
 		t.Errorf("%s is still there", gone)
 	}
-	for _, f := range []form{{jsonType, false, "v2"}, {protobufType, false, "v2"}, {yamlType, false, "v2beta1"}} {
+	for _, f := range []form{plainForm(t, runtime.ContentTypeJSON, "v2"), plainForm(t, runtime.ContentTypeProtobuf, "v2"), plainForm(t, runtime.ContentTypeYAML, "v2beta1")} {
 		got, err := two.aggregated(f, false)
 		want, wantErr := fresh.aggregated(f, false)
 		if err != nil || wantErr != nil || !slices.EqualFunc(got, want, bytes.Equal) {
@@ -395,7 +404,7 @@ func BenchmarkOneMore(b *testing.B) {
 			"group": func(d *documents) error { return nil },
 			"etag":  func(d *documents) error { _, err := d.etags[false](); return err },
 			"aggregated": func(d *documents) error {
-				parts, err := d.aggregated(form{jsonType, false, "v2"}, false)
+				parts, err := d.aggregated(plainForm(b, runtime.ContentTypeJSON, "v2"), false)
 				if err != nil {
 					return err
 				}

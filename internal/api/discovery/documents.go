@@ -3,18 +3,17 @@ package discovery
 import (
 	"bufio"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -117,7 +116,7 @@ func (d *documents) etag(legacy bool) (string, error) {
 	groups := d.within(legacy)
 	sums := make([]byte, 0, len(groups)*sha256.Size)
 	for _, g := range groups {
-		if _, err := g.json.of(g, (*group).encodeJSON); err != nil {
+		if _, err := g.json(); err != nil {
 			return "", err
 		}
 		sums = append(sums, g.sum[:]...)
@@ -129,15 +128,21 @@ func (d *documents) etag(legacy bool) (string, error) {
 // aggregated is the list of the encoded groups, in pieces. v2 and v2beta1 differ in nothing but the name.
 func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 	groups := d.within(legacy)
-	if f.mediaType == protobufType {
-		body, err := aggregatedProto(groups, f.version)
+	if !f.plainJSON() {
+		list := &apidiscoveryv2.APIGroupDiscoveryList{
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/" + f.version},
+		}
+		for _, g := range groups {
+			list.Items = append(list.Items, *g.discovery())
+		}
+		body, err := runtime.Encode(f.Serializer, list)
 		return [][]byte{body}, err
 	}
 	parts := append(make([][]byte, 0, 2*len(groups)+2),
 		[]byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/`+f.version+`","metadata":{},"items":[`))
 	comma := []byte{','}
 	for i, g := range groups {
-		text, err := g.json.of(g, (*group).encodeJSON)
+		text, err := g.json()
 		if err != nil {
 			return nil, err
 		}
@@ -146,64 +151,27 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 		}
 		parts = append(parts, text)
 	}
-	parts = append(parts, []byte("]}\n"))
-	if f.mediaType == jsonType && !f.pretty {
-		return parts, nil
-	}
-	body, err := formatJSON(slices.Concat(parts...), f)
-	return [][]byte{body}, err
+	return append(parts, []byte("]}\n")), nil
 }
 
-func aggregatedProto(groups []*group, version string) ([]byte, error) {
-	head, err := (&apidiscoveryv2.APIGroupDiscoveryList{}).Marshal()
-	if err != nil {
-		return nil, fmt.Errorf("encode the list of groups: %w", err)
-	}
-	parts := append(make([][]byte, 0, len(groups)+1), head)
-	for _, g := range groups {
-		field, err := g.proto.of(g, (*group).encodeProto)
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, field)
-	}
-	return wrapProto(slices.Concat(parts...), "apidiscovery.k8s.io/"+version, "APIGroupDiscoveryList")
-}
-
-// group is one group, with its parts of aggregated discovery.
+// group is one group, with its part of aggregated discovery, made once.
 type group struct {
 	source *resource.Group
-	json   part
-	proto  part              // a field of the list
-	sum    [sha256.Size]byte // of json
+	once   sync.Once
+	text   []byte
+	sum    [sha256.Size]byte // of text
+	err    error
 }
 
-// part is an encoded form of a group, made once.
-type part struct {
-	once sync.Once
-	text []byte
-	err  error
-}
-
-func (p *part) of(g *group, encode func(*group) ([]byte, error)) ([]byte, error) {
-	p.once.Do(func() {
-		if p.text, p.err = encode(g); p.err != nil {
-			p.err = fmt.Errorf("encode group %q: %w", g.source.Name, p.err)
+// json is the group in aggregated discovery.
+func (g *group) json() ([]byte, error) {
+	g.once.Do(func() {
+		if g.text, g.err = json.Marshal(g.discovery()); g.err != nil {
+			g.err = fmt.Errorf("encode group %q: %w", g.source.Name, g.err)
 		}
+		g.sum = sha256.Sum256(g.text)
 	})
-	return p.text, p.err
-}
-
-func (g *group) encodeJSON() ([]byte, error) {
-	text, err := json.Marshal(g.discovery())
-	g.sum = sha256.Sum256(text)
-	return text, err
-}
-
-func (g *group) encodeProto() ([]byte, error) {
-	const items = 2<<3 | 2 // field 2 of APIGroupDiscoveryList, length-delimited
-	text, err := g.discovery().Marshal()
-	return append(binary.AppendUvarint([]byte{items}, uint64(len(text))), text...), err
+	return g.text, g.err
 }
 
 func (g *group) apiGroup() metav1.APIGroup {

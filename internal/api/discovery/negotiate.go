@@ -1,178 +1,87 @@
 package discovery
 
 import (
-	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 
-	"github.com/munnerz/goautoneg"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/yaml"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
-const (
-	jsonType     = "application/json"
-	yamlType     = "application/yaml"
-	protobufType = "application/vnd.kubernetes.protobuf"
-)
+// codecs are JSON, YAML and protobuf. Objects are written as the version that they say.
+var codecs = scheme.Codecs.WithoutConversion()
 
-// form is what a client asked for. version is that of aggregated discovery, or "".
+// form is how a client wants aggregated discovery.
 type form struct {
+	runtime.Serializer
 	mediaType string
 	pretty    bool
 	version   string
 }
 
-// allowed decides on the as, g and v parameters of a media type: the version of
-// aggregated discovery, "" where there are none of them, or false.
-type allowed func(params map[string]string) (version string, ok bool)
+// plainJSON says that the ready parts can go out as they lie.
+func (f form) plainJSON() bool { return f.mediaType == runtime.ContentTypeJSON && !f.pretty }
 
-func allowPlain(params map[string]string) (string, bool) {
-	for _, p := range []string{"as", "g", "v"} {
-		if _, ok := params[p]; ok {
-			return "", false
-		}
-	}
-	return "", true
+// aggregation lets a client have aggregated discovery, and nothing else.
+type aggregation struct {
+	negotiation.EndpointRestrictions
 }
 
-func allowAggregated(params map[string]string) (string, bool) {
-	v := params["v"]
-	if params["g"] != "apidiscovery.k8s.io" || params["as"] != "APIGroupDiscoveryList" || v != "v2" && v != "v2beta1" {
-		return "", false
-	}
-	return v, true
+// AllowsMediaTypeTransform implements negotiation.EndpointRestrictions.
+func (aggregation) AllowsMediaTypeTransform(_, _ string, target *schema.GroupVersionKind) bool {
+	return target != nil && target.Group == "apidiscovery.k8s.io" && target.Kind == "APIGroupDiscoveryList" &&
+		(target.Version == "v2" || target.Version == "v2beta1")
 }
 
-// negotiate finds the first media type of the Accept header that can be served, or
-// false. The rules are those of kube-apiserver: quality first, then the order of the header,
-// and the parameters sv and stream refuse.
-func negotiate(r *http.Request, allow allowed) (form, bool) {
-	header := r.Header.Get("Accept")
-	if header == "" {
-		version, ok := allow(nil)
-		return form{mediaType: jsonType, pretty: pretty(r), version: version}, ok
+// wantsAggregated says in which form, if a client prefers aggregated discovery.
+func wantsAggregated(r *http.Request) (form, bool) {
+	options, info, err := negotiation.NegotiateOutputMediaType(r, codecs, aggregation{negotiation.DefaultEndpointRestrictions})
+	if err != nil || options.Convert == nil {
+		return form{}, false
 	}
-	for _, clause := range goautoneg.ParseAccept(header) {
-		for _, t := range []string{jsonType, yamlType, protobufType} {
-			if !matches(clause, t) || clause.Params["sv"] != "" {
-				continue
-			}
-			if s := clause.Params["stream"]; s != "" && s != "watch" {
-				continue
-			}
-			version, ok := allow(clause.Params)
-			if !ok {
-				continue
-			}
-			f := form{mediaType: t, version: version}
-			f.pretty = t == jsonType && (clause.Params["pretty"] == "1" || pretty(r))
-			return f, true
-		}
-	}
-	return form{}, false
-}
-
-func matches(clause goautoneg.Accept, mediaType string) bool {
-	kind, sub, _ := strings.Cut(mediaType, "/")
-	return clause.Type == kind && (clause.SubType == sub || clause.SubType == "*") ||
-		clause.Type == "*" && clause.SubType == "*"
-}
-
-// pretty says whether a human is thought to read along.
-func pretty(r *http.Request) bool {
-	if p := r.URL.Query().Get("pretty"); p != "" {
-		ok, _ := strconv.ParseBool(p)
-		return ok
-	}
-	agent := r.UserAgent()
-	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
-}
-
-// document is a plain discovery document.
-type document interface {
-	runtime.Object
-	Marshal() ([]byte, error)
+	return form{info.Serializer, info.MediaType, info.Serializer == info.PrettySerializer, options.Convert.Version}, true
 }
 
 // serve writes doc, which announces itself as of apiVersion, in the form the client asked for.
-func serve(w http.ResponseWriter, r *http.Request, doc document, apiVersion string) {
-	f, ok := negotiate(r, allowPlain)
-	if !ok {
-		notAcceptable(w)
-		return
-	}
-	body, err := encode(doc, apiVersion, f)
+func serve(w http.ResponseWriter, r *http.Request, doc runtime.Object, apiVersion string) {
+	_, info, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		notAcceptable(w, err)
 		return
 	}
-	w.Header().Set("Content-Type", f.mediaType)
+	kind := strings.TrimPrefix(fmt.Sprintf("%T", doc), "*v1.")
+	doc.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
+	body, err := runtime.Encode(info.Serializer, doc)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("encode %s: %v", kind, err), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", info.MediaType)
 	w.WriteHeader(http.StatusOK)
 	w.Write(body)
 }
 
-func encode(doc document, apiVersion string, f form) ([]byte, error) {
-	kind := strings.TrimPrefix(fmt.Sprintf("%T", doc), "*v1.")
-	if f.mediaType == protobufType {
-		raw, err := doc.Marshal()
-		if err != nil {
-			return nil, fmt.Errorf("encode %s: %w", kind, err)
-		}
-		return wrapProto(raw, apiVersion, kind)
+// notAcceptable answers with the Status that negotiation ended with.
+func notAcceptable(w http.ResponseWriter, err error) {
+	var ended apierrors.APIStatus
+	if !errors.As(err, &ended) {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
 	}
-	doc.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
-	body, err := json.Marshal(doc)
-	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", kind, err)
-	}
-	return formatJSON(append(body, '\n'), f)
-}
-
-// formatJSON turns a line of JSON into what f wants.
-func formatJSON(body []byte, f form) ([]byte, error) {
-	switch {
-	case f.mediaType == yamlType:
-		return yaml.JSONToYAML(body)
-	case f.pretty:
-		var out bytes.Buffer
-		err := json.Indent(&out, bytes.TrimSuffix(body, []byte("\n")), "", "  ")
-		return out.Bytes(), err
-	default:
-		return body, nil
-	}
-}
-
-// wrapProto puts raw into the envelope of Kubernetes' protobuf
-// (https://kubernetes.io/docs/reference/using-api/api-concepts/#protobuf-encoding).
-func wrapProto(raw []byte, apiVersion, kind string) ([]byte, error) {
-	unknown := runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: apiVersion, Kind: kind}, Raw: raw}
-	body, err := unknown.Marshal()
-	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", kind, err)
-	}
-	return append([]byte("k8s\x00"), body...), nil
-}
-
-func notAcceptable(w http.ResponseWriter) {
-	status := metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
-		Status:   metav1.StatusFailure,
-		Code:     http.StatusNotAcceptable,
-		Reason:   metav1.StatusReasonNotAcceptable,
-		Message:  "only the following media types are accepted: " + strings.Join([]string{jsonType, yamlType, protobufType}, ", "),
-	}
+	status := ended.Status()
+	status.Kind, status.APIVersion = "Status", "v1"
 	body, err := json.MarshalIndent(status, "", "  ")
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", jsonType)
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	w.WriteHeader(http.StatusNotAcceptable)
 	w.Write(body)
 }

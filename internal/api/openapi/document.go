@@ -124,7 +124,7 @@ func (d *document) addCustom(k *kind) error {
 	k.model, k.listModel = customModel(gvk), customModel(listKind)
 	text := schemaText(k.Version, d.edition)
 	root := func(dst []byte) []byte {
-		n, err := publishable(text)
+		n, err := publishable(text, preservesUnknownFields(k.Version))
 		if err != nil && d.failed == nil {
 			d.failed = fmt.Errorf("describe %s: %w", gvk, err)
 		}
@@ -138,20 +138,23 @@ func (d *document) addCustom(k *kind) error {
 
 // schemaText is the schema of a custom kind that a document of the edition tells of; none if it is to tell of none.
 func schemaText(v *resource.Version, e edition) []byte {
-	c := v.Definition.Custom
-	if v.OpenAPIV3Schema == nil || e == v2 && c != nil && c.PreserveUnknownFields {
+	if v.OpenAPIV3Schema == nil || e == v2 && preservesUnknownFields(v) {
 		return nil
 	}
 	return v.OpenAPIV3Schema()
 }
 
-// publishable reads the schema of a custom kind; nil if it has none that can be published.
-func publishable(text []byte) (*node, error) {
+func preservesUnknownFields(v *resource.Version) bool {
+	return v.Definition.Custom != nil && v.Definition.Custom.PreserveUnknownFields
+}
+
+// publishable reads the schema of a custom kind; nil if it has none that can be published: one that is not structural.
+func publishable(text []byte, preserveUnknownFields bool) (*node, error) {
 	if len(text) == 0 {
 		return nil, nil
 	}
 	n, err := parseSchema(text)
-	if err != nil || !n.structural() {
+	if err != nil || n.mistyped || preserveUnknownFields && !isStructural(text) {
 		return nil, err
 	}
 	return n, nil

@@ -334,21 +334,33 @@ func TestServerSideValidationIsAnnounced(t *testing.T) {
 	}
 }
 
-// OAS-005
+// OAS-005: only a CRD that preserves unknown fields can have a schema that is not structural.
 func TestWhatIsNotStructural(t *testing.T) {
+	const preserving = "  preserveUnknownFields: true\n  scope:"
 	for name, manifest := range map[string]string{
 		"a type below anyOf":  strings.Replace(cronTab, "oneOf: [{required: [a]}", "oneOf: [{type: object, required: [a]}", 1),
 		"a field of no type":  strings.Replace(cronTab, "image: {type: string}", "image: {description: x}", 1),
 		"metadata restricted": strings.Replace(cronTab, "          status: {", "          metadata: {type: object, properties: {labels: {type: object}}}\n          status: {", 1),
 		"undeclared":          strings.Replace(cronTab, "          status: {type: object", "          other: {type: object, x-kubernetes-embedded-resource: true}\n          status: {type: object", 1),
-		"old":                 strings.Replace(cronTab, "  scope:", "  preserveUnknownFields: true\n  scope:", 1),
-		"structural":          cronTab,
+		"an embedded resource of no type": strings.Replace(cronTab, "          status: {type: object",
+			"          other: {x-kubernetes-embedded-resource: true, x-kubernetes-preserve-unknown-fields: true}\n          status: {type: object", 1),
+		"structural": cronTab,
 	} {
-		crd, d := readCRD(t, []byte(manifest))
-		compare(t, crd, d.Versions[0])
-		has := strings.Contains(fmt.Sprint(ours(t, v2, d.Versions[0])), "when to run")
-		if has != (name == "structural") {
-			t.Errorf("%s: published with its schema: %v", name, has)
+		for _, preserves := range []bool{false, true} {
+			if accepted := name == "structural" || name == "an embedded resource of no type"; !preserves && !accepted {
+				continue
+			}
+			if preserves {
+				manifest = strings.Replace(manifest, "  scope:", preserving, 1)
+			}
+			crd, d := readCRD(t, []byte(manifest))
+			compare(t, crd, d.Versions[0])
+			for _, e := range []edition{v2, v3} {
+				has := strings.Contains(fmt.Sprint(ours(t, e, d.Versions[0])), "when to run")
+				if has != (name == "structural" && (e == v3 || !preserves)) {
+					t.Errorf("%s, of a CRD that preserves unknown fields: %v: published with its schema in v%d: %v", name, preserves, e, has)
+				}
+			}
 		}
 	}
 }

@@ -203,7 +203,7 @@ func hexOf(h hash.Hash) string { return strings.ToUpper(hex.EncodeToString(h.Sum
 func write(h hash.Hash, v *resource.Version) error {
 	d := v.Definition
 	about := []any{v.GroupVersion, d.Names, d.Namespaced, d.Verbs, v.Status, v.Scale != nil, v.Subresources, v.Type != nil, v.SelectableFields,
-		d.Custom != nil && d.Custom.PreserveUnknownFields}
+		preservesUnknownFields(v)}
 	if err := json.NewEncoder(h).Encode(about); err != nil {
 		return fmt.Errorf("hash %s: %w", v.GroupVersionKind(), err)
 	}

@@ -26,8 +26,7 @@ type node struct {
 	allowsMore string // additionalProperties as true or false
 	junctors   junctors
 
-	foreign     bool // says something that a structural schema cannot say
-	hasGenerics bool // says something that may not stand below a junctor
+	mistyped bool // has a type that no structural schema has, here or below
 }
 
 // junctors combine schemas.
@@ -60,11 +59,19 @@ func readNode(c *object.Cursor) *node {
 	n := &node{}
 	c.Members(func(key string) { n.readField(c, key) })
 	slices.SortFunc(n.props, compareProperties)
+	n.mistyped = n.mistyped || !n.hasStructuralTypes()
 	return n
 }
 
-func readNodes(c *object.Cursor) (nodes []*node) {
-	c.Elements(func(int) { nodes = append(nodes, readNode(c)) })
+// readChild reads a node below n.
+func (n *node) readChild(c *object.Cursor) *node {
+	child := readNode(c)
+	n.mistyped = n.mistyped || child.mistyped
+	return child
+}
+
+func (n *node) readChildren(c *object.Cursor) (nodes []*node) {
+	c.Elements(func(int) { nodes = append(nodes, n.readChild(c)) })
 	return nodes
 }
 
@@ -72,25 +79,23 @@ func readNodes(c *object.Cursor) (nodes []*node) {
 func (n *node) readField(c *object.Cursor, key string) {
 	switch key {
 	case "properties":
-		c.Members(func(name string) { n.props = append(n.props, property{name: name, schema: readNode(c)}) })
+		c.Members(func(name string) { n.props = append(n.props, property{name: name, schema: n.readChild(c)}) })
 	case "items":
-		n.foreign = n.foreign || c.Kind() == '['
-		n.items = readNode(c)
+		n.items = n.readChild(c)
 	case "additionalProperties":
 		if c.Kind() == '{' {
-			n.additional = readNode(c)
+			n.additional = n.readChild(c)
 		} else {
 			n.allowsMore = c.Raw()
 		}
-		n.hasGenerics = n.hasGenerics || n.additional != nil || n.allowsMore == "true"
 	case "allOf":
-		n.junctors.allOf = readNodes(c)
+		n.junctors.allOf = n.readChildren(c)
 	case "anyOf":
-		n.junctors.anyOf = readNodes(c)
+		n.junctors.anyOf = n.readChildren(c)
 	case "oneOf":
-		n.junctors.oneOf = readNodes(c)
+		n.junctors.oneOf = n.readChildren(c)
 	case "not":
-		n.junctors.not = readNode(c)
+		n.junctors.not = n.readChild(c)
 	case "required":
 		c.Elements(func(int) { n.required = append(n.required, c.Raw()) })
 	default:
@@ -109,40 +114,28 @@ func (n *node) setPlain(key, value string) {
 		return
 	}
 	switch key {
-	case "default":
-		n.hasGenerics = true
-	case "example", "externalDocs":
+	case "default", "example", "externalDocs":
 	case "type":
 		if !empty {
 			n.typ = value
-			n.foreign = n.foreign || !slices.Contains(jsonTypes, value)
 		}
 		return
 	case "nullable":
 		n.nullable = !empty
-		n.hasGenerics = n.hasGenerics || !empty
 		return
-	case "x-kubernetes-preserve-unknown-fields", "x-kubernetes-embedded-resource", "x-kubernetes-int-or-string":
-		n.setExtension(key, !empty)
+	case "x-kubernetes-preserve-unknown-fields":
+		n.preserve = !empty
+		return
+	case "x-kubernetes-embedded-resource":
+		n.embedded = !empty
+		return
+	case "x-kubernetes-int-or-string":
+		n.intOrString = !empty
 		return
 	default:
 		if empty {
 			return
 		}
-		n.foreign = n.foreign || slices.Contains(unsupported, key)
-		n.hasGenerics = n.hasGenerics || slices.Contains(generics, key)
 	}
 	n.plain = append(n.plain, member{key, value})
-}
-
-func (n *node) setExtension(name string, on bool) {
-	n.hasGenerics = n.hasGenerics || on
-	switch name {
-	case "x-kubernetes-preserve-unknown-fields":
-		n.preserve, n.foreign = on, n.foreign || !on
-	case "x-kubernetes-embedded-resource":
-		n.embedded = on
-	case "x-kubernetes-int-or-string":
-		n.intOrString = on
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	ourschema "github.com/trellis-k8s/trellis/internal/schema"
@@ -41,8 +42,8 @@ func selectableFields(fields []apiextensions.SelectableField, s *schema, parent 
 			seen = append(seen, name)
 		}
 	}
-	if len(seen) > MaxSelectableFields && !o.manySelectable[version] {
-		errs = append(errs, field.TooMany(path, len(seen), MaxSelectableFields))
+	if len(seen) > validation.MaxSelectableFields && !o.manySelectable[version] {
+		errs = append(errs, field.TooMany(path, len(seen), validation.MaxSelectableFields))
 	}
 	return errs
 }

@@ -22,8 +22,8 @@ func schemasOf(s *apiextensions.CustomResourceDefinitionSpec) (all []*schema) {
 		all = append(all, s.Validation.OpenAPIV3Schema)
 	}
 	for i := range s.Versions {
-		if !hasNoSchema(&s.Versions[i]) {
-			all = append(all, s.Versions[i].Schema.OpenAPIV3Schema)
+		if v := s.Versions[i].Schema; v != nil && v.OpenAPIV3Schema != nil {
+			all = append(all, v.OpenAPIV3Schema)
 		}
 	}
 	return all
@@ -66,7 +66,7 @@ func children(s *schema, f func(*schema) bool) bool {
 }
 
 // room is for one schema of all after the other: they are large.
-func room(all map[string]schema) *schema {
+func room[T any](all map[string]T) *schema {
 	if len(all) == 0 {
 		return nil
 	}
@@ -106,12 +106,11 @@ func validationSchema(v *apiextensions.CustomResourceValidation, js []byte, stat
 	w, at := walker{options: o}, place{root: true}
 	var unsupported error
 	if o.structural {
-		if unsupported = unsupportedIn(s); unsupported == nil {
-			found := structural(s, path)
-			errs = append(errs, found...)
-			if len(found) == 0 {
-				errs = append(errs, w.compile(js, path, &at)...)
-			}
+		var found field.ErrorList
+		found, unsupported = NonStructural(s, path)
+		errs = append(errs, found...)
+		if unsupported == nil && len(found) == 0 {
+			errs = append(errs, w.compile(js, path, &at)...)
 		}
 	}
 	w.schema(s, path, at)

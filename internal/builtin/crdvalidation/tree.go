@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -138,61 +140,84 @@ func readOddSchema(text []byte) (*schema, error) {
 // readSchema reads a schema into out. It returns false for one with keywords or values that structural schemas do
 // not have, and leaves those to readOddSchema.
 func readSchema(from object.Tree, out *schema) bool {
+	return readFields(from, reflect.ValueOf(out).Elem(), schemaFields)
+}
+
+// The fields of the internal types, by their names in JSON.
+var (
+	schemaFields = fieldsByName(reflect.TypeFor[apiextensionsv1.JSONSchemaProps](), reflect.TypeFor[schema]())
+	ruleFields   = fieldsByName(reflect.TypeFor[apiextensionsv1.ValidationRule](), reflect.TypeFor[apiextensions.ValidationRule]())
+)
+
+// fieldsByName finds in a type the fields that have names in JSON in another one.
+func fieldsByName(named, in reflect.Type) map[string]int {
+	all := map[string]int{}
+	for i := range named.NumField() {
+		name, _, _ := strings.Cut(named.Field(i).Tag.Get("json"), ",")
+		if f, ok := in.FieldByName(named.Field(i).Name); ok {
+			all[name] = f.Index[0]
+		}
+	}
+	return all
+}
+
+func readFields(from object.Tree, out reflect.Value, fields map[string]int) bool {
 	for key, v := range from {
-		if ok, known := readText(key, v, out); known {
-			if !ok {
-				return false
-			}
-			continue
-		}
-		if ok, known := readNumber(key, v, out); known {
-			if !ok {
-				return false
-			}
-			continue
-		}
-		if !readNested(key, v, out) {
+		i, ok := fields[key]
+		if !ok || !readField(v, out.Field(i).Addr().Interface()) {
 			return false
 		}
 	}
 	return true
 }
 
-// readText reads texts and switches.
-func readText(key string, v any, out *schema) (ok, known bool) {
-	switch key {
-	case "description":
-		out.Description, ok = v.(string)
-	case "type":
-		out.Type, ok = v.(string)
-	case "format":
-		out.Format, ok = v.(string)
-	case "title":
-		out.Title, ok = v.(string)
-	case "pattern":
-		out.Pattern, ok = v.(string)
-	case "nullable":
-		out.Nullable, ok = v.(bool)
-	case "exclusiveMaximum":
-		out.ExclusiveMaximum, ok = v.(bool)
-	case "exclusiveMinimum":
-		out.ExclusiveMinimum, ok = v.(bool)
-	case "uniqueItems":
-		out.UniqueItems, ok = v.(bool)
-	case "x-kubernetes-embedded-resource":
-		out.XEmbeddedResource, ok = v.(bool)
-	case "x-kubernetes-int-or-string":
-		out.XIntOrString, ok = v.(bool)
-	case "x-kubernetes-preserve-unknown-fields":
-		out.XPreserveUnknownFields, ok = pointer[bool](v)
-	case "x-kubernetes-list-type":
-		out.XListType, ok = pointer[string](v)
-	case "x-kubernetes-map-type":
-		out.XMapType, ok = pointer[string](v)
-	default:
-		return false, false
+// readField reads a value into what a field points to.
+func readField(v, field any) (ok bool) {
+	switch to := field.(type) {
+	case *string:
+		*to, ok = v.(string)
+	case *bool:
+		*to, ok = v.(bool)
+	case **bool:
+		*to, ok = pointer[bool](v)
+	case **string:
+		*to, ok = pointer[string](v)
+	case **int64:
+		*to, ok = pointer[int64](v)
+	case **float64:
+		*to, ok = float(v)
+	case **apiextensions.JSON:
+		value := apiextensions.JSON(v)
+		*to, ok = &value, v != nil
+	case **apiextensions.FieldValueErrorReason:
+		var reason string
+		reason, ok = v.(string)
+		*to = (*apiextensions.FieldValueErrorReason)(&reason)
+	case **schema:
+		*to, ok = readOne(v)
+	case **apiextensions.JSONSchemaPropsOrArray:
+		*to = &apiextensions.JSONSchemaPropsOrArray{}
+		(*to).Schema, ok = readOne(v)
+	case **apiextensions.JSONSchemaPropsOrBool:
+		*to, ok = readAdditional(v)
+	case *map[string]schema:
+		*to, ok = readNamed(v)
+	case *[]string:
+		*to, ok = readList(v, func(v any, s *string) bool { return readField(v, s) })
+	case *[]apiextensions.JSON:
+		*to, ok = readList(v, func(v any, j *apiextensions.JSON) bool { *j = v; return true })
+	case *[]schema:
+		*to, ok = readList(v, func(v any, s *schema) bool {
+			t, isTree := v.(object.Tree)
+			return isTree && readSchema(t, s)
+		})
+	case *apiextensions.ValidationRules:
+		*to, ok = readList(v, func(v any, r *apiextensions.ValidationRule) bool {
+			t, isTree := v.(object.Tree)
+			return isTree && readFields(t, reflect.ValueOf(r).Elem(), ruleFields)
+		})
 	}
-	return ok, true
+	return ok
 }
 
 func pointer[T any](v any) (*T, bool) {
@@ -203,90 +228,12 @@ func pointer[T any](v any) (*T, bool) {
 	return &t, true
 }
 
-func readNumber(key string, v any, out *schema) (ok, known bool) {
-	switch key {
-	case "maximum":
-		out.Maximum, ok = float(v)
-	case "minimum":
-		out.Minimum, ok = float(v)
-	case "multipleOf":
-		out.MultipleOf, ok = float(v)
-	case "maxLength":
-		out.MaxLength, ok = pointer[int64](v)
-	case "minLength":
-		out.MinLength, ok = pointer[int64](v)
-	case "maxItems":
-		out.MaxItems, ok = pointer[int64](v)
-	case "minItems":
-		out.MinItems, ok = pointer[int64](v)
-	case "maxProperties":
-		out.MaxProperties, ok = pointer[int64](v)
-	case "minProperties":
-		out.MinProperties, ok = pointer[int64](v)
-	default:
-		return false, false
-	}
-	return ok, true
-}
-
 func float(v any) (*float64, bool) {
 	if i, ok := v.(int64); ok {
 		f := float64(i)
 		return &f, true
 	}
 	return pointer[float64](v)
-}
-
-// readNested reads lists, values and schemas.
-func readNested(key string, v any, out *schema) (ok bool) {
-	switch key {
-	case "required":
-		out.Required, ok = texts(v)
-	case "x-kubernetes-list-map-keys":
-		out.XListMapKeys, ok = texts(v)
-	case "default":
-		value := apiextensions.JSON(v)
-		out.Default, ok = &value, v != nil
-	case "example":
-		value := apiextensions.JSON(v)
-		out.Example, ok = &value, v != nil
-	case "enum":
-		var all []any
-		all, ok = v.([]any)
-		out.Enum = make([]apiextensions.JSON, len(all))
-		for i := range all {
-			out.Enum[i] = all[i]
-		}
-	case "items":
-		var s *schema
-		s, ok = readOne(v)
-		out.Items = &apiextensions.JSONSchemaPropsOrArray{Schema: s}
-	case "not":
-		out.Not, ok = readOne(v)
-	case "allOf":
-		out.AllOf, ok = readList(v)
-	case "anyOf":
-		out.AnyOf, ok = readList(v)
-	case "oneOf":
-		out.OneOf, ok = readList(v)
-	case "properties":
-		out.Properties, ok = readNamed(v)
-	case "additionalProperties":
-		out.AdditionalProperties, ok = readAdditional(v)
-	case "x-kubernetes-validations":
-		out.XValidations, ok = readRules(v)
-	}
-	return ok
-}
-
-func texts(v any) ([]string, bool) {
-	list, ok := v.([]any)
-	out := make([]string, len(list))
-	for i := range list {
-		text, isText := list[i].(string)
-		out[i], ok = text, ok && isText
-	}
-	return out, ok
 }
 
 func readOne(v any) (*schema, bool) {
@@ -298,26 +245,25 @@ func readOne(v any) (*schema, bool) {
 	return out, readSchema(t, out)
 }
 
-func readList(v any) ([]schema, bool) {
+// readList reads each item of a list by read.
+func readList[T any](v any, read func(any, *T) bool) ([]T, bool) {
 	list, ok := v.([]any)
-	out := make([]schema, len(list))
+	out := make([]T, len(list))
 	for i := range list {
-		t, isTree := list[i].(object.Tree)
-		ok = ok && isTree && readSchema(t, &out[i])
+		ok = ok && read(list[i], &out[i])
 	}
 	return out, ok
 }
 
 func readNamed(v any) (map[string]schema, bool) {
 	t, ok := v.(object.Tree)
-	out := make(map[string]schema, len(t))
+	out, s := make(map[string]schema, len(t)), room(t)
 	for name, v := range t {
 		below, isTree := v.(object.Tree)
-		var s schema
-		if !isTree || !readSchema(below, &s) {
+		if *s = (schema{}); !isTree || !readSchema(below, s) {
 			return nil, false
 		}
-		out[name] = s
+		out[name] = *s
 	}
 	return out, ok
 }
@@ -328,37 +274,4 @@ func readAdditional(v any) (*apiextensions.JSONSchemaPropsOrBool, bool) {
 	}
 	s, ok := readOne(v)
 	return &apiextensions.JSONSchemaPropsOrBool{Allows: true, Schema: s}, ok
-}
-
-func readRules(v any) (apiextensions.ValidationRules, bool) {
-	list, ok := v.([]any)
-	out := make(apiextensions.ValidationRules, len(list))
-	for i := range list {
-		t, isTree := list[i].(object.Tree)
-		ok = ok && isTree
-		for key, v := range t {
-			ok = ok && readRule(key, v, &out[i])
-		}
-	}
-	return out, ok
-}
-
-func readRule(key string, v any, out *apiextensions.ValidationRule) (ok bool) {
-	switch key {
-	case "rule":
-		out.Rule, ok = v.(string)
-	case "message":
-		out.Message, ok = v.(string)
-	case "messageExpression":
-		out.MessageExpression, ok = v.(string)
-	case "fieldPath":
-		out.FieldPath, ok = v.(string)
-	case "optionalOldSelf":
-		out.OptionalOldSelf, ok = pointer[bool](v)
-	case "reason":
-		var reason string
-		reason, ok = v.(string)
-		out.Reason = (*apiextensions.FieldValueErrorReason)(&reason)
-	}
-	return ok
 }

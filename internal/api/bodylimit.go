@@ -21,15 +21,15 @@ const (
 func (q *request) content() ([]byte, error) {
 	data, err := q.body()
 	if err == nil {
-		err = q.heavy(data)
+		err = q.acquireBody(data)
 	}
 	return data, err
 }
 
-// heavy waits until there is room for a large body, and takes it. As a tree, a body may be a hundred times as large:
+// acquireBody waits until there is room for a large body, and takes it. As a tree, a body may be a hundred times as large:
 // a few dozen at once would take all memory, and one after the other they are done as soon. Upstream bounds the
 // requests in flight instead. The room is given back before the answer is sent, so that who reads slowly keeps nobody.
-func (q *request) heavy(data []byte) error {
+func (q *request) acquireBody(data []byte) error {
 	if len(data) <= lightBody {
 		return nil
 	}
@@ -46,8 +46,8 @@ func (q *request) heavy(data []byte) error {
 	return nil
 }
 
-// lighten gives back what heavy took, once.
-func (q *request) lighten() {
+// releaseBody gives back what acquireBody took, once.
+func (q *request) releaseBody() {
 	if n := q.weight; n > 0 {
 		q.weight = 0
 		q.room().Release(n)

@@ -12,18 +12,18 @@ const (
 	// gatherShare is what a watch waits in a burst for each watch of the same kind: about
 	// twice what sending to one of them costs, so that a burst never takes all of a processor.
 	gatherShare = 20 * time.Microsecond
-	// gatherLimit bounds the wait, however large the crowd.
+	// gatherLimit bounds the wait, however many watches there are.
 	gatherLimit = 10 * time.Millisecond
 )
 
-// crowd counts the watches of each kind.
-type crowd struct {
+// watchCounts counts the watches of each kind.
+type watchCounts struct {
 	mu    sync.Mutex
 	sizes map[*resource.Definition]*atomic.Int64
 }
 
-// join counts a watch in. size is kept true until leave is called.
-func (c *crowd) join(d *resource.Definition) (size *atomic.Int64, leave func()) {
+// add counts a watch in. size is kept true until leave is called.
+func (c *watchCounts) add(d *resource.Definition) (size *atomic.Int64, leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sizes == nil {

@@ -60,14 +60,14 @@ func TestLargeBodiesOfWebhooks(t *testing.T) {
 	}
 	hooked, body := of(&resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}), make([]byte, maxHeavy)
 	for _, q := range []*request{hooked, of(&resource.Custom{}), of(nil)} {
-		if err := q.heavy(body); err != nil {
+		if err := q.acquireBody(body); err != nil {
 			t.Fatal(err)
 		}
 		if q != hooked {
-			q.lighten()
+			q.releaseBody()
 		}
 	}
-	hooked.lighten()
+	hooked.releaseBody()
 	if !h.server.webhookRoom.TryAcquire(maxHeavy) || !h.server.bodyRoom.TryAcquire(maxHeavy) {
 		t.Error("something is still held")
 	}
@@ -84,9 +84,9 @@ func TestWeightOfYAML(t *testing.T) {
 		{"application/apply-patch+yaml", " {", 1 << 20}, {"application/apply-patch+yaml", "a:", maxHeavy / 3}, {"", "a:", 1 << 20},
 	} {
 		q := &request{server: h.server, r: newRequest("POST", crontabs, "", "Content-Type: "+c.as)}
-		if err := q.heavy([]byte(c.body + strings.Repeat(" ", 1<<20-len(c.body)))); err != nil || q.weight != c.weight {
+		if err := q.acquireBody([]byte(c.body + strings.Repeat(" ", 1<<20-len(c.body)))); err != nil || q.weight != c.weight {
 			t.Errorf("%q: %d, want %d: %v", c.as, q.weight, c.weight, err)
 		}
-		q.lighten()
+		q.releaseBody()
 	}
 }

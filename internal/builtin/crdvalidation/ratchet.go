@@ -1,0 +1,111 @@
+package crdvalidation
+
+import (
+	"slices"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	ourschema "github.com/trellis-k8s/trellis/internal/schema"
+)
+
+// options say how strict to be with schemas. An update does not tighten what is stored already.
+type options struct {
+	propertyTypes  bool
+	structural     bool
+	atomicSets     bool
+	listMapKeys    bool
+	contradictions bool            // what a schema may not say although upstream's validation lets it
+	manySelectable map[string]bool // versions that may keep more than validation.MaxSelectableFields
+	checker        *ourschema.RuleChecker
+	unchanged      func(version string) bool // of its schema
+	costly         func() bool               // the schema that is checked may keep expressions of any cost
+	prunedDefaults bool                      // defaults may not have unknown fields
+	schemas        schemaJSON
+}
+
+// strict asks all that is asked of a new CRD.
+func strict(crd CRD) options {
+	schemas := crd.schemas()
+	return options{
+		propertyTypes: true, structural: true, atomicSets: true, listMapKeys: true, contradictions: true, prunedDefaults: true,
+		schemas: schemas, checker: ourschema.NewRuleChecker(schemas.all(), expressions{}.has),
+	}
+}
+
+// ratchet finds out what old has been allowed.
+func ratchet(crd, old CRD) options {
+	all, schemas := schemasOf(&old.Spec), crd.schemas()
+	has := func(f func(*schema) bool) bool {
+		return slices.ContainsFunc(all, func(s *schema) bool { return anywhere(s, f) })
+	}
+	return options{
+		propertyTypes:  !has(func(s *schema) bool { return s.Type != "" && !slices.Contains(propertyTypes, s.Type) }),
+		structural:     !slices.ContainsFunc(all, isNonStructural),
+		atomicSets:     !has(func(s *schema) bool { return len(atomicSetItems(s, nil)) > 0 }),
+		contradictions: !has(isContradictory),
+		listMapKeys:    !has(func(s *schema) bool { return len(listMapKeys(s, field.NewPath(""))) > 0 }),
+		manySelectable: manySelectable(crd.CustomResourceDefinition, old.CustomResourceDefinition),
+		prunedDefaults: !old.hasUnprunedDefaults(),
+		unchanged:      func(version string) bool { return hasSameSchema(crd, old, version) },
+		schemas:        schemas,
+		checker:        ourschema.NewRuleChecker(schemas.all(), expressionsIn(&old.Spec).has),
+	}
+}
+
+// hasUnprunedDefaults looks at all structural schemas of c that have defaults.
+func (c CRD) hasUnprunedDefaults() bool {
+	versions := c.Spec.Versions
+	for i, js := range c.schemas().versions {
+		v := c.Spec.Validation
+		if v == nil && i < len(versions) {
+			v = versions[i].Schema
+		}
+		if v == nil || v.OpenAPIV3Schema == nil || !anywhere(v.OpenAPIV3Schema, hasDefault) || isNonStructural(v.OpenAPIV3Schema) {
+			continue
+		}
+		if s, err := ourschema.Compile(js, false); err == nil && s.HasUnprunedDefaults() {
+			return true
+		}
+	}
+	return false
+}
+
+func hasDefault(s *schema) bool { return s.Default != nil }
+
+// hasSameSchema reports whether a version, which old must have too, has the schema that it had.
+func hasSameSchema(crd, old CRD, version string) bool {
+	now, err := apiextensions.GetSchemaForVersion(crd.CustomResourceDefinition, version)
+	if err != nil {
+		return false
+	}
+	was, err := apiextensions.GetSchemaForVersion(old.CustomResourceDefinition, version)
+	return err == nil && apiequality.Semantic.DeepEqual(now, was)
+}
+
+func manySelectable(crd, old *apiextensions.CustomResourceDefinition) map[string]bool {
+	allowed := map[string]bool{}
+	unchanged := func(version string, fields, was []apiextensions.SelectableField) {
+		if len(was) > validation.MaxSelectableFields && apiequality.Semantic.DeepEqual(fields, was) {
+			allowed[version] = true
+		}
+	}
+	unchanged("", crd.Spec.SelectableFields, old.Spec.SelectableFields)
+	before := map[string][]apiextensions.SelectableField{}
+	for i := range old.Spec.Versions {
+		before[old.Spec.Versions[i].Name] = old.Spec.Versions[i].SelectableFields
+	}
+	for i := range crd.Spec.Versions {
+		v := &crd.Spec.Versions[i]
+		unchanged(v.Name, v.SelectableFields, before[v.Name])
+	}
+	return allowed
+}
+
+// keepsSchema reports whether version is one of s and its schema stays what it was.
+func (o options) keepsSchema(s *apiextensions.CustomResourceDefinitionSpec, version string) bool {
+	return o.unchanged != nil && o.unchanged(version) &&
+		slices.ContainsFunc(s.Versions, func(v apiextensions.CustomResourceDefinitionVersion) bool { return v.Name == version })
+}

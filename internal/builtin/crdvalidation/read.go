@@ -1,0 +1,80 @@
+package crdvalidation
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// CRD is a CustomResourceDefinition that is checked.
+type CRD struct {
+	*apiextensions.CustomResourceDefinition
+	json   []byte      // what it was read from
+	read   *schemaJSON // or the schemas, where they are known
+	legacy bool        // it was of apiextensions.k8s.io/v1beta1
+}
+
+// Read reads the JSON of a CRD of apiextensions.k8s.io/v1, which must not change afterwards.
+func Read(js []byte) (CRD, error) {
+	var v1 apiextensionsv1.CustomResourceDefinition
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
+		return CRD{}, fmt.Errorf("read a CRD: %w", err)
+	}
+	out := &apiextensions.CustomResourceDefinition{}
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, out, nil); err != nil {
+		return CRD{}, fmt.Errorf("read a CRD: %w", err)
+	}
+	return CRD{CustomResourceDefinition: out, json: js}, nil
+}
+
+// schemaJSON is the JSON of the schemas of a CRD, nil where there is none.
+type schemaJSON struct {
+	top      []byte // of what is said once for all versions
+	versions [][]byte
+}
+
+func (c CRD) schemas() (all schemaJSON) {
+	if c.read != nil {
+		return *c.read
+	}
+	read := object.NewCursor(c.json)
+	raw := func(into *[]byte) {
+		read.Members(func(key string) {
+			if key == "openAPIV3Schema" && read.Kind() == '{' {
+				*into = []byte(read.Raw())
+			}
+		})
+	}
+	below := func(want string, next func()) func(string) {
+		return func(key string) {
+			if key == want {
+				next()
+			}
+		}
+	}
+	read.Members(below("spec", func() {
+		read.Members(func(key string) {
+			switch key {
+			case "validation":
+				raw(&all.top)
+			case "versions":
+				read.Elements(func(i int) {
+					all.versions = append(all.versions, nil)
+					read.Members(below("schema", func() { raw(&all.versions[i]) }))
+				})
+			}
+		})
+	}))
+	if !c.legacy && len(all.versions) > 0 {
+		all.top = all.versions[0]
+	}
+	return all
+}
+
+// all is for what does not matter where it lies.
+func (s schemaJSON) all() [][]byte { return append(slices.Clone(s.versions), s.top) }
