@@ -309,8 +309,13 @@ const tripAfter = 5
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said reports
-		s := newSpeaker(t, plainAnswer, plainAnswer)
-		var dead atomic.Bool
+		var dead, mute atomic.Bool
+		answer := func(c *tls.Conn, json string) {
+			if !mute.Load() {
+				plainAnswer(c, json)
+			}
+		}
+		s := newSpeaker(t, answer, answer)
 		var dials atomic.Int64
 		w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			dials.Add(1)
@@ -321,12 +326,13 @@ func TestBreaker(t *testing.T) {
 			return client, err
 		}}})
 		defer w.Close()
-		call := func(plural string) error {
+		callWith := func(ctx context.Context, plural string) error {
 			to := version("v1", s.webhook())
 			to.Definition.Names.Plural = plural
-			_, err := w.Convert(t.Context(), to, []object.Tree{cronTab("a")})
+			_, err := w.Convert(ctx, to, []object.Tree{cronTab("a")})
 			return err
 		}
+		call := func(plural string) error { return callWith(t.Context(), plural) }
 		tried := func(want bool, plural string) {
 			t.Helper()
 			before := dials.Load()
@@ -347,13 +353,20 @@ func TestBreaker(t *testing.T) {
 		tried(false, "others")
 		<-time.After(1100 * time.Millisecond)
 		dead.Store(false)
+		mute.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		if err := callWith(ctx, "given-up"); !errors.Is(err, context.Canceled) { // a trial that shows nothing, nor is told
+			t.Error(err)
+		}
+		mute.Store(false)
 		for range 4 {
 			if err := call("crontabs"); err != nil {
 				t.Error(err)
 			}
 		}
 		got := said.take()
-		for crd, want := range map[string]int{"crontabs.example.com: conversion": 0, "crontabs.example.com: Post": 1, "others.example.com: Post": 1, "crontabs.example.com: <nil>": 1, "others.example.com: <nil>": 1} {
+		for crd, want := range map[string]int{"given-up": 0, "crontabs.example.com: Post": 1, "others.example.com: Post": 1, "crontabs.example.com: <nil>": 1, "others.example.com: <nil>": 1} {
 			if strings.Count(got, crd) != want {
 				t.Errorf("reported %q %d times: %s", crd, strings.Count(got, crd), got)
 			}

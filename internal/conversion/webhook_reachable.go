@@ -36,7 +36,9 @@ func (r *reachability) called(c *caller, crd string, err error) {
 		r.probe(c)
 	case err == nil && !open:
 		r.say(crd, verdict{c, true, true}, nil)
-		r.found(c)
+		if r.probing[c] { // others wait for it
+			r.found(c)
+		}
 	}
 }
 
@@ -70,11 +72,8 @@ func (r *reachability) probe(c *caller) {
 	}
 }
 
-// found reports that a webhook is there to all CRDs that wait for it.
+// found reports that a webhook is there to all CRDs that name it.
 func (r *reachability) found(c *caller) {
-	if !r.probing[c] {
-		return // nobody waits
-	}
 	for crd, v := range r.crds {
 		if v.by == c {
 			r.say(crd, verdict{c, true, true}, nil)
@@ -145,37 +144,32 @@ func (c *caller) probe(ctx context.Context) {
 	}
 }
 
+// back notes that a webhook accepts connections again.
 func (r *reachability) back(c *caller) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.found(c)
+	if c.transport.Err() == nil {
+		r.found(c)
+	}
 }
+
+// Suspect is for a CRD that says, since before there were these Webhooks, that its webhook cannot be reached: that is probed
+// until it can be. It is not called.
+func (w *Webhooks) Suspect(crd string) { w.follow(crd, nil) }
 
 // follow has a CRD that names another webhook than was's by now hear of that one.
 func (w *Webhooks) follow(crd string, was *caller) {
 	if w.config.Names == nil {
 		return
 	}
-	if text := w.config.Names(crd); text != was.text {
-		w.reach.forget(crd, was)
-		w.suspect(crd, text)
-	}
-}
-
-// Suspect is for a CRD that says, since before there were these Webhooks, that its webhook cannot be reached: that is probed
-// until it can be. It is not called.
-func (w *Webhooks) Suspect(crd string) {
-	if w.config.Names != nil {
-		w.suspect(crd, w.config.Names(crd))
-	}
-}
-
-func (w *Webhooks) suspect(crd, text string) {
-	if text == "" {
-		w.config.Report(crd, nil)
+	text := w.config.Names(crd)
+	if was != nil && text == was.text {
 		return
 	}
-	if now, err := w.caller(text); err == nil {
+	w.reach.forget(crd, was)
+	if text == "" {
+		w.config.Report(crd, nil)
+	} else if now, err := w.caller(text); err == nil {
 		w.reach.suspect(now, crd)
 	}
 }

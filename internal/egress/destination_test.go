@@ -34,6 +34,7 @@ type destination struct {
 	refuses     atomic.Bool // connections
 	dials       atomic.Int64
 	requests    atomic.Int64
+	open        atomic.Int64 // connections
 }
 
 func newDestination(t testing.TB, name string, answer func(c net.Conn, r *http.Request)) *destination {
@@ -54,6 +55,8 @@ func (d *destination) dial(context.Context, string, string) (net.Conn, error) {
 }
 
 func (d *destination) serve(conn net.Conn) {
+	d.open.Add(1)
+	defer d.open.Add(-1)
 	defer conn.Close()
 	c := tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{d.certificate}})
 	for in := bufio.NewReader(c); ; {

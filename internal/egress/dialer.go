@@ -70,7 +70,7 @@ func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
 		return nil, err
 	}
 	if endpoint, err := netip.ParseAddrPort(address); err == nil && d.Refuse != nil {
-		if err := d.Refuse(endpoint.Addr().Unmap()); err != nil {
+		if err := d.Refuse(endpoint.Addr()); err != nil {
 			return nil, fmt.Errorf("dial service %s/%s: %w", s.Namespace, s.Name, err)
 		}
 	}

@@ -25,7 +25,7 @@ func Generations(head func() *storage.Snapshot, key func(group, resource, namesp
 		e := g.services[[2]string{namespace, name}]
 		if e == nil {
 			e = &endpoints{all: g, namespace: namespace, name: name}
-			e.known.Store(&state{looked: -1})
+			e.known.Store(&state{looked: -1, inNamespace: -1})
 			g.services[[2]string{namespace, name}] = e
 		}
 		return e.generation
@@ -66,7 +66,7 @@ func (e *endpoints) generation() uint64 {
 			return before.generation
 		}
 		now := e.look(snap, before)
-		if before.looked >= 0 && before.service == now.service && before.endpoints == now.endpoints && slices.Equal(before.slices, now.slices) {
+		if before.service == now.service && before.endpoints == now.endpoints && slices.Equal(before.slices, now.slices) {
 			now.generation = before.generation
 		} else {
 			now.generation = e.all.last.Add(1)
@@ -86,7 +86,7 @@ func (e *endpoints) look(snap *storage.Snapshot, before *state) *state {
 		endpoints:   revision(snap.Get(key("", "endpoints", e.namespace, e.name))),
 		inNamespace: snap.Count(all, ""),
 	}
-	if before.looked >= 0 && before.inNamespace == now.inNamespace && none(snap, all, before.looked) {
+	if before.inNamespace == now.inNamespace && none(snap, all, before.looked) {
 		now.slices = before.slices // those that there were then, and no others
 		return now
 	}

@@ -40,9 +40,6 @@ func NewMetrics() *Metrics {
 }
 
 func (m *Metrics) add(t *Transport) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.transports[t] = struct{}{}
@@ -50,9 +47,6 @@ func (m *Metrics) add(t *Transport) {
 
 // remove forgets a host that no Transport is for any longer: there is no end to them.
 func (m *Metrics) remove(t *Transport) {
-	if m == nil {
-		return
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.transports, t)
@@ -68,9 +62,6 @@ func (m *Metrics) remove(t *Transport) {
 
 // observe counts a request, up to the header of its answer; resp is nil if there was none.
 func (m *Metrics) observe(t *Transport, method string, resp *http.Response, took time.Duration) {
-	if m == nil {
-		return
-	}
 	code := "<error>"
 	if resp != nil {
 		code = strconv.Itoa(resp.StatusCode)

@@ -63,6 +63,9 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 		o.Broke = func() {}
 	}
 	t := &Transport{options: o, host: o.Address, metrics: d.Metrics, generation: func() uint64 { return 0 }}
+	if t.metrics == nil {
+		t.metrics = NewMetrics()
+	}
 	t.template = &http.Transport{
 		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    handshakeTimeout,
