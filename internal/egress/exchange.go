@@ -70,11 +70,12 @@ func (x *exchange) answer(resp *http.Response) *http.Response {
 	if resp.StatusCode/100 == 3 {
 		resp.Header.Del("Location") // without which a client takes it as the answer
 	}
-	if x.left == 0 { // a stream
+	upgraded := resp.StatusCode == http.StatusSwitchingProtocols
+	if x.left == 0 || upgraded { // a stream
 		x.judge(nil)
 	}
 	switch {
-	case resp.StatusCode == http.StatusSwitchingProtocols: // the caller's connection from here on
+	case upgraded: // the connection is the caller's from here on
 	case resp.Body == http.NoBody:
 		x.end(nil)
 	default:

@@ -37,7 +37,7 @@ type Options struct {
 	// Broke, unless nil, is told of a connection that breaks (connection). It must not block.
 	Broke func()
 	// Base, unless nil, sends the requests, on connections of its own: a client of upstream's, which has its own way to
-	// configure TLS, is given DialContext or DialService, and wrapped.
+	// configure TLS, is given DialContext or DialService, and wrapped. Probe does not know that way.
 	Base http.RoundTripper
 }
 

@@ -202,7 +202,7 @@ func TestUpgrade(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 		_, _ = io.Copy(c, c)
 	})
-	client := newCaller(t, d, Options{})
+	client := newCaller(t, d, Options{MaxBytes: 1000})
 	defer client.Close()
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+host+"/", nil)
 	req.Header.Set("Connection", "Upgrade")
@@ -220,6 +220,9 @@ func TestUpgrade(t *testing.T) {
 	echo := make([]byte, 5)
 	if _, err := io.ReadFull(conn, echo); err != nil || string(echo) != "hello" {
 		t.Errorf("%q %v", echo, err)
+	}
+	if n := client.breaker.circuit.Load().Counts().TotalSuccesses; n != 1 {
+		t.Errorf("it counts as %d answers", n)
 	}
 }
 
