@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -85,6 +86,7 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 		t.template.ForceAttemptHTTP2 = true
 		t.template.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout}
 	}
+	t.host = strings.ToValidUTF8(t.host, "\ufffd") // metrics take nothing else, and a URL may have it
 	if o.MaxBytes == 0 {
 		t.template.ResponseHeaderTimeout = o.Timeout
 	}

@@ -248,6 +248,21 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// A host may be any bytes: "https://%ff/" is a URL.
+func TestMetricsOfOddHosts(t *testing.T) {
+	d := newDestination(t, host, says(ok))
+	dialer := &Dialer{Dial: d.dial, Metrics: NewMetrics()}
+	transport, err := dialer.NewTransport(Options{Name: "test", Address: "\xff:443", MaxBytes: 1000, CABundle: d.ca})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer transport.Close()
+	client := &caller{t, transport, dialer.Metrics}
+	if _, _, err := client.call(t.Context()); err != nil || client.state() != "closed" {
+		t.Errorf("the circuit breaker is %s: %v", client.state(), err)
+	}
+}
+
 // Metrics count each request that is sent, and forget a host that nobody calls any longer.
 func TestMetrics(t *testing.T) {
 	d := newDestination(t, host, says(ok))
