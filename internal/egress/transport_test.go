@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/pem"
 	"errors"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -163,6 +165,70 @@ func TestGoAway(t *testing.T) {
 		t.Error("told twice")
 	default:
 	}
+}
+
+// pipes is a listener without a network; accept takes the server's side of a connection.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (p pipes) Close() error {
+	close(p)
+	return nil
+}
+
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// cut is a connection on which nothing arrives any longer, as when a machine has lost its power.
+type cut struct {
+	net.Conn
+	now *atomic.Bool
+}
+
+func (c cut) Write(p []byte) (int, error) {
+	if c.now.Load() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+// Pings find a connection over HTTP/2 that is dead without having ended, long before the time-out of a request.
+func TestPings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDestination(t, host, nil)
+		listener, dead, broke := make(pipes), new(atomic.Bool), new(atomic.Int64)
+		server := &http.Server{
+			TLSConfig: &tls.Config{Certificates: []tls.Certificate{d.certificate}},
+			Handler:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }),
+		}
+		go func() { _ = server.ServeTLS(listener, "", "") }()
+		dialer := &Dialer{Dial: func(context.Context, string, string) (net.Conn, error) {
+			client, server := net.Pipe()
+			listener <- server
+			return cut{client, dead}, nil
+		}}
+		transport, err := dialer.NewTransport(Options{Address: host + ":443", MaxBytes: 1000, Timeout: time.Hour, CABundle: d.ca, Broke: func() { broke.Add(1) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &caller{t, transport, nil}
+		if _, answer, err := client.call(t.Context()); err != nil || answer != "HTTP/2.0" {
+			t.Fatal(answer, err)
+		}
+		dead.Store(true)
+		began := time.Now()
+		if _, _, err := client.call(t.Context()); err == nil || time.Since(began) > 2*pingTimeout || broke.Load() != 1 {
+			t.Errorf("after %s: %v, told %d times", time.Since(began), err, broke.Load())
+		}
+		transport.Close()
+		_ = server.Close()
+		<-time.After(time.Hour)
+	})
 }
 
 // A stream has no bound, and is an answer as soon as it begins: a watch that runs does not keep the circuit breaker half-open.
