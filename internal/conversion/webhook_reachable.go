@@ -2,6 +2,7 @@ package conversion
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 )
@@ -112,11 +113,7 @@ func (r *reachability) drop(c *caller) bool {
 	if r.probing[c] {
 		return false
 	}
-	for crd, v := range r.crds {
-		if v.by == c {
-			delete(r.crds, crd)
-		}
-	}
+	maps.DeleteFunc(r.crds, func(_ string, v verdict) bool { return v.by == c })
 	return true
 }
 

@@ -85,20 +85,16 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.requests.Collect(ch)
 	m.duration.Collect(ch)
-	type destination struct{ name, host string }
-	breakers := map[destination]map[gobreaker.State]int{}
+	breakers := map[[3]string]float64{} // by the labels of breakersDesc
 	m.mu.Lock()
 	for t := range m.transports {
-		d := destination{t.options.Name, t.host}
-		if breakers[d] == nil {
-			breakers[d] = map[gobreaker.State]int{}
+		for _, s := range []gobreaker.State{gobreaker.StateClosed, gobreaker.StateHalfOpen, gobreaker.StateOpen} {
+			breakers[[3]string{t.options.Name, t.host, s.String()}] += 0
 		}
-		breakers[d][t.breaker.state()]++
+		breakers[[3]string{t.options.Name, t.host, t.breaker.state().String()}]++
 	}
 	m.mu.Unlock()
-	for d, states := range breakers {
-		for _, s := range []gobreaker.State{gobreaker.StateClosed, gobreaker.StateHalfOpen, gobreaker.StateOpen} {
-			ch <- prometheus.MustNewConstMetric(breakersDesc, prometheus.GaugeValue, float64(states[s]), d.name, d.host, s.String())
-		}
+	for labels, n := range breakers {
+		ch <- prometheus.MustNewConstMetric(breakersDesc, prometheus.GaugeValue, n, labels[:]...)
 	}
 }
