@@ -164,3 +164,26 @@ func TestConversionsAreAskedForAgain(t *testing.T) {
 	n.number.Add(1)
 	n.await("1")
 }
+
+// CNV-059 CNV-074: metrics count what the server calls, and show that a webhook is not called while nobody answers there.
+func TestCircuitBreakerShows(t *testing.T) {
+	n := newNumbered(t, time.Hour)
+	host := fmt.Sprintf("hook.default.svc:%d", n.Listener.Addr().(*net.TCPAddr).Port)
+	shows := func(line string) {
+		t.Helper()
+		if metrics := n.send("GET", "/metrics", ""); !strings.Contains(metrics, "\n"+fmt.Sprintf(line, host)) {
+			t.Errorf("there is no "+line, host)
+		}
+	}
+	n.by()
+	shows(`rest_client_requests_total{code="200",host=%q,method="POST"} 1`)
+	shows(`trellis_egress_circuit_breakers{host=%q,name="conversion",state="closed"} 1`)
+	n.Server.Close()
+	for range 5 {
+		n.send("PATCH", "/apis/example.com/v1/namespaces/default/hosts/h", fmt.Sprintf(`{"metadata":{"labels":{"a":"%d"}}}`, n.number.Add(1)))
+		resp, err := n.client.Get(n.url + "/apis/example.com/v2/namespaces/default/hosts/h")
+		body(n.T, resp, err, http.StatusInternalServerError)
+	}
+	shows(`trellis_egress_circuit_breakers{host=%q,name="conversion",state="closed"} 0`)
+	shows(`rest_client_requests_total{code="<error>",host=%q,method="POST"}`)
+}

@@ -24,7 +24,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/conversion"
-	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -170,10 +169,11 @@ func (s *Server) connect(ctx context.Context) error {
 		return err
 	}
 	roots := pool(s.keys)
+	out := s.dialer(live)
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
-		Proxy:   http.ProxyFromEnvironment,
+		Egress:  out,
 		Names: func(crd string) string {
 			plural, group, _ := strings.Cut(crd, ".")
 			if d := live.Load().Definition(group, plural); d != nil && d.Custom != nil {
@@ -182,15 +182,11 @@ func (s *Server) connect(ctx context.Context) error {
 			return ""
 		},
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
-		Resolve: egress.Resolver(s.services(live)),
-		Behind: egress.Behind(s.store.Head, func(group, resource, namespace, name string) string {
-			return live.Load().Definition(group, resource).Key(namespace, name)
-		}),
-		Broke: func(webhook string) { s.engine.WebhookBroke(webhook) },
+		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
 	})
 	s.engine = &engine.Engine{
 		Store: s.store, Live: live, Now: time.Now,
-		Webhook: s.webhooks.Convert, Behind: s.webhooks.Behind, RecheckEvery: s.config.ConversionRecheck,
+		Webhook: s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
 	}
 	s.feed = s.engine.NewFeed()
 	s.handler = api.New(api.Config{
@@ -198,6 +194,7 @@ func (s *Server) connect(ctx context.Context) error {
 		Live:           []api.Check{{Name: "storage", Run: s.alive}},
 		Ready:          []api.Check{{Name: "storage", Run: s.writable}},
 		Gauges:         s.gauges(),
+		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"net"
+	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -42,6 +43,19 @@ func (s *Server) services(live *resource.Live) egress.Objects {
 				}
 			}
 		},
+	}
+}
+
+// dialer is the way out for all that the server calls.
+func (s *Server) dialer(live *resource.Live) *egress.Dialer {
+	return &egress.Dialer{
+		Resolve: egress.Resolver(s.services(live)),
+		Refuse:  egress.RefuseSpecial,
+		Generation: egress.Generations(s.store.Head, func(group, resource, namespace, name string) string {
+			return live.Load().Definition(group, resource).Key(namespace, name)
+		}),
+		Proxy:   http.ProxyFromEnvironment,
+		Metrics: egress.NewMetrics(),
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -33,10 +34,11 @@ type Config struct {
 	Engine        *engine.Engine
 	Authenticator *access.Authenticator
 	Authorizer    access.Authorizer
-	Discovery     http.Handler // /api, /apis and below, where no resource is addressed
-	OpenAPI       http.Handler // /openapi/v2, /openapi/v3 and below
-	Live, Ready   []Check      // of /livez and /readyz, besides ping
-	Gauges        []Gauge      // in /metrics, besides its own
+	Discovery     http.Handler         // /api, /apis and below, where no resource is addressed
+	OpenAPI       http.Handler         // /openapi/v2, /openapi/v3 and below
+	Live, Ready   []Check              // of /livez and /readyz, besides ping
+	Gauges        []Gauge              // in /metrics, besides its own
+	Egress        prometheus.Collector // the same, of what leaves the server; nil: nothing does
 	EnableCBOR    bool
 	Profiling     bool // serve /debug/pprof
 	// Audit gets a record of each request; nil: there is none. It is the caller's to close.

@@ -94,6 +94,9 @@ func newMetrics(s *Server) *metrics {
 	for _, g := range s.config.Gauges {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.Name, Help: g.Help}, g.Read))
 	}
+	if s.config.Egress != nil {
+		r.MustRegister(s.config.Egress)
+	}
 	m.handler = promhttp.HandlerFor(r, promhttp.HandlerOpts{})
 	return m
 }

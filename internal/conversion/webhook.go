@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"net"
-	"net/http"
-	"net/url"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -32,20 +30,11 @@ const forgetAfter = 2 * time.Minute
 
 // WebhookConfig is what Webhooks needs of the world.
 type WebhookConfig struct {
-	// Dial opens connections; nil is net.Dialer's.
-	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Resolve finds the address ("10.0.0.1:8443") behind a port of a Service; nil: none can be found. It is asked for
-	// each new connection.
-	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
-	// Behind numbers who stands behind a Service: after a change it is another number than any before. nil: it never
-	// changes. It must not block.
-	Behind func(namespace, name string) uint64
-	// Broke, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken (connection).
-	// It must not block.
+	// Egress is how webhooks are reached; nil is one that finds no Services.
+	Egress *egress.Dialer
+	// Broke, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken
+	// (egress.Options). It must not block.
 	Broke func(webhook string)
-	// Proxy finds the proxy of a request to a webhook by URL, as http.Transport has it; nil: there is none. Services are
-	// connected to without one.
-	Proxy func(*http.Request) (*url.URL, error)
 	// Timeout bounds what one request may wait for, all its calls together, and so each of them; 0 means a minute.
 	Timeout time.Duration
 	// Observe, unless nil, gets every call that was made or refused; it must not block.
@@ -73,7 +62,7 @@ type Webhooks struct {
 	config WebhookConfig
 	ended  context.Context // nothing is looked for when it is done
 	end    context.CancelFunc
-	said   verdicts
+	reach  reachability
 
 	mu      sync.Mutex
 	callers map[string]*caller
@@ -81,8 +70,8 @@ type Webhooks struct {
 
 // NewWebhooks returns Webhooks that call nobody yet.
 func NewWebhooks(c WebhookConfig) *Webhooks {
-	if c.Dial == nil {
-		c.Dial = (&net.Dialer{Timeout: callTimeout, KeepAlive: callTimeout}).DialContext
+	if c.Egress == nil {
+		c.Egress = &egress.Dialer{}
 	}
 	if c.Timeout == 0 {
 		c.Timeout = allTimeout
@@ -93,16 +82,13 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Report == nil {
 		c.Report = func(string, error) {}
 	}
-	if c.Behind == nil {
-		c.Behind = func(string, string) uint64 { return 0 }
-	}
 	if c.Broke == nil {
 		c.Broke = func(string) {}
 	}
 	ended, end := context.WithCancel(context.Background())
 	return &Webhooks{
 		config: c, ended: ended, end: end, callers: map[string]*caller{},
-		said: verdicts{report: c.Report, last: map[string]verdict{}},
+		reach: reachability{report: c.Report, crds: map[string]verdict{}, probing: map[*caller]bool{}},
 	}
 }
 
@@ -112,7 +98,7 @@ func (w *Webhooks) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range w.callers {
-		c.line.Load().retire()
+		c.transport.Close()
 	}
 }
 
@@ -136,14 +122,14 @@ func (w *Webhooks) Convert(ctx context.Context, to *resource.Version, objects []
 	return out, asStatus(ctx, err)
 }
 
-// Behind numbers who stands behind the webhook of a configuration, which is the JSON of spec.conversion.webhook: it is
-// another number once its Service leads elsewhere.
-func (w *Webhooks) Behind(config string) uint64 {
+// Generation is that of the endpoints of the webhook of a configuration, which is the JSON of spec.conversion.webhook: it
+// grows when its Service may lead elsewhere.
+func (w *Webhooks) Generation(config string) uint64 {
 	c, err := w.caller(config)
 	if err != nil {
 		return 0 // nobody is called
 	}
-	return c.now()
+	return c.transport.Generation()
 }
 
 // UnreachableError says that a webhook could not be asked, or has not answered; any other error is one in its answer.
@@ -258,20 +244,15 @@ func (w *Webhooks) caller(config string) (*caller, error) {
 		w.callers[config] = c
 	}
 	c.used = now
-	if behind := c.now(); behind != c.behind { // connections lead to those who stood there before
-		c.behind = behind
-		c.line.Swap(c.newLine()).retire()
-	}
 	return c, nil
 }
 
 // sweep forgets what has not been used for a while: CRDs that are gone or say something else now.
 func (w *Webhooks) sweep(now time.Time) {
 	for config, c := range w.callers {
-		if now.Sub(c.used) > forgetAfter && c.breaker.idle() {
-			c.line.Load().retire()
+		if now.Sub(c.used) > forgetAfter && w.reach.drop(c) {
+			c.transport.Close()
 			delete(w.callers, config)
-			w.said.drop(&c.breaker)
 		}
 	}
 }

@@ -4,25 +4,22 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
 // The review versions that this server speaks.
@@ -34,21 +31,12 @@ const (
 // caller calls the webhook of one configuration.
 type caller struct {
 	webhooks  *Webhooks
-	config    *WebhookConfig
 	text      string // the configuration
 	review    string // "v1" or "v1beta1"; "" if the webhook speaks neither
 	url       string
-	address   string // host and port of url
-	service   *apiextensionsv1.ServiceReference
-	timeout   time.Duration   // of a call
-	transport *http.Transport // how connections are made
-	dial      func(ctx context.Context, network, address string) (net.Conn, error)
-	line      atomic.Pointer[line]
-	breaker   breaker
-
-	// guarded by Webhooks.mu
-	used   time.Time
-	behind uint64 // who the line leads to, as WebhookConfig.Behind has it
+	transport *egress.Transport
+	client    *http.Client // over transport
+	used      time.Time    // guarded by Webhooks.mu
 }
 
 // newCaller reads the JSON of spec.conversion.webhook. It trusts that a CRD says nothing that the API refuses.
@@ -60,36 +48,31 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	if c.ClientConfig == nil || c.ClientConfig.Service == nil && c.ClientConfig.URL == nil {
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
-	config := &w.config
-	out := &caller{webhooks: w, config: config, text: text, timeout: min(callTimeout, config.Timeout), dial: config.Dial}
-	out.breaker.say = func(crd string, err error) { w.said.say(&out.breaker, crd, err) }
-	out.breaker.search = func() { go out.probe(w.ended) }
+	out := &caller{webhooks: w, text: text}
 	if i := slices.IndexFunc(c.ConversionReviewVersions, speaks); i >= 0 {
 		out.review = c.ConversionReviewVersions[i]
 	}
-	roots, err := roots(c.ClientConfig.CABundle)
-	if err != nil {
-		return nil, err
+	options := egress.Options{
+		Name: "conversion", CABundle: c.ClientConfig.CABundle,
+		Timeout: min(callTimeout, w.config.Timeout), MaxBytes: maxAnswerBytes,
+		Replayable: true, // converting twice does no harm
+		Broke:      func() { w.config.Broke(text) },
 	}
-	out.transport = &http.Transport{
-		TLSClientConfig:       &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:   10 * time.Second,
-		MaxIdleConnsPerHost:   25,
-		IdleConnTimeout:       idleTimeout,
-		ExpectContinueTimeout: time.Second,
-	}
+	var address string
 	if s := c.ClientConfig.Service; s != nil {
-		out.byService(s)
+		options.Service = &egress.Service{Namespace: s.Namespace, Name: s.Name, Port: ptr.Deref(s.Port, 443)}
+		address = "https://" + options.Service.HostPort() + "/" + strings.TrimPrefix(ptr.Deref(s.Path, ""), "/")
 	} else {
-		out.url, out.transport.Proxy = *c.ClientConfig.URL, config.Proxy
-		out.transport.ForceAttemptHTTP2 = true
-		out.transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
+		address = *c.ClientConfig.URL
 	}
-	if out.url, out.address, err = withTimeout(out.url, out.timeout); err != nil {
+	var err error
+	if out.url, options.Address, err = withTimeout(address, options.Timeout); err != nil {
 		return nil, err
 	}
-	out.behind = out.now()
-	out.line.Store(out.newLine())
+	if out.transport, err = w.config.Egress.NewTransport(options); err != nil {
+		return nil, err
+	}
+	out.client = &http.Client{Transport: out.transport}
 	return out, nil
 }
 
@@ -108,127 +91,30 @@ func withTimeout(text string, timeout time.Duration) (out, address string, err e
 	return u.String(), net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")), nil
 }
 
-// roots are the CAs of a caBundle; nil, the system's, where there is nothing in it.
-func roots(bundle []byte) (*x509.CertPool, error) {
-	if len(bytes.TrimSpace(bundle)) == 0 {
-		return nil, nil
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(bundle) {
-		return nil, errors.New("unable to load root certificates: unable to parse bytes as PEM block")
-	}
-	return pool, nil
-}
-
-// byService has the Service found for each connection; TLS is for the host of the URL. Such connections speak
-// HTTP/1.1, so that several are opened and the calls spread over what stands behind the Service (https://issue.k8s.io/75791).
-func (c *caller) byService(s *apiextensionsv1.ServiceReference) {
-	c.service = s
-	port, path := int32(443), "/"
-	if s.Port != nil && *s.Port != 0 {
-		port = *s.Port
-	}
-	if s.Path != nil && *s.Path != "" {
-		path = "/" + strings.TrimPrefix(*s.Path, "/")
-	}
-	name := s.Name + "." + s.Namespace + ".svc"
-	c.url = "https://" + net.JoinHostPort(name, strconv.Itoa(int(port))) + path
-	dial, resolve := c.config.Dial, c.config.Resolve
-	c.dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-		if resolve == nil {
-			return nil, fmt.Errorf("this server finds no Services, and so not %s/%s", s.Namespace, s.Name)
-		}
-		address, err := resolve(ctx, s.Namespace, s.Name, port)
-		if err != nil {
-			return nil, err
-		}
-		return dial(ctx, network, address)
-	}
-}
-
-// now says who stands behind the webhook's Service, as WebhookConfig.Behind has it.
-func (c *caller) now() uint64 {
-	if c.service == nil {
-		return 0
-	}
-	return c.config.Behind(c.service.Namespace, c.service.Name)
-}
-
-// post sends a body and returns the answer's. A connection that was refused or broke before anything was replied is
-// tried once more: converting twice does no harm. how says how far it came.
-func (c *caller) post(ctx context.Context, body []byte) (answer []byte, how contact, err error) {
-	resp, on, err := c.send(ctx, body)
-	if err != nil && ctx.Err() == nil && worthAnother(err) {
-		resp, on, err = c.send(ctx, body)
-	}
-	switch {
-	case err != nil && on == nil:
-		return nil, nowhere, err
-	case err != nil:
-		return nil, connected, err
-	}
-	defer resp.Body.Close()
-	answer, err = readAll(resp)
-	on.leave(givenUp(ctx, err))
-	switch {
-	case errors.Is(err, errTooLarge):
-		return nil, replied, err
-	case err != nil:
-		return nil, connected, err
-	case resp.StatusCode != http.StatusOK:
-		return nil, replied, refusal(resp, answer)
-	case len(answer) == 0:
-		return nil, replied, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
-	}
-	return answer, replied, nil
-}
-
-// worthAnother says that an error may be one of this connection alone. A time-out is not, nor is a certificate.
-func worthAnother(err error) bool {
-	var network net.Error
-	var certificate *tls.CertificateVerificationError
-	return !(errors.As(err, &network) && network.Timeout()) && !errors.As(err, &certificate)
-}
-
-// contact is how far a call came.
-type contact int
-
-const (
-	nowhere   contact = iota // no connection, or none whose TLS is right
-	connected                // but no answer, or half of one
-	replied                  // whatever the answer is
-)
-
-// send sends a body, and returns on which connection, if there was one; there the call goes on until the response is read.
-func (c *caller) send(ctx context.Context, body []byte) (*http.Response, *connection, error) {
-	var on atomic.Pointer[connection]
-	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
-		if before := on.Swap(take(got.Conn)); before != nil {
-			before.leave(false) // it broke, and nothing had been sent
-		}
-	}}
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodPost, c.url, bytes.NewReader(body))
+// post sends a body and returns the answer's. replied says that there was one, whatever it is.
+func (c *caller) post(ctx context.Context, body []byte) (answer []byte, replied bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
-		return nil, nil, err
+		return nil, false, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, */*")
 	req.Header.Set("User-Agent", "trellis")
-	resp, err := c.line.Load().client.Do(req)
-	conn := on.Load()
-	switch {
-	case conn == nil:
-	case err != nil:
-		conn.leave(givenUp(ctx, err))
-	default:
-		conn.replied(resp)
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return nil, false, err
 	}
-	return resp, conn, err
-}
-
-// givenUp says that it was this side that ended a call.
-func givenUp(ctx context.Context, err error) bool {
-	return err != nil && (ctx.Err() != nil || errors.Is(err, errTooLarge) || !worthAnother(err))
+	defer resp.Body.Close()
+	answer, err = readAll(resp)
+	switch {
+	case err != nil:
+		return nil, errors.Is(err, egress.ErrTooLarge), err
+	case resp.StatusCode != http.StatusOK:
+		return nil, true, refusal(resp, answer)
+	case len(answer) == 0:
+		return nil, true, fmt.Errorf("0-length response with status code: %d and content type: %s", resp.StatusCode, contentType(resp))
+	}
+	return answer, true, nil
 }
 
 func contentType(resp *http.Response) string {
@@ -238,22 +124,17 @@ func contentType(resp *http.Response) string {
 	return "application/json"
 }
 
-var errTooLarge = fmt.Errorf("the response body is larger than %d bytes", maxAnswerBytes)
-
-// readAll reads a body that may be so large.
+// readAll reads a body into a buffer that is large enough for what the header announces.
 func readAll(resp *http.Response) ([]byte, error) {
 	var into bytes.Buffer
 	if n := resp.ContentLength; n > 0 && n <= maxAnswerBytes {
 		into.Grow(int(n) + bytes.MinRead)
 	}
-	n, err := into.ReadFrom(io.LimitReader(resp.Body, maxAnswerBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("unexpected error when reading response body. Please retry. Original error: %w", err)
+	_, err := into.ReadFrom(resp.Body)
+	if err != nil && !errors.Is(err, egress.ErrTooLarge) {
+		err = fmt.Errorf("unexpected error when reading response body. Please retry. Original error: %w", err)
 	}
-	if n > maxAnswerBytes {
-		return nil, errTooLarge
-	}
-	return into.Bytes(), nil
+	return into.Bytes(), err
 }
 
 // refusal words an answer that is not a 200 as upstream's client does: by the Status in it, or else by its code.

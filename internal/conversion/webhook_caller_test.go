@@ -21,6 +21,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -55,7 +56,7 @@ func convertOne(w *Webhooks, config string) error {
 func TestProxy(t *testing.T) {
 	h := named(t, "plain.default.svc")
 	var asked []string
-	w := NewWebhooks(WebhookConfig{
+	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{
 		Proxy: func(r *http.Request) (*url.URL, error) {
 			asked = append(asked, r.URL.Host)
 			return &url.URL{Scheme: "http", Host: "proxy:1"}, nil
@@ -67,7 +68,7 @@ func TestProxy(t *testing.T) {
 			}
 			return new(net.Dialer).DialContext(ctx, network, address)
 		},
-	})
+	}})
 	defer w.Close()
 	if err := convertOne(w, h.config()); err == nil || !strings.Contains(err.Error(), "the proxy was asked") || asked[0] != h.Listener.Addr().String() {
 		t.Errorf("by URL: %v, asked for %v", err, asked)
@@ -86,10 +87,10 @@ func TestServiceReference(t *testing.T) {
 	} {
 		h := named(t, c.name)
 		var asked string
-		w := NewWebhooks(WebhookConfig{Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
+		w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
 			asked = fmt.Sprintf("%s/%s:%d", namespace, name, port)
 			return h.Listener.Addr().String(), nil
-		}})
+		}}})
 		config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":%s,"caBundle":%q}}`, c.reference, h.ca())
 		if err := convertOne(w, config); err != nil {
 			t.Fatal(err)
@@ -182,10 +183,10 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 func TestConnectionsAreKept(t *testing.T) {
 	h := newHook(t, nil).quiet()
 	var dials atomic.Int64
-	w := NewWebhooks(WebhookConfig{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 		dials.Add(1)
 		return new(net.Dialer).DialContext(ctx, network, address)
-	}})
+	}}})
 	defer w.Close()
 	for range 10 {
 		if err := convertOne(w, h.config()); err != nil {
@@ -280,8 +281,12 @@ func TestCanceledRequest(t *testing.T) {
 	if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	if c := w.callers[h.config()]; c.breaker.failures != 0 {
-		t.Errorf("%d failures", c.breaker.failures)
+	for range 2 * tripAfter { // nor does it trip the circuit breaker
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { <-entered; cancel() }()
+		if _, err := w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a")}); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
 	}
 }
 
@@ -297,43 +302,77 @@ func (r *reports) report(crd string, err error) {
 	r.said = append(r.said, fmt.Sprint(crd, ": ", err))
 }
 
-// CNV-059: after some failures calls fail at once, but for a probe in each second.
+// tripAfter failures in a row the circuit breaker of a webhook opens.
+const tripAfter = 5
+
+// CNV-059: after some failures calls fail at once, but for a trial in each second, and each CRD whose call fails is told.
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said reports
-		v := verdicts{report: said.report, last: map[string]verdict{}}
-		b := breaker{search: func() {}}
-		b.say = func(crd string, err error) { v.say(&b, crd, err) }
-		dead := errors.New("dead")
-		for range breakAfter {
-			if err := b.refuse(time.Now()); err != nil {
-				t.Fatal(err)
+		var dead, mute atomic.Bool
+		answer := func(c *tls.Conn, json string) {
+			if !mute.Load() {
+				plainAnswer(c, json)
 			}
-			b.failed("crontabs", dead, true, time.Now())
 		}
-		if err := b.refuse(time.Now()); err != dead {
-			t.Fatalf("not refused: %v", err)
-		}
-		<-time.After(probeEvery)
-		if b.refuse(time.Now()) != nil || b.refuse(time.Now()) != dead {
-			t.Error("not exactly one probe")
-		}
-		b.failed("crontabs", dead, true, time.Now())
-		b.failed("others", dead, true, time.Now())
-		<-time.After(probeEvery)
-		if b.refuse(time.Now()) != nil {
-			t.Error("no second probe")
-		}
-		b.reached("crontabs")
-		for range 3 {
-			if b.refuse(time.Now()) != nil {
-				t.Error("still refused")
+		s := newSpeaker(t, answer, answer)
+		var dials atomic.Int64
+		w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			dials.Add(1)
+			client, err := s.dial(ctx, network, address)
+			if dead.Load() {
+				s.hangUp() // it takes connections, and so is tried by calls alone
 			}
-			b.reached("crontabs")
+			return client, err
+		}}})
+		defer w.Close()
+		callWith := func(ctx context.Context, plural string) error {
+			to := version("v1", s.webhook())
+			to.Definition.Names.Plural = plural
+			_, err := w.Convert(ctx, to, []object.Tree{cronTab("a")})
+			return err
 		}
-		want := "[crontabs: dead others: dead crontabs: <nil> others: <nil>]"
-		if got := fmt.Sprint(said.said); got != want {
-			t.Errorf("reported %s, want %s", got, want)
+		call := func(plural string) error { return callWith(t.Context(), plural) }
+		tried := func(want bool, plural string) {
+			t.Helper()
+			before := dials.Load()
+			if call(plural) == nil {
+				t.Fatal("one that is dead answers")
+			}
+			if got := dials.Load() > before; got != want {
+				t.Errorf("tried: %v, want %v", got, want)
+			}
+		}
+		dead.Store(true)
+		for range tripAfter {
+			tried(true, "crontabs")
+		}
+		tried(false, "crontabs")
+		<-time.After(1100 * time.Millisecond)
+		tried(true, "crontabs")
+		tried(false, "others")
+		<-time.After(1100 * time.Millisecond)
+		dead.Store(false)
+		mute.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, cancel)
+		if err := callWith(ctx, "given-up"); !errors.Is(err, context.Canceled) { // a trial that shows nothing, nor is told
+			t.Error(err)
+		}
+		mute.Store(false)
+		for range 4 {
+			if err := call("crontabs"); err != nil {
+				t.Error(err)
+			}
+		}
+		got := said.take()
+		for crd, want := range map[string]int{"given-up": 0, "crontabs.example.com: Post": 1, "others.example.com: Post": 1, "crontabs.example.com: <nil>": 1, "others.example.com: <nil>": 1} {
+			if strings.Count(got, crd) != want {
+				t.Errorf("reported %q %d times: %s", crd, strings.Count(got, crd), got)
+			}
+		}
+		if !strings.HasSuffix(got, "crontabs.example.com: <nil>; others.example.com: <nil>") {
+			t.Errorf("reported %s", got)
 		}
 	})
 }
@@ -344,13 +383,13 @@ func TestDeadWebhookComesBack(t *testing.T) {
 	var dead atomic.Bool
 	var dials atomic.Int64
 	var said reports
-	w := NewWebhooks(WebhookConfig{Report: said.report, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+	w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 		dials.Add(1)
 		if dead.Load() {
 			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("connection refused")}
 		}
 		return new(net.Dialer).DialContext(ctx, network, address)
-	}})
+	}}})
 	defer w.Close()
 	dead.Store(true)
 	for range 100 {
@@ -359,7 +398,7 @@ func TestDeadWebhookComesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := dials.Load(); n > 4*breakAfter {
+	if n := dials.Load(); n > 4*tripAfter {
 		t.Errorf("%d connections were tried", n)
 	}
 	dead.Store(false)
@@ -399,15 +438,15 @@ func TestUnusedConfigurationsAreForgotten(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.breaker.reached(name + ".example.com")
+			w.reach.called(c, name+".example.com", nil)
 		}
 		use("a")
 		<-time.After(forgetAfter)
 		use("b")
 		<-time.After(2 * time.Second)
 		use("c")
-		if len(w.callers) != 2 || len(w.said.last) != 2 {
-			t.Errorf("%d configurations are kept, and what was said of %d", len(w.callers), len(w.said.last))
+		if len(w.callers) != 2 || len(w.reach.crds) != 2 {
+			t.Errorf("%d configurations are kept, and what was said of %d", len(w.callers), len(w.reach.crds))
 		}
 	})
 }
@@ -423,6 +462,19 @@ func BenchmarkWebhookList(b *testing.B) {
 		objects = append(objects, o)
 	}
 	w, to := newWebhooks(b, ""), version("v1", h.config())
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := w.Convert(context.Background(), to, objects); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// One small object: what a call costs by itself.
+func BenchmarkWebhookCall(b *testing.B) {
+	h := newHook(b, nil)
+	h.Config.Handler = replay(b)
+	w, to, objects := newWebhooks(b, ""), version("v1", h.config()), []object.Tree{cronTab("a")}
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := w.Convert(context.Background(), to, objects); err != nil {

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
@@ -109,7 +110,7 @@ func TestBrokenConnectionsAreTold(t *testing.T) {
 			fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n%s", json)
 			c.Close()
 		}},
-		"nobody uses it":         {answer: plainAnswer, then: func(*Webhooks, *speaker) { <-time.After(2 * idleTimeout) }},
+		"nobody uses it":         {answer: plainAnswer, then: func(*Webhooks, *speaker) { <-time.After(3 * time.Minute) }},
 		"this side ends":         {answer: plainAnswer, then: func(w *Webhooks, _ *speaker) { w.Close() }},
 		"nothing was answered":   {answer: func(c *tls.Conn, _ string) { c.Close() }},
 		"nobody answers in time": {answer: plainAnswer, later: mute, then: again},
@@ -124,7 +125,7 @@ func TestBrokenConnectionsAreTold(t *testing.T) {
 				s := newSpeaker(t, c.answer, c.later)
 				config := s.webhook()
 				var told atomic.Int64
-				w := NewWebhooks(WebhookConfig{Dial: s.dial, Broke: func(text string) {
+				w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Dial: s.dial}, Broke: func(text string) {
 					if text == config {
 						told.Add(1)
 					}
@@ -198,14 +199,16 @@ func TestServiceThatLeadsElsewhere(t *testing.T) {
 	var number atomic.Uint64
 	var broken atomic.Int64
 	w := NewWebhooks(WebhookConfig{
-		Resolve: func(context.Context, string, string, int32) (string, error) {
-			return to.Load().Listener.Addr().String(), nil
-		},
-		Behind: func(namespace, name string) uint64 {
-			if namespace != "default" || name != "plain" {
-				t.Errorf("asked for %s/%s", namespace, name)
-			}
-			return number.Load()
+		Egress: &egress.Dialer{
+			Resolve: func(context.Context, string, string, int32) (string, error) {
+				return to.Load().Listener.Addr().String(), nil
+			},
+			Generation: func(namespace, name string) func() uint64 {
+				if namespace != "default" || name != "plain" {
+					t.Errorf("asked for %s/%s", namespace, name)
+				}
+				return number.Load
+			},
 		},
 		Broke: func(string) { broken.Add(1) },
 	})
@@ -219,8 +222,8 @@ func TestServiceThatLeadsElsewhere(t *testing.T) {
 	}
 	call()
 	call()
-	if n := w.Behind(config); n != 0 {
-		t.Errorf("behind it is %d", n)
+	if n := w.Generation(config); n != 0 {
+		t.Errorf("the generation is %d", n)
 	}
 	to.Store(after)
 	call()
@@ -232,8 +235,8 @@ func TestServiceThatLeadsElsewhere(t *testing.T) {
 	if before.calls.Load() != 3 || after.calls.Load() != 1 {
 		t.Errorf("%d calls before, %d after", before.calls.Load(), after.calls.Load())
 	}
-	if n := w.Behind(config); n != 7 {
-		t.Errorf("behind it is %d", n)
+	if n := w.Generation(config); n != 7 {
+		t.Errorf("the generation is %d", n)
 	}
 	if broken.Load() != 0 {
 		t.Error("nothing has broken")

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
 // site is a host in a bubble that takes TLS connections and answers nothing.
@@ -76,20 +78,20 @@ func (s *site) dial() (net.Conn, error) {
 
 // callSites returns Webhooks that reach some hosts.
 func callSites(said *reports, names func(string) string, sites ...*site) *Webhooks {
-	return NewWebhooks(WebhookConfig{Report: said.report, Names: names, Dial: func(_ context.Context, _, address string) (net.Conn, error) {
+	return NewWebhooks(WebhookConfig{Report: said.report, Names: names, Egress: &egress.Dialer{Dial: func(_ context.Context, _, address string) (net.Conn, error) {
 		for _, s := range sites {
 			if address == s.name+":443" {
 				return s.dial()
 			}
 		}
 		return nil, io.ErrUnexpectedEOF
-	}})
+	}}})
 }
 
 // fails makes calls until they fail at once.
 func fails(t *testing.T, w *Webhooks, s *site) {
 	t.Helper()
-	for range 2 * breakAfter {
+	for range 2 * tripAfter {
 		if convertOne(w, s.config()) == nil {
 			t.Fatal("it answers")
 		}

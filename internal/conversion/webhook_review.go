@@ -37,7 +37,7 @@ func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]
 	crd := to.Definition.Names.Plural + "." + to.Definition.Group
 	from := kindOf(b.objects[0])
 	out, failure, err := c.call(ctx, crd, to, b)
-	c.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Took: time.Since(start), Failure: failure})
+	c.webhooks.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Took: time.Since(start), Failure: failure})
 	if err = bounded(err); failure == callFailure {
 		err = unreachable{err}
 	}
@@ -84,17 +84,14 @@ func (c *caller) call(ctx context.Context, crd string, to *resource.Version, b b
 	return out, "", nil
 }
 
-// exchange sends a request and returns the answer, unless the webhook is known not to be there.
+// exchange sends a request and returns the answer.
 func (c *caller) exchange(ctx context.Context, crd string, body []byte) ([]byte, error) {
-	if err := c.breaker.refuse(time.Now()); err != nil {
-		return nil, err
-	}
-	data, how, err := c.post(ctx, body)
+	data, replied, err := c.post(ctx, body)
 	switch {
-	case how == replied:
-		c.breaker.reached(crd)
+	case replied:
+		c.webhooks.reach.called(c, crd, nil)
 	case !errors.Is(ctx.Err(), context.Canceled): // who asked is still there, or has waited in vain
-		c.breaker.failed(crd, err, how == connected, time.Now())
+		c.webhooks.reach.called(c, crd, err)
 	}
 	return data, err
 }

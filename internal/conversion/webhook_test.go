@@ -23,6 +23,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -139,7 +140,7 @@ func cronTab(name string) object.Tree {
 
 // newWebhooks returns Webhooks that find every Service at an address.
 func newWebhooks(t testing.TB, address string) *Webhooks {
-	w := NewWebhooks(WebhookConfig{Resolve: func(context.Context, string, string, int32) (string, error) { return address, nil }})
+	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Resolve: func(context.Context, string, string, int32) (string, error) { return address, nil }}})
 	t.Cleanup(w.Close)
 	return w
 }

@@ -29,9 +29,9 @@ type Engine struct {
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
 	Webhook conversion.Webhook
-	// Behind numbers who stands behind a webhook, by the JSON of spec.conversion.webhook; nil: nobody knows. What those
-	// have converted is not kept who stood there before.
-	Behind func(webhook string) uint64
+	// Generation is that of the endpoints of a webhook, by the JSON of spec.conversion.webhook; nil: nobody knows. What was
+	// converted at an earlier one is not kept.
+	Generation func(webhook string) uint64
 	// RecheckEvery is how often a webhook is asked again for a sample of what is kept of its conversions, while that is
 	// read; 0 means 30 seconds.
 	RecheckEvery time.Duration

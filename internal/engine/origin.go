@@ -17,9 +17,9 @@ const maxConversionAge = 10 * time.Minute
 // origin is the webhook of a kind, as long as nothing tells that it may be another one. What it has made is kept under it
 // (viewKey), and nobody looks there once the kind has another origin; what was under way then is kept for nobody.
 type origin struct {
-	kind   schema.GroupResource
-	since  int64  // Custom.ConversionSince
-	behind uint64 // Engine.Behind
+	kind       schema.GroupResource
+	since      int64  // Custom.ConversionSince
+	generation uint64 // of its endpoints, Engine.Generation
 
 	// guarded by views.mu
 	read   time.Time // when somebody last read what it has made
@@ -36,17 +36,17 @@ func kindOf(d *resource.Definition) schema.GroupResource {
 
 // origin returns the origin of what the webhook of a kind makes now. again says that the caller is to have it asked again
 // (Engine.recheck).
-func (v *views) origin(d *resource.Definition, behind uint64, now time.Time, every time.Duration) (o *origin, again bool) {
+func (v *views) origin(d *resource.Definition, generation uint64, now time.Time, every time.Duration) (o *origin, again bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	o = v.origins[kindOf(d)]
 	since := d.Custom.ConversionSince
-	if o != nil && (o.since > since || o.since == since && o.behind > behind) {
-		return o, false // for a request that goes by the CRD, or by who stood behind the Service, as they were
+	if o != nil && (o.since > since || o.since == since && o.generation > generation) {
+		return o, false // for a request that goes by the CRD, or by the endpoints of the Service, as they were
 	}
-	if o == nil || o.since < since || o.behind < behind {
+	if o == nil || o.since < since || o.generation < generation {
 		v.drop(func(other *origin) bool { return other == o || now.Sub(other.read) > maxConversionAge })
-		o = &origin{kind: kindOf(d), since: since, behind: behind, sure: now}
+		o = &origin{kind: kindOf(d), since: since, generation: generation, sure: now}
 		o.kind.Group, o.kind.Resource = strings.Clone(o.kind.Group), strings.Clone(o.kind.Resource) // not all of the CRD
 		if v.origins == nil {
 			v.origins = map[schema.GroupResource]*origin{}

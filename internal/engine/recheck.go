@@ -35,11 +35,11 @@ func (e *Engine) originOf(d *resource.Definition, now time.Time) *origin {
 	if !conversion.Remote(d) {
 		return nil
 	}
-	behind := uint64(0)
-	if e.Behind != nil {
-		behind = e.Behind(d.Custom.Conversion.Webhook)
+	generation := uint64(0)
+	if e.Generation != nil {
+		generation = e.Generation(d.Custom.Conversion.Webhook)
 	}
-	o, again := e.views.origin(d, behind, now, e.recheckEvery())
+	o, again := e.views.origin(d, generation, now, e.recheckEvery())
 	if again {
 		e.tasks.start(func(ctx context.Context) { e.recheck(ctx, o) })
 	}

@@ -61,7 +61,7 @@ func TestConversionsEndWithTheCRDs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 1, func(r readers) {
-				r.Engine.Behind = func(webhook string) uint64 { return uint64(len(webhook)) }
+				r.Engine.Generation = func(webhook string) uint64 { return uint64(len(webhook)) }
 				equal(t, "before", r.by(), "")
 				r.c.by.Store(1)
 				equal(t, "kept", r.by(), "")
@@ -87,7 +87,7 @@ func TestConversionsEndWithTheCRDs(t *testing.T) {
 func TestConversionsEndWithTheService(t *testing.T) {
 	inBubble(t, 1, func(r readers) {
 		var number atomic.Uint64
-		r.Engine.Behind = func(webhook string) uint64 {
+		r.Engine.Generation = func(webhook string) uint64 {
 			equal(t, "webhook", webhook, hostsWebhook)
 			return number.Load()
 		}
@@ -290,7 +290,7 @@ func TestNoConversionIsOld(t *testing.T) {
 func TestConversionUnderWay(t *testing.T) {
 	inBubble(t, 2, func(r readers) {
 		var number atomic.Uint64
-		r.Engine.Behind = func(string) uint64 { return number.Load() }
+		r.Engine.Generation = func(string) uint64 { return number.Load() }
 		r.c.enter = make(chan struct{})
 		before, after := make(chan string), make(chan string)
 		go func() { before <- r.by() }()
@@ -316,7 +316,7 @@ func TestConversionUnderWay(t *testing.T) {
 func TestWritesKeepToWhatTheyKnow(t *testing.T) {
 	inBubble(t, 1, func(r readers) {
 		var number atomic.Uint64
-		r.Engine.Behind = func(string) uint64 { return number.Add(1) } // another one for each reader
+		r.Engine.Generation = func(string) uint64 { return number.Add(1) } // another one for each reader
 		one := r.now
 		one.Name = "h0000"
 		r.calls()

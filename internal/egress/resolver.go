@@ -1,5 +1,3 @@
-// Package egress finds the address behind a port of a Service, so that the server can call webhooks that are named
-// by one. No kube-proxy runs beside it: it looks at the endpoints itself.
 package egress
 
 import (
@@ -25,7 +23,7 @@ type Objects struct {
 	Slices func(namespace string) iter.Seq[[]byte]
 }
 
-// Resolver returns a function that finds the address ("10.1.2.3:8443") of a port of a Service. The port is one of
+// Resolver returns what Dialer.Resolve is: a function that finds the address ("10.1.2.3:8443") of a port of a Service. The port is one of
 // those that the Service lists, by number. Of several ready endpoints it takes one at random, of the Service's own family
 // of addresses if there are any. Endpoints are asked where no EndpointSlice of the Service exists, since no controller
 // mirrors them. A Service of type ExternalName is its name, which DNS knows, with the same port.

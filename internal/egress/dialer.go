@@ -1,0 +1,87 @@
+// Package egress is the one way out: a Dialer opens every connection that the server makes by itself, and a Transport sends
+// every request over them. It knows neither what is sent nor why. No kube-proxy runs beside it: it looks at the endpoints of
+// a Service itself.
+package egress
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+const (
+	dialTimeout = 30 * time.Second
+	keepAlive   = 30 * time.Second
+)
+
+// Dialer decides how to get a connection to a Service, or to a host and port. The zero value finds no Services.
+type Dialer struct {
+	// Dial opens a connection to a host and port; nil is net.Dialer's. A tunnel into the cluster is another.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Resolve finds an address ("10.0.0.1:8443") behind a port of a Service, for each new connection; nil finds none.
+	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
+	// Refuse, unless nil, says why an address that Resolve has found must not be dialled.
+	Refuse func(netip.Addr) error
+	// Generation returns the generation of the endpoints of a Service (Generations); nil: they never change.
+	Generation func(namespace, name string) func() uint64
+	// Proxy finds the proxy of a request to a host, as http.Transport has it; nil: there is none. Services are connected to
+	// without one.
+	Proxy func(*http.Request) (*url.URL, error)
+	// Metrics count the requests of Transports; nil: nobody looks at them.
+	Metrics *Metrics
+}
+
+// Service is a port of a Service.
+type Service struct {
+	Namespace, Name string
+	Port            int32
+}
+
+// serverName is what a certificate of the Service is for.
+func (s Service) serverName() string { return s.Name + "." + s.Namespace + ".svc" }
+
+// HostPort is what a URL has for the Service.
+func (s Service) HostPort() string {
+	return net.JoinHostPort(s.serverName(), strconv.Itoa(int(s.Port)))
+}
+
+// DialContext connects to a host and port.
+func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	if d.Dial == nil {
+		return (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, network, address)
+	}
+	return d.Dial(ctx, network, address)
+}
+
+// DialService connects to an endpoint of a Service.
+func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
+	if d.Resolve == nil {
+		return nil, fmt.Errorf("this server finds no Services, and so not %s/%s", s.Namespace, s.Name)
+	}
+	address, err := d.Resolve(ctx, s.Namespace, s.Name, s.Port)
+	if err != nil {
+		return nil, err
+	}
+	if endpoint, err := netip.ParseAddrPort(address); err == nil && d.Refuse != nil {
+		if err := d.Refuse(endpoint.Addr()); err != nil {
+			return nil, fmt.Errorf("dial service %s/%s: %w", s.Namespace, s.Name, err)
+		}
+	}
+	return d.DialContext(ctx, "tcp", address)
+}
+
+// RefuseSpecial is a Dialer's Refuse: it refuses what upstream's validation has no endpoint be, an address of this machine
+// alone or of its link.
+func RefuseSpecial(a netip.Addr) error {
+	if a.IsGlobalUnicast() {
+		return nil
+	}
+	return fmt.Errorf("%s cannot be the address of an endpoint", a)
+}

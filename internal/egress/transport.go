@@ -1,0 +1,196 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	handshakeTimeout = 10 * time.Second
+	pingTimeout      = 5 * time.Second
+	maxHeaderBytes   = 1 << 20 // of an answer
+)
+
+// Options say whom a Transport calls, and how.
+type Options struct {
+	// Name is what kind of request it is for metrics, as "conversion".
+	Name string
+	// Service is the destination, or else Address is, a host and port. Requests to a Service are HTTP/1.1, so that several
+	// connections are opened and spread over its endpoints (https://issue.k8s.io/75791).
+	Service *Service
+	Address string
+	// CABundle is whom to trust, in PEM; the system's CAs where there is nothing in it.
+	CABundle []byte
+	// Timeout bounds a request with all of its answer, or, where that is a stream, up to its header; 0: its context alone does.
+	Timeout time.Duration
+	// MaxBytes bounds an answer, which for the circuit breaker has then to arrive whole. 0: it is a stream, and its header will do.
+	MaxBytes int64
+	// Replayable says that two requests do no harm in place of one: one that is refused or broken off is sent once more.
+	Replayable bool
+	// Broke, unless nil, is told of a connection that breaks (connection). It must not block.
+	Broke func()
+	// Base, unless nil, sends the requests, on connections of its own: a client of upstream's, which has its own way to
+	// configure TLS, is given DialContext or DialService, and wrapped. Probe does not know that way.
+	Base http.RoundTripper
+}
+
+// Transport sends the requests for one destination: behind a circuit breaker, within limits, and counted. It follows no
+// redirect, and has no client follow one. A Service whose endpoints have changed is connected to anew.
+type Transport struct {
+	options    Options
+	host       string // the destination's, with its port
+	metrics    *Metrics
+	generation func() uint64
+	template   *http.Transport // of pools
+	pool       atomic.Pointer[pool]
+	breaker    breaker
+}
+
+// NewTransport returns a Transport that the caller closes. The error is one of the options.
+func (d *Dialer) NewTransport(o Options) (*Transport, error) {
+	roots, err := certPool(o.CABundle)
+	if err != nil {
+		return nil, err
+	}
+	if o.Broke == nil {
+		o.Broke = func() {}
+	}
+	t := &Transport{options: o, host: o.Address, metrics: d.Metrics, generation: func() uint64 { return 0 }}
+	if t.metrics == nil {
+		t.metrics = NewMetrics()
+	}
+	t.template = &http.Transport{
+		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    handshakeTimeout,
+		MaxIdleConnsPerHost:    25,
+		IdleConnTimeout:        idleTimeout,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: maxHeaderBytes,
+	}
+	if s := o.Service; s != nil {
+		t.host, t.template.TLSClientConfig.ServerName = s.HostPort(), s.serverName()
+		t.template.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialService(ctx, *s) }
+		if d.Generation != nil {
+			t.generation = d.Generation(s.Namespace, s.Name)
+		}
+	} else {
+		t.template.DialContext, t.template.Proxy = d.DialContext, d.Proxy
+		t.template.ForceAttemptHTTP2 = true
+		t.template.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout}
+	}
+	t.host = strings.ToValidUTF8(t.host, "\ufffd") // metrics take nothing else, and a URL may have it
+	if o.MaxBytes == 0 {
+		t.template.ResponseHeaderTimeout = o.Timeout
+	}
+	t.breaker.reset()
+	t.pool.Store(newPool(t.template, t.generation(), o.Broke))
+	t.metrics.add(t)
+	return t, nil
+}
+
+// certPool is nil, the system's, for a bundle in which there is nothing.
+func certPool(bundle []byte) (*x509.CertPool, error) {
+	if len(bytes.TrimSpace(bundle)) == 0 {
+		return nil, nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(bundle) {
+		return nil, errors.New("unable to load root certificates: unable to parse bytes as PEM block")
+	}
+	return pool, nil
+}
+
+// Close closes the connections that are idle. Requests under way go on.
+func (t *Transport) Close() {
+	t.pool.Load().retire()
+	t.metrics.remove(t)
+}
+
+// Generation is that of the endpoints which the next request may go to.
+func (t *Transport) Generation() uint64 { return t.generation() }
+
+// connections returns the pool for the endpoints that there are now.
+func (t *Transport) connections() *pool {
+	for {
+		p, now := t.pool.Load(), t.generation()
+		if now <= p.generation {
+			return p
+		}
+		if fresh := newPool(t.template, now, t.options.Broke); t.pool.CompareAndSwap(p, fresh) {
+			p.retire()
+			return fresh
+		}
+	}
+}
+
+// Err is why requests fail at once, but for one at a time; nil while the circuit breaker is closed.
+func (t *Transport) Err() error { return t.breaker.err() }
+
+// Suspect says that the destination could not be reached before there was this Transport, so that Probe tells if it can be.
+func (t *Transport) Suspect() { t.breaker.refused.Store(true) }
+
+// Probe opens a connection and closes it, with all of TLS and no request. back says that the destination accepts connections
+// again that it refused before, which closes the circuit breaker. One that has always accepted them, and does not answer, is
+// tried by requests alone.
+func (t *Transport) Probe(ctx context.Context) (back bool) {
+	ctx, cancel := context.WithTimeout(ctx, openFor)
+	defer cancel()
+	conn, err := t.connections().NewClientConn(ctx, "https", t.host)
+	if err == nil {
+		err = conn.Close()
+	}
+	return t.breaker.probed(err)
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	done, err := t.breaker.allow()
+	if err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, err
+	}
+	x := newExchange(t, req, done)
+	resp, err := x.send(req)
+	if err != nil && t.options.Replayable && req.Context().Err() == nil && worthAnother(err) {
+		if again, ok := replay(req); ok {
+			resp, err = x.send(again)
+		}
+	}
+	t.metrics.observe(t, req.Method, resp, time.Since(x.began))
+	if err != nil {
+		x.end(err)
+		return nil, err
+	}
+	return x.answer(resp), nil
+}
+
+// replay returns the request once more.
+func replay(req *http.Request) (*http.Request, bool) {
+	again := req.Clone(req.Context())
+	if req.Body == nil || req.Body == http.NoBody {
+		return again, true
+	}
+	if req.GetBody == nil {
+		return nil, false
+	}
+	body, err := req.GetBody()
+	again.Body = body
+	return again, err == nil
+}
+
+// worthAnother says that an error may be one of this connection alone. A time-out is not, nor is a certificate.
+func worthAnother(err error) bool {
+	var network net.Error
+	var certificate *tls.CertificateVerificationError
+	return !(errors.As(err, &network) && network.Timeout()) && !errors.As(err, &certificate)
+}
