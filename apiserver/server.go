@@ -39,7 +39,7 @@ const shutdownPatience = 60 * time.Second
 type Server struct {
 	config   Config
 	listener net.Listener
-	store    *storage.Store
+	store    storage.Store
 	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
 	audit    *access.Audit
@@ -130,7 +130,7 @@ func (s *Server) path(name string) string {
 }
 
 // open takes the data directory, or refuses because another server has it.
-func (s *Server) open() (*storage.Store, error) {
+func (s *Server) open() (storage.Store, error) {
 	if s.config.DataDir != "" {
 		if err := os.MkdirAll(s.config.DataDir, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)

@@ -26,7 +26,7 @@ import (
 func (s *Server) services(live *resource.Live) egress.Objects {
 	return egress.Objects{
 		Get: func(resource, namespace, name string) []byte {
-			rec := s.store.Get(live.Load().Definition("", resource).Key(namespace, name))
+			rec := s.store.Head().Get(live.Load().Definition("", resource).Key(namespace, name))
 			if rec == nil {
 				return nil
 			}

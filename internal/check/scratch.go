@@ -23,7 +23,7 @@ import (
 // scratch is the server's engine over an empty store in memory.
 type scratch struct {
 	engine     *engine.Engine
-	store      *storage.Store
+	store      storage.Store
 	live       *resource.Live
 	stop       context.CancelFunc
 	done       chan struct{}

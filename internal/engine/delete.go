@@ -52,7 +52,10 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 
 // find looks for what is to go, and compares it with what the caller knows. It is not decoded: what cannot be converted can go.
 func (w *write) find() error {
-	if w.rec = w.head.Get(w.key()); w.rec == nil {
+	if err := w.lookup(); err != nil {
+		return err
+	}
+	if w.rec == nil {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
 	return w.checkDelete(w.rec, derive(w.rec).meta, &w.removal)

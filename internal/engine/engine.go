@@ -24,7 +24,7 @@ import (
 
 // Engine serves the verbs.
 type Engine struct {
-	Store *storage.Store
+	Store storage.Store
 	Live  *resource.Live
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.

@@ -91,9 +91,7 @@ func TestExpiredToken(t *testing.T) {
 	w.fill(6)
 	first := w.list(w.cron(""), ListOptions{Limit: 2})
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"c0011"}}`)
-	if err := w.Store.Compact(w.ctx, w.Store.Head().Revision()); err != nil {
-		t.Fatal(err)
-	}
+	w.compact(w.Store.Head().Revision())
 	_, err := w.List(w.ctx, w.cron(""), ListOptions{Limit: 2, Continue: first.Continue})
 	s := w.refused(err, 410, metav1.StatusReasonExpired, "or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list")
 	rest := w.list(w.cron(""), ListOptions{Continue: s.ListMeta.Continue})

@@ -14,7 +14,7 @@ import (
 type shapes struct {
 	mu    sync.Mutex
 	byKey map[string]*shape
-	store *storage.Store // set with the first shape
+	store storage.Store // set with the first shape
 }
 
 // shape is what all watches of a CRD's objects rely on, until it changes so that they must start anew.

@@ -177,9 +177,7 @@ func TestWatchSelected(t *testing.T) {
 func TestWatchCompacted(t *testing.T) {
 	w := newWorld(t)
 	w.fill(3)
-	if err := w.Store.Compact(w.ctx, w.Store.Head().Revision()); err != nil {
-		t.Fatal(err)
-	}
+	w.compact(w.Store.Head().Revision())
 	watch := w.watch(w.cron(""), ListOptions{ResourceVersion: "1"})
 	select {
 	case <-watch.Ready():

@@ -117,6 +117,17 @@ func (w *world) commit(writes ...storage.Write) {
 	}
 }
 
+// compact makes the store forget what is older than a revision.
+func (w *world) compact(revision int64) {
+	w.Helper()
+	store := w.Store.(interface {
+		Compact(ctx context.Context, revision int64) error
+	})
+	if err := store.Compact(w.ctx, revision); err != nil {
+		w.Fatal(err)
+	}
+}
+
 func decode(t testing.TB, text string) object.Tree {
 	t.Helper()
 	tree, _, err := object.DecodeYAML([]byte(text))

@@ -145,7 +145,9 @@ func (w *write) load() error {
 		return nil
 	}
 	w.loaded = true
-	w.rec = w.head.Get(w.key())
+	if err := w.lookup(); err != nil {
+		return err
+	}
 	if w.rec == nil && !w.upserts {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
@@ -164,6 +166,17 @@ func (w *write) load() error {
 	}
 	var err error
 	w.live, err = w.readLive()
+	return err
+}
+
+// lookup finds the live object. Only the newest state there is can tell that there is none.
+func (w *write) lookup() (err error) {
+	if w.rec = w.head.Get(w.key()); w.rec != nil {
+		return nil
+	}
+	if w.head, err = w.engine.newest(w.ctx); err == nil {
+		w.rec = w.head.Get(w.key())
+	}
 	return err
 }
 
@@ -244,10 +257,7 @@ func (w *write) refresh(lost *storage.ConflictError) error {
 
 // catchUp makes sure that the next attempt sees what this one lost against.
 func (e *Engine) catchUp(ctx context.Context, lost *storage.ConflictError) error {
-	if lost.Current == nil {
-		return nil
-	}
-	_, err := e.Store.Wait(ctx, lost.Current.Modified)
+	_, err := e.Store.Wait(ctx, lost.Revision)
 	return storageError(err)
 }
 

@@ -38,7 +38,7 @@ type disk struct {
 	pending tally         // what tail becomes if the Append that runs succeeds
 	marked  int64         // the revision HEAD speaks of
 
-	tight     chan struct{} // storage.Options.Tight
+	tight     chan struct{} // options.tight
 	compacted atomic.Int64  // the revision that Compact was last called with
 	squeezer  squeezer
 	pace      pace
@@ -81,22 +81,22 @@ func (l *disk) damage(what string, err error) error {
 
 // Load reads the live records and checks all that there is against each other, and its
 // end against HEAD.
-func (l *disk) Load(add func(*storage.Record) error) (storage.Extent, error) {
+func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
 	e := l.current
 	if err := e.reading("the engine's files", e.prepare); err != nil {
-		return storage.Extent{}, err
+		return extent{}, err
 	}
 	oldest, newest, err := e.load(add)
 	if err != nil {
-		return storage.Extent{}, err
+		return extent{}, err
 	}
 	if err := l.checkMark(newest.tally); err != nil {
-		return storage.Extent{}, err
+		return extent{}, err
 	}
 	l.tail, l.durable = newest.tally, newest.tally
 	l.look()
 	l.keeping.Go(l.keep)
-	return storage.Extent{Revision: newest.revision, Oldest: oldest.revision, Bytes: newest.bytes - oldest.bytes}, nil
+	return extent{newest.revision, oldest.revision, newest.bytes - oldest.bytes}, nil
 }
 
 // Append writes one batch and waits until it is on disk. If the engine fails in the
