@@ -18,7 +18,6 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/egress"
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -30,13 +29,13 @@ func (s *Server) services(live *resource.Live) egress.Objects {
 			if rec == nil {
 				return nil
 			}
-			return object.Packed(rec.Value).JSON()
+			return rec.Value
 		},
 		Slices: func(namespace string) iter.Seq[[]byte] {
 			prefix := live.Load().Definition("discovery.k8s.io", "endpointslices").Key(namespace, "")
 			return func(yield func([]byte) bool) {
 				for rec := range s.store.Head().Walk(prefix, "") {
-					if !yield(object.Packed(rec.Value).JSON()) {
+					if !yield(rec.Value) {
 						return
 					}
 				}

@@ -81,7 +81,7 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	if err != nil {
 		return nil, *warnings, err
 	}
-	created, err := o.Packed.Tree(o.Revision)
+	created, err := o.Packed().Tree(o.Revision)
 	return created, *warnings, err
 }
 

@@ -8,7 +8,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -71,7 +70,7 @@ func (b *behind) look(snap *storage.Snapshot, before *standing, namespace, name 
 	}
 	for rec := range snap.Walk(all, "") {
 		var slice metav1.PartialObjectMetadata
-		if json.Unmarshal(object.Packed(rec.Value).JSON(), &slice) == nil && slice.Labels[discoveryv1.LabelServiceName] == name {
+		if json.Unmarshal(rec.Value, &slice) == nil && slice.Labels[discoveryv1.LabelServiceName] == name {
 			now.slices = append(now.slices, rec.Modified)
 		}
 	}

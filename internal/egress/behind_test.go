@@ -43,7 +43,7 @@ func (k kept) put(resource, name string, v any) {
 		if err != nil {
 			k.Fatal(err)
 		}
-		w.Value = object.Pack(tree, 0)
+		w.Value = object.Pack(tree, 0).JSON()
 	}
 	if _, err := k.Commit(k.Context(), []storage.Write{w}); err != nil {
 		k.Fatal(err)

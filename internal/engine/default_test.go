@@ -35,7 +35,7 @@ func (w *world) raw(name string) object.Tree {
 	if rec == nil {
 		w.Fatalf("%s is not stored", name)
 	}
-	t, err := object.Packed(rec.Value).Tree(0)
+	t, err := object.Unpack(rec.Value).Tree(0)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -159,7 +159,7 @@ func TestFeedThatLags(t *testing.T) {
 		for j := range 1000 {
 			name := fmt.Sprintf("m%d", i+j)
 			tree := object.Tree{"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
-			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name, Value: object.Pack(tree, 0)})
+			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name, Value: object.Pack(tree, 0).JSON()})
 		}
 		w.commit(writes...)
 	}

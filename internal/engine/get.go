@@ -30,10 +30,10 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 		return e.readScale(ctx, t, rec)
 	}
 	if known, ok := rec.Derived.Load().(*derived); ok && known.passes.Load() == t.Version {
-		return Object{Version: t.Version, Revision: rec.Modified, Packed: rec.Value, Record: rec}, nil
+		return Object{Version: t.Version, Revision: rec.Modified, Record: rec}, nil
 	}
 	r := e.readerOf(t)
-	if !t.AsStored && r.passes(rec.Value) {
+	if !t.AsStored && r.passes(rec) {
 		derive(rec).passes.Store(t.Version)
 	}
 	return r.at(ctx, rec)

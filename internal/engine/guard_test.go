@@ -188,7 +188,7 @@ func TestWarnedOnce(t *testing.T) {
 		},
 		"generated name": func(w *world) *race {
 			r := w.before(func(judged storage.Write) {
-				w.commit(storage.Write{Key: judged.Key, Value: object.Pack(object.Tree{}, 0)})
+				w.commit(storage.Write{Key: judged.Key, Value: object.Pack(object.Tree{}, 0).JSON()})
 			})
 			w.mustCreate(w.cron(""), `{"metadata":{"generateName":"b-","finalizers":["short"]}}`)
 			return r

@@ -95,8 +95,8 @@ func sameShape(a, b *storage.Record) bool {
 	}
 	paths := [][]string{{"spec"}, {"status", "acceptedNames"}}
 	x, y := make([][]byte, len(paths)), make([][]byte, len(paths))
-	object.Fields(object.Packed(a.Value).JSON(), paths, x)
-	object.Fields(object.Packed(b.Value).JSON(), paths, y)
+	object.Fields(a.Value, paths, x)
+	object.Fields(b.Value, paths, y)
 	return bytes.Equal(x[0], y[0]) && bytes.Equal(x[1], y[1])
 }
 

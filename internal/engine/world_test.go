@@ -99,7 +99,7 @@ func cronTabs(v1, v2 string) string {
 func (w *world) writeCRD(manifest string) {
 	w.Helper()
 	tree := decode(w, manifest)
-	write := storage.Write{Key: resource.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0)}
+	write := storage.Write{Key: resource.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0).JSON()}
 	if rec := w.Store.Head().Get(write.Key); rec != nil {
 		write.Expected = rec.Modified
 	}

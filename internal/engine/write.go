@@ -183,7 +183,7 @@ func (w *write) lookup() (err error) {
 // readLive decodes the live object at the version of the request.
 func (w *write) readLive() (object.Tree, error) {
 	if !w.reader.remote {
-		return w.reader.tree(w.ctx, object.Packed(w.rec.Value), w.rec.Modified)
+		return w.reader.tree(w.ctx, packed(w.rec), w.rec.Modified)
 	}
 	seen, err := w.reader.at(w.ctx, w.rec) // as it has been read before, most likely
 	if err != nil {
@@ -193,7 +193,7 @@ func (w *write) readLive() (object.Tree, error) {
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	stored, _, err := w.reader.decode(object.Packed(w.rec.Value), 0)
+	stored, _, err := w.reader.decode(packed(w.rec), 0)
 	w.memo = memo{{in: live, out: stored}}
 	return live, err
 }
@@ -205,7 +205,7 @@ func (w *write) checkUID() error {
 	}
 	var uid string
 	if w.rec != nil {
-		uid = string(derive(w.rec).meta.UID)
+		uid = string(metaOf(w.rec).meta.UID)
 	}
 	if uid == w.uid {
 		return nil

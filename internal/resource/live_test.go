@@ -48,7 +48,7 @@ func put(t testing.TB, s storage.Store, key string, value object.Tree, expected 
 	t.Helper()
 	w := storage.Write{Key: key, Expected: expected}
 	if value != nil {
-		w.Value = object.Pack(value, 0)
+		w.Value = object.Pack(value, 0).JSON()
 	}
 	events, err := s.Commit(t.Context(), []storage.Write{w})
 	if err != nil {

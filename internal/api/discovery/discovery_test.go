@@ -90,7 +90,7 @@ func (c *cluster) put(crd *apiextensionsv1.CustomResourceDefinition, expected in
 		if err := json.Unmarshal(text, &tree); err != nil {
 			c.t.Fatal(err)
 		}
-		w.Value = object.Pack(tree, 0)
+		w.Value = object.Pack(tree, 0).JSON()
 	}
 	events, err := c.store.Commit(c.t.Context(), []storage.Write{w})
 	if err != nil {

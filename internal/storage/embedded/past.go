@@ -79,7 +79,7 @@ func (e *engine) version(view *pebble.Snapshot, key string, revision int64) (*st
 		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
 	}
 	defer closer.Close()
-	r, err := decodeVersion(k, v)
+	r, err := e.decode(k, v)
 	if err != nil {
 		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
 	}
