@@ -32,11 +32,7 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 	if known, ok := rec.Derived.Load().(*derived); ok && known.passes.Load() == t.Version {
 		return Object{Version: t.Version, Revision: rec.Modified, Record: rec}, nil
 	}
-	r := e.readerOf(t)
-	if !t.AsStored && r.passes(rec) {
-		derive(rec).passes.Store(t.Version)
-	}
-	return r.at(ctx, rec)
+	return e.readerOf(t).at(ctx, rec)
 }
 
 // notOlder returns a state that is not older than resourceVersion: the newest there is for "".

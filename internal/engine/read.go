@@ -122,11 +122,21 @@ func (r reader) views(ctx context.Context, recs []*storage.Record) ([]*storage.R
 
 // passes reports that the object in rec looks at r's version as it is.
 func (r reader) passes(rec *storage.Record) bool {
+	known := derive(rec)
+	if known.passes.Load() == r.version {
+		return true
+	}
 	p := packed(rec)
 	if p.Fingerprint() == unknown && r.version.Definition.Custom != nil && !r.asStored {
 		p = settle(rec, r.version.Definition)
 	}
-	return r.unchanged(p)
+	if !r.unchanged(p) {
+		return false
+	}
+	if !r.asStored {
+		known.passes.Store(r.version)
+	}
+	return true
 }
 
 // settle finds out whether reading a custom object, of which that is not known since it was loaded, adds or takes away
