@@ -163,10 +163,10 @@ func TestFutureRevision(t *testing.T) {
 	current := w.Store.Head().Revision()
 	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Millisecond)
 	defer cancel()
-	if _, err := w.List(ctx, w.cron(""), ListOptions{ResourceVersion: "1000"}); err == nil {
+	if _, err := w.List(ctx, w.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
 		t.Fatal("answered from the past")
 	}
-	s := w.refused(tooLargeRevision(1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: 1000, current: %d", current))
+	s := w.refused(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
 	equal(t, "details", []any{s.Details.RetryAfterSeconds, s.Details.Causes[0].Type}, []any{1, "ResourceVersionTooLarge"})
 }
 

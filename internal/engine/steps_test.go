@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -273,7 +274,9 @@ func TestDeleteCollectionLimits(t *testing.T) {
 		tree := object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab", "metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
 		writes = append(writes, storage.Write{Key: strings.TrimSuffix(aKey, "a") + name, Value: object.Pack(tree, 0).JSON()})
 	}
-	w.commit(writes...)
+	for some := range slices.Chunk(writes, 100) {
+		w.commit(some...)
+	}
 	page, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Limit: 1}, w.caller)
 	if err != nil || len(page.Items) != 1 || page.Continue == "" {
 		t.Fatalf("%v, %v", page, err)

@@ -78,8 +78,8 @@ func (d *Draft) Add(e *Event) {
 	d.edit.Put(e.Key, e.Revision, e.Record)
 }
 
-// snapshot ends the draft.
-func (d *Draft) snapshot() *Snapshot { return &Snapshot{tree: d.edit.Tree(), revision: d.Revision} }
+// Snapshot is the state so far.
+func (d *Draft) Snapshot() *Snapshot { return &Snapshot{tree: d.edit.Tree(), revision: d.Revision} }
 
 // modified is the revision of r, 0 for nil.
 func modified(r *Record) int64 {

@@ -114,7 +114,7 @@ func (r *Replica) Watch(ctx context.Context, prefix string, after int64) (*Curso
 // Publish makes a draft of Head the head. There is one publisher.
 func (r *Replica) Publish(d *Draft) {
 	r.publishing.Lock()
-	r.history.publish(d.snapshot(), d.Events, r.hub.published.Load())
+	r.history.publish(d.Snapshot(), d.Events, r.hub.published.Load())
 	r.publishing.Unlock()
 	r.waiters.wake(d.Revision)
 	r.hub.signal()

@@ -28,6 +28,7 @@ func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 func (s *Store) revision() (int64, error) {
 	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Patience)
 	defer cancel()
+	head := s.Head().Revision()
 	resp, err := s.client.Get(ctx, s.options.Prefix, clientv3.WithKeysOnly())
 	switch {
 	case s.lifetime.Err() != nil:
@@ -35,7 +36,7 @@ func (s *Store) revision() (int64, error) {
 	case err != nil:
 		return 0, unavailable(err)
 	}
-	if head := s.Head().Revision(); resp.Header.Revision < head {
+	if resp.Header.Revision < head {
 		s.fail(fmt.Errorf("etcd was at revision %d, and now is at %d: it has lost data, or was restored from a backup", head, resp.Header.Revision))
 		return 0, s.Failed()
 	}

@@ -28,7 +28,7 @@ type Log struct {
 	mu      sync.Mutex
 	grown   *sync.Cond
 	random  *rand.Rand
-	state   *storage.Replica // what is true
+	head    *storage.Snapshot
 	entries []entry
 	oldest  int64
 	away    bool
@@ -43,9 +43,8 @@ type entry struct {
 
 // NewLog returns an empty log whose faults are those of a seed.
 func NewLog(seed uint64) *Log {
-	l := &Log{random: rand.New(rand.NewPCG(seed, 9)), oldest: 1}
+	l := &Log{random: rand.New(rand.NewPCG(seed, 9)), oldest: 1, head: new(storage.Loader).Snapshot(1)}
 	l.grown = sync.NewCond(&l.mu)
-	l.state = storage.NewReplica(new(storage.Loader).Snapshot(1), 1, l, storage.ReplicaOptions{})
 	return l
 }
 
@@ -63,7 +62,7 @@ func (l *Log) Open() *Store {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// It remembers next to nothing, so that the past is asked often.
-	s := &Store{log: l, Replica: storage.NewReplica(l.state.Head(), l.oldest, l, storage.ReplicaOptions{RecentBytes: 4 << 10})}
+	s := &Store{log: l, Replica: storage.NewReplica(l.head, l.oldest, l, storage.ReplicaOptions{RecentBytes: 4 << 10})}
 	next := len(l.entries)
 	s.serving.Go(func() { s.feed(next) })
 	return s
@@ -126,54 +125,46 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if err := storage.Validate(writes); err != nil {
 		return nil, err
 	}
-	revision, err := s.log.commit(s, writes, guards)
+	made, err := s.log.commit(s, writes, guards)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.Wait(context.WithoutCancel(ctx), revision); err != nil {
-		return nil, err
-	}
-	before, err := s.log.at(revision - 1)
+	now, err := s.Wait(context.WithoutCancel(ctx), made[0].Revision)
 	if err != nil {
 		return nil, err
 	}
-	after, err := s.At(context.WithoutCancel(ctx), revision)
-	if err != nil {
-		return nil, err
-	}
-	events := make([]*storage.Event, len(writes))
-	for i, w := range writes {
-		events[i] = &storage.Event{Revision: revision, Key: w.Key, Record: after.Get(w.Key), Previous: before.Get(w.Key)}
+	events := make([]*storage.Event, len(made))
+	for i, e := range made {
+		events[i] = received(e, true)
+		events[i].Previous = e.Previous
+		if r := now.Get(e.Key); r != nil && r.Modified == e.Revision {
+			events[i].Record = r
+		}
 	}
 	return events, nil
 }
 
-// at is the state at a revision that has not been compacted, or that just before.
-func (l *Log) at(revision int64) (*storage.Snapshot, error) {
-	return l.state.At(context.Background(), max(revision, l.state.Oldest()))
-}
-
-func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (int64, error) {
+func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) ([]*storage.Event, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case s.closed:
-		return 0, storage.ErrClosed
+		return nil, storage.ErrClosed
 	case l.away:
-		return 0, storage.ErrUnavailable
+		return nil, storage.ErrUnavailable
 	case len(writes) > MaxWrites || size(writes) > MaxBytes:
-		return 0, fmt.Errorf("%w: %d writes of %d bytes", storage.ErrTooLarge, len(writes), size(writes))
+		return nil, fmt.Errorf("%w: %d writes of %d bytes", storage.ErrTooLarge, len(writes), size(writes))
 	}
-	d := l.state.Head().Draft()
+	d := l.head.Draft()
 	if err := d.Check(writes, guards); err != nil {
-		return 0, err
+		return nil, err
 	}
 	var before, after bool
 	if l.Loses != nil {
 		before, after = l.Loses()
 	}
 	if before {
-		return 0, storage.ErrInDoubt
+		return nil, storage.ErrInDoubt
 	}
 	revision := d.Revision + 1 + l.random.Int64N(3)
 	for i := range writes {
@@ -183,16 +174,17 @@ func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (
 		}
 		d.Write(&writes[i], revision, expires)
 	}
-	l.append(entry{revision, d.Events, s}, d)
+	made := d.Events
+	l.append(entry{revision, made, s}, d)
 	if l.random.IntN(4) == 0 { // something that is not theirs
-		d := l.state.Head().Draft()
+		d := l.head.Draft()
 		d.Revision += 1 + l.random.Int64N(3)
 		l.append(entry{revision: d.Revision}, d)
 	}
 	if after {
-		return 0, storage.ErrInDoubt
+		return nil, storage.ErrInDoubt
 	}
-	return revision, nil
+	return made, nil
 }
 
 func size(writes []storage.Write) (n int) {
@@ -205,14 +197,14 @@ func size(writes []storage.Write) (n int) {
 // append makes a draft the state. The caller holds mu.
 func (l *Log) append(e entry, d *storage.Draft) {
 	l.entries = append(l.entries, e)
-	l.state.Publish(d)
+	l.head = d.Snapshot()
 	l.grown.Broadcast()
 }
 
 // Fresh is storage.Store's.
 func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 	s.log.mu.Lock()
-	revision, away := s.log.state.Head().Revision(), s.log.away
+	revision, away := s.log.head.Revision(), s.log.away
 	s.log.mu.Unlock()
 	if away {
 		return nil, storage.ErrUnavailable
