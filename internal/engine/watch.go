@@ -54,8 +54,13 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 		w.Close()
 		return nil, err
 	}
-	if err := w.start(ctx, e, revision, &o); err != nil {
-		w.fail(storageError(err))
+	err = storageError(w.start(ctx, e, revision, &o))
+	if apierrors.IsServiceUnavailable(err) {
+		w.Close()
+		return nil, err
+	}
+	if err != nil {
+		w.fail(err)
 	}
 	return w, nil
 }

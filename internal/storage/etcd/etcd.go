@@ -19,6 +19,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -42,6 +44,12 @@ type Options struct {
 	After    func(time.Duration) <-chan time.Time // nil: time.After
 
 	replica storage.ReplicaOptions
+}
+
+// reconnect is how etcd is tried again when it has been away: by itself gRPC would soon wait for minutes.
+var reconnect = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+	MinConnectTimeout: 5 * time.Second,
 }
 
 func (o *Options) setDefaults() {
@@ -94,6 +102,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		Endpoints: o.Servers, TLS: secure, Logger: zap.NewNop(),
 		DialTimeout: o.Patience, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd says what is too large
+		DialOptions:        []grpc.DialOption{grpc.WithConnectParams(reconnect)},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(o.Servers, ","), err)

@@ -26,7 +26,7 @@ func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 
 // revision reads etcd's revision, linearizably.
 func (s *Store) revision() (int64, error) {
-	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Patience)
+	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Patience/4) // there is time left for another try
 	defer cancel()
 	head := s.Head().Revision()
 	resp, err := s.client.Get(ctx, s.options.Prefix, clientv3.WithKeysOnly())
