@@ -61,7 +61,12 @@ const cronTabKey = resource.CRDPrefix + "crontabs.stable.example.com"
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	store := openStore(t)
+	return newWorldOn(t, openStore(t))
+}
+
+// newWorldOn is a world on a store that is empty, and its own.
+func newWorldOn(t testing.TB, store storage.Store) *world {
+	t.Helper()
 	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{

@@ -2,7 +2,6 @@ package storagetest
 
 import (
 	"bufio"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -94,7 +93,7 @@ func (e *Etcd) Start() {
 		}
 		said = append(said, lines.Text())
 	}
-	e.t.Fatal(fmt.Sprintf("etcd does not start:\n%s", strings.Join(said, "\n")))
+	e.t.Fatalf("etcd does not start:\n%s", strings.Join(said, "\n"))
 }
 
 // Kill ends it as a crash would.

@@ -24,6 +24,8 @@ const (
 type Log struct {
 	// Loses says, for each commit, whether its answer is lost: before it is carried out, or after. May be nil.
 	Loses func() (before, after bool)
+	// Lazy lets stores hear of others' commits only when they ask what is newest, or commit something.
+	Lazy bool
 
 	mu      sync.Mutex
 	grown   *sync.Cond
@@ -52,7 +54,8 @@ func NewLog(seed uint64) *Log {
 type Store struct {
 	*storage.Replica
 	log     *Log
-	closed  bool // guarded by log.mu
+	closed  bool  // guarded by log.mu
+	asked   int64 // the revision that it has asked for; likewise
 	serving sync.WaitGroup
 	once    sync.Once
 }
@@ -81,7 +84,7 @@ func (s *Store) feed(next int) {
 	l := s.log
 	for {
 		l.mu.Lock()
-		for (next == len(l.entries) || l.away) && !s.closed {
+		for (next == len(l.entries) || l.away || l.Lazy && s.Head().Revision() >= s.asked) && !s.closed {
 			l.grown.Wait()
 		}
 		if s.closed {
@@ -155,6 +158,8 @@ func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (
 	case len(writes) > MaxWrites || size(writes) > MaxBytes:
 		return nil, fmt.Errorf("%w: %d writes of %d bytes", storage.ErrTooLarge, len(writes), size(writes))
 	}
+	s.asked = l.head.Revision()
+	l.grown.Broadcast()
 	d := l.head.Draft()
 	if err := d.Check(writes, guards); err != nil {
 		return nil, err
@@ -175,6 +180,7 @@ func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (
 		d.Write(&writes[i], revision, expires)
 	}
 	made := d.Events
+	s.asked = revision
 	l.append(entry{revision, made, s}, d)
 	if l.random.IntN(4) == 0 { // something that is not theirs
 		d := l.head.Draft()
@@ -205,6 +211,8 @@ func (l *Log) append(e entry, d *storage.Draft) {
 func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 	s.log.mu.Lock()
 	revision, away := s.log.head.Revision(), s.log.away
+	s.asked = revision
+	s.log.grown.Broadcast()
 	s.log.mu.Unlock()
 	if away {
 		return nil, storage.ErrUnavailable
