@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -137,6 +138,11 @@ func TestOvertakenUnheard(t *testing.T) {
 	changed["data"] = object.Tree{"their": "own"}
 	elsewhere("/registry/configmaps/default/c", changed)
 	equal(t, "data", w.mustPatch(w.configMap("c"), merging, `{"data":{"a":"b"}}`)["data"], object.Tree{"a": "b", "their": "own"})
+	ended, end := context.WithCancel(w.ctx)
+	end()
+	if w.catchUp(ended, &storage.ConflictError{Revision: w.Store.Head().Revision() + 1}) == nil {
+		t.Error("it goes on from before what it was overtaken by")
+	}
 	elsewhere("/registry/configmaps/default/b", aConfigMap("b"))
 	if _, err := w.create(w.configMap(""), `{"metadata":{"name":"b"}}`); err == nil {
 		t.Error("created over another")

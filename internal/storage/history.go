@@ -88,12 +88,13 @@ func (h *history) shrink(keep int64) {
 	}
 }
 
-// trim forgets recent events, all of a revision or none, that are too much or before the oldest revision.
+// trim forgets recent events that are too much or before the oldest revision. What is left of a revision that was begun with
+// is the past's.
 func (h *history) trim(st *state, keep int64) {
 	n, oldest := 0, h.oldest.Load()
 	for n < len(st.recent) {
 		e := st.recent[n]
-		if e.Revision > st.base && (e.Revision > keep || h.recentBytes <= h.bound && e.Revision > oldest) {
+		if e.Revision > keep || h.recentBytes <= h.bound && e.Revision > oldest {
 			break
 		}
 		st.base = e.Revision

@@ -171,6 +171,12 @@ func TestCompactedWhileAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
+	for seen := int64(0); seen < same.Modified; { // all that there was
+		<-w.Ready()
+		if _, seen, err = w.Take(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
 	p.close()
 	c := raw(t, e.URL)
 	var last int64
@@ -220,7 +226,11 @@ func TestLostAnswer(t *testing.T) {
 		{Key: "a", Value: []byte("2"), Expected: made.Revision},
 		{Key: "gone", Value: nil, Expected: put(t, s, storage.Write{Key: "gone", Value: []byte("1")}).Revision},
 	} {
-		seen, err := direct.Watch(t.Context(), w.Key, s.Head().Revision())
+		now, err := direct.Fresh(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen, err := direct.Watch(t.Context(), w.Key, now.Revision())
 		if err != nil {
 			t.Fatal(err)
 		}

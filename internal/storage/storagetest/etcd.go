@@ -46,7 +46,6 @@ func StartEtcd(t testing.TB) *Etcd {
 		program, "--name=default", "--data-dir=" + dir, "--unsafe-no-fsync",
 		"--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
 		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1], "--initial-cluster=default=" + urls[1],
-		"--watch-progress-notify-interval=200ms",
 	}}
 	e.Start()
 	t.Cleanup(e.Kill)
