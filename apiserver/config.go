@@ -27,6 +27,8 @@ type Config struct {
 	// DataDir is the folder that everything is kept in; it is made if need be. "" keeps
 	// everything in memory.
 	DataDir string
+	// Etcd keeps the objects in an etcd cluster instead. Only one server may run on it.
+	Etcd Etcd
 	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
 	// free one.
 	Address string
@@ -69,9 +71,21 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Etcd says where an etcd cluster is, and what of it is this server's. Without Servers there is none.
+type Etcd struct {
+	Servers  []string // URLs
+	CAFile   string   // that signs the certificates of the servers
+	CertFile string   // this server's as their client, with KeyFile
+	KeyFile  string
+	Prefix   string // of the keys; "" means /registry
+}
+
 func (c Config) withDefaults() Config {
 	if c.Address == "" {
 		c.Address = "127.0.0.1:0"
+	}
+	if c.Etcd.Prefix == "" {
+		c.Etcd.Prefix = "/registry"
 	}
 	if c.EventTTL == 0 {
 		c.EventTTL = time.Hour

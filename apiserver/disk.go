@@ -1,6 +1,10 @@
 package apiserver
 
 import (
+	"context"
+	"errors"
+	"time"
+
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -19,12 +23,25 @@ func (s *Server) writable() error {
 	if err := s.alive(); err != nil {
 		return err
 	}
-	return s.disk.Err()
+	if len(s.config.Etcd.Servers) == 0 {
+		return s.disk.Err()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), etcdPatience)
+	defer cancel()
+	if _, err := s.store.Fresh(ctx); err != nil {
+		return errNoEtcd
+	}
+	return nil
 }
+
+// etcdPatience is how long etcd may take to answer a check, as kube-apiserver's.
+const etcdPatience = 2 * time.Second
+
+var errNoEtcd = errors.New("etcd does not answer")
 
 // gauges tell of the disk below the store.
 func (s *Server) gauges() []api.Gauge {
-	if s.config.DataDir == "" {
+	if s.config.DataDir == "" || len(s.config.Etcd.Servers) > 0 {
 		return nil
 	}
 	return []api.Gauge{

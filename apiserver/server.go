@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
 // shutdownPatience is how long requests in flight may take to finish; upstream's request
@@ -38,7 +40,7 @@ const shutdownPatience = 60 * time.Second
 type Server struct {
 	config   Config
 	listener net.Listener
-	store    *storage.Store
+	store    storage.Store
 	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
 	audit    *access.Audit
@@ -77,7 +79,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, func(err error) { s.config.Logger.Error(err.Error()) }); err != nil {
 		return err
 	}
-	if s.store, err = s.open(); err != nil {
+	if s.store, err = s.open(ctx); err != nil {
 		return err
 	}
 	if s.listener, err = listen(s.config.Address); err != nil {
@@ -128,14 +130,17 @@ func (s *Server) path(name string) string {
 	return filepath.Join(s.config.DataDir, name)
 }
 
-// open takes the data directory, or refuses because another server has it.
-func (s *Server) open() (*storage.Store, error) {
+// open connects to etcd, or takes the data directory, or refuses because another server has it.
+func (s *Server) open(ctx context.Context) (storage.Store, error) {
 	if s.config.DataDir != "" {
 		if err := os.MkdirAll(s.config.DataDir, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
 		}
 	}
-	return embedded.Open(embedded.Options{
+	if len(s.config.Etcd.Servers) > 0 {
+		return s.openEtcd(ctx)
+	}
+	store, err := embedded.Open(embedded.Options{
 		Dir:          s.path("store"),
 		CompactAfter: s.config.CompactionInterval,
 		HistoryBytes: s.config.HistoryBytes,
@@ -144,6 +149,25 @@ func (s *Server) open() (*storage.Store, error) {
 		Health:       &s.disk,
 		Logger:       s.config.Logger,
 	})
+	if err != nil {
+		return nil, err // and not a nil of that type
+	}
+	return store, nil
+}
+
+// openEtcd connects to etcd.
+func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
+	c := &s.config.Etcd
+	store, err := etcd.Open(ctx, etcd.Options{
+		Servers: c.Servers, CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile,
+		Base: "/registry/", Prefix: path.Join("/", c.Prefix) + "/",
+		CompactAfter: s.config.CompactionInterval,
+		Logger:       s.config.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return store, nil
 }
 
 // connect puts the parts together, from the store up to the handler.

@@ -19,7 +19,6 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/egress"
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -27,17 +26,17 @@ import (
 func (s *Server) services(live *resource.Live) egress.Objects {
 	return egress.Objects{
 		Get: func(resource, namespace, name string) []byte {
-			rec := s.store.Get(live.Load().Definition("", resource).Key(namespace, name))
+			rec := s.store.Head().Get(live.Load().Definition("", resource).Key(namespace, name))
 			if rec == nil {
 				return nil
 			}
-			return object.Packed(rec.Value).JSON()
+			return rec.Value
 		},
 		Slices: func(namespace string) iter.Seq[[]byte] {
 			prefix := live.Load().Definition("discovery.k8s.io", "endpointslices").Key(namespace, "")
 			return func(yield func([]byte) bool) {
 				for rec := range s.store.Head().Walk(prefix, "") {
-					if !yield(object.Packed(rec.Value).JSON()) {
+					if !yield(rec.Value) {
 						return
 					}
 				}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/builtin"
@@ -87,6 +88,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of that history are kept at most")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
+	f.bindEtcd(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of IPv4 addresses that Services get their cluster IPs from")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -97,6 +99,17 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
 		"features to switch on or off, name=true|false; known: "+apiserver.CBORServingAndStorage+" (alpha, default false), "+
 			apiserver.CustomResourceFieldSelectors+" (default true)")
+}
+
+// bindEtcd declares those of etcd.
+func (f *serveFlags) bindEtcd(flags *pflag.FlagSet) {
+	c := &f.config.Etcd
+	flags.StringSliceVar(&c.Servers, "etcd-servers", nil,
+		"URLs of an etcd cluster to keep objects in, instead of the data directory (experimental: one server alone may use it)")
+	flags.StringVar(&c.CAFile, "etcd-cafile", "", "file of the CA that signs the certificates of etcd (experimental)")
+	flags.StringVar(&c.CertFile, "etcd-certfile", "", "file of the client certificate for etcd (experimental)")
+	flags.StringVar(&c.KeyFile, "etcd-keyfile", "", "file of its key (experimental)")
+	flags.StringVar(&c.Prefix, "etcd-prefix", "/registry", "what the keys in etcd begin with (experimental)")
 }
 
 // complete turns what was typed into a Config.
@@ -112,6 +125,8 @@ func (f *serveFlags) complete() error {
 		return errors.New("--etcd-compaction-interval: must be more than 0")
 	case c.HistoryBytes <= 0:
 		return errors.New("--history-bytes: must be more than 0")
+	case (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == ""):
+		return errors.New("--etcd-certfile and --etcd-keyfile: name both or none")
 	case c.DiskReserve < 0:
 		return errors.New("--disk-reserve-bytes: must not be negative")
 	}

@@ -37,7 +37,7 @@ func withColumns(t testing.TB, columns []apiextensionsv1.CustomResourceColumnDef
 	crd := object.Tree{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": object.Tree{"name": "shows.example.com"},
 		"spec": object.Tree{"group": "example.com", "scope": "Namespaced", "names": object.Tree{"plural": "shows", "kind": "Show"},
 			"versions": []any{object.Tree{"name": "v1", "served": true, "storage": true, "additionalPrinterColumns": plainTree(t, columns)}}}}
-	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + "shows.example.com", Value: object.Pack(crd, 0)})
+	d := resource.FromCRD(&storage.Record{Key: resource.CRDPrefix + "shows.example.com", Value: object.Pack(crd, 0).JSON()})
 	if d == nil {
 		t.Fatal("the CRD is not read")
 	}
@@ -108,7 +108,7 @@ func (c *columned) upstream(o engine.Object) shown {
 // compare reports whether the object looks the same on both sides.
 func (c *columned) compare(tree object.Tree) bool {
 	c.t.Helper()
-	o := engine.Object{Version: c.version, Revision: 7, Packed: object.Pack(tree, 0)}
+	o := engine.ObjectOf(c.version, 7, object.Pack(tree, 0))
 	got, want := c.ours(o, "v1"), c.upstream(o)
 	for range 300 { // what a wildcard over a map finds first is left to chance on both sides
 		if reflect.DeepEqual(got, want) {
@@ -273,7 +273,7 @@ func TestColumnsAreUpstreams(t *testing.T) {
 			if !c.compare(tree) {
 				t.Fatalf("seed %d", seed)
 			}
-			for _, cell := range c.upstream(engine.Object{Version: c.version, Packed: object.Pack(tree, 0)}).Rows[0].Cells[1:] {
+			for _, cell := range c.upstream(engine.ObjectOf(c.version, 0, object.Pack(tree, 0))).Rows[0].Cells[1:] {
 				if cell != nil {
 					filled++
 				}

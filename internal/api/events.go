@@ -125,8 +125,7 @@ func bookmark(w engine.WatchEvent) engine.Object {
 	if w.InitialEventsEnd {
 		metadata["annotations"] = object.Tree{metav1.InitialEventsAnnotationKey: "true"}
 	}
-	o.Packed = object.Pack(object.Tree{
+	return engine.ObjectOf(o.Version, o.Revision, object.Pack(object.Tree{
 		"apiVersion": o.Version.APIVersion, "kind": o.Version.Definition.Names.Kind, "metadata": metadata,
-	}, 0)
-	return o
+	}, 0))
 }

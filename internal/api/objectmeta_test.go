@@ -31,7 +31,7 @@ func sameMeta(t *testing.T, js string) {
 	if err != nil {
 		return
 	}
-	o := engine.Object{Packed: object.Pack(tree, 0), Revision: 42}
+	o := engine.ObjectOf(nil, 42, object.Pack(tree, 0))
 	want := &metav1.PartialObjectMetadata{}
 	wantErr := json.Unmarshal(appendPartial(nil, o, "v1"), want)
 	got, err := partial(o, "v1")
@@ -68,7 +68,7 @@ func BenchmarkPartialProtobuf(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	o := engine.Object{Packed: object.Pack(tree, 0), Revision: 42}
+	o := engine.ObjectOf(nil, 42, object.Pack(tree, 0))
 	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {

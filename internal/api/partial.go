@@ -19,14 +19,14 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)
 	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
-	dst = o.Packed.AppendMetadata(dst, o.Revision)
+	dst = o.Packed().AppendMetadata(dst, o.Revision)
 	return append(dst, '}')
 }
 
 // partial is the same as a Go object, whose strings lie in o.
 func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
 	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"}}
-	found, ok := readMeta(o.Packed.JSON(), &p.ObjectMeta)
+	found, ok := readMeta(o.Packed().JSON(), &p.ObjectMeta)
 	if ok && found && o.Revision != 0 {
 		p.ResourceVersion = strconv.FormatInt(o.Revision, 10)
 	}

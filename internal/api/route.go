@@ -22,7 +22,10 @@ func (q *request) route() bool {
 		return false
 	}
 	if q.v = q.server.live.Load().Find(q.group, q.version, q.plural); q.v == nil {
-		q.await()
+		if err := q.await(); err != nil {
+			q.fail(err)
+			return false
+		}
 	}
 	if q.v == nil || q.deep {
 		q.notServed()
@@ -43,13 +46,14 @@ func (q *request) route() bool {
 }
 
 // await finds a kind that the catalog did not know a moment ago.
-func (q *request) await() {
+func (q *request) await() error {
 	ctx, cancel := context.WithTimeout(q.r.Context(), writePatience)
 	defer cancel()
-	catalog, err := q.server.live.Wait(ctx, q.server.engine.Store.Head().Revision())
+	catalog, err := q.server.engine.Catalog(ctx)
 	if err == nil {
 		q.v = catalog.Find(q.group, q.version, q.plural)
 	}
+	return err
 }
 
 // fits says whether kind and path agree on the scope.

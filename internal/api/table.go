@@ -106,7 +106,7 @@ func (t *table) refresh() {
 
 // appendRow appends the row of one object.
 func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
-	object.Fields(o.Packed.JSON(), t.paths, t.raw)
+	object.Fields(o.Packed().JSON(), t.paths, t.raw)
 	var tree object.Tree
 	if t.trees {
 		var err error

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
 // follow opens a watch through the loopback and returns its body.
@@ -138,7 +140,7 @@ func TestWatchOfACompactedRevision(t *testing.T) {
 	for range 3 {
 		h.want(200, "PATCH", crontabs+"/a", `{"spec":{"image":"`+time.Now().String()+`"}}`, "Content-Type: application/merge-patch+json")
 	}
-	if err := store.Compact(context.Background(), store.Head().Revision()-1); err != nil {
+	if err := store.(*embedded.Store).Compact(context.Background(), store.Head().Revision()-1); err != nil {
 		t.Fatal(err)
 	}
 	resp, r := h.follow(crontabs + "?watch=1&resourceVersion=2")

@@ -20,7 +20,7 @@ func declaredConversion(obj, old object.Tree) field.ErrorList {
 	if text == "" || text == was && object.Equal(obj["spec"], old["spec"]) {
 		return nil
 	}
-	d := resource.FromCRD(&storage.Record{Value: object.Pack(obj, 0)})
+	d := resource.FromCRD(&storage.Record{Value: object.Pack(obj, 0).JSON()})
 	if d == nil {
 		return nil
 	}

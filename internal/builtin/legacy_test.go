@@ -15,7 +15,7 @@ func (s *server) store(manifest string) object.Tree {
 	t := s.decode(manifest).Tree
 	object.Metadata(t)["uid"] = "0f0f0f0f-0000-0000-0000-000000000000"
 	object.Metadata(t)["creationTimestamp"] = "2018-01-01T00:00:00Z"
-	events, err := s.engine.Store.Commit(s.Context(), []storage.Write{{Key: resource.CRDPrefix + object.Name(t), Value: object.Pack(t, 0)}})
+	events, err := s.engine.Store.Commit(s.Context(), []storage.Write{{Key: resource.CRDPrefix + object.Name(t), Value: object.Pack(t, 0).JSON()}})
 	if err != nil {
 		s.Fatal(err)
 	}

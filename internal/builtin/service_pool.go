@@ -77,7 +77,7 @@ func (t taken) add(s *corev1.ServiceSpec) {
 }
 
 func (t taken) addStored(rec *storage.Record) {
-	raw, _ := object.Field(object.Packed(rec.Value).JSON(), "spec")
+	raw, _ := object.Field(rec.Value, "spec")
 	var spec corev1.ServiceSpec
 	if json.Unmarshal(raw, &spec) == nil {
 		t.add(&spec)

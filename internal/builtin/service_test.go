@@ -145,7 +145,7 @@ func TestAddressesAreGuarded(t *testing.T) {
 			return err
 		}
 		guards := p.guards(context.Background(), obj)
-		_, err := store.Commit(context.Background(), []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(obj, 0)}}, guards...)
+		_, err := store.Commit(context.Background(), []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(obj, 0).JSON()}}, guards...)
 		return err
 	}
 	seen := read(t, v, `{metadata: {name: late, namespace: ns}, spec: {clusterIP: 10.0.0.7, ports: [{port: 1}]}}`)
@@ -157,7 +157,7 @@ func TestAddressesAreGuarded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, guards := range [][]storage.Guard{early, p.guards(context.Background(), seen)} {
-		if _, err := store.Commit(context.Background(), []storage.Write{{Key: serviceKey("ns", "late"), Value: object.Pack(seen, 0)}}, guards...); err == nil {
+		if _, err := store.Commit(context.Background(), []storage.Write{{Key: serviceKey("ns", "late"), Value: object.Pack(seen, 0).JSON()}}, guards...); err == nil {
 			t.Fatal("an address was given twice")
 		}
 	}

@@ -174,7 +174,7 @@ func proof(t *testing.T, old, now, stored string) (Effect, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, err := created.Packed.Tree(created.Revision)
+	before, err := created.Packed().Tree(created.Revision)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func proof(t *testing.T, old, now, stored string) (Effect, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err := got.Packed.Tree(got.Revision)
+	after, err := got.Packed().Tree(got.Revision)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ import (
 // scratch is the server's engine over an empty store in memory.
 type scratch struct {
 	engine     *engine.Engine
-	store      *storage.Store
+	store      storage.Store
 	live       *resource.Live
 	stop       context.CancelFunc
 	done       chan struct{}
@@ -81,7 +81,7 @@ func (s *scratch) create(ctx context.Context, t object.Tree) (object.Tree, []str
 	if err != nil {
 		return nil, *warnings, err
 	}
-	created, err := o.Packed.Tree(o.Revision)
+	created, err := o.Packed().Tree(o.Revision)
 	return created, *warnings, err
 }
 

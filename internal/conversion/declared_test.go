@@ -32,7 +32,7 @@ func kind(t testing.TB, annotation, v1, v1beta1 string) *resource.Definition {
 		versions = append(versions, v)
 	}
 	tree["spec"].(object.Tree)["versions"] = versions
-	d := resource.FromCRD(&storage.Record{Value: object.Pack(tree, 0)})
+	d := resource.FromCRD(&storage.Record{Value: object.Pack(tree, 0).JSON()})
 	if d == nil {
 		t.Fatal("no definition")
 	}

@@ -9,7 +9,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -92,7 +91,7 @@ func (e *endpoints) look(snap *storage.Snapshot, before *state) *state {
 	}
 	for rec := range snap.Walk(all, "") {
 		var slice metav1.PartialObjectMetadata
-		if json.Unmarshal(object.Packed(rec.Value).JSON(), &slice) == nil && slice.Labels[discoveryv1.LabelServiceName] == e.name {
+		if json.Unmarshal(rec.Value, &slice) == nil && slice.Labels[discoveryv1.LabelServiceName] == e.name {
 			now.slices = append(now.slices, rec.Modified)
 		}
 	}

@@ -19,7 +19,7 @@ func keyOf(group, resource, namespace, name string) string {
 // kept is a store that a test writes to.
 type kept struct {
 	testing.TB
-	*storage.Store
+	storage.Store
 }
 
 func newKept(t testing.TB) kept {
@@ -35,7 +35,7 @@ func newKept(t testing.TB) kept {
 func (k kept) put(resource, name string, v any) {
 	k.Helper()
 	w := storage.Write{Key: keyOf("", resource, "n", name)}
-	if rec := k.Store.Get(w.Key); rec != nil {
+	if rec := k.Store.Head().Get(w.Key); rec != nil {
 		w.Expected = rec.Modified
 	}
 	if v != nil {
@@ -43,7 +43,7 @@ func (k kept) put(resource, name string, v any) {
 		if err != nil {
 			k.Fatal(err)
 		}
-		w.Value = object.Pack(tree, 0)
+		w.Value = object.Pack(tree, 0).JSON()
 	}
 	if _, err := k.Commit(k.Context(), []storage.Write{w}); err != nil {
 		k.Fatal(err)

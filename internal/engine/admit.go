@@ -110,7 +110,7 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 	if a.w.live != nil && at == a.w.v {
 		return object.Copy(a.w.live), nil
 	}
-	return a.w.engine.reader(at).tree(ctx, object.Packed(a.w.rec.Value), a.w.rec.Modified)
+	return a.w.engine.reader(at).tree(ctx, packed(a.w.rec), a.w.rec.Modified)
 }
 
 // Replace implements admission.Objects.
@@ -134,7 +134,7 @@ func (a admitted) Read(d *resource.Definition, namespace, name string) *object.M
 	if rec == nil {
 		return nil
 	}
-	return derive(rec).meta
+	return metaOf(rec).meta
 }
 
 // at is t, which belongs to the caller, at a version of the kind.

@@ -45,7 +45,7 @@ func TestStatusOfWhatIsInvalid(t *testing.T) {
 	ns := treeOf(t, w.mustCreate(w.namespace(""), `{"metadata":{"name":"n"}}`))
 	set(ns, "metadata.finalizers", []any{"bare"})
 	key := "/registry/namespaces/n"
-	w.commit(storage.Write{Key: key, Value: object.Pack(ns, 0), Expected: w.Store.Head().Get(key).Modified})
+	w.commit(storage.Write{Key: key, Value: object.Pack(ns, 0).JSON(), Expected: w.Store.Head().Get(key).Modified})
 	w.mustPatch(w.namespace("n").sub("status"), merging, `{"status":{"conditions":[{"type":"C","status":"True"}]}}`)
 	_, err := w.patch(w.namespace("n"), merging, `{"metadata":{"labels":{"a":"b"}}}`)
 	w.refused(err, 422, metav1.StatusReasonInvalid, "name is neither a standard finalizer name nor is it fully qualified")

@@ -146,7 +146,7 @@ func (w *world) service(name string) Target {
 // addresses are what a Service that is about to be committed takes.
 func addresses(t testing.TB, judged storage.Write) corev1.ServiceSpec {
 	t.Helper()
-	raw, _ := object.Field(object.Packed(judged.Value).JSON(), "spec")
+	raw, _ := object.Field(judged.Value, "spec")
 	var spec corev1.ServiceSpec
 	if err := json.Unmarshal(raw, &spec); err != nil {
 		t.Fatal(err)

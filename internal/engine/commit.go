@@ -19,7 +19,7 @@ import (
 // reply answers a question.
 func (w *write) reply() error {
 	out, err := w.def.Behavior.Answer(w.ctx, w.caller.User, w.wanted)
-	w.answer = Object{Version: w.v, Packed: object.Pack(out, 0)}
+	w.answer = ObjectOf(w.v, 0, object.Pack(out, 0))
 	return err
 }
 
@@ -90,10 +90,10 @@ func (w *write) stored() storage.Write {
 		return out
 	}
 	known := newDerived(w.packed)
-	if w.way == stores && !w.target.AsStored && w.reader.passes(w.packed) {
+	if w.way == stores && !w.target.AsStored && w.reader.unchanged(w.packed) {
 		known.passes.Store(w.v)
 	}
-	out.Value, out.TTL, out.Derived = w.packed, time.Duration(w.def.Behavior.TTL)*time.Second, known
+	out.Value, out.TTL, out.Derived = w.packed.JSON(), time.Duration(w.def.Behavior.TTL)*time.Second, known
 	return out
 }
 
@@ -126,7 +126,7 @@ func (w *write) exists(rec *storage.Record) error {
 	if object.String(object.Metadata(w.obj), "generateName") != "" {
 		err = apierrors.NewGenerateNameConflict(gr, w.name(), 1)
 	}
-	if rec != nil && derive(rec).meta.DeletionTimestamp != "" {
+	if rec != nil && metaOf(rec).meta.DeletionTimestamp != "" {
 		err.ErrStatus.Message = "object is being deleted: " + err.ErrStatus.Message
 	}
 	return err
@@ -165,21 +165,20 @@ func (w *write) farewell(revision int64) error {
 	if w.way == stores {
 		return w.show(w.rec.Modified)
 	}
-	w.answer = Object{Version: w.v, Revision: revision, Packed: object.Packed(w.rec.Value), Record: w.rec}
+	w.answer = Object{Version: w.v, Revision: revision, Record: w.rec}
 	return nil
 }
 
 // show answers with an object that is not stored.
 func (w *write) show(revision int64) error {
-	p := w.packed
-	if !w.reader.passes(p) {
-		viewed, err := w.reader.make(w.ctx, []*storage.Record{{Value: p}})
-		if err != nil {
+	recs := []*storage.Record{recordOf(w.packed)}
+	if !w.reader.unchanged(w.packed) {
+		var err error
+		if recs, err = w.reader.make(w.ctx, recs); err != nil {
 			return err
 		}
-		p = viewed[0].Value
 	}
-	w.answer = Object{Version: w.v, Revision: revision, Packed: p}
+	w.answer = Object{Version: w.v, Revision: revision, Record: recs[0]}
 	return nil
 }
 
@@ -193,10 +192,10 @@ func (w *write) settle() {
 // unchanged reports whether the live object is what would be stored. The times in managedFields do not count; those of
 // old are as long as the new ones.
 func (w *write) unchanged() bool {
-	if w.rec == nil || w.way != stores || len(w.packed) != len(w.rec.Value) {
+	if w.rec == nil || w.way != stores || len(w.packed.JSON()) != len(w.rec.Value) {
 		return false
 	}
-	p, stored := w.packed, object.Packed(w.rec.Value)
+	p, stored := w.packed, packed(w.rec)
 	if bytes.Equal(p.JSON(), stored.JSON()) {
 		return true // though it may have been stored under another schema
 	}
@@ -221,7 +220,7 @@ func (w *write) unchanged() bool {
 
 // apiVersion is the version that an object is stored at.
 func apiVersion(rec *storage.Record) string {
-	raw, _ := object.Field(object.Packed(rec.Value).JSON(), "apiVersion")
+	raw, _ := object.Field(rec.Value, "apiVersion")
 	return strings.Trim(string(raw), `"`)
 }
 

@@ -52,21 +52,24 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 
 // find looks for what is to go, and compares it with what the caller knows. It is not decoded: what cannot be converted can go.
 func (w *write) find() error {
-	if w.rec = w.head.Get(w.key()); w.rec == nil {
+	if err := w.lookup(); err != nil {
+		return err
+	}
+	if w.rec == nil {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
-	return w.checkDelete(w.rec, derive(w.rec).meta, &w.removal)
+	return w.checkDelete(w.rec, metaOf(w.rec).meta, &w.removal)
 }
 
 // mark works out what a deletion leaves of the object, as it is stored: nothing, or one that is marked as going.
 func (w *write) mark() error {
 	b := &w.def.Behavior
-	finalizers := w.finalizers(derive(w.rec).meta.Finalizers, &w.removal)
+	finalizers := w.finalizers(metaOf(w.rec).meta.Finalizers, &w.removal)
 	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil {
 		w.goes = true
 		return nil
 	}
-	t, err := object.Packed(w.rec.Value).Tree(w.rec.Modified)
+	t, err := packed(w.rec).Tree(w.rec.Modified)
 	if err != nil {
 		return apierrors.NewInternalError(err)
 	}
@@ -81,8 +84,8 @@ func (w *write) mark() error {
 		w.goes = true
 		return nil
 	}
-	w.packed = object.Pack(t, object.Packed(w.rec.Value).Fingerprint())
-	w.untouched = bytes.Equal(w.packed, w.rec.Value)
+	w.packed = object.Pack(t, packed(w.rec).Fingerprint())
+	w.untouched = bytes.Equal(w.packed.JSON(), w.rec.Value)
 	_, err = w.reader.at(w.ctx, w.rec) // it will be shown: where that cannot be, nothing changes
 	return err
 }

@@ -24,7 +24,7 @@ import (
 
 // Engine serves the verbs.
 type Engine struct {
-	Store *storage.Store
+	Store storage.Store
 	Live  *resource.Live
 	Now   func() time.Time // nil: the system's clock
 	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
@@ -78,8 +78,7 @@ type Caller struct {
 type Object struct {
 	Version  *resource.Version
 	Revision int64 // its resourceVersion
-	Packed   object.Packed
-	// Record is what it was read from; nil for a dry run. What is derived from it may be kept there.
+	// Record is what it was read from, or would be. What is derived from it is kept there.
 	Record *storage.Record
 }
 

@@ -57,10 +57,10 @@ func storageError(err error) error {
 		return err
 	case errors.Is(err, storage.ErrClosed):
 		return apierrors.NewServiceUnavailable("the server is shutting down")
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	case errors.Is(err, storage.ErrInDoubt):
 		return apierrors.NewTimeoutError("it is not known yet whether the write was carried out: look before you try again", 0)
+	case errors.Is(err, storage.ErrTooLarge):
+		return apierrors.NewRequestEntityTooLargeError("the object is too large for the storage of the server")
 	case errors.Is(err, storage.ErrNoSpace):
 		return later("the disk of the server is nearly full: until there is room, only deletions and small updates are carried out")
 	case errors.Is(err, storage.ErrUnavailable):
@@ -69,6 +69,8 @@ func storageError(err error) error {
 		return apierrors.NewInternalError(storage.ErrFailed)
 	case errors.Is(err, storage.ErrUnreadable):
 		return apierrors.NewInternalError(storage.ErrUnreadable)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled): // those above may have come of one
+		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	}
 	return apierrors.NewInternalError(err)
 }

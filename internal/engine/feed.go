@@ -163,7 +163,7 @@ func (f *Feed) tell(ev *storage.Event) {
 
 // summary is what followers hear of an object. It is copied, for it would keep all of the object in memory.
 func summary(rec *storage.Record, revision int64) *metav1.PartialObjectMetadata {
-	m, owners, err := object.ScanOwned(object.Packed(rec.Value).JSON())
+	m, owners, err := object.ScanOwned(rec.Value)
 	if err != nil {
 		m = &object.Meta{}
 	}

@@ -43,20 +43,20 @@ func (w *world) feed() *Feed {
 	return f
 }
 
-// follow follows a kind. Revisions are told as how far they are after the store's of now.
+// follow follows a kind. Revisions are told as how many changes they are after the store's of now.
 func (f *Feed) follow(w *world, r schema.GroupVersionResource) (*told, func()) {
 	w.Helper()
-	t, base := &told{w, make(chan string, 100000)}, w.Store.Head().Revision()
+	t, base := &told{w, make(chan string, 100000)}, w.nth(w.Store.Head().Revision())
 	line := func(m *metav1.PartialObjectMetadata) string {
 		revision, _ := strconv.ParseInt(m.ResourceVersion, 10, 64)
-		return fmt.Sprintf("%s/%s@%+d", m.Namespace, m.Name, revision-base)
+		return fmt.Sprintf("%s/%s@%+d", m.Namespace, m.Name, w.nth(revision)-base)
 	}
 	stop, ok := f.Follow(r, func(objects []*metav1.PartialObjectMetadata, revision int64) {
 		var all []string
 		for _, m := range objects {
 			all = append(all, line(m))
 		}
-		t.lines <- fmt.Sprintf("all %v@%+d", all, revision-base)
+		t.lines <- fmt.Sprintf("all %v@%+d", all, w.nth(revision)-base)
 	}, func(m *metav1.PartialObjectMetadata, deleted bool) {
 		text := map[bool]string{false: "is ", true: "went "}[deleted] + line(m)
 		if m.DeletionTimestamp != nil {
@@ -152,21 +152,30 @@ func TestFeedThatLags(t *testing.T) {
 		t.Fatal("not followed")
 	}
 	<-held
-	maps, _ := f.follow(w, configMapResource)
+	listed := make(chan int, 10)
+	if _, ok := f.Follow(configMapResource, func(objects []*metav1.PartialObjectMetadata, _ int64) { listed <- len(objects) },
+		func(*metav1.PartialObjectMetadata, bool) {}); !ok {
+		t.Fatal("not followed")
+	}
 	const n = 17000
-	for i := 0; i < n; i += 1000 {
+	for i := 0; i < n; i += 100 {
 		var writes []storage.Write
-		for j := range 1000 {
+		for j := range 100 {
 			name := fmt.Sprintf("m%d", i+j)
 			tree := object.Tree{"metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
-			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name, Value: object.Pack(tree, 0)})
+			writes = append(writes, storage.Write{Key: "/registry/configmaps/default/" + name, Value: object.Pack(tree, 0).JSON()})
 		}
 		w.commit(writes...)
 	}
 	close(release)
 	for {
-		if line := maps.next(); strings.HasPrefix(line, "all [") && strings.Count(line, "default/") == n {
-			return
+		select {
+		case got := <-listed:
+			if got == n {
+				return
+			}
+		case <-time.After(patience):
+			t.Fatal("not all was told anew")
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -17,12 +18,11 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 			return Object{}, err
 		}
 	}
-	if resourceVersion != "" && resourceVersion != "0" {
-		if _, err := e.fresh(ctx, resourceVersion); err != nil {
-			return Object{}, err
-		}
+	snap, err := e.notOlder(ctx, resourceVersion)
+	if err != nil {
+		return Object{}, err
 	}
-	rec := e.Store.Get(t.Version.Definition.Key(t.Namespace, t.Name))
+	rec := snap.Get(t.Version.Definition.Key(t.Namespace, t.Name))
 	if rec == nil {
 		return Object{}, apierrors.NewNotFound(t.Version.GroupResource(), t.Name)
 	}
@@ -30,22 +30,38 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 		return e.readScale(ctx, t, rec)
 	}
 	if known, ok := rec.Derived.Load().(*derived); ok && known.passes.Load() == t.Version {
-		return Object{Version: t.Version, Revision: rec.Modified, Packed: rec.Value, Record: rec}, nil
+		return Object{Version: t.Version, Revision: rec.Modified, Record: rec}, nil
 	}
-	r := e.readerOf(t)
-	if !t.AsStored && r.passes(rec.Value) {
-		derive(rec).passes.Store(t.Version)
-	}
-	return r.at(ctx, rec)
+	return e.readerOf(t).at(ctx, rec)
 }
 
-// fresh waits for a state that is not older than resourceVersion.
-func (e *Engine) fresh(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
+// notOlder returns a state that is not older than resourceVersion: the newest there is for "".
+func (e *Engine) notOlder(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
+	if resourceVersion == "" {
+		snap, err := e.Store.Fresh(ctx)
+		if err != nil {
+			err = storageError(err)
+		}
+		return snap, err
+	}
 	revision, err := parseRevision(resourceVersion)
 	if err != nil {
 		return nil, plain(err.Error())
 	}
 	return e.wait(ctx, revision)
+}
+
+// newest returns the newest state there is, in this process or another.
+func (e *Engine) newest(ctx context.Context) (*storage.Snapshot, error) { return e.notOlder(ctx, "") }
+
+// Catalog returns one that knows all kinds that are stored, by this process or another.
+func (e *Engine) Catalog(ctx context.Context) (*resource.Catalog, error) {
+	snap, err := e.newest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	catalog, err := e.Live.Wait(ctx, snap.Revision())
+	return catalog, storageError(err)
 }
 
 // wait returns a state not older than revision, or the 504 that upstream gives after 3 s.

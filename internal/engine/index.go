@@ -134,7 +134,7 @@ func hashValue(value string) uint64 {
 
 // hashOf is of the value that a record has in a selectable field, 0 if it has none.
 func hashOf(q *query, rec *storage.Record, place int) uint64 {
-	values := q.values(derive(rec), rec)
+	values := q.values(rec)
 	if values == nil {
 		return 0
 	}

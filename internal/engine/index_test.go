@@ -66,7 +66,7 @@ func (w *world) walked(t Target, revision string, terms map[string]string, not m
 	for _, item := range l.Items {
 		ok := true
 		text := func(path string) string {
-			raw, _ := object.Field(item.Packed.JSON(), strings.Split(path, ".")...)
+			raw, _ := object.Field(item.Packed().JSON(), strings.Split(path, ".")...)
 			return strings.Trim(string(raw), `"`)
 		}
 		for path, value := range terms {
@@ -192,7 +192,7 @@ func TestIndexWhileWriting(t *testing.T) {
 				}
 				want := 0
 				for _, item := range all.Items {
-					if raw, _ := object.Field(item.Packed.JSON(), "spec", "color"); string(raw) == fmt.Sprintf(`"colour%d"`, 20+i) {
+					if raw, _ := object.Field(item.Packed().JSON(), "spec", "color"); string(raw) == fmt.Sprintf(`"colour%d"`, 20+i) {
 						want++
 					}
 				}

@@ -97,7 +97,8 @@ func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*stora
 		return e.resume(ctx, q, o)
 	}
 	if o.ResourceVersion == "" {
-		return e.Store.Head(), "", nil
+		snap, err := e.newest(ctx)
+		return snap, "", err
 	}
 	revision, err := parseRevision(o.ResourceVersion)
 	if err != nil {
@@ -135,7 +136,8 @@ func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage
 		return nil, "", apierrors.NewBadRequest(noRevisionWithToken)
 	}
 	if revision < 0 {
-		return e.Store.Head(), start, nil
+		snap, err := e.newest(ctx)
+		return snap, start, err
 	}
 	snap, err := e.exactly(ctx, revision)
 	var compacted *storage.CompactedError

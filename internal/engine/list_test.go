@@ -91,9 +91,7 @@ func TestExpiredToken(t *testing.T) {
 	w.fill(6)
 	first := w.list(w.cron(""), ListOptions{Limit: 2})
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"c0011"}}`)
-	if err := w.Store.Compact(w.ctx, w.Store.Head().Revision()); err != nil {
-		t.Fatal(err)
-	}
+	w.compact(w.Store.Head().Revision())
 	_, err := w.List(w.ctx, w.cron(""), ListOptions{Limit: 2, Continue: first.Continue})
 	s := w.refused(err, 410, metav1.StatusReasonExpired, "or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list")
 	rest := w.list(w.cron(""), ListOptions{Continue: s.ListMeta.Continue})
@@ -152,7 +150,11 @@ func TestListAtRevisions(t *testing.T) {
 // CRD-061: a revision from the future is waited for; when the wait is over, 504 says how far the server is.
 func TestFutureRevision(t *testing.T) {
 	w := newWorld(t)
-	next := strconv.FormatInt(w.Store.Head().Revision()+1, 10)
+	now, err := w.Store.Fresh(w.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := strconv.FormatInt(now.Revision()+1, 10)
 	got := make(chan error)
 	go func() {
 		_, err := w.Get(w.ctx, w.cron("c000"), next)
@@ -165,10 +167,10 @@ func TestFutureRevision(t *testing.T) {
 	current := w.Store.Head().Revision()
 	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Millisecond)
 	defer cancel()
-	if _, err := w.List(ctx, w.cron(""), ListOptions{ResourceVersion: "1000"}); err == nil {
+	if _, err := w.List(ctx, w.cron(""), ListOptions{ResourceVersion: strconv.FormatInt(current+1000, 10)}); err == nil {
 		t.Fatal("answered from the past")
 	}
-	s := w.refused(tooLargeRevision(1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: 1000, current: %d", current))
+	s := w.refused(tooLargeRevision(current+1000, current), 504, metav1.StatusReasonTimeout, fmt.Sprintf("Too large resource version: %d, current: %d", current+1000, current))
 	equal(t, "details", []any{s.Details.RetryAfterSeconds, s.Details.Causes[0].Type}, []any{1, "ResourceVersionTooLarge"})
 }
 

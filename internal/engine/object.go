@@ -11,9 +11,23 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
+// ObjectOf is an object that is not stored.
+func ObjectOf(v *resource.Version, revision int64, p object.Packed) Object {
+	return Object{Version: v, Revision: revision, Record: recordOf(p)}
+}
+
+func recordOf(p object.Packed) *storage.Record {
+	rec := &storage.Record{Value: p.JSON()}
+	rec.Derived.Store(newDerived(p))
+	return rec
+}
+
+// Packed is the object as it lies in storage.
+func (o Object) Packed() object.Packed { return packed(o.Record) }
+
 // AppendJSON appends the object's JSON at its version.
 func (o Object) AppendJSON(dst []byte) []byte {
-	return o.Packed.AppendJSONAs(dst, o.Version.APIVersion, o.Revision)
+	return o.Packed().AppendJSONAs(dst, o.Version.APIVersion, o.Revision)
 }
 
 // AppendItem appends the object's JSON as it stands in a list: there the items of built-in kinds, other than those of custom
@@ -22,33 +36,36 @@ func (o Object) AppendItem(dst []byte) []byte {
 	if o.Version.Definition.Custom != nil {
 		return o.AppendJSON(dst)
 	}
-	return o.Packed.AppendUntyped(dst, o.Revision)
+	return o.Packed().AppendUntyped(dst, o.Revision)
 }
 
 // Meta returns the object's metadata, scanned at most once per record.
-func (o Object) Meta() *object.Meta {
-	if o.Record != nil {
-		return derive(o.Record).meta
-	}
-	return scan(o.Packed)
-}
+func (o Object) Meta() *object.Meta { return metaOf(o.Record).meta }
 
 // Tree decodes the object into a fresh tree.
 func (o Object) Tree() (object.Tree, error) {
-	t, err := o.Packed.Tree(o.Revision)
+	t, err := o.Packed().Tree(o.Revision)
 	if err == nil {
 		t["apiVersion"] = o.Version.APIVersion
 	}
 	return t, err
 }
 
-// derived is what the engine keeps in a Record's Derived, always by pointer.
+// derived is what the engine keeps in a Record's Derived, always by pointer. Who writes an object knows its header; of one
+// that was loaded it is read when it is needed.
 type derived struct {
+	header      object.Header
+	fingerprint atomic.Uint64
+	metadata    atomic.Pointer[metadata]
+	fields      atomic.Pointer[fieldValues]
+	passes      atomic.Pointer[resource.Version] // one at which the bytes are served as they are
+}
+
+// metadata is what selectors go by.
+type metadata struct {
 	meta   *object.Meta
 	labels labels.Labels // meta.Labels, put into an interface once
 	marks  uint64        // a Bloom filter of the labels and their keys
-	fields atomic.Pointer[fieldValues]
-	passes atomic.Pointer[resource.Version] // one at which the bytes are served as they are
 }
 
 // fieldValues are the values of the selectable fields of one version.
@@ -62,25 +79,38 @@ func derive(rec *storage.Record) *derived {
 	if d, ok := rec.Derived.Load().(*derived); ok {
 		return d
 	}
-	d := newDerived(object.Packed(rec.Value))
+	d := newDerived(object.Unpack(rec.Value))
 	rec.Derived.Store(d)
 	return d
 }
 
 func newDerived(p object.Packed) *derived {
-	m := scan(p)
-	d := &derived{meta: m, labels: m.Labels}
-	for _, l := range m.Labels {
-		d.marks |= keyMark(l.Key) | pairMark(l.Key, l.Value)
-	}
+	d := &derived{header: p.Header}
+	d.fingerprint.Store(p.Fingerprint())
 	return d
 }
 
-func scan(p object.Packed) *object.Meta {
-	m, err := object.ScanMeta(p.JSON())
-	if err != nil {
-		return &object.Meta{}
+// packed is the object in a record.
+func packed(rec *storage.Record) object.Packed {
+	d := derive(rec)
+	return d.header.Of(rec.Value, d.fingerprint.Load())
+}
+
+// metaOf returns a record's metadata, scanned once.
+func metaOf(rec *storage.Record) *metadata {
+	d := derive(rec)
+	if m := d.metadata.Load(); m != nil {
+		return m
 	}
+	found, err := object.ScanMeta(rec.Value)
+	if err != nil {
+		found = &object.Meta{}
+	}
+	m := &metadata{meta: found, labels: found.Labels}
+	for _, l := range found.Labels {
+		m.marks |= keyMark(l.Key) | pairMark(l.Key, l.Value)
+	}
+	d.metadata.Store(m)
 	return m
 }
 

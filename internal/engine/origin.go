@@ -6,7 +6,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -138,7 +137,7 @@ func (v *views) sample(o *origin, at *resource.Version, snap *storage.Snapshot) 
 			continue
 		}
 		rec := snap.Get(known.key.key)
-		if rec == nil || rec.Modified != known.key.revision || object.Packed(rec.Value).HasAPIVersion(at.APIVersion) {
+		if rec == nil || rec.Modified != known.key.revision || packed(rec).HasAPIVersion(at.APIVersion) {
 			continue // of the past, or not by the webhook
 		}
 		if bytes += len(rec.Value); bytes > sampleBytes && len(recs) > 0 {

@@ -101,7 +101,7 @@ func TestNameTakenMeanwhile(t *testing.T) {
 		return func(judged storage.Write) {
 			tree := decode(w, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"uid":"u","namespace":"default","annotations":{"other":"yes"}}}`)
 			object.Metadata(tree)["name"] = judged.Key[len(aKey)-1:]
-			w.commit(storage.Write{Key: judged.Key, Value: object.Pack(tree, 0)})
+			w.commit(storage.Write{Key: judged.Key, Value: object.Pack(tree, 0).JSON()})
 		}
 	}
 	w := newRace(t, false)
@@ -141,7 +141,7 @@ func TestUnconditionalUpdateOvertaken(t *testing.T) {
 		return func(storage.Write) {
 			tree := decode(w, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"default","creationTimestamp":"2001-01-01T00:00:00Z"},"data":{"k":"2"}}`)
 			object.Metadata(tree)["uid"] = uid
-			w.commit(storage.Write{Key: key, Value: object.Pack(tree, 0), Expected: w.Store.Head().Get(key).Modified})
+			w.commit(storage.Write{Key: key, Value: object.Pack(tree, 0).JSON(), Expected: w.Store.Head().Get(key).Modified})
 		}
 	}
 	w := newWorld(t)

@@ -62,8 +62,11 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 	return s, nil
 }
 
-// unsettled is the fingerprint of a custom object that reads otherwise than it is stored.
-const unsettled = 0
+// Fingerprints of custom objects that are not those of a schema.
+const (
+	unknown   = 0 // nobody has looked yet: see settle
+	unsettled = 1 // it reads otherwise than it is stored
+)
 
 // mayFail reports that an object may be there which cannot be read at r's version.
 func (r reader) mayFail() bool {
@@ -73,14 +76,14 @@ func (r reader) mayFail() bool {
 
 // at returns the object in rec.
 func (r reader) at(ctx context.Context, rec *storage.Record) (Object, error) {
-	if !r.passes(object.Packed(rec.Value)) {
+	if !r.passes(rec) {
 		viewed, err := r.views(ctx, []*storage.Record{rec})
 		if err != nil {
 			return Object{}, err
 		}
 		rec = viewed[0]
 	}
-	return Object{Version: r.version, Revision: rec.Modified, Packed: object.Packed(rec.Value), Record: rec}, nil
+	return Object{Version: r.version, Revision: rec.Modified, Record: rec}, nil
 }
 
 // look makes of records what they are at r's version, where a webhook has a say in that: all that follows
@@ -92,7 +95,7 @@ func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 	var missing []*storage.Record
 	var places []int
 	for i, rec := range recs {
-		if rec != nil && !r.passes(object.Packed(rec.Value)) {
+		if rec != nil && !r.passes(rec) {
 			missing, places = append(missing, rec), append(places, i)
 		}
 	}
@@ -117,10 +120,50 @@ func (r reader) views(ctx context.Context, recs []*storage.Record) ([]*storage.R
 	return r.engine.views.get(ctx, key, now, recs, r.make)
 }
 
-// passes reports that p looks at r's version as it is, but for its apiVersion: the version that it was
+// passes reports that the object in rec looks at r's version as it is.
+func (r reader) passes(rec *storage.Record) bool {
+	known := derive(rec)
+	if known.passes.Load() == r.version {
+		return true
+	}
+	p := packed(rec)
+	if p.Fingerprint() == unknown && r.version.Definition.Custom != nil && !r.asStored {
+		p = settle(rec, r.version.Definition)
+	}
+	if !r.unchanged(p) {
+		return false
+	}
+	if !r.asStored {
+		known.passes.Store(r.version)
+	}
+	return true
+}
+
+// settle finds out whether reading a custom object, of which that is not known since it was loaded, adds or takes away
+// anything.
+func settle(rec *storage.Record, d *resource.Definition) object.Packed {
+	p, found := packed(rec), uint64(unsettled)
+	for _, v := range d.Versions {
+		if !p.HasAPIVersion(v.APIVersion) {
+			continue
+		}
+		s, err := schemaOf(v)
+		if err != nil {
+			return p
+		}
+		if t, err := p.Tree(0); err == nil && s.Settled(t) {
+			found = s.Fingerprint()
+		}
+		break
+	}
+	derive(rec).fingerprint.Store(found)
+	return p.Header.Of(rec.Value, found)
+}
+
+// unchanged reports that p looks at r's version as it is, but for its apiVersion: the version that it was
 // stored at, and the one that it is read at, both leave it alone.
-func (r reader) passes(p object.Packed) bool {
-	if r.convert {
+func (r reader) unchanged(p object.Packed) bool {
+	if r.convert || p.Foreign() {
 		return false
 	}
 	if r.asStored {
@@ -148,20 +191,19 @@ func (r reader) make(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 	if err != nil {
 		return nil, err
 	}
-	packed := make([]object.Packed, len(recs))
+	objects := make([]object.Packed, len(recs))
 	for i, rec := range recs {
-		packed[i] = object.Packed(rec.Value)
+		objects[i] = packed(rec)
 	}
-	trees, err := r.trees(ctx, packed)
+	trees, err := r.trees(ctx, objects)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]*storage.Record, len(recs))
 	for i, rec := range recs {
-		out[i] = &storage.Record{
-			Key: rec.Key, Created: rec.Created, Modified: rec.Modified, Expires: rec.Expires,
-			Value: object.Pack(trees[i], fp),
-		}
+		view := recordOf(object.Pack(trees[i], fp))
+		view.Key, view.Created, view.Modified, view.Expires = rec.Key, rec.Created, rec.Modified, rec.Expires
+		out[i] = view
 	}
 	return out, nil
 }
@@ -184,10 +226,10 @@ func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (obje
 }
 
 // trees decodes objects at r's version, none with a resourceVersion.
-func (r reader) trees(ctx context.Context, packed []object.Packed) ([]object.Tree, error) {
-	out := make([]object.Tree, len(packed))
+func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tree, error) {
+	out := make([]object.Tree, len(objects))
 	var foreign []int
-	for i, p := range packed {
+	for i, p := range objects {
 		var from *resource.Version
 		var err error
 		if !r.remote {
@@ -213,7 +255,7 @@ func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.
 		return nil, nil, apierrors.NewInternalError(err)
 	}
 	from := versionOf(r.version.Definition, object.String(t, "apiVersion"))
-	if r.version.Definition.Custom == nil || from == nil || r.passes(p) {
+	if r.version.Definition.Custom == nil || from == nil || r.unchanged(p) {
 		return t, from, nil
 	}
 	s, err := schemaOf(from)

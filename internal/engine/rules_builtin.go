@@ -128,7 +128,7 @@ func (r builtinRules) oldAtStorage(w *write) (object.Tree, error) {
 		old["apiVersion"] = storage.APIVersion
 		return old, nil
 	}
-	return w.engine.reader(storage).tree(w.ctx, object.Packed(w.rec.Value), w.rec.Modified)
+	return w.engine.reader(storage).tree(w.ctx, packed(w.rec), w.rec.Modified)
 }
 
 func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {

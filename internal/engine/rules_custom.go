@@ -157,7 +157,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	}
 	s, err := schemaOf(to)
 	if err != nil {
-		return nil, err
+		return object.Packed{}, err
 	}
 	t := w.obj
 	switch {
@@ -169,7 +169,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 		t, err = w.engine.convert(w.ctx, object.Copy(t), r.v, to)
 	}
 	if err != nil {
-		return nil, err
+		return object.Packed{}, err
 	}
 	if !s.Settled(t) {
 		return object.Pack(t, unsettled), nil

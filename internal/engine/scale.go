@@ -39,7 +39,7 @@ func newScaleVersion() *resource.Version {
 
 // readScale is a GET of /scale.
 func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (Object, error) {
-	parent, err := e.reader(t.Version).tree(ctx, object.Packed(rec.Value), rec.Modified)
+	parent, err := e.reader(t.Version).tree(ctx, packed(rec), rec.Modified)
 	if err != nil {
 		return Object{}, err
 	}
@@ -50,7 +50,7 @@ func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (
 	if !found {
 		return Object{}, apierrors.NewInternalError(fmt.Errorf("the spec replicas field %q does not exist", dotted(t.Version.Scale.SpecReplicas)))
 	}
-	return Object{Version: ScaleVersion, Revision: rec.Modified, Packed: object.Pack(scale, 0)}, nil
+	return ObjectOf(ScaleVersion, rec.Modified, object.Pack(scale, 0)), nil
 }
 
 func dotted(path []string) string { return "." + strings.Join(path, ".") }
@@ -193,7 +193,7 @@ func (w *write) rescale(f func(before object.Tree) (object.Tree, error)) (Object
 	if err != nil {
 		return Object{}, apierrors.NewBadRequest(err.Error())
 	}
-	return Object{Version: ScaleVersion, Revision: w.answer.Revision, Packed: object.Pack(scale, 0)}, nil
+	return ObjectOf(ScaleVersion, w.answer.Revision, object.Pack(scale, 0)), nil
 }
 
 // scaled is the live object with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of

@@ -114,20 +114,20 @@ func (s *selector) matches(rec *storage.Record) bool {
 	if s.labels == nil && len(s.fields) == 0 {
 		return true
 	}
-	d := derive(rec)
-	if d.marks&s.mask != s.mask || s.nothing {
+	m := metaOf(rec)
+	if m.marks&s.mask != s.mask || s.nothing {
 		return false
 	}
-	if s.labels != nil && !s.labels.Matches(d.labels) {
+	if s.labels != nil && !s.labels.Matches(m.labels) {
 		return false
 	}
-	return len(s.fields) == 0 || s.matchFields(d, rec)
+	return len(s.fields) == 0 || s.matchFields(m.meta, rec)
 }
 
-func (s *selector) matchFields(d *derived, rec *storage.Record) bool {
+func (s *selector) matchFields(m *object.Meta, rec *storage.Record) bool {
 	var values []string
 	if s.paths != nil {
-		if values = s.values(d, rec); values == nil {
+		if values = s.values(rec); values == nil {
 			return true // it cannot be read, which reading it will tell
 		}
 	}
@@ -135,9 +135,9 @@ func (s *selector) matchFields(d *derived, rec *storage.Record) bool {
 		var value string
 		switch term.place {
 		case fieldName:
-			value = d.meta.Name
+			value = m.Name
 		case fieldNamespace:
-			value = d.meta.Namespace
+			value = m.Namespace
 		default:
 			value = values[term.place]
 		}
@@ -149,7 +149,8 @@ func (s *selector) matchFields(d *derived, rec *storage.Record) bool {
 }
 
 // values returns the record's selectable fields at the reader's version; nil where it cannot be converted.
-func (s *selector) values(d *derived, rec *storage.Record) []string {
+func (s *selector) values(rec *storage.Record) []string {
+	d := derive(rec)
 	if f := d.fields.Load(); f != nil && f.version == s.reader.version {
 		return f.values
 	}
@@ -159,7 +160,7 @@ func (s *selector) values(d *derived, rec *storage.Record) []string {
 	}
 	f := &fieldValues{s.reader.version, make([]string, len(s.paths))}
 	raw := make([][]byte, len(s.paths))
-	object.Fields(o.Packed.JSON(), s.paths, raw)
+	object.Fields(o.Packed().JSON(), s.paths, raw)
 	for i := range raw {
 		f.values[i] = fieldText(raw[i])
 	}

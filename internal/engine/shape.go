@@ -14,7 +14,7 @@ import (
 type shapes struct {
 	mu    sync.Mutex
 	byKey map[string]*shape
-	store *storage.Store // set with the first shape
+	store storage.Store // set with the first shape
 }
 
 // shape is what all watches of a CRD's objects rely on, until it changes so that they must start anew.
@@ -95,8 +95,8 @@ func sameShape(a, b *storage.Record) bool {
 	}
 	paths := [][]string{{"spec"}, {"status", "acceptedNames"}}
 	x, y := make([][]byte, len(paths)), make([][]byte, len(paths))
-	object.Fields(object.Packed(a.Value).JSON(), paths, x)
-	object.Fields(object.Packed(b.Value).JSON(), paths, y)
+	object.Fields(a.Value, paths, x)
+	object.Fields(b.Value, paths, y)
 	return bytes.Equal(x[0], y[0]) && bytes.Equal(x[1], y[1])
 }
 

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -61,7 +62,7 @@ func TestNobodyOwnsWhatIsAlwaysThere(t *testing.T) {
 	}
 	delete(object.Metadata(made), "managedFields")
 	key := serviceKeyOf("a")
-	w.commit(storage.Write{Key: key, Value: object.Pack(made, 0), Expected: w.Store.Head().Get(key).Modified})
+	w.commit(storage.Write{Key: key, Value: object.Pack(made, 0).JSON(), Expected: w.Store.Head().Get(key).Modified})
 	got := owned(w.mustPatch(w.service("a"), applying, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a","labels":{"x":"y"}}}`), "before-first-apply", "")
 	if !strings.Contains(got, `"f:spec":{"f:`) || strings.Contains(got, "f:status") {
 		t.Errorf("before the first apply %s", got)
@@ -214,7 +215,7 @@ func TestDeleteWhatGoesLater(t *testing.T) {
 	w.held(storage.Write{})
 	later := w.get(w.cron("a"))
 	set(later, "metadata.deletionTimestamp", "2036-01-01T00:00:00Z")
-	w.commit(storage.Write{Key: aKey, Value: object.Pack(later, 0), Expected: w.Store.Head().Get(aKey).Modified})
+	w.commit(storage.Write{Key: aKey, Value: object.Pack(later, 0).JSON(), Expected: w.Store.Head().Get(aKey).Modified})
 	o, _ := w.delete(w.cron("a"), metav1.DeleteOptions{})
 	equal(t, "deletion", valueAt(treeOf(t, o), "metadata.deletionTimestamp"), "2026-05-06T07:08:09Z")
 }
@@ -271,9 +272,11 @@ func TestDeleteCollectionLimits(t *testing.T) {
 	for i := range collectionPage + 2 {
 		name := fmt.Sprintf("c%04d", i)
 		tree := object.Tree{"apiVersion": "stable.example.com/v1", "kind": "CronTab", "metadata": object.Tree{"name": name, "namespace": "default", "uid": name}}
-		writes = append(writes, storage.Write{Key: strings.TrimSuffix(aKey, "a") + name, Value: object.Pack(tree, 0)})
+		writes = append(writes, storage.Write{Key: strings.TrimSuffix(aKey, "a") + name, Value: object.Pack(tree, 0).JSON()})
 	}
-	w.commit(writes...)
+	for some := range slices.Chunk(writes, 100) {
+		w.commit(some...)
+	}
 	page, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{Limit: 1}, w.caller)
 	if err != nil || len(page.Items) != 1 || page.Continue == "" {
 		t.Fatalf("%v, %v", page, err)
@@ -300,7 +303,7 @@ func TestWhatElseKeepsIt(t *testing.T) {
 	w.delete(w.cron("a"), metav1.DeleteOptions{})
 	slow := w.get(w.cron("a"))
 	set(slow, "metadata.deletionGracePeriodSeconds", int64(30))
-	w.commit(storage.Write{Key: aKey, Value: object.Pack(slow, 0), Expected: w.Store.Head().Get(aKey).Modified})
+	w.commit(storage.Write{Key: aKey, Value: object.Pack(slow, 0).JSON(), Expected: w.Store.Head().Get(aKey).Modified})
 	w.mustPatch(w.cron("a"), merging, `{"metadata":{"finalizers":null}}`)
 	equal(t, "finalizers of what goes later", valueAt(w.get(w.cron("a")), "metadata.finalizers"), nil)
 

@@ -52,7 +52,7 @@ func (w *world) storedAt(name string) string {
 	if rec == nil {
 		w.Fatalf("%s is not stored", name)
 	}
-	apiVersion, _ := object.Field(object.Packed(rec.Value).JSON(), "apiVersion")
+	apiVersion, _ := object.Field(rec.Value, "apiVersion")
 	return strings.Trim(strings.TrimPrefix(string(apiVersion), `"stable.example.com/`), `"`)
 }
 

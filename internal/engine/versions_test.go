@@ -67,7 +67,7 @@ func TestReadUnderNewSchema(t *testing.T) {
 		equal(t, "spec", treeOf(t, o)["spec"], map[string]any{"image": "i"})
 	}
 	second := w.list(w.cron(""), ListOptions{})
-	if &first.Items[0].Packed[0] != &second.Items[0].Packed[0] {
+	if first.Items[0].Record != second.Items[0].Record {
 		t.Fatal("the second reader made its own")
 	}
 	equal(t, "selectable field that is pruned", len(w.list(w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=")}).Items), 3)

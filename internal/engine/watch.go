@@ -54,8 +54,13 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 		w.Close()
 		return nil, err
 	}
-	if err := w.start(ctx, e, revision, &o); err != nil {
-		w.fail(storageError(err))
+	err = storageError(w.start(ctx, e, revision, &o))
+	if apierrors.IsServiceUnavailable(err) {
+		w.Close()
+		return nil, err
+	}
+	if err != nil {
+		w.fail(err)
 	}
 	return w, nil
 }
@@ -73,13 +78,19 @@ func defaultWatchOptions(o *ListOptions) {
 // start opens the cursor where the watch begins.
 func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOptions) error {
 	head := e.Store.Head()
-	switch {
-	case o.SendInitialEvents != nil && *o.SendInitialEvents:
-		fresh, err := e.wait(ctx, revision)
-		if err != nil {
+	var err error
+	if revision == 0 && o.ResourceVersion == "" {
+		if head, err = e.newest(ctx); err != nil {
 			return err
 		}
-		head = fresh
+	}
+	switch {
+	case o.SendInitialEvents != nil && *o.SendInitialEvents:
+		if revision > head.Revision() {
+			if head, err = e.wait(ctx, revision); err != nil {
+				return err
+			}
+		}
 		w.initial, w.markEnd = head, w.bookmarks
 		revision = head.Revision()
 		w.wake()
@@ -91,7 +102,6 @@ func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOpt
 		revision = head.Revision()
 	}
 	w.progress, w.told = revision, w.floor
-	var err error
 	w.cursor, err = e.Store.Watch(ctx, w.prefix, revision)
 	var compacted *storage.CompactedError
 	if errors.As(err, &compacted) {

@@ -18,7 +18,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
-	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
 // world is an engine over an empty store in memory, with the built-in kinds, the
@@ -30,6 +29,8 @@ type world struct {
 	now      time.Time
 	warnings []string
 	caller   Caller
+	// start is the revision of the store before anything was written.
+	start int64
 	// looking, if not nil, is called whenever a built-in kind looks at what others have stored.
 	looking func()
 }
@@ -60,11 +61,13 @@ const cronTabKey = resource.CRDPrefix + "crontabs.stable.example.com"
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	store, err := embedded.Open(embedded.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC)}
+	return newWorldOn(t, openStore(t))
+}
+
+// newWorldOn is a world on a store that is empty, and its own.
+func newWorldOn(t testing.TB, store storage.Store) *world {
+	t.Helper()
+	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog: func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
@@ -99,7 +102,7 @@ func cronTabs(v1, v2 string) string {
 func (w *world) writeCRD(manifest string) {
 	w.Helper()
 	tree := decode(w, manifest)
-	write := storage.Write{Key: resource.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0)}
+	write := storage.Write{Key: resource.CRDPrefix + object.Name(tree), Value: object.Pack(tree, 0).JSON()}
 	if rec := w.Store.Head().Get(write.Key); rec != nil {
 		write.Expected = rec.Modified
 	}
@@ -113,6 +116,59 @@ func (w *world) commit(writes ...storage.Write) {
 		w.Fatal(err)
 	}
 	if _, err := w.Live.Wait(w.ctx, w.Store.Head().Revision()); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// changes are those after a revision. Revisions alone do not tell how many there were.
+func (w *world) changes(after int64) (events []*storage.Event) {
+	w.Helper()
+	now, err := w.Store.Fresh(w.ctx)
+	if err != nil {
+		w.Fatal(err)
+	}
+	c, err := w.Store.Watch(w.ctx, "", after)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer c.Close()
+	c.Await(now.Revision())
+	for progress := after; progress < now.Revision(); {
+		if events, progress, err = c.Take(events); err != nil {
+			w.Fatal(err)
+		}
+		if progress < now.Revision() {
+			<-c.Ready()
+		}
+	}
+	return events
+}
+
+// newestChange is the revision of the newest one.
+func (w *world) newestChange() int64 {
+	w.Helper()
+	all := w.changes(w.start)
+	return all[len(all)-1].Revision
+}
+
+// nth is how many changes there were up to a revision.
+func (w *world) nth(revision int64) (n int) {
+	w.Helper()
+	for _, e := range w.changes(w.start) {
+		if e.Revision <= revision {
+			n++
+		}
+	}
+	return n
+}
+
+// compact makes the store forget what is older than a revision.
+func (w *world) compact(revision int64) {
+	w.Helper()
+	store := w.Store.(interface {
+		Compact(ctx context.Context, revision int64) error
+	})
+	if err := store.Compact(w.ctx, revision); err != nil {
 		w.Fatal(err)
 	}
 }

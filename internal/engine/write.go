@@ -145,7 +145,9 @@ func (w *write) load() error {
 		return nil
 	}
 	w.loaded = true
-	w.rec = w.head.Get(w.key())
+	if err := w.lookup(); err != nil {
+		return err
+	}
 	if w.rec == nil && !w.upserts {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
@@ -167,10 +169,21 @@ func (w *write) load() error {
 	return err
 }
 
+// lookup finds the live object. Only the newest state there is can tell that there is none.
+func (w *write) lookup() (err error) {
+	if w.rec = w.head.Get(w.key()); w.rec != nil {
+		return nil
+	}
+	if w.head, err = w.engine.newest(w.ctx); err == nil {
+		w.rec = w.head.Get(w.key())
+	}
+	return err
+}
+
 // readLive decodes the live object at the version of the request.
 func (w *write) readLive() (object.Tree, error) {
 	if !w.reader.remote {
-		return w.reader.tree(w.ctx, object.Packed(w.rec.Value), w.rec.Modified)
+		return w.reader.tree(w.ctx, packed(w.rec), w.rec.Modified)
 	}
 	seen, err := w.reader.at(w.ctx, w.rec) // as it has been read before, most likely
 	if err != nil {
@@ -180,7 +193,7 @@ func (w *write) readLive() (object.Tree, error) {
 	if err != nil {
 		return nil, apierrors.NewInternalError(err)
 	}
-	stored, _, err := w.reader.decode(object.Packed(w.rec.Value), 0)
+	stored, _, err := w.reader.decode(packed(w.rec), 0)
 	w.memo = memo{{in: live, out: stored}}
 	return live, err
 }
@@ -192,7 +205,7 @@ func (w *write) checkUID() error {
 	}
 	var uid string
 	if w.rec != nil {
-		uid = string(derive(w.rec).meta.UID)
+		uid = string(metaOf(w.rec).meta.UID)
 	}
 	if uid == w.uid {
 		return nil
@@ -244,10 +257,7 @@ func (w *write) refresh(lost *storage.ConflictError) error {
 
 // catchUp makes sure that the next attempt sees what this one lost against.
 func (e *Engine) catchUp(ctx context.Context, lost *storage.ConflictError) error {
-	if lost.Current == nil {
-		return nil
-	}
-	_, err := e.Store.Wait(ctx, lost.Current.Modified)
+	_, err := e.Store.Wait(ctx, lost.Revision)
 	return storageError(err)
 }
 

@@ -1,40 +1,36 @@
 package object
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"strconv"
 	"sync"
 )
 
-// Packed is an object as it lies in storage: a header and the canonical JSON of
-// the object without metadata.resourceVersion. The header says where the
-// resourceVersion is spliced in and under which fingerprint the object was
-// written. A Packed is never modified.
-//
-// The header is, little endian:
-//
-//	0  format, 1
-//	1  how resourceVersion is spliced in: 0 not at all, 1 alone in an empty
-//	   metadata, 2 before another key, 3 after the last key
-//	2  uint16 length of the apiVersion's value, quotes included; 0 if it has none
-//	4  uint32 offset of that value in the JSON
-//	8  uint32 offset of the splice in the JSON
-//	12 uint32 length of the JSON
-//	16 uint64 fingerprint
-type Packed []byte
+// Packed is an object as it lies in storage, the JSON of the object without metadata.resourceVersion, and what makes it
+// quick to serve. A Packed is never modified.
+type Packed struct {
+	json []byte
+	Header
+	fingerprint uint64
+}
 
-const (
-	packedFormat = 1
-	headerSize   = 24
-)
+// Header is what can be known of an object's JSON once and for all.
+type Header struct {
+	apiVersion uint32 // where its value begins
+	splice     uint32 // where resourceVersion goes
+	size       uint16 // of the value of apiVersion, quotes included; 0 if it has none
+	how        byte   // resourceVersion is spliced in
+}
+
+// Of returns the object of which the header is.
+func (h Header) Of(js []byte, fingerprint uint64) Packed { return Packed{js, h, fingerprint} }
 
 const (
 	spliceNone byte = iota
 	spliceAlone
 	spliceBefore
 	spliceAfter
+	foreign // nothing can be spliced in
 )
 
 const (
@@ -47,27 +43,25 @@ const (
 var packBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 8<<10); return &b }}
 
 // Pack encodes t, leaving out metadata.resourceVersion. It does not modify or
-// keep t. The result has no spare capacity.
+// keep t. The JSON has no spare capacity.
 func Pack(t Tree, fingerprint uint64) Packed {
 	buf := packBuffers.Get().(*[]byte)
 	e := encoders.Get().(*encoder)
-	p := packer{encoder: e, dst: append((*buf)[:0], make([]byte, headerSize)...)}
+	p := packer{encoder: e, dst: (*buf)[:0]}
 	p.root(t)
 	e.release()
-	binary.LittleEndian.PutUint32(p.dst[12:], uint32(len(p.dst)-headerSize))
-	binary.LittleEndian.PutUint64(p.dst[16:], fingerprint)
-	p.dst[0] = packedFormat
-	out := make(Packed, len(p.dst))
+	out := make([]byte, len(p.dst))
 	copy(out, p.dst)
 	if cap(p.dst) <= 1<<20 {
 		*buf = p.dst
 		packBuffers.Put(buf)
 	}
-	return out
+	return p.Header.Of(out, fingerprint)
 }
 
 type packer struct {
 	*encoder
+	Header
 	dst []byte
 }
 
@@ -84,8 +78,7 @@ func (p *packer) root(t Tree) {
 		}
 		p.dst = p.value(p.dst, v)
 		if n := len(p.dst) - start; key == keyAPIVersion && p.dst[start] == '"' && n < 1<<16 {
-			binary.LittleEndian.PutUint16(p.dst[2:], uint16(n))
-			binary.LittleEndian.PutUint32(p.dst[4:], uint32(start-headerSize))
+			p.apiVersion, p.size = uint32(start), uint16(n)
 		}
 	}
 	p.drop(base)
@@ -124,40 +117,100 @@ func (p *packer) metadata(m Tree) {
 	}
 	p.drop(base)
 	p.dst = append(p.dst, '}')
-	p.dst[1] = splice
-	binary.LittleEndian.PutUint32(p.dst[8:], uint32(at-headerSize))
+	p.how, p.splice = splice, uint32(at)
+}
+
+// Unpack looks into JSON that Pack or somebody else has encoded, up to the end of its metadata. It never fails: what cannot
+// be served as it lies is Foreign.
+func Unpack(js []byte) Packed {
+	p := Packed{json: js}
+	if len(js) < 2 || js[0] != '{' || js[len(js)-1] != '}' || !p.scan(&scanner{s: alias(js), pos: 1}) {
+		p.Header = Header{how: foreign}
+	}
+	return p
+}
+
+// scan looks for apiVersion, which has to come first, and for the place of resourceVersion, which must not be there.
+func (h *Header) scan(s *scanner) bool {
+	placed := false
+	for !placed || h.size == 0 {
+		key, ok := s.member()
+		if !ok {
+			return !s.bad && s.pos == len(s.s)
+		}
+		start := s.pos
+		if key == keyMetadata && s.s[start] == '{' && !placed {
+			if placed = h.place(s); !placed {
+				return false
+			}
+		} else if !s.skip() {
+			return false
+		} else if n := s.pos - start; key == keyAPIVersion && s.s[start] == '"' && n < 1<<16 {
+			if placed {
+				return false
+			}
+			h.apiVersion, h.size = uint32(start), uint16(n)
+		}
+		s.comma()
+	}
+	return true
+}
+
+// place finds where in the metadata at pos resourceVersion goes, as packer.metadata does.
+func (h *Header) place(s *scanner) bool {
+	s.pos++
+	h.how, h.splice = spliceAlone, uint32(s.pos)
+	for {
+		s.peek()
+		start := s.pos
+		key, ok := s.member()
+		if !ok {
+			return !s.bad
+		}
+		if key == keyResourceVersion || !s.skip() {
+			return false
+		}
+		switch {
+		case h.how == spliceBefore:
+		case key > keyResourceVersion:
+			h.how, h.splice = spliceBefore, uint32(start)
+		default:
+			h.how, h.splice = spliceAfter, uint32(s.pos)
+		}
+		s.comma()
+	}
 }
 
 // JSON returns the object's JSON without resourceVersion, without a copy.
-func (p Packed) JSON() []byte { return p[headerSize:] }
+func (p Packed) JSON() []byte { return p.json }
 
-// Fingerprint returns what Pack was given.
-func (p Packed) Fingerprint() uint64 { return binary.LittleEndian.Uint64(p[16:]) }
+// Fingerprint returns what Pack was given; 0 of what has been unpacked.
+func (p Packed) Fingerprint() uint64 { return p.fingerprint }
 
-func (p Packed) splice() int { return int(binary.LittleEndian.Uint32(p[8:])) }
+// Foreign reports that the object has to be decoded before it can be served.
+func (p Packed) Foreign() bool { return p.how == foreign }
 
-// apiVersion returns where in the JSON the value of apiVersion lies.
-func (p Packed) apiVersion() (start, end int) {
-	start = int(binary.LittleEndian.Uint32(p[4:]))
-	return start, start + int(binary.LittleEndian.Uint16(p[2:]))
+// version returns where in the JSON the value of apiVersion lies.
+func (p Packed) version() (start, end int) {
+	return int(p.apiVersion), int(p.apiVersion) + int(p.size)
 }
 
 // HasAPIVersion reports whether the object's apiVersion is v, of plain letters.
 func (p Packed) HasAPIVersion(v string) bool {
-	start, end := p.apiVersion()
-	return end-start == len(v)+2 && string(p.JSON()[start+1:end-1]) == v
+	start, end := p.version()
+	return end-start == len(v)+2 && string(p.json[start+1:end-1]) == v
 }
 
 // AppendJSON appends the object's JSON with resourceVersion set to revision
 // (left out if 0, or if the object has no metadata).
 func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
-	return p.appendRange(dst, 0, len(p)-headerSize, revision)
+	return p.appendRange(dst, 0, len(p.json), revision)
 }
 
 // AppendJSONAs is AppendJSON with another apiVersion in its place (strategy None).
 func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []byte {
-	js := p[headerSize:]
-	start, end := p.apiVersion()
+	js := p.json
+	start, end := p.version()
 	if start == end || string(js[start+1:end-1]) == apiVersion {
 		return p.appendRange(dst, 0, len(js), revision)
 	}
@@ -192,7 +245,7 @@ func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
 			s.pos++
 		}
 	}
-	if s.bad || s.pos >= len(js) || p[1] != spliceNone && s.pos > p.splice() {
+	if s.bad || s.pos >= len(js) || p.how != spliceNone && s.pos > int(p.splice) {
 		return p.AppendJSON(dst[:start], revision) // damaged
 	}
 	if js[s.pos] == '"' {
@@ -231,8 +284,8 @@ var (
 
 // appendRange appends the JSON between two offsets, with resourceVersion set to revision if its place lies between them.
 func (p Packed) appendRange(dst []byte, from, to int, revision int64) []byte {
-	js, kind, at := p[headerSize:], p[1], int(binary.LittleEndian.Uint32(p[8:]))
-	if kind == spliceNone || revision == 0 || at < from || at > to {
+	js, kind, at := p.json, p.how, int(p.splice)
+	if kind == spliceNone || kind == foreign || revision == 0 || at < from || at > to {
 		return append(dst, js[from:to]...)
 	}
 	dst = append(append(dst, js[from:at]...), opens[kind]...)
@@ -243,62 +296,16 @@ func (p Packed) appendRange(dst []byte, from, to int, revision int64) []byte {
 // Tree decodes the object into a fresh tree with resourceVersion set to revision
 // (left out if 0).
 func (p Packed) Tree(revision int64) (Tree, error) {
-	if err := p.Check(); err != nil {
-		return nil, err
-	}
-	t, _, err := DecodeJSON(p.JSON())
+	t, _, err := DecodeJSON(p.json)
 	if err != nil {
 		return nil, fmt.Errorf("stored object: %w", err)
 	}
-	if m := Metadata(t); m != nil && revision != 0 {
+	switch m := Metadata(t); {
+	case m == nil:
+	case revision != 0:
 		m[keyResourceVersion] = strconv.FormatInt(revision, 10)
+	case p.how == foreign:
+		delete(m, keyResourceVersion)
 	}
 	return t, nil
-}
-
-var (
-	errPackedFormat = errors.New("stored object: unknown format")
-	errPackedLength = errors.New("stored object: truncated or overlong")
-	errPackedHeader = errors.New("stored object: header does not fit its JSON")
-)
-
-// Check reports damage that can be seen without knowing the kind: it verifies in
-// constant time that the header fits the JSON. No other method panics on, or reads
-// outside of, what passes.
-func (p Packed) Check() error {
-	if len(p) < headerSize || p[0] != packedFormat {
-		return errPackedFormat
-	}
-	js := p.JSON()
-	if len(js) < 2 || uint64(len(js)) != uint64(binary.LittleEndian.Uint32(p[12:])) {
-		return errPackedLength
-	}
-	start, end := p.apiVersion()
-	if js[0] != '{' || js[len(js)-1] != '}' || end > len(js) || !p.spliceFits(js, end) {
-		return errPackedHeader
-	}
-	if start < end && (end-start < 2 || start == 0 || js[start-1] != ':' || js[start] != '"' || js[end-1] != '"') {
-		return errPackedHeader
-	}
-	return nil
-}
-
-func (p Packed) spliceFits(js []byte, apiVersionEnd int) bool {
-	at := p.splice()
-	if p[1] == spliceNone {
-		return true
-	}
-	if at < 1 || at >= len(js)-1 || at < apiVersionEnd {
-		return false
-	}
-	before, after := js[at-1], js[at]
-	switch p[1] {
-	case spliceAlone:
-		return before == '{' && after == '}'
-	case spliceBefore:
-		return (before == '{' || before == ',') && after == '"'
-	case spliceAfter:
-		return before != '{' && before != ',' && after == '}'
-	}
-	return false
 }

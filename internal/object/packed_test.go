@@ -2,7 +2,6 @@ package object
 
 import (
 	"bytes"
-	"encoding/hex"
 	"fmt"
 	"reflect"
 	"testing"
@@ -19,13 +18,9 @@ func mustDecode(t testing.TB, s string) Tree {
 	return tree
 }
 
-// What lies on disk is pinned byte for byte.
+// What lies in storage is pinned byte for byte.
 func TestPackedGolden(t *testing.T) {
 	p := Pack(mustDecode(t, `{"kind":"A","apiVersion":"g/v1","metadata":{"uid":"u","name":"n","resourceVersion":"9"}}`), 0x1122334455667788)
-	const want = "01020600" + "0e000000" + "37000000" + "42000000" + "8877665544332211"
-	if got := hex.EncodeToString(p[:headerSize]); got != want {
-		t.Errorf("header %s, want %s", got, want)
-	}
 	if got := string(p.JSON()); got != `{"apiVersion":"g/v1","kind":"A","metadata":{"name":"n","uid":"u"}}` {
 		t.Error(got)
 	}
@@ -58,8 +53,8 @@ func checkPacked(t *testing.T, tree Tree) {
 	if !Equal(before, tree) {
 		t.Fatal("Pack changed its argument")
 	}
-	if err := p.Check(); err != nil {
-		t.Fatalf("%v: %s", err, p.JSON())
+	if again := Unpack(p.JSON()); again.Header != p.Header {
+		t.Fatalf("unpacked %+v, packed %+v: %s", again.Header, p.Header, p.JSON())
 	}
 	for _, revision := range []int64{0, 1, 1 << 40} {
 		want := Copy(tree)
@@ -108,38 +103,67 @@ func FuzzPack(f *testing.F) {
 	})
 }
 
-// Damaged bytes are refused or at least read without a panic.
-func FuzzPackedBytes(f *testing.F) {
-	for _, s := range packSeeds {
-		f.Add([]byte(Pack(mustDecode(f, s), 3)))
+// Of whatever bytes nothing is made but what they are.
+func FuzzUnpack(f *testing.F) {
+	for _, s := range append(packSeeds, foreignSeeds...) {
+		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		p := Packed(data)
-		if _, err := p.Tree(3); p.Check() != nil {
-			if err == nil {
-				t.Fatal("Tree of a damaged object")
-			}
-			return
-		}
-		p.AppendJSON(nil, 5)
+		p := Unpack(data)
 		p.AppendJSONAs(nil, "a", 5)
 		p.AppendUntyped(nil, 5)
+		p.AppendMetadata(nil, 5)
+		tree, duplicates, err := DecodeJSON(data)
+		if err != nil || len(duplicates) > 0 || p.Foreign() {
+			return
+		}
+		again, _, err := DecodeJSON(p.AppendJSON(nil, 5))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := Metadata(tree); m != nil {
+			m["resourceVersion"] = "5"
+		}
+		if !Equal(again, tree) {
+			t.Fatalf("%s: %s", data, p.AppendJSON(nil, 5))
+		}
 	})
 }
 
-// Check notices every header field that does not fit the JSON.
-func TestPackedCheck(t *testing.T) {
-	good := Pack(mustDecode(t, packSeeds[2]), 1)
-	for i := range 16 {
-		bad := bytes.Clone(good)
-		bad[i] += 3
-		if Packed(bad).Check() == nil {
-			t.Errorf("header byte %d changed unnoticed", i)
+// foreignSeeds cannot be served as they lie.
+var foreignSeeds = []string{
+	"", "{", "}", "k8s\x00", "[]", `{"metadata":{"name":"n"}`, `{"apiVersion":"g/v1","metadata":{"name":"n"`,
+	`{"apiVersion":"g/v1","metadata":{"name":"n","resourceVersion":"5"}}`,
+	`{"metadata":{"name":"n"},"apiVersion":"g/v1"}`,
+}
+
+// What others have encoded is served as it lies where that can be, and decoded where not.
+func TestUnpackForeign(t *testing.T) {
+	for _, s := range foreignSeeds {
+		if !Unpack([]byte(s)).Foreign() {
+			t.Errorf("%s passes", s)
 		}
 	}
+	for s, want := range map[string]string{
+		`{"kind":"A","apiVersion":"g/v1","metadata":{"name":"n","creationTimestamp":null},"spec":{}}`: `{"kind":"A","apiVersion":"g/v1","metadata":{"name":"n","creationTimestamp":null,"resourceVersion":"7"},"spec":{}}`,
+		`{"kind":"A", "apiVersion":"g/v1", "metadata": { "uid" : "u", "name":"n" } }`:                 `{"kind":"A", "apiVersion":"g/v1", "metadata": { "resourceVersion":"7","uid" : "u", "name":"n" } }`,
+		`{"metadata": { } }`: `{"metadata": {"resourceVersion":"7" } }`,
+	} {
+		p := Unpack([]byte(s))
+		if got := string(p.AppendJSON(nil, 7)); p.Foreign() || got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	tree, err := Unpack([]byte(foreignSeeds[7])).Tree(0)
+	if err != nil || ResourceVersion(tree) != "" {
+		t.Errorf("%v, %v", tree, err)
+	}
+	good := Pack(mustDecode(t, packSeeds[2]), 1).JSON()
 	for n := range len(good) {
-		if good[:n].Check() == nil {
-			t.Errorf("truncated to %d unnoticed", n)
+		if p := Unpack(good[:n]); !p.Foreign() {
+			if _, err := p.Tree(0); err == nil {
+				t.Errorf("truncated to %d unnoticed", n)
+			}
 		}
 	}
 }
@@ -258,6 +282,14 @@ func BenchmarkPack(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		Pack(tree, 1)
+	}
+}
+
+func BenchmarkUnpack(b *testing.B) {
+	js := Pack(mustDecode(b, string(sample(b))), 1).JSON()
+	b.ReportAllocs()
+	for b.Loop() {
+		Unpack(js)
 	}
 }
 

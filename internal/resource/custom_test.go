@@ -18,7 +18,7 @@ import (
 )
 
 func record(crd object.Tree, revision int64) *storage.Record {
-	return &storage.Record{Key: CRDPrefix + object.Name(crd), Value: object.Pack(crd, 0), Modified: revision}
+	return &storage.Record{Key: CRDPrefix + object.Name(crd), Value: object.Pack(crd, 0).JSON(), Modified: revision}
 }
 
 func versionsOf(crd object.Tree, versions ...object.Tree) object.Tree {

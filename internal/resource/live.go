@@ -71,14 +71,14 @@ func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
 	}
 }
 
-// Current returns a catalog that knows all that the store holds at the time of the
-// call, or ctx's error.
+// Current returns a catalog that knows all that this process has seen of the store at the
+// time of the call, or ctx's error.
 func (l *Live) Current(ctx context.Context) (*Catalog, error) {
 	store := l.store.Load()
 	if store == nil {
 		return l.Load(), nil
 	}
-	return l.Wait(ctx, store.Head().Revision())
+	return l.Wait(ctx, (*store).Head().Revision())
 }
 
 func (l *Live) forget(w *waiter) {
@@ -131,8 +131,8 @@ func (l *Live) publish(c *Catalog, revision int64) {
 
 // Follow loads the CRDs of a store and follows their changes in the order of revisions
 // until ctx ends, whose error it then returns, or until the store fails.
-func (l *Live) Follow(ctx context.Context, store *storage.Store) error {
-	l.store.Store(store)
+func (l *Live) Follow(ctx context.Context, store storage.Store) error {
+	l.store.Store(&store)
 	for {
 		snapshot := store.Head()
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
@@ -144,7 +144,7 @@ func (l *Live) Follow(ctx context.Context, store *storage.Store) error {
 	}
 }
 
-func (l *Live) follow(ctx context.Context, store *storage.Store, after int64) error {
+func (l *Live) follow(ctx context.Context, store storage.Store, after int64) error {
 	cursor, err := store.Watch(ctx, CRDPrefix, after)
 	if err != nil {
 		return fmt.Errorf("follow the CRDs: %w", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-func openStore(t testing.TB) *storage.Store {
+func openStore(t testing.TB) storage.Store {
 	t.Helper()
 	s, err := embedded.Open(embedded.Options{})
 	if err != nil {
@@ -44,11 +44,11 @@ func crdTree(group, plural, kind string) object.Tree {
 	}
 }
 
-func put(t testing.TB, s *storage.Store, key string, value object.Tree, expected int64) int64 {
+func put(t testing.TB, s storage.Store, key string, value object.Tree, expected int64) int64 {
 	t.Helper()
 	w := storage.Write{Key: key, Expected: expected}
 	if value != nil {
-		w.Value = object.Pack(value, 0)
+		w.Value = object.Pack(value, 0).JSON()
 	}
 	events, err := s.Commit(t.Context(), []storage.Write{w})
 	if err != nil {
@@ -57,7 +57,7 @@ func put(t testing.TB, s *storage.Store, key string, value object.Tree, expected
 	return events[0].Revision
 }
 
-func follow(t testing.TB, l *Live, s *storage.Store) {
+func follow(t testing.TB, l *Live, s storage.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

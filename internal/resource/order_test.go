@@ -53,7 +53,7 @@ func orderOf(t *testing.T, names []string) (definition []string, group *Group) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0)}
+	r := &storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()}
 	d := FromCRD(r)
 	for _, v := range d.Versions {
 		definition = append(definition, v.GroupVersion.Version)
@@ -132,7 +132,7 @@ func TestDefaultDeprecationText(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := FromCRD(&storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0)})
+		d := FromCRD(&storage.Record{Key: CRDPrefix + "as.example.com", Modified: 1, Value: object.Pack(tree, 0).JSON()})
 		for _, v := range d.Versions {
 			if v.GroupVersion.Version == "v1beta1" && (!v.Deprecated || v.DeprecationWarning != c.want) {
 				t.Errorf("%s: %q", c.versions, v.DeprecationWarning)

@@ -10,19 +10,21 @@ import (
 // It is used by one goroutine.
 type Cursor struct {
 	hub    *hub
-	log    Log
+	of     *Replica
 	prefix string
 	filter bool // the topic holds more than the prefix
 	topic  *topic
 	index  int // in topic.cursors; guarded by hub.mu
 	ready  chan struct{}
 
+	floor int64 // what is not newer has been seen before the cursor was opened
 	after int64 // all up to here has been delivered
 	join  int64 // events up to here come from the history, later ones from the topic
 
 	read    atomic.Int64 // events of the topic that have been looked at
 	bytes   atomic.Int64 // their cost
 	closing atomic.Bool  // the store is; what is there is delivered first
+	missed  atomic.Bool  // events that will never come
 
 	mu    sync.Mutex // guards what follows against the dispatcher
 	chunk *chunk
@@ -49,6 +51,10 @@ func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error)
 	if c.err != nil {
 		return buf, c.after, c.err
 	}
+	if c.missed.Load() {
+		c.err = ErrLagging
+		return buf, c.after, c.err
+	}
 	room := len(buf) + takeAtOnce
 	for c.after < c.join {
 		if len(buf) >= room {
@@ -62,9 +68,10 @@ func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error)
 	}
 	closing := c.closing.Load()
 	published := c.hub.published.Load()
-	buf, drained := c.drain(buf, room)
+	buf, next := c.drain(buf, room)
 	switch {
-	case !drained:
+	case next != nil:
+		c.after = max(c.after, next.Revision-1) // there may be more of that revision
 		poke(c.ready)
 	case closing:
 		c.err = ErrClosed
@@ -75,14 +82,17 @@ func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error)
 	return buf, c.after, nil
 }
 
-// catchUp appends up to n events of the time before the cursor joined its topic.
+// catchUp appends about n events of the time before the cursor joined its topic: all of a revision or none.
 func (c *Cursor) catchUp(buf []*Event, n int) ([]*Event, error) {
 	st := c.hub.history.state.Load()
-	if c.after < st.base() {
-		return c.replay(buf, min(c.join, st.base()))
+	if c.after < st.base {
+		return c.replay(buf, min(c.join, st.base))
 	}
-	for _, e := range st.since(c.after)[:c.join-c.after] {
-		if n == 0 {
+	for _, e := range st.since(c.after) {
+		if e.Revision > c.join {
+			break
+		}
+		if n <= 0 && e.Revision > c.after {
 			return buf, nil
 		}
 		c.after = e.Revision
@@ -91,21 +101,16 @@ func (c *Cursor) catchUp(buf []*Event, n int) ([]*Event, error) {
 			n--
 		}
 	}
+	c.after = c.join
 	return buf, nil
 }
 
-// replay appends events from the log.
+// replay appends events of the past.
 func (c *Cursor) replay(buf []*Event, until int64) ([]*Event, error) {
-	h := c.hub.history
-	h.maintenance.RLock()
-	defer h.maintenance.RUnlock()
-	if h.gone {
-		return buf, ErrClosed
-	}
-	if c.after < h.oldest.Load() {
+	if c.after < c.hub.history.oldest.Load() {
 		return buf, ErrLagging
 	}
-	events, reached, err := c.log.Replay(c.prefix, c.after, until)
+	events, reached, err := c.of.past.Replay(c.of.lifetime, c.prefix, c.after, until)
 	if err != nil {
 		return buf, reading(err)
 	}
@@ -113,8 +118,8 @@ func (c *Cursor) replay(buf []*Event, until int64) ([]*Event, error) {
 	return append(buf, events...), nil
 }
 
-// drain appends what the topic holds and says whether that is all.
-func (c *Cursor) drain(buf []*Event, room int) (_ []*Event, drained bool) {
+// drain appends what the topic holds; next is the first that there was no room for.
+func (c *Cursor) drain(buf []*Event, room int) (_ []*Event, next *Event) {
 	read, bytes := c.read.Load(), c.bytes.Load()
 	defer func() {
 		c.read.Store(read)
@@ -123,26 +128,22 @@ func (c *Cursor) drain(buf []*Event, room int) (_ []*Event, drained bool) {
 	for {
 		n := c.chunk.n.Load()
 		for ; c.at < n; c.at++ {
-			if len(buf) >= room {
-				return buf, false
-			}
 			e := c.chunk.events[c.at]
+			if len(buf) >= room {
+				return buf, e
+			}
 			read++
 			bytes += e.HistoryCost()
-			if e.Revision <= c.after {
-				continue // seen before the cursor joined
-			}
-			c.after = e.Revision
-			if !c.filter || strings.HasPrefix(e.Key, c.prefix) {
+			if e.Revision > c.floor && (!c.filter || strings.HasPrefix(e.Key, c.prefix)) {
 				buf = append(buf, e)
 			}
 		}
 		if n < chunkSize {
-			return buf, true
+			return buf, nil
 		}
 		next := c.chunk.next.Load()
 		if next == nil {
-			return buf, true // the dispatcher is about to add it
+			return buf, nil // the dispatcher is about to add it
 		}
 		c.chunk, c.at = next, 0
 	}

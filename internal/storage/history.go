@@ -1,53 +1,55 @@
 package storage
 
 import (
+	"context"
 	"sort"
 	"sync"
 	"sync/atomic"
 )
 
-// history is the published state and the recent past in memory. One goroutine
+// history is the published state and the recent past in memory. One goroutine at a time
 // publishes; everybody reads state without a lock.
 type history struct {
 	state  atomic.Pointer[state]
 	oldest atomic.Int64 // the oldest revision that may be read
 
-	// maintenance is held for reading by those who read old history from the log
-	// and for writing by those who end it.
-	maintenance sync.RWMutex
-	gone        bool // the log is closed; guarded by maintenance
-
+	bound          int64 // of recentBytes
 	recentBytes    int64 // of state.recent; the publisher's
 	recent, marked spare // likewise
+	unmarked       int   // events since the last mark; likewise
 	rewound        rewound
-	retention      retention
 }
 
 // state is one published moment. It is immutable.
 type state struct {
 	head *Snapshot
-	// recent are the newest events without a gap, up to the head.
+	// recent are all events after base, in order. Their revisions may have gaps, and several may share one.
 	recent []*Event
+	base   int64
 	// marks are snapshots at some revisions since the first recent event, oldest first.
 	marks []*Snapshot
 }
 
-// base is the oldest revision that recent leads back to.
-func (st *state) base() int64 { return st.head.revision - int64(len(st.recent)) }
-
 // since returns the recent events after revision, which must not be below base.
 func (st *state) since(revision int64) []*Event {
-	return st.recent[revision-st.base():]
+	return st.recent[sort.Search(len(st.recent), func(i int) bool { return st.recent[i].Revision > revision }):]
 }
 
-// markEvery is how many revisions lie between two marks: undoing that many
-// events is cheap, and so is keeping the nodes of every so manieth tree.
+// markEvery is how many events lie between two marks: undoing that many is cheap,
+// and so is keeping the nodes of every so manieth tree.
 const markEvery = 64
 
-func (h *history) init(head *Snapshot, extent Extent) {
-	h.oldest.Store(extent.Oldest)
-	h.retention.total = extent.Bytes
-	h.state.Store(&state{head: head})
+func (h *history) init(head *Snapshot, oldest, bound int64) {
+	h.bound = bound
+	h.reset(head, oldest)
+}
+
+// reset forgets all but head.
+func (h *history) reset(head *Snapshot, oldest int64) {
+	h.oldest.Store(oldest)
+	h.recentBytes, h.recent, h.marked, h.unmarked = 0, 0, 0, 0
+	h.rewound.drop()
+	h.state.Store(&state{head: head, base: head.revision})
 }
 
 // check says whether the state at revision may be read.
@@ -61,43 +63,49 @@ func (h *history) check(revision int64) error {
 	return nil
 }
 
-// publish makes a group of events visible. keep is a revision whose events, and
-// all later ones, must stay in memory.
-func (h *history) publish(head *Snapshot, events []*Event, recentBytes, keep int64) {
+// publish makes a group of events visible. keep is a revision whose later events
+// must stay in memory.
+func (h *history) publish(head *Snapshot, events []*Event, keep int64) {
 	old := h.state.Load()
-	next := &state{head: head, recent: append(old.recent, events...), marks: old.marks}
+	next := &state{head: head, recent: append(old.recent, events...), base: old.base, marks: old.marks}
 	for _, e := range events {
 		h.recentBytes += e.HistoryCost()
 	}
-	if n := len(next.marks); n == 0 || head.revision-next.marks[n-1].revision >= markEvery {
+	if h.unmarked += len(events); len(next.marks) == 0 || h.unmarked >= markEvery {
 		next.marks = append(next.marks, head)
+		h.unmarked = 0
 	}
-	h.trim(next, recentBytes, keep)
+	h.trim(next, keep)
 	h.state.Store(next)
 }
 
 // shrink forgets what publish would. The publisher calls it when there is nothing to publish.
-func (h *history) shrink(recentBytes, keep int64) {
+func (h *history) shrink(keep int64) {
 	next := *h.state.Load()
 	n := len(next.recent)
-	if h.trim(&next, recentBytes, keep); len(next.recent) < n {
+	if h.trim(&next, keep); len(next.recent) < n {
 		h.state.Store(&next)
 	}
 }
 
-// trim forgets recent events beyond the bound or before the oldest revision.
-func (h *history) trim(st *state, bound, keep int64) {
-	n, base, oldest := 0, st.base(), h.oldest.Load()
+// trim forgets recent events that are too much or before the oldest revision. What is left of a revision that was begun with
+// is the past's.
+func (h *history) trim(st *state, keep int64) {
+	n, oldest := 0, h.oldest.Load()
 	for n < len(st.recent) {
 		e := st.recent[n]
-		if e.Revision > keep || h.recentBytes <= bound && e.Revision > oldest {
+		if e.Revision > keep || h.recentBytes <= h.bound && e.Revision > oldest {
 			break
 		}
+		st.base = e.Revision
 		h.recentBytes -= e.HistoryCost()
 		n++
 	}
+	if n == 0 {
+		return
+	}
 	st.recent = forget(st.recent, n, &h.recent)
-	first := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= base+int64(n) })
+	first := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= st.base })
 	st.marks = forget(st.marks, first, &h.marked)
 }
 
@@ -116,7 +124,7 @@ func forget[T any](s []T, n int, dropped *spare) []T {
 }
 
 // at returns the state at a revision.
-func (h *history) at(log Log, revision int64) (*Snapshot, error) {
+func (h *history) at(ctx context.Context, past Past, revision int64) (*Snapshot, error) {
 	st := h.state.Load()
 	if revision == st.head.revision {
 		return st.head, nil
@@ -127,10 +135,10 @@ func (h *history) at(log Log, revision int64) (*Snapshot, error) {
 	if revision > st.head.revision { // published between the two looks
 		st = h.state.Load()
 	}
-	if revision >= st.base() {
+	if revision >= st.base {
 		return st.undo(revision), nil
 	}
-	return h.rewind(log, st, revision)
+	return h.rewind(ctx, past, st, revision)
 }
 
 // undo returns the state at a revision that recent leads back to.
@@ -143,7 +151,8 @@ func (st *state) undo(revision int64) *Snapshot {
 	if from.revision == revision {
 		return from
 	}
-	events := st.since(revision)[:from.revision-revision]
+	events := st.since(revision)
+	events = events[:len(events)-len(st.since(from.revision))]
 	edit := from.tree.Edit()
 	for i := len(events) - 1; i >= 0; i-- {
 		if p := events[i].Previous; p != nil {
@@ -155,24 +164,19 @@ func (st *state) undo(revision int64) *Snapshot {
 	return &Snapshot{tree: edit.Tree(), revision: revision}
 }
 
-// rewind returns the state at a revision older than recent, with the log's help.
-func (h *history) rewind(log Log, st *state, revision int64) (*Snapshot, error) {
+// rewind returns the state at a revision older than recent.
+func (h *history) rewind(ctx context.Context, past Past, st *state, revision int64) (*Snapshot, error) {
 	if s := h.rewound.get(revision); s != nil {
 		return s, nil
 	}
-	h.maintenance.RLock()
-	defer h.maintenance.RUnlock()
-	if h.gone {
-		return nil, ErrClosed
-	}
-	base := st.undo(st.base())
+	base := st.undo(st.base)
 	edit := base.tree.Edit()
-	err := log.Rewind(revision, base.revision, func(key string, r *Record) {
+	err := past.Rewind(ctx, revision, base, func(key string, r *Record) {
 		now, _ := base.tree.Get(key)
 		switch {
 		case r == nil:
 			edit.Delete(key)
-		case now == nil || now.Modified != r.Modified:
+		case modified(now) != r.Modified:
 			edit.Put(key, r.Modified, r)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 // for its watchers, and what many commits leave is handed on at once.
 type hub struct {
 	history   *history
-	options   Options
+	options   ReplicaOptions
 	published atomic.Int64 // all events up to here are in their topics
 	ready     chan struct{}
 
@@ -47,7 +47,7 @@ type chunk struct {
 
 const chunkSize = 32
 
-func (h *hub) init(history *history, o Options) {
+func (h *hub) init(history *history, o ReplicaOptions) {
 	h.history, h.options = history, o
 	h.topics = map[string]*topic{}
 	h.ready = make(chan struct{}, 1)
@@ -127,7 +127,7 @@ func (t *topic) append(e *Event) {
 }
 
 // wake tells the cursors of t to look, and cuts off those too far behind.
-func (t *topic) wake(o Options) {
+func (t *topic) wake(o ReplicaOptions) {
 	for _, c := range t.cursors {
 		behind := t.events - c.read.Load()
 		if behind > int64(o.LagEvents) || behind > chunkSize && t.bytes-c.bytes.Load() > o.LagBytes {
@@ -152,13 +152,28 @@ func (h *hub) end() {
 
 func (h *hub) close() { close(h.stop) }
 
+// reset goes on from the head, and ends the cursors, which have missed something.
+func (h *hub) reset() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	head := h.history.state.Load().head.revision
+	h.published.Store(head)
+	h.announce(head)
+	for _, t := range h.topics {
+		for _, c := range t.cursors {
+			c.missed.Store(true)
+			poke(c.ready)
+		}
+	}
+}
+
 // boundary is the longest prefix of a prefix that can have a topic.
 func boundary(prefix string) string { return prefix[:strings.LastIndexByte(prefix, '/')+1] }
 
 // open returns a cursor on the events after a revision that exists.
-func (h *hub) open(log Log, prefix string, after int64) *Cursor {
+func (h *hub) open(of *Replica, prefix string, after int64) *Cursor {
 	c := &Cursor{
-		hub: h, log: log, prefix: prefix, after: after,
+		hub: h, of: of, prefix: prefix, after: after, floor: after,
 		ready: make(chan struct{}, 1),
 	}
 	key := boundary(prefix)

@@ -53,7 +53,7 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 // cluster is a store of CRDs whose kinds are announced at url.
 type cluster struct {
 	t     testing.TB
-	store *storage.Store
+	store storage.Store
 	live  *resource.Live
 	url   string
 }
@@ -90,7 +90,7 @@ func (c *cluster) put(crd *apiextensionsv1.CustomResourceDefinition, expected in
 		if err := json.Unmarshal(text, &tree); err != nil {
 			c.t.Fatal(err)
 		}
-		w.Value = object.Pack(tree, 0)
+		w.Value = object.Pack(tree, 0).JSON()
 	}
 	events, err := c.store.Commit(c.t.Context(), []storage.Write{w})
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *cluster) catalog() *resource.Catalog {
 func (c *cluster) remove(name string) {
 	c.t.Helper()
 	key := resource.CRDPrefix + name
-	_, err := c.store.Commit(c.t.Context(), []storage.Write{{Key: key, Expected: c.store.Get(key).Modified}})
+	_, err := c.store.Commit(c.t.Context(), []storage.Write{{Key: key, Expected: c.store.Head().Get(key).Modified}})
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ spec:
 // cluster is a store of CRDs whose documents are at url.
 type cluster struct {
 	t     testing.TB
-	store *storage.Store
+	store storage.Store
 	live  *kinds.Live
 	url   string
 }

@@ -47,7 +47,7 @@ func record(t testing.TB, manifest []byte) (*apiextensionsv1.CustomResourceDefin
 	if err := json.Unmarshal(text, &tree); err != nil {
 		t.Fatal(err)
 	}
-	return crd, &storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0), Modified: 1}
+	return crd, &storage.Record{Key: resource.CRDPrefix + crd.Name, Value: object.Pack(tree, 0).JSON(), Modified: 1}
 }
 
 func corpus(t testing.TB) []string {

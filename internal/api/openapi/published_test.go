@@ -27,7 +27,7 @@ func (c *cluster) catalog() *kinds.Catalog {
 func (c *cluster) remove(group string) {
 	c.t.Helper()
 	key := kinds.CRDPrefix + "crontabs." + group
-	c.commit(storage.Write{Key: key, Expected: c.store.Get(key).Modified})
+	c.commit(storage.Write{Key: key, Expected: c.store.Head().Get(key).Modified})
 }
 
 // OAS-021: a change touches the documents of its group alone, and what is served is what would be if all were made anew.

@@ -73,7 +73,7 @@ func (c *clock) tick(d time.Duration) {
 
 // CRD-053: of two writes on the same state one wins, and the other is told what it found.
 func TestConflict(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{}, func(t *testing.T, s *Store) {
 		first := put(t, s, "a/x", "1")
 		for _, expected := range []int64{0, first.Revision + 1} {
 			_, err := s.Commit(context.Background(), []storage.Write{
@@ -94,7 +94,7 @@ func TestConflict(t *testing.T) {
 
 // A commit holds only if what it relies on has not changed (namespaces, CRDs).
 func TestGuards(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{}, func(t *testing.T, s *Store) {
 		put(t, s, "ns/a", "1")  // 2
 		put(t, s, "p/x/1", "1") // 3
 		put(t, s, "p/y/1", "1") // 4
@@ -120,7 +120,7 @@ func TestGuards(t *testing.T) {
 	})
 }
 
-func revisionOf(s *storage.Store, key string) int64 {
+func revisionOf(s *Store, key string) int64 {
 	if r := s.Head().Get(key); r != nil {
 		return r.Modified
 	}
@@ -129,7 +129,7 @@ func revisionOf(s *storage.Store, key string) int64 {
 
 // Bad input changes nothing.
 func TestInvalidCommits(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{}, func(t *testing.T, s *Store) {
 		for name, writes := range map[string][]storage.Write{
 			"nothing":  nil,
 			"no key":   {{Value: []byte("1")}},
@@ -152,7 +152,7 @@ func TestInvalidCommits(t *testing.T) {
 // restart (--event-ttl).
 func TestExpiry(t *testing.T) {
 	c := newClock()
-	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
 		commit(t, s, storage.Write{Key: "e/1", Value: []byte("1"), TTL: time.Minute})
 		commit(t, s, storage.Write{Key: "e/2", Value: []byte("1"), TTL: time.Minute})
 		commit(t, s, storage.Write{Key: "e/2", Value: []byte("2"), TTL: time.Hour})
@@ -186,7 +186,7 @@ func TestExpirySurvivesRestart(t *testing.T) {
 
 // CRD-062: what has been compacted is gone for good, and what has not is whole.
 func TestCompact(t *testing.T) {
-	each(t, Options{recentBytes: 1}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{recentBytes: 1}, func(t *testing.T, s *Store) {
 		for i := range 20 {
 			put(t, s, fmt.Sprintf("k/%d", i%3), fmt.Sprint(i))
 		}
@@ -234,7 +234,7 @@ func TestCompact(t *testing.T) {
 // History older than CompactAfter goes by itself; so does what exceeds HistoryBytes.
 func TestHistoryIsBounded(t *testing.T) {
 	c := newClock()
-	each(t, Options{Now: c.Now, After: c.After, CompactAfter: time.Hour, HistoryBytes: 1 << 20}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{Now: c.Now, After: c.After, CompactAfter: time.Hour, HistoryBytes: 1 << 20}, func(t *testing.T, s *Store) {
 		put(t, s, "a", "1")
 		var compacted *storage.CompactedError
 		gone := func(why string, step func()) {
@@ -264,7 +264,7 @@ func TestHistoryIsBounded(t *testing.T) {
 
 // A watcher that does not read is cut off, and nobody waits for it (CRD-062).
 func TestLaggingCursor(t *testing.T) {
-	s, err := storage.New(newMemory(), storage.Options{LagEvents: 100})
+	s, err := newStore(newMemory(), options{ReplicaOptions: storage.ReplicaOptions{LagEvents: 100}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func TestLaggingCursor(t *testing.T) {
 
 // Progress advances with changes elsewhere, without a wake-up (CRD-063).
 func TestProgress(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{}, func(t *testing.T, s *Store) {
 		c, err := s.Watch(context.Background(), "a/", 1)
 		if err != nil {
 			t.Fatal(err)
@@ -326,7 +326,7 @@ func TestProgress(t *testing.T) {
 // in memory and on disk.
 func TestRandomAgainstModel(t *testing.T) {
 	for seed := range uint64(12) {
-		each(t, Options{recentBytes: 6 << 10, memTable: 64 << 10}, func(t *testing.T, s *storage.Store) {
+		each(t, Options{recentBytes: 6 << 10, memTable: 64 << 10}, func(t *testing.T, s *Store) {
 			r := rand.New(rand.NewPCG(seed, 6))
 			var log []string                  // rendered events; log[i] is of revision i+2
 			var keys []string                 // their keys
@@ -370,7 +370,7 @@ func TestRandomAgainstModel(t *testing.T) {
 
 var prefixes = []string{"", "a/", "a/b/", "b/a/1", "a", "c/", "a/a/11"}
 
-func checkState(t *testing.T, s *storage.Store, states []map[string]string, oldest int64, r *rand.Rand) {
+func checkState(t *testing.T, s *Store, states []map[string]string, oldest int64, r *rand.Rand) {
 	t.Helper()
 	revision := oldest + r.Int64N(int64(len(states))-oldest+1)
 	snapshot, err := s.At(context.Background(), revision)
@@ -401,7 +401,7 @@ func keyOf(s string) func(func(byte) bool) {
 	}
 }
 
-func checkWatch(t *testing.T, s *storage.Store, log, keys []string, oldest int64, r *rand.Rand) {
+func checkWatch(t *testing.T, s *Store, log, keys []string, oldest int64, r *rand.Rand) {
 	t.Helper()
 	after := oldest + r.Int64N(int64(len(log))+1-oldest+1)
 	prefix := prefixes[r.IntN(len(prefixes))]
@@ -433,9 +433,9 @@ func checkWatch(t *testing.T, s *storage.Store, log, keys []string, oldest int64
 // What history has forgotten takes no more memory, even if nothing more is written.
 func TestCompactedHistoryIsLetGo(t *testing.T) {
 	c := newClock()
-	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
 		put(t, s, "a", "1")
-		old := weak.Make(s.Get("a"))
+		old := weak.Make(s.Head().Get("a"))
 		remove(t, s, "a")
 		for old.Value() != nil {
 			c.tick(time.Minute)

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// sample is a value that compresses about as real objects do.
-func sample(i int) []byte {
+// sampleValue is a value that compresses about as real objects do.
+func sampleValue(i int) []byte {
 	b := fmt.Appendf(nil, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"object-%06d","uid":"%016x"}`, i, uint64(i+1)*0x9e3779b97f4a7c15)
 	for j := 0; len(b) < 2000; j++ {
 		b = fmt.Appendf(b, `,"field-%d":"%016x"`, j, (uint64(i)<<20+uint64(j)+1)*0xbf58476d1ce4e5b9)
@@ -28,12 +28,12 @@ func sampleKey(i int) string {
 }
 
 // fillStore creates n records, many at a time.
-func fillStore(tb testing.TB, s *storage.Store, n int) {
+func fillStore(tb testing.TB, s *Store, n int) {
 	tb.Helper()
 	for i := 0; i < n; {
 		var writes []storage.Write
 		for ; i < n && len(writes) < 100; i++ {
-			writes = append(writes, storage.Write{Key: sampleKey(i), Value: sample(i)})
+			writes = append(writes, storage.Write{Key: sampleKey(i), Value: sampleValue(i)})
 		}
 		if _, err := s.Commit(context.Background(), writes); err != nil {
 			tb.Fatal(err)
@@ -48,7 +48,7 @@ func BenchmarkFdatasync(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer f.Close()
-	data := sample(1)
+	data := sampleValue(1)
 	for b.Loop() {
 		if _, err := f.Write(data); err != nil {
 			b.Fatal(err)
@@ -76,8 +76,8 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-func benchmarkCommit(b *testing.B, s *storage.Store, writers int) {
-	value := sample(1)
+func benchmarkCommit(b *testing.B, s *Store, writers int) {
+	value := sampleValue(1)
 	var number atomic.Int64
 	b.ReportAllocs()
 	b.SetParallelism((writers + runtime.GOMAXPROCS(0) - 1) / runtime.GOMAXPROCS(0))
@@ -160,7 +160,7 @@ func BenchmarkWatch(b *testing.B) {
 				readers.Go(func() { drainCursor(c, &seen) })
 			}
 			b.ReportAllocs()
-			value := sample(1)
+			value := sampleValue(1)
 			for i := 0; b.Loop(); i++ {
 				put(b, s, sampleKey(i%1000), string(value))
 			}

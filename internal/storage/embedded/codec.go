@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
@@ -20,9 +21,12 @@ import (
 // the value, so that neither damage nor a value in the wrong place is believed.
 // The oldest index entry is the oldest revision that can be read; what is older
 // has been compacted.
+//
+// Of the format before, which is read as well, values begin with a header (see cutHeader).
 const (
-	formatKey  = "f"
-	formatName = "trellis log 1"
+	formatKey    = "f"
+	formatName   = "trellis log 2"
+	formerFormat = "trellis log 1"
 
 	indexPrefix   = 'r'
 	versionPrefix = 'v'
@@ -155,12 +159,23 @@ func decodeVersion(k, v []byte) (*storage.Record, error) {
 	}
 	r := &storage.Record{
 		Key: string(key), Created: int64(created), Modified: revision,
-		Value: append(make([]byte, 0, len(v)-1-n-m), v[1+n+m:]...),
+		Value: bytes.Clone(cutHeader(v[1+n+m:])),
 	}
 	if expires != 0 {
 		r.Expires = time.UnixMilli(int64(expires))
 	}
 	return r, nil
+}
+
+// headerSize is that of what stood before the JSON of an object in the former format: its first byte is 1, and from the
+// 12th on it has the length of the JSON.
+const headerSize = 24
+
+func cutHeader(value []byte) []byte {
+	if len(value) < headerSize || value[0] != 1 || int(binary.LittleEndian.Uint32(value[12:])) != len(value)-headerSize {
+		return value
+	}
+	return value[headerSize:]
 }
 
 // appendChange appends the unsealed value of an index entry.

@@ -71,7 +71,7 @@ func attempt(key string, value []byte) string {
 }
 
 // plan makes up a commit against the head and notes it.
-func (w *witness) plan(s *storage.Store, r *rand.Rand) []storage.Write {
+func (w *witness) plan(s *Store, r *rand.Rand) []storage.Write {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var writes []storage.Write
@@ -121,7 +121,7 @@ func (w *witness) ack(events []*storage.Event) {
 }
 
 // work commits until done is closed or the store fails.
-func (w *witness) work(s *storage.Store, seed uint64, done <-chan struct{}, step func()) error {
+func (w *witness) work(s *Store, seed uint64, done <-chan struct{}, step func()) error {
 	r := rand.New(rand.NewPCG(seed, 2))
 	for {
 		select {
@@ -144,7 +144,7 @@ func (w *witness) work(s *storage.Store, seed uint64, done <-chan struct{}, step
 }
 
 // history reads all that s remembers.
-func history(s *storage.Store, after int64) ([]*storage.Event, error) {
+func history(s *Store, after int64) ([]*storage.Event, error) {
 	c, err := s.Watch(context.Background(), "", after)
 	if err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func history(s *storage.Store, after int64) ([]*storage.Event, error) {
 
 // check compares a recovered store with what is known, and takes what it holds
 // for granted from now on. base is the oldest revision that may be asked for.
-func (w *witness) check(s *storage.Store, base int64) error {
+func (w *witness) check(s *Store, base int64) error {
 	head := s.Head().Revision()
 	if head < w.newest {
 		return fmt.Errorf("revision %d was acknowledged, the store ends at %d", w.newest, head)

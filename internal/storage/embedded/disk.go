@@ -23,6 +23,7 @@ type disk struct {
 	lock     io.Closer
 	logger   *slog.Logger
 	memTable uint64 // size of the engine's memtables
+	codecs   storage.Codecs
 	pause    func(time.Duration) <-chan time.Time
 	now      func() time.Time
 	space    *space
@@ -38,7 +39,7 @@ type disk struct {
 	pending tally         // what tail becomes if the Append that runs succeeds
 	marked  int64         // the revision HEAD speaks of
 
-	tight     chan struct{} // storage.Options.Tight
+	tight     chan struct{} // options.tight
 	compacted atomic.Int64  // the revision that Compact was last called with
 	squeezer  squeezer
 	pace      pace
@@ -50,7 +51,7 @@ type disk struct {
 
 func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 	l := &disk{
-		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, pause: o.pause, health: o.Health,
+		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, codecs: o.Codecs, pause: o.pause, health: o.Health,
 		renewed: make(chan struct{}), tight: make(chan struct{}, 1),
 		now: o.Now, pace: pace{now: o.Now},
 	}
@@ -62,7 +63,7 @@ func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 
 func (l *disk) newEngine() *engine {
 	return &engine{
-		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, pause: l.pause,
+		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, codecs: l.codecs, pause: l.pause,
 		fatal: make(chan struct{}), closing: make(chan struct{}),
 	}
 }
@@ -81,22 +82,22 @@ func (l *disk) damage(what string, err error) error {
 
 // Load reads the live records and checks all that there is against each other, and its
 // end against HEAD.
-func (l *disk) Load(add func(*storage.Record) error) (storage.Extent, error) {
+func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
 	e := l.current
 	if err := e.reading("the engine's files", e.prepare); err != nil {
-		return storage.Extent{}, err
+		return extent{}, err
 	}
 	oldest, newest, err := e.load(add)
 	if err != nil {
-		return storage.Extent{}, err
+		return extent{}, err
 	}
 	if err := l.checkMark(newest.tally); err != nil {
-		return storage.Extent{}, err
+		return extent{}, err
 	}
 	l.tail, l.durable = newest.tally, newest.tally
 	l.look()
 	l.keeping.Go(l.keep)
-	return storage.Extent{Revision: newest.revision, Oldest: oldest.revision, Bytes: newest.bytes - oldest.bytes}, nil
+	return extent{newest.revision, oldest.revision, newest.bytes - oldest.bytes}, nil
 }
 
 // Append writes one batch and waits until it is on disk. If the engine fails in the
@@ -109,7 +110,7 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 	if e.failure() != nil {
 		return l.notNow(e)
 	}
-	batch, tail, err := newBatch(e.db, events, l.tail)
+	batch, tail, err := l.newBatch(e.db, events)
 	if err != nil {
 		return err
 	}
@@ -148,35 +149,36 @@ func (l *disk) expect(tail tally) {
 }
 
 // newBatch returns what makes events durable, and how the history stands then.
-func newBatch(db *pebble.DB, events []*storage.Event, tail tally) (*pebble.Batch, tally, error) {
-	batch := db.NewBatch()
+func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, tally, error) {
+	batch, tail := db.NewBatch(), l.tail
 	var key, value []byte
 	for _, e := range events {
 		if e.Revision != tail.revision+1 {
 			return nil, tail, fmt.Errorf("revision %d does not follow %d", e.Revision, tail.revision)
 		}
 		tail.count(e)
-		if err := putEvent(batch, e, tail, &key, &value); err != nil {
+		var sealed []byte
+		if e.Record != nil {
+			var err error
+			if sealed, err = l.codecs.Seal(e.Key, e.Record.Value); err != nil {
+				return nil, tail, fmt.Errorf("%w: %w", storage.ErrUnavailable, err) // nothing is written
+			}
+		}
+		if err := putEvent(batch, e, sealed, tail, &key, &value); err != nil {
 			return nil, tail, err
 		}
 	}
 	return batch, tail, nil
 }
 
-// putEvent adds an event's two entries to batch. key and value are scratch space.
-func putEvent(batch *pebble.Batch, e *storage.Event, t tally, key, value *[]byte) error {
+// putEvent adds an event's two entries to batch, with its value as it lies on disk. key and value are scratch space.
+func putEvent(batch *pebble.Batch, e *storage.Event, sealed []byte, t tally, key, value *[]byte) error {
 	*key = appendVersionKey((*key)[:0], e.Key, e.Revision)
 	*value = appendVersion((*value)[:0], e.Record)
-	size := len(*value)
-	if e.Record != nil {
-		size += len(e.Record.Value)
-	}
-	op := batch.SetDeferred(len(*key), size)
+	op := batch.SetDeferred(len(*key), len(*value)+len(sealed))
 	copy(op.Key, *key)
 	n := copy(op.Value, *value)
-	if e.Record != nil {
-		copy(op.Value[n:], e.Record.Value)
-	}
+	copy(op.Value[n:], sealed)
 	seal(op.Key, op.Value)
 	if err := op.Finish(); err != nil {
 		return err

@@ -1,5 +1,6 @@
-// Package embedded is the log on one machine's disk, kept in a directory, and
-// its twin that keeps everything in memory.
+// Package embedded is the store of one process: its log lies in a directory on this
+// machine's disk, or in memory. It numbers revisions, groups commits (commit.go),
+// deletes what has expired and compacts history (janitor.go).
 //
 // The directory holds LOCK, HEAD and engine/, a Pebble store. There each state
 // of a key lies under (key, revision), and an index by revision says which key
@@ -32,17 +33,18 @@ type Options struct {
 	Reserve int64
 	// DiskUsage says how many bytes of the disk are free, and how many there are; nil: the system's word.
 	DiskUsage func() (free, size uint64, err error)
-	Health    *Health // gets to know how the log fares; may be nil
+	Health    *Health        // gets to know how the log fares; may be nil
+	Codecs    storage.Codecs // of the values on disk
 
 	FS    vfs.FS                               // nil: the operating system's
 	Now   func() time.Time                     // nil: time.Now
 	After func(time.Duration) <-chan time.Time // nil: time.After
 
 	memTable    uint64 // the engine's memtable; 0: 4 MiB
-	recentBytes int64  // storage.Options.RecentBytes
+	recentBytes int64  // storage.ReplicaOptions.RecentBytes
 
 	pause    func(time.Duration) <-chan time.Time // between two looks at the disk; nil: time.After
-	patience func() <-chan time.Time              // storage.Options.Patience
+	patience func() <-chan time.Time              // options.patience
 }
 
 // InUseError says that a process has the directory open.
@@ -73,25 +75,25 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // Open opens or makes the store in o.Dir. A directory that another process has
 // open (*InUseError), or that is damaged (*DamageError), is an error that says
 // what to do.
-func Open(o Options) (*storage.Store, error) {
+func Open(o Options) (*Store, error) {
 	o = quiet(o)
-	so := storage.Options{
-		CompactAfter: o.CompactAfter, HistoryBytes: o.HistoryBytes,
-		Logger: o.Logger, Now: o.Now, After: o.After, RecentBytes: o.recentBytes,
-		Patience: o.patience,
+	so := options{
+		compactAfter: o.CompactAfter, historyBytes: o.HistoryBytes,
+		logger: o.Logger, now: o.Now, after: o.After, patience: o.patience,
 	}
+	so.RecentBytes = o.recentBytes
 	if o.Dir == "" {
-		if so.HistoryBytes <= 0 {
-			so.HistoryBytes = 32 << 20
+		if so.historyBytes <= 0 {
+			so.historyBytes = 32 << 20
 		}
-		return storage.New(newMemory(), so)
+		return newStore(newMemory(), so)
 	}
-	log, err := openDisk(o)
+	disk, err := openDisk(o)
 	if err != nil {
 		return nil, err
 	}
-	so.Tight = log.tight
-	return storage.New(log, so)
+	so.tight = disk.tight
+	return newStore(disk, so)
 }
 
 // quiet gives o what it lacks.

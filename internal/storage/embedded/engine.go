@@ -21,6 +21,7 @@ type engine struct {
 	fs       vfs.FS
 	logger   *slog.Logger
 	memTable uint64
+	codecs   storage.Codecs
 	pause    func(time.Duration) <-chan time.Time
 
 	db    *pebble.DB
@@ -105,6 +106,15 @@ func (e *engine) fail(err error) {
 		e.cause = err
 		close(e.fatal)
 	})
+}
+
+// decode returns the record that lies under engine key k, as decodeVersion does.
+func (e *engine) decode(k, v []byte) (*storage.Record, error) {
+	r, err := decodeVersion(k, v)
+	if r != nil {
+		r.Value, err = e.codecs.Open(r.Key, r.Value)
+	}
+	return r, err
 }
 
 // failure is the error that fail noted, or nil.

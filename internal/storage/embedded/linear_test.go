@@ -59,7 +59,7 @@ var register = porcupine.Model{
 }
 
 // client runs operations against a store until it fails or n are done.
-func client(s *storage.Store, id, n int, r *rand.Rand, since time.Time, add func(porcupine.Operation)) {
+func client(s *Store, id, n int, r *rand.Rand, since time.Time, add func(porcupine.Operation)) {
 	for i := range n {
 		in := registerInput{key: fmt.Sprintf("r/%d", r.IntN(3)), write: r.IntN(2) == 0}
 		o := porcupine.Operation{ClientId: id, Call: time.Since(since).Nanoseconds()}

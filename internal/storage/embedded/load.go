@@ -57,11 +57,18 @@ func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change
 func (e *engine) prepare() error {
 	v, closer, err := e.db.Get([]byte(formatKey))
 	if err == nil {
-		defer closer.Close()
-		if string(v) != formatName {
-			return fmt.Errorf("the data in %s has format %q, this program knows %q: use the version of trellis that wrote it", e.dir, v, formatName)
+		format := string(v)
+		switch err := closer.Close(); {
+		case err != nil || format == formatName:
+			return err
+		case format == formerFormat: // from here on the program of before is to leave it alone
+			batch := e.db.NewBatch()
+			if err := batch.Set([]byte(formatKey), []byte(formatName), nil); err != nil {
+				return err
+			}
+			return e.commit(batch)
 		}
-		return nil
+		return fmt.Errorf("the data in %s has format %q, this program knows %q: use the version of trellis that wrote it", e.dir, format, formatName)
 	}
 	if !errors.Is(err, pebble.ErrNotFound) {
 		return e.damage("the format", err)
@@ -162,7 +169,7 @@ func (e *engine) scanRecords(add func(*storage.Record) error) error {
 		if err != nil {
 			return e.damage("the records", err)
 		}
-		r, err := decodeVersion(k, v)
+		r, err := e.decode(k, v)
 		if err != nil {
 			return e.damage(fmt.Sprintf("the record at %q", k), err)
 		}

@@ -12,15 +12,15 @@ import (
 type memory struct {
 	mu     sync.Mutex
 	events []*storage.Event // without a gap, after oldest
-	extent storage.Extent
+	extent extent
 }
 
 func newMemory() *memory {
-	return &memory{extent: storage.Extent{Revision: firstRevision, Oldest: firstRevision}}
+	return &memory{extent: extent{revision: firstRevision, oldest: firstRevision}}
 }
 
 // Load finds nothing.
-func (m *memory) Load(func(*storage.Record) error) (storage.Extent, error) { return m.extent, nil }
+func (m *memory) Load(func(*storage.Record) error) (extent, error) { return m.extent, nil }
 
 // Append keeps the events.
 func (m *memory) Append(_ context.Context, events []*storage.Event) error {
@@ -28,9 +28,9 @@ func (m *memory) Append(_ context.Context, events []*storage.Event) error {
 	defer m.mu.Unlock()
 	m.events = append(m.events, events...)
 	for _, e := range events {
-		m.extent.Bytes += e.HistoryCost()
+		m.extent.bytes += e.HistoryCost()
 	}
-	m.extent.Revision += int64(len(events))
+	m.extent.revision += int64(len(events))
 	return nil
 }
 
@@ -38,14 +38,14 @@ func (m *memory) Append(_ context.Context, events []*storage.Event) error {
 func (m *memory) between(after, until int64) ([]*storage.Event, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if oldest := m.extent.Oldest; after < oldest {
+	if oldest := m.extent.oldest; after < oldest {
 		return nil, &storage.CompactedError{Requested: after, Oldest: oldest}
 	}
-	return m.events[after-m.extent.Oldest : until-m.extent.Oldest], nil
+	return m.events[after-m.extent.oldest : until-m.extent.oldest], nil
 }
 
 // Replay filters the events.
-func (m *memory) Replay(prefix string, after, until int64) ([]*storage.Event, int64, error) {
+func (m *memory) Replay(_ context.Context, prefix string, after, until int64) ([]*storage.Event, int64, error) {
 	until = min(until, after+replayRevisions)
 	all, err := m.between(after, until)
 	if err != nil {
@@ -61,8 +61,8 @@ func (m *memory) Replay(prefix string, after, until int64) ([]*storage.Event, in
 }
 
 // Rewind tells what each key was before the first event that changed it.
-func (m *memory) Rewind(target, from int64, put func(string, *storage.Record)) error {
-	events, err := m.between(target, from)
+func (m *memory) Rewind(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+	events, err := m.between(target, base.Revision())
 	if err != nil {
 		return err
 	}
@@ -80,15 +80,15 @@ func (m *memory) Rewind(target, from int64, put func(string, *storage.Record)) e
 func (m *memory) Compact(revision int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := revision - m.extent.Oldest
+	n := revision - m.extent.oldest
 	if n <= 0 {
 		return nil
 	}
 	for _, e := range m.events[:n] {
-		m.extent.Bytes -= e.HistoryCost()
+		m.extent.bytes -= e.HistoryCost()
 	}
 	m.events = append([]*storage.Event(nil), m.events[n:]...) // others may still read the old array
-	m.extent.Oldest = revision
+	m.extent.oldest = revision
 	return nil
 }
 

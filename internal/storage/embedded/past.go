@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -78,7 +79,7 @@ func (e *engine) version(view *pebble.Snapshot, key string, revision int64) (*st
 		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
 	}
 	defer closer.Close()
-	r, err := decodeVersion(k, v)
+	r, err := e.decode(k, v)
 	if err != nil {
 		return nil, e.damage(fmt.Sprintf("%s of revision %d", key, revision), err)
 	}
@@ -86,7 +87,7 @@ func (e *engine) version(view *pebble.Snapshot, key string, revision int64) (*st
 }
 
 // Replay reads events back, previous states included.
-func (l *disk) Replay(prefix string, after, until int64) ([]*storage.Event, int64, error) {
+func (l *disk) Replay(_ context.Context, prefix string, after, until int64) ([]*storage.Event, int64, error) {
 	var events []*storage.Event
 	var reached int64
 	err := l.past(func(e *engine) (err error) {
@@ -141,8 +142,8 @@ func (e *engine) event(view *pebble.Snapshot, c change) (*storage.Event, error) 
 }
 
 // Rewind reads, for each key that changed since, what its first change replaced.
-func (l *disk) Rewind(target, from int64, put func(string, *storage.Record)) error {
-	return l.past(func(e *engine) error { return e.rewind(target, from, put) })
+func (l *disk) Rewind(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+	return l.past(func(e *engine) error { return e.rewind(target, base.Revision(), put) })
 }
 
 func (e *engine) rewind(target, from int64, put func(string, *storage.Record)) error {

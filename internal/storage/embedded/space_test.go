@@ -17,7 +17,7 @@ import (
 
 // smallDisk is a store on a disk of 4 MiB, with a clock of its own.
 type smallDisk struct {
-	*storage.Store
+	*Store
 	t      *testing.T
 	fs     *smallFS
 	clock  *clock

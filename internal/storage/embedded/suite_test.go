@@ -13,7 +13,7 @@ import (
 )
 
 // each runs a test on a store in memory and on one on disk.
-func each(t *testing.T, o Options, test func(t *testing.T, s *storage.Store)) {
+func each(t *testing.T, o Options, test func(t *testing.T, s *Store)) {
 	t.Helper()
 	for _, place := range []string{"memory", "disk"} {
 		t.Run(place, func(t *testing.T) {
@@ -27,7 +27,7 @@ func each(t *testing.T, o Options, test func(t *testing.T, s *storage.Store)) {
 }
 
 // open opens a store that is closed at the end of the test.
-func open(t testing.TB, o Options) *storage.Store {
+func open(t testing.TB, o Options) *Store {
 	t.Helper()
 	s, err := Open(o)
 	if err != nil {
@@ -42,18 +42,18 @@ func open(t testing.TB, o Options) *storage.Store {
 }
 
 // put writes value under key, whatever is there, and returns the event.
-func put(t testing.TB, s *storage.Store, key, value string) *storage.Event {
+func put(t testing.TB, s *Store, key, value string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key, Value: []byte(value)})
 }
 
 // remove deletes key.
-func remove(t testing.TB, s *storage.Store, key string) *storage.Event {
+func remove(t testing.TB, s *Store, key string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key})
 }
 
-func commit(t testing.TB, s *storage.Store, w storage.Write) *storage.Event {
+func commit(t testing.TB, s *Store, w storage.Write) *storage.Event {
 	t.Helper()
 	if r := s.Head().Get(w.Key); r != nil {
 		w.Expected = r.Modified
@@ -112,7 +112,7 @@ func want(t testing.TB, got []string, expect ...string) {
 
 // CRD-061
 func TestCommitIsVisibleInOrder(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{}, func(t *testing.T, s *Store) {
 		start := s.Head().Revision()
 		if start != 1 {
 			t.Errorf("an empty store is at %d", start)
@@ -148,7 +148,7 @@ func TestCommitIsVisibleInOrder(t *testing.T) {
 
 // CRD-062
 func TestWatchFromThePastThenLive(t *testing.T) {
-	each(t, Options{}, func(t *testing.T, s *storage.Store) {
+	each(t, Options{}, func(t *testing.T, s *Store) {
 		put(t, s, "a/x", "1")
 		put(t, s, "b/x", "2")
 		put(t, s, "a/x", "3")

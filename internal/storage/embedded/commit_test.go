@@ -1,31 +1,33 @@
-package storage
+package embedded
 
 import (
 	"context"
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // Nothing of a commit that was given up is kept, however long the log stands still.
 func TestWithdrawnCommitsAreLetGo(t *testing.T) {
 	over := make(chan time.Time)
 	close(over)
-	s := &Store{options: Options{Patience: func() <-chan time.Time { return over }}}
+	s := &Store{options: options{patience: func() <-chan time.Time { return over }}}
 	s.queue.init()
 	for range 3 {
-		if _, err := s.Commit(t.Context(), []Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, ErrUnavailable) {
+		if _, err := s.Commit(t.Context(), []storage.Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, storage.ErrUnavailable) {
 			t.Fatal(err)
 		}
 	}
-	s.options.Patience = func() <-chan time.Time { return nil }
+	s.options.patience = func() <-chan time.Time { return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	context.AfterFunc(ctx, func() {})
 	go func() {
 		<-s.queue.ready // it waits
 		cancel()
 	}()
-	if _, err := s.Commit(ctx, []Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, context.Canceled) {
+	if _, err := s.Commit(ctx, []storage.Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if n := len(s.queue.waiting); n != 0 {

@@ -1,0 +1,246 @@
+package apiserver_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/storage/etcd"
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
+)
+
+// onEtcd starts a server that keeps its objects in etcd, and returns it with a client.
+func onEtcd(t *testing.T, e *storagetest.Etcd) (*apiserver.Server, corev1client.ConfigMapInterface) {
+	t.Helper()
+	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}})
+	config := s.ClientConfig()
+	config.QPS = -1
+	core, err := corev1client.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, core.ConfigMaps("default")
+}
+
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// What lies in etcd is found by the next server, in the places where kube-apiserver has it.
+func TestEtcdKeepsAll(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	s, maps := onEtcd(t, e)
+	made, err := maps.Create(t.Context(), configMap("a"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{e.URL}, Prefix: "/registry/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := raw.Head().Get("configmaps/default/a"); r == nil || !strings.HasPrefix(string(r.Value), `{"apiVersion":"v1","kind":"ConfigMap"`) {
+		t.Errorf("%+v", r)
+	}
+	if err := raw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, maps = onEtcd(t, e)
+	got, err := maps.Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil || got.UID != made.UID || got.ResourceVersion != made.ResourceVersion {
+		t.Errorf("%+v, %v", got, err)
+	}
+	large := configMap("large")
+	large.Data = map[string]string{"x": strings.Repeat("x", 1600<<10)}
+	if _, err := maps.Create(t.Context(), large, metav1.CreateOptions{}); !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
+		t.Errorf("a large object: %v", err)
+	}
+}
+
+// While etcd is away, requests are told so. Then everything goes on, and no watch has lost or repeated anything.
+func TestEtcdKilled(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	s, maps := onEtcd(t, e)
+	seen := make(chan string, 1000)
+	go follow(t, maps, seen)
+	if got := <-seen; got != "began" {
+		t.Fatal(got)
+	}
+	next := 0
+	create := func() error {
+		_, err := maps.Create(t.Context(), configMap(fmt.Sprintf("m%03d", next)), metav1.CreateOptions{})
+		return err
+	}
+	for range 2 {
+		for range 20 {
+			if err := create(); err != nil {
+				t.Fatal(err)
+			}
+			next++
+		}
+		e.Kill()
+		var asking sync.WaitGroup
+		for _, path := range []string{"/api/v1/namespaces/default/configmaps/m000", "/api/v1/configmaps", "/api/v1/configmaps?watch=1", "/apis/un.known/v1/things"} {
+			asking.Go(func() { toldAway(t, s, http.MethodGet, path, "") })
+		}
+		asking.Go(func() {
+			toldAway(t, s, http.MethodPost, "/api/v1/namespaces/default/configmaps", fmt.Sprintf(`{"metadata":{"name":"m%03d"}}`, next))
+		})
+		asking.Wait()
+		if list, err := maps.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil || len(list.Items) != next {
+			t.Errorf("what this server has seen: %d of %d, %v", len(list.Items), next, err)
+		}
+		resp, err := client(t, s).Get(s.URL() + "/readyz")
+		if text := body(t, resp, err, http.StatusInternalServerError); !strings.Contains(text, "storage") {
+			t.Errorf("readyz says %s", text)
+		}
+		e.Start()
+		for err := create(); err != nil && !apierrors.IsAlreadyExists(err); err = create() { // what was in doubt may be there
+			if !apierrors.IsServiceUnavailable(err) && !apierrors.IsTimeout(err) {
+				t.Fatal(err)
+			}
+		}
+		next++
+	}
+	for i := range next {
+		select {
+		case got := <-seen:
+			if want := fmt.Sprintf("ADDED m%03d", i); got != want {
+				t.Fatalf("seen %q, want %q", got, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%d events of %d were seen", i, next)
+		}
+	}
+}
+
+// toldAway makes a request that has to be told that the storage is away.
+func toldAway(t *testing.T, s *apiserver.Server, method, path, text string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, s.URL()+path, strings.NewReader(text))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r.Header.Set("Content-Type", "application/json")
+	resp, err := client(t, s).Do(r)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer resp.Body.Close()
+	said, _ := io.ReadAll(resp.Body)
+	switch resp.StatusCode {
+	case http.StatusServiceUnavailable:
+		if !strings.Contains(string(said), "the storage of the server is not available at the moment") {
+			t.Errorf("%s %s: %s", method, path, said)
+		}
+	case http.StatusGatewayTimeout: // of a write
+		if method == http.MethodGet || !strings.Contains(string(said), "it is not known yet whether the write was carried out") {
+			t.Errorf("%s %s: %s", method, path, said)
+		}
+	default:
+		t.Errorf("%s %s: %d %s", method, path, resp.StatusCode, said)
+	}
+}
+
+// follow tells what a client sees that watches again from where its watch has ended.
+func follow(t *testing.T, maps corev1client.ConfigMapInterface, seen chan<- string) {
+	list, err := maps.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		seen <- err.Error()
+		return
+	}
+	revision := list.ResourceVersion
+	seen <- "began"
+	for t.Context().Err() == nil {
+		w, err := maps.Watch(t.Context(), metav1.ListOptions{ResourceVersion: revision})
+		if err != nil {
+			continue // until etcd is back
+		}
+		for ev := range w.ResultChan() {
+			m, ok := ev.Object.(*corev1.ConfigMap)
+			if !ok {
+				seen <- fmt.Sprintf("%s %v", ev.Type, ev.Object)
+				return
+			}
+			revision = m.ResourceVersion
+			seen <- fmt.Sprintf("%s %s", ev.Type, m.Name)
+		}
+	}
+}
+
+// A watch that is running goes on over a compaction; one from before it is told to begin anew.
+func TestEtcdCompacted(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	_, maps := onEtcd(t, e)
+	first, err := maps.Create(t.Context(), configMap("a"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, err := maps.Watch(t.Context(), metav1.ListOptions{ResourceVersion: first.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Stop()
+	second, err := maps.Create(t.Context(), configMap("b"), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	compact(t, e, second.ResourceVersion)
+	if _, err := maps.Create(t.Context(), configMap("c"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"b", "c"} {
+		if ev := <-running.ResultChan(); ev.Type != watch.Added || ev.Object.(*corev1.ConfigMap).Name != want {
+			t.Fatalf("%+v, want %s", ev, want)
+		}
+	}
+	_, other := onEtcd(t, e) // remembers nothing of it
+	late, err := other.Watch(t.Context(), metav1.ListOptions{ResourceVersion: first.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Stop()
+	if ev := <-late.ResultChan(); ev.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(ev.Object)) {
+		t.Errorf("a watch from before: %+v", ev)
+	}
+	_, err = other.List(t.Context(), metav1.ListOptions{ResourceVersion: first.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+	if !apierrors.IsResourceExpired(err) {
+		t.Errorf("a list from before: %v", err)
+	}
+}
+
+// compact makes etcd forget what is older, as an operator would.
+func compact(t *testing.T, e *storagetest.Etcd, resourceVersion string) {
+	t.Helper()
+	revision, err := strconv.ParseInt(resourceVersion, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{e.URL}, Prefix: "/registry/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Compact(context.Background(), revision); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

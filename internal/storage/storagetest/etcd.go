@@ -1,0 +1,102 @@
+package storagetest
+
+import (
+	"bufio"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Etcd is an etcd of one member that a test may kill and start again.
+type Etcd struct {
+	URL  string
+	t    testing.TB
+	args []string
+	cmd  *exec.Cmd
+}
+
+const noEtcd = "there is no etcd to test with: make peers builds it, see peers/README.md"
+
+func etcdProgram(t testing.TB) (program string, found bool) {
+	program = filepath.Join(peers(t), "etcd")
+	_, err := os.Stat(program)
+	return program, err == nil
+}
+
+// StartEtcd runs one until the end of the test, which is skipped where the program is not there.
+func StartEtcd(t testing.TB) *Etcd {
+	t.Helper()
+	program, found := etcdProgram(t)
+	if !found {
+		t.Skip(noEtcd)
+	}
+	dir, urls := t.TempDir(), [2]string{}
+	for i := range urls {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		urls[i] = "http://" + l.Addr().String()
+		_ = l.Close()
+	}
+	e := &Etcd{URL: urls[0], t: t, args: []string{
+		program, "--name=default", "--data-dir=" + dir, "--unsafe-no-fsync",
+		"--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
+		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1], "--initial-cluster=default=" + urls[1],
+	}}
+	e.Start()
+	t.Cleanup(e.Kill)
+	return e
+}
+
+// peers is the folder of the programs that tests compare with.
+func peers(t testing.TB) string {
+	if dir := os.Getenv("TEST_PEERS"); dir != "" {
+		return dir
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.sum")); err == nil || dir == filepath.Dir(dir) {
+			return filepath.Join(dir, "bin", "peers")
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// Start returns when it serves.
+func (e *Etcd) Start() {
+	e.t.Helper()
+	e.cmd = exec.Command(e.args[0], e.args[1:]...)
+	stderr, err := e.cmd.StderrPipe()
+	if err == nil {
+		err = e.cmd.Start()
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	var said []string
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), "serving client traffic") {
+			go func() {
+				for lines.Scan() { // it would stand still if nobody read what it says
+				}
+			}()
+			return
+		}
+		said = append(said, lines.Text())
+	}
+	e.t.Fatalf("etcd does not start:\n%s", strings.Join(said, "\n"))
+}
+
+// Kill ends it as a crash would.
+func (e *Etcd) Kill() {
+	_ = e.cmd.Process.Kill()
+	_ = e.cmd.Wait()
+}
