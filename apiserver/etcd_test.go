@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
@@ -69,6 +71,36 @@ func TestEtcdKeepsAll(t *testing.T) {
 	large.Data = map[string]string{"x": strings.Repeat("x", 1600<<10)}
 	if _, err := maps.Create(t.Context(), large, metav1.CreateOptions{}); !apierrors.IsRequestEntityTooLargeError(err) && !apierrors.IsInvalid(err) {
 		t.Errorf("a large object: %v", err)
+	}
+}
+
+// etcd may want TLS and a certificate of its clients (--etcd-cafile, --etcd-certfile, --etcd-keyfile).
+func TestEtcdOverTLS(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := pki.Ensure(dir, []string{"127.0.0.1"}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	e := storagetest.StartEtcd(t, "--client-cert-auth", "--trusted-ca-file="+file("ca.crt"), "--cert-file="+file("apiserver.crt"), "--key-file="+file("apiserver.key"))
+	c := apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}, CAFile: file("ca.crt"), CertFile: file("admin.crt"), KeyFile: file("admin.key")}}
+	s := start(t, c)
+	resp, err := client(t, s).Get(s.URL() + "/readyz")
+	body(t, resp, err, http.StatusOK)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	c.Etcd.CertFile, c.Etcd.KeyFile = "", ""
+	if s, err := apiserver.Start(ctx, c); err == nil {
+		_ = s.Shutdown()
+		t.Error("served without a certificate")
+	}
+	for _, lacks := range []apiserver.Etcd{{CAFile: file("none")}, {CAFile: file("ca.key")}, {CertFile: file("admin.crt"), KeyFile: file("none")}} {
+		lacks.Servers = c.Etcd.Servers
+		if s, err := apiserver.Start(t.Context(), apiserver.Config{Etcd: lacks}); err == nil || !strings.Contains(err.Error(), "etcd") {
+			t.Errorf("%+v: %v", lacks, err)
+			if err == nil {
+				_ = s.Shutdown()
+			}
+		}
 	}
 }
 

@@ -26,8 +26,8 @@ func etcdProgram(t testing.TB) (program string, found bool) {
 	return program, err == nil
 }
 
-// StartEtcd runs one until the end of the test, which is skipped where the program is not there.
-func StartEtcd(t testing.TB) *Etcd {
+// StartEtcd runs one, over TLS where flags say so, until the end of the test, which is skipped where the program is not there.
+func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	t.Helper()
 	program, found := etcdProgram(t)
 	if !found {
@@ -42,11 +42,14 @@ func StartEtcd(t testing.TB) *Etcd {
 		urls[i] = "http://" + l.Addr().String()
 		_ = l.Close()
 	}
-	e := &Etcd{URL: urls[0], t: t, args: []string{
+	if len(flags) > 0 {
+		urls[0] = strings.Replace(urls[0], "http:", "https:", 1)
+	}
+	e := &Etcd{URL: urls[0], t: t, args: append([]string{
 		program, "--name=default", "--data-dir=" + dir, "--unsafe-no-fsync",
 		"--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
 		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1], "--initial-cluster=default=" + urls[1],
-	}}
+	}, flags...)}
 	e.Start()
 	t.Cleanup(e.Kill)
 	return e
