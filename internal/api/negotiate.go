@@ -113,7 +113,7 @@ type choice struct {
 
 // find is negotiate.
 func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
-	key := choice{header, v != nil, v != nil && v.Type != nil, v != nil && len(v.Columns) > 0}
+	key := choice{header, v != nil, v != nil && v.Type != nil, v != nil && v.Tabular()}
 	known := c.known.Load()
 	if known != nil {
 		if m, ok := (*known)[key]; ok {
@@ -156,7 +156,7 @@ func acceptable(params map[string]string, o offer, v *resource.Version) (media, 
 	switch params["as"] {
 	case "Table":
 		m.view = viewTable
-		return m, len(v.Columns) > 0 && (o.format == formatJSON || o.format == formatYAML)
+		return m, v.Tabular() && (o.format == formatJSON || o.format == formatYAML)
 	case "PartialObjectMetadata":
 		m.view = viewPartial
 	case "PartialObjectMetadataList":

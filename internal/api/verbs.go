@@ -169,7 +169,7 @@ func (q *request) delete() error {
 	if err != nil {
 		return err
 	}
-	if gone {
+	if gone && !q.v.Definition.Behavior.ReturnsDeleted {
 		return q.respondDeleted(obj)
 	}
 	code := http.StatusOK

@@ -67,7 +67,7 @@ func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bo
 	}
 	var selector string
 	if len(s.LabelSelector) > 0 {
-		if selector, _, err = unstructured.NestedString(parent, s.LabelSelector...); err != nil {
+		if selector, err = selectorOf(s, parent); err != nil {
 			return nil, false, err
 		}
 	}
@@ -86,6 +86,18 @@ func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bo
 		"apiVersion": ScaleVersion.APIVersion, "kind": "Scale",
 		"metadata": md, "spec": spec, "status": status,
 	}, found, nil
+}
+
+func selectorOf(s *resource.Scale, parent object.Tree) (string, error) {
+	if s.Selector == nil {
+		text, _, err := unstructured.NestedString(parent, s.LabelSelector...)
+		return text, err
+	}
+	v, _, err := unstructured.NestedFieldNoCopy(parent, s.LabelSelector...)
+	if err != nil {
+		return "", err
+	}
+	return s.Selector(v)
 }
 
 func int32At(t object.Tree, path []string) (int64, bool, error) {

@@ -169,6 +169,9 @@ func (s *selector) values(d *derived, rec *storage.Record) []string {
 				f.values[i] = f.values[other]
 			}
 		}
+		if f.values[i] == "" {
+			f.values[i] = own.Zero
+		}
 	}
 	d.fields.Store(f)
 	return f.values

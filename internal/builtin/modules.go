@@ -1,6 +1,6 @@
 //go:build modules
 
-package upstream
+package builtin
 
 // This file is never compiled; it keeps modules in go.mod. k8s.io/kubernetes requires its sister modules at v0.0.0,
 // a version that only its own replace lines make exist. Whoever requires Trellis has no such lines, so every sister

@@ -1,57 +1,64 @@
-package builtin
+package resource
 
 import (
+	_ "embed" // fields.txt
 	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/structured-merge-diff/v6/schema"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
 // The schema for field ownership is derived from the Go type in well under a millisecond.
 // client-go carries the same for all kinds as YAML, which takes 150 ms and 21 MB to parse; it is what
-// a test compares the kinds of the table with.
+// a test compares the kinds of the table with, and makes fields.txt of.
 
-// What struct tags do not say.
-var (
-	// atomicStructs are owned as a whole.
-	atomicStructs = []string{
-		"io.k8s.api.core.v1.EndpointAddress",
-		"io.k8s.api.core.v1.EndpointPort",
-		"io.k8s.api.core.v1.LocalObjectReference",
-		"io.k8s.api.core.v1.ObjectReference",
-		"io.k8s.api.discovery.v1.EndpointPort",
-		"io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
+//go:embed fields.txt
+var fieldsText string
+
+// fact is what struct tags do not say of a type, or of a field of it: a line of fields.txt.
+type fact struct {
+	atomic bool     // it is owned as a whole
+	list   bool     // it is a list with these keys, a set if there are none
+	keys   []string // of the items of a list
+	value  any      // what a field that is a key in a list is taken for where it is missing
+}
+
+// facts are those of fields.txt, by type ("io.k8s.api.core.v1.ObjectReference") or type and field.
+var facts = sync.OnceValue(func() map[string]fact {
+	all := map[string]fact{}
+	for line := range strings.Lines(fieldsText) {
+		words := strings.Fields(line)
+		f := all[words[0]]
+		switch words[1] {
+		case "atomic":
+			f.atomic = true
+		case "list":
+			f.list, f.keys = true, words[2:]
+		case "default":
+			_ = json.Unmarshal([]byte(words[2]), &f.value) // a test reads every line
+		}
+		all[words[0]] = f
 	}
-	// atomicMaps are maps that are owned as a whole, by type and field.
-	atomicMaps = []string{"io.k8s.api.core.v1.ServiceSpec.selector"}
-	// fieldDefaults are what fields that keys of lists are made of are taken for where they are missing.
-	fieldDefaults = map[string]any{"io.k8s.api.core.v1.ServicePort.protocol": string(corev1.ProtocolTCP)}
-	// listKeys are the keys of lists that patchMergeKey does not tell, by type and field; sets have none.
-	listKeys = map[string][]string{
-		"io.k8s.api.core.v1.ServiceSpec.ports":                                                                    {"port", "protocol"},
-		"io.k8s.api.discovery.v1.Endpoint.addresses":                                                              {},
-		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinitionStatus.conditions":      {"type"},
-		"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1beta1.CustomResourceDefinitionStatus.conditions": {"type"},
-	}
-)
+	return all
+})
 
 const (
 	untypedAtomic  = "__untyped_atomic_"
 	untypedDeduced = "__untyped_deduced_"
 )
 
-// parseable derives what structured-merge-diff needs to know of a Go type.
-func parseable(obj runtime.Object) (typed.ParseableType, error) {
-	d := &deriver{seen: map[reflect.Type]string{}}
+// Parseable derives what structured-merge-diff needs to know of the type.
+func (g *GoType) Parseable() (typed.ParseableType, error) {
+	obj := g.New()
+	d := &deriver{facts: facts(), seen: map[reflect.Type]string{}}
 	root, err := d.refer(reflect.TypeOf(obj).Elem())
 	if err != nil {
-		return typed.ParseableType{}, fmt.Errorf("builtin: fields of %T: %w", obj, err)
+		return typed.ParseableType{}, fmt.Errorf("resource: fields of %T: %w", obj, err)
 	}
 	atomic, deduced := anything(untypedAtomic, schema.Atomic), anything(untypedDeduced, schema.Separable)
 	types := append(d.types, schema.TypeDef{Name: untypedAtomic, Atom: atomic}, schema.TypeDef{Name: untypedDeduced, Atom: deduced})
@@ -60,6 +67,7 @@ func parseable(obj runtime.Object) (typed.ParseableType, error) {
 
 // deriver collects the types that it met.
 type deriver struct {
+	facts map[string]fact
 	seen  map[reflect.Type]string
 	types []schema.TypeDef
 }
@@ -142,7 +150,7 @@ func (d *deriver) atom(t reflect.Type, name string) (schema.Atom, error) {
 		return schema.Atom{Map: &schema.Map{ElementType: schema.TypeRef{Inlined: anything(untypedDeduced, schema.Separable)}}}, nil
 	}
 	m := &schema.Map{}
-	if slices.Contains(atomicStructs, name) {
+	if d.facts[name].atomic {
 		m.ElementRelationship = schema.Atomic
 	}
 	err := d.fields(m, t, name)
@@ -192,7 +200,7 @@ func (d *deriver) fields(m *schema.Map, t reflect.Type, name string) error {
 		if err != nil {
 			return err
 		}
-		value := fieldDefaults[name+"."+tag]
+		value := d.facts[name+"."+tag].value
 		if value == nil {
 			value = defaultOf(f.Type, options)
 		}
@@ -211,20 +219,24 @@ func fieldsOf(t reflect.Type) func(yield func(reflect.StructField) bool) {
 	}
 }
 
-// field is the type of a field; patch tags say how a list in it merges.
+// field is the type of a field. Patch tags say how a list in it merges, unless a fact does.
 func (d *deriver) field(f reflect.StructField, name string) (schema.TypeRef, error) {
-	if slices.Contains(atomicMaps, name) {
+	known := d.facts[name]
+	switch {
+	case f.Type.Kind() == reflect.Map && known.atomic:
 		ref, err := d.refer(f.Type)
 		ref.Inlined.Map.ElementRelationship = schema.Atomic
 		return ref, err
-	}
-	if f.Type.Kind() != reflect.Slice || f.Type.Elem().Kind() == reflect.Uint8 {
+	case f.Type.Kind() == reflect.Struct && known.atomic, f.Type.Kind() == reflect.Pointer && known.atomic:
+		ref, err := d.refer(f.Type)
+		atomic := schema.Atomic
+		ref.ElementRelationship = &atomic
+		return ref, err
+	case f.Type.Kind() != reflect.Slice || f.Type.Elem().Kind() == reflect.Uint8:
 		return d.refer(f.Type)
-	}
-	if keys := listKeys[name]; keys != nil {
-		return d.list(f.Type, schema.Associative, keys)
-	}
-	if !strings.Contains(f.Tag.Get("patchStrategy"), "merge") {
+	case known.list:
+		return d.list(f.Type, schema.Associative, known.keys)
+	case known.atomic || !strings.Contains(f.Tag.Get("patchStrategy"), "merge"):
 		return d.list(f.Type, schema.Atomic, nil)
 	}
 	var keys []string

@@ -1,4 +1,4 @@
-package upstream
+package builtin
 
 import (
 	appsv1 "k8s.io/api/apps/v1"
@@ -25,13 +25,13 @@ func workloads() []line {
 	return []line{
 		{kind: "ControllerRevision", plural: "controllerrevisions", at: apps, main: controllerrevision.Strategy},
 		{kind: "DaemonSet", plural: "daemonsets", at: apps, short: "ds", categories: "all", main: daemonset.Strategy, status: daemonset.StatusStrategy},
-		{kind: "Deployment", plural: "deployments", at: apps, short: "deploy", categories: "all", main: deployment.Strategy, status: deployment.StatusStrategy},
-		{kind: "ReplicaSet", plural: "replicasets", at: apps, short: "rs", categories: "all", main: replicaset.Strategy, status: replicaset.StatusStrategy, attributes: replicaset.GetAttrs},
-		{kind: "StatefulSet", plural: "statefulsets", at: apps, short: "sts", categories: "all", main: statefulset.Strategy, status: statefulset.StatusStrategy},
+		{kind: "Deployment", plural: "deployments", at: apps, short: "deploy", categories: "all", main: deployment.Strategy, status: deployment.StatusStrategy, scale: scaleBy(selectorText)},
+		{kind: "ReplicaSet", plural: "replicasets", at: apps, short: "rs", categories: "all", main: replicaset.Strategy, status: replicaset.StatusStrategy, scale: scaleBy(selectorText), fields: []string{"status.replicas:0"}},
+		{kind: "StatefulSet", plural: "statefulsets", at: apps, short: "sts", categories: "all", main: statefulset.Strategy, status: statefulset.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "HorizontalPodAutoscaler", plural: "horizontalpodautoscalers", at: versions{autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion}, short: "hpa", categories: "all", main: horizontalpodautoscaler.Strategy, status: horizontalpodautoscaler.StatusStrategy},
 		{kind: "CronJob", plural: "cronjobs", at: batch, short: "cj", categories: "all", main: cronjob.Strategy, status: cronjob.StatusStrategy},
-		{kind: "Job", plural: "jobs", at: batch, categories: "all", main: job.Strategy, status: job.StatusStrategy, attributes: job.GetAttrs},
-		{kind: "PodDisruptionBudget", plural: "poddisruptionbudgets", at: versions{policyv1.SchemeGroupVersion}, short: "pdb", main: poddisruptionbudget.Strategy, status: poddisruptionbudget.StatusStrategy},
-		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", main: priorityclass.Strategy},
+		{kind: "Job", plural: "jobs", at: batch, categories: "all", main: job.Strategy, status: job.StatusStrategy, fields: []string{"status.successful=status.succeeded:0"}},
+		{kind: "PodDisruptionBudget", plural: "poddisruptionbudgets", at: versions{policyv1.SchemeGroupVersion}, short: "pdb", unenforced: true, main: poddisruptionbudget.Strategy, status: poddisruptionbudget.StatusStrategy},
+		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", unenforced: true, main: priorityclass.Strategy},
 	}
 }
