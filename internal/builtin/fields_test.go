@@ -1,8 +1,6 @@
 package builtin
 
 import (
-	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -25,10 +23,22 @@ import (
 // everyVersion yields each endpoint of each kind that the table holds.
 func everyVersion() []*resource.Version {
 	var all []*resource.Version
-	for _, d := range Definitions(Config{}) {
+	for _, d := range Definitions(Config{Unenforced: true}) {
 		all = append(all, d.Versions...)
 	}
 	return all
+}
+
+// find returns the endpoint of a plural in a group.
+func find(t *testing.T, group, plural string) *resource.Version {
+	t.Helper()
+	for _, v := range everyVersion() {
+		if v.GroupVersion.Group == group && v.Definition.Names.Plural == plural {
+			return v
+		}
+	}
+	t.Fatalf("no %s in group %q", plural, group)
+	return nil
 }
 
 // CRD-055

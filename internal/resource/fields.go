@@ -146,7 +146,9 @@ func (d *deriver) atom(t reflect.Type, name string) (schema.Atom, error) {
 	if s, ok := zero.(schemaTyper); ok {
 		return openAPIAtom(s), nil
 	}
-	if _, ok := zero.(json.Marshaler); ok {
+	if _, ok := zero.(json.Marshaler); ok && d.facts[name].atomic {
+		return anything(untypedAtomic, schema.Atomic), nil
+	} else if ok {
 		return schema.Atom{Map: &schema.Map{ElementType: schema.TypeRef{Inlined: anything(untypedDeduced, schema.Separable)}}}, nil
 	}
 	m := &schema.Map{}
