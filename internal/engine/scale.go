@@ -110,7 +110,7 @@ func int32At(t object.Tree, path []string) (int64, bool, error) {
 
 // updateScale is a PUT to /scale.
 func (w *write) updateScale(b Body) (Object, error) {
-	s := w.ofScale()
+	s := w.ofBody(ScaleVersion)
 	scale, err := s.accept(b)
 	if err == nil {
 		err = s.locates(scale)
@@ -125,12 +125,12 @@ func (w *write) updateScale(b Body) (Object, error) {
 	})
 }
 
-// ofScale is for what a body says of a Scale.
-func (w *write) ofScale() *write {
-	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: ScaleVersion, def: ScaleVersion.Definition, rules: rulesOf(ScaleVersion)}
+// ofBody is for what the body of a request to a subresource says, which is of a kind of its own.
+func (w *write) ofBody(v *resource.Version) *write {
+	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: v, def: v.Definition, rules: rulesOf(v)}
 }
 
-// locates checks name and namespace of a Scale.
+// locates checks name and namespace of such a body.
 func (w *write) locates(scale object.Tree) error {
 	w.wanted = scale
 	return w.locate()
@@ -138,7 +138,7 @@ func (w *write) locates(scale object.Tree) error {
 
 // patchScale is a PATCH of /scale.
 func (w *write) patchScale(p Patch) (Object, error) {
-	s := w.ofScale()
+	s := w.ofBody(ScaleVersion)
 	if p.Type == types.ApplyYAMLPatchType {
 		applied, repeated, err := s.decodeApplied(p.Data)
 		if err != nil {

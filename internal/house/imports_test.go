@@ -52,10 +52,10 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/admission":                {},
 	"k8s.io/apiserver/pkg/endpoints":                {},
 	"k8s.io/apiserver/pkg/registry":                 {},
-	"k8s.io/apiserver/pkg/registry/rest":            {"internal/builtin/upstream"}, // the interfaces of strategies
-	"k8s.io/kubernetes":                             {"internal/builtin/upstream"}, // what the kinds of a cluster mean
-	"k8s.io/apiserver/pkg/authorization/authorizer": {"internal/builtin/upstream"}, // what its strategies are given
-	"k8s.io/apiserver/pkg/endpoints/request":        {"internal/builtin/upstream"},
+	"k8s.io/apiserver/pkg/registry/rest":            {"internal/builtin", "internal/engine", "internal/resource"}, // the interfaces of strategies
+	"k8s.io/kubernetes":                             {"internal/builtin"},                                         // what the kinds of a cluster mean
+	"k8s.io/apiserver/pkg/authorization/authorizer": {"internal/builtin"},                                         // what its strategies are given
+	"k8s.io/apiserver/pkg/endpoints/request":        {"internal/engine"},                                          // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                   {},
 	"k8s.io/apiserver/pkg/storage":                  {},
 	"k8s.io/apiserver/pkg/util/feature":             {},

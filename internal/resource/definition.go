@@ -156,7 +156,21 @@ type Version struct {
 // Subresource is one more way to the object: a name and the verbs it serves.
 type Subresource struct {
 	Name  string
-	Verbs []string // "get", "patch", "update"; sorted
+	Verbs []string // "get", "patch", "update", or "create" alone; sorted
+	// Body is the version of what a POST sends (a Binding), and Act does to the object, at the internal form, what it asks for.
+	// The error is a StatusError. nil where the object itself is read and written.
+	Body *Version                       `json:"-"`
+	Act  func(obj, body Internal) error `json:"-"`
+}
+
+// Subresource is the one of a name, or nil.
+func (v *Version) Subresource(name string) *Subresource {
+	for i := range v.Subresources {
+		if v.Subresources[i].Name == name {
+			return &v.Subresources[i]
+		}
+	}
+	return nil
 }
 
 // GroupResource is for error messages.
