@@ -26,7 +26,7 @@ func workloads() []line {
 		{kind: "ControllerRevision", plural: "controllerrevisions", at: apps, main: controllerrevision.Strategy},
 		{kind: "DaemonSet", plural: "daemonsets", at: apps, short: "ds", categories: "all", main: daemonset.Strategy, status: daemonset.StatusStrategy},
 		{kind: "Deployment", plural: "deployments", at: apps, short: "deploy", categories: "all", main: deployment.Strategy, status: deployment.StatusStrategy, scale: scaleBy(selectorText)},
-		{kind: "ReplicaSet", plural: "replicasets", at: apps, short: "rs", categories: "all", main: replicaset.Strategy, status: replicaset.StatusStrategy, scale: scaleBy(selectorText), fields: []string{"status.replicas:0"}},
+		{kind: "ReplicaSet", plural: "replicasets", at: apps, short: "rs", categories: "all", main: replicaset.Strategy, status: replicaset.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "StatefulSet", plural: "statefulsets", at: apps, short: "sts", categories: "all", main: statefulset.Strategy, status: statefulset.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "HorizontalPodAutoscaler", plural: "horizontalpodautoscalers", at: versions{autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion}, short: "hpa", categories: "all", main: horizontalpodautoscaler.Strategy, status: horizontalpodautoscaler.StatusStrategy},
 		{kind: "CronJob", plural: "cronjobs", at: batch, short: "cj", categories: "all", main: cronjob.Strategy, status: cronjob.StatusStrategy},
