@@ -154,7 +154,7 @@ func (w *write) markDeleting(t object.Tree) {
 // finalizers are the object's, with those of the garbage collector as the options and what
 // is there already demand.
 func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
-	policy := w.def.Dependents(w.ctx)
+	policy := w.def.Dependents(w.strategyContext())
 	if policy == rest.Unsupported {
 		return current // Events are never collected
 	}
