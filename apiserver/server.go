@@ -175,10 +175,9 @@ func (s *Server) connect(ctx context.Context) error {
 	authorizer := access.Bootstrap{}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog:  func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-		EventTTL: s.config.EventTTL,
-		Allowed:  access.Review(authorizer),
-		Rules:    authorizer.Rules,
+		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
+		EventTTL:   s.config.EventTTL,
+		Authorizer: authorizer, Rules: authorizer,
 
 		Head:         s.store.Head,
 		ServiceRange: s.config.ServiceClusterIPRange,

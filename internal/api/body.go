@@ -78,6 +78,8 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	typed := q.v.Type
 	if q.subresource == "scale" {
 		typed = nil
+	} else if s := q.v.Subresource(q.subresource); s != nil && s.Body != nil {
+		typed = s.Body.Type
 	}
 	switch f {
 	case formatProtobuf:

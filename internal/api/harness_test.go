@@ -35,8 +35,8 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	authorizer := access.Bootstrap{}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-		Allowed: access.Review(authorizer), Rules: authorizer.Rules,
+		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
+		Authorizer: authorizer, Rules: authorizer,
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

@@ -101,7 +101,7 @@ func (q *request) allowed() error {
 func (q *request) wellAimed() error {
 	custom := q.v.Definition.Custom != nil
 	switch {
-	case q.verb == verbCreate && q.name != "" && !custom:
+	case q.verb == verbCreate && q.name != "" && q.subresource == "" && !custom:
 		return q.unsupported()
 	case q.name != "" || q.verb != verbUpdate && q.verb != verbPatch:
 		return nil
@@ -115,10 +115,8 @@ func subresourceVerbs(v *resource.Version, name string) (verbs []string, known b
 	if name == "status" && v.Status || name == "scale" && v.Scale != nil {
 		return []string{verbGet, verbPatch, verbUpdate}, true
 	}
-	for _, s := range v.Subresources {
-		if s.Name == name {
-			return s.Verbs, true
-		}
+	if s := v.Subresource(name); s != nil {
+		return s.Verbs, true
 	}
 	return nil, false
 }

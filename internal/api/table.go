@@ -106,6 +106,9 @@ func (t *table) refresh() {
 
 // appendRow appends the row of one object.
 func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
+	if t.version.Printer != nil {
+		return t.appendPrinted(dst, o)
+	}
 	object.Fields(o.Packed().JSON(), t.paths, t.raw)
 	var tree object.Tree
 	if t.trees {
@@ -126,7 +129,34 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 			dst = t.appendCell(dst, c, c.Cell(tree))
 		}
 	}
-	dst = append(dst, `],"object":`...)
+	return t.appendObject(append(dst, ']'), o), nil
+}
+
+// appendPrinted appends the row that the kind's Printer makes.
+func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
+	row, err := t.version.Row(o.Packed().JSON())
+	if err != nil {
+		return dst, apierrors.NewInternalError(err)
+	}
+	dst = append(dst, `{"cells":`...)
+	cells, err := json.Marshal(row.Cells)
+	if err != nil {
+		return dst, apierrors.NewInternalError(err)
+	}
+	dst = append(dst, cells...)
+	if len(row.Conditions) > 0 {
+		conditions, err := json.Marshal(row.Conditions)
+		if err != nil {
+			return dst, apierrors.NewInternalError(err)
+		}
+		dst = append(append(dst, `,"conditions":`...), conditions...)
+	}
+	return t.appendObject(dst, o), nil
+}
+
+// appendObject ends a row with as much of the object as the client wants.
+func (t *table) appendObject(dst []byte, o engine.Object) []byte {
+	dst = append(dst, `,"object":`...)
 	switch t.include {
 	case metav1.IncludeNone:
 		dst = append(dst, "null"...)
@@ -135,7 +165,7 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 	default:
 		dst = appendPartial(dst, o, t.form)
 	}
-	return append(dst, '}'), nil
+	return append(dst, '}')
 }
 
 // appendField appends the cell of a column that is a field, whose JSON is raw.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -49,11 +50,27 @@ func (q *request) create() error {
 	if err != nil {
 		return err
 	}
-	obj, err := q.server.engine.Create(ctx, q.target(), b, q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
+	caller := q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun)
+	if q.subresource != "" {
+		return q.act(ctx, b, caller)
+	}
+	obj, err := q.server.engine.Create(ctx, q.target(), b, caller)
 	if err != nil {
 		return err
 	}
 	return q.respond(http.StatusCreated, obj)
+}
+
+// act does what a POST to a subresource asks for.
+func (q *request) act(ctx context.Context, b engine.Body, c engine.Caller) error {
+	if err := q.server.engine.Act(ctx, q.target(), b, c); err != nil {
+		return err
+	}
+	body, err := encodeStatus(q.media, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Code: http.StatusCreated})
+	if err == nil {
+		q.write(http.StatusCreated, q.media.media, body)
+	}
+	return err
 }
 
 // update replaces an object or a part of it.
@@ -170,7 +187,7 @@ func (q *request) delete() error {
 	if err != nil {
 		return err
 	}
-	if gone {
+	if gone && !q.v.Definition.Behavior.ReturnsDeleted {
 		return q.respondDeleted(obj)
 	}
 	code := http.StatusOK

@@ -3,12 +3,16 @@ package builtin
 import (
 	"context"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
@@ -17,18 +21,31 @@ import (
 )
 
 // customResourceDefinitions is the kind that defines kinds.
-func customResourceDefinitions(c Config) kind {
-	e := at(apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
-	e.validate = validateCRD
-	e.goType.Decoder = crdvalidation.Decode
-	return kind{
-		endpoint: e,
-		plural:   "customresourcedefinitions", short: "crd crds", categories: "api-extensions",
-		prefix:  resource.CRDPrefix,
-		cluster: true, status: true, conditional: true,
-		columns:  crdColumns,
-		behavior: crds(c),
-		second:   legacyCRDs(),
+func customResourceDefinitions(c Config) *resource.Definition {
+	d := &resource.Definition{
+		Group: apiextensionsv1.GroupName,
+		Names: resource.Names{
+			Plural: "customresourcedefinitions", Singular: "customresourcedefinition",
+			Kind: "CustomResourceDefinition", ListKind: "CustomResourceDefinitionList",
+			ShortNames: []string{"crd", "crds"}, Categories: []string{"api-extensions"},
+		},
+		Prefix:   resource.CRDPrefix,
+		Verbs:    []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
+		Behavior: crds(c),
+	}
+	d.Storage = crdVersion(d, apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
+	d.Storage.Validate = validateCRD
+	d.Storage.Type.Decoder = crdvalidation.Decode
+	d.Versions = []*resource.Version{d.Storage, legacyCRDs(d)}
+	return d
+}
+
+// crdVersion is CustomResourceDefinition at a version that has these Go types.
+func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtime.Object) *resource.Version {
+	g := &resource.GoType{New: maker(reflect.TypeOf(obj).Elem()), NewList: maker(reflect.TypeOf(list).Elem())}
+	return &resource.Version{
+		Definition: d, GroupVersion: gv, APIVersion: gv.String(), Served: true, Status: true,
+		Columns: crdColumns(), Type: g, Parseable: sync.OnceValues(g.Parseable),
 	}
 }
 
@@ -41,9 +58,6 @@ func crds(c Config) resource.Behavior {
 		Warnings:      crdWarnings,
 		Guards:        s.guards,
 		BeforeDelete:  s.beforeDelete,
-		Generation:    true,
-		ResetOnWrite:  []string{"status"},
-		ResetOnStatus: []string{"spec"},
 		OwnedWhole:    []string{"spec.versions"},
 	}
 	if c.NoFieldSelectors {

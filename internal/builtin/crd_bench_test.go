@@ -26,7 +26,7 @@ func bigCRD(b *testing.B) []byte {
 func BenchmarkStepsOfCRD(b *testing.B) {
 	js := bigCRD(b)
 	k := customResourceDefinitions(Config{})
-	v := define(&k).Storage
+	v := k.Storage
 	decode := func() object.Tree {
 		t, _, err := v.Type.Decode(js)
 		if err != nil {

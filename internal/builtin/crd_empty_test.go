@@ -42,7 +42,7 @@ func judgedByUpstream(t *testing.T, js []byte) field.ErrorList {
 func judged(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
-	form, _, err := define(&k).Storage.Type.Decode(js)
+	form, _, err := k.Storage.Type.Decode(js)
 	if err != nil {
 		t.Fatal(err)
 	}

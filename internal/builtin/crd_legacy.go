@@ -12,6 +12,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // A CRD has a legacy form, apiextensions.k8s.io/v1beta1, which kube-apiserver served up to release 1.21: what all
@@ -19,14 +20,13 @@ import (
 // It is stored as v1. Defaults and conversion are those of k8s.io/apiextensions-apiserver.
 
 // legacyCRDs is CustomResourceDefinition as the version v1beta1 shows it.
-func legacyCRDs() *endpoint {
-	e := at(apiextensionsv1beta1.SchemeGroupVersion, &apiextensionsv1beta1.CustomResourceDefinition{}, &apiextensionsv1beta1.CustomResourceDefinitionList{})
-	e.columns = crdColumns
-	e.defaults, e.validate = defaultLegacyCRD, validateLegacyCRD
-	e.toStorage, e.fromStorage = fromLegacyCRD, toLegacyCRD
-	e.deprecated = "apiextensions.k8s.io/v1beta1 CustomResourceDefinition is deprecated in v1.16+, unavailable in v1.22+; use apiextensions.k8s.io/v1 CustomResourceDefinition"
-	e.removed = "1.22"
-	return &e
+func legacyCRDs(d *resource.Definition) *resource.Version {
+	v := crdVersion(d, apiextensionsv1beta1.SchemeGroupVersion, &apiextensionsv1beta1.CustomResourceDefinition{}, &apiextensionsv1beta1.CustomResourceDefinitionList{})
+	v.Default, v.Validate = defaultLegacyCRD, validateLegacyCRD
+	v.ConvertTo, v.ConvertFrom = fromLegacyCRD, toLegacyCRD
+	v.Deprecated, v.RemovedRelease = true, "1.22"
+	v.DeprecationWarning = "apiextensions.k8s.io/v1beta1 CustomResourceDefinition is deprecated in v1.16+, unavailable in v1.22+; use apiextensions.k8s.io/v1 CustomResourceDefinition"
+	return v
 }
 
 // defaultLegacyCRD leaves the status alone, which no client sets on the way that upstream defaults it for.

@@ -17,8 +17,8 @@ import (
 )
 
 var (
-	v1CRD     = goType(&apiextensionsv1.CustomResourceDefinition{}, nil)
-	legacyCRD = goType(&apiextensionsv1beta1.CustomResourceDefinition{}, nil)
+	v1CRD     = &resource.GoType{New: func() runtime.Object { return &apiextensionsv1.CustomResourceDefinition{} }}
+	legacyCRD = &resource.GoType{New: func() runtime.Object { return &apiextensionsv1beta1.CustomResourceDefinition{} }}
 )
 
 func upstreamScheme() *runtime.Scheme {

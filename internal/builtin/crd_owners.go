@@ -3,28 +3,29 @@ package builtin
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"sync"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // statusManager is who owns what the server writes into the status of a CRD.
 const statusManager = "kube-apiserver"
 
+var exceptSpec = merge.Except("spec")
+
 // crdOwners keeps who owns the fields of CRDs, for a write of the status.
 func crdOwners() merge.Fields {
 	types := map[string]func() (typed.ParseableType, error){
-		apiextensionsv1.SchemeGroupVersion.String(): sync.OnceValues(func() (typed.ParseableType, error) {
-			return parseable(&apiextensionsv1.CustomResourceDefinition{})
-		}),
-		apiextensionsv1beta1.SchemeGroupVersion.String(): sync.OnceValues(func() (typed.ParseableType, error) {
-			return parseable(&apiextensionsv1beta1.CustomResourceDefinition{})
-		}),
+		apiextensionsv1.SchemeGroupVersion.String():      crdFields(apiextensionsv1.CustomResourceDefinition{}),
+		apiextensionsv1beta1.SchemeGroupVersion.String(): crdFields(apiextensionsv1beta1.CustomResourceDefinition{}),
 	}
 	return merge.Fields{
 		APIVersion:  apiextensionsv1.SchemeGroupVersion.String(),
@@ -39,9 +40,14 @@ func crdOwners() merge.Fields {
 			return p, err == nil
 		},
 		Convert: convertCRD,
-		Reset:   []string{"spec"},
+		Reset:   func(string) fieldpath.Filter { return exceptSpec },
 		Whole:   []string{"spec.versions"},
 	}
+}
+
+func crdFields(of any) func() (typed.ParseableType, error) {
+	g := &resource.GoType{New: maker(reflect.TypeOf(of))}
+	return sync.OnceValues(g.Parseable)
 }
 
 // convertCRD is t, which is not modified, at another version.

@@ -28,15 +28,18 @@ type server struct {
 	warnings []string
 }
 
-func serve(t testing.TB) *server {
+func serve(t testing.TB) *server { return serveKinds(t, builtin.Config{}) }
+
+// serveKinds serves the kinds of a configuration, all of which is given but what is stored.
+func serveKinds(t testing.TB, c builtin.Config) *server {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var live *resource.Live
-	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-	}))
+	c.Head = store.Head
+	c.Catalog = func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) }
+	live = resource.NewLive(builtin.Definitions(c))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -7,20 +7,22 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/core/validation"
+	netutils "k8s.io/utils/net"
 )
 
 // assignment gives one Service families, addresses and node ports, before anything else of it is looked at.
 type assignment struct {
 	pool
-	svc, old *corev1.Service // old is nil on a create
-	held     *taken          // nil: not looked up yet
+	svc, old *core.Service // old is nil on a create
+	held     *taken        // nil: not looked up yet
 }
 
 // allocate fills in what svc needs; old is nil on a create. The error is a StatusError.
-func (p pool) allocate(svc, old *corev1.Service) error {
+func (p pool) allocate(svc, old *core.Service) error {
 	a := &assignment{pool: p, svc: svc, old: old}
 	if needsClusterIP(svc) {
 		if errs := a.families(); len(errs) > 0 {
@@ -44,7 +46,7 @@ func (p pool) allocate(svc, old *corev1.Service) error {
 }
 
 func (a *assignment) invalid(errs ...*field.Error) error {
-	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), a.svc.Name, errs)
+	return apierrors.NewInvalid(core.Kind("Service"), a.svc.Name, errs)
 }
 
 // others is what is taken by other Services, and by this one since the attempt began.
@@ -74,11 +76,11 @@ const (
 func (a *assignment) families() field.ErrorList {
 	spec, path := &a.svc.Spec, field.NewPath("spec")
 	a.familyPolicy()
-	if errs := validateClusterIPs(a.svc); len(errs) > 0 {
+	if errs := validation.ValidateServiceClusterIPsRelatedFields(a.svc, a.old); len(errs) > 0 {
 		return errs
 	}
 	var errs field.ErrorList
-	single := *spec.IPFamilyPolicy == corev1.IPFamilyPolicySingleStack
+	single := *spec.IPFamilyPolicy == core.IPFamilyPolicySingleStack
 	if single && a.old != nil && len(spec.IPFamilies) > 1 && same(spec.IPFamilies, a.old.Spec.IPFamilies) {
 		spec.IPFamilies = spec.IPFamilies[:1] // the new policy says it all
 	}
@@ -93,11 +95,11 @@ func (a *assignment) families() field.ErrorList {
 	}
 	for i, ip := range spec.ClusterIPs {
 		switch {
-		case ip == corev1.ClusterIPNone || i < len(spec.IPFamilies):
-		case isIPv6(ip):
+		case ip == core.ClusterIPNone || i < len(spec.IPFamilies):
+		case netutils.IsIPv6String(ip):
 			errs = append(errs, field.Invalid(path.Child("clusterIPs").Index(i), spec.ClusterIPs, "IPv6 is not configured on this cluster"))
 		default:
-			spec.IPFamilies = append(spec.IPFamilies, corev1.IPv4Protocol)
+			spec.IPFamilies = append(spec.IPFamilies, core.IPv4Protocol)
 		}
 	}
 	if len(errs) > 0 {
@@ -113,21 +115,21 @@ func (a *assignment) familyPolicy() {
 	case spec.IPFamilyPolicy != nil:
 	case a.old != nil && a.old.Spec.IPFamilyPolicy != nil:
 		spec.IPFamilyPolicy = a.old.Spec.IPFamilyPolicy
-	case spec.ClusterIP == corev1.ClusterIPNone && len(spec.Selector) == 0:
-		spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
+	case spec.ClusterIP == core.ClusterIPNone && len(spec.Selector) == 0:
+		spec.IPFamilyPolicy = new(core.IPFamilyPolicyRequireDualStack)
 	default:
-		spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
+		spec.IPFamilyPolicy = new(core.IPFamilyPolicySingleStack)
 	}
 }
 
 func (a *assignment) settleFamilies(single bool, path *field.Path) (errs field.ErrorList) {
 	spec := &a.svc.Spec
-	free := spec.ClusterIP == corev1.ClusterIPNone && len(spec.Selector) == 0
-	if !free && *spec.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack {
+	free := spec.ClusterIP == core.ClusterIPNone && len(spec.Selector) == 0
+	if !free && *spec.IPFamilyPolicy == core.IPFamilyPolicyRequireDualStack {
 		errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, noDualStack))
 	}
 	for i, family := range spec.IPFamilies {
-		if !free && family != corev1.IPv4Protocol {
+		if !free && family != core.IPv4Protocol {
 			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), family, "not configured on this cluster"))
 		}
 	}
@@ -135,12 +137,12 @@ func (a *assignment) settleFamilies(single bool, path *field.Path) (errs field.E
 		return errs
 	}
 	if len(spec.IPFamilies) == 0 {
-		spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+		spec.IPFamilies = []core.IPFamily{core.IPv4Protocol}
 	}
 	if free && !single && len(spec.IPFamilies) == 1 {
-		other := corev1.IPv6Protocol
+		other := core.IPv6Protocol
 		if spec.IPFamilies[0] == other {
-			other = corev1.IPv4Protocol
+			other = core.IPv4Protocol
 		}
 		spec.IPFamilies = append(spec.IPFamilies, other)
 	}
@@ -213,7 +215,7 @@ func (a *assignment) nodePorts() error {
 }
 
 // requested is the node port that a port of this number asks for, 0 for none.
-func requested(ports []corev1.ServicePort, number int32) int32 {
+func requested(ports []core.ServicePort, number int32) int32 {
 	for _, p := range ports {
 		if p.Port == number && p.NodePort != 0 {
 			return p.NodePort

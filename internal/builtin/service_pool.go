@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -84,6 +85,15 @@ func (t taken) addStored(rec *storage.Record) {
 	}
 }
 
+// specOf is the Go form of the spec of a Service that is about to be stored.
+func specOf(v any) *corev1.ServiceSpec {
+	spec := new(corev1.ServiceSpec)
+	if t, ok := v.(object.Tree); ok {
+		_ = runtime.DefaultUnstructuredConverter.FromUnstructured(t, spec) // it came out of the type
+	}
+	return spec
+}
+
 // heldByOthers is what all Services hold but the one at key.
 func heldByOthers(snap *storage.Snapshot, key string) taken {
 	held := newTaken()
@@ -104,7 +114,7 @@ func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
 	}
 	snap, key := p.head(), serviceKey(object.Namespace(obj), object.Name(obj))
 	fresh, before := newTaken(), newTaken()
-	fresh.add(&goForm[corev1.Service](obj).Spec)
+	fresh.add(specOf(value(obj, "spec")))
 	if rec := snap.Get(key); rec != nil {
 		before.addStored(rec)
 	}

@@ -39,16 +39,17 @@ func TestBuiltinKindsAreAsked(t *testing.T) {
 	}
 }
 
-// A kind's own check of all of an object is not made of a write to a part of it.
-func TestStatusOfWhatIsInvalid(t *testing.T) {
+// What is stored and no longer valid is refused with each write, that of its status included, as upstream does.
+func TestWritesOfWhatIsInvalid(t *testing.T) {
 	w := newWorld(t)
 	ns := treeOf(t, w.mustCreate(w.namespace(""), `{"metadata":{"name":"n"}}`))
 	set(ns, "metadata.finalizers", []any{"bare"})
 	key := "/registry/namespaces/n"
 	w.commit(storage.Write{Key: key, Value: object.Pack(ns, 0).JSON(), Expected: w.Store.Head().Get(key).Modified})
-	w.mustPatch(w.namespace("n").sub("status"), merging, `{"status":{"conditions":[{"type":"C","status":"True"}]}}`)
-	_, err := w.patch(w.namespace("n"), merging, `{"metadata":{"labels":{"a":"b"}}}`)
-	w.refused(err, 422, metav1.StatusReasonInvalid, "name is neither a standard finalizer name nor is it fully qualified")
+	for sub, data := range map[string]string{"": `{"metadata":{"labels":{"a":"b"}}}`, "status": `{"status":{"conditions":[{"type":"C","status":"True"}]}}`} {
+		_, err := w.patch(w.namespace("n").sub(sub), merging, data)
+		w.refused(err, 422, metav1.StatusReasonInvalid, "name is neither a standard finalizer name nor is it fully qualified")
+	}
 }
 
 // A kind's warnings are given by a create and by an update.

@@ -18,7 +18,7 @@ import (
 
 // reply answers a question.
 func (w *write) reply() error {
-	out, err := w.def.Behavior.Answer(w.ctx, w.caller.User, w.wanted)
+	out, err := w.def.Behavior.Answer(w.strategyContext(), w.wanted)
 	w.answer = ObjectOf(w.v, 0, object.Pack(out, 0))
 	return err
 }
@@ -100,7 +100,7 @@ func (w *write) stored() storage.Write {
 // name is that of the object written.
 func (w *write) name() string {
 	if w.target.Name == "" {
-		return object.Name(w.obj)
+		return object.Name(w.wanted)
 	}
 	return w.target.Name
 }

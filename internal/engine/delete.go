@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -65,22 +66,24 @@ func (w *write) find() error {
 func (w *write) mark() error {
 	b := &w.def.Behavior
 	finalizers := w.finalizers(metaOf(w.rec).meta.Finalizers, &w.removal)
-	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil {
+	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil && !w.graceful() {
 		w.goes = true
 		return nil
 	}
-	t, err := packed(w.rec).Tree(w.rec.Modified)
-	if err != nil {
-		return apierrors.NewInternalError(err)
+	t, waits, err := w.ending()
+	if err != nil || w.untouched {
+		return err
 	}
 	object.SetFinalizers(t, finalizers)
-	w.markDeleting(t)
+	if !waits {
+		w.markDeleting(t)
+	}
 	if b.BeforeDelete != nil {
 		if err := b.BeforeDelete(w.ctx, t); err != nil {
 			return err
 		}
 	}
-	if len(object.Finalizers(t)) == 0 && (b.Deletable == nil || b.Deletable(t)) {
+	if !waits && len(object.Finalizers(t)) == 0 && (b.Deletable == nil || b.Deletable(t)) {
 		w.goes = true
 		return nil
 	}
@@ -88,6 +91,37 @@ func (w *write) mark() error {
 	w.untouched = bytes.Equal(w.packed.JSON(), w.rec.Value)
 	_, err = w.reader.at(w.ctx, w.rec) // it will be shown: where that cannot be, nothing changes
 	return err
+}
+
+// ending is the stored object, with the time that it is given to end if it has a graceful end; waits says that it has, and
+// that it stays until that time is over. It sets untouched where an object is on its way out already.
+func (w *write) ending() (t object.Tree, waits bool, err error) {
+	if !w.graceful() {
+		t, err := packed(w.rec).Tree(w.rec.Modified)
+		return t, false, asInternal(err)
+	}
+	obj, err := w.loadStored()
+	if err != nil {
+		return nil, false, err
+	}
+	o := w.removal.DeepCopy()
+	graceful, pending, err := rest.BeforeDelete(w.def.Strategy.Main, w.strategyContext(), obj, o)
+	if err != nil || pending {
+		w.untouched = pending
+		return nil, pending, err
+	}
+	obj.SetResourceVersion("")
+	t, err = w.def.Storage.Type.FromInternal(obj)
+	return t, graceful && *o.GracePeriodSeconds > 0, asInternal(err)
+}
+
+// graceful reports that a delete may leave an object of the kind for a while.
+func (w *write) graceful() bool {
+	if w.def.Strategy == nil {
+		return false
+	}
+	_, ok := w.def.Strategy.Main.(rest.RESTGracefulDeleteStrategy)
+	return ok
 }
 
 // checkDelete enforces the preconditions.
@@ -123,10 +157,11 @@ func (w *write) markDeleting(t object.Tree) {
 // finalizers are the object's, with those of the garbage collector as the options and what
 // is there already demand.
 func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
-	if w.def.Behavior.TTL > 0 {
+	policy := w.def.Dependents(w.strategyContext())
+	if policy == rest.Unsupported {
 		return current // Events are never collected
 	}
-	orphan, foreground := propagation(current, o)
+	orphan, foreground := propagation(current, o, policy == rest.OrphanDependents)
 	if orphan == slices.Contains(current, metav1.FinalizerOrphanDependents) && foreground == slices.Contains(current, metav1.FinalizerDeleteDependents) {
 		return current
 	}
@@ -145,8 +180,9 @@ func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
 	return out
 }
 
-// propagation says what becomes of an object's dependents; with neither, they are deleted in the background.
-func propagation(current []string, o *metav1.DeleteOptions) (orphan, foreground bool) {
+// propagation says what becomes of an object's dependents; with neither, they are deleted in the background. orphans says
+// what the kind does where nobody says it.
+func propagation(current []string, o *metav1.DeleteOptions, orphans bool) (orphan, foreground bool) {
 	if legacy := o.OrphanDependents; legacy != nil { // clients still send it
 		return *legacy, false
 	}
@@ -161,5 +197,5 @@ func propagation(current []string, o *metav1.DeleteOptions) (orphan, foreground 
 			return false, true
 		}
 	}
-	return false, false
+	return orphans, false
 }

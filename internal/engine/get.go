@@ -96,14 +96,8 @@ func parseRevision(resourceVersion string) (int64, error) {
 // subresource answers 404 for one that the kind does not have.
 func (e *Engine) subresource(t Target) error {
 	v := t.Version
-	switch {
-	case t.Subresource == "", t.Subresource == "status" && v.Status, t.Subresource == "scale" && v.Scale != nil:
+	if t.Subresource == "" || t.Subresource == "status" && v.Status || t.Subresource == "scale" && v.Scale != nil || v.Subresource(t.Subresource) != nil {
 		return nil
-	}
-	for _, s := range v.Subresources {
-		if s.Name == t.Subresource {
-			return nil
-		}
 	}
 	return notServed()
 }

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/conversion"
@@ -60,18 +61,22 @@ func (r builtinRules) toStorage(w *write, t object.Tree) (object.Tree, error) {
 	return w.engine.convert(w.ctx, t, r.v, r.v.Definition.Storage)
 }
 
-func (r builtinRules) notOwned(subresource string) []string {
-	if subresource == "" {
-		return r.behavior().ResetOnWrite
+func (r builtinRules) mayOwn(subresource string) func(string) fieldpath.Filter {
+	except := exceptStatus
+	switch {
+	case !r.v.Status:
+		return nil
+	case subresource == "status":
+		except = exceptSpec
 	}
-	return r.behavior().ResetOnStatus
+	return func(string) fieldpath.Filter { return except }
 }
 
 func (r builtinRules) prepare(w *write) (err error) {
 	if w.op == admission.Create {
 		return r.prepareCreate(w)
 	}
-	if w.old, err = r.oldAtStorage(w); err != nil {
+	if w.old, err = w.liveAtStorage(); err != nil {
 		return err
 	}
 	if w.obj, err = r.toStorage(w, w.wanted); err != nil {
@@ -94,7 +99,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 			return err
 		}
 	}
-	if sub != "status" && r.behavior().Generation && respecified(w.obj, w.old, r.v.Status) {
+	if sub != "status" && respecified(w.obj, w.old, r.v.Status) {
 		object.SetGeneration(w.obj, object.Generation(w.old)+1)
 	}
 	return nil
@@ -104,9 +109,7 @@ func (r builtinRules) prepareCreate(w *write) (err error) {
 	if r.v.Status {
 		delete(w.wanted, "status")
 	}
-	if r.behavior().Generation {
-		object.SetGeneration(w.wanted, 1)
-	}
+	object.SetGeneration(w.wanted, 1)
 	if w.obj, err = r.toStorage(w, w.wanted); err != nil {
 		return err
 	}
@@ -117,13 +120,13 @@ func (r builtinRules) prepareCreate(w *write) (err error) {
 	return nil
 }
 
-// oldAtStorage is the live object at the storage version.
-func (r builtinRules) oldAtStorage(w *write) (object.Tree, error) {
-	storage := r.v.Definition.Storage
+// liveAtStorage is the live object at the storage version.
+func (w *write) liveAtStorage() (object.Tree, error) {
+	storage := w.def.Storage
 	switch {
-	case r.v == storage:
+	case w.v == storage:
 		return w.live, nil
-	case conversion.Trivial(storage, r.v):
+	case conversion.Trivial(storage, w.v):
 		old := maps.Clone(w.live)
 		old["apiVersion"] = storage.APIVersion
 		return old, nil
@@ -132,21 +135,11 @@ func (r builtinRules) oldAtStorage(w *write) (object.Tree, error) {
 }
 
 func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
-	b, sub := r.behavior(), w.target.Subresource
+	sub := w.target.Subresource
 	if w.old == nil {
-		name := validation.ValidateNameFunc(pathSegment)
-		if f := b.ValidateName; f != nil {
-			name = f
-		}
-		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced, name, field.NewPath("metadata"))
+		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	} else {
 		errs = validateMetaUpdate(w)
-		if f := b.ValidateUpdate; f != nil {
-			errs = append(errs, f(w.obj, w.old, sub)...)
-		}
-	}
-	if f := b.Validate; f != nil && sub == "" {
-		errs = append(errs, f(w.obj)...)
 	}
 	if f := r.v.Validate; f != nil {
 		errs = append(errs, f(w.wanted, w.obj, w.old, sub)...)
@@ -160,6 +153,8 @@ func (r builtinRules) warnings(w *write) []string {
 	}
 	return nil
 }
+
+func (builtinRules) canonicalize(*write) error { return nil }
 
 func (r builtinRules) pack(w *write) (object.Packed, error) {
 	w.obj["apiVersion"] = r.v.Definition.Storage.APIVersion

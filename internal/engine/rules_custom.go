@@ -5,6 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/operation"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/conversion"
@@ -39,12 +40,18 @@ func (r customRules) shape(_ *write, t object.Tree, _ bool) (out object.Tree, un
 
 func (r customRules) fill(_ *write, t object.Tree) (object.Tree, error) { return fillIn(r.v, t) }
 
-func (r customRules) notOwned(subresource string) []string {
+// mayOwn: of the whole object the status is left out at its own version alone, as upstream does.
+func (r customRules) mayOwn(subresource string) func(string) fieldpath.Filter {
 	switch {
 	case subresource == "status":
-		return []string{"metadata", "spec"}
+		return func(string) fieldpath.Filter { return onlyStatus }
 	case subresource == "" && r.v.Status:
-		return []string{"status"}
+		return func(apiVersion string) fieldpath.Filter {
+			if apiVersion != r.v.APIVersion {
+				return nil
+			}
+			return exceptStatus
+		}
 	}
 	return nil
 }
@@ -147,6 +154,8 @@ func (customRules) warnings(w *write) []string {
 	}
 	return finalizerWarnings(added(object.Finalizers(w.obj), object.Finalizers(w.old)))
 }
+
+func (customRules) canonicalize(*write) error { return nil }
 
 // pack converts obj to the storage version. What reading would change, such as a default that conversion has left out, is
 // stored as it is and marked.

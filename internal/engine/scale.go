@@ -67,7 +67,7 @@ func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bo
 	}
 	var selector string
 	if len(s.LabelSelector) > 0 {
-		if selector, _, err = unstructured.NestedString(parent, s.LabelSelector...); err != nil {
+		if selector, err = selectorOf(s, parent); err != nil {
 			return nil, false, err
 		}
 	}
@@ -88,6 +88,18 @@ func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bo
 	}, found, nil
 }
 
+func selectorOf(s *resource.Scale, parent object.Tree) (string, error) {
+	if s.Selector == nil {
+		text, _, err := unstructured.NestedString(parent, s.LabelSelector...)
+		return text, err
+	}
+	v, _, err := unstructured.NestedFieldNoCopy(parent, s.LabelSelector...)
+	if err != nil {
+		return "", err
+	}
+	return s.Selector(v)
+}
+
 func int32At(t object.Tree, path []string) (int64, bool, error) {
 	n, found, err := unstructured.NestedInt64(t, path...)
 	if err == nil && (n > math.MaxInt32 || n < math.MinInt32) {
@@ -98,7 +110,7 @@ func int32At(t object.Tree, path []string) (int64, bool, error) {
 
 // updateScale is a PUT to /scale.
 func (w *write) updateScale(b Body) (Object, error) {
-	s := w.ofScale()
+	s := w.ofBody(ScaleVersion)
 	scale, err := s.accept(b)
 	if err == nil {
 		err = s.locates(scale)
@@ -113,12 +125,12 @@ func (w *write) updateScale(b Body) (Object, error) {
 	})
 }
 
-// ofScale is for what a body says of a Scale.
-func (w *write) ofScale() *write {
-	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: ScaleVersion, def: ScaleVersion.Definition, rules: rulesOf(ScaleVersion)}
+// ofBody is for what the body of a request to a subresource says, which is of a kind of its own.
+func (w *write) ofBody(v *resource.Version) *write {
+	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: v, def: v.Definition, rules: rulesOf(v)}
 }
 
-// locates checks name and namespace of a Scale.
+// locates checks name and namespace of such a body.
 func (w *write) locates(scale object.Tree) error {
 	w.wanted = scale
 	return w.locate()
@@ -126,7 +138,7 @@ func (w *write) locates(scale object.Tree) error {
 
 // patchScale is a PATCH of /scale.
 func (w *write) patchScale(p Patch) (Object, error) {
-	s := w.ofScale()
+	s := w.ofBody(ScaleVersion)
 	if p.Type == types.ApplyYAMLPatchType {
 		applied, repeated, err := s.decodeApplied(p.Data)
 		if err != nil {

@@ -170,6 +170,9 @@ func (s *selector) values(rec *storage.Record) []string {
 				f.values[i] = f.values[other]
 			}
 		}
+		if f.values[i] == "" {
+			f.values[i] = own.Zero
+		}
 	}
 	d.fields.Store(f)
 	return f.values

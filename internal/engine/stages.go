@@ -32,6 +32,7 @@ var stages = []stage{
 	{"mark", removes, (*write).mark},                        // what is left of an object that is to go
 	{"validate", stores, (*write).validate},
 	{"warn", stores, (*write).warnings},
+	{"canonicalize", stores, (*write).canonicalize},
 	{"admit", all, (*write).admit}, // admission that may only refuse
 	{"answer", asks, (*write).reply},
 	{"convert", stores, (*write).convert}, // to the version it is stored at

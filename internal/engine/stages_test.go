@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -114,6 +115,17 @@ var shown = map[string]func(w *world) error{
 			return fmt.Errorf("%v, warnings %q", err, w.warnings)
 		}
 		return nil
+	},
+	"canonicalize": func(w *world) error {
+		o, err := w.create(w.namespace(""), `{"metadata":{"generateName":"n-"}}`)
+		if err != nil {
+			return err
+		}
+		t, err := o.Tree()
+		if name := object.Name(t); err == nil && object.String(object.Metadata(t)["labels"].(object.Tree), corev1.LabelMetadataName) != name {
+			return fmt.Errorf("the label of %s says otherwise", name)
+		}
+		return err
 	},
 	"admit": func(w *world) error {
 		w.Admission = admission.Plugins{&plugin{validate: func(context.Context, *admission.Request) error { return errors.New("not today") }}}

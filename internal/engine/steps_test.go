@@ -38,7 +38,6 @@ func TestNobodyOwnsWhatIsReset(t *testing.T) {
 		{w.cron("a").sub("status"), `{"spec":{"image":"k"},"status":{"phase":"Done"},"metadata":{"labels":{"x":"y"}}}`, "f:phase", "f:image"},
 		{w.cron("a").sub("status"), `{"status":{"phase":"Gone"},"metadata":{"labels":{"x":"z"}}}`, "f:phase", "f:labels"},
 		{w.namespace("n"), `{"metadata":{"labels":{"x":"y"}},"spec":{"finalizers":["example.com/x"]},"status":{"phase":"Odd"}}`, "f:labels", "f:status"},
-		{w.namespace("n"), `{"metadata":{"labels":{"x":"z"}},"spec":{"finalizers":["example.com/y"]}}`, "f:labels", "f:finalizers"},
 		{w.namespace("n").sub("status"), `{"spec":{"finalizers":["example.com/x"]},"status":{"conditions":[{"type":"C","status":"True"}]}}`, "f:conditions", "f:finalizers"},
 	} {
 		if w.Store.Head().Get(aKey) == nil {

@@ -33,7 +33,7 @@ func (w *write) validate() error {
 	if err != nil || len(errs) == 0 {
 		return err
 	}
-	return w.invalid(w.obj, errs)
+	return w.invalid(errs)
 }
 
 // warnings are told of an object that is valid.
@@ -42,12 +42,15 @@ func (w *write) warnings() error {
 	return nil
 }
 
-func (w *write) invalid(t object.Tree, errs field.ErrorList) error {
+func (w *write) invalid(errs field.ErrorList) error {
 	gk := w.v.GroupVersionKind().GroupKind()
-	if w.def.Custom != nil { // it tells what the object says it is
-		gk = schema.FromAPIVersionAndKind(object.String(t, "apiVersion"), object.String(t, "kind")).GroupKind()
+	switch {
+	case w.def.Custom != nil: // it tells what the object says it is
+		gk = schema.FromAPIVersionAndKind(object.String(w.wanted, "apiVersion"), object.String(w.wanted, "kind")).GroupKind()
+	case w.def.Strategy != nil:
+		gk = w.def.Strategy.ErrorKind
 	}
-	return apierrors.NewInvalid(gk, object.Name(t), errs[:min(len(errs), maxProblems)])
+	return apierrors.NewInvalid(gk, w.name(), errs[:min(len(errs), maxProblems)])
 }
 
 // validateMetaUpdate checks metadata, unless only the parts differ that the server itself writes.

@@ -60,7 +60,8 @@ type progress struct {
 	owned        bool // wanted has its managedFields
 	// old and obj are the same in the form that the kind's rules want.
 	old, obj object.Tree
-	replaced int // times that admission has replaced wanted
+	typed    typedWrite // of a kind with a Strategy
+	replaced int        // times that admission has replaced wanted
 
 	packed    object.Packed // obj as it is to be stored, or as it was last
 	goes      bool          // the object is deleted
@@ -101,10 +102,8 @@ func (w *write) resolve(v *resource.Version) {
 		Subresource: w.target.Subresource,
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
-		Reset:       w.rules.notOwned(w.target.Subresource),
+		Reset:       w.rules.mayOwn(w.target.Subresource),
 		Whole:       v.Definition.Behavior.OwnedWhole,
-
-		ResetEverywhere: v.Definition.Custom == nil,
 	}
 	t := w.target
 	t.Version = v

@@ -25,11 +25,8 @@ type Fields struct {
 	Parseable func(apiVersion string) (typed.ParseableType, bool)
 	// Convert translates a whole object to another version. It must not modify t.
 	Convert func(t object.Tree, apiVersion string) (object.Tree, error)
-	// Reset are dotted paths ("status") that a write through this endpoint never owns.
-	Reset []string
-	// ResetEverywhere: they are not owned at any version, as of a built-in kind; else at APIVersion alone, unless the
-	// endpoint is a subresource.
-	ResetEverywhere bool
+	// Reset says what of an object at a version a write through this endpoint may own; nil: all. It may be nil itself.
+	Reset func(apiVersion string) fieldpath.Filter
 	// Whole are dotted paths of lists of objects that are atomic and known to fit their type: whether they
 	// differ is all that a comparison looks at.
 	Whole []string

@@ -147,7 +147,13 @@ func (w *world) typeOf(version string) typed.ParseableType {
 
 func (w *world) fields(version, subresource string) *Fields {
 	return &Fields{
-		APIVersion: version, Kind: "Widget", Subresource: subresource, Reset: w.reset(version, subresource),
+		APIVersion: version, Kind: "Widget", Subresource: subresource,
+		Reset: func(at string) fieldpath.Filter {
+			if subresource == "" && at != version {
+				return nil
+			}
+			return Except(w.reset(version, subresource)...)
+		},
 		Parseable: func(v string) (typed.ParseableType, bool) { return w.typeOf(v), w.versions[v] },
 		Convert:   w.convert,
 	}

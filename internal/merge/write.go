@@ -33,27 +33,38 @@ func (f *Fields) write(now time.Time) *write {
 	return &write{Fields: f, time: now.UTC().Format(time.RFC3339)}
 }
 
-// filter makes structured-merge-diff ignore the Reset fields at the versions that
-// upstream does: the endpoint's own, and for a subresource all that entries are at.
-func (w *write) filter(known *owners) {
-	if len(w.Reset) == 0 {
-		return
-	}
+// Except is a filter for Fields.Reset that lets pass all but the fields at dotted paths ("status").
+func Except(paths ...string) fieldpath.Filter {
 	set := fieldpath.NewSet()
-	for _, dotted := range w.Reset {
+	for _, dotted := range paths {
 		var path fieldpath.Path
 		for name := range strings.SplitSeq(dotted, ".") {
 			path = append(path, fieldpath.FieldNameElement(name))
 		}
 		set.Insert(path)
 	}
-	exclude := fieldpath.NewExcludeSetFilter(set)
-	w.ignore = map[fieldpath.APIVersion]fieldpath.Filter{fieldpath.APIVersion(w.APIVersion): exclude}
-	if w.Subresource == "" && !w.ResetEverywhere {
+	return fieldpath.NewExcludeSetFilter(set)
+}
+
+// filter makes structured-merge-diff ignore what Reset does not let pass, at the endpoint's own version and at those of
+// the entries.
+func (w *write) filter(known *owners) {
+	if w.Reset == nil {
 		return
 	}
+	w.ignore = map[fieldpath.APIVersion]fieldpath.Filter{}
+	w.ignoreAt(fieldpath.APIVersion(w.APIVersion))
 	for _, vs := range known.sets {
-		w.ignore[vs.APIVersion()] = exclude
+		w.ignoreAt(vs.APIVersion())
+	}
+}
+
+func (w *write) ignoreAt(version fieldpath.APIVersion) {
+	if _, ok := w.ignore[version]; ok {
+		return
+	}
+	if f := w.Reset(string(version)); f != nil {
+		w.ignore[version] = f
 	}
 }
 

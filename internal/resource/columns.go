@@ -143,16 +143,41 @@ func storedAsServed(path []string) bool {
 	return true
 }
 
+// Printer makes Tables of a kind that k8s.io/kubernetes prints.
+type Printer struct {
+	Columns func() []metav1.TableColumnDefinition
+	// Row is the row of an object, its Object left out. Ages in it are words as of now: it is not to be kept.
+	Row func(obj Internal) (metav1.TableRow, error)
+}
+
+// Tabular reports whether objects at v are shown as Tables.
+func (v *Version) Tabular() bool { return len(v.Columns) > 0 || v.Printer != nil }
+
+// Row is the row of an object whose JSON this is; of a version that has a Printer.
+func (v *Version) Row(json []byte) (metav1.TableRow, error) {
+	obj, err := v.Type.Load(json)
+	if err != nil {
+		return metav1.TableRow{}, err
+	}
+	return v.Printer.Row(obj)
+}
+
 // ColumnDefinitions is the JSON of the columns as a Table defines them. It is shared: nobody modifies it.
 func (v *Version) ColumnDefinitions() []byte {
 	if known := v.columnDefinitions.Load(); known != nil {
 		return *known
 	}
-	all := make([]any, len(v.Columns))
+	var all []any
+	add := func(name, typ, format, description string, priority int32) {
+		all = append(all, object.Tree{"name": name, "type": typ, "format": format, "description": description, "priority": int64(priority)})
+	}
 	for i := range v.Columns {
 		c := &v.Columns[i]
-		all[i] = object.Tree{
-			"name": c.Name, "type": c.Type, "format": c.Format, "description": c.Description, "priority": int64(c.Priority),
+		add(c.Name, c.Type, c.Format, c.Description, c.Priority)
+	}
+	if v.Printer != nil {
+		for _, c := range v.Printer.Columns() {
+			add(c.Name, c.Type, c.Format, c.Description, c.Priority)
 		}
 	}
 	js := object.AppendJSON(nil, all)

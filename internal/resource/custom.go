@@ -7,7 +7,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
@@ -40,7 +39,6 @@ func FromCRD(r *storage.Record) *Definition {
 		Namespaced: h.namespaced,
 		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
 		Verbs:      customVerbs,
-		Behavior:   Behavior{Generation: true, ValidateName: validation.NameIsDNSSubdomain},
 		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, Migrating: h.migrating, Unreachable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
 	}
 	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {

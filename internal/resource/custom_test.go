@@ -53,7 +53,7 @@ func TestDefinitionFromCRD(t *testing.T) {
 		t.Errorf("versions %v, want %v", order, want)
 	}
 	v1, beta, alpha := d.Versions[1], d.Versions[2], d.Versions[3]
-	if d.Storage != v1 || !v1.Status || !reflect.DeepEqual(v1.Scale, &Scale{[]string{"spec", "replicas"}, []string{"status", "replicas"}, []string{"status", "selector"}}) {
+	if d.Storage != v1 || !v1.Status || !reflect.DeepEqual(v1.Scale, &Scale{SpecReplicas: []string{"spec", "replicas"}, StatusReplicas: []string{"status", "replicas"}, LabelSelector: []string{"status", "selector"}}) {
 		t.Errorf("v1 is %+v", v1)
 	}
 	if !reflect.DeepEqual(v1.SelectableFields, []SelectableField{{Name: "spec.color", Path: []string{"spec", "color"}}}) {

@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -38,6 +37,7 @@ type Definition struct {
 	Storage    *Version   // the one objects are stored at
 	Verbs      []string   // announced and served; sorted as upstream announces them
 	Behavior   Behavior
+	Strategy   *Strategy // how objects are written; nil for a custom kind, and for one whose Behavior says it all
 
 	Custom *Custom // nil for a built-in kind
 }
@@ -120,7 +120,8 @@ type Version struct {
 	Deprecated         bool
 	DeprecationWarning string                 // the text of the Warning header, if Deprecated
 	RemovedRelease     string                 // the release of Kubernetes without it ("1.22"), if Deprecated; "" for a custom kind
-	Columns            []Column               // of a Table; none for a kind that is not shown as one
+	Columns            []Column               // of a Table; none for a kind that is not shown as one, or that has a Printer
+	Printer            *Printer               // makes Tables where Columns are not what does
 	columnDefinitions  atomic.Pointer[[]byte] // of Columns, once they have been asked for
 	SelectableFields   []SelectableField
 	Status             bool   // has /status
@@ -147,8 +148,7 @@ type Version struct {
 	// Default stands in for Behavior.Default where this endpoint fills in by rules of its own;
 	// the object is at this version.
 	Default func(obj object.Tree)
-	// Validate is what a write through this endpoint must fulfil beyond Behavior.Validate; nil:
-	// nothing. form is the object at this version, with defaults, before anything was reset or
+	// Validate is what a write through this endpoint must fulfil ; nil: nothing. form is the object at this version, with defaults, before anything was reset or
 	// converted; obj and old are at the storage version. old is nil on a create, sub is as for Behavior.
 	Validate func(form, obj, old object.Tree, sub string) field.ErrorList
 }
@@ -156,7 +156,21 @@ type Version struct {
 // Subresource is one more way to the object: a name and the verbs it serves.
 type Subresource struct {
 	Name  string
-	Verbs []string // "get", "patch", "update"; sorted
+	Verbs []string // "get", "patch", "update", or "create" alone; sorted
+	// Body is the version of what a POST sends (a Binding), and Act does to the object, at the internal form, what it asks for.
+	// The error is a StatusError. nil where the object itself is read and written.
+	Body *Version                       `json:"-"`
+	Act  func(obj, body Internal) error `json:"-"`
+}
+
+// Subresource is the one of a name, or nil.
+func (v *Version) Subresource(name string) *Subresource {
+	for i := range v.Subresources {
+		if v.Subresources[i].Name == name {
+			return &v.Subresources[i]
+		}
+	}
+	return nil
 }
 
 // GroupResource is for error messages.
@@ -190,10 +204,16 @@ type SelectableField struct {
 	Path []string // where it lies
 	// Otherwise is the name of the selectable field whose value counts where this one has none; "" for no other.
 	Otherwise string
+	// Zero is the value where there is none ("false").
+	Zero string
 }
 
 // Scale says where the scale subresource finds its values.
-type Scale struct{ SpecReplicas, StatusReplicas, LabelSelector []string }
+type Scale struct {
+	SpecReplicas, StatusReplicas, LabelSelector []string
+	// Selector writes what lies at LabelSelector as text; nil where it is text.
+	Selector func(any) (string, error)
+}
 
 // Behavior is what a kind does by itself in the course of a write. Every field may be
 // nil. Functions that get an object may modify it; old is never modified. All objects are at the
@@ -205,17 +225,11 @@ type Behavior struct {
 	// the subresource written to.
 	PrepareCreate func(ctx context.Context, obj object.Tree) error
 	PrepareUpdate func(ctx context.Context, obj, old object.Tree, sub string) error
-	// Validate looks at the object alone; ValidateUpdate at both.
-	Validate       func(obj object.Tree) field.ErrorList
-	ValidateUpdate func(obj, old object.Tree, sub string) field.ErrorList
-	// ValidateName checks metadata.name, or with prefix metadata.generateName; nil allows
-	// what can be a path segment.
-	ValidateName func(name string, prefix bool) []string
 	// Answer makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
 	// if asked to, admitted, and then answered 201 with what Answer returns; no other function
 	// of Behavior is called, metadata gets managedFields but is not checked, and nothing is stored. obj
-	// belongs to Answer. The error is a StatusError.
-	Answer func(ctx context.Context, u user.Info, obj object.Tree) (object.Tree, error)
+	// belongs to Answer; ctx tells whose request it is as upstream's do. The error is a StatusError.
+	Answer func(ctx context.Context, obj object.Tree) (object.Tree, error)
 	// Warnings for the client; old is nil on a create.
 	Warnings func(obj, old object.Tree) []string
 	// Guards of the commit that writes obj.
@@ -227,17 +241,14 @@ type Behavior struct {
 	// beyond metadata.finalizers.
 	Deletable func(obj object.Tree) bool
 
-	// Generation: metadata.generation is kept; false for kinds such as ConfigMap.
-	Generation bool
 	// UnconditionalUpdate: a PUT without resourceVersion is allowed.
 	UnconditionalUpdate bool
 	// CreateOnUpdate: a PUT of a name that does not exist creates it.
 	CreateOnUpdate bool
-	// ResetOnWrite and ResetOnStatus: the top-level or dotted fields ("status", "spec") that a
-	// write of the main resource, or of /status, never owns in managedFields.
-	ResetOnWrite, ResetOnStatus []string
 	// OwnedWhole are the dotted paths of large lists that managedFields only ever names as a whole.
 	OwnedWhole []string
 	// TTL of new and updated objects in seconds, 0 none (Event).
 	TTL int64
+	// ReturnsDeleted: a delete is answered with the object, not with a Status.
+	ReturnsDeleted bool
 }

@@ -13,12 +13,18 @@ import (
 type GoType struct {
 	New     func() runtime.Object // a fresh, empty object
 	NewList func() runtime.Object
+	// Default fills in what obj, of this type, leaves out; what is there it leaves alone. nil: nothing.
+	Default func(obj runtime.Object)
+	// Internal gives the internal form of obj, of this type, and External the other way round, with apiVersion and kind. The
+	// two forms share memory: neither may be modified while the other is in use. nil for a kind without a Strategy.
+	Internal func(obj runtime.Object) (Internal, error)
+	External func(obj Internal) (runtime.Object, error)
 	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
 	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
 }
 
 // Decode reads JSON into the Go type, so that types are checked and unknown
-// fields dropped, and gives back the tree as upstream would serve it. strict
+// fields dropped, and gives back the tree as upstream would serve it, with defaults. strict
 // lists unknown and duplicate fields in order of appearance (`unknown field
 // "spec.foo"`); err is worded as encoding/json words it. apiVersion and kind are
 // as the body has them, which may be not at all.
@@ -30,17 +36,7 @@ func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error)
 }
 
 func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error) {
-	obj, strict, err := g.Read(json)
-	if err != nil {
-		return nil, nil, err
-	}
-	t, err = ToTree(obj)
-	return t, strict, err
-}
-
-// Read is Decode up to the object of the Go type.
-func (g *GoType) Read(json []byte) (obj runtime.Object, strict []string, err error) {
-	obj = g.New()
+	obj := g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
 	if err != nil {
 		return nil, nil, err
@@ -48,7 +44,16 @@ func (g *GoType) Read(json []byte) (obj runtime.Object, strict []string, err err
 	for _, p := range problems {
 		strict = append(strict, p.Error())
 	}
-	return obj, strict, nil
+	t, err = g.tree(obj)
+	return t, strict, err
+}
+
+// tree is the tree of obj, with defaults.
+func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
+	if g.Default != nil {
+		g.Default(obj)
+	}
+	return ToTree(obj)
 }
 
 // Normalize does the same for a tree (the result of a patch). It does not modify
@@ -59,13 +64,41 @@ func (g *GoType) Normalize(t object.Tree) (out object.Tree, strict []string, err
 }
 
 // Object turns an object's JSON into the Go type, for protobuf. Unknown fields
-// are dropped.
+// are dropped, nothing is filled in.
 func (g *GoType) Object(json []byte) (runtime.Object, error) {
 	obj := g.New()
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(json, obj); err != nil {
 		return nil, fmt.Errorf("resource: read %T: %w", obj, err)
 	}
 	return obj, nil
+}
+
+// Load is the internal form of a stored object, with the defaults of the version it is stored at.
+func (g *GoType) Load(json []byte) (Internal, error) {
+	obj, err := g.Object(json)
+	if err != nil {
+		return nil, err
+	}
+	g.Default(obj)
+	return g.Internal(obj)
+}
+
+// ToInternal is the internal form of a tree that Decode has made, or what has become of one since. It shares nothing with t.
+func (g *GoType) ToInternal(t object.Tree) (Internal, error) {
+	obj := g.New()
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t, obj); err != nil {
+		return nil, fmt.Errorf("resource: %T of a tree: %w", obj, err)
+	}
+	return g.Internal(obj)
+}
+
+// FromInternal is the tree of obj at the version of g, with apiVersion and kind.
+func (g *GoType) FromInternal(obj Internal) (object.Tree, error) {
+	out, err := g.External(obj)
+	if err != nil {
+		return nil, err
+	}
+	return ToTree(out)
 }
 
 // ToTree turns an object of a Go type into the tree of its JSON. The tree

@@ -165,7 +165,7 @@ func (g *GoType) DecodeProtobuf(data []byte) (object.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := ToTree(obj)
+	t, err := g.tree(obj)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,11 @@ type state struct {
 
 // since returns the recent events after revision, which must not be below base.
 func (st *state) since(revision int64) []*Event {
-	return st.recent[sort.Search(len(st.recent), func(i int) bool { return st.recent[i].Revision > revision }):]
+	first := len(st.recent) // what is asked for is looked at anyway, so that going back through it costs no more
+	for first > 0 && st.recent[first-1].Revision > revision {
+		first--
+	}
+	return st.recent[first:]
 }
 
 // markEvery is how many events lie between two marks: undoing that many is cheap,

@@ -32,7 +32,11 @@ func subresources(v *resource.Version) []subresource {
 		subs = append(subs, subresource{"scale", scale, verbs})
 	}
 	for _, s := range v.Subresources {
-		subs = append(subs, subresource{s.Name, v.GroupVersionKind(), s.Verbs})
+		kind := v.GroupVersionKind()
+		if s.Body != nil {
+			kind = s.Body.GroupVersionKind()
+		}
+		subs = append(subs, subresource{s.Name, kind, s.Verbs})
 	}
 	if v.Definition.Custom != nil {
 		return subs

@@ -1,25 +1,31 @@
 package openapi
 
 import (
+	_ "embed" // required.txt
 	"encoding/json"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// requiredDespite are the fields that must be there although their tag says omitempty, and
-// optionalDespite those that may be left out although it does not, by schema.
-var (
-	requiredDespite = map[string][]string{}
-	optionalDespite = map[string][]string{
-		"io.k8s.api.core.v1.Event":   {"reportingComponent", "reportingInstance"},
-		"io.k8s.api.events.v1.Event": {"metadata"},
+//go:embed required.txt
+var requiredText string
+
+// required says of fields ("io.k8s.api.core.v1.Event.metadata") whether they must be there, where their tags say otherwise. A
+// test compares it with the markers in k8s.io/api.
+var required = sync.OnceValue(func() map[string]bool {
+	all := map[string]bool{}
+	for line := range strings.Lines(requiredText) {
+		field, is, _ := strings.Cut(strings.TrimSpace(line), " ")
+		all[field] = is == "required"
 	}
-)
+	return all
+})
 
 // typed is a type that says which of OpenAPI's types it is.
 type typed interface {
@@ -86,7 +92,8 @@ func (m *models) fields(s *spec.Schema, t reflect.Type, name string, docs map[st
 			}
 		}
 		s.SetProperty(tag, *p)
-		if !omitempty && !slices.Contains(optionalDespite[name], tag) || slices.Contains(requiredDespite[name], tag) {
+		must, known := required()[name+"."+tag]
+		if must || !known && !omitempty {
 			s.Required = append(s.Required, tag)
 		}
 	}

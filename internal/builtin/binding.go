@@ -1,0 +1,90 @@
+package builtin
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/rest"
+	podutil "k8s.io/kubernetes/pkg/api/pod"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/core/validation"
+	"k8s.io/kubernetes/pkg/registry/core/pod"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// binding is the subresource by which a scheduler gives a Pod its node.
+func binding() action {
+	d := &resource.Definition{Names: resource.Names{Kind: "Binding", ListKind: "BindingList", Plural: "bindings"}, Namespaced: true}
+	v := &resource.Version{Definition: d, GroupVersion: corev1.SchemeGroupVersion, APIVersion: "v1", Type: typeAt(corev1.SchemeGroupVersion, d.Names)}
+	d.Storage, d.Versions = v, []*resource.Version{v}
+	return action{
+		Subresource: resource.Subresource{Name: "binding", Verbs: []string{"create"}, Body: v, Act: bind},
+		strategy:    unjudged{pod.Strategy},
+	}
+}
+
+// action is a subresource that takes a POST, and how what it makes of the object is written.
+type action struct {
+	resource.Subresource
+	strategy rest.RESTUpdateStrategy
+}
+
+// unjudged writes what an action has made as it is.
+type unjudged struct{ rest.RESTUpdateStrategy }
+
+// PrepareForUpdate implements rest.RESTUpdateStrategy.
+func (unjudged) PrepareForUpdate(context.Context, runtime.Object, runtime.Object) {}
+
+// ValidateUpdate implements rest.RESTUpdateStrategy.
+func (unjudged) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
+	return nil
+}
+
+// WarningsOnUpdate implements rest.RESTUpdateStrategy.
+func (unjudged) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
+	return nil
+}
+
+// bind gives a Pod the node that a Binding names, as upstream's BindingREST does.
+func bind(obj, body resource.Internal) error {
+	p, b := obj.(*core.Pod), body.(*core.Binding)
+	if errs := validation.ValidatePodBinding(b); len(errs) != 0 {
+		return apierrors.NewInternalError(errs.ToAggregate())
+	}
+	problem := ""
+	switch {
+	case p.DeletionTimestamp != nil:
+		problem = fmt.Sprintf("pod %s is being deleted, cannot be assigned to a host", p.Name)
+	case p.Spec.NodeName != "":
+		problem = fmt.Sprintf("pod %v is already assigned to node %q", p.Name, p.Spec.NodeName)
+	case len(p.Spec.SchedulingGates) != 0:
+		problem = fmt.Sprintf("pod %v has non-empty .spec.schedulingGates", p.Name)
+	}
+	if problem != "" {
+		return apierrors.NewConflict(core.Resource("pods/binding"), p.Name, fmt.Errorf("%s", problem))
+	}
+	p.Spec.NodeName, p.Status.NominatedNodeName = b.Target.Name, ""
+	p.Annotations, p.Labels = merged(p.Annotations, b.Annotations), merged(p.Labels, b.Labels)
+	podutil.DropInitContainerAnnotations(p.Annotations)
+	podutil.UpdatePodCondition(&p.Status, &core.PodCondition{Type: core.PodScheduled, Status: core.ConditionTrue})
+	return nil
+}
+
+// merged is a with what b says in addition or otherwise.
+func merged(a, b map[string]string) map[string]string {
+	if len(b) == 0 {
+		return a
+	}
+	out := maps.Clone(a)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, b)
+	return out
+}

@@ -1,0 +1,87 @@
+package builtin_test
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+func (c *cluster) namespace(name string) *corev1.Namespace {
+	c.Helper()
+	js := c.stored(c.version("v1", "Namespace"), name)
+	if js == nil {
+		return nil
+	}
+	n := new(corev1.Namespace)
+	if err := json.Unmarshal(js, n); err != nil {
+		c.Fatal(err)
+	}
+	return n
+}
+
+// CRD-031: a namespace stays until it is finalized; three have no end.
+func TestNamespaceLife(t *testing.T) {
+	c := serveCluster(t, builtin.Config{})
+	v := c.version("v1", "Namespace")
+	for _, sent := range builtin.SystemNamespaces() {
+		name := object.Name(sent)
+		c.mustMake(v, name, string(object.AppendJSON(nil, sent)))
+		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" || !slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
+			t.Errorf("%+v", n)
+		}
+		_, gone, err := c.engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by())
+		if name != "kube-node-lease" {
+			expectError(t, err, `namespaces "`+name+`" is forbidden: this namespace may not be deleted`)
+			continue
+		}
+		if n := c.namespace(name); err != nil || gone || n.Status.Phase != "Terminating" || n.DeletionTimestamp == nil {
+			t.Errorf("gone is %v, %v, %+v", gone, err, n)
+		}
+		if _, err := c.put(v, name, "finalize", `{metadata: {name: `+name+`}, spec: {}}`); err != nil {
+			t.Error(err)
+		}
+		if _, gone, err := c.engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by()); c.namespace(name) != nil && (!gone || err != nil) {
+			t.Errorf("%s stays: %v", name, err)
+		}
+	}
+}
+
+func TestEventTTL(t *testing.T) {
+	for _, d := range builtin.Definitions(builtin.Config{EventTTL: time.Hour}) {
+		if want := map[bool]int64{true: 3600}[d.Names.Kind == "Event"]; d.Behavior.TTL != want {
+			t.Errorf("%s: TTL %d", d.Names.Kind, d.Behavior.TTL)
+		}
+	}
+}
+
+// kinds that promise what nothing does are left out by default.
+func TestUnenforced(t *testing.T) {
+	left := []string{
+		"FlowSchema", "PriorityLevelConfiguration", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "LimitRange", "ResourceQuota",
+		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy",
+		"ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration", "PodDisruptionBudget", "PriorityClass",
+	}
+	var got []string
+	usual := map[string]bool{}
+	for _, d := range builtin.Definitions(builtin.Config{}) {
+		usual[d.Group+" "+d.Names.Kind] = true
+	}
+	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+		if !usual[d.Group+" "+d.Names.Kind] {
+			got = append(got, d.Names.Kind)
+		}
+	}
+	slices.Sort(left)
+	slices.Sort(got)
+	if !slices.Equal(got, left) {
+		t.Errorf("got  %s\nwant %s", strings.Join(got, " "), strings.Join(left, " "))
+	}
+}

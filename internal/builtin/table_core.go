@@ -1,0 +1,65 @@
+package builtin
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/kubernetes/pkg/registry/core/configmap"
+	"k8s.io/kubernetes/pkg/registry/core/endpoint"
+	"k8s.io/kubernetes/pkg/registry/core/event"
+	"k8s.io/kubernetes/pkg/registry/core/limitrange"
+	"k8s.io/kubernetes/pkg/registry/core/namespace"
+	"k8s.io/kubernetes/pkg/registry/core/node"
+	"k8s.io/kubernetes/pkg/registry/core/persistentvolume"
+	"k8s.io/kubernetes/pkg/registry/core/persistentvolumeclaim"
+	"k8s.io/kubernetes/pkg/registry/core/pod"
+	"k8s.io/kubernetes/pkg/registry/core/podtemplate"
+	"k8s.io/kubernetes/pkg/registry/core/replicationcontroller"
+	"k8s.io/kubernetes/pkg/registry/core/resourcequota"
+	"k8s.io/kubernetes/pkg/registry/core/secret"
+	"k8s.io/kubernetes/pkg/registry/core/service"
+	"k8s.io/kubernetes/pkg/registry/core/serviceaccount"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+type (
+	versions = []schema.GroupVersion
+	updates  = map[string]rest.RESTUpdateStrategy
+)
+
+// coreKinds is the kinds of the group without a name.
+func coreKinds(c Config) []line {
+	v1, addresses := versions{corev1.SchemeGroupVersion}, newPool(c)
+	return []line{
+		{kind: "ConfigMap", plural: "configmaps", at: v1, short: "cm", main: configmap.Strategy},
+		{kind: "Endpoints", plural: "endpoints", at: v1, short: "ep", main: endpoint.Strategy, warning: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice", prefix: "services/endpoints"},
+		{kind: "Event", plural: "events", at: versions{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion}, short: "ev", main: event.Strategy, fields: eventFields, behavior: resource.Behavior{TTL: int64(c.EventTTL / time.Second)}},
+		{kind: "LimitRange", unenforced: true, plural: "limitranges", at: v1, short: "limits", main: limitrange.Strategy, plain: true},
+		{kind: "Namespace", plural: "namespaces", at: v1, short: "ns", main: namespace.Strategy, status: namespace.StatusStrategy, more: updates{"finalize": namespace.FinalizeStrategy}, fields: []string{"status.phase"}, behavior: namespaceEnd, returned: true, noCollection: true},
+		{kind: "Node", plural: "nodes", at: v1, short: "no", main: node.Strategy, status: node.StatusStrategy, fields: []string{"spec.unschedulable:false"}, prefix: "minions"},
+		{kind: "PersistentVolume", plural: "persistentvolumes", at: v1, short: "pv", main: persistentvolume.Strategy, status: persistentvolume.StatusStrategy, returned: true},
+		{kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims", at: v1, short: "pvc", main: persistentvolumeclaim.Strategy, status: persistentvolumeclaim.StatusStrategy, returned: true},
+		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: []action{binding()}, fields: podFields, returned: true},
+		{kind: "PodTemplate", plural: "podtemplates", at: v1, main: podtemplate.Strategy, returned: true},
+		{kind: "ReplicationController", plural: "replicationcontrollers", at: v1, short: "rc", categories: "all", main: replicationcontroller.Strategy, status: replicationcontroller.StatusStrategy, scale: scaleBy(setText), fields: []string{"status.replicas:0"}, prefix: "controllers"},
+		{kind: "ResourceQuota", unenforced: true, plural: "resourcequotas", at: v1, short: "quota", main: resourcequota.Strategy, status: resourcequota.StatusStrategy, returned: true},
+		{kind: "Secret", plural: "secrets", at: v1, main: secret.Strategy, fields: []string{"type"}},
+		{kind: "Service", plural: "services", at: v1, short: "svc", categories: "all", main: service.Strategy, status: service.StatusStrategy, fields: []string{"spec.clusterIP spec.type"}, begin: addresses.begin, behavior: resource.Behavior{Guards: addresses.guards}, returned: true, prefix: "services/specs"},
+		{kind: "ServiceAccount", plural: "serviceaccounts", at: v1, short: "sa", main: serviceaccount.Strategy, returned: true},
+	}
+}
+
+var (
+	podFields = []string{"spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName " +
+		"spec.hostNetwork:false status.phase status.podIP status.nominatedNodeName spec.host=spec.nodeName"}
+	eventFields = []string{
+		"involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.apiVersion " +
+			"involvedObject.resourceVersion involvedObject.fieldPath reason reportingComponent source=source.component|reportingComponent type",
+		"regarding.kind regarding.namespace regarding.name regarding.uid regarding.apiVersion regarding.resourceVersion " +
+			"regarding.fieldPath reason reportingController type",
+	}
+)

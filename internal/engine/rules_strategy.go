@@ -1,0 +1,145 @@
+package engine
+
+import (
+	"context"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// strategyRules are those of a kind that k8s.io/kubernetes defines. What they do is what upstream's rest.BeforeCreate and
+// rest.BeforeUpdate do, a stage at a time.
+type strategyRules struct {
+	v *resource.Version
+	*resource.Strategy
+}
+
+// typedWrite is what strategies work on: obj and old of a write in the internal form, in a context that says whose request it is.
+type typedWrite struct {
+	ctx      context.Context
+	obj, old resource.Internal // old is nil on a create
+}
+
+func (r strategyRules) shape(_ *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+	if typed {
+		return t, nil, nil
+	}
+	return r.v.Type.Normalize(t)
+}
+
+func (r strategyRules) complete(w *write, merged object.Tree) (object.Tree, error) {
+	t, _, err := r.shape(w, merged, false)
+	if err != nil {
+		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
+	}
+	return t, err
+}
+
+func (r strategyRules) fill(_ *write, t object.Tree) (object.Tree, error) {
+	out, _, err := r.v.Type.Normalize(t)
+	return out, err
+}
+
+func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter {
+	var filters map[fieldpath.APIVersion]fieldpath.Filter
+	switch s := r.Update(subresource).(type) {
+	case rest.ResetFieldsFilterStrategy:
+		filters = s.GetResetFieldsFilter()
+	case rest.ResetFieldsStrategy:
+		filters = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
+	}
+	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
+}
+
+func (r strategyRules) prepare(w *write) (err error) {
+	t := &w.typed
+	t.ctx = w.strategyContext()
+	if t.obj, err = r.v.Type.ToInternal(w.wanted); err != nil {
+		return asInternal(err)
+	}
+	if w.op == admission.Create {
+		if r.Begin != nil {
+			if err := r.Begin(t.ctx, t.obj, nil); err != nil {
+				return err
+			}
+		}
+		r.Main.PrepareForCreate(t.ctx, t.obj)
+		return nil
+	}
+	if w.old, err = w.liveAtStorage(); err != nil {
+		return err
+	}
+	if t.old, err = w.loadStored(); err != nil {
+		return err
+	}
+	t.obj.SetGeneration(t.old.GetGeneration()) // the strategy raises it
+	if r.Begin != nil && w.target.Subresource == "" {
+		if err := r.Begin(t.ctx, t.obj, t.old); err != nil {
+			return err
+		}
+	}
+	r.Update(w.target.Subresource).PrepareForUpdate(t.ctx, t.obj, t.old)
+	keepSystemFields(t.obj, t.old)
+	return nil
+}
+
+// keepSystemFields takes from old what no update changes, also where a strategy has wiped it.
+func keepSystemFields(obj, old resource.Internal) {
+	if obj.GetUID() == "" {
+		obj.SetUID(old.GetUID())
+	}
+	if made := old.GetCreationTimestamp(); !made.IsZero() {
+		obj.SetCreationTimestamp(made)
+	}
+	if deleted := old.GetDeletionTimestamp(); !deleted.IsZero() {
+		obj.SetDeletionTimestamp(deleted)
+	}
+	if grace := old.GetDeletionGracePeriodSeconds(); grace != nil && obj.GetDeletionGracePeriodSeconds() == nil {
+		obj.SetDeletionGracePeriodSeconds(grace)
+	}
+}
+
+// loadStored is the live object in the internal form.
+func (w *write) loadStored() (resource.Internal, error) {
+	old, err := w.def.Storage.Type.Load(w.rec.Value)
+	if err != nil {
+		return nil, asInternal(err)
+	}
+	old.SetResourceVersion(strconv.FormatInt(w.rec.Modified, 10))
+	return old, nil
+}
+
+func (r strategyRules) validate(w *write) (field.ErrorList, error) {
+	t := &w.typed
+	if t.old == nil {
+		return rest.ValidateCreate(t.ctx, t.obj, r.Main), nil
+	}
+	return rest.ValidateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource)), nil
+}
+
+func (r strategyRules) warnings(w *write) []string {
+	t := &w.typed
+	if t.old == nil {
+		return r.Main.WarningsOnCreate(t.ctx, t.obj)
+	}
+	return r.Update(w.target.Subresource).WarningsOnUpdate(t.ctx, t.obj, t.old)
+}
+
+func (r strategyRules) canonicalize(w *write) (err error) {
+	r.Update(w.target.Subresource).Canonicalize(w.typed.obj)
+	w.obj, err = r.v.Definition.Storage.Type.FromInternal(w.typed.obj)
+	return asInternal(err)
+}
+
+func (r strategyRules) pack(w *write) (object.Packed, error) {
+	if g := w.def.Behavior.Guards; g != nil {
+		w.guards = append(w.guards, g(w.ctx, w.obj)...)
+	}
+	return object.Pack(w.obj, 0), nil
+}

@@ -1,0 +1,148 @@
+// Command load writes built-in objects to an API server from many clients at once, and tells what that costs the server in
+// processor time: renewals of Leases, new Events, ConfigMaps and Pods, and changes of a Pod's status.
+//
+//	load -kubeconfig FILE -pid PID [-clients 64] [-seconds 10]
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// kind is one way to write: what is made beforehand for each client, and each request.
+type kind struct {
+	name   string
+	before func(client int) (path, body string)
+	each   func(client, n int) (method, path, contentType, body string)
+}
+
+const core, jsonType = "/api/v1/namespaces/default/", "application/json"
+
+func pod(name string) string {
+	return `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"` + name + `","labels":{"app":"load"}},"spec":{"automountServiceAccountToken":false,` +
+		`"containers":[{"name":"c","image":"registry.example/app:1","resources":{"requests":{"cpu":"100m","memory":"64Mi"}},"env":[{"name":"A","value":"b"}]}]}}`
+}
+
+func kinds(run string) []kind {
+	id := func(what string, client, n int) string { return fmt.Sprintf("%s-%s-%d-%d", what, run, client, n) }
+	creating := func(path string, body func(client, n int) string) func(int, int) (string, string, string, string) {
+		return func(client, n int) (string, string, string, string) { return "POST", path, jsonType, body(client, n) }
+	}
+	leases := "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+	lease := func(client, n int) string {
+		at := time.Now().UTC().Format("2006-01-02T15:04:05.000000Z")
+		return `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"` + id("lease", client, 0) +
+			`"},"spec":{"holderIdentity":"me","leaseDurationSeconds":40,"renewTime":"` + at + `","leaseTransitions":` + strconv.Itoa(n) + `}}`
+	}
+	return []kind{
+		{"lease renewal", func(c int) (string, string) { return leases, lease(c, 0) },
+			func(c, n int) (string, string, string, string) {
+				return "PATCH", leases + "/" + id("lease", c, 0), "application/merge-patch+json", lease(c, n+1)
+			}},
+		{"event create", nil, creating(core+"events", func(c, n int) string {
+			return `{"apiVersion":"v1","kind":"Event","metadata":{"name":"` + id("event", c, n) + `"},"involvedObject":{"kind":"Pod","namespace":"default","name":"p"},` +
+				`"reason":"Pulled","message":"the image is there","type":"Normal","count":1,"source":{"component":"kubelet","host":"m"},` +
+				`"firstTimestamp":"2026-01-01T00:00:00Z","lastTimestamp":"2026-01-01T00:00:00Z"}`
+		})},
+		{"configmap create", nil, creating(core+"configmaps", func(c, n int) string {
+			return `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"` + id("map", c, n) + `"},"data":{"a":"b","c":"` + strings.Repeat("d", 500) + `"}}`
+		})},
+		{"pod create", nil, creating(core+"pods", func(c, n int) string { return pod(id("pod", c, n)) })},
+		{"pod status patch", func(c int) (string, string) { return core + "pods", pod(id("status", c, 0)) },
+			func(c, n int) (string, string, string, string) {
+				return "PATCH", core + "pods/" + id("status", c, 0) + "/status", "application/strategic-merge-patch+json",
+					`{"status":{"phase":"Running","podIP":"10.1.1.1","conditions":[{"type":"Ready","status":"True","message":"` + strconv.Itoa(n) + `"}]}}`
+			}},
+	}
+}
+
+func main() {
+	kubeconfig, pid := flag.String("kubeconfig", "", "of a cluster administrator"), flag.Int("pid", 0, "the server's")
+	clients, seconds := flag.Int("clients", 64, "at once"), flag.Int("seconds", 10, "for each kind of write")
+	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	if err != nil {
+		log.Fatal(err)
+	}
+	config.QPS = -1
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	send := func(method, path, contentType, body string) int {
+		r, err := http.NewRequest(method, config.Host+path, bytes.NewReader([]byte(body)))
+		if err != nil {
+			log.Fatal(err)
+		}
+		r.Header.Set("Content-Type", contentType)
+		r.Header.Set("Accept", jsonType)
+		r.Header.Set("User-Agent", "load")
+		resp, err := client.Do(r)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var out bytes.Buffer
+		_, _ = out.ReadFrom(resp.Body)
+		if resp.StatusCode >= 300 {
+			log.Fatalf("%s %s: %s", method, path, out.Bytes())
+		}
+		return out.Len()
+	}
+	for _, k := range kinds(strconv.FormatInt(time.Now().Unix(), 36)) {
+		if k.before != nil {
+			for c := range *clients {
+				path, body := k.before(c)
+				send("POST", path, jsonType, body)
+			}
+		}
+		var done atomic.Int64
+		var all sync.WaitGroup
+		ctx, stop := context.WithTimeout(context.Background(), time.Duration(*seconds)*time.Second)
+		start, before := time.Now(), processorTime(*pid)
+		for c := range *clients {
+			all.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					send(k.each(c, n))
+					done.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		stop()
+		n := float64(done.Load())
+		fmt.Printf("%-18s %8.0f /s %8.3f ms of the server's processor time each\n", k.name, n/time.Since(start).Seconds(),
+			(processorTime(*pid)-before).Seconds()*1000/n)
+	}
+}
+
+// processorTime is what a process has used, in user mode and in the kernel, to 10 ms.
+func processorTime(pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	var ticks int
+	for _, f := range fields[11:13] {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			log.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
