@@ -35,8 +35,8 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	if c := r.Version.Definition.Custom; r.Operation == Create && c != nil && c.Terminating {
 		return apierrors.NewForbidden(gr, nameOf(ctx, r), errTerminating)
 	}
-	if !r.Version.Definition.Namespaced || r.Operation != Create {
-		return nil // what is there is in a namespace that is there, too
+	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Answer != nil {
+		return nil // what is there is in a namespace that is there, too; and everything may be asked
 	}
 	kind := l.Namespaces()
 	if kind == nil {

@@ -111,7 +111,7 @@ func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.Grou
 		return false
 	}
 	view, ok := views[target.Kind]
-	return ok && (view != viewTable || s.v.Tabular() && (subtype == "json" || subtype == "yaml"))
+	return ok && (view != viewTable || (len(s.v.Columns) > 0 || s.v.Printer != nil) && (subtype == "json" || subtype == "yaml"))
 }
 
 // AllowsServerVersion decides on the parameter sv.
@@ -139,7 +139,7 @@ type choice struct {
 
 // find is negotiate.
 func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
-	key := choice{header, v != nil, v != nil && v.Type != nil, v != nil && v.Tabular()}
+	key := choice{header, v != nil, v != nil && v.Type != nil, v != nil && (len(v.Columns) > 0 || v.Printer != nil)}
 	known := c.known.Load()
 	if known != nil {
 		if m, ok := (*known)[key]; ok {

@@ -67,3 +67,12 @@ func TestScaleOfDeployment(t *testing.T) {
 		t.Error(body)
 	}
 }
+
+// Whether somebody may do something can be asked of a namespace that is not there.
+func TestLocalReviewOfAnAbsentNamespace(t *testing.T) {
+	h := newHarness(t)
+	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
+	if body := h.want(http.StatusCreated, "POST", "/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews", review).Body.String(); !strings.Contains(body, `"allowed":true`) {
+		t.Error(body)
+	}
+}

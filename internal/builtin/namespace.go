@@ -2,10 +2,8 @@ package builtin
 
 import (
 	"context"
-	"errors"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -29,12 +27,8 @@ var namespaceEnd = resource.Behavior{
 	Deletable:    func(obj object.Tree) bool { return len(list(obj, "spec", "finalizers")) == 0 },
 }
 
-// terminateNamespace starts the end of a namespace. Three of them have none.
+// terminateNamespace starts the end of a namespace.
 func terminateNamespace(_ context.Context, obj object.Tree) error {
-	switch name := text(obj, "metadata", "name"); name {
-	case "default", "kube-system", "kube-public":
-		return apierrors.NewForbidden(corev1.Resource("namespaces"), name, errors.New("this namespace may not be deleted"))
-	}
 	child(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
 	return nil
 }

@@ -150,9 +150,6 @@ type Printer struct {
 	Row func(obj Internal) (metav1.TableRow, error)
 }
 
-// Tabular reports whether objects at v are shown as Tables.
-func (v *Version) Tabular() bool { return len(v.Columns) > 0 || v.Printer != nil }
-
 // Row is the row of an object whose JSON this is; of a version that has a Printer.
 func (v *Version) Row(json []byte) (metav1.TableRow, error) {
 	obj, err := v.Type.Load(json)
