@@ -20,11 +20,6 @@ func text(t object.Tree, path ...string) string {
 	return s
 }
 
-func number(t object.Tree, path ...string) int64 {
-	n, _ := value(t, path...).(int64)
-	return n
-}
-
 func tree(t object.Tree, path ...string) object.Tree {
 	m, _ := value(t, path...).(object.Tree)
 	return m
