@@ -14,7 +14,14 @@ func TestBinding(t *testing.T) {
 	const pods, binding = "/api/v1/namespaces/default/pods", `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
 	h.want(http.StatusCreated, "POST", pods, aPod)
 	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`, "Content-Type: application/merge-patch+json")
-	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1)).Body.String(); !strings.Contains(body, "does not match the name on the URL") {
+	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
+		t.Error(body)
+	}
+	versioned := strings.Replace(binding, `"name":"p"`, `"name":"p","resourceVersion":"abc"`, 1)
+	if body := h.want(http.StatusConflict, "POST", pods+"/p/binding", versioned).Body.String(); !strings.Contains(body, "ResourceVersion in precondition: abc") {
+		t.Error(body)
+	}
+	if body := h.want(http.StatusInternalServerError, "POST", pods+"/p/binding", strings.Replace(binding, `"Node"`, `"Pod"`, 1)).Body.String(); !strings.Contains(body, `target.kind`) {
 		t.Error(body)
 	}
 	if body := h.want(http.StatusCreated, "POST", pods+"/p/binding", binding).Body.String(); !strings.Contains(body, `"status":"Success"`) {
@@ -31,6 +38,18 @@ func TestBinding(t *testing.T) {
 	}
 	h.want(http.StatusNotFound, "POST", pods+"/absent/binding", strings.Replace(binding, `"name":"p"`, `"name":"absent"`, 1))
 	h.want(http.StatusOK, "GET", pods+"?fieldSelector=spec.nodeName%3Dm,spec.hostNetwork%3Dfalse", "")
+}
+
+// Nothing is bound in a namespace that is on its way out.
+func TestBindingInATerminatingNamespace(t *testing.T) {
+	h := newHarness(t)
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"n"}}`)
+	h.want(http.StatusCreated, "POST", "/api/v1/namespaces/n/pods", strings.Replace(aPod, `"default"`, `"n"`, 1))
+	h.want(http.StatusOK, "DELETE", "/api/v1/namespaces/n", "")
+	body := h.want(http.StatusForbidden, "POST", "/api/v1/namespaces/n/pods/p/binding", `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p"},"target":{"kind":"Node","name":"m"}}`).Body.String()
+	if !strings.Contains(body, "unable to create new content in namespace n because it is being terminated") {
+		t.Error(body)
+	}
 }
 
 // A Pod that runs is given time to end, and a second delete cannot make that longer.

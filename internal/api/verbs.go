@@ -192,7 +192,7 @@ func (q *request) delete() error {
 	}
 	code := http.StatusOK
 	// clients still send it
-	if o.OrphanDependents != nil && !*o.OrphanDependents {
+	if !gone && o.OrphanDependents != nil && !*o.OrphanDependents {
 		code = http.StatusAccepted
 	}
 	return q.respond(code, obj)

@@ -24,7 +24,7 @@ func binding() action {
 	v := &resource.Version{Definition: d, GroupVersion: corev1.SchemeGroupVersion, APIVersion: "v1", Type: typeAt(corev1.SchemeGroupVersion, d.Names)}
 	d.Storage, d.Versions = v, []*resource.Version{v}
 	return action{
-		Subresource: resource.Subresource{Name: "binding", Verbs: []string{"create"}, Body: v, Act: bind},
+		Subresource: resource.Subresource{Name: "binding", Verbs: []string{"create"}, Body: v, Check: checkBinding, Act: bind},
 		strategy:    unjudged{pod.Strategy},
 	}
 }
@@ -51,12 +51,20 @@ func (unjudged) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object
 	return nil
 }
 
+func checkBinding(name string, body resource.Internal) error {
+	b := body.(*core.Binding)
+	if b.Name != name {
+		return apierrors.NewBadRequest("name in URL does not match name in Binding object")
+	}
+	if errs := validation.ValidatePodBinding(b); len(errs) != 0 {
+		return errs.ToAggregate()
+	}
+	return nil
+}
+
 // bind gives a Pod the node that a Binding names, as upstream's BindingREST does.
 func bind(obj, body resource.Internal) error {
 	p, b := obj.(*core.Pod), body.(*core.Binding)
-	if errs := validation.ValidatePodBinding(b); len(errs) != 0 {
-		return apierrors.NewInternalError(errs.ToAggregate())
-	}
 	problem := ""
 	switch {
 	case p.DeletionTimestamp != nil:

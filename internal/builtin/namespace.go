@@ -29,6 +29,7 @@ var namespaceEnd = resource.Behavior{
 
 // terminateNamespace starts the end of a namespace.
 func terminateNamespace(_ context.Context, obj object.Tree) error {
+	delete(object.Metadata(obj), "deletionGracePeriodSeconds") // as upstream, which has a way of its own to delete a namespace
 	child(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
 	return nil
 }

@@ -26,8 +26,7 @@ func TestUnreachableWebhookShows(t *testing.T) {
 	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
 	v2 := widgets.GroupVersion().WithResource("widgets")
 	v2.Version = "v2"
-	w.get(t, v2, "default", "a")
-	hook.die()
+	hook.die() // before anything was converted: what is kept would be asked for again, which takes a call
 
 	watching, err := w.at(widgets, "default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
 	if err != nil {

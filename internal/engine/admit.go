@@ -62,6 +62,9 @@ func (w *write) admission() *admission.Request {
 	if r.Name == "" {
 		r.Name = object.Name(w.wanted)
 	}
+	if w.acts {
+		r.Operation, r.Options = admission.Create, optionsOf(admission.Create, w.caller.Options)
+	}
 	return r
 }
 

@@ -157,7 +157,10 @@ func (w *write) markDeleting(t object.Tree) {
 // finalizers are the object's, with those of the garbage collector as the options and what
 // is there already demand.
 func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
-	policy := w.def.Dependents(w.strategyContext())
+	policy := rest.DeleteDependents
+	if s, ok := w.gcStrategy(); ok {
+		policy = s.DefaultGarbageCollectionPolicy(w.strategyContext())
+	}
 	if policy == rest.Unsupported {
 		return current // Events are never collected
 	}
@@ -178,6 +181,15 @@ func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
 		out = append(out, metav1.FinalizerDeleteDependents)
 	}
 	return out
+}
+
+// gcStrategy is that of a kind that has a rule of its own for its objects' dependents.
+func (w *write) gcStrategy() (rest.GarbageCollectionDeleteStrategy, bool) {
+	if w.def.Strategy == nil {
+		return nil, false
+	}
+	s, ok := w.def.Strategy.Main.(rest.GarbageCollectionDeleteStrategy)
+	return s, ok
 }
 
 // propagation says what becomes of an object's dependents; with neither, they are deleted in the background. orphans says

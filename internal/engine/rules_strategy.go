@@ -47,13 +47,7 @@ func (r strategyRules) fill(_ *write, t object.Tree) (object.Tree, error) {
 }
 
 func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter {
-	var filters map[fieldpath.APIVersion]fieldpath.Filter
-	switch s := r.Update(subresource).(type) {
-	case rest.ResetFieldsFilterStrategy:
-		filters = s.GetResetFieldsFilter()
-	case rest.ResetFieldsStrategy:
-		filters = fieldpath.NewExcludeFilterSetMap(s.GetResetFields())
-	}
+	filters := r.MayOwn(subresource)
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 

@@ -93,7 +93,7 @@ func fieldPlace(v *resource.Version, name string) (int, error) {
 	switch {
 	case name == "metadata.name":
 		return fieldName, nil
-	case name == "metadata.namespace" && (v.Definition.Namespaced || !custom):
+	case name == "metadata.namespace" && (v.Definition.Namespaced || !custom && len(v.SelectableFields) == 0):
 		return fieldNamespace, nil
 	}
 	for i := range v.SelectableFields {

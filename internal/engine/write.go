@@ -30,6 +30,7 @@ type write struct {
 	posts   bool                 // it creates, and nothing else
 	upserts bool                 // it creates what it does not find
 	patches bool                 // it is a patch or an apply
+	acts    bool                 // it is a POST to a subresource
 	uid     string               // that the live object must have, unless ""
 	removal metav1.DeleteOptions // of a deletion
 	now     time.Time

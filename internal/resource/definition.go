@@ -157,10 +157,12 @@ type Version struct {
 type Subresource struct {
 	Name  string
 	Verbs []string // "get", "patch", "update", or "create" alone; sorted
-	// Body is the version of what a POST sends (a Binding), and Act does to the object, at the internal form, what it asks for.
-	// The error is a StatusError. nil where the object itself is read and written.
-	Body *Version                       `json:"-"`
-	Act  func(obj, body Internal) error `json:"-"`
+	// Body is the version of what a POST sends (a Binding). Check judges it by itself, name being the request's, and Act does to
+	// the object, at the internal form, what it asks for. An error that is no StatusError is answered as upstream does, with
+	// its text and the code 500. nil where the object itself is read and written.
+	Body  *Version                               `json:"-"`
+	Check func(name string, body Internal) error `json:"-"`
+	Act   func(obj, body Internal) error         `json:"-"`
 }
 
 // Subresource is the one of a name, or nil.

@@ -2,11 +2,13 @@ package resource
 
 import (
 	"context"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
 // Internal is an object in upstream's internal form, the one that has no version: what strategies work on.
@@ -16,7 +18,7 @@ type Internal interface {
 }
 
 // Strategy is how objects of a built-in kind are written, by the interfaces of k8s.io/apiserver/pkg/registry/rest that
-// k8s.io/kubernetes implements for its kinds. It is immutable.
+// k8s.io/kubernetes implements for its kinds. What it says does not change.
 type Strategy struct {
 	// Main is for the object as a whole.
 	Main interface {
@@ -30,6 +32,25 @@ type Strategy struct {
 	// Begin does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
 	// The error is a StatusError. nil: there is nothing to do.
 	Begin func(ctx context.Context, obj, old Internal) error
+
+	owned sync.Map // what MayOwn has made, by subresource
+}
+
+// MayOwn is what of an object at each version a write through a subresource may own; all of it where there is no filter. It is
+// made once, and shared.
+func (s *Strategy) MayOwn(subresource string) map[fieldpath.APIVersion]fieldpath.Filter {
+	if made, ok := s.owned.Load(subresource); ok {
+		return made.(map[fieldpath.APIVersion]fieldpath.Filter)
+	}
+	var filters map[fieldpath.APIVersion]fieldpath.Filter
+	switch update := s.Update(subresource).(type) {
+	case rest.ResetFieldsFilterStrategy:
+		filters = update.GetResetFieldsFilter()
+	case rest.ResetFieldsStrategy:
+		filters = fieldpath.NewExcludeFilterSetMap(update.GetResetFields())
+	}
+	s.owned.Store(subresource, filters)
+	return filters
 }
 
 // Update returns how a subresource is written, or with "" the object itself; nil where the kind has none of that name.
@@ -39,15 +60,4 @@ func (s *Strategy) Update(subresource string) rest.RESTUpdateStrategy {
 		return s.Main
 	}
 	return s.Subresources[subresource]
-}
-
-// Dependents is what becomes of an object's dependents where neither the options of a delete nor the object's
-// finalizers say it.
-func (d *Definition) Dependents(ctx context.Context) rest.GarbageCollectionPolicy {
-	if d.Strategy != nil {
-		if s, ok := d.Strategy.Main.(rest.GarbageCollectionDeleteStrategy); ok {
-			return s.DefaultGarbageCollectionPolicy(ctx)
-		}
-	}
-	return rest.DeleteDependents
 }
