@@ -152,14 +152,14 @@ func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 		Internal: func(obj runtime.Object) (resource.Internal, error) {
 			out, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, internal)
 			if err != nil {
-				return nil, fmt.Errorf("upstream: internal form of %T: %w", obj, err)
+				return nil, fmt.Errorf("builtin: internal form of %T: %w", obj, err)
 			}
 			return out.(resource.Internal), nil // as all types of the table are
 		},
 		External: func(obj resource.Internal) (runtime.Object, error) {
 			out, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, gv)
 			if err != nil {
-				return nil, fmt.Errorf("upstream: %T at %s: %w", obj, gv, err)
+				return nil, fmt.Errorf("builtin: %T at %s: %w", obj, gv, err)
 			}
 			return out, nil
 		},

@@ -45,7 +45,7 @@ func (l lister) internal(name string) (resource.Internal, error) {
 	return l.goType.Load(rec.Value)
 }
 
-// policies finds the policies that bindings name.
+// policyLister finds the policies that bindings name.
 type policyLister struct{ validating, mutating lister }
 
 func (l policyLister) GetValidatingAdmissionPolicy(_ context.Context, name string) (*admissionregistration.ValidatingAdmissionPolicy, error) {

@@ -34,21 +34,21 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 			internal.Version = runtime.APIVersionInternal
 			list, err := legacyscheme.Scheme.New(internal.WithKind(v.Definition.Names.ListKind))
 			if err != nil {
-				return nil // a test sees the columns of every kind
+				return nil // no kind of the table is without a list: a test compares the columns of each
 			}
 			t, err := tables().ConvertToTable(context.Background(), list, nil)
 			if err != nil {
-				return nil
+				return nil // nor has one that cannot be printed
 			}
 			return slices.Clone(t.ColumnDefinitions) // all kinds' columns are shared
 		},
 		Row: func(obj resource.Internal) (metav1.TableRow, error) {
 			t, err := tables().ConvertToTable(context.Background(), obj, &metav1.TableOptions{NoHeaders: true})
 			if err != nil {
-				return metav1.TableRow{}, fmt.Errorf("upstream: row of %s: %w", v.Definition.Names.Plural, err)
+				return metav1.TableRow{}, fmt.Errorf("builtin: row of %s: %w", v.Definition.Names.Plural, err)
 			}
 			if len(t.Rows) != 1 {
-				return metav1.TableRow{}, fmt.Errorf("upstream: %s printed as %d rows", v.Definition.Names.Plural, len(t.Rows))
+				return metav1.TableRow{}, fmt.Errorf("builtin: %s printed as %d rows", v.Definition.Names.Plural, len(t.Rows))
 			}
 			row := t.Rows[0]
 			row.Object.Object = nil
