@@ -155,8 +155,10 @@ func TestModel(t *testing.T) {
 			}
 			if r.IntN(8) == 0 { // undo: an older version comes back
 				for k, v := range m {
-					edit.Put(k, v-1, v-1)
-					m[k] = v - 1
+					if v > 1 {
+						edit.Put(k, v-1, v-1)
+						m[k] = v - 1
+					}
 					break
 				}
 			}
@@ -167,6 +169,37 @@ func TestModel(t *testing.T) {
 		}
 		check(t, tr, m, prefixes...)
 		check(t, old, oldModel, prefixes...)
+		for _, prefix := range prefixes {
+			checkDiff(t, old, tr, oldModel, m, prefix)
+			checkDiff(t, tr, old, m, oldModel, prefix)
+			checkDiff(t, Tree[int64]{}, tr, nil, m, prefix)
+		}
+	}
+}
+
+// checkDiff compares with what two models differ in; 0 stands for what is not there.
+func checkDiff(t *testing.T, old, tr Tree[int64], oldModel, m model, prefix string) {
+	t.Helper()
+	both := clone(oldModel)
+	for k, v := range m {
+		both[k] = v
+	}
+	var expect, got [][2]int64
+	for _, k := range both.keys(prefix, "") {
+		if oldModel[k] != m[k] {
+			expect = append(expect, [2]int64{oldModel[k], m[k]})
+		}
+	}
+	tr.Diff(old, prefix, func(was, is int64) bool { got = append(got, [2]int64{was, is}); return true })
+	if !slices.Equal(got, expect) {
+		t.Fatalf("Diff below %q yields %d, want %d", prefix, len(got), len(expect))
+	}
+	if len(expect) > 1 {
+		n := 0
+		tr.Diff(old, prefix, func(_, _ int64) bool { n++; return false })
+		if n != 1 {
+			t.Fatalf("Diff below %q went on after %d", prefix, n)
+		}
 	}
 }
 
@@ -298,5 +331,21 @@ func BenchmarkLoad(b *testing.B) {
 			}
 		}
 		l.Tree()
+	}
+}
+
+// BenchmarkDiff finds the one change, of ten thousand keys.
+func BenchmarkDiff(b *testing.B) {
+	tr, keys := benchmarkTree(10000)
+	edit := tr.Edit()
+	edit.Put(keys[5000], 1<<40, 1)
+	changed := edit.Tree()
+	for _, prefix := range []string{"stable.example.com/crontabs/", "other/"} {
+		b.Run(prefix, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				changed.Diff(tr, prefix, func(_, _ int64) bool { return true })
+			}
+		})
 	}
 }

@@ -1,0 +1,82 @@
+package tree
+
+import "slices"
+
+// Diff yields, in key order, what t and an older tree hold at the keys that start with prefix and whose versions are not
+// the same, until yield returns false: the zero V where one of them has no such key. It does not look below nodes that both share, so that
+// it costs little where little has changed.
+func (t Tree[V]) Diff(older Tree[V], prefix string, yield func(was, is V) bool) {
+	end, bounded := endOf(prefix)
+	diff(older.root, t.root, prefix, end, bounded, yield)
+}
+
+// diff yields what differs in [from, to).
+func diff[V any](a, b *node[V], from, to string, bounded bool, yield func(was, is V) bool) bool {
+	if a == b {
+		return true
+	}
+	if !alike(a, b) {
+		return merge(a.slice(from, to, bounded), b.slice(from, to, bounded), yield)
+	}
+	hi := len(a.kids) - 1
+	if bounded {
+		hi = a.child(to)
+	}
+	for i := a.child(from); i <= hi; i++ {
+		if !diff(a.kids[i], b.kids[i], from, to, bounded, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// alike reports inner nodes that part their keys in the same way.
+func alike[V any](a, b *node[V]) bool {
+	return a != nil && b != nil && !a.leaf() && !b.leaf() && len(a.firsts) == len(b.firsts) && slices.Equal(a.firsts[1:], b.firsts[1:])
+}
+
+// slice is the entries of [from, to), in order.
+func (n *node[V]) slice(from, to string, bounded bool) (out []entry[V]) {
+	switch {
+	case n == nil:
+		return nil
+	case n.leaf():
+		end := len(n.entries)
+		if bounded {
+			end = n.find(to)
+		}
+		return n.entries[min(n.find(from), end):end]
+	}
+	hi := len(n.kids) - 1
+	if bounded {
+		hi = n.child(to)
+	}
+	for i := n.child(from); i <= hi; i++ {
+		out = append(out, n.kids[i].slice(from, to, bounded)...)
+	}
+	return out
+}
+
+// merge yields what differs in two sorted lists.
+func merge[V any](a, b []entry[V], yield func(was, is V) bool) bool {
+	var none V
+	for len(a) > 0 || len(b) > 0 {
+		was, is := none, none
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].key < b[0].key:
+			was, a = a[0].value, a[1:]
+		case len(a) == 0 || b[0].key < a[0].key:
+			is, b = b[0].value, b[1:]
+		default:
+			same := a[0].version == b[0].version
+			was, is, a, b = a[0].value, b[0].value, a[1:], b[1:]
+			if same {
+				continue
+			}
+		}
+		if !yield(was, is) {
+			return false
+		}
+	}
+	return true
+}
