@@ -33,6 +33,12 @@ func (s *Snapshot) Changed(prefix string, after int64) iter.Seq[*Record] {
 	return func(yield func(*Record) bool) { s.tree.Newer(prefix, after, yield) }
 }
 
+// Since yields what has changed at the keys that start with prefix between an older snapshot of the same store and s, in key
+// order: the record of then and that of now, nil where there is none. It costs little where little has changed.
+func (s *Snapshot) Since(older *Snapshot, prefix string) iter.Seq2[*Record, *Record] {
+	return func(yield func(was, is *Record) bool) { s.tree.Diff(older.tree, prefix, yield) }
+}
+
 // Count says how many records Walk(prefix, after) yields, in logarithmic time.
 func (s *Snapshot) Count(prefix, after string) int { return s.tree.Count(prefix, after) }
 

@@ -1,0 +1,297 @@
+package rbac_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	rbaclisters "k8s.io/client-go/listers/rbac/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kubernetes/pkg/registry/rbac/validation"
+	upstream "k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac"
+
+	"github.com/trellis-k8s/trellis/internal/access/rbac"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+// world has the same objects twice: in a store with our index, and in the caches of upstream's authorizer.
+type world struct {
+	testing.TB
+	store  storage.Store
+	index  *rbac.Index
+	caches map[string]cache.Indexer // by plural
+
+	oracle   *upstream.RBACAuthorizer
+	resolver *validation.DefaultRuleResolver
+}
+
+func newWorld(t testing.TB) *world {
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &world{TB: t, store: store, index: rbac.New(store.Head), caches: map[string]cache.Indexer{}}
+	for _, plural := range []string{"roles", "rolebindings", "clusterroles", "clusterrolebindings"} {
+		w.caches[plural] = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	}
+	roles := &upstream.RoleGetter{Lister: rbaclisters.NewRoleLister(w.caches["roles"])}
+	bindings := &upstream.RoleBindingLister{Lister: rbaclisters.NewRoleBindingLister(w.caches["rolebindings"])}
+	clusterRoles := &upstream.ClusterRoleGetter{Lister: rbaclisters.NewClusterRoleLister(w.caches["clusterroles"])}
+	clusterBindings := &upstream.ClusterRoleBindingLister{Lister: rbaclisters.NewClusterRoleBindingLister(w.caches["clusterrolebindings"])}
+	w.oracle = upstream.New(roles, bindings, clusterRoles, clusterBindings)
+	w.resolver = validation.NewDefaultRuleResolver(roles, bindings, clusterRoles, clusterBindings)
+	return w
+}
+
+// put stores an object on both sides; nil takes away what is at key, which is namespace/name or name.
+func (w *world) put(plural, key string, obj runtime.Object) {
+	w.Helper()
+	c := w.caches[plural]
+	write := storage.Write{Key: "/registry/" + plural + "/" + key}
+	if rec := w.store.Head().Get(write.Key); rec != nil {
+		write.Expected = rec.Modified
+	}
+	var err error
+	if obj != nil {
+		if write.Value, err = json.Marshal(obj); err == nil {
+			err = c.Update(obj)
+		}
+	} else if old, ok, _ := c.GetByKey(key); ok {
+		err = c.Delete(old)
+	} else {
+		return
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	if _, err := w.store.Commit(w.Context(), []storage.Write{write}); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// decides compares what both sides say of a request.
+func (w *world) decides(a authorizer.Attributes) {
+	w.Helper()
+	decision, reason, err := w.index.Authorize(w.Context(), a)
+	want, wantReason, _ := w.oracle.Authorize(w.Context(), a)
+	if err != nil || decision != want {
+		w.Fatalf("%+v: got %v %q %v, want %v %q", a, decision, reason, err, want, wantReason)
+	}
+	if want != authorizer.DecisionAllow {
+		if words(reason) != words(wantReason) {
+			w.Fatalf("%+v: got reason %q, want %q", a, reason, wantReason)
+		}
+		return
+	}
+	var reasons []string // where several bindings allow something, upstream names any
+	w.resolver.VisitRulesFor(w.Context(), a.GetUser(), a.GetNamespace(), func(source fmt.Stringer, rule *rbacv1.PolicyRule, err error) bool {
+		if err == nil && upstream.RuleAllows(a, rule) {
+			reasons = append(reasons, "RBAC: allowed by "+source.String())
+		}
+		return true
+	})
+	if !slices.Contains(reasons, reason) {
+		w.Fatalf("%+v: got reason %q, want one of %q", a, reason, reasons)
+	}
+}
+
+// words are those of a list of errors, in any order.
+func words(reason string) string {
+	list := strings.Split(strings.NewReplacer("[", "", "]", "", "RBAC: ", "").Replace(reason), ", ")
+	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
+
+func some(r *rand.Rand, of ...string) (out []string) {
+	for range 1 + r.IntN(2) {
+		out = append(out, pick(r, of...))
+	}
+	return out
+}
+
+func randomRules(r *rand.Rand) (rules []rbacv1.PolicyRule) {
+	for range r.IntN(3) {
+		rule := rbacv1.PolicyRule{Verbs: some(r, "get", "list", "create", "*")}
+		if r.IntN(4) == 0 {
+			rule.NonResourceURLs = some(r, "/healthz", "/healthz/*", "*", "/metrics")
+		} else {
+			rule.APIGroups, rule.Resources = some(r, "", "apps", "*"), some(r, "pods", "pods/status", "*/status", "*", "nodes")
+			if r.IntN(3) == 0 {
+				rule.ResourceNames = some(r, "a", "b")
+			}
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+func randomSubjects(r *rand.Rand) (subjects []rbacv1.Subject) {
+	for range r.IntN(4) {
+		subjects = append(subjects, rbacv1.Subject{Kind: pick(r, "User", "Group", "ServiceAccount", "Robot"), Name: pick(r, "a", "b", "c"), Namespace: pick(r, "", "n1", "n2")})
+	}
+	return subjects
+}
+
+func randomRef(r *rand.Rand) rbacv1.RoleRef {
+	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: pick(r, "Role", "ClusterRole", "ClusterRole", "Other"), Name: pick(r, "a", "b", "c")}
+}
+
+// change makes one change of a random object.
+func (w *world) change(r *rand.Rand) {
+	meta := metav1.ObjectMeta{Name: pick(r, "a", "b", "c"), Namespace: pick(r, "n1", "n2")}
+	local, remove := meta.Namespace+"/"+meta.Name, r.IntN(4) == 0
+	plural, key, obj := "roles", local, runtime.Object(&rbacv1.Role{ObjectMeta: meta, Rules: randomRules(r)})
+	switch r.IntN(4) {
+	case 0:
+		plural, obj = "rolebindings", &rbacv1.RoleBinding{ObjectMeta: meta, Subjects: randomSubjects(r), RoleRef: randomRef(r)}
+	case 1:
+		meta.Namespace = ""
+		plural, key, obj = "clusterroles", meta.Name, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: randomRules(r)}
+	case 2:
+		meta.Namespace = ""
+		plural, key, obj = "clusterrolebindings", meta.Name, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: randomSubjects(r), RoleRef: randomRef(r)}
+	}
+	if remove {
+		obj = nil
+	}
+	w.put(plural, key, obj)
+}
+
+func randomAttributes(r *rand.Rand) authorizer.AttributesRecord {
+	a := authorizer.AttributesRecord{
+		User: &user.DefaultInfo{Name: pick(r, "a", "b", "c", "system:serviceaccount:n1:a", "system:serviceaccount:n2:b"), Groups: some(r, "a", "b", "c")},
+		Verb: pick(r, "get", "list", "create", "delete"),
+	}
+	if r.IntN(4) == 0 {
+		a.Path = pick(r, "/healthz", "/healthz/ping", "/metrics", "/x")
+		return a
+	}
+	a.ResourceRequest, a.Namespace, a.APIGroup, a.Resource = true, pick(r, "", "n1", "n2"), pick(r, "", "apps"), pick(r, "pods", "nodes")
+	a.Subresource, a.Name = pick(r, "", "", "status"), pick(r, "", "a", "b")
+	return a
+}
+
+// AGG-005 EXT-012 EXT-013 EXT-026: decisions on random policies, while these change, are those of upstream's authorizer.
+func TestDecisionsAsUpstream(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		w := newWorld(t)
+		for range 150 {
+			w.change(r)
+			for range 10 {
+				w.decides(randomAttributes(r))
+			}
+		}
+	}
+}
+
+// EXT-002: what somebody may do is what upstream's resolver collects, rule by rule, and so is what a role allows.
+func TestRulesAsUpstream(t *testing.T) {
+	w := newWorld(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	resolver := rbac.Resolver{Index: w.index}
+	text := func(rules []rbacv1.PolicyRule, err error) string {
+		var lines []string
+		for i := range rules {
+			lines = append(lines, fmt.Sprint(rules[i]))
+		}
+		slices.Sort(lines)
+		if err != nil {
+			lines = append(lines, words(err.Error()))
+		}
+		return strings.Join(lines, "\n")
+	}
+	for range 300 {
+		w.change(r)
+		a := randomAttributes(r)
+		u := &user.DefaultInfo{Name: a.User.GetName(), Groups: slices.Compact(a.User.GetGroups())}
+		got, want := text(resolver.RulesFor(t.Context(), u, a.Namespace)), text(w.resolver.RulesFor(t.Context(), u, a.Namespace))
+		if got != want {
+			t.Fatalf("rules of %v in %q:\n%s\nwant\n%s", u, a.Namespace, got, want)
+		}
+		resources, others, _, _ := w.index.RulesFor(t.Context(), u, a.Namespace)
+		wantResources, wantOthers, _, _ := w.oracle.RulesFor(t.Context(), u, a.Namespace)
+		if len(resources) != len(wantResources) || len(others) != len(wantOthers) {
+			t.Fatalf("%d rules of resources and %d others, want %d and %d", len(resources), len(others), len(wantResources), len(wantOthers))
+		}
+		ref := randomRef(r)
+		if got, want := text(resolver.GetRoleReferenceRules(t.Context(), ref, "n1")), text(w.resolver.GetRoleReferenceRules(t.Context(), ref, "n1")); got != want {
+			t.Fatalf("rules of %v: %s, want %s", ref, got, want)
+		}
+	}
+}
+
+// crowd has n ClusterRoleBindings, each of another user, and a role binding in each of n namespaces.
+func crowd(b *testing.B, n int) *world {
+	w := newWorld(b)
+	rules := []rbacv1.PolicyRule{{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"example.com"}, Resources: []string{"crontabs", "crontabs/status"}}}
+	w.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"}, Rules: rules})
+	for i := range n {
+		w.bind(i, fmt.Sprintf("user-%d", i))
+	}
+	return w
+}
+
+func (w *world) bind(i int, name string) {
+	meta := metav1.ObjectMeta{Name: fmt.Sprintf("binding-%d", i)}
+	w.put("clusterrolebindings", meta.Name, &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: name}},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "reader"}})
+}
+
+func request(i int) authorizer.Attributes {
+	return &authorizer.AttributesRecord{ // by reference, as a server passes it
+		User: &user.DefaultInfo{Name: fmt.Sprintf("user-%d", i), Groups: []string{"dev", "ops", user.AllAuthenticated}},
+		Verb: "get", ResourceRequest: true, Namespace: "default", APIGroup: "example.com", Resource: "crontabs", Name: "x",
+	}
+}
+
+const many = 10000
+
+// BenchmarkAuthorize is one decision where nothing has changed, beside upstream's.
+func BenchmarkAuthorize(b *testing.B) {
+	w := crowd(b, many)
+	a := request(many / 2)
+	for name, x := range map[string]authorizer.UnconditionalAuthorizer{"index": w.index, "upstream": w.oracle} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if d, _, _ := x.Authorize(b.Context(), a); d != authorizer.DecisionAllow {
+					b.Fatal(d)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkAuthorizeAfterWrite is the decision that follows the write of a binding.
+func BenchmarkAuthorizeAfterWrite(b *testing.B) {
+	w := crowd(b, many)
+	a := request(many / 2)
+	w.decides(a)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		b.StopTimer()
+		w.bind(i%(many/2), fmt.Sprintf("other-%d", i))
+		b.StartTimer()
+		if d, _, _ := w.index.Authorize(b.Context(), a); d != authorizer.DecisionAllow {
+			b.Fatal(d)
+		}
+	}
+}
