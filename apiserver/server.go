@@ -19,6 +19,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
@@ -94,6 +95,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
 	}
+	if err := control.EnsureRoles(ctx, s.Loopback()); err != nil {
+		return fmt.Errorf("the roles of every cluster: %w", err)
+	}
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)
 	}
@@ -113,7 +117,7 @@ func (s *Server) runLoops() {
 	loops := func(ctx context.Context, c *rest.Config) error {
 		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
 	}
-	for _, run := range []func(context.Context, *rest.Config) error{loops, s.reachable.Run} {
+	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
@@ -172,12 +176,16 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 
 // connect puts the parts together, from the store up to the handler.
 func (s *Server) connect(ctx context.Context) error {
-	authorizer := access.Bootstrap{}
+	roles := rbac.New(s.store.Head)
+	authorizer, err := access.Chain(access.Named("rbac", roles))
+	if err != nil {
+		return err
+	}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
 		EventTTL:   s.config.EventTTL,
-		Authorizer: authorizer, Rules: authorizer,
+		Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles},
 
 		Head:         s.store.Head,
 		ServiceRange: s.config.ServiceClusterIPRange,

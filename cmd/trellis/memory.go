@@ -13,7 +13,7 @@ const (
 	// quietBytes is what a server allocates in quietFor that does nothing but watch itself.
 	quietBytes = 4 << 20
 	// worthReturning is what makes a collection worth its price.
-	worthReturning = 16 << 20
+	worthReturning = 8 << 20
 )
 
 // giveMemoryBack returns what a burst of work has left behind to the system once the burst is over, until

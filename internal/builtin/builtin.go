@@ -17,6 +17,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/kubernetes/pkg/registry/rbac/validation"
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -40,6 +41,8 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Rules lists what somebody may do in a namespace; nil: the list is said to be incomplete.
 	Rules authorizer.RuleResolver
+	// RoleRules resolves the rules of roles, for who gives rights away; nil: nobody has any.
+	RoleRules validation.AuthorizationRuleResolver
 	// Unenforced adds the kinds whose rules nothing in the server enforces yet. Such a kind would promise what is not done.
 	Unenforced bool
 }
@@ -48,7 +51,7 @@ type Config struct {
 func Definitions(c Config) []*resource.Definition {
 	c = c.withDefaults()
 	all := []*resource.Definition{customResourceDefinitions(c)}
-	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(), policies(c), devices(c), reviews(c)} {
+	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
 			if l := &lines[i]; c.Unenforced || !l.unenforced {
 				all = append(all, l.define())
@@ -68,6 +71,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Rules == nil {
 		c.Rules = nobody{}
+	}
+	if c.RoleRules == nil {
+		c.RoleRules, _ = validation.NewTestRuleResolver(nil, nil, nil, nil)
 	}
 	return c
 }

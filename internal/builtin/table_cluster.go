@@ -36,9 +36,10 @@ import (
 )
 
 // cluster is the kinds that say what a cluster consists of, and who may do what in it.
-func cluster() []line {
+func cluster(c Config) []line {
 	certs, flow, network := versions{certificatesv1.SchemeGroupVersion}, versions{flowcontrolv1.SchemeGroupVersion}, versions{networkingv1.SchemeGroupVersion}
 	rbac, storage := versions{rbacv1.SchemeGroupVersion}, versions{storagev1.SchemeGroupVersion}
+	gives := c.escalation()
 	return []line{
 		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", at: certs, short: "csr", main: certificates.Strategy, status: certificates.StatusStrategy, more: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
 		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", at: certs, main: clustertrustbundle.Strategy},
@@ -52,10 +53,10 @@ func cluster() []line {
 		{kind: "NetworkPolicy", plural: "networkpolicies", at: network, short: "netpol", main: networkpolicy.Strategy},
 		{kind: "ServiceCIDR", unenforced: true, plural: "servicecidrs", at: network, main: servicecidr.Strategy, status: servicecidr.StatusStrategy},
 		{kind: "RuntimeClass", plural: "runtimeclasses", at: versions{nodev1.SchemeGroupVersion}, main: runtimeclass.Strategy},
-		{kind: "ClusterRole", unenforced: true, plural: "clusterroles", at: rbac, main: clusterrole.Strategy, plain: true},
-		{kind: "ClusterRoleBinding", unenforced: true, plural: "clusterrolebindings", at: rbac, main: clusterrolebinding.Strategy},
-		{kind: "Role", unenforced: true, plural: "roles", at: rbac, main: role.Strategy, plain: true},
-		{kind: "RoleBinding", unenforced: true, plural: "rolebindings", at: rbac, main: rolebinding.Strategy},
+		{kind: "ClusterRole", plural: "clusterroles", at: rbac, main: clusterrole.Strategy, plain: true, begin: gives.clusterRole},
+		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", at: rbac, main: clusterrolebinding.Strategy, begin: gives.clusterRoleBinding},
+		{kind: "Role", plural: "roles", at: rbac, main: role.Strategy, plain: true, begin: gives.role},
+		{kind: "RoleBinding", plural: "rolebindings", at: rbac, main: rolebinding.Strategy, begin: gives.roleBinding},
 		{kind: "CSIDriver", plural: "csidrivers", at: storage, main: csidriver.Strategy, returned: true},
 		{kind: "CSINode", plural: "csinodes", at: storage, main: csinode.Strategy, status: csinode.StatusStrategy, returned: true},
 		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", at: storage, main: csistoragecapacity.Strategy, plain: true},

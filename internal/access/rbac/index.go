@@ -32,7 +32,7 @@ type Index struct {
 
 	mu       sync.RWMutex
 	grants   map[subject][]*grant
-	bindings map[string]*binding             // by storage key
+	bindings map[string]*binding            // by storage key
 	rules    map[string][]rbacv1.PolicyRule // of roles, by storage key
 }
 

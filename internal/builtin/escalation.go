@@ -1,0 +1,73 @@
+package builtin
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/rest"
+	clusterrolepolicy "k8s.io/kubernetes/pkg/registry/rbac/clusterrole/policybased"
+	clusterrolebindingpolicy "k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding/policybased"
+	rolepolicy "k8s.io/kubernetes/pkg/registry/rbac/role/policybased"
+	rolebindingpolicy "k8s.io/kubernetes/pkg/registry/rbac/rolebinding/policybased"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// escalation is the beginning of writes of the kinds that give rights away: who has them not, and may neither escalate nor bind, is
+// refused (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping).
+type escalation struct{ role, clusterRole, roleBinding, clusterRoleBinding begin }
+
+// begin is what happens before a strategy prepares obj, which is to replace old if there is one.
+type begin = func(ctx context.Context, obj, old resource.Internal) error
+
+func (c Config) escalation() escalation {
+	return escalation{
+		role: judging(func(s rest.StandardStorage) judge { return rolepolicy.NewStorage(s, c.Authorizer, c.RoleRules) }),
+		clusterRole: judging(func(s rest.StandardStorage) judge {
+			return clusterrolepolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
+		roleBinding: judging(func(s rest.StandardStorage) judge {
+			return rolebindingpolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
+		clusterRoleBinding: judging(func(s rest.StandardStorage) judge {
+			return clusterrolebindingpolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
+	}
+}
+
+// judge is upstream's storage of such a kind, which judges what it is given before it stores it.
+type judge interface {
+	rest.Creater
+	rest.Updater
+}
+
+// judging has a judge look at what is to be written, over a storage that stores nothing.
+func judging(over func(rest.StandardStorage) judge) begin {
+	return func(ctx context.Context, obj, old resource.Internal) (err error) {
+		j := over(passing{old: old})
+		if old == nil {
+			_, err = j.Create(ctx, obj, nil, &metav1.CreateOptions{})
+		} else {
+			_, _, err = j.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), nil, nil, false, &metav1.UpdateOptions{})
+		}
+		return err
+	}
+}
+
+// passing is a storage that stores nothing.
+type passing struct {
+	rest.StandardStorage // nil
+	old                  resource.Internal
+}
+
+// Create implements rest.Creater.
+func (passing) Create(_ context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+	return obj, nil
+}
+
+// Update implements rest.Updater.
+func (p passing) Update(ctx context.Context, _ string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc, _ rest.ValidateObjectUpdateFunc, _ bool, _ *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	obj, err := info.UpdatedObject(ctx, p.old)
+	return obj, false, err
+}

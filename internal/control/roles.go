@@ -1,0 +1,112 @@
+package control
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/go-logr/logr"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/component-helpers/auth/rbac/reconciliation"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// rolesAtOnce is how many roles are made at the same time: they share the disk's writes.
+const rolesAtOnce = 64
+
+// EnsureRoles makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
+// annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation).
+func EnsureRoles(ctx context.Context, config *rest.Config) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for roles: %w", err)
+	}
+	b := bootstrap{client: client}
+	b.all.SetLimit(rolesAtOnce)
+	for _, role := range append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...) {
+		b.role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &role}, reconciliation.ClusterRoleModifier{Client: client.RbacV1().ClusterRoles()})
+	}
+	for _, binding := range append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...) {
+		b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &binding}, reconciliation.ClusterRoleBindingClientAdapter{Client: client.RbacV1().ClusterRoleBindings()})
+	}
+	for _, roles := range bootstrappolicy.NamespaceRoles() {
+		for _, role := range roles {
+			b.role(reconciliation.RoleRuleOwner{Role: &role}, reconciliation.RoleModifier{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
+		}
+	}
+	for _, bindings := range bootstrappolicy.NamespaceRoleBindings() {
+		for _, binding := range bindings {
+			b.binding(reconciliation.RoleBindingAdapter{RoleBinding: &binding}, reconciliation.RoleBindingClientAdapter{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
+		}
+	}
+	return b.all.Wait()
+}
+
+// bootstrap reconciles many objects at once.
+type bootstrap struct {
+	client kubernetes.Interface
+	all    errgroup.Group
+}
+
+func (b *bootstrap) role(role reconciliation.RuleOwner, client reconciliation.RuleOwnerModifier) {
+	b.try(role.GetName(), func() error {
+		_, err := (&reconciliation.ReconcileRoleOptions{Role: role, Client: client, Confirm: true}).Run()
+		return err
+	})
+}
+
+func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconciliation.RoleBindingModifier) {
+	b.try(binding.GetName(), func() error {
+		_, err := (&reconciliation.ReconcileRoleBindingOptions{RoleBinding: binding, Client: client, Confirm: true}).Run()
+		return err
+	})
+}
+
+// try runs reconcile, again where somebody else was quicker or the store is not there.
+func (b *bootstrap) try(name string, reconcile func() error) {
+	b.all.Go(func() error {
+		passing := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) }
+		if err := retry.OnError(retry.DefaultBackoff, passing, reconcile); err != nil {
+			return fmt.Errorf("%s %s: %w", rbacv1.GroupName, name, err)
+		}
+		return nil
+	})
+}
+
+// RunAggregation gives the ClusterRoles that have an aggregationRule the rules of those that it selects, until ctx is done.
+func RunAggregation(ctx context.Context, config *rest.Config) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for roles: %w", err)
+	}
+	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.Background().GetSink()}))
+	factory := informers.NewSharedInformerFactory(client, 0)
+	loop := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), client.RbacV1())
+	factory.Start(ctx.Done())
+	loop.Run(ctx, 1)
+	factory.Shutdown()
+	return nil
+}
+
+// errorsOnly is a log of what goes wrong, for controllers of upstream's that tell of their beginning and end.
+type errorsOnly struct{ logr.LogSink }
+
+// Enabled implements logr.LogSink.
+func (errorsOnly) Enabled(int) bool { return false }
+
+// WithValues implements logr.LogSink.
+func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
+	return errorsOnly{s.LogSink.WithValues(pairs...)}
+}
+
+// WithName implements logr.LogSink.
+func (s errorsOnly) WithName(name string) logr.LogSink { return errorsOnly{s.LogSink.WithName(name)} }
