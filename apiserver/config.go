@@ -9,6 +9,7 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
+	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 )
 
@@ -32,8 +33,8 @@ type Config struct {
 	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
 	// free one.
 	Address string
-	// AnonymousAuth serves requests without credentials as system:anonymous.
-	AnonymousAuth bool
+	// Authentication is whom the server believes, besides its own administrator.
+	Authentication authn.Config
 	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
 	// means a minute.
 	RequestTimeout time.Duration

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api"
@@ -44,6 +45,7 @@ type Server struct {
 	store    storage.Store
 	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
+	authn    *authn.Authenticators
 	audit    *access.Audit
 	handler  *api.Server
 	feed     *engine.Feed
@@ -61,6 +63,7 @@ type Server struct {
 	// following the definitions of kinds ends after them.
 	loops, following         sync.WaitGroup
 	stopLoops, stopFollowing context.CancelFunc
+	stopBelieving            context.CancelFunc
 	closed                   func() error // once
 	draining                 atomic.Bool
 }
@@ -68,7 +71,7 @@ type Server struct {
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}, reachable: control.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}, stopBelieving: func() {}, reachable: control.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -181,11 +184,19 @@ func (s *Server) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.believe(); err != nil {
+		return err
+	}
+	issuer, err := s.authn.IssuerHandler(s.config.Authentication.Accounts, s.listener.Addr().String())
+	if err != nil {
+		s.config.Logger.Warn(err.Error())
+	}
 	var live *resource.Live
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
 		EventTTL:   s.config.EventTTL,
 		Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles},
+		Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
 
 		Head:         s.store.Head,
 		ServiceRange: s.config.ServiceClusterIPRange,
@@ -199,7 +210,6 @@ func (s *Server) connect(ctx context.Context) error {
 	if err := s.follow(ctx, live); err != nil {
 		return err
 	}
-	roots := pool(s.keys)
 	out := s.dialer(live)
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
@@ -227,7 +237,8 @@ func (s *Server) connect(ctx context.Context) error {
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
-		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
+		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
+		Issuer:         issuer,
 		Authorizer:     authorizer,
 		Discovery:      discovery.Handler(live),
 		OpenAPI:        openapi.Handler(live),

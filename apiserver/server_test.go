@@ -242,7 +242,7 @@ func TestShutdownEndsWatchesCleanly(t *testing.T) {
 
 // CRD-069: over a real connection, in both versions of HTTP.
 func TestForeignCertificate(t *testing.T) {
-	s := start(t, apiserver.Config{AnonymousAuth: true})
+	s := start(t, apiserver.Config{Authentication: authn.Config{Anonymous: true}})
 	for _, protocol := range []string{"h2", "http/1.1"} {
 		c := &http.Client{Transport: &http.Transport{
 			ForceAttemptHTTP2: protocol == "h2",

@@ -2,14 +2,11 @@ package apiserver
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"time"
-
-	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
 // Shutdown takes no new request, lets those in flight finish, ends the watches, and
@@ -29,6 +26,7 @@ func (s *Server) close() error {
 		s.engine.Close()
 		s.webhooks.Close()
 	}
+	s.stopBelieving()
 	s.stopFollowing()
 	s.following.Wait()
 	if s.store != nil {
@@ -73,10 +71,4 @@ func (s *Server) fail(err error) {
 		s.failure = err
 		close(s.failed)
 	})
-}
-
-func pool(keys *pki.Bundle) *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(keys.CA)
-	return p
 }

@@ -45,7 +45,8 @@ func With(change func(*apiserver.Config)) Option {
 // the test is over. It ends the test if there is none to be had.
 func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
-	s := &Server{t: t, config: apiserver.Config{AnonymousAuth: true}}
+	s := &Server{t: t, config: apiserver.Config{}}
+	s.config.Authentication.Anonymous = true
 	for _, o := range options {
 		o(s)
 	}

@@ -72,8 +72,6 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"port to serve HTTPS on; 0 picks a free one")
 	flags.StringArrayVar(&f.apply, "apply", nil,
 		"file or folder of manifests to apply at the start, CRDs first; may be repeated")
-	flags.BoolVar(&c.AnonymousAuth, "anonymous-auth", true,
-		"serve requests without credentials as system:anonymous, who may see health and version; otherwise they get 401")
 	flags.StringVar(&c.AuditLogPath, "audit-log-path", "",
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
@@ -89,6 +87,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
 	f.bindEtcd(flags)
+	f.bindAuthentication(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of IPv4 addresses that Services get their cluster IPs from")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -135,6 +134,9 @@ func (f *serveFlags) complete() error {
 	}
 	if f.securePort < 0 || f.securePort > 65535 {
 		return fmt.Errorf("--secure-port: %d is not between 0 and 65535", f.securePort)
+	}
+	if err := f.checkAuthentication(); err != nil {
+		return err
 	}
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -18,10 +19,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/group"
+	anonymousrequest "k8s.io/apiserver/pkg/authentication/request/anonymous"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/request/websocket"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 )
 
 var now = time.Now().Truncate(time.Second)
@@ -67,11 +74,28 @@ func (s *signer) client(subject pkix.Name, until time.Time, usage ...x509.ExtKey
 	return c
 }
 
-func (s *signer) roots() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(s.cert)
-	return p
+// trust is in what s has signed, and nothing else.
+func (s *signer) trust() *Trust {
+	s.t.Helper()
+	content, err := dynamiccertificates.NewStaticCAContent("test", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Raw}))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return NewTrust(content)
 }
+
+// believing is an authenticator of s's clients, and of nobody else unless there are some.
+func (s *signer) believing(anonymously bool, now func() time.Time) *Authenticator {
+	none := authenticator.TokenFunc(noToken)
+	tokens := union.New(bearertoken.New(none), websocket.NewProtocolAuthenticator(none))
+	a := Authentication{ClientCAs: s.trust(), Tokens: tokens, Now: now}
+	if anonymously {
+		a.Anonymous = anonymousrequest.NewAuthenticator(nil)
+	}
+	return NewAuthenticator(a)
+}
+
+func noToken(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, nil }
 
 func request(certs ...*x509.Certificate) *http.Request {
 	r := httptest.NewRequest("GET", "/apis", nil)
@@ -104,9 +128,9 @@ func TestCertificatesAsUpstream(t *testing.T) {
 		"foreign":       foreign.client(pkix.Name{CommonName: "jane", Organization: []string{"system:masters"}}, later, client),
 	}
 	options := x509request.DefaultVerifyOptions()
-	options.Roots = ca.roots()
+	options.Roots = ca.trust().current().Roots
 	oracle := group.NewAuthenticatedGroupAdder(x509request.New(options, x509request.CommonNameUserConversion))
-	ours := NewAuthenticator(ca.roots(), false, func() time.Time { return now })
+	ours := ca.believing(false, func() time.Time { return now })
 	for name, c := range certs {
 		t.Run(name, func(t *testing.T) {
 			want, ok, wantErr := oracle.AuthenticateRequest(request(c))
@@ -127,7 +151,7 @@ func TestCertificatesAsUpstream(t *testing.T) {
 func TestIdentityOfAConnectionExpires(t *testing.T) {
 	ca := newSigner(t)
 	clock := now
-	a := NewAuthenticator(ca.roots(), true, func() time.Time { return clock })
+	a := ca.believing(true, func() time.Time { return clock })
 	c := ca.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth)
 	r := request(c)
 	r = r.WithContext(ConnContext(context.Background(), nil))
@@ -147,8 +171,8 @@ func TestIdentityOfAConnectionExpires(t *testing.T) {
 // CRD-069
 func TestOtherCredentials(t *testing.T) {
 	ca := newSigner(t)
-	open := NewAuthenticator(ca.roots(), true, time.Now)
-	closed := NewAuthenticator(ca.roots(), false, time.Now)
+	open := ca.believing(true, time.Now)
+	closed := ca.believing(false, time.Now)
 	with := func(key, value string) *http.Request {
 		r := httptest.NewRequest("GET", "/", nil)
 		if key != "" {
@@ -160,7 +184,10 @@ func TestOtherCredentials(t *testing.T) {
 		u, err := open.Authenticate(with("Authorization", header))
 		wantUnauthorized(t, u, err)
 	}
-	u, err := open.Authenticate(with("Sec-WebSocket-Protocol", "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj"))
+	socket := with("Sec-WebSocket-Protocol", "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj")
+	socket.Header.Set("Connection", "Upgrade")
+	socket.Header.Set("Upgrade", "websocket")
+	u, err := open.Authenticate(socket)
 	wantUnauthorized(t, u, err)
 	u, err = closed.Authenticate(with("", ""))
 	wantUnauthorized(t, u, err)
@@ -176,6 +203,94 @@ func TestOtherCredentials(t *testing.T) {
 	if err != nil || u.GetName() != "system:apiserver" {
 		t.Errorf("in-process identity: got %v, %v", u, err)
 	}
+}
+
+// AGG-042 AGG-043 AGG-044 AGG-045 AGG-029: the CA of the front proxy is looked at before that of the users. Who is of it and not
+// the front proxy is refused, even where both CAs are the same; headers count from the front proxy alone.
+func TestFrontProxy(t *testing.T) {
+	users, proxies, foreign := newSigner(t), newSigner(t), newSigner(t)
+	later, client := now.Add(30*time.Minute), x509.ExtKeyUsageClientAuth
+	certificate := func(s *signer, name string) *x509.Certificate {
+		return s.client(pkix.Name{CommonName: name, Organization: []string{"dev"}}, later, client)
+	}
+	headers, err := headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		users   *signer // who signs their certificates
+		allowed []string
+		cert    *x509.Certificate
+		user    string // in the header
+		want    string // "": refused
+	}{
+		{"the front proxy", users, []string{"front"}, certificate(proxies, "front"), "jane", "jane"},
+		{"any name", users, nil, certificate(proxies, "whoever"), "jane", "jane"},
+		{"another name", users, []string{"front"}, certificate(proxies, "other"), "jane", ""},
+		{"another name, without a header", users, []string{"front"}, certificate(proxies, "other"), "", ""},
+		{"nobody's words", users, []string{"front"}, certificate(proxies, "front"), "", ""},
+		{"a user", users, []string{"front"}, certificate(users, "joe"), "", "joe"},
+		{"a user who says to be another one", users, []string{"front"}, certificate(users, "joe"), "jane", "joe"},
+		{"a stranger who says to be the front proxy", users, []string{"front"}, certificate(foreign, "front"), "jane", ""},
+		{"no certificate", users, []string{"front"}, nil, "jane", user.Anonymous},
+		{"a user, one CA for both", proxies, []string{"front"}, certificate(proxies, "joe"), "", ""},
+		{"the front proxy, one CA for both", proxies, []string{"front"}, certificate(proxies, "front"), "jane", "jane"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := c.users.believing(true, func() time.Time { return now })
+			a.FrontProxy = &FrontProxy{CAs: proxies.trust(), Names: c.allowed, Headers: headers}
+			r := httptest.NewRequest("GET", "/apis", nil)
+			if c.cert != nil {
+				r = request(c.cert)
+			}
+			r = r.WithContext(ConnContext(r.Context(), nil))
+			for range 2 { // also as the connection remembers it
+				r.Header = http.Header{}
+				if c.user != "" {
+					r.Header = http.Header{"X-Remote-User": {c.user}, "X-Remote-Group": {"a", "b"}, "X-Remote-Extra-Scopes%2fx": {"y"}, "X-Remote-Uid": {"7"}}
+				}
+				u, err := a.Authenticate(r)
+				if c.want == "" {
+					wantUnauthorized(t, u, err)
+					continue
+				}
+				if err != nil || u.GetName() != c.want {
+					t.Fatalf("got %v %v, want %s", u, err, c.want)
+				}
+				byHeader := &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"a", "b"}, Extra: map[string][]string{"scopes/x": {"y"}}}
+				if c.want == "jane" && !reflect.DeepEqual(u, user.Info(byHeader)) {
+					t.Errorf("got %+v, want %+v", u, byHeader)
+				}
+			}
+		})
+	}
+}
+
+// rotating is a CA file that changes.
+type rotating struct {
+	dynamiccertificates.CAContentProvider
+	listener dynamiccertificates.Listener
+}
+
+func (r *rotating) AddListener(l dynamiccertificates.Listener) { r.listener = l }
+
+// AGG-026: who was believed because of a CA is no longer when the CAs have changed, on connections that were there before.
+func TestTrustEnds(t *testing.T) {
+	old, other := newSigner(t), newSigner(t)
+	file := &rotating{CAContentProvider: old.trust().provider}
+	a := NewAuthenticator(Authentication{ClientCAs: NewTrust(file), Now: func() time.Time { return now }})
+	r := request(old.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth))
+	r = r.WithContext(ConnContext(r.Context(), nil))
+	for range 2 {
+		if u, err := a.Authenticate(r); err != nil || u.GetName() != "jane" {
+			t.Fatal(u, err)
+		}
+	}
+	file.CAContentProvider = other.trust().provider
+	file.listener.Enqueue()
+	u, err := a.Authenticate(r)
+	wantUnauthorized(t, u, err)
 }
 
 var (
@@ -253,7 +368,7 @@ func TestForbiddenAsUpstream(t *testing.T) {
 
 func BenchmarkAuthenticate(b *testing.B) {
 	ca := newSigner(b)
-	a := NewAuthenticator(ca.roots(), true, time.Now)
+	a := ca.believing(true, time.Now)
 	r := request(ca.client(pkix.Name{CommonName: "jane", Organization: []string{user.SystemPrivilegedGroup}}, now.Add(time.Hour), x509.ExtKeyUsageClientAuth))
 	r = r.WithContext(ConnContext(context.Background(), nil))
 	b.ReportAllocs()

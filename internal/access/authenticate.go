@@ -2,44 +2,40 @@ package access
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/asn1"
-	"encoding/hex"
 	"net"
 	"net/http"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// tokenProtocol is how browsers send a bearer token on a WebSocket.
-const tokenProtocol = "base64url.bearer.authorization.k8s.io."
+// Authentication says whom an Authenticator believes; what is left out, nobody.
+type Authentication struct {
+	ClientCAs  *Trust                // who signs the certificates of users
+	FrontProxy *FrontProxy           // whose headers say who sends a request
+	Tokens     authenticator.Request // for what else a request may bear
+	Anonymous  authenticator.Request // for a request without credentials
+	Now        func() time.Time
+}
 
-// uidOID is the subject attribute that carries a user's UID in a client certificate.
-var uidOID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
+// FrontProxy is who authenticates users in our place
+// (https://kubernetes.io/docs/reference/access-authn-authz/authentication/#authenticating-proxy).
+type FrontProxy struct {
+	CAs     *Trust                // who signs its certificate
+	Names   []string              // that its certificate may have; none: any
+	Headers authenticator.Request // reads the user from the headers
+}
 
 // Authenticator finds out who sent a request.
-type Authenticator struct {
-	roots     *x509.CertPool
-	anonymous bool
-	now       func() time.Time
-}
+type Authenticator struct{ Authentication }
 
-// NewAuthenticator trusts client certificates that chain to roots. With anonymous, a
-// request without credentials is system:anonymous; otherwise it is refused.
-func NewAuthenticator(roots *x509.CertPool, anonymous bool, now func() time.Time) *Authenticator {
-	return &Authenticator{roots: roots, anonymous: anonymous, now: now}
-}
-
-// identity is what a client certificate says, and until when it may be believed.
-type identity struct {
-	user  user.Info // nil: the certificate names nobody
-	until time.Time
-}
+// NewAuthenticator believes whom the Authentication says.
+func NewAuthenticator(a Authentication) *Authenticator { return &Authenticator{a} }
 
 // callerKey is where the context of a request has what is known of the caller before it is authenticated: who it is, or
 // the place at its connection where that is kept.
@@ -59,124 +55,108 @@ func ConnContext(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, callerKey{}, new(connection))
 }
 
-// nobody is the caller without credentials.
-var nobody user.Info = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
-
-// Authenticate returns the user, or a 401 StatusError. The identity of a client
-// certificate is computed once a connection and believed until the certificate expires.
+// Authenticate returns the user, or a 401 StatusError. A certificate is looked at before a token, and whoever has shown
+// something that nobody believes is not anonymous. The identity of a client certificate is computed once a connection and
+// believed until the certificate expires, or the CAs change.
 func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
 	known := r.Context().Value(callerKey{})
 	if u, ok := known.(user.Info); ok {
 		return u, nil
 	}
+	disbelieved := false
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		slot, _ := known.(*connection)
-		if u, err := a.certificate(slot, r.TLS.PeerCertificates); u != nil || err != nil {
-			return u, err
+		id := a.certificate(slot, r.TLS.PeerCertificates)
+		if id.proxy {
+			if u, ok := ask(a.FrontProxy.Headers, r, &disbelieved); ok {
+				return u, nil
+			}
+		}
+		switch {
+		case id.refused:
+			return nil, unauthorized()
+		case id.user != nil:
+			return id.user, nil
+		}
+		disbelieved = disbelieved || id.disbelieved
+	}
+	if u, ok := ask(a.Tokens, r, &disbelieved); ok {
+		return u, nil
+	}
+	if !disbelieved {
+		if u, ok := ask(a.Anonymous, r, &disbelieved); ok {
+			return u, nil
 		}
 	}
-	if !a.anonymous || hasToken(r) {
-		return nil, unauthorized()
+	return nil, unauthorized()
+}
+
+// ask is who sent r as one authenticator, which may be nil, sees it.
+func ask(a authenticator.Request, r *http.Request, disbelieved *bool) (user.Info, bool) {
+	if a == nil {
+		return nil, false
 	}
-	return nobody, nil
+	response, ok, err := a.AuthenticateRequest(r)
+	if err != nil {
+		*disbelieved = true
+	}
+	if err != nil || !ok {
+		return nil, false
+	}
+	return response.User, true
 }
 
 func unauthorized() error { return apierrors.NewUnauthorized("Unauthorized") }
 
-// certificate says whose certificate it is; nil: nobody's. slot is where the connection keeps that, nil if it has no place.
-func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) (user.Info, error) {
-	now := a.now()
+// identity is what a client certificate says, and as long as what it may be believed.
+type identity struct {
+	user        user.Info // nil: the certificate names nobody
+	proxy       bool      // it is the front proxy's
+	refused     bool      // it is of the front proxy's CA, but not of the front proxy
+	disbelieved bool      // it is of no CA, or says what it may not
+
+	until            time.Time
+	clients, proxies *x509.VerifyOptions // by which that was found
+}
+
+// certificate says whose certificate it is. slot is where the connection keeps that, nil if it has no place.
+func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) *identity {
+	now := a.Now()
+	clients, proxies := a.ClientCAs.current(), (*x509.VerifyOptions)(nil)
+	if a.FrontProxy != nil {
+		proxies = a.FrontProxy.CAs.current()
+	}
 	if slot != nil {
-		if id := slot.Load(); id != nil && now.Before(id.until) {
-			return id.user, nil
+		if id := slot.Load(); id != nil && now.Before(id.until) && id.clients == clients && id.proxies == proxies {
+			return id
 		}
 	}
-	id, err := a.verify(peer, now)
-	if err != nil {
-		return nil, unauthorized()
-	}
-	if slot != nil {
+	id := &identity{clients: clients, proxies: proxies}
+	a.identify(id, peer, now)
+	if slot != nil && (id.proxy || !id.disbelieved) {
 		slot.Store(id)
 	}
-	return id.user, nil
+	return id
 }
 
-// verify checks the chain for client use and reads the identity from its leaf.
-func (a *Authenticator) verify(peer []*x509.Certificate, now time.Time) (*identity, error) {
-	o := x509.VerifyOptions{
-		Roots:       a.roots,
-		CurrentTime: now,
-		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	if len(peer) > 1 {
-		o.Intermediates = x509.NewCertPool()
-		for _, c := range peer[1:] {
-			o.Intermediates.AddCert(c)
+// identify looks at the front proxy's CAs first. Who has a certificate of these and is not the front proxy is refused, even if a CA of users is
+// among them (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/#ca-reusage-and-conflicts).
+func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now time.Time) {
+	if until, ok := verify(id.proxies, peer, now); ok {
+		id.until = until
+		names := a.FrontProxy.Names
+		id.proxy = len(names) == 0 || slices.Contains(names, peer[0].Subject.CommonName)
+		if id.refused = !id.proxy; id.refused {
+			return
 		}
 	}
-	chains, err := peer[0].Verify(o)
-	if err != nil {
-		return nil, err
+	until, ok := verify(id.clients, peer, now)
+	if !ok {
+		id.disbelieved = id.clients != nil
+		return
 	}
-	id := &identity{until: peer[0].NotAfter}
-	for _, c := range chains[0] {
-		if c.NotAfter.Before(id.until) {
-			id.until = c.NotAfter
-		}
+	if !id.proxy || until.Before(id.until) {
+		id.until = until
 	}
-	id.user, err = subject(peer[0])
-	return id, err
-}
-
-// subject is upstream's reading of a certificate: common name, organizations as
-// groups, at most one UID, and the certificate's hash as its credential.
-func subject(c *x509.Certificate) (user.Info, error) {
-	if c.Subject.CommonName == "" {
-		return nil, nil
-	}
-	u := &user.DefaultInfo{Name: c.Subject.CommonName}
-	for _, n := range c.Subject.Names {
-		if !n.Type.Equal(uidOID) {
-			continue
-		}
-		uid, _ := n.Value.(string)
-		if uid == "" || u.UID != "" {
-			return nil, unauthorized()
-		}
-		u.UID = uid
-	}
-	hash := sha256.Sum256(c.Raw)
-	u.Extra = map[string][]string{user.CredentialIDKey: {"X509SHA256=" + hex.EncodeToString(hash[:])}}
-	u.Groups = withAuthenticated(u.Name, c.Subject.Organization)
-	return u, nil
-}
-
-// withAuthenticated adds system:authenticated where it belongs.
-func withAuthenticated(name string, groups []string) []string {
-	if name == user.Anonymous {
-		return groups
-	}
-	for _, g := range groups {
-		if g == user.AllAuthenticated || g == user.AllUnauthenticated {
-			return groups
-		}
-	}
-	return append(groups[:len(groups):len(groups)], user.AllAuthenticated)
-}
-
-// hasToken reports a bearer token, in the header or as a WebSocket protocol. None
-// is accepted yet, so that one that is sent is an invalid one.
-func hasToken(r *http.Request) bool {
-	if auth := r.Header["Authorization"]; len(auth) > 0 {
-		parts := strings.SplitN(strings.TrimSpace(auth[0]), " ", 3)
-		if len(parts) > 1 && parts[1] != "" && strings.EqualFold(parts[0], "bearer") {
-			return true
-		}
-	}
-	for _, h := range r.Header["Sec-Websocket-Protocol"] {
-		if strings.Contains(h, tokenProtocol) {
-			return true
-		}
-	}
-	return false
+	id.user, id.disbelieved = subject(peer[0])
 }

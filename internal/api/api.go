@@ -36,6 +36,7 @@ type Config struct {
 	Authorizer    access.Authorizer
 	Discovery     http.Handler         // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler         // /openapi/v2, /openapi/v3 and below
+	Issuer        http.Handler         // documents of who makes tokens of service accounts; nil: there are none
 	Live, Ready   []Check              // of /livez and /readyz, besides ping
 	Gauges        []Gauge              // in /metrics, besides its own
 	Egress        prometheus.Collector // the same, of what leaves the server; nil: nothing does

@@ -9,15 +9,18 @@ package builtin
 
 import (
 	"context"
+	"net/http"
 	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/kubernetes/pkg/registry/rbac/validation"
+	"k8s.io/kubernetes/pkg/serviceaccount"
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -43,6 +46,13 @@ type Config struct {
 	Rules authorizer.RuleResolver
 	// RoleRules resolves the rules of roles, for who gives rights away; nil: nobody has any.
 	RoleRules validation.AuthorizationRuleResolver
+	// Authenticator answers TokenReviews, for Audiences unless they say others; nil: no token is known.
+	Authenticator authenticator.Request
+	// Issuer makes the tokens of service accounts, for Audiences unless others are asked for; nil: there are none. No token is
+	// good for longer than MaxTokenExpiration, unless that is 0.
+	Issuer             serviceaccount.TokenGenerator
+	Audiences          authenticator.Audiences
+	MaxTokenExpiration time.Duration
 	// Unenforced adds the kinds whose rules nothing in the server enforces yet. Such a kind would promise what is not done.
 	Unenforced bool
 }
@@ -71,6 +81,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Rules == nil {
 		c.Rules = nobody{}
+	}
+	if c.Authenticator == nil {
+		c.Authenticator = nobody{}
 	}
 	if c.RoleRules == nil {
 		c.RoleRules, _ = validation.NewTestRuleResolver(nil, nil, nil, nil)
@@ -120,4 +133,9 @@ func (nobody) Authorize(context.Context, authorizer.Attributes) (authorizer.Deci
 // RulesFor implements authorizer.RuleResolver.
 func (nobody) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	return nil, nil, true, nil
+}
+
+// AuthenticateRequest implements authenticator.Request.
+func (nobody) AuthenticateRequest(*http.Request) (*authenticator.Response, bool, error) {
+	return nil, false, nil
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/registry/authentication/selfsubjectreview"
+	"k8s.io/kubernetes/pkg/registry/authentication/tokenreview"
 	"k8s.io/kubernetes/pkg/registry/authorization/localsubjectaccessreview"
 	"k8s.io/kubernetes/pkg/registry/authorization/selfsubjectaccessreview"
 	"k8s.io/kubernetes/pkg/registry/authorization/selfsubjectrulesreview"
@@ -29,6 +30,7 @@ func reviews(c Config) []line {
 	authn, authz, scheme := versions{authenticationv1.SchemeGroupVersion}, versions{authorizationv1.SchemeGroupVersion}, legacyscheme.Scheme
 	return []line{
 		{kind: "SelfSubjectReview", plural: "selfsubjectreviews", at: authn, asks: selfsubjectreview.NewREST()},
+		{kind: "TokenReview", plural: "tokenreviews", at: authn, asks: tokenreview.NewREST(c.Authenticator, c.Audiences)},
 		{kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", at: authz, asks: localsubjectaccessreview.NewREST(c.Authorizer, scheme)},
 		{kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", at: authz, asks: selfsubjectaccessreview.NewREST(c.Authorizer, scheme)},
 		{kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", at: authz, asks: selfsubjectrulesreview.NewREST(c.Rules)},

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// bindAuthentication declares the flags that say whom the server believes.
+func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
+	c := &f.config.Authentication
+	flags.BoolVar(&c.Anonymous, "anonymous-auth", true,
+		"serve requests without credentials as system:anonymous, who may see health and version; otherwise they get 401")
+	flags.StringVar(&c.ClientCAFile, "client-ca-file", "",
+		"file of CAs: who has a client certificate of one is the user of its common name, in the groups of its organizations; the CA in the data directory counts too")
+	flags.StringVar(&c.TokenAuthFile, "token-auth-file", "",
+		"CSV file of tokens: token,user,uid,\"group1,group2\"")
+	flags.StringVar(&c.ConfigFile, "authentication-config", "",
+		"file of an AuthenticationConfiguration of apiserver.config.k8s.io: JWT issuers, anonymous paths; instead of --anonymous-auth where it speaks of these")
+	flags.StringSliceVar(&c.APIAudiences, "api-audiences", nil,
+		"what tokens must be for; by default the issuers of service account tokens")
+
+	h := &c.RequestHeader
+	flags.StringVar(&h.CAFile, "requestheader-client-ca-file", "",
+		"file of CAs that sign the client certificate of a proxy which says in headers who sends a request; looked at before --client-ca-file, and to share no CA with it")
+	flags.StringSliceVar(&h.AllowedNames, "requestheader-allowed-names", nil, "common names that this certificate may have; none: any")
+	flags.StringSliceVar(&h.UsernameHeaders, "requestheader-username-headers", []string{"x-remote-user"}, "headers that say who, the first that is there")
+	flags.StringSliceVar(&h.UIDHeaders, "requestheader-uid-headers", nil, "headers of the user's UID; X-Remote-Uid is suggested")
+	flags.StringSliceVar(&h.GroupHeaders, "requestheader-group-headers", []string{"x-remote-group"}, "headers of the user's groups")
+	flags.StringSliceVar(&h.ExtraHeaderPrefixes, "requestheader-extra-headers-prefix", []string{"x-remote-extra-"}, "what headers begin with that say more of the user")
+
+	a := &c.Accounts
+	flags.StringSliceVar(&a.Issuers, "service-account-issuer", nil,
+		"who makes the tokens of service accounts, a URL; more than one: the first makes them, all are recognized (default https://kubernetes.default.svc.cluster.local)")
+	flags.StringVar(&a.SigningKeyFile, "service-account-signing-key-file", "", "file of the private key that signs them; by default one in the data directory")
+	flags.StringArrayVar(&a.KeyFiles, "service-account-key-file", nil, "file of keys by which they are recognized, private or public; may be repeated; by default the one that signs")
+	flags.DurationVar(&a.MaxExpiration, "service-account-max-token-expiration", 0, "how long a token is good for at most; 0: as long as is asked for")
+	flags.StringVar(&a.JWKSURI, "service-account-jwks-uri", "", "where others find the public keys, if not at this server")
+
+	w := &c.Webhook
+	flags.StringVar(&w.ConfigFile, "authentication-token-webhook-config-file", "", "kubeconfig of a server that is asked about tokens which nobody else knows")
+	flags.StringVar(&w.Version, "authentication-token-webhook-version", "v1beta1", "version of the TokenReview that it is sent: v1 or v1beta1")
+	flags.DurationVar(&w.CacheTTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "how long its answers are kept")
+}
+
+// checkAuthentication refuses what would mean something else than it says.
+func (f *serveFlags) checkAuthentication() error {
+	c := &f.config.Authentication
+	switch {
+	case c.RequestHeader.CAFile != "" && len(c.RequestHeader.UsernameHeaders) == 0:
+		return errors.New("--requestheader-username-headers: name one, or leave --requestheader-client-ca-file out")
+	case c.Accounts.MaxExpiration < 0 || c.Accounts.MaxExpiration > 0 && c.Accounts.MaxExpiration < time.Hour || c.Accounts.MaxExpiration > 1<<32*time.Second:
+		return errors.New("--service-account-max-token-expiration: must be between 1 hour and 2^32 seconds")
+	case c.Webhook.Version != "v1" && c.Webhook.Version != "v1beta1":
+		return errors.New("--authentication-token-webhook-version: must be v1 or v1beta1")
+	}
+	return nil
+}
