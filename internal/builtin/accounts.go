@@ -18,6 +18,10 @@ type accounts struct{ serviceAccounts, pods, secrets, nodes, validating, mutatin
 
 // Accounts looks for the objects that tokens name in the state that head returns.
 func Accounts(head func() *storage.Snapshot) serviceaccount.ServiceAccountTokenGetter {
+	return newAccounts(head)
+}
+
+func newAccounts(head func() *storage.Snapshot) *accounts {
 	c := Config{Head: head}
 	of := func(gv schema.GroupVersion, kind, plural string) lister { return c.lister(gv, kind, plural) }
 	return &accounts{
