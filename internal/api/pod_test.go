@@ -11,7 +11,7 @@ const aPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace"
 // SCD-040: a scheduler gives a Pod its node once, and not while it is being deleted; other writes cannot.
 func TestBinding(t *testing.T) {
 	h := newHarness(t)
-	const pods, binding = "/api/v1/namespaces/default/pods", `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
+	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
 	h.want(http.StatusCreated, "POST", pods, aPod)
 	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`, "Content-Type: application/merge-patch+json")
 	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
@@ -55,7 +55,6 @@ func TestBindingInATerminatingNamespace(t *testing.T) {
 // A Pod that runs is given time to end, and a second delete cannot make that longer.
 func TestGracefulDelete(t *testing.T) {
 	h := newHarness(t)
-	const pods = "/api/v1/namespaces/default/pods"
 	h.want(http.StatusCreated, "POST", pods, strings.Replace(aPod, `"spec":{`, `"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
 	for _, c := range []struct{ options, has string }{
 		{``, `"deletionGracePeriodSeconds":7`},
@@ -70,6 +69,19 @@ func TestGracefulDelete(t *testing.T) {
 		t.Errorf("answered with %s", body)
 	}
 	h.want(http.StatusNotFound, "GET", pods+"/p", "")
+}
+
+// Pods can be selected by podIPs, which none is then said to have.
+func TestPodIPs(t *testing.T) {
+	h := newHarness(t)
+	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`, "Content-Type: application/merge-patch+json")
+	for selector, n := range map[string]int{"status.podIP=10.0.0.1": 1, "status.podIPs=10.0.0.1": 0, "status.podIPs=": 1, "status.podIPs!=x": 1} {
+		body := h.want(http.StatusOK, "GET", pods+"?fieldSelector="+selector, "").Body
+		if items, _ := at(tree(t, body), "items").([]any); len(items) != n {
+			t.Errorf("%s: %d, want %d", selector, len(items), n)
+		}
+	}
 }
 
 // What runs replicas is scaled, and its selector is told as text.

@@ -55,7 +55,7 @@ func coreKinds(c Config) []line {
 
 var (
 	podFields = []string{"spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName " +
-		"spec.hostNetwork:false status.phase status.podIP status.nominatedNodeName spec.host=spec.nodeName"}
+		"spec.hostNetwork:false status.phase status.podIP status.podIPs=none status.nominatedNodeName spec.host=spec.nodeName"} // upstream knows podIPs, and fills it with nothing
 	eventFields = []string{
 		"involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.apiVersion " +
 			"involvedObject.resourceVersion involvedObject.fieldPath reason reportingComponent source=source.component|reportingComponent type",

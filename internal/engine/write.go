@@ -66,6 +66,7 @@ type progress struct {
 
 	packed    object.Packed // obj as it is to be stored, or as it was last
 	goes      bool          // the object is deleted
+	goesNext  bool          // it is deleted once it has been stored as marked
 	untouched bool          // a deletion that changes nothing
 	guards    []storage.Guard
 	warned    []string
