@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -26,7 +27,8 @@ const (
 // Request is one attempt at a write as plugins see it.
 type Request struct {
 	Operation       Operation
-	Version         *resource.Version // of the kind, as the request addresses it
+	Version         *resource.Version           // of the objects: of what is posted to a subresource (a Binding), that of its own kind
+	Resource        schema.GroupVersionResource // that the request addresses
 	Subresource     string
 	Namespace, Name string // Name is "" for an object that gets its name later
 	User            user.Info

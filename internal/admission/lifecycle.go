@@ -28,7 +28,7 @@ type Lifecycle struct {
 
 // Admit implements Plugin.
 func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
-	gr := r.Version.GroupResource()
+	gr := r.Resource.GroupResource()
 	if r.Operation == Delete {
 		return deletable(gr, r.Name)
 	}

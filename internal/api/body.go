@@ -17,6 +17,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const (
@@ -73,14 +74,20 @@ func tooLarge() error {
 	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", maxBody))
 }
 
+// sends is the version of what the body is to be: of the kind, or of what its subresource takes.
+func (q *request) sends() *resource.Version {
+	if q.subresource == "scale" {
+		return engine.ScaleVersion
+	}
+	if s := q.v.Subresource(q.subresource); s != nil && s.Body != nil {
+		return s.Body
+	}
+	return q.v
+}
+
 // decode turns a body into an object at the version of the request.
 func (q *request) decode(f format, data []byte) (engine.Body, error) {
-	typed := q.v.Type
-	if q.subresource == "scale" {
-		typed = nil
-	} else if s := q.v.Subresource(q.subresource); s != nil && s.Body != nil {
-		typed = s.Body.Type
-	}
+	typed := q.sends().Type
 	switch f {
 	case formatProtobuf:
 		if typed == nil {
@@ -160,7 +167,7 @@ func (q *request) malformed(data []byte, err error) error {
 	if gvk.Kind == "" {
 		return q.unrecognized(data, err)
 	}
-	return undecodable(*gvk, q.v.Definition.Names.Kind, err)
+	return undecodable(*gvk, q.sends().Definition.Names.Kind, err)
 }
 
 func undecodable(gvk schema.GroupVersionKind, kind string, err error) error {
@@ -170,7 +177,7 @@ func undecodable(gvk schema.GroupVersionKind, kind string, err error) error {
 // unrecognized is the error for a body that does not even tell what it is.
 func (q *request) unrecognized(data []byte, err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)",
-		q.v.Definition.Names.Kind, err, object.Summary(data)))
+		q.sends().Definition.Names.Kind, err, object.Summary(data)))
 }
 
 func decodeCBOR(data []byte) (object.Tree, error) {

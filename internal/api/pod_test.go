@@ -1,9 +1,15 @@
 package api
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const aPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"i"}]}}`
@@ -11,7 +17,7 @@ const aPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace"
 // SCD-040: a scheduler gives a Pod its node once, and not while it is being deleted; other writes cannot.
 func TestBinding(t *testing.T) {
 	h := newHarness(t)
-	const pods, binding = "/api/v1/namespaces/default/pods", `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
+	const binding = `{"apiVersion":"v1","kind":"Binding","metadata":{"name":"p","annotations":{"a":"b"}},"target":{"kind":"Node","name":"m"}}`
 	h.want(http.StatusCreated, "POST", pods, aPod)
 	h.want(http.StatusUnprocessableEntity, "PATCH", pods+"/p", `{"spec":{"nodeName":"m"}}`, "Content-Type: application/merge-patch+json")
 	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", strings.Replace(binding, `"name":"p"`, `"name":"q"`, 1)).Body.String(); !strings.Contains(body, "name in URL does not match name in Binding object") {
@@ -55,7 +61,6 @@ func TestBindingInATerminatingNamespace(t *testing.T) {
 // A Pod that runs is given time to end, and a second delete cannot make that longer.
 func TestGracefulDelete(t *testing.T) {
 	h := newHarness(t)
-	const pods = "/api/v1/namespaces/default/pods"
 	h.want(http.StatusCreated, "POST", pods, strings.Replace(aPod, `"spec":{`, `"spec":{"nodeName":"m","terminationGracePeriodSeconds":7,`, 1))
 	for _, c := range []struct{ options, has string }{
 		{``, `"deletionGracePeriodSeconds":7`},
@@ -70,6 +75,19 @@ func TestGracefulDelete(t *testing.T) {
 		t.Errorf("answered with %s", body)
 	}
 	h.want(http.StatusNotFound, "GET", pods+"/p", "")
+}
+
+// Pods can be selected by podIPs, which none is then said to have.
+func TestPodIPs(t *testing.T) {
+	h := newHarness(t)
+	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`, "Content-Type: application/merge-patch+json")
+	for selector, n := range map[string]int{"status.podIP=10.0.0.1": 1, "status.podIPs=10.0.0.1": 0, "status.podIPs=": 1, "status.podIPs!=x": 1} {
+		body := h.want(http.StatusOK, "GET", pods+"?fieldSelector="+selector, "").Body
+		if items, _ := at(tree(t, body), "items").([]any); len(items) != n {
+			t.Errorf("%s: %d, want %d", selector, len(items), n)
+		}
+	}
 }
 
 // What runs replicas is scaled, and its selector is told as text.
@@ -93,5 +111,53 @@ func TestLocalReviewOfAnAbsentNamespace(t *testing.T) {
 	review := `{"apiVersion":"authorization.k8s.io/v1","kind":"LocalSubjectAccessReview","metadata":{"namespace":"absent"},"spec":{"user":"u","groups":["system:masters"],"resourceAttributes":{"namespace":"absent","verb":"get","resource":"pods"}}}`
 	if body := h.want(http.StatusCreated, "POST", "/apis/authorization.k8s.io/v1/namespaces/absent/localsubjectaccessreviews", review).Body.String(); !strings.Contains(body, `"allowed":true`) {
 		t.Error(body)
+	}
+}
+
+// The Scale of a built-in kind is judged as one, and so is what cannot even be read as one.
+func TestScaleIsRefusedAsAScale(t *testing.T) {
+	h := newHarness(t)
+	const all = "/api/v1/namespaces/default/replicationcontrollers"
+	made := tree(t, h.want(http.StatusCreated, "POST", all, `{"apiVersion":"v1","kind":"ReplicationController","metadata":{"name":"d"},"spec":{"selector":{"a":"b"},
+"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`).Body)
+	const negative = `Scale.autoscaling "d" is invalid: spec.replicas: Invalid value: -1: must be greater than or equal to 0`
+	for _, c := range []struct {
+		code               int
+		method, body, says string
+	}{
+		{422, "PUT", `{"metadata":{"name":"d"},"spec":{"replicas":-1}}`, negative},
+		{422, "PATCH", `{"spec":{"replicas":-1}}`, negative},
+		{409, "PATCH", `{"metadata":{"uid":"x"}}`, fmt.Sprintf(`Operation cannot be fulfilled on replicationcontrollers/scale "d": Precondition failed: UID in precondition: x, UID in object meta: %s`, at(made, "metadata", "uid"))},
+		{500, "PUT", `{"metadata":{"name":"d","resourceVersion":"abc"}}`, `strconv.ParseUint: parsing "abc": invalid syntax`},
+		{400, "PUT", `{`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: unexpected end of JSON input ({)`},
+		{400, "PUT", `{"kind":1}`, `the object provided is unrecognized (must be of type Scale): couldn't get version/kind; json parse error: json: cannot unmarshal number into Go struct field .kind of type string ({"kind":1})`},
+	} {
+		contentType := "application/json"
+		if c.method == "PATCH" {
+			contentType = "application/merge-patch+json"
+		}
+		if says := tree(t, h.want(c.code, c.method, all+"/d/scale", c.body, "Content-Type: "+contentType).Body)["message"]; says != c.says {
+			t.Errorf("%s %s:\ngot  %s\nwant %s", c.method, c.body, says, c.says)
+		}
+	}
+	h.want(http.StatusCreated, "POST", pods, aPod)
+	if body := h.want(http.StatusBadRequest, "POST", pods+"/p/binding", `{`).Body.String(); !strings.Contains(body, "must be of type Binding") {
+		t.Error(body)
+	}
+}
+
+// SUB-014: a Scale can be sent as protobuf, of any kind.
+func TestScaleAsProtobuf(t *testing.T) {
+	h := newHarness(t)
+	h.want(http.StatusCreated, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", strings.Replace(crontabCRD, `"status":{}`, `"status":{},"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"}`, 1))
+	h.want(http.StatusCreated, "POST", crontabs, crontabA)
+	scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: autoscalingv1.ScaleSpec{Replicas: 5}}
+	body, err := resource.AppendProtobuf(nil, "autoscaling/v1", "Scale", scale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.want(http.StatusOK, "PUT", crontabs+"/a/scale", string(body), "Content-Type: application/vnd.kubernetes.protobuf")
+	if n := at(tree(t, h.want(http.StatusOK, "GET", crontabs+"/a", "").Body), "spec", "replicas"); n != 5.0 {
+		t.Errorf("%v replicas", n)
 	}
 }

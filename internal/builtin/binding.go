@@ -1,54 +1,26 @@
 package builtin
 
 import (
-	"context"
 	"fmt"
 	"maps"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/registry/rest"
 	podutil "k8s.io/kubernetes/pkg/api/pod"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/core/validation"
-	"k8s.io/kubernetes/pkg/registry/core/pod"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // binding is the subresource by which a scheduler gives a Pod its node.
-func binding() action {
+func binding() resource.Subresource {
 	d := &resource.Definition{Names: resource.Names{Kind: "Binding", ListKind: "BindingList", Plural: "bindings"}, Namespaced: true}
 	v := &resource.Version{Definition: d, GroupVersion: corev1.SchemeGroupVersion, APIVersion: "v1", Type: typeAt(corev1.SchemeGroupVersion, d.Names)}
 	d.Storage, d.Versions = v, []*resource.Version{v}
-	return action{
-		Subresource: resource.Subresource{Name: "binding", Verbs: []string{"create"}, Body: v, Check: checkBinding, Act: bind},
-		strategy:    unjudged{pod.Strategy},
-	}
-}
-
-// action is a subresource that takes a POST, and how what it makes of the object is written.
-type action struct {
-	resource.Subresource
-	strategy rest.RESTUpdateStrategy
-}
-
-// unjudged writes what an action has made as it is.
-type unjudged struct{ rest.RESTUpdateStrategy }
-
-// PrepareForUpdate implements rest.RESTUpdateStrategy.
-func (unjudged) PrepareForUpdate(context.Context, runtime.Object, runtime.Object) {}
-
-// ValidateUpdate implements rest.RESTUpdateStrategy.
-func (unjudged) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
-	return nil
-}
-
-// WarningsOnUpdate implements rest.RESTUpdateStrategy.
-func (unjudged) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
+	v.Parseable = sync.OnceValues(v.Type.Parseable)
+	return resource.Subresource{Name: "binding", Verbs: []string{"create"}, Body: v, Check: checkBinding, Act: bind}
 }
 
 func checkBinding(name string, body resource.Internal) error {

@@ -59,6 +59,8 @@ func crds(c Config) resource.Behavior {
 		Guards:        s.guards,
 		BeforeDelete:  s.beforeDelete,
 		OwnedWhole:    []string{"spec.versions"},
+
+		PreconditionFailed: "precondition failed", // of a namespace the first letter is a capital, as upstream has it
 	}
 	if c.NoFieldSelectors {
 		b.PrepareCreate = func(ctx context.Context, obj object.Tree) error {

@@ -26,7 +26,7 @@ type line struct {
 	main              strategy
 	status            rest.RESTUpdateStrategy // of /status; nil: there is none
 	more              map[string]rest.RESTUpdateStrategy
-	acts              []action // subresources that only take a POST
+	acts              []resource.Subresource // that only take a POST
 	scale             *resource.Scale
 	// fields are those that selectors may name, besides name and namespace: paths, separated by spaces. "a=b" names
 	// the path b "a", "a:0" is 0 where there is nothing, "a|b" is what b is where there is nothing.
@@ -92,9 +92,6 @@ func (l *line) strategies(d *resource.Definition) {
 	}
 	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Begin: l.begin}
 	maps.Copy(d.Strategy.Subresources, l.more)
-	for _, a := range l.acts {
-		d.Strategy.Subresources[a.Name] = a.strategy
-	}
 	if l.status != nil {
 		d.Strategy.Subresources["status"] = l.status
 	}
@@ -127,9 +124,7 @@ func (l *line) version(d *resource.Definition, gv schema.GroupVersion, index int
 		}
 		v.Subresources = append(v.Subresources, resource.Subresource{Name: name, Verbs: verbs})
 	}
-	for _, a := range l.acts {
-		v.Subresources = append(v.Subresources, a.Subresource)
-	}
+	v.Subresources = append(v.Subresources, l.acts...)
 	slices.SortFunc(v.Subresources, func(a, b resource.Subresource) int { return strings.Compare(a.Name, b.Name) })
 	switch {
 	case l.asks != nil:

@@ -25,6 +25,8 @@ func SystemNamespaces() []object.Tree {
 var namespaceEnd = resource.Behavior{
 	BeforeDelete: terminateNamespace,
 	Deletable:    func(obj object.Tree) bool { return len(list(obj, "spec", "finalizers")) == 0 },
+
+	PreconditionFailed: "Precondition failed",
 }
 
 // terminateNamespace starts the end of a namespace.

@@ -43,7 +43,7 @@ func coreKinds(c Config) []line {
 		{kind: "Node", plural: "nodes", at: v1, short: "no", main: node.Strategy, status: node.StatusStrategy, fields: []string{"spec.unschedulable:false"}, prefix: "minions"},
 		{kind: "PersistentVolume", plural: "persistentvolumes", at: v1, short: "pv", main: persistentvolume.Strategy, status: persistentvolume.StatusStrategy, returned: true},
 		{kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims", at: v1, short: "pvc", main: persistentvolumeclaim.Strategy, status: persistentvolumeclaim.StatusStrategy, returned: true},
-		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: []action{binding()}, fields: podFields, returned: true},
+		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: []resource.Subresource{binding()}, fields: podFields, returned: true},
 		{kind: "PodTemplate", plural: "podtemplates", at: v1, main: podtemplate.Strategy, returned: true},
 		{kind: "ReplicationController", plural: "replicationcontrollers", at: v1, short: "rc", categories: "all", main: replicationcontroller.Strategy, status: replicationcontroller.StatusStrategy, scale: scaleBy(setText), fields: []string{"status.replicas:0"}, prefix: "controllers"},
 		{kind: "ResourceQuota", unenforced: true, plural: "resourcequotas", at: v1, short: "quota", main: resourcequota.Strategy, status: resourcequota.StatusStrategy, returned: true},
@@ -55,7 +55,7 @@ func coreKinds(c Config) []line {
 
 var (
 	podFields = []string{"spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName " +
-		"spec.hostNetwork:false status.phase status.podIP status.nominatedNodeName spec.host=spec.nodeName"}
+		"spec.hostNetwork:false status.phase status.podIP status.podIPs=none status.nominatedNodeName spec.host=spec.nodeName"} // upstream knows podIPs, and fills it with nothing
 	eventFields = []string{
 		"involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.apiVersion " +
 			"involvedObject.resourceVersion involvedObject.fieldPath reason reportingComponent source=source.component|reportingComponent type",

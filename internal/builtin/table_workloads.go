@@ -17,6 +17,8 @@ import (
 	"k8s.io/kubernetes/pkg/registry/batch/job"
 	"k8s.io/kubernetes/pkg/registry/policy/poddisruptionbudget"
 	"k8s.io/kubernetes/pkg/registry/scheduling/priorityclass"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // workloads is the kinds that run Pods and say how.
@@ -30,8 +32,10 @@ func workloads() []line {
 		{kind: "StatefulSet", plural: "statefulsets", at: apps, short: "sts", categories: "all", main: statefulset.Strategy, status: statefulset.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "HorizontalPodAutoscaler", plural: "horizontalpodautoscalers", at: versions{autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion}, short: "hpa", categories: "all", main: horizontalpodautoscaler.Strategy, status: horizontalpodautoscaler.StatusStrategy},
 		{kind: "CronJob", plural: "cronjobs", at: batch, short: "cj", categories: "all", main: cronjob.Strategy, status: cronjob.StatusStrategy},
-		{kind: "Job", plural: "jobs", at: batch, categories: "all", main: job.Strategy, status: job.StatusStrategy, fields: []string{"status.successful=status.succeeded:0"}},
+		{kind: "Job", plural: "jobs", at: batch, categories: "all", main: job.Strategy, status: job.StatusStrategy, fields: []string{"status.successful=status.succeeded:0"}, behavior: resource.Behavior{OrphanWarning: orphanedPods}},
 		{kind: "PodDisruptionBudget", plural: "poddisruptionbudgets", at: versions{policyv1.SchemeGroupVersion}, short: "pdb", unenforced: true, main: poddisruptionbudget.Strategy, status: poddisruptionbudget.StatusStrategy},
 		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", unenforced: true, main: priorityclass.Strategy},
 	}
 }
+
+const orphanedPods = "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning"

@@ -8,60 +8,62 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Act does what a POST to a subresource asks for: the binding of a Pod. What it makes of the object goes through the stages as
-// any other write.
+// Act does what a POST to a subresource asks for: the binding of a Pod. It is the body that goes through the stages.
 func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) error {
-	w, err := e.newWrite(ctx, t, c, stores)
+	w, err := e.newWrite(ctx, t, c, acts)
 	if err != nil {
 		return err
 	}
-	w.acts = true
-	sub := t.Version.Subresource(t.Subresource)
-	asks := w.ofBody(sub.Body)
-	sent, err := asks.accept(b)
-	if err == nil {
-		err = asks.inNamespace(sent)
-	}
-	if err != nil {
-		return err
-	}
-	body, err := sub.Body.Type.ToInternal(sent)
-	if err != nil {
-		return asInternal(err)
-	}
-	if err := sub.Check(t.Name, body); err != nil {
-		return asPlain(err)
-	}
-	w.uid = string(object.UID(sent))
+	w.sub, w.posts = t.Version.Subresource(t.Subresource), true
+	w.resolve(w.sub.Body)
 	w.change = func(w *write) (object.Tree, error) {
-		w.owned = true // who binds owns nothing, as upstream has it
-		w.warn(asks.warned...)
-		return w.acted(sub, body)
+		sent, err := w.accept(b)
+		return detach(sent), err
 	}
 	return w.run()
 }
 
-// acted is the live object after what body asks for.
-func (w *write) acted(sub *resource.Subresource, body resource.Internal) (object.Tree, error) {
-	if err := w.load(); err != nil {
-		return nil, err
+// check judges what is posted.
+func (w *write) check() (err error) {
+	if w.typed.obj, err = w.v.Type.ToInternal(w.wanted); err != nil {
+		return asInternal(err)
 	}
-	now := strconv.FormatInt(w.rec.Modified, 10)
+	return asPlain(w.sub.Check(w.target.Name, w.typed.obj))
+}
+
+// act stores what becomes of the object. As with upstream's, its strategy has no say in that, and whoever asks owns nothing of it.
+func (w *write) act() (err error) {
+	body := w.typed.obj
+	o := &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, way: stores, uid: string(body.GetUID())}
+	o.resolve(w.target.Version)
+	o.progress = progress{head: w.head, guards: w.guards}
+	if err := o.load(); err != nil {
+		return err
+	}
+	now := strconv.FormatInt(o.rec.Modified, 10)
 	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return nil, apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
+		return apierrors.NewConflict(o.v.GroupResource(), w.target.Name, fmt.Errorf(
 			"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
-			w.key(), wants, now))
+			o.key(), wants, now))
 	}
-	obj, err := w.loadStored()
+	obj, err := o.loadStored()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := sub.Act(obj, body); err != nil {
-		return nil, asPlain(err)
+	if err := w.sub.Act(obj, body); err != nil {
+		return asPlain(err)
 	}
-	wanted, err := w.v.Type.FromInternal(obj)
-	return wanted, asInternal(err)
+	obj.SetResourceVersion("")
+	if o.obj, err = o.def.Storage.Type.FromInternal(obj); err != nil {
+		return asInternal(err)
+	}
+	if o.old, err = o.liveAtStorage(); err != nil {
+		return err
+	}
+	if err := o.convert(); err != nil {
+		return err
+	}
+	return o.commit()
 }

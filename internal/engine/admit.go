@@ -5,6 +5,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -34,7 +35,7 @@ func (w *write) defaultAgain() (err error) {
 	if w.replaced == 0 {
 		return nil
 	}
-	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil || w.way != stores {
+	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil || w.way == asks {
 		return err
 	}
 	return w.locate()
@@ -51,7 +52,7 @@ func (w *write) admit() error {
 // admission is the write as plugins see it.
 func (w *write) admission() *admission.Request {
 	r := &admission.Request{
-		Operation: w.op, Version: w.v, Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
+		Operation: w.op, Version: w.v, Resource: w.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
 		User: w.caller.User, DryRun: w.caller.DryRun, Options: optionsOf(w.op, w.caller.Options), Objects: admitted{w},
 		Warn:     func(text string) { w.warn(text) },
 		Annotate: w.caller.Annotate,
@@ -62,10 +63,13 @@ func (w *write) admission() *admission.Request {
 	if r.Name == "" {
 		r.Name = object.Name(w.wanted)
 	}
-	if w.acts {
-		r.Operation, r.Options = admission.Create, optionsOf(admission.Create, w.caller.Options)
-	}
 	return r
+}
+
+// resource is what the request addresses: of what is posted to a subresource not the kind of that.
+func (w *write) resource() schema.GroupVersionResource {
+	v := w.target.Version
+	return v.GroupVersion.WithResource(v.Definition.Names.Plural)
 }
 
 // optionsOf are the options of a verb as admission sees them: those of the operation, as upstream has it.

@@ -24,10 +24,39 @@ func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c
 	if err != nil {
 		return Object{}, false, err
 	}
-	if err := w.run(); err != nil {
+	warnOfOrphans(t, &o, c)
+	if err = w.run(); err == nil && w.goesNext {
+		err = w.removeMarked()
+	}
+	if err != nil {
 		return Object{}, false, err
 	}
 	return w.answer, w.goes, nil
+}
+
+// removeMarked removes what has been marked as going at once. Upstream's store also does the one after the other, and watchers see both.
+func (w *write) removeMarked() error {
+	marked := w.answer
+	if w.caller.DryRun {
+		w.goes = true
+		return nil
+	}
+	if pre := w.removal.Preconditions; pre != nil && pre.ResourceVersion != nil {
+		w.removal.Preconditions = &metav1.Preconditions{UID: pre.UID, ResourceVersion: new(strconv.FormatInt(marked.Revision, 10))}
+	}
+	w.uid = string(marked.Meta().UID)
+	err := w.run()
+	if apierrors.IsNotFound(err) { // somebody else has removed it: as upstream, that is success
+		w.answer, w.goes, err = marked, true, nil
+	}
+	return err
+}
+
+// warnOfOrphans tells who does not say what becomes of an object's dependents that they stay, if upstream does so for the kind.
+func warnOfOrphans(t Target, o *metav1.DeleteOptions, c Caller) {
+	if text := t.Version.Definition.Behavior.OrphanWarning; text != "" && c.Warn != nil && o.PropagationPolicy == nil && o.OrphanDependents == nil {
+		c.Warn(text)
+	}
 }
 
 func (e *Engine) newDeletion(ctx context.Context, t Target, o metav1.DeleteOptions, c Caller) (*write, error) {
@@ -56,7 +85,7 @@ func (w *write) find() error {
 	if err := w.lookup(); err != nil {
 		return err
 	}
-	if w.rec == nil {
+	if w.rec == nil || w.uid != "" && string(metaOf(w.rec).meta.UID) != w.uid {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
 	return w.checkDelete(w.rec, metaOf(w.rec).meta, &w.removal)
@@ -70,12 +99,12 @@ func (w *write) mark() error {
 		w.goes = true
 		return nil
 	}
-	t, waits, err := w.ending()
+	t, grace, err := w.ending()
 	if err != nil || w.untouched {
 		return err
 	}
 	object.SetFinalizers(t, finalizers)
-	if !waits {
+	if grace == nil {
 		w.markDeleting(t)
 	}
 	if b.BeforeDelete != nil {
@@ -83,9 +112,11 @@ func (w *write) mark() error {
 			return err
 		}
 	}
-	if !waits && len(object.Finalizers(t)) == 0 && (b.Deletable == nil || b.Deletable(t)) {
-		w.goes = true
-		return nil
+	if (grace == nil || *grace == 0) && len(object.Finalizers(t)) == 0 && (b.Deletable == nil || b.Deletable(t)) {
+		if w.goes = grace == nil; w.goes {
+			return nil
+		}
+		w.goesNext = true
 	}
 	w.packed = object.Pack(t, packed(w.rec).Fingerprint())
 	w.untouched = bytes.Equal(w.packed.JSON(), w.rec.Value)
@@ -93,26 +124,32 @@ func (w *write) mark() error {
 	return err
 }
 
-// ending is the stored object, with the time that it is given to end if it has a graceful end; waits says that it has, and
-// that it stays until that time is over. It sets untouched where an object is on its way out already.
-func (w *write) ending() (t object.Tree, waits bool, err error) {
+// ending is the stored object, marked as going with the time that it is given to end, which is nil where it has no graceful end.
+// It sets untouched where an object is on its way out already.
+func (w *write) ending() (t object.Tree, grace *int64, err error) {
 	if !w.graceful() {
 		t, err := packed(w.rec).Tree(w.rec.Modified)
-		return t, false, asInternal(err)
+		if b := &w.def.Behavior; err == nil && b.Deletable != nil {
+			w.untouched = deletionStarted(t) && !b.Deletable(t)
+		}
+		return t, nil, asInternal(err)
 	}
 	obj, err := w.loadStored()
 	if err != nil {
-		return nil, false, err
+		return nil, nil, err
 	}
 	o := w.removal.DeepCopy()
 	graceful, pending, err := rest.BeforeDelete(w.def.Strategy.Main, w.strategyContext(), obj, o)
 	if err != nil || pending {
 		w.untouched = pending
-		return nil, pending, err
+		return nil, nil, err
+	}
+	if graceful {
+		grace = o.GracePeriodSeconds
 	}
 	obj.SetResourceVersion("")
 	t, err = w.def.Storage.Type.FromInternal(obj)
-	return t, graceful && *o.GracePeriodSeconds > 0, asInternal(err)
+	return t, grace, asInternal(err)
 }
 
 // graceful reports that a delete may leave an object of the kind for a while.
@@ -130,14 +167,23 @@ func (w *write) checkDelete(rec *storage.Record, meta *object.Meta, o *metav1.De
 	if pre == nil {
 		return nil
 	}
-	gr := schema.GroupResource{Group: w.v.GroupVersion.Group, Resource: w.def.Names.Kind}
 	if pre.UID != nil && *pre.UID != meta.UID {
-		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *pre.UID, meta.UID))
+		return w.unmet("UID", string(*pre.UID), string(meta.UID), "deleted and then recreated")
 	}
 	if rv := strconv.FormatInt(rec.Modified, 10); pre.ResourceVersion != nil && *pre.ResourceVersion != rv {
-		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf("the ResourceVersion in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified", *pre.ResourceVersion, rv))
+		return w.unmet("ResourceVersion", *pre.ResourceVersion, rv, "modified")
 	}
 	return nil
+}
+
+// unmet is the 409 of a precondition that the object does not meet.
+func (w *write) unmet(what, wants, has, since string) error {
+	if failed := w.def.Behavior.PreconditionFailed; failed != "" {
+		return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf("%s: %s in precondition: %s, %[2]s in object meta: %[4]s", failed, what, wants, has))
+	}
+	gr := schema.GroupResource{Group: w.v.GroupVersion.Group, Resource: w.def.Names.Kind}
+	return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf(
+		"the %s in the precondition (%s) does not match the %[1]s in record (%[3]s). The object might have been %[4]s", what, wants, has, since))
 }
 
 // markDeleting sets what says that an object is to go. On one that says so already it changes nothing, but

@@ -23,6 +23,7 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 	if err := validateDeleteOptions(&d); err != nil {
 		return nil, err
 	}
+	warnOfOrphans(t, &d, c)
 	limited := o.Limit > 0
 	if !limited {
 		o.Limit = collectionPage
@@ -78,6 +79,7 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) (done bool, err error) {
 	writes := make([]storage.Write, 0, len(items))
 	var guards []storage.Guard
+	var marked []Object
 	for _, item := range items {
 		one := t
 		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
@@ -94,6 +96,9 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		if !w.untouched {
 			writes, guards = append(writes, w.stored()), append(guards, w.guards...)
 		}
+		if w.goesNext {
+			marked = append(marked, item)
+		}
 	}
 	if len(writes) == 0 {
 		return true, nil
@@ -103,6 +108,9 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 			return false, nil
 		}
 		return false, storageError(err)
+	}
+	if len(marked) > 0 {
+		return e.deleteTogether(ctx, t, d, marked, c)
 	}
 	return true, nil
 }

@@ -146,7 +146,7 @@ func (w *write) renamed(err error) bool {
 func parseVersion(rv string) (uint64, error) {
 	revision, err := strconv.ParseUint(rv, 10, 64)
 	if rv != "" && err != nil {
-		return 0, plain(field.Invalid(field.NewPath("resourceVersion"), rv, err.Error()).Error())
+		return 0, plain(err.Error())
 	}
 	return revision, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -231,6 +232,9 @@ func (w *write) ownScale(scale object.Tree, entries []any) {
 // rescaled is the live object with what has become of its Scale.
 func (w *write) rescaled(scale object.Tree) (object.Tree, error) {
 	spec, _ := scale["spec"].(object.Tree)
+	if err := w.checkScale(scale, object.Int64(spec, "replicas")); err != nil {
+		return nil, err
+	}
 	t := detach(w.live)
 	if err := setCopied(t, object.Int64(spec, "replicas"), w.v.Scale.SpecReplicas); err != nil {
 		return nil, plain(err.Error())
@@ -247,6 +251,22 @@ func (w *write) rescaled(scale object.Tree) (object.Tree, error) {
 		delete(md, "managedFields")
 	}
 	return t, nil
+}
+
+// checkScale judges a Scale of a built-in kind. That of a custom kind is judged by what becomes of the object.
+func (w *write) checkScale(scale object.Tree, replicas int64) error {
+	if w.def.Strategy == nil {
+		return nil
+	}
+	if errs := validation.ValidateNonnegativeField(replicas, field.NewPath("spec", "replicas")); len(errs) > 0 {
+		return apierrors.NewInvalid(ScaleVersion.GroupVersionKind().GroupKind(), w.target.Name, errs)
+	}
+	if wants, has := object.UID(scale), object.UID(w.live); wants != "" && wants != has {
+		gr := w.v.GroupResource()
+		gr.Resource += "/scale"
+		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", wants, has)) //nolint:staticcheck // upstream's words
+	}
+	return nil
 }
 
 // applyScale applies a Scale.

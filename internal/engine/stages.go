@@ -7,7 +7,9 @@ const (
 	stores  way = 1 << iota // an object is to be created or changed
 	removes                 // an object is to be deleted, or marked as going
 	asks                    // a question (TokenReview and the like): answered, never stored
-	all     = stores | removes | asks
+	acts                    // what is posted to a subresource (a Binding): done to the object, never stored
+	brings  = stores | asks | acts
+	all     = brings | removes
 )
 
 // stage is one step of a write. An error ends the attempt.
@@ -21,20 +23,22 @@ type stage struct {
 // BeforeUpdate and BeforeDelete, then of its store. What is overtaken by another write goes through all of them again, from
 // the newest state.
 var stages = []stage{
-	{"decode", stores | asks, (*write).decode},              // the object that the caller wants, with defaults
-	{"locate", stores, (*write).locate},                     // its name and namespace are those of the request
-	{"own", stores | asks, (*write).own},                    // who manages which fields
-	{"find", removes, (*write).find},                        // what is to go, as the caller has seen it
-	{"mutate", all, (*write).mutate},                        // admission that may change it
-	{"default again", stores | asks, (*write).defaultAgain}, // what admission has left out
-	{"identify", stores, (*write).identify},                 // generated name, uid, times; is it the object that was meant?
-	{"prepare", stores, (*write).prepare},                   // what the caller may not set is as it was
-	{"mark", removes, (*write).mark},                        // what is left of an object that is to go
+	{"decode", brings, (*write).decode},              // the object that the caller wants, with defaults
+	{"locate", stores | acts, (*write).locate},       // its name and namespace are those of the request
+	{"own", brings, (*write).own},                    // who manages which fields
+	{"find", removes, (*write).find},                 // what is to go, as the caller has seen it
+	{"mutate", all, (*write).mutate},                 // admission that may change it
+	{"default again", brings, (*write).defaultAgain}, // what admission has left out
+	{"identify", stores, (*write).identify},          // generated name, uid, times; is it the object that was meant?
+	{"prepare", stores, (*write).prepare},            // what the caller may not set is as it was
+	{"mark", removes, (*write).mark},                 // what is left of an object that is to go
 	{"validate", stores, (*write).validate},
+	{"check", acts, (*write).check}, // what is posted, by itself
 	{"warn", stores, (*write).warnings},
 	{"canonicalize", stores, (*write).canonicalize},
 	{"admit", all, (*write).admit}, // admission that may only refuse
 	{"answer", asks, (*write).reply},
+	{"act", acts, (*write).act},
 	{"convert", stores, (*write).convert}, // to the version it is stored at
 	{commitStage, stores | removes, (*write).commit},
 }

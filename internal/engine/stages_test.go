@@ -108,6 +108,18 @@ var shown = map[string]func(w *world) error{
 		_, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":0}}`)
 		return expectError(err, "should be greater than or equal to 1")
 	},
+	"check": func(w *world) error {
+		w.pod("p")
+		return expectError(w.bind("p", `{"metadata":{"name":"p"},"target":{"kind":"Pod","name":"m"}}`), "target.kind")
+	},
+	"act": func(w *world) error {
+		w.pod("p")
+		if err := w.bind("p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`); err != nil {
+			return err
+		}
+		o, err := w.Get(w.ctx, w.pods("p"), "")
+		return expect(w, o, err, "spec.nodeName", "m")
+	},
 	"warn": func(w *world) error {
 		w.warnings = nil
 		_, err := w.create(w.cron(""), `{"metadata":{"name":"a","finalizers":["wait"]}}`)

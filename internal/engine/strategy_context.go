@@ -45,7 +45,7 @@ func (w *write) verb() string {
 		return "delete"
 	case w.patches:
 		return "patch"
-	case w.posts, w.acts:
+	case w.posts:
 		return "create"
 	}
 	return "update"

@@ -29,7 +29,8 @@ func TestUpdate(t *testing.T) {
 	_, err = w.update(w.cron("none"), `{"metadata":{"name":"none","resourceVersion":"1"}}`)
 	w.refused(err, 404, metav1.StatusReasonNotFound, `crontabs.stable.example.com "none" not found`)
 	_, err = w.update(w.cron("my-cron"), `{"metadata":{"name":"my-cron","resourceVersion":"abc"}}`)
-	w.refused(err, 500, metav1.StatusReasonUnknown, `resourceVersion: Invalid value: "abc"`)
+	s = w.refused(err, 500, metav1.StatusReasonUnknown, "")
+	equal(t, "message", s.Message, `strconv.ParseUint: parsing "abc": invalid syntax`)
 }
 
 func (e *Engine) updateWith(w *world, tree object.Tree) (Object, error) {

@@ -26,13 +26,13 @@ type write struct {
 	target  Target
 	caller  Caller
 	way     way
-	change  change               // how the object that is wanted comes about; nil for a deletion
-	posts   bool                 // it creates, and nothing else
-	upserts bool                 // it creates what it does not find
-	patches bool                 // it is a patch or an apply
-	acts    bool                 // it is a POST to a subresource
-	uid     string               // that the live object must have, unless ""
-	removal metav1.DeleteOptions // of a deletion
+	change  change                // how the object that is wanted comes about; nil for a deletion
+	posts   bool                  // it creates, and nothing else
+	upserts bool                  // it creates what it does not find
+	patches bool                  // it is a patch or an apply
+	sub     *resource.Subresource // that is posted to, if one is
+	uid     string                // that the live object must have, unless ""
+	removal metav1.DeleteOptions  // of a deletion
 	now     time.Time
 	memo    memo
 	turn    chan struct{} // the queue this write is at the head of, if any
@@ -66,6 +66,7 @@ type progress struct {
 
 	packed    object.Packed // obj as it is to be stored, or as it was last
 	goes      bool          // the object is deleted
+	goesNext  bool          // it is deleted once it has been stored as marked
 	untouched bool          // a deletion that changes nothing
 	guards    []storage.Guard
 	warned    []string

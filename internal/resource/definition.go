@@ -251,6 +251,11 @@ type Behavior struct {
 	OwnedWhole []string
 	// TTL of new and updated objects in seconds, 0 none (Event).
 	TTL int64
+	// OrphanWarning is for who deletes an object without saying what becomes of its dependents; "" for no warning.
+	OrphanWarning string
+	// PreconditionFailed begins what is said of a delete whose preconditions are not met, of a kind for which upstream has
+	// words of its own.
+	PreconditionFailed string
 	// ReturnsDeleted: a delete is answered with the object, not with a Status.
 	ReturnsDeleted bool
 }

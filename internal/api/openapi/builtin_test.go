@@ -3,6 +3,7 @@ package openapi
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -142,4 +143,52 @@ func TestRequiredFields(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What a subresource of a built-in kind takes is described as a kind of its own, as kube-apiserver v1.37.1 does.
+func TestSubresourcesOfOtherKinds(t *testing.T) {
+	for _, c := range []struct{ path, method, kind, model, id, description string }{
+		{"/api/v1/namespaces/{namespace}/pods/{name}/binding", "post", "/v1/Binding", "io.k8s.api.core.v1.Binding", "createCoreV1NamespacedPodBinding", "create binding of a Pod"},
+		{"/api/v1/namespaces/{namespace}/replicationcontrollers/{name}/scale", "put", "autoscaling/v1/Scale", "io.k8s.api.autoscaling.v1.Scale",
+			"replaceCoreV1NamespacedReplicationControllerScale", "replace scale of the specified ReplicationController"},
+		{"/api/v1/namespaces/{namespace}/pods/{name}/status", "put", "/v1/Pod", "io.k8s.api.core.v1.Pod", "replaceCoreV1NamespacedPodStatus", "replace status of the specified Pod"},
+	} {
+		for _, e := range []edition{v2, v3} {
+			d, err := newDocument(e, builtinVersions(""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			doc := tree(t, d.text())
+			item, _ := valueAt(doc, "paths", c.path).(map[string]any)
+			op, _ := item[c.method].(map[string]any)
+			schemas, content := valueAt(doc, "definitions"), op["parameters"]
+			if e == v3 {
+				schemas, content = valueAt(doc, "components", "schemas"), op["requestBody"]
+			}
+			takes, err := json.Marshal(content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(string(takes), `"`+e.refPrefix()+c.model+`"`) || valueAt(schemas, c.model) == nil {
+				t.Errorf("%s takes %s", c.path, takes)
+			}
+			gvk, _ := op["x-kubernetes-group-version-kind"].(map[string]any)
+			if kind := fmt.Sprint(gvk["group"], "/", gvk["version"], "/", gvk["kind"]); kind != c.kind || op["operationId"] != c.id || op["description"] != c.description {
+				t.Errorf("%s: %s, %v, %v", c.path, kind, op["operationId"], op["description"])
+			}
+			name := "name of the " + c.kind[strings.LastIndex(c.kind, "/")+1:]
+			if params, err := json.Marshal(item["parameters"]); err != nil || !strings.Contains(string(params), name) {
+				t.Errorf("%s: %s", c.path, params)
+			}
+		}
+	}
+}
+
+// valueAt walks down a document.
+func valueAt(v any, path ...string) any {
+	for _, name := range path {
+		m, _ := v.(map[string]any)
+		v = m[name]
+	}
+	return v
 }

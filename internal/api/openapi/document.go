@@ -106,6 +106,12 @@ func (d *document) addBuiltin(k *kind) (err error) {
 		list := k.GroupVersion.WithKind(k.Definition.Names.ListKind)
 		k.listModel = d.models.add(structType(k.Type.NewList()), &list)
 	}
+	for _, sub := range k.Subresources {
+		if sub.Body != nil {
+			gvk := sub.Body.GroupVersionKind()
+			d.models.add(structType(sub.Body.Type.New()), &gvk)
+		}
+	}
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -46,6 +47,7 @@ type operation struct {
 // pathItem is a path with its operations. What all operations take stands in params.
 type pathItem struct {
 	path       string
+	kind       schema.GroupVersionKind // of what a subresource takes, if not the kind itself
 	params     []param
 	operations []operation
 }
@@ -120,7 +122,11 @@ func (o *options) paths(k kind) []pathItem {
 		items = append(items, o.subresource(k, root+"/{name}/", scope, resource.Subresource{Name: "status", Verbs: all}, k.model))
 	}
 	if k.Scale != nil {
-		items = append(items, o.subresource(k, root+"/{name}/", scope, resource.Subresource{Name: "scale", Verbs: all}, scaleModel))
+		item := o.subresource(k, root+"/{name}/", scope, resource.Subresource{Name: "scale", Verbs: all}, scaleModel)
+		if !k.custom {
+			item.kind = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
+		}
+		items = append(items, item)
 	}
 	for _, sub := range k.Subresources {
 		items = append(items, o.subresource(k, root+"/{name}/", scope, sub, k.model))
@@ -144,7 +150,6 @@ func newOperation(k kind, method, action, verb, name string) operation {
 		action:   action,
 		id:       verb + identifier(group, true) + identifier(k.GroupVersion.Version, true) + identifier(name, true),
 		tag:      identifier(group, false) + "_" + identifier(k.GroupVersion.Version, false),
-		gvk:      k.GroupVersionKind(),
 		params:   []param{{"pretty", "query", "string", "If 'true', then the output is pretty printed. Defaults to 'false' unless the user-agent indicates a browser or command-line HTTP tool (curl and wget)."}},
 		consumes: []string{"*/*"},
 		produces: []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"},
@@ -210,12 +215,7 @@ func (o *options) collection(k kind, path, scope string) pathItem {
 		item.operations = append(item.operations, o.listing(k, scope, ""))
 	}
 	if k.serves("create") {
-		op := newOperation(k, "post", "post", "create", scope+name)
-		op.description = "create" + article(name) + name
-		op.params = append(op.params, o.create...)
-		op.body, op.bodyRequired = k.model, true
-		op.responses = []response{{"200", "OK", k.model}, {"201", "Created", k.model}, {"202", "Accepted", k.model}}
-		item.operations = append(item.operations, op)
+		item.operations = append(item.operations, o.creating(k, scope, "", k.model))
 	}
 	if k.serves("deletecollection") {
 		op := newOperation(k, "delete", "deletecollection", "delete", "collection"+scope+name)
@@ -263,6 +263,13 @@ func (o *options) single(k kind, path, scope string) pathItem {
 
 func (o *options) subresource(k kind, path, scope string, sub resource.Subresource, model string) pathItem {
 	item := pathItem{path: path + sub.Name}
+	if sub.Body != nil {
+		item.kind = sub.Body.GroupVersionKind()
+		model = modelName(structType(sub.Body.Type.New()))
+	}
+	if slices.Contains(sub.Verbs, "create") {
+		item.operations = append(item.operations, o.creating(k, scope, sub.Name, model))
+	}
 	if slices.Contains(sub.Verbs, "get") {
 		item.operations = append(item.operations, o.reading(k, scope, sub.Name, model))
 	}
@@ -297,6 +304,19 @@ func (o *options) reading(k kind, scope, sub, model string) operation {
 	return op
 }
 
+func (o *options) creating(k kind, scope, sub, model string) operation {
+	op := newOperation(k, "post", "post", "create", suffix(k, scope, sub))
+	name := k.Definition.Names.Kind
+	if op.description = "create"; sub != "" {
+		op.description += " " + sub + " of"
+	}
+	op.description += article(name) + name
+	op.params = append(op.params, o.create...)
+	op.body, op.bodyRequired = model, true
+	op.responses = []response{{"200", "OK", model}, {"201", "Created", model}, {"202", "Accepted", model}}
+	return op
+}
+
 func (o *options) replacing(k kind, scope, sub, model string) operation {
 	op := newOperation(k, "put", "put", "replace", suffix(k, scope, sub))
 	op.description = "replace" + of(k, sub)
@@ -322,11 +342,14 @@ func (o *options) patching(k kind, scope, sub, model string) operation {
 
 // finish adds the parameters of the path itself and moves up what all operations share.
 func (p *pathItem) finish(k kind) {
+	if p.kind.Empty() {
+		p.kind = k.GroupVersionKind()
+	}
 	if strings.Contains(p.path, "{namespace}") {
 		p.params = append(p.params, param{"namespace", "path", "string", "object name and auth scope, such as for teams and projects"})
 	}
 	if strings.Contains(p.path, "{name}") {
-		p.params = append(p.params, param{"name", "path", "string", "name of the " + k.Definition.Names.Kind})
+		p.params = append(p.params, param{"name", "path", "string", "name of the " + p.kind.Kind})
 	}
 	for _, candidate := range p.operations[0].params {
 		if p.shared(candidate) {
@@ -335,6 +358,7 @@ func (p *pathItem) finish(k kind) {
 	}
 	for i := range p.operations {
 		op := &p.operations[i]
+		op.gvk = p.kind
 		op.params = slices.DeleteFunc(slices.Clone(op.params), func(q param) bool { return slices.Contains(p.params, q) })
 		slices.SortFunc(op.params, compareParams)
 	}
