@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // scriptCommands are the commands that scripts have besides testscript's own.
@@ -28,6 +29,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"big":     big,
 	"webhook": webhook,
 	"pick":    pick,
+	"login":   login,
 }
 
 // patience is how long a script waits for what must come.
@@ -162,6 +164,19 @@ func pick(ts *testscript.TestScript, neg bool, args []string) {
 	text, err := json.MarshalIndent(at, "", "  ")
 	ts.Check(err)
 	fmt.Fprintf(ts.Stdout(), "%s\n", text)
+}
+
+// login makes a kubeconfig of the token that the last command has printed: login FILE.
+func login(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: login file")
+	}
+	config, err := clientcmd.LoadFromFile(ts.Getenv("KUBECONFIG"))
+	ts.Check(err)
+	context := config.Contexts[config.CurrentContext]
+	context.AuthInfo = "token"
+	config.AuthInfos = map[string]*clientcmdapi.AuthInfo{"token": {Token: strings.TrimSpace(ts.ReadFile("stdout"))}}
+	ts.Check(clientcmd.WriteToFile(*config, ts.MkAbs(args[0])))
 }
 
 // cleanUp removes what an earlier script left on a server that is not ours.

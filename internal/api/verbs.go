@@ -63,8 +63,12 @@ func (q *request) create() error {
 
 // act does what a POST to a subresource asks for.
 func (q *request) act(ctx context.Context, b engine.Body, c engine.Caller) error {
-	if err := q.server.engine.Act(ctx, q.target(), b, c); err != nil {
+	obj, said, err := q.server.engine.Act(ctx, q.target(), b, c)
+	if err != nil {
 		return err
+	}
+	if said {
+		return q.respond(http.StatusCreated, obj)
 	}
 	body, err := encodeStatus(q.media, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Code: http.StatusCreated})
 	if err == nil {

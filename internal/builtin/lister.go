@@ -2,6 +2,7 @@ package builtin
 
 import (
 	"context"
+	"path"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,7 +34,7 @@ func (l lister) record(name string) (*storage.Record, error) {
 			return rec, nil
 		}
 	}
-	return nil, apierrors.NewNotFound(l.resource, name)
+	return nil, apierrors.NewNotFound(l.resource, path.Base(name))
 }
 
 // internal is the object in the internal form.

@@ -35,6 +35,14 @@ func (c Config) token() resource.Subresource {
 	return resource.Subresource{Name: "token", Verbs: []string{"create"}, Body: v, Answer: t.answer}
 }
 
+// accountActs is what a ServiceAccount takes a POST for: tokens, where somebody signs them.
+func (c Config) accountActs() []resource.Subresource {
+	if c.Issuer == nil {
+		return nil
+	}
+	return []resource.Subresource{c.token()}
+}
+
 // tokens makes them.
 type tokens struct {
 	Config

@@ -10,11 +10,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Act does what a POST to a subresource asks for: the binding of a Pod. It is the body that goes through the stages.
-func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) error {
+// Act does what a POST to a subresource asks for: the binding of a Pod, a token. It is the body that goes through the stages. Where there is an
+// answer, said is true.
+func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object, said bool, err error) {
 	w, err := e.newWrite(ctx, t, c, acts)
 	if err != nil {
-		return err
+		return o, false, err
 	}
 	w.sub, w.posts = t.Version.Subresource(t.Subresource), true
 	w.resolve(w.sub.Body)
@@ -22,7 +23,8 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) error {
 		sent, err := w.accept(b)
 		return detach(sent), err
 	}
-	return w.run()
+	err = w.run()
+	return w.answer, w.sub.Answer != nil, err
 }
 
 // check judges what is posted.
@@ -30,11 +32,31 @@ func (w *write) check() (err error) {
 	if w.typed.obj, err = w.v.Type.ToInternal(w.wanted); err != nil {
 		return asInternal(err)
 	}
+	if w.sub.Check == nil {
+		return nil
+	}
 	return asPlain(w.sub.Check(w.target.Name, w.typed.obj))
+}
+
+// say answers what is posted.
+func (w *write) say() error {
+	said, err := w.sub.Answer(w.strategyContext(), w.target.Name, w.typed.obj)
+	if err != nil {
+		return err
+	}
+	t, err := w.v.Type.FromInternal(said)
+	if err != nil {
+		return asInternal(err)
+	}
+	w.answer = ObjectOf(w.v, 0, object.Pack(t, 0))
+	return nil
 }
 
 // act stores what becomes of the object. As with upstream's, its strategy has no say in that, and whoever asks owns nothing of it.
 func (w *write) act() (err error) {
+	if w.sub.Answer != nil {
+		return w.say()
+	}
 	body := w.typed.obj
 	o := &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, way: stores, uid: string(body.GetUID())}
 	o.resolve(w.target.Version)

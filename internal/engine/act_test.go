@@ -32,7 +32,8 @@ func (w *world) bind(name, text string) error {
 	t := w.pods(name).sub("binding")
 	body := Body{Tree: decode(w, text)}
 	body.Tree["apiVersion"], body.Tree["kind"] = "v1", "Binding"
-	return w.Act(w.ctx, t, body, w.caller)
+	_, _, err := w.Act(w.ctx, t, body, w.caller)
+	return err
 }
 
 // SCD-040: admission sees a Binding where one is posted, as the creation of one. What it makes of it is what is done, what it relies on

@@ -163,6 +163,8 @@ type Subresource struct {
 	Body  *Version                               `json:"-"`
 	Check func(name string, body Internal) error `json:"-"`
 	Act   func(obj, body Internal) error         `json:"-"`
+	// Answer, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
+	Answer func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
 }
 
 // Subresource is the one of a name, or nil.
