@@ -10,6 +10,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/trellis-k8s/trellis/internal/access/authn"
+	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 )
 
@@ -35,6 +36,8 @@ type Config struct {
 	Address string
 	// Authentication is whom the server believes, besides its own administrator.
 	Authentication authn.Config
+	// Authorization is who decides what callers may do, besides system:masters, who may do all.
+	Authorization authz.Config
 	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
 	// means a minute.
 	RequestTimeout time.Duration

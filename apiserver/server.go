@@ -15,10 +15,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
+	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api"
@@ -46,6 +48,7 @@ type Server struct {
 	disk     embedded.Health // of what is below store
 	keys     *pki.Bundle
 	authn    *authn.Authenticators
+	nodes    informers.SharedInformerFactory // what the authorizer of nodes goes by
 	audit    *access.Audit
 	handler  *api.Server
 	feed     *engine.Feed
@@ -120,6 +123,7 @@ func (s *Server) runLoops() {
 	loops := func(ctx context.Context, c *rest.Config) error {
 		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
 	}
+	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
 	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
@@ -180,7 +184,7 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 // connect puts the parts together, from the store up to the handler.
 func (s *Server) connect(ctx context.Context) error {
 	roles := rbac.New(s.store.Head)
-	authorizer, err := access.Chain(access.Named("rbac", roles))
+	authorizer, rules, err := s.decide(roles)
 	if err != nil {
 		return err
 	}
@@ -195,7 +199,7 @@ func (s *Server) connect(ctx context.Context) error {
 	live = resource.NewLive(builtin.Definitions(builtin.Config{
 		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
 		EventTTL:   s.config.EventTTL,
-		Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles},
+		Authorizer: authorizer, Rules: rules, RoleRules: rbac.Resolver{Index: roles},
 		Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
 
 		Head:         s.store.Head,

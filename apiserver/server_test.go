@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/access/authn"
 )
 
 func start(t *testing.T, c apiserver.Config) *apiserver.Server {

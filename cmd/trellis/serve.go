@@ -51,7 +51,7 @@ use them again. What the server has acknowledged is on disk.`,
   trellis serve --data-dir "$(mktemp -d)" --secure-port 0`,
 		Args: takes("flags only", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.complete(); err != nil {
+			if err := errors.Join(f.checkAuthorization(cmd.Flags()), f.complete()); err != nil {
 				return err
 			}
 			return serve(cmd.Context(), &f, cmd.OutOrStdout())
@@ -88,6 +88,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
 	f.bindEtcd(flags)
 	f.bindAuthentication(flags)
+	f.bindAuthorization(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of IPv4 addresses that Services get their cluster IPs from")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()

@@ -25,6 +25,7 @@ type Attributes struct {
 	Resource                                             bool   // a resource request; otherwise only Path counts
 	Path                                                 string
 	Group, Version, Plural, Subresource, Namespace, Name string
+	FieldSelector, LabelSelector                         string // of a list, watch or deletecollection, as sent
 }
 
 // GetUser and what follows make Attributes those of upstream's authorizers.
@@ -62,11 +63,30 @@ func (a *Attributes) IsResourceRequest() bool { return a.Resource }
 // GetPath implements authorizer.Attributes.
 func (a *Attributes) GetPath() string { return a.Path }
 
-// GetFieldSelector implements authorizer.Attributes. No decision depends on selectors yet.
-func (a *Attributes) GetFieldSelector() (fields.Requirements, error) { return nil, nil }
+// GetFieldSelector implements authorizer.Attributes.
+func (a *Attributes) GetFieldSelector() (fields.Requirements, error) {
+	if a.FieldSelector == "" {
+		return nil, nil
+	}
+	s, err := fields.ParseSelector(a.FieldSelector)
+	if err != nil {
+		return nil, err
+	}
+	return s.Requirements(), nil
+}
 
 // GetLabelSelector implements authorizer.Attributes.
-func (a *Attributes) GetLabelSelector() (labels.Requirements, error) { return nil, nil }
+func (a *Attributes) GetLabelSelector() (labels.Requirements, error) {
+	if a.LabelSelector == "" {
+		return nil, nil
+	}
+	s, err := labels.Parse(a.LabelSelector)
+	if err != nil {
+		return nil, err
+	}
+	requirements, _ := s.Requirements()
+	return requirements, nil
+}
 
 var escape = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;")
 

@@ -101,12 +101,18 @@ func (q *request) begin() bool {
 // requestInfo reads what the request is about.
 func (q *request) requestInfo() bool {
 	q.parse(q.r.Method, q.r.URL.Path)
-	if q.resource && q.verb == verbList && q.r.URL.RawQuery != "" {
-		q.listing()
+	var fieldSelector, labelSelector string
+	if q.resource && q.r.URL.RawQuery != "" && (q.verb == verbList || q.verb == verbClear) {
+		query := q.r.URL.Query()
+		fieldSelector, labelSelector = query.Get("fieldSelector"), query.Get("labelSelector")
+		if q.verb == verbList {
+			q.listing(query)
+		}
 	}
 	q.attributes = access.Attributes{
 		Verb: q.verb, Resource: q.resource, Path: q.r.URL.Path,
 		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource, Namespace: q.namespace, Name: q.name,
+		FieldSelector: fieldSelector, LabelSelector: labelSelector,
 	}
 	return true
 }
@@ -117,8 +123,7 @@ func timedOut() error {
 }
 
 // listing tells a watch from a list, and finds the one name that either may be about.
-func (q *request) listing() {
-	query := q.r.URL.Query()
+func (q *request) listing(query url.Values) {
 	if w := query["watch"]; len(w) > 0 {
 		if v := strings.ToLower(w[0]); v != "false" && v != "0" {
 			q.verb = verbWatch

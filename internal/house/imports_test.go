@@ -59,7 +59,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/registry/rest":  {"internal/builtin", "internal/engine", "internal/resource"}, // the interfaces of strategies
 	"k8s.io/kubernetes":                   {"internal/builtin", "internal/access"},                      // what the kinds of a cluster mean, and who may do what
 	"k8s.io/kubernetes/pkg/controller":    {"internal/control"},                                         // loops, as clients
-	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control"},
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                       {},
@@ -69,7 +69,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/features":                                     {},
 	"k8s.io/apiextensions-apiserver/pkg":                                {},
 	"k8s.io/kube-aggregator/pkg":                                        {},
-	"k8s.io/apiserver/pkg/util/webhook":                                 {},
+	"k8s.io/apiserver/pkg/util/webhook":                                 {"internal/access"},
 	"k8s.io/apiserver/pkg/authorization":                                {"internal/access"},
 	"k8s.io/apiserver/pkg/audit":                                        {},
 	"k8s.io/apimachinery/pkg/util/strategicpatch":                       {"internal/merge"},

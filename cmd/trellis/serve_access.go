@@ -2,9 +2,12 @@ package main
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/trellis-k8s/trellis/internal/access/authz"
 )
 
 // bindAuthentication declares the flags that say whom the server believes.
@@ -42,6 +45,31 @@ func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
 	flags.StringVar(&w.ConfigFile, "authentication-token-webhook-config-file", "", "kubeconfig of a server that is asked about tokens which nobody else knows")
 	flags.StringVar(&w.Version, "authentication-token-webhook-version", "v1beta1", "version of the TokenReview that it is sent: v1 or v1beta1")
 	flags.DurationVar(&w.CacheTTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "how long its answers are kept")
+}
+
+// bindAuthorization declares the flags that say who decides what callers may do.
+func (f *serveFlags) bindAuthorization(flags *pflag.FlagSet) {
+	c := &f.config.Authorization
+	flags.StringSliceVar(&c.Modes, "authorization-mode", []string{"RBAC"},
+		"who decides what callers may do, in this order, until one allows or denies: "+strings.Join(authz.Modes, ", "))
+	flags.StringVar(&c.ConfigFile, "authorization-config", "",
+		"file of an AuthorizationConfiguration of apiserver.config.k8s.io, instead of --authorization-mode")
+	flags.StringVar(&c.Webhook.ConfigFile, "authorization-webhook-config-file", "", "kubeconfig of a server that decides, for the mode Webhook")
+	flags.StringVar(&c.Webhook.Version, "authorization-webhook-version", "v1beta1", "version of the SubjectAccessReview that it is sent: v1 or v1beta1")
+	flags.DurationVar(&c.Webhook.AuthorizedTTL, "authorization-webhook-cache-authorized-ttl", 5*time.Minute, "how long its yes is kept")
+	flags.DurationVar(&c.Webhook.UnauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 30*time.Second, "how long its no is kept")
+}
+
+// checkAuthorization refuses what would mean something else than it says.
+func (f *serveFlags) checkAuthorization(flags *pflag.FlagSet) error {
+	c := &f.config.Authorization
+	switch {
+	case c.ConfigFile != "" && (flags.Changed("authorization-mode") || flags.Changed("authorization-webhook-config-file")):
+		return errors.New("--authorization-config: cannot go with --authorization-mode or --authorization-webhook-*")
+	case c.Webhook.Version != "v1" && c.Webhook.Version != "v1beta1":
+		return errors.New("--authorization-webhook-version: must be v1 or v1beta1")
+	}
+	return nil
 }
 
 // checkAuthentication refuses what would mean something else than it says.

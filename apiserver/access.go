@@ -1,0 +1,58 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/authn"
+	"github.com/trellis-k8s/trellis/internal/access/authz"
+	"github.com/trellis-k8s/trellis/internal/access/rbac"
+	"github.com/trellis-k8s/trellis/internal/builtin"
+)
+
+// believe decides whom the server believes.
+func (s *Server) believe() (err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stopBelieving = cancel
+	s.authn, err = authn.New(ctx, s.config.Authentication, s.keys.CAPEM, s.keys.AccountKey, builtin.Accounts(s.store.Head), secrets{s})
+	if err != nil {
+		return err
+	}
+	s.following.Go(func() { s.authn.Run(ctx) })
+	return nil
+}
+
+// secrets writes Secrets through the API of a server that serves by then.
+type secrets struct{ *Server }
+
+// Secrets implements v1.SecretsGetter.
+func (s secrets) Secrets(namespace string) v1.SecretInterface {
+	return v1.NewForConfigOrDie(s.Loopback()).Secrets(namespace)
+}
+
+// decide decides who may do what.
+func (s *Server) decide(roles *rbac.Index) (access.Authorizer, authorizer.RuleResolver, error) {
+	config := &rest.Config{Host: s.URL(), Transport: transport(func(r *http.Request) (*http.Response, error) {
+		return s.Loopback().Transport.RoundTrip(r) // there is one by the time that somebody asks
+	}), QPS: -1}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("client of the authorizer of nodes: %w", err)
+	}
+	s.nodes = informers.NewSharedInformerFactory(client, 0)
+	return authz.New(s.config.Authorization, roles, s.nodes)
+}
+
+// transport is a round tripper.
+type transport func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
