@@ -56,18 +56,17 @@ type Server struct {
 	failOnce  sync.Once
 	failure   error // set before failed is closed
 
-	// What runs beside the requests. The loops are clients and end before the requests do;
-	// following the definitions of kinds ends after them.
-	loops, following         sync.WaitGroup
-	stopLoops, stopFollowing context.CancelFunc
-	closed                   func() error // once
-	draining                 atomic.Bool
+	// The loops run beside the requests. They are clients, and end before the requests do.
+	loops     sync.WaitGroup
+	stopLoops context.CancelFunc
+	closed    func() error // once
+	draining  atomic.Bool
 }
 
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}, reachable: control.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, reachable: control.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -171,35 +170,15 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 }
 
 // connect puts the parts together, from the store up to the handler.
-func (s *Server) connect(ctx context.Context) error {
-	authorizer := access.Bootstrap{}
-	var live *resource.Live
-	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-		EventTTL:   s.config.EventTTL,
-		Authorizer: authorizer, Rules: authorizer,
-
-		Head:         s.store.Head,
-		ServiceRange: s.config.ServiceClusterIPRange,
-		NodePorts:    s.config.ServiceNodePortRange,
-
-		NoFieldSelectors: s.config.DisableFieldSelectors,
-	}))
-	if s.config.DisableFieldSelectors {
-		live.IgnoreSelectableFields()
-	}
-	if err := s.follow(ctx, live); err != nil {
-		return err
-	}
-	roots := pool(s.keys)
-	out := s.dialer(live)
+func (s *Server) connect(ctx context.Context) (err error) {
+	authorizer, out := access.Bootstrap{}, s.dialer()
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
 		Egress:  out,
 		Names: func(crd string) string {
 			plural, group, _ := strings.Cut(crd, ".")
-			if d := live.Load().Definition(group, plural); d != nil && d.Custom != nil {
+			if d := s.definition(group, plural); d != nil && d.Custom != nil {
 				return d.Custom.Conversion.Webhook
 			}
 			return ""
@@ -207,9 +186,8 @@ func (s *Server) connect(ctx context.Context) error {
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
 	})
-	s.engine = &engine.Engine{
-		Store: s.store, Live: live, Now: time.Now,
-		Webhook: s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
+	if s.engine, err = s.openEngine(ctx, authorizer); err != nil {
+		return err
 	}
 	s.feed = s.engine.NewFeed()
 	s.handler = api.New(api.Config{
@@ -219,18 +197,43 @@ func (s *Server) connect(ctx context.Context) error {
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
-		Authenticator:  access.NewAuthenticator(roots, s.config.AnonymousAuth, time.Now),
+		Authenticator:  access.NewAuthenticator(pool(s.keys), s.config.AnonymousAuth, time.Now),
 		Authorizer:     authorizer,
-		Discovery:      discovery.Handler(live),
-		OpenAPI:        openapi.Handler(live),
+		Discovery:      discovery.Handler(s.engine.Live),
+		OpenAPI:        openapi.Handler(s.engine.Live),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
 	s.http.ConnState = s.sendAwayLate
-	s.takeOver(live.Load())
+	s.takeOver(s.engine.Live.Load())
 	return nil
+}
+
+// openEngine returns once all that is stored is known.
+func (s *Server) openEngine(ctx context.Context, authorizer access.Bootstrap) (*engine.Engine, error) {
+	return engine.Open(ctx, engine.Config{
+		Store: s.store,
+		Kinds: func(live *resource.Live) []*resource.Definition {
+			return builtin.Definitions(builtin.Config{
+				Catalog: live.Current, Head: s.store.Head,
+				EventTTL:   s.config.EventTTL,
+				Authorizer: authorizer, Rules: authorizer,
+				ServiceRange:     s.config.ServiceClusterIPRange,
+				NodePorts:        s.config.ServiceNodePortRange,
+				NoFieldSelectors: s.config.DisableFieldSelectors,
+			})
+		},
+		IgnoreSelectableFields: s.config.DisableFieldSelectors,
+		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
+		Failed: s.fail,
+	})
+}
+
+// definition is that of a kind; nil if there is none.
+func (s *Server) definition(group, plural string) *resource.Definition {
+	return s.engine.Live.Load().Definition(group, plural)
 }
 
 // takeOver has what CRDs say of the work of a server that ran before put right.
@@ -247,27 +250,6 @@ func (s *Server) takeOver(catalog *resource.Catalog) {
 			s.webhooks.Suspect(crd)
 		}
 	}
-}
-
-// follow keeps live up with the store, and returns once it knows all that is stored.
-func (s *Server) follow(ctx context.Context, live *resource.Live) error {
-	following, cancel := context.WithCancel(context.Background())
-	s.stopFollowing = cancel
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	s.following.Go(func() {
-		err := live.Follow(following, s.store)
-		if following.Err() != nil {
-			return // as it should
-		}
-		err = fmt.Errorf("follow the definitions of kinds: %w", err)
-		giveUp(err)
-		s.fail(err)
-	})
-	if _, err := live.Wait(ctx, s.store.Head().Revision()); err != nil {
-		return fmt.Errorf("read the definitions of kinds: %w", context.Cause(ctx))
-	}
-	return nil
 }
 
 func (s *Server) serve() {

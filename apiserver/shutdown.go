@@ -25,12 +25,12 @@ func (s *Server) close() error {
 	} else if s.listener != nil {
 		err = s.listener.Close()
 	}
-	if s.webhooks != nil {
+	if s.engine != nil {
 		s.engine.Close()
+	}
+	if s.webhooks != nil {
 		s.webhooks.Close()
 	}
-	s.stopFollowing()
-	s.following.Wait()
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
 	}

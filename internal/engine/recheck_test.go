@@ -29,7 +29,6 @@ func inBubble(t *testing.T, n int, f func(r readers)) {
 	synctest.Test(t, func(t *testing.T) {
 		w, c, _, now := hosts(t, n)
 		w.Engine.Now = time.Now
-		defer w.Close()
 		f(readers{w, c, now})
 	})
 }

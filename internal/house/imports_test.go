@@ -17,6 +17,7 @@ var rooms = []string{
 	"internal/check",
 	"internal/control",
 	"internal/api",
+	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
 	"internal/access",
@@ -33,16 +34,18 @@ var rooms = []string{
 
 // only are imports that one room alone may have, with the reason for it.
 var only = map[string][]string{
-	"github.com/cockroachdb/pebble":                 {"internal/storage"}, // knows disk
-	"github.com/spf13/cobra":                        {"cmd/trellis"},      // flags are parsed in main only
-	"k8s.io/kubectl":                                {"cmd/trellis"},
-	"k8s.io/cli-runtime":                            {"cmd/trellis"},
-	"k8s.io/component-base/cli":                     {"cmd/trellis"},
-	"k8s.io/client-go/rest":                         {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
-	"github.com/rogpeppe/go-internal":               {},
-	"github.com/anishathalye/porcupine":             {},
-	"sigs.k8s.io/controller-runtime":                {},
-	"testing":                                       {"testserver", "internal/storage/storagetest"},
+	"github.com/cockroachdb/pebble":                               {"internal/storage"}, // knows disk
+	"github.com/spf13/cobra":                                      {"cmd/trellis"},      // flags are parsed in main only
+	"k8s.io/kubectl":                                              {"cmd/trellis"},
+	"k8s.io/cli-runtime":                                          {"cmd/trellis"},
+	"k8s.io/component-base/cli":                                   {"cmd/trellis"},
+	"k8s.io/client-go/rest":                                       {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
+	"github.com/rogpeppe/go-internal":                             {},
+	"github.com/anishathalye/porcupine":                           {"internal/storage/storagetest"},
+	"sigs.k8s.io/controller-runtime":                              {},
+	"github.com/trellis-k8s/trellis/internal/fixture":             {},
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest": {"internal/fixture", "internal/storage/storagetest"},
+	"testing":                                       {"testserver", "internal/fixture", "internal/storage/storagetest"},
 	"go.etcd.io/etcd":                               {"internal/storage/etcd"},
 	"go.uber.org/zap":                               {"internal/storage/etcd"}, // silences etcd's client
 	"google.golang.org/grpc":                        {"internal/storage/etcd"},

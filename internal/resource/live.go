@@ -31,9 +31,15 @@ type waiter struct {
 	reached  chan struct{}
 }
 
-// NewLive returns a Live that knows the built-in kinds alone until Follow runs.
-func NewLive(builtins []*Definition) *Live {
-	l := &Live{builtin: newCatalog(builtins), ask: make(chan struct{}, 1)}
+// NewLive returns a Live that knows the built-in kinds alone until Follow runs. They may keep the Live, to ask it later; nil:
+// there are none.
+func NewLive(builtins func(*Live) []*Definition) *Live {
+	l := &Live{ask: make(chan struct{}, 1)}
+	var all []*Definition
+	if builtins != nil {
+		all = builtins(l)
+	}
+	l.builtin = newCatalog(all)
 	l.catalog.Store(l.builtin)
 	l.followed.Store(-1)
 	return l
