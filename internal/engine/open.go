@@ -35,14 +35,14 @@ type Config struct {
 
 // Open returns an Engine that knows every kind that is stored, and follows them until Close. ctx bounds no more than the call.
 func Open(ctx context.Context, c Config) (*Engine, error) {
-	e := &Engine{Config: c, Live: resource.NewLive(c.Kinds)}
+	e := &Engine{Config: c, Live: resource.NewLive(c.Store, c.Kinds)}
 	if c.IgnoreSelectableFields {
 		e.Live.IgnoreSelectableFields()
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	e.tasks.start(func(following context.Context) { e.follow(following, giveUp) })
-	if _, err := e.Live.Wait(ctx, c.Store.Head().Revision()); err != nil {
+	if _, err := e.Live.Current(ctx); err != nil {
 		e.Close()
 		return nil, fmt.Errorf("read the definitions of kinds: %w", context.Cause(ctx))
 	}
@@ -51,7 +51,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 
 // follow keeps the catalog up with the store.
 func (e *Engine) follow(ctx context.Context, failed context.CancelCauseFunc) {
-	err := e.Live.Follow(ctx, e.Store)
+	err := e.Live.Follow(ctx)
 	if ctx.Err() != nil {
 		return // as it should
 	}

@@ -114,7 +114,7 @@ func (w *world) commit(writes ...storage.Write) {
 	if _, err := w.Store.Commit(w.ctx, writes); err != nil {
 		w.Fatal(err)
 	}
-	if _, err := w.Live.Wait(w.ctx, w.Store.Head().Revision()); err != nil {
+	if _, err := w.Live.Current(w.ctx); err != nil {
 		w.Fatal(err)
 	}
 }
