@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"net/http"
 
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
@@ -21,12 +19,12 @@ import (
 // believe decides whom the server believes.
 func (s *Server) believe() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s.stopBelieving = cancel
+	s.disbelieve = cancel
 	s.authn, err = authn.New(ctx, s.config.Authentication, s.keys.CAPEM, s.keys.AccountKey, builtin.Accounts(s.store.Head), secrets{s})
 	if err != nil {
 		return err
 	}
-	s.following.Go(func() { s.authn.Run(ctx) })
+	s.believing.Go(func() { s.authn.Run(ctx) })
 	return nil
 }
 
@@ -39,16 +37,28 @@ func (s secrets) Secrets(namespace string) v1.SecretInterface {
 }
 
 // decide decides who may do what.
-func (s *Server) decide(roles *rbac.Index) (access.Authorizer, authorizer.RuleResolver, error) {
+func (s *Server) decide() error {
 	config := &rest.Config{Host: s.URL(), Transport: transport(func(r *http.Request) (*http.Response, error) {
 		return s.Loopback().Transport.RoundTrip(r) // there is one by the time that somebody asks
 	}), QPS: -1}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, nil, fmt.Errorf("client of the authorizer of nodes: %w", err)
+		return fmt.Errorf("client of the authorizer of nodes: %w", err)
 	}
 	s.nodes = informers.NewSharedInformerFactory(client, 0)
-	return authz.New(s.config.Authorization, roles, s.nodes)
+	s.roles = rbac.New(s.store.Head)
+	s.authorizer, s.rules, err = authz.New(s.config.Authorization, s.roles, s.nodes)
+	return err
+}
+
+// issuer serves the documents of who makes the tokens of service accounts, if it can have any.
+func (s *Server) issuer() http.Handler {
+	h, err := s.authn.IssuerHandler(s.config.Authentication.Accounts, s.listener.Addr().String())
+	if err != nil {
+		s.config.Logger.Warn(err.Error())
+		return nil
+	}
+	return h
 }
 
 // transport is a round tripper.

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 
@@ -42,18 +43,21 @@ const shutdownPatience = 60 * time.Second
 
 // Server is a running API server.
 type Server struct {
-	config   Config
-	listener net.Listener
-	store    storage.Store
-	disk     embedded.Health // of what is below store
-	keys     *pki.Bundle
-	authn    *authn.Authenticators
-	nodes    informers.SharedInformerFactory // what the authorizer of nodes goes by
-	audit    *access.Audit
-	handler  *api.Server
-	feed     *engine.Feed
-	webhooks *conversion.Webhooks // nil until connect, as is
-	engine   *engine.Engine
+	config     Config
+	listener   net.Listener
+	store      storage.Store
+	disk       embedded.Health // of what is below store
+	keys       *pki.Bundle
+	authn      *authn.Authenticators
+	roles      *rbac.Index
+	authorizer access.Authorizer
+	rules      authorizer.RuleResolver
+	nodes      informers.SharedInformerFactory // what the authorizer of nodes goes by
+	audit      *access.Audit
+	handler    *api.Server
+	feed       *engine.Feed
+	webhooks   *conversion.Webhooks // nil until connect, as is
+	engine     *engine.Engine
 	// reachable gets to know which webhooks cannot be reached.
 	reachable *control.Reachability
 	migrating []string // CRDs that say so from before
@@ -62,19 +66,19 @@ type Server struct {
 	failOnce  sync.Once
 	failure   error // set before failed is closed
 
-	// What runs beside the requests. The loops are clients and end before the requests do;
-	// following the definitions of kinds ends after them.
-	loops, following         sync.WaitGroup
-	stopLoops, stopFollowing context.CancelFunc
-	stopBelieving            context.CancelFunc
-	closed                   func() error // once
-	draining                 atomic.Bool
+	// The loops run beside the requests. They are clients, and end before the requests do.
+	loops      sync.WaitGroup
+	stopLoops  context.CancelFunc
+	believing  sync.WaitGroup // reading again who is believed
+	disbelieve context.CancelFunc
+	closed     func() error // once
+	draining   atomic.Bool
 }
 
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, stopFollowing: func() {}, stopBelieving: func() {}, reachable: control.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, disbelieve: func() {}, reachable: control.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -182,46 +186,21 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 }
 
 // connect puts the parts together, from the store up to the handler.
-func (s *Server) connect(ctx context.Context) error {
-	roles := rbac.New(s.store.Head)
-	authorizer, rules, err := s.decide(roles)
-	if err != nil {
-		return err
-	}
+func (s *Server) connect(ctx context.Context) (err error) {
 	if err := s.believe(); err != nil {
 		return err
 	}
-	issuer, err := s.authn.IssuerHandler(s.config.Authentication.Accounts, s.listener.Addr().String())
-	if err != nil {
-		s.config.Logger.Warn(err.Error())
-	}
-	var live *resource.Live
-	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-		EventTTL:   s.config.EventTTL,
-		Authorizer: authorizer, Rules: rules, RoleRules: rbac.Resolver{Index: roles},
-		Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
-
-		Head:         s.store.Head,
-		ServiceRange: s.config.ServiceClusterIPRange,
-		NodePorts:    s.config.ServiceNodePortRange,
-
-		NoFieldSelectors: s.config.DisableFieldSelectors,
-	}))
-	if s.config.DisableFieldSelectors {
-		live.IgnoreSelectableFields()
-	}
-	if err := s.follow(ctx, live); err != nil {
+	if err := s.decide(); err != nil {
 		return err
 	}
-	out := s.dialer(live)
+	out := s.dialer()
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
 		Egress:  out,
 		Names: func(crd string) string {
 			plural, group, _ := strings.Cut(crd, ".")
-			if d := live.Load().Definition(group, plural); d != nil && d.Custom != nil {
+			if d := s.definition(group, plural); d != nil && d.Custom != nil {
 				return d.Custom.Conversion.Webhook
 			}
 			return ""
@@ -229,9 +208,8 @@ func (s *Server) connect(ctx context.Context) error {
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
 	})
-	s.engine = &engine.Engine{
-		Store: s.store, Live: live, Now: time.Now,
-		Webhook: s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
+	if s.engine, err = s.openEngine(ctx); err != nil {
+		return err
 	}
 	s.feed = s.engine.NewFeed()
 	s.handler = api.New(api.Config{
@@ -242,18 +220,44 @@ func (s *Server) connect(ctx context.Context) error {
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
-		Issuer:         issuer,
-		Authorizer:     authorizer,
-		Discovery:      discovery.Handler(live),
-		OpenAPI:        openapi.Handler(live),
+		Issuer:         s.issuer(),
+		Authorizer:     s.authorizer,
+		Discovery:      discovery.Handler(s.engine.Live),
+		OpenAPI:        openapi.Handler(s.engine.Live),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,
 	})
 	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
 	s.http.ConnState = s.sendAwayLate
-	s.takeOver(live.Load())
+	s.takeOver(s.engine.Live.Load())
 	return nil
+}
+
+// openEngine returns once all that is stored is known.
+func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
+	return engine.Open(ctx, engine.Config{
+		Store: s.store,
+		Kinds: func(live *resource.Live) []*resource.Definition {
+			return builtin.Definitions(builtin.Config{
+				Catalog: live.Current, Head: s.store.Head,
+				EventTTL:   s.config.EventTTL,
+				Authorizer: s.authorizer, Rules: s.rules, RoleRules: rbac.Resolver{Index: s.roles},
+				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
+				ServiceRange:     s.config.ServiceClusterIPRange,
+				NodePorts:        s.config.ServiceNodePortRange,
+				NoFieldSelectors: s.config.DisableFieldSelectors,
+			})
+		},
+		IgnoreSelectableFields: s.config.DisableFieldSelectors,
+		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
+		Failed: s.fail,
+	})
+}
+
+// definition is that of a kind; nil if there is none.
+func (s *Server) definition(group, plural string) *resource.Definition {
+	return s.engine.Live.Load().Definition(group, plural)
 }
 
 // takeOver has what CRDs say of the work of a server that ran before put right.
@@ -270,27 +274,6 @@ func (s *Server) takeOver(catalog *resource.Catalog) {
 			s.webhooks.Suspect(crd)
 		}
 	}
-}
-
-// follow keeps live up with the store, and returns once it knows all that is stored.
-func (s *Server) follow(ctx context.Context, live *resource.Live) error {
-	following, cancel := context.WithCancel(context.Background())
-	s.stopFollowing = cancel
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	s.following.Go(func() {
-		err := live.Follow(following, s.store)
-		if following.Err() != nil {
-			return // as it should
-		}
-		err = fmt.Errorf("follow the definitions of kinds: %w", err)
-		giveUp(err)
-		s.fail(err)
-	})
-	if _, err := live.Wait(ctx, s.store.Head().Revision()); err != nil {
-		return fmt.Errorf("read the definitions of kinds: %w", context.Cause(ctx))
-	}
-	return nil
 }
 
 func (s *Server) serve() {

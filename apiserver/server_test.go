@@ -3,15 +3,9 @@ package apiserver_test
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
 	"io"
-	"math/big"
 	"net/http"
 	"os"
 	"strings"
@@ -22,6 +16,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
 func start(t *testing.T, c apiserver.Config) *apiserver.Server {
@@ -247,7 +242,7 @@ func TestForeignCertificate(t *testing.T) {
 	for _, protocol := range []string{"h2", "http/1.1"} {
 		c := &http.Client{Transport: &http.Transport{
 			ForceAttemptHTTP2: protocol == "h2",
-			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{selfSigned(t)}},
+			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{foreign(t)}},
 		}}
 		resp, err := c.Get(s.URL() + "/healthz")
 		body(t, resp, err, http.StatusUnauthorized)
@@ -264,22 +259,18 @@ func TestForeignCertificate(t *testing.T) {
 	}
 }
 
-func selfSigned(t *testing.T) tls.Certificate {
+// foreign is the certificate of another cluster's administrator.
+func foreign(t *testing.T) tls.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	keys, err := pki.Ensure("", nil, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
-		Subject:     pkix.Name{CommonName: "root", Organization: []string{"system:masters"}},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	c, err := tls.X509KeyPair(keys.AdminCert, keys.AdminKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	return c
 }
 
 func BenchmarkStart(b *testing.B) {

@@ -19,21 +19,20 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/egress"
-	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // services is how the way out to Services reads the store. Built-in kinds are stored as they are served.
-func (s *Server) services(live *resource.Live) egress.Objects {
+func (s *Server) services() egress.Objects {
 	return egress.Objects{
 		Get: func(resource, namespace, name string) []byte {
-			rec := s.store.Head().Get(live.Load().Definition("", resource).Key(namespace, name))
+			rec := s.store.Head().Get(s.definition("", resource).Key(namespace, name))
 			if rec == nil {
 				return nil
 			}
 			return rec.Value
 		},
 		Slices: func(namespace string) iter.Seq[[]byte] {
-			prefix := live.Load().Definition("discovery.k8s.io", "endpointslices").Key(namespace, "")
+			prefix := s.definition("discovery.k8s.io", "endpointslices").Key(namespace, "")
 			return func(yield func([]byte) bool) {
 				for rec := range s.store.Head().Walk(prefix, "") {
 					if !yield(rec.Value) {
@@ -46,12 +45,12 @@ func (s *Server) services(live *resource.Live) egress.Objects {
 }
 
 // dialer is the way out for all that the server calls.
-func (s *Server) dialer(live *resource.Live) *egress.Dialer {
+func (s *Server) dialer() *egress.Dialer {
 	return &egress.Dialer{
-		Resolve: egress.Resolver(s.services(live)),
+		Resolve: egress.Resolver(s.services()),
 		Refuse:  egress.RefuseSpecial,
-		Generation: egress.Generations(s.store.Head, func(group, resource, namespace, name string) string {
-			return live.Load().Definition(group, resource).Key(namespace, name)
+		Generation: egress.Generations(s.store.Head, func(group, plural, namespace, name string) string {
+			return s.definition(group, plural).Key(namespace, name)
 		}),
 		Proxy:   http.ProxyFromEnvironment,
 		Metrics: egress.NewMetrics(),

@@ -22,13 +22,14 @@ func (s *Server) close() error {
 	} else if s.listener != nil {
 		err = s.listener.Close()
 	}
-	if s.webhooks != nil {
+	s.disbelieve()
+	s.believing.Wait()
+	if s.engine != nil {
 		s.engine.Close()
+	}
+	if s.webhooks != nil {
 		s.webhooks.Close()
 	}
-	s.stopBelieving()
-	s.stopFollowing()
-	s.following.Wait()
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
 	}

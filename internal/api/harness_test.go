@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -15,12 +14,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/builtin"
-	"github.com/trellis-k8s/trellis/internal/engine"
-	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/fixture"
 )
 
-// harness is a server over a store in memory, and shorthands to talk to it as an administrator.
+// harness is a server over a world, and shorthands to talk to it as an administrator.
 type harness struct {
 	t      testing.TB
 	server *Server
@@ -28,33 +25,14 @@ type harness struct {
 
 func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	t.Helper()
-	store, err := embedded.Open(embedded.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	authorizer := access.Bootstrap{}
-	var live *resource.Live
-	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog:    func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) },
-		Authorizer: authorizer, Rules: authorizer,
-	}))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = live.Follow(ctx, store)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-		_ = store.Close()
-	})
+	w := fixture.Open(t, builtin.Config{Authorizer: authorizer, Rules: authorizer})
 	c := Config{
-		Engine:        &engine.Engine{Store: store, Live: live, Now: time.Now},
+		Engine:        w.Engine,
 		Authenticator: access.NewAuthenticator(nil, true, time.Now),
 		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(live),
-		OpenAPI:       openapi.Handler(live),
+		Discovery:     discovery.Handler(w.Live),
+		OpenAPI:       openapi.Handler(w.Live),
 	}
 	for _, f := range change {
 		f(&c)

@@ -39,7 +39,7 @@ func TestMetricsGoWithTheirKinds(t *testing.T) {
 	h.want(200, "DELETE", crd, "")
 	h.do("PATCH", crd, `{"metadata":{"finalizers":null}}`, "Content-Type: application/merge-patch+json")
 	h.want(404, "GET", crd, "")
-	if _, err := h.server.live.Wait(context.Background(), h.server.engine.Store.Head().Revision()); err != nil {
+	if _, err := h.server.live.Current(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	used()

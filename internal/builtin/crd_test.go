@@ -6,23 +6,21 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// server is an engine with the built-in kinds, in memory.
+// server is a world, and its CustomResourceDefinitions.
 type server struct {
-	testing.TB
-	engine *engine.Engine
-	kind   *resource.Version // CustomResourceDefinition
+	*fixture.World
+	kind *resource.Version
 
 	mu       sync.Mutex
 	warnings []string
@@ -30,27 +28,9 @@ type server struct {
 
 func serve(t testing.TB) *server { return serveKinds(t, builtin.Config{}) }
 
-// serveKinds serves the kinds of a configuration, all of which is given but what is stored.
 func serveKinds(t testing.TB, c builtin.Config) *server {
-	store, err := embedded.Open(embedded.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var live *resource.Live
-	c.Head = store.Head
-	c.Catalog = func(ctx context.Context) (*resource.Catalog, error) { return live.Current(ctx) }
-	live = resource.NewLive(builtin.Definitions(c))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = live.Follow(ctx, store)
-	}()
-	t.Cleanup(func() { cancel(); <-done; _ = store.Close() })
-	return &server{
-		TB: t, engine: &engine.Engine{Store: store, Live: live, Now: time.Now},
-		kind: live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
-	}
+	w := fixture.Open(t, c)
+	return &server{World: w, kind: w.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
 }
 
 func (s *server) caller() engine.Caller {
@@ -76,7 +56,7 @@ func (s *server) decode(crd string) engine.Body {
 
 func (s *server) create(crd string) (object.Tree, error) {
 	s.Helper()
-	o, err := s.engine.Create(s.Context(), s.target("", ""), s.decode(crd), s.caller())
+	o, err := s.Engine.Create(s.Context(), s.target("", ""), s.decode(crd), s.caller())
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +83,7 @@ func (s *server) tree(o engine.Object) object.Tree {
 
 func (s *server) update(t object.Tree, sub string) (object.Tree, error) {
 	s.Helper()
-	o, _, err := s.engine.Update(s.Context(), s.target(object.Name(t), sub), engine.Body{Tree: t}, s.caller())
+	o, _, err := s.Engine.Update(s.Context(), s.target(object.Name(t), sub), engine.Body{Tree: t}, s.caller())
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +152,7 @@ func TestCreateEstablishes(t *testing.T) {
 	if conversion := s.must(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
 		t.Errorf("conversion with an empty webhook: %v", conversion)
 	}
-	c, err := s.engine.Live.Current(t.Context())
+	c, err := s.Live.Current(t.Context())
 	if err != nil || c.Find("stable.example.com", "v1", "crontabs") == nil {
 		t.Errorf("not served: %v", err)
 	}
@@ -212,10 +192,10 @@ func TestNameConflicts(t *testing.T) {
 	s.expect(s.must(crd("example.com", "fourths", "Fourth", `,"listKind":"FirstList"`)), "NamesAccepted", `False/ListKindConflict/"FirstList" is already in use`)
 	s.expect(s.must(crd("example.com", "one", "Fifth", "")), "NamesAccepted", `False/PluralConflict/"one" is already in use`)
 
-	if _, gone, err := s.engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{}, s.caller()); err != nil || gone {
+	if _, gone, err := s.Engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{}, s.caller()); err != nil || gone {
 		t.Fatalf("gone %v: %v", gone, err)
 	}
-	first, err := s.engine.Get(t.Context(), s.target("firsts.example.com", ""), "")
+	first, err := s.Engine.Get(t.Context(), s.target("firsts.example.com", ""), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +208,7 @@ func TestNameConflicts(t *testing.T) {
 	if _, err := s.update(ending, ""); err != nil {
 		t.Fatal(err)
 	}
-	o, err := s.engine.Get(t.Context(), s.target("seconds.example.com", ""), "")
+	o, err := s.Engine.Get(t.Context(), s.target("seconds.example.com", ""), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +305,7 @@ func TestConcurrentConflicts(t *testing.T) {
 	accepted := 0
 	for i := range 12 {
 		g.Go(func() {
-			o, err := s.engine.Create(t.Context(), s.target("", ""), s.decode(crd("example.com", fmt.Sprintf("kind%ds", i), fmt.Sprint("Kind", i), `,"shortNames":["same"]`)), s.caller())
+			o, err := s.Engine.Create(t.Context(), s.target("", ""), s.decode(crd("example.com", fmt.Sprintf("kind%ds", i), fmt.Sprint("Kind", i), `,"shortNames":["same"]`)), s.caller())
 			if err != nil {
 				t.Error(err)
 				return
@@ -363,7 +343,7 @@ func BenchmarkCreateCRD(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		body := s.decode(crd(fmt.Sprintf("g%d.example.com", i), "foos", "Foo", ""))
-		if _, err := s.engine.Create(context.Background(), s.target("", ""), body, engine.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
+		if _, err := s.Engine.Create(context.Background(), s.target("", ""), body, engine.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
 			b.Fatal(err)
 		}
 	}

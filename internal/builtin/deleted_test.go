@@ -47,7 +47,7 @@ func TestGracefulDelete(t *testing.T) {
 				o.GracePeriodSeconds = &grace
 			}
 			var err error
-			if _, gone, err = c.engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); err != nil {
+			if _, gone, err = c.Engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -74,11 +74,11 @@ func TestDeleteWithoutGrace(t *testing.T) {
 	v := c.version(s.apiVersion, s.kind)
 	c.mustMake(v, s.object, s.text)
 	other := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID("other"))}}
-	if _, _, err := c.engine.Delete(t.Context(), c.at(v, s.object, ""), other, c.by()); !apierrors.IsConflict(err) {
+	if _, _, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), other, c.by()); !apierrors.IsConflict(err) {
 		t.Errorf("got %v", err)
 	}
 	grace := metav1.DeleteOptions{GracePeriodSeconds: new(int64(5))}
-	if _, gone, err := c.engine.Delete(t.Context(), c.at(v, s.object, ""), grace, c.by()); !gone || err != nil {
+	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), grace, c.by()); !gone || err != nil {
 		t.Errorf("gone is %v, %v", gone, err)
 	}
 }
@@ -91,7 +91,7 @@ func TestDependents(t *testing.T) {
 		s, c := findSample(t, name), serveCluster(t, builtin.Config{})
 		v := c.version(s.apiVersion, s.kind)
 		c.mustMake(v, s.object, s.text)
-		o, gone, err := c.engine.Delete(t.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
+		o, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
 		got := "gone"
 		if !gone && err == nil {
 			got = strings.Join(object.Finalizers(c.tree(o)), " ")
@@ -104,7 +104,7 @@ func TestDependents(t *testing.T) {
 	v := c.version(s.apiVersion, s.kind)
 	c.mustMake(v, s.object, s.text)
 	o := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)}
-	if _, gone, err := c.engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); !gone || err != nil {
+	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); !gone || err != nil {
 		t.Errorf("an Event waits: %v", err)
 	}
 }

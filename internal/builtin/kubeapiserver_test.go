@@ -236,7 +236,7 @@ func TestAnsweredDeletes(t *testing.T) {
 			c := serveCluster(t, builtin.Config{})
 			v := c.version(s.apiVersion, s.kind)
 			c.mustMake(v, s.object, s.text)
-			_, gone, err := c.engine.Delete(c.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
+			_, gone, err := c.Engine.Delete(c.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
 			if err != nil {
 				t.Fatal(err)
 			}

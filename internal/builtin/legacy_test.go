@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // store writes a CRD behind the engine's back, as one that came in long ago.
@@ -15,12 +13,9 @@ func (s *server) store(manifest string) object.Tree {
 	t := s.decode(manifest).Tree
 	object.Metadata(t)["uid"] = "0f0f0f0f-0000-0000-0000-000000000000"
 	object.Metadata(t)["creationTimestamp"] = "2018-01-01T00:00:00Z"
-	events, err := s.engine.Store.Commit(s.Context(), []storage.Write{{Key: resource.CRDPrefix + object.Name(t), Value: object.Pack(t, 0).JSON()}})
-	if err != nil {
-		s.Fatal(err)
-	}
-	o, err := s.engine.Get(s.Context(), s.target(object.Name(t), ""), "")
-	if err != nil || o.Revision != events[0].Revision {
+	revision := s.Put(t)
+	o, err := s.Engine.Get(s.Context(), s.target(object.Name(t), ""), "")
+	if err != nil || o.Revision != revision {
 		s.Fatal(err)
 	}
 	return s.tree(o)

@@ -37,7 +37,7 @@ func TestNamespaceLife(t *testing.T) {
 		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" || !slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
 			t.Errorf("%+v", n)
 		}
-		_, gone, err := c.engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by())
+		_, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by())
 		if name != "kube-node-lease" {
 			expectError(t, err, `namespaces "`+name+`" is forbidden: this namespace may not be deleted`)
 			continue
@@ -48,7 +48,7 @@ func TestNamespaceLife(t *testing.T) {
 		if _, err := c.put(v, name, "finalize", `{metadata: {name: `+name+`}, spec: {}}`); err != nil {
 			t.Error(err)
 		}
-		if _, gone, err := c.engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by()); c.namespace(name) != nil && (!gone || err != nil) {
+		if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by()); c.namespace(name) != nil && (!gone || err != nil) {
 			t.Errorf("%s stays: %v", name, err)
 		}
 	}

@@ -44,7 +44,7 @@ func serveCluster(t testing.TB, c builtin.Config) *cluster {
 // version is the endpoint of a kind.
 func (c *cluster) version(apiVersion, kind string) *resource.Version {
 	c.Helper()
-	for d := range c.engine.Live.Load().Definitions() {
+	for d := range c.Live.Load().Definitions() {
 		for _, v := range d.Versions {
 			if v.APIVersion == apiVersion && d.Names.Kind == kind {
 				return v
@@ -87,7 +87,7 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 // make creates an object of YAML.
 func (c *cluster) make(v *resource.Version, text string) (object.Tree, error) {
 	c.Helper()
-	o, err := c.engine.Create(c.Context(), c.at(v, "", ""), c.body(v, text), c.by())
+	o, err := c.Engine.Create(c.Context(), c.at(v, "", ""), c.body(v, text), c.by())
 	if err != nil {
 		return nil, err
 	}
@@ -107,10 +107,10 @@ func (c *cluster) mustMake(v *resource.Version, name, text string) []byte {
 func (c *cluster) put(v *resource.Version, name, subresource, text string) (object.Tree, error) {
 	c.Helper()
 	b := c.body(v, text)
-	if rec := c.engine.Store.Head().Get(v.Definition.Key(c.at(v, "", "").Namespace, name)); rec != nil {
+	if rec := c.Store.Head().Get(v.Definition.Key(c.at(v, "", "").Namespace, name)); rec != nil {
 		object.EnsureMetadata(b.Tree)["resourceVersion"] = strconv.FormatInt(rec.Modified, 10)
 	}
-	o, _, err := c.engine.Update(c.Context(), c.at(v, name, subresource), b, c.by())
+	o, _, err := c.Engine.Update(c.Context(), c.at(v, name, subresource), b, c.by())
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (c *cluster) put(v *resource.Version, name, subresource, text string) (obje
 // stored is an object as the store has it; nil if it has not.
 func (c *cluster) stored(v *resource.Version, name string) []byte {
 	c.Helper()
-	rec := c.engine.Store.Head().Get(v.Definition.Key(c.at(v, "", "").Namespace, name))
+	rec := c.Store.Head().Get(v.Definition.Key(c.at(v, "", "").Namespace, name))
 	if rec == nil {
 		return nil
 	}

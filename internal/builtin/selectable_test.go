@@ -44,7 +44,7 @@ var attributes = map[string]func(runtime.Object) (labels.Set, fields.Set, error)
 // selects says that a field selector finds an object.
 func (c *cluster) selects(v *resource.Version, name string, selector fields.Selector) bool {
 	c.Helper()
-	list, err := c.engine.List(c.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
+	list, err := c.Engine.List(c.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
 	if err != nil {
 		c.Errorf("%s: %v", v.APIVersion, err)
 		return false
@@ -104,7 +104,7 @@ func TestSelectableFields(t *testing.T) {
 			}
 			empty["apiVersion"], empty["kind"] = d.Storage.APIVersion, d.Names.Kind
 			key := d.Key(c.at(v, "", "").Namespace, "empty")
-			if _, err := c.engine.Store.Commit(t.Context(), []storage.Write{{Key: key, Value: object.Pack(empty, 0).JSON()}}); err != nil {
+			if _, err := c.Store.Commit(t.Context(), []storage.Write{{Key: key, Value: object.Pack(empty, 0).JSON()}}); err != nil {
 				t.Fatal(err)
 			}
 			c.sameFields(v, "empty")
@@ -119,7 +119,7 @@ func TestUnknownFields(t *testing.T) {
 		{"apps/v1", "Deployment", "spec.replicas", `"spec.replicas" is not a known field selector: only "metadata.name", "metadata.namespace"`},
 	} {
 		v := c.version(q.apiVersion, q.kind)
-		_, err := c.engine.List(t.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.OneTermEqualSelector(q.field, "x")})
+		_, err := c.Engine.List(t.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.OneTermEqualSelector(q.field, "x")})
 		expectError(t, err, q.want)
 	}
 }

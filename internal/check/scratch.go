@@ -16,17 +16,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
 // scratch is the server's engine over an empty store in memory.
 type scratch struct {
 	engine     *engine.Engine
-	store      storage.Store
-	live       *resource.Live
-	stop       context.CancelFunc
-	done       chan struct{}
 	namespaces map[string]bool
 	unasked    bool // a conversion webhook would have been called since this was false
 }
@@ -36,19 +31,14 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &scratch{store: store, done: make(chan struct{}), namespaces: map[string]bool{}}
-	s.live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog: func(ctx context.Context) (*resource.Catalog, error) { return s.live.Current(ctx) },
-		Head:    store.Head,
-	}))
-	s.engine = &engine.Engine{Store: store, Live: s.live, Webhook: s.leave}
-	following, stop := context.WithCancel(ctx)
-	s.stop = stop
-	go func() {
-		defer close(s.done)
-		_ = s.live.Follow(following, store) // ends when it is stopped
-	}()
-	return s, nil
+	s := &scratch{namespaces: map[string]bool{}}
+	s.engine, err = engine.Open(ctx, engine.Config{
+		Store: store, Webhook: s.leave,
+		Kinds: func(live *resource.Live) []*resource.Definition {
+			return builtin.Definitions(builtin.Config{Catalog: live.Current, Head: store.Head})
+		},
+	})
+	return s, err
 }
 
 // leave stands for every conversion webhook: it calls none, and leaves objects as they are.
@@ -63,9 +53,8 @@ func (s *scratch) leave(_ context.Context, to *resource.Version, objects []objec
 }
 
 func (s *scratch) close() {
-	s.stop()
-	<-s.done
-	_ = s.store.Close() // it is in memory
+	s.engine.Close()
+	_ = s.engine.Store.Close() // it is in memory
 }
 
 // create creates t and returns it as the server would keep it, and the warnings that its sender would see.
@@ -128,7 +117,7 @@ func newCaller(v *resource.Version) (engine.Caller, *[]string) {
 
 // target finds the endpoint of t's kind. A namespace that t names is made.
 func (s *scratch) target(ctx context.Context, t object.Tree) (engine.Target, error) {
-	catalog, err := s.live.Wait(ctx, s.store.Head().Revision())
+	catalog, err := s.engine.Live.Current(ctx)
 	if err != nil {
 		return engine.Target{}, err
 	}

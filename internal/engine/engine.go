@@ -6,8 +6,6 @@
 package engine
 
 import (
-	"time"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -15,28 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Engine serves the verbs.
+// Engine serves the verbs. Open makes one.
 type Engine struct {
-	Store storage.Store
-	Live  *resource.Live
-	Now   func() time.Time // nil: the system's clock
-	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
-	Webhook conversion.Webhook
-	// Generation is that of the endpoints of a webhook, by the JSON of spec.conversion.webhook; nil: nobody knows. What was
-	// converted at an earlier one is not kept.
-	Generation func(webhook string) uint64
-	// RecheckEvery is how often a webhook is asked again for a sample of what is kept of its conversions, while that is
-	// read; 0 means 30 seconds.
-	RecheckEvery time.Duration
-	// Admission are the plugins that writes pass, after admission.Lifecycle.
-	Admission admission.Plugins
+	Config
+	Live *resource.Live // the kinds that are served
 
 	// beforeCommit, if not nil, is called with what has been judged and is about to be committed: tests let other
 	// writes come in between.
@@ -48,9 +33,6 @@ type Engine struct {
 	queues  queues
 	indexes indexes
 }
-
-// Close ends what runs beside the requests.
-func (e *Engine) Close() { e.tasks.end() }
 
 // Target is what a request addresses.
 type Target struct {

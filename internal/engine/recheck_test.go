@@ -12,6 +12,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
 // readers is a world with Hosts that are read at v1, in a bubble whose clock it goes by.
@@ -22,13 +23,12 @@ type readers struct {
 }
 
 func inBubble(t *testing.T, n int, f func(r readers)) {
-	if strings.HasPrefix(os.Getenv(storeVariable), "http") {
+	if strings.HasPrefix(os.Getenv(storagetest.Variable), "http") {
 		t.Skip("a bubble has no network, and etcd is behind one")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w, c, _, now := hosts(t, n)
 		w.Engine.Now = time.Now
-		defer w.Close()
 		f(readers{w, c, now})
 	})
 }

@@ -1,25 +1,18 @@
 package engine
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
-	"sync/atomic"
 	"testing"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
-	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// storeVariable is for the processes that TestOnOtherStores starts: what their worlds stand on, "log" or the URL of etcd.
-const storeVariable = "TRELLIS_TEST_STORE"
-
 // TestOnOtherStores runs the tests of this package once more on each of the other stores.
 func TestOnOtherStores(t *testing.T) {
-	if os.Getenv(storeVariable) != "" {
+	if os.Getenv(storagetest.Variable) != "" {
 		t.Skip("this is such a run")
 	}
 	t.Run("log", func(t *testing.T) {
@@ -40,33 +33,21 @@ func runAllOn(t *testing.T, store string) {
 	}
 	// Upstream's packages are the oracle of what has nothing to do with the store.
 	cmd := exec.CommandContext(t.Context(), program, "-test.skip=Upstream|Oracle", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), storeVariable+"="+store)
+	cmd.Env = append(os.Environ(), storagetest.Variable+"="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-var worlds atomic.Int64
-
 // openStore opens an empty store.
 func openStore(t testing.TB) storage.Store {
 	t.Helper()
-	switch where := os.Getenv(storeVariable); where {
-	case "":
-		s, err := embedded.Open(embedded.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	case "log":
-		return storagetest.NewLog(rand.Uint64()).Open()
-	default:
-		s, err := etcd.Open(t.Context(), etcd.Options{
-			Servers: []string{where}, Base: "/registry/", Prefix: fmt.Sprintf("/world%d-%d/", os.Getpid(), worlds.Add(1)),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+	if s := storagetest.Named(t); s != nil {
 		return s
 	}
+	s, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

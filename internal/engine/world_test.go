@@ -67,25 +67,24 @@ func newWorld(t testing.TB) *world {
 // newWorldOn is a world on a store that is empty, and its own.
 func newWorldOn(t testing.TB, store storage.Store) *world {
 	t.Helper()
-	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
-	var live *resource.Live
-	live = resource.NewLive(builtin.Definitions(builtin.Config{
-		Catalog: func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
-		Head:    func() *storage.Snapshot { w.looks(); return store.Head() },
-
-		EventTTL: time.Hour,
-	}))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { _ = live.Follow(ctx, store); close(done) }()
 	t.Cleanup(func() {
-		cancel()
-		<-done
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	w.Engine = &Engine{Store: store, Live: live, Now: func() time.Time { return w.now }}
+	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
+	var err error
+	w.Engine, err = Open(w.ctx, Config{Store: store, Now: func() time.Time { return w.now }, Kinds: func(live *resource.Live) []*resource.Definition {
+		return builtin.Definitions(builtin.Config{
+			Catalog:  func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
+			Head:     func() *storage.Snapshot { w.looks(); return store.Head() },
+			EventTTL: time.Hour,
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
 	w.caller = Caller{User: &user.DefaultInfo{Name: "tester"}, FieldManager: "tester", Validation: "Strict",
 		Warn: func(text string) { w.warnings = append(w.warnings, text) }}
 	w.mustCreate(w.at("", "v1", "namespaces", ""), `{"metadata":{"name":"default"}}`)
@@ -115,7 +114,7 @@ func (w *world) commit(writes ...storage.Write) {
 	if _, err := w.Store.Commit(w.ctx, writes); err != nil {
 		w.Fatal(err)
 	}
-	if _, err := w.Live.Wait(w.ctx, w.Store.Head().Revision()); err != nil {
+	if _, err := w.Live.Current(w.ctx); err != nil {
 		w.Fatal(err)
 	}
 }

@@ -2,17 +2,12 @@ package hostile_test
 
 import (
 	"bufio"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -26,6 +21,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/conversionwebhook"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -150,7 +146,11 @@ func (b *badHook) start(t *testing.T) (url string, certificate []byte) {
 	})
 	certificate = s.Certificate().Raw
 	if b.other {
-		certificate = selfSignedCA(t)
+		keys, err := pki.Ensure("", nil, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		certificate = keys.CA.Raw
 	}
 	if b.handler == nil {
 		s.Close()
@@ -302,19 +302,4 @@ func TestWebhookChangesUnderReaders(t *testing.T) {
 	}
 	close(stop)
 	reading.Wait()
-}
-
-// selfSignedCA is a CA that signed nothing.
-func selfSignedCA(t *testing.T) []byte {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return der
 }

@@ -17,6 +17,7 @@ var rooms = []string{
 	"internal/check",
 	"internal/control",
 	"internal/api",
+	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
 	"internal/access",
@@ -33,32 +34,34 @@ var rooms = []string{
 
 // only are imports that one room alone may have, with the reason for it.
 var only = map[string][]string{
-	"github.com/cockroachdb/pebble":       {"internal/storage"}, // knows disk
-	"github.com/spf13/cobra":              {"cmd/trellis"},      // flags are parsed in main only
-	"k8s.io/kubectl":                      {"cmd/trellis"},
-	"k8s.io/cli-runtime":                  {"cmd/trellis"},
-	"k8s.io/component-base/cli":           {"cmd/trellis"},
-	"k8s.io/client-go/rest":               {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
-	"github.com/rogpeppe/go-internal":     {},
-	"github.com/anishathalye/porcupine":   {},
-	"sigs.k8s.io/controller-runtime":      {},
-	"testing":                             {"testserver", "internal/storage/storagetest"},
-	"go.etcd.io/etcd":                     {"internal/storage/etcd"},
-	"go.uber.org/zap":                     {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":              {"internal/storage/etcd"},
-	"github.com/prometheus/client_golang": {"internal/api", "internal/egress"},
-	"github.com/sony/gobreaker":           {"internal/egress"},
-	"sigs.k8s.io/structured-merge-diff":   {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
-	"github.com/google/gnostic-models":    {"internal/api"},
-	"github.com/gorilla/websocket":        {"internal/api"},
-	"golang.org/x/net/websocket":          {"internal/api"},
-	"golang.org/x/sync":                   {"internal/api", "internal/control"},
-	"k8s.io/apiserver/pkg/admission":      {},
-	"k8s.io/apiserver/pkg/endpoints":      {},
-	"k8s.io/apiserver/pkg/registry":       {},
-	"k8s.io/apiserver/pkg/registry/rest":  {"internal/builtin", "internal/engine", "internal/resource"}, // the interfaces of strategies
-	"k8s.io/kubernetes":                   {"internal/builtin", "internal/access"},                      // what the kinds of a cluster mean, and who may do what
-	"k8s.io/kubernetes/pkg/controller":    {"internal/control"},                                         // loops, as clients
+	"github.com/cockroachdb/pebble":                                     {"internal/storage"}, // knows disk
+	"github.com/spf13/cobra":                                            {"cmd/trellis"},      // flags are parsed in main only
+	"k8s.io/kubectl":                                                    {"cmd/trellis"},
+	"k8s.io/cli-runtime":                                                {"cmd/trellis"},
+	"k8s.io/component-base/cli":                                         {"cmd/trellis"},
+	"k8s.io/client-go/rest":                                             {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
+	"github.com/rogpeppe/go-internal":                                   {},
+	"github.com/anishathalye/porcupine":                                 {"internal/storage/storagetest"},
+	"sigs.k8s.io/controller-runtime":                                    {},
+	"testing":                                                           {"testserver", "internal/fixture", "internal/storage/storagetest"},
+	"github.com/trellis-k8s/trellis/internal/fixture":                   {},
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest":       {"internal/fixture", "internal/storage/storagetest"},
+	"go.etcd.io/etcd":                                                   {"internal/storage/etcd"},
+	"go.uber.org/zap":                                                   {"internal/storage/etcd"}, // silences etcd's client
+	"google.golang.org/grpc":                                            {"internal/storage/etcd"},
+	"github.com/prometheus/client_golang":                               {"internal/api", "internal/egress"},
+	"github.com/sony/gobreaker":                                         {"internal/egress"},
+	"sigs.k8s.io/structured-merge-diff":                                 {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
+	"github.com/google/gnostic-models":                                  {"internal/api"},
+	"github.com/gorilla/websocket":                                      {"internal/api"},
+	"golang.org/x/net/websocket":                                        {"internal/api"},
+	"golang.org/x/sync":                                                 {"internal/api", "internal/control"},
+	"k8s.io/apiserver/pkg/admission":                                    {},
+	"k8s.io/apiserver/pkg/endpoints":                                    {},
+	"k8s.io/apiserver/pkg/registry":                                     {},
+	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"}, // the interfaces of strategies
+	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access"},                      // what the kinds of a cluster mean, and who may do what
+	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"},                                         // loops, as clients
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin"}, // what strategies look for in a context

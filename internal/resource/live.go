@@ -13,10 +13,10 @@ import (
 // Live is the catalog as it changes. One goroutine runs Follow; all else may be called
 // from any.
 type Live struct {
+	store    storage.Store
 	builtin  *Catalog
 	catalog  atomic.Pointer[Catalog]
 	followed atomic.Int64 // the revision up to which the store has been followed
-	store    atomic.Pointer[storage.Store]
 
 	watcher atomic.Pointer[func([]*storage.Event)]
 	swapped atomic.Pointer[func(*Catalog)]
@@ -31,9 +31,11 @@ type waiter struct {
 	reached  chan struct{}
 }
 
-// NewLive returns a Live that knows the built-in kinds alone until Follow runs.
-func NewLive(builtins []*Definition) *Live {
-	l := &Live{builtin: newCatalog(builtins), ask: make(chan struct{}, 1)}
+// NewLive returns a Live of a store that knows the built-in kinds alone until Follow runs. They may keep the Live, to ask it
+// later.
+func NewLive(store storage.Store, builtins func(*Live) []*Definition) *Live {
+	l := &Live{store: store, ask: make(chan struct{}, 1)}
+	l.builtin = newCatalog(builtins(l))
 	l.catalog.Store(l.builtin)
 	l.followed.Store(-1)
 	return l
@@ -74,11 +76,7 @@ func (l *Live) Wait(ctx context.Context, revision int64) (*Catalog, error) {
 // Current returns a catalog that knows all that this process has seen of the store at the
 // time of the call, or ctx's error.
 func (l *Live) Current(ctx context.Context) (*Catalog, error) {
-	store := l.store.Load()
-	if store == nil {
-		return l.Load(), nil
-	}
-	return l.Wait(ctx, (*store).Head().Revision())
+	return l.Wait(ctx, l.store.Head().Revision())
 }
 
 func (l *Live) forget(w *waiter) {
@@ -129,23 +127,22 @@ func (l *Live) publish(c *Catalog, revision int64) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.revision <= revision })
 }
 
-// Follow loads the CRDs of a store and follows their changes in the order of revisions
+// Follow loads the CRDs of the store and follows their changes in the order of revisions
 // until ctx ends, whose error it then returns, or until the store fails.
-func (l *Live) Follow(ctx context.Context, store storage.Store) error {
-	l.store.Store(&store)
+func (l *Live) Follow(ctx context.Context) error {
 	for {
-		snapshot := store.Head()
+		snapshot := l.store.Head()
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
 		l.tell(nil)
-		err := l.follow(ctx, store, snapshot.Revision())
+		err := l.follow(ctx, snapshot.Revision())
 		if !storage.Missed(err) {
 			return err
 		}
 	}
 }
 
-func (l *Live) follow(ctx context.Context, store storage.Store, after int64) error {
-	cursor, err := store.Watch(ctx, CRDPrefix, after)
+func (l *Live) follow(ctx context.Context, after int64) error {
+	cursor, err := l.store.Watch(ctx, CRDPrefix, after)
 	if err != nil {
 		return fmt.Errorf("follow the CRDs: %w", err)
 	}

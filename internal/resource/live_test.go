@@ -57,22 +57,25 @@ func put(t testing.TB, s storage.Store, key string, value object.Tree, expected 
 	return events[0].Revision
 }
 
-func follow(t testing.TB, l *Live, s storage.Store) {
+func noKinds(*Live) []*Definition { return nil }
+
+func follow(t testing.TB, l *Live) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = l.Follow(ctx, s)
+		_ = l.Follow(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 }
 
 // CRD-001, CRD-017, CRD-027, CRD-071
 func TestLiveFollowsTheStore(t *testing.T) {
-	s, l := openStore(t), NewLive(nil)
+	s := openStore(t)
+	l := NewLive(s, noKinds)
 	put(t, s, CRDPrefix+"before.example.com", crdTree("example.com", "before", "Before"), 0)
-	follow(t, l, s)
-	c, err := l.Wait(t.Context(), s.Head().Revision())
+	follow(t, l)
+	c, err := l.Current(t.Context())
 	if err != nil || c.Find("example.com", "v1", "before") == nil {
 		t.Fatalf("a stored CRD is not served: %v", err)
 	}
@@ -95,8 +98,9 @@ func TestLiveFollowsTheStore(t *testing.T) {
 }
 
 func TestWaitEndsWithItsContext(t *testing.T) {
-	s, l := openStore(t), NewLive(nil)
-	follow(t, l, s)
+	s := openStore(t)
+	l := NewLive(s, noKinds)
+	follow(t, l)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := l.Wait(ctx, 1<<40); err == nil {
@@ -107,8 +111,9 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 // CRD-015: many writers, each of which must find its own kind as soon as Wait returns,
 // while others change other keys and wait for those.
 func TestWaitUnderLoad(t *testing.T) {
-	s, l := openStore(t), NewLive(nil)
-	follow(t, l, s)
+	s := openStore(t)
+	l := NewLive(s, noKinds)
+	follow(t, l)
 	var g sync.WaitGroup
 	for i := range 8 {
 		g.Go(func() {

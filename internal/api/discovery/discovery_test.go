@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -25,10 +24,7 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
-	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
-	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/fixture"
 )
 
 // cronTabs is an established CRD with two versions, of which the older is stored.
@@ -50,101 +46,26 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 	}
 }
 
-// cluster is a store of CRDs whose kinds are announced at url.
-type cluster struct {
-	t     testing.TB
-	store storage.Store
-	live  *resource.Live
-	url   string
-}
+// cluster is a server that announces the kinds of a world.
+type cluster struct{ *fixture.Served }
 
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
-	store, err := embedded.Open(embedded.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	live := resource.NewLive(builtin.Definitions(builtin.Config{}))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = live.Follow(ctx, store) }()
-	server := httptest.NewServer(Handler(live))
-	t.Cleanup(func() { server.Close(); cancel(); <-done; _ = store.Close() })
-	if _, err := live.Wait(ctx, store.Head().Revision()); err != nil {
-		t.Fatal(err)
-	}
-	return &cluster{t, store, live, server.URL}
-}
-
-// put stores a CRD, or with nil removes crontabs, at the revision expected.
-func (c *cluster) put(crd *apiextensionsv1.CustomResourceDefinition, expected int64) int64 {
-	c.t.Helper()
-	w := storage.Write{Key: resource.CRDPrefix + "crontabs.stable.example.com", Expected: expected}
-	if crd != nil {
-		w.Key = resource.CRDPrefix + crd.Name
-		text, err := json.Marshal(crd)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		tree := object.Tree{}
-		if err := json.Unmarshal(text, &tree); err != nil {
-			c.t.Fatal(err)
-		}
-		w.Value = object.Pack(tree, 0).JSON()
-	}
-	events, err := c.store.Commit(c.t.Context(), []storage.Write{w})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return events[0].Revision
-}
-
-// catalog is that of all that has been put.
-func (c *cluster) catalog() *resource.Catalog {
-	c.t.Helper()
-	catalog, err := c.live.Current(c.t.Context())
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return catalog
-}
-
-// remove takes the CRD of that name away.
-func (c *cluster) remove(name string) {
-	c.t.Helper()
-	key := resource.CRDPrefix + name
-	_, err := c.store.Commit(c.t.Context(), []storage.Write{{Key: key, Expected: c.store.Head().Get(key).Modified}})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	w := fixture.Open(t, builtin.Config{})
+	return &cluster{w.Serve(Handler(w.Live))}
 }
 
 func (c *cluster) get(path string, headers ...string) (*http.Response, string) {
-	c.t.Helper()
-	r, err := http.NewRequestWithContext(c.t.Context(), http.MethodGet, c.url+path, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for i := 0; i+1 < len(headers); i += 2 {
-		r.Header.Set(headers[i], headers[i+1])
-	}
-	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	c.Helper()
+	resp, body := c.Get(path, headers...)
 	return resp, string(body)
 }
 
 func (c *cluster) client() *discovery.DiscoveryClient {
-	c.t.Helper()
-	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.url})
+	c.Helper()
+	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.URL})
 	if err != nil {
-		c.t.Fatal(err)
+		c.Fatal(err)
 	}
 	return d
 }
@@ -157,9 +78,9 @@ const (
 // CRD-049
 func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
-	c.put(cronTabs(), 0)
+	c.Put(cronTabs())
 	for path, want := range map[string]string{
-		"/api":    `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.url, "http://") + `"}]}` + "\n",
+		"/api":    `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.URL, "http://") + `"}]}` + "\n",
 		"/apis":   `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apps",`,
 		"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
 		"/apis/stable.example.com": `{"kind":"APIGroup","apiVersion":"v1","name":"stable.example.com","versions":[{"groupVersion":"stable.example.com/v1","version":"v1"},{"groupVersion":"stable.example.com/v1beta1","version":"v1beta1"}],` +
@@ -211,7 +132,7 @@ func TestWhatIsNotServed(t *testing.T) {
 	if resp, body := c.get("/apis", "Accept", "text/html"); resp.StatusCode != 406 || !strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
-	resp, err := http.Post(c.url+"/apis", "application/json", nil)
+	resp, err := http.Post(c.URL+"/apis", "application/json", nil)
 	if err != nil || resp.StatusCode != 405 {
 		t.Errorf("POST: %v %v", resp, err)
 	}
@@ -225,7 +146,7 @@ func TestAggregated(t *testing.T) {
 	if strings.Contains(before, "crontabs") {
 		t.Fatal("crontabs are there before their CRD")
 	}
-	c.put(cronTabs(), 0)
+	c.Put(cronTabs())
 	resp, body := c.get("/apis", "Accept", aggregated, "If-None-Match", former.Header.Get("ETag"))
 	if resp.StatusCode != 200 {
 		t.Fatalf("a client that knows the kinds of before is told %d", resp.StatusCode)
@@ -257,7 +178,7 @@ func TestAggregated(t *testing.T) {
 // CRD-050
 func TestAggregatedProtobufIsTheSame(t *testing.T) {
 	c := newCluster(t)
-	c.put(cronTabs(), 0)
+	c.Put(cronTabs())
 	var fromJSON, fromProto apidiscoveryv2.APIGroupDiscoveryList
 	_, text := c.get("/apis", "Accept", aggregated)
 	if err := json.Unmarshal([]byte(text), &fromJSON); err != nil {
@@ -280,7 +201,7 @@ func TestAggregatedProtobufIsTheSame(t *testing.T) {
 // CRD-016, CRD-017, CRD-022, CRD-050
 func TestClientsFollow(t *testing.T) {
 	c := newCluster(t)
-	at := c.put(cronTabs(), 0)
+	c.Put(cronTabs())
 	shortcuts := func() (schema.GroupVersionResource, error) {
 		cached := memory.NewMemCacheClient(c.client())
 		mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
@@ -311,11 +232,11 @@ func TestClientsFollow(t *testing.T) {
 	}
 	terminating := cronTabs()
 	terminating.Status.Conditions = append(terminating.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue})
-	at = c.put(terminating, at)
+	c.Put(terminating)
 	if _, body := c.get("/apis/stable.example.com/v1"); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
 		t.Errorf("a kind that goes away is announced as writable: %s", body)
 	}
-	c.put(nil, at)
+	c.Remove("crontabs.stable.example.com")
 	if got, err := shortcuts(); err == nil {
 		t.Errorf("crontabs are still there: %v", got)
 	}
@@ -331,7 +252,7 @@ func many(t testing.TB, n int) *cluster {
 		crd := cronTabs()
 		crd.Spec.Group = fmt.Sprintf("g%d.example.com", i)
 		crd.Name = "crontabs." + crd.Spec.Group
-		c.put(crd, 0)
+		c.Put(crd)
 	}
 	return c
 }
@@ -348,17 +269,17 @@ func plainForm(t testing.TB, mediaType, version string) form {
 // CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
 func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	c := many(t, 20)
-	one := newDocuments(c.catalog(), nil)
+	one := newDocuments(c.Catalog(), nil)
 	if _, err := one.etags[false](); err != nil {
 		t.Fatal(err)
 	}
 	gone, changed := "g7.example.com", "g8.example.com"
-	c.remove("crontabs." + gone)
+	c.Remove("crontabs." + gone)
 	crd := cronTabs()
 	crd.Spec.Group, crd.Name, crd.Spec.Versions = changed, "crontabs."+changed, crd.Spec.Versions[:1]
-	c.remove(crd.Name)
-	c.put(crd, 0)
-	catalog := c.catalog()
+	c.Remove(crd.Name)
+	c.Put(crd)
+	catalog := c.Catalog()
 	two, fresh := newDocuments(catalog, one), newDocuments(catalog, nil)
 	for g := range two.groups.All() {
 		if name := g.source.Name; (one.groups.Find(name) == g) != (name != changed) {
@@ -384,7 +305,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 }
 
 func BenchmarkAggregated(b *testing.B) {
-	h := Handler(resource.NewLive(builtin.Definitions(builtin.Config{})))
+	h := Handler(fixture.Open(b, builtin.Config{}).Live)
 	r := httptest.NewRequest(http.MethodGet, "/apis", nil)
 	r.Header.Set("Accept", aggregated)
 	b.ReportAllocs()
@@ -397,9 +318,9 @@ func BenchmarkAggregated(b *testing.B) {
 func BenchmarkOneMore(b *testing.B) {
 	for _, n := range []int{10, 5000} {
 		c := many(b, n)
-		whole := c.catalog()
-		c.remove("crontabs.g5.example.com")
-		less := c.catalog()
+		whole := c.Catalog()
+		c.Remove("crontabs.g5.example.com")
+		less := c.Catalog()
 		steps := map[string]func(*documents) error{
 			"group": func(d *documents) error { return nil },
 			"etag":  func(d *documents) error { _, err := d.etags[false](); return err },

@@ -2,12 +2,8 @@ package openapi
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -22,9 +18,7 @@ import (
 	"k8s.io/kubectl/pkg/validation"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
-	kinds "github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
-	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+	"github.com/trellis-k8s/trellis/internal/fixture"
 )
 
 const cronTab = `
@@ -61,93 +55,45 @@ spec:
           status: {type: object, properties: {replicas: {type: integer}}}
 `
 
-// cluster is a store of CRDs whose documents are at url.
-type cluster struct {
-	t     testing.TB
-	store storage.Store
-	live  *kinds.Live
-	url   string
-}
+// cluster is a server of the documents of a world.
+type cluster struct{ *fixture.Served }
 
 func newCluster(t testing.TB, manifests ...string) *cluster {
 	t.Helper()
-	store, err := embedded.Open(embedded.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	live := kinds.NewLive(builtin.Definitions(builtin.Config{}))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = live.Follow(ctx, store) }()
-	server := httptest.NewServer(Handler(live))
-	t.Cleanup(func() { server.Close(); cancel(); <-done; _ = store.Close() })
-	if _, err := live.Wait(ctx, store.Head().Revision()); err != nil {
-		t.Fatal(err)
-	}
-	c := &cluster{t, store, live, server.URL}
+	w := fixture.Open(t, builtin.Config{})
+	c := &cluster{w.Serve(Handler(w.Live))}
 	for _, m := range manifests {
-		c.put(m, 0)
+		c.put(m)
 	}
 	return c
 }
 
-func (c *cluster) put(manifest string, expected int64) int64 {
-	c.t.Helper()
-	_, r := record(c.t, []byte(manifest))
-	return c.commit(storage.Write{Key: r.Key, Value: r.Value, Expected: expected})
-}
-
-func (c *cluster) commit(w storage.Write) int64 {
-	c.t.Helper()
-	events, err := c.store.Commit(c.t.Context(), []storage.Write{w})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return events[0].Revision
-}
-
-func (c *cluster) get(path string, headers ...string) (*http.Response, []byte) {
-	c.t.Helper()
-	r, err := http.NewRequestWithContext(c.t.Context(), http.MethodGet, c.url+path, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for i := 0; i+1 < len(headers); i += 2 {
-		r.Header.Set(headers[i], headers[i+1])
-	}
-	stay := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	resp, err := stay.Do(r)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return resp, body
+func (c *cluster) put(manifest string) {
+	c.Helper()
+	crd, _ := record(c, []byte(manifest))
+	c.Put(crd)
 }
 
 func (c *cluster) client() *discovery.DiscoveryClient {
-	c.t.Helper()
-	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.url})
+	c.Helper()
+	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.URL})
 	if err != nil {
-		c.t.Fatal(err)
+		c.Fatal(err)
 	}
 	return d
 }
 
 // urls are the documents that the index of v3 names.
 func (c *cluster) urls() map[string]string {
-	c.t.Helper()
-	_, body := c.get("/openapi/v3")
+	c.Helper()
+	_, body := c.Get("/openapi/v3")
 	var index struct {
 		Paths map[string]struct {
 			ServerRelativeURL string `json:"serverRelativeURL"`
 		} `json:"paths"`
 	}
 	if err := json.Unmarshal(body, &index); err != nil {
-		c.t.Fatalf("%v: %s", err, body)
+		c.Fatalf("%v: %s", err, body)
 	}
 	out := map[string]string{}
 	for name, p := range index.Paths {
@@ -163,29 +109,29 @@ func TestCaching(t *testing.T) {
 	if !strings.HasPrefix(url, "/openapi/v3/apis/stable.example.com/v1?hash=") {
 		t.Fatalf("url %q", url)
 	}
-	resp, _ := c.get(url)
+	resp, _ := c.Get(url)
 	if resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "public, immutable" || resp.Header.Get("Expires") == "" || resp.Header.Get("Vary") != "Accept" {
 		t.Errorf("with the hash: %d %v", resp.StatusCode, resp.Header)
 	}
-	if resp, _ := c.get("/openapi/v3/apis/stable.example.com/v1?hash=OLD"); resp.StatusCode != 301 || resp.Header.Get("Location") != url {
+	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1?hash=OLD"); resp.StatusCode != 301 || resp.Header.Get("Location") != url {
 		t.Errorf("with another hash: %d %v", resp.StatusCode, resp.Header)
 	}
-	if resp, _ := c.get("/openapi/v3/apis/stable.example.com/v1"); resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "" {
+	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1"); resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "" {
 		t.Errorf("without a hash: %d %v", resp.StatusCode, resp.Header)
 	}
 	for _, path := range []string{"/openapi/v2", "/openapi/v3", url} {
-		resp, _ := c.get(path)
+		resp, _ := c.Get(path)
 		etag := resp.Header.Get("Etag")
-		if again, body := c.get(path, "If-None-Match", etag); etag == "" || again.StatusCode != 304 || len(body) > 0 {
+		if again, body := c.Get(path, "If-None-Match", etag); etag == "" || again.StatusCode != 304 || len(body) > 0 {
 			t.Errorf("%s: %d with ETag %s", path, again.StatusCode, etag)
 		}
 	}
 	for _, path := range []string{"/openapi/v3/apis/nope/v1", "/openapi/v4", "/openapi/v3/apis/stable.example.com"} {
-		if resp, _ := c.get(path); resp.StatusCode != 404 {
+		if resp, _ := c.Get(path); resp.StatusCode != 404 {
 			t.Errorf("%s: %d", path, resp.StatusCode)
 		}
 	}
-	if resp, _ := c.get("/openapi/v2", "Accept", "text/html"); resp.StatusCode != 406 {
+	if resp, _ := c.Get("/openapi/v2", "Accept", "text/html"); resp.StatusCode != 406 {
 		t.Errorf("text/html: %d", resp.StatusCode)
 	}
 	for accept, want := range map[string]string{
@@ -193,7 +139,7 @@ func TestCaching(t *testing.T) {
 		"application/com.github.proto-openapi.spec.v2.v1.0+protobuf": "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
 		"*/*": "application/json",
 	} {
-		if resp, _ := c.get("/openapi/v2", "Accept", accept); resp.Header.Get("Content-Type") != want {
+		if resp, _ := c.Get("/openapi/v2", "Accept", accept); resp.Header.Get("Content-Type") != want {
 			t.Errorf("%s: %s", accept, resp.Header.Get("Content-Type"))
 		}
 	}
@@ -206,25 +152,25 @@ func TestDocumentsFollow(t *testing.T) {
 	if core == "" || c.urls()["apis/stable.example.com/v1"] != "" {
 		t.Fatalf("%v", c.urls())
 	}
-	at := c.put(cronTab, 0)
+	c.put(cronTab)
 	first := c.urls()["apis/stable.example.com/v1"]
-	if _, body := c.get("/openapi/v2"); !bytes.Contains(body, []byte("createStableExampleComV1NamespacedCronTab")) || !bytes.Contains(body, []byte("listStableExampleComV1CronTabForAllNamespaces")) {
+	if _, body := c.Get("/openapi/v2"); !bytes.Contains(body, []byte("createStableExampleComV1NamespacedCronTab")) || !bytes.Contains(body, []byte("listStableExampleComV1CronTabForAllNamespaces")) {
 		t.Error("v2 does not know the new kind")
 	}
-	at = c.put(strings.Replace(cronTab, "when to run", "at what time", 1), at)
+	c.put(strings.Replace(cronTab, "when to run", "at what time", 1))
 	second := c.urls()["apis/stable.example.com/v1"]
 	if first == "" || first == second || c.urls()["api/v1"] != core {
 		t.Errorf("hashes: %s, then %s; %s, then %s", first, second, core, c.urls()["api/v1"])
 	}
-	if _, body := c.get(second); !bytes.Contains(body, []byte("at what time")) {
+	if _, body := c.Get(second); !bytes.Contains(body, []byte("at what time")) {
 		t.Error("v3 has the old text")
 	}
-	at = c.put(strings.Replace(cronTab, "served: true", "served: false", 1), at)
+	c.put(strings.Replace(cronTab, "served: true", "served: false", 1))
 	if url := c.urls()["apis/stable.example.com/v1"]; url != "" {
 		t.Errorf("a version that is not served is published: %s", url)
 	}
-	c.commit(storage.Write{Key: kinds.CRDPrefix + "crontabs.stable.example.com", Expected: at})
-	if _, body := c.get("/openapi/v2"); bytes.Contains(body, []byte("CronTab")) {
+	c.Remove("crontabs.stable.example.com")
+	if _, body := c.Get("/openapi/v2"); bytes.Contains(body, []byte("CronTab")) {
 		t.Error("v2 knows a kind that is gone")
 	}
 }
@@ -263,14 +209,14 @@ func TestExplain(t *testing.T) {
 }
 
 func (c *cluster) v2Models() kubectlopenapi.Resources {
-	c.t.Helper()
+	c.Helper()
 	doc, err := c.client().OpenAPISchema() // asks for protobuf
 	if err != nil {
-		c.t.Fatal(err)
+		c.Fatal(err)
 	}
 	models, err := kubectlopenapi.NewOpenAPIData(doc)
 	if err != nil {
-		c.t.Fatal(err)
+		c.Fatal(err)
 	}
 	return models
 }

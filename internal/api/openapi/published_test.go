@@ -6,29 +6,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	kinds "github.com/trellis-k8s/trellis/internal/resource"
-	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 func inGroup(group string) string { return strings.ReplaceAll(cronTab, "stable.example.com", group) }
-
-// catalog is that of all that has been put.
-func (c *cluster) catalog() *kinds.Catalog {
-	c.t.Helper()
-	catalog, err := c.live.Current(c.t.Context())
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return catalog
-}
-
-// remove takes the kind of a group away.
-func (c *cluster) remove(group string) {
-	c.t.Helper()
-	key := kinds.CRDPrefix + "crontabs." + group
-	c.commit(storage.Write{Key: key, Expected: c.store.Head().Get(key).Modified})
-}
 
 // OAS-021: a change touches the documents of its group alone, and what is served is what would be if all were made anew.
 func TestOnlyWhatChangedIsMadeAnew(t *testing.T) {
@@ -39,7 +19,7 @@ func TestOnlyWhatChangedIsMadeAnew(t *testing.T) {
 	}
 	c := newCluster(t, manifests...)
 	texts := newCache(keepBytes)
-	one := publish(c.catalog(), nil, texts)
+	one := publish(c.Catalog(), nil, texts)
 	paths := map[string]bool{"api/v1": true}
 	for _, g := range groups {
 		paths["apis/"+g+".org/v1"] = true
@@ -49,11 +29,11 @@ func TestOnlyWhatChangedIsMadeAnew(t *testing.T) {
 			t.Fatalf("%s: %v", path, err)
 		}
 	}
-	c.remove("a.org")
-	c.remove("z.example.com.org")
-	c.put(strings.Replace(inGroup("z.example.com.org"), "when to run", "at what time", 1), 0)
-	c.put(inGroup("a.org.a"), 0)
-	two, fresh := publish(c.catalog(), one, texts), publish(c.catalog(), nil, newCache(0))
+	c.Remove("crontabs.a.org")
+	c.Remove("crontabs.z.example.com.org")
+	c.put(strings.Replace(inGroup("z.example.com.org"), "when to run", "at what time", 1))
+	c.put(inGroup("a.org.a"))
+	two, fresh := publish(c.Catalog(), one, texts), publish(c.Catalog(), nil, newCache(0))
 	for path := range paths {
 		changed := path == "apis/a.org/v1" || path == "apis/z.example.com.org/v1"
 		old := one.find(path)
@@ -89,12 +69,12 @@ func BenchmarkOneMore(b *testing.B) {
 	for _, n := range []int{10, 5000} {
 		c := newCluster(b)
 		for i := range n {
-			c.put(inGroup(fmt.Sprintf("g%d.example.com", i)), 0)
+			c.put(inGroup(fmt.Sprintf("g%d.example.com", i)))
 		}
-		with := c.catalog()
-		c.remove("g5.example.com")
+		with := c.Catalog()
+		c.Remove("crontabs.g5.example.com")
 		texts := newCache(keepBytes)
-		last := publish(c.catalog(), nil, texts)
+		last := publish(c.Catalog(), nil, texts)
 		if _, err := last.index(); err != nil {
 			b.Fatal(err)
 		}

@@ -1,0 +1,105 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// watched is a store that tells of what Open asks of it.
+type watched struct {
+	storage.Store
+	head  func()
+	watch func(context.Context) error
+}
+
+func (w *watched) Head() *storage.Snapshot {
+	w.head()
+	return w.Store.Head()
+}
+
+func (w *watched) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
+	if err := w.watch(ctx); err != nil {
+		return nil, err
+	}
+	return w.Store.Watch(ctx, prefix, after)
+}
+
+func watchedStore(t *testing.T) *watched {
+	t.Helper()
+	s := &watched{openStore(t), func() {}, func(context.Context) error { return nil }}
+	t.Cleanup(func() { _ = s.Store.Close() })
+	return s
+}
+
+func noKinds(*resource.Live) []*resource.Definition { return nil }
+
+// CRD-071: what is stored is served as soon as Open returns.
+func TestOpenKnowsWhatIsStored(t *testing.T) {
+	s := watchedStore(t)
+	crd := object.Pack(decode(t, cronTabs(cronTabSchema, cronTabSchema)), 0).JSON()
+	if _, err := s.Commit(t.Context(), []storage.Write{{Key: cronTabKey, Value: crd}}); err != nil {
+		t.Fatal(err)
+	}
+	asked, answer := make(chan struct{}, 100), make(chan struct{})
+	s.head = func() { asked <- struct{}{}; <-answer }
+	opened := make(chan *Engine, 1)
+	go func() {
+		e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds})
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- e
+	}()
+	for range 2 { // Open, and what follows the store
+		select {
+		case <-asked:
+		case <-opened:
+			t.Fatal("opened before anything is known")
+		}
+	}
+	close(answer)
+	e := <-opened
+	defer e.Close()
+	if e.Live.Load().Find("stable.example.com", "v1", "crontabs") == nil {
+		t.Error("CronTabs are not served")
+	}
+}
+
+func TestCloseEndsTheFollowing(t *testing.T) {
+	s := watchedStore(t)
+	following := make(chan context.Context, 1)
+	s.watch = func(ctx context.Context) error { following <- ctx; return nil }
+	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { t.Error(err) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := <-following
+	if ctx.Err() != nil {
+		t.Error("ended with the call of Open")
+	}
+	e.Close()
+	if ctx.Err() == nil {
+		t.Error("goes on")
+	}
+}
+
+// A store that cannot be followed is no store to go on with.
+func TestWhoOpensIsToldOfAFailure(t *testing.T) {
+	s, broken, told := watchedStore(t), errors.New("broken"), make(chan error, 1)
+	opened := make(chan struct{})
+	s.watch = func(context.Context) error { <-opened; return broken }
+	e, err := Open(t.Context(), Config{Store: s, Kinds: noKinds, Failed: func(err error) { told <- err }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(opened)
+	if err := <-told; !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	e.Close()
+}
