@@ -300,50 +300,6 @@ var (
 	master    = &user.DefaultInfo{Name: "root", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 )
 
-// CRD-069
-func TestBootstrapRoles(t *testing.T) {
-	path := func(verb, p string) Attributes { return Attributes{Verb: verb, Path: p} }
-	resource := func(verb, group, plural, sub string) Attributes {
-		return Attributes{Resource: true, Verb: verb, Group: group, Version: "v1", Plural: plural, Subresource: sub}
-	}
-	type row struct {
-		a                                Attributes
-		anonymous, someone, mon, masters bool
-	}
-	for _, r := range []row{
-		{path("get", "/healthz"), true, true, true, true},
-		{path("get", "/livez"), true, true, true, true},
-		{path("get", "/readyz"), true, true, true, true},
-		{path("get", "/version"), true, true, true, true},
-		{path("get", "/version/"), true, true, true, true},
-		{path("head", "/healthz"), false, false, false, true},
-		{path("get", "/readyz/etcd"), false, false, true, true},
-		{path("get", "/metrics"), false, false, true, true},
-		{path("get", "/"), false, false, false, true},
-		{path("get", "/api"), false, true, true, true},
-		{path("get", "/apis/apps/v1"), false, true, true, true},
-		{path("get", "/apisx"), false, false, false, true},
-		{path("get", "/openapi/v2"), false, true, true, true},
-		{path("post", "/apis"), false, false, false, true},
-		{resource("create", "authorization.k8s.io", "selfsubjectaccessreviews", ""), false, true, true, true},
-		{resource("create", "authorization.k8s.io", "selfsubjectaccessreviews", "x"), false, false, false, true},
-		{resource("create", "authorization.k8s.io", "selfsubjectrulesreviews", ""), false, true, true, true},
-		{resource("create", "authentication.k8s.io", "selfsubjectreviews", ""), false, true, true, true},
-		{resource("create", "authorization.k8s.io", "subjectaccessreviews", ""), false, false, false, true},
-		{resource("list", "", "secrets", ""), false, false, false, true},
-		{resource("list", "stable.example.com", "crontabs", ""), false, false, false, true},
-	} {
-		want := []bool{r.anonymous, r.someone, r.mon, r.masters}
-		for i, u := range []user.Info{anonymous, someone, monitor, master} {
-			r.a.User = u
-			got, _, err := Bootstrap{}.Authorize(t.Context(), &r.a)
-			if err != nil || (got == authorizer.DecisionAllow) != want[i] {
-				t.Errorf("%s may %s %s%s: %v %v, want %v", u.GetName(), r.a.Verb, r.a.Path, r.a.Plural, got, err, want[i])
-			}
-		}
-	}
-}
-
 // CRD-069: the words of a refusal are upstream's, for every form a request can have.
 func TestForbiddenAsUpstream(t *testing.T) {
 	for _, a := range []Attributes{
@@ -369,6 +325,10 @@ func TestForbiddenAsUpstream(t *testing.T) {
 func BenchmarkAuthenticate(b *testing.B) {
 	ca := newSigner(b)
 	a := ca.believing(true, time.Now)
+	z, err := Chain()
+	if err != nil {
+		b.Fatal(err)
+	}
 	r := request(ca.client(pkix.Name{CommonName: "jane", Organization: []string{user.SystemPrivilegedGroup}}, now.Add(time.Hour), x509.ExtKeyUsageClientAuth))
 	r = r.WithContext(ConnContext(context.Background(), nil))
 	b.ReportAllocs()
@@ -377,7 +337,7 @@ func BenchmarkAuthenticate(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		d, _, err := Bootstrap{}.Authorize(b.Context(), &Attributes{User: u, Resource: true, Verb: "get", Plural: "crontabs"})
+		d, _, err := z.Authorize(b.Context(), &Attributes{User: u, Resource: true, Verb: "get", Plural: "crontabs"})
 		if err != nil || d != authorizer.DecisionAllow {
 			b.Fatal(d, err)
 		}

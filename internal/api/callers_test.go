@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"math/big"
 	"net/http"
@@ -25,8 +26,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/endpoints/filters"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 )
@@ -37,15 +40,15 @@ const (
 	kubectlAgent  = "kubectl/v1.37.1 (linux/amd64) kubernetes/2b3f5e2"
 )
 
-// readers lets one group read one kind in one namespace, as a rule of RBAC would, and leaves the rest to Bootstrap.
-type readers struct{ access.Bootstrap }
+// readers lets one group read one kind in one namespace, as a rule of RBAC would, and leaves the rest to another one.
+type readers struct{ access.Authorizer }
 
 func (z readers) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if slices.Contains(a.GetUser().GetGroups(), "readers") && a.IsResourceRequest() && a.IsReadOnly() &&
 		a.GetAPIGroup() == "stable.example.com" && a.GetResource() == "crontabs" && a.GetSubresource() == "" && a.GetNamespace() == "default" {
 		return authorizer.DecisionAllow, "", nil
 	}
-	return z.Bootstrap.Authorize(ctx, a)
+	return z.Authorizer.Authorize(ctx, a)
 }
 
 // caller is somebody with a client certificate on a connection of their own.
@@ -92,12 +95,17 @@ func (c *caller) get(path, accept string) *http.Request {
 func withCallers(t testing.TB) (h *harness, admin, reader *caller) {
 	t.Helper()
 	admin, reader = newCaller(t, "root", user.SystemPrivilegedGroup), newCaller(t, "jane", "readers")
-	roots := x509.NewCertPool()
-	roots.AddCert(admin.certificate)
-	roots.AddCert(reader.certificate)
+	var trusted []byte
+	for _, c := range []*caller{admin, reader} {
+		trusted = append(trusted, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.certificate.Raw})...)
+	}
+	content, err := dynamiccertificates.NewStaticCAContent("callers", trusted)
+	if err != nil {
+		t.Fatal(err)
+	}
 	h = withCronTabs(t, func(c *Config) {
-		c.Authenticator = access.NewAuthenticator(roots, false, time.Now)
-		c.Authorizer = readers{}
+		c.Authenticator = access.NewAuthenticator(access.Authentication{ClientCAs: access.NewTrust(content), Now: time.Now})
+		c.Authorizer = readers{c.Authorizer}
 	})
 	return h, admin, reader
 }
@@ -146,7 +154,7 @@ func TestDecisionsAsUpstream(t *testing.T) {
 			a.GetNamespace(), a.GetName(), a.GetPath(), a.IsReadOnly(), a.IsResourceRequest()})
 		return answer()
 	})
-	var z authorizer.Authorizer = authorizer.AuthorizerFunc(access.Bootstrap{}.Authorize)
+	var z authorizer.Authorizer = authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
 		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			return z.Authorize(ctx, a)
@@ -196,7 +204,7 @@ func TestDecisionsAsUpstream(t *testing.T) {
 // An Authorizer has the last word on each part of whom somebody wants to be.
 func TestImpersonationIsAuthorized(t *testing.T) {
 	var wanted []string
-	z := authorizer.AuthorizerFunc(access.Bootstrap{}.Authorize)
+	z := authorizerfactory.NewPrivilegedGroups(user.SystemPrivilegedGroup)
 	h := withCronTabs(t, func(c *Config) {
 		c.Authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			if a.GetVerb() != "impersonate" {

@@ -10,11 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // harness is a server over a world, and shorthands to talk to it as an administrator.
@@ -25,11 +29,16 @@ type harness struct {
 
 func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	t.Helper()
-	authorizer := access.Bootstrap{}
-	w := fixture.Open(t, builtin.Config{Authorizer: authorizer, Rules: authorizer})
+	var w *fixture.World
+	roles := rbac.New(func() *storage.Snapshot { return w.Store.Head() })
+	authorizer, err := access.Chain(access.Named("rbac", roles))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = fixture.Open(t, builtin.Config{Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles}})
 	c := Config{
 		Engine:        w.Engine,
-		Authenticator: access.NewAuthenticator(nil, true, time.Now),
+		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
 		Discovery:     discovery.Handler(w.Live),
 		OpenAPI:       openapi.Handler(w.Live),

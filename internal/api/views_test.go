@@ -3,7 +3,9 @@ package api
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -13,6 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -193,7 +197,19 @@ func TestPretty(t *testing.T) {
 
 // CRD-069
 func TestWhoMay(t *testing.T) {
-	h := withCronTabs(t)
+	noToken := authenticator.TokenFunc(func(context.Context, string) (*authenticator.Response, bool, error) { return nil, false, nil })
+	h := withCronTabs(t, func(c *Config) { c.Authenticator.Tokens = bearertoken.New(noToken) })
+	const roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+	for _, role := range []string{
+		`{"metadata":{"name":"health"},"rules":[{"nonResourceURLs":["/healthz"],"verbs":["get"]}]}`,
+		`{"metadata":{"name":"who"},"rules":[{"apiGroups":["authentication.k8s.io"],"resources":["selfsubjectreviews"],"verbs":["create"]}]}`,
+	} {
+		h.want(201, "POST", roles, role)
+	}
+	for role, group := range map[string]string{"health": "system:unauthenticated", "who": "system:authenticated"} {
+		h.want(201, "POST", strings.Replace(roles, "roles", "rolebindings", 1), fmt.Sprintf(
+			`{"metadata":{"name":%q},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":%[1]q},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"Group","name":%q}]}`, role, group))
+	}
 	anonymous := func(path string, headers ...string) (int, string) {
 		r := newRequest("GET", path, "", headers...)
 		r = r.WithContext(t.Context())
