@@ -1,0 +1,195 @@
+package authz
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+)
+
+// roles allows jane to list, and has no opinion of others.
+type roles struct{ authorizer.RuleResolver }
+
+func (roles) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetUser().GetName() == "jane" && a.GetVerb() == "list" {
+		return authorizer.DecisionAllow, "jane lists", nil
+	}
+	return authorizer.DecisionNoOpinion, "no role", nil
+}
+
+func open(t testing.TB, c Config) (access.Authorizer, error) {
+	t.Helper()
+	a, _, err := New(c, roles{}, informers.NewSharedInformerFactory(fake.NewClientset(), 0))
+	return a, err
+}
+
+func attributes(name, verb string, groups ...string) *access.Attributes {
+	return &access.Attributes{User: &user.DefaultInfo{Name: name, Groups: groups}, Verb: verb, Resource: true, Plural: "pods", Namespace: "default", LabelSelector: "a=b"}
+}
+
+func decide(t *testing.T, a access.Authorizer, of *access.Attributes) (authorizer.Decision, string) {
+	t.Helper()
+	d, reason, err := a.Authorize(t.Context(), of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, reason
+}
+
+// EXT-002: the modes are asked in their order; system:masters may do all in any of them.
+func TestModes(t *testing.T) {
+	for _, c := range []struct {
+		modes     string
+		jane, joe authorizer.Decision
+		told      string // to joe
+	}{
+		{"RBAC", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
+		{"AlwaysAllow", authorizer.DecisionAllow, authorizer.DecisionAllow, ""},
+		{"RBAC,AlwaysDeny", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role\nalwaysdeny: Everything is forbidden."},
+		{"Node,RBAC", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
+		{"", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
+	} {
+		a, err := open(t, Config{Modes: strings.FieldsFunc(c.modes, func(r rune) bool { return r == ',' })})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, _ := decide(t, a, attributes("jane", "list")); d != c.jane {
+			t.Errorf("%s: jane: %v", c.modes, d)
+		}
+		if d, reason := decide(t, a, attributes("joe", "list")); d != c.joe || reason != c.told {
+			t.Errorf("%s: joe: %v %q", c.modes, d, reason)
+		}
+		if d, _ := decide(t, a, attributes("root", "delete", user.SystemPrivilegedGroup)); d != authorizer.DecisionAllow {
+			t.Errorf("%s: system:masters: %v", c.modes, d)
+		}
+	}
+}
+
+// serveWebhook answers by f what it is asked, and returns the kubeconfig of it.
+func serveWebhook(t *testing.T, f func(*authorizationv1.SubjectAccessReview)) string {
+	t.Helper()
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review authorizationv1.SubjectAccessReview
+		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+			t.Error(err)
+		}
+		f(&review)
+		_ = json.NewEncoder(w).Encode(review)
+	}))
+	t.Cleanup(s.Close)
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	write(t, ca, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})))
+	return write(t, filepath.Join(t.TempDir(), "kubeconfig"), fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: a, cluster: {server: %q, certificate-authority: %q}}]
+users: [{name: a}]
+contexts: [{name: a, context: {cluster: a, user: a}}]
+current-context: a
+`, s.URL, ca))
+}
+
+func write(t testing.TB, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A webhook is asked with the selectors of the request; its no is final where it says so, else roles decide.
+func TestWebhook(t *testing.T) {
+	var asked []string
+	file := serveWebhook(t, func(r *authorizationv1.SubjectAccessReview) {
+		a := r.Spec.ResourceAttributes
+		asked = append(asked, fmt.Sprint(r.Spec.User, " ", a.Verb, " ", a.LabelSelector.Requirements))
+		switch r.Spec.User {
+		case "ann":
+			r.Status.Allowed = true
+		case "jane":
+			r.Status.Denied, r.Status.Reason = true, "not today"
+		}
+	})
+	config := write(t, filepath.Join(t.TempDir(), "authz.yaml"), `apiVersion: apiserver.config.k8s.io/v1
+kind: AuthorizationConfiguration
+authorizers:
+- type: Webhook
+  name: house
+  webhook:
+    timeout: 3s
+    authorizedTTL: 0s
+    unauthorizedTTL: 0s
+    subjectAccessReviewVersion: v1
+    matchConditionSubjectAccessReviewVersion: v1
+    failurePolicy: Deny
+    connectionInfo: {type: KubeConfigFile, kubeConfigFile: `+file+`}
+    matchConditions: [{expression: "request.user != 'zoe'"}]
+- {type: RBAC, name: rbac}
+`)
+	a, err := open(t, Config{ConfigFile: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, verb string
+		want       authorizer.Decision
+		reason     string
+	}{
+		{"ann", "delete", authorizer.DecisionAllow, ""},
+		{"jane", "list", authorizer.DecisionDeny, "not today"},
+		{"joe", "list", authorizer.DecisionNoOpinion, "rbac: no role"},
+		{"zoe", "list", authorizer.DecisionNoOpinion, "rbac: no role"},
+	} {
+		if d, reason := decide(t, a, attributes(c.name, c.verb)); d != c.want || reason != c.reason {
+			t.Errorf("%s: %v %q, want %v %q", c.name, d, reason, c.want, c.reason)
+		}
+	}
+	if got := strings.Join(asked, "\n"); got != "ann delete [{a In [b]}]\njane list [{a In [b]}]\njoe list [{a In [b]}]" {
+		t.Errorf("asked:\n%s", got)
+	}
+	if _, err := open(t, Config{Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: file, Version: "v1"}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is wrong is told with the flag, before anything is served.
+func TestBadConfigurations(t *testing.T) {
+	file := func(text string) string {
+		return write(t, filepath.Join(t.TempDir(), "authz.yaml"), "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n"+text)
+	}
+	for want, c := range map[string]Config{
+		`--authorization-mode: "Chance" is none of`:         {Modes: []string{"Chance"}},
+		"--authorization-mode: RBAC is there twice":         {Modes: []string{"RBAC", "RBAC"}},
+		"Webhook needs --authorization-webhook-config-file": {Modes: []string{"Webhook"}},
+		"at least one authorization mode must be defined":   {ConfigFile: file("authorizers: []\n")},
+		"the name of RBAC must be rbac, not other":          {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
+		"unknown field":        {ConfigFile: file("authorizerz: []\n")},
+		"no such file":         {ConfigFile: filepath.Join(t.TempDir(), "missing")},
+		"authorizer default: ": {Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: filepath.Join(t.TempDir(), "missing"), Version: "v1"}},
+	} {
+		if _, err := open(t, c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
+// FuzzConfiguration: a file is refused or read, whatever is in it.
+func FuzzConfiguration(f *testing.F) {
+	f.Add("apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: RBAC, name: rbac}]\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		_, _ = open(t, Config{ConfigFile: write(t, filepath.Join(t.TempDir(), "authz.yaml"), text)})
+	})
+}
