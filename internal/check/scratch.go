@@ -3,6 +3,7 @@ package check
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -38,7 +39,10 @@ func newScratch(ctx context.Context) (*scratch, error) {
 			return builtin.Definitions(builtin.Config{Catalog: live.Current, Head: store.Head})
 		},
 	})
-	return s, err
+	if err != nil {
+		return nil, errors.Join(err, store.Close())
+	}
+	return s, nil
 }
 
 // leave stands for every conversion webhook: it calls none, and leaves objects as they are.

@@ -55,12 +55,6 @@ func newCluster(t testing.TB) *cluster {
 	return &cluster{w.Serve(Handler(w.Live))}
 }
 
-func (c *cluster) get(path string, headers ...string) (*http.Response, string) {
-	c.Helper()
-	resp, body := c.Get(path, headers...)
-	return resp, string(body)
-}
-
 func (c *cluster) client() *discovery.DiscoveryClient {
 	c.Helper()
 	d, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: c.URL})
@@ -91,17 +85,17 @@ func TestPlainDocuments(t *testing.T) {
 			`{"name":"crontabs/status","singularName":"","namespaced":true,"kind":"CronTab","verbs":["get","patch","update"]},` +
 			`{"name":"crontabs/scale","singularName":"","namespaced":true,"group":"autoscaling","version":"v1","kind":"Scale","verbs":["get","patch","update"]}]}` + "\n",
 	} {
-		resp, body := c.get(path, "Accept", "application/json")
+		resp, body := c.Get(path, "Accept", "application/json")
 		if !strings.HasPrefix(body, want) || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %s\n%s\nwant\n%s", path, resp.StatusCode, resp.Header.Get("Content-Type"), body, want)
 		}
-		if _, slash := c.get(path+"/", "Accept", "application/json"); slash != body {
+		if _, slash := c.Get(path+"/", "Accept", "application/json"); slash != body {
 			t.Errorf("%s/ is another document", path)
 		}
-		if _, y := c.get(path, "Accept", "application/yaml"); !strings.Contains("\n"+y, "\nkind: ") {
+		if _, y := c.Get(path, "Accept", "application/yaml"); !strings.Contains("\n"+y, "\nkind: ") {
 			t.Errorf("%s: no YAML: %s", path, y)
 		}
-		if _, pretty := c.get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || strings.HasSuffix(pretty, "\n") {
+		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || strings.HasSuffix(pretty, "\n") {
 			t.Errorf("%s: not pretty: %s", path, pretty)
 		}
 		decodeProto(t, c, path)
@@ -111,7 +105,7 @@ func TestPlainDocuments(t *testing.T) {
 // decodeProto checks the envelope; what is in it, client-go reads in the tests below.
 func decodeProto(t *testing.T, c *cluster, path string) {
 	t.Helper()
-	resp, body := c.get(path, "Accept", "application/vnd.kubernetes.protobuf")
+	resp, body := c.Get(path, "Accept", "application/vnd.kubernetes.protobuf")
 	var unknown runtime.Unknown
 	if resp.Header.Get("Content-Type") != "application/vnd.kubernetes.protobuf" || !strings.HasPrefix(body, "k8s\x00") {
 		t.Fatalf("%s: no protobuf: %q", path, body)
@@ -125,11 +119,11 @@ func decodeProto(t *testing.T, c *cluster, path string) {
 func TestWhatIsNotServed(t *testing.T) {
 	c := newCluster(t)
 	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9", "/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
-		if resp, body := c.get(path); resp.StatusCode != 404 || body != "404 page not found\n" {
+		if resp, body := c.Get(path); resp.StatusCode != 404 || body != "404 page not found\n" {
 			t.Errorf("%s: %d %q", path, resp.StatusCode, body)
 		}
 	}
-	if resp, body := c.get("/apis", "Accept", "text/html"); resp.StatusCode != 406 || !strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf") {
+	if resp, body := c.Get("/apis", "Accept", "text/html"); resp.StatusCode != 406 || !strings.Contains(body, "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	resp, err := http.Post(c.URL+"/apis", "application/json", nil)
@@ -142,12 +136,12 @@ func TestWhatIsNotServed(t *testing.T) {
 // CRD-050
 func TestAggregated(t *testing.T) {
 	c := newCluster(t)
-	former, before := c.get("/apis", "Accept", aggregated)
+	former, before := c.Get("/apis", "Accept", aggregated)
 	if strings.Contains(before, "crontabs") {
 		t.Fatal("crontabs are there before their CRD")
 	}
 	c.Put(cronTabs())
-	resp, body := c.get("/apis", "Accept", aggregated, "If-None-Match", former.Header.Get("ETag"))
+	resp, body := c.Get("/apis", "Accept", aggregated, "If-None-Match", former.Header.Get("ETag"))
 	if resp.StatusCode != 200 {
 		t.Fatalf("a client that knows the kinds of before is told %d", resp.StatusCode)
 	}
@@ -162,14 +156,14 @@ func TestAggregated(t *testing.T) {
 			t.Errorf("no %s in %s", want, body)
 		}
 	}
-	if again, empty := c.get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 || empty != "" {
+	if again, empty := c.Get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 || empty != "" {
 		t.Errorf("%d %q", again.StatusCode, empty)
 	}
-	old, oldBody := c.get("/apis", "Accept", aggregatedBeta)
+	old, oldBody := c.Get("/apis", "Accept", aggregatedBeta)
 	if old.Header.Get("Content-Type") != aggregatedBeta || oldBody != strings.Replace(body, "apidiscovery.k8s.io/v2", "apidiscovery.k8s.io/v2beta1", 1) {
 		t.Errorf("v2beta1: %s", oldBody)
 	}
-	_, core := c.get("/api", "Accept", aggregated+",application/json;q=0.9")
+	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
 	if !strings.Contains(core, `"resource":"configmaps"`) || strings.Contains(core, "crontabs") {
 		t.Errorf("/api: %s", core)
 	}
@@ -180,11 +174,11 @@ func TestAggregatedProtobufIsTheSame(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
 	var fromJSON, fromProto apidiscoveryv2.APIGroupDiscoveryList
-	_, text := c.get("/apis", "Accept", aggregated)
+	_, text := c.Get("/apis", "Accept", aggregated)
 	if err := json.Unmarshal([]byte(text), &fromJSON); err != nil {
 		t.Fatal(err)
 	}
-	_, body := c.get("/apis", "Accept", strings.Replace(aggregated, "application/json", "application/vnd.kubernetes.protobuf", 1))
+	_, body := c.Get("/apis", "Accept", strings.Replace(aggregated, "application/json", "application/vnd.kubernetes.protobuf", 1))
 	var unknown runtime.Unknown
 	if err := unknown.Unmarshal([]byte(body[4:])); err != nil {
 		t.Fatal(err)
@@ -233,14 +227,14 @@ func TestClientsFollow(t *testing.T) {
 	terminating := cronTabs()
 	terminating.Status.Conditions = append(terminating.Status.Conditions, apiextensionsv1.CustomResourceDefinitionCondition{Type: apiextensionsv1.Terminating, Status: apiextensionsv1.ConditionTrue})
 	c.Put(terminating)
-	if _, body := c.get("/apis/stable.example.com/v1"); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
+	if _, body := c.Get("/apis/stable.example.com/v1"); !strings.Contains(body, `"verbs":["delete","deletecollection","get","list","watch"]`) {
 		t.Errorf("a kind that goes away is announced as writable: %s", body)
 	}
 	c.Remove("crontabs.stable.example.com")
 	if got, err := shortcuts(); err == nil {
 		t.Errorf("crontabs are still there: %v", got)
 	}
-	if resp, _ := c.get("/apis/stable.example.com"); resp.StatusCode != 404 {
+	if resp, _ := c.Get("/apis/stable.example.com"); resp.StatusCode != 404 {
 		t.Errorf("the group is still there: %d", resp.StatusCode)
 	}
 }

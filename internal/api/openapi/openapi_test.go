@@ -92,7 +92,7 @@ func (c *cluster) urls() map[string]string {
 			ServerRelativeURL string `json:"serverRelativeURL"`
 		} `json:"paths"`
 	}
-	if err := json.Unmarshal(body, &index); err != nil {
+	if err := json.Unmarshal([]byte(body), &index); err != nil {
 		c.Fatalf("%v: %s", err, body)
 	}
 	out := map[string]string{}
@@ -154,7 +154,7 @@ func TestDocumentsFollow(t *testing.T) {
 	}
 	c.put(cronTab)
 	first := c.urls()["apis/stable.example.com/v1"]
-	if _, body := c.Get("/openapi/v2"); !bytes.Contains(body, []byte("createStableExampleComV1NamespacedCronTab")) || !bytes.Contains(body, []byte("listStableExampleComV1CronTabForAllNamespaces")) {
+	if _, body := c.Get("/openapi/v2"); !strings.Contains(body, "createStableExampleComV1NamespacedCronTab") || !strings.Contains(body, "listStableExampleComV1CronTabForAllNamespaces") {
 		t.Error("v2 does not know the new kind")
 	}
 	c.put(strings.Replace(cronTab, "when to run", "at what time", 1))
@@ -162,7 +162,7 @@ func TestDocumentsFollow(t *testing.T) {
 	if first == "" || first == second || c.urls()["api/v1"] != core {
 		t.Errorf("hashes: %s, then %s; %s, then %s", first, second, core, c.urls()["api/v1"])
 	}
-	if _, body := c.Get(second); !bytes.Contains(body, []byte("at what time")) {
+	if _, body := c.Get(second); !strings.Contains(body, "at what time") {
 		t.Error("v3 has the old text")
 	}
 	c.put(strings.Replace(cronTab, "served: true", "served: false", 1))
@@ -170,7 +170,7 @@ func TestDocumentsFollow(t *testing.T) {
 		t.Errorf("a version that is not served is published: %s", url)
 	}
 	c.Remove("crontabs.stable.example.com")
-	if _, body := c.Get("/openapi/v2"); bytes.Contains(body, []byte("CronTab")) {
+	if _, body := c.Get("/openapi/v2"); strings.Contains(body, "CronTab") {
 		t.Error("v2 knows a kind that is gone")
 	}
 }
