@@ -63,7 +63,9 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 
 // An update of an object, or of a part of it, leaves what upstream's store would leave, and is refused and warned of in its words.
 func TestUpdatedAsUpstream(t *testing.T) {
-	label := func(o map[string]any, name string) { o["metadata"].(map[string]any)["labels"] = map[string]any{name: "b"} }
+	label := func(o map[string]any, name string) {
+		o["metadata"].(map[string]any)["labels"] = map[string]any{name: "b"}
+	}
 	changes := map[string]func(map[string]any){
 		"label":     func(o map[string]any) { label(o, "a") },
 		"bad label": func(o map[string]any) { label(o, "not valid") },
