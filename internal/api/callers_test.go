@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net/http"
 	"net/http/httptest"
@@ -49,6 +50,56 @@ func (z readers) Authorize(ctx context.Context, a authorizer.Attributes) (author
 		return authorizer.DecisionAllow, "", nil
 	}
 	return z.Authorizer.Authorize(ctx, a)
+}
+
+// updaters lets one group update and patch everything, but create nothing.
+type updaters struct {
+	access.Bootstrap
+	failing error
+}
+
+func (z *updaters) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if slices.Contains(a.GetUser().GetGroups(), "updaters") {
+		switch a.GetVerb() {
+		case "update", "patch":
+			return authorizer.DecisionAllow, "", nil
+		case "create":
+			return authorizer.DecisionNoOpinion, "", z.failing
+		}
+	}
+	return z.Bootstrap.Authorize(ctx, a)
+}
+
+// Who updates or applies what is not there has to be allowed to create it, too. What is invalid is refused before that is asked.
+func TestCreateByUpdateIsAuthorized(t *testing.T) {
+	z := &updaters{}
+	h := withCronTabs(t, func(c *Config) { c.Authorizer = z })
+	as := func(code int, method, path, body, says string, headers ...string) {
+		t.Helper()
+		r := newRequest(method, path, body, headers...)
+		w := httptest.NewRecorder()
+		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), &user.DefaultInfo{Name: "u", Groups: []string{"updaters"}})))
+		if w.Code != code || !strings.Contains(w.Body.String(), says) {
+			t.Errorf("%s %s: %d %s\nwant %d %s", method, path, w.Code, w.Body, code, says)
+		}
+	}
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+	const lease = `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"l"},"spec":{"leaseDurationSeconds":1}}`
+	const refused = `"message":"%s is forbidden: User \"u\" cannot create resource \"%s\" in API group \"%s\" in the namespace \"default\"","reason":"Forbidden"`
+	const applied = "Content-Type: application/apply-patch+yaml"
+	noLease := fmt.Sprintf(refused, `leases.coordination.k8s.io \"l\"`, "leases", "coordination.k8s.io")
+	as(422, "PUT", leases+"/l", strings.Replace(lease, ":1}", ":-1}", 1), "must be greater than 0")
+	as(403, "PUT", leases+"/l", lease, noLease)
+	as(403, "PUT", leases+"/l?dryRun=All", lease, noLease)
+	as(403, "PATCH", leases+"/l?fieldManager=m", lease, noLease, applied)
+	as(403, "PATCH", crontabs+"/b?fieldManager=m", strings.Replace(crontabA, `"a"`, `"b"`, 1), fmt.Sprintf(refused, `crontabs.stable.example.com \"b\"`, "crontabs", "stable.example.com"), applied)
+	as(404, "PATCH", leases+"/l", `{}`, "not found", "Content-Type: application/merge-patch+json")
+	z.failing = errors.New("it is down")
+	as(500, "PUT", leases+"/l", lease, "Internal error occurred: it is down")
+	h.want(http.StatusNotFound, "GET", leases+"/l", "")
+	h.want(http.StatusCreated, "PUT", leases+"/l", lease)
+	as(200, "PATCH", leases+"/l?fieldManager=m", lease, "", applied)
+	as(200, "PATCH", crontabs+"/a?fieldManager=m&force=true", crontabA, "", applied)
 }
 
 // caller is somebody with a client certificate on a connection of their own.

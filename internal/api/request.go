@@ -300,7 +300,7 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		validation = metav1.FieldValidationWarn
 	}
 	q.dryRun = len(dryRun) > 0
-	return engine.Caller{
+	c := engine.Caller{
 		User:         q.attributes.User,
 		FieldManager: managerOr(manager, q.r.UserAgent()),
 		Validation:   validation,
@@ -309,6 +309,24 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		Options:      options,
 		Annotate:     q.annotate,
 	}
+	if q.verb != verbCreate {
+		c.MayCreate = q.mayCreate
+	}
+	return c
+}
+
+// mayCreate asks whether somebody may create what an update or an apply has not found.
+func (q *request) mayCreate() error {
+	a := q.attributes
+	a.Verb = verbCreate
+	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a)
+	switch {
+	case decision == authorizer.DecisionAllow:
+		return nil
+	case err != nil:
+		return apierrors.NewInternalError(err)
+	}
+	return access.Forbidden(&a, reason)
 }
 
 // limited is the context of a write.

@@ -43,6 +43,11 @@ func (w *write) defaultAgain() (err error) {
 
 // admit asks admission to refuse what would be stored.
 func (w *write) admit() error {
+	if w.op == admission.Create && !w.posts && w.caller.MayCreate != nil { // here, as upstream has it: what is invalid is refused before
+		if err := w.caller.MayCreate(); err != nil {
+			return err
+		}
+	}
 	if len(w.engine.Admission) == 0 {
 		return nil
 	}

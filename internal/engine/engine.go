@@ -54,6 +54,7 @@ type Caller struct {
 	Warn         func(text string)       // adds a Warning header
 	Options      runtime.Object          // of the verb, for admission
 	Annotate     func(key, value string) // adds to the audit record; nil: there is none
+	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
 }
 
 // Object is one object at one version; its bytes are shared and never modified.

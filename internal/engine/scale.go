@@ -264,7 +264,8 @@ func (w *write) checkScale(scale object.Tree, replicas int64) error {
 	if wants, has := object.UID(scale), object.UID(w.live); wants != "" && wants != has {
 		gr := w.v.GroupResource()
 		gr.Resource += "/scale"
-		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", wants, has)) //nolint:staticcheck // upstream's words
+		//lint:ignore ST1005 upstream's words
+		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", wants, has))
 	}
 	return nil
 }
