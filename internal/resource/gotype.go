@@ -38,6 +38,10 @@ func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error)
 func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error) {
 	obj := g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
+	return g.decoded(obj, problems, err)
+}
+
+func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (t object.Tree, strict []string, _ error) {
 	if err != nil {
 		return nil, nil, err
 	}
@@ -56,11 +60,12 @@ func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
 	return ToTree(obj)
 }
 
-// Normalize does the same for a tree (the result of a patch). It does not modify
-// t. It goes through JSON, since the shorter way by reflection cuts off integers that do not
-// fit where JSON reports them.
+// Normalize does the same for a tree (the result of a patch). It does not modify t.
 func (g *GoType) Normalize(t object.Tree) (out object.Tree, strict []string, err error) {
-	return g.Decode(object.AppendJSON(nil, t))
+	if g.Decoder != nil {
+		return g.Decode(object.AppendJSON(nil, t))
+	}
+	return g.decoded(g.ofTree(t))
 }
 
 // Object turns an object's JSON into the Go type, for protobuf. Unknown fields
@@ -85,8 +90,8 @@ func (g *GoType) Load(json []byte) (Internal, error) {
 
 // ToInternal is the internal form of a tree that Decode has made, or what has become of one since. It shares nothing with t.
 func (g *GoType) ToInternal(t object.Tree) (Internal, error) {
-	obj := g.New()
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t, obj); err != nil {
+	obj, _, err := g.ofTree(t)
+	if err != nil {
 		return nil, fmt.Errorf("resource: %T of a tree: %w", obj, err)
 	}
 	return g.Internal(obj)
@@ -99,15 +104,4 @@ func (g *GoType) FromInternal(obj Internal) (object.Tree, error) {
 		return nil, err
 	}
 	return ToTree(out)
-}
-
-// ToTree turns an object of a Go type into the tree of its JSON. The tree
-// shares nothing that can be modified with obj.
-func ToTree(obj runtime.Object) (object.Tree, error) {
-	t, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
-	}
-	object.WholeNumbers(t)
-	return t, nil
 }
