@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 
@@ -13,7 +14,6 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const (
@@ -91,10 +91,9 @@ func (w *write) emptyFor(live object.Tree) {
 	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
 	}
-	t, err := resource.ToTree(w.v.Type.New())
-	if err == nil {
-		t["apiVersion"], t["kind"] = w.v.APIVersion, w.def.Names.Kind
-		w.fields.Empty = t
+	if t, err := w.v.Type.Empty(); err == nil {
+		w.fields.Empty = maps.Clone(t)
+		w.fields.Empty["apiVersion"], w.fields.Empty["kind"] = w.v.APIVersion, w.def.Names.Kind
 	}
 }
 

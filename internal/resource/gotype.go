@@ -2,6 +2,7 @@ package resource
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	kjson "sigs.k8s.io/json"
@@ -21,6 +22,20 @@ type GoType struct {
 	External func(obj Internal) (runtime.Object, error)
 	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
 	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
+
+	empty atomic.Pointer[object.Tree]
+}
+
+// Empty is the tree of an object of which nothing is set, which is never modified.
+func (g *GoType) Empty() (object.Tree, error) {
+	if t := g.empty.Load(); t != nil {
+		return *t, nil
+	}
+	t, err := ToTree(g.New())
+	if err == nil {
+		g.empty.Store(&t)
+	}
+	return t, err
 }
 
 // Decode reads JSON into the Go type, so that types are checked and unknown
@@ -79,8 +94,15 @@ func (g *GoType) Object(json []byte) (runtime.Object, error) {
 }
 
 // Load is the internal form of a stored object, with the defaults of the version it is stored at.
-func (g *GoType) Load(json []byte) (Internal, error) {
-	obj, err := g.Object(json)
+func (g *GoType) Load(json []byte) (Internal, error) { return g.loaded(g.Object(json)) }
+
+// LoadTree is Load for an object that has been decoded.
+func (g *GoType) LoadTree(t object.Tree) (Internal, error) {
+	obj, _, err := g.ofTree(t)
+	return g.loaded(obj, err)
+}
+
+func (g *GoType) loaded(obj runtime.Object, err error) (Internal, error) {
 	if err != nil {
 		return nil, err
 	}
