@@ -24,7 +24,7 @@ const (
 )
 
 // Bodies are decoded within the time measured.
-func BenchmarkCreate(b *testing.B) {
+func BenchmarkCreateBuiltin(b *testing.B) {
 	c := serveCluster(b, builtin.Config{})
 	for _, k := range []struct{ apiVersion, kind, body string }{
 		{"v1", "Pod", writtenPod},
@@ -48,7 +48,7 @@ func BenchmarkCreate(b *testing.B) {
 	}
 }
 
-func BenchmarkPatch(b *testing.B) {
+func BenchmarkPatchBuiltin(b *testing.B) {
 	c := serveCluster(b, builtin.Config{})
 	for _, k := range []struct {
 		apiVersion, kind, sub, made string
