@@ -639,7 +639,9 @@ func describeError(err error) string {
 	if !errors.As(err, &status) {
 		// Upstream goes on by printing a Go struct.
 		text, _, _ := strings.Cut(fmt.Sprint(err), "error decoding versioned set from ")
-		return text
+		lines := strings.Split(text, "\n")
+		slices.Sort(lines[1:])
+		return strings.Join(lines, "\n")
 	}
 	var causes []string
 	if d := status.ErrStatus.Details; d != nil {
