@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"maps"
 	"strconv"
 	"strings"
 
@@ -91,9 +90,8 @@ func (w *write) emptyFor(live object.Tree) {
 	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
 	}
-	if t, err := w.v.Type.Empty(); err == nil {
-		w.fields.Empty = maps.Clone(t)
-		w.fields.Empty["apiVersion"], w.fields.Empty["kind"] = w.v.APIVersion, w.def.Names.Kind
+	if t, err := w.v.Empty(); err == nil {
+		w.fields.Empty = t
 	}
 }
 

@@ -22,9 +22,9 @@ type comparison struct {
 type side uint8
 
 const (
-	both side = iota
-	gone      // in the old object alone
-	added     // in the new object alone
+	both  side = iota
+	gone       // in the old object alone
+	added      // in the new object alone
 )
 
 // changes are the fields that a write removes, and those that it adds or sets.

@@ -2,7 +2,6 @@ package resource
 
 import (
 	"fmt"
-	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	kjson "sigs.k8s.io/json"
@@ -22,18 +21,17 @@ type GoType struct {
 	External func(obj Internal) (runtime.Object, error)
 	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
 	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
-
-	empty atomic.Pointer[object.Tree]
 }
 
-// Empty is the tree of an object of which nothing is set, which is never modified.
-func (g *GoType) Empty() (object.Tree, error) {
-	if t := g.empty.Load(); t != nil {
+// Empty is an object of a built-in kind of which nothing is set, as it is encoded. It is never modified.
+func (v *Version) Empty() (object.Tree, error) {
+	if t := v.empty.Load(); t != nil {
 		return *t, nil
 	}
-	t, err := ToTree(g.New())
+	t, err := ToTree(v.Type.New())
 	if err == nil {
-		g.empty.Store(&t)
+		t["apiVersion"], t["kind"] = v.APIVersion, v.Definition.Names.Kind
+		v.empty.Store(&t)
 	}
 	return t, err
 }
