@@ -4,7 +4,9 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"reflect"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/structured-merge-diff/v6/value"
@@ -28,7 +30,7 @@ func (g *GoType) ofTree(t object.Tree) (obj runtime.Object, strict []error, err 
 // unknown field, nothing of another type or out of range. What does not, only the decoder of JSON can tell what is wrong with.
 func set(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
 	if entry.CanConvertFromUnstructured() {
-		return v.Addr().Interface().(json.Unmarshaler).UnmarshalJSON(object.AppendJSON(nil, in)) == nil
+		return unmarshal(v.Addr().Interface().(json.Unmarshaler), in)
 	}
 	if in == nil {
 		return true
@@ -47,6 +49,16 @@ func set(v reflect.Value, in any, entry *value.TypeReflectCacheEntry) bool {
 		return setSlice(v, in)
 	}
 	return setScalar(v, in)
+}
+
+func unmarshal(to json.Unmarshaler, in any) bool {
+	text, isText := in.(string)
+	if at, ok := to.(*metav1.Time); ok && isText { // the most frequent by far
+		parsed, err := time.Parse(time.RFC3339, text)
+		at.Time = parsed.Local()
+		return err == nil
+	}
+	return to.UnmarshalJSON(object.AppendJSON(nil, in)) == nil
 }
 
 func setScalar(v reflect.Value, in any) bool {

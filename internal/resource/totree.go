@@ -60,20 +60,16 @@ func treeOf(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
 }
 
 func treeOfStruct(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
-	fields := entry.OrderedFields()
-	n := 0
-	for _, f := range fields {
+	var room [16]*value.FieldCacheEntry
+	present := room[:0]
+	for _, f := range entry.OrderedFields() {
 		if !f.CanOmit(f.GetFrom(v)) {
-			n++
+			present = append(present, f)
 		}
 	}
-	t := make(object.Tree, n)
-	for _, f := range fields {
-		in := f.GetFrom(v)
-		if f.CanOmit(in) {
-			continue
-		}
-		out, err := treeOf(in, f.TypeEntry)
+	t := make(object.Tree, len(present))
+	for _, f := range present {
+		out, err := treeOf(f.GetFrom(v), f.TypeEntry)
 		if err != nil {
 			return nil, err
 		}
