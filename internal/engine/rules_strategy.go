@@ -4,9 +4,7 @@ import (
 	"context"
 	"strconv"
 
-	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
@@ -136,27 +134,10 @@ func (w *write) loadStored() (resource.Internal, error) {
 
 func (r strategyRules) validate(w *write) (field.ErrorList, error) {
 	t := &w.typed
-	if errs := r.flooded(t.obj); len(errs) > 0 {
-		return errs, nil
-	}
 	if t.old == nil {
-		return rest.ValidateCreate(t.ctx, t.obj, r.Main), nil
+		return validateCreate(t.ctx, t.obj, r.Main), nil
 	}
-	return rest.ValidateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource)), nil
-}
-
-// flooded finds an object with more problems in its metadata than are told. Upstream compares what its two validations, by
-// hand and declared, find of an object; that takes time which grows with the square of the problems.
-func (r strategyRules) flooded(obj resource.Internal) field.ErrorList {
-	parts := len(obj.GetLabels()) + len(obj.GetAnnotations()) + len(obj.GetFinalizers()) + len(obj.GetOwnerReferences())
-	if parts < maxProblems/4 { // each has four problems at most
-		return nil
-	}
-	errs := validation.ValidateObjectMetaAccessor(obj, r.v.Definition.Namespaced, pathSegment, field.NewPath("metadata"))
-	if len(errs) < maxProblems {
-		return nil
-	}
-	return errs
+	return validateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource)), nil
 }
 
 func (r strategyRules) warnings(w *write) []string {
