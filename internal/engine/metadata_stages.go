@@ -13,7 +13,6 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const (
@@ -91,9 +90,7 @@ func (w *write) emptyFor(live object.Tree) {
 	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
 	}
-	t, err := resource.ToTree(w.v.Type.New())
-	if err == nil {
-		t["apiVersion"], t["kind"] = w.v.APIVersion, w.def.Names.Kind
+	if t, err := w.v.Empty(); err == nil {
 		w.fields.Empty = t
 	}
 }

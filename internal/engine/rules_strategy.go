@@ -4,9 +4,7 @@ import (
 	"context"
 	"strconv"
 
-	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
@@ -31,7 +29,14 @@ func (r strategyRules) shape(_ *write, t object.Tree, typed bool) (out object.Tr
 	if typed {
 		return t, nil, nil
 	}
-	return r.v.Type.Normalize(t)
+	entries := object.Metadata(t)["managedFields"]
+	if regular, none := regularList(entries, regularManagedFields); !regular || none {
+		return r.v.Type.Normalize(t)
+	}
+	if out, unknown, err = r.v.Type.Normalize(withoutOwners(t)); err == nil {
+		object.EnsureMetadata(out)["managedFields"] = entries
+	}
+	return out, unknown, err
 }
 
 func (r strategyRules) complete(w *write, merged object.Tree) (object.Tree, error) {
@@ -42,8 +47,8 @@ func (r strategyRules) complete(w *write, merged object.Tree) (object.Tree, erro
 	return t, err
 }
 
-func (r strategyRules) fill(_ *write, t object.Tree) (object.Tree, error) {
-	out, _, err := r.v.Type.Normalize(t)
+func (r strategyRules) fill(w *write, t object.Tree) (object.Tree, error) {
+	out, _, err := r.shape(w, t, false)
 	return out, err
 }
 
@@ -55,7 +60,7 @@ func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter 
 func (r strategyRules) prepare(w *write) (err error) {
 	t := &w.typed
 	t.ctx = w.strategyContext()
-	if t.obj, err = r.v.Type.ToInternal(w.wanted); err != nil {
+	if t.obj, err = internal(r.v.Type.ToInternal, w.wanted); err != nil {
 		return asInternal(err)
 	}
 	if w.op == admission.Create {
@@ -70,8 +75,8 @@ func (r strategyRules) prepare(w *write) (err error) {
 	if w.old, err = w.liveAtStorage(); err != nil {
 		return err
 	}
-	if t.old, err = w.loadStored(); err != nil {
-		return err
+	if t.old, err = internal(w.def.Storage.Type.LoadTree, w.old); err != nil {
+		return asInternal(err)
 	}
 	t.obj.SetGeneration(t.old.GetGeneration()) // the strategy raises it
 	if r.Begin != nil && w.target.Subresource == "" {
@@ -82,6 +87,23 @@ func (r strategyRules) prepare(w *write) (err error) {
 	r.Update(w.target.Subresource).PrepareForUpdate(t.ctx, t.obj, t.old)
 	keepSystemFields(t.obj, t.old)
 	return nil
+}
+
+// internal is the internal form of t, without the sets of fields in its managedFields: they are the better part of many objects,
+// the server's own, and no strategy looks at them.
+func internal(convert func(object.Tree) (resource.Internal, error), t object.Tree) (resource.Internal, error) {
+	obj, err := convert(withoutOwners(t))
+	if err == nil {
+		obj.SetManagedFields(managedFields(object.Metadata(t)))
+	}
+	return obj, err
+}
+
+// withoutOwners is t without managedFields.
+func withoutOwners(t object.Tree) object.Tree {
+	t = detach(t)
+	delete(object.Metadata(t), "managedFields")
+	return t
 }
 
 // keepSystemFields takes from old what no update changes, also where a strategy has wiped it.
@@ -112,27 +134,10 @@ func (w *write) loadStored() (resource.Internal, error) {
 
 func (r strategyRules) validate(w *write) (field.ErrorList, error) {
 	t := &w.typed
-	if errs := r.flooded(t.obj); len(errs) > 0 {
-		return errs, nil
-	}
 	if t.old == nil {
-		return rest.ValidateCreate(t.ctx, t.obj, r.Main), nil
+		return validateCreate(t.ctx, t.obj, r.Main), nil
 	}
-	return rest.ValidateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource)), nil
-}
-
-// flooded finds an object with more problems in its metadata than are told. Upstream compares what its two validations, by
-// hand and declared, find of an object; that takes time which grows with the square of the problems.
-func (r strategyRules) flooded(obj resource.Internal) field.ErrorList {
-	parts := len(obj.GetLabels()) + len(obj.GetAnnotations()) + len(obj.GetFinalizers()) + len(obj.GetOwnerReferences())
-	if parts < maxProblems/4 { // each has four problems at most
-		return nil
-	}
-	errs := validation.ValidateObjectMetaAccessor(obj, r.v.Definition.Namespaced, pathSegment, field.NewPath("metadata"))
-	if len(errs) < maxProblems {
-		return nil
-	}
-	return errs
+	return validateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource)), nil
 }
 
 func (r strategyRules) warnings(w *write) []string {
@@ -144,8 +149,13 @@ func (r strategyRules) warnings(w *write) []string {
 }
 
 func (r strategyRules) canonicalize(w *write) (err error) {
-	r.Update(w.target.Subresource).Canonicalize(w.typed.obj)
-	w.obj, err = r.v.Definition.Storage.Type.FromInternal(w.typed.obj)
+	obj := w.typed.obj
+	r.Update(w.target.Subresource).Canonicalize(obj)
+	owned := len(obj.GetManagedFields()) > 0
+	obj.SetManagedFields(nil)
+	if w.obj, err = r.v.Definition.Storage.Type.FromInternal(obj); err == nil && owned {
+		keep(object.EnsureMetadata(w.obj), object.Metadata(w.wanted), "managedFields")
+	}
 	return asInternal(err)
 }
 

@@ -209,7 +209,7 @@ func dropNulls(v any) {
 }
 
 // Strategic applies a strategic merge patch by the struct tags of goType, a pointer to
-// a struct of k8s.io/api. doc is not modified and shares nothing with the result.
+// a struct of k8s.io/api. What doc and the result share is as in Merge.
 // duplicates as in object.DecodeJSON. Errors are 400 and 422 StatusErrors where
 // upstream's are, and otherwise what upstream makes a 500 of.
 func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, duplicates []string, err error) {
@@ -217,10 +217,10 @@ func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, dupl
 	if err != nil {
 		return nil, nil, apierrors.NewBadRequest(err.Error())
 	}
-	out, err = strategicpatch.StrategicMergeMapPatch(object.Copy(doc), strategicpatch.JSONMap(change), goType)
+	out, err = strategicpatch.StrategicMergeMapPatch(copyButEntries(doc), strategicpatch.JSONMap(change), goType)
 	switch {
 	case err == nil:
-		return object.Copy(out), duplicates, nil
+		return out, duplicates, nil
 	case errors.Is(err, mergepatch.ErrBadJSONDoc), errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
 		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys), errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
 		errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):

@@ -24,13 +24,12 @@ type difference struct {
 
 // difference compares two objects of a version.
 func (w *write) difference(live, obj object.Tree, version string, options ...typed.ValidationOptions) (*difference, error) {
-	before, after := live, obj
-	if w.suits(obj, version, options...) {
-		live, obj = reduce(live, obj)
-	} // else what is the same in both may be what does not fit, and nothing is left out
-	if len(live) == 0 && len(obj) == 0 {
-		return &difference{fieldpath.NewSet(), fieldpath.NewSet(), true}, nil
+	if p, ok := w.Parseable(version); ok && w.suits(obj, p, options...) {
+		if d, ok := (suiting{p.Schema, len(options) > 0}).compare(live, obj, p.TypeRef); ok {
+			return w.owned(d, version), nil
+		}
 	}
+	before, after := live, obj
 	for _, dotted := range w.Whole {
 		path := strings.Split(dotted, ".")
 		live, obj = standIn(live, path, 1), standIn(obj, path, 2)
@@ -47,9 +46,16 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 	if err != nil {
 		return nil, fmt.Errorf("failed to compare objects: %w", err)
 	}
-	c = c.FilterFields(w.ignore[fieldpath.APIVersion(version)])
 	same := value.Equals(liveTyped.AsValue(), newTyped.AsValue())
-	return &difference{c.Removed, c.Modified.Union(c.Added), same}, nil
+	return w.owned(&difference{c.Removed, c.Modified.Union(c.Added), same}, version), nil
+}
+
+// owned leaves out of d what nobody owns who writes through this endpoint.
+func (w *write) owned(d *difference, version string) *difference {
+	if ignored := w.ignore[fieldpath.APIVersion(version)]; ignored != nil {
+		d.removed, d.written = ignored.Filter(d.removed), ignored.Filter(d.written)
+	}
+	return d
 }
 
 // untyped says that t does not fit the schema of a version, as upstream does: at the endpoint's own it is the field
@@ -150,42 +156,6 @@ func (w *write) reconcile(known *owners) error {
 	return nil
 }
 
-// reduce leaves out of two objects what is the same in both. A comparison of what
-// is left gives what a comparison of the whole gives: equal parts have no part in it, and
-// what contains a difference stays, be it empty. Both are nil where nothing differs.
-func reduce(a, b object.Tree) (ra, rb object.Tree) {
-	for key, v := range a {
-		w, ok := b[key]
-		if !ok {
-			ra = with(ra, key, v)
-			continue
-		}
-		x, isTree := v.(object.Tree)
-		y, alsoTree := w.(object.Tree)
-		if isTree && alsoTree {
-			if x, y := reduce(x, y); x != nil {
-				ra, rb = with(ra, key, x), with(rb, key, y)
-			}
-			continue
-		}
-		if !object.Equal(v, w) {
-			ra, rb = with(ra, key, v), with(rb, key, w)
-		}
-	}
-	for key, w := range b {
-		if _, ok := a[key]; !ok {
-			rb = with(rb, key, w)
-		}
-	}
-	switch {
-	case ra == nil && rb != nil:
-		ra = object.Tree{}
-	case rb == nil && ra != nil:
-		rb = object.Tree{}
-	}
-	return ra, rb
-}
-
 // standIn gives t with n empty objects in place of the list at path, unless that is empty or not there. What else t
 // holds is shared.
 func standIn(t object.Tree, path []string, n int) object.Tree {
@@ -210,14 +180,5 @@ func standIn(t object.Tree, path []string, n int) object.Tree {
 	}
 	t = maps.Clone(t)
 	t[path[0]] = in
-	return t
-}
-
-// with sets a key of a tree that is only made for its first.
-func with(t object.Tree, key string, v any) object.Tree {
-	if t == nil {
-		t = object.Tree{}
-	}
-	t[key] = v
 	return t
 }

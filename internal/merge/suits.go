@@ -9,13 +9,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// suits tells that an object fits the schema of a version, but for the fields in Whole, which are known to. It costs far
+// suits tells that an object fits a schema, but for the fields in Whole, which are known to. It costs far
 // less than structured-merge-diff's own look at it; false says only that one has to ask that.
-func (w *write) suits(t object.Tree, version string, options ...typed.ValidationOptions) bool {
-	p, ok := w.Parseable(version)
-	if !ok {
-		return false
-	}
+func (w *write) suits(t object.Tree, p typed.ParseableType, options ...typed.ValidationOptions) bool {
 	for _, dotted := range w.Whole {
 		t = standIn(t, strings.Split(dotted, "."), 0)
 	}

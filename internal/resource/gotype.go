@@ -23,6 +23,19 @@ type GoType struct {
 	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
 }
 
+// Empty is an object of a built-in kind of which nothing is set, as it is encoded. It is never modified.
+func (v *Version) Empty() (object.Tree, error) {
+	if t := v.empty.Load(); t != nil {
+		return *t, nil
+	}
+	t, err := ToTree(v.Type.New())
+	if err == nil {
+		t["apiVersion"], t["kind"] = v.APIVersion, v.Definition.Names.Kind
+		v.empty.Store(&t)
+	}
+	return t, err
+}
+
 // Decode reads JSON into the Go type, so that types are checked and unknown
 // fields dropped, and gives back the tree as upstream would serve it, with defaults. strict
 // lists unknown and duplicate fields in order of appearance (`unknown field
@@ -38,6 +51,10 @@ func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error)
 func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error) {
 	obj := g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
+	return g.decoded(obj, problems, err)
+}
+
+func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (t object.Tree, strict []string, _ error) {
 	if err != nil {
 		return nil, nil, err
 	}
@@ -56,11 +73,12 @@ func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
 	return ToTree(obj)
 }
 
-// Normalize does the same for a tree (the result of a patch). It does not modify
-// t. It goes through JSON, since the shorter way by reflection cuts off integers that do not
-// fit where JSON reports them.
+// Normalize does the same for a tree (the result of a patch). It does not modify t.
 func (g *GoType) Normalize(t object.Tree) (out object.Tree, strict []string, err error) {
-	return g.Decode(object.AppendJSON(nil, t))
+	if g.Decoder != nil {
+		return g.Decode(object.AppendJSON(nil, t))
+	}
+	return g.decoded(g.ofTree(t))
 }
 
 // Object turns an object's JSON into the Go type, for protobuf. Unknown fields
@@ -74,8 +92,15 @@ func (g *GoType) Object(json []byte) (runtime.Object, error) {
 }
 
 // Load is the internal form of a stored object, with the defaults of the version it is stored at.
-func (g *GoType) Load(json []byte) (Internal, error) {
-	obj, err := g.Object(json)
+func (g *GoType) Load(json []byte) (Internal, error) { return g.loaded(g.Object(json)) }
+
+// LoadTree is Load for an object that has been decoded.
+func (g *GoType) LoadTree(t object.Tree) (Internal, error) {
+	obj, _, err := g.ofTree(t)
+	return g.loaded(obj, err)
+}
+
+func (g *GoType) loaded(obj runtime.Object, err error) (Internal, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +110,8 @@ func (g *GoType) Load(json []byte) (Internal, error) {
 
 // ToInternal is the internal form of a tree that Decode has made, or what has become of one since. It shares nothing with t.
 func (g *GoType) ToInternal(t object.Tree) (Internal, error) {
-	obj := g.New()
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(t, obj); err != nil {
+	obj, _, err := g.ofTree(t)
+	if err != nil {
 		return nil, fmt.Errorf("resource: %T of a tree: %w", obj, err)
 	}
 	return g.Internal(obj)
@@ -99,15 +124,4 @@ func (g *GoType) FromInternal(obj Internal) (object.Tree, error) {
 		return nil, err
 	}
 	return ToTree(out)
-}
-
-// ToTree turns an object of a Go type into the tree of its JSON. The tree
-// shares nothing that can be modified with obj.
-func ToTree(obj runtime.Object) (object.Tree, error) {
-	t, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
-	}
-	object.WholeNumbers(t)
-	return t, nil
 }

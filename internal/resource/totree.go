@@ -1,0 +1,116 @@
+package resource
+
+import (
+	"encoding/base64"
+	"fmt"
+	"reflect"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// What lies here does what the UnstructuredConverter of apimachinery does, which makes the maps of a tree with room for all the
+// fields that a struct has: most of an object's fields are not set.
+
+// ToTree turns an object of a Go type into the tree of its JSON. The tree
+// shares nothing that can be modified with obj.
+func ToTree(obj runtime.Object) (object.Tree, error) {
+	v := reflect.ValueOf(obj).Elem()
+	t, err := treeOf(v, value.TypeReflectEntryOf(v.Type()))
+	if err != nil {
+		return nil, fmt.Errorf("resource: tree of %T: %w", obj, err)
+	}
+	return t.(object.Tree), nil // as it is a struct
+}
+
+// treeOf is v, as a part of a tree; entry is that of v's type.
+func treeOf(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
+	if entry.CanConvertToUnstructured() {
+		out, err := entry.ToUnstructured(v)
+		return object.WholeNumbers(out), err
+	}
+	switch v.Kind() {
+	case reflect.String:
+		return v.String(), nil
+	case reflect.Bool:
+		return v.Bool(), nil
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return v.Int(), nil
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32:
+		return int64(v.Uint()), nil
+	case reflect.Float32, reflect.Float64:
+		return object.WholeNumbers(v.Float()), nil
+	case reflect.Struct:
+		return treeOfStruct(v, entry)
+	}
+	if v.Kind() != reflect.Array && v.IsNil() {
+		return nil, nil
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		return treeOf(v.Elem(), value.TypeReflectEntryOf(v.Type().Elem()))
+	case reflect.Map:
+		return treeOfMap(v)
+	case reflect.Slice:
+		return treeOfSlice(v)
+	}
+	return nil, fmt.Errorf("no tree for Go type %v", v.Type())
+}
+
+func treeOfStruct(v reflect.Value, entry *value.TypeReflectCacheEntry) (any, error) {
+	var room [16]*value.FieldCacheEntry
+	present := room[:0]
+	for _, f := range entry.OrderedFields() {
+		if !f.CanOmit(f.GetFrom(v)) {
+			present = append(present, f)
+		}
+	}
+	t := make(object.Tree, len(present))
+	for _, f := range present {
+		out, err := treeOf(f.GetFrom(v), f.TypeEntry)
+		if err != nil {
+			return nil, err
+		}
+		t[f.JsonName] = out
+	}
+	return t, nil
+}
+
+func treeOfMap(v reflect.Value) (any, error) {
+	t := make(object.Tree, v.Len())
+	if texts, ok := v.Interface().(map[string]string); ok {
+		for key, text := range texts {
+			t[key] = text
+		}
+		return t, nil
+	}
+	entry := value.TypeReflectEntryOf(v.Type().Elem())
+	for key, in := range v.Seq2() {
+		at := reflect.New(in.Type()).Elem() // methods of pointers want an address
+		at.Set(in)
+		out, err := treeOf(at, entry)
+		if err != nil {
+			return nil, err
+		}
+		t[key.String()] = out
+	}
+	return t, nil
+}
+
+func treeOfSlice(v reflect.Value) (any, error) {
+	if v.Type().Elem().Kind() == reflect.Uint8 {
+		return base64.StdEncoding.EncodeToString(v.Bytes()), nil
+	}
+	list := make([]any, v.Len())
+	entry := value.TypeReflectEntryOf(v.Type().Elem())
+	for i := range list {
+		out, err := treeOf(v.Index(i), entry)
+		if err != nil {
+			return nil, err
+		}
+		list[i] = out
+	}
+	return list, nil
+}
