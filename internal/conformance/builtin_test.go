@@ -1,6 +1,12 @@
 package conformance_test
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
 	"maps"
 	"net/http"
 	"os"
@@ -20,8 +26,10 @@ func testBuiltin(t *testing.T, p *pair) {
 		t.Fatal(err)
 	}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
+	csr := signingRequest(t)
 	for _, text := range strings.Split(string(data), "\n---\n")[1:] {
 		var o object
+		text = strings.ReplaceAll(text, `"@request"`, csr)
 		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
 			t.Fatal(err)
 		}
@@ -35,9 +43,25 @@ func testBuiltin(t *testing.T, p *pair) {
 		p.do(t, "POST /api/v1/namespaces/ns/services", asYAML, text)
 	}
 	p.table(t, "/api/v1/namespaces/ns/services")
-	for path, text := range reviews {
-		p.do(t, "POST /apis/"+path, asYAML, text)
+	for _, path := range slices.Sorted(maps.Keys(reviews)) {
+		p.send(t, request{method: http.MethodPost, path: "/apis/" + path, contentType: asYAML, body: reviews[path], header: http.Header{
+			"Impersonate-User": {"jane"}, "Impersonate-Group": {"system:masters"}, "Impersonate-Extra-Team": {"a"},
+		}})
 	}
+}
+
+// signingRequest is what a CertificateSigningRequest asks with.
+func signingRequest(t *testing.T) string {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
 }
 
 // collection is where objects like o are, "" where the kind is not served here.

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -146,13 +145,7 @@ func (p *pair) published(t *testing.T, path string) {
 	t.Helper()
 	p.get(t, "/apis/"+path)
 	p.settle(t, "/openapi/v3", func(a answer) bool { return nested[any](a.body, "paths", "apis/"+path) != nil })
-	r := request{method: http.MethodGet, path: "/openapi/v3/apis/" + path}
-	same := func() (ours, theirs answer, same bool) {
-		ours, theirs = p.exchange(t, r)
-		return ours, theirs, len(compare(ours, theirs)) == 0
-	}
-	ours, theirs, _ := same()
-	p.judge(t, r, ours, theirs)
+	p.get(t, "/openapi/v3/apis/"+path)
 }
 
 // spoilt are ways to break a CRD.
@@ -231,5 +224,3 @@ func testDeletion(t *testing.T, p *pair) {
 		p.settle(t, c.collection("conformance"), gone)
 	}
 }
-
-var _ = strings.Cut

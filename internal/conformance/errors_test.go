@@ -198,6 +198,7 @@ func testDeletions(t *testing.T, p *pair) {
 		`{"preconditions":{"uid":"x"}}`, `{"preconditions":{"resourceVersion":"1"}}`, `{"preconditions":{"uid":"x","resourceVersion":"1"}}`, `{"extra":1}`,
 		`{"ignoreStoreReadErrorWithClusterBreakingPotential":true,"gracePeriodSeconds":0}`,
 	} {
+		p.do(t, "POST "+configMaps, "", oneMap)
 		p.do(t, "DELETE "+configMaps+"/one?dryRun=All", "", body)
 		p.do(t, "DELETE "+configMaps+"/one", "", strings.Replace(body, "{", `{"dryRun":["All"],`, 1))
 	}
@@ -223,7 +224,7 @@ func testForbidden(t *testing.T, p *pair) {
 	jane := http.Header{"Impersonate-User": {"jane"}}
 	for _, r := range []request{
 		{method: "GET", path: configMaps}, {method: "GET", path: configMaps + "/one"}, {method: "POST", path: configMaps, body: oneMap}, {method: "GET", path: "/apis/apps/v1/deployments"},
-		{method: "GET", path: "/api/v1/nodes/x"}, {method: "GET", path: "/metrics"}, {method: "GET", path: "/version"}, {method: "GET", path: "/apis"},
+		{method: "GET", path: "/api/v1/nodes/x"}, {method: "GET", path: "/metrics"}, {method: "GET", path: "/api"}, {method: "GET", path: "/logs"},
 		{method: "GET", path: "/apis/nothing.example.com/v1/things"}, {method: "DELETE", path: configMaps}, {method: "PUT", path: "/apis/apps/v1/namespaces/a/deployments/b/status", body: "{}"},
 	} {
 		r.header = jane

@@ -135,14 +135,22 @@ func events(body io.Reader, n int) (any, error) {
 	return all, nil
 }
 
+// decode reads JSON, or the events of a watch that has ended.
 func decode(data []byte) any {
-	var body any
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.UseNumber()
-	if d.Decode(&body) == nil && !d.More() {
-		return body
+	var all []any
+	for d := json.NewDecoder(bytes.NewReader(data)); ; {
+		var body any
+		d.UseNumber()
+		switch err := d.Decode(&body); {
+		case err == io.EOF && len(all) == 1:
+			return all[0]
+		case err == io.EOF && len(all) > 1:
+			return all
+		case err != nil:
+			return string(data)
+		}
+		all = append(all, body)
 	}
-	return string(data)
 }
 
 func (s *server) remember(a answer) {

@@ -29,12 +29,8 @@ func sortCauses(a answer) {
 		return
 	}
 	slices.SortStableFunc(causes, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
-	message := strings.Split(nested[string](status, "message"), ", ")
-	for i, m := range message {
-		message[i] = strings.Trim(m[strings.Index(m, "[")+1:], "]")
-	}
-	slices.Sort(message)
-	status.(map[string]any)["message"] = strings.Join(message, ", ")
+	message, _, _ := strings.Cut(nested[string](status, "message"), " is invalid: [") // which says the same as the causes
+	status.(map[string]any)["message"] = message
 }
 
 func normalValue(key string, v any) any {
@@ -49,6 +45,9 @@ func normalValue(key string, v any) any {
 	case []any:
 		for i := range v {
 			v[i] = normalValue(key, v[i])
+		}
+		if key == "managedFields" { // their order is one of seconds
+			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(manager(a), manager(b)) })
 		}
 	case json.Number:
 		if key == "nodePort" || key == "healthCheckNodePort" {
@@ -67,6 +66,10 @@ func normalValue(key string, v any) any {
 	return v
 }
 
+func manager(entry any) string {
+	return fmt.Sprint(nested[any](entry, "operation"), nested[any](entry, "manager"), nested[any](entry, "subresource"))
+}
+
 var (
 	age      = regexp.MustCompile(`^([0-9]+[smhd])+( ago)?$|^<invalid>$`)
 	moment   = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)`)
@@ -74,6 +77,8 @@ var (
 	host     = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:\d{4,}`)
 	address  = regexp.MustCompile(`10\.0\.0\.\d+`)
 	revision = regexp.MustCompile(`(ResourceVersion in [a-z ]*: |resource version: |current: |in record \(|"resourceVersion\\?":\\?")\d+`)
+	hash     = regexp.MustCompile(`\?hash=[0-9A-F]+`)
+	ports    = regexp.MustCompile(`\b(\d+):3[0-2]\d{3}/TCP`)
 	random   = regexp.MustCompile(`A_[a-z0-9]{5}`)
 )
 
@@ -86,6 +91,8 @@ func normalText(s string) string {
 	})
 	s = uid.ReplaceAllString(s, "(uid)")
 	s = host.ReplaceAllString(s, "(host)")
+	s = hash.ReplaceAllString(s, "?hash=")
+	s = ports.ReplaceAllString(s, "$1:(port)/TCP")
 	s = random.ReplaceAllString(s, "A_(random)")
 	s = address.ReplaceAllString(s, "(address)")
 	return revision.ReplaceAllString(s, "$1(rv)")

@@ -82,7 +82,7 @@ var refusedWidgets = []string{
 	`{"spec":{"note":null}}`, `{"spec":{"free":{"a":{"b":1}}}}`, `{"spec":{"free":7}}`, `{"spec":{"tags":["x","x"]}}`, `{"spec":{"tags":["1","2","3","4","5"]}}`, `{"spec":{"tags":[1,null]}}`, `{"spec":{"tags":"x"}}`,
 	`{"spec":{"items":[{"name":"a"},{"name":"a"}]}}`, `{"spec":{"items":[{}]}}`, `{"spec":{"items":[{"name":"a","value":null}]}}`, `{"spec":{"items":[{"name":"a","extra":null}]}}`, `{"spec":{"limits":{}}}`, `{"spec":{"limits":{"cpu":null}}}`,
 	`{"spec":{"limits":{"cpu":"1"}}}`, `{"spec":{"limits":{"a":1,"b":2,"c":3}}}`, `{"spec":{"either":{}}}`, `{"spec":{"either":{"a":"x","b":"y"}}}`, `{"spec":{"either":{"a":"x"}}}`, `{"spec":{"template":{}}}`,
-	`{"spec":{"template":{"apiVersion":"v1","kind":"Pod"}}}`, `{"spec":{"template":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"A B","labels":{"a b":"c"},"extra":1}}}}`, `{"spec":{"unknown":1,"other":{"x":1}}}`, `{"unknown":{"a":1}}`,
+	`{"spec":{"template":{"apiVersion":"v1","kind":"Pod"}}}`, `{"spec":{"template":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"A B","labels":{"a b":"c"},"extra":1}}}}`, `{"spec":{"unknown":{"x":1}}}`, `{"unknown":{"a":1}}`,
 	`{"status":{"size":1}}`, `{"metadata":{"extra":1}}`, `{"metadata":{"labels":{"a b":"c"}}}`, `{"metadata":{"labels":7}}`, `{"metadata":{"finalizers":["x"]}}`, `{"metadata":{"generation":7}}`, `{"metadata":{"managedFields":[]}}`,
 	`{"apiVersion":"conformance.example.com/v1beta1"}`, `{"apiVersion":"v1"}`, `{"kind":"Other"}`, `{"apiVersion":null}`, `{"kind":null}`,
 }
