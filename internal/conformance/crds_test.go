@@ -77,19 +77,20 @@ func corpusCRDs(t *testing.T) (all []*crd) {
 func testCRDs(t *testing.T, p *pair) {
 	p.unordered = true
 	p.installCRDs(t)
-	groups := map[string]bool{}
 	for _, c := range p.crds {
 		p.get(t, c.path())
 		p.table(t, c.path())
-		p.updateCRD(t, c)
 		p.get(t, c.collection("conformance"))
 		p.table(t, c.collection("conformance"))
-		groups[c.group] = true
 	}
 	for _, c := range p.crds {
+		p.updateCRD(t, c)
+	}
+	seen := map[string]bool{}
+	for _, c := range p.crds {
 		for _, v := range nested[[]any](c.object, "spec", "versions") {
-			if path := c.group + "/" + nested[string](v, "name"); !groups[path] && nested[bool](v, "served") {
-				groups[path] = true
+			if path := c.group + "/" + nested[string](v, "name"); !seen[path] && nested[bool](v, "served") {
+				seen[path] = true
 				p.published(t, path)
 			}
 		}
@@ -118,8 +119,12 @@ func (p *pair) installCRDs(t *testing.T) {
 	for _, c := range p.crds {
 		p.settle(t, c.path(), func(a answer) bool { return condition(a, "Established") == "True" })
 		p.settle(t, "/apis/"+c.group+"/"+c.version, lists(c.plural))
+		p.settle(t, c.collection("conformance"), served)
 	}
 }
+
+// served: after each change of a CRD kube-apiserver answers 429 until it has set up its storage.
+func served(a answer) bool { return a.code == http.StatusOK }
 
 func condition(a answer, kind string) string {
 	for _, c := range nested[[]any](a.body, "status", "conditions") {
@@ -212,6 +217,9 @@ func (c *crd) spoilt() []string {
 // testDeletion takes the CRDs away again, with what is left of their objects.
 func testDeletion(t *testing.T, p *pair) {
 	p.installCRDs(t)
+	for _, c := range p.crds {
+		p.settle(t, c.collection("conformance"), served) // or its loops fail, and wait ever longer
+	}
 	for _, c := range p.crds {
 		p.do(t, "DELETE "+c.path(), "", "")
 	}

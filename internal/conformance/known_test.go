@@ -20,10 +20,10 @@ func knownDifferences() []*known {
 		all = append(all, &known{row: begins, of: of})
 	}
 	row("a CRD's endpoint |", func(r request, d difference) bool {
-		return aboutCRD(r) && r.method != "GET" && !strings.Contains(r.path, "dryRun") && strings.HasPrefix(d.path, "body.status.")
+		return aboutCRD(r) && r.method != "GET" && !strings.Contains(r.path, "dryRun") && ofStatus(d)
 	})
 	row("`status.acceptedNames` in the answer to a dry run", func(r request, d difference) bool {
-		return aboutCRD(r) && strings.Contains(r.path, "dryRun") && strings.HasPrefix(d.path, "body.status.")
+		return aboutCRD(r) && strings.Contains(r.path, "dryRun") && ofStatus(d)
 	})
 	row("`observedGeneration` in a CRD's status", func(r request, d difference) bool {
 		return aboutCRD(r) && strings.HasSuffix(d.path, "bservedGeneration")
@@ -32,7 +32,7 @@ func knownDifferences() []*known {
 		return aboutCRD(r) && strings.HasPrefix(d.path, "body.status.conditions")
 	})
 	row("`kubectl get crd` |", func(r request, d difference) bool {
-		return aboutCRD(r) && r.accept == asTable && (d.path == "body.columnDefinitions" || strings.HasSuffix(d.path, ".cells"))
+		return aboutCRD(r) && r.accept == asTable && strings.HasPrefix(d.path, "body.columnDefinitions")
 	})
 	row("`apiextensions.k8s.io/v1beta1` CRDs", func(r request, d difference) bool {
 		return strings.Contains(r.path+d.path, "apiextensions.k8s.io/v1beta1") || strings.HasSuffix(d.path, ".versions") && strings.Contains(short(d.ours), "v1beta1")
@@ -54,5 +54,10 @@ func knownDifferences() []*known {
 }
 
 var ownWords = regexp.MustCompile(`cannot be handled as|does not match the expected API version|error decoding patch|patch: Invalid value|^"Invalid value: .*apiVersion|strconv.ParseUint`)
+
+// ofStatus: what kube-apiserver's loops write to the status of a CRD, and that they have.
+func ofStatus(d difference) bool {
+	return strings.HasPrefix(d.path, "body.status.") || strings.HasPrefix(d.path, "body.metadata.managedFields")
+}
 
 func aboutCRD(r request) bool { return strings.HasPrefix(r.path, crdPath) }

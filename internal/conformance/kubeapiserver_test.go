@@ -36,7 +36,7 @@ func startKubeAPIServer(t *testing.T) *rest.Config {
 	}
 	keyFile, tokens := filepath.Join(dir, "sa.key"), filepath.Join(dir, "tokens.csv")
 	block := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}
-	for name, text := range map[string][]byte{keyFile: pem.EncodeToMemory(block), tokens: []byte(`token,kubernetes-admin,admin,"system:masters"`)} {
+	for name, text := range map[string][]byte{keyFile: pem.EncodeToMemory(block), tokens: []byte(`token,kubernetes-admin,,"system:masters"`)} {
 		if err := os.WriteFile(name, text, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,9 @@ func normalValue(key string, v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k := range v {
-			v[k] = normalValue(k, v[k])
+			if v[k] = normalValue(k, v[k]); k == "extra" && nested[any](v[k], "authentication.kubernetes.io/credential-id") != nil {
+				delete(v, k) // only here the client has a certificate
+			}
 		}
 		if prefix := nested[string](v, "generateName"); prefix != "" && strings.HasPrefix(nested[string](v, "name"), prefix) {
 			v["name"] = prefix + "(random)"
@@ -46,8 +48,11 @@ func normalValue(key string, v any) any {
 		for i := range v {
 			v[i] = normalValue(key, v[i])
 		}
-		if key == "managedFields" { // their order is one of seconds
+		switch key {
+		case "managedFields": // their order is one of seconds
 			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(manager(a), manager(b)) })
+		case "resources": // kube-apiserver keeps CRDs in no order
+			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(nameOf(a), nameOf(b)) })
 		}
 	case json.Number:
 		if key == "nodePort" || key == "healthCheckNodePort" {

@@ -91,6 +91,9 @@ var refusedWidgets = []string{
 func testObjects(t *testing.T, p *pair) {
 	p.installCRDs(t)
 	p.unordered = true
+	for _, c := range p.crds {
+		p.settle(t, c.collection("conformance"), served)
+	}
 	testWidgets(t, p)
 	for _, c := range p.crds[:len(p.crds)-1] {
 		if len(nested[[]any](c.object, "spec", "versions")) > 1 && nested[string](c.object, "spec", "conversion", "strategy") == "Webhook" {
