@@ -7,12 +7,15 @@ import (
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
+	"errors"
 	"maps"
+	"math/big"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -26,10 +29,10 @@ func testBuiltin(t *testing.T, p *pair) {
 		t.Fatal(err)
 	}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
-	csr := signingRequest(t)
+	filled := placeholders(t)
 	for _, text := range strings.Split(string(data), "\n---\n")[1:] {
 		var o object
-		text = strings.ReplaceAll(text, `"@request"`, csr)
+		text = filled.Replace(text)
 		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
 			t.Fatal(err)
 		}
@@ -50,18 +53,24 @@ func testBuiltin(t *testing.T, p *pair) {
 	}
 }
 
-// signingRequest is what a CertificateSigningRequest asks with.
-func signingRequest(t *testing.T) string {
+// placeholders are what stands in objects.yaml for certificates and requests for them.
+func placeholders(t *testing.T) *strings.Replacer {
 	t.Helper()
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
-	if err != nil {
+	named := pkix.Name{CommonName: "jane"}
+	request, err1 := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: named}, key)
+	stub, err2 := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	root := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: named, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	certificate, err3 := x509.CreateCertificate(rand.Reader, root, root, public, key)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		t.Fatal(err)
 	}
-	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
+	block := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
+	return strings.NewReplacer(`"@request"`, base64.StdEncoding.EncodeToString(block("CERTIFICATE REQUEST", request)),
+		`"@stub"`, base64.StdEncoding.EncodeToString(stub), `"@certificate"`, text(string(block("CERTIFICATE", certificate))))
 }
 
 // collection is where objects like o are, "" where the kind is not served here.

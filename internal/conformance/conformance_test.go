@@ -98,12 +98,6 @@ func (p *pair) exchange(t *testing.T, r request) (ours, theirs answer) {
 	t.Helper()
 	var oursErr, theirsErr error
 	done := make(chan struct{})
-	began := time.Now()
-	defer func() {
-		if d := time.Since(began); d > 300*time.Millisecond {
-			t.Logf("SLOW %v %s %s", d, r.method, r.path)
-		}
-	}()
 	go func() {
 		defer close(done)
 		ours, oursErr = p.ours.send(t.Context(), r)
@@ -153,12 +147,6 @@ func (p *pair) isKnown(r request, d difference) bool {
 func (p *pair) settle(t *testing.T, path string, done func(answer) bool) {
 	t.Helper()
 	var last answer
-	began := time.Now()
-	defer func() {
-		if d := time.Since(began); d > 300*time.Millisecond {
-			t.Logf("SLOW settle %v %s", d, path)
-		}
-	}()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
 		for _, s := range []*server{p.ours, p.theirs} {
 			a, err := s.send(ctx, request{method: http.MethodGet, path: path})

@@ -55,8 +55,10 @@ func keepCommon(ours, theirs any, list string) {
 		mine[nameOf(item)] = item
 	}
 	all = slices.DeleteFunc(all, func(item any) bool { return mine[nameOf(item)] == nil })
-	if _, ok := theirs.(map[string]any)[list]; ok {
-		theirs.(map[string]any)[list] = all
+	if of, _ := theirs.(object); len(all) > 0 {
+		of[list] = all
+	} else {
+		delete(of, list)
 	}
 	for _, item := range all {
 		for _, inner := range []string{"versions", "resources", "subresources"} {

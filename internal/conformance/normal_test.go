@@ -51,6 +51,10 @@ func normalValue(key string, v any) any {
 		switch key {
 		case "managedFields": // their order is one of seconds
 			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(manager(a), manager(b)) })
+		case "conditions": // of CRDs, which several loops write
+			if slices.ContainsFunc(v, func(c any) bool { return nested[string](c, "type") == "Established" }) {
+				slices.SortFunc(v, func(a, b any) int { return strings.Compare(nested[string](a, "type"), nested[string](b, "type")) })
+			}
 		case "resources": // kube-apiserver keeps CRDs in no order
 			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(nameOf(a), nameOf(b)) })
 		}
