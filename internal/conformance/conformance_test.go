@@ -26,6 +26,9 @@ type pair struct {
 // Every request of the parts gets the same answer from both, but for what docs/compatibility.md lists. CONFORMANCE=all takes
 // the whole corpus of CRDs.
 func TestConformance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes a minute")
+	}
 	upstream := startKubeAPIServer(t)
 	p := &pair{newServer(t, "here", testserver.Start(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
@@ -50,7 +53,7 @@ func TestConformance(t *testing.T) {
 		})
 	}
 	for _, k := range p.known {
-		if !k.used && ran == len(parts) {
+		if !k.used && ran == len(parts) && len(p.crds) > 1 { // with the corpus
 			t.Errorf("nothing differs any longer as docs/compatibility.md says: %s", k.row)
 		}
 	}

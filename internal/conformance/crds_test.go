@@ -75,7 +75,6 @@ func corpusCRDs(t *testing.T) (all []*crd) {
 
 // CRD-001 CRD-016: CRDs are written, read, shown in discovery and OpenAPI, and refused alike.
 func testCRDs(t *testing.T, p *pair) {
-	p.unordered = true
 	p.installCRDs(t)
 	for _, c := range p.crds {
 		p.get(t, c.path())

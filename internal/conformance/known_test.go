@@ -35,15 +35,18 @@ func knownDifferences() []*known {
 		return aboutCRD(r) && r.accept == asTable && strings.HasPrefix(d.path, "body.columnDefinitions")
 	})
 	row("`apiextensions.k8s.io/v1beta1` CRDs", func(r request, d difference) bool {
-		return strings.Contains(r.path+d.path+text(d.ours), "apiextensions.k8s.io/v1beta1")
+		of := r.path + d.path + text(d.ours)
+		return strings.Contains(of, "apiextensions.k8s.io/v1beta1") || strings.HasSuffix(d.path, ".versions") && crdV1beta1.MatchString(of)
 	})
 	row("StorageVersionMigration, ClusterTrustBundle, DeviceTaintRule", func(_ request, d difference) bool {
 		return strings.HasSuffix(d.path, ".storageVersionHash") && d.theirs != missing
 	})
-	row("StorageVersionMigration | kube-controller-manager", func(r request, _ difference) bool {
-		return strings.Contains(r.path, "storageversionmigrations")
+	row("StorageVersionMigration | kube-controller-manager", func(r request, d difference) bool {
+		return strings.Contains(r.path, "storageversionmigrations") && migrated.MatchString(d.path)
 	})
-	row("RBAC kinds |", func(r request, _ difference) bool { return strings.HasSuffix(r.path, "selfsubjectrulesreviews") })
+	row("RBAC kinds |", func(r request, d difference) bool {
+		return strings.HasSuffix(r.path, "selfsubjectrulesreviews") && strings.HasPrefix(d.path, "body.status.")
+	})
 	row("a PATCH that takes the `apiVersion` out", func(r request, _ difference) bool { return r.method == "PATCH" && r.body == `{"apiVersion":null}` })
 	row("a path below `/apis` that no kind serves", func(_ request, d difference) bool { return d.theirs == "404 page not found\n" })
 	row("a write through `/scale` that leaves the replicas", func(_ request, d difference) bool {
@@ -94,7 +97,7 @@ func toBeMended() []*known {
 		return strings.Contains(r.path, "/endpoints/a/") && d.path == "warnings"
 	})
 	row("managedFields of `stringData` of a Secret", func(r request, d difference) bool {
-		return strings.Contains(r.path, "/secrets") || strings.Contains(r.path, "/nodes") && strings.Contains(d.path, "podCIDRs") ||
+		return strings.Contains(r.body, "stringData") || strings.Contains(r.path, "/nodes") && strings.Contains(d.path, "podCIDRs") ||
 			strings.Contains(r.path, "/daemonsets") && strings.Contains(d.path, "managedFields")
 	})
 	row("a new PersistentVolumeClaim |", func(r request, d difference) bool {
@@ -114,7 +117,9 @@ func toBeMended() []*known {
 var (
 	ownWords = regexp.MustCompile(`cannot be handled as|does not match the expected API version|error decoding patch|patch: Invalid value|` +
 		`^"Invalid value: .*apiVersion|strconv.ParseUint|media types`)
-	unserved = regexp.MustCompile(`^/api/v2|^/apis/apps/v7`)
+	crdV1beta1 = regexp.MustCompile(`"customresourcedefinitions".*"version":"v1beta1"`)
+	migrated   = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
+	unserved   = regexp.MustCompile(`^/api/v2|^/apis/apps/v7`)
 )
 
 // scaledTwice: kube-apiserver has an entry more.
