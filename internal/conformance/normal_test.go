@@ -18,6 +18,9 @@ func normal(a answer) answer {
 	for i, w := range a.warnings {
 		warnings[i] = normalText(w)
 	}
+	if slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "unrecognized format") }) {
+		slices.Sort(warnings) // those of a CRD's schema come in no fixed order from kube-apiserver
+	}
 	a.warnings = warnings
 	return a
 }
