@@ -19,6 +19,9 @@ func knownDifferences() []*known {
 	row := func(begins string, of func(r request, d difference) bool) {
 		all = append(all, &known{row: begins, of: of})
 	}
+	row("`status.storedVersions` written without the storage version", func(r request, _ difference) bool {
+		return aboutCRD(r) && r.body == `{"status":{"storedVersions":["v1beta1"]}}`
+	})
 	row("deletion of a CRD |", func(r request, d difference) bool {
 		return aboutCRD(r) && r.method == "DELETE" && strings.HasPrefix(d.path, "body.status.conditions")
 	})
@@ -109,6 +112,12 @@ func toBeMended() []*known {
 	})
 	row("a Table of DaemonSets |", func(r request, d difference) bool {
 		return strings.Contains(r.path, "/daemonsets") && r.accept == asTable && strings.HasSuffix(d.path, "object.metadata.annotations")
+	})
+	row("an invalid `continue` in a list by name |", func(r request, _ difference) bool {
+		return strings.Contains(r.path, "continue=x&fieldSelector=metadata.name")
+	})
+	row("an invalid label of a CRD in an update |", func(r request, d difference) bool {
+		return aboutCRD(r) && r.method == "PATCH" && strings.Contains(r.body, "a b") && (d.path == "body.details.causes" || d.path == "body.message")
 	})
 	row("deletion of a Job |", func(r request, d difference) bool { return strings.Contains(r.path, "/jobs/") && d.path == "warnings" })
 	return all

@@ -39,6 +39,12 @@ func sortCauses(a answer) {
 func normalValue(key string, v any) any {
 	switch v := v.(type) {
 	case map[string]any:
+		for k := range maps.Clone(v) { // of an owner in managedFields
+			if name := uid.ReplaceAllString(k, "(uid)"); name != k {
+				v[name] = v[k]
+				delete(v, k)
+			}
+		}
 		for k := range v {
 			if v[k] = normalValue(k, v[k]); k == "extra" && nested[any](v[k], "authentication.kubernetes.io/credential-id") != nil {
 				delete(v, k) // only here the client has a certificate

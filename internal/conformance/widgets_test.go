@@ -158,18 +158,24 @@ func testLives(t *testing.T, p *pair) {
 	p.do(t, "POST "+widgetsPath, "", strings.Replace(named("", `,"generateName":"made-"`), `"name":"",`, "", 1))
 	p.do(t, "POST "+widgetsPath, "", named("one", `,"finalizers":["example.com/a"],"uid":"x","creationTimestamp":"2020-01-01T00:00:00Z","generation":7,"selfLink":"/x","deletionGracePeriodSeconds":5`))
 	p.mark()
-	p.do(t, "PATCH "+one+"/scale", asMerge, `{"spec":{"replicas":3}}`)
-	p.do(t, "PATCH "+one+"/scale?fieldManager=other", asMerge, `{"spec":{"replicas":4}}`)
+	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"labels":{"c":"d"}}}`)
+	p.do(t, "PATCH "+one+"?fieldManager=other", asMerge, `{"spec":{"size":5}}`)
 	p.do(t, "POST "+widgetsPath, "", named("two", `,"ownerReferences":[{"apiVersion":"conformance.example.com/v1","kind":"Widget","name":"one","uid":"{uid}","blockOwnerDeletion":true}]`))
+	p.do(t, "DELETE "+widgetsPath+"/two", "", "") // kube-apiserver collects no garbage
+	p.do(t, "POST "+widgetsPath, "", named("scaled", ""))
+	p.do(t, "PATCH "+widgetsPath+"/scaled/scale", asMerge, `{"spec":{"replicas":3}}`)
+	p.get(t, widgetsPath+"/scaled")
+	p.do(t, "DELETE "+widgetsPath+"/scaled", "", "")
 	p.do(t, "POST "+widgetsPath, "", named("three", `,"ownerReferences":[{"apiVersion":"a/v1","kind":"A","name":"a","uid":"a","controller":true},{"apiVersion":"a/v1","kind":"A","name":"b","uid":"b","controller":true}]`))
-	for _, q := range []string{"limit=1", "limit=1&continue={continue}", "limit=2&labelSelector=none", "resourceVersion=0", "resourceVersion=0&limit=1", "resourceVersion={start}&resourceVersionMatch=Exact", "resourceVersion={start}&resourceVersionMatch=NotOlderThan"} {
+	for _, q := range []string{"limit=1", "limit=1&continue=x", "limit=2&labelSelector=none", "resourceVersion=0", "resourceVersion=0&limit=1", "resourceVersion={start}&resourceVersionMatch=Exact", "resourceVersion={start}&resourceVersionMatch=NotOlderThan"} {
 		p.get(t, widgetsPath+"?"+q+"&fieldSelector=metadata.name%3Done")
 	}
 	for _, accept := range []string{asYAML, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "text/html"} {
 		p.send(t, request{method: http.MethodGet, path: one, accept: accept})
 	}
-	p.do(t, "DELETE "+one+"?propagationPolicy=Orphan", "", "")
-	p.do(t, "DELETE "+one+"?propagationPolicy=Foreground", "", "")
+	p.do(t, "DELETE "+one+"?propagationPolicy=Orphan&dryRun=All", "", "")
+	p.do(t, "DELETE "+one+"?propagationPolicy=Foreground&dryRun=All", "", "")
+	p.do(t, "DELETE "+one, "", "")
 	p.do(t, "PATCH "+one, asMerge, `{"spec":{"size":4}}`)
 	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"finalizers":["example.com/a","example.com/b"]}}`)
 	p.do(t, "POST "+widgetsPath, "", named("one", ""))
@@ -191,7 +197,7 @@ func testLives(t *testing.T, p *pair) {
 	}
 	p.do(t, "DELETE "+widgetsPath+"?propagationPolicy=Background&dryRun=All", "", "")
 	p.do(t, "DELETE "+widgetsPath+"?fieldSelector=metadata.name%3Done", "", "")
-	p.do(t, "DELETE "+widgetsPath, "", `{"propagationPolicy":"Orphan"}`)
+	p.do(t, "DELETE "+widgetsPath, "", "")
 }
 
 // testVersions changes the versions of a CRD.
