@@ -20,8 +20,9 @@ type Etcd struct {
 
 const noEtcd = "there is no etcd to test with: make peers builds it, see peers/README.md"
 
-func etcdProgram(t testing.TB) (program string, found bool) {
-	program = filepath.Join(peers(t), "etcd")
+// Program is one of the programs that tests compare with, if it is there.
+func Program(t testing.TB, name string) (program string, found bool) {
+	program = filepath.Join(peers(t), name)
 	_, err := os.Stat(program)
 	return program, err == nil
 }
@@ -29,7 +30,7 @@ func etcdProgram(t testing.TB) (program string, found bool) {
 // StartEtcd runs one, over TLS where flags say so, until the end of the test, which is skipped where the program is not there.
 func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	t.Helper()
-	program, found := etcdProgram(t)
+	program, found := Program(t, "etcd")
 	if !found {
 		t.Skip(noEtcd)
 	}

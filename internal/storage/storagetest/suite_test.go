@@ -49,7 +49,7 @@ func places(t *testing.T) map[string]func(t *testing.T) place {
 		},
 		"etcd": func(inner *testing.T) place {
 			if server == nil {
-				if _, found := etcdProgram(t); !found {
+				if _, found := Program(t, "etcd"); !found {
 					inner.Skip(noEtcd)
 				}
 				server = StartEtcd(t)

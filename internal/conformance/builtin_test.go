@@ -1,0 +1,210 @@
+package conformance_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"maps"
+	"math/big"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+type object = map[string]any
+
+// One object of each built-in kind that both serve, and what a client does with it.
+func testBuiltin(t *testing.T, p *pair) {
+	data, err := os.ReadFile("../builtin/testdata/objects.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
+	filled := placeholders(t)
+	for _, text := range strings.Split(string(data), "\n---\n")[1:] {
+		var o object
+		text = filled.Replace(text)
+		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+			t.Fatal(err)
+		}
+		t.Run(nested[string](o, "apiVersion")+"/"+nested[string](o, "kind"), func(t *testing.T) {
+			delete(o, "stringData") // of Secrets, which have a test of their own
+			if collection := p.collection(t, o); collection != "" {
+				p.workWith(t, collection, o)
+			}
+		})
+	}
+	const secret = `{apiVersion: v1, kind: Secret, metadata: {name: strings}, data: {k: AAE=}, stringData: {s: t}}`
+	p.do(t, "POST /api/v1/namespaces/ns/secrets", asYAML, secret)
+	p.do(t, "PATCH /api/v1/namespaces/ns/secrets/strings?fieldManager=a", asApply, secret)
+	p.do(t, "PATCH /api/v1/namespaces/ns/secrets/strings?fieldManager=a&force=true", asApply, secret)
+	for _, text := range moreServices {
+		p.do(t, "POST /api/v1/namespaces/ns/services", asYAML, text)
+	}
+	p.table(t, "/api/v1/namespaces/ns/services")
+	for _, path := range slices.Sorted(maps.Keys(reviews)) {
+		p.send(t, request{method: http.MethodPost, path: "/apis/" + path, contentType: asYAML, body: reviews[path], header: http.Header{
+			"Impersonate-User": {"jane"}, "Impersonate-Group": {"system:masters"}, "Impersonate-Extra-Team": {"a"},
+		}})
+	}
+}
+
+// placeholders are what stands in objects.yaml for certificates and requests for them.
+func placeholders(t *testing.T) *strings.Replacer {
+	t.Helper()
+	public, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := pkix.Name{CommonName: "jane"}
+	request, err1 := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: named}, key)
+	stub, err2 := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	root := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: named, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	certificate, err3 := x509.CreateCertificate(rand.Reader, root, root, public, key)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	block := func(kind string, der []byte) []byte { return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}) }
+	return strings.NewReplacer(`"@request"`, base64.StdEncoding.EncodeToString(block("CERTIFICATE REQUEST", request)),
+		`"@stub"`, base64.StdEncoding.EncodeToString(stub), `"@certificate"`, text(string(block("CERTIFICATE", certificate))))
+}
+
+// collection is where objects like o are, "" where the kind is not served here.
+func (p *pair) collection(t *testing.T, o object) string {
+	t.Helper()
+	path := "/apis/" + nested[string](o, "apiVersion")
+	if !strings.Contains(path[len("/apis/"):], "/") {
+		path = "/api/" + nested[string](o, "apiVersion")
+	}
+	a, err := p.ours.send(t.Context(), request{method: http.MethodGet, path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range nested[[]any](a.body, "resources") {
+		if name := nested[string](r, "name"); nested[string](r, "kind") == nested[string](o, "kind") && !strings.Contains(name, "/") {
+			if nested[bool](r, "namespaced") {
+				path += "/namespaces/" + nested[string](o, "metadata", "namespace")
+			}
+			return path + "/" + name
+		}
+	}
+	return ""
+}
+
+// changed is a copy of o that change has been made to, as JSON.
+func changed(o object, change func(o, metadata object)) string {
+	var c object
+	if err := yaml.Unmarshal([]byte(text(o)), &c); err != nil {
+		panic(err) // it is JSON
+	}
+	change(c, c["metadata"].(object))
+	return text(c)
+}
+
+func (p *pair) workWith(t *testing.T, collection string, o object) {
+	for _, body := range invalid(o) {
+		p.do(t, "POST "+collection+"?dryRun=All&fieldValidation=Strict", "", body)
+	}
+	body, one := text(o), collection+"/"+nested[string](o, "metadata", "name")
+	p.do(t, "POST "+collection+"?dryRun=All", "", body)
+	p.do(t, "POST "+collection, "", body)
+	p.get(t, one)
+	p.table(t, one)
+	p.table(t, collection+"?fieldSelector=metadata.name%3D"+nested[string](o, "metadata", "name"))
+	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["labels"] = object{"put": "yes"} }))
+	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["resourceVersion"] = "1" }))
+	for _, body := range invalid(o)[1:] {
+		p.do(t, "PUT "+one+"?dryRun=All", "", body)
+	}
+	p.do(t, "PUT "+one+"/status", "", body)
+	p.get(t, one+"/status")
+	p.do(t, "PATCH "+one+"/status", asMerge, `{"metadata":{"annotations":{"status":"yes"}}}`)
+	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"labels":{"merge":"yes"}}}`)
+	p.do(t, "PATCH "+one, asStrategic, `{"metadata":{"labels":{"strategic":"yes"},"$setElementOrder/finalizers":[]}}`)
+	p.do(t, "PATCH "+one, asJSONPatch, `[{"op":"add","path":"/metadata/annotations","value":{"json":"yes"}}]`)
+	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"labels":{"a b":"c"}}}`)
+	p.do(t, "PATCH "+one+"?fieldManager=a", asApply, changed(o, func(_, m object) { m["labels"] = object{"apply": "a"} }))
+	p.do(t, "PATCH "+one+"?fieldManager=b", asApply, changed(o, func(_, m object) { m["labels"] = object{"apply": "b"} }))
+	p.do(t, "PATCH "+one+"?fieldManager=b&force=true", asApply, changed(o, func(_, m object) { m["labels"] = object{"apply": "b"} }))
+	p.get(t, one+"/scale")
+	p.table(t, one+"/scale")
+	p.do(t, "PATCH "+one+"/scale", asMerge, `{"spec":{"replicas":3}}`)
+	p.get(t, collection+"?labelSelector=apply%3Db")
+	p.do(t, "DELETE "+one+"?dryRun=All", "", "")
+	p.do(t, "DELETE "+one, "", `{"propagationPolicy":"Background"}`)
+	if nested[string](o, "kind") == "Namespace" {
+		return // nobody empties it beside kube-apiserver
+	}
+	p.do(t, "DELETE "+one, "", `{"gracePeriodSeconds":0}`)
+	p.get(t, one)
+}
+
+// invalid are three ways to break an object: its name, what is in it, and the type of each of its fields.
+func invalid(o object) []string {
+	all := []string{
+		changed(o, func(_, m object) { m["name"] = "Not/Valid" }),
+		changed(o, func(o, _ object) {
+			maps.DeleteFunc(o, func(k string, _ any) bool { return k != "apiVersion" && k != "kind" && k != "metadata" })
+		}),
+		changed(o, func(o, _ object) { o["unknown"] = 1 }),
+		changed(o, func(_, m object) { m["labels"] = object{"k": 7} }),
+	}
+	for _, field := range slices.Sorted(maps.Keys(o)) {
+		if field != "apiVersion" && field != "kind" && field != "metadata" {
+			all = append(all, changed(o, func(o, _ object) { o[field] = wrong(o[field]) }), changed(o, func(o, _ object) { o[field] = emptied(o[field]) }))
+		}
+	}
+	return all
+}
+
+// wrong is a value of another type.
+func wrong(v any) any {
+	if _, ok := v.(string); ok {
+		return object{"wrong": "type"}
+	}
+	return "wrong type"
+}
+
+// emptied is a value of the same type that says nothing.
+func emptied(v any) any {
+	switch v.(type) {
+	case object:
+		return object{}
+	case []any:
+		return []any{object{}}
+	case string:
+		return ""
+	}
+	return -1
+}
+
+var moreServices = []string{
+	`{apiVersion: v1, kind: Service, metadata: {name: cluster}, spec: {selector: {a: b}, ports: [{port: 80}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: node}, spec: {type: NodePort, ports: [{port: 80, name: a}, {port: 81, name: b}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: balanced}, spec: {type: LoadBalancer, externalTrafficPolicy: Local, ports: [{port: 80}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, ports: [{port: 80}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: outside}, spec: {clusterIP: 192.168.1.1, ports: [{port: 80}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: low}, spec: {type: NodePort, ports: [{port: 80, nodePort: 80}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: six}, spec: {ipFamilies: [IPv6], ports: [{port: 80}]}}`,
+	`{apiVersion: v1, kind: Service, metadata: {name: dual}, spec: {ipFamilyPolicy: PreferDualStack, ports: [{port: 80}]}}`,
+}
+
+var reviews = map[string]string{
+	"authentication.k8s.io/v1/selfsubjectreviews":                          `{apiVersion: authentication.k8s.io/v1, kind: SelfSubjectReview}`,
+	"authorization.k8s.io/v1/selfsubjectaccessreviews":                     `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {resourceAttributes: {verb: get, resource: pods}}}`,
+	"authorization.k8s.io/v1/subjectaccessreviews":                         `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: jane, resourceAttributes: {verb: get, resource: pods}}}`,
+	"authorization.k8s.io/v1/subjectaccessreviews?dryRun=All":              `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {nonResourceAttributes: {verb: get, path: /livez}}}`,
+	"authorization.k8s.io/v1/namespaces/ns/localsubjectaccessreviews":      `{apiVersion: authorization.k8s.io/v1, kind: LocalSubjectAccessReview, metadata: {namespace: ns}, spec: {user: jane, resourceAttributes: {verb: get, resource: pods, namespace: other}}}`,
+	"authorization.k8s.io/v1/selfsubjectrulesreviews":                      `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectRulesReview, spec: {namespace: ns}}`,
+	"authorization.k8s.io/v1/selfsubjectaccessreviews?fieldManager=a":      `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {}}`,
+	"authorization.k8s.io/v1/selfsubjectaccessreviews?fieldValidation=Bad": `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {}}`,
+}

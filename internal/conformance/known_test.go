@@ -1,0 +1,145 @@
+package conformance_test
+
+import (
+	"encoding/json"
+	"regexp"
+	"strings"
+)
+
+// known is a difference that docs/compatibility.md lists.
+type known struct {
+	row  string // how its row there begins
+	of   func(r request, d difference) bool
+	used bool
+}
+
+// knownDifferences are the rows of the page that the requests come upon.
+func knownDifferences() []*known {
+	var all []*known
+	row := func(begins string, of func(r request, d difference) bool) {
+		all = append(all, &known{row: begins, of: of})
+	}
+	row("`status.storedVersions` written without the storage version", func(r request, _ difference) bool {
+		return aboutCRD(r) && r.body == `{"status":{"storedVersions":["v1beta1"]}}`
+	})
+	row("deletion of a CRD |", func(r request, d difference) bool {
+		return aboutCRD(r) && r.method == "DELETE" && strings.HasPrefix(d.path, "body.status.conditions")
+	})
+	row("a CRD's endpoint |", func(r request, d difference) bool {
+		return aboutCRD(r) && r.method != "GET" && !strings.Contains(r.path, "dryRun") && ofStatus(d)
+	})
+	row("`status.acceptedNames` in the answer to a dry run", func(r request, d difference) bool {
+		return aboutCRD(r) && strings.Contains(r.path, "dryRun") && ofStatus(d)
+	})
+	row("`observedGeneration` in a CRD's status", func(r request, d difference) bool {
+		return aboutCRD(r) && strings.HasSuffix(d.path, "bservedGeneration")
+	})
+	row("`kubectl get crd` |", func(r request, d difference) bool {
+		return aboutCRD(r) && r.accept == asTable && strings.HasPrefix(d.path, "body.columnDefinitions")
+	})
+	row("`apiextensions.k8s.io/v1beta1` CRDs", func(r request, d difference) bool {
+		of := r.path + d.path + text(d.ours)
+		return strings.Contains(of, "apiextensions.k8s.io/v1beta1") || strings.HasSuffix(d.path, ".versions") && crdV1beta1.MatchString(of)
+	})
+	row("StorageVersionMigration, ClusterTrustBundle, DeviceTaintRule", func(_ request, d difference) bool {
+		return strings.HasSuffix(d.path, ".storageVersionHash") && d.theirs != missing
+	})
+	row("StorageVersionMigration | kube-controller-manager", func(r request, d difference) bool {
+		return strings.Contains(r.path, "storageversionmigrations") && migrated.MatchString(d.path)
+	})
+	row("RBAC kinds |", func(r request, d difference) bool {
+		return strings.HasSuffix(r.path, "selfsubjectrulesreviews") && strings.HasPrefix(d.path, "body.status.")
+	})
+	row("a PATCH that takes the `apiVersion` out", func(r request, _ difference) bool { return r.method == "PATCH" && r.body == `{"apiVersion":null}` })
+	row("a path below `/apis` that no kind serves", func(_ request, d difference) bool { return d.theirs == "404 page not found\n" })
+	row("a write through `/scale` that leaves the replicas", func(_ request, d difference) bool {
+		return strings.HasSuffix(d.path, "managedFields") && scaledTwice(d)
+	})
+	row("the time in the managedFields of a write through `/scale`", func(_ request, d difference) bool {
+		return strings.HasSuffix(d.path, ".time") && d.theirs == missing
+	})
+	row("aggregated discovery of built-in kinds |", func(_ request, d difference) bool {
+		return strings.Contains(d.path, ".responseKind.") && d.theirs == ""
+	})
+	row("the type of `/openapi/v3` |", func(r request, d difference) bool { return r.path == "/openapi/v3" && d.path == "contentType" })
+	row("a POST, PUT or PATCH to `/apis`", func(r request, _ difference) bool {
+		return r.path == "/apis" && r.method == "POST" || r.path == "/apis/apps" && r.method == "PUT"
+	})
+	row("the words for:", func(r request, d difference) bool {
+		if strings.HasSuffix(d.path, "message") {
+			said, _ := json.Marshal(d.ours)
+			return ownWords.Match(said)
+		}
+		return d.path == "body.details" && (r.accept != "" || r.method == "PATCH") && d.ours == missing
+	})
+	return append(all, toBeMended()...)
+}
+
+// toBeMended are the rows of the page that should not be there.
+func toBeMended() []*known {
+	var all []*known
+	row := func(begins string, of func(r request, d difference) bool) {
+		all = append(all, &known{row: begins, of: of})
+	}
+	row("a version that a group does not have", func(r request, d difference) bool {
+		return unserved.MatchString(r.path) && (d.path == "contentType" || d.path == "body")
+	})
+	row("another method than GET at `/api` and `/version`", func(r request, d difference) bool {
+		return (r.path == "/api" || r.path == "/version") && r.method != "GET" && (d.path == "contentType" || d.path == "body")
+	})
+	row("HEAD |", func(r request, d difference) bool { return r.method == "HEAD" && d.path == "code" })
+	row("`/version` |", func(r request, d difference) bool { return r.path == "/version" && d.ours == missing })
+	row("impersonation without a user |", func(r request, d difference) bool { return r.header != nil && d.path == "body.message" })
+	row("`ignoreStoreReadErrorWithClusterBreakingPotential` with a grace period", func(r request, _ difference) bool {
+		return strings.Contains(r.body, `"ignoreStoreReadErrorWithClusterBreakingPotential":true,"gracePeriodSeconds"`)
+	})
+	row("discovery of reviews |", func(_ request, d difference) bool {
+		return strings.HasSuffix(d.path, ".storageVersionHash") && d.theirs == missing
+	})
+	row("the warning of Endpoints |", func(r request, d difference) bool {
+		return strings.Contains(r.path, "/endpoints/a/") && d.path == "warnings"
+	})
+	row("managedFields of `stringData` of a Secret", func(r request, d difference) bool {
+		return strings.Contains(r.body, "stringData") || strings.Contains(r.path, "/nodes") && strings.Contains(d.path, "podCIDRs") ||
+			strings.Contains(r.path, "/daemonsets") && strings.Contains(d.path, "managedFields")
+	})
+	row("a new PersistentVolumeClaim |", func(r request, d difference) bool {
+		return strings.Contains(r.path, "/persistentvolumeclaims") && strings.HasSuffix(d.path, "status.phase")
+	})
+	row("deletion of a Pod without grace |", func(r request, d difference) bool { return strings.HasSuffix(d.path, "deletionGracePeriodSeconds") })
+	row("a Table of the `/scale` of a built-in kind |", func(r request, d difference) bool {
+		return strings.HasSuffix(r.path, "/scale") && strings.HasPrefix(d.path, "body.columnDefinitions")
+	})
+	row("a Table of DaemonSets |", func(r request, d difference) bool {
+		return strings.Contains(r.path, "/daemonsets") && r.accept == asTable && strings.HasSuffix(d.path, "object.metadata.annotations")
+	})
+	row("an invalid `continue` in a list by name |", func(r request, _ difference) bool {
+		return strings.Contains(r.path, "continue=x&fieldSelector=metadata.name")
+	})
+	row("an invalid label of a CRD in an update |", func(r request, d difference) bool {
+		return aboutCRD(r) && r.method == "PATCH" && strings.Contains(r.body, "a b") && (d.path == "body.details.causes" || d.path == "body.message")
+	})
+	row("deletion of a Job |", func(r request, d difference) bool { return strings.Contains(r.path, "/jobs/") && d.path == "warnings" })
+	return all
+}
+
+var (
+	ownWords = regexp.MustCompile(`cannot be handled as|does not match the expected API version|error decoding patch|patch: Invalid value|` +
+		`^"Invalid value: .*apiVersion|strconv.ParseUint|media types`)
+	crdV1beta1 = regexp.MustCompile(`"customresourcedefinitions".*"version":"v1beta1"`)
+	migrated   = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
+	unserved   = regexp.MustCompile(`^/api/v2|^/apis/apps/v7`)
+)
+
+// scaledTwice: kube-apiserver has an entry more.
+func scaledTwice(d difference) bool {
+	ours, theirs, ok := both[[]any](d.ours, d.theirs)
+	return ok && len(theirs) == len(ours)+1
+}
+
+// ofStatus: what kube-apiserver's loops write to the status of a CRD, and that they have.
+func ofStatus(d difference) bool {
+	return strings.HasPrefix(d.path, "body.status.") || strings.HasPrefix(d.path, "body.metadata.managedFields")
+}
+
+func aboutCRD(r request) bool { return strings.HasPrefix(r.path, crdPath) }

@@ -1,0 +1,158 @@
+package conformance_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/schema"
+)
+
+// Custom objects: of a CRD that has some of everything, and of those of the corpus.
+func testObjects(t *testing.T, p *pair) {
+	p.installCRDs(t)
+	p.unordered = true
+	for _, c := range p.crds {
+		p.settle(t, c.collection("conformance"), served)
+	}
+	testWidgets(t, p)
+	testLives(t, p)
+	testVersions(t, p)
+	for _, c := range p.crds[:len(p.crds)-1] {
+		if len(nested[[]any](c.object, "spec", "versions")) > 1 && nested[string](c.object, "spec", "conversion", "strategy") == "Webhook" {
+			continue // nobody is there to convert
+		}
+		for i, o := range c.samples(t) {
+			p.workWithCustom(t, c, o, i == 0)
+		}
+	}
+}
+
+// mark remembers where a watch is to start: after the last answer.
+func (p *pair) mark() {
+	for _, s := range []*server{p.ours, p.theirs} {
+		s.last["start"] = s.last["rv"]
+	}
+}
+
+// watch compares n events of one object since the mark.
+func (p *pair) watch(t *testing.T, collection, name string, n int) {
+	t.Helper()
+	p.send(t, request{method: http.MethodGet, events: n, path: collection + "?watch=1&resourceVersion={start}&timeoutSeconds=20&fieldSelector=metadata.name%3D" + name})
+}
+
+// samples are an object of the corpus, if there is one, and one made from the schema.
+func (c *crd) samples(t *testing.T) (all []object) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(corpus, "samples", "*", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	apiVersion, kind := c.group+"/"+c.version, nested[string](c.object, "spec", "names", "kind")
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o object
+		if err := yaml.Unmarshal(data, &o); err != nil {
+			t.Fatal(err)
+		}
+		if o["apiVersion"] == apiVersion && o["kind"] == kind && nested[string](o, "metadata", "name") != "" {
+			delete(o["metadata"].(object), "namespace")
+			all = append(all, o)
+			break
+		}
+	}
+	for _, v := range nested[[]any](c.object, "spec", "versions") {
+		if !nested[bool](v, "storage") {
+			continue
+		}
+		s, err := schema.Compile([]byte(text(nested[any](v, "schema", "openAPIV3Schema"))), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if made, _ := s.Sample(context.Background(), func(i int) string { return fmt.Sprintf("text-%d", i) }, nil); made != nil {
+			made["apiVersion"], made["kind"], made["metadata"] = apiVersion, kind, object{"name": "made"}
+			all = append(all, made)
+		}
+	}
+	return all
+}
+
+func (p *pair) workWithCustom(t *testing.T, c *crd, o object, thorough bool) {
+	collection := c.collection("conformance")
+	one := collection + "/" + nested[string](o, "metadata", "name")
+	if thorough {
+		for _, body := range spoilt(o) {
+			p.do(t, "POST "+collection+"?dryRun=All", "", body)
+		}
+		unknown := changed(o, func(o, _ object) {
+			o["unknown"] = 1
+			if spec, ok := o["spec"].(object); ok {
+				spec["unknown"] = object{"a": []any{1}}
+			}
+		})
+		for _, validation := range []string{"Ignore", "Warn", "Strict"} {
+			p.do(t, "POST "+collection+"?dryRun=All&fieldValidation="+validation, "", unknown)
+		}
+	}
+	ours, _ := p.do(t, "POST "+collection, "", text(o))
+	if ours.code != http.StatusCreated {
+		return
+	}
+	p.mark()
+	p.get(t, one)
+	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["labels"] = object{"put": "yes"}; m["resourceVersion"] = "{rv}" }))
+	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["resourceVersion"] = "1" }))
+	p.do(t, "PATCH "+one, asMerge, `{"metadata":{"labels":{"merge":"yes"}}}`)
+	p.do(t, "PATCH "+one, asJSONPatch, `[{"op":"add","path":"/metadata/labels/json","value":"yes"}]`)
+	p.watch(t, collection, nested[string](o, "metadata", "name"), 3)
+	for _, q := range []string{"fieldManager=a", "fieldManager=b", "fieldManager=b&force=true"} {
+		p.do(t, "PATCH "+one+"?"+q, asApply, changed(o, func(_, m object) { m["labels"] = object{"apply": q[13:14]} }))
+	}
+	p.do(t, "PUT "+one+"/status", "", changed(o, func(o, m object) { m["resourceVersion"] = "{rv}" }))
+	p.do(t, "PATCH "+one+"/status", asMerge, `{"status":{"conditions":[{"type":"Ready"}],"phase":7}}`)
+	p.get(t, one+"/scale")
+	p.do(t, "PATCH "+one+"/scale", asMerge, `{"spec":{"replicas":2}}`)
+	p.table(t, one)
+	p.table(t, collection)
+	p.get(t, collection+"?labelSelector=apply%3Db")
+	p.get(t, collection+"?labelSelector=apply%3Dnone&fieldSelector=metadata.name%3Dx")
+	p.do(t, "DELETE "+one, "", `{"preconditions":{"uid":"8d7e1a36-0000-0000-0000-000000000000"}}`)
+	p.do(t, "DELETE "+one, "", `{"preconditions":{"resourceVersion":"1"}}`)
+	p.do(t, "DELETE "+collection+"?labelSelector=apply%3Db", "", "")
+	p.get(t, one)
+}
+
+// spoilt are objects that lack something, or have a value of a wrong type.
+func spoilt(o object) []string {
+	all := []string{
+		changed(o, func(_, m object) { m["name"] = "Not/Valid" }),
+		changed(o, func(o, _ object) { delete(o, "spec") }),
+		changed(o, func(o, _ object) { o["spec"] = "wrong" }),
+		changed(o, func(o, _ object) { o["status"] = 7 }),
+	}
+	spec, _ := o["spec"].(object)
+	names := make([]string, 0, len(spec))
+	for name := range spec {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names[:min(4, len(names))] {
+		for _, value := range []any{nil, wrong(spec[name]), emptied(spec[name])} {
+			all = append(all, changed(o, func(o, _ object) {
+				if o["spec"].(object)[name] = value; value == nil {
+					delete(o["spec"].(object), name)
+				}
+			}))
+		}
+	}
+	return all
+}
