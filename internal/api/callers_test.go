@@ -54,7 +54,7 @@ func (z readers) Authorize(ctx context.Context, a authorizer.Attributes) (author
 
 // updaters lets one group update and patch everything, but create nothing.
 type updaters struct {
-	access.Bootstrap
+	access.Authorizer
 	failing error
 }
 
@@ -67,13 +67,13 @@ func (z *updaters) Authorize(ctx context.Context, a authorizer.Attributes) (auth
 			return authorizer.DecisionNoOpinion, "", z.failing
 		}
 	}
-	return z.Bootstrap.Authorize(ctx, a)
+	return z.Authorizer.Authorize(ctx, a)
 }
 
 // Who updates or applies what is not there has to be allowed to create it, too. What is invalid is refused before that is asked.
 func TestCreateByUpdateIsAuthorized(t *testing.T) {
 	z := &updaters{}
-	h := withCronTabs(t, func(c *Config) { c.Authorizer = z })
+	h := withCronTabs(t, func(c *Config) { z.Authorizer, c.Authorizer = c.Authorizer, z })
 	as := func(code int, method, path, body, says string, headers ...string) {
 		t.Helper()
 		r := newRequest(method, path, body, headers...)

@@ -40,7 +40,7 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := c.engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: tree, Strict: strict, Typed: true}, c.by()); err != nil {
+				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: tree, Strict: strict, Typed: true}, c.by()); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -66,7 +66,7 @@ func BenchmarkPatchBuiltin(b *testing.B) {
 				n++
 				p := k.patch
 				p.Data = []byte(k.change(n))
-				if _, _, err := c.engine.Patch(b.Context(), c.at(v, "a0", k.sub), p, c.by()); err != nil {
+				if _, _, err := c.Engine.Patch(b.Context(), c.at(v, "a0", k.sub), p, c.by()); err != nil {
 					b.Fatal(err)
 				}
 			}
