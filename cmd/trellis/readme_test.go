@@ -18,7 +18,7 @@ var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh|text)\n(.*?)^```$")
 
 // TestReadme runs every command of the README as it is written: the first two blocks
-// are the set-up, the others are typed in a second terminal. Those of docs/crd.md and docs/versions.md follow.
+// are the set-up, the others are typed in a second terminal. Those of pages of docs follow.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program; left out with -short")
@@ -51,6 +51,7 @@ func TestReadme(t *testing.T) {
 			t.Errorf("%v:\n%s", err, out)
 		}
 	}
+	runPage(t, "../../docs/access.md", dir, env)
 	runPage(t, "../../docs/crd.md", dir, env)
 	t.Cleanup(func() { // where a command failed
 		if pid, err := os.ReadFile(filepath.Join(dir, "webhook.pid")); err == nil {
