@@ -28,14 +28,16 @@ func gone(t testing.TB, o any, generation float64) {
 // A Pod that goes at once is marked as going before it goes, in the answer as in what watchers see.
 func TestDeleteAtOnce(t *testing.T) {
 	onNode := strings.Replace(aPod, `"spec":{`, scheduled, 1)
-	for name, c := range map[string]struct{ pod, options string }{
-		"of no node": {aPod, ""},
-		"by force":   {onNode, fmt.Sprintf(atOnce, "")},
-		"as seen":    {onNode, fmt.Sprintf(atOnce, `,"preconditions":{"uid":"UID","resourceVersion":"VERSION"}`)},
+	for name, c := range map[string]struct{ pod, phase, options string }{
+		"of no node": {aPod, "Pending", ""},
+		"has ended":  {onNode, "Succeeded", ""},
+		"by force":   {onNode, "Running", fmt.Sprintf(atOnce, "")},
+		"as seen":    {onNode, "Running", fmt.Sprintf(atOnce, `,"preconditions":{"uid":"UID","resourceVersion":"VERSION"}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)
-			made := tree(t, h.want(http.StatusCreated, "POST", pods, c.pod).Body)
+			h.want(http.StatusCreated, "POST", pods, c.pod)
+			made := tree(t, h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"`+c.phase+`"}}`, "Content-Type: application/merge-patch+json").Body)
 			options := strings.NewReplacer("UID", at(made, "metadata", "uid").(string), "VERSION", at(made, "metadata", "resourceVersion").(string)).Replace(c.options)
 			gone(t, tree(t, h.want(http.StatusOK, "DELETE", pods+"/p", fmt.Sprintf(atOnce, `,"dryRun":["All"],"orphanDependents":false`)).Body), 2) // 202 if it stayed
 			h.want(http.StatusOK, "GET", pods+"/p", "")
