@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"maps"
@@ -103,8 +104,8 @@ func (p *pair) collection(t *testing.T, o object) string {
 // changed is a copy of o that change has been made to, as JSON.
 func changed(o object, change func(o, metadata object)) string {
 	var c object
-	if err := yaml.Unmarshal([]byte(text(o)), &c); err != nil {
-		panic(err) // it is JSON
+	if err := json.Unmarshal([]byte(text(o)), &c); err != nil {
+		panic(err) // it has just been written
 	}
 	change(c, c["metadata"].(object))
 	return text(c)

@@ -101,6 +101,9 @@ var (
 )
 
 func normalText(s string) string {
+	if !strings.ContainsAny(s, "0123456789_") {
+		return s
+	}
 	s = moment.ReplaceAllStringFunc(s, func(m string) string {
 		if at, err := time.Parse(time.RFC3339, m); err == nil && time.Since(at).Abs() < time.Hour {
 			return "(now)"

@@ -24,11 +24,12 @@ func testObjects(t *testing.T, p *pair) {
 	testWidgets(t, p)
 	testLives(t, p)
 	testVersions(t, p)
+	samples := corpusSamples(t)
 	for _, c := range p.crds[:len(p.crds)-1] {
 		if len(nested[[]any](c.object, "spec", "versions")) > 1 && nested[string](c.object, "spec", "conversion", "strategy") == "Webhook" {
 			continue // nobody is there to convert
 		}
-		for i, o := range c.samples(t) {
+		for i, o := range c.objects(t, samples) {
 			p.workWithCustom(t, c, o, i == 0)
 		}
 	}
@@ -47,14 +48,14 @@ func (p *pair) watch(t *testing.T, collection, name string, n int) {
 	p.send(t, request{method: http.MethodGet, events: n, path: collection + "?watch=1&resourceVersion={start}&timeoutSeconds=20&fieldSelector=metadata.name%3D" + name})
 }
 
-// samples are an object of the corpus, if there is one, and one made from the schema.
-func (c *crd) samples(t *testing.T) (all []object) {
+// corpusSamples are the objects of the corpus, the first of each apiVersion and kind.
+func corpusSamples(t *testing.T) map[string]object {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(corpus, "samples", "*", "*.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	apiVersion, kind := c.group+"/"+c.version, nested[string](c.object, "spec", "names", "kind")
+	all := map[string]object{}
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -64,11 +65,20 @@ func (c *crd) samples(t *testing.T) (all []object) {
 		if err := yaml.Unmarshal(data, &o); err != nil {
 			t.Fatal(err)
 		}
-		if o["apiVersion"] == apiVersion && o["kind"] == kind && nested[string](o, "metadata", "name") != "" {
+		if kind := fmt.Sprint(o["apiVersion"], " ", o["kind"]); all[kind] == nil && nested[string](o, "metadata", "name") != "" {
 			delete(o["metadata"].(object), "namespace")
-			all = append(all, o)
-			break
+			all[kind] = o
 		}
+	}
+	return all
+}
+
+// objects are an object of the corpus, if there is one, and one made from the schema.
+func (c *crd) objects(t *testing.T, samples map[string]object) (all []object) {
+	t.Helper()
+	apiVersion, kind := c.group+"/"+c.version, nested[string](c.object, "spec", "names", "kind")
+	if o := samples[apiVersion+" "+kind]; o != nil {
+		all = append(all, o)
 	}
 	for _, v := range nested[[]any](c.object, "spec", "versions") {
 		if !nested[bool](v, "storage") {
