@@ -4,10 +4,12 @@ package merge
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -26,14 +28,16 @@ const (
 	maxJSONPatchOperations = 10000
 	// maxJSONPatchCopyBytes is what upstream's server allows copy operations to add.
 	maxJSONPatchCopyBytes = 3 << 20
+	// maxJSONPatchBytes is about what the values of a patch can add: the server takes no larger body.
+	maxJSONPatchBytes = 3 << 20
 )
 
 // JSON applies a JSON patch (RFC 6902, with the negative indices that upstream
 // knows) to doc, which is not modified and shares with the result at most what it
 // does in Merge. Errors are StatusErrors: 400 for what is no
 // patch, 413 for more than 10,000 operations, 422 for one that does not apply, that
-// copies more than 3 MiB, or that leaves something other than an object.
-func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
+// copies more than 3 MiB, or that leaves something other than an object; or ctx's, if its time runs out on the way.
+func JSON(ctx context.Context, doc object.Tree, patch []byte) (object.Tree, error) {
 	operations, err := jsonpatch.DecodePatch(patch)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
@@ -49,8 +53,11 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	if aside {
 		source = withoutManagedFields(doc)
 	}
-	patched, err := perform(operations, object.AppendJSON(nil, source))
-	if err != nil {
+	patched, err := performAll(ctx, operations, object.AppendJSON(nil, source))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
 		return nil, unprocessable(err)
 	}
 	out, _, err := object.DecodeJSON(patched)
@@ -61,6 +68,28 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 		object.EnsureMetadata(out)[managedFields] = entries
 	}
 	return out, nil
+}
+
+// jsonPatchPiece is how many operations are applied between two looks at the time. Each may move a whole array.
+const jsonPatchPiece = 256
+
+// performAll applies operations piece by piece, as long as there is time: ten thousand moves in a large array take
+// most of a minute. The library's limit on copies counts within a piece; over all of them, the document may grow as much.
+func performAll(ctx context.Context, operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+	most := len(doc) + maxJSONPatchCopyBytes + maxJSONPatchBytes
+	patched = doc
+	for piece := range slices.Chunk(operations, jsonPatchPiece) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if patched, err = perform(piece, patched); err != nil {
+			return nil, err
+		}
+		if len(patched) > most {
+			return nil, jsonpatch.NewAccumulatedCopySizeError(maxJSONPatchCopyBytes, int64(len(patched)-len(doc)))
+		}
+	}
+	return patched, nil
 }
 
 // perform applies operations. Some that make no sense, such as a test of the root without a value, make
