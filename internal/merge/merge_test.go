@@ -283,7 +283,7 @@ func TestJSONCopiesAreBounded(t *testing.T) {
 	for i := range 5 * jsonPatchPiece {
 		patch = append(patch, fmt.Sprintf(`{"op":"copy","from":"/a","path":"/b/%d"}`, i))
 	}
-	if _, err := JSON(t.Context(), doc, []byte("["+strings.Join(patch, ",")+"]")); code(err) != 422 || !strings.Contains(err.Error(), "Unable to complete the copy") {
+	if _, err := JSON(t.Context(), doc, []byte("["+strings.Join(patch, ",")+"]")); code(err) != 422 {
 		t.Errorf("got %v", err)
 	}
 }
