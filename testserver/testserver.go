@@ -25,6 +25,7 @@ type Server struct {
 	t       testing.TB
 	config  apiserver.Config
 	running *apiserver.Server
+	audit   string // file of the record of requests, if there is one
 }
 
 // Option changes how a server is started.
