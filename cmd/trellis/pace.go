@@ -13,7 +13,7 @@ const (
 	gcPercent = 80
 	// gcRoom is how many bytes of garbage may lie in any case. A small server that is written to would
 	// otherwise collect ten times a second, for a sixth of all that it does.
-	gcRoom = 64 << 20
+	gcRoom = 40 << 20
 )
 
 // paceCollector makes the collector run as gcPercent and gcRoom say. It looks at each collection's result.
