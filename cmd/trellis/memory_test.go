@@ -31,7 +31,7 @@ func TestUsageSeesGarbage(t *testing.T) {
 
 // However little lives, there is room for garbage; where much does, the share counts.
 func TestGCPercentFor(t *testing.T) {
-	for live, want := range map[uint64]int{0: 1000, 8 << 20: 500, 50 << 20: 80, 1 << 30: 80} {
+	for live, want := range map[uint64]int{0: 1000, 8 << 20: 500, 80 << 20: 80, 1 << 30: 80} {
 		if got := gcPercentFor(live); got != want {
 			t.Errorf("%d bytes live: %d %%, want %d", live, got, want)
 		}
