@@ -7,6 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -252,7 +253,11 @@ func (o *options) single(k kind, path, scope string) pathItem {
 		op.description = "delete" + article(name) + name
 		op.params = append(op.params, o.delete...)
 		op.body = deleteOptionsModel
-		op.responses = []response{{"200", "OK", statusModel}, {"202", "Accepted", statusModel}}
+		answer := statusModel
+		if k.Definition.Behavior.ReturnsDeleted {
+			answer = k.model
+		}
+		op.responses = []response{{"200", "OK", answer}, {"202", "Accepted", answer}}
 		item.operations = append(item.operations, op)
 	}
 	if k.serves("patch") {
@@ -271,6 +276,11 @@ func (o *options) subresource(k kind, path, scope string, sub resource.Subresour
 	}
 	if slices.Contains(sub.Verbs, "patch") {
 		item.operations = append(item.operations, o.patching(k, scope, sub.Name, model))
+	}
+	if model == scaleModel && !k.custom {
+		for i := range item.operations {
+			item.operations[i].gvk = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
+		}
 	}
 	return item
 }
@@ -326,7 +336,7 @@ func (p *pathItem) finish(k kind) {
 		p.params = append(p.params, param{"namespace", "path", "string", "object name and auth scope, such as for teams and projects"})
 	}
 	if strings.Contains(p.path, "{name}") {
-		p.params = append(p.params, param{"name", "path", "string", "name of the " + k.Definition.Names.Kind})
+		p.params = append(p.params, param{"name", "path", "string", "name of the " + p.operations[0].gvk.Kind})
 	}
 	for _, candidate := range p.operations[0].params {
 		if p.shared(candidate) {
