@@ -296,8 +296,6 @@ func TestTrustEnds(t *testing.T) {
 var (
 	anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 	someone   = &user.DefaultInfo{Name: "u", Groups: []string{"dev", user.AllAuthenticated}}
-	monitor   = &user.DefaultInfo{Name: "m", Groups: []string{user.MonitoringGroup, user.AllAuthenticated}}
-	master    = &user.DefaultInfo{Name: "root", Groups: []string{user.SystemPrivilegedGroup, user.AllAuthenticated}}
 )
 
 // CRD-069: the words of a refusal are upstream's, for every form a request can have.

@@ -108,7 +108,7 @@ func TestUpdatedAsUpstream(t *testing.T) {
 					delete(object.Metadata(want), "managedFields")
 					delete(object.Metadata(want), "uid")
 					delete(object.Metadata(want), "creationTimestamp")
-					sameStored(t, c.stored(v, s.object), want)
+					sameStored(t, c.stored(v, s.object), asRead(t, v, want))
 				})
 			}
 		}

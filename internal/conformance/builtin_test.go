@@ -48,6 +48,7 @@ func testBuiltin(t *testing.T, p *pair) {
 	p.do(t, "POST /api/v1/namespaces/ns/secrets", asYAML, secret)
 	p.do(t, "PATCH /api/v1/namespaces/ns/secrets/strings?fieldManager=a", asApply, secret)
 	p.do(t, "PATCH /api/v1/namespaces/ns/secrets/strings?fieldManager=a&force=true", asApply, secret)
+	p.do(t, "PATCH /api/v1/namespaces/ns/secrets/bad?fieldManager=a", asApply, `{apiVersion: v1, kind: Secret, metadata: {name: bad}, data: {k: no base64}}`)
 	for _, text := range moreServices {
 		p.do(t, "POST /api/v1/namespaces/ns/services", asYAML, text)
 	}

@@ -32,6 +32,10 @@ func testDiscovery(t *testing.T, p *pair) {
 		}
 	}
 	p.common(t, request{method: http.MethodGet, path: "/openapi/v3"})
+	ours, _ = p.exchange(t, request{method: http.MethodGet, path: "/openapi/v3"})
+	for _, path := range slices.Sorted(maps.Keys(nested[object](ours.body, "paths"))) {
+		p.document(t, path)
+	}
 	p.paths(t, "/openapi/v2")
 	p.shape(t, "/version")
 }
@@ -91,6 +95,18 @@ func (p *pair) paths(t *testing.T, path string) {
 		a.body = all
 	}
 	maps.DeleteFunc(theirs.body.(object), func(path string, _ any) bool { return nested[any](ours.body, path) == nil })
+	p.judge(t, r, ours, theirs)
+}
+
+// document compares what OpenAPI says of the paths and schemas that ours has.
+func (p *pair) document(t *testing.T, path string) {
+	t.Helper()
+	r := request{method: http.MethodGet, path: "/openapi/v3/" + path}
+	ours, theirs := p.exchange(t, r)
+	for _, part := range [][]string{{"paths"}, {"components", "schemas"}} {
+		mine := nested[object](ours.body, part...)
+		maps.DeleteFunc(nested[object](theirs.body, part...), func(name string, _ any) bool { return mine[name] == nil })
+	}
 	p.judge(t, r, ours, theirs)
 }
 

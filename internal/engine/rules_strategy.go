@@ -153,7 +153,7 @@ func (r strategyRules) canonicalize(w *write) (err error) {
 	r.Update(w.target.Subresource).Canonicalize(obj)
 	owned := len(obj.GetManagedFields()) > 0
 	obj.SetManagedFields(nil)
-	if w.obj, err = r.v.Definition.Storage.Type.FromInternal(obj); err == nil && owned {
+	if w.obj, err = r.v.Definition.Storage.Type.Stored(obj); err == nil && owned {
 		keep(object.EnsureMetadata(w.obj), object.Metadata(w.wanted), "managedFields")
 	}
 	return asInternal(err)

@@ -65,12 +65,25 @@ func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (t obj
 	return t, strict, err
 }
 
-// tree is the tree of obj, with defaults.
+// tree is the tree of obj, with defaults, and as it comes out of its internal form: that may have a field in another place.
 func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
 	if g.Default != nil {
 		g.Default(obj)
 	}
-	return ToTree(obj)
+	if g.Internal == nil {
+		return ToTree(obj)
+	}
+	sent := obj.GetObjectKind().GroupVersionKind()
+	internal, err := g.Internal(obj)
+	if err != nil {
+		return nil, err
+	}
+	out, err := g.External(internal)
+	if err != nil {
+		return nil, err
+	}
+	out.GetObjectKind().SetGroupVersionKind(sent)
+	return ToTree(out)
 }
 
 // Normalize does the same for a tree (the result of a patch). It does not modify t.
@@ -115,6 +128,16 @@ func (g *GoType) ToInternal(t object.Tree) (Internal, error) {
 		return nil, fmt.Errorf("resource: %T of a tree: %w", obj, err)
 	}
 	return g.Internal(obj)
+}
+
+// Stored is the tree of obj as it is stored and read again: at the version of g, with its defaults.
+func (g *GoType) Stored(obj Internal) (object.Tree, error) {
+	out, err := g.External(obj)
+	if err != nil {
+		return nil, err
+	}
+	g.Default(out)
+	return ToTree(out)
 }
 
 // FromInternal is the tree of obj at the version of g, with apiVersion and kind.

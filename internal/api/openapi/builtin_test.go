@@ -192,3 +192,42 @@ func valueAt(v any, path ...string) any {
 	}
 	return v
 }
+
+// What kube-apiserver's documents say of a deletion that is answered with the object, and of the Scale of a built-in kind.
+func TestOperationsOfBuiltinKinds(t *testing.T) {
+	at := func(group, kind string) []pathItem {
+		for _, v := range builtinVersions(group) {
+			if v.Definition.Names.Kind == kind {
+				o := newOptions()
+				return o.paths(kindOf(v))
+			}
+		}
+		t.Fatalf("there is no %s", kind)
+		return nil
+	}
+	for _, p := range at("storage.k8s.io", "CSIDriver") {
+		for _, op := range p.operations {
+			if op.action == "delete" && op.responses[0].model != "the model" {
+				t.Errorf("a deletion of a CSIDriver is answered with %s", op.responses[0].model)
+			}
+		}
+	}
+	found := false
+	for _, p := range at("apps", "Deployment") {
+		if strings.HasSuffix(p.path, "/scale") {
+			found = true
+			if got := p.operations[0].gvk; got != autoscalingv1.SchemeGroupVersion.WithKind("Scale") || !slices.ContainsFunc(p.params, nameOfScale) {
+				t.Errorf("%s is about %v, %v", p.path, got, p.params)
+			}
+		}
+	}
+	if !found {
+		t.Error("a Deployment has no /scale")
+	}
+}
+
+func kindOf(v *resource.Version) kind {
+	return kind{Version: v, model: "the model", verbs: v.Definition.Verbs}
+}
+
+func nameOfScale(p param) bool { return p.description == "name of the Scale" }

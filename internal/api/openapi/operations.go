@@ -252,7 +252,11 @@ func (o *options) single(k kind, path, scope string) pathItem {
 		op.description = "delete" + article(name) + name
 		op.params = append(op.params, o.delete...)
 		op.body = deleteOptionsModel
-		op.responses = []response{{"200", "OK", statusModel}, {"202", "Accepted", statusModel}}
+		answer := statusModel
+		if k.Definition.Behavior.ReturnsDeleted {
+			answer = k.model
+		}
+		op.responses = []response{{"200", "OK", answer}, {"202", "Accepted", answer}}
 		item.operations = append(item.operations, op)
 	}
 	if k.serves("patch") {
