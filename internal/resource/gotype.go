@@ -3,6 +3,7 @@ package resource
 import (
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kjson "sigs.k8s.io/json"
 
@@ -73,7 +74,11 @@ func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
 	if g.Internal == nil {
 		return ToTree(obj)
 	}
-	sent := obj.GetObjectKind().GroupVersionKind()
+	sent, ok := obj.GetObjectKind().(*metav1.TypeMeta)
+	if !ok {
+		return nil, fmt.Errorf("resource: %T has no TypeMeta", obj)
+	}
+	said := *sent // as it was sent, which may be no version at all
 	internal, err := g.Internal(obj)
 	if err != nil {
 		return nil, err
@@ -82,7 +87,7 @@ func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	out.GetObjectKind().SetGroupVersionKind(sent)
+	*out.GetObjectKind().(*metav1.TypeMeta) = said // it is of the same type
 	return ToTree(out)
 }
 
