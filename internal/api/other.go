@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -88,9 +89,19 @@ func serveVersion(w http.ResponseWriter, r *http.Request) {
 	}
 	parts := strings.SplitN(strings.TrimPrefix(resource.KubernetesVersion, "v"), ".", 3)
 	writeJSON(w, version.Info{
-		Major: parts[0], Minor: parts[1], GitVersion: resource.KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
+		Major: parts[0], Minor: parts[1], EmulationMajor: parts[0], EmulationMinor: parts[1],
+		MinCompatibilityMajor: parts[0], MinCompatibilityMinor: before(parts[1]), GitVersion: resource.KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
 		GoVersion: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH,
 	})
+}
+
+// before is the minor version before one: what this server could be rolled back to.
+func before(minor string) string {
+	n, err := strconv.Atoi(minor)
+	if err != nil {
+		return minor
+	}
+	return strconv.Itoa(n - 1)
 }
 
 // paths lists what can be asked for, for the index page.
