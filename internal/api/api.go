@@ -50,15 +50,16 @@ type Config struct {
 
 // Server answers all requests. All methods may be called from any goroutine.
 type Server struct {
-	engine      *engine.Engine
-	live        *resource.Live
-	config      Config
-	offers      []offer // media types, the preferred first
-	choices     choices // of them
-	metrics     *metrics
-	watchCounts watchCounts
-	bodyRoom    *semaphore.Weighted // for large bodies
-	webhookRoom *semaphore.Weighted // for those of kinds that webhooks convert
+	engine       *engine.Engine
+	live         *resource.Live
+	config       Config
+	offers       []offer // media types, the preferred first
+	choices      choices // of them
+	metrics      *metrics
+	watchCounts  watchCounts
+	impersonator http.Handler
+	bodyRoom     *semaphore.Weighted // for large bodies
+	webhookRoom  *semaphore.Weighted // for those of kinds that webhooks convert
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -70,13 +71,14 @@ type Server struct {
 // New makes a Server.
 func New(c Config) *Server {
 	s := &Server{
-		engine:      c.Engine,
-		live:        c.Engine.Live,
-		config:      c,
-		offers:      offers(c.EnableCBOR),
-		idle:        make(chan struct{}, 1),
-		bodyRoom:    semaphore.NewWeighted(maxHeavy),
-		webhookRoom: semaphore.NewWeighted(maxHeavy),
+		engine:       c.Engine,
+		live:         c.Engine.Live,
+		config:       c,
+		offers:       offers(c.EnableCBOR),
+		idle:         make(chan struct{}, 1),
+		impersonator: impersonator(c.Authorizer),
+		bodyRoom:     semaphore.NewWeighted(maxHeavy),
+		webhookRoom:  semaphore.NewWeighted(maxHeavy),
 	}
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

@@ -193,16 +193,6 @@ func (q *request) authenticate() bool {
 	return true
 }
 
-// impersonate makes the request one of the user it names, if it names one.
-func (q *request) impersonate() bool {
-	for name := range q.r.Header {
-		if strings.HasPrefix(name, "Impersonate-") {
-			return q.actAs(impersonationRequests(q.r.Header))
-		}
-	}
-	return true
-}
-
 // authorize asks whether they may.
 func (q *request) authorize() bool {
 	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &q.attributes)

@@ -88,7 +88,6 @@ func toBeMended() []*known {
 		return (r.path == "/api" || r.path == "/version") && r.method != "GET" && (d.path == "contentType" || d.path == "body")
 	})
 	row("HEAD |", func(r request, d difference) bool { return r.method == "HEAD" && d.path == "code" })
-	row("impersonation without a user |", func(r request, d difference) bool { return r.header != nil && d.path == "body.message" })
 	row("`ignoreStoreReadErrorWithClusterBreakingPotential` with a grace period", func(r request, _ difference) bool {
 		return strings.Contains(r.body, `"ignoreStoreReadErrorWithClusterBreakingPotential":true,"gracePeriodSeconds"`)
 	})
