@@ -31,6 +31,7 @@ func deepFlow() string {
 	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: deep}\ndata: " + strings.Repeat("[", deep) + strings.Repeat("]", deep)
 }
 
+// bomb is a body of YAML whose aliases unfold to more than anybody has room for (CVE-2019-11253).
 func bomb(levels int) string {
 	var b strings.Builder
 	b.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x]\n")
