@@ -37,6 +37,9 @@ func TestReviews(t *testing.T) {
 		{"authorization.k8s.io/v1", "SubjectAccessReview", `{spec: {resourceAttributes: {verb: get}}}`, "", "at least one of user or group must be specified"},
 		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{metadata: {namespace: ns}, spec: {user: other, resourceAttributes: {verb: get, namespace: ns}}}`, `{"allowed":true,"reason":"because other"}`, ""},
 		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{metadata: {namespace: ns}, spec: {user: other, resourceAttributes: {verb: get, namespace: else}}}`, "", `spec.resourceAttributes.namespace: Invalid value: "else": must match metadata.namespace`},
+		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{spec: {user: other, resourceAttributes: {verb: get, namespace: ns}}}`, `{"allowed":true,"reason":"because other"}`, ""},
+		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{spec: {user: other, resourceAttributes: {verb: get}}}`, "", `spec.resourceAttributes.namespace: Invalid value: "": must match metadata.namespace`},
+		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{metadata: {namespace: else}, spec: {user: other, resourceAttributes: {verb: get, namespace: else}}}`, "", "the namespace of the provided object does not match the namespace sent on the request"},
 	} {
 		answer, err := c.make(c.version(q.apiVersion, q.kind), q.body)
 		if q.err != "" {

@@ -35,7 +35,7 @@ func (w *write) defaultAgain() (err error) {
 	if w.replaced == 0 {
 		return nil
 	}
-	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil || w.way == asks {
+	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil {
 		return err
 	}
 	return w.locate()

@@ -24,7 +24,7 @@ type stage struct {
 // the newest state.
 var stages = []stage{
 	{"decode", brings, (*write).decode},              // the object that the caller wants, with defaults
-	{"locate", stores | acts, (*write).locate},       // its name and namespace are those of the request
+	{"locate", brings, (*write).locate},              // its name and namespace are those of the request
 	{"own", brings, (*write).own},                    // who manages which fields
 	{"find", removes, (*write).find},                 // what is to go, as the caller has seen it
 	{"mutate", all, (*write).mutate},                 // admission that may change it

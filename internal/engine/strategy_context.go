@@ -24,7 +24,7 @@ func (w *write) strategyContext() context.Context {
 		Namespace:         w.target.Namespace,
 		Resource:          w.def.Names.Plural,
 		Subresource:       w.target.Subresource,
-		Name:              w.name(),
+		Name:              w.target.Name, // of the path: a POST names nothing
 	}
 	if gv.Group == "" {
 		info.APIPrefix = "api"

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto"
 	"fmt"
+	"net/http"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -127,8 +128,19 @@ func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects se
 		return nil, fmt.Errorf("authenticators: %w", err)
 	}
 	a.Tokens, a.Authentication.Tokens = tokens, tokens
+	if c.Webhook.ConfigFile != "" {
+		a.Authentication.Tokens = forUs(a.Audiences, tokens)
+	}
 	a.Now = time.Now
 	return a, nil
+}
+
+// forUs asks about tokens for the audiences us. Authenticators in this process assume them; a webhook that is told none may believe a
+// token for anybody.
+func forUs(us authenticator.Audiences, tokens authenticator.Request) authenticator.Request {
+	return authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) {
+		return tokens.AuthenticateRequest(r.WithContext(authenticator.WithAudiences(r.Context(), us)))
+	})
 }
 
 // clients trusts the cluster's own CA, and those of the file.

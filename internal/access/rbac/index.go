@@ -159,7 +159,10 @@ func (x *Index) add(b *binding) {
 		}
 		g := &grant{binding: b, place: i, reason: "RBAC: allowed by " + b.describe(i)}
 		list := x.grants[to]
-		at, _ := slices.BinarySearchFunc(list, g, compare)
+		at, named := slices.BinarySearchFunc(list, g, compare)
+		if named && list[at].binding == b {
+			continue // the binding names the subject once more
+		}
 		x.grants[to] = slices.Insert(list, at, g)
 	}
 }

@@ -295,3 +295,24 @@ func BenchmarkAuthorizeAfterWrite(b *testing.B) {
 		}
 	}
 }
+
+// A binding that names the same subject again and again counts it once: otherwise one write could keep all others waiting for seconds.
+func TestSubjectNamedManyTimes(t *testing.T) {
+	w := newWorld(t)
+	w.put("roles", "n1/a", &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"pods"}}}})
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "n1"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "a"}}
+	for range 100 {
+		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: "User", Name: "a"})
+	}
+	w.put("rolebindings", "n1/a", binding)
+	a := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: "a"}, Verb: "get", ResourceRequest: true, Namespace: "n1", Resource: "pods"}
+	w.decides(a)
+	if n := w.index.Grants(); n != 1 {
+		t.Errorf("%d grants, want 1", n)
+	}
+	w.put("rolebindings", "n1/a", nil)
+	w.decides(a)
+	if n := w.index.Grants(); n != 0 {
+		t.Errorf("%d grants after the binding has gone", n)
+	}
+}
