@@ -24,6 +24,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
+	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
@@ -249,6 +250,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 				NoFieldSelectors: s.config.DisableFieldSelectors,
 			})
 		},
+		Admission:              admission.Plugins{admission.Certificates{Authorizer: s.authorizer}},
 		IgnoreSelectableFields: s.config.DisableFieldSelectors,
 		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
 		Failed: s.fail,

@@ -142,7 +142,8 @@ func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) 
 // identify looks at the front proxy's CAs first. Who has a certificate of these and is not the front proxy is refused, even if a CA of users is
 // among them (https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/#ca-reusage-and-conflicts).
 func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now time.Time) {
-	if until, ok := verify(id.proxies, peer, now); ok {
+	until, proxied := verify(id.proxies, peer, now)
+	if proxied {
 		id.until = until
 		names := a.FrontProxy.Names
 		id.proxy = len(names) == 0 || slices.Contains(names, peer[0].Subject.CommonName)
@@ -159,4 +160,7 @@ func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now tim
 		id.until = until
 	}
 	id.user, id.disbelieved = subject(peer[0])
+	if id.user == nil && id.proxies != nil && !proxied {
+		id.disbelieved = true // as upstream: it has been shown to both, and to one in vain
+	}
 }

@@ -117,6 +117,9 @@ func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAc
 	if ref == nil {
 		return b, nil
 	}
+	if ref.Name == "" {
+		return b, apierrors.NewBadRequest("Name parameter required.")
+	}
 	var uid types.UID
 	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
 	switch gvk.GroupKind() {

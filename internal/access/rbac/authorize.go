@@ -3,6 +3,7 @@ package rbac
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -92,7 +93,7 @@ func (x *Index) visitIn(namespace string, u user.Info, see func(g *grant, rules 
 
 func (x *Index) visitOf(s subject, u user.Info, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) bool {
 	for _, g := range x.grants[s] {
-		if g.before(u) {
+		if x.before(g, u) {
 			continue
 		}
 		rules, err := x.rulesOf(g.binding)
@@ -104,22 +105,23 @@ func (x *Index) visitOf(s subject, u user.Info, see func(g *grant, rules []rbacv
 }
 
 // before reports that u has the role by an earlier subject of the same binding, which is then the one that counts.
-func (g *grant) before(u user.Info) bool {
-	for i := range g.subjects[:g.place] {
-		s, ok := g.subjectOf(&g.subjects[i])
-		if !ok {
-			continue
-		}
-		if !s.group && s.name == u.GetName() {
-			return true
-		}
-		for _, group := range u.GetGroups() {
-			if s.group && group == s.name {
-				return true
-			}
-		}
+func (x *Index) before(g *grant, u user.Info) bool {
+	if g.place == 0 {
+		return false
 	}
-	return false
+	if x.earlier(g, subject{namespace: g.namespace, name: u.GetName()}) {
+		return true
+	}
+	return slices.ContainsFunc(u.GetGroups(), func(group string) bool {
+		return x.earlier(g, subject{namespace: g.namespace, name: group, group: true})
+	})
+}
+
+// earlier reports that the binding of g names s before its own subject.
+func (x *Index) earlier(g *grant, s subject) bool {
+	list := x.grants[s]
+	at, ok := slices.BinarySearchFunc(list, g, compare)
+	return ok && list[at].place < g.place
 }
 
 // rulesOf are those that a binding grants.

@@ -67,15 +67,16 @@ type grant struct {
 // refresh brings the index up to the newest state.
 func (x *Index) refresh() {
 	if head := x.head(); head != x.seen.Load() {
-		x.advance(head)
+		x.advance()
 	}
 }
 
-func (x *Index) advance(head *storage.Snapshot) {
+// advance goes to the head of this moment, which may be an older one where a store has been put back.
+func (x *Index) advance() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	seen := x.seen.Load()
-	if head.Revision() < seen.Revision() {
+	head, seen := x.head(), x.seen.Load()
+	if head == seen {
 		return // another one was quicker
 	}
 	for was, is := range head.Since(seen, roles) {
@@ -109,7 +110,7 @@ func (x *Index) replaceRole(was, is *storage.Record) {
 }
 
 func (x *Index) replaceBinding(was, is *storage.Record) {
-	if was != nil {
+	if was != nil && x.bindings[was.Key] != nil {
 		x.remove(x.bindings[was.Key])
 		delete(x.bindings, was.Key)
 	}
