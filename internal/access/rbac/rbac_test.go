@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -235,6 +236,39 @@ func TestRulesAsUpstream(t *testing.T) {
 			t.Fatalf("rules of %v: %s, want %s", ref, got, want)
 		}
 	}
+}
+
+// A binding is in force, and then is not, when its write has been answered, whoever else asks meanwhile.
+func TestInForceAmongOthers(t *testing.T) {
+	w := newWorld(t)
+	w.put("clusterroles", "reader", &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "reader"},
+		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"example.com"}, Resources: []string{"crontabs"}}}})
+	done := make(chan struct{})
+	var others sync.WaitGroup
+	for i := range 3 {
+		others.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					_, _, _ = w.index.Authorize(t.Context(), request(i))
+				}
+			}
+		})
+	}
+	for range 300 {
+		w.bind(0, "user-7")
+		if d, _, _ := w.index.Authorize(t.Context(), request(7)); d != authorizer.DecisionAllow {
+			t.Fatal("a binding is not in force")
+		}
+		w.put("clusterrolebindings", "binding-0", nil)
+		if d, _, _ := w.index.Authorize(t.Context(), request(7)); d == authorizer.DecisionAllow {
+			t.Fatal("a binding that is gone is in force")
+		}
+	}
+	close(done)
+	others.Wait()
 }
 
 // crowd has n ClusterRoleBindings, each of another user, and a role binding in each of n namespaces.
