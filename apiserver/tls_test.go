@@ -87,18 +87,20 @@ func TestFilesThatChangeAreServed(t *testing.T) {
 // Which certificate a client sees is what upstream's controller would show it.
 func TestSNIIsUpstreams(t *testing.T) {
 	_, mainCert, mainKey := certificate(t, "main.example.com")
+	_, cert0, key0 := certificate(t, "fourth.example.com")
 	_, cert1, key1 := certificate(t, "*.wild.example.com", "both.example.com")
 	_, cert2, key2 := certificate(t, "both.example.com", "second.example.com", "fourth.example.com")
 	_, cert3, key3 := certificate(t, "third.example.com")
 	for _, typed := range [][]string{{"second.example.com", "*.typed.example.com", "*"}, {"127.0.0.1"}} {
 		c := apiserver.TLS{CertFile: mainCert, KeyFile: mainKey, SNI: []apiserver.SNICertKey{
+			{CertFile: cert0, KeyFile: key0, Names: []string{"zero.example.com"}}, // and not by what it says itself
 			{CertFile: cert1, KeyFile: key1}, {CertFile: cert2, KeyFile: key2}, {CertFile: cert3, KeyFile: key3, Names: typed},
 		}}
 		s := start(t, apiserver.Config{TLS: c})
 		oracle := upstream(t, c)
 		seen := map[string]bool{}
 		for _, name := range []string{
-			"", "main.example.com", "both.example.com", "BOTH.example.com", "second.example.com", "third.example.com", "fourth.example.com",
+			"", "main.example.com", "both.example.com", "BOTH.example.com", "second.example.com", "third.example.com", "fourth.example.com", "zero.example.com",
 			"x.wild.example.com", "wild.example.com", "x.y.wild.example.com", "X.Typed.example.com", "typed.example.com",
 			"single", "unknown.example.org", "localhost", "kube-apiserver",
 		} {
@@ -108,8 +110,8 @@ func TestSNIIsUpstreams(t *testing.T) {
 			}
 			seen[got.DNSNames[0]] = true
 		}
-		if len(seen) != 4 {
-			t.Errorf("typed %v: of four certificates, these were seen: %v", typed, seen)
+		if len(seen) != 5 {
+			t.Errorf("typed %v: of five certificates, these were seen: %v", typed, seen)
 		}
 		resp, err := client(t, s).Get(s.URL() + "/readyz")
 		body(t, resp, err, http.StatusOK) // the administrator's client, who trusts the own certificate alone

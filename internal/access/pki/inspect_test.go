@@ -120,11 +120,11 @@ func TestReissue(t *testing.T) {
 	if err := Reissue(dir, nil, now); err != nil {
 		t.Fatal(err)
 	}
-	third := ensure(t, dir, names, now) // has to name all of them, or it is made anew
 	data, err := os.ReadFile(filepath.Join(dir, "apiserver.crt"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	third := ensure(t, dir, names, now)
 	if third.Serving.Leaf.Equal(second.Serving.Leaf) || !bytes.Equal(third.CAPEM, first.CAPEM) || !slices.Equal(describe("", data, now).Names, names) {
 		t.Errorf("renewed as %+v", describe("", data, now))
 	}
