@@ -20,7 +20,8 @@ import (
 func (s *Server) believe() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.disbelieve = cancel
-	s.authn, err = authn.New(ctx, s.config.Authentication, s.keys.CAPEM, s.keys.AccountKey, builtin.Accounts(s.store.Head), secrets{s})
+	keys := s.keys.Load()
+	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, builtin.Accounts(s.store.Head), secrets{s})
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
@@ -34,6 +35,10 @@ type Config struct {
 	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
 	// free one.
 	Address string
+	// TLS is what the server shows its clients, and demands of their connections.
+	TLS TLS
+	// Clock is what the server's own certificates age by; nil is the machine's.
+	Clock clock.WithTicker
 	// Authentication is whom the server believes, besides its own administrator.
 	Authentication authn.Config
 	// Authorization is who decides what callers may do, besides system:masters, who may do all.
@@ -102,6 +107,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ServiceNodePortRange.Size == 0 {
 		c.ServiceNodePortRange = builtin.DefaultNodePorts()
+	}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -33,17 +33,11 @@ const (
 	streamBuffer = 256 << 10
 )
 
-// newHTTP is the server of HTTPS, version 1.1 and 2. Client certificates are asked for
-// and read, not demanded: who a request is from is for the handler to say.
-func newHTTP(handler http.Handler, certificate tls.Certificate, logger *slog.Logger) *http.Server {
+// newHTTP is the server of HTTPS, version 1.1 and 2.
+func newHTTP(handler http.Handler, tlsConfig *tls.Config, logger *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler: handler,
-		TLSConfig: &tls.Config{
-			MinVersion:   tls.VersionTLS12,
-			Certificates: []tls.Certificate{certificate},
-			ClientAuth:   tls.RequestClientCert,
-			NextProtos:   []string{"h2", "http/1.1"},
-		},
+		Handler:   handler,
+		TLSConfig: tlsConfig,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          maxStreams,
 			MaxReadFrameSize:              streamBuffer,
@@ -91,7 +85,7 @@ func listen(address string) (net.Listener, error) {
 func hosts(bound net.Addr, serviceIP string) []string {
 	names := []string{
 		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-		"localhost", serviceIP, "127.0.0.1", "::1",
+		loopbackName, "localhost", serviceIP, "127.0.0.1", "::1",
 	}
 	if name, err := os.Hostname(); err == nil {
 		name = strings.ToLower(name)

@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,21 +43,22 @@ const shutdownPatience = 60 * time.Second
 
 // Server is a running API server.
 type Server struct {
-	config     Config
-	listener   net.Listener
-	store      storage.Store
-	disk       embedded.Health // of what is below store
-	keys       *pki.Bundle
-	authn      *authn.Authenticators
-	roles      *rbac.Index
-	authorizer access.Authorizer
-	rules      authorizer.RuleResolver
-	nodes      informers.SharedInformerFactory // what the authorizer of nodes goes by
-	audit      *access.Audit
-	handler    *api.Server
-	feed       *engine.Feed
-	webhooks   *conversion.Webhooks // nil until connect, as is
-	engine     *engine.Engine
+	config       Config
+	listener     net.Listener
+	store        storage.Store
+	disk         embedded.Health // of what is below store
+	keys         atomic.Pointer[pki.Bundle]
+	certificates *certificates
+	authn        *authn.Authenticators
+	roles        *rbac.Index
+	authorizer   access.Authorizer
+	rules        authorizer.RuleResolver
+	nodes        informers.SharedInformerFactory // what the authorizer of nodes goes by
+	audit        *access.Audit
+	handler      *api.Server
+	feed         *engine.Feed
+	webhooks     *conversion.Webhooks // nil until connect, as is
+	engine       *engine.Engine
 	// reachable gets to know which webhooks cannot be reached.
 	reachable *control.Reachability
 	migrating []string // CRDs that say so from before
@@ -91,13 +91,16 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, func(err error) { s.config.Logger.Error(err.Error()) }); err != nil {
 		return err
 	}
+	if s.certificates, err = newCertificates(s.config.TLS); err != nil {
+		return err
+	}
 	if s.store, err = s.open(ctx); err != nil {
 		return err
 	}
 	if s.listener, err = listen(s.config.Address); err != nil {
 		return err
 	}
-	if s.keys, err = pki.Ensure(s.path("pki"), hosts(s.listener.Addr(), builtin.ServiceIP(s.config.ServiceClusterIPRange)), time.Now()); err != nil {
+	if err := s.makeKeys(); err != nil {
 		return err
 	}
 	if err := s.connect(ctx); err != nil {
@@ -129,6 +132,8 @@ func (s *Server) runLoops() {
 		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
 	}
 	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
+	s.certificates.run(ctx)
+	s.renewKeys(ctx)
 	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
@@ -229,7 +234,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,
 	})
-	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
+	s.http = newHTTP(s.handler, s.config.TLS.config(s.certificates), s.config.Logger)
 	s.http.ConnState = s.sendAwayLate
 	s.takeOver(s.engine.Live.Load())
 	return nil
@@ -285,36 +290,8 @@ func (s *Server) serve() {
 	}
 }
 
-func (s *Server) writeKubeconfig() error {
-	path := s.path(KubeconfigName)
-	if path == "" {
-		return nil
-	}
-	data := s.Kubeconfig()
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
-		return nil
-	}
-	if err := pki.WriteFile(path, data); err != nil {
-		return fmt.Errorf("write the kubeconfig: %w", err)
-	}
-	return nil
-}
-
-// Kubeconfig is the administrator's, as a file would hold it.
-func (s *Server) Kubeconfig() []byte { return s.keys.Kubeconfig(s.URL()) }
-
 // URL is where clients on this machine reach the server.
 func (s *Server) URL() string { return urlOf(s.listener.Addr()) }
-
-// ClientConfig is for an administrator's client that connects over HTTPS.
-func (s *Server) ClientConfig() *rest.Config {
-	return &rest.Config{
-		Host: s.URL(),
-		TLSClientConfig: rest.TLSClientConfig{
-			CAData: s.keys.CAPEM, CertData: s.keys.AdminCert, KeyData: s.keys.AdminKey,
-		},
-	}
-}
 
 // Loopback is for a client in this process: no connection, all rights, no rate limit.
 func (s *Server) Loopback() *rest.Config {

@@ -55,7 +55,7 @@ Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(seeHelp)
-	root.AddCommand(newServe(), newCheck(), newMigrate(), newKubectl(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newCerts(), newKubectl(), newVersion())
 	return root
 }
 

@@ -30,6 +30,7 @@ type serveFlags struct {
 	securePort  int
 	apply       []string
 	gates       map[string]string
+	tls         tlsFlags
 
 	serviceRange string
 }
@@ -86,6 +87,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of that history are kept at most")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
+	f.tls.bind(flags)
 	f.bindEtcd(flags)
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
@@ -137,6 +139,9 @@ func (f *serveFlags) complete() error {
 		return fmt.Errorf("--secure-port: %d is not between 0 and 65535", f.securePort)
 	}
 	if err := f.checkAuthentication(); err != nil {
+		return err
+	}
+	if err := f.tls.complete(&f.config.TLS); err != nil {
 		return err
 	}
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))

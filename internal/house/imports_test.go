@@ -67,7 +67,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                       {},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access"}, // CAs from files that change
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                      {},
 	"k8s.io/apiserver/pkg/util/feature":                                 {},
 	"k8s.io/apiserver/pkg/features":                                     {},

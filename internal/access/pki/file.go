@@ -3,10 +3,49 @@ package pki
 import (
 	"encoding/base64"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
+
+// files are where a bundle is kept.
+type files interface {
+	// read returns nil where the file does not exist.
+	read(name string) ([]byte, error)
+	write(name string, data []byte) error
+	path(name string) string
+}
+
+type folder string
+
+func (f folder) path(name string) string { return filepath.Join(string(f), name) }
+
+func (f folder) read(name string) ([]byte, error) {
+	data, err := os.ReadFile(f.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	return data, nil
+}
+
+func (f folder) write(name string, data []byte) error {
+	if err := WriteFile(f.path(name), data); err != nil {
+		return fmt.Errorf("pki: %w", err)
+	}
+	return nil
+}
+
+// inMemory has them by their names.
+type inMemory map[string][]byte
+
+func (m inMemory) path(name string) string              { return name }
+func (m inMemory) read(name string) ([]byte, error)     { return m[name], nil }
+func (m inMemory) write(name string, data []byte) error { m[name] = data; return nil }
 
 func encode(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
@@ -37,15 +76,19 @@ func WriteFile(path string, data []byte) (err error) {
 	return err
 }
 
-// Kubeconfig is the administrator's kubeconfig for the server at url.
-func (b *Bundle) Kubeconfig(url string) []byte {
+// Kubeconfig is the administrator's kubeconfig for the server at url. Where tlsServerName is not "", the server is asked for
+// its certificate by that name.
+func (b *Bundle) Kubeconfig(url, tlsServerName string) []byte {
 	b64 := base64.StdEncoding.EncodeToString
+	if tlsServerName != "" {
+		tlsServerName = "\n    tls-server-name: " + tlsServerName
+	}
 	return fmt.Appendf(nil, `apiVersion: v1
 kind: Config
 clusters:
 - name: trellis
   cluster:
-    server: %s
+    server: %s%s
     certificate-authority-data: %s
 contexts:
 - name: trellis
@@ -58,5 +101,5 @@ users:
   user:
     client-certificate-data: %s
     client-key-data: %s
-`, url, b64(b.CAPEM), b64(b.AdminCert), b64(b.AdminKey))
+`, url, tlsServerName, b64(b.CAPEM), b64(b.AdminCert), b64(b.AdminKey))
 }

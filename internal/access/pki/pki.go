@@ -4,6 +4,7 @@
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -11,13 +12,9 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/big"
-	"net"
 	"os"
-	"path/filepath"
 	"time"
 
 	"k8s.io/client-go/util/cert"
@@ -28,7 +25,7 @@ const (
 	day            = 24 * time.Hour
 	lifetimeOfCA   = 10 * 365 * day
 	lifetimeOfLeaf = 365 * day
-	// renewBefore is how long before its end a certificate is replaced at a start.
+	// renewBefore is how long before its end a certificate is replaced, at a start or while the server runs.
 	renewBefore = 90 * day
 )
 
@@ -40,6 +37,9 @@ type Bundle struct {
 	AdminCert  []byte // PEM; O=system:masters
 	AdminKey   []byte // PEM
 	AccountKey crypto.Signer
+
+	files files
+	hosts []string
 }
 
 // Ensure reads the bundle in dir and makes what is missing. A serving or administrator's
@@ -47,41 +47,52 @@ type Bundle struct {
 // the service-account key never are. Files are written whole and private (0600). With dir
 // "" nothing is kept. Hosts are DNS names and IP addresses.
 func Ensure(dir string, hosts []string, now time.Time) (*Bundle, error) {
-	if dir != "" {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("pki: %w", err)
-		}
+	if dir == "" {
+		return load(inMemory{}, hosts, now)
 	}
-	m := &maker{dir: dir, now: now}
-	b := &Bundle{}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("pki: %w", err)
+	}
+	return load(folder(dir), hosts, now)
+}
+
+// Renew is what Ensure would return now, for the same CA, place and hosts.
+func (b *Bundle) Renew(now time.Time) (*Bundle, error) {
+	ca, err := b.files.read("ca.crt")
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(ca, b.CAPEM) {
+		return nil, fmt.Errorf("pki: %s is not the CA that the server has begun with", b.files.path("ca.crt"))
+	}
+	return load(b.files, b.hosts, now)
+}
+
+func load(f files, hosts []string, now time.Time) (*Bundle, error) {
+	m := &maker{files: f, now: now}
+	b := &Bundle{files: f, hosts: hosts}
 	if err := m.authority(b); err != nil {
 		return nil, err
 	}
-	serving, err := m.leaf("apiserver", &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "kube-apiserver"},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, hosts)
+	serving, err := m.leaf(servingName, hosts)
 	if err != nil {
 		return nil, err
 	}
 	if b.Serving, err = tls.X509KeyPair(serving.cert, serving.key); err != nil {
-		return nil, fmt.Errorf("pki: %s: %w", m.path("apiserver.crt"), err)
+		return nil, fmt.Errorf("pki: %s: %w", f.path(servingName+".crt"), err)
 	}
-	admin, err := m.leaf("admin", &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, nil)
+	admin, err := m.leaf(adminName, nil)
 	if err != nil {
 		return nil, err
 	}
 	b.AdminCert, b.AdminKey = admin.cert, admin.key
-	b.AccountKey, _, err = m.key("sa.key")
+	b.AccountKey, err = m.key("sa.key")
 	return b, err
 }
 
 // maker reads and makes the files of one bundle.
 type maker struct {
-	dir   string
+	files
 	now   time.Time
 	ca    *x509.Certificate
 	caKey crypto.Signer
@@ -90,43 +101,11 @@ type maker struct {
 // pair is a certificate and its key, PEM.
 type pair struct{ cert, key []byte }
 
-func (m *maker) path(name string) string { return filepath.Join(m.dir, name) }
-
-// read returns nil where the file does not exist.
-func (m *maker) read(name string) ([]byte, error) {
-	if m.dir == "" {
-		return nil, nil
-	}
-	data, err := os.ReadFile(m.path(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("pki: %w", err)
-	}
-	return data, nil
-}
-
-func (m *maker) write(name string, data []byte) error {
-	if m.dir == "" {
-		return nil
-	}
-	if err := WriteFile(m.path(name), data); err != nil {
-		return fmt.Errorf("pki: %w", err)
-	}
-	return nil
-}
-
 func (m *maker) authority(b *Bundle) error {
 	data, err := m.read("ca.crt")
 	if err != nil {
 		return err
 	}
-	key, fresh, err := m.key("ca.key")
-	if err != nil {
-		return err
-	}
-	m.caKey = key
 	if data == nil {
 		return m.newAuthority(b)
 	}
@@ -134,7 +113,10 @@ func (m *maker) authority(b *Bundle) error {
 	if err != nil {
 		return fmt.Errorf("pki: %s: %w", m.path("ca.crt"), err)
 	}
-	if fresh || !matches(certs[0], key) {
+	if m.caKey, err = m.stored("ca.key"); err != nil {
+		return err
+	}
+	if m.caKey == nil || !matches(certs[0], m.caKey) {
 		return fmt.Errorf("pki: %s has no matching ca.key beside it: restore the key, or remove the folder to make a new cluster CA", m.path("ca.crt"))
 	}
 	if m.now.After(certs[0].NotAfter) {
@@ -144,7 +126,10 @@ func (m *maker) authority(b *Bundle) error {
 	return nil
 }
 
-func (m *maker) newAuthority(b *Bundle) error {
+func (m *maker) newAuthority(b *Bundle) (err error) {
+	if m.caKey, err = m.key("ca.key"); err != nil {
+		return err
+	}
 	data, ca, err := m.sign(&x509.Certificate{
 		Subject:               pkix.Name{CommonName: "kubernetes"},
 		DNSNames:              []string{"kubernetes"},
@@ -183,76 +168,30 @@ func (m *maker) sign(t *x509.Certificate, key crypto.PublicKey) ([]byte, *x509.C
 	return encode(cert.CertificateBlockType, der), c, nil
 }
 
-// leaf returns name's certificate, made anew from t where the stored one does not do.
-func (m *maker) leaf(name string, t *x509.Certificate, hosts []string) (pair, error) {
-	data, err := m.read(name + ".crt")
-	if err != nil {
-		return pair{}, err
-	}
-	key, _, err := m.key(name + ".key")
-	if err != nil {
-		return pair{}, err
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		return pair{}, fmt.Errorf("pki: %s: %w", m.path(name+".key"), err)
-	}
-	if m.fits(data, key, hosts) {
-		return pair{data, keyPEM}, nil
-	}
-	t.NotAfter = m.now.Add(lifetimeOfLeaf)
-	t.KeyUsage = x509.KeyUsageDigitalSignature
-	for _, h := range hosts {
-		if ip := net.ParseIP(h); ip != nil {
-			t.IPAddresses = append(t.IPAddresses, ip)
-		} else {
-			t.DNSNames = append(t.DNSNames, h)
-		}
-	}
-	data, _, err = m.sign(t, key.Public())
-	if err != nil {
-		return pair{}, err
-	}
-	return pair{data, keyPEM}, m.write(name+".crt", data)
-}
-
-// fits reports whether the certificate in data can be used as it is.
-func (m *maker) fits(data []byte, key crypto.Signer, hosts []string) bool {
-	certs, err := cert.ParseCertsPEM(data)
-	if err != nil {
-		return false
-	}
-	c := certs[0]
-	if !matches(c, key) || c.CheckSignatureFrom(m.ca) != nil || m.now.Add(renewBefore).After(c.NotAfter) {
-		return false
-	}
-	for _, h := range hosts {
-		if c.VerifyHostname(h) != nil {
-			return false
-		}
-	}
-	return true
-}
-
 // key reads a private key or makes one.
-func (m *maker) key(name string) (key crypto.Signer, fresh bool, err error) {
-	data, err := m.read(name)
-	if err != nil {
-		return nil, false, err
+func (m *maker) key(name string) (crypto.Signer, error) {
+	key, err := m.stored(name)
+	if key != nil || err != nil {
+		return key, err
 	}
-	if data == nil {
-		key, err := m.newKey(name)
-		return key, true, err
+	return m.newKey(name)
+}
+
+// stored reads a private key; nil: there is none.
+func (m *maker) stored(name string) (crypto.Signer, error) {
+	data, err := m.read(name)
+	if data == nil || err != nil {
+		return nil, err
 	}
 	parsed, err := keyutil.ParsePrivateKeyPEM(data)
 	if err != nil {
-		return nil, false, fmt.Errorf("pki: %s: %w", m.path(name), err)
+		return nil, fmt.Errorf("pki: %s: %w", m.path(name), err)
 	}
 	key, ok := parsed.(crypto.Signer)
 	if !ok {
-		return nil, false, fmt.Errorf("pki: %s: a key that cannot sign", m.path(name))
+		return nil, fmt.Errorf("pki: %s: a key that cannot sign", m.path(name))
 	}
-	return key, false, nil
+	return key, nil
 }
 
 func (m *maker) newKey(name string) (crypto.Signer, error) {

@@ -110,7 +110,7 @@ func TestDamageIsExplained(t *testing.T) {
 
 func TestKubeconfig(t *testing.T) {
 	b := ensure(t, "", names, now)
-	config, err := clientcmd.RESTConfigFromKubeConfig(b.Kubeconfig("https://127.0.0.1:6443"))
+	config, err := clientcmd.RESTConfigFromKubeConfig(b.Kubeconfig("https://127.0.0.1:6443", ""))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,97 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/builtin"
+)
+
+// loopbackName is upstream's: by it the administrator's clients ask for the server's own certificate where there are others.
+const loopbackName = "apiserver-loopback-client"
+
+// renewalCheck is how often the server looks whether its certificates are to be renewed, or have been by trellis certs. The
+// former could be seldom, for they are renewed long before they end; it costs reading seven small files.
+const renewalCheck = time.Hour
+
+// makeKeys reads what the server has made for itself, or makes it.
+func (s *Server) makeKeys() error {
+	names := hosts(s.listener.Addr(), builtin.ServiceIP(s.config.ServiceClusterIPRange))
+	keys, err := pki.Ensure(s.path("pki"), names, s.config.Clock.Now())
+	if err != nil {
+		return err
+	}
+	s.useKeys(keys)
+	return nil
+}
+
+func (s *Server) useKeys(keys *pki.Bundle) {
+	s.keys.Store(keys)
+	s.certificates.setOwn(&keys.Serving)
+}
+
+// renewKeys replaces certificates before they end, until ctx is done.
+func (s *Server) renewKeys(ctx context.Context) {
+	tick := s.config.Clock.NewTicker(renewalCheck)
+	s.loops.Go(func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C():
+			}
+			keys, err := s.keys.Load().Renew(s.config.Clock.Now())
+			if err == nil {
+				s.useKeys(keys)
+				err = s.writeKubeconfig()
+			}
+			if err != nil {
+				s.config.Logger.Error("the server's own certificates are not renewed", "error", err)
+			}
+		}
+	})
+}
+
+func (s *Server) writeKubeconfig() error {
+	path := s.path(KubeconfigName)
+	if path == "" {
+		return nil
+	}
+	data := s.Kubeconfig()
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := pki.WriteFile(path, data); err != nil {
+		return fmt.Errorf("write the kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// Kubeconfig is the administrator's, as a file would hold it.
+func (s *Server) Kubeconfig() []byte { return s.keys.Load().Kubeconfig(s.URL(), s.serverName()) }
+
+// ClientConfig is for an administrator's client that connects over HTTPS.
+func (s *Server) ClientConfig() *rest.Config {
+	keys := s.keys.Load()
+	return &rest.Config{
+		Host: s.URL(),
+		TLSClientConfig: rest.TLSClientConfig{
+			ServerName: s.serverName(), CAData: keys.CAPEM, CertData: keys.AdminCert, KeyData: keys.AdminKey,
+		},
+	}
+}
+
+// serverName is that by which the administrator asks for the server's own certificate; "" where there is no other.
+func (s *Server) serverName() string {
+	if s.config.TLS.given() {
+		return loopbackName
+	}
+	return ""
+}
