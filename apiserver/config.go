@@ -34,6 +34,8 @@ type Config struct {
 	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
 	// free one.
 	Address string
+	// TLS is what the server serves with, in place of a certificate of its own.
+	TLS TLS
 	// Authentication is whom the server believes, besides its own administrator.
 	Authentication authn.Config
 	// Authorization is who decides what callers may do, besides system:masters, who may do all.
@@ -74,6 +76,9 @@ type Config struct {
 	// Logger gets what an operator should know; nil discards it.
 	Logger *slog.Logger
 }
+
+// TLS names the files of a certificate and of its key, PEM. Without them the server makes its own.
+type TLS struct{ CertFile, KeyFile string }
 
 // Etcd says where an etcd cluster is, and what of it is this server's. Without Servers there is none.
 type Etcd struct {

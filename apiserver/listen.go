@@ -59,6 +59,19 @@ func newHTTP(handler http.Handler, certificate tls.Certificate, logger *slog.Log
 	}
 }
 
+// certificate is what the server serves with.
+func (s *Server) certificate() (tls.Certificate, error) {
+	c := &s.config.TLS
+	if c.CertFile == "" {
+		return s.keys.Serving, nil
+	}
+	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+	if err != nil {
+		return pair, fmt.Errorf("serving certificate: %w", err)
+	}
+	return pair, nil
+}
+
 // quietHandshakes logs what net/http has to say, except about clients that hang up or do not trust
 // the certificate: anybody can cause those, as often as they like.
 type quietHandshakes struct{ logger *slog.Logger }

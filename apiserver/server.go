@@ -228,7 +228,11 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,
 	})
-	s.http = newHTTP(s.handler, s.keys.Serving, s.config.Logger)
+	certificate, err := s.certificate()
+	if err != nil {
+		return err
+	}
+	s.http = newHTTP(s.handler, certificate, s.config.Logger)
 	s.http.ConnState = s.sendAwayLate
 	s.takeOver(s.engine.Live.Load())
 	return nil
