@@ -161,19 +161,19 @@ func TestVersionsAndCipherSuites(t *testing.T) {
 	const suite, other = tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384
 	for _, c := range []struct {
 		server  apiserver.TLS
-		client  tls.Config
+		client  *tls.Config
 		refused string
 	}{
-		{apiserver.TLS{}, tls.Config{MaxVersion: tls.VersionTLS12}, ""},
-		{apiserver.TLS{}, tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, "protocol version not supported"},
-		{apiserver.TLS{MinVersion: tls.VersionTLS13}, tls.Config{}, ""},
-		{apiserver.TLS{MinVersion: tls.VersionTLS13}, tls.Config{MaxVersion: tls.VersionTLS12}, "protocol version not supported"},
-		{apiserver.TLS{CipherSuites: []uint16{suite}}, tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}}, ""},
-		{apiserver.TLS{CipherSuites: []uint16{suite}}, tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{other}}, "handshake failure"},
+		{apiserver.TLS{}, &tls.Config{MaxVersion: tls.VersionTLS12}, ""},
+		{apiserver.TLS{}, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, "protocol version not supported"},
+		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{}, ""},
+		{apiserver.TLS{MinVersion: tls.VersionTLS13}, &tls.Config{MaxVersion: tls.VersionTLS12}, "protocol version not supported"},
+		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}}, ""},
+		{apiserver.TLS{CipherSuites: []uint16{suite}}, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{other}}, "handshake failure"},
 	} {
 		s := start(t, apiserver.Config{TLS: c.server})
 		c.client.InsecureSkipVerify = true
-		conn, err := tls.Dial("tcp", s.Address(), &c.client)
+		conn, err := tls.Dial("tcp", s.Address(), c.client)
 		if err == nil {
 			_ = conn.Close()
 		}

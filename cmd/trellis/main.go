@@ -17,17 +17,27 @@ func main() {
 
 // run runs one command line and returns the exit code.
 func run(args []string) int {
-	switch {
-	case locale.Named(args):
+	switch name := locale.Program(args); {
+	case name == "kubectl":
 		return kubectl(args[1:])
+	case name == "kube-apiserver":
+		return execute(newKubeAPIServer(), args[1:])
+	case name == "etcd":
+		return execute(newStandIn(), args[1:])
 	case locale.IsKubectl(args) && args[1] == "kubectl":
 		return embeddedKubectl(args[2:])
 	case locale.IsKubectl(args): // completion of "trellis kubectl …" is kubectl's own
 		return embeddedKubectl(append([]string{args[1]}, args[3:]...))
 	}
-	root := newRoot()
-	root.SetArgs(args[1:])
-	if err := root.Execute(); err != nil {
+	return execute(newRoot(), args[1:])
+}
+
+// execute runs a command that is not kubectl.
+func execute(cmd *cobra.Command, args []string) int {
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetFlagErrorFunc(seeHelp)
+	cmd.SetArgs(args)
+	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
 		return 1
 	}
@@ -47,15 +57,12 @@ Start a server in this folder, then talk to it from a second terminal:
   trellis kubectl get namespaces
 
 Everything it keeps lies in .trellis; remove the folder to start afresh.`,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-
 		SuggestionsMinimumDistance: 2, // cobra's own, which only its own message sets
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(seeHelp)
-	root.AddCommand(newServe(), newCheck(), newMigrate(), newCerts(), newKubectl(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newCerts(), newKubectl(), newEnvtest(), newVersion())
 	return root
 }
 

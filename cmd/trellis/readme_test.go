@@ -59,6 +59,7 @@ func TestReadme(t *testing.T) {
 		}
 	})
 	runPage(t, "../../docs/versions.md", dir, env)
+	runPage(t, "../../docs/envtest.md", dir, env)
 	stop()
 }
 

@@ -19,11 +19,7 @@ const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
 	command := func() { os.Exit(run(os.Args)) }
-	commands := map[string]func(){"trellis": command}
-	if !raceDetector {
-		commands["kubectl"] = command
-	}
-	testscript.Main(m, commands)
+	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command, "etcd": command})
 }
 
 // kubectlDir is a folder to look for kubectl in. With the race detector kubectl starts five

@@ -88,7 +88,7 @@ func RunAggregation(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("client for roles: %w", err)
 	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.Background().GetSink()}))
+	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()})) // a sink of its own, for New writes to it
 	factory := informers.NewSharedInformerFactory(client, 0)
 	loop := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), client.RbacV1())
 	factory.Start(ctx.Done())

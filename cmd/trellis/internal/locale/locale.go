@@ -23,13 +23,16 @@ var _ = i18n.SetLoadTranslationsFunc(func() error {
 // IsKubectl reports whether a command line runs kubectl: the program has its name,
 // or its first argument does.
 func IsKubectl(args []string) bool {
-	if Named(args) {
+	if Program(args) == "kubectl" {
 		return true
 	}
 	return len(args) > 1 && (args[1] == "kubectl" || len(args) > 2 && strings.HasPrefix(args[1], "__complete") && args[2] == "kubectl")
 }
 
-// Named reports whether the program itself is called kubectl (a link or a copy).
-func Named(args []string) bool {
-	return len(args) > 0 && strings.TrimSuffix(filepath.Base(args[0]), ".exe") == "kubectl"
+// Program is the name that the program itself is called by (that of a link or a copy), "" if there is none.
+func Program(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return strings.TrimSuffix(filepath.Base(args[0]), ".exe")
 }

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// newKubeAPIServer is this program under the name kube-apiserver.
+func newKubeAPIServer() *cobra.Command {
+	var f serveFlags
+	var certDir string
+	var disabled []string
+	cmd := &cobra.Command{
+		Use:   "kube-apiserver",
+		Short: "Trellis with the flags of kube-apiserver that envtest passes",
+		Long: `This is Trellis under the name of kube-apiserver, for tests with envtest. It keeps everything in the
+--data-dir of the stand-in for etcd that --etcd-servers names, or its objects in a real etcd, and nothing else.`,
+		Args: takes("flags only", 0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if slices.Contains(disabled, "NamespaceLifecycle") {
+				return errors.New("--disable-admission-plugins: NamespaceLifecycle is always on")
+			}
+			if err := errors.Join(f.checkAuthorization(cmd.Flags()), f.complete(), f.serveCertDir(certDir)); err != nil {
+				return err
+			}
+			if err := f.keepBehind(cmd.Context()); err != nil {
+				return err
+			}
+			return serve(cmd.Context(), &f, io.Discard)
+		},
+	}
+	flags, ofServe := cmd.Flags(), &cobra.Command{}
+	f.bind(ofServe)
+	ofServe.Flags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Name != "data-dir" && flag.Name != "apply" { // the one is the stand-in's, the other is for development
+			flags.AddFlag(flag)
+		}
+	})
+	flags.StringVar(&certDir, "cert-dir", "", "folder of apiserver.crt and apiserver.key, which are served if they are there")
+	flags.StringSliceVar(&disabled, "disable-admission-plugins", nil, "admission plugins that are not wanted; there is only NamespaceLifecycle, which is")
+	changeNothing(flags, []string{"allow-privileged", "enable-priority-and-fairness", "watch-cache"}, []string{
+		"advertise-address", "endpoint-reconciler-type", "max-mutating-requests-inflight", "max-requests-inflight",
+		"storage-backend", "storage-media-type", "v", "vmodule",
+	})
+	return cmd
+}
+
+// changeNothing declares flags that are understood, but about what Trellis does not have, or always does.
+func changeNothing(flags *pflag.FlagSet, switches, values []string) {
+	const usage = "accepted, and changes nothing"
+	for _, name := range switches {
+		flags.Bool(name, false, usage)
+	}
+	for _, name := range values {
+		flags.String(name, "", usage)
+	}
+}
+
+// serveCertDir has the certificate of a folder served, if there is one and none is named.
+func (f *serveFlags) serveCertDir(dir string) error {
+	if dir == "" || f.config.TLS.CertFile != "" {
+		return nil
+	}
+	certificate, key := filepath.Join(dir, "apiserver.crt"), filepath.Join(dir, "apiserver.key")
+	for _, file := range []string{certificate, key} {
+		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+	}
+	f.config.TLS.CertFile, f.config.TLS.KeyFile = certificate, key
+	return nil
+}
+
+// keepBehind says where things are kept: with a stand-in for etcd in its data directory, otherwise objects in
+// etcd and the rest nowhere.
+func (f *serveFlags) keepBehind(ctx context.Context) error {
+	c := &f.config
+	c.DataDir = ""
+	switch len(c.Etcd.Servers) {
+	case 0:
+		return errors.New("--etcd-servers must be specified")
+	case 1:
+		if is, ok := whoIs(ctx, c.Etcd.Servers[0]); ok {
+			c.DataDir, c.Etcd.Servers = is.DataDir, nil
+		}
+	}
+	return nil
+}

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
+)
+
+// startEnvtest starts a control plane as a project's tests do, with the folder that trellis envtest fills, in an
+// empty folder that is empty still when the test is over.
+func startEnvtest(t *testing.T, env *envtest.Environment) {
+	t.Helper()
+	crds, err := filepath.Abs("../../examples/crontab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("trellis", "envtest", filepath.Join(t.TempDir(), "k8s")).Output()
+	if err != nil {
+		t.Fatalf("trellis envtest: %v", err)
+	}
+	t.Setenv("KUBEBUILDER_ASSETS", strings.TrimSpace(string(out)))
+	t.Setenv("USE_EXISTING_CLUSTER", "")
+	here := t.TempDir()
+	t.Chdir(here)
+	env.CRDDirectoryPaths, env.ErrorIfCRDPathMissing = []string{crds}, true
+	env.AttachControlPlaneOutput = true
+	t.Cleanup(func() {
+		if err := env.Stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+		if left, err := os.ReadDir(here); err != nil || len(left) > 0 {
+			t.Errorf("the current folder holds %v (%v)", left, err)
+		}
+	})
+	if _, err := env.Start(); err != nil {
+		t.Fatalf("start: %v", err)
+	}
+}
+
+func cronTab(name string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "stable.example.com/v1", "kind": "CronTab",
+		"metadata": map[string]any{"name": name, "namespace": "default"},
+		"spec":     map[string]any{"cronSpec": "* * * * *", "image": "image"},
+	}}
+}
+
+func newClient(t *testing.T, config *rest.Config) client.Client {
+	t.Helper()
+	c, err := client.New(config, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Who is added as a user of envtest's control plane is known, and may do what roles say; an account's token, signed
+// with envtest's key, is good as well.
+func TestEnvtest(t *testing.T) {
+	ctx, env := t.Context(), &envtest.Environment{}
+	startEnvtest(t, env)
+	admin := newClient(t, env.Config)
+	role := &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Name: "reader", Namespace: "default"},
+		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs"}, Verbs: []string{"get"}}},
+	}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "readers", Namespace: "default"},
+		Subjects: []rbacv1.Subject{
+			{Kind: "Group", APIGroup: rbacv1.GroupName, Name: "readers"},
+			{Kind: "ServiceAccount", Name: "robot", Namespace: "default"},
+		},
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "reader"},
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "robot", Namespace: "default"}}
+	for _, o := range []client.Object{cronTab("a"), role, binding, account} {
+		if err := admin.Create(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	jane, err := env.AddUser(envtest.User{Name: "jane", Groups: []string{"readers"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readsOnly(t, "jane", newClient(t, jane.Config()))
+
+	token, err := kubernetes.NewForConfigOrDie(env.Config).CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	robot := rest.AnonymousClientConfig(env.Config)
+	robot.BearerToken = token.Status.Token
+	readsOnly(t, "robot", newClient(t, robot))
+
+	if raceDetector {
+		return // kubectl is slow then, and says so
+	}
+	kubectl, err := jane.Kubectl()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubectl.Opts = append(kubectl.Opts, "--cache-dir="+t.TempDir())
+	stdout, stderr, err := kubectl.Run("get", "crontabs", "a", "-o", "name")
+	if out := readAll(t, stdout); err != nil || out != "crontab.stable.example.com/a\n" {
+		t.Errorf("kubectl: %v: %s%s", err, out, readAll(t, stderr))
+	}
+}
+
+// readsOnly is what the role of TestEnvtest lets somebody do.
+func readsOnly(t *testing.T, who string, c client.Client) {
+	t.Helper()
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "a"}, cronTab("")); err != nil {
+		t.Errorf("%s reads: %v", who, err)
+	}
+	if err := c.Create(t.Context(), cronTab("b")); !apierrors.IsForbidden(err) {
+		t.Errorf("%s writes: %v, want Forbidden", who, err)
+	}
+}
+
+// What was written is there after a restart of the apiserver alone: in the data directory of the stand-in, or in a real etcd.
+func TestEnvtestRestart(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		store bool // in etcd's data directory is Trellis' own
+	}{{"stand-in", true}, {"etcd", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			etcd := &envtest.Etcd{DataDir: t.TempDir()}
+			if !c.store {
+				program, found := storagetest.Program(t, "etcd")
+				if !found {
+					t.Skip("there is no etcd to test with")
+				}
+				etcd.Path = program
+			}
+			apiServer := &envtest.APIServer{CertDir: t.TempDir()}
+			env := &envtest.Environment{ControlPlane: envtest.ControlPlane{APIServer: apiServer, Etcd: etcd}}
+			startEnvtest(t, env)
+			ctx, admin := context.Background(), newClient(t, env.Config)
+			before := cronTab("a")
+			if err := admin.Create(ctx, before); err != nil {
+				t.Fatal(err)
+			}
+			if err := apiServer.Stop(); err != nil {
+				t.Fatal(err)
+			}
+			if err := apiServer.Start(); err != nil {
+				t.Fatal(err)
+			}
+			after := cronTab("")
+			if err := admin.Get(ctx, client.ObjectKeyFromObject(before), after); err != nil {
+				t.Fatal(err)
+			}
+			if after.GetUID() != before.GetUID() || after.GetResourceVersion() != before.GetResourceVersion() {
+				t.Errorf("%v, and after the restart %v", before, after)
+			}
+			if _, err := os.Stat(filepath.Join(etcd.DataDir, "store")); (err == nil) != c.store {
+				t.Errorf("the store in etcd's data directory: %v", err)
+			}
+		})
+	}
+}
