@@ -58,9 +58,6 @@ func knownDifferences() []*known {
 	row("the time in the managedFields of a write through `/scale`", func(_ request, d difference) bool {
 		return strings.HasSuffix(d.path, ".time") && d.theirs == missing
 	})
-	row("aggregated discovery of built-in kinds |", func(_ request, d difference) bool {
-		return strings.Contains(d.path, ".responseKind.") && d.theirs == ""
-	})
 	row("the type of `/openapi/v3` |", func(r request, d difference) bool { return r.path == "/openapi/v3" && d.path == "contentType" })
 	row("a POST, PUT or PATCH to `/apis`", func(r request, _ difference) bool {
 		return r.path == "/apis" && r.method == "POST" || r.path == "/apis/apps" && r.method == "PUT"
@@ -92,9 +89,6 @@ func toBeMended() []*known {
 	row("impersonation without a user |", func(r request, d difference) bool { return r.header != nil && d.path == "body.message" })
 	row("`ignoreStoreReadErrorWithClusterBreakingPotential` with a grace period", func(r request, _ difference) bool {
 		return strings.Contains(r.body, `"ignoreStoreReadErrorWithClusterBreakingPotential":true,"gracePeriodSeconds"`)
-	})
-	row("discovery of reviews |", func(_ request, d difference) bool {
-		return strings.HasSuffix(d.path, ".storageVersionHash") && d.theirs == missing
 	})
 	row("the warning of Endpoints |", func(r request, d difference) bool {
 		return strings.Contains(r.path, "/endpoints/a/") && d.path == "warnings"
