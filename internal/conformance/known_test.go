@@ -47,9 +47,6 @@ func knownDifferences() []*known {
 	row("StorageVersionMigration | kube-controller-manager", func(r request, d difference) bool {
 		return strings.Contains(r.path, "storageversionmigrations") && migrated.MatchString(d.path)
 	})
-	row("RBAC kinds |", func(r request, d difference) bool {
-		return strings.HasSuffix(r.path, "selfsubjectrulesreviews") && strings.HasPrefix(d.path, "body.status.")
-	})
 	row("a PATCH that takes the `apiVersion` out", func(r request, _ difference) bool { return r.method == "PATCH" && r.body == `{"apiVersion":null}` })
 	row("a path below `/apis` that no kind serves", func(_ request, d difference) bool { return d.theirs == "404 page not found\n" })
 	row("a write through `/scale` that leaves the replicas", func(_ request, d difference) bool {
