@@ -282,7 +282,7 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	head := s.engine.Store.Head()
 	for d := range s.live.Load().Definitions() {
-		if d.Behavior.Answer != nil {
+		if !d.Stored() {
 			continue
 		}
 		name := d.Names.Plural

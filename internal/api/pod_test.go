@@ -46,6 +46,50 @@ func TestBinding(t *testing.T) {
 	h.want(http.StatusOK, "GET", pods+"?fieldSelector=spec.nodeName%3Dm,spec.hostNetwork%3Dfalse", "")
 }
 
+// SUB-028: an eviction beyond the budget gets 429, one within it the Status of a creation; kubectl drain asks for no more.
+func TestEviction(t *testing.T) {
+	h := newHarness(t)
+	const (
+		eviction = `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p"}}`
+		budgets  = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+		merge    = "Content-Type: application/merge-patch+json"
+	)
+	h.want(http.StatusCreated, "POST", pods, strings.NewReplacer(`"name":"p"`, `"name":"p","labels":{"a":"b"}`, `"spec":{`, `"spec":{"nodeName":"m",`).Replace(aPod))
+	h.want(http.StatusOK, "PATCH", pods+"/p/status", `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`, merge)
+	h.want(http.StatusCreated, "POST", budgets, `{"metadata":{"name":"b"},"spec":{"selector":{"matchLabels":{"a":"b"}}}}`)
+	refused := h.want(http.StatusTooManyRequests, "POST", pods+"/p/eviction", eviction)
+	if retry := refused.Header().Get("Retry-After"); retry != "10" || !strings.Contains(refused.Body.String(), `"causes":[{"reason":"DisruptionBudget","message":"The disruption budget b is still being processed by the server."}]`) {
+		t.Errorf("%s %s", retry, refused.Body)
+	}
+	h.want(http.StatusOK, "PATCH", budgets+"/b/status", `{"status":{"observedGeneration":1,"disruptionsAllowed":1}}`, merge)
+	if body := h.want(http.StatusCreated, "POST", pods+"/p/eviction", eviction).Body.String(); body != `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}`+"\n" {
+		t.Error(body)
+	}
+	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body, `"reason":"EvictionByEvictionAPI"`) || !strings.Contains(body, `"deletionTimestamp"`) {
+		t.Error(body)
+	}
+	h.want(http.StatusMethodNotAllowed, "GET", pods+"/p/eviction", "")
+}
+
+// SCD-040: there is one path to bindings, and all that it takes is a POST; so it is with reviews.
+func TestWhatIsOnlyPosted(t *testing.T) {
+	h := newHarness(t)
+	const bindings = "/api/v1/namespaces/default/bindings"
+	h.want(http.StatusCreated, "POST", pods, aPod)
+	h.want(http.StatusCreated, "POST", bindings, `{"metadata":{"name":"p"},"target":{"name":"m"}}`)
+	if body := h.want(http.StatusOK, "GET", pods+"/p", "").Body.String(); !strings.Contains(body, `"nodeName":"m"`) {
+		t.Error(body)
+	}
+	for path, code := range map[string]int{
+		bindings: http.StatusMethodNotAllowed, bindings + "/p": http.StatusNotFound, "/api/v1/bindings": http.StatusNotFound, "/api/v1/watch/bindings": http.StatusNotFound,
+		"/apis/authentication.k8s.io/v1/tokenreviews": http.StatusMethodNotAllowed, "/apis/authentication.k8s.io/v1/tokenreviews/x": http.StatusNotFound,
+		"/apis/authorization.k8s.io/v1/localsubjectaccessreviews": http.StatusNotFound,
+	} {
+		h.want(code, "GET", path, "")
+	}
+	h.want(http.StatusNotFound, "POST", bindings+"/p", `{"metadata":{"name":"p"},"target":{"name":"m"}}`)
+}
+
 // Nothing is bound in a namespace that is on its way out.
 func TestBindingInATerminatingNamespace(t *testing.T) {
 	h := newHarness(t)

@@ -121,9 +121,13 @@ func subresourceVerbs(v *resource.Version, name string) (verbs []string, known b
 	return nil, false
 }
 
-// unsupported is the 405.
+// unsupported is the 405. What is only posted has one path, and others lead nowhere.
 func (q *request) unsupported() error {
-	if q.v.Definition.Custom == nil {
+	d := q.v.Definition
+	if !d.Stored() && (q.name != "" || q.watchPrefix || d.Namespaced && q.namespace == "") {
+		return missing()
+	}
+	if d.Custom == nil {
 		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
 	}
 	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)

@@ -51,7 +51,7 @@ func (q *request) create() error {
 		return err
 	}
 	caller := q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun)
-	if q.subresource != "" {
+	if q.subresource != "" || q.v.Definition.PostsTo != nil {
 		return q.act(ctx, b, caller)
 	}
 	obj, err := q.server.engine.Create(ctx, q.target(), b, caller)

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	podutil "k8s.io/kubernetes/pkg/api/pod"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/core/validation"
@@ -16,11 +17,25 @@ import (
 
 // binding is the subresource by which a scheduler gives a Pod its node.
 func binding() resource.Subresource {
-	d := &resource.Definition{Names: resource.Names{Kind: "Binding", ListKind: "BindingList", Plural: "bindings"}, Namespaced: true}
-	v := &resource.Version{Definition: d, GroupVersion: corev1.SchemeGroupVersion, APIVersion: "v1", Type: typeAt(corev1.SchemeGroupVersion, d.Names)}
+	body := posted(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings"})
+	return resource.Subresource{Name: "binding", Verbs: body.Definition.Verbs, Body: body, Check: checkBinding, Act: bind}
+}
+
+// legacyBindings is what schedulers of old post Bindings to: a kind of which nothing is ever stored.
+func legacyBindings() *resource.Definition {
+	body := posted(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings", Singular: "binding"})
+	body.Served = true
+	body.Definition.PostsTo = &resource.Place{Resource: corev1.SchemeGroupVersion.WithResource("pods"), Subresource: "binding"}
+	return body.Definition
+}
+
+// posted is the version of a kind that is only ever posted.
+func posted(gv schema.GroupVersion, names resource.Names) *resource.Version {
+	d := &resource.Definition{Group: gv.Group, Names: names, Namespaced: true, Verbs: []string{"create"}}
+	v := &resource.Version{Definition: d, GroupVersion: gv, APIVersion: gv.String(), Type: typeAt(gv, names)}
 	d.Storage, d.Versions = v, []*resource.Version{v}
 	v.Parseable = sync.OnceValues(v.Type.Parseable)
-	return resource.Subresource{Name: "binding", Verbs: []string{"create"}, Body: v, Check: checkBinding, Act: bind}
+	return v
 }
 
 func checkBinding(name string, body resource.Internal) error {

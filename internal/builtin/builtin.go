@@ -60,7 +60,7 @@ type Config struct {
 // Definitions returns every built-in kind. What is costly is derived on first use.
 func Definitions(c Config) []*resource.Definition {
 	c = c.withDefaults()
-	all := []*resource.Definition{customResourceDefinitions(c)}
+	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
 	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
 			if l := &lines[i]; c.Unenforced || !l.unenforced {

@@ -61,7 +61,7 @@ func announced(v *resource.Version) served {
 }
 
 // notCompared are subresources that discovery.json leaves out.
-var notCompared = []string{"attach", "binding", "eviction", "exec", "log", "portforward", "proxy", "token"}
+var notCompared = []string{"attach", "exec", "log", "portforward", "proxy", "token"}
 
 // normal takes an empty list for none.
 func normal(s served) served {

@@ -67,7 +67,7 @@ func TestUnenforced(t *testing.T) {
 	left := []string{
 		"FlowSchema", "PriorityLevelConfiguration", "LimitRange", "ResourceQuota", "ServiceCIDR", "IPAddress",
 		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy",
-		"ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration", "PodDisruptionBudget", "PriorityClass",
+		"ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration", "PriorityClass",
 	}
 	var got []string
 	usual := map[string]bool{}

@@ -43,7 +43,7 @@ func coreKinds(c Config) []line {
 		{kind: "Node", plural: "nodes", at: v1, short: "no", main: node.Strategy, status: node.StatusStrategy, fields: []string{"spec.unschedulable:false"}, prefix: "minions"},
 		{kind: "PersistentVolume", plural: "persistentvolumes", at: v1, short: "pv", main: persistentvolume.Strategy, status: persistentvolume.StatusStrategy, returned: true},
 		{kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims", at: v1, short: "pvc", main: persistentvolumeclaim.Strategy, status: persistentvolumeclaim.StatusStrategy, returned: true},
-		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: []resource.Subresource{binding()}, fields: podFields, returned: true},
+		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: []resource.Subresource{binding(), c.eviction()}, fields: podFields, returned: true},
 		{kind: "PodTemplate", plural: "podtemplates", at: v1, main: podtemplate.Strategy, returned: true},
 		{kind: "ReplicationController", plural: "replicationcontrollers", at: v1, short: "rc", categories: "all", main: replicationcontroller.Strategy, status: replicationcontroller.StatusStrategy, scale: scaleBy(setText), fields: []string{"status.replicas:0"}, prefix: "controllers"},
 		{kind: "ResourceQuota", unenforced: true, plural: "resourcequotas", at: v1, short: "quota", main: resourcequota.Strategy, status: resourcequota.StatusStrategy, returned: true},

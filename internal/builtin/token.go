@@ -3,7 +3,6 @@ package builtin
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -26,13 +25,9 @@ import (
 // token is the subresource that makes tokens of a ServiceAccount
 // (https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-request-v1/).
 func (c Config) token() resource.Subresource {
-	d := &resource.Definition{Group: authenticationv1.GroupName, Names: resource.Names{Kind: "TokenRequest", ListKind: "TokenRequestList", Plural: "tokenrequests"}, Namespaced: true}
-	gv := authenticationv1.SchemeGroupVersion
-	v := &resource.Version{Definition: d, GroupVersion: gv, APIVersion: gv.String(), Type: typeAt(gv, d.Names)}
-	d.Storage, d.Versions = v, []*resource.Version{v}
-	v.Parseable = sync.OnceValues(v.Type.Parseable)
+	body := posted(authenticationv1.SchemeGroupVersion, resource.Names{Kind: "TokenRequest", Plural: "tokenrequests"})
 	t := &tokens{Config: c, objects: newAccounts(c.Head)}
-	return resource.Subresource{Name: "token", Verbs: []string{"create"}, Body: v, Answer: t.answer}
+	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Answer: t.answer}
 }
 
 // accountActs is what a ServiceAccount takes a POST for: tokens, where somebody signs them.

@@ -21,6 +21,7 @@ type pair struct {
 	sent, equal  int
 	unordered    bool // the causes of a 422 come in no fixed order
 	crds         []*crd
+	pruned       pruning
 }
 
 // Every request of the parts gets the same answer from both, but for what docs/compatibility.md lists. CONFORMANCE=all takes
@@ -30,7 +31,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("it takes a minute")
 	}
 	upstream := startKubeAPIServer(t)
-	p := &pair{newServer(t, "here", testserver.Start(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil}
+	p := &pair{newServer(t, "here", testserver.Start(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	parts := []struct {
 		name string

@@ -14,72 +14,48 @@ const (
 	asGroup      = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscovery"
 )
 
-// What both say that they serve. What only kube-apiserver serves yet is left out of its answers.
+// Every document of discovery is that of kube-apiserver, but for what is absent.
 func testDiscovery(t *testing.T, p *pair) {
 	for _, path := range []string{"/api", "/apis"} {
-		p.common(t, request{method: http.MethodGet, path: path})
-		p.common(t, request{method: http.MethodGet, path: path, accept: asAggregated})
+		p.document(t, path, "")
+		p.document(t, path, asAggregated)
 	}
-	p.common(t, request{method: http.MethodGet, path: "/api/v1/"})
-	p.common(t, request{method: http.MethodGet, path: "/apis/"})
-	p.send(t, request{method: http.MethodGet, path: "/apis/apps", accept: asGroup})
-	ours, _ := p.exchange(t, request{method: http.MethodGet, path: "/apis"})
-	p.common(t, request{method: http.MethodGet, path: "/api/v1"})
-	for _, g := range nested[[]any](ours.body, "groups") {
-		p.common(t, request{method: http.MethodGet, path: "/apis/" + nested[string](g, "name")})
+	p.document(t, "/api/v1", "")
+	p.document(t, "/api/v1/", "")
+	for _, g := range nested[[]any](p.document(t, "/apis/", "").body, "groups") {
+		p.document(t, "/apis/"+nested[string](g, "name"), "")
 		for _, v := range nested[[]any](g, "versions") {
-			p.common(t, request{method: http.MethodGet, path: "/apis/" + nested[string](v, "groupVersion")})
+			p.document(t, "/apis/"+nested[string](v, "groupVersion"), "")
 		}
 	}
-	p.common(t, request{method: http.MethodGet, path: "/openapi/v3"})
-	ours, _ = p.exchange(t, request{method: http.MethodGet, path: "/openapi/v3"})
-	for _, path := range slices.Sorted(maps.Keys(nested[object](ours.body, "paths"))) {
-		p.document(t, path)
+	p.document(t, "/apis/apps", asGroup)
+	p.pruned.unmet(t)
+	for _, path := range slices.Sorted(maps.Keys(p.openAPIPaths(t))) {
+		p.openAPI(t, path)
 	}
 	p.paths(t, "/openapi/v2")
 	p.shape(t, "/version")
 }
 
-// common compares what both answers tell of: groups, versions, resources, paths and definitions.
-func (p *pair) common(t *testing.T, r request) {
+// document compares a document of discovery.
+func (p *pair) document(t *testing.T, path, accept string) (ours answer) {
 	t.Helper()
+	r := request{method: http.MethodGet, path: path, accept: accept}
 	ours, theirs := p.exchange(t, r)
-	for _, list := range []string{"groups", "resources", "items"} {
-		keepCommon(ours.body, theirs.body, list)
-	}
-	names, all := nested[map[string]any](ours.body, "paths"), nested[map[string]any](theirs.body, "paths")
-	maps.DeleteFunc(all, func(name string, _ any) bool { return names[name] == nil })
+	p.pruned.document(theirs.body)
 	p.judge(t, r, ours, theirs)
+	return ours
 }
 
-// keepCommon takes out of a list what ours does not have, at each depth.
-func keepCommon(ours, theirs any, list string) {
-	mine, all := map[string]any{}, nested[[]any](theirs, list)
-	for _, item := range nested[[]any](ours, list) {
-		mine[nameOf(item)] = item
-	}
-	all = slices.DeleteFunc(all, func(item any) bool { return mine[nameOf(item)] == nil })
-	if of, _ := theirs.(object); len(all) > 0 {
-		of[list] = all
-	} else {
-		delete(of, list)
-	}
-	for _, item := range all {
-		for _, inner := range []string{"versions", "resources", "subresources"} {
-			if nested[any](item, inner) != nil {
-				keepCommon(mine[nameOf(item)], item, inner)
-			}
-		}
-	}
-}
-
-func nameOf(item any) string {
-	for _, path := range [][]string{{"name"}, {"metadata", "name"}, {"version"}, {"groupVersion"}, {"resource"}, {"subresource"}} {
-		if n := nested[string](item, path...); n != "" {
-			return n
-		}
-	}
-	return ""
+// openAPIPaths compares what both have a document for, and returns it.
+func (p *pair) openAPIPaths(t *testing.T) map[string]any {
+	t.Helper()
+	r := request{method: http.MethodGet, path: "/openapi/v3"}
+	ours, theirs := p.exchange(t, r)
+	names := nested[map[string]any](ours.body, "paths")
+	maps.DeleteFunc(nested[map[string]any](theirs.body, "paths"), func(name string, _ any) bool { return names[name] == nil })
+	p.judge(t, r, ours, theirs)
+	return names
 }
 
 // paths compares which paths there are, and what can be done at them.
@@ -98,8 +74,8 @@ func (p *pair) paths(t *testing.T, path string) {
 	p.judge(t, r, ours, theirs)
 }
 
-// document compares what OpenAPI says of the paths and schemas that ours has.
-func (p *pair) document(t *testing.T, path string) {
+// openAPI compares what a document of OpenAPI says of the paths and schemas that ours has.
+func (p *pair) openAPI(t *testing.T, path string) {
 	t.Helper()
 	r := request{method: http.MethodGet, path: "/openapi/v3/" + path}
 	ours, theirs := p.exchange(t, r)

@@ -55,9 +55,6 @@ func knownDifferences() []*known {
 	row("the time in the managedFields of a write through `/scale`", func(_ request, d difference) bool {
 		return strings.HasSuffix(d.path, ".time") && d.theirs == missing
 	})
-	row("aggregated discovery of built-in kinds |", func(_ request, d difference) bool {
-		return strings.Contains(d.path, ".responseKind.") && d.theirs == ""
-	})
 	row("the type of `/openapi/v3` |", func(r request, d difference) bool { return r.path == "/openapi/v3" && d.path == "contentType" })
 	row("a POST, PUT or PATCH to `/apis`", func(r request, _ difference) bool {
 		return r.path == "/apis" && r.method == "POST" || r.path == "/apis/apps" && r.method == "PUT"
@@ -90,9 +87,6 @@ func toBeMended() []*known {
 	row("HEAD |", func(r request, d difference) bool { return r.method == "HEAD" && d.path == "code" })
 	row("`ignoreStoreReadErrorWithClusterBreakingPotential` with a grace period", func(r request, _ difference) bool {
 		return strings.Contains(r.body, `"ignoreStoreReadErrorWithClusterBreakingPotential":true,"gracePeriodSeconds"`)
-	})
-	row("discovery of reviews |", func(_ request, d difference) bool {
-		return strings.HasSuffix(d.path, ".storageVersionHash") && d.theirs == missing
 	})
 	row("OpenAPI of built-in kinds |", func(r request, d difference) bool {
 		return strings.HasPrefix(r.path, "/openapi/v3/api") && (d.theirs == missing || generated.MatchString(d.path) || strings.Contains(d.path, "TokenRequestSpec.properties.audiences"))

@@ -86,6 +86,11 @@ func normalValue(key string, v any) any {
 	return v
 }
 
+// nameOf is what a resource is called in either form of discovery.
+func nameOf(item any) string {
+	return nested[string](item, "name") + nested[string](item, "resource")
+}
+
 func manager(entry any) string {
 	return fmt.Sprint(nested[any](entry, "operation"), nested[any](entry, "manager"), nested[any](entry, "subresource"))
 }

@@ -8,23 +8,42 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Act does what a POST to a subresource asks for: the binding of a Pod, a token. It is the body that goes through the stages. Where there is an
-// answer, said is true.
+// Act does what a POST to a subresource asks for: the binding of a Pod, its eviction, a token. It is the body that goes through the
+// stages. Where there is an answer, said is true.
 func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object, said bool, err error) {
 	w, err := e.newWrite(ctx, t, c, acts)
 	if err != nil {
 		return o, false, err
 	}
-	w.sub, w.posts = t.Version.Subresource(t.Subresource), true
+	w.onto, w.posts, w.upToCommit = t, true, func(o *write) error { return o.attempt(commitStage) }
+	if p := t.Version.Definition.PostsTo; p != nil {
+		w.onto = e.targetAt(*p, t.Namespace, "")
+	}
+	w.sub = w.onto.Version.Subresource(w.onto.Subresource)
 	w.resolve(w.sub.Body)
 	w.change = func(w *write) (object.Tree, error) {
+		if object.String(b.Tree, "apiVersion") == w.sub.AlsoAt {
+			b.Tree["apiVersion"] = w.v.APIVersion
+		}
 		sent, err := w.accept(b)
+		if err == nil && w.target.Subresource == "" {
+			wipeSystemFields(object.EnsureMetadata(sent))
+		}
 		return detach(sent), err
 	}
-	err = w.run()
+	if err = w.run(); err == nil && w.deletion != nil && w.deletion.goesNext {
+		err = w.deletion.removeMarked()
+	}
 	return w.answer, w.sub.Answer != nil, err
+}
+
+// targetAt is an object, or with the name "" one that the body names, at a place that the server knows itself.
+func (e *Engine) targetAt(p resource.Place, namespace, name string) Target {
+	v := e.Live.Load().Find(p.Resource.Group, p.Resource.Version, p.Resource.Resource)
+	return Target{Version: v, Namespace: namespace, Name: name, Subresource: p.Subresource}
 }
 
 // check judges what is posted.
@@ -32,10 +51,15 @@ func (w *write) check() (err error) {
 	if w.typed.obj, err = w.v.Type.ToInternal(w.wanted); err != nil {
 		return asInternal(err)
 	}
+	if w.onto.Name == "" {
+		if w.onto.Name = w.typed.obj.GetName(); w.onto.Name == "" {
+			return apierrors.NewBadRequest("Name parameter required.")
+		}
+	}
 	if w.sub.Check == nil {
 		return nil
 	}
-	return asPlain(w.sub.Check(w.target.Name, w.typed.obj))
+	return asPlain(w.sub.Check(w.onto.Name, w.typed.obj))
 }
 
 // say answers what is posted.
@@ -52,21 +76,30 @@ func (w *write) say() error {
 	return nil
 }
 
+// onObject is the write of the object that is posted to. Admission has been asked about what is posted.
+func (w *write) onObject(way way) *write {
+	o := &write{ctx: w.ctx, engine: w.engine, target: w.onto, caller: w.caller, way: way, now: w.now, admitted: true}
+	o.resolve(w.onto.Version)
+	o.progress = progress{head: w.head, guards: w.guards}
+	return o
+}
+
 // act stores what becomes of the object. As with upstream's, its strategy has no say in that, and whoever asks owns nothing of it.
 func (w *write) act() (err error) {
-	if w.sub.Answer != nil {
+	switch {
+	case w.sub.Answer != nil:
 		return w.say()
+	case w.sub.Delete != nil:
+		return w.delete()
 	}
-	body := w.typed.obj
-	o := &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, way: stores, uid: string(body.GetUID())}
-	o.resolve(w.target.Version)
-	o.progress = progress{head: w.head, guards: w.guards}
+	body, o := w.typed.obj, w.onObject(stores)
+	o.uid = string(body.GetUID())
 	if err := o.load(); err != nil {
 		return err
 	}
 	now := strconv.FormatInt(o.rec.Modified, 10)
 	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return apierrors.NewConflict(o.v.GroupResource(), w.target.Name, fmt.Errorf(
+		return apierrors.NewConflict(o.v.GroupResource(), w.onto.Name, fmt.Errorf(
 			"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
 			o.key(), wants, now))
 	}

@@ -15,6 +15,9 @@ import (
 
 // mutate asks admission to change or refuse what is wanted: the life cycle of namespaces and kinds first.
 func (w *write) mutate() error {
+	if w.admitted {
+		return nil
+	}
 	r := w.admission()
 	if err := (admission.Lifecycle{Namespaces: w.engine.namespaces}).Admit(w.ctx, r); err != nil {
 		return err
@@ -48,7 +51,7 @@ func (w *write) admit() error {
 			return err
 		}
 	}
-	if len(w.engine.Admission) == 0 {
+	if len(w.engine.Admission) == 0 || w.admitted {
 		return nil
 	}
 	return w.engine.Admission.Validate(w.ctx, w.admission())

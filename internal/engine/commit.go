@@ -64,7 +64,7 @@ func (w *write) commit() (err error) {
 	case w.caller.DryRun:
 		return w.pretend()
 	}
-	events, err := w.engine.commit(w.ctx, []storage.Write{w.stored()}, w.guards...)
+	events, err := w.engine.commit(w.ctx, append([]storage.Write{w.stored()}, w.also...), w.guards...)
 	if err != nil {
 		return w.lost(err)
 	}

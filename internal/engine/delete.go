@@ -134,17 +134,19 @@ func (w *write) ending() (t object.Tree, grace *int64, err error) {
 		}
 		return t, nil, asInternal(err)
 	}
-	obj, err := w.loadStored()
-	if err != nil {
-		return nil, nil, err
+	obj := w.changed
+	if obj == nil {
+		if obj, err = w.loadStored(); err != nil {
+			return nil, nil, err
+		}
 	}
 	o := w.removal.DeepCopy()
 	graceful, pending, err := rest.BeforeDelete(w.def.Strategy.Main, w.strategyContext(), obj, o)
-	if err != nil || pending {
+	if err != nil || pending && w.changed == nil {
 		w.untouched = pending
 		return nil, nil, err
 	}
-	if graceful {
+	if graceful || pending {
 		grace = o.GracePeriodSeconds
 	}
 	obj.SetResourceVersion("")

@@ -50,7 +50,7 @@ func (e *Engine) NewFeed() *Feed {
 func (f *Feed) Follow(r schema.GroupVersionResource, listed func(objects []*metav1.PartialObjectMetadata, revision int64),
 	changed func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool) {
 	v := f.engine.Live.Load().Find(r.Group, r.Version, r.Resource)
-	if v == nil || v.Definition.Behavior.Answer != nil {
+	if v == nil || !v.Definition.Stored() {
 		return nil, false
 	}
 	one := &follow{listed: listed, changed: changed, prefix: v.Definition.Prefix, floor: math.MaxInt64}

@@ -21,22 +21,27 @@ import (
 
 // write is one request to write, on its way through the stages.
 type write struct {
-	ctx     context.Context // of the request: reading and storing may take a conversion
-	engine  *Engine
-	target  Target
-	caller  Caller
-	way     way
-	change  change                // how the object that is wanted comes about; nil for a deletion
-	posts   bool                  // it creates, and nothing else
-	upserts bool                  // it creates what it does not find
-	patches bool                  // it is a patch or an apply
-	sub     *resource.Subresource // that is posted to, if one is
-	uid     string                // that the live object must have, unless ""
-	removal metav1.DeleteOptions  // of a deletion
-	now     time.Time
-	memo    memo
-	turn    chan struct{} // the queue this write is at the head of, if any
-	names   int           // that have been generated
+	ctx        context.Context // of the request: reading and storing may take a conversion
+	engine     *Engine
+	target     Target
+	caller     Caller
+	way        way
+	change     change                // how the object that is wanted comes about; nil for a deletion
+	posts      bool                  // it creates, and nothing else
+	upserts    bool                  // it creates what it does not find
+	patches    bool                  // it is a patch or an apply
+	sub        *resource.Subresource // that is posted to, if one is
+	onto       Target                // and the object whose it is
+	upToCommit func(*write) error    // takes a write up to its commit: a stage cannot itself refer to the stages
+	uid        string                // that the live object must have, unless ""
+	removal    metav1.DeleteOptions  // of a deletion
+	now        time.Time
+	memo       memo
+	turn       chan struct{} // the queue this write is at the head of, if any
+	names      int           // that have been generated
+	// deletion is what became of the object by what was posted; admitted says that admission is not asked about this write.
+	deletion *write
+	admitted bool
 
 	// The kind, as the catalog has it.
 	v      *resource.Version
@@ -64,10 +69,12 @@ type progress struct {
 	typed    typedWrite // of a kind with a Strategy
 	replaced int        // times that admission has replaced wanted
 
-	packed    object.Packed // obj as it is to be stored, or as it was last
-	goes      bool          // the object is deleted
-	goesNext  bool          // it is deleted once it has been stored as marked
-	untouched bool          // a deletion that changes nothing
+	packed    object.Packed     // obj as it is to be stored, or as it was last
+	changed   resource.Internal // the object, where it is changed before it is deleted
+	also      []storage.Write   // of other objects, in the same commit
+	goes      bool              // the object is deleted
+	goesNext  bool              // it is deleted once it has been stored as marked
+	untouched bool              // a deletion that changes nothing
 	guards    []storage.Guard
 	warned    []string
 	answer    Object

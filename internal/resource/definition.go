@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
@@ -38,9 +39,13 @@ type Definition struct {
 	Verbs      []string   // announced and served; sorted as upstream announces them
 	Behavior   Behavior
 	Strategy   *Strategy // how objects are written; nil for a custom kind, and for one whose Behavior says it all
+	PostsTo    *Place    // a subresource to which what is posted goes, by its name; nil: the kind is for itself
 
 	Custom *Custom // nil for a built-in kind
 }
+
+// Stored says that there are objects of the kind: it is no question, and no way to another kind.
+func (d *Definition) Stored() bool { return d.Behavior.Answer == nil && d.PostsTo == nil }
 
 // Custom is what a Definition made from a CRD knows of it.
 type Custom struct {
@@ -164,8 +169,32 @@ type Subresource struct {
 	Body  *Version                               `json:"-"`
 	Check func(name string, body Internal) error `json:"-"`
 	Act   func(obj, body Internal) error         `json:"-"`
+	// AlsoAt is another apiVersion that Body may have, with the same fields; "" for none.
+	AlsoAt string
+	// Delete, in place of Act, says how what is posted deletes the object. It may change obj before.
+	Delete func(stored *storage.Snapshot, obj, body Internal, dryRun bool) (Deletion, error) `json:"-"`
 	// Answer, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
 	Answer func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
+}
+
+// Place is a way to the objects of a kind; Subresource is "" for themselves.
+type Place struct {
+	Resource    schema.GroupVersionResource
+	Subresource string
+}
+
+// Deletion is one that another request asks for than a DELETE.
+type Deletion struct {
+	Options metav1.DeleteOptions
+	Guards  []storage.Guard // what it relies on
+	With    *Change         // of another object, in the same commit; nil: of none
+}
+
+// Change is what happens to an object of the namespace along with another one. The error of Do is what the client gets.
+type Change struct {
+	Of   Place
+	Name string
+	Do   func(obj Internal) error
 }
 
 // Subresource is the one of a name, or nil.

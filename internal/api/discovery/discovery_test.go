@@ -74,9 +74,10 @@ func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
 	for path, want := range map[string]string{
-		"/api":    `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.URL, "http://") + `"}]}` + "\n",
-		"/apis":   `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apps",`,
-		"/api/v1": `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
+		"/api":                          `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.URL, "http://") + `"}]}` + "\n",
+		"/apis":                         `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apps",`,
+		"/api/v1":                       `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"bindings","singularName":"binding","namespaced":true,"kind":"Binding","verbs":["create"]},{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
+		"/apis/authorization.k8s.io/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"authorization.k8s.io/v1","resources":[{"name":"localsubjectaccessreviews","singularName":"localsubjectaccessreview","namespaced":true,"kind":"LocalSubjectAccessReview","verbs":["create"]},`,
 		"/apis/stable.example.com": `{"kind":"APIGroup","apiVersion":"v1","name":"stable.example.com","versions":[{"groupVersion":"stable.example.com/v1","version":"v1"},{"groupVersion":"stable.example.com/v1beta1","version":"v1beta1"}],` +
 			`"preferredVersion":{"groupVersion":"stable.example.com/v1","version":"v1"}}` + "\n",
 		"/apis/stable.example.com/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"stable.example.com/v1","resources":[` +
@@ -164,7 +165,16 @@ func TestAggregated(t *testing.T) {
 		t.Errorf("v2beta1: %s", oldBody)
 	}
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
-	if !strings.Contains(core, `"resource":"configmaps"`) || strings.Contains(core, "crontabs") {
+	for _, want := range []string{ // of the resource's own version the kind alone is told
+		`{"resource":"bindings","responseKind":{"group":"","version":"","kind":"Binding"},"scope":"Namespaced","singularResource":"binding","verbs":["create"]}`,
+		`{"resource":"configmaps","responseKind":{"group":"","version":"","kind":"ConfigMap"},"scope":"Namespaced"`,
+		`{"subresource":"eviction","responseKind":{"group":"policy","version":"v1","kind":"Eviction"},"verbs":["create"]}`,
+		`{"subresource":"status","responseKind":{"group":"","version":"","kind":"Pod"},"verbs":["get","patch","update"]}`} {
+		if !strings.Contains(core, want) {
+			t.Errorf("no %s in %s", want, core)
+		}
+	}
+	if strings.Contains(core, "crontabs") {
 		t.Errorf("/api: %s", core)
 	}
 }

@@ -56,7 +56,7 @@ func verbs(d *resource.Definition) []string {
 // storageVersionHash is what kube-apiserver announces: eight bytes of a hash over the
 // type that objects are stored as, or nothing where a CRD does not serve that version.
 func storageVersionHash(d *resource.Definition) string {
-	if d.Storage == nil || d.Custom != nil && !d.Storage.Served {
+	if d.Storage == nil || !d.Stored() || d.Custom != nil && !d.Storage.Served {
 		return ""
 	}
 	gv := d.Storage.GroupVersion
@@ -100,7 +100,7 @@ func resourceDiscovery(v *resource.Version) apidiscoveryv2.APIResourceDiscovery 
 		Resource:         d.Names.Plural,
 		SingularResource: d.Names.Singular,
 		Scope:            apidiscoveryv2.ScopeCluster,
-		ResponseKind:     responseKind(v.GroupVersionKind()),
+		ResponseKind:     responseKind(v, v.GroupVersionKind()),
 		Verbs:            verbs(d),
 		ShortNames:       d.Names.ShortNames,
 		Categories:       d.Names.Categories,
@@ -111,13 +111,18 @@ func resourceDiscovery(v *resource.Version) apidiscoveryv2.APIResourceDiscovery 
 	for _, s := range subresources(v) {
 		out.Subresources = append(out.Subresources, apidiscoveryv2.APISubresourceDiscovery{
 			Subresource:  s.name,
-			ResponseKind: responseKind(s.kind),
+			ResponseKind: responseKind(v, s.kind),
 			Verbs:        s.verbs,
 		})
 	}
 	return out
 }
 
-func responseKind(k schema.GroupVersionKind) *metav1.GroupVersionKind {
+// responseKind is what objects are called. As in upstream's, where a built-in kind is of the resource's own group and version, it does not
+// say so, and clients fill that in.
+func responseKind(v *resource.Version, k schema.GroupVersionKind) *metav1.GroupVersionKind {
+	if v.Definition.Custom == nil && k.GroupVersion() == v.GroupVersion {
+		return &metav1.GroupVersionKind{Kind: k.Kind}
+	}
 	return &metav1.GroupVersionKind{Group: k.Group, Version: k.Version, Kind: k.Kind}
 }

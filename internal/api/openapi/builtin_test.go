@@ -149,6 +149,7 @@ func TestRequiredFields(t *testing.T) {
 func TestSubresourcesOfOtherKinds(t *testing.T) {
 	for _, c := range []struct{ path, method, kind, model, id, description string }{
 		{"/api/v1/namespaces/{namespace}/pods/{name}/binding", "post", "/v1/Binding", "io.k8s.api.core.v1.Binding", "createCoreV1NamespacedPodBinding", "create binding of a Pod"},
+		{"/api/v1/namespaces/{namespace}/pods/{name}/eviction", "post", "policy/v1/Eviction", "io.k8s.api.policy.v1.Eviction", "createCoreV1NamespacedPodEviction", "create eviction of a Pod"},
 		{"/api/v1/namespaces/{namespace}/replicationcontrollers/{name}/scale", "put", "autoscaling/v1/Scale", "io.k8s.api.autoscaling.v1.Scale",
 			"replaceCoreV1NamespacedReplicationControllerScale", "replace scale of the specified ReplicationController"},
 		{"/api/v1/namespaces/{namespace}/pods/{name}/status", "put", "/v1/Pod", "io.k8s.api.core.v1.Pod", "replaceCoreV1NamespacedPodStatus", "replace status of the specified Pod"},
