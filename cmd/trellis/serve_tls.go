@@ -26,6 +26,7 @@ func (f *tlsFlags) bind(flags *pflag.FlagSet) {
 	flags.StringVar(&f.keyFile, "tls-private-key-file", "", "file of its private key")
 	flags.Var(cliflag.NewNamedCertKeyArray(&f.sni), "tls-sni-cert-key",
 		"files of a certificate and its key for clients that ask for one of its names, or of those after a colon: foo.crt,foo.key:*.foo.com,foo.com; may be repeated")
+	flags.Lookup("tls-sni-cert-key").DefValue = "" // and not []
 	flags.StringVar(&f.minVersion, "tls-min-version", "",
 		"least version of TLS (default VersionTLS12): "+strings.Join(cliflag.TLSPossibleVersions(), ", "))
 	flags.StringSliceVar(&f.cipherSuites, "tls-cipher-suites", nil,
