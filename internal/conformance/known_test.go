@@ -97,7 +97,6 @@ func toBeMended() []*known {
 	row("a new PersistentVolumeClaim |", func(r request, d difference) bool {
 		return strings.Contains(r.path, "/persistentvolumeclaims") && strings.HasSuffix(d.path, "status.phase")
 	})
-	row("deletion of a Pod without grace |", func(r request, d difference) bool { return strings.HasSuffix(d.path, "deletionGracePeriodSeconds") })
 	row("a Table of the `/scale` of a built-in kind |", func(r request, d difference) bool {
 		return strings.HasSuffix(r.path, "/scale") && strings.HasPrefix(d.path, "body.columnDefinitions")
 	})
@@ -110,7 +109,6 @@ func toBeMended() []*known {
 	row("an invalid label of a CRD in an update |", func(r request, d difference) bool {
 		return aboutCRD(r) && r.method == "PATCH" && strings.Contains(r.body, "a b") && (d.path == "body.details.causes" || d.path == "body.message")
 	})
-	row("deletion of a Job |", func(r request, d difference) bool { return strings.Contains(r.path, "/jobs/") && d.path == "warnings" })
 	return all
 }
 

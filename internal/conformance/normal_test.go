@@ -64,6 +64,8 @@ func normalValue(key string, v any) any {
 			if slices.ContainsFunc(v, func(c any) bool { return nested[string](c, "type") == "Established" }) {
 				slices.SortFunc(v, func(a, b any) int { return strings.Compare(nested[string](a, "type"), nested[string](b, "type")) })
 			}
+		case "resourceRules", "nonResourceRules": // kube-apiserver keeps bindings in no order
+			slices.SortFunc(v, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 		case "resources": // kube-apiserver keeps CRDs in no order
 			slices.SortStableFunc(v, func(a, b any) int { return strings.Compare(nameOf(a), nameOf(b)) })
 		}
