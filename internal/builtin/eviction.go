@@ -76,7 +76,8 @@ func evictionOptions(e *policy.Eviction, dryRun bool) (o metav1.DeleteOptions, e
 	case len(o.DryRun) == 0:
 		o.DryRun = asked
 	case !slices.Equal(o.DryRun, asked):
-		err = fmt.Errorf("Non-matching dry-run options in request and content: %v and %v", asked, o.DryRun) //nolint:staticcheck // upstream's words
+		//lint:ignore ST1005 upstream's words
+		err = fmt.Errorf("Non-matching dry-run options in request and content: %v and %v", asked, o.DryRun)
 	}
 	return o, err
 }

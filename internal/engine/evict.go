@@ -39,9 +39,6 @@ func (w *write) delete() error {
 		return err
 	}
 	d.removal, d.caller.DryRun, d.changed = how.Options, len(how.Options.DryRun) > 0, obj
-	if err := d.checkDelete(d.rec, metaOf(d.rec).meta, &d.removal); err != nil {
-		return err
-	}
 	w.deletion = d
 	if err := d.mark(); err != nil {
 		return err

@@ -162,6 +162,20 @@ func TestEvictionCharges(t *testing.T) {
 	equal(t, "details", s.Details == nil, true)
 }
 
+// SUB-028: a budget that allows nothing does not hold what disrupts nothing.
+func TestEvictionOfWhatDoesNotRun(t *testing.T) {
+	w := newWorld(t)
+	w.budget("b", "", `{"observedGeneration":1,"currentHealthy":0,"desiredHealthy":1}`)
+	for _, phase := range []string{"Pending", "Succeeded", "Failed"} {
+		pod := strings.ToLower(phase)
+		w.web(pod)
+		w.phase(pod, phase, "False")
+		if err := w.evict(pod, ""); err != nil {
+			t.Error(phase, err)
+		}
+	}
+}
+
 // SUB-028: of two evictions that a budget of one disruption allows each by itself, one takes place.
 func TestEvictionsRace(t *testing.T) {
 	w := newWorld(t)
