@@ -3,10 +3,15 @@ package control
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,7 +37,12 @@ func EnsureRoles(ctx context.Context, config *rest.Config) error {
 	}
 	b := bootstrap{client: client}
 	b.all.SetLimit(rolesAtOnce)
-	for _, role := range append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...) {
+	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
+	slices.SortFunc(roles, func(a, b rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
+	for _, role := range roles {
+		if err := b.aggregate(ctx, &role, roles); err != nil {
+			return err
+		}
 		b.role(reconciliation.ClusterRoleRuleOwner{ClusterRole: &role}, reconciliation.ClusterRoleModifier{Client: client.RbacV1().ClusterRoles()})
 	}
 	for _, binding := range append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...) {
@@ -69,6 +79,47 @@ func (b *bootstrap) binding(binding reconciliation.RoleBinding, client reconcili
 		_, err := (&reconciliation.ReconcileRoleBindingOptions{RoleBinding: binding, Client: client, Confirm: true}).Run()
 		return err
 	})
+}
+
+// aggregate gives a role that is to be made the rules that the loop below would give it a moment later. What is there is the loop's.
+func (b *bootstrap) aggregate(ctx context.Context, role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) error {
+	if role.AggregationRule == nil {
+		return nil
+	}
+	if _, err := b.client.RbacV1().ClusterRoles().Get(ctx, role.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	rules, err := aggregated(role, of)
+	role.Rules = rules
+	return err
+}
+
+// aggregated are the rules of a role that selects others, which may do so too, in the order of their names.
+func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbacv1.PolicyRule, err error) {
+	if role.AggregationRule == nil {
+		return role.Rules, nil
+	}
+	for i := range role.AggregationRule.ClusterRoleSelectors {
+		selector, err := metav1.LabelSelectorAsSelector(&role.AggregationRule.ClusterRoleSelectors[i])
+		if err != nil {
+			return nil, fmt.Errorf("aggregation of %s: %w", role.Name, err)
+		}
+		for k := range of {
+			if of[k].Name == role.Name || !selector.Matches(labels.Set(of[k].Labels)) {
+				continue
+			}
+			more, err := aggregated(&of[k], of)
+			if err != nil {
+				return nil, err
+			}
+			for _, rule := range more {
+				if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return equality.Semantic.DeepEqual(r, rule) }) {
+					rules = append(rules, rule)
+				}
+			}
+		}
+	}
+	return rules, nil
 }
 
 // try runs reconcile, again where somebody else was quicker or the store is not there.

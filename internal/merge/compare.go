@@ -1,6 +1,8 @@
 package merge
 
 import (
+	"slices"
+
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/schema"
 	"sigs.k8s.io/structured-merge-diff/v6/value"
@@ -97,9 +99,10 @@ func formOf(v any) form {
 	return scalars
 }
 
-func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) (out changes) {
+func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) changes {
+	var found findings
 	if at == added {
-		out.written.Members = fieldpath.MakePathElementSet(len(r))
+		found = make(findings, 0, len(r))
 	}
 	typeOf := func(key string) schema.TypeRef {
 		if f, ok := m.FindField(key); ok {
@@ -113,10 +116,10 @@ func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) (out chang
 		switch {
 		case known:
 			leaf, below := c.value(x, y, both, typeOf(key))
-			out.add(leaf, &below, func() fieldpath.PathElement { return element(key) })
+			found.add(leaf, below, func() fieldpath.PathElement { return element(key) })
 		default:
 			_, below := c.value(nil, y, added, typeOf(key))
-			out.add(true, &below, func() fieldpath.PathElement { return element(key) })
+			found.add(true, below, func() fieldpath.PathElement { return element(key) })
 		}
 	}
 	for key, x := range l {
@@ -126,9 +129,9 @@ func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) (out chang
 		ref := typeOf(key)
 		c.lost(x, at, ref)
 		_, below := c.value(x, nil, gone, ref)
-		out.remove(&below, element(key))
+		found.remove(below, element(key))
 	}
-	return out
+	return found.changes()
 }
 
 // lost looks at a value that is gone. What lies below it has been looked at with it.
@@ -136,54 +139,75 @@ func (c *comparison) lost(x any, at side, ref schema.TypeRef) {
 	c.odd = c.odd || at == both && (ref == schema.TypeRef{} || !c.suiting.value(x, ref))
 }
 
-// add puts in what differs in a field: the field itself if it was written, and what lies below it.
-func (out *changes) add(self bool, below *changes, element func() fieldpath.PathElement) {
-	written, removed := !below.written.Empty(), !below.removed.Empty()
-	if !self && !written && !removed {
-		return
-	}
-	at := element()
-	if self {
-		out.written.Members.Insert(at)
-	}
-	if written {
-		*out.written.Children.Descend(at) = below.written
-	}
-	if removed {
-		*out.removed.Children.Descend(at) = below.removed
+// finding is what has become of a field or an item: whether it was written or is gone, and what lies below it.
+type finding struct {
+	at            fieldpath.PathElement
+	written, gone bool
+	below         changes
+}
+
+// findings are those of one object or list, in any order.
+type findings []finding
+
+// add puts in what differs in a field, if anything does.
+func (d *findings) add(written bool, below changes, element func() fieldpath.PathElement) {
+	if written || !below.written.Empty() || !below.removed.Empty() {
+		*d = append(*d, finding{at: element(), written: written, below: below})
 	}
 }
 
 // remove puts in a field that is gone.
-func (out *changes) remove(below *changes, at fieldpath.PathElement) {
-	out.removed.Members.Insert(at)
-	if !below.removed.Empty() {
-		*out.removed.Children.Descend(at) = below.removed
+func (d *findings) remove(below changes, at fieldpath.PathElement) {
+	*d = append(*d, finding{at: at, gone: true, below: below})
+}
+
+// changes puts them into sets, in the order of these: a set takes time for what comes out of order that grows with its size.
+func (d findings) changes() (out changes) {
+	slices.SortFunc(d, func(a, b finding) int { return a.at.Compare(b.at) })
+	if len(d) > 0 && d[0].written {
+		out.written.Members = fieldpath.MakePathElementSet(len(d))
 	}
+	for i := range d {
+		one := &d[i]
+		if one.written {
+			out.written.Members.Insert(one.at)
+		}
+		if one.gone {
+			out.removed.Members.Insert(one.at)
+		}
+		if !one.below.written.Empty() {
+			*out.written.Children.Descend(one.at) = one.below.written
+		}
+		if !one.below.removed.Empty() {
+			*out.removed.Children.Descend(one.at) = one.below.removed
+		}
+	}
+	return out
 }
 
 // items compares two sets, or lists of maps with keys.
-func (c *comparison) items(l, r []any, at side, of *schema.List) (out changes) {
+func (c *comparison) items(l, r []any, at side, of *schema.List) changes {
 	if at == both {
 		if same(l, r) {
-			return out
+			return changes{}
 		}
 		c.differs = true
 	}
 	left := c.byIdentity(l, of)
 	seen := c.byIdentity(r, of)
 	if c.odd {
-		return out
+		return changes{}
 	}
+	var found findings
 	for id, y := range seen {
 		element := func() fieldpath.PathElement { return elementOf(y, of.Keys) }
 		if x, known := left[id]; known {
 			leaf, below := c.value(x, y, both, of.ElementType)
-			out.add(leaf, &below, element)
+			found.add(leaf, below, element)
 			continue
 		}
 		_, below := c.value(nil, y, added, of.ElementType)
-		out.add(true, &below, element)
+		found.add(true, below, element)
 	}
 	for id, x := range left {
 		if _, still := seen[id]; still {
@@ -191,9 +215,9 @@ func (c *comparison) items(l, r []any, at side, of *schema.List) (out changes) {
 		}
 		c.lost(x, at, of.ElementType)
 		_, below := c.value(x, nil, gone, of.ElementType)
-		out.remove(&below, elementOf(x, of.Keys))
+		found.remove(below, elementOf(x, of.Keys))
 	}
-	return out
+	return found.changes()
 }
 
 func (c *comparison) byIdentity(list []any, of *schema.List) map[string]any {
