@@ -4,6 +4,7 @@ package admission
 
 import (
 	"context"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -60,6 +61,9 @@ type Objects interface {
 
 // Plugin may change or stop a write. An error is what the client gets, a StatusError.
 type Plugin interface {
+	// Handles says whether the plugin wants to hear of an operation at all. What none does is cheaper: objects of a
+	// collection are deleted together.
+	Handles(o Operation) bool
 	// Admit comes before defaults are filled in a last time; it may change the object.
 	Admit(ctx context.Context, r *Request) error
 	// Validate sees the object as it will be stored, unless something else stops it.
@@ -69,11 +73,19 @@ type Plugin interface {
 // Plugins are asked in their order; the first to refuse ends the write.
 type Plugins []Plugin
 
+// Handles says whether any of them does.
+func (p Plugins) Handles(o Operation) bool {
+	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(o) })
+}
+
 // Admit asks each plugin to change or refuse the object. One with a method Reinvoke that returns true is asked once
 // more where a plugin behind it has changed the object.
 func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	last := -1 // to change the object
 	for i, plugin := range p {
+		if !plugin.Handles(r.Operation) {
+			continue
+		}
 		before := r.Objects.Replaced()
 		if err := plugin.Admit(ctx, r); err != nil {
 			return err
@@ -85,7 +97,7 @@ func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	r.Reinvoked = true
 	defer func() { r.Reinvoked = false }()
 	for i := 0; i < last; i++ {
-		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() {
+		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() && p[i].Handles(r.Operation) {
 			if err := p[i].Admit(ctx, r); err != nil {
 				return err
 			}
@@ -97,6 +109,9 @@ func (p Plugins) Admit(ctx context.Context, r *Request) error {
 // Validate asks each plugin to refuse the object.
 func (p Plugins) Validate(ctx context.Context, r *Request) error {
 	for _, plugin := range p {
+		if !plugin.Handles(r.Operation) {
+			continue
+		}
 		if err := plugin.Validate(ctx, r); err != nil {
 			return err
 		}

@@ -25,6 +25,9 @@ type Certificates struct {
 
 var requests = certificatesv1.Resource("certificatesigningrequests")
 
+// Handles implements Plugin.
+func (Certificates) Handles(o Operation) bool { return o == Create || o == Update }
+
 // Admit implements Plugin.
 func (Certificates) Admit(context.Context, *Request) error { return nil }
 

@@ -26,6 +26,9 @@ type Lifecycle struct {
 	Namespaces func() *resource.Definition
 }
 
+// Handles implements Plugin.
+func (Lifecycle) Handles(Operation) bool { return true }
+
 // Admit implements Plugin.
 func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	gr := r.Resource.GroupResource()

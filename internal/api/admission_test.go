@@ -26,6 +26,8 @@ func (n *noting) Admit(_ context.Context, r *admission.Request) error {
 	return nil
 }
 
+func (n *noting) Handles(admission.Operation) bool { return true }
+
 func (n *noting) Validate(context.Context, *admission.Request) error { return nil }
 
 // What admission has to say of a write is in its audit record, and admission gets the options of the verb.

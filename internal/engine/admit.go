@@ -51,7 +51,7 @@ func (w *write) admit() error {
 			return err
 		}
 	}
-	if len(w.engine.Admission) == 0 || w.admitted {
+	if w.admitted || !w.engine.Admission.Handles(w.op) {
 		return nil
 	}
 	return w.engine.Admission.Validate(w.ctx, w.admission())

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -9,7 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 func policy(p metav1.DeletionPropagation) metav1.DeleteOptions {
@@ -132,6 +135,46 @@ func TestDeleteNamespaces(t *testing.T) {
 	ns.Name = "n"
 	o, gone := w.delete(ns, metav1.DeleteOptions{})
 	equal(t, "phase", []any{gone, valueAt(treeOf(t, o), "status.phase")}, []any{false, "Terminating"})
+}
+
+// counting is a store that counts commits.
+type counting struct {
+	storage.Store
+	commits int
+}
+
+func (c *counting) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
+	c.commits++
+	return c.Store.Commit(ctx, writes, guards...)
+}
+
+// CRD-065: objects of a collection are deleted together, unless a plugin wants to hear of each deletion.
+func TestDeletedTogether(t *testing.T) {
+	for name, c := range map[string]struct {
+		deaf           []admission.Operation
+		asked, commits int
+	}{
+		"nobody listens":   {[]admission.Operation{admission.Delete}, 0, 1},
+		"a plugin listens": {nil, 3, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.fill(3)
+			asked := 0
+			w.Admission = admission.Plugins{&plugin{deaf: c.deaf, validate: func(context.Context, *admission.Request) error {
+				asked++
+				return nil
+			}}}
+			store := &counting{Store: w.Store}
+			w.Store = store
+			if _, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller); err != nil {
+				t.Fatal(err)
+			}
+			if asked != c.asked || store.commits != c.commits {
+				t.Errorf("asked %d times, %d commits; want %d and %d", asked, store.commits, c.asked, c.commits)
+			}
+		})
+	}
 }
 
 // CRD-065

@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -59,7 +60,7 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 
 // deleteBatch deletes some objects in one commit, or one by one where that fails.
 func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
-	if !c.DryRun && d.Preconditions == nil && len(e.Admission) == 0 { // plugins are asked once about each
+	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(admission.Delete) { // plugins are asked once about each
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {
 			return err

@@ -22,6 +22,7 @@ import (
 type plugin struct {
 	admit, validate func(context.Context, *admission.Request) error
 	again           bool
+	deaf            []admission.Operation // it does not handle these
 }
 
 func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
@@ -30,6 +31,8 @@ func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
 	}
 	return p.admit(ctx, r)
 }
+
+func (p *plugin) Handles(o admission.Operation) bool { return !slices.Contains(p.deaf, o) }
 
 func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 	if p.validate == nil {
