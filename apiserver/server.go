@@ -112,6 +112,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := control.EnsureRoles(ctx, s.Loopback()); err != nil {
 		return fmt.Errorf("the roles of every cluster: %w", err)
 	}
+	if err := control.EnsurePriorities(ctx, s.Loopback()); err != nil {
+		return fmt.Errorf("the priorities of every cluster: %w", err)
+	}
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)
 	}

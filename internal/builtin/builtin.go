@@ -53,8 +53,6 @@ type Config struct {
 	Issuer             serviceaccount.TokenGenerator
 	Audiences          authenticator.Audiences
 	MaxTokenExpiration time.Duration
-	// Unenforced adds the kinds whose rules nothing in the server enforces yet. Such a kind would promise what is not done.
-	Unenforced bool
 }
 
 // Definitions returns every built-in kind. What is costly is derived on first use.
@@ -63,9 +61,7 @@ func Definitions(c Config) []*resource.Definition {
 	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
 	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
-			if l := &lines[i]; c.Unenforced || !l.unenforced {
-				all = append(all, l.define())
-			}
+			all = append(all, lines[i].define())
 		}
 	}
 	return all

@@ -79,7 +79,7 @@ func TestDiscovery(t *testing.T) {
 	for _, want := range readJSON[[]served](t, "testdata/discovery.json") {
 		left[want.Version+" "+want.Plural] = want
 	}
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
 		for _, v := range d.Versions {
 			if d.Strategy == nil {
 				continue // the kind that defines kinds; reviews

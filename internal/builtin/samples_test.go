@@ -35,7 +35,6 @@ type cluster struct {
 
 func serveCluster(t testing.TB, c builtin.Config) *cluster {
 	t.Helper()
-	c.Unenforced = true
 	s := &cluster{serveKinds(t, c), tester}
 	s.mustMake(s.version("v1", "Namespace"), "ns", "{metadata: {name: ns}}")
 	return s
@@ -221,7 +220,7 @@ func TestEveryLineHasASample(t *testing.T) {
 	for _, s := range samples(t) {
 		known[s.apiVersion+" "+s.kind] = true
 	}
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
 		for _, v := range d.Versions {
 			if d.Strategy != nil && !known[v.APIVersion+" "+d.Names.Kind] {
 				t.Errorf("testdata/objects.yaml has no %s of %s", d.Names.Kind, v.APIVersion)

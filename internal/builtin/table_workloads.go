@@ -34,7 +34,7 @@ func workloads() []line {
 		{kind: "CronJob", plural: "cronjobs", at: batch, short: "cj", categories: "all", main: cronjob.Strategy, status: cronjob.StatusStrategy},
 		{kind: "Job", plural: "jobs", at: batch, categories: "all", main: job.Strategy, status: job.StatusStrategy, fields: []string{"status.successful=status.succeeded:0"}, behavior: resource.Behavior{OrphanWarning: orphanedPods}},
 		{kind: "PodDisruptionBudget", plural: "poddisruptionbudgets", at: versions{policyv1.SchemeGroupVersion}, short: "pdb", main: poddisruptionbudget.Strategy, status: poddisruptionbudget.StatusStrategy},
-		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", unenforced: true, main: priorityclass.Strategy},
+		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", main: priorityclass.Strategy},
 	}
 }
 

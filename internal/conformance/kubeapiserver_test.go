@@ -55,7 +55,7 @@ func startKubeAPIServer(t *testing.T) *rest.Config {
 		"--etcd-servers="+etcd.URL, "--bind-address=127.0.0.1", "--secure-port="+port(address), "--cert-dir="+filepath.Join(dir, "certs"),
 		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile, "--service-cluster-ip-range=10.0.0.0/24",
-		"--allow-privileged", "--disable-admission-plugins="+pluginsNotHere)
+		"--allow-privileged", "--enable-priority-and-fairness=false", "--disable-admission-plugins="+pluginsNotHere)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -127,7 +127,7 @@ func (b *bootstrap) try(name string, reconcile func() error) {
 	b.all.Go(func() error {
 		passing := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) }
 		if err := retry.OnError(retry.DefaultBackoff, passing, reconcile); err != nil {
-			return fmt.Errorf("%s %s: %w", rbacv1.GroupName, name, err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
 	})

@@ -62,7 +62,7 @@ func groupPriority(name string) int {
 		"", "apiregistration.k8s.io", "extensions", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling",
 		"batch", "certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
 		"admissionregistration.k8s.io", "apiextensions.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io", "discovery.k8s.io",
-		"flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "resource.k8s.io", "storagemigration.k8s.io",
+		"resource.k8s.io", "flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io",
 	}
 	if i := slices.Index(order, name); i >= 0 {
 		return 18000 - 100*i

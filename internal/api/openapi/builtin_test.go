@@ -115,7 +115,7 @@ func marked(s *ast.StructType, marker string) (names []string) {
 // source, which are not to be seen in a Go type.
 func TestRequiredFields(t *testing.T) {
 	var packages []string
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
 		for _, v := range d.Versions {
 			group, _, _ := strings.Cut(cmp.Or(v.GroupVersion.Group, "core"), ".")
 			if dir := group + "/" + v.GroupVersion.Version; group != "apiextensions" && !slices.Contains(packages, dir) {
@@ -125,7 +125,7 @@ func TestRequiredFields(t *testing.T) {
 	}
 	optional, required := markers(t, "+optional", packages...), markers(t, "+required", packages...)
 	m := newModels(v3)
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
 		for _, v := range d.Versions {
 			m.add(structType(v.Type.New()), nil)
 		}
