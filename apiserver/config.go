@@ -71,6 +71,9 @@ type Config struct {
 	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless
 	// they had some before.
 	DisableFieldSelectors bool
+	// RuntimeConfig switches built-in kinds on and off, as --runtime-config of kube-apiserver: apps/v1: false,
+	// batch/v1/jobs: false, api/beta: false.
+	RuntimeConfig map[string]string
 	// Profiling serves /debug/pprof to those who may read it.
 	Profiling bool
 	// ConversionRecheck is how often a conversion webhook is asked again for a sample of what is kept of its conversions,

@@ -245,6 +245,10 @@ func (s *Server) connect(ctx context.Context) (err error) {
 
 // openEngine returns once all that is stored is known.
 func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
+	enabled, err := builtin.Enablement(s.config.RuntimeConfig)
+	if err != nil {
+		return nil, fmt.Errorf("runtime config: %w", err)
+	}
 	return engine.Open(ctx, engine.Config{
 		Store: s.store,
 		Kinds: func(live *resource.Live) []*resource.Definition {
@@ -256,6 +260,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 				ServiceRange:     s.config.ServiceClusterIPRange,
 				NodePorts:        s.config.ServiceNodePortRange,
 				NoFieldSelectors: s.config.DisableFieldSelectors,
+				Enabled:          enabled,
 			})
 		},
 		Admission:              admission.Plugins{admission.Certificates{Authorizer: s.authorizer}},

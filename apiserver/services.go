@@ -112,7 +112,7 @@ func (s *Server) publishAddress(ctx context.Context, endpoints corev1client.Endp
 		WithAddressType(family).
 		WithEndpoints(discoveryapply.Endpoint().WithAddresses(address.String()).WithConditions(discoveryapply.EndpointConditions().WithReady(true))).
 		WithPorts(discoveryapply.EndpointPort().WithName(httpsPort).WithPort(port).WithProtocol(corev1.ProtocolTCP))
-	if _, err := slices.Apply(ctx, slice, applying()); err != nil {
+	if _, err := slices.Apply(ctx, slice, applying()); err != nil && !apierrors.IsNotFound(err) { // discovery.k8s.io may be switched off
 		return err
 	}
 	old := coreapply.Endpoints(serviceName, metav1.NamespaceDefault).

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/builtin"
@@ -96,6 +97,9 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
 	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
 		"range of ports that Services of type NodePort and LoadBalancer get theirs from, both ends included")
+	c.RuntimeConfig = map[string]string{}
+	flags.Var((*cliflag.ConfigurationMap)(&c.RuntimeConfig), "runtime-config",
+		"built-in APIs to serve or not: group/version=true|false, group/version/resource=true|false, api/all, api/ga, api/beta, api/alpha")
 	flags.BoolVar(&c.Profiling, "profiling", true,
 		"serve profiles at /debug/pprof to those who may read them")
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
@@ -149,6 +153,9 @@ func (f *serveFlags) complete() error {
 	var err error
 	if f.config.ServiceClusterIPRange, err = serviceRange(f.serviceRange); err != nil {
 		return err
+	}
+	if _, err := builtin.Enablement(f.config.RuntimeConfig); err != nil {
+		return fmt.Errorf("--runtime-config: %w", err)
 	}
 	for name, value := range f.gates {
 		on, err := strconv.ParseBool(value)

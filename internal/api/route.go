@@ -90,7 +90,7 @@ func (q *request) allowed() error {
 	if q.namespace == "." || q.namespace == ".." {
 		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
 	}
-	if !slices.Contains(verbs, q.verb) {
+	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
 		return q.unsupported()
 	}
 	return q.wellAimed()
@@ -128,7 +128,7 @@ func (q *request) unsupported() error {
 		return missing()
 	}
 	if d.Custom == nil {
-		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
+		return notAllowed()
 	}
 	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
 }
@@ -145,6 +145,11 @@ func (q *request) misplaced() {
 	}
 }
 
+// notAllowed is the 405 of upstream's own paths.
+func notAllowed() error {
+	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
+}
+
 // missing is the 404 of a path below a known group that leads nowhere.
 func missing() error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
@@ -153,20 +158,9 @@ func missing() error {
 // notServed is what kube-apiserver says to a path that no handler has: a Status below
 // its own groups, a line of text elsewhere, from which clients make the same Status.
 func (q *request) notServed() {
-	if q.group == "" && q.version == "v1" && strings.HasPrefix(q.r.URL.Path, "/api/") {
+	if native, _ := q.server.live.Load().Native(q.group, ""); native && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {
 		q.fail(missing())
 		return
-	}
-	for d := range q.server.live.Load().Definitions() {
-		if d.Custom != nil {
-			continue
-		}
-		for _, v := range d.Versions {
-			if v.GroupVersion.Group == q.group && v.GroupVersion.Version == q.version && q.group != "" {
-				q.fail(missing())
-				return
-			}
-		}
 	}
 	// The media type keeps clients from taking the Status as it is: to the one they make of a
 	// plain 404 they add what they asked for, and kubectl's users read that.

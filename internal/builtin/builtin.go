@@ -53,6 +53,8 @@ type Config struct {
 	Issuer             serviceaccount.TokenGenerator
 	Audiences          authenticator.Audiences
 	MaxTokenExpiration time.Duration
+	// Enabled says which resources are served, as Enablement makes it; nil: all.
+	Enabled func(schema.GroupVersionResource) bool
 }
 
 // Definitions returns every built-in kind. What is costly is derived on first use.
@@ -62,6 +64,11 @@ func Definitions(c Config) []*resource.Definition {
 	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
 			all = append(all, lines[i].define())
+		}
+	}
+	for _, d := range all {
+		for _, v := range d.Versions {
+			v.Served = v.Served && (c.Enabled == nil || c.Enabled(v.GroupVersion.WithResource(d.Names.Plural)))
 		}
 	}
 	return all

@@ -126,7 +126,8 @@ func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbac
 func (b *bootstrap) try(name string, reconcile func() error) {
 	b.all.Go(func() error {
 		passing := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) }
-		if err := retry.OnError(retry.DefaultBackoff, passing, reconcile); err != nil {
+		err := retry.OnError(retry.DefaultBackoff, passing, reconcile)
+		if err != nil && !apierrors.IsNotFound(err) { // nothing serves what is switched off
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
@@ -138,6 +139,9 @@ func RunAggregation(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("client for roles: %w", err)
+	}
+	if _, err := client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{Limit: 1}); apierrors.IsNotFound(err) {
+		return nil // --runtime-config has switched them off
 	}
 	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()})) // a sink of its own, for New writes to it
 	factory := informers.NewSharedInformerFactory(client, 0)

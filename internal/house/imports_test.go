@@ -69,6 +69,8 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                       {},
+	"k8s.io/apiserver/pkg/server/resourceconfig":                        {"internal/builtin"},             // which versions are served
+	"k8s.io/apiserver/pkg/server/storage":                               {"internal/builtin"},             // and this is its form
 	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                      {},
 	"k8s.io/apiserver/pkg/util/feature":                                 {},
@@ -88,6 +90,7 @@ var free = []string{
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema",
