@@ -35,10 +35,11 @@ func (q *request) route() bool {
 		q.misplaced()
 		return false
 	}
-	if q.v.Deprecated {
+	err := q.allowed()
+	if q.v.Deprecated && (err == nil || q.v.Definition.Custom != nil) {
 		q.Warn(q.v.DeprecationWarning)
 	}
-	if err := q.allowed(); err != nil {
+	if err != nil {
 		q.fail(err)
 		return false
 	}

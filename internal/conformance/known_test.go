@@ -81,33 +81,11 @@ func toBeMended() []*known {
 	row := func(begins string, of func(r request, d difference) bool) {
 		all = append(all, &known{row: begins, of: of})
 	}
-	row("a version that a group does not have", func(r request, d difference) bool {
-		return unserved.MatchString(r.path) && (d.path == "contentType" || d.path == "body")
-	})
-	row("another method than GET at `/api` and `/version`", func(r request, d difference) bool {
-		return (r.path == "/api" || r.path == "/version") && r.method != "GET" && (d.path == "contentType" || d.path == "body")
-	})
-	row("HEAD |", func(r request, d difference) bool { return r.method == "HEAD" && d.path == "code" })
-	row("`ignoreStoreReadErrorWithClusterBreakingPotential` with a grace period", func(r request, _ difference) bool {
-		return strings.Contains(r.body, `"ignoreStoreReadErrorWithClusterBreakingPotential":true,"gracePeriodSeconds"`)
-	})
 	row("OpenAPI of built-in kinds |", func(r request, d difference) bool {
 		return strings.HasPrefix(r.path, "/openapi/v3/api") && (d.theirs == missing || generated.MatchString(d.path) || strings.Contains(d.path, "TokenRequestSpec.properties.audiences"))
 	})
-	row("the warning of Endpoints |", func(r request, d difference) bool {
-		return strings.Contains(r.path, "/endpoints/a/") && d.path == "warnings"
-	})
-	row("a Table of the `/scale` of a built-in kind |", func(r request, d difference) bool {
-		return strings.HasSuffix(r.path, "/scale") && strings.HasPrefix(d.path, "body.columnDefinitions")
-	})
 	row("a Table of DaemonSets |", func(r request, d difference) bool {
 		return strings.Contains(r.path, "/daemonsets") && r.accept == asTable && strings.HasSuffix(d.path, "object.metadata.annotations")
-	})
-	row("an invalid `continue` in a list by name |", func(r request, _ difference) bool {
-		return strings.Contains(r.path, "continue=x&fieldSelector=metadata.name")
-	})
-	row("an invalid label of a CRD in an update |", func(r request, d difference) bool {
-		return aboutCRD(r) && r.method == "PATCH" && strings.Contains(r.body, "a b") && (d.path == "body.details.causes" || d.path == "body.message")
 	})
 	return all
 }
@@ -119,7 +97,6 @@ var (
 	generated  = regexp.MustCompile(`^body\.components\.schemas\..*\.(enum|description|default|x-kubernetes-(unions|map-type|group-version-kind))$` +
 		`|^body\.info\.version$|^body\.paths\./api/v1/namespaces/{name}\.delete\.`)
 	migrated = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
-	unserved = regexp.MustCompile(`^/api/v2|^/apis/apps/v7`)
 )
 
 // scaledTwice: kube-apiserver has an entry more.

@@ -139,7 +139,9 @@ func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
 	if w.old == nil {
 		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	} else {
-		errs = validateMetaUpdate(w)
+		if errs = validateMetaUpdate(w); len(errs) > 0 { // upstream's validation of CRDs looks again
+			errs = append(errs, validation.ValidateObjectMetaUpdate(objectMeta(w.obj), objectMeta(w.old), field.NewPath("metadata"))...)
+		}
 	}
 	if f := r.v.Validate; f != nil {
 		errs = append(errs, f(w.wanted, w.obj, w.old, sub)...)
