@@ -109,11 +109,8 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
 	}
-	if err := control.EnsureRoles(ctx, s.Loopback()); err != nil {
-		return fmt.Errorf("the roles of every cluster: %w", err)
-	}
-	if err := control.EnsurePriorities(ctx, s.Loopback()); err != nil {
-		return fmt.Errorf("the priorities of every cluster: %w", err)
+	if err := control.Bootstrap(ctx, s.Loopback()); err != nil {
+		return fmt.Errorf("roles and priorities of every cluster: %w", err)
 	}
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)

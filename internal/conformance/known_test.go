@@ -39,7 +39,7 @@ func knownDifferences() []*known {
 	})
 	row("`apiextensions.k8s.io/v1beta1` CRDs", func(r request, d difference) bool {
 		of := r.path + d.path + text(d.ours)
-		return strings.Contains(of, "apiextensions.k8s.io/v1beta1") || strings.HasSuffix(d.path, ".versions") && crdV1beta1.MatchString(of)
+		return strings.Contains(of, "apiextensions.k8s.io/v1beta1") || strings.Contains(d.path, ".apiextensions.v1beta1.") || strings.HasSuffix(d.path, ".versions") && crdV1beta1.MatchString(of)
 	})
 	row("StorageVersionMigration, ClusterTrustBundle, DeviceTaintRule", func(_ request, d difference) bool {
 		return strings.HasSuffix(d.path, ".storageVersionHash") && d.theirs != missing
@@ -81,8 +81,8 @@ func toBeMended() []*known {
 	row := func(begins string, of func(r request, d difference) bool) {
 		all = append(all, &known{row: begins, of: of})
 	}
-	row("OpenAPI of built-in kinds |", func(r request, d difference) bool {
-		return strings.HasPrefix(r.path, "/openapi/v3/api") && (d.theirs == missing || generated.MatchString(d.path) || strings.Contains(d.path, "TokenRequestSpec.properties.audiences"))
+	row("OpenAPI v2: the groups of `DeleteOptions`", func(r request, d difference) bool {
+		return r.path == "/openapi/v2" && strings.HasSuffix(d.path, "DeleteOptions.x-kubernetes-group-version-kind")
 	})
 	row("a Table of DaemonSets |", func(r request, d difference) bool {
 		return strings.Contains(r.path, "/daemonsets") && r.accept == asTable && strings.HasSuffix(d.path, "object.metadata.annotations")
@@ -94,9 +94,7 @@ var (
 	ownWords = regexp.MustCompile(`cannot be handled as|does not match the expected API version|error decoding patch|patch: Invalid value|` +
 		`^"Invalid value: .*apiVersion|strconv.ParseUint|media types`)
 	crdV1beta1 = regexp.MustCompile(`"customresourcedefinitions".*"version":"v1beta1"`)
-	generated  = regexp.MustCompile(`^body\.components\.schemas\..*\.(enum|description|default|x-kubernetes-(unions|map-type|group-version-kind))$` +
-		`|^body\.info\.version$|^body\.paths\./api/v1/namespaces/{name}\.delete\.`)
-	migrated = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
+	migrated   = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
 )
 
 // scaledTwice: kube-apiserver has an entry more.

@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"fmt"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -10,37 +9,30 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	flow "k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer"
 )
 
-// EnsurePriorities makes the priorities of Pods and of requests that every cluster has. Those of requests are brought up to date where nobody has changed
+// priorities makes the priorities of Pods and of requests that every cluster has. Those of requests are brought up to date where nobody has changed
 // them, and the mandatory ones in any case (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#maintenance-of-the-mandatory-and-suggested-configuration-objects).
-func EnsurePriorities(ctx context.Context, config *rest.Config) error {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("client for priorities: %w", err)
-	}
-	b := bootstrap{client: client}
-	b.all.SetLimit(rolesAtOnce)
+func (b *bootstrap) priorities(ctx context.Context) {
+	classes := b.client.SchedulingV1().PriorityClasses()
 	for _, class := range schedulingv1.SystemPriorityClasses() {
 		b.try(class.Name, func() error {
-			if _, err := client.SchedulingV1().PriorityClasses().Get(ctx, class.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			if _, err := classes.Get(ctx, class.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				return err
 			}
-			_, err := client.SchedulingV1().PriorityClasses().Create(ctx, class, metav1.CreateOptions{})
+			_, err := classes.Create(ctx, class, metav1.CreateOptions{})
 			return err
 		})
 	}
-	levels, schemas := client.FlowcontrolV1().PriorityLevelConfigurations(), client.FlowcontrolV1().FlowSchemas()
-	ensure(ctx, &b, ensurer.NewPriorityLevelConfigurationOps(levels, now[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get}),
+	levels, schemas := b.client.FlowcontrolV1().PriorityLevelConfigurations(), b.client.FlowcontrolV1().FlowSchemas()
+	ensure(ctx, b, ensurer.NewPriorityLevelConfigurationOps(levels, now[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get}),
 		flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations)
-	ensure(ctx, &b, ensurer.NewFlowSchemaOps(schemas, now[*flowcontrolv1.FlowSchema]{ctx, schemas.Get}), flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas)
-	return b.all.Wait()
+	ensure(ctx, b, ensurer.NewFlowSchemaOps(schemas, now[*flowcontrolv1.FlowSchema]{ctx, schemas.Get}), flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas)
 }
 
+// ensure looks after objects of one kind.
 func ensure[T interface {
 	comparable
 	metav1.Object

@@ -27,13 +27,13 @@ import (
 // rolesAtOnce is how many roles are made at the same time: they share the disk's writes.
 const rolesAtOnce = 64
 
-// EnsureRoles makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
+// Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
 // annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
-// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation).
-func EnsureRoles(ctx context.Context, config *rest.Config) error {
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its priorities.
+func Bootstrap(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for roles: %w", err)
+		return fmt.Errorf("client for what every cluster has: %w", err)
 	}
 	b := bootstrap{client: client}
 	b.all.SetLimit(rolesAtOnce)
@@ -58,6 +58,7 @@ func EnsureRoles(ctx context.Context, config *rest.Config) error {
 			b.binding(reconciliation.RoleBindingAdapter{RoleBinding: &binding}, reconciliation.RoleBindingClientAdapter{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
 		}
 	}
+	b.priorities(ctx)
 	return b.all.Wait()
 }
 

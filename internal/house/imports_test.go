@@ -63,6 +63,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
 	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
 	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"},                                          // loops, as clients
+	"k8s.io/kubernetes/pkg/generated/openapi":                           {"internal/api/openapi"},
 	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                          {"internal/control"},
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
