@@ -26,7 +26,7 @@ func workloads() []line {
 	apps, batch := versions{appsv1.SchemeGroupVersion}, versions{batchv1.SchemeGroupVersion}
 	return []line{
 		{kind: "ControllerRevision", plural: "controllerrevisions", at: apps, main: controllerrevision.Strategy},
-		{kind: "DaemonSet", plural: "daemonsets", at: apps, short: "ds", categories: "all", main: daemonset.Strategy, status: daemonset.StatusStrategy},
+		{kind: "DaemonSet", plural: "daemonsets", at: apps, short: "ds", categories: "all", main: daemonset.Strategy, status: daemonset.StatusStrategy, behavior: resource.Behavior{HiddenAnnotation: appsv1.DeprecatedTemplateGeneration}},
 		{kind: "Deployment", plural: "deployments", at: apps, short: "deploy", categories: "all", main: deployment.Strategy, status: deployment.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "ReplicaSet", plural: "replicasets", at: apps, short: "rs", categories: "all", main: replicaset.Strategy, status: replicaset.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "StatefulSet", plural: "statefulsets", at: apps, short: "sts", categories: "all", main: statefulset.Strategy, status: statefulset.StatusStrategy, scale: scaleBy(selectorText)},

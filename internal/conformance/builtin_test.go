@@ -137,6 +137,8 @@ func (p *pair) collection(t *testing.T, o object) (path, served string) {
 	return "", ""
 }
 
+const asPartial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
 // changed is a copy of o that change has been made to, as JSON.
 func changed(o object, change func(o, metadata object)) string {
 	var c object
@@ -156,6 +158,7 @@ func (p *pair) workWith(t *testing.T, collection string, o object) {
 	p.do(t, "POST "+collection, "", body)
 	p.get(t, one)
 	p.table(t, one)
+	p.send(t, request{method: "GET", path: one, accept: asPartial})
 	p.table(t, collection+"?fieldSelector=metadata.name%3D"+nested[string](o, "metadata", "name"))
 	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["labels"] = object{"put": "yes"} }))
 	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["resourceVersion"] = "1" }))

@@ -84,9 +84,6 @@ func toBeMended() []*known {
 	row("OpenAPI v2: the groups of `DeleteOptions`", func(r request, d difference) bool {
 		return r.path == "/openapi/v2" && strings.HasSuffix(d.path, "DeleteOptions.x-kubernetes-group-version-kind")
 	})
-	row("a Table of DaemonSets |", func(r request, d difference) bool {
-		return strings.Contains(r.path, "/daemonsets") && r.accept == asTable && strings.HasSuffix(d.path, "object.metadata.annotations")
-	})
 	return all
 }
 

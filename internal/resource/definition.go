@@ -290,6 +290,8 @@ type Behavior struct {
 	// PreconditionFailed begins what is said of a delete whose preconditions are not met, of a kind for which upstream has
 	// words of its own.
 	PreconditionFailed string
+	// HiddenAnnotation is left out where an object's metadata is shown alone; "" for none.
+	HiddenAnnotation string
 	// ReturnsDeleted: a delete is answered with the object, not with a Status.
 	ReturnsDeleted bool
 }
