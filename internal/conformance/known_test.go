@@ -72,18 +72,6 @@ func knownDifferences() []*known {
 		}
 		return d.path == "body.details" && (r.accept != "" || r.method == "PATCH") && d.ours == missing
 	})
-	return append(all, toBeMended()...)
-}
-
-// toBeMended are the rows of the page that should not be there.
-func toBeMended() []*known {
-	var all []*known
-	row := func(begins string, of func(r request, d difference) bool) {
-		all = append(all, &known{row: begins, of: of})
-	}
-	row("OpenAPI v2: the groups of `DeleteOptions`", func(r request, d difference) bool {
-		return r.path == "/openapi/v2" && strings.HasSuffix(d.path, "DeleteOptions.x-kubernetes-group-version-kind")
-	})
 	return all
 }
 

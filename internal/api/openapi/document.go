@@ -35,7 +35,7 @@ func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	d.builtin = slices.ContainsFunc(versions, func(v *resource.Version) bool { return v.Type != nil })
 	if d.models = newModels(e, crds.GetOpenAPIDefinitions); d.builtin { // the others are many, and take longer to make
 		d.models = newModels(e, builtins.GetOpenAPIDefinitions)
-		d.models.own = []schema.GroupVersion{metav1.Unversioned}
+		d.models.own = groupVersions(e, versions)
 	}
 	common := metav1.TypeMeta{}.SwaggerDoc()
 	d.publisher = publisher{edition: e, docs: metaDocs{
@@ -59,6 +59,22 @@ func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	slices.SortStableFunc(d.schemas, byName)
 	d.schemas = slices.CompactFunc(d.schemas, func(a, b fragment) bool { return a.name == b.name })
 	return d, nil
+}
+
+// groupVersions are those that DeleteOptions are of, besides what client-go knows of.
+func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersion {
+	all := []schema.GroupVersion{metav1.Unversioned}
+	if e == v2 {
+		all = append(all, schema.GroupVersion{Group: "admission.k8s.io", Version: "v1"}, schema.GroupVersion{Group: "admission.k8s.io", Version: "v1beta1"},
+			schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}, schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1beta1"},
+			schema.GroupVersion{Group: "imagepolicy.k8s.io", Version: "v1alpha1"})
+	}
+	for _, v := range versions {
+		if v.Type != nil {
+			all = append(all, v.GroupVersion)
+		}
+	}
+	return all
 }
 
 // add describes one version: its schemas and its paths.
@@ -88,7 +104,6 @@ func (d *document) add(v *resource.Version) error {
 }
 
 func (d *document) addBuiltin(k *kind) {
-	d.models.own = append(d.models.own, k.GroupVersion)
 	gvk := k.GroupVersionKind()
 	k.model = d.models.add(structType(k.Type.New()), &gvk)
 	if k.Type.NewList != nil {
