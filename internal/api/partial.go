@@ -20,16 +20,16 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)
 	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
-	dst = bare(o).Packed().AppendMetadata(dst, o.Revision)
+	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
+		o = bare(o)
+	}
+	dst = o.Packed().AppendMetadata(dst, o.Revision)
 	return append(dst, '}')
 }
 
 // bare is o without an annotation that its metadata does not show, as upstream's internal form keeps that in a field.
 func bare(o engine.Object) engine.Object {
 	hidden := o.Version.Definition.Behavior.HiddenAnnotation
-	if hidden == "" {
-		return o
-	}
 	t, err := o.Packed().Tree(0)
 	if err != nil {
 		return o // who shows it finds that out as well
@@ -45,7 +45,10 @@ func bare(o engine.Object) engine.Object {
 // partial is the same as a Go object, whose strings lie in o.
 func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
 	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"}}
-	found, ok := readMeta(bare(o).Packed().JSON(), &p.ObjectMeta)
+	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
+		o = bare(o)
+	}
+	found, ok := readMeta(o.Packed().JSON(), &p.ObjectMeta)
 	if ok && found && o.Revision != 0 {
 		p.ResourceVersion = strconv.FormatInt(o.Revision, 10)
 	}
