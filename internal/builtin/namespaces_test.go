@@ -65,7 +65,7 @@ func TestEventTTL(t *testing.T) {
 // kinds that promise what nothing does are left out by default.
 func TestUnenforced(t *testing.T) {
 	left := []string{
-		"FlowSchema", "PriorityLevelConfiguration", "LimitRange", "ResourceQuota", "ServiceCIDR", "IPAddress",
+		"FlowSchema", "PriorityLevelConfiguration", "LimitRange", "ResourceQuota",
 		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ValidatingAdmissionPolicy",
 		"ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration", "PriorityClass",
 	}

@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"context"
-	"reflect"
 	"slices"
 
 	"k8s.io/kubernetes/pkg/apis/core"
@@ -41,9 +40,6 @@ func isHeadless(s *core.Service) bool {
 func sameClusterIPs(a, b *core.Service) bool {
 	return slices.Equal(a.Spec.ClusterIPs, b.Spec.ClusterIPs)
 }
-
-// same compares what pointers, slices or values hold.
-func same[T any](a, b T) bool { return reflect.DeepEqual(a, b) }
 
 // inherit gives svc what was allocated for old and the client left out.
 func inherit(svc, old *core.Service) {

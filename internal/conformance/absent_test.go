@@ -14,8 +14,6 @@ var absent = []string{
 	"apiregistration.k8s.io",
 	"flowcontrol.apiserver.k8s.io",
 	"scheduling.k8s.io",
-	"networking.k8s.io/v1 ipaddresses",
-	"networking.k8s.io/v1 servicecidrs",
 	"v1 componentstatuses",
 	"v1 limitranges",
 	"v1 nodes/proxy",

@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rolesAtOnce is how many roles are made at the same time: they share the disk's writes.
-const rolesAtOnce = 64
+// atOnce is how many objects are made at the same time: they share the disk's writes.
+const atOnce = 64
 
 // EnsureRoles makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
 // annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
@@ -36,7 +36,7 @@ func EnsureRoles(ctx context.Context, config *rest.Config) error {
 		return fmt.Errorf("client for roles: %w", err)
 	}
 	b := bootstrap{client: client}
-	b.all.SetLimit(rolesAtOnce)
+	b.all.SetLimit(atOnce)
 	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
 	slices.SortFunc(roles, func(a, b rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	for _, role := range roles {

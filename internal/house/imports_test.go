@@ -63,6 +63,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
 	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
 	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"},                                          // loops, as clients
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":  {"internal/control"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
