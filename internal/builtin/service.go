@@ -19,6 +19,9 @@ func (p pool) begin(_ context.Context, obj, old resource.Internal) error {
 		inherit(svc, before)
 	}
 	alignClusterIPs(svc, before)
+	if p := svc.Spec.InternalTrafficPolicy; !needsClusterIP(svc) && p != nil && (*p == core.ServiceInternalTrafficPolicyCluster || *p == core.ServiceInternalTrafficPolicyLocal) {
+		svc.Spec.InternalTrafficPolicy = nil // upstream stores it, and drops it whenever it is read
+	}
 	return p.allocate(svc, before)
 }
 

@@ -47,6 +47,9 @@ func knownDifferences() []*known {
 	row("StorageVersionMigration | kube-controller-manager", func(r request, d difference) bool {
 		return strings.Contains(r.path, "storageversionmigrations") && migrated.MatchString(d.path)
 	})
+	row("ServiceCIDR | kube-controller-manager", func(r request, d difference) bool {
+		return strings.Contains(r.path, "/servicecidrs") && (r.method == "DELETE" || looked.MatchString(d.path))
+	})
 	row("a PATCH that takes the `apiVersion` out", func(r request, _ difference) bool { return r.method == "PATCH" && r.body == `{"apiVersion":null}` })
 	row("a path below `/apis` that no kind serves", func(_ request, d difference) bool { return d.theirs == "404 page not found\n" })
 	row("a write through `/scale` that leaves the replicas", func(_ request, d difference) bool {
@@ -116,6 +119,7 @@ var (
 	generated  = regexp.MustCompile(`^body\.components\.schemas\..*\.(enum|description|default|x-kubernetes-(unions|map-type|group-version-kind))$` +
 		`|^body\.info\.version$|^body\.paths\./api/v1/namespaces/{name}\.delete\.`)
 	migrated = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
+	looked   = regexp.MustCompile(`metadata\.(finalizers|managedFields)$|status\.conditions`)
 	unserved = regexp.MustCompile(`^/api/v2|^/apis/apps/v7`)
 )
 
