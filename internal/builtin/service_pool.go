@@ -1,6 +1,7 @@
 package builtin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,6 +76,9 @@ func (t taken) add(s *corev1.ServiceSpec) {
 }
 
 func (t taken) addStored(rec *storage.Record) {
+	if !bytes.Contains(rec.Value, []byte(`odePort":`)) {
+		return // as most
+	}
 	raw, _ := object.Field(rec.Value, "spec")
 	var spec corev1.ServiceSpec
 	if json.Unmarshal(raw, &spec) == nil {
