@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/go-logr/logr"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/controller/servicecidrs"
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr"
 
@@ -62,7 +60,7 @@ func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Pr
 	if err != nil {
 		return fmt.Errorf("client for addresses: %w", err)
 	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()}))
+	ctx = quietly(ctx)
 	told := make([]net.IPNet, 2)
 	for i, r := range ranges {
 		told[i] = net.IPNet{IP: r.Addr().AsSlice(), Mask: net.CIDRMask(r.Bits(), r.Addr().BitLen())}

@@ -139,7 +139,7 @@ func RunAggregation(ctx context.Context, config *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("client for roles: %w", err)
 	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()})) // a sink of its own, for New writes to it
+	ctx = quietly(ctx)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	loop := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), client.RbacV1())
 	factory.Start(ctx.Done())
@@ -148,16 +148,32 @@ func RunAggregation(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// errorsOnly is a log of what goes wrong, for controllers of upstream's that tell of their beginning and end.
-type errorsOnly struct{ logr.LogSink }
+// quietly gives controllers of upstream's, which tell of their beginning and end, a log of what goes wrong until ctx is done.
+func quietly(ctx context.Context) context.Context {
+	return klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink(), ctx.Err})) // a sink of its own, for New writes to it
+}
+
+type errorsOnly struct {
+	logr.LogSink
+	ended func() error
+}
+
+// Error implements logr.LogSink.
+func (s errorsOnly) Error(err error, message string, pairs ...any) {
+	if s.ended() == nil {
+		s.LogSink.Error(err, message, pairs...)
+	}
+}
 
 // Enabled implements logr.LogSink.
 func (errorsOnly) Enabled(int) bool { return false }
 
 // WithValues implements logr.LogSink.
 func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
-	return errorsOnly{s.LogSink.WithValues(pairs...)}
+	return errorsOnly{s.LogSink.WithValues(pairs...), s.ended}
 }
 
 // WithName implements logr.LogSink.
-func (s errorsOnly) WithName(name string) logr.LogSink { return errorsOnly{s.LogSink.WithName(name)} }
+func (s errorsOnly) WithName(name string) logr.LogSink {
+	return errorsOnly{s.LogSink.WithName(name), s.ended}
+}
