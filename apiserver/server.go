@@ -109,11 +109,12 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
 	}
-	if err := control.EnsureRoles(ctx, s.Loopback()); err != nil {
-		return fmt.Errorf("the roles of every cluster: %w", err)
-	}
-	if err := errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx)); err != nil {
-		return fmt.Errorf("the addresses of Services: %w", err)
+	addresses := make(chan error, 1)
+	go func() {
+		addresses <- errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
+	}()
+	if err := errors.Join(control.EnsureRoles(ctx, s.Loopback()), <-addresses); err != nil {
+		return fmt.Errorf("the roles of every cluster, and the addresses of Services: %w", err)
 	}
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)

@@ -196,3 +196,34 @@ func TestRepairOfSharedAddress(t *testing.T) {
 		t.Errorf("%q, %v", wrong, missing)
 	}
 }
+
+// EXT-020: a Service gets its second family when it asks for it, and gives it back when it says so, with its address.
+func TestServiceOfTwoFamilies(t *testing.T) {
+	c := serveCluster(t, builtin.Config{ServiceRanges: prefixes("fd00::/112", "10.0.0.0/24")})
+	v := c.version("v1", "Service")
+	if err := c.makeService("s", `{clusterIP: "fd00::7", `+anyPort+`}`); err != nil {
+		t.Fatal(err)
+	}
+	const path = "spec.ipFamilyPolicy: Invalid value: "
+	for _, step := range []struct{ spec, err, want string }{
+		{``, "", "[fd00::7]"},
+		{`clusterIPs: ["fd00::7", 10.0.0.7], ipFamilyPolicy: SingleStack`, path + `"SingleStack": must be 'RequireDualStack' or 'PreferDualStack' when multiple cluster IPs are specified`, "[fd00::7]"},
+		{`clusterIPs: ["fd00::7", 10.0.1.7], ipFamilyPolicy: PreferDualStack`, `failed to allocate IP 10.0.1.7: the provided network does not match the current range`, "[fd00::7]"},
+		{`clusterIPs: ["fd00::7", 10.0.0.7], ipFamilyPolicy: PreferDualStack`, "", "[fd00::7 10.0.0.7]"},
+		{`clusterIPs: ["fd00::7"], ipFamilyPolicy: RequireDualStack`, path + `"RequireDualStack": must be 'SingleStack' to release the secondary cluster IP`, "[fd00::7 10.0.0.7]"},
+		{`ipFamilies: [IPv6], ipFamilyPolicy: PreferDualStack`, path + `"PreferDualStack": must be 'SingleStack' to release the secondary IP family`, "[fd00::7 10.0.0.7]"},
+		{`ipFamilyPolicy: PreferDualStack`, "", "[fd00::7 10.0.0.7]"},
+		{`ipFamilyPolicy: SingleStack`, "", "[fd00::7]"},
+		{`type: ExternalName, externalName: example.com`, "", "[]"},
+		{`clusterIP: 10.0.0.7, clusterIPs: [10.0.0.7, "fd00::7"], ipFamilyPolicy: RequireDualStack`, "", "[10.0.0.7 fd00::7]"},
+	} {
+		_, err := c.put(v, "s", "", `{metadata: {name: s}, spec: {`+strings.TrimPrefix(step.spec+`, `+anyPort, ", ")+`}}`)
+		if step.err == "" && err != nil || step.err != "" && (err == nil || !strings.HasSuffix(err.Error(), step.err)) {
+			t.Errorf("%s: %v, not %q", step.spec, err, step.err)
+		}
+		got := c.addresses("s")
+		if fmt.Sprint(got) != step.want || c.Store.Head().Count("/registry/ipaddresses/", "") != len(got) {
+			t.Errorf("%s: %q, not %s, and %d IPAddresses", step.spec, got, step.want, c.Store.Head().Count("/registry/ipaddresses/", ""))
+		}
+	}
+}
