@@ -60,8 +60,9 @@ type Config struct {
 	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
 	AuditLogPath string
 
-	// ServiceClusterIPRange is where Services get their addresses from, of IPv4; zero means 10.0.0.0/24.
-	ServiceClusterIPRange netip.Prefix
+	// ServiceClusterIPRanges is where Services get their addresses from: a range, or one of each family, of which the first is
+	// the default. nil means 10.0.0.0/24.
+	ServiceClusterIPRanges []netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
@@ -105,8 +106,8 @@ func (c Config) withDefaults() Config {
 	if c.CompactionInterval == 0 {
 		c.CompactionInterval = 5 * time.Minute
 	}
-	if !c.ServiceClusterIPRange.IsValid() {
-		c.ServiceClusterIPRange = builtin.DefaultServiceRange()
+	if len(c.ServiceClusterIPRanges) == 0 {
+		c.ServiceClusterIPRanges = []netip.Prefix{builtin.DefaultServiceRange()}
 	}
 	if c.ServiceNodePortRange.Size == 0 {
 		c.ServiceNodePortRange = builtin.DefaultNodePorts()

@@ -109,8 +109,12 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
 	}
-	if err := control.Bootstrap(ctx, s.Loopback()); err != nil {
-		return fmt.Errorf("roles and priorities of every cluster: %w", err)
+	addresses := make(chan error, 1)
+	go func() {
+		addresses <- errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
+	}()
+	if err := errors.Join(control.Bootstrap(ctx, s.Loopback()), <-addresses); err != nil {
+		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
 	}
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)
@@ -133,14 +137,36 @@ func (s *Server) runLoops() {
 	}
 	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
 	s.certificates.run(ctx)
-	s.renewKeys(ctx)
-	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run} {
+	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
+	s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
+	ranges := func(ctx context.Context, c *rest.Config) error {
+		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
+	}
+	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, control.RunAggregation, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
 			}
 		})
 	}
+}
+
+// every runs do again and again until ctx is done, and says what it means that it fails.
+func (s *Server) every(ctx context.Context, period time.Duration, failure string, do func() error) {
+	tick := s.config.Clock.NewTicker(period)
+	s.loops.Go(func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C():
+			}
+			if err := do(); err != nil && ctx.Err() == nil {
+				s.config.Logger.Error(failure, "error", err)
+			}
+		}
+	})
 }
 
 // path of a file or folder in the data directory; "" where there is none.
@@ -254,7 +280,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 				EventTTL:   s.config.EventTTL,
 				Authorizer: s.authorizer, Rules: s.rules, RoleRules: rbac.Resolver{Index: s.roles},
 				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
-				ServiceRange:     s.config.ServiceClusterIPRange,
+				ServiceRanges:    s.config.ServiceClusterIPRanges,
 				NodePorts:        s.config.ServiceNodePortRange,
 				NoFieldSelectors: s.config.DisableFieldSelectors,
 				Enabled:          enabled,

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -93,7 +94,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
-		"range of IPv4 addresses that Services get their cluster IPs from")
+		"range of addresses that Services get their cluster IPs from, or one of IPv4 and one of IPv6, the default family first; ServiceCIDRs add more")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
 	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
 		"range of ports that Services of type NodePort and LoadBalancer get theirs from, both ends included")
@@ -151,7 +152,7 @@ func (f *serveFlags) complete() error {
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	var err error
-	if f.config.ServiceClusterIPRange, err = serviceRange(f.serviceRange); err != nil {
+	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {
 		return err
 	}
 	if _, err := builtin.Enablement(f.config.RuntimeConfig); err != nil {
@@ -187,20 +188,25 @@ func alwaysOn(gate string) bool {
 	return false
 }
 
-// largestServiceRange is upstream's, in bits of the mask.
-const largestServiceRange = 12
-
-func serviceRange(text string) (netip.Prefix, error) {
-	r, err := netip.ParsePrefix(text)
-	switch {
-	case err != nil:
-		return r, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", text, builtin.DefaultServiceRange())
-	case !r.Addr().Is4():
-		return r, fmt.Errorf("--service-cluster-ip-range: %s is not of IPv4", r)
-	case r.Bits() < largestServiceRange || r.Bits() > 30:
-		return r, fmt.Errorf("--service-cluster-ip-range: the mask of %s is not between %d and 30", r, largestServiceRange)
+// serviceRanges reads one range, or one of each family, with what kube-apiserver says of others.
+func serviceRanges(text string) (all []netip.Prefix, err error) {
+	for word := range strings.SplitSeq(text, ",") {
+		r, err := netip.ParsePrefix(strings.TrimSpace(word))
+		if err != nil {
+			return nil, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", word, builtin.DefaultServiceRange())
+		}
+		if r.Addr().BitLen()-r.Bits() < 3 {
+			return nil, errors.New("--service-cluster-ip-range: the service cluster IP range must be at least 8 IP addresses")
+		}
+		all = append(all, r.Masked())
 	}
-	return r.Masked(), nil
+	switch {
+	case len(all) > 2:
+		return nil, errors.New("--service-cluster-ip-range must not contain more than two entries")
+	case len(all) == 2 && all[0].Addr().BitLen() == all[1].Addr().BitLen():
+		return nil, errors.New("--service-cluster-ip-range[0] and --service-cluster-ip-range[1] must be of different IP family")
+	}
+	return all, nil
 }
 
 // serve runs a server until ctx is done, a signal arrives or it fails.

@@ -33,9 +33,11 @@ type Config struct {
 	Catalog  func(context.Context) (*resource.Catalog, error)
 	EventTTL time.Duration // how long an Event lives after it was last written; 0: forever
 	// Head returns what is stored, for kinds that look at other objects; nil: there are none.
-	Head         func() *storage.Snapshot
-	ServiceRange netip.Prefix      // of the cluster IPs of Services, of IPv4; zero: DefaultServiceRange
-	NodePorts    utilnet.PortRange // of their node ports; zero: DefaultNodePorts
+	Head func() *storage.Snapshot
+	// ServiceRanges is where Services get their cluster IPs from until there is a ServiceCIDR DefaultServiceCIDR, and says of
+	// which families those are, the first being the default; nil: DefaultServiceRange.
+	ServiceRanges []netip.Prefix
+	NodePorts     utilnet.PortRange // of Services; zero: DefaultNodePorts
 	// NoFieldSelectors drops selectableFields from CRDs that had none before.
 	NoFieldSelectors bool
 	Now              func() time.Time // nil: time.Now

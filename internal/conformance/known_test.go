@@ -47,6 +47,9 @@ func knownDifferences() []*known {
 	row("StorageVersionMigration | kube-controller-manager", func(r request, d difference) bool {
 		return strings.Contains(r.path, "storageversionmigrations") && migrated.MatchString(d.path)
 	})
+	row("ServiceCIDR | kube-controller-manager", func(r request, d difference) bool {
+		return strings.Contains(r.path, "/servicecidrs") && (r.method == "DELETE" || looked.MatchString(d.path))
+	})
 	row("a PATCH that takes the `apiVersion` out", func(r request, _ difference) bool { return r.method == "PATCH" && r.body == `{"apiVersion":null}` })
 	row("a path below `/apis` that no kind serves", func(_ request, d difference) bool { return d.theirs == "404 page not found\n" })
 	row("a write through `/scale` that leaves the replicas", func(_ request, d difference) bool {
@@ -80,6 +83,7 @@ var (
 		`^"Invalid value: .*apiVersion|strconv.ParseUint|media types`)
 	crdV1beta1 = regexp.MustCompile(`"customresourcedefinitions".*"version":"v1beta1"`)
 	migrated   = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
+	looked     = regexp.MustCompile(`metadata\.(finalizers|managedFields)$|status\.conditions`)
 )
 
 // scaledTwice: kube-apiserver has an entry more.

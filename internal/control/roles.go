@@ -24,8 +24,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rolesAtOnce is how many roles are made at the same time: they share the disk's writes.
-const rolesAtOnce = 64
+// atOnce is how many objects are made at the same time: they share the disk's writes.
+const atOnce = 64
 
 // Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
 // annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
@@ -36,7 +36,7 @@ func Bootstrap(ctx context.Context, config *rest.Config) error {
 		return fmt.Errorf("client for what every cluster has: %w", err)
 	}
 	b := bootstrap{client: client}
-	b.all.SetLimit(rolesAtOnce)
+	b.all.SetLimit(atOnce)
 	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
 	slices.SortFunc(roles, func(a, b rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	for _, role := range roles {
@@ -144,7 +144,7 @@ func RunAggregation(ctx context.Context, config *rest.Config) error {
 	if _, err := client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{Limit: 1}); apierrors.IsNotFound(err) {
 		return nil // --runtime-config has switched them off
 	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()})) // a sink of its own, for New writes to it
+	ctx = quietly(ctx)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	loop := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), client.RbacV1())
 	factory.Start(ctx.Done())
@@ -153,16 +153,32 @@ func RunAggregation(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// errorsOnly is a log of what goes wrong, for controllers of upstream's that tell of their beginning and end.
-type errorsOnly struct{ logr.LogSink }
+// quietly gives controllers of upstream's, which tell of their beginning and end, a log of what goes wrong until ctx is done.
+func quietly(ctx context.Context) context.Context {
+	return klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink(), ctx.Err})) // a sink of its own, for New writes to it
+}
+
+type errorsOnly struct {
+	logr.LogSink
+	ended func() error
+}
+
+// Error implements logr.LogSink.
+func (s errorsOnly) Error(err error, message string, pairs ...any) {
+	if s.ended() == nil {
+		s.LogSink.Error(err, message, pairs...)
+	}
+}
 
 // Enabled implements logr.LogSink.
 func (errorsOnly) Enabled(int) bool { return false }
 
 // WithValues implements logr.LogSink.
 func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
-	return errorsOnly{s.LogSink.WithValues(pairs...)}
+	return errorsOnly{s.LogSink.WithValues(pairs...), s.ended}
 }
 
 // WithName implements logr.LogSink.
-func (s errorsOnly) WithName(name string) logr.LogSink { return errorsOnly{s.LogSink.WithName(name)} }
+func (s errorsOnly) WithName(name string) logr.LogSink {
+	return errorsOnly{s.LogSink.WithName(name), s.ended}
+}

@@ -18,7 +18,7 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 	if err != nil {
 		return o, false, err
 	}
-	w.onto, w.posts, w.upToCommit = t, true, func(o *write) error { return o.attempt(commitStage) }
+	w.onto, w.posts = t, true
 	if p := t.Version.Definition.PostsTo; p != nil {
 		w.onto = e.targetAt(*p, t.Namespace, "")
 	}
@@ -43,6 +43,9 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 // targetAt is an object, or with the name "" one that the body names, at a place that the server knows itself.
 func (e *Engine) targetAt(p resource.Place, namespace, name string) Target {
 	v := e.Live.Load().Find(p.Resource.Group, p.Resource.Version, p.Resource.Resource)
+	if !v.Definition.Namespaced {
+		namespace = ""
+	}
 	return Target{Version: v, Namespace: namespace, Name: name, Subresource: p.Subresource}
 }
 

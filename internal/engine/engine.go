@@ -27,6 +27,8 @@ type Engine struct {
 	// writes come in between.
 	beforeCommit func([]storage.Write)
 
+	upToCommit func(*write) error // takes a write up to its commit: a stage cannot itself refer to the stages
+
 	tasks   tasks
 	views   views
 	shapes  shapes

@@ -40,6 +40,7 @@ var stages = []stage{
 	{"answer", asks, (*write).reply},
 	{"act", acts, (*write).act},
 	{"convert", stores, (*write).convert}, // to the version it is stored at
+	{"along", stores | removes, (*write).along},
 	{commitStage, stores | removes, (*write).commit},
 }
 

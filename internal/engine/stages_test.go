@@ -161,6 +161,13 @@ var shown = map[string]func(w *world) error{
 		}
 		return nil
 	},
+	"along": func(w *world) error {
+		if _, err := w.create(w.service(""), `{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
+			return err
+		}
+		_, err := w.Get(w.ctx, w.ipAddress("10.0.0.7"), "")
+		return err
+	},
 	"commit": func(w *world) error {
 		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`); err != nil {
 			return err

@@ -21,24 +21,23 @@ import (
 
 // write is one request to write, on its way through the stages.
 type write struct {
-	ctx        context.Context // of the request: reading and storing may take a conversion
-	engine     *Engine
-	target     Target
-	caller     Caller
-	way        way
-	change     change                // how the object that is wanted comes about; nil for a deletion
-	posts      bool                  // it creates, and nothing else
-	upserts    bool                  // it creates what it does not find
-	patches    bool                  // it is a patch or an apply
-	sub        *resource.Subresource // that is posted to, if one is
-	onto       Target                // and the object whose it is
-	upToCommit func(*write) error    // takes a write up to its commit: a stage cannot itself refer to the stages
-	uid        string                // that the live object must have, unless ""
-	removal    metav1.DeleteOptions  // of a deletion
-	now        time.Time
-	memo       memo
-	turn       chan struct{} // the queue this write is at the head of, if any
-	names      int           // that have been generated
+	ctx     context.Context // of the request: reading and storing may take a conversion
+	engine  *Engine
+	target  Target
+	caller  Caller
+	way     way
+	change  change                // how the object that is wanted comes about; nil for a deletion
+	posts   bool                  // it creates, and nothing else
+	upserts bool                  // it creates what it does not find
+	patches bool                  // it is a patch or an apply
+	sub     *resource.Subresource // that is posted to, if one is
+	onto    Target                // and the object whose it is
+	uid     string                // that the live object must have, unless ""
+	removal metav1.DeleteOptions  // of a deletion
+	now     time.Time
+	memo    memo
+	turn    chan struct{} // the queue this write is at the head of, if any
+	names   int           // that have been generated
 	// deletion is what became of the object by what was posted; admitted says that admission is not asked about this write.
 	deletion *write
 	admitted bool

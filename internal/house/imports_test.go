@@ -66,6 +66,7 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/pkg/generated/openapi":                           {"internal/api/openapi"},
 	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                          {"internal/control"},
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                {"internal/control"}, // which are clients too
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":  {"internal/control"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
