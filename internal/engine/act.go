@@ -52,14 +52,15 @@ func (w *write) check() (err error) {
 		return asInternal(err)
 	}
 	if w.onto.Name == "" {
-		if w.onto.Name = w.typed.obj.GetName(); w.onto.Name == "" {
-			return apierrors.NewBadRequest("Name parameter required.")
-		}
+		w.onto.Name = w.typed.obj.GetName()
 	}
-	if w.sub.Check == nil {
-		return nil
+	if w.sub.Check != nil {
+		err = w.sub.Check(w.onto.Name, w.typed.obj)
 	}
-	return asPlain(w.sub.Check(w.onto.Name, w.typed.obj))
+	if err == nil && w.onto.Name == "" {
+		err = apierrors.NewBadRequest("Name parameter required.")
+	}
+	return asPlain(err)
 }
 
 // say answers what is posted.

@@ -57,6 +57,25 @@ func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter 
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 
+// permit refuses who may write objects of a kind, but not one as this: of roles and their bindings.
+func (w *write) permit() error {
+	s := w.def.Strategy
+	if s == nil || s.Permit == nil {
+		return nil
+	}
+	obj, err := w.v.Type.ToInternal(w.wanted)
+	if err != nil {
+		return asInternal(err)
+	}
+	var old resource.Internal
+	if w.live != nil {
+		if old, err = w.v.Type.ToInternal(w.live); err != nil {
+			return asInternal(err)
+		}
+	}
+	return asPlain(s.Permit(w.strategyContext(), obj, old))
+}
+
 func (r strategyRules) prepare(w *write) (err error) {
 	t := &w.typed
 	t.ctx = w.strategyContext()

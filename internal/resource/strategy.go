@@ -29,6 +29,9 @@ type Strategy struct {
 	Subresources map[string]rest.RESTUpdateStrategy
 	// ErrorKind is what a refused object is said to be.
 	ErrorKind schema.GroupKind
+	// Permit refuses who may not write obj, as it was sent: without a generated name, at whatever resourceVersion. old is nil on
+	// a create. nil: whoever may write the kind may write all of it.
+	Permit func(ctx context.Context, obj, old Internal) error
 	// Begin does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
 	// The error is a StatusError. nil: there is nothing to do.
 	Begin func(ctx context.Context, obj, old Internal) error
