@@ -91,7 +91,7 @@ func (l *line) strategies(d *resource.Definition) {
 	if l.noCollection {
 		d.Verbs = slices.Delete(d.Verbs, 2, 3)
 	}
-	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Permit: l.permit, Begin: l.begin}
+	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Permit: l.permit, Begin: l.begin, Limit: crowded}
 	maps.Copy(d.Strategy.Subresources, l.more)
 	if l.status != nil {
 		d.Strategy.Subresources["status"] = l.status

@@ -20,9 +20,11 @@ func (r builtinRules) behavior() *resource.Behavior { return &r.v.Definition.Beh
 
 func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if r.v.Type != nil && !typed {
-		if t, unknown, err = r.v.Type.Normalize(t); err != nil {
+		d, err := r.v.Type.Normalize(t)
+		if err != nil {
 			return nil, nil, err
 		}
+		t, unknown = d.Tree, d.Strict
 	}
 	t, err = r.fill(w, t)
 	return t, unknown, err
