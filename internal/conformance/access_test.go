@@ -69,6 +69,9 @@ func (p *pair) jane(t *testing.T, method, path, body string) {
 // testNames asks by names that a path leaves out, or that no object can have.
 func testNames(t *testing.T, p *pair) {
 	const all = "/api/v1/namespaces"
+	for _, query := range []string{"", "?dryRun=All"} {
+		p.do(t, "PUT "+configMaps+"/one"+query, "", `{"metadata":{"name":"one","uid":"x"}}`)
+	}
 	p.do(t, "DELETE "+all+"//configmaps", "", "")
 	p.do(t, "POST "+all+"/conformance/configmaps/a%25b", "", `{"metadata":{"name":"a"}}`)
 	for _, path := range []string{all + "//configmaps/a", all + "//nodes", all + "/conformance/pods//status"} {

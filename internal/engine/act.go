@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -100,9 +99,7 @@ func (w *write) act() (err error) {
 	}
 	now := strconv.FormatInt(o.rec.Modified, 10)
 	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return apierrors.NewConflict(o.v.GroupResource(), w.onto.Name, fmt.Errorf(
-			"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
-			o.key(), wants, now))
+		return o.mismatch("ResourceVersion", wants, now)
 	}
 	obj, err := o.loadStored()
 	if err != nil {
