@@ -31,11 +31,7 @@ func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tre
 }
 
 func (r builtinRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	t, _, err := r.shape(w, merged, false)
-	if err != nil {
-		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
-	}
-	return t, err
+	return w.asMerged(r.shape(w, merged, false))
 }
 
 func (r builtinRules) fill(w *write, t object.Tree) (object.Tree, error) {

@@ -46,11 +46,7 @@ func (r strategyRules) shape(w *write, t object.Tree, typed bool) (out object.Tr
 }
 
 func (r strategyRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	t, _, err := r.shape(w, merged, false)
-	if err != nil {
-		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
-	}
-	return t, err
+	return w.asMerged(r.shape(w, merged, false))
 }
 
 func (r strategyRules) fill(w *write, t object.Tree) (object.Tree, error) {
@@ -69,15 +65,14 @@ func (w *write) permit() error {
 	if s == nil || s.Permit == nil {
 		return nil
 	}
-	obj, err := w.v.Type.ToInternal(w.wanted)
+	obj, err := w.wantedInternal()
+	w.typed.made = obj
+	var old resource.Internal
+	if err == nil && w.live != nil {
+		old, err = w.v.Type.ToInternal(w.live)
+	}
 	if err != nil {
 		return asInternal(err)
-	}
-	var old resource.Internal
-	if w.live != nil {
-		if old, err = w.v.Type.ToInternal(w.live); err != nil {
-			return asInternal(err)
-		}
 	}
 	return asPlain(s.Permit(w.strategyContext(), obj, old))
 }

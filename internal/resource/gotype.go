@@ -64,6 +64,7 @@ func (g *GoType) byType(json []byte) (Decoded, error) {
 	return g.decoded(obj, problems, err)
 }
 
+// decoded fills in the defaults of obj. Its tree is as it comes out of its internal form: that may have a field in another place.
 func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (d Decoded, _ error) {
 	if err != nil {
 		return d, err
@@ -71,35 +72,28 @@ func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (d Dec
 	for _, p := range problems {
 		d.Strict = append(d.Strict, p.Error())
 	}
-	d.Tree, d.Internal, err = g.tree(obj)
-	return d, err
-}
-
-// tree is the tree of obj, with defaults, and as it comes out of its internal form: that may have a field in another place.
-func (g *GoType) tree(obj runtime.Object) (object.Tree, Internal, error) {
 	if g.Default != nil {
 		g.Default(obj)
 	}
 	if g.Internal == nil {
-		t, err := ToTree(obj)
-		return t, nil, err
+		d.Tree, err = ToTree(obj)
+		return d, err
 	}
 	sent, ok := obj.GetObjectKind().(*metav1.TypeMeta)
 	if !ok {
-		return nil, nil, fmt.Errorf("resource: %T has no TypeMeta", obj)
+		return d, fmt.Errorf("resource: %T has no TypeMeta", obj)
 	}
 	said := *sent // as it was sent, which may be no version at all
-	internal, err := g.Internal(obj)
-	if err != nil {
-		return nil, nil, err
+	if d.Internal, err = g.Internal(obj); err != nil {
+		return d, err
 	}
-	out, err := g.External(internal)
+	out, err := g.External(d.Internal)
 	if err != nil {
-		return nil, nil, err
+		return d, err
 	}
 	*out.GetObjectKind().(*metav1.TypeMeta) = said // it is of the same type
-	t, err := ToTree(out)
-	return t, internal, err
+	d.Tree, err = ToTree(out)
+	return d, err
 }
 
 // Normalize does the same for a tree (the result of a patch). It does not modify t.
