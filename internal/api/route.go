@@ -60,9 +60,14 @@ func (q *request) await() error {
 // fits says whether kind and path agree on the scope.
 func (q *request) fits() bool {
 	if !q.v.Definition.Namespaced {
-		return q.namespace == "" || q.plural == "namespaces" && q.group == ""
+		return q.namespace == "" && !q.unplaced() || q.plural == "namespaces" && q.group == ""
 	}
-	return q.namespace != "" || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+	return q.namespace != "" || q.unplaced() || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+}
+
+// unplaced is true of a path that leaves out the name of a namespace, which has a built-in kind.
+func (q *request) unplaced() bool {
+	return q.v.Definition.Custom == nil && strings.Contains(q.r.URL.Path, "/namespaces//")
 }
 
 // selectsName is true where the name comes from a field selector, not from the path.
@@ -83,6 +88,15 @@ func (q *request) allowed() error {
 			return apierrors.NewNotFound(q.v.GroupResource(), q.name)
 		}
 	}
+	if q.subresource != "" && q.verb == verbList && slices.Contains(verbs, verbGet) {
+		return nameless()
+	}
+	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
+		return q.unsupported()
+	}
+	if err := q.wellAimed(); err != nil {
+		return err
+	}
 	if q.name != "" {
 		if problems := pathvalidation.IsValidPathSegmentName(q.name); len(problems) > 0 {
 			return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", q.name, strings.Join(problems, ";")))
@@ -91,10 +105,10 @@ func (q *request) allowed() error {
 	if q.namespace == "." || q.namespace == ".." {
 		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
 	}
-	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
-		return q.unsupported()
+	if q.v.Definition.Namespaced && q.namespace == "" && q.unplaced() && !q.selectsName() {
+		return apierrors.NewBadRequest("Namespace parameter required.")
 	}
-	return q.wellAimed()
+	return nil
 }
 
 // wellAimed refuses a verb for one object on a collection, and for a built-in kind the other way round. A custom object is
@@ -102,15 +116,19 @@ func (q *request) allowed() error {
 func (q *request) wellAimed() error {
 	custom := q.v.Definition.Custom != nil
 	switch {
+	case q.subresource != "" && q.name == "":
+		return nameless()
 	case q.verb == verbCreate && q.name != "" && q.subresource == "" && !custom:
 		return q.unsupported()
 	case q.name != "" || q.verb != verbUpdate && q.verb != verbPatch:
 		return nil
 	case custom:
-		return apierrors.NewBadRequest("name must be provided")
+		return nameless()
 	}
 	return q.unsupported()
 }
+
+func nameless() error { return apierrors.NewBadRequest("name must be provided") }
 
 func subresourceVerbs(v *resource.Version, name string) (verbs []string, known bool) {
 	if name == "status" && v.Status || name == "scale" && v.Scale != nil {

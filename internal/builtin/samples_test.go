@@ -75,12 +75,12 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 	if err != nil {
 		c.Fatal(err)
 	}
-	tree, strict, err := v.Type.Decode(js)
+	d, err := v.Type.Decode(js)
 	if err != nil {
 		c.Fatal(err)
 	}
-	tree["apiVersion"], tree["kind"] = v.APIVersion, v.Definition.Names.Kind
-	return engine.Body{Tree: tree, Strict: strict, Typed: true}
+	d.Tree["apiVersion"], d.Tree["kind"] = v.APIVersion, v.Definition.Names.Kind
+	return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}
 }
 
 // make creates an object of YAML.

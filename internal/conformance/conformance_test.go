@@ -38,6 +38,7 @@ func TestConformance(t *testing.T) {
 		run  func(*testing.T, *pair)
 	}{
 		{"errors", testErrors},
+		{"access", testAccess},
 		{"discovery", testDiscovery},
 		{"builtin", testBuiltin},
 		{"crds", testCRDs},

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,14 +54,15 @@ func (w *write) check() (err error) {
 		return asInternal(err)
 	}
 	if w.onto.Name == "" {
-		if w.onto.Name = w.typed.obj.GetName(); w.onto.Name == "" {
-			return apierrors.NewBadRequest("Name parameter required.")
-		}
+		w.onto.Name = w.typed.obj.GetName()
 	}
-	if w.sub.Check == nil {
-		return nil
+	if w.sub.Check != nil {
+		err = w.sub.Check(w.onto.Name, w.typed.obj)
 	}
-	return asPlain(w.sub.Check(w.onto.Name, w.typed.obj))
+	if err == nil && w.onto.Name == "" {
+		err = apierrors.NewBadRequest("Name parameter required.")
+	}
+	return asPlain(err)
 }
 
 // say answers what is posted.
@@ -102,9 +102,7 @@ func (w *write) act() (err error) {
 	}
 	now := strconv.FormatInt(o.rec.Modified, 10)
 	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return apierrors.NewConflict(o.v.GroupResource(), w.onto.Name, fmt.Errorf(
-			"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
-			o.key(), wants, now))
+		return o.mismatch("ResourceVersion", wants, now)
 	}
 	obj, err := o.loadStored()
 	if err != nil {

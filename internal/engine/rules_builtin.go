@@ -20,20 +20,18 @@ func (r builtinRules) behavior() *resource.Behavior { return &r.v.Definition.Beh
 
 func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if r.v.Type != nil && !typed {
-		if t, unknown, err = r.v.Type.Normalize(t); err != nil {
+		d, err := r.v.Type.Normalize(t)
+		if err != nil {
 			return nil, nil, err
 		}
+		t, unknown = d.Tree, d.Strict
 	}
 	t, err = r.fill(w, t)
 	return t, unknown, err
 }
 
 func (r builtinRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	t, _, err := r.shape(w, merged, false)
-	if err != nil {
-		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
-	}
-	return t, err
+	return w.asMerged(r.shape(w, merged, false))
 }
 
 func (r builtinRules) fill(w *write, t object.Tree) (object.Tree, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -217,9 +218,18 @@ func (w *write) checkUID() error {
 	if uid == w.uid {
 		return nil
 	}
+	return w.mismatch("UID", w.uid, uid)
+}
+
+// mismatch is upstream's answer where the object is not the one, or not as, the caller wants. Its dry runs ask above the prefix of keys.
+func (w *write) mismatch(what, wants, has string) error {
+	key := w.key()
+	if w.caller.DryRun {
+		key = strings.TrimPrefix(key, "/registry")
+	}
 	return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
-		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: %s, UID in object meta: %s",
-		w.key(), w.uid, uid))
+		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: %s in precondition: %s, %[2]s in object meta: %[4]s",
+		key, what, wants, has))
 }
 
 // again decides what a failed attempt means: whether to make one more, or the error to give.
