@@ -55,7 +55,7 @@ var only = map[string][]string{
 	"github.com/google/gnostic-models":                                  {"internal/api"},
 	"github.com/gorilla/websocket":                                      {"internal/api"},
 	"golang.org/x/net/websocket":                                        {"internal/api"},
-	"golang.org/x/sync":                                                 {"internal/api", "internal/control"},
+	"golang.org/x/sync":                                                 {"internal/api", "internal/control", "testserver"},
 	"k8s.io/apiserver/pkg/admission":                                    {},
 	"k8s.io/apiserver/pkg/endpoints":                                    {},
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":              {"internal/api"}, // who may act as whom
@@ -63,6 +63,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
 	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
 	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"},                                          // loops, as clients
+	"k8s.io/kubernetes/pkg/api/v1/pod":                                  {"testserver"},                                                // conditions
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context

@@ -1,0 +1,150 @@
+package testserver
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-helpers/apimachinery/lease"
+	"k8s.io/utils/clock"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	writesAtOnce         = 16 // of what nodes write: they share the store's commits
+	leaseDurationSeconds = 40 // as a kubelet's, as is the next
+	leaseRenewInterval   = 10 * time.Second
+)
+
+// nodes are some that are simulated.
+type nodes struct {
+	server    *Server
+	addresses map[string]string // by name
+	client    kubernetes.Interface
+	writes    errgroup.Group // none fails
+	running   sync.WaitGroup
+	stop      context.CancelFunc
+}
+
+// Nodes makes n nodes that are only simulated: node-0, node-1 and so on. They are ready, have room for 110 Pods each, and renew
+// their Leases. A Pod that is bound to one of them runs, until it is deleted or has the OutcomeAnnotation; it is ready when
+// its readiness gates are.
+func (s *Server) Nodes(n int) {
+	s.t.Helper()
+	client, simulated := kubernetes.NewForConfigOrDie(s.running.Loopback()), &nodes{server: s, addresses: map[string]string{}}
+	var making errgroup.Group
+	making.SetLimit(writesAtOnce)
+	for i := range n {
+		i += s.nodeCount
+		name, address := fmt.Sprintf("node-%d", i), fmt.Sprintf("172.%d.%d.%d", 16+i>>16, i>>8&0xff, i&0xff)
+		simulated.addresses[name] = address
+		making.Go(func() error {
+			_, err := client.CoreV1().Nodes().Create(context.Background(), newNode(name, address), metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := making.Wait(); err != nil {
+		s.t.Fatalf("testserver: nodes: %v", err)
+	}
+	s.nodeCount += n
+	s.nodes = append(s.nodes, simulated)
+	simulated.run()
+}
+
+func newNode(name, address string) *corev1.Node {
+	room := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("32"), corev1.ResourceMemory: resource.MustParse("256Gi"),
+		corev1.ResourceEphemeralStorage: resource.MustParse("1Ti"), corev1.ResourcePods: resource.MustParse("110"),
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}},
+		Status: corev1.NodeStatus{
+			Capacity: room, Allocatable: room,
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: address}, {Type: corev1.NodeHostName, Address: name}},
+			NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64"},
+		},
+	}
+	now := metav1.Now()
+	for of, status := range map[corev1.NodeConditionType]corev1.ConditionStatus{
+		corev1.NodeReady: corev1.ConditionTrue, corev1.NodeMemoryPressure: corev1.ConditionFalse,
+		corev1.NodeDiskPressure: corev1.ConditionFalse, corev1.NodePIDPressure: corev1.ConditionFalse,
+	} {
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
+			Type: of, Status: status, Reason: "Simulated", LastHeartbeatTime: now, LastTransitionTime: now})
+	}
+	return node
+}
+
+// run does what kubelets do, until halt.
+func (n *nodes) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	n.stop, n.client = cancel, kubernetes.NewForConfigOrDie(n.server.running.Loopback())
+	n.writes.SetLimit(writesAtOnce)
+	for name := range n.addresses {
+		owned := func(l *coordinationv1.Lease) error {
+			node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err == nil {
+				l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name, UID: node.UID}}
+			}
+			return err
+		}
+		heart := lease.NewController(clock.RealClock{}, n.client, name, leaseDurationSeconds, nil, leaseRenewInterval, name, corev1.NamespaceNodeLease, owned)
+		n.running.Go(func() { heart.Run(ctx) })
+	}
+	bound := func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermNotEqualSelector("spec.nodeName", "").String()
+	}
+	_, pods := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewFilteredListWatchFromClient(n.client.CoreV1().RESTClient(), "pods", metav1.NamespaceAll, bound),
+		ObjectType:    &corev1.Pod{},
+		Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(pod any) { n.see(ctx, pod.(*corev1.Pod)) },
+			UpdateFunc: func(_, pod any) { n.see(ctx, pod.(*corev1.Pod)) },
+		},
+	})
+	n.running.Go(func() { pods.RunWithContext(ctx) })
+}
+
+func (n *nodes) halt() {
+	n.stop()
+	n.running.Wait()
+	_ = n.writes.Wait()
+}
+
+// see does what is to be done about a Pod. What another has changed meanwhile will be seen again.
+func (n *nodes) see(ctx context.Context, pod *corev1.Pod) {
+	address, ours := n.addresses[pod.Spec.NodeName]
+	if !ours {
+		return
+	}
+	pods, next := n.client.CoreV1().Pods(pod.Namespace), pod.DeepCopy()
+	var write func() error
+	switch {
+	case n.server.simulate(next, address):
+		write = func() error {
+			_, err := pods.UpdateStatus(ctx, next, metav1.UpdateOptions{})
+			return err
+		}
+	case pod.DeletionTimestamp != nil:
+		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
+		write = func() error { return pods.Delete(ctx, pod.Name, now) }
+	default:
+		return
+	}
+	n.writes.Go(func() error {
+		if err := write(); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			n.server.t.Errorf("testserver: Pod %s/%s on %s: %v", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
+		}
+		return nil
+	})
+}
