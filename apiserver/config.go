@@ -64,6 +64,8 @@ type Config struct {
 	ServiceClusterIPRange netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
+	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name: see control.Upstream.
+	Controllers []string
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
 	AutoMigrateStorage bool
 	// EnableCBOR offers application/cbor.

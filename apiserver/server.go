@@ -134,7 +134,8 @@ func (s *Server) runLoops() {
 	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
 	s.certificates.run(ctx)
 	s.renewKeys(ctx)
-	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run} {
+	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer}
+	for _, run := range []func(context.Context, *rest.Config) error{loops, upstream.Run, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
 )
 
@@ -77,6 +79,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
+	flags.StringSliceVar(&c.Controllers, "controllers", []string{"*"},
+		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Names(), ", "))
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
 		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
@@ -146,6 +150,9 @@ func (f *serveFlags) complete() error {
 	}
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {
+		return fmt.Errorf("--controllers: %w", err)
+	}
 	var err error
 	if f.config.ServiceClusterIPRange, err = serviceRange(f.serviceRange); err != nil {
 		return err

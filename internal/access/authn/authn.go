@@ -66,11 +66,12 @@ const DefaultIssuer = "https://kubernetes.default.svc.cluster.local"
 // Authenticators are the parts of an access.Authenticator, and what belongs to them.
 type Authenticators struct {
 	access.Authentication
-	Tokens     authenticator.Request // as TokenReviews ask them
-	Audiences  authenticator.Audiences
-	Issuer     serviceaccount.TokenGenerator
-	PublicKeys serviceaccount.PublicKeysGetter
-	run        []dynamiccertificates.ControllerRunner
+	Tokens       authenticator.Request // as TokenReviews ask them
+	Audiences    authenticator.Audiences
+	Issuer       serviceaccount.TokenGenerator
+	LegacyIssuer serviceaccount.TokenGenerator // of tokens in Secrets
+	PublicKeys   serviceaccount.PublicKeysGetter
+	run          []dynamiccertificates.ControllerRunner
 }
 
 // Run reads files again when they change, until ctx is done.
@@ -212,7 +213,10 @@ func (a *Authenticators) accounts(c *Config, own crypto.Signer) error {
 	if a.PublicKeys, err = serviceaccount.StaticPublicKeysGetter(public); err != nil {
 		return fmt.Errorf("keys of service accounts: %w", err)
 	}
-	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], private); err != nil {
+	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], private); err == nil {
+		a.LegacyIssuer, err = serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, private)
+	}
+	if err != nil {
 		return fmt.Errorf("key of service accounts: %w", err)
 	}
 	return nil
