@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -74,14 +73,7 @@ func newNode(name, address string) *corev1.Node {
 			NodeInfo:  corev1.NodeSystemInfo{OperatingSystem: "linux", Architecture: "amd64"},
 		},
 	}
-	now := metav1.Now()
-	for of, status := range map[corev1.NodeConditionType]corev1.ConditionStatus{
-		corev1.NodeReady: corev1.ConditionTrue, corev1.NodeMemoryPressure: corev1.ConditionFalse,
-		corev1.NodeDiskPressure: corev1.ConditionFalse, corev1.NodePIDPressure: corev1.ConditionFalse,
-	} {
-		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-			Type: of, Status: status, Reason: "Simulated", LastHeartbeatTime: now, LastTransitionTime: now})
-	}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastTransitionTime: metav1.Now()}}
 	return node
 }
 
@@ -91,14 +83,7 @@ func (n *nodes) run() {
 	n.stop, n.client = cancel, kubernetes.NewForConfigOrDie(n.server.running.Loopback())
 	n.writes.SetLimit(writesAtOnce)
 	for name := range n.addresses {
-		owned := func(l *coordinationv1.Lease) error {
-			node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-			if err == nil {
-				l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name, UID: node.UID}}
-			}
-			return err
-		}
-		heart := lease.NewController(clock.RealClock{}, n.client, name, leaseDurationSeconds, nil, leaseRenewInterval, name, corev1.NamespaceNodeLease, owned)
+		heart := lease.NewController(clock.RealClock{}, n.client, name, leaseDurationSeconds, nil, leaseRenewInterval, name, corev1.NamespaceNodeLease, nil)
 		n.running.Go(func() { heart.Run(ctx) })
 	}
 	bound := func(o *metav1.ListOptions) {
@@ -124,25 +109,18 @@ func (n *nodes) halt() {
 // see does what is to be done about a Pod. What another has changed meanwhile will be seen again.
 func (n *nodes) see(ctx context.Context, pod *corev1.Pod) {
 	address, ours := n.addresses[pod.Spec.NodeName]
-	if !ours {
+	next := pod.DeepCopy()
+	changed := ours && n.server.simulate(next, address)
+	if !changed && (!ours || pod.DeletionTimestamp == nil) {
 		return
 	}
-	pods, next := n.client.CoreV1().Pods(pod.Namespace), pod.DeepCopy()
-	var write func() error
-	switch {
-	case n.server.simulate(next, address):
-		write = func() error {
-			_, err := pods.UpdateStatus(ctx, next, metav1.UpdateOptions{})
-			return err
+	n.writes.Go(func() (err error) {
+		if pods := n.client.CoreV1().Pods(pod.Namespace); changed {
+			_, err = pods.UpdateStatus(ctx, next, metav1.UpdateOptions{})
+		} else {
+			err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
 		}
-	case pod.DeletionTimestamp != nil:
-		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64), Preconditions: metav1.NewUIDPreconditions(string(pod.UID))}
-		write = func() error { return pods.Delete(ctx, pod.Name, now) }
-	default:
-		return
-	}
-	n.writes.Go(func() error {
-		if err := write(); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		if err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			n.server.t.Errorf("testserver: Pod %s/%s on %s: %v", pod.Namespace, pod.Name, pod.Spec.NodeName, err)
 		}
 		return nil

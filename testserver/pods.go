@@ -31,21 +31,17 @@ func (s *Server) simulate(pod *corev1.Pod, hostIP string) bool {
 		status.HostIP, status.HostIPs, status.PodIPs = hostIP, []corev1.HostIP{{IP: hostIP}}, []corev1.PodIP{{IP: status.PodIP}}
 	}
 	status.Phase, status.ObservedGeneration = outcome(pod), pod.Generation
-	var setUp []corev1.ContainerStatus
+	status.InitContainerStatuses, status.ContainerStatuses = nil, nil
 	for _, c := range pod.Spec.InitContainers {
 		one := container(pod, &c, status.Phase)
 		if !podutil.IsRestartableInitContainer(&c) { // it ended when the Pod began
 			one = container(pod, &c, corev1.PodSucceeded)
 			one.Ready, one.State.Terminated.FinishedAt = true, *status.StartTime
 		}
-		setUp = append(setUp, one)
+		status.InitContainerStatuses = append(status.InitContainerStatuses, one)
 	}
-	status.InitContainerStatuses, status.ContainerStatuses, status.EphemeralContainerStatuses = setUp, nil, nil
 	for _, c := range pod.Spec.Containers {
 		status.ContainerStatuses = append(status.ContainerStatuses, container(pod, &c, status.Phase))
-	}
-	for _, c := range pod.Spec.EphemeralContainers {
-		status.EphemeralContainerStatuses = append(status.EphemeralContainerStatuses, container(pod, (*corev1.Container)(&c.EphemeralContainerCommon), status.Phase))
 	}
 	setConditions(pod)
 	return !equality.Semantic.DeepEqual(before, status)
@@ -72,13 +68,13 @@ func container(pod *corev1.Pod, c *corev1.Container, phase corev1.PodPhase) core
 		Ready: running, Started: &running,
 		AllocatedResources: c.Resources.Requests, Resources: c.Resources.DeepCopy(),
 	}
-	switch phase {
-	case corev1.PodRunning:
+	if running {
 		status.State.Running = &corev1.ContainerStateRunning{StartedAt: started}
-	case corev1.PodFailed:
-		status.State.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", StartedAt: started, FinishedAt: ended, ContainerID: status.ContainerID}
-	default:
-		status.State.Terminated = &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: started, FinishedAt: ended, ContainerID: status.ContainerID}
+		return status
+	}
+	end := &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: started, FinishedAt: ended, ContainerID: status.ContainerID}
+	if status.State.Terminated = end; phase == corev1.PodFailed {
+		end.ExitCode, end.Reason = 1, "Error"
 	}
 	return status
 }

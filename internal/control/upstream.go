@@ -3,6 +3,8 @@ package control
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -13,33 +15,56 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/informers/core"
+	corev1informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
 	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
 	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
 	accounts "k8s.io/kubernetes/pkg/controller/serviceaccount"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
-// Upstream are upstream's controllers, which act on built-in kinds.
+// Upstream are controllers of kube-controller-manager's.
 type Upstream struct {
-	// Controllers are those that run, in the form of kube-controller-manager's --controllers: names, "-name" for one that does not,
-	// "*" for all that are not named. That which aggregates ClusterRoles always runs.
+	// Controllers are those that run, as its flag of this name has them: names, "-name" for one that does not run, "*" for all that
+	// are not named.
 	Controllers []string
 	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
 	Tokens      serviceaccount.TokenGenerator // for Secrets
+	Logger      *slog.Logger
+
+	client    kubernetes.Interface
+	informers informers.SharedInformerFactory
 }
 
-// Names of upstream's controllers, by which they are selected.
-const (
-	serviceAccounts      = "serviceaccount-controller"
-	serviceAccountTokens = "serviceaccount-token-controller"
-	rootCA               = "root-ca-certificate-publisher-controller"
-)
+// AggregateRoles is the name of the controller that gives ClusterRoles the rules of those that they select.
+const AggregateRoles = known.ClusterRoleAggregationController
+
+type runner interface{ Run(context.Context, int) }
+
+// controllers make each of them.
+var controllers = map[string]func(*Upstream, klog.Logger) (runner, error){
+	AggregateRoles: func(u *Upstream, _ klog.Logger) (runner, error) {
+		return clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), nil
+	},
+	known.ServiceAccountController: func(u *Upstream, l klog.Logger) (runner, error) {
+		v1 := u.informers.Core().V1()
+		return accounts.NewServiceAccountsController(l, v1.ServiceAccounts(), v1.Namespaces(), u.client, accounts.DefaultServiceAccountsControllerOptions())
+	},
+	known.ServiceAccountTokenController: func(u *Upstream, l klog.Logger) (runner, error) {
+		secrets := u.only("type", string(corev1.SecretTypeServiceAccountToken)).Secrets()
+		return accounts.NewTokensController(l, u.informers.Core().V1().ServiceAccounts(), secrets, u.client, accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA})
+	},
+	known.RootCACertificatePublisherController: func(u *Upstream, _ klog.Logger) (runner, error) {
+		maps := u.only(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
+		return rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
+	},
+}
 
 // Names are those that Upstream.Controllers may have.
-func Names() []string { return []string{rootCA, serviceAccounts, serviceAccountTokens} }
+func Names() []string { return slices.Sorted(maps.Keys(controllers)) }
 
 func (u *Upstream) enabled(name string) bool {
 	return slices.Contains(u.Controllers, name) || slices.Contains(u.Controllers, "*") && !slices.Contains(u.Controllers, "-"+name)
@@ -48,7 +73,7 @@ func (u *Upstream) enabled(name string) bool {
 // Check refuses a name that no controller has.
 func (u *Upstream) Check() error {
 	for _, c := range u.Controllers {
-		if name := strings.TrimPrefix(c, "-"); c != "*" && !slices.Contains(Names(), name) {
+		if name := strings.TrimPrefix(c, "-"); c != "*" && controllers[name] == nil {
 			return fmt.Errorf("%q is not in the list of known controllers", name)
 		}
 	}
@@ -56,48 +81,33 @@ func (u *Upstream) Check() error {
 }
 
 // Run runs the controllers against the API server of config until ctx is done.
-func (u *Upstream) Run(ctx context.Context, config *rest.Config) error {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
+func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
+	if u.client, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("client of controllers: %w", err)
 	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()})) // a sink of its own, for New writes to it
-	all := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutOwnership))
-	runs := []func(context.Context, int){clusterroleaggregation.NewClusterRoleAggregation(all.Rbac().V1().ClusterRoles(), client.RbacV1()).Run}
-	if u.enabled(serviceAccounts) {
-		c, err := accounts.NewServiceAccountsController(klog.FromContext(ctx), all.Core().V1().ServiceAccounts(), all.Core().V1().Namespaces(), client, accounts.DefaultServiceAccountsControllerOptions())
-		if err != nil {
-			return err
+	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwnership))
+	ctx = klog.NewContext(ctx, logr.FromSlogHandler(u.Logger.Handler()))
+	var enabled []runner
+	for name, make := range controllers {
+		if !u.enabled(name) {
+			continue
 		}
-		runs = append(runs, c.Run)
-	}
-	if u.enabled(serviceAccountTokens) {
-		secrets := core.New(all, "", only("type", string(corev1.SecretTypeServiceAccountToken))).V1().Secrets()
-		c, err := accounts.NewTokensController(klog.FromContext(ctx), all.Core().V1().ServiceAccounts(), secrets, client, accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA})
+		c, err := make(u, klog.FromContext(ctx))
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", name, err)
 		}
-		runs = append(runs, c.Run)
+		enabled = append(enabled, c)
 	}
-	if u.enabled(rootCA) {
-		maps := core.New(all, "", only(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName)).V1().ConfigMaps()
-		c, err := rootcacertpublisher.NewPublisher(maps, all.Core().V1().Namespaces(), client, u.RootCA)
-		if err != nil {
-			return err
-		}
-		runs = append(runs, c.Run)
-	}
-	all.Start(ctx.Done())
-	all.WaitForCacheSync(ctx.Done()) // quietly, which they would not
+	u.informers.Start(ctx.Done())
+	defer u.informers.Shutdown()
+	u.informers.WaitForCacheSync(ctx.Done()) // a controller that is ended while it does so says so
 	var running sync.WaitGroup
-	for _, run := range runs {
+	for _, c := range enabled {
 		if ctx.Err() == nil {
-			running.Go(func() { run(ctx, 1) })
+			running.Go(func() { c.Run(ctx, 1) })
 		}
 	}
-	<-ctx.Done()
 	running.Wait()
-	all.Shutdown()
 	return nil
 }
 
@@ -109,21 +119,7 @@ func withoutOwnership(obj any) (any, error) {
 	return obj, nil
 }
 
-// only has an informer keep the objects of which a field has a value: of the others there may be many, and large ones.
-func only(field, value string) func(*metav1.ListOptions) {
-	return func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }
+// only has informers keep the objects of which a field has a value: of the others there may be many, and large ones.
+func (u *Upstream) only(field, value string) corev1informers.Interface {
+	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }).V1()
 }
-
-// errorsOnly is a log of what goes wrong, for controllers of upstream's that tell of their beginning and end.
-type errorsOnly struct{ logr.LogSink }
-
-// Enabled implements logr.LogSink.
-func (errorsOnly) Enabled(int) bool { return false }
-
-// WithValues implements logr.LogSink.
-func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
-	return errorsOnly{s.LogSink.WithValues(pairs...)}
-}
-
-// WithName implements logr.LogSink.
-func (s errorsOnly) WithName(name string) logr.LogSink { return errorsOnly{s.LogSink.WithName(name)} }

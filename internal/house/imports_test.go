@@ -62,13 +62,17 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/registry":                                     {},
 	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
 	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
-	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"},                                          // loops, as clients
-	"k8s.io/kubernetes/pkg/api/v1/pod":                                  {"testserver"},                                                // conditions
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names":               {"internal/control"},
+	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"}, // loops, as clients
+	"k8s.io/kubernetes/pkg/api/v1/pod":                                  {"testserver"},       // conditions
 	"k8s.io/kubernetes/pkg/serviceaccount":                              {"internal/access", "internal/builtin", "internal/control"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                       {},
+	"k8s.io/apiserver/pkg/server/egressselector":                        {"internal/access"}, // how issuers are connected to
+	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":  {"internal/access"},
+	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":   {"internal/access"},
 	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                      {},
 	"k8s.io/apiserver/pkg/util/feature":                                 {},

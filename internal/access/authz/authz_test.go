@@ -31,10 +31,11 @@ func (roles) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.D
 	return authorizer.DecisionNoOpinion, "no role", nil
 }
 
-func open(t testing.TB, c Config) (access.Authorizer, error) {
+func open(t testing.TB, c Config) (*Authorizers, error) {
 	t.Helper()
-	a, _, err := New(c, roles{}, informers.NewSharedInformerFactory(fake.NewClientset(), 0))
-	return a, err
+	return New(c, roles{}, func() informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactory(fake.NewClientset(), 0)
+	})
 }
 
 func attributes(name, verb string, groups ...string) *access.Attributes {
@@ -171,11 +172,11 @@ func TestBadConfigurations(t *testing.T) {
 		return write(t, filepath.Join(t.TempDir(), "authz.yaml"), "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n"+text)
 	}
 	for want, c := range map[string]Config{
-		`--authorization-mode: "Chance" is none of`:         {Modes: []string{"Chance"}},
-		"--authorization-mode: RBAC is there twice":         {Modes: []string{"RBAC", "RBAC"}},
-		"Webhook needs --authorization-webhook-config-file": {Modes: []string{"Webhook"}},
-		"at least one authorization mode must be defined":   {ConfigFile: file("authorizers: []\n")},
-		"the name of RBAC must be rbac, not other":          {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
+		`--authorization-mode: "Chance" is none of`:               {Modes: []string{"Chance"}},
+		"--authorization-mode: RBAC is there twice":               {Modes: []string{"RBAC", "RBAC"}},
+		"Webhook needs --authorization-webhook-config-file":       {Modes: []string{"Webhook"}},
+		"at least one authorization mode must be defined":         {ConfigFile: file("authorizers: []\n")},
+		"expected name rbac for authorizer RBAC instead of other": {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
 		"unknown field":        {ConfigFile: file("authorizerz: []\n")},
 		"no such file":         {ConfigFile: filepath.Join(t.TempDir(), "missing")},
 		"authorizer default: ": {Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: filepath.Join(t.TempDir(), "missing"), Version: "v1"}},
