@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-helpers/apimachinery/lease"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"golang.org/x/sync/errgroup"
@@ -84,7 +86,7 @@ func (n *nodes) run() {
 	n.writes.SetLimit(writesAtOnce)
 	for name := range n.addresses {
 		heart := lease.NewController(clock.RealClock{}, n.client, name, leaseDurationSeconds, nil, leaseRenewInterval, name, corev1.NamespaceNodeLease, nil)
-		n.running.Go(func() { heart.Run(ctx) })
+		n.running.Go(func() { heart.Run(klog.NewContext(ctx, logr.Discard())) }) // it would tell of its end
 	}
 	bound := func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermNotEqualSelector("spec.nodeName", "").String()

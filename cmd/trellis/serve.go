@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/builtin"
@@ -209,6 +210,7 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		paceCollector()
 	}
+	klog.SetSlogLogger(f.config.Logger) // of upstream's packages, which tell of each beginning and end
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	go giveMemoryBack(ctx)

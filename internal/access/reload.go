@@ -3,6 +3,7 @@ package access
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -12,6 +13,9 @@ import (
 
 // rereadEvery is how often a file is read of whose changes nothing tells, and one that could not be used is tried again.
 const rereadEvery = time.Minute
+
+// ErrLater is in the error of a use that may succeed when it is tried again.
+var ErrLater = errors.New("will be tried again")
 
 // Reload has what a file says used when that is no longer data, until ctx is done. What cannot be read or used changes nothing,
 // and is reported. Upstream's metrics count both; they ask which server it was, of which there is one.
@@ -23,14 +27,15 @@ func Reload(ctx context.Context, file string, data []byte, use func(ctx context.
 			return
 		}
 		if err == nil {
-			err = use(ctx, now)
+			if err = use(ctx, now); !errors.Is(err, ErrLater) {
+				data = now
+			}
 		}
 		if err != nil {
 			countFailure("")
 			report(fmt.Errorf("%s is not read again: %w", file, err))
 			return
 		}
-		data = now
 		countSuccess("", string(now))
 	}, func(error) {}) // it is read again all the same
 }

@@ -84,7 +84,10 @@ func (f *configFile) follow(ctx context.Context, report func(error)) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, issuerPatience)
 		defer cancel()
-		return f.update(ctx, said)
+		if err := f.update(ctx, said); err != nil {
+			return fmt.Errorf("%w: %w", access.ErrLater, err)
+		}
+		return nil
 	}
 	access.Reload(ctx, f.path, f.data, use, report, metrics.RecordAuthenticationConfigAutomaticReloadSuccess, metrics.RecordAuthenticationConfigAutomaticReloadFailure)
 }
