@@ -42,20 +42,13 @@ type nodes struct {
 // its readiness gates are.
 func (s *Server) Nodes(n int) {
 	s.t.Helper()
-	client, simulated := kubernetes.NewForConfigOrDie(s.running.Loopback()), &nodes{server: s, addresses: map[string]string{}}
-	var making errgroup.Group
-	making.SetLimit(writesAtOnce)
-	for i := range n {
-		i += s.nodeCount
+	client, simulated := kubernetes.NewForConfigOrDie(s.running.Loopback()).CoreV1().Nodes(), &nodes{server: s, addresses: map[string]string{}}
+	for i := s.nodeCount; i < s.nodeCount+n; i++ {
 		name, address := fmt.Sprintf("node-%d", i), fmt.Sprintf("172.%d.%d.%d", 16+i>>16, i>>8&0xff, i&0xff)
 		simulated.addresses[name] = address
-		making.Go(func() error {
-			_, err := client.CoreV1().Nodes().Create(context.Background(), newNode(name, address), metav1.CreateOptions{})
-			return err
-		})
-	}
-	if err := making.Wait(); err != nil {
-		s.t.Fatalf("testserver: nodes: %v", err)
+		if _, err := client.Create(context.Background(), newNode(name, address), metav1.CreateOptions{}); err != nil {
+			s.t.Fatalf("testserver: %v", err)
+		}
 	}
 	s.nodeCount += n
 	s.nodes = append(s.nodes, simulated)
@@ -100,12 +93,6 @@ func (n *nodes) run() {
 		},
 	})
 	n.running.Go(func() { pods.RunWithContext(ctx) })
-}
-
-func (n *nodes) halt() {
-	n.stop()
-	n.running.Wait()
-	_ = n.writes.Wait()
 }
 
 // see does what is to be done about a Pod. What another has changed meanwhile will be seen again.

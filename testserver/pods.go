@@ -61,18 +61,16 @@ func outcome(pod *corev1.Pod) corev1.PodPhase {
 
 // container is the status of one in a Pod of a phase.
 func container(pod *corev1.Pod, c *corev1.Container, phase corev1.PodPhase) corev1.ContainerStatus {
-	started, ended := *pod.Status.StartTime, metav1.Now()
-	running := phase == corev1.PodRunning
+	started, running := *pod.Status.StartTime, phase == corev1.PodRunning
 	status := corev1.ContainerStatus{
 		Name: c.Name, Image: c.Image, ImageID: c.Image, ContainerID: "simulated://" + string(pod.UID) + "/" + c.Name,
-		Ready: running, Started: &running,
-		AllocatedResources: c.Resources.Requests, Resources: c.Resources.DeepCopy(),
+		Ready: running, Started: &running, AllocatedResources: c.Resources.Requests, Resources: c.Resources.DeepCopy(),
 	}
 	if running {
 		status.State.Running = &corev1.ContainerStateRunning{StartedAt: started}
 		return status
 	}
-	end := &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: started, FinishedAt: ended, ContainerID: status.ContainerID}
+	end := &corev1.ContainerStateTerminated{Reason: "Completed", StartedAt: started, FinishedAt: metav1.Now(), ContainerID: status.ContainerID}
 	if status.State.Terminated = end; phase == corev1.PodFailed {
 		end.ExitCode, end.Reason = 1, "Error"
 	}

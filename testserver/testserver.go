@@ -87,7 +87,9 @@ func (s *Server) Stop() {
 		return
 	}
 	for _, n := range s.nodes {
-		n.halt()
+		n.stop()
+		n.running.Wait()
+		_ = n.writes.Wait() // none fails
 	}
 	running := s.running
 	s.running = nil

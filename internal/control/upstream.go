@@ -44,7 +44,7 @@ const AggregateRoles = known.ClusterRoleAggregationController
 
 type runner interface{ Run(context.Context, int) }
 
-// controllers make each of them.
+// controllers open each of them.
 var controllers = map[string]func(*Upstream, klog.Logger) (runner, error){
 	AggregateRoles: func(u *Upstream, _ klog.Logger) (runner, error) {
 		return clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), nil
@@ -85,18 +85,17 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	if u.client, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("client of controllers: %w", err)
 	}
-	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwnership))
+	u.informers = informers.NewSharedInformerFactory(u.client, 0)
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(u.Logger.Handler()))
 	var enabled []runner
-	for name, make := range controllers {
-		if !u.enabled(name) {
-			continue
+	for name, open := range controllers {
+		if u.enabled(name) {
+			c, err := open(u, klog.FromContext(ctx))
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			enabled = append(enabled, c)
 		}
-		c, err := make(u, klog.FromContext(ctx))
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		enabled = append(enabled, c)
 	}
 	u.informers.Start(ctx.Done())
 	defer u.informers.Shutdown()
@@ -109,14 +108,6 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	}
 	running.Wait()
 	return nil
-}
-
-// withoutOwnership is what a cache keeps of an object.
-func withoutOwnership(obj any) (any, error) {
-	if o, ok := obj.(metav1.Object); ok {
-		o.SetManagedFields(nil)
-	}
-	return obj, nil
 }
 
 // only has informers keep the objects of which a field has a value: of the others there may be many, and large ones.
