@@ -228,11 +228,6 @@ func newNode(nodes informers.SharedInformerFactory) Authorizer {
 	return node.NewAuthorizer(graph, nodeidentifier.NewDefaultNodeIdentifier(), bootstrappolicy.NodeRules())
 }
 
-// retries is how often a webhook is asked again that does not answer, as kube-apiserver does.
-func retries() wait.Backoff {
-	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
-}
-
 func (a *Authorizers) webhook(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {
 	w := c.Webhook
 	if w.ConnectionInfo.Type != apiserverconfig.AuthorizationWebhookConnectionInfoTypeKubeConfigFile {
@@ -254,7 +249,8 @@ func (a *Authorizers) webhook(c *apiserverconfig.AuthorizerConfiguration) (Autho
 	if w.FailurePolicy == apiserverconfig.FailurePolicyDeny {
 		onError = authorizer.DecisionDeny
 	}
-	return webhook.New(client, w.SubjectAccessReviewVersion, authorized, unauthorized, retries(), onError, w.MatchConditions, c.Name, unmeasured{}, authorizationcel.NewDefaultCompiler())
+	again := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5} // where it does not answer, as kube-apiserver
+	return webhook.New(client, w.SubjectAccessReviewVersion, authorized, unauthorized, again, onError, w.MatchConditions, c.Name, unmeasured{}, authorizationcel.NewDefaultCompiler())
 }
 
 // unmeasured counts nothing.
