@@ -13,6 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
 )
 
 const (
@@ -65,6 +66,9 @@ type Config struct {
 	ServiceClusterIPRanges []netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
+	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is only that which
+	// aggregates ClusterRoles.
+	Controllers []string
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
 	AutoMigrateStorage bool
 	// EnableCBOR offers application/cbor.
@@ -111,6 +115,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ServiceNodePortRange.Size == 0 {
 		c.ServiceNodePortRange = builtin.DefaultNodePorts()
+	}
+	if c.Controllers == nil {
+		c.Controllers = []string{control.AggregateRoles}
 	}
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}

@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -51,9 +49,7 @@ type Server struct {
 	certificates *certificates
 	authn        *authn.Authenticators
 	roles        *rbac.Index
-	authorizer   access.Authorizer
-	rules        authorizer.RuleResolver
-	nodes        informers.SharedInformerFactory // what the authorizer of nodes goes by
+	authorizer   *authz.Authorizers
 	audit        *access.Audit
 	handler      *api.Server
 	feed         *engine.Feed
@@ -88,7 +84,7 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context) (err error) {
-	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, func(err error) { s.config.Logger.Error(err.Error()) }); err != nil {
+	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, s.report); err != nil {
 		return err
 	}
 	if s.certificates, err = newCertificates(s.config.TLS); err != nil {
@@ -135,14 +131,15 @@ func (s *Server) runLoops() {
 	loops := func(ctx context.Context, c *rest.Config) error {
 		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
 	}
-	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
+	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.run(ctx)
 	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
 	s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 	ranges := func(ctx context.Context, c *rest.Config) error {
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, control.RunAggregation, s.reachable.Run} {
+	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Logger: s.config.Logger}
+	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
@@ -219,13 +216,14 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 
 // connect puts the parts together, from the store up to the handler.
 func (s *Server) connect(ctx context.Context) (err error) {
+	out := s.dialer()
+	s.config.Authentication.Dial, s.config.Authorization.Dial = out.DialContext, out.DialContext
 	if err := s.believe(); err != nil {
 		return err
 	}
 	if err := s.decide(); err != nil {
 		return err
 	}
-	out := s.dialer()
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
@@ -278,7 +276,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 			return builtin.Definitions(builtin.Config{
 				Catalog: live.Current, Head: s.store.Head,
 				EventTTL:   s.config.EventTTL,
-				Authorizer: s.authorizer, Rules: s.rules, RoleRules: rbac.Resolver{Index: s.roles},
+				Authorizer: s.authorizer, Rules: s.authorizer, RoleRules: rbac.Resolver{Index: s.roles},
 				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
 				ServiceRanges:    s.config.ServiceClusterIPRanges,
 				NodePorts:        s.config.ServiceNodePortRange,

@@ -19,9 +19,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
 )
 
@@ -79,6 +81,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
+	flags.StringSliceVar(&c.Controllers, "controllers", []string{"*"},
+		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Names(), ", "))
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
 		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
@@ -151,6 +155,9 @@ func (f *serveFlags) complete() error {
 	}
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {
+		return fmt.Errorf("--controllers: %w", err)
+	}
 	var err error
 	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {
 		return err
@@ -215,6 +222,7 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		paceCollector()
 	}
+	klog.SetSlogLogger(f.config.Logger) // of upstream's packages, which tell of each beginning and end
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	go giveMemoryBack(ctx)

@@ -6,19 +6,15 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
-	"k8s.io/klog/v2"
-	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"golang.org/x/sync/errgroup"
@@ -133,52 +129,4 @@ func (b *bootstrap) try(name string, reconcile func() error) {
 		}
 		return nil
 	})
-}
-
-// RunAggregation gives the ClusterRoles that have an aggregationRule the rules of those that it selects, until ctx is done.
-func RunAggregation(ctx context.Context, config *rest.Config) error {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("client for roles: %w", err)
-	}
-	if _, err := client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{Limit: 1}); apierrors.IsNotFound(err) {
-		return nil // --runtime-config has switched them off
-	}
-	ctx = quietly(ctx)
-	factory := informers.NewSharedInformerFactory(client, 0)
-	loop := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), client.RbacV1())
-	factory.Start(ctx.Done())
-	loop.Run(ctx, 1)
-	factory.Shutdown()
-	return nil
-}
-
-// quietly gives controllers of upstream's, which tell of their beginning and end, a log of what goes wrong until ctx is done.
-func quietly(ctx context.Context) context.Context {
-	return klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink(), ctx.Err})) // a sink of its own, for New writes to it
-}
-
-type errorsOnly struct {
-	logr.LogSink
-	ended func() error
-}
-
-// Error implements logr.LogSink.
-func (s errorsOnly) Error(err error, message string, pairs ...any) {
-	if s.ended() == nil {
-		s.LogSink.Error(err, message, pairs...)
-	}
-}
-
-// Enabled implements logr.LogSink.
-func (errorsOnly) Enabled(int) bool { return false }
-
-// WithValues implements logr.LogSink.
-func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
-	return errorsOnly{s.LogSink.WithValues(pairs...), s.ended}
-}
-
-// WithName implements logr.LogSink.
-func (s errorsOnly) WithName(name string) logr.LogSink {
-	return errorsOnly{s.LogSink.WithName(name), s.ended}
 }
