@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
@@ -55,17 +57,20 @@ type Server struct {
 	rules        authorizer.RuleResolver
 	nodes        informers.SharedInformerFactory // what the authorizer of nodes goes by
 	audit        *access.Audit
+	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
 	handler      *api.Server
 	feed         *engine.Feed
 	webhooks     *conversion.Webhooks // nil until connect, as is
 	engine       *engine.Engine
-	// reachable gets to know which webhooks cannot be reached.
-	reachable *control.Reachability
-	migrating []string // CRDs that say so from before
-	http      *http.Server
-	failed    chan struct{}
-	failOnce  sync.Once
-	failure   error // set before failed is closed
+	// reachable gets to know which webhooks cannot be reached, apiServices who serves what.
+	reachable   *control.Reachability
+	apiServices *control.APIServices
+	aggregator  *aggregation.Aggregator // nil until connect
+	migrating   []string                // CRDs that say so from before
+	http        *http.Server
+	failed      chan struct{}
+	failOnce    sync.Once
+	failure     error // set before failed is closed
 
 	// The loops run beside the requests. They are clients, and end before the requests do.
 	loops      sync.WaitGroup
@@ -92,6 +97,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 		return err
 	}
 	if s.certificates, err = newCertificates(s.config.TLS); err != nil {
+		return err
+	}
+	if err := s.openProxyClient(); err != nil {
 		return err
 	}
 	if s.store, err = s.open(ctx); err != nil {
@@ -129,12 +137,12 @@ func (s *Server) runLoops() {
 		}
 	})
 	loops := func(ctx context.Context, c *rest.Config) error {
-		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
+		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices)
 	}
 	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
 	s.certificates.run(ctx)
 	s.renewKeys(ctx)
-	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run} {
+	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run, s.apiServices.Run, s.trust} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
@@ -218,6 +226,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		return err
 	}
 	s.feed = s.engine.NewFeed()
+	s.aggregate(out)
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
 		Live:           []api.Check{{Name: "storage", Run: s.alive}},
@@ -228,7 +237,8 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
 		Issuer:         s.issuer(),
 		Authorizer:     s.authorizer,
-		Discovery:      discovery.Handler(s.engine.Live),
+		Aggregator:     s.aggregator,
+		Discovery:      discovery.Handler(s.engine.Live, s.aggregator.Discovery),
 		OpenAPI:        openapi.Handler(s.engine.Live),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,

@@ -31,6 +31,7 @@ type serveFlags struct {
 	apply       []string
 	gates       map[string]string
 	tls         tlsFlags
+	routing     bool // to endpoints
 
 	serviceRange string
 }
@@ -144,6 +145,7 @@ func (f *serveFlags) complete() error {
 	if err := f.tls.complete(&f.config.TLS); err != nil {
 		return err
 	}
+	f.config.Aggregation.ByClusterIP = !f.routing
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	var err error

@@ -40,7 +40,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Engine:        w.Engine,
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(w.Live),
+		Discovery:     discovery.Handler(w.Live, nil),
 		OpenAPI:       openapi.Handler(w.Live),
 	}
 	for _, f := range change {

@@ -26,6 +26,10 @@ func (q *request) serveOther() {
 	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
 		http.NotFound(w, q.r)
 	case first == "api" || first == "apis":
+		if to := q.theirs(); to != nil {
+			q.proxy(to)
+			return
+		}
 		q.server.config.Discovery.ServeHTTP(w, q.r)
 	case first == "openapi":
 		q.server.config.OpenAPI.ServeHTTP(w, q.r)

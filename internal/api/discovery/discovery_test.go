@@ -52,7 +52,7 @@ type cluster struct{ *fixture.Served }
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
 	w := fixture.Open(t, builtin.Config{})
-	return &cluster{w.Serve(Handler(w.Live))}
+	return &cluster{w.Serve(Handler(w.Live, nil))}
 }
 
 func (c *cluster) client() *discovery.DiscoveryClient {
@@ -309,7 +309,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 }
 
 func BenchmarkAggregated(b *testing.B) {
-	h := Handler(fixture.Open(b, builtin.Config{}).Live)
+	h := Handler(fixture.Open(b, builtin.Config{}).Live, nil)
 	r := httptest.NewRequest(http.MethodGet, "/apis", nil)
 	r.Header.Set("Accept", aggregated)
 	b.ReportAllocs()
