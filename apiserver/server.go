@@ -239,7 +239,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authorizer:     s.authorizer,
 		Aggregator:     s.aggregator,
 		Discovery:      discovery.Handler(s.engine.Live, s.aggregator.Discovery),
-		OpenAPI:        openapi.Handler(s.engine.Live),
+		OpenAPI:        openapi.Handler(s.engine.Live, s.aggregator),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,

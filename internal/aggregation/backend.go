@@ -26,6 +26,8 @@ type backend struct {
 
 	condition atomic.Pointer[Condition]
 	resources atomic.Pointer[apidiscoveryv2.APIVersionDiscovery]
+	index     document // of OpenAPI v3
+	whole     document // of v2
 
 	mu   sync.Mutex // for who changes endpoints
 	now  atomic.Pointer[endpoints]

@@ -41,7 +41,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
 		Discovery:     discovery.Handler(w.Live, nil),
-		OpenAPI:       openapi.Handler(w.Live),
+		OpenAPI:       openapi.Handler(w.Live, nil),
 	}
 	for _, f := range change {
 		f(&c)

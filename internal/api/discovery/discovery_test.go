@@ -273,7 +273,7 @@ func plainForm(t testing.TB, mediaType, version string) form {
 // CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
 func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	c := many(t, 20)
-	one := newDocuments(c.Catalog(), nil)
+	one := newDocuments(c.Catalog(), nil, nil)
 	if _, err := one.etags[false](); err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	c.Remove(crd.Name)
 	c.Put(crd)
 	catalog := c.Catalog()
-	two, fresh := newDocuments(catalog, one), newDocuments(catalog, nil)
+	two, fresh := newDocuments(catalog, one, nil), newDocuments(catalog, nil, nil)
 	for g := range two.groups.All() {
 		if name := g.source.Name; (one.groups.Find(name) == g) != (name != changed) {
 			t.Errorf("group %q: kept %v", name, name == changed)
@@ -338,13 +338,13 @@ func BenchmarkOneMore(b *testing.B) {
 		}
 		for name, step := range steps {
 			b.Run(fmt.Sprintf("%s/groups=%d", name, n), func(b *testing.B) {
-				last := newDocuments(less, nil)
+				last := newDocuments(less, nil, nil)
 				if err := step(last); err != nil {
 					b.Fatal(err)
 				}
 				b.ReportAllocs()
 				for b.Loop() {
-					d := newDocuments(whole, last)
+					d := newDocuments(whole, last, nil)
 					d.groups.Find("g5.example.com").resourceList("v1")
 					if err := step(d); err != nil {
 						b.Fatal(err)
