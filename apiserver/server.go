@@ -25,6 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/admission/csr"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
@@ -265,7 +266,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 				NoFieldSelectors: s.config.DisableFieldSelectors,
 			})
 		},
-		Admission:              admission.Plugins{admission.Certificates{Authorizer: s.authorizer}},
+		Admission:              admission.Plugins{csr.Plugin{Authorizer: s.authorizer}},
 		IgnoreSelectableFields: s.config.DisableFieldSelectors,
 		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
 		Failed: s.fail,

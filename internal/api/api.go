@@ -38,7 +38,7 @@ type Config struct {
 	Discovery     http.Handler            // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler            // /openapi/v2, /openapi/v3 and below
 	Aggregator    *aggregation.Aggregator // of what other servers serve; nil: none does
-	Issuer        http.Handler            // documents of who makes tokens of service accounts; nil: there are none
+	Issuer        http.Handler            // further paths: documents of who makes tokens of service accounts; nil: there are none
 	Live, Ready   []Check                 // of /livez and /readyz, besides ping
 	Gauges        []Gauge                 // in /metrics, besides its own
 	Egress        prometheus.Collector    // the same, of what leaves the server; nil: nothing does

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 
-	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -41,10 +40,10 @@ func (q *request) serveOther() {
 		q.server.metrics.handler.ServeHTTP(w, q.r)
 	case strings.HasPrefix(p, "/debug/pprof") && q.server.config.Profiling:
 		serveProfile(w, q.r)
-	case (p == authn.ConfigurationPath || p == authn.KeysPath) && q.server.config.Issuer != nil:
-		q.server.config.Issuer.ServeHTTP(w, q.r)
 	case p == "" || q.r.URL.Path == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
+	case q.server.config.Issuer != nil:
+		q.server.config.Issuer.ServeHTTP(w, q.r)
 	default:
 		http.NotFound(w, q.r)
 	}
