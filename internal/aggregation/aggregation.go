@@ -3,6 +3,7 @@
 package aggregation
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"sync"
@@ -27,7 +28,7 @@ type Config struct {
 	Headers     Headers
 	// Report is told of each change of a Condition. It must not block.
 	Report func(apiService string, c Condition)
-	// Timeout bounds a request that is no watch or stream.
+	// Timeout bounds a request that is no watch or stream; 0: a minute.
 	Timeout time.Duration
 	Clock   clock.WithTicker // nil: the machine's
 }
@@ -48,6 +49,7 @@ func New(c Config) *Aggregator {
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
+	c.Timeout = cmp.Or(c.Timeout, time.Minute)
 	a := &Aggregator{config: c, backends: map[*resource.APIService]*backend{}}
 	a.ctx, a.end = context.WithCancel(context.Background())
 	return a

@@ -118,13 +118,20 @@ func discoveryOrder(groups byName[*group]) (o order) {
 	return o
 }
 
-// priority is the group's groupPriorityMinimum.
+// priority is the group's groupPriorityMinimum. What has been taken over does not count for it.
 func (g *group) priority() (highest int) {
-	if len(g.kinds) > 0 {
-		highest = LocalPriority(schema.GroupVersion{Group: g.name}).Group
-	}
 	for _, s := range g.theirs {
 		highest = max(highest, s.GroupPriority)
 	}
+	if len(g.theirs) == 0 || slices.ContainsFunc(g.kinds, g.serves) {
+		highest = max(highest, LocalPriority(schema.GroupVersion{Group: g.name}).Group)
+	}
 	return highest
+}
+
+// serves says that this server serves a version of a kind of the group.
+func (g *group) serves(kind named[*Definition]) bool {
+	return slices.ContainsFunc(kind.is.Versions, func(v *Version) bool {
+		return v.Served && v.GroupVersion.Group == g.name && g.theirsAt(v.GroupVersion.Version) == nil
+	})
 }

@@ -252,10 +252,10 @@ func (e *edit) custom(groupName, plural string) *Custom {
 func (e *edit) put(groupName string, d *Definition) {
 	g := e.writable(groupName)
 	i, ok := g.kinds.find(d.Names.Plural)
+	e.reorder = e.reorder || len(g.theirs) > 0
 	switch {
 	case !ok:
 		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{d.Names.Plural, d})
-		e.reorder = e.reorder || len(g.theirs) > 0
 	case d.Custom == nil || g.kinds[i].is.Custom != nil:
 		g.kinds[i].is = d
 	}
