@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 
 	"k8s.io/client-go/informers"
@@ -25,7 +24,7 @@ func (s *Server) believe() (err error) {
 	if err != nil {
 		return err
 	}
-	s.believing.Go(func() { s.authn.Run(ctx) })
+	s.believing.Go(func() { s.authn.Run(ctx, s.report) })
 	return nil
 }
 
@@ -38,19 +37,19 @@ func (s secrets) Secrets(namespace string) v1.SecretInterface {
 }
 
 // decide decides who may do what.
-func (s *Server) decide() error {
-	config := &rest.Config{Host: s.URL(), Transport: transport(func(r *http.Request) (*http.Response, error) {
-		return s.Loopback().Transport.RoundTrip(r) // there is one by the time that somebody asks
-	}), QPS: -1}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("client of the authorizer of nodes: %w", err)
-	}
-	s.nodes = informers.NewSharedInformerFactory(client, 0)
+func (s *Server) decide() (err error) {
 	s.roles = rbac.New(s.store.Head)
-	s.authorizer, s.rules, err = authz.New(s.config.Authorization, s.roles, s.nodes)
+	s.authorizer, err = authz.New(s.config.Authorization, s.roles, func() informers.SharedInformerFactory {
+		later := transport(func(r *http.Request) (*http.Response, error) {
+			return s.Loopback().Transport.RoundTrip(r) // there is one by the time that somebody asks
+		})
+		return informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(&rest.Config{Host: s.URL(), Transport: later, QPS: -1}), 0)
+	})
 	return err
 }
+
+// report tells the operator of an error.
+func (s *Server) report(err error) { s.config.Logger.Error(err.Error()) }
 
 // issuer serves the documents of who makes the tokens of service accounts, if it can have any.
 func (s *Server) issuer() http.Handler {

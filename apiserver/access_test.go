@@ -1,16 +1,50 @@
 package apiserver_test
 
 import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/testserver"
 )
+
+// A change of --authorization-config is in force without a restart, and counted as upstream counts it.
+func TestAuthorizationIsReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "authz.yaml")
+	say := func(more string) {
+		t.Helper()
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n- {type: RBAC, name: rbac}\n" + more
+		if err := errors.Join(os.WriteFile(path+".new", []byte(text), 0o600), os.Rename(path+".new", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("")
+	s := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Authorization.ConfigFile = path }))
+	joe := kubernetes.NewForConfigOrDie(s.User("joe"))
+	_, err := joe.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Fatal(err)
+	}
+	say("- {type: AlwaysAllow, name: alwaysallow}\n")
+	for apierrors.IsForbidden(err) {
+		_, err = joe.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+	}
+	for told := []byte(nil); !bytes.Contains(told, []byte(`apiserver_authorization_config_controller_automatic_reloads_total{apiserver_id_hash="",status="success"} 1`)); { // it is counted after
+		if told, err = joe.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // AGG-033 AGG-038: a TokenReview says whose token it is, if it is for whom the review asks; the token opens the door by itself, too.
 func TestTokenReview(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
 )
 
 const (
@@ -62,10 +63,14 @@ type Config struct {
 	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
 	AuditLogPath string
 
-	// ServiceClusterIPRange is where Services get their addresses from, of IPv4; zero means 10.0.0.0/24.
-	ServiceClusterIPRange netip.Prefix
+	// ServiceClusterIPRanges is where Services get their addresses from: a range, or one of each family, of which the first is
+	// the default. nil means 10.0.0.0/24.
+	ServiceClusterIPRanges []netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
+	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is only that which
+	// aggregates ClusterRoles.
+	Controllers []string
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
 	AutoMigrateStorage bool
 	// EnableCBOR offers application/cbor.
@@ -73,6 +78,9 @@ type Config struct {
 	// DisableFieldSelectors ignores the selectableFields of CRDs, and drops them from those that are written, unless
 	// they had some before.
 	DisableFieldSelectors bool
+	// RuntimeConfig switches built-in kinds on and off, as --runtime-config of kube-apiserver: apps/v1: false,
+	// batch/v1/jobs: false, api/beta: false.
+	RuntimeConfig map[string]string
 	// Profiling serves /debug/pprof to those who may read it.
 	Profiling bool
 	// ConversionRecheck is how often a conversion webhook is asked again for a sample of what is kept of its conversions,
@@ -104,11 +112,14 @@ func (c Config) withDefaults() Config {
 	if c.CompactionInterval == 0 {
 		c.CompactionInterval = 5 * time.Minute
 	}
-	if !c.ServiceClusterIPRange.IsValid() {
-		c.ServiceClusterIPRange = builtin.DefaultServiceRange()
+	if len(c.ServiceClusterIPRanges) == 0 {
+		c.ServiceClusterIPRanges = []netip.Prefix{builtin.DefaultServiceRange()}
 	}
 	if c.ServiceNodePortRange.Size == 0 {
 		c.ServiceNodePortRange = builtin.DefaultNodePorts()
+	}
+	if c.Controllers == nil {
+		c.Controllers = []string{control.AggregateRoles}
 	}
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}

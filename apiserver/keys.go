@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"os"
 	"time"
@@ -22,7 +21,7 @@ const renewalCheck = time.Hour
 
 // makeKeys reads what the server has made for itself, or makes it.
 func (s *Server) makeKeys() error {
-	names := hosts(s.listener.Addr(), builtin.ServiceIP(s.config.ServiceClusterIPRange))
+	names := hosts(s.listener.Addr(), builtin.ServiceIP(s.config.ServiceClusterIPRanges[0]))
 	keys, err := pki.Ensure(s.path("pki"), names, s.config.Clock.Now())
 	if err != nil {
 		return err
@@ -36,27 +35,14 @@ func (s *Server) useKeys(keys *pki.Bundle) {
 	s.certificates.setOwn(&keys.Serving)
 }
 
-// renewKeys replaces certificates before they end, until ctx is done.
-func (s *Server) renewKeys(ctx context.Context) {
-	tick := s.config.Clock.NewTicker(renewalCheck)
-	s.loops.Go(func() {
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C():
-			}
-			keys, err := s.keys.Load().Renew(s.config.Clock.Now())
-			if err == nil {
-				s.useKeys(keys)
-				err = s.writeKubeconfig()
-			}
-			if err != nil {
-				s.config.Logger.Error("the server's own certificates are not renewed", "error", err)
-			}
-		}
-	})
+// renewKeys replaces certificates that end soon.
+func (s *Server) renewKeys() error {
+	keys, err := s.keys.Load().Renew(s.config.Clock.Now())
+	if err != nil {
+		return err
+	}
+	s.useKeys(keys)
+	return s.writeKubeconfig()
 }
 
 func (s *Server) writeKubeconfig() error {

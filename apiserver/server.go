@@ -14,9 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -54,9 +52,7 @@ type Server struct {
 	certificates *certificates
 	authn        *authn.Authenticators
 	roles        *rbac.Index
-	authorizer   access.Authorizer
-	rules        authorizer.RuleResolver
-	nodes        informers.SharedInformerFactory // what the authorizer of nodes goes by
+	authorizer   *authz.Authorizers
 	audit        *access.Audit
 	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
 	handler      *api.Server
@@ -94,7 +90,7 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context) (err error) {
-	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, func(err error) { s.config.Logger.Error(err.Error()) }); err != nil {
+	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, s.report); err != nil {
 		return err
 	}
 	if s.certificates, err = newCertificates(s.config.TLS); err != nil {
@@ -118,8 +114,12 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
 	}
-	if err := control.EnsureRoles(ctx, s.Loopback()); err != nil {
-		return fmt.Errorf("the roles of every cluster: %w", err)
+	addresses := make(chan error, 1)
+	go func() {
+		addresses <- errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
+	}()
+	if err := errors.Join(control.Bootstrap(ctx, s.Loopback()), <-addresses); err != nil {
+		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
 	}
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)
@@ -140,16 +140,39 @@ func (s *Server) runLoops() {
 	loops := func(ctx context.Context, c *rest.Config) error {
 		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices)
 	}
-	s.loops.Go(func() { authz.Run(ctx, s.nodes) })
+	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.run(ctx)
-	s.renewKeys(ctx)
-	for _, run := range []func(context.Context, *rest.Config) error{loops, control.RunAggregation, s.reachable.Run, s.apiServices.Run, s.trust} {
+	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
+	s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
+	ranges := func(ctx context.Context, c *rest.Config) error {
+		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
+	}
+	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Logger: s.config.Logger}
+	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.apiServices.Run, s.trust} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
 			}
 		})
 	}
+}
+
+// every runs do again and again until ctx is done, and says what it means that it fails.
+func (s *Server) every(ctx context.Context, period time.Duration, failure string, do func() error) {
+	tick := s.config.Clock.NewTicker(period)
+	s.loops.Go(func() {
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C():
+			}
+			if err := do(); err != nil && ctx.Err() == nil {
+				s.config.Logger.Error(failure, "error", err)
+			}
+		}
+	})
 }
 
 // path of a file or folder in the data directory; "" where there is none.
@@ -202,13 +225,14 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 
 // connect puts the parts together, from the store up to the handler.
 func (s *Server) connect(ctx context.Context) (err error) {
+	out := s.dialer()
+	s.config.Authentication.Dial, s.config.Authorization.Dial = out.DialContext, out.DialContext
 	if err := s.believe(); err != nil {
 		return err
 	}
 	if err := s.decide(); err != nil {
 		return err
 	}
-	out := s.dialer()
 	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
 		Timeout: s.config.RequestTimeout,
 		Report:  s.reachable.Report,
@@ -253,17 +277,22 @@ func (s *Server) connect(ctx context.Context) (err error) {
 
 // openEngine returns once all that is stored is known.
 func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
+	enabled, err := builtin.Enablement(s.config.RuntimeConfig)
+	if err != nil {
+		return nil, fmt.Errorf("runtime config: %w", err)
+	}
 	return engine.Open(ctx, engine.Config{
 		Store: s.store,
 		Kinds: func(live *resource.Live) []*resource.Definition {
 			return builtin.Definitions(builtin.Config{
 				Catalog: live.Current, Head: s.store.Head,
 				EventTTL:   s.config.EventTTL,
-				Authorizer: s.authorizer, Rules: s.rules, RoleRules: rbac.Resolver{Index: s.roles},
+				Authorizer: s.authorizer, Rules: s.authorizer, RoleRules: rbac.Resolver{Index: s.roles},
 				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
-				ServiceRange:     s.config.ServiceClusterIPRange,
+				ServiceRanges:    s.config.ServiceClusterIPRanges,
 				NodePorts:        s.config.ServiceNodePortRange,
 				NoFieldSelectors: s.config.DisableFieldSelectors,
+				Enabled:          enabled,
 			})
 		},
 		Admission:              admission.Plugins{csr.Plugin{Authorizer: s.authorizer}},

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
@@ -57,6 +59,19 @@ func (s *Server) dialer() *egress.Dialer {
 	}
 }
 
+// repairInterval is upstream's.
+const repairInterval = 3 * time.Minute
+
+// repairAddresses has the IPAddresses and the Services agree again: somebody may have deleted one.
+func (s *Server) repairAddresses(ctx context.Context) error {
+	wrong, missing := builtin.RepairAddresses(s.store.Head())
+	if len(wrong)+len(missing) == 0 {
+		return nil
+	}
+	s.config.Logger.Warn("IPAddresses are not those of the Services; repairing", "wrong", len(wrong), "missing", len(missing))
+	return control.RepairAddresses(ctx, s.Loopback(), wrong, missing)
+}
+
 const (
 	serviceName = "kubernetes" // of the Service in namespace default by which the API is known
 	httpsPort   = "https"
@@ -81,7 +96,7 @@ func (s *Server) publish(ctx context.Context) error {
 		WithType(corev1.ServiceTypeClusterIP).
 		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).WithPort(443).WithTargetPort(intstr.FromInt32(port)))
 	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		spec.WithClusterIP(builtin.ServiceIP(s.config.ServiceClusterIPRange)) // one that it has it keeps
+		spec.WithClusterIP(builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // one that it has it keeps
 	}
 	service := coreapply.Service(serviceName, metav1.NamespaceDefault).
 		WithLabels(map[string]string{"component": "apiserver", "provider": "kubernetes"}).WithSpec(spec)
@@ -112,7 +127,7 @@ func (s *Server) publishAddress(ctx context.Context, endpoints corev1client.Endp
 		WithAddressType(family).
 		WithEndpoints(discoveryapply.Endpoint().WithAddresses(address.String()).WithConditions(discoveryapply.EndpointConditions().WithReady(true))).
 		WithPorts(discoveryapply.EndpointPort().WithName(httpsPort).WithPort(port).WithProtocol(corev1.ProtocolTCP))
-	if _, err := slices.Apply(ctx, slice, applying()); err != nil {
+	if _, err := slices.Apply(ctx, slice, applying()); err != nil && !apierrors.IsNotFound(err) { // discovery.k8s.io may be switched off
 		return err
 	}
 	old := coreapply.Endpoints(serviceName, metav1.NamespaceDefault).

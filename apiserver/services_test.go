@@ -18,7 +18,7 @@ import (
 // EXT-020: Services that are made at the same time get addresses and node ports of their own, each at the first try.
 func TestServicesAtOnce(t *testing.T) {
 	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { // hardly more than it takes
-		c.ServiceClusterIPRange, c.ServiceNodePortRange = netip.MustParsePrefix("10.0.0.0/26"), utilnet.PortRange{Base: 30000, Size: 40}
+		c.ServiceClusterIPRanges, c.ServiceNodePortRange = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/26")}, utilnet.PortRange{Base: 30000, Size: 40}
 	}))
 	client, err := corev1client.NewForConfig(server.Config)
 	if err != nil {

@@ -1,7 +1,6 @@
 package testserver
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"maps"
@@ -39,11 +38,9 @@ func (s *Server) LeastRole(name string) string {
 		s.t.Fatalf("testserver: %v", err)
 	}
 	verbs := map[asked]map[string]bool{}
-	lines := bufio.NewScanner(bytes.NewReader(record))
-	lines.Buffer(nil, len(record)+1)
-	for lines.Scan() {
+	for line := range bytes.Lines(record) {
 		var e auditv1.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+		if err := json.Unmarshal(line, &e); err != nil {
 			s.t.Fatalf("testserver: audit record: %v", err)
 		}
 		who := e.User.Username

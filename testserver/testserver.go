@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -26,6 +27,10 @@ type Server struct {
 	config  apiserver.Config
 	running *apiserver.Server
 	audit   string // file of the record of requests, if there is one
+
+	nodes     []*nodes // that are simulated
+	nodeCount int
+	podCount  atomic.Uint32 // of addresses that Pods have been given
 }
 
 // Option changes how a server is started.
@@ -69,6 +74,9 @@ func (s *Server) start() {
 	if err := os.WriteFile(s.Kubeconfig, running.Kubeconfig(), 0o600); err != nil {
 		s.t.Fatalf("testserver: %v", err)
 	}
+	for _, n := range s.nodes {
+		n.run()
+	}
 }
 
 // Stop shuts the server down; the test fails if that does not go cleanly. A second
@@ -77,6 +85,11 @@ func (s *Server) Stop() {
 	s.t.Helper()
 	if s.running == nil {
 		return
+	}
+	for _, n := range s.nodes {
+		n.stop()
+		n.running.Wait()
+		_ = n.writes.Wait() // none fails
 	}
 	running := s.running
 	s.running = nil

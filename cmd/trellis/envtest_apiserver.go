@@ -39,8 +39,11 @@ func newKubeAPIServer() *cobra.Command {
 	}
 	flags, ofServe := cmd.Flags(), &cobra.Command{}
 	f.bind(ofServe)
+	f.config.Controllers = nil
 	ofServe.Flags().VisitAll(func(flag *pflag.Flag) {
-		if flag.Name != "data-dir" && flag.Name != "apply" { // the one is the stand-in's, the other is for development
+		switch flag.Name {
+		case "data-dir", "apply", "controllers": // the stand-in's; for development; and kube-controller-manager's, of which envtest has none
+		default:
 			flags.AddFlag(flag)
 		}
 	})

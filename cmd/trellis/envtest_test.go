@@ -175,3 +175,10 @@ func TestEnvtestRestart(t *testing.T) {
 		})
 	}
 }
+
+// Under the name of kube-apiserver no controllers of kube-controller-manager run: envtest never had them.
+func TestKubeAPIServerHasNoControllers(t *testing.T) {
+	if f := newKubeAPIServer().Flags().Lookup("controllers"); f != nil {
+		t.Errorf("there is a flag --%s", f.Name)
+	}
+}

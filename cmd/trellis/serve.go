@@ -12,14 +12,18 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
 )
 
@@ -78,6 +82,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
+	flags.StringSliceVar(&c.Controllers, "controllers", []string{"*"},
+		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Names(), ", "))
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
 		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
@@ -93,10 +99,13 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
-		"range of IPv4 addresses that Services get their cluster IPs from")
+		"range of addresses that Services get their cluster IPs from, or one of IPv4 and one of IPv6, the default family first; ServiceCIDRs add more")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
 	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
 		"range of ports that Services of type NodePort and LoadBalancer get theirs from, both ends included")
+	c.RuntimeConfig = map[string]string{}
+	flags.Var((*cliflag.ConfigurationMap)(&c.RuntimeConfig), "runtime-config",
+		"built-in APIs to serve or not: group/version=true|false, group/version/resource=true|false, api/all, api/ga, api/beta, api/alpha")
 	flags.BoolVar(&c.Profiling, "profiling", true,
 		"serve profiles at /debug/pprof to those who may read them")
 	flags.StringToStringVar(&f.gates, "feature-gates", nil,
@@ -148,9 +157,15 @@ func (f *serveFlags) complete() error {
 	f.config.Aggregation.ByClusterIP = !f.routing
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {
+		return fmt.Errorf("--controllers: %w", err)
+	}
 	var err error
-	if f.config.ServiceClusterIPRange, err = serviceRange(f.serviceRange); err != nil {
+	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {
 		return err
+	}
+	if _, err := builtin.Enablement(f.config.RuntimeConfig); err != nil {
+		return fmt.Errorf("--runtime-config: %w", err)
 	}
 	for name, value := range f.gates {
 		on, err := strconv.ParseBool(value)
@@ -182,20 +197,25 @@ func alwaysOn(gate string) bool {
 	return false
 }
 
-// largestServiceRange is upstream's, in bits of the mask.
-const largestServiceRange = 12
-
-func serviceRange(text string) (netip.Prefix, error) {
-	r, err := netip.ParsePrefix(text)
-	switch {
-	case err != nil:
-		return r, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", text, builtin.DefaultServiceRange())
-	case !r.Addr().Is4():
-		return r, fmt.Errorf("--service-cluster-ip-range: %s is not of IPv4", r)
-	case r.Bits() < largestServiceRange || r.Bits() > 30:
-		return r, fmt.Errorf("--service-cluster-ip-range: the mask of %s is not between %d and 30", r, largestServiceRange)
+// serviceRanges reads one range, or one of each family, with what kube-apiserver says of others.
+func serviceRanges(text string) (all []netip.Prefix, err error) {
+	for word := range strings.SplitSeq(text, ",") {
+		r, err := netip.ParsePrefix(strings.TrimSpace(word))
+		if err != nil {
+			return nil, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", word, builtin.DefaultServiceRange())
+		}
+		if r.Addr().BitLen()-r.Bits() < 3 {
+			return nil, errors.New("--service-cluster-ip-range: the service cluster IP range must be at least 8 IP addresses")
+		}
+		all = append(all, r.Masked())
 	}
-	return r.Masked(), nil
+	switch {
+	case len(all) > 2:
+		return nil, errors.New("--service-cluster-ip-range must not contain more than two entries")
+	case len(all) == 2 && all[0].Addr().BitLen() == all[1].Addr().BitLen():
+		return nil, errors.New("--service-cluster-ip-range[0] and --service-cluster-ip-range[1] must be of different IP family")
+	}
+	return all, nil
 }
 
 // serve runs a server until ctx is done, a signal arrives or it fails.
@@ -204,6 +224,7 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		paceCollector()
 	}
+	klog.SetSlogLogger(f.config.Logger) // of upstream's packages, which tell of each beginning and end
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	go giveMemoryBack(ctx)

@@ -93,11 +93,11 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		if typed == nil {
 			return engine.Body{}, negotiation.NewUnsupportedMediaTypeError(mediaTypes(withoutProtobuf(q.server.offers), false))
 		}
-		t, err := typed.DecodeProtobuf(data)
+		d, err := typed.DecodeProtobuf(data)
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: t, Typed: true}, nil
+		return engine.Body{Tree: d.Tree, Made: d.Internal, Typed: true}, nil
 	case formatYAML:
 		t, repeated, err := object.DecodeYAML(data)
 		if err != nil {
@@ -113,9 +113,9 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	}
 	var fault error // which is told when the kind has been compared
 	if typed != nil {
-		t, strict, err := typed.Decode(data)
+		d, err := typed.Decode(data)
 		if err == nil {
-			return engine.Body{Tree: t, Strict: strict, Typed: true}, nil
+			return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, nil
 		}
 		fault = err
 	}

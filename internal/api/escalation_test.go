@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -22,4 +23,64 @@ func TestEscalationByName(t *testing.T) {
 	}
 	h.want(403, "PUT", roles+"/other", strings.Replace(role, "target", "other", 1), as)
 	h.want(201, "PUT", roles+"/target", role, as)
+}
+
+// Who may write roles, but has not what is in them, may change what the garbage collector needs, and nothing else: what does not say
+// all that the role is says something else. It is asked before anything is made of the object.
+func TestEscalationOfUpdates(t *testing.T) {
+	h := newHarness(t)
+	const roles, bindings = "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+	h.want(201, "POST", roles, `{"metadata":{"name":"maker"},"rules":[{"apiGroups":["rbac.authorization.k8s.io"],"resources":["*"],"verbs":["create","update"]}]}`)
+	h.want(201, "POST", bindings, `{"metadata":{"name":"maker"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"maker"},
+"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"mary"}]}`)
+	const rules, as = `"rules":[{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}]}`, "Impersonate-User: mary"
+	role := tree(t, h.want(201, "POST", roles, `{"metadata":{"name":"big"},`+rules).Body)
+	role["metadata"].(map[string]any)["finalizers"] = []any{"a.example.com/b"}
+	whole, err := json.Marshal(role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const missing = "is attempting to grant RBAC permissions not currently held:\n" + `{APIGroups:[""], Resources:["secrets"], Verbs:["get"]}`
+	const who = `is forbidden: user "mary" (groups=["system:authenticated"]) ` + missing
+	for _, rv := range []string{"", `,"resourceVersion":"1"`, `,"resourceVersion":"x"`} {
+		h.refused(403, `clusterroles.rbac.authorization.k8s.io "big" `+who, "PUT", roles+"/big", `{"metadata":{"name":"big","finalizers":["a.example.com/b"]`+rv+`},`+rules, as)
+	}
+	h.want(200, "PUT", roles+"/big", string(whole), as)
+	h.refused(403, "clusterroles.rbac.authorization.k8s.io "+who, "POST", roles, `{"metadata":{"generateName":"big-"},`+rules, as)
+
+	bind := func(kind, name string) string {
+		return `{"metadata":{"name":"b"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"` + kind + `","name":"` + name + `"}}`
+	}
+	h.refused(404, `clusterrolebindings.rbac.authorization.k8s.io "none" not found`, "POST", bindings, bind("ClusterRole", "none"), as)
+	h.refused(400, "Namespace parameter required.", "POST", bindings, bind("Role", "none"), as)
+	h.refused(400, "Name parameter required.", "POST", bindings, bind("ClusterRole", ""), as)
+	h.refused(400, `Name parameter invalid: "a/b": may not contain '/'`, "POST", bindings, bind("ClusterRole", "a/b"), as)
+	h.refused(500, `unsupported role reference kind: "Foo"`, "POST", bindings, bind("Foo", "x"), as)
+}
+
+// A list that cannot be understood is about no object.
+func TestForbiddenListNamesNothing(t *testing.T) {
+	h := newHarness(t)
+	const said = `User "mary" cannot list resource "configmaps" in API group "" in the namespace "default"`
+	h.refused(403, `configmaps "a" is forbidden: `+said, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da", "", "Impersonate-User: mary")
+	for _, query := range []string{"limit=x", "labelSelector=a%3D%3D%3D"} {
+		h.refused(403, "configmaps is forbidden: "+said, "GET", "/api/v1/namespaces/default/configmaps?fieldSelector=metadata.name%3Da&"+query, "", "Impersonate-User: mary")
+	}
+}
+
+// Names that a path leaves out, or that no object can have.
+func TestEmptyNames(t *testing.T) {
+	h := newHarness(t)
+	const maps, none = "/api/v1/namespaces/default/configmaps", "Namespace parameter required."
+	h.want(200, "GET", "/api/v1/namespaces//configmaps", "")
+	h.want(404, "GET", "/api/v1/namespaces//nodes", "")
+	h.refused(400, none, "GET", "/api/v1/namespaces//configmaps/a", "")
+	h.refused(400, none, "DELETE", "/api/v1/namespaces//configmaps", "")
+	h.refused(400, none, "POST", "/api/v1/namespaces//configmaps", `{"metadata":{"name":"a"}}`)
+	h.refused(405, "the server does not allow this method on the requested resource", "POST", "/api/v1/namespaces//configmaps/a", "{}")
+	h.refused(405, "the server does not allow this method on the requested resource", "POST", maps+"/a%25b", "{}")
+	h.refused(400, "name must be provided", "GET", "/api/v1/namespaces/default/pods//status?fieldSelector=metadata.name%3Da", "")
+	for _, method := range []string{"GET", "PUT", "PATCH"} {
+		h.refused(400, "name must be provided", method, "/api/v1/namespaces/default/pods//status", "{}")
+	}
 }

@@ -2,13 +2,17 @@ package api
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -97,8 +101,14 @@ func newMetrics(s *Server) *metrics {
 	if s.config.Egress != nil {
 		r.MustRegister(s.config.Egress)
 	}
-	m.handler = promhttp.HandlerFor(r, promhttp.HandlerOpts{})
+	m.handler = promhttp.HandlerFor(prometheus.Gatherers{r, prometheus.GathererFunc(reloads)}, promhttp.HandlerOpts{})
 	return m
+}
+
+// reloads are those of upstream's metrics that tell of configuration files which are read again.
+func reloads() ([]*dto.MetricFamily, error) {
+	all, err := legacyregistry.DefaultGatherer.Gather()
+	return slices.DeleteFunc(all, func(m *dto.MetricFamily) bool { return !strings.Contains(m.GetName(), "_config_controller_") }), err
 }
 
 // find makes the series of k. Those of a kind that has just gone are not kept.

@@ -101,8 +101,9 @@ func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
 	} else if err := decodeOptions(q.query(), o); err != nil {
 		return nil, err
 	}
+	errs := validation.ValidateDeleteOptions(o)
 	o.IgnoreStoreReadErrorWithClusterBreakingPotential = nil // behind a feature gate that is off
-	return o, refused("DeleteOptions", validation.ValidateDeleteOptions(o))
+	return o, refused("DeleteOptions", errs)
 }
 
 func (q *request) decodeDeleteOptions(body []byte, o *metav1.DeleteOptions) error {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 
+	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -21,9 +22,15 @@ func (q *request) serveOther() {
 	w := &observed{q.w, q}
 	p, _ := strings.CutSuffix(q.r.URL.Path, "/")
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
+	issuer := (p == access.ConfigurationPath || p == access.KeysPath) && q.server.config.Issuer != nil
+	native, served := q.ofVersion(p)
 	switch {
 	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
 		http.NotFound(w, q.r)
+	case native && !served:
+		q.fail(missing())
+	case q.r.Method != http.MethodGet && (native || issuer || p == "/api" || p == "/version"):
+		q.fail(notAllowed())
 	case first == "api" || first == "apis":
 		if to := q.theirs(); to != nil {
 			q.proxy(to)
@@ -35,18 +42,31 @@ func (q *request) serveOther() {
 	case first == "healthz" || first == "livez" || first == "readyz":
 		q.serveHealth(w, first)
 	case p == "/version":
-		serveVersion(w, q.r)
+		serveVersion(w)
 	case q.r.URL.Path == "/metrics":
 		q.server.metrics.handler.ServeHTTP(w, q.r)
 	case strings.HasPrefix(p, "/debug/pprof") && q.server.config.Profiling:
 		serveProfile(w, q.r)
+	case issuer:
+		q.server.config.Issuer.ServeHTTP(w, q.r)
 	case p == "" || q.r.URL.Path == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
-	case q.server.config.Issuer != nil:
-		q.server.config.Issuer.ServeHTTP(w, q.r)
 	default:
 		http.NotFound(w, q.r)
 	}
+}
+
+// ofVersion says of the path of a document about one version, as /apis/apps/v1, whether its group is a built-in one, and
+// whether that has the version.
+func (q *request) ofVersion(path string) (native, served bool) {
+	parts := strings.Split(path, "/")
+	switch catalog := q.server.live.Load(); {
+	case len(parts) == 3 && parts[1] == "api":
+		return catalog.Native("", parts[2])
+	case len(parts) == 4 && parts[1] == "apis" && parts[2] != "":
+		return catalog.Native(parts[2], parts[3])
+	}
+	return false, false
 }
 
 // observed notes what another handler answers.
@@ -84,12 +104,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_, _ = w.Write(body) // the client has gone; there is nobody to tell
 }
 
-func serveVersion(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET")
-		http.Error(w, "405: Method Not Allowed", http.StatusMethodNotAllowed)
-		return
-	}
+func serveVersion(w http.ResponseWriter) {
 	parts := strings.SplitN(strings.TrimPrefix(resource.KubernetesVersion, "v"), ".", 3)
 	writeJSON(w, version.Info{
 		Major: parts[0], Minor: parts[1], EmulationMajor: parts[0], EmulationMinor: parts[1],

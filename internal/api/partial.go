@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -19,13 +20,34 @@ func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)
 	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
+	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
+		o = bare(o)
+	}
 	dst = o.Packed().AppendMetadata(dst, o.Revision)
 	return append(dst, '}')
+}
+
+// bare is o without an annotation that its metadata does not show, as upstream's internal form keeps that in a field.
+func bare(o engine.Object) engine.Object {
+	hidden := o.Version.Definition.Behavior.HiddenAnnotation
+	t, err := o.Packed().Tree(0)
+	if err != nil {
+		return o // who shows it finds that out as well
+	}
+	if annotations, _ := object.Metadata(t)["annotations"].(object.Tree); annotations[hidden] != nil {
+		if delete(annotations, hidden); len(annotations) == 0 {
+			delete(object.Metadata(t), "annotations")
+		}
+	}
+	return engine.ObjectOf(o.Version, o.Revision, object.Pack(t, 0))
 }
 
 // partial is the same as a Go object, whose strings lie in o.
 func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
 	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"}}
+	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
+		o = bare(o)
+	}
 	found, ok := readMeta(o.Packed().JSON(), &p.ObjectMeta)
 	if ok && found && o.Revision != 0 {
 		p.ResourceVersion = strconv.FormatInt(o.Revision, 10)

@@ -13,8 +13,8 @@ import (
 	"github.com/google/uuid"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -129,12 +129,12 @@ func (q *request) listing(query url.Values) {
 			q.verb = verbWatch
 		}
 	}
-	selector := query.Get("fieldSelector")
-	if !strings.Contains(selector, "metadata.name") {
+	if !strings.Contains(query.Get("fieldSelector"), "metadata.name") {
 		return
 	}
-	if s, err := fields.ParseSelector(selector); err == nil {
-		if name, ok := s.RequiresExactMatch("metadata.name"); ok && len(pathvalidation.IsValidPathSegmentName(name)) == 0 {
+	var o internalversion.ListOptions // of which none counts if one cannot be understood
+	if err := decodeOptions(query, &o); err == nil && o.FieldSelector != nil {
+		if name, ok := o.FieldSelector.RequiresExactMatch("metadata.name"); ok && len(pathvalidation.IsValidPathSegmentName(name)) == 0 {
 			q.name = name
 		}
 	}

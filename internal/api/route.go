@@ -41,10 +41,11 @@ func (q *request) route() bool {
 		q.misplaced()
 		return false
 	}
-	if q.v.Deprecated {
+	err := q.allowed()
+	if q.v.Deprecated && (err == nil || q.v.Definition.Custom != nil) {
 		q.Warn(q.v.DeprecationWarning)
 	}
-	if err := q.allowed(); err != nil {
+	if err != nil {
 		q.fail(err)
 		return false
 	}
@@ -65,9 +66,14 @@ func (q *request) await() (ours *resource.Version, theirs *resource.APIService, 
 // fits says whether kind and path agree on the scope.
 func (q *request) fits() bool {
 	if !q.v.Definition.Namespaced {
-		return q.namespace == "" || q.plural == "namespaces" && q.group == ""
+		return q.namespace == "" && !q.unplaced() || q.plural == "namespaces" && q.group == ""
 	}
-	return q.namespace != "" || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+	return q.namespace != "" || q.unplaced() || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+}
+
+// unplaced is true of a path that leaves out the name of a namespace, which has a built-in kind.
+func (q *request) unplaced() bool {
+	return q.v.Definition.Custom == nil && strings.Contains(q.r.URL.Path, "/namespaces//")
 }
 
 // selectsName is true where the name comes from a field selector, not from the path.
@@ -88,6 +94,15 @@ func (q *request) allowed() error {
 			return apierrors.NewNotFound(q.v.GroupResource(), q.name)
 		}
 	}
+	if q.subresource != "" && q.verb == verbList && slices.Contains(verbs, verbGet) {
+		return nameless()
+	}
+	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
+		return q.unsupported()
+	}
+	if err := q.wellAimed(); err != nil {
+		return err
+	}
 	if q.name != "" {
 		if problems := pathvalidation.IsValidPathSegmentName(q.name); len(problems) > 0 {
 			return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", q.name, strings.Join(problems, ";")))
@@ -96,10 +111,10 @@ func (q *request) allowed() error {
 	if q.namespace == "." || q.namespace == ".." {
 		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
 	}
-	if !slices.Contains(verbs, q.verb) {
-		return q.unsupported()
+	if q.v.Definition.Namespaced && q.namespace == "" && q.unplaced() && !q.selectsName() {
+		return apierrors.NewBadRequest("Namespace parameter required.")
 	}
-	return q.wellAimed()
+	return nil
 }
 
 // wellAimed refuses a verb for one object on a collection, and for a built-in kind the other way round. A custom object is
@@ -107,15 +122,19 @@ func (q *request) allowed() error {
 func (q *request) wellAimed() error {
 	custom := q.v.Definition.Custom != nil
 	switch {
+	case q.subresource != "" && q.name == "":
+		return nameless()
 	case q.verb == verbCreate && q.name != "" && q.subresource == "" && !custom:
 		return q.unsupported()
 	case q.name != "" || q.verb != verbUpdate && q.verb != verbPatch:
 		return nil
 	case custom:
-		return apierrors.NewBadRequest("name must be provided")
+		return nameless()
 	}
 	return q.unsupported()
 }
+
+func nameless() error { return apierrors.NewBadRequest("name must be provided") }
 
 func subresourceVerbs(v *resource.Version, name string) (verbs []string, known bool) {
 	if name == "status" && v.Status || name == "scale" && v.Scale != nil {
@@ -134,7 +153,7 @@ func (q *request) unsupported() error {
 		return missing()
 	}
 	if d.Custom == nil {
-		return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
+		return notAllowed()
 	}
 	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
 }
@@ -151,6 +170,11 @@ func (q *request) misplaced() {
 	}
 }
 
+// notAllowed is the 405 of upstream's own paths.
+func notAllowed() error {
+	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
+}
+
 // missing is the 404 of a path below a known group that leads nowhere.
 func missing() error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
@@ -159,20 +183,9 @@ func missing() error {
 // notServed is what kube-apiserver says to a path that no handler has: a Status below
 // its own groups, a line of text elsewhere, from which clients make the same Status.
 func (q *request) notServed() {
-	if q.group == "" && q.version == "v1" && strings.HasPrefix(q.r.URL.Path, "/api/") {
+	if native, _ := q.server.live.Load().Native(q.group, ""); native && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {
 		q.fail(missing())
 		return
-	}
-	for d := range q.server.live.Load().Definitions() {
-		if d.Custom != nil {
-			continue
-		}
-		for _, v := range d.Versions {
-			if v.GroupVersion.Group == q.group && v.GroupVersion.Version == q.version && q.group != "" {
-				q.fail(missing())
-				return
-			}
-		}
 	}
 	// The media type keeps clients from taking the Status as it is: to the one they make of a
 	// plain 404 they add what they asked for, and kubectl's users read that.

@@ -51,7 +51,9 @@ func (q *request) newTable() (*table, error) {
 	}
 	v := q.v
 	if q.subresource == "scale" {
-		v = engine.ScaleVersion
+		if v = engine.ScaleVersion; q.v.Definition.Custom == nil {
+			v = engine.BuiltinScale
+		}
 	}
 	return newTable(v, q.media.version, &o), nil
 }

@@ -33,9 +33,11 @@ type Config struct {
 	Catalog  func(context.Context) (*resource.Catalog, error)
 	EventTTL time.Duration // how long an Event lives after it was last written; 0: forever
 	// Head returns what is stored, for kinds that look at other objects; nil: there are none.
-	Head         func() *storage.Snapshot
-	ServiceRange netip.Prefix      // of the cluster IPs of Services, of IPv4; zero: DefaultServiceRange
-	NodePorts    utilnet.PortRange // of their node ports; zero: DefaultNodePorts
+	Head func() *storage.Snapshot
+	// ServiceRanges is where Services get their cluster IPs from until there is a ServiceCIDR DefaultServiceCIDR, and says of
+	// which families those are, the first being the default; nil: DefaultServiceRange.
+	ServiceRanges []netip.Prefix
+	NodePorts     utilnet.PortRange // of Services; zero: DefaultNodePorts
 	// NoFieldSelectors drops selectableFields from CRDs that had none before.
 	NoFieldSelectors bool
 	Now              func() time.Time // nil: time.Now
@@ -53,8 +55,8 @@ type Config struct {
 	Issuer             serviceaccount.TokenGenerator
 	Audiences          authenticator.Audiences
 	MaxTokenExpiration time.Duration
-	// Unenforced adds the kinds whose rules nothing in the server enforces yet. Such a kind would promise what is not done.
-	Unenforced bool
+	// Enabled says which resources are served, as Enablement makes it; nil: all.
+	Enabled func(schema.GroupVersionResource) bool
 }
 
 // Definitions returns every built-in kind. What is costly is derived on first use.
@@ -63,9 +65,12 @@ func Definitions(c Config) []*resource.Definition {
 	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
 	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
-			if l := &lines[i]; c.Unenforced || !l.unenforced {
-				all = append(all, l.define())
-			}
+			all = append(all, lines[i].define())
+		}
+	}
+	for _, d := range all {
+		for _, v := range d.Versions {
+			v.Served = v.Served && (c.Enabled == nil || c.Enabled(v.GroupVersion.WithResource(d.Names.Plural)))
 		}
 	}
 	return all

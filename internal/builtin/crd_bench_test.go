@@ -28,10 +28,11 @@ func BenchmarkStepsOfCRD(b *testing.B) {
 	k := customResourceDefinitions(Config{})
 	v := k.Storage
 	decode := func() object.Tree {
-		t, _, err := v.Type.Decode(js)
+		d, err := v.Type.Decode(js)
 		if err != nil {
 			b.Fatal(err)
 		}
+		t := d.Tree
 		defaultCRD(t)
 		t["status"] = object.Tree{"storedVersions": []any{"v1"}}
 		return t

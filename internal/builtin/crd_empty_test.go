@@ -42,10 +42,11 @@ func judgedByUpstream(t *testing.T, js []byte) field.ErrorList {
 func judged(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
-	form, _, err := k.Storage.Type.Decode(js)
+	d, err := k.Storage.Type.Decode(js)
 	if err != nil {
 		t.Fatal(err)
 	}
+	form := d.Tree
 	defaultCRD(form)
 	obj := maps.Clone(form)
 	obj["spec"], obj["status"] = crdvalidation.Written(tree(form, "spec")), object.Tree{"storedVersions": []any{"v1"}}

@@ -72,11 +72,11 @@ func through(t *testing.T, s *runtime.Scheme, from runtime.Object, to runtime.Ob
 
 func decodeCRD(t *testing.T, g *resource.GoType, js []byte) object.Tree {
 	t.Helper()
-	out, _, err := g.Decode(js)
+	d, err := g.Decode(js)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return d.Tree
 }
 
 // CNV-064 CNV-066 CNV-071: a CRD that was written as v1 is shown as v1beta1 as upstream converts it, and comes back the
@@ -172,10 +172,11 @@ func FuzzLegacyCRD(f *testing.F) {
 	f.Add([]byte(`{"spec":{"version":"v1","validation":{"openAPIV3Schema":{"default":1,"items":[{}],"additionalItems":false}}}}`))
 	f.Add([]byte(`{"spec":{"versions":[{"name":"a","schema":{}},{"name":"b","additionalPrinterColumns":[{"JSONPath":"."}]}],"conversion":{"strategy":"Webhook","webhookClientConfig":{"service":{}}}}}`))
 	f.Fuzz(func(t *testing.T, js []byte) {
-		written, _, err := legacyCRD.Decode(js)
+		d, err := legacyCRD.Decode(js)
 		if err != nil {
 			return
 		}
+		written := d.Tree
 		defaultLegacyCRD(written)
 		validateLegacyCRD(written, written, nil, "")
 		stored, err := fromLegacyCRD(written)
@@ -195,14 +196,14 @@ func FuzzLegacyCRD(f *testing.F) {
 
 // BenchmarkLegacyCRD is what reading a CRD at v1beta1 costs beyond its bytes, the first time.
 func BenchmarkLegacyCRD(b *testing.B) {
-	stored, _, err := v1CRD.Decode([]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},
+	d, err := v1CRD.Decode([]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer"}}}}}}}]}}`))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := toLegacyCRD(stored); err != nil {
+		if _, err := toLegacyCRD(d.Tree); err != nil {
 			b.Fatal(err)
 		}
 	}

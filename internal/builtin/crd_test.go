@@ -47,11 +47,11 @@ func (s *server) target(name, sub string) engine.Target {
 
 func (s *server) decode(crd string) engine.Body {
 	s.Helper()
-	t, strict, err := s.kind.Type.Decode([]byte(crd))
+	d, err := s.kind.Type.Decode([]byte(crd))
 	if err != nil {
 		s.Fatal(err)
 	}
-	return engine.Body{Tree: t, Strict: strict}
+	return engine.Body{Tree: d.Tree, Strict: d.Strict}
 }
 
 func (s *server) create(crd string) (object.Tree, error) {

@@ -23,7 +23,7 @@ import (
 // everyVersion yields each endpoint of each kind that the table holds.
 func everyVersion() []*resource.Version {
 	var all []*resource.Version
-	for _, d := range Definitions(Config{Unenforced: true}) {
+	for _, d := range Definitions(Config{}) {
 		all = append(all, d.Versions...)
 	}
 	return all

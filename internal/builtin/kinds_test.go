@@ -62,8 +62,8 @@ func TestEveryKindIsComplete(t *testing.T) {
 	}
 }
 
-// EXT-020: what is taken lies in the store: an address that another Service holds by the time of the commit is not committed.
-func TestAddressesAreGuarded(t *testing.T) {
+// EXT-020: what is taken lies in the store: a node port that another Service holds by the time of the commit is not committed.
+func TestNodePortsAreGuarded(t *testing.T) {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -71,24 +71,24 @@ func TestAddressesAreGuarded(t *testing.T) {
 	defer store.Close()
 	p, ctx := newPool(Config{Head: store.Head}), context.Background()
 	commit := func(name string, guards ...storage.Guard) error {
-		_, err := store.Commit(ctx, []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(holder(name), 0).JSON()}}, guards...)
+		_, err := store.Commit(ctx, []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(portHolder(name), 0).JSON()}}, guards...)
 		return err
 	}
-	early := p.guards(ctx, holder("late"))
-	if err := commit("first", p.guards(ctx, holder("first"))...); err != nil {
+	early := p.guards(ctx, portHolder("late"))
+	if err := commit("first", p.guards(ctx, portHolder("first"))...); err != nil {
 		t.Fatal(err)
 	}
-	for _, guards := range [][]storage.Guard{early, p.guards(ctx, holder("late"))} {
+	for _, guards := range [][]storage.Guard{early, p.guards(ctx, portHolder("late"))} {
 		if err := commit("late", guards...); err == nil {
-			t.Fatal("an address was given twice")
+			t.Fatal("a port was given twice")
 		}
 	}
 }
 
-// holder is a Service that holds 10.0.0.7.
-func holder(name string) object.Tree {
+// portHolder is a Service that holds 30007.
+func portHolder(name string) object.Tree {
 	return object.Tree{"apiVersion": "v1", "kind": "Service", "metadata": object.Tree{"name": name, "namespace": "ns"},
-		"spec": object.Tree{"clusterIP": "10.0.0.7", "clusterIPs": []any{"10.0.0.7"}}}
+		"spec": object.Tree{"ports": []any{object.Tree{"port": int64(80), "nodePort": int64(30007)}}}}
 }
 
 // An Event means the same in both groups, whatever fields it has, and comes back unchanged.

@@ -79,7 +79,7 @@ func TestDiscovery(t *testing.T) {
 	for _, want := range readJSON[[]served](t, "testdata/discovery.json") {
 		left[want.Version+" "+want.Plural] = want
 	}
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
 		for _, v := range d.Versions {
 			if d.Strategy == nil {
 				continue // the kind that defines kinds; reviews
@@ -103,11 +103,11 @@ func TestDiscovery(t *testing.T) {
 // asRead is a stored object as kube-apiserver reads it, with defaults. Trellis stores it so.
 func asRead(t *testing.T, v *resource.Version, stored object.Tree) object.Tree {
 	t.Helper()
-	out, _, err := v.Definition.Storage.Type.Normalize(stored)
+	d, err := v.Definition.Storage.Type.Normalize(stored)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return d.Tree
 }
 
 // what is stored is what kube-apiserver v1.37.1 stores.

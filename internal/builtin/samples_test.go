@@ -35,7 +35,6 @@ type cluster struct {
 
 func serveCluster(t testing.TB, c builtin.Config) *cluster {
 	t.Helper()
-	c.Unenforced = true
 	s := &cluster{serveKinds(t, c), tester}
 	s.mustMake(s.version("v1", "Namespace"), "ns", "{metadata: {name: ns}}")
 	return s
@@ -76,12 +75,12 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 	if err != nil {
 		c.Fatal(err)
 	}
-	tree, strict, err := v.Type.Decode(js)
+	d, err := v.Type.Decode(js)
 	if err != nil {
 		c.Fatal(err)
 	}
-	tree["apiVersion"], tree["kind"] = v.APIVersion, v.Definition.Names.Kind
-	return engine.Body{Tree: tree, Strict: strict, Typed: true}
+	d.Tree["apiVersion"], d.Tree["kind"] = v.APIVersion, v.Definition.Names.Kind
+	return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}
 }
 
 // make creates an object of YAML.
@@ -221,7 +220,7 @@ func TestEveryLineHasASample(t *testing.T) {
 	for _, s := range samples(t) {
 		known[s.apiVersion+" "+s.kind] = true
 	}
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
 		for _, v := range d.Versions {
 			if d.Strategy != nil && !known[v.APIVersion+" "+d.Names.Kind] {
 				t.Errorf("testdata/objects.yaml has no %s of %s", d.Names.Kind, v.APIVersion)

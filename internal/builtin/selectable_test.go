@@ -98,10 +98,11 @@ func TestSelectableFields(t *testing.T) {
 			c.mustMake(v, s.object, s.text)
 			c.sameFields(v, s.object)
 			d := v.Definition
-			empty, _, err := d.Storage.Type.Decode([]byte(`{"metadata":{"name":"empty"}}`))
+			decoded, err := d.Storage.Type.Decode([]byte(`{"metadata":{"name":"empty"}}`))
 			if err != nil {
 				t.Fatal(err)
 			}
+			empty := decoded.Tree
 			empty["apiVersion"], empty["kind"] = d.Storage.APIVersion, d.Names.Kind
 			key := d.Key(c.at(v, "", "").Namespace, "empty")
 			if _, err := c.Store.Commit(t.Context(), []storage.Write{{Key: key, Value: object.Pack(empty, 0).JSON()}}); err != nil {

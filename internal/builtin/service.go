@@ -2,7 +2,6 @@ package builtin
 
 import (
 	"context"
-	"reflect"
 	"slices"
 
 	"k8s.io/kubernetes/pkg/apis/core"
@@ -20,6 +19,9 @@ func (p pool) begin(_ context.Context, obj, old resource.Internal) error {
 		inherit(svc, before)
 	}
 	alignClusterIPs(svc, before)
+	if p := svc.Spec.InternalTrafficPolicy; !needsClusterIP(svc) && p != nil && (*p == core.ServiceInternalTrafficPolicyCluster || *p == core.ServiceInternalTrafficPolicyLocal) {
+		svc.Spec.InternalTrafficPolicy = nil // upstream stores it, and drops it whenever it is read
+	}
 	return p.allocate(svc, before)
 }
 
@@ -41,9 +43,6 @@ func isHeadless(s *core.Service) bool {
 func sameClusterIPs(a, b *core.Service) bool {
 	return slices.Equal(a.Spec.ClusterIPs, b.Spec.ClusterIPs)
 }
-
-// same compares what pointers, slices or values hold.
-func same[T any](a, b T) bool { return reflect.DeepEqual(a, b) }
 
 // inherit gives svc what was allocated for old and the client left out.
 func inherit(svc, old *core.Service) {

@@ -1,11 +1,8 @@
 package builtin
 
 import (
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net/netip"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -18,20 +15,18 @@ import (
 type assignment struct {
 	pool
 	svc, old *core.Service // old is nil on a create
-	held     *taken        // nil: not looked up yet
+	held     taken         // nil: not looked up yet
 }
 
 // allocate fills in what svc needs; old is nil on a create. The error is a StatusError.
 func (p pool) allocate(svc, old *core.Service) error {
 	a := &assignment{pool: p, svc: svc, old: old}
-	if needsClusterIP(svc) {
+	if needsClusterIP(svc) && !a.settled() {
 		if errs := a.families(); len(errs) > 0 {
 			return a.invalid(errs...)
 		}
-		if !isHeadless(svc) && (old == nil || !needsClusterIP(old)) {
-			if err := a.clusterIP(); err != nil {
-				return err
-			}
+		if err := a.clusterIPs(); err != nil {
+			return err
 		}
 	}
 	if needsNodePort(svc) {
@@ -49,63 +44,48 @@ func (a *assignment) invalid(errs ...*field.Error) error {
 	return apierrors.NewInvalid(core.Kind("Service"), a.svc.Name, errs)
 }
 
-// others is what is taken by other Services, and by this one since the attempt began.
-func (a *assignment) others() taken {
-	if a.held == nil {
-		held := newTaken()
-		if a.head != nil {
-			held = heldByOthers(a.head(), serviceKey(a.svc.Namespace, a.svc.Name))
-		}
-		for _, p := range a.svc.Spec.Ports {
-			if a.old != nil && hasNodePort(a.old, p.NodePort) {
-				held.ports[p.NodePort] = true
-			}
-		}
-		a.held = &held
+// settled says that an update leaves alone what a Service has that prefers two families: it gets no second one because the
+// cluster has it now, and keeps the one that the cluster has no more.
+func (a *assignment) settled() bool {
+	return a.old != nil && a.old.Spec.Type == a.svc.Spec.Type && policyOf(a.svc) == core.IPFamilyPolicyPreferDualStack &&
+		policyOf(a.old) == core.IPFamilyPolicyPreferDualStack && sameClusterIPs(a.svc, a.old) && slices.Equal(a.svc.Spec.IPFamilies, a.old.Spec.IPFamilies)
+}
+
+// policyOf is ipFamilyPolicy, "" where there is none.
+func policyOf(s *core.Service) core.IPFamilyPolicy {
+	if s.Spec.IPFamilyPolicy == nil {
+		return ""
 	}
-	return *a.held
+	return *s.Spec.IPFamilyPolicy
 }
 
 const (
-	notForSecond = "must be 'RequireDualStack' or 'PreferDualStack' when multiple %s are specified"
-	noDualStack  = "this cluster is not configured for dual-stack services"
+	noDualStack     = "this cluster is not configured for dual-stack services"
+	notForSecond    = "must be 'RequireDualStack' or 'PreferDualStack' when multiple %s are specified"
+	singleToRelease = "must be 'SingleStack' to release the secondary %s"
 )
 
-// families settles ipFamilyPolicy and ipFamilies. There is one family here, IPv4; a headless Service without a
-// selector may be of any, since nobody but its author knows where it leads.
+// families settles ipFamilyPolicy and ipFamilies, by upstream's rules.
 func (a *assignment) families() field.ErrorList {
-	spec, path := &a.svc.Spec, field.NewPath("spec")
+	spec := &a.svc.Spec
 	a.familyPolicy()
 	if errs := validation.ValidateServiceClusterIPsRelatedFields(a.svc, a.old); len(errs) > 0 {
 		return errs
 	}
-	var errs field.ErrorList
-	single := *spec.IPFamilyPolicy == core.IPFamilyPolicySingleStack
-	if single && a.old != nil && len(spec.IPFamilies) > 1 && same(spec.IPFamilies, a.old.Spec.IPFamilies) {
-		spec.IPFamilies = spec.IPFamilies[:1] // the new policy says it all
-	}
-	if !single && a.old != nil && len(spec.IPFamilies) == 1 && len(a.old.Spec.IPFamilies) == 2 && spec.IPFamilies[0] == a.old.Spec.IPFamilies[0] {
-		errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, "must be 'SingleStack' to release the secondary IP family"))
-	}
-	if single && len(spec.ClusterIPs) == 2 {
-		errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(notForSecond, "cluster IPs")))
-	}
-	if single && len(spec.IPFamilies) == 2 {
-		errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(notForSecond, "IP families")))
-	}
+	errs := a.release()
 	for i, ip := range spec.ClusterIPs {
-		switch {
+		switch family := familyOf(ip); {
 		case ip == core.ClusterIPNone || i < len(spec.IPFamilies):
-		case netutils.IsIPv6String(ip):
-			errs = append(errs, field.Invalid(path.Child("clusterIPs").Index(i), spec.ClusterIPs, "IPv6 is not configured on this cluster"))
+		case !a.has(family):
+			errs = append(errs, field.Invalid(field.NewPath("spec", "clusterIPs").Index(i), spec.ClusterIPs, fmt.Sprintf("%s is not configured on this cluster", family)))
 		default:
-			spec.IPFamilies = append(spec.IPFamilies, core.IPv4Protocol)
+			spec.IPFamilies = append(spec.IPFamilies, family)
 		}
 	}
 	if len(errs) > 0 {
 		return errs
 	}
-	return a.settleFamilies(single, path)
+	return a.settleFamilies()
 }
 
 // familyPolicy: an update without one keeps the one there was.
@@ -115,21 +95,55 @@ func (a *assignment) familyPolicy() {
 	case spec.IPFamilyPolicy != nil:
 	case a.old != nil && a.old.Spec.IPFamilyPolicy != nil:
 		spec.IPFamilyPolicy = a.old.Spec.IPFamilyPolicy
-	case spec.ClusterIP == core.ClusterIPNone && len(spec.Selector) == 0:
+	case a.unknownEnds():
 		spec.IPFamilyPolicy = new(core.IPFamilyPolicyRequireDualStack)
 	default:
 		spec.IPFamilyPolicy = new(core.IPFamilyPolicySingleStack)
 	}
 }
 
-func (a *assignment) settleFamilies(single bool, path *field.Path) (errs field.ErrorList) {
-	spec := &a.svc.Spec
-	free := spec.ClusterIP == core.ClusterIPNone && len(spec.Selector) == 0
-	if !free && *spec.IPFamilyPolicy == core.IPFamilyPolicyRequireDualStack {
+// unknownEnds is a headless Service without a selector. It may be of any family: nobody but its author knows where it leads.
+func (a *assignment) unknownEnds() bool {
+	return a.svc.Spec.ClusterIP == core.ClusterIPNone && len(a.svc.Spec.Selector) == 0
+}
+
+// release drops what comes second where the policy says so, and only there.
+func (a *assignment) release() (errs field.ErrorList) {
+	spec, single := &a.svc.Spec, policyOf(a.svc) == core.IPFamilyPolicySingleStack
+	refuse := func(text, what string) {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(text, what)))
+	}
+	if a.old != nil && single { // what has not changed goes: the new policy says it all
+		if sameClusterIPs(a.svc, a.old) && len(spec.ClusterIPs) > 1 {
+			spec.ClusterIPs = spec.ClusterIPs[:1]
+		}
+		if slices.Equal(spec.IPFamilies, a.old.Spec.IPFamilies) && len(spec.IPFamilies) > 1 {
+			spec.IPFamilies = spec.IPFamilies[:1]
+		}
+	} else if a.old != nil {
+		if n := len(spec.ClusterIPs); n > 0 && n < len(a.old.Spec.ClusterIPs) {
+			refuse(singleToRelease, "cluster IP")
+		}
+		if n := len(spec.IPFamilies); n > 0 && n < len(a.old.Spec.IPFamilies) {
+			refuse(singleToRelease, "IP family")
+		}
+	}
+	if single && len(spec.ClusterIPs) == 2 {
+		refuse(notForSecond, "cluster IPs")
+	}
+	if single && len(spec.IPFamilies) == 2 {
+		refuse(notForSecond, "IP families")
+	}
+	return errs
+}
+
+func (a *assignment) settleFamilies() (errs field.ErrorList) {
+	spec, path, dual := &a.svc.Spec, field.NewPath("spec"), len(a.ranges) > 1 || a.unknownEnds()
+	if !dual && policyOf(a.svc) == core.IPFamilyPolicyRequireDualStack {
 		errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, noDualStack))
 	}
 	for i, family := range spec.IPFamilies {
-		if !free && family != core.IPv4Protocol {
+		if !a.has(family) && !a.unknownEnds() {
 			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), family, "not configured on this cluster"))
 		}
 	}
@@ -137,9 +151,9 @@ func (a *assignment) settleFamilies(single bool, path *field.Path) (errs field.E
 		return errs
 	}
 	if len(spec.IPFamilies) == 0 {
-		spec.IPFamilies = []core.IPFamily{core.IPv4Protocol}
+		spec.IPFamilies = []core.IPFamily{familyOf(a.ranges[0].Addr().String())}
 	}
-	if free && !single && len(spec.IPFamilies) == 1 {
+	if dual && policyOf(a.svc) != core.IPFamilyPolicySingleStack && len(spec.IPFamilies) == 1 {
 		other := core.IPv6Protocol
 		if spec.IPFamilies[0] == other {
 			other = core.IPv4Protocol
@@ -149,133 +163,34 @@ func (a *assignment) settleFamilies(single bool, path *field.Path) (errs field.E
 	return nil
 }
 
-// clusterIP takes the address that is asked for, or any that is free.
-func (a *assignment) clusterIP() error {
-	spec, held := &a.svc.Spec, a.others().ips
-	size := 1<<(32-a.ips.Bits()) - 2 // without the addresses of the network and of all in it
-	if len(spec.ClusterIPs) == 0 {
-		n, ok := pick(size, clamp(size/16, 16, 256), func(n int) bool { return held[a.nth(n)] })
-		if !ok {
-			return apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP: %w", errFull))
-		}
-		spec.ClusterIP = a.nth(n)
-		spec.ClusterIPs = []string{spec.ClusterIP}
-		return nil
+func familyOf(ip string) core.IPFamily {
+	if netutils.IsIPv6String(ip) {
+		return core.IPv6Protocol
 	}
-	var wrong error
-	addr, err := netip.ParseAddr(spec.ClusterIPs[0])
-	switch {
-	case err != nil || !a.ips.Contains(addr) || addr.String() == a.nth(-1) || addr.String() == a.nth(size):
-		wrong = errOutsideIP
-	case held[addr.String()]:
-		wrong = errTakenIP
-	default:
-		return nil
-	}
-	return a.invalid(field.Invalid(field.NewPath("spec", "clusterIPs"), spec.ClusterIPs, fmt.Sprintf("failed to allocate IP %v: %v", spec.ClusterIPs[0], wrong)))
+	return core.IPv4Protocol
 }
 
-// nth is an address of the range, counted from its first host.
-func (a *assignment) nth(n int) string {
-	base := a.ips.Addr().As4()
-	var ip [4]byte
-	binary.BigEndian.PutUint32(ip[:], uint32(int64(binary.BigEndian.Uint32(base[:]))+int64(n)+1))
-	return netip.AddrFrom4(ip).String()
-}
-
-// nodePorts gives every port one, where the Service wants any. Ports of the same number, of different protocols,
-// share one when the Service is made.
-func (a *assignment) nodePorts() error {
-	ports, shared := a.svc.Spec.Ports, map[int32]int32{}
-	wanted := !isLoadBalancer(a.svc) || a.svc.Spec.AllocateLoadBalancerNodePorts == nil || *a.svc.Spec.AllocateLoadBalancerNodePorts
-	for i := range ports {
-		p := &ports[i]
-		if p.NodePort == 0 && !wanted || a.old != nil && p.NodePort != 0 && hasNodePort(a.old, p.NodePort) {
-			continue
-		}
-		if a.old == nil {
-			if p.NodePort == 0 {
-				p.NodePort = shared[p.Port]
-			}
-			if p.NodePort == 0 {
-				p.NodePort = requested(ports, p.Port)
-			}
-			if p.NodePort != 0 && p.NodePort == shared[p.Port] {
-				continue
-			}
-		}
-		if err := a.port(&p.NodePort); errors.Is(err, errFull) {
-			return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
-		} else if err != nil {
-			return a.invalid(field.Invalid(field.NewPath("spec", "ports").Index(i).Child("nodePort"), p.NodePort, err.Error()))
-		}
-		shared[p.Port] = p.NodePort
+// clusterIPs gives a Service an address of each of its families, from the first that it has none of.
+func (a *assignment) clusterIPs() error {
+	spec, first := &a.svc.Spec, 0
+	if a.old != nil && needsClusterIP(a.old) {
+		first = len(a.old.Spec.IPFamilies)
 	}
+	if isHeadless(a.svc) || a.old != nil && isHeadless(a.old) || first >= len(spec.IPFamilies) {
+		return nil
+	}
+	asked := slices.Clone(spec.ClusterIPs)
+	for len(asked) < len(spec.IPFamilies) {
+		asked = append(asked, "")
+	}
+	ips := slices.Clone(asked)
+	for i := first; i < len(ips); i++ {
+		ip, err := a.address(i, asked)
+		if err != nil {
+			return err
+		}
+		ips[i] = ip
+	}
+	spec.ClusterIP, spec.ClusterIPs = ips[0], ips
 	return nil
 }
-
-// requested is the node port that a port of this number asks for, 0 for none.
-func requested(ports []core.ServicePort, number int32) int32 {
-	for _, p := range ports {
-		if p.Port == number && p.NodePort != 0 {
-			return p.NodePort
-		}
-	}
-	return 0
-}
-
-// port takes the node port *port, or any for 0.
-func (a *assignment) port(port *int32) error {
-	held := a.others().ports
-	switch {
-	case *port == 0:
-		n, ok := pick(a.ports.Size, clamp(a.ports.Size/32, 16, 128), func(n int) bool { return held[int32(a.ports.Base+n)] })
-		if !ok {
-			return errFull
-		}
-		*port = int32(a.ports.Base + n)
-	case !a.ports.Contains(int(*port)):
-		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", a.ports)
-	case held[*port]:
-		return errTakenPort
-	}
-	held[*port] = true
-	return nil
-}
-
-func (a *assignment) healthCheckPort() error {
-	port := &a.svc.Spec.HealthCheckNodePort
-	err := a.port(port)
-	switch {
-	case err == nil:
-		return nil
-	case *port == 0:
-		err = fmt.Errorf("failed to allocate a HealthCheck NodePort %v: %w", *port, err)
-	default:
-		err = fmt.Errorf("failed to allocate requested HealthCheck NodePort %v: %w", *port, err)
-	}
-	return apierrors.NewInternalError(err)
-}
-
-// pick finds a free number below size, at random: from those above reserved while there are any, the lower
-// ones being left to those who ask for one (KEP-3070, KEP-3668).
-func pick(size, reserved int, taken func(int) bool) (int, bool) {
-	if size <= 16 {
-		reserved = 0
-	}
-	for _, band := range [2][2]int{{reserved, size}, {0, reserved}} {
-		n := band[1] - band[0]
-		if n <= 0 {
-			continue
-		}
-		start := rand.IntN(n)
-		for i := range n {
-			if k := band[0] + (start+i)%n; !taken(k) {
-				return k, true
-			}
-		}
-	}
-	return 0, false
-}
-
-func clamp(n, low, high int) int { return min(max(n, low), high) }

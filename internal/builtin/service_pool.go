@@ -1,21 +1,21 @@
 package builtin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/kubernetes/pkg/apis/core"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
-
-// The addresses of Services. What is taken is what the stored Services say: there is no other
-// book to keep in step. The commit of a Service that takes something new is guarded on all Services.
 
 const servicePrefix = "/registry/services/specs/"
 
@@ -31,21 +31,24 @@ func ServiceIP(r netip.Prefix) string { return r.Masked().Addr().Next().String()
 var (
 	errFull      = errors.New("range is full")
 	errTakenIP   = errors.New("provided IP is already allocated")
-	errOutsideIP = errors.New("the provided network does not match the current range")
+	errOutside   = errors.New("the provided network does not match the current range")
 	errTakenPort = errors.New("provided port is already allocated")
 )
 
-// pool is where the addresses of Services come from.
+// pool is where the addresses and node ports of Services come from.
 type pool struct {
-	head  func() *storage.Snapshot // nil: there is no other Service
-	ips   netip.Prefix
-	ports utilnet.PortRange
+	head   func() *storage.Snapshot
+	ranges []netip.Prefix // one of each family that is configured
+	ports  utilnet.PortRange
 }
 
 func newPool(c Config) pool {
-	p := pool{head: c.Head, ips: c.ServiceRange.Masked(), ports: c.NodePorts}
-	if !p.ips.IsValid() {
-		p.ips = DefaultServiceRange()
+	p := pool{head: c.Head, ranges: c.ServiceRanges, ports: c.NodePorts}
+	if p.head == nil {
+		p.head = func() *storage.Snapshot { return new(storage.Snapshot) }
+	}
+	if len(p.ranges) == 0 {
+		p.ranges = []netip.Prefix{DefaultServiceRange()}
 	}
 	if p.ports.Size == 0 {
 		p.ports = DefaultNodePorts()
@@ -53,31 +56,29 @@ func newPool(c Config) pool {
 	return p
 }
 
-// taken is what Services hold.
-type taken struct {
-	ips   map[string]bool
-	ports map[int32]bool
+func (p pool) has(family core.IPFamily) bool {
+	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) == family })
 }
 
-func newTaken() taken { return taken{ips: map[string]bool{}, ports: map[int32]bool{}} }
+// taken are the node ports that Services hold. What is taken is what the stored Services say: there is no other book to keep
+// in step. The commit of a Service that takes a new one is guarded on all Services.
+type taken map[int32]bool
 
 func (t taken) add(s *corev1.ServiceSpec) {
-	for _, ip := range s.ClusterIPs {
-		if ip != corev1.ClusterIPNone {
-			t.ips[ip] = true
-		}
-	}
 	for _, p := range s.Ports {
 		if p.NodePort != 0 {
-			t.ports[p.NodePort] = true
+			t[p.NodePort] = true
 		}
 	}
 	if s.HealthCheckNodePort != 0 {
-		t.ports[s.HealthCheckNodePort] = true
+		t[s.HealthCheckNodePort] = true
 	}
 }
 
 func (t taken) addStored(rec *storage.Record) {
+	if !bytes.Contains(rec.Value, []byte(`odePort":`)) {
+		return // as most
+	}
 	raw, _ := object.Field(rec.Value, "spec")
 	var spec corev1.ServiceSpec
 	if json.Unmarshal(raw, &spec) == nil {
@@ -96,7 +97,7 @@ func specOf(v any) *corev1.ServiceSpec {
 
 // heldByOthers is what all Services hold but the one at key.
 func heldByOthers(snap *storage.Snapshot, key string) taken {
-	held := newTaken()
+	held := taken{}
 	for rec := range snap.Walk(servicePrefix, "") {
 		if rec.Key != key {
 			held.addStored(rec)
@@ -109,40 +110,26 @@ func serviceKey(namespace, name string) string { return servicePrefix + namespac
 
 // guards lets nobody else take what obj takes beyond what it has already.
 func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
-	if p.head == nil {
+	fresh, before := taken{}, taken{}
+	fresh.add(specOf(value(obj, "spec")))
+	if len(fresh) == 0 {
 		return nil
 	}
 	snap, key := p.head(), serviceKey(object.Namespace(obj), object.Name(obj))
-	fresh, before := newTaken(), newTaken()
-	fresh.add(specOf(value(obj, "spec")))
 	if rec := snap.Get(key); rec != nil {
 		before.addStored(rec)
 	}
-	for ip := range before.ips {
-		delete(fresh.ips, ip)
+	for port := range before {
+		delete(fresh, port)
 	}
-	for port := range before.ports {
-		delete(fresh.ports, port)
-	}
-	if len(fresh.ips)+len(fresh.ports) == 0 {
+	if len(fresh) == 0 {
 		return nil
 	}
-	if fresh.meets(heldByOthers(snap, key)) {
-		return []storage.Guard{stale}
+	others := heldByOthers(snap, key)
+	for port := range fresh {
+		if others[port] {
+			return []storage.Guard{stale}
+		}
 	}
 	return []storage.Guard{{Key: servicePrefix, Prefix: true, Revision: snap.Revision()}}
-}
-
-func (t taken) meets(other taken) bool {
-	for ip := range t.ips {
-		if other.ips[ip] {
-			return true
-		}
-	}
-	for port := range t.ports {
-		if other.ports[port] {
-			return true
-		}
-	}
-	return false
 }

@@ -92,6 +92,6 @@ func TestAddressesAreGivenOnce(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	expectError(t, c.makeService("more", `{`+anyPort+`}`), "failed to allocate a serviceIP: range is full")
+	expectError(t, c.makeService("more", `{`+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
 	expectError(t, c.makeService("more", `{clusterIP: 10.0.0.7, `+anyPort+`}`), "provided IP is already allocated")
 }

@@ -26,7 +26,7 @@ func workloads() []line {
 	apps, batch := versions{appsv1.SchemeGroupVersion}, versions{batchv1.SchemeGroupVersion}
 	return []line{
 		{kind: "ControllerRevision", plural: "controllerrevisions", at: apps, main: controllerrevision.Strategy},
-		{kind: "DaemonSet", plural: "daemonsets", at: apps, short: "ds", categories: "all", main: daemonset.Strategy, status: daemonset.StatusStrategy},
+		{kind: "DaemonSet", plural: "daemonsets", at: apps, short: "ds", categories: "all", main: daemonset.Strategy, status: daemonset.StatusStrategy, behavior: resource.Behavior{HiddenAnnotation: appsv1.DeprecatedTemplateGeneration}},
 		{kind: "Deployment", plural: "deployments", at: apps, short: "deploy", categories: "all", main: deployment.Strategy, status: deployment.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "ReplicaSet", plural: "replicasets", at: apps, short: "rs", categories: "all", main: replicaset.Strategy, status: replicaset.StatusStrategy, scale: scaleBy(selectorText)},
 		{kind: "StatefulSet", plural: "statefulsets", at: apps, short: "sts", categories: "all", main: statefulset.Strategy, status: statefulset.StatusStrategy, scale: scaleBy(selectorText)},
@@ -34,7 +34,7 @@ func workloads() []line {
 		{kind: "CronJob", plural: "cronjobs", at: batch, short: "cj", categories: "all", main: cronjob.Strategy, status: cronjob.StatusStrategy},
 		{kind: "Job", plural: "jobs", at: batch, categories: "all", main: job.Strategy, status: job.StatusStrategy, fields: []string{"status.successful=status.succeeded:0"}, behavior: resource.Behavior{OrphanWarning: orphanedPods}},
 		{kind: "PodDisruptionBudget", plural: "poddisruptionbudgets", at: versions{policyv1.SchemeGroupVersion}, short: "pdb", main: poddisruptionbudget.Strategy, status: poddisruptionbudget.StatusStrategy},
-		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", unenforced: true, main: priorityclass.Strategy},
+		{kind: "PriorityClass", plural: "priorityclasses", at: versions{schedulingv1.SchemeGroupVersion}, short: "pc", main: priorityclass.Strategy},
 	}
 }
 

@@ -112,8 +112,8 @@ func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAc
 	if ref == nil {
 		return b, nil
 	}
-	if ref.Name == "" {
-		return b, apierrors.NewBadRequest("Name parameter required.")
+	if err := nameable(ref.Name); err != nil {
+		return b, err
 	}
 	var uid types.UID
 	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)

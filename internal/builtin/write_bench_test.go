@@ -36,11 +36,11 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				n++
-				tree, strict, err := v.Type.Decode(fmt.Appendf(nil, k.body, n))
+				d, err := v.Type.Decode(fmt.Appendf(nil, k.body, n))
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: tree, Strict: strict, Typed: true}, c.by()); err != nil {
+				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -10,21 +10,14 @@ import (
 // absent is all that discovery of kube-apiserver has and Trellis has not yet: groups, resources with what is below them, and
 // subresources. docs/compatibility.md says what there is instead.
 var absent = []string{
-	"admissionregistration.k8s.io",
 	"apiregistration.k8s.io",
-	"flowcontrol.apiserver.k8s.io",
-	"scheduling.k8s.io",
-	"networking.k8s.io/v1 ipaddresses",
-	"networking.k8s.io/v1 servicecidrs",
 	"v1 componentstatuses",
-	"v1 limitranges",
 	"v1 nodes/proxy",
 	"v1 pods/attach",
 	"v1 pods/exec",
 	"v1 pods/log",
 	"v1 pods/portforward",
 	"v1 pods/proxy",
-	"v1 resourcequotas",
 	"v1 services/proxy",
 }
 

@@ -13,6 +13,7 @@ import (
 	"math/big"
 	"net/http"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,14 +24,14 @@ import (
 
 type object = map[string]any
 
-// One object of each built-in kind that both serve, and what a client does with it.
+// One object of each built-in kind, and what a client does with it.
 func testBuiltin(t *testing.T, p *pair) {
 	data, err := os.ReadFile("../builtin/testdata/objects.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
-	filled := placeholders(t)
+	filled, done := placeholders(t), map[string]bool{}
 	for _, text := range strings.Split(string(data), "\n---\n")[1:] {
 		var o object
 		text = filled.Replace(text)
@@ -39,9 +40,9 @@ func testBuiltin(t *testing.T, p *pair) {
 		}
 		t.Run(nested[string](o, "apiVersion")+"/"+nested[string](o, "kind"), func(t *testing.T) {
 			delete(o, "stringData") // of Secrets, which have a test of their own
-			if collection := p.collection(t, o); collection != "" {
-				p.workWith(t, collection, o)
-			}
+			collection, of := p.collection(t, o)
+			done[of] = true
+			p.workWith(t, collection, o)
 		})
 	}
 	const secret = `{apiVersion: v1, kind: Secret, metadata: {name: strings}, data: {k: AAE=}, stringData: {s: t}}`
@@ -57,7 +58,39 @@ func testBuiltin(t *testing.T, p *pair) {
 		p.send(t, request{method: http.MethodPost, path: "/apis/" + path, contentType: asYAML, body: reviews[path], header: http.Header{
 			"Impersonate-User": {"jane"}, "Impersonate-Group": {"system:masters"}, "Impersonate-Extra-Team": {"a"},
 		}})
+		done["/apis/"+reviewed.ReplaceAllString(path, "")] = true
 	}
+	p.do(t, "POST /api/v1/namespaces/ns/bindings", asYAML, `{apiVersion: v1, kind: Binding, metadata: {name: none}, target: {kind: Node, name: n}}`)
+	done["/api/v1/bindings"] = true
+	for _, name := range p.served(t) {
+		if !done[name] {
+			t.Errorf("../builtin/testdata/objects.yaml has no object of %s, and there is no review", name)
+		}
+	}
+}
+
+// reviewed is what the path of a review has beside its resource.
+var reviewed = regexp.MustCompile(`namespaces/ns/|\?.*`)
+
+// served are all resources of discovery but CRDs, which have a part of their own, and what a CRD has defined: path of the version, plural.
+func (p *pair) served(t *testing.T) (all []string) {
+	t.Helper()
+	versions := []string{"/api/v1"}
+	for _, g := range nested[[]any](p.document(t, "/apis", "").body, "groups") {
+		for _, v := range nested[[]any](g, "versions") {
+			if gv := nested[string](v, "groupVersion"); !strings.Contains(gv, "example.com/") && !strings.HasPrefix(gv, "apiextensions.k8s.io/") {
+				versions = append(versions, "/apis/"+gv)
+			}
+		}
+	}
+	for _, path := range versions {
+		for _, r := range nested[[]any](p.document(t, path, "").body, "resources") {
+			if name := nested[string](r, "name"); !strings.Contains(name, "/") {
+				all = append(all, path+"/"+name)
+			}
+		}
+	}
+	return all
 }
 
 // placeholders are what stands in objects.yaml for certificates and requests for them.
@@ -80,10 +113,10 @@ func placeholders(t *testing.T) *strings.Replacer {
 		`"@stub"`, base64.StdEncoding.EncodeToString(stub), `"@certificate"`, text(string(block("CERTIFICATE", certificate))))
 }
 
-// collection is where objects like o are, "" where the kind is not served here.
-func (p *pair) collection(t *testing.T, o object) string {
+// collection is where objects like o are, and how served calls that.
+func (p *pair) collection(t *testing.T, o object) (path, served string) {
 	t.Helper()
-	path := "/apis/" + nested[string](o, "apiVersion")
+	path = "/apis/" + nested[string](o, "apiVersion")
 	if !strings.Contains(path[len("/apis/"):], "/") {
 		path = "/api/" + nested[string](o, "apiVersion")
 	}
@@ -93,14 +126,18 @@ func (p *pair) collection(t *testing.T, o object) string {
 	}
 	for _, r := range nested[[]any](a.body, "resources") {
 		if name := nested[string](r, "name"); nested[string](r, "kind") == nested[string](o, "kind") && !strings.Contains(name, "/") {
+			served = path + "/" + name
 			if nested[bool](r, "namespaced") {
 				path += "/namespaces/" + nested[string](o, "metadata", "namespace")
 			}
-			return path + "/" + name
+			return path + "/" + name, served
 		}
 	}
-	return ""
+	t.Fatalf("nobody serves %s of %s", nested[string](o, "kind"), path)
+	return "", ""
 }
+
+const asPartial = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 // changed is a copy of o that change has been made to, as JSON.
 func changed(o object, change func(o, metadata object)) string {
@@ -121,6 +158,7 @@ func (p *pair) workWith(t *testing.T, collection string, o object) {
 	p.do(t, "POST "+collection, "", body)
 	p.get(t, one)
 	p.table(t, one)
+	p.send(t, request{method: "GET", path: one, accept: asPartial})
 	p.table(t, collection+"?fieldSelector=metadata.name%3D"+nested[string](o, "metadata", "name"))
 	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["labels"] = object{"put": "yes"} }))
 	p.do(t, "PUT "+one, "", changed(o, func(_, m object) { m["resourceVersion"] = "1" }))
@@ -143,8 +181,8 @@ func (p *pair) workWith(t *testing.T, collection string, o object) {
 	p.get(t, collection+"?labelSelector=apply%3Db")
 	p.do(t, "DELETE "+one+"?dryRun=All", "", "")
 	p.do(t, "DELETE "+one, "", `{"propagationPolicy":"Background"}`)
-	if nested[string](o, "kind") == "Namespace" {
-		return // nobody empties it beside kube-apiserver
+	if kind := nested[string](o, "kind"); kind == "Namespace" || kind == "ServiceCIDR" {
+		return // nobody ends it beside kube-apiserver
 	}
 	p.do(t, "DELETE "+one, "", `{"gracePeriodSeconds":0}`)
 	p.get(t, one)
@@ -202,6 +240,7 @@ var moreServices = []string{
 
 var reviews = map[string]string{
 	"authentication.k8s.io/v1/selfsubjectreviews":                          `{apiVersion: authentication.k8s.io/v1, kind: SelfSubjectReview}`,
+	"authentication.k8s.io/v1/tokenreviews":                                `{apiVersion: authentication.k8s.io/v1, kind: TokenReview, spec: {token: nobody}}`,
 	"authorization.k8s.io/v1/selfsubjectaccessreviews":                     `{apiVersion: authorization.k8s.io/v1, kind: SelfSubjectAccessReview, spec: {resourceAttributes: {verb: get, resource: pods}}}`,
 	"authorization.k8s.io/v1/subjectaccessreviews":                         `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: jane, resourceAttributes: {verb: get, resource: pods}}}`,
 	"authorization.k8s.io/v1/subjectaccessreviews?dryRun=All":              `{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {nonResourceAttributes: {verb: get, path: /livez}}}`,

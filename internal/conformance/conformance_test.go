@@ -30,7 +30,7 @@ func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
 	}
-	upstream := startKubeAPIServer(t)
+	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24")
 	p := &pair{newServer(t, "here", testserver.Start(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	parts := []struct {
@@ -38,6 +38,7 @@ func TestConformance(t *testing.T) {
 		run  func(*testing.T, *pair)
 	}{
 		{"errors", testErrors},
+		{"access", testAccess},
 		{"discovery", testDiscovery},
 		{"builtin", testBuiltin},
 		{"crds", testCRDs},

@@ -34,6 +34,7 @@ func testDiscovery(t *testing.T, p *pair) {
 		p.openAPI(t, path)
 	}
 	p.paths(t, "/openapi/v2")
+	p.definitions(t, "/openapi/v2")
 	p.shape(t, "/version")
 }
 
@@ -71,6 +72,16 @@ func (p *pair) paths(t *testing.T, path string) {
 		a.body = all
 	}
 	maps.DeleteFunc(theirs.body.(object), func(path string, _ any) bool { return nested[any](ours.body, path) == nil })
+	p.judge(t, r, ours, theirs)
+}
+
+// definitions compares the schemas that both have.
+func (p *pair) definitions(t *testing.T, path string) {
+	t.Helper()
+	r := request{method: http.MethodGet, path: path}
+	ours, theirs := p.exchange(t, r)
+	ours.body, theirs.body = nested[object](ours.body, "definitions"), nested[object](theirs.body, "definitions")
+	maps.DeleteFunc(theirs.body.(object), func(name string, _ any) bool { return nested[any](ours.body, name) == nil })
 	p.judge(t, r, ours, theirs)
 }
 

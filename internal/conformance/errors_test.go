@@ -153,6 +153,10 @@ var wrongRequests = []request{
 	{method: "BREW", path: configMaps},
 	{method: "HEAD", path: configMaps},
 	{method: "HEAD", path: configMaps + "/one"},
+	{method: "HEAD", path: "/api"}, {method: "HEAD", path: "/version/"}, {method: "HEAD", path: "/apis/apps"}, {method: "HEAD", path: "/apis/apps/v1"},
+	{method: "HEAD", path: "/api/v1/nothings"}, {method: "HEAD", path: "/apis/authorization.k8s.io/v1/subjectaccessreviews"}, {method: "HEAD", path: "/livez"},
+	{method: "POST", path: "/api/v1", body: `{}`}, {method: "DELETE", path: "/apis/apps/v1"}, {method: "POST", path: "/api/v2/pods", body: `{}`},
+	{method: "POST", path: "/apis/apps/v7", body: `{}`}, {method: "GET", path: "/apis/apps/v7/a/b/c/d/e/f/g/h"},
 	{method: "GET", path: "/livez"}, {method: "GET", path: "/healthz"}, {method: "GET", path: "/livez/ping"}, {method: "GET", path: "/readyz/none"},
 }
 

@@ -22,7 +22,7 @@ import (
 
 // startKubeAPIServer runs kube-apiserver on an etcd of its own until the end of the test, and returns when it is ready. The
 // test is skipped where the programs are not there.
-func startKubeAPIServer(t *testing.T) *rest.Config {
+func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 	t.Helper()
 	program, found := storagetest.Program(t, "kube-apiserver")
 	if !found {
@@ -51,11 +51,11 @@ func startKubeAPIServer(t *testing.T) *rest.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program,
+	cmd := exec.Command(program, append(flags,
 		"--etcd-servers="+etcd.URL, "--bind-address=127.0.0.1", "--secure-port="+port(address), "--cert-dir="+filepath.Join(dir, "certs"),
 		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile, "--service-cluster-ip-range=10.0.0.0/24",
-		"--allow-privileged", "--disable-admission-plugins="+pluginsNotHere)
+		"--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile,
+		"--allow-privileged", "--enable-priority-and-fairness=false", "--disable-admission-plugins="+pluginsNotHere)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -100,7 +100,7 @@ var (
 	moment   = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)`)
 	uid      = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 	host     = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+:\d{4,}`)
-	address  = regexp.MustCompile(`10\.0\.0\.\d+`)
+	address  = regexp.MustCompile(`10\.0\.\d+\.\d+|fd00:10::[0-9a-f:]*`)
 	revision = regexp.MustCompile(`(ResourceVersion in [a-z ]*: |resource version: |current: |in record \(|"resourceVersion\\?":\\?")\d+`)
 	hash     = regexp.MustCompile(`\?hash=[0-9A-F]+`)
 	ports    = regexp.MustCompile(`\b(\d+):3[0-2]\d{3}/TCP`)

@@ -173,6 +173,8 @@ func testLives(t *testing.T, p *pair) {
 	for _, accept := range []string{asYAML, "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json", "application/cbor", "text/html"} {
 		p.send(t, request{method: http.MethodGet, path: one, accept: accept})
 	}
+	p.do(t, "HEAD "+one, "", "") // which built-in kinds do not have
+	p.do(t, "HEAD "+widgetsPath, "", "")
 	p.do(t, "DELETE "+one+"?propagationPolicy=Orphan&dryRun=All", "", "")
 	p.do(t, "DELETE "+one+"?propagationPolicy=Foreground&dryRun=All", "", "")
 	p.do(t, "DELETE "+one, "", "")

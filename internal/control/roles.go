@@ -6,37 +6,33 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-logr/logr"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
-	"k8s.io/klog/v2"
-	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"golang.org/x/sync/errgroup"
 )
 
-// rolesAtOnce is how many roles are made at the same time: they share the disk's writes.
-const rolesAtOnce = 64
+// atOnce is how many objects are made at the same time: they share the disk's writes.
+const atOnce = 64
 
-// EnsureRoles makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
+// Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
 // annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
-// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation).
-func EnsureRoles(ctx context.Context, config *rest.Config) error {
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its priorities.
+func Bootstrap(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return fmt.Errorf("client for roles: %w", err)
+		return fmt.Errorf("client for what every cluster has: %w", err)
 	}
 	b := bootstrap{client: client}
-	b.all.SetLimit(rolesAtOnce)
+	b.all.SetLimit(atOnce)
 	roles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
 	slices.SortFunc(roles, func(a, b rbacv1.ClusterRole) int { return strings.Compare(a.Name, b.Name) })
 	for _, role := range roles {
@@ -58,6 +54,7 @@ func EnsureRoles(ctx context.Context, config *rest.Config) error {
 			b.binding(reconciliation.RoleBindingAdapter{RoleBinding: &binding}, reconciliation.RoleBindingClientAdapter{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
 		}
 	}
+	b.priorities(ctx)
 	return b.all.Wait()
 }
 
@@ -126,38 +123,10 @@ func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbac
 func (b *bootstrap) try(name string, reconcile func() error) {
 	b.all.Go(func() error {
 		passing := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) }
-		if err := retry.OnError(retry.DefaultBackoff, passing, reconcile); err != nil {
-			return fmt.Errorf("%s %s: %w", rbacv1.GroupName, name, err)
+		err := retry.OnError(retry.DefaultBackoff, passing, reconcile)
+		if err != nil && !apierrors.IsNotFound(err) { // nothing serves what is switched off
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
 	})
 }
-
-// RunAggregation gives the ClusterRoles that have an aggregationRule the rules of those that it selects, until ctx is done.
-func RunAggregation(ctx context.Context, config *rest.Config) error {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("client for roles: %w", err)
-	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()})) // a sink of its own, for New writes to it
-	factory := informers.NewSharedInformerFactory(client, 0)
-	loop := clusterroleaggregation.NewClusterRoleAggregation(factory.Rbac().V1().ClusterRoles(), client.RbacV1())
-	factory.Start(ctx.Done())
-	loop.Run(ctx, 1)
-	factory.Shutdown()
-	return nil
-}
-
-// errorsOnly is a log of what goes wrong, for controllers of upstream's that tell of their beginning and end.
-type errorsOnly struct{ logr.LogSink }
-
-// Enabled implements logr.LogSink.
-func (errorsOnly) Enabled(int) bool { return false }
-
-// WithValues implements logr.LogSink.
-func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
-	return errorsOnly{s.LogSink.WithValues(pairs...)}
-}
-
-// WithName implements logr.LogSink.
-func (s errorsOnly) WithName(name string) logr.LogSink { return errorsOnly{s.LogSink.WithName(name)} }

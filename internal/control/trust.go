@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/go-logr/logr"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 )
 
@@ -20,7 +18,7 @@ func RunAuthenticationTrust(ctx context.Context, config *rest.Config, info clust
 	if err != nil {
 		return fmt.Errorf("client for the ConfigMap of authentication: %w", err)
 	}
-	ctx = klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink()}))
+	ctx = quietly(ctx)
 	loop := clusterauthenticationtrust.NewClusterAuthenticationTrustController(info, client)
 	for _, ca := range []interface {
 		AddListener(dynamiccertificates.Listener)

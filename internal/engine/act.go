@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,7 +17,7 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 	if err != nil {
 		return o, false, err
 	}
-	w.onto, w.posts, w.upToCommit = t, true, func(o *write) error { return o.attempt(commitStage) }
+	w.onto, w.posts = t, true
 	if p := t.Version.Definition.PostsTo; p != nil {
 		w.onto = e.targetAt(*p, t.Namespace, "")
 	}
@@ -43,6 +42,9 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 // targetAt is an object, or with the name "" one that the body names, at a place that the server knows itself.
 func (e *Engine) targetAt(p resource.Place, namespace, name string) Target {
 	v := e.Live.Load().Find(p.Resource.Group, p.Resource.Version, p.Resource.Resource)
+	if !v.Definition.Namespaced {
+		namespace = ""
+	}
 	return Target{Version: v, Namespace: namespace, Name: name, Subresource: p.Subresource}
 }
 
@@ -52,14 +54,15 @@ func (w *write) check() (err error) {
 		return asInternal(err)
 	}
 	if w.onto.Name == "" {
-		if w.onto.Name = w.typed.obj.GetName(); w.onto.Name == "" {
-			return apierrors.NewBadRequest("Name parameter required.")
-		}
+		w.onto.Name = w.typed.obj.GetName()
 	}
-	if w.sub.Check == nil {
-		return nil
+	if w.sub.Check != nil {
+		err = w.sub.Check(w.onto.Name, w.typed.obj)
 	}
-	return asPlain(w.sub.Check(w.onto.Name, w.typed.obj))
+	if err == nil && w.onto.Name == "" {
+		err = apierrors.NewBadRequest("Name parameter required.")
+	}
+	return asPlain(err)
 }
 
 // say answers what is posted.
@@ -99,9 +102,7 @@ func (w *write) act() (err error) {
 	}
 	now := strconv.FormatInt(o.rec.Modified, 10)
 	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return apierrors.NewConflict(o.v.GroupResource(), w.onto.Name, fmt.Errorf(
-			"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: ResourceVersion in precondition: %s, ResourceVersion in object meta: %s",
-			o.key(), wants, now))
+		return o.mismatch("ResourceVersion", wants, now)
 	}
 	obj, err := o.loadStored()
 	if err != nil {

@@ -48,6 +48,14 @@ func (w *write) undecodable(kind, problem string) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s", kind, w.v.GroupVersion.Version, kind, problem))
 }
 
+// asMerged is what shape makes of what an apply has merged.
+func (w *write) asMerged(t object.Tree, _ []string, err error) (object.Tree, error) {
+	if err != nil {
+		err = w.undecodable(w.def.Names.Kind, err.Error())
+	}
+	return t, err
+}
+
 // checkKind compares apiVersion and kind with the endpoint. A built-in kind may leave them out; another kind than
 // a custom one is found by validateType. source is what an error quotes, nil for t.
 func (w *write) checkKind(t object.Tree, source []byte) error {

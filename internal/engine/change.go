@@ -57,6 +57,9 @@ func sent(b Body) change {
 				wipeSystemFields(object.EnsureMetadata(t))
 			}
 			accepted, warned = t, w.warned
+			if b.Made != nil {
+				w.typed.made = b.Made
+			}
 		}
 		w.warned = warned[:len(warned):len(warned)]
 		return detach(accepted), nil

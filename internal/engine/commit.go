@@ -109,7 +109,7 @@ func (w *write) name() string {
 func (w *write) lost(err error) error {
 	conflict, ok := overtaken(err)
 	switch {
-	case !ok || conflict.Guard:
+	case !ok || conflict.Guard || conflict.Key != w.key():
 		return err
 	case w.posts:
 		return w.exists(conflict.Current)

@@ -99,11 +99,10 @@ func (w *write) mark() error {
 		w.goes = true
 		return nil
 	}
-	t, grace, err := w.ending()
+	t, grace, err := w.ending(finalizers)
 	if err != nil || w.untouched {
 		return err
 	}
-	object.SetFinalizers(t, finalizers)
 	if grace == nil {
 		w.markDeleting(t)
 	}
@@ -125,13 +124,14 @@ func (w *write) mark() error {
 }
 
 // ending is the stored object, marked as going with the time that it is given to end, which is nil where it has no graceful end.
-// It sets untouched where an object is on its way out already.
-func (w *write) ending() (t object.Tree, grace *int64, err error) {
+// It sets untouched where an object is on its way out already; the finalizers of such a one stay as they are.
+func (w *write) ending(finalizers []string) (t object.Tree, grace *int64, err error) {
 	if !w.graceful() {
 		t, err := packed(w.rec).Tree(w.rec.Modified)
 		if b := &w.def.Behavior; err == nil && b.Deletable != nil {
 			w.untouched = deletionStarted(t) && !b.Deletable(t)
 		}
+		object.SetFinalizers(t, finalizers)
 		return t, nil, asInternal(err)
 	}
 	obj := w.changed
@@ -148,6 +148,9 @@ func (w *write) ending() (t object.Tree, grace *int64, err error) {
 	}
 	if graceful || pending {
 		grace = o.GracePeriodSeconds
+	}
+	if !pending {
+		obj.SetFinalizers(finalizers)
 	}
 	obj.SetResourceVersion("")
 	t, err = w.def.Storage.Type.FromInternal(obj)

@@ -25,6 +25,10 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 		return nil, err
 	}
 	warnOfOrphans(t, &d, c)
+	batch := collectionBatch
+	if t.Version.Definition.Behavior.Along != nil {
+		batch /= 3 // a Service goes with its addresses, and etcd takes 128 writes at a time
+	}
 	limited := o.Limit > 0
 	if !limited {
 		o.Limit = collectionPage
@@ -36,7 +40,7 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 			return nil, err
 		}
 		for items := page.Items; len(items) > 0; {
-			n := min(len(items), collectionBatch)
+			n := min(len(items), batch)
 			if err := e.deleteBatch(ctx, t, d, items[:n], c); err != nil {
 				return nil, err
 			}
@@ -95,7 +99,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 			return false, nil
 		}
 		if !w.untouched {
-			writes, guards = append(writes, w.stored()), append(guards, w.guards...)
+			writes, guards = append(append(writes, w.stored()), w.also...), append(guards, w.guards...)
 		}
 		if w.goesNext {
 			marked = append(marked, item)

@@ -27,6 +27,8 @@ type Engine struct {
 	// writes come in between.
 	beforeCommit func([]storage.Write)
 
+	upToCommit func(*write) error // takes a write up to its commit: a stage cannot itself refer to the stages
+
 	tasks   tasks
 	views   views
 	shapes  shapes
@@ -102,6 +104,8 @@ type Body struct {
 	// Typed says that Tree was made by Version.Type (Decode, Normalize or DecodeProtobuf) and need not go
 	// through it once more. It means nothing for a custom kind.
 	Typed bool
+	// Made is the same object in the internal form, or nil. It belongs to the engine too.
+	Made resource.Internal
 	// Strict are strict decoding errors so far: `duplicate field "spec.foo"`, `unknown field …`.
 	Strict []string
 	// Fault is why Version.Type did not take the body, where that has been tried.

@@ -263,6 +263,15 @@ func TestAdmissionOfAnEviction(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "a Pod that was going", w.evicted("q"), going)
+	if err := w.evict("q", `"propagationPolicy":"Foreground"`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "finalizers of a Pod that was going", fmt.Sprint(valueAt(w.get(w.pods("q")), "metadata.finalizers")), "<nil>")
+	w.web("r")
+	if err := w.evict("r", `"propagationPolicy":"Foreground"`); err != nil {
+		t.Fatal(err)
+	}
+	equal(t, "finalizers", fmt.Sprint(valueAt(w.get(w.pods("r")), "metadata.finalizers")), "[foregroundDeletion]")
 }
 
 // What is wrong with an Eviction by itself. policy/v1beta1 is the same kind by its old name.
@@ -296,6 +305,7 @@ func TestLegacyBinding(t *testing.T) {
 		_, _, err := w.Act(w.ctx, w.at("", "v1", "bindings", "default"), Body{Tree: decode(t, text)}, w.caller)
 		return err
 	}
+	w.refused(post(`{"target":{"kind":"X","name":"m"}}`), 500, metav1.StatusReasonUnknown, `target.kind: Unsupported value: "X"`)
 	w.refused(post(`{"metadata":{"generateName":"p"},"target":{"name":"m"}}`), 400, metav1.StatusReasonBadRequest, "Name parameter required.")
 	w.refused(post(`{"metadata":{"name":"none"},"target":{"name":"m"}}`), 404, metav1.StatusReasonNotFound, `pods "none" not found`)
 	w.refused(post(`{"metadata":{"name":"p","resourceVersion":"1"},"target":{"name":"m"}}`), 409, metav1.StatusReasonConflict, "ResourceVersion in precondition: 1")

@@ -93,7 +93,7 @@ func validateListOptions(o *ListOptions, watch bool) error {
 
 // snapshot returns the state to list and the first key to list from, "" for all.
 func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
-	if o.Continue != "" && !q.single {
+	if o.Continue != "" {
 		return e.resume(ctx, q, o)
 	}
 	if o.ResourceVersion == "" {

@@ -35,7 +35,7 @@ type Config struct {
 
 // Open returns an Engine that knows every kind that is stored, and follows them until Close. ctx bounds no more than the call.
 func Open(ctx context.Context, c Config) (*Engine, error) {
-	e := &Engine{Config: c, Live: resource.NewLive(c.Store, c.Kinds)}
+	e := &Engine{Config: c, Live: resource.NewLive(c.Store, c.Kinds), upToCommit: func(w *write) error { return w.attempt(commitStage) }}
 	if c.IgnoreSelectableFields {
 		e.Live.IgnoreSelectableFields()
 	}

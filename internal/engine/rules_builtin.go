@@ -20,20 +20,18 @@ func (r builtinRules) behavior() *resource.Behavior { return &r.v.Definition.Beh
 
 func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if r.v.Type != nil && !typed {
-		if t, unknown, err = r.v.Type.Normalize(t); err != nil {
+		d, err := r.v.Type.Normalize(t)
+		if err != nil {
 			return nil, nil, err
 		}
+		t, unknown = d.Tree, d.Strict
 	}
 	t, err = r.fill(w, t)
 	return t, unknown, err
 }
 
 func (r builtinRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	t, _, err := r.shape(w, merged, false)
-	if err != nil {
-		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
-	}
-	return t, err
+	return w.asMerged(r.shape(w, merged, false))
 }
 
 func (r builtinRules) fill(w *write, t object.Tree) (object.Tree, error) {
@@ -139,7 +137,9 @@ func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
 	if w.old == nil {
 		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	} else {
-		errs = validateMetaUpdate(w)
+		if errs = validateMetaUpdate(w); len(errs) > 0 { // upstream's validation of CRDs looks again
+			errs = append(errs, validation.ValidateObjectMetaUpdate(objectMeta(w.obj), objectMeta(w.old), field.NewPath("metadata"))...)
+		}
 	}
 	if f := r.v.Validate; f != nil {
 		errs = append(errs, f(w.wanted, w.obj, w.old, sub)...)

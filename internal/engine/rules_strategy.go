@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -23,28 +24,29 @@ type strategyRules struct {
 type typedWrite struct {
 	ctx      context.Context
 	obj, old resource.Internal // old is nil on a create
+	made     resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
 }
 
-func (r strategyRules) shape(_ *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+func (r strategyRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if typed {
 		return t, nil, nil
 	}
 	entries := object.Metadata(t)["managedFields"]
-	if regular, none := regularList(entries, regularManagedFields); !regular || none {
-		return r.v.Type.Normalize(t)
+	regular, none := regularList(entries, regularManagedFields)
+	apart := regular && !none
+	if apart {
+		t = withoutOwners(t)
 	}
-	if out, unknown, err = r.v.Type.Normalize(withoutOwners(t)); err == nil {
-		object.EnsureMetadata(out)["managedFields"] = entries
+	d, err := r.v.Type.Normalize(t)
+	if err == nil && apart {
+		object.EnsureMetadata(d.Tree)["managedFields"] = entries
 	}
-	return out, unknown, err
+	w.typed.made = d.Internal
+	return d.Tree, d.Strict, err
 }
 
 func (r strategyRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	t, _, err := r.shape(w, merged, false)
-	if err != nil {
-		err = w.undecodable(r.v.Definition.Names.Kind, err.Error())
-	}
-	return t, err
+	return w.asMerged(r.shape(w, merged, false))
 }
 
 func (r strategyRules) fill(w *write, t object.Tree) (object.Tree, error) {
@@ -57,11 +59,29 @@ func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter 
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 
+// permit refuses who may write objects of a kind, but not one as this: of roles and their bindings.
+func (w *write) permit() error {
+	s := w.def.Strategy
+	if s == nil || s.Permit == nil {
+		return nil
+	}
+	obj, err := w.wantedInternal()
+	w.typed.made = obj
+	var old resource.Internal
+	if err == nil && w.live != nil {
+		old, err = w.v.Type.ToInternal(w.live)
+	}
+	if err != nil {
+		return asInternal(err)
+	}
+	return asPlain(s.Permit(w.strategyContext(), obj, old))
+}
+
 func (r strategyRules) prepare(w *write) (err error) {
 	t := &w.typed
 	t.ctx = w.strategyContext()
-	if t.obj, err = internal(r.v.Type.ToInternal, w.wanted); err != nil {
-		return asInternal(err)
+	if t.obj, err = w.wantedInternal(); err != nil {
+		return err
 	}
 	if w.op == admission.Create {
 		if r.Begin != nil {
@@ -87,6 +107,20 @@ func (r strategyRules) prepare(w *write) (err error) {
 	r.Update(w.target.Subresource).PrepareForUpdate(t.ctx, t.obj, t.old)
 	keepSystemFields(t.obj, t.old)
 	return nil
+}
+
+// wantedInternal is wanted in the internal form. What was made when it was decoded is taken once: strategies change it.
+func (w *write) wantedInternal() (resource.Internal, error) {
+	obj := w.typed.made
+	if obj == nil {
+		obj, err := internal(w.v.Type.ToInternal, w.wanted)
+		return obj, asInternal(err)
+	}
+	w.typed.made = nil
+	md := objectMeta(w.wanted)
+	md.Labels, md.Annotations = obj.GetLabels(), obj.GetAnnotations() // which some kinds have in fields of their own
+	*obj.(metav1.ObjectMetaAccessor).GetObjectMeta().(*metav1.ObjectMeta) = *md
+	return obj, nil
 }
 
 // internal is the internal form of t, without the sets of fields in its managedFields: they are the better part of many objects,
@@ -134,6 +168,9 @@ func (w *write) loadStored() (resource.Internal, error) {
 
 func (r strategyRules) validate(w *write) (field.ErrorList, error) {
 	t := &w.typed
+	if errs := r.Limit(t.obj); len(errs) > 0 {
+		return errs, nil
+	}
 	if t.old == nil {
 		return validateCreate(t.ctx, t.obj, r.Main), nil
 	}

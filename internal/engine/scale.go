@@ -22,15 +22,18 @@ import (
 // ScaleVersion is the version that the objects of every /scale have: autoscaling/v1 Scale.
 // What a request for /scale answers is an Object of this version, and the body of one
 // is decoded as one.
-var ScaleVersion = newScaleVersion()
+var ScaleVersion = newScaleVersion(false)
 
-func newScaleVersion() *resource.Version {
+// BuiltinScale is how Tables show those of built-in kinds.
+var BuiltinScale = newScaleVersion(true)
+
+func newScaleVersion(builtin bool) *resource.Version {
 	v := &resource.Version{
 		Definition:   &resource.Definition{Group: "autoscaling", Names: resource.Names{Plural: "scales", Singular: "scale", Kind: "Scale"}, Namespaced: true},
 		GroupVersion: autoscalingv1.SchemeGroupVersion,
 		APIVersion:   autoscalingv1.SchemeGroupVersion.String(),
 		Served:       true,
-		Columns:      resource.ScaleColumns(),
+		Columns:      resource.ScaleColumns(builtin),
 		Type:         &resource.GoType{New: func() runtime.Object { return new(autoscalingv1.Scale) }},
 	}
 	v.Definition.Versions = []*resource.Version{v}

@@ -29,6 +29,7 @@ var stages = []stage{
 	{"find", removes, (*write).find},                 // what is to go, as the caller has seen it
 	{"mutate", all, (*write).mutate},                 // admission that may change it
 	{"default again", brings, (*write).defaultAgain}, // what admission has left out
+	{"permit", stores, (*write).permit},              // may this caller write just this?
 	{"identify", stores, (*write).identify},          // generated name, uid, times; is it the object that was meant?
 	{"prepare", stores, (*write).prepare},            // what the caller may not set is as it was
 	{"mark", removes, (*write).mark},                 // what is left of an object that is to go
@@ -40,6 +41,7 @@ var stages = []stage{
 	{"answer", asks, (*write).reply},
 	{"act", acts, (*write).act},
 	{"convert", stores, (*write).convert}, // to the version it is stored at
+	{"along", stores | removes, (*write).along},
 	{commitStage, stores | removes, (*write).commit},
 }
 

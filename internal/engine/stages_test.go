@@ -81,6 +81,10 @@ var shown = map[string]func(w *world) error{
 		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)
 		return expect(w, o, err, "spec.image", "busybox")
 	},
+	"permit": func(w *world) error {
+		_, err := w.create(w.at("rbac.authorization.k8s.io", "v1", "roles", "default"), `{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
+		return expectError(err, "is attempting to grant RBAC permissions not currently held")
+	},
 	"identify": func(w *world) error {
 		o, err := w.create(w.cron(""), `{"metadata":{"name":"a","uid":"chosen","creationTimestamp":"1999-01-01T00:00:00Z"}}`)
 		return expect(w, o, err, "metadata.creationTimestamp", "2026-05-06T07:08:09Z")
@@ -160,6 +164,13 @@ var shown = map[string]func(w *world) error{
 			return errors.New("not stored at the storage version")
 		}
 		return nil
+	},
+	"along": func(w *world) error {
+		if _, err := w.create(w.service(""), `{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
+			return err
+		}
+		_, err := w.Get(w.ctx, w.ipAddress("10.0.0.7"), "")
+		return err
 	},
 	"commit": func(w *world) error {
 		if _, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,24 +22,23 @@ import (
 
 // write is one request to write, on its way through the stages.
 type write struct {
-	ctx        context.Context // of the request: reading and storing may take a conversion
-	engine     *Engine
-	target     Target
-	caller     Caller
-	way        way
-	change     change                // how the object that is wanted comes about; nil for a deletion
-	posts      bool                  // it creates, and nothing else
-	upserts    bool                  // it creates what it does not find
-	patches    bool                  // it is a patch or an apply
-	sub        *resource.Subresource // that is posted to, if one is
-	onto       Target                // and the object whose it is
-	upToCommit func(*write) error    // takes a write up to its commit: a stage cannot itself refer to the stages
-	uid        string                // that the live object must have, unless ""
-	removal    metav1.DeleteOptions  // of a deletion
-	now        time.Time
-	memo       memo
-	turn       chan struct{} // the queue this write is at the head of, if any
-	names      int           // that have been generated
+	ctx     context.Context // of the request: reading and storing may take a conversion
+	engine  *Engine
+	target  Target
+	caller  Caller
+	way     way
+	change  change                // how the object that is wanted comes about; nil for a deletion
+	posts   bool                  // it creates, and nothing else
+	upserts bool                  // it creates what it does not find
+	patches bool                  // it is a patch or an apply
+	sub     *resource.Subresource // that is posted to, if one is
+	onto    Target                // and the object whose it is
+	uid     string                // that the live object must have, unless ""
+	removal metav1.DeleteOptions  // of a deletion
+	now     time.Time
+	memo    memo
+	turn    chan struct{} // the queue this write is at the head of, if any
+	names   int           // that have been generated
 	// deletion is what became of the object by what was posted; admitted says that admission is not asked about this write.
 	deletion *write
 	admitted bool
@@ -218,9 +218,18 @@ func (w *write) checkUID() error {
 	if uid == w.uid {
 		return nil
 	}
+	return w.mismatch("UID", w.uid, uid)
+}
+
+// mismatch is upstream's answer where the object is not the one, or not as, the caller wants. Its dry runs ask above the prefix of keys.
+func (w *write) mismatch(what, wants, has string) error {
+	key := w.key()
+	if w.caller.DryRun {
+		key = strings.TrimPrefix(key, "/registry")
+	}
 	return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
-		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: %s, UID in object meta: %s",
-		w.key(), w.uid, uid))
+		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: %s in precondition: %s, %[2]s in object meta: %[4]s",
+		key, what, wants, has))
 }
 
 // again decides what a failed attempt means: whether to make one more, or the error to give.

@@ -55,18 +55,30 @@ var only = map[string][]string{
 	"github.com/google/gnostic-models":                                  {"internal/api"},
 	"github.com/gorilla/websocket":                                      {"internal/api"},
 	"golang.org/x/net/websocket":                                        {"internal/api"},
-	"golang.org/x/sync":                                                 {"internal/api", "internal/control"},
+	"golang.org/x/sync":                                                 {"internal/api", "internal/control", "testserver"},
 	"k8s.io/apiserver/pkg/admission":                                    {},
 	"k8s.io/apiserver/pkg/endpoints":                                    {},
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":              {"internal/api"}, // who may act as whom
 	"k8s.io/apiserver/pkg/registry":                                     {},
 	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
 	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
-	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"},                                          // loops, as clients
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names":               {"internal/control"},
+	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"}, // loops, as clients
+	"k8s.io/kubernetes/pkg/generated/openapi":                           {"internal/api/openapi"},
+	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                          {"internal/control"},
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                {"internal/control"}, // which are clients too
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":  {"internal/control"},
+	"k8s.io/kubernetes/pkg/api/v1/pod":                                  {"testserver"}, // conditions
+	"k8s.io/kubernetes/pkg/serviceaccount":                              {"internal/access", "internal/builtin", "internal/control"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                       {},
+	"k8s.io/apiserver/pkg/server/resourceconfig":                        {"internal/builtin"}, // which versions are served
+	"k8s.io/apiserver/pkg/server/storage":                               {"internal/builtin"}, // and this is its form
+	"k8s.io/apiserver/pkg/server/egressselector":                        {"internal/access"},  // how issuers are connected to
+	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":  {"internal/access"},
+	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":   {"internal/access"},
 	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                      {},
 	"k8s.io/apiserver/pkg/util/feature":                                 {},
@@ -86,6 +98,7 @@ var free = []string{
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions",
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/install",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1",
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1",
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema",

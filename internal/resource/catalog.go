@@ -85,6 +85,23 @@ func (c *Catalog) Definition(group, plural string) *Definition {
 	return kinds[i].is
 }
 
+// Native says whether built-in kinds are served in a group, and whether any kind is at a version of it.
+func (c *Catalog) Native(group, version string) (native, served bool) {
+	i, ok := c.groups.find(group)
+	if !ok {
+		return false, false
+	}
+	for _, kind := range c.groups[i].is.kinds {
+		for _, v := range kind.is.Versions {
+			if v.Served && v.GroupVersion.Group == group {
+				native = native || kind.is.Custom == nil
+				served = served || v.GroupVersion.Version == version
+			}
+		}
+	}
+	return native, served
+}
+
 // Definitions yields every kind, ordered by group and plural.
 func (c *Catalog) Definitions() iter.Seq[*Definition] {
 	return func(yield func(*Definition) bool) {

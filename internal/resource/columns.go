@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/jsonpath"
 
@@ -101,13 +102,18 @@ var defaultColumns = sync.OnceValue(func() []Column {
 	}})
 })
 
-// ScaleColumns are those of the Scale that every /scale of a custom kind shows.
-func ScaleColumns() []Column {
-	return compileColumns([]printerColumn{
+// ScaleColumns are those of the Scale that every /scale of a custom kind shows, or of a built-in one.
+func ScaleColumns(builtin bool) []Column {
+	all := compileColumns([]printerColumn{
 		{name: "Desired", typ: "integer", description: "Number of desired replicas", jsonPath: ".spec.replicas"},
 		{name: "Available", typ: "integer", description: "Number of actual replicas", jsonPath: ".status.replicas"},
 		{name: "Age", typ: "date", description: metaDoc()["creationTimestamp"], jsonPath: ".metadata.creationTimestamp"},
 	})
+	if builtin {
+		all[0].Format, all[3].Type = "", "string"
+		all[1].Description, all[2].Description = autoscalingv1.ScaleSpec{}.SwaggerDoc()["replicas"], autoscalingv1.ScaleStatus{}.SwaggerDoc()["replicas"]
+	}
+	return all
 }
 
 // compileColumns makes columns, the name first. From a JSONPath that cannot be

@@ -190,11 +190,14 @@ type Deletion struct {
 	With    *Change         // of another object, in the same commit; nil: of none
 }
 
-// Change is what happens to an object of the namespace along with another one. The error of Do is what the client gets.
+// Change is what happens to an object of the namespace, or of none, along with another one. The error of Do is what the client gets.
 type Change struct {
 	Of   Place
 	Name string
 	Do   func(obj Internal) error
+	// Create, in place of Do, makes the object, which then must not exist; Delete deletes it, if it is there.
+	Create object.Tree
+	Delete bool
 }
 
 // Subresource is the one of a name, or nil.
@@ -268,6 +271,9 @@ type Behavior struct {
 	Warnings func(obj, old object.Tree) []string
 	// Guards of the commit that writes obj.
 	Guards func(ctx context.Context, obj object.Tree) []storage.Guard
+	// Along is what happens to other objects in the commit of a write: was is what is stored, nil on a create, and obj what is to
+	// be stored, nil where the object goes.
+	Along func(was *storage.Record, obj object.Tree) []Change
 	// BeforeDelete may refuse a delete, or change the object (set a phase) when deletion
 	// starts; obj is a copy.
 	BeforeDelete func(ctx context.Context, obj object.Tree) error
@@ -283,11 +289,15 @@ type Behavior struct {
 	OwnedWhole []string
 	// TTL of new and updated objects in seconds, 0 none (Event).
 	TTL int64
+	// WriteWarning is for who creates or changes an object, but not through a subresource; "" for no warning.
+	WriteWarning string
 	// OrphanWarning is for who deletes an object without saying what becomes of its dependents; "" for no warning.
 	OrphanWarning string
 	// PreconditionFailed begins what is said of a delete whose preconditions are not met, of a kind for which upstream has
 	// words of its own.
 	PreconditionFailed string
+	// HiddenAnnotation is left out where an object's metadata is shown alone; "" for none.
+	HiddenAnnotation string
 	// ReturnsDeleted: a delete is answered with the object, not with a Status.
 	ReturnsDeleted bool
 }

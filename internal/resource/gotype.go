@@ -37,62 +37,67 @@ func (v *Version) Empty() (object.Tree, error) {
 	return t, err
 }
 
-// Decode reads JSON into the Go type, so that types are checked and unknown
-// fields dropped, and gives back the tree as upstream would serve it, with defaults. strict
-// lists unknown and duplicate fields in order of appearance (`unknown field
-// "spec.foo"`); err is worded as encoding/json words it. apiVersion and kind are
-// as the body has them, which may be not at all.
-func (g *GoType) Decode(json []byte) (t object.Tree, strict []string, err error) {
-	if g.Decoder != nil {
-		return g.Decoder(json, g.byType)
-	}
-	return g.byType(json)
+// Decoded is what a client has sent of an object. The two forms of it share nothing that can be modified.
+type Decoded struct {
+	Tree     object.Tree
+	Internal Internal // of a kind with a Strategy; nil where a Decoder has made the tree
+	Strict   []string // unknown and duplicate fields in order of appearance: `unknown field "spec.foo"`
 }
 
-func (g *GoType) byType(json []byte) (t object.Tree, strict []string, err error) {
+// Decode reads JSON into the Go type, so that types are checked and unknown
+// fields dropped, and gives back the tree as upstream would serve it, with defaults. The error is worded as
+// encoding/json words it. apiVersion and kind are as the body has them, which may be not at all.
+func (g *GoType) Decode(json []byte) (d Decoded, err error) {
+	if g.Decoder == nil {
+		return g.byType(json)
+	}
+	d.Tree, d.Strict, err = g.Decoder(json, func(json []byte) (object.Tree, []string, error) {
+		d, err := g.byType(json)
+		return d.Tree, d.Strict, err
+	})
+	return d, err
+}
+
+func (g *GoType) byType(json []byte) (Decoded, error) {
 	obj := g.New()
 	problems, err := kjson.UnmarshalStrict(json, obj)
 	return g.decoded(obj, problems, err)
 }
 
-func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (t object.Tree, strict []string, _ error) {
+// decoded fills in the defaults of obj. Its tree is as it comes out of its internal form: that may have a field in another place.
+func (g *GoType) decoded(obj runtime.Object, problems []error, err error) (d Decoded, _ error) {
 	if err != nil {
-		return nil, nil, err
+		return d, err
 	}
 	for _, p := range problems {
-		strict = append(strict, p.Error())
+		d.Strict = append(d.Strict, p.Error())
 	}
-	t, err = g.tree(obj)
-	return t, strict, err
-}
-
-// tree is the tree of obj, with defaults, and as it comes out of its internal form: that may have a field in another place.
-func (g *GoType) tree(obj runtime.Object) (object.Tree, error) {
 	if g.Default != nil {
 		g.Default(obj)
 	}
 	if g.Internal == nil {
-		return ToTree(obj)
+		d.Tree, err = ToTree(obj)
+		return d, err
 	}
 	sent, ok := obj.GetObjectKind().(*metav1.TypeMeta)
 	if !ok {
-		return nil, fmt.Errorf("resource: %T has no TypeMeta", obj)
+		return d, fmt.Errorf("resource: %T has no TypeMeta", obj)
 	}
 	said := *sent // as it was sent, which may be no version at all
-	internal, err := g.Internal(obj)
-	if err != nil {
-		return nil, err
+	if d.Internal, err = g.Internal(obj); err != nil {
+		return d, err
 	}
-	out, err := g.External(internal)
+	out, err := g.External(d.Internal)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
 	*out.GetObjectKind().(*metav1.TypeMeta) = said // it is of the same type
-	return ToTree(out)
+	d.Tree, err = ToTree(out)
+	return d, err
 }
 
 // Normalize does the same for a tree (the result of a patch). It does not modify t.
-func (g *GoType) Normalize(t object.Tree) (out object.Tree, strict []string, err error) {
+func (g *GoType) Normalize(t object.Tree) (Decoded, error) {
 	if g.Decoder != nil {
 		return g.Decode(object.AppendJSON(nil, t))
 	}

@@ -110,7 +110,7 @@ func TestDecodeIsUpstreams(t *testing.T) {
 func compareDecode(t *testing.T, g *resource.GoType, data []byte) {
 	t.Helper()
 	want, wantStrict, wantErr := upstream(g, data)
-	got, strict, err := g.Decode(data)
+	got, err := g.Decode(data)
 	if (err == nil) != (wantErr == nil) {
 		t.Fatalf("error %v, upstream's %v", err, wantErr)
 	}
@@ -121,11 +121,11 @@ func compareDecode(t *testing.T, g *resource.GoType, data []byte) {
 		}
 		return
 	}
-	if !slices.Equal(strict, wantStrict) {
-		t.Errorf("strict %q, upstream's %q", strict, wantStrict)
+	if !slices.Equal(got.Strict, wantStrict) {
+		t.Errorf("strict %q, upstream's %q", got.Strict, wantStrict)
 	}
-	if !reflect.DeepEqual(any(got), want) {
-		t.Errorf("got  %v\nwant %v", got, want)
+	if !reflect.DeepEqual(any(got.Tree), want) {
+		t.Errorf("got  %v\nwant %v", got.Tree, want)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestNormalizeIsDecode(t *testing.T) {
 		}
 	}
 	// reflection would cut this off to 1
-	if _, _, err := event.Normalize(object.Tree{"count": int64(1<<32 + 1)}); err == nil {
+	if _, err := event.Normalize(object.Tree{"count": int64(1<<32 + 1)}); err == nil {
 		t.Error("an integer too large for its field was accepted")
 	}
 }
@@ -145,10 +145,10 @@ func TestNormalizeIsDecode(t *testing.T) {
 func compareNormalize(t *testing.T, g *resource.GoType, tree object.Tree) {
 	t.Helper()
 	before := object.Copy(tree)
-	got, strict, err := g.Normalize(tree)
-	want, wantStrict, wantErr := g.Decode(object.AppendJSON(nil, tree))
-	if !reflect.DeepEqual(got, want) || !slices.Equal(strict, wantStrict) || (err == nil) != (wantErr == nil) || err != nil && err.Error() != wantErr.Error() {
-		t.Errorf("%v %v %v, want %v %v %v", got, strict, err, want, wantStrict, wantErr)
+	got, err := g.Normalize(tree)
+	want, wantErr := g.Decode(object.AppendJSON(nil, tree))
+	if !reflect.DeepEqual(got.Tree, want.Tree) || !slices.Equal(got.Strict, want.Strict) || (err == nil) != (wantErr == nil) || err != nil && err.Error() != wantErr.Error() {
+		t.Errorf("%v %v, want %v %v", got, err, want, wantErr)
 	}
 	if !reflect.DeepEqual(tree, before) {
 		t.Error("Normalize modified its argument")
@@ -166,7 +166,7 @@ func FuzzDecode(f *testing.F) {
 			gvks, _, _ := scheme.Scheme.ObjectKinds(obj)
 			tree, _, err := object.DecodeJSON(data)
 			if err != nil || tree == nil {
-				_, _, _ = g.Decode(data) // whatever it says, it does not panic
+				_, _ = g.Decode(data) // whatever it says, it does not panic
 				continue
 			}
 			tree["apiVersion"], tree["kind"] = gvks[0].GroupVersion().String(), gvks[0].Kind
@@ -183,7 +183,8 @@ func theirProtobuf() *protobuf.Serializer {
 // CRD-068
 func TestProtobufRoundTrip(t *testing.T) {
 	for _, c := range samples {
-		tree, _, err := c.typ.Decode([]byte(c.json))
+		d, err := c.typ.Decode([]byte(c.json))
+		tree := d.Tree
 		if err != nil || tree["kind"] == nil {
 			continue
 		}
@@ -219,8 +220,8 @@ func TestProtobufRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !reflect.DeepEqual(back, want) {
-			t.Errorf("%s: got  %v\nwant %v", c.name, back, want)
+		if !reflect.DeepEqual(back.Tree, want) {
+			t.Errorf("%s: got  %v\nwant %v", c.name, back.Tree, want)
 		}
 	}
 }
@@ -325,8 +326,8 @@ func TestProtobufDepth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, strict, err := crd.Normalize(tree); err != nil || len(strict) > 0 {
-		t.Error(strict, err)
+	if d, err := crd.Normalize(tree.Tree); err != nil || len(d.Strict) > 0 {
+		t.Error(d.Strict, err)
 	}
 	// a group, a lost bit of a varint or a string before it hides nothing
 	for _, before := range []string{"\x7b\x7c", "\x7a\x03abc", "\x78\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", "\x7d....", "\x79........"} {
@@ -363,7 +364,7 @@ func FuzzDecodeProtobuf(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if _, _, err := g.Normalize(tree); err != nil {
+			if _, err := g.Normalize(tree.Tree); err != nil {
 				t.Errorf("the tree of a protobuf body is not one of its type: %v", err)
 			}
 		}
@@ -382,7 +383,7 @@ func BenchmarkDecode(b *testing.B) {
 	body := benchmarkBody()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := configMap.Decode(body); err != nil {
+		if _, err := configMap.Decode(body); err != nil {
 			b.Fatal(err)
 		}
 	}

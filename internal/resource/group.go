@@ -76,10 +76,10 @@ func LocalPriority(gv schema.GroupVersion) Priority {
 }
 
 var priorities = map[string]Priority{
-	"": {18000, 1}, "apiregistration.k8s.io": {17950, 15}, "apps": {17800, 15}, "events.k8s.io": {17750, 5}, "authentication.k8s.io": {17700, 15},
+	"": {18000, 1}, "apiregistration.k8s.io": {17950, 15}, "apps": {17800, 15}, "events.k8s.io": {17750, 15}, "authentication.k8s.io": {17700, 15},
 	"authorization.k8s.io": {17600, 15}, "autoscaling": {17500, 15}, "batch": {17400, 15}, "certificates.k8s.io": {17300, 15},
 	"networking.k8s.io": {17200, 15}, "policy": {17100, 15}, "rbac.authorization.k8s.io": {17000, 15}, "storage.k8s.io": {16800, 15},
 	"admissionregistration.k8s.io": {16700, 15}, "apiextensions.k8s.io": {16700, 15}, "scheduling.k8s.io": {16600, 15},
-	"coordination.k8s.io": {16500, 15}, "node.k8s.io": {16300, 15}, "discovery.k8s.io": {16200, 15}, "flowcontrol.apiserver.k8s.io": {16100, 21},
-	"internal.apiserver.k8s.io": {16000, 10}, "resource.k8s.io": {15900, 15}, "storagemigration.k8s.io": {15800, 300},
+	"coordination.k8s.io": {16500, 15}, "node.k8s.io": {16300, 15}, "discovery.k8s.io": {16200, 15}, "resource.k8s.io": {16200, 21},
+	"flowcontrol.apiserver.k8s.io": {16100, 21}, "internal.apiserver.k8s.io": {16000, 9}, "storagemigration.k8s.io": {15800, 15},
 }

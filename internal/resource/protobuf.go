@@ -10,8 +10,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-
-	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // The protobuf wire format of Kubernetes: four magic bytes, then a
@@ -159,20 +157,19 @@ func DecodeProtobuf(data []byte, obj runtime.Object) (apiVersion, kind string, e
 
 // DecodeProtobuf is Decode for a protobuf body: apiVersion and kind of the tree
 // are those of the envelope.
-func (g *GoType) DecodeProtobuf(data []byte) (object.Tree, error) {
+func (g *GoType) DecodeProtobuf(data []byte) (d Decoded, err error) {
 	obj := g.New()
 	apiVersion, kind, err := DecodeProtobuf(data, obj)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		d, err = g.decoded(obj, nil, nil)
 	}
-	t, err := g.tree(obj)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
 	for key, value := range map[string]string{"apiVersion": apiVersion, "kind": kind} {
 		if value != "" {
-			t[key] = value
+			d.Tree[key] = value
 		}
 	}
-	return t, nil
+	return d, nil
 }

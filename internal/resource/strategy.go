@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
@@ -29,9 +30,15 @@ type Strategy struct {
 	Subresources map[string]rest.RESTUpdateStrategy
 	// ErrorKind is what a refused object is said to be.
 	ErrorKind schema.GroupKind
+	// Permit refuses who may not write obj, as it was sent: without a generated name, at whatever resourceVersion. old is nil on
+	// a create. nil: whoever may write the kind may write all of it.
+	Permit func(ctx context.Context, obj, old Internal) error
 	// Begin does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
 	// The error is a StatusError. nil: there is nothing to do.
 	Begin func(ctx context.Context, obj, old Internal) error
+
+	// Limit refuses an object that is too large to be validated in reasonable time.
+	Limit func(obj Internal) field.ErrorList
 
 	owned sync.Map // what MayOwn has made, by subresource
 }

@@ -6,9 +6,12 @@ import (
 	"context"
 	"crypto"
 	"fmt"
+	"net"
 	"net/http"
+	"sync"
 	"time"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiserverconfig "k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -31,10 +34,12 @@ type Config struct {
 	ClientCAFile  string // CAs of users, besides the cluster's own; read again when it changes
 	RequestHeader RequestHeader
 	TokenAuthFile string // CSV: token, user, uid, groups
-	ConfigFile    string // AuthenticationConfiguration of apiserver.config.k8s.io; read once
+	ConfigFile    string // AuthenticationConfiguration of apiserver.config.k8s.io; its issuers are read again when it changes
 	Webhook       Webhook
 	Accounts      Accounts
 	APIAudiences  []string // that tokens are for; nil: the issuers
+
+	Dial utilnet.DialFunc // connects to the webhook and to issuers; nil: the net package
 }
 
 // RequestHeader is a front proxy's. Without a CAFile there is none.
@@ -66,25 +71,34 @@ const DefaultIssuer = "https://kubernetes.default.svc.cluster.local"
 // Authenticators are the parts of an access.Authenticator, and what belongs to them.
 type Authenticators struct {
 	access.Authentication
-	Tokens     authenticator.Request // as TokenReviews ask them
-	Audiences  authenticator.Audiences
-	Issuer     serviceaccount.TokenGenerator
-	PublicKeys serviceaccount.PublicKeysGetter
-	run        []dynamiccertificates.ControllerRunner
+	Tokens       authenticator.Request // as TokenReviews ask them
+	Audiences    authenticator.Audiences
+	Issuer       serviceaccount.TokenGenerator
+	LegacyIssuer serviceaccount.TokenGenerator // of tokens in Secrets
+	PublicKeys   serviceaccount.PublicKeysGetter
+	run          []dynamiccertificates.ControllerRunner
+	file         *configFile // nil if there is none
 }
 
-// Run reads files again when they change, until ctx is done.
-func (a *Authenticators) Run(ctx context.Context) {
+// Run reads files again when they change, until ctx is done. It reports what cannot be used.
+func (a *Authenticators) Run(ctx context.Context, report func(error)) {
+	var running sync.WaitGroup
 	for _, r := range a.run {
-		go r.Run(ctx, 1)
+		running.Go(func() { r.Run(ctx, 1) })
 	}
-	<-ctx.Done()
+	if a.file != nil {
+		running.Go(func() { a.file.follow(ctx, report) })
+	}
+	running.Wait()
 }
 
 // New reads the files that c names. ca is the cluster's own CA, PEM; key signs tokens unless c names another one. Tokens end with
 // the objects that they name. secrets notes when a legacy token was used last. What is asked of other servers ends with ctx.
 func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects serviceaccount.ServiceAccountTokenGetter, secrets typedcorev1.SecretsGetter) (*Authenticators, error) {
 	a := &Authenticators{}
+	if c.Dial == nil {
+		c.Dial = (&net.Dialer{}).DialContext
+	}
 	if err := a.clients(c, ca); err != nil {
 		return nil, err
 	}
@@ -108,24 +122,28 @@ func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects se
 		WebhookTokenAuthnVersion:    c.Webhook.Version,
 		WebhookTokenAuthnCacheTTL:   c.Webhook.CacheTTL,
 		WebhookRetryBackoff:         &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5},
+		CustomDial:                  c.Dial,
 		TokenSuccessCacheTTL:        10 * time.Second, // as kube-apiserver
 	}
 	anonymously := apiserverconfig.AnonymousAuthConfig{Enabled: c.Anonymous}
 	if c.ConfigFile != "" {
-		said, err := readConfiguration(&kube, c)
-		if err != nil {
+		var err error
+		if a.file, err = readConfiguration(&kube, c); err != nil {
 			return nil, err
 		}
-		if said != nil {
-			anonymously = *said
+		if a.file.said.Anonymous != nil {
+			anonymously = *a.file.said.Anonymous
 		}
 	}
 	if anonymously.Enabled {
 		a.Anonymous = anonymous.NewAuthenticator(anonymously.Conditions)
 	}
-	tokens, _, _, _, err := kube.New(ctx)
+	tokens, update, _, _, err := kube.New(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("authenticators: %w", err)
+	}
+	if a.file != nil {
+		a.file.update = update
 	}
 	a.Tokens, a.Authentication.Tokens = tokens, tokens
 	if c.Webhook.ConfigFile != "" {
@@ -212,7 +230,10 @@ func (a *Authenticators) accounts(c *Config, own crypto.Signer) error {
 	if a.PublicKeys, err = serviceaccount.StaticPublicKeysGetter(public); err != nil {
 		return fmt.Errorf("keys of service accounts: %w", err)
 	}
-	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], private); err != nil {
+	if a.Issuer, err = serviceaccount.JWTTokenGenerator(c.Accounts.Issuers[0], private); err == nil {
+		a.LegacyIssuer, err = serviceaccount.JWTTokenGenerator(serviceaccount.LegacyIssuer, private)
+	}
+	if err != nil {
 		return fmt.Errorf("key of service accounts: %w", err)
 	}
 	return nil

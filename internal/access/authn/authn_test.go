@@ -11,11 +11,16 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -185,7 +190,7 @@ func newIssuer(t testing.TB, key *ecdsa.PrivateKey) *issuer {
 	i := &issuer{}
 	i.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case ConfigurationPath:
+		case access.ConfigurationPath:
 			fmt.Fprintf(w, `{"issuer":%q,"jwks_uri":%q,"response_types_supported":["id_token"],"subject_types_supported":["public"],"id_token_signing_alg_values_supported":["ES256"]}`, i.URL, i.URL+"/keys")
 		case "/keys":
 			_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "1", Algorithm: "ES256", Use: "sig"}}})
@@ -254,6 +259,58 @@ jwt:
 	} {
 		w.expect(a, "/apis", i.token(t, claims), "")
 	}
+}
+
+// Issuers are read again when the file changes. What cannot be used is told, and changes nothing; who may be anonymous stays.
+func TestIssuersAreReadAgain(t *testing.T) {
+	w := newWorld(t)
+	i := newIssuer(t, w.key)
+	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}))
+	jwt := "jwt: [{issuer: {url: '" + i.URL + "', audiences: [trellis], certificateAuthority: " + strconv.Quote(ca) + "}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n"
+	path := w.file("authn.yaml", configuration+jwt)
+	say := func(text string) {
+		t.Helper()
+		if err := os.Rename(w.file("new.yaml", configuration+text), path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dialled := atomic.Int64{}
+	a := w.open(Config{ConfigFile: path, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialled.Add(1)
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}})
+	reports, running := make(chan error, 10), sync.WaitGroup{}
+	ctx, cancel := context.WithCancel(t.Context())
+	running.Go(func() { a.Run(ctx, func(err error) { reports <- err }) })
+	id := 0
+	believed := func() bool { // a token that nobody has kept
+		id++
+		return w.who(a, "/apis", i.token(t, map[string]any{"sub": "jane", "jti": strconv.Itoa(id)})) == "jane"
+	}
+	for !believed() { // it asks for the issuer's keys in the background
+		runtime.Gosched()
+	}
+	if dialled.Load() == 0 {
+		t.Error("the issuer was not dialled as is said")
+	}
+	for text, want := range map[string]string{
+		"jwt: [{}]\n":                        "jwt[0].issuer.url: Required value",
+		jwt + "anonymous: {enabled: true}\n": "anonymous: Forbidden: changed from initial configuration file",
+	} {
+		say(text)
+		if err := <-reports; !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if !believed() {
+			t.Errorf("after %q the issuer is not believed any longer", text)
+		}
+	}
+	say("")
+	for believed() {
+		runtime.Gosched()
+	}
+	cancel()
+	running.Wait()
 }
 
 // AGG-005: who may be anonymous may be said by path.

@@ -1,9 +1,12 @@
 package authn
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -37,6 +40,8 @@ current-context: a
 	a := w.open(Config{APIAudiences: []string{"us"}, Webhook: Webhook{ConfigFile: kubeconfig, Version: "v1"}})
 	w.expect(a, "/apis", "us", "jane")
 	w.expect(a, "/apis", "others", "")
+	refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no way out") }
+	w.expect(w.open(Config{Webhook: Webhook{ConfigFile: kubeconfig, Version: "v1"}, Dial: refuse}), "/apis", "us", "")
 	for _, token := range []string{"us", "others"} {
 		if got := asked[token]; len(got) != 1 || got[0] != "us" {
 			t.Errorf("asked about a token for %s with audiences %q", token, got)

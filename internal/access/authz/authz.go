@@ -9,23 +9,26 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiserverconfig "k8s.io/apiserver/pkg/apis/apiserver"
-	"k8s.io/apiserver/pkg/apis/apiserver/load"
-	"k8s.io/apiserver/pkg/apis/apiserver/validation"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 	"k8s.io/apiserver/pkg/authorization/union"
+	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics"
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
 	"k8s.io/client-go/informers"
 	"k8s.io/kubernetes/pkg/auth/nodeidentifier"
+	kubeauthorizer "k8s.io/kubernetes/pkg/kubeapiserver/authorizer"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/node"
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
@@ -36,7 +39,9 @@ import (
 type Config struct {
 	Modes      []string // in their order, each once: see Modes; nil: RBAC
 	Webhook    Webhook  // of the mode Webhook
-	ConfigFile string   // AuthorizationConfiguration of apiserver.config.k8s.io, instead of all else; read once
+	ConfigFile string   // AuthorizationConfiguration of apiserver.config.k8s.io, instead of all else; read again when it changes
+
+	Dial utilnet.DialFunc // connects to webhooks; nil: the net package
 }
 
 // Webhook is a server that decides.
@@ -49,50 +54,119 @@ type Webhook struct {
 // Modes are those there are.
 var Modes = []string{"AlwaysAllow", "AlwaysDeny", "Node", "RBAC", "Webhook"}
 
-// Roles is who decides by roles.
-type Roles interface {
-	access.Authorizer
-	authorizer.RuleResolver
+// Authorizers decide who may do what, by a chain that is made anew when its file changes.
+type Authorizers struct {
+	config Config
+	roles  Authorizer
+	nodes  informers.SharedInformerFactory // that the mode Node asks for; nil unless it was on at the start, as is node
+	node   Authorizer
+	data   []byte // of the file at the start
+	fixed  sets.Set[apiserverconfig.AuthorizerType]
+	chain  atomic.Pointer[chain]
 }
 
-// New reads the files that c names. nodes are the informers that the mode Node asks for; it decides by what they know.
-func New(c Config, roles Roles, nodes informers.SharedInformerFactory) (access.Authorizer, authorizer.RuleResolver, error) {
-	list, err := c.list()
+// chain is what decides at a time.
+type chain struct {
+	access.Authorizer
+	rules authorizer.RuleResolver
+}
+
+// New reads the files that c names. nodes makes the informers by which the mode Node decides, if it is on.
+func New(c Config, roles Authorizer, nodes func() informers.SharedInformerFactory) (*Authorizers, error) {
+	a := &Authorizers{config: c, roles: roles, fixed: sets.New[apiserverconfig.AuthorizerType]()}
+	list, err := a.list()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	b := builder{roles: roles, nodes: nodes}
-	for i := range list {
-		if err := b.add(&list[i]); err != nil {
-			return nil, nil, fmt.Errorf("authorizer %s: %w", list[i].Name, err)
+	for _, one := range list {
+		a.fixed.Insert(one.Type)
+	}
+	if a.fixed.Delete(apiserverconfig.TypeWebhook); a.fixed.Has("Node") {
+		a.nodes = nodes()
+		a.node = newNode(a.nodes)
+	}
+	return a, a.use(list)
+}
+
+// Authorize implements access.Authorizer.
+func (a *Authorizers) Authorize(ctx context.Context, of authorizer.Attributes) (authorizer.Decision, string, error) {
+	return a.chain.Load().Authorize(ctx, of)
+}
+
+// RulesFor implements authorizer.RuleResolver.
+func (a *Authorizers) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+	return a.chain.Load().rules.RulesFor(ctx, u, namespace)
+}
+
+// Run has the informers of the mode Node begin, and reads the file again when it changes, until ctx is done. It reports a file
+// that cannot be used.
+func (a *Authorizers) Run(ctx context.Context, report func(error)) {
+	if a.nodes != nil {
+		a.nodes.Start(ctx.Done())
+		defer a.nodes.Shutdown()
+	}
+	if a.config.ConfigFile != "" {
+		metrics.RegisterMetrics()
+		metrics.RecordAuthorizationConfigLastConfigInfo("", string(a.data))
+		use := func(_ context.Context, data []byte) error {
+			list, err := a.read(data)
+			if err != nil {
+				return err
+			}
+			return a.use(list)
 		}
+		access.Reload(ctx, a.config.ConfigFile, a.data, use, report, metrics.RecordAuthorizationConfigAutomaticReloadSuccess, metrics.RecordAuthorizationConfigAutomaticReloadFailure)
 	}
-	chain, err := access.Chain(b.chain...)
-	return chain, union.NewRuleResolvers(b.rules...), err
+	<-ctx.Done()
+}
+
+// use has a list decide from now on.
+func (a *Authorizers) use(list []apiserverconfig.AuthorizerConfiguration) error {
+	var named []union.NamedAuthorizer
+	var rules []authorizer.RuleResolver
+	for i := range list {
+		one, err := a.open(&list[i])
+		if err != nil {
+			return fmt.Errorf("authorizer %s: %w", list[i].Name, err)
+		}
+		named, rules = append(named, access.Named(list[i].Name, one)), append(rules, one)
+	}
+	all, err := access.Chain(named...)
+	if err != nil {
+		return err
+	}
+	a.chain.Store(&chain{all, union.NewRuleResolvers(rules...)})
+	return nil
 }
 
 // list is what the file says or, without one, the flags.
-func (c Config) list() ([]apiserverconfig.AuthorizerConfiguration, error) {
+func (a *Authorizers) list() (list []apiserverconfig.AuthorizerConfiguration, err error) {
+	c := a.config
 	if c.ConfigFile != "" {
-		return read(c.ConfigFile)
+		if a.data, err = os.ReadFile(c.ConfigFile); err == nil {
+			list, err = a.read(a.data)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--authorization-config: %s: %w", c.ConfigFile, err)
+		}
+		return list, nil
 	}
 	if len(c.Modes) == 0 {
 		c.Modes = []string{"RBAC"}
 	}
-	var list []apiserverconfig.AuthorizerConfiguration
 	for i, mode := range c.Modes {
-		a := apiserverconfig.AuthorizerConfiguration{Type: apiserverconfig.AuthorizerType(mode), Name: strings.ToLower(mode)}
+		one := apiserverconfig.AuthorizerConfiguration{Type: apiserverconfig.AuthorizerType(mode), Name: strings.ToLower(mode)}
 		switch {
 		case !slices.Contains(Modes, mode):
 			return nil, fmt.Errorf("--authorization-mode: %q is none of %s", mode, strings.Join(Modes, ", "))
 		case slices.Contains(c.Modes[:i], mode):
 			return nil, fmt.Errorf("--authorization-mode: %s is there twice", mode)
-		case a.Type == apiserverconfig.TypeWebhook && c.Webhook.ConfigFile == "":
+		case one.Type == apiserverconfig.TypeWebhook && c.Webhook.ConfigFile == "":
 			return nil, errors.New("--authorization-mode: Webhook needs --authorization-webhook-config-file")
-		case a.Type == apiserverconfig.TypeWebhook:
-			a.Name, a.Webhook = "default", c.Webhook.configuration()
+		case one.Type == apiserverconfig.TypeWebhook:
+			one.Name, one.Webhook = "default", c.Webhook.configuration()
 		}
-		list = append(list, a)
+		list = append(list, one)
 	}
 	return list, nil
 }
@@ -114,85 +188,52 @@ func (w Webhook) configuration() *apiserverconfig.WebhookConfiguration {
 	}
 }
 
-// read is what a file says, if that can be done.
-func read(file string) ([]apiserverconfig.AuthorizerConfiguration, error) {
-	data, err := os.ReadFile(file)
+// read is what the file says, if that can be done and leaves on what was on at the start.
+func (a *Authorizers) read(data []byte) ([]apiserverconfig.AuthorizerConfiguration, error) {
+	config, err := kubeauthorizer.LoadAndValidateData(data, authorizationcel.NewDefaultCompiler(), a.fixed)
 	if err != nil {
-		return nil, fmt.Errorf("--authorization-config: %w", err)
-	}
-	config, err := load.LoadFromData(data)
-	if err != nil {
-		return nil, fmt.Errorf("--authorization-config: %s: %w", file, err)
-	}
-	errs := validation.ValidateAuthorizationConfiguration(authorizationcel.NewDefaultCompiler(), nil, config, sets.New(Modes...), sets.New("Webhook"))
-	if err := errs.ToAggregate(); err != nil {
-		return nil, fmt.Errorf("--authorization-config: %s: %w", file, err)
-	}
-	for _, a := range config.Authorizers {
-		if want := strings.ToLower(string(a.Type)); a.Type != apiserverconfig.TypeWebhook && a.Name != want {
-			return nil, fmt.Errorf("--authorization-config: %s: the name of %s must be %s, not %s", file, a.Type, want, a.Name)
-		}
+		return nil, err
 	}
 	return config.Authorizers, nil
 }
 
-// builder collects the authorizers.
-type builder struct {
-	roles Roles
-	nodes informers.SharedInformerFactory
-	chain []union.NamedAuthorizer
-	rules []authorizer.RuleResolver
-}
-
-// both is what every authorizer of upstream's is.
-type both interface {
+// Authorizer decides, and tells rules by which it does; all of upstream's do.
+type Authorizer interface {
 	access.Authorizer
 	authorizer.RuleResolver
 }
 
-func (b *builder) add(c *apiserverconfig.AuthorizerConfiguration) error {
-	var one both
-	var err error
-	switch c.Type {
-	case "AlwaysAllow":
-		one = authorizerfactory.NewAlwaysAllowAuthorizer()
-	case "AlwaysDeny":
-		one = authorizerfactory.NewAlwaysDenyAuthorizer()
-	case "Node":
-		one = b.node()
-	case "RBAC":
-		one = b.roles
-	case apiserverconfig.TypeWebhook:
-		one, err = newWebhook(c)
+func (a *Authorizers) open(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {
+	switch {
+	case c.Type == "AlwaysAllow":
+		return authorizerfactory.NewAlwaysAllowAuthorizer(), nil
+	case c.Type == "AlwaysDeny":
+		return authorizerfactory.NewAlwaysDenyAuthorizer(), nil
+	case c.Type == "RBAC":
+		return a.roles, nil
+	case c.Type == apiserverconfig.TypeWebhook:
+		return a.webhook(c)
+	case c.Type == "Node" && a.node != nil:
+		return a.node, nil
 	}
-	if err != nil {
-		return err
-	}
-	b.chain = append(b.chain, access.Named(c.Name, one))
-	b.rules = append(b.rules, one)
-	return nil
+	return nil, fmt.Errorf("authorizer type %s is not allowed if it was not enabled at initial server startup", c.Type)
 }
 
-// node decides what the kubelet of a node may see: what the Pods on it need.
-func (b *builder) node() both {
+// newNode decides what the kubelet of a node may see: what the Pods on it need.
+func newNode(nodes informers.SharedInformerFactory) Authorizer {
 	graph := node.NewGraph()
-	core, storage := b.nodes.Core().V1(), b.nodes.Storage().V1()
+	core, storage := nodes.Core().V1(), nodes.Storage().V1()
 	node.AddGraphEventHandlers(graph, core.Nodes(), core.Pods(), core.PersistentVolumes(), storage.VolumeAttachments(),
-		b.nodes.Resource().V1().ResourceSlices(), b.nodes.Certificates().V1().PodCertificateRequests())
+		nodes.Resource().V1().ResourceSlices(), nodes.Certificates().V1().PodCertificateRequests())
 	return node.NewAuthorizer(graph, nodeidentifier.NewDefaultNodeIdentifier(), bootstrappolicy.NodeRules())
 }
 
-// retries is how often a webhook is asked again that does not answer, as kube-apiserver does.
-func retries() wait.Backoff {
-	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
-}
-
-func newWebhook(c *apiserverconfig.AuthorizerConfiguration) (both, error) {
+func (a *Authorizers) webhook(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {
 	w := c.Webhook
 	if w.ConnectionInfo.Type != apiserverconfig.AuthorizationWebhookConnectionInfoTypeKubeConfigFile {
 		return nil, fmt.Errorf("connectionInfo.type: %s: only %s is possible", w.ConnectionInfo.Type, apiserverconfig.AuthorizationWebhookConnectionInfoTypeKubeConfigFile)
 	}
-	client, err := webhookutil.LoadKubeconfig(*w.ConnectionInfo.KubeConfigFile, nil)
+	client, err := webhookutil.LoadKubeconfig(*w.ConnectionInfo.KubeConfigFile, a.config.Dial)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +249,8 @@ func newWebhook(c *apiserverconfig.AuthorizerConfiguration) (both, error) {
 	if w.FailurePolicy == apiserverconfig.FailurePolicyDeny {
 		onError = authorizer.DecisionDeny
 	}
-	return webhook.New(client, w.SubjectAccessReviewVersion, authorized, unauthorized, retries(), onError, w.MatchConditions, c.Name, unmeasured{}, authorizationcel.NewDefaultCompiler())
+	again := wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5} // where it does not answer, as kube-apiserver
+	return webhook.New(client, w.SubjectAccessReviewVersion, authorized, unauthorized, again, onError, w.MatchConditions, c.Name, unmeasured{}, authorizationcel.NewDefaultCompiler())
 }
 
 // unmeasured counts nothing.
@@ -216,11 +258,4 @@ type unmeasured struct {
 	webhookmetrics.NoopRequestMetrics
 	webhookmetrics.NoopWebhookMetrics
 	authorizationcel.NoopMatcherMetrics
-}
-
-// Run has the informers of the mode Node begin, until ctx is done.
-func Run(ctx context.Context, nodes informers.SharedInformerFactory) {
-	nodes.Start(ctx.Done())
-	<-ctx.Done()
-	nodes.Shutdown()
 }

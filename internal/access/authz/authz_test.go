@@ -4,15 +4,21 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/informers"
@@ -31,10 +37,11 @@ func (roles) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.D
 	return authorizer.DecisionNoOpinion, "no role", nil
 }
 
-func open(t testing.TB, c Config) (access.Authorizer, error) {
+func open(t testing.TB, c Config) (*Authorizers, error) {
 	t.Helper()
-	a, _, err := New(c, roles{}, informers.NewSharedInformerFactory(fake.NewClientset(), 0))
-	return a, err
+	return New(c, roles{}, func() informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactory(fake.NewClientset(), 0)
+	})
 }
 
 func attributes(name, verb string, groups ...string) *access.Attributes {
@@ -61,6 +68,7 @@ func TestModes(t *testing.T) {
 		{"AlwaysAllow", authorizer.DecisionAllow, authorizer.DecisionAllow, ""},
 		{"RBAC,AlwaysDeny", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role\nalwaysdeny: Everything is forbidden."},
 		{"Node,RBAC", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
+		{"Node", authorizer.DecisionNoOpinion, authorizer.DecisionNoOpinion, ""},
 		{"", authorizer.DecisionAllow, authorizer.DecisionNoOpinion, "rbac: no role"},
 	} {
 		a, err := open(t, Config{Modes: strings.FieldsFunc(c.modes, func(r rune) bool { return r == ',' })})
@@ -76,6 +84,92 @@ func TestModes(t *testing.T) {
 		if d, _ := decide(t, a, attributes("root", "delete", user.SystemPrivilegedGroup)); d != authorizer.DecisionAllow {
 			t.Errorf("%s: system:masters: %v", c.modes, d)
 		}
+	}
+}
+
+// In the mode Node a kubelet sees what the Pods on its node need, and what every kubelet may.
+func TestNode(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "1"}, Spec: corev1.PodSpec{NodeName: "node-0", Volumes: []corev1.Volume{
+		{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}}}}}
+	a, err := New(Config{Modes: []string{"Node", "RBAC"}}, roles{}, func() informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactory(fake.NewClientset(pod), 0)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, ctx := sync.WaitGroup{}, t.Context()
+	ctx, cancel := context.WithCancel(ctx)
+	running.Go(func() { a.Run(ctx, func(err error) { t.Error(err) }) })
+	defer running.Wait()
+	defer cancel()
+	secret := func(node string) *access.Attributes {
+		of := attributes("system:node:"+node, "get", user.NodesGroup)
+		of.Plural, of.Name, of.LabelSelector = "secrets", "s", ""
+		return of
+	}
+	for d := authorizer.DecisionNoOpinion; d != authorizer.DecisionAllow; d, _ = decide(t, a, secret("node-0")) { // until it has seen the Pod
+		runtime.Gosched()
+	}
+	if d, reason := decide(t, a, secret("node-1")); d != authorizer.DecisionNoOpinion || !strings.Contains(reason, "no relationship found between node 'node-1' and this object") {
+		t.Errorf("another node: %v %q", d, reason)
+	}
+	services := attributes("system:node:node-1", "list", user.NodesGroup)
+	services.Plural = "services"
+	if d, _ := decide(t, a, services); d != authorizer.DecisionAllow {
+		t.Errorf("what every kubelet may: %v", d)
+	}
+}
+
+// A file is read again when it changes. What cannot be used is told, and changes nothing: so is what would take a mode away that
+// was on at the start, or add one that needs more than a line in a file.
+func TestFileIsReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "authz.yaml")
+	say := func(authorizers string) {
+		t.Helper()
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers:\n- {type: RBAC, name: rbac}\n" + authorizers
+		if err := os.Rename(write(t, path+".new", text), path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say("")
+	a, err := open(t, Config{ConfigFile: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reports, running := make(chan error, 10), sync.WaitGroup{}
+	ctx, cancel := context.WithCancel(t.Context())
+	running.Go(func() { a.Run(ctx, func(err error) { reports <- err }) })
+	defer running.Wait()
+	defer cancel()
+	joe := func() authorizer.Decision {
+		d, _ := decide(t, a, attributes("joe", "list"))
+		return d
+	}
+	if d := joe(); d != authorizer.DecisionNoOpinion {
+		t.Fatal(d)
+	}
+	for _, c := range []struct{ text, want string }{
+		{"- {type: Node, name: node}\n", "authorizer type Node is not allowed if it was not enabled at initial server startup"},
+		{"- {type: ABAC, name: abac}\n", "authorizer type ABAC is not allowed"},
+		{"oops: 1\n", "unknown field"},
+	} {
+		say(c.text)
+		if err := <-reports; !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%q: %v", c.text, err)
+		}
+	}
+	say("- {type: AlwaysAllow, name: alwaysallow}\n")
+	for joe() != authorizer.DecisionAllow {
+		runtime.Gosched()
+	}
+	if err := os.Rename(write(t, path+".new", "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{type: AlwaysDeny, name: alwaysdeny}]\n"), path); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-reports; !strings.Contains(err.Error(), "missing required types: [RBAC]") {
+		t.Error(err)
+	}
+	if d := joe(); d != authorizer.DecisionAllow {
+		t.Errorf("after a file that cannot be used: %v", d)
 	}
 }
 
@@ -160,8 +254,12 @@ authorizers:
 	if got := strings.Join(asked, "\n"); got != "ann delete [{a In [b]}]\njane list [{a In [b]}]\njoe list [{a In [b]}]" {
 		t.Errorf("asked:\n%s", got)
 	}
-	if _, err := open(t, Config{Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: file, Version: "v1"}}); err != nil {
-		t.Error(err)
+	refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no way out") }
+	if a, err = open(t, Config{Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: file, Version: "v1"}, Dial: refuse}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := a.Authorize(t.Context(), attributes("ann", "list")); err == nil || !strings.Contains(err.Error(), "no way out") {
+		t.Errorf("it was not dialled as is said: %v", err)
 	}
 }
 
@@ -171,11 +269,11 @@ func TestBadConfigurations(t *testing.T) {
 		return write(t, filepath.Join(t.TempDir(), "authz.yaml"), "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\n"+text)
 	}
 	for want, c := range map[string]Config{
-		`--authorization-mode: "Chance" is none of`:         {Modes: []string{"Chance"}},
-		"--authorization-mode: RBAC is there twice":         {Modes: []string{"RBAC", "RBAC"}},
-		"Webhook needs --authorization-webhook-config-file": {Modes: []string{"Webhook"}},
-		"at least one authorization mode must be defined":   {ConfigFile: file("authorizers: []\n")},
-		"the name of RBAC must be rbac, not other":          {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
+		`--authorization-mode: "Chance" is none of`:               {Modes: []string{"Chance"}},
+		"--authorization-mode: RBAC is there twice":               {Modes: []string{"RBAC", "RBAC"}},
+		"Webhook needs --authorization-webhook-config-file":       {Modes: []string{"Webhook"}},
+		"at least one authorization mode must be defined":         {ConfigFile: file("authorizers: []\n")},
+		"expected name rbac for authorizer RBAC instead of other": {ConfigFile: file("authorizers: [{type: RBAC, name: other}]\n")},
 		"unknown field":        {ConfigFile: file("authorizerz: []\n")},
 		"no such file":         {ConfigFile: filepath.Join(t.TempDir(), "missing")},
 		"authorizer default: ": {Modes: []string{"Webhook"}, Webhook: Webhook{ConfigFile: filepath.Join(t.TempDir(), "missing"), Version: "v1"}},

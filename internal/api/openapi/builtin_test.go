@@ -1,24 +1,13 @@
 package openapi
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"os/exec"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"k8s.io/kube-openapi/pkg/common"
-	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -43,106 +32,6 @@ func asTree(t *testing.T, v any) map[string]any {
 		t.Fatal(err)
 	}
 	return tree(t, text)
-}
-
-// TestReflectionIsTheGenerator describes types, for which upstream's generated documents are at hand, by
-// reflection as if they were not. What no Go type tells is left out: markers in
-// comments, and with them how lists merge.
-func TestReflectionIsTheGenerator(t *testing.T) {
-	generated := newModels(v3).generated
-	for _, object := range []any{metav1.ObjectMeta{}, metav1.Status{}, metav1.ListMeta{}, metav1.LabelSelector{}, metav1.APIResourceList{},
-		autoscalingv1.Scale{}, metav1.PartialObjectMetadata{}, metav1.TableOptions{}} {
-		m := newModels(v3)
-		m.generated, m.kinds = nil, nil
-		m.add(reflect.TypeOf(object), nil)
-		for name, s := range m.out {
-			want := generated[name].Schema
-			if _, custom := want.Extensions[common.ExtensionV2Schema].(spec.Schema); custom || len(want.Type) == 0 {
-				continue
-			}
-			differ(name, asTree(t, s), asTree(t, want), func(problem string) {
-				// A marker on Replicas, and a type that has no SwaggerDoc.
-				known := strings.Contains(problem, "ScaleSpec.properties.replicas.default") || strings.Contains(problem, "v1.Time.description")
-				if !known && !strings.Contains(problem, ".x-kubernetes-") {
-					t.Error(problem)
-				}
-			})
-		}
-	}
-}
-
-// markers are the fields that upstream's source marks, by package and type: "core/v1.Event".
-func markers(t *testing.T, marker string, packages ...string) map[string][]string {
-	t.Helper()
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/api").Output()
-	if err != nil {
-		t.Skipf("go list does not work here: %v", err)
-	}
-	out := map[string][]string{}
-	for _, p := range packages {
-		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(strings.TrimSpace(string(dir)), p, "types.go"), nil, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			if spec, ok := n.(*ast.TypeSpec); ok {
-				if s, ok := spec.Type.(*ast.StructType); ok {
-					out[p+"."+spec.Name.Name] = marked(s, marker)
-				}
-			}
-			return true
-		})
-	}
-	return out
-}
-
-func marked(s *ast.StructType, marker string) (names []string) {
-	for _, f := range s.Fields.List {
-		if f.Doc == nil || f.Tag == nil {
-			continue
-		}
-		name, _, _ := strings.Cut(reflect.StructTag(strings.Trim(f.Tag.Value, "`")).Get("json"), ",")
-		for _, c := range f.Doc.List {
-			if strings.TrimSpace(strings.TrimPrefix(c.Text, "//")) == marker {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// TestRequiredFields holds what is required against the markers of upstream's
-// source, which are not to be seen in a Go type.
-func TestRequiredFields(t *testing.T) {
-	var packages []string
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
-		for _, v := range d.Versions {
-			group, _, _ := strings.Cut(cmp.Or(v.GroupVersion.Group, "core"), ".")
-			if dir := group + "/" + v.GroupVersion.Version; group != "apiextensions" && !slices.Contains(packages, dir) {
-				packages = append(packages, dir)
-			}
-		}
-	}
-	optional, required := markers(t, "+optional", packages...), markers(t, "+required", packages...)
-	m := newModels(v3)
-	for _, d := range builtin.Definitions(builtin.Config{Unenforced: true}) {
-		for _, v := range d.Versions {
-			m.add(structType(v.Type.New()), nil)
-		}
-	}
-	for name, s := range m.out {
-		parts := strings.Split(strings.TrimPrefix(name, "io.k8s.api."), ".")
-		key := strings.Join(parts[:len(parts)-1], "/") + "." + parts[len(parts)-1]
-		for field := range s.Properties {
-			is := slices.Contains(s.Required, field)
-			if is && slices.Contains(optional[key], field) {
-				t.Errorf("%s.%s is required and marked optional", name, field)
-			}
-			if !is && slices.Contains(required[key], field) {
-				t.Errorf("%s.%s is optional and marked required", name, field)
-			}
-		}
-	}
 }
 
 // What a subresource of a built-in kind takes is described as a kind of its own, as kube-apiserver v1.37.1 does.

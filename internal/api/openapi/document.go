@@ -7,10 +7,11 @@ import (
 	"slices"
 	"strings"
 
+	crds "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
+	builtins "k8s.io/kubernetes/pkg/generated/openapi"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -24,14 +25,18 @@ type document struct {
 	models    *models
 	paths     []fragment
 	schemas   []fragment
-	scale     bool // some kind has a scale
 	builtin   bool // some kind is built in
 	failed    error
 }
 
 // newDocument begins a document of versions.
 func newDocument(e edition, versions []*resource.Version) (*document, error) {
-	d := &document{renderer: newRenderer(e), options: newOptions(), models: newModels(e)}
+	d := &document{renderer: newRenderer(e), options: newOptions()}
+	d.builtin = slices.ContainsFunc(versions, func(v *resource.Version) bool { return v.Type != nil })
+	if d.models = newModels(e, crds.GetOpenAPIDefinitions); d.builtin { // the others are many, and take longer to make
+		d.models = newModels(e, builtins.GetOpenAPIDefinitions)
+		d.models.own = groupVersions(e, versions)
+	}
 	common := metav1.TypeMeta{}.SwaggerDoc()
 	d.publisher = publisher{edition: e, docs: metaDocs{
 		apiVersion:   common["apiVersion"],
@@ -43,12 +48,6 @@ func newDocument(e edition, versions []*resource.Version) (*document, error) {
 		if err := d.add(v); err != nil {
 			return nil, fmt.Errorf("describe %s: %w", v.GroupVersionKind(), err)
 		}
-	}
-	for _, name := range []string{statusModel, patchModel, deleteOptionsModel, objectMeta, listMeta} {
-		d.models.addGenerated(name)
-	}
-	if d.scale {
-		d.models.addGenerated(scaleModel)
 	}
 	goSchemas, err := d.models.fragments()
 	if err != nil {
@@ -62,16 +61,20 @@ func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	return d, nil
 }
 
-// mergeSchema is what structured-merge-diff knows of the types of a built-in version.
-func mergeSchema(v *resource.Version) (*smd.Schema, error) {
-	if v.Parseable == nil {
-		return nil, nil
+// groupVersions are those that DeleteOptions are of, besides what client-go knows of.
+func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersion {
+	all := []schema.GroupVersion{metav1.Unversioned}
+	if e == v2 {
+		all = append(all, schema.GroupVersion{Group: "admission.k8s.io", Version: "v1"}, schema.GroupVersion{Group: "admission.k8s.io", Version: "v1beta1"},
+			schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}, schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1beta1"},
+			schema.GroupVersion{Group: "imagepolicy.k8s.io", Version: "v1alpha1"})
 	}
-	p, err := v.Parseable()
-	if err != nil {
-		return nil, fmt.Errorf("find the list types: %w", err)
+	for _, v := range versions {
+		if v.Type != nil {
+			all = append(all, v.GroupVersion)
+		}
 	}
-	return p.Schema, nil
+	return all
 }
 
 // add describes one version: its schemas and its paths.
@@ -81,11 +84,16 @@ func (d *document) add(v *resource.Version) error {
 		if err := d.addCustom(&k); err != nil {
 			return err
 		}
-	} else if err := d.addBuiltin(&k); err != nil {
-		return err
+	} else {
+		d.addBuiltin(&k)
 	}
-	d.scale = d.scale || v.Scale != nil
 	for _, p := range d.options.paths(k) {
+		for _, op := range p.operations {
+			d.models.addGenerated(op.body)
+			for _, r := range op.responses {
+				d.models.addGenerated(r.model)
+			}
+		}
 		item, err := d.pathItem(p)
 		if err != nil {
 			return err
@@ -95,11 +103,7 @@ func (d *document) add(v *resource.Version) error {
 	return nil
 }
 
-func (d *document) addBuiltin(k *kind) (err error) {
-	d.builtin = true
-	if d.models.lists, err = mergeSchema(k.Version); err != nil {
-		return err
-	}
+func (d *document) addBuiltin(k *kind) {
 	gvk := k.GroupVersionKind()
 	k.model = d.models.add(structType(k.Type.New()), &gvk)
 	if k.Type.NewList != nil {
@@ -112,7 +116,6 @@ func (d *document) addBuiltin(k *kind) (err error) {
 			d.models.add(structType(sub.Body.Type.New()), &gvk)
 		}
 	}
-	return nil
 }
 
 func structType(object any) reflect.Type { return reflect.TypeOf(object).Elem() }
@@ -125,6 +128,8 @@ func customModel(k schema.GroupVersionKind) string {
 }
 
 func (d *document) addCustom(k *kind) error {
+	d.models.addGenerated(objectMeta)
+	d.models.addGenerated(listMeta)
 	gvk := k.GroupVersionKind()
 	listKind := k.GroupVersion.WithKind(k.Definition.Names.ListKind)
 	k.model, k.listModel = customModel(gvk), customModel(listKind)
@@ -207,6 +212,12 @@ func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
 	return append(m.dst, '}')
 }
 
+// release is the minor release: 1.37.
+func release() string {
+	v := strings.TrimPrefix(resource.KubernetesVersion, "v")
+	return v[:strings.LastIndexByte(v, '.')]
+}
+
 const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}}`
 
 // text is the whole document, of no use if d has failed in the course of it.
@@ -228,7 +239,7 @@ func (d *document) text() []byte {
 		m.text("openapi", "3.0.0")
 	}
 	if d.builtin || d.edition == v2 {
-		m.raw("info", `{"title":"Kubernetes","version":"`+resource.KubernetesVersion+`"}`)
+		m.raw("info", `{"title":"Kubernetes","version":"`+release()+`"}`)
 	} else {
 		m.raw("info", `{"title":"Kubernetes CRD Swagger","version":"v0.1.0"}`)
 	}

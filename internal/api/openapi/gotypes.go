@@ -7,27 +7,25 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apiextensions-apiserver/pkg/generated/openapi"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/validation/spec"
-	smd "sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// models describes Go types. It is not safe for concurrent use.
+// models describes Go types, as upstream's generator has. It is not safe for concurrent use.
 type models struct {
 	edition
-	generated map[string]common.OpenAPIDefinition // of metav1, CRDs and Scale
+	generated map[string]common.OpenAPIDefinition
 	kinds     map[string][]schema.GroupVersionKind
-	lists     *smd.Schema // how lists and maps of the kind being added merge, or nil
 	out       map[string]*spec.Schema
+	own       []schema.GroupVersion // that DeleteOptions are of, too
 }
 
-// newModels begins a set of models.
-func newModels(e edition) *models {
+// newModels begins a set of models out of those that generated returns.
+func newModels(e edition, generated func(common.ReferenceCallback) map[string]common.OpenAPIDefinition) *models {
 	m := &models{edition: e, out: map[string]*spec.Schema{}, kinds: map[string][]schema.GroupVersionKind{}}
-	m.generated = openapi.GetOpenAPIDefinitions(func(name string) spec.Ref {
+	m.generated = generated(func(name string) spec.Ref {
 		return spec.MustCreateRef(e.refPrefix() + name)
 	})
 	for gvk, t := range scheme.Scheme.AllKnownTypes() {
@@ -40,9 +38,6 @@ func newModels(e edition) *models {
 
 // named is a type that says what its schema is called.
 type named interface{ OpenAPIModelName() string }
-
-// documented is a type that has the comments of its fields with it.
-type documented interface{ SwaggerDoc() map[string]string }
 
 // modelName is what the schema of t is called, or "".
 func modelName(t reflect.Type) string {
@@ -62,15 +57,7 @@ func (m *models) add(t reflect.Type, gvk *schema.GroupVersionKind) string {
 	if gvk != nil && !slices.Contains(m.kinds[name], *gvk) {
 		m.kinds[name] = append(m.kinds[name], *gvk)
 	}
-	if m.out[name] == nil {
-		if _, ok := m.generated[name]; ok {
-			m.addGenerated(name)
-		} else {
-			m.out[name] = &spec.Schema{} // for types that contain themselves
-			*m.out[name] = *m.describe(t, name)
-			m.addKinds(name)
-		}
-	}
+	m.addGenerated(name)
 	return name
 }
 
@@ -101,6 +88,16 @@ func (m *models) addGenerated(name string) {
 // addKinds says on a schema which kinds it is.
 func (m *models) addKinds(name string) {
 	kinds := slices.Clone(m.kinds[name])
+	if name == deleteOptionsModel && m.own != nil {
+		if m.edition == v3 { // not those of every group that there has been
+			kinds = kinds[:0]
+		}
+		for _, gv := range m.own {
+			if k := gv.WithKind("DeleteOptions"); !slices.Contains(kinds, k) {
+				kinds = append(kinds, k)
+			}
+		}
+	}
 	if len(kinds) == 0 {
 		return
 	}

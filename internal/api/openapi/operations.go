@@ -253,7 +253,7 @@ func (o *options) single(k kind, path, scope string) pathItem {
 		op.params = append(op.params, o.delete...)
 		op.body = deleteOptionsModel
 		answer := statusModel
-		if k.Definition.Behavior.ReturnsDeleted {
+		if b := k.Definition.Behavior; b.ReturnsDeleted && b.Deletable == nil { // nobody waits for the end of a Namespace
 			answer = k.model
 		}
 		op.responses = []response{{"200", "OK", answer}, {"202", "Accepted", answer}}

@@ -1,0 +1,54 @@
+package apiserver_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+)
+
+// EXT-001: what --runtime-config switches off is gone, from discovery and OpenAPI too, and comes back as it was.
+func TestRuntimeConfig(t *testing.T) {
+	c := apiserver.Config{DataDir: t.TempDir(), Address: "0.0.0.0:0"}
+	const job = `{"apiVersion":"batch/v1","kind":"CronJob","metadata":{"name":"a"},"spec":{"schedule":"* * * * *","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never","containers":[{"name":"c","image":"i"}]}}}}}}`
+	const jobs = "/apis/batch/v1/namespaces/default/cronjobs"
+	first := start(t, c)
+	resp, err := client(t, first).Post(first.URL()+jobs, "application/json", strings.NewReader(job))
+	body(t, resp, err, http.StatusCreated)
+	if err := first.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	c.RuntimeConfig = map[string]string{"api/all": "false", "v1": "true", "batch/v1": "true", "batch/v1/cronjobs": "false", "autoscaling/v2": "true"}
+	off := start(t, c)
+	get := func(s *apiserver.Server, path string, status int) string {
+		resp, err := client(t, s).Get(s.URL() + path)
+		return body(t, resp, err, status)
+	}
+	const found = `"message":"the server could not find the requested resource"`
+	for path, want := range map[string]string{
+		jobs: found, jobs + "/a": found, "/apis/autoscaling/v1": found, "/apis/autoscaling/v1/horizontalpodautoscalers": found,
+		"/apis/apps": "404 page not found\n", "/apis/apps/v1": "404 page not found\n", "/openapi/v3/apis/apps/v1": "404 page not found\n",
+	} {
+		if got := get(off, path, http.StatusNotFound); !strings.Contains(got, want) {
+			t.Errorf("%s: %s", path, got)
+		}
+	}
+	get(off, "/apis/apps/v1/deployments", http.StatusNotFound)
+	for path, kinds := range map[string][2]string{ // what is there, and what is not
+		"/apis": {`"autoscaling/v2"`, `autoscaling/v1"`}, "/apis/batch/v1": {`"jobs"`, "cronjobs"}, "/openapi/v2": {"/apis/batch/v1/jobs", "cronjobs"},
+		"/openapi/v3": {"apis/autoscaling/v2", "apis/apps"}, "/openapi/v3/apis/batch/v1": {"/apis/batch/v1/jobs", "cronjobs"},
+	} {
+		if got := get(off, path, http.StatusOK); !strings.Contains(got, kinds[0]) || strings.Contains(got, kinds[1]) {
+			t.Errorf("%s: %.2000s", path, got)
+		}
+	}
+	get(off, "/readyz", http.StatusOK)
+	if err := off.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	c.RuntimeConfig = nil
+	if got := get(start(t, c), jobs+"/a", http.StatusOK); !strings.Contains(got, `"schedule":"* * * * *"`) {
+		t.Errorf("what was stored is changed: %s", got)
+	}
+}

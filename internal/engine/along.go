@@ -1,0 +1,66 @@
+package engine
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// along adds to the commit what happens to other objects.
+func (w *write) along() error {
+	if w.def.Behavior.Along == nil || w.way == removes && !w.goes {
+		return nil
+	}
+	obj := w.obj
+	if w.goes {
+		obj = nil
+	}
+	for _, c := range w.def.Behavior.Along(w.rec, obj) {
+		if err := w.with(&c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// with adds to the commit the write of another object, by the server itself.
+func (w *write) with(c *resource.Change) error {
+	way := stores
+	if c.Delete {
+		way = removes
+	}
+	o, err := w.engine.newWrite(w.ctx, w.engine.targetAt(c.Of, w.target.Namespace, c.Name), itself, way)
+	if err != nil {
+		return err
+	}
+	o.posts, o.change = c.Create != nil, func(o *write) (object.Tree, error) { return o.changedBy(c) }
+	switch err := w.engine.upToCommit(o); {
+	case c.Delete && apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	case !o.untouched:
+		w.also, w.guards = append(w.also, o.stored()), append(w.guards, o.guards...)
+	}
+	return nil
+}
+
+// changedBy is the object as c wants it.
+func (w *write) changedBy(c *resource.Change) (object.Tree, error) {
+	if c.Create != nil {
+		return detach(c.Create), nil
+	}
+	if err := w.load(); err != nil {
+		return nil, err
+	}
+	obj, err := w.v.Type.ToInternal(w.live)
+	if err != nil {
+		return nil, asInternal(err)
+	}
+	if err := c.Do(obj); err != nil {
+		return nil, err
+	}
+	t, err := w.v.Type.FromInternal(obj)
+	return t, asInternal(err)
+}
