@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 
@@ -116,6 +118,10 @@ func (s *Server) start(ctx context.Context) (err error) {
 	}
 	addresses := make(chan error, 1)
 	go func() {
+		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
+			addresses <- nil
+			return
+		}
 		addresses <- errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
 	}()
 	if err := errors.Join(control.Bootstrap(ctx, s.Loopback()), <-addresses); err != nil {
@@ -143,8 +149,11 @@ func (s *Server) runLoops() {
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.run(ctx)
 	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
-	s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 	ranges := func(ctx context.Context, c *rest.Config) error {
+		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
+			return nil
+		}
+		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
 	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Logger: s.config.Logger}
@@ -300,6 +309,11 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
 		Failed: s.fail,
 	})
+}
+
+// serves says that --runtime-config has not switched a kind off.
+func (s *Server) serves(r schema.GroupVersionResource) bool {
+	return s.engine.Live.Load().Find(r.Group, r.Version, r.Resource) != nil
 }
 
 // definition is that of a kind; nil if there is none.
