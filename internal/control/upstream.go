@@ -38,6 +38,7 @@ type Upstream struct {
 
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
+	roles     bool // --runtime-config has not switched them off
 }
 
 // AggregateRoles is the name of the controller that gives ClusterRoles the rules of those that they select.
@@ -48,8 +49,8 @@ type runner interface{ Run(context.Context, int) }
 // controllers open each of them.
 var controllers = map[string]func(*Upstream, klog.Logger) (runner, error){
 	AggregateRoles: func(u *Upstream, _ klog.Logger) (runner, error) {
-		if _, err := u.client.RbacV1().ClusterRoles().List(context.TODO(), metav1.ListOptions{Limit: 1}); apierrors.IsNotFound(err) {
-			return nil, nil // --runtime-config has switched them off
+		if !u.roles {
+			return nil, nil
 		}
 		return clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), nil
 	},
@@ -89,6 +90,8 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	if u.client, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("client of controllers: %w", err)
 	}
+	_, err = u.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{Limit: 1})
+	u.roles = !apierrors.IsNotFound(err)
 	u.informers = informers.NewSharedInformerFactory(u.client, 0)
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(u.Logger.Handler()))
 	var enabled []runner
