@@ -172,7 +172,7 @@ func watch(client *http.Client, url string, n, pid int) {
 		}
 		open.Go(func() { _, _ = io.Copy(io.Discard, resp.Body) })
 	}
-	time.Sleep(10 * time.Second)
+	<-time.After(10 * time.Second)
 	fmt.Printf("%d watches: %d KiB of anonymous memory more\n", n, memory(pid)-before)
 }
 
