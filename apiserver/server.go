@@ -16,6 +16,7 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -24,6 +25,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/admission/csr"
+	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
@@ -53,17 +56,20 @@ type Server struct {
 	roles        *rbac.Index
 	authorizer   *authz.Authorizers
 	audit        *access.Audit
+	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
 	handler      *api.Server
 	feed         *engine.Feed
 	webhooks     *conversion.Webhooks // nil until connect, as is
 	engine       *engine.Engine
-	// reachable gets to know which webhooks cannot be reached.
-	reachable *control.Reachability
-	migrating []string // CRDs that say so from before
-	http      *http.Server
-	failed    chan struct{}
-	failOnce  sync.Once
-	failure   error // set before failed is closed
+	// reachable gets to know which webhooks cannot be reached, apiServices who serves what.
+	reachable   *control.Reachability
+	apiServices *control.APIServices
+	aggregator  *aggregation.Aggregator // nil until connect
+	migrating   []string                // CRDs that say so from before
+	http        *http.Server
+	failed      chan struct{}
+	failOnce    sync.Once
+	failure     error // set before failed is closed
 
 	// The loops run beside the requests. They are clients, and end before the requests do.
 	loops      sync.WaitGroup
@@ -90,6 +96,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 		return err
 	}
 	if s.certificates, err = newCertificates(s.config.TLS); err != nil {
+		return err
+	}
+	if err := s.openProxyClient(); err != nil {
 		return err
 	}
 	if s.store, err = s.open(ctx); err != nil {
@@ -135,7 +144,7 @@ func (s *Server) runLoops() {
 		}
 	})
 	loops := func(ctx context.Context, c *rest.Config) error {
-		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating)
+		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices)
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.run(ctx)
@@ -148,7 +157,7 @@ func (s *Server) runLoops() {
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
 	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Logger: s.config.Logger}
-	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run} {
+	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.apiServices.Run, s.trust} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
@@ -251,6 +260,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		return err
 	}
 	s.feed = s.engine.NewFeed()
+	s.aggregate(out)
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
 		Live:           []api.Check{{Name: "storage", Run: s.alive}},
@@ -261,8 +271,9 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
 		Issuer:         s.issuer(),
 		Authorizer:     s.authorizer,
-		Discovery:      discovery.Handler(s.engine.Live),
-		OpenAPI:        openapi.Handler(s.engine.Live),
+		Aggregator:     s.aggregator,
+		Discovery:      discovery.Handler(s.engine.Live, s.aggregator.Discovery),
+		OpenAPI:        openapi.Handler(s.engine.Live, s.aggregator),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,
@@ -293,7 +304,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 				Enabled:          enabled,
 			})
 		},
-		Admission:              admission.Plugins{admission.Certificates{Authorizer: s.authorizer}},
+		Admission:              admission.Plugins{csr.Plugin{Authorizer: s.authorizer}},
 		IgnoreSelectableFields: s.config.DisableFieldSelectors,
 		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
 		Failed: s.fail,

@@ -22,6 +22,9 @@ func (s *Server) close() error {
 	} else if s.listener != nil {
 		err = s.listener.Close()
 	}
+	if s.aggregator != nil {
+		s.aggregator.Close()
+	}
 	s.disbelieve()
 	s.believing.Wait()
 	if s.engine != nil {

@@ -35,6 +35,7 @@ type serveFlags struct {
 	apply       []string
 	gates       map[string]string
 	tls         tlsFlags
+	routing     bool // to endpoints
 
 	serviceRange string
 }
@@ -153,6 +154,7 @@ func (f *serveFlags) complete() error {
 	if err := f.tls.complete(&f.config.TLS); err != nil {
 		return err
 	}
+	f.config.Aggregation.ByClusterIP = !f.routing
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {

@@ -33,6 +33,13 @@ func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&h.GroupHeaders, "requestheader-group-headers", []string{"x-remote-group"}, "headers of the user's groups")
 	flags.StringSliceVar(&h.ExtraHeaderPrefixes, "requestheader-extra-headers-prefix", []string{"x-remote-extra-"}, "what headers begin with that say more of the user")
 
+	p := &f.config.Aggregation
+	flags.StringVar(&p.ProxyClientCertFile, "proxy-client-cert-file", "",
+		"file of the client certificate by which the API servers that APIServices name know this one; by default one of a CA in the data directory that signs nothing else")
+	flags.StringVar(&p.ProxyClientKeyFile, "proxy-client-key-file", "", "file of its key")
+	flags.BoolVar(&f.routing, "enable-aggregator-routing", true,
+		"call them at the endpoints of their Services; false: at the cluster IP, behind which something else (kube-proxy) has to find an endpoint")
+
 	a := &c.Accounts
 	flags.StringSliceVar(&a.Issuers, "service-account-issuer", nil,
 		"who makes the tokens of service accounts, a URL; more than one: the first makes them, all are recognized (default https://kubernetes.default.svc.cluster.local)")
@@ -78,6 +85,8 @@ func (f *serveFlags) checkAuthentication() error {
 	switch {
 	case c.RequestHeader.CAFile != "" && len(c.RequestHeader.UsernameHeaders) == 0:
 		return errors.New("--requestheader-username-headers: name one, or leave --requestheader-client-ca-file out")
+	case (f.config.Aggregation.ProxyClientCertFile == "") != (f.config.Aggregation.ProxyClientKeyFile == ""):
+		return errors.New("--proxy-client-cert-file and --proxy-client-key-file: name both, or none")
 	case c.Accounts.MaxExpiration < 0 || c.Accounts.MaxExpiration > 0 && c.Accounts.MaxExpiration < time.Hour || c.Accounts.MaxExpiration > 1<<32*time.Second:
 		return errors.New("--service-account-max-token-expiration: must be between 1 hour and 2^32 seconds")
 	case c.Webhook.Version != "v1" && c.Webhook.Version != "v1beta1":

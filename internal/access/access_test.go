@@ -278,7 +278,7 @@ func (r *rotating) AddListener(l dynamiccertificates.Listener) { r.listener = l 
 // AGG-026: who was believed because of a CA is no longer when the CAs have changed, on connections that were there before.
 func TestTrustEnds(t *testing.T) {
 	old, other := newSigner(t), newSigner(t)
-	file := &rotating{CAContentProvider: old.trust().provider}
+	file := &rotating{CAContentProvider: old.trust().CAContentProvider}
 	a := NewAuthenticator(Authentication{ClientCAs: NewTrust(file), Now: func() time.Time { return now }})
 	r := request(old.client(pkix.Name{CommonName: "jane"}, now.Add(time.Minute), x509.ExtKeyUsageClientAuth))
 	r = r.WithContext(ConnContext(r.Context(), nil))
@@ -287,7 +287,7 @@ func TestTrustEnds(t *testing.T) {
 			t.Fatal(u, err)
 		}
 	}
-	file.CAContentProvider = other.trust().provider
+	file.CAContentProvider = other.trust().CAContentProvider
 	file.listener.Enqueue()
 	u, err := a.Authenticate(r)
 	wantUnauthorized(t, u, err)

@@ -10,13 +10,13 @@ import (
 
 // Trust is in the certificates of clients that chain to the CAs of a provider, as these are at the moment.
 type Trust struct {
-	provider dynamiccertificates.CAContentProvider
-	options  atomic.Pointer[x509.VerifyOptions] // another one when the CAs have changed; nil: there are none
+	dynamiccertificates.CAContentProvider
+	options atomic.Pointer[x509.VerifyOptions] // another one when the CAs have changed; nil: there are none
 }
 
 // NewTrust follows what the provider says.
 func NewTrust(provider dynamiccertificates.CAContentProvider) *Trust {
-	t := &Trust{provider: provider}
+	t := &Trust{CAContentProvider: provider}
 	provider.AddListener(t)
 	t.Enqueue()
 	return t
@@ -24,7 +24,7 @@ func NewTrust(provider dynamiccertificates.CAContentProvider) *Trust {
 
 // Enqueue implements dynamiccertificates.Listener: the CAs may have changed.
 func (t *Trust) Enqueue() {
-	if o, ok := t.provider.VerifyOptions(); ok {
+	if o, ok := t.CAContentProvider.VerifyOptions(); ok {
 		t.options.Store(&o)
 	}
 }

@@ -36,7 +36,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 		return deletable(gr, r.Name)
 	}
 	if c := r.Version.Definition.Custom; r.Operation == Create && c != nil && c.Terminating {
-		return apierrors.NewForbidden(gr, nameOf(ctx, r), errTerminating)
+		return apierrors.NewForbidden(gr, r.ObjectName(ctx), errTerminating)
 	}
 	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Answer != nil {
 		return nil // what is there is in a namespace that is there, too; and everything may be asked
@@ -49,11 +49,11 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	if ns != nil && ns.DeletionTimestamp == "" {
 		return nil
 	}
-	return createIn(r.Namespace, ns, gr, nameOf(ctx, r))
+	return createIn(r.Namespace, ns, gr, r.ObjectName(ctx))
 }
 
-// nameOf is what an object that is refused is called: by its generateName while it has no name.
-func nameOf(ctx context.Context, r *Request) string {
+// ObjectName is what an object that is refused is called: by its generateName while it has no name.
+func (r *Request) ObjectName(ctx context.Context) string {
 	if r.Name != "" {
 		return r.Name
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -34,12 +35,13 @@ type Config struct {
 	Engine        *engine.Engine
 	Authenticator *access.Authenticator
 	Authorizer    access.Authorizer
-	Discovery     http.Handler         // /api, /apis and below, where no resource is addressed
-	OpenAPI       http.Handler         // /openapi/v2, /openapi/v3 and below
-	Issuer        http.Handler         // documents of who makes tokens of service accounts; nil: there are none
-	Live, Ready   []Check              // of /livez and /readyz, besides ping
-	Gauges        []Gauge              // in /metrics, besides its own
-	Egress        prometheus.Collector // the same, of what leaves the server; nil: nothing does
+	Discovery     http.Handler            // /api, /apis and below, where no resource is addressed
+	OpenAPI       http.Handler            // /openapi/v2, /openapi/v3 and below
+	Aggregator    *aggregation.Aggregator // of what other servers serve; nil: none does
+	Issuer        http.Handler            // further paths: documents of who makes tokens of service accounts; nil: there are none
+	Live, Ready   []Check                 // of /livez and /readyz, besides ping
+	Gauges        []Gauge                 // in /metrics, besides its own
+	Egress        prometheus.Collector    // the same, of what leaves the server; nil: nothing does
 	EnableCBOR    bool
 	Profiling     bool // serve /debug/pprof
 	// Audit gets a record of each request; nil: there is none. It is the caller's to close.

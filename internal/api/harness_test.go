@@ -40,8 +40,8 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Engine:        w.Engine,
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(w.Live),
-		OpenAPI:       openapi.Handler(w.Live),
+		Discovery:     discovery.Handler(w.Live, nil),
+		OpenAPI:       openapi.Handler(w.Live, nil),
 	}
 	for _, f := range change {
 		f(&c)

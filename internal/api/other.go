@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 
-	"github.com/trellis-k8s/trellis/internal/access/authn"
+	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -22,7 +22,7 @@ func (q *request) serveOther() {
 	w := &observed{q.w, q}
 	p, _ := strings.CutSuffix(q.r.URL.Path, "/")
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
-	issuer := (p == authn.ConfigurationPath || p == authn.KeysPath) && q.server.config.Issuer != nil
+	issuer := (p == access.ConfigurationPath || p == access.KeysPath) && q.server.config.Issuer != nil
 	native, served := q.ofVersion(p)
 	switch {
 	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
@@ -32,6 +32,10 @@ func (q *request) serveOther() {
 	case q.r.Method != http.MethodGet && (native || issuer || p == "/api" || p == "/version"):
 		q.fail(notAllowed())
 	case first == "api" || first == "apis":
+		if to := q.theirs(); to != nil {
+			q.proxy(to)
+			return
+		}
 		q.server.config.Discovery.ServeHTTP(w, q.r)
 	case first == "openapi":
 		q.server.config.OpenAPI.ServeHTTP(w, q.r)

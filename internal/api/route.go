@@ -21,11 +21,17 @@ func (q *request) route() bool {
 		q.serveOther()
 		return false
 	}
-	if q.v = q.server.live.Load().Find(q.group, q.version, q.plural); q.v == nil {
-		if err := q.await(); err != nil {
+	var theirs *resource.APIService
+	if q.v, theirs = q.server.live.Load().Route(q.group, q.version, q.plural); q.v == nil && theirs == nil {
+		var err error
+		if q.v, theirs, err = q.await(); err != nil {
 			q.fail(err)
 			return false
 		}
+	}
+	if theirs != nil {
+		q.proxy(theirs)
+		return false
 	}
 	if q.v == nil || q.deep {
 		q.notServed()
@@ -47,14 +53,14 @@ func (q *request) route() bool {
 }
 
 // await finds a kind that the catalog did not know a moment ago.
-func (q *request) await() error {
+func (q *request) await() (ours *resource.Version, theirs *resource.APIService, err error) {
 	ctx, cancel := context.WithTimeout(q.r.Context(), writePatience)
 	defer cancel()
 	catalog, err := q.server.engine.Catalog(ctx)
 	if err == nil {
-		q.v = catalog.Find(q.group, q.version, q.plural)
+		ours, theirs = catalog.Route(q.group, q.version, q.plural)
 	}
-	return err
+	return ours, theirs, err
 }
 
 // fits says whether kind and path agree on the scope.

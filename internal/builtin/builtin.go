@@ -63,7 +63,7 @@ type Config struct {
 func Definitions(c Config) []*resource.Definition {
 	c = c.withDefaults()
 	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
-	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), policies(c), devices(c), reviews(c)} {
+	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
 			all = append(all, lines[i].define())
 		}

@@ -10,7 +10,6 @@ import (
 // absent is all that discovery of kube-apiserver has and Trellis has not yet: groups, resources with what is below them, and
 // subresources. docs/compatibility.md says what there is instead.
 var absent = []string{
-	"apiregistration.k8s.io",
 	"v1 componentstatuses",
 	"v1 nodes/proxy",
 	"v1 pods/attach",

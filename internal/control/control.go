@@ -59,7 +59,9 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 // What feed does not have, or everything if it is nil, is watched through the API. autoMigrate has objects
 // migrated by itself when the storage version of their CRD has changed. migrating are the names of the CRDs that say at the start
 // that they are being migrated, by a process that may not have told them the end.
-func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string) error {
+//
+// services is told of changes of APIServices, and tells of groups that other servers serve; it may be nil.
+func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string, services *APIServices) error {
 	c, err := newClients(config, feed)
 	if err != nil {
 		return err
@@ -70,7 +72,12 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	namespaces := newNamespaces(c)
 	definitions := newDefinitions(c)
 	migrations := newMigrations(c, autoMigrate, migrating)
+	if services == nil {
+		services = NewAPIServices(nil) // tells nobody
+	}
+	services.registered = kinds.mark
 	kinds.onChange = func(ch change) {
+		services.observe(ch)
 		collector.observe(ch)
 		namespaces.observe(ch)
 		definitions.observe(ch)

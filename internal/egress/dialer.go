@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strconv"
+	"syscall"
 	"time"
 )
 
@@ -69,12 +70,32 @@ func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if endpoint, err := netip.ParseAddrPort(address); err == nil && d.Refuse != nil {
+	return d.DialEndpoint(ctx, "tcp", address)
+}
+
+// DialEndpoint connects to an endpoint of a Service: an address and port, or the name of a Service of type ExternalName. That
+// is looked up here, and what it stands for is judged before it is dialled, so that it cannot stand for something else by then.
+func (d *Dialer) DialEndpoint(ctx context.Context, network, address string) (net.Conn, error) {
+	endpoint, err := netip.ParseAddrPort(address)
+	switch {
+	case d.Refuse == nil:
+	case err == nil:
 		if err := d.Refuse(endpoint.Addr()); err != nil {
-			return nil, fmt.Errorf("dial service %s/%s: %w", s.Namespace, s.Name, err)
+			return nil, err
 		}
+	case d.Dial == nil:
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		named := net.Dialer{KeepAlive: keepAlive, Control: func(_, address string, _ syscall.RawConn) error {
+			endpoint, err := netip.ParseAddrPort(address)
+			if err != nil || endpoint.Addr().IsLoopback() { // a name for this machine is one that an administrator has given it
+				return err
+			}
+			return d.Refuse(endpoint.Addr())
+		}}
+		return named.DialContext(ctx, network, address)
 	}
-	return d.DialContext(ctx, "tcp", address)
+	return d.DialContext(ctx, network, address)
 }
 
 // RefuseSpecial is a Dialer's Refuse: it refuses what upstream's validation has no endpoint be, an address of this machine

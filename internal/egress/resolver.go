@@ -21,81 +21,116 @@ type Objects struct {
 	Get func(resource, namespace, name string) []byte
 	// Slices yields the JSON of every EndpointSlice of a namespace.
 	Slices func(namespace string) iter.Seq[[]byte]
+	// ByClusterIP leaves it to somebody else (kube-proxy) to find an endpoint behind the address of a Service that has one.
+	ByClusterIP bool
 }
 
-// Resolver returns what Dialer.Resolve is: a function that finds the address ("10.1.2.3:8443") of a port of a Service. The port is one of
-// those that the Service lists, by number. Of several ready endpoints it takes one at random, of the Service's own family
-// of addresses if there are any. Endpoints are asked where no EndpointSlice of the Service exists, since no controller
-// mirrors them. A Service of type ExternalName is its name, which DNS knows, with the same port.
-//
-// The errors are worded as those of kube-apiserver's resolver (k8s.io/apiserver/pkg/util/proxy).
+// Resolver returns what Dialer.Resolve is: a function that finds the address ("10.1.2.3:8443") of a port of a Service, one of
+// Endpoints at random.
 func Resolver(o Objects) func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error) {
 	return func(ctx context.Context, namespace, name string, port int32) (string, error) {
-		if namespace == "" || name == "" || port == 0 {
-			return "", errors.New("cannot resolve an empty service name or namespace or port")
-		}
 		if err := ctx.Err(); err != nil {
 			return "", err
 		}
-		return o.resolve(namespace, name, port)
+		all, err := o.Endpoints(namespace, name, port)
+		if err != nil {
+			return "", err
+		}
+		return all[rand.IntN(len(all))], nil
 	}
 }
 
-func (o Objects) resolve(namespace, name string, port int32) (string, error) {
+// Cause is why a Service leads nowhere.
+type Cause int
+
+// The causes, which other errors do not have.
+const (
+	NoService   Cause = iota + 1 // there is none
+	NoPort                       // it does not have the port
+	NoEndpoints                  // nobody has said where it is
+	NoneReady                    // none of its endpoints has the port and is ready
+)
+
+// UnresolvedError says that a Service leads nowhere.
+type UnresolvedError struct {
+	Cause
+	PortName string // of NoneReady
+	error
+}
+
+// Unwrap returns the error in upstream's words.
+func (e *UnresolvedError) Unwrap() error { return e.error }
+
+// Endpoints finds the addresses of a port of a Service, of which there is at least one. The port is one of
+// those that the Service lists, by number. Only ready endpoints count, of the Service's own family
+// of addresses if there are any. Endpoints are asked where no EndpointSlice of the Service exists, since no controller
+// mirrors them. A Service of type ExternalName is its name, which DNS knows, with the same port.
+//
+// The errors are worded as those of kube-apiserver's resolver (k8s.io/apiserver/pkg/util/proxy). Those that say that there is
+// none are UnresolvedErrors.
+func (o Objects) Endpoints(namespace, name string, port int32) ([]string, error) {
+	if namespace == "" || name == "" || port == 0 {
+		return nil, errors.New("cannot resolve an empty service name or namespace or port")
+	}
 	raw := o.Get("services", namespace, name)
 	if raw == nil {
 		// upstream's lister says it so
-		return "", apierrors.NewNotFound(corev1.Resource("service"), name)
+		return nil, &UnresolvedError{Cause: NoService, error: apierrors.NewNotFound(corev1.Resource("service"), name)}
 	}
 	var svc corev1.Service
 	if err := json.Unmarshal(raw, &svc); err != nil {
-		return "", fmt.Errorf("egress: read service %s/%s: %w", namespace, name, err)
+		return nil, fmt.Errorf("egress: read service %s/%s: %w", namespace, name, err)
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
-		return net.JoinHostPort(svc.Spec.ExternalName, strconv.Itoa(int(port))), nil
+		return []string{net.JoinHostPort(svc.Spec.ExternalName, strconv.Itoa(int(port)))}, nil
 	}
 	for _, p := range svc.Spec.Ports {
 		if p.Port == port {
-			return o.endpoint(&svc, namespace, p.Name)
+			return o.behind(&svc, namespace, p)
 		}
 	}
-	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))
+	return nil, &UnresolvedError{Cause: NoPort, error: apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))}
 }
 
-// endpoint is one of the ready addresses behind a port, which has the same name in the endpoints.
-func (o Objects) endpoint(svc *corev1.Service, namespace, portName string) (string, error) {
+// behind are the ready addresses behind a port, which has the same name in the endpoints.
+func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.ServicePort) ([]string, error) {
+	if ip := svc.Spec.ClusterIP; o.ByClusterIP && ip != "" && ip != corev1.ClusterIPNone {
+		return []string{net.JoinHostPort(ip, strconv.Itoa(int(port.Port)))}, nil
+	}
 	var preferred, others []string
-	sliced := false
+	known := false
 	for raw := range o.Slices(namespace) {
 		var slice discoveryv1.EndpointSlice
 		if err := json.Unmarshal(raw, &slice); err != nil {
-			return "", fmt.Errorf("egress: read the endpoint slices of service %s/%s: %w", namespace, svc.Name, err)
+			return nil, fmt.Errorf("egress: read the endpoint slices of service %s/%s: %w", namespace, svc.Name, err)
 		}
 		if slice.Labels[discoveryv1.LabelServiceName] != svc.Name {
 			continue
 		}
-		sliced = true
+		known = true
 		if families := svc.Spec.IPFamilies; len(families) > 0 && string(families[0]) == string(slice.AddressType) {
-			preferred = append(preferred, inSlice(&slice, portName)...)
+			preferred = append(preferred, inSlice(&slice, port.Name)...)
 		} else {
-			others = append(others, inSlice(&slice, portName)...)
+			others = append(others, inSlice(&slice, port.Name)...)
 		}
 	}
-	if !sliced {
+	if raw := o.Get("endpoints", namespace, svc.Name); !known && raw != nil {
 		var endpoints corev1.Endpoints
-		if raw := o.Get("endpoints", namespace, svc.Name); raw != nil {
-			if err := json.Unmarshal(raw, &endpoints); err != nil {
-				return "", fmt.Errorf("egress: read the endpoints of service %s/%s: %w", namespace, svc.Name, err)
-			}
+		if err := json.Unmarshal(raw, &endpoints); err != nil {
+			return nil, fmt.Errorf("egress: read the endpoints of service %s/%s: %w", namespace, svc.Name, err)
 		}
-		preferred = inEndpoints(&endpoints, portName)
+		known, preferred = true, inEndpoints(&endpoints, port.Name)
 	}
 	for _, addresses := range [][]string{preferred, others} {
-		if n := len(addresses); n > 0 {
-			return addresses[rand.IntN(n)], nil
+		if len(addresses) > 0 {
+			return addresses, nil
 		}
 	}
-	return "", apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))
+	cause := NoneReady
+	if !known {
+		cause = NoEndpoints
+	}
+	return nil, &UnresolvedError{cause, port.Name, apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))}
 }
 
 // inSlice lists the ready addresses; of an endpoint's the first counts. What says nothing of being ready, is.

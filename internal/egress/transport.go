@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -37,6 +38,16 @@ type Options struct {
 	Replayable bool
 	// Broke, unless nil, is told of a connection that breaks (connection). It must not block.
 	Broke func()
+	// ServerName is whom the certificate of an Address has to be for, and what requests call it; "" is the Address. Insecure
+	// trusts whoever answers. Certificate, unless nil, is asked at each handshake who this side is.
+	ServerName  string
+	Insecure    bool
+	Certificate func() (*tls.Certificate, error)
+	// PingEvery is how long a connection of HTTP/2 to an Address is silent before it is pinged, and then how long it has to
+	// answer; 0: pingTimeout.
+	PingEvery time.Duration
+	// Upgrades has each request be of HTTP/1.1 on a connection of its own, which its answer may turn into a stream.
+	Upgrades bool
 	// Base, unless nil, sends the requests, on connections of its own: a client of upstream's, which has its own way to
 	// configure TLS, is given DialContext or DialService, and wrapped. Probe does not know that way.
 	Base http.RoundTripper
@@ -82,9 +93,7 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 			t.generation = d.Generation(s.Namespace, s.Name)
 		}
 	} else {
-		t.template.DialContext, t.template.Proxy = d.DialContext, d.Proxy
-		t.template.ForceAttemptHTTP2 = true
-		t.template.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingTimeout, PingTimeout: pingTimeout}
+		t.toAddress(d)
 	}
 	t.host = strings.ToValidUTF8(t.host, "\ufffd") // metrics take nothing else, and a URL may have it
 	if o.MaxBytes == 0 {
@@ -94,6 +103,22 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	t.pool.Store(newPool(t.template, t.generation(), o.Broke))
 	t.metrics.add(t)
 	return t, nil
+}
+
+// toAddress has connections be to a host and port.
+func (t *Transport) toAddress(d *Dialer) {
+	o, of := &t.options, t.template
+	of.DialContext, of.Proxy = d.DialContext, d.Proxy
+	of.TLSClientConfig.ServerName, of.TLSClientConfig.InsecureSkipVerify = o.ServerName, o.Insecure
+	if o.ServerName != "" { // an endpoint of a Service
+		of.DialContext, of.Proxy = d.DialEndpoint, nil
+	}
+	if o.Certificate != nil {
+		of.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate() }
+	}
+	ping := cmp.Or(o.PingEvery, pingTimeout)
+	of.ForceAttemptHTTP2, of.DisableKeepAlives = !o.Upgrades, o.Upgrades
+	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping}
 }
 
 // certPool is nil, the system's, for a bundle in which there is nothing.
@@ -143,11 +168,16 @@ func (t *Transport) Suspect() { t.breaker.refused.Store(true) }
 func (t *Transport) Probe(ctx context.Context) (back bool) {
 	ctx, cancel := context.WithTimeout(ctx, openFor)
 	defer cancel()
+	return t.breaker.probed(t.Shake(ctx))
+}
+
+// Shake opens a connection and closes it, with all of TLS and no request.
+func (t *Transport) Shake(ctx context.Context) error {
 	conn, err := t.connections().NewClientConn(ctx, "https", t.host)
-	if err == nil {
-		err = conn.Close()
+	if err != nil {
+		return err
 	}
-	return t.breaker.probed(err)
+	return conn.Close()
 }
 
 // RoundTrip implements http.RoundTripper.

@@ -17,6 +17,7 @@ var rooms = []string{
 	"internal/check",
 	"internal/control",
 	"internal/api",
+	"internal/aggregation",
 	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
@@ -34,61 +35,66 @@ var rooms = []string{
 
 // only are imports that one room alone may have, with the reason for it.
 var only = map[string][]string{
-	"github.com/cockroachdb/pebble":                                     {"internal/storage"}, // knows disk
-	"github.com/spf13/cobra":                                            {"cmd/trellis"},      // flags are parsed in main only
-	"k8s.io/kubectl":                                                    {"cmd/trellis"},
-	"k8s.io/cli-runtime":                                                {"cmd/trellis"},
-	"k8s.io/component-base/cli":                                         {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                             {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
-	"github.com/rogpeppe/go-internal":                                   {},
-	"github.com/anishathalye/porcupine":                                 {"internal/storage/storagetest"},
-	"sigs.k8s.io/controller-runtime":                                    {},
-	"testing":                                                           {"testserver", "internal/fixture", "internal/storage/storagetest"},
-	"github.com/trellis-k8s/trellis/internal/fixture":                   {},
-	"github.com/trellis-k8s/trellis/internal/storage/storagetest":       {"internal/fixture", "internal/storage/storagetest"},
-	"go.etcd.io/etcd":                                                   {"internal/storage/etcd"},
-	"go.uber.org/zap":                                                   {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":                                            {"internal/storage/etcd"},
-	"github.com/prometheus/client_golang":                               {"internal/api", "internal/egress"},
-	"github.com/sony/gobreaker":                                         {"internal/egress"},
-	"sigs.k8s.io/structured-merge-diff":                                 {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
-	"github.com/google/gnostic-models":                                  {"internal/api"},
-	"github.com/gorilla/websocket":                                      {"internal/api"},
-	"golang.org/x/net/websocket":                                        {"internal/api"},
-	"golang.org/x/sync":                                                 {"internal/api", "internal/control", "testserver"},
-	"k8s.io/apiserver/pkg/admission":                                    {},
-	"k8s.io/apiserver/pkg/endpoints":                                    {},
-	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":              {"internal/api"}, // who may act as whom
-	"k8s.io/apiserver/pkg/registry":                                     {},
-	"k8s.io/apiserver/pkg/registry/rest":                                {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
-	"k8s.io/kubernetes":                                                 {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
-	"k8s.io/kubernetes/cmd/kube-controller-manager/names":               {"internal/control"},
-	"k8s.io/kubernetes/pkg/controller":                                  {"internal/control"}, // loops, as clients
-	"k8s.io/kubernetes/pkg/generated/openapi":                           {"internal/api/openapi"},
-	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                          {"internal/control"},
-	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                {"internal/control"}, // which are clients too
-	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":  {"internal/control"},
-	"k8s.io/kubernetes/pkg/api/v1/pod":                                  {"testserver"}, // conditions
-	"k8s.io/kubernetes/pkg/serviceaccount":                              {"internal/access", "internal/builtin", "internal/control"},
-	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy": {"internal/control", "internal/access"},
-	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
-	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
-	"k8s.io/apiserver/pkg/server":                                       {},
-	"k8s.io/apiserver/pkg/server/resourceconfig":                        {"internal/builtin"}, // which versions are served
-	"k8s.io/apiserver/pkg/server/storage":                               {"internal/builtin"}, // and this is its form
-	"k8s.io/apiserver/pkg/server/egressselector":                        {"internal/access"},  // how issuers are connected to
-	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":  {"internal/access"},
-	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":   {"internal/access"},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "apiserver"}, // CAs and certificates from files that change
-	"k8s.io/apiserver/pkg/storage":                                      {},
-	"k8s.io/apiserver/pkg/util/feature":                                 {},
-	"k8s.io/apiserver/pkg/features":                                     {},
-	"k8s.io/apiextensions-apiserver/pkg":                                {},
-	"k8s.io/kube-aggregator/pkg":                                        {},
-	"k8s.io/apiserver/pkg/util/webhook":                                 {"internal/access"},
-	"k8s.io/apiserver/pkg/authorization":                                {"internal/access"},
-	"k8s.io/apiserver/pkg/audit":                                        {},
-	"k8s.io/apimachinery/pkg/util/strategicpatch":                       {"internal/merge"},
+	"github.com/cockroachdb/pebble":                                            {"internal/storage"}, // knows disk
+	"github.com/spf13/cobra":                                                   {"cmd/trellis"},      // flags are parsed in main only
+	"k8s.io/kubectl":                                                           {"cmd/trellis"},
+	"k8s.io/cli-runtime":                                                       {"cmd/trellis"},
+	"k8s.io/component-base/cli":                                                {"cmd/trellis"},
+	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
+	"github.com/rogpeppe/go-internal":                                          {},
+	"github.com/anishathalye/porcupine":                                        {"internal/storage/storagetest"},
+	"sigs.k8s.io/controller-runtime":                                           {},
+	"testing":                                                                  {"testserver", "internal/fixture", "internal/storage/storagetest"},
+	"github.com/trellis-k8s/trellis/internal/fixture":                          {},
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest":              {"internal/fixture", "internal/storage/storagetest"},
+	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
+	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
+	"google.golang.org/grpc":                                                   {"internal/storage/etcd"},
+	"github.com/prometheus/client_golang":                                      {"internal/api", "internal/egress"},
+	"github.com/sony/gobreaker":                                                {"internal/egress"},
+	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
+	"github.com/google/gnostic-models":                                         {"internal/api"},
+	"github.com/gorilla/websocket":                                             {"internal/api"},
+	"golang.org/x/net/websocket":                                               {"internal/api"},
+	"golang.org/x/sync":                                                        {"internal/api", "internal/control", "testserver"},
+	"k8s.io/apiserver/pkg/admission":                                           {},
+	"k8s.io/apiserver/pkg/endpoints":                                           {},
+	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":                     {"internal/api"}, // who may act as whom
+	"k8s.io/apiserver/pkg/registry":                                            {},
+	"k8s.io/apiserver/pkg/registry/rest":                                       {"internal/builtin", "internal/engine", "internal/resource"},  // the interfaces of strategies
+	"k8s.io/kubernetes":                                                        {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names":                      {"internal/control"},
+	"k8s.io/kubernetes/pkg/controller":                                         {"internal/control"}, // loops, as clients
+	"k8s.io/kubernetes/pkg/generated/openapi":                                  {"internal/api/openapi"},
+	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                                 {"internal/control"},
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},
+	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/control", "apiserver"},
+	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver"}, // conditions
+	"k8s.io/kubernetes/pkg/serviceaccount":                                     {"internal/access", "internal/builtin", "internal/control"},
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install":                  {"internal/builtin"},
+	"k8s.io/kube-aggregator/pkg/registry/apiservice":                           {"internal/builtin"},
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":                {"internal/control"},
+	"k8s.io/kube-aggregator/pkg/client":                                        {"internal/control"},
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy":        {"internal/control", "internal/access"},
+	"k8s.io/apiserver/pkg/authorization/authorizer":                            {"internal/builtin"},                                    // what its strategies are given
+	"k8s.io/apiserver/pkg/endpoints/request":                                   {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
+	"k8s.io/apiserver/pkg/server":                                              {},
+	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"}, // which versions are served
+	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin"}, // and this is its form
+	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access"},  // how issuers are connected to
+	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
+	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "apiserver"}, // CAs and certificates from files that change
+	"k8s.io/apiserver/pkg/storage":                                             {},
+	"k8s.io/apiserver/pkg/util/feature":                                        {},
+	"k8s.io/apiserver/pkg/features":                                            {},
+	"k8s.io/apiextensions-apiserver/pkg":                                       {},
+	"k8s.io/kube-aggregator/pkg":                                               {},
+	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access"},
+	"k8s.io/apiserver/pkg/authorization":                                       {"internal/access"},
+	"k8s.io/apiserver/pkg/audit":                                               {},
+	"k8s.io/apimachinery/pkg/util/strategicpatch":                              {"internal/merge"},
 }
 
 // free are exceptions from only: types, interfaces, generated documents and pure functions.

@@ -13,7 +13,7 @@ import (
 type Catalog struct {
 	revision int64
 	groups   byName[*group]
-	first    []string // the groups that come first in discovery
+	order
 
 	noSelectable bool // CRDs are read without their selectable fields
 }
@@ -43,18 +43,33 @@ func (l byName[T]) find(name string) (place int, found bool) {
 	return from, from < len(l) && l[from].name == name
 }
 
-// Find returns the served version for a request path, or nil.
+// Find returns the version that this server serves at a request path, or nil.
 func (c *Catalog) Find(group, version, plural string) *Version {
-	d := c.Definition(group, plural)
-	if d == nil {
-		return nil
+	v, _ := c.Route(group, version, plural)
+	return v
+}
+
+// Route returns who serves a request path: this server, a version; or another one, whose group version it is. Both may be nil.
+func (c *Catalog) Route(group, version, plural string) (ours *Version, theirs *APIService) {
+	i, ok := c.groups.find(group)
+	if !ok {
+		return nil, nil
 	}
-	for _, v := range d.Versions {
-		if v.Served && v.GroupVersion.Version == version && v.GroupVersion.Group == group {
-			return v
+	g := c.groups[i].is
+	if len(g.theirs) > 0 {
+		if theirs = g.theirsAt(version); theirs != nil {
+			return nil, theirs
 		}
 	}
-	return nil
+	if i, ok = g.kinds.find(plural); !ok {
+		return nil, nil
+	}
+	for _, v := range g.kinds[i].is.Versions {
+		if v.Served && v.GroupVersion.Version == version && v.GroupVersion.Group == group {
+			return v, nil
+		}
+	}
+	return nil, nil
 }
 
 // Definition returns the kind that holds plural in group, or nil; established or not.
@@ -106,10 +121,11 @@ type Group struct {
 	Versions  []string // served, by priority
 	Preferred string
 	Resources map[string][]*Version // per version name, ordered by plural
+	Theirs    []*APIService         // whose versions are among them, and have no Resources
 }
 
-// Groups yields the served groups in the order of discovery: the built-in ones
-// by the priority that kube-apiserver gives them, then the others by name. They are shared:
+// Groups yields the served groups in the order of discovery: by their priority, which
+// the groups of CRDs all have the same of, and by name. They are shared:
 // callers do not modify them.
 func (c *Catalog) Groups() iter.Seq[*Group] {
 	return func(yield func(*Group) bool) {
@@ -124,20 +140,32 @@ func (c *Catalog) Groups() iter.Seq[*Group] {
 // inOrder yields the indexes of groups, in the order of discovery.
 func (c *Catalog) inOrder() iter.Seq[int] {
 	return func(yield func(int) bool) {
-		early := make([]int, 0, len(c.first))
-		for _, name := range c.first {
-			if i, ok := c.groups.find(name); ok {
-				early = append(early, i)
-				if !yield(i) {
-					return
+		apart := make([]int, 0, len(c.first)+len(c.last))
+		places := func(names []string) (of []int) {
+			for _, name := range names {
+				if i, ok := c.groups.find(name); ok {
+					of = append(of, i)
 				}
 			}
+			apart = append(apart, of...)
+			return of
 		}
-		slices.Sort(early)
+		first, last := places(c.first), places(c.last)
+		slices.Sort(apart)
+		for _, i := range first {
+			if !yield(i) {
+				return
+			}
+		}
 		for i := range c.groups {
-			if len(early) > 0 && early[0] == i {
-				early = early[1:]
+			if len(apart) > 0 && apart[0] == i {
+				apart = apart[1:]
 			} else if !yield(i) {
+				return
+			}
+		}
+		for _, i := range last {
+			if !yield(i) {
 				return
 			}
 		}
@@ -152,30 +180,39 @@ func newCatalog(builtins []*Definition) *Catalog {
 			e.put(v.GroupVersion.Group, d)
 		}
 	}
-	return &Catalog{groups: e.groups, first: discoveryOrder(e.groups)}
+	return &Catalog{groups: e.groups, order: discoveryOrder(e.groups)}
 }
 
-// with is c after some changes of CRDs, in the order of their revisions.
+// with is c after some changes of CRDs and APIServices, in the order of their revisions.
 func (c *Catalog) with(changes []*storage.Event) *Catalog {
-	next := *c
-	e := edit{groups: slices.Clone(c.groups), noSelectable: c.noSelectable}
-	for _, ev := range changes {
-		next.revision = max(next.revision, ev.Revision)
-		e.change(ev.Key, ev.Record)
-	}
-	next.groups = e.groups
-	return &next
+	return c.edited(func(e *edit, next *Catalog) {
+		for _, ev := range changes {
+			next.revision = max(next.revision, ev.Revision)
+			e.change(ev.Key, ev.Record)
+		}
+	})
 }
 
-// withRecords is c with all CRDs of a snapshot.
-func (c *Catalog) withRecords(records iter.Seq[*storage.Record]) *Catalog {
+// withRecords is c with all CRDs and APIServices of a snapshot.
+func (c *Catalog) withRecords(records ...iter.Seq[*storage.Record]) *Catalog {
+	return c.edited(func(e *edit, next *Catalog) {
+		for _, all := range records {
+			for r := range all {
+				next.revision = max(next.revision, r.Modified)
+				e.change(r.Key, r)
+			}
+		}
+	})
+}
+
+func (c *Catalog) edited(by func(*edit, *Catalog)) *Catalog {
 	next := *c
 	e := edit{groups: slices.Clone(c.groups), noSelectable: c.noSelectable}
-	for r := range records {
-		next.revision = max(next.revision, r.Modified)
-		e.change(r.Key, r)
-	}
+	by(&e, &next)
 	next.groups = e.groups
+	if e.reorder {
+		next.order = discoveryOrder(next.groups)
+	}
 	return &next
 }
 
@@ -186,10 +223,15 @@ type edit struct {
 	own    map[string]bool
 
 	noSelectable bool
+	reorder      bool // priorities have changed
 }
 
-// change makes the state of one CRD known; a nil record means that it is gone.
+// change makes the state of one CRD or APIService known; a nil record means that it is gone.
 func (e *edit) change(key string, r *storage.Record) {
+	if strings.HasPrefix(key, APIServicePrefix) {
+		e.serve(key, r)
+		return
+	}
 	name := strings.TrimPrefix(key, CRDPrefix)
 	plural, groupName, _ := strings.Cut(name, ".")
 	var d *Definition
@@ -227,6 +269,7 @@ func (e *edit) custom(groupName, plural string) *Custom {
 func (e *edit) put(groupName string, d *Definition) {
 	g := e.writable(groupName)
 	i, ok := g.kinds.find(d.Names.Plural)
+	e.reorder = e.reorder || len(g.theirs) > 0
 	switch {
 	case !ok:
 		g.kinds = slices.Insert(g.kinds, i, named[*Definition]{d.Names.Plural, d})
@@ -239,15 +282,19 @@ func (e *edit) remove(groupName, plural string) {
 	if e.custom(groupName, plural) == nil {
 		return
 	}
-	i, _ := e.groups.find(groupName)
-	at, _ := e.groups[i].is.kinds.find(plural)
-	if len(e.groups[i].is.kinds) == 1 {
+	g := e.writable(groupName)
+	at, _ := g.kinds.find(plural)
+	g.kinds = slices.Delete(g.kinds, at, at+1)
+	e.reorder = e.reorder || len(g.theirs) > 0
+	e.drop(groupName)
+}
+
+// drop forgets a group in which there is nothing.
+func (e *edit) drop(groupName string) {
+	if i, ok := e.groups.find(groupName); ok && len(e.groups[i].is.kinds) == 0 && len(e.groups[i].is.theirs) == 0 {
 		e.groups = slices.Delete(e.groups, i, i+1)
 		delete(e.own, groupName)
-		return
 	}
-	g := e.writable(groupName)
-	g.kinds = slices.Delete(g.kinds, at, at+1)
 }
 
 // writable returns a group that nobody else has, made if need be.
@@ -256,7 +303,7 @@ func (e *edit) writable(name string) *group {
 	if !ok {
 		e.groups = slices.Insert(e.groups, i, named[*group]{name, &group{name: name}})
 	} else if !e.own[name] {
-		e.groups[i].is = &group{name: name, kinds: slices.Clone(e.groups[i].is.kinds)}
+		e.groups[i].is = &group{name: name, kinds: slices.Clone(e.groups[i].is.kinds), theirs: slices.Clone(e.groups[i].is.theirs)}
 	}
 	if e.own == nil {
 		e.own = map[string]bool{}

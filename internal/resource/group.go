@@ -1,11 +1,13 @@
 package resource
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 )
 
@@ -14,6 +16,8 @@ import (
 type group struct {
 	name  string
 	kinds byName[*Definition] // plural
+	// theirs are the versions that other servers serve, by name.
+	theirs []*APIService
 
 	once      sync.Once
 	discovers *Group
@@ -22,16 +26,23 @@ type group struct {
 // served is what discovery says of g, nil if g has no served version. It is made when it is first asked for.
 func (g *group) served() *Group {
 	g.once.Do(func() {
-		out := &Group{Name: g.name, Resources: map[string][]*Version{}}
+		out := &Group{Name: g.name, Resources: map[string][]*Version{}, Theirs: g.theirs}
+		priority := map[string]int{} // by version
 		for _, d := range g.kinds {
 			for _, v := range d.is.Versions {
-				if v.Served && v.GroupVersion.Group == g.name {
-					name := v.GroupVersion.Version
+				if name := v.GroupVersion.Version; v.Served && v.GroupVersion.Group == g.name && g.theirsAt(name) == nil {
 					out.Resources[name] = append(out.Resources[name], v)
+					priority[name] = LocalPriority(v.GroupVersion).Version
 				}
 			}
 		}
-		out.Versions = slices.SortedFunc(maps.Keys(out.Resources), func(a, b string) int {
+		for _, s := range g.theirs {
+			priority[s.GroupVersion.Version] = s.VersionPriority
+		}
+		out.Versions = slices.SortedFunc(maps.Keys(priority), func(a, b string) int {
+			if c := cmp.Compare(priority[b], priority[a]); c != 0 {
+				return c
+			}
 			if c := version.CompareKubeAwareVersionStrings(b, a); c != 0 {
 				return c
 			}
@@ -45,27 +56,30 @@ func (g *group) served() *Group {
 	return g.discovers
 }
 
-// discoveryOrder sorts the names of built-in groups as kube-apiserver's APIServices do by their
-// groupPriorityMinimum. The groups of CRDs have 1000 there and come by name.
-func discoveryOrder(groups byName[*group]) []string {
-	names := make([]string, len(groups))
-	for i, g := range groups {
-		names[i] = g.name
+// CustomPriority is the groupPriorityMinimum of the groups of CRDs.
+const CustomPriority = 1000
+
+// Priority is what an APIService says of the place of a group in discovery, and of a version in it.
+type Priority struct{ Group, Version int }
+
+// LocalPriority is that of what this server serves: kube-apiserver's
+// (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/api-service-v1/).
+func LocalPriority(gv schema.GroupVersion) Priority {
+	p := Priority{Group: CustomPriority, Version: 100}
+	if known, ok := priorities[gv.Group]; ok {
+		p = known
 	}
-	slices.SortStableFunc(names, func(a, b string) int { return groupPriority(b) - groupPriority(a) })
-	return names
+	if gv == (schema.GroupVersion{Group: "autoscaling", Version: "v2"}) {
+		p.Version = 30
+	}
+	return p
 }
 
-// groupPriority is what kube-apiserver registers its groups with.
-func groupPriority(name string) int {
-	order := []string{
-		"", "apiregistration.k8s.io", "extensions", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io", "autoscaling",
-		"batch", "certificates.k8s.io", "networking.k8s.io", "policy", "rbac.authorization.k8s.io", "storage.k8s.io",
-		"admissionregistration.k8s.io", "apiextensions.k8s.io", "scheduling.k8s.io", "coordination.k8s.io", "node.k8s.io", "discovery.k8s.io",
-		"resource.k8s.io", "flowcontrol.apiserver.k8s.io", "internal.apiserver.k8s.io", "storagemigration.k8s.io",
-	}
-	if i := slices.Index(order, name); i >= 0 {
-		return 18000 - 100*i
-	}
-	return 1000
+var priorities = map[string]Priority{
+	"": {18000, 1}, "apiregistration.k8s.io": {17950, 15}, "apps": {17800, 15}, "events.k8s.io": {17750, 15}, "authentication.k8s.io": {17700, 15},
+	"authorization.k8s.io": {17600, 15}, "autoscaling": {17500, 15}, "batch": {17400, 15}, "certificates.k8s.io": {17300, 15},
+	"networking.k8s.io": {17200, 15}, "policy": {17100, 15}, "rbac.authorization.k8s.io": {17000, 15}, "storage.k8s.io": {16800, 15},
+	"admissionregistration.k8s.io": {16700, 15}, "apiextensions.k8s.io": {16700, 15}, "scheduling.k8s.io": {16600, 15},
+	"coordination.k8s.io": {16500, 15}, "node.k8s.io": {16300, 15}, "discovery.k8s.io": {16200, 15}, "resource.k8s.io": {16200, 21},
+	"flowcontrol.apiserver.k8s.io": {16100, 21}, "internal.apiserver.k8s.io": {16000, 9}, "storagemigration.k8s.io": {15800, 15},
 }

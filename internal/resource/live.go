@@ -19,11 +19,11 @@ type Live struct {
 	followed atomic.Int64 // the revision up to which the store has been followed
 
 	watcher atomic.Pointer[func([]*storage.Event)]
-	swapped atomic.Pointer[func(*Catalog)]
 
 	ask     chan struct{} // asks the follower to look how far the store is
 	mu      sync.Mutex
 	waiting []*waiter
+	swapped []func(*Catalog)
 }
 
 type waiter struct {
@@ -101,8 +101,12 @@ func (l *Live) wanted() (revision int64) {
 // changes have been missed. There is one f.
 func (l *Live) Tell(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
 
-// OnSwap has f called with each later catalog, by the goroutine that runs Follow. There is one f.
-func (l *Live) OnSwap(f func(*Catalog)) { l.swapped.Store(&f) }
+// OnSwap has f called with each later catalog, by the goroutine that runs Follow.
+func (l *Live) OnSwap(f func(*Catalog)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.swapped = append(l.swapped, f)
+}
 
 func (l *Live) tell(changes []*storage.Event) {
 	if f := l.watcher.Load(); f != nil {
@@ -114,8 +118,11 @@ func (l *Live) tell(changes []*storage.Event) {
 func (l *Live) publish(c *Catalog, revision int64) {
 	l.catalog.Store(c)
 	l.followed.Store(max(revision, l.followed.Load()))
-	if f := l.swapped.Load(); f != nil {
-		(*f)(c)
+	l.mu.Lock()
+	told := l.swapped[:len(l.swapped):len(l.swapped)]
+	l.mu.Unlock()
+	for _, f := range told {
+		f(c)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,12 +134,12 @@ func (l *Live) publish(c *Catalog, revision int64) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool { return w.revision <= revision })
 }
 
-// Follow loads the CRDs of the store and follows their changes in the order of revisions
+// Follow loads the CRDs and APIServices of the store and follows their changes, each in the order of revisions,
 // until ctx ends, whose error it then returns, or until the store fails.
 func (l *Live) Follow(ctx context.Context) error {
 	for {
 		snapshot := l.store.Head()
-		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, "")), snapshot.Revision())
+		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, ""), snapshot.Walk(APIServicePrefix, "")), snapshot.Revision())
 		l.tell(nil)
 		err := l.follow(ctx, snapshot.Revision())
 		if !storage.Missed(err) {
@@ -141,24 +148,38 @@ func (l *Live) Follow(ctx context.Context) error {
 	}
 }
 
+// followed is a prefix of which every change is taken note of.
+type followed struct {
+	*storage.Cursor
+	progress int64
+}
+
 func (l *Live) follow(ctx context.Context, after int64) error {
-	cursor, err := l.store.Watch(ctx, CRDPrefix, after)
-	if err != nil {
-		return fmt.Errorf("follow the CRDs: %w", err)
+	var crds, services followed
+	for prefix, of := range map[string]*followed{CRDPrefix: &crds, APIServicePrefix: &services} {
+		cursor, err := l.store.Watch(ctx, prefix, after)
+		if err != nil {
+			return fmt.Errorf("follow the kinds: %w", err)
+		}
+		defer cursor.Close()
+		*of = followed{cursor, after}
 	}
-	defer cursor.Close()
-	var buf []*storage.Event
 	awaited := after
 	for {
-		events, progress, err := cursor.Take(buf[:0])
+		changes, err := crds.take()
 		if err != nil {
-			return fmt.Errorf("follow the CRDs: %w", err)
+			return err
 		}
-		if len(events) > 0 {
-			l.publish(l.Load().with(events), progress)
-			l.tell(events)
-			clear(events)
-			buf = events
+		registrations, err := services.take()
+		if err != nil {
+			return err
+		}
+		progress := min(crds.progress, services.progress)
+		if len(changes)+len(registrations) > 0 {
+			l.publish(l.Load().with(append(registrations, changes...)), progress)
+			if len(changes) > 0 {
+				l.tell(changes)
+			}
 			continue
 		}
 		if progress > l.followed.Load() {
@@ -166,13 +187,23 @@ func (l *Live) follow(ctx context.Context, after int64) error {
 		}
 		if r := l.wanted(); r != 0 && r != awaited {
 			awaited = r
-			cursor.Await(r)
+			crds.Await(r)
+			services.Await(r)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-cursor.Ready():
+		case <-crds.Ready():
+		case <-services.Ready():
 		case <-l.ask:
 		}
 	}
+}
+
+// take returns the changes that have not been seen.
+func (f *followed) take() (events []*storage.Event, err error) {
+	if events, f.progress, err = f.Take(nil); err != nil {
+		return nil, fmt.Errorf("follow the kinds: %w", err)
+	}
+	return events, nil
 }

@@ -2,6 +2,7 @@
 // processor time: renewals of Leases, new Events, ConfigMaps and Pods, and changes of a Pod's status.
 //
 //	load -kubeconfig FILE -pid PID [-clients 64] [-seconds 10]
+//	load -kubeconfig FILE -pid PID -get PATH [-watches 1000]    reads, or watches, instead
 package main
 
 import (
@@ -9,6 +10,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"os"
@@ -72,6 +74,7 @@ func kinds(run string) []kind {
 func main() {
 	kubeconfig, pid := flag.String("kubeconfig", "", "of a cluster administrator"), flag.Int("pid", 0, "the server's")
 	clients, seconds := flag.Int("clients", 64, "at once"), flag.Int("seconds", 10, "for each kind of write")
+	get, watches := flag.String("get", "", "path to read instead"), flag.Int("watches", 0, "of that path, while 10 seconds pass")
 	flag.Parse()
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
 	if err != nil {
@@ -102,7 +105,15 @@ func main() {
 		}
 		return out.Len()
 	}
-	for _, k := range kinds(strconv.FormatInt(time.Now().Unix(), 36)) {
+	if *watches > 0 {
+		watch(client, config.Host+*get, *watches, *pid)
+		return
+	}
+	what := kinds(strconv.FormatInt(time.Now().Unix(), 36))
+	if *get != "" {
+		what = []kind{{"get", nil, func(int, int) (string, string, string, string) { return "GET", *get, jsonType, "" }}}
+	}
+	for _, k := range what {
 		if k.before != nil {
 			for c := range *clients {
 				path, body := k.before(c)
@@ -145,4 +156,33 @@ func processorTime(pid int) time.Duration {
 		ticks += n
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// watch opens watches, each of which tells of one object at once, and says what memory the server has for them.
+func watch(client *http.Client, url string, n, pid int) {
+	before := memory(pid)
+	var open sync.WaitGroup
+	for range n {
+		resp, err := client.Get(url)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if _, err := resp.Body.Read(make([]byte, 1<<10)); err != nil {
+			log.Fatal(err)
+		}
+		open.Go(func() { _, _ = io.Copy(io.Discard, resp.Body) })
+	}
+	<-time.After(10 * time.Second)
+	fmt.Printf("%d watches: %d KiB of anonymous memory more\n", n, memory(pid)-before)
+}
+
+// memory is what a process has for itself alone, in KiB.
+func memory(pid int) (kib int) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "RssAnon:")
+	_, _ = fmt.Sscanf(after, "%d", &kib)
+	return kib
 }

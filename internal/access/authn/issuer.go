@@ -5,6 +5,8 @@ import (
 	"net/http"
 
 	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/trellis-k8s/trellis/internal/access"
 )
 
 // IssuerHandler serves the documents by which others recognize tokens of service accounts
@@ -20,16 +22,10 @@ func (a *Authenticators) IssuerHandler(c Accounts, address string) (http.Handler
 		return nil, fmt.Errorf("documents of the issuer of service account tokens: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET "+ConfigurationPath, document("application/json", provider.GetConfigJSON))
-	mux.Handle("GET "+KeysPath, document("application/jwk-set+json", provider.GetKeysetJSON))
+	mux.Handle("GET "+access.ConfigurationPath, document("application/json", provider.GetConfigJSON))
+	mux.Handle("GET "+access.KeysPath, document("application/jwk-set+json", provider.GetKeysetJSON))
 	return mux, nil
 }
-
-// Where the documents of an issuer are.
-const (
-	ConfigurationPath = "/.well-known/openid-configuration"
-	KeysPath          = serviceaccount.JWKSPath
-)
 
 // document serves what read returns, which may be kept for so many seconds.
 func document(mediaType string, read func() (data []byte, maxAge int)) http.Handler {

@@ -23,37 +23,43 @@ type Certificate struct {
 }
 
 // List tells of the certificates in dir.
-func List(dir string, now time.Time) ([]Certificate, error) {
-	m := &maker{files: folder(dir), now: now}
-	data, err := m.storedCA()
-	if err != nil {
-		return nil, err
-	}
-	authority, err := cert.ParseCertsPEM(data)
-	if err != nil {
-		return nil, fmt.Errorf("pki: %s: %w", m.path("ca.crt"), err)
-	}
-	m.ca = authority[0]
-	list := []Certificate{describe("ca", data, now)}
-	for _, name := range leaves() {
-		if data, err = m.read(name + ".crt"); err != nil {
-			return nil, err
-		}
-		key, err := m.stored(name + ".key")
+func List(dir string, now time.Time) (list []Certificate, err error) {
+	for _, of := range authorities {
+		m := &maker{files: folder(dir), now: now}
+		data, err := m.storedCA(of)
 		if err != nil {
 			return nil, err
 		}
-		c := describe(name, data, now)
-		c.RenewedAtStart = key == nil || !m.fits(data, key, nil)
-		list = append(list, c)
+		if data == nil {
+			continue
+		}
+		authority, err := cert.ParseCertsPEM(data)
+		if err != nil {
+			return nil, fmt.Errorf("pki: %s: %w", m.path(of.name+".crt"), err)
+		}
+		m.ca = authority[0]
+		list = append(list, describe(of.name, data, now))
+		for _, name := range of.leaves {
+			if data, err = m.read(name + ".crt"); err != nil {
+				return nil, err
+			}
+			key, err := m.stored(name + ".key")
+			if err != nil {
+				return nil, err
+			}
+			c := describe(name, data, now)
+			c.RenewedAtStart = key == nil || !m.fits(data, key, nil)
+			list = append(list, c)
+		}
 	}
 	return list, nil
 }
 
-func (m *maker) storedCA() ([]byte, error) {
-	data, err := m.read("ca.crt")
-	if data == nil && err == nil {
-		err = fmt.Errorf("pki: there is no %s: the first start of a server makes it", m.path("ca.crt"))
+// storedCA is nil where an older server, which knew the first alone, has made the folder.
+func (m *maker) storedCA(of authority) ([]byte, error) {
+	data, err := m.read(of.name + ".crt")
+	if data == nil && err == nil && of.name == authorities[0].name {
+		err = fmt.Errorf("pki: there is no %s: the first start of a server makes it", m.path(of.name+".crt"))
 	}
 	return data, err
 }
@@ -84,25 +90,38 @@ func Reissue(dir string, names []string, now time.Time) error {
 			return fmt.Errorf("there is no certificate %q that can be renewed; there are %s", name, strings.Join(leaves(), ", "))
 		}
 	}
-	m := &maker{files: folder(dir), now: now}
-	if _, err := m.storedCA(); err != nil {
-		return err
-	}
-	if err := m.authority(&Bundle{}); err != nil {
-		return err
-	}
-	for _, name := range names {
-		data, err := m.read(name + ".crt")
-		if err != nil {
+	for _, of := range authorities {
+		m := &maker{files: folder(dir), now: now}
+		if data, err := m.storedCA(of); data == nil {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if _, err := m.authority(of); err != nil {
 			return err
 		}
-		old := describe(name, data, now)
-		if name == servingName && len(old.Names) == 0 {
-			return fmt.Errorf("pki: %s says no names to renew it for: a start of the server makes it anew", m.path(name+".crt"))
-		}
-		if _, err := m.newLeaf(name, old.Names); err != nil {
-			return err
+		for _, name := range of.leaves {
+			if !slices.Contains(names, name) {
+				continue
+			}
+			if err := m.reissue(name); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+func (m *maker) reissue(name string) error {
+	data, err := m.read(name + ".crt")
+	if err != nil {
+		return err
+	}
+	old := describe(name, data, m.now)
+	if name == servingName && len(old.Names) == 0 {
+		return fmt.Errorf("pki: %s says no names to renew it for: a start of the server makes it anew", m.path(name+".crt"))
+	}
+	_, err = m.newLeaf(name, old.Names)
+	return err
 }

@@ -71,17 +71,20 @@ func TestList(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, names, now)
 	list, err := List(dir, now)
-	if err != nil || len(list) != 3 {
+	if err != nil || len(list) != 5 {
 		t.Fatalf("%v, %v", list, err)
 	}
+	issuers := []string{"CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=front-proxy-ca", "CN=front-proxy-ca"}
 	for i, want := range []Certificate{
 		{Name: "ca", Subject: "CN=kubernetes", Names: []string{"kubernetes"}, DaysLeft: 3650},
 		{Name: "admin", Subject: "CN=kubernetes-admin,O=system:masters", DaysLeft: 365},
 		{Name: "apiserver", Subject: "CN=kube-apiserver", Names: names, DaysLeft: 365},
+		{Name: "front-proxy-ca", Subject: "CN=front-proxy-ca", Names: []string{"front-proxy-ca"}, DaysLeft: 3650},
+		{Name: "front-proxy-client", Subject: "CN=front-proxy-client", DaysLeft: 365},
 	} {
 		c := list[i]
 		// Whole seconds are kept, so that it may be a day less.
-		if c.Name != want.Name || c.Subject != want.Subject || !slices.Equal(c.Names, want.Names) || c.Issuer != "CN=kubernetes" ||
+		if c.Name != want.Name || c.Subject != want.Subject || !slices.Equal(c.Names, want.Names) || c.Issuer != issuers[i] ||
 			c.DaysLeft < want.DaysLeft-1 || c.DaysLeft > want.DaysLeft || c.RenewedAtStart || !c.NotBefore.Before(now) || !c.NotAfter.After(now) {
 			t.Errorf("%+v, want %+v", c, want)
 		}

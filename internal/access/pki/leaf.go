@@ -15,9 +15,15 @@ import (
 const (
 	servingName = "apiserver"
 	adminName   = "admin"
+	proxyName   = "front-proxy-client"
 )
 
-func leaves() []string { return []string{adminName, servingName} }
+func leaves() (all []string) {
+	for _, a := range authorities {
+		all = append(all, a.leaves...)
+	}
+	return all
+}
 
 // template is what is said of name's certificate, but for hosts and times.
 func template(name string) *x509.Certificate {
@@ -26,8 +32,12 @@ func template(name string) *x509.Certificate {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 	}
-	if name == adminName {
+	switch name {
+	case adminName:
 		t.Subject = pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}}
+		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	case proxyName:
+		t.Subject = pkix.Name{CommonName: proxyName}
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	}
 	return t

@@ -38,6 +38,11 @@ type Bundle struct {
 	AdminKey   []byte // PEM
 	AccountKey crypto.Signer
 
+	// ProxyCAPEM is the CA of ProxyClient alone, which this server is to the API servers that it proxies to. That it is another
+	// CA keeps users apart from proxies, which are believed when they say who asks.
+	ProxyCAPEM  []byte
+	ProxyClient tls.Certificate
+
 	files files
 	hosts []string
 }
@@ -71,9 +76,11 @@ func (b *Bundle) Renew(now time.Time) (*Bundle, error) {
 func load(f files, hosts []string, now time.Time) (*Bundle, error) {
 	m := &maker{files: f, now: now}
 	b := &Bundle{files: f, hosts: hosts}
-	if err := m.authority(b); err != nil {
+	var err error
+	if b.CAPEM, err = m.authority(authorities[0]); err != nil {
 		return nil, err
 	}
+	b.CA = m.ca
 	serving, err := m.leaf(servingName, hosts)
 	if err != nil {
 		return nil, err
@@ -86,8 +93,25 @@ func load(f files, hosts []string, now time.Time) (*Bundle, error) {
 		return nil, err
 	}
 	b.AdminCert, b.AdminKey = admin.cert, admin.key
-	b.AccountKey, err = m.key("sa.key")
-	return b, err
+	if b.AccountKey, err = m.key("sa.key"); err != nil {
+		return nil, err
+	}
+	return b, b.proxy(&maker{files: f, now: now})
+}
+
+// proxy reads or makes what the server proves to other API servers with.
+func (b *Bundle) proxy(m *maker) (err error) {
+	if b.ProxyCAPEM, err = m.authority(authorities[1]); err != nil {
+		return err
+	}
+	client, err := m.leaf(proxyName, nil)
+	if err != nil {
+		return err
+	}
+	if b.ProxyClient, err = tls.X509KeyPair(client.cert, client.key); err != nil {
+		return fmt.Errorf("pki: %s: %w", m.path(proxyName+".crt"), err)
+	}
+	return nil
 }
 
 // maker reads and makes the files of one bundle.
@@ -101,48 +125,61 @@ type maker struct {
 // pair is a certificate and its key, PEM.
 type pair struct{ cert, key []byte }
 
-func (m *maker) authority(b *Bundle) error {
-	data, err := m.read("ca.crt")
+// authority is a CA, by the name of its files, its own, and what certificates it signs.
+type authority struct {
+	name, commonName string
+	leaves           []string
+}
+
+var authorities = []authority{
+	{"ca", "kubernetes", []string{adminName, servingName}},
+	{"front-proxy-ca", "front-proxy-ca", []string{proxyName}},
+}
+
+// authority reads a CA, or makes it.
+func (m *maker) authority(of authority) (pem []byte, err error) {
+	file, keyFile := of.name+".crt", of.name+".key"
+	data, err := m.read(file)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if data == nil {
-		return m.newAuthority(b)
+		return m.newAuthority(of)
 	}
 	certs, err := cert.ParseCertsPEM(data)
 	if err != nil {
-		return fmt.Errorf("pki: %s: %w", m.path("ca.crt"), err)
+		return nil, fmt.Errorf("pki: %s: %w", m.path(file), err)
 	}
-	if m.caKey, err = m.stored("ca.key"); err != nil {
-		return err
+	if m.caKey, err = m.stored(keyFile); err != nil {
+		return nil, err
 	}
 	if m.caKey == nil || !matches(certs[0], m.caKey) {
-		return fmt.Errorf("pki: %s has no matching ca.key beside it: restore the key, or remove the folder to make a new cluster CA", m.path("ca.crt"))
+		return nil, fmt.Errorf("pki: %s has no matching %s beside it: restore the key, or remove the folder to make a new cluster CA", m.path(file), keyFile)
 	}
 	if m.now.After(certs[0].NotAfter) {
-		return fmt.Errorf("pki: %s expired on %s: remove the folder to make a new cluster CA", m.path("ca.crt"), certs[0].NotAfter.Format(time.DateOnly))
+		return nil, fmt.Errorf("pki: %s expired on %s: remove the folder to make a new cluster CA", m.path(file), certs[0].NotAfter.Format(time.DateOnly))
 	}
-	m.ca, b.CA, b.CAPEM = certs[0], certs[0], data
-	return nil
+	m.ca = certs[0]
+	return data, nil
 }
 
-func (m *maker) newAuthority(b *Bundle) (err error) {
-	if m.caKey, err = m.key("ca.key"); err != nil {
-		return err
+func (m *maker) newAuthority(of authority) (pem []byte, err error) {
+	if m.caKey, err = m.key(of.name + ".key"); err != nil {
+		return nil, err
 	}
 	data, ca, err := m.sign(&x509.Certificate{
-		Subject:               pkix.Name{CommonName: "kubernetes"},
-		DNSNames:              []string{"kubernetes"},
+		Subject:               pkix.Name{CommonName: of.commonName},
+		DNSNames:              []string{of.commonName},
 		NotAfter:              m.now.Add(lifetimeOfCA),
 		KeyUsage:              x509.KeyUsageKeyEncipherment | x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 	}, m.caKey.Public())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	m.ca, b.CA, b.CAPEM = ca, ca, data
-	return m.write("ca.crt", data)
+	m.ca = ca
+	return data, m.write(of.name+".crt", data)
 }
 
 // sign makes a certificate of the CA; the first one, made while there is none, signs itself.

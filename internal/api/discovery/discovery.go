@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -20,13 +21,18 @@ import (
 // /apis/GROUP and /apis/GROUP/VERSION, each as JSON, YAML or protobuf, and at /api and
 // /apis also aggregated discovery (KEP-3352). What is unknown gets the plain 404 that
 // kube-apiserver sends there. Documents are made when they are first asked for after
-// a change, and only those of the groups that changed.
-func Handler(live *resource.Live) http.Handler {
-	return &handler{live: live}
+// a change, and only those of the groups that changed. theirs returns what is known of the resources that another server serves, nil if
+// nothing is: the same pointer until it changes.
+func Handler(live *resource.Live, theirs Theirs) http.Handler {
+	return &handler{live: live, theirs: theirs}
 }
 
+// Theirs tells of the resources of a group version that another server serves.
+type Theirs func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
+
 type handler struct {
-	live *resource.Live
+	live   *resource.Live
+	theirs Theirs
 
 	mu   sync.Mutex
 	last *documents
@@ -41,7 +47,7 @@ func (h *handler) documents(ctx context.Context) (*documents, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.last == nil || h.last.groups.Catalog != catalog {
-		h.last = newDocuments(catalog, h.last)
+		h.last = newDocuments(catalog, h.last, h.theirs)
 	}
 	return h.last, nil
 }

@@ -52,7 +52,7 @@ type cluster struct{ *fixture.Served }
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
 	w := fixture.Open(t, builtin.Config{})
-	return &cluster{w.Serve(Handler(w.Live))}
+	return &cluster{w.Serve(Handler(w.Live, nil))}
 }
 
 func (c *cluster) client() *discovery.DiscoveryClient {
@@ -75,7 +75,7 @@ func TestPlainDocuments(t *testing.T) {
 	c.Put(cronTabs())
 	for path, want := range map[string]string{
 		"/api":                          `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.URL, "http://") + `"}]}` + "\n",
-		"/apis":                         `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apps",`,
+		"/apis":                         `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apiregistration.k8s.io",`,
 		"/api/v1":                       `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"bindings","singularName":"binding","namespaced":true,"kind":"Binding","verbs":["create"]},{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
 		"/apis/authorization.k8s.io/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"authorization.k8s.io/v1","resources":[{"name":"localsubjectaccessreviews","singularName":"localsubjectaccessreview","namespaced":true,"kind":"LocalSubjectAccessReview","verbs":["create"]},`,
 		"/apis/stable.example.com": `{"kind":"APIGroup","apiVersion":"v1","name":"stable.example.com","versions":[{"groupVersion":"stable.example.com/v1","version":"v1"},{"groupVersion":"stable.example.com/v1beta1","version":"v1beta1"}],` +
@@ -273,7 +273,7 @@ func plainForm(t testing.TB, mediaType, version string) form {
 // CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
 func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	c := many(t, 20)
-	one := newDocuments(c.Catalog(), nil)
+	one := newDocuments(c.Catalog(), nil, nil)
 	if _, err := one.etags[false](); err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	c.Remove(crd.Name)
 	c.Put(crd)
 	catalog := c.Catalog()
-	two, fresh := newDocuments(catalog, one), newDocuments(catalog, nil)
+	two, fresh := newDocuments(catalog, one, nil), newDocuments(catalog, nil, nil)
 	for g := range two.groups.All() {
 		if name := g.source.Name; (one.groups.Find(name) == g) != (name != changed) {
 			t.Errorf("group %q: kept %v", name, name == changed)
@@ -309,7 +309,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 }
 
 func BenchmarkAggregated(b *testing.B) {
-	h := Handler(fixture.Open(b, builtin.Config{}).Live)
+	h := Handler(fixture.Open(b, builtin.Config{}).Live, nil)
 	r := httptest.NewRequest(http.MethodGet, "/apis", nil)
 	r.Header.Set("Accept", aggregated)
 	b.ReportAllocs()
@@ -338,13 +338,13 @@ func BenchmarkOneMore(b *testing.B) {
 		}
 		for name, step := range steps {
 			b.Run(fmt.Sprintf("%s/groups=%d", name, n), func(b *testing.B) {
-				last := newDocuments(less, nil)
+				last := newDocuments(less, nil, nil)
 				if err := step(last); err != nil {
 					b.Fatal(err)
 				}
 				b.ReportAllocs()
 				for b.Loop() {
-					d := newDocuments(whole, last)
+					d := newDocuments(whole, last, nil)
 					d.groups.Find("g5.example.com").resourceList("v1")
 					if err := step(d); err != nil {
 						b.Fatal(err)

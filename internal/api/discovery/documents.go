@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -26,7 +27,7 @@ type documents struct {
 }
 
 // newDocuments describes catalog, with those groups of last (which may be nil) that are still the same.
-func newDocuments(catalog *resource.Catalog, last *documents) *documents {
+func newDocuments(catalog *resource.Catalog, last *documents, theirs Theirs) *documents {
 	var known *resource.PerGroup[*group]
 	if last != nil {
 		known = last.groups
@@ -35,11 +36,14 @@ func newDocuments(catalog *resource.Catalog, last *documents) *documents {
 		if is == nil {
 			return nil
 		}
-		return &group{source: is}
+		return &group{source: is, theirs: theirs}
 	})}
 	d.etags = map[bool]func() (string, error){}
 	for _, legacy := range []bool{true, false} {
-		d.etags[legacy] = sync.OnceValues(func() (string, error) { return d.etag(legacy) })
+		d.etags[legacy] = func() (string, error) { return d.etag(legacy) }
+		if len(catalog.APIServices()) == 0 { // nothing changes before the catalog does
+			d.etags[legacy] = sync.OnceValues(d.etags[legacy])
+		}
 	}
 	return d
 }
@@ -116,10 +120,11 @@ func (d *documents) etag(legacy bool) (string, error) {
 	groups := d.within(legacy)
 	sums := make([]byte, 0, len(groups)*sha256.Size)
 	for _, g := range groups {
-		if _, err := g.json(); err != nil {
+		_, sum, err := g.json()
+		if err != nil {
 			return "", err
 		}
-		sums = append(sums, g.sum[:]...)
+		sums = append(sums, sum[:]...)
 	}
 	sum := sha256.Sum256(sums)
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`, nil
@@ -142,7 +147,7 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 		[]byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/`+f.version+`","metadata":{},"items":[`))
 	comma := []byte{','}
 	for i, g := range groups {
-		text, err := g.json()
+		text, _, err := g.json()
 		if err != nil {
 			return nil, err
 		}
@@ -154,24 +159,33 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 	return append(parts, []byte("]}\n")), nil
 }
 
-// group is one group, with its part of aggregated discovery, made once.
+// group is one group, with its part of aggregated discovery, made once, and again when another server's part of it changes.
 type group struct {
 	source *resource.Group
-	once   sync.Once
-	text   []byte
-	sum    [sha256.Size]byte // of text
-	err    error
+	theirs Theirs
+
+	mu   sync.Mutex
+	of   []*apidiscoveryv2.APIVersionDiscovery // what others said when it was made
+	text []byte
+	sum  [sha256.Size]byte // of text
 }
 
-// json is the group in aggregated discovery.
-func (g *group) json() ([]byte, error) {
-	g.once.Do(func() {
-		if g.text, g.err = json.Marshal(g.discovery()); g.err != nil {
-			g.err = fmt.Errorf("encode group %q: %w", g.source.Name, g.err)
+// json is the group in aggregated discovery, and its hash.
+func (g *group) json() ([]byte, [sha256.Size]byte, error) {
+	var of []*apidiscoveryv2.APIVersionDiscovery
+	for _, s := range g.source.Theirs {
+		of = append(of, g.theirs(s))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.text == nil || !slices.Equal(g.of, of) {
+		text, err := json.Marshal(g.discovery())
+		if err != nil {
+			return nil, g.sum, fmt.Errorf("encode group %q: %w", g.source.Name, err)
 		}
-		g.sum = sha256.Sum256(g.text)
-	})
-	return g.text, g.err
+		g.of, g.text, g.sum = of, text, sha256.Sum256(text)
+	}
+	return g.text, g.sum, nil
 }
 
 func (g *group) apiGroup() metav1.APIGroup {
@@ -200,6 +214,12 @@ func (g *group) discovery() *apidiscoveryv2.APIGroupDiscovery {
 		version := apidiscoveryv2.APIVersionDiscovery{
 			Version:   name,
 			Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
+		}
+		if i := slices.IndexFunc(g.source.Theirs, func(s *resource.APIService) bool { return s.GroupVersion.Version == name }); i >= 0 {
+			version.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
+			if known := g.theirs(g.source.Theirs[i]); known != nil {
+				version = *known
+			}
 		}
 		for _, v := range g.source.Resources[name] {
 			version.Resources = append(version.Resources, resourceDiscovery(v))

@@ -26,18 +26,29 @@ const keepBytes = 4 << 20
 // gnostic's protobuf (KEP-2896). The index of v3 names each document with a hash; asked for with that hash it
 // may be kept for ever, and with another one the client is sent to the right one. All have
 // an ETag, so that a client which has the newest costs nothing. A change of a CRD changes only the documents of
-// its group and versions.
-func Handler(live *resource.Live) http.Handler {
-	return &server{live: live, now: time.Now, cache: newCache(keepBytes)}
+// its group and versions. What other servers serve is described by theirs.
+func Handler(live *resource.Live, theirs Theirs) http.Handler {
+	return &server{live: live, theirs: theirs, now: time.Now, cache: newCache(keepBytes)}
+}
+
+// Theirs are the documents of group versions that other servers serve.
+type Theirs interface {
+	// ServeOpenAPIV3 answers with that of v3, and OpenAPIV3Hash names its content; "" where there is none.
+	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
+	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
+	// OpenAPIV2 returns the document of v2 that has s in it, and its ETag; nil where there is none.
+	OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, etag string)
 }
 
 type server struct {
-	live  *resource.Live
-	now   func() time.Time
-	cache *cache
+	live   *resource.Live
+	theirs Theirs
+	now    func() time.Time
+	cache  *cache
 
-	mu   sync.Mutex
-	last *published
+	mu     sync.Mutex
+	last   *published
+	merged *merged // of v2; nil: it has not been asked for
 }
 
 // published returns what is to be served now.
@@ -68,11 +79,16 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch path := r.URL.Path; {
 	case path == "/openapi/v2":
-		s.serve(w, r, v2, p.all)
+		s.serve(w, r, v2, s.whole(r.Context(), p))
 	case path == "/openapi/v3":
 		s.serveIndex(w, r, p)
 	case strings.HasPrefix(path, "/openapi/v3/"):
-		if e := p.find(strings.TrimPrefix(path, "/openapi/v3/")); e != nil {
+		name := strings.TrimPrefix(path, "/openapi/v3/")
+		if to := p.theirs(name); to != nil {
+			s.theirs.ServeOpenAPIV3(w, r, to)
+			return
+		}
+		if e := p.find(name); e != nil {
 			s.serve(w, r, v3, e)
 			return
 		}
@@ -85,6 +101,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // serveIndex answers with the list of v3 documents.
 func (s *server) serveIndex(w http.ResponseWriter, r *http.Request, p *published) {
 	index, err := p.index()
+	if len(p.services) > 0 && err == nil {
+		index, err = p.newIndex(s.entriesOf(r.Context(), p.services))
+	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return

@@ -61,7 +61,7 @@ type cluster struct{ *fixture.Served }
 func newCluster(t testing.TB, manifests ...string) *cluster {
 	t.Helper()
 	w := fixture.Open(t, builtin.Config{})
-	c := &cluster{w.Serve(Handler(w.Live))}
+	c := &cluster{w.Serve(Handler(w.Live, nil))}
 	for _, m := range manifests {
 		c.put(m)
 	}

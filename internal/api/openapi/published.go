@@ -16,8 +16,9 @@ import (
 
 // published is all that is served of one catalog.
 type published struct {
-	groups *resource.PerGroup[[]*entry] // the documents of v3
-	all    *whole                       // that of v2
+	groups   *resource.PerGroup[[]*entry] // the documents of v3
+	all      *whole                       // that of v2
+	services []*resource.APIService       // who serves what is in neither
 
 	index func() (index, error) // made once
 }
@@ -45,8 +46,8 @@ func publish(catalog *resource.Catalog, last *published, c *cache) *published {
 		}
 		return next
 	})
-	p := &published{groups: groups, all: &whole{groups: groups}}
-	p.index = sync.OnceValues(p.newIndex)
+	p := &published{groups: groups, all: &whole{groups: groups}, services: catalog.APIServices()}
+	p.index = sync.OnceValues(func() (index, error) { return p.newIndex(nil) })
 	return p
 }
 
@@ -56,6 +57,9 @@ func entriesOf(g *resource.Group, was []*entry) (next []*entry) {
 		return nil
 	}
 	for _, version := range g.Versions {
+		if g.Resources[version] == nil {
+			continue // another server describes it
+		}
 		e := &entry{name: "apis/" + g.Name + "/" + version, versions: g.Resources[version]}
 		if g.Name == "" {
 			e.name = "api/" + version
@@ -83,9 +87,9 @@ func (p *published) find(path string) *entry {
 	return nil
 }
 
-// newIndex joins what each document says of itself, ordered by name as encoding/json orders a map.
-func (p *published) newIndex() (index, error) {
-	var entries []*entry
+// newIndex joins what each document says of itself, and those of others, ordered by name as encoding/json orders a map.
+func (p *published) newIndex(theirs []*entry) (index, error) {
+	entries := theirs
 	for of := range p.groups.All() {
 		entries = append(entries, of...)
 	}
@@ -140,11 +144,15 @@ func (e *entry) hash() (string, error) {
 			}
 		}
 		sum := hexOf(h)
-		// Names of groups and versions need no escapes.
-		e.member = `"` + e.name + `":{"serverRelativeURL":"` + serverRelativeURL(e.name, sum) + `"}`
+		e.member = inIndex(e.name, sum)
 		e.sum = e.member[len(e.member)-len(sum)-2:][:len(sum)]
 	})
 	return e.sum, e.failed
+}
+
+// inIndex is what the index says of a document. Names of groups and versions need no escapes.
+func inIndex(name, sum string) string {
+	return `"` + name + `":{"serverRelativeURL":"` + serverRelativeURL(name, sum) + `"}`
 }
 
 func (e *entry) body(c *cache, protobuf bool) ([]byte, error) {

@@ -1,4 +1,5 @@
-package admission
+// Package csr is the admission of requests for certificates.
+package csr
 
 import (
 	"context"
@@ -14,41 +15,44 @@ import (
 	"k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/certauthorization"
 
+	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Certificates keeps certificates for who may approve or sign them: upstream's plugins CertificateApproval,
+// Plugin keeps certificates for who may approve or sign them: upstream's plugins CertificateApproval,
 // CertificateSigning and CertificateSubjectRestriction.
-type Certificates struct {
+type Plugin struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 }
 
 var requests = certificatesv1.Resource("certificatesigningrequests")
 
-// Handles implements Plugin.
-func (Certificates) Handles(o Operation) bool { return o == Create || o == Update }
+// Handles implements admission.Plugin.
+func (Plugin) Handles(o admission.Operation) bool {
+	return o == admission.Create || o == admission.Update
+}
 
-// Admit implements Plugin.
-func (Certificates) Admit(context.Context, *Request) error { return nil }
+// Admit implements admission.Plugin.
+func (Plugin) Admit(context.Context, *admission.Request) error { return nil }
 
-// Validate implements Plugin.
-func (c Certificates) Validate(ctx context.Context, r *Request) error {
+// Validate implements admission.Plugin.
+func (c Plugin) Validate(ctx context.Context, r *admission.Request) error {
 	if r.Resource.GroupResource() != requests {
 		return nil
 	}
 	switch {
-	case r.Operation == Create && r.Subresource == "":
+	case r.Operation == admission.Create && r.Subresource == "":
 		return noMasters(ctx, r)
-	case r.Operation == Update && r.Subresource == "approval":
+	case r.Operation == admission.Update && r.Subresource == "approval":
 		return c.may(ctx, r, "approve")
-	case r.Operation == Update && r.Subresource == "status":
+	case r.Operation == admission.Update && r.Subresource == "status":
 		return c.may(ctx, r, "sign")
 	}
 	return nil
 }
 
 // may refuses who must not approve or sign for the signer of the request that is there.
-func (c Certificates) may(ctx context.Context, r *Request, verb string) error {
+func (c Plugin) may(ctx context.Context, r *admission.Request, verb string) error {
 	before, err := r.Objects.Old(ctx, r.Version)
 	if err != nil {
 		return err
@@ -70,7 +74,7 @@ func (c Certificates) may(ctx context.Context, r *Request, verb string) error {
 }
 
 // noMasters refuses a request for a certificate that would make somebody an administrator.
-func noMasters(ctx context.Context, r *Request) error {
+func noMasters(ctx context.Context, r *admission.Request) error {
 	t, err := r.Objects.New(ctx, r.Version)
 	if err != nil {
 		return err
@@ -92,7 +96,7 @@ func noMasters(ctx context.Context, r *Request) error {
 	default:
 		return nil
 	}
-	return apierrors.NewForbidden(requests, nameOf(ctx, r), err)
+	return apierrors.NewForbidden(requests, r.ObjectName(ctx), err)
 }
 
 // part is an object's field that is an object.

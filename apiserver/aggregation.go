@@ -1,0 +1,119 @@
+package apiserver
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"slices"
+
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
+
+	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// Aggregation is how the server reaches the API servers that APIServices name.
+type Aggregation struct {
+	// ProxyClientCertFile and ProxyClientKeyFile are the certificate, read again when it changes, that proves to them that it is
+	// this server who says for whom it asks; "": one of a CA of its own.
+	ProxyClientCertFile, ProxyClientKeyFile string
+	// ByClusterIP dials the address of a Service, behind which somebody else (kube-proxy) has to find an endpoint.
+	ByClusterIP bool
+}
+
+// aggregate makes the way to other API servers, which follows the catalog from then on.
+func (s *Server) aggregate(out *egress.Dialer) {
+	services := s.services()
+	services.ByClusterIP = s.config.Aggregation.ByClusterIP
+	s.apiServices = control.NewAPIServices(s.engine.Live.Load)
+	s.aggregator = aggregation.New(aggregation.Config{
+		Catalog: s.engine.Live.Load, Dialer: out, Endpoints: services.Endpoints, Certificate: s.proxyCertificate,
+		Headers: s.headers().Default(), Report: s.apiServices.Report, Timeout: s.config.RequestTimeout,
+	})
+	follow := func(*resource.Catalog) {
+		s.aggregator.Follow()
+		s.apiServices.Follow()
+	}
+	s.engine.Live.OnSwap(follow)
+	follow(nil)
+}
+
+// headers are those that flags name.
+func (s *Server) headers() aggregation.Headers {
+	h := s.config.Authentication.RequestHeader
+	if h.CAFile == "" {
+		return aggregation.Headers{}.Default()
+	}
+	return aggregation.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders, ExtraPrefix: h.ExtraHeaderPrefixes}
+}
+
+// proxyCertificate is who the server is to other API servers.
+func (s *Server) proxyCertificate() (*tls.Certificate, error) {
+	if s.proxyClient == nil {
+		return &s.keys.Load().ProxyClient, nil
+	}
+	c, err := tls.X509KeyPair(s.proxyClient.CurrentCertKeyContent())
+	if err != nil {
+		return nil, fmt.Errorf("--proxy-client-cert-file: %w", err)
+	}
+	return &c, nil
+}
+
+// openProxyClient reads the certificate that the configuration names.
+func (s *Server) openProxyClient() (err error) {
+	if c := s.config.Aggregation; c.ProxyClientCertFile != "" {
+		if s.proxyClient, err = dynamiccertificates.NewDynamicServingContentFromFiles("proxy-client", c.ProxyClientCertFile, c.ProxyClientKeyFile); err != nil {
+			return fmt.Errorf("--proxy-client-cert-file: %w", err)
+		}
+	}
+	return nil
+}
+
+// trust keeps the ConfigMap by which other API servers know this one.
+func (s *Server) trust(ctx context.Context, c *rest.Config) error {
+	if s.proxyClient != nil {
+		s.loops.Go(func() { s.proxyClient.Run(ctx, 1) })
+	}
+	info, err := s.trustInfo()
+	if err != nil {
+		return err
+	}
+	return control.RunAuthenticationTrust(ctx, c, info)
+}
+
+func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticationInfo, err error) {
+	headers := s.headers()
+	info = clusterauthenticationtrust.ClusterAuthenticationInfo{
+		ClientCA:                         s.authn.ClientCAs,
+		RequestHeaderUsernameHeaders:     headerrequest.StaticStringSlice(headers.Username),
+		RequestHeaderUIDHeaders:          headerrequest.StaticStringSlice(headers.UID),
+		RequestHeaderGroupHeaders:        headerrequest.StaticStringSlice(headers.Group),
+		RequestHeaderExtraHeaderPrefixes: headerrequest.StaticStringSlice(headers.ExtraPrefix),
+	}
+	h, keys := s.config.Authentication.RequestHeader, s.keys.Load()
+	if h.CAFile == "" {
+		info.RequestHeaderAllowedNames = headerrequest.StaticStringSlice{keys.ProxyClient.Leaf.Subject.CommonName}
+		info.RequestHeaderCA, err = dynamiccertificates.NewStaticCAContent("front-proxy", keys.ProxyCAPEM)
+		return info, err
+	}
+	info.RequestHeaderAllowedNames, info.RequestHeaderCA = headerrequest.StaticStringSlice(h.AllowedNames), s.authn.FrontProxy.CAs
+	if len(h.AllowedNames) > 0 && shareCA(s.authn.ClientCAs.CurrentCABundleContent(), info.RequestHeaderCA.CurrentCABundleContent()) {
+		s.config.Logger.Warn("--client-ca-file and --requestheader-client-ca-file share a CA: it signs users, who are taken for front proxies that "+
+			"--requestheader-allowed-names does not name, and get 401", "allowedNames", h.AllowedNames)
+	}
+	return info, nil
+}
+
+// shareCA reports whether two bundles have a certificate in common.
+func shareCA(a, b []byte) bool {
+	some, _ := cert.ParseCertsPEM(a)
+	others, _ := cert.ParseCertsPEM(b)
+	return slices.ContainsFunc(some, func(c *x509.Certificate) bool { return slices.ContainsFunc(others, c.Equal) })
+}

@@ -1,0 +1,116 @@
+// Package aggregation has other API servers serve group versions of this one: it finds the endpoints of an APIService, judges
+// whether they answer, and proxies requests to them. It knows neither who may ask nor what is asked for.
+package aggregation
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"sync"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// Config is what an Aggregator works with.
+type Config struct {
+	// Catalog returns the APIServices of now.
+	Catalog func() *resource.Catalog
+	// Dialer connects to endpoints, and Endpoints finds those of a Service.
+	Dialer    *egress.Dialer
+	Endpoints func(namespace, name string, port int32) ([]string, error)
+	// Certificate is who this server is to the others, which believe what Headers say of a user because of it.
+	Certificate func() (*tls.Certificate, error)
+	Headers     Headers
+	// Report is told of each change of a Condition. It must not block.
+	Report func(apiService string, c Condition)
+	// Timeout bounds a request that is no watch or stream; 0: a minute.
+	Timeout time.Duration
+	Clock   clock.WithTicker // nil: the machine's
+}
+
+// Aggregator is the way to the API servers of all APIServices.
+type Aggregator struct {
+	config Config
+	ctx    context.Context // ends what it does by itself
+	end    context.CancelFunc
+	loops  sync.WaitGroup
+
+	mu       sync.RWMutex
+	backends map[*resource.APIService]*backend
+}
+
+// New returns an Aggregator that knows no APIService yet. The caller closes it.
+func New(c Config) *Aggregator {
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	c.Timeout = cmp.Or(c.Timeout, time.Minute)
+	a := &Aggregator{config: c, backends: map[*resource.APIService]*backend{}}
+	a.ctx, a.end = context.WithCancel(context.Background())
+	return a
+}
+
+// Close ends what goes on by itself, and waits for it. Requests under way go on.
+func (a *Aggregator) Close() {
+	a.mu.Lock()
+	a.end()
+	for _, b := range a.backends {
+		b.close()
+	}
+	a.mu.Unlock()
+	a.loops.Wait()
+}
+
+// Follow takes note that the APIServices have changed: it begins to watch those that are new, and forgets those that are gone.
+func (a *Aggregator) Follow() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ctx.Err() != nil {
+		return
+	}
+	known := map[*resource.APIService]bool{}
+	for _, s := range a.config.Catalog().APIServices() {
+		if known[s] = true; a.backends[s] == nil {
+			b := newBackend(a, s)
+			a.backends[s] = b
+			a.loops.Go(b.watch)
+		}
+	}
+	for s, b := range a.backends {
+		if !known[s] {
+			b.close()
+			delete(a.backends, s)
+		}
+	}
+}
+
+// backend returns who serves s: nobody, if it is gone.
+func (a *Aggregator) backend(s *resource.APIService) *backend {
+	if b := a.known(s); b != nil {
+		return b
+	}
+	a.Follow()
+	if b := a.known(s); b != nil {
+		return b
+	}
+	gone := newBackend(a, s)
+	gone.close()
+	return gone
+}
+
+func (a *Aggregator) known(s *resource.APIService) *backend {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.backends[s]
+}
+
+// Discovery returns what is known of the resources of s, which may be out of date, and says so; nil before anything is known. It is
+// the same pointer until it changes.
+func (a *Aggregator) Discovery(s *resource.APIService) *apidiscoveryv2.APIVersionDiscovery {
+	return a.backend(s).resources.Load()
+}

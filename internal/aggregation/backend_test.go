@@ -1,0 +1,268 @@
+package aggregation_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+const (
+	serviceName = "wardle-server.wardle.svc"
+	resources   = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"wardle.example.com/v1alpha1","resources":[
+		{"name":"flunders","singularName":"flunder","namespaced":true,"kind":"Flunder","verbs":["get","list"],"shortNames":["fl"]},
+		{"name":"flunders/status","singularName":"","namespaced":true,"kind":"Flunder","verbs":["get"]}]}`
+)
+
+// world is an Aggregator, and the API servers that it finds.
+type world struct {
+	*fixture.World
+	*aggregation.Aggregator
+	reports chan aggregation.Condition
+	served  *httptest.Server // proxies everything to the one APIService
+
+	mu         sync.Mutex
+	addresses  []string
+	unresolved error // instead of addresses
+	generation atomic.Uint64
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{World: fixture.Open(t, builtin.Config{}), reports: make(chan aggregation.Condition, 100)}
+	client, err := pki.Ensure("", nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Aggregator = aggregation.New(aggregation.Config{
+		Catalog:     w.Live.Load,
+		Dialer:      &egress.Dialer{Generation: func(string, string) func() uint64 { return w.generation.Load }},
+		Endpoints:   w.endpoints,
+		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
+		Headers:     aggregation.Headers{}.Default(),
+		Report:      func(_ string, c aggregation.Condition) { w.reports <- c },
+		Timeout:     time.Minute,
+	})
+	t.Cleanup(w.Close)
+	w.Live.OnSwap(func(*resource.Catalog) { w.Follow() })
+	return w
+}
+
+func (w *world) endpoints(_, _ string, _ int32) ([]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.addresses, w.unresolved
+}
+
+// at says where the endpoints are from now on.
+func (w *world) at(err error, servers ...*httptest.Server) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.addresses, w.unresolved = nil, err
+	for _, s := range servers {
+		w.addresses = append(w.addresses, s.Listener.Addr().String())
+	}
+	w.generation.Add(1)
+}
+
+// register makes an APIService, and a server that proxies to it as jane.
+func (w *world) register(spec object.Tree) *resource.APIService {
+	w.Helper()
+	s := object.Tree{
+		"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,
+		"service": object.Tree{"namespace": "wardle", "name": "wardle-server", "port": 443},
+	}
+	for k, v := range spec {
+		s[k] = v
+	}
+	w.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": "v1alpha1.wardle.example.com", "uid": "1"}, "spec": s})
+	_, service := w.Catalog().Route("wardle.example.com", "v1alpha1", "flunders")
+	if service == nil {
+		w.Fatal("nobody serves flunders")
+	}
+	jane := &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "ops"}, Extra: map[string][]string{"example.com/what%": {"a", "b"}}}
+	w.served = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header()["Audit-Id"] = []string{"the-audit-id"}
+		rw.Header()["Cache-Control"] = []string{"no-cache, private"}
+		w.ServeHTTP(rw, r, service, jane, r.URL.Query().Get("watch") != "")
+	}))
+	w.served.Start()
+	w.Cleanup(w.served.Close)
+	return service
+}
+
+// until waits for a report.
+func (w *world) until(what string, ok func(aggregation.Condition) bool) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+	defer cancel()
+	for {
+		select {
+		case c := <-w.reports:
+			if ok(c) {
+				return
+			}
+			w.Logf("reported %+v", c)
+		case <-ctx.Done():
+			w.Fatal("not reported: ", what)
+		}
+	}
+}
+
+type condition = aggregation.Condition
+
+func available(c condition) bool   { return c.Available }
+func unavailable(c condition) bool { return !c.Available }
+
+// extension is an API server: it answers discovery, and handler the rest.
+func extension(t *testing.T, handler http.HandlerFunc) (server *httptest.Server, ca []byte) {
+	t.Helper()
+	keys, err := pki.Ensure("", []string{serviceName}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/apis/wardle.example.com/v1alpha1" && r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprint(w, resources)
+			return
+		}
+		handler(w, r)
+	}))
+	server.EnableHTTP2 = true
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequestClientCert}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server, keys.CAPEM
+}
+
+// TestConditions: AGG-056. The reasons and messages are kube-apiserver's.
+func TestConditions(t *testing.T) {
+	server, ca := extension(t, http.NotFound)
+	stranger, _ := extension(t, http.NotFound)
+	w := newWorld(t)
+	w.at(egressError(t, nil, nil))
+	w.register(object.Tree{"caBundle": ca})
+	service := &corev1.Service{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "https", Port: 443}}}}
+	service.Name = "wardle-server"
+	other := service.DeepCopy()
+	other.Spec.Ports[0].Port = 444
+	slice := &discoveryv1.EndpointSlice{}
+	slice.Labels = map[string]string{discoveryv1.LabelServiceName: "wardle-server"}
+	for _, c := range []struct {
+		err     error
+		at      *httptest.Server
+		reason  string
+		message string
+	}{
+		{egressError(t, nil, nil), nil, "ServiceNotFound", `service/wardle-server in "wardle" is not present`},
+		{egressError(t, other, nil), nil, "ServicePortError", `service/wardle-server in "wardle" is not listening on port 443`},
+		{egressError(t, service, nil), nil, "EndpointsNotFound", `cannot find endpointslices for service/wardle-server in "wardle"`},
+		{egressError(t, service, slice), nil, "MissingEndpoints", `endpointslices for service/wardle-server in "wardle" have no addresses with port name "https"`},
+		{errors.New("what else"), nil, "FailedDiscoveryCheck", "what else"},
+		{nil, stranger, "FailedDiscoveryCheck", "certificate signed by unknown authority"},
+		{nil, server, "Passed", "all checks passed"},
+	} {
+		if c.at == nil {
+			w.at(c.err)
+		} else {
+			w.at(nil, c.at)
+		}
+		w.until(c.reason, func(got aggregation.Condition) bool {
+			return got.Reason == c.reason && strings.Contains(got.Message, c.message) && got.Available == (c.reason == "Passed")
+		})
+	}
+}
+
+// egressError is what finding the endpoints of a Service says that is stored like this.
+func egressError(t *testing.T, service, slice any) error {
+	t.Helper()
+	raw := func(o any) []byte {
+		text, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	o := egress.Objects{
+		Get: func(kind, _, _ string) []byte {
+			if kind != "services" || service == nil {
+				return nil
+			}
+			return raw(service)
+		},
+		Slices: func(string) iter.Seq[[]byte] {
+			return func(yield func([]byte) bool) {
+				if slice != nil {
+					yield(raw(slice))
+				}
+			}
+		},
+	}
+	_, err := o.Endpoints("wardle", "wardle-server", 443)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	return err
+}
+
+// TestBackendDies: AGG-057, EXT-028. A backend that goes is known to be gone because its connection breaks, with no request
+// having been made, and known to be back once it is; what is known of its resources is out of date meanwhile.
+func TestBackendDies(t *testing.T) {
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "here") })
+	w := newWorld(t)
+	w.at(nil, server)
+	service := w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	if d := w.Discovery(service); d.Freshness != "Current" || len(d.Resources) != 1 || d.Resources[0].Resource != "flunders" || len(d.Resources[0].Subresources) != 1 {
+		t.Errorf("discovery: %+v", d)
+	}
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	address := server.Listener.Addr().String()
+	server.CloseClientConnections()
+	server.Close()
+	w.until("unavailable", unavailable)
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
+	if d := w.Discovery(service); d.Freshness != "Stale" || len(d.Resources) != 1 {
+		t.Errorf("discovery: %+v", d)
+	}
+	w.at(nil, again(t, server, address))
+	w.until("available again", available)
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	w.RemoveAPIService("v1alpha1.wardle.example.com")
+	w.Catalog()
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
+}
+
+// expect asks through the aggregator.
+func (w *world) expect(path string, status int, body string) {
+	w.Helper()
+	resp, err := http.Get(w.served.URL + path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got := read(w.World, resp); resp.StatusCode != status || got != body {
+		w.Errorf("%s: %d %q, want %d %q", path, resp.StatusCode, got, status, body)
+	}
+}

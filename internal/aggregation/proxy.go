@@ -1,0 +1,110 @@
+package aggregation
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http/httpguts"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes.
+func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) {
+	b := a.backend(s)
+	if !b.condition.Load().Available {
+		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
+		return
+	}
+	stream = stream || isUpgrade(r)
+	p := httputil.ReverseProxy{
+		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w), ErrorLog: log.New(logged{}, "", 0),
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
+			p.SetXForwarded()
+			a.config.Headers.clear(p.Out.Header)
+			a.config.Headers.set(p.Out.Header, u)
+			if id := w.Header()["Audit-Id"]; id != nil {
+				p.Out.Header["Audit-Id"] = id
+			}
+		},
+	}
+	if stream {
+		p.BufferPool = &small
+	} else {
+		ctx, cancel := context.WithTimeout(r.Context(), a.config.Timeout)
+		defer cancel()
+		r = r.WithContext(ctx)
+	}
+	p.ServeHTTP(w, r)
+}
+
+// settle decides about what an answer says: w has some headers already, which the backend's replace, and a redirect would have a
+// client of this server follow whom this server trusts (CVE-2022-3172).
+func settle(w http.ResponseWriter) func(*http.Response) error {
+	return func(resp *http.Response) error {
+		switch resp.StatusCode {
+		case http.StatusMultipleChoices, http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
+			const message = "the backend attempted to redirect this request, which is not permitted"
+			_ = resp.Body.Close()
+			resp.StatusCode, resp.Header, resp.Body = http.StatusBadGateway, http.Header{}, io.NopCloser(strings.NewReader(message))
+			resp.ContentLength = int64(len(message))
+		}
+		delete(resp.Header, "Audit-Id") // w has it
+		if resp.Header["Cache-Control"] != nil {
+			delete(w.Header(), "Cache-Control")
+		}
+		return nil
+	}
+}
+
+// fail answers where no answer has come.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) && r.Context().Err() != nil:
+		http.Error(w, "the API server that serves this did not answer within the allotted time", http.StatusGatewayTimeout)
+	default:
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	}
+}
+
+// isUpgrade says that a request wants a connection to become another protocol's.
+func isUpgrade(r *http.Request) bool {
+	return httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
+}
+
+// logged has httputil tell what an answer that breaks off means for the client: nothing that an operator has to know.
+type logged struct{}
+
+// Write implements io.Writer.
+func (logged) Write(p []byte) (int, error) {
+	slog.Debug("proxy to an API server", "message", strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// buffers are those that answers are copied through: large ones, and small ones for what lasts.
+type buffers struct {
+	size int
+	pool sync.Pool
+}
+
+var large, small = buffers{size: 32 << 10}, buffers{size: 4 << 10}
+
+// Get implements httputil.BufferPool.
+func (b *buffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, b.size)
+}
+
+// Put implements httputil.BufferPool.
+func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

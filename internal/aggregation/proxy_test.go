@@ -1,0 +1,251 @@
+package aggregation_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
+
+	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+func read(t *fixture.World, resp *http.Response) string {
+	t.Helper()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// again is a server like another one that is closed, at its address.
+func again(t *testing.T, like *httptest.Server, address string) *httptest.Server {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(like.Config.Handler)
+	s.Listener.Close()
+	s.Listener, s.TLS, s.EnableHTTP2 = l, like.TLS, true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
+// TestWhoAsks: AGG-006, AGG-011, AGG-015 to AGG-018, AGG-030. The backend is told who asks, in headers that upstream's own
+// authenticator reads, and by a client certificate why to believe it; nothing that the client says of these gets through, nor do its credentials.
+func TestWhoAsks(t *testing.T) {
+	var got *http.Request
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
+		got = r
+		w.Header().Set("Audit-Id", "another")
+		w.Header().Set("Cache-Control", "public")
+		w.Header().Set("Warning", `299 - "careful"`)
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.Copy(w, r.Body)
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	req, err := http.NewRequest(http.MethodPost, w.served.URL+"/apis/wardle.example.com/v1alpha1/namespaces/a%2Fb/flunders?fieldManager=me", strings.NewReader("the body"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"Authorization": "Bearer secret", "X-Remote-User": "admin", "x-remote-group": "system:masters", "X-Remote-Extra-Scopes": "all", "X-Remote-Uid": "0",
+		"Traceparent": "00-1-2-3", "Accept": "application/json",
+	} {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body := read(w.World, resp); resp.StatusCode != http.StatusTeapot || body != "the body" {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+	for name, want := range map[string]string{"Audit-Id": "the-audit-id", "Cache-Control": "public", "Warning": `299 - "careful"`} {
+		if got := resp.Header[name]; !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %q, want %q once", name, got, want)
+		}
+	}
+	if got.URL.RequestURI() != "/apis/wardle.example.com/v1alpha1/namespaces/a%2Fb/flunders?fieldManager=me" || got.Header.Get("Traceparent") != "00-1-2-3" || got.Header.Get("Audit-Id") != "the-audit-id" {
+		t.Errorf("%s %v", got.URL.RequestURI(), got.Header)
+	}
+	if got.Header.Get("Authorization") != "" {
+		t.Error("the backend got the client's credentials")
+	}
+	if cn := got.TLS.PeerCertificates[0].Subject.CommonName; cn != "front-proxy-client" {
+		t.Errorf("the server is %q to the backend", cn)
+	}
+	reader, err := headerrequest.New([]string{"X-Remote-User"}, []string{"X-Remote-Uid"}, []string{"X-Remote-Group"}, []string{"X-Remote-Extra-"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	who, ok, err := reader.AuthenticateRequest(got)
+	if err != nil || !ok || who.User.GetName() != "jane" || who.User.GetUID() != "7" || !slices.Equal(who.User.GetGroups(), []string{"dev", "ops"}) ||
+		len(who.User.GetExtra()) != 1 || !slices.Equal(who.User.GetExtra()["example.com/what%"], []string{"a", "b"}) {
+		t.Errorf("%+v %v %v", who, ok, err)
+	}
+}
+
+// TestCVE20223172: a redirect would have clients send their requests, and credentials, elsewhere.
+func TestCVE20223172(t *testing.T) {
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "https://evil.example.com", http.StatusFound)
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusBadGateway, "the backend attempted to redirect this request, which is not permitted")
+}
+
+// TestStream: AGG-058. What a backend sends of a watch arrives before it sends more.
+func TestStream(t *testing.T) {
+	next := make(chan string)
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
+		for line := range next {
+			fmt.Fprintln(w, line)
+			w.(http.Flusher).Flush()
+		}
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	go func() { next <- "one" }()
+	resp, err := http.Get(w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders?watch=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	for _, want := range []string{"one", "two", "three"} {
+		if want != "one" {
+			next <- want
+		}
+		if line, err := lines.ReadString('\n'); line != want+"\n" {
+			t.Fatal(line, err)
+		}
+	}
+	close(next)
+}
+
+// TestUpgrade: AGG-058, CVE-2018-1002105. A connection that the backend has turned into another protocol's is the client's, both
+// ways; one that it has not is closed, and carries nothing that the client sends after.
+func TestUpgrade(t *testing.T) {
+	var smuggled atomic.Int32
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Remote-User") == "admin" {
+			smuggled.Add(1)
+		}
+		if r.URL.Query().Get("refuse") != "" {
+			http.Error(w, "no", http.StatusForbidden)
+			return
+		}
+		conn, both, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+r.Header.Get("Upgrade")+"\r\n\r\n")
+		line, _ := both.ReadString('\n')
+		fmt.Fprint(conn, "echo "+line)
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	for _, protocol := range []string{"websocket", "SPDY/3.1"} {
+		conn, in := w.upgrade("/apis/wardle.example.com/v1alpha1/namespaces/default/flunders/a/exec", protocol)
+		if status, err := in.ReadString('\n'); !strings.Contains(status, "101") {
+			t.Fatalf("%s: %q %v", protocol, status, err)
+		}
+		fmt.Fprint(conn, "hello\n")
+		if rest, err := io.ReadAll(in); !strings.HasSuffix(string(rest), "\r\n\r\necho hello\n") {
+			t.Errorf("%s: %q %v", protocol, rest, err)
+		}
+		conn.Close()
+	}
+	conn, in := w.upgrade("/apis/wardle.example.com/v1alpha1/namespaces/default/flunders/a/exec?refuse=1", "SPDY/3.1")
+	defer conn.Close()
+	if status, err := in.ReadString('\n'); !strings.Contains(status, "403") {
+		t.Fatal(status, err)
+	}
+	fmt.Fprint(conn, "GET /secret HTTP/1.1\r\nHost: x\r\nX-Remote-User: admin\r\nConnection: close\r\n\r\n")
+	_, _ = io.ReadAll(in)
+	if smuggled.Load() != 0 {
+		t.Error("what the client sent after an upgrade that was refused came to the backend as it was")
+	}
+}
+
+// upgrade asks for another protocol.
+func (w *world) upgrade(path, protocol string) (net.Conn, *bufio.Reader) {
+	w.Helper()
+	conn, err := net.Dial("tcp", w.served.Listener.Addr().String())
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { conn.Close() })
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", path, protocol)
+	return conn, bufio.NewReader(conn)
+}
+
+// TestSafeRequestsGoElsewhere: a request that changes nothing is sent to another endpoint where one breaks off; one that may have
+// changed something is not sent again.
+func TestSafeRequestsGoElsewhere(t *testing.T) {
+	var posts atomic.Int32
+	breaks := func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			posts.Add(1)
+		}
+		panic(http.ErrAbortHandler)
+	}
+	works, ca := extension(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "here") })
+	broken := httptest.NewUnstartedServer(nil)
+	broken.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+			works.Config.Handler.ServeHTTP(w, r)
+			return
+		}
+		breaks(w, r)
+	})
+	broken.TLS, broken.EnableHTTP2 = works.TLS.Clone(), true
+	broken.StartTLS()
+	t.Cleanup(broken.Close)
+	w := newWorld(t)
+	w.at(nil, works, broken)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	for range 4 {
+		w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	}
+	failed := 0
+	for range 2 {
+		resp, err := http.Post(w.served.URL+"/apis/wardle.example.com/v1alpha1/flunders", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode == http.StatusServiceUnavailable {
+			failed++
+		}
+	}
+	if n := int(posts.Load()); n != failed || n == 0 {
+		t.Errorf("%d of 2 failed, and the broken endpoint got %d", failed, n)
+	}
+}

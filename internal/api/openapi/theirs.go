@@ -1,0 +1,146 @@
+package openapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/kube-openapi/pkg/aggregator"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// pathOf is that of a group version, without the slash it begins with.
+func pathOf(s *resource.APIService) string {
+	if s.GroupVersion.Group == "" {
+		return "api/" + s.GroupVersion.Version
+	}
+	return "apis/" + s.GroupVersion.Group + "/" + s.GroupVersion.Version
+}
+
+// theirs returns who describes the group version of a path below /openapi/v3/; nil: this server does.
+func (p *published) theirs(path string) *resource.APIService {
+	if i := slices.IndexFunc(p.services, func(s *resource.APIService) bool { return pathOf(s) == path }); i >= 0 {
+		return p.services[i]
+	}
+	return nil
+}
+
+// entriesOf are the documents of v3 that others have. They are asked at the same time.
+func (s *server) entriesOf(ctx context.Context, services []*resource.APIService) (entries []*entry) {
+	hashes := make([]string, len(services))
+	var asking sync.WaitGroup
+	for i, service := range services {
+		asking.Go(func() { hashes[i] = s.theirs.OpenAPIV3Hash(ctx, service) })
+	}
+	asking.Wait()
+	for i, service := range services {
+		if hashes[i] != "" {
+			entries = append(entries, described(pathOf(service), hashes[i]))
+		}
+	}
+	return entries
+}
+
+// described is a document whose hash is known.
+func described(name, hash string) *entry {
+	e := &entry{name: name}
+	e.once.Do(func() { e.sum, e.member = hash, inIndex(name, hash) })
+	return e
+}
+
+// merged is the document of v2 with those of others in it.
+type merged struct {
+	ours   *whole
+	etags  []string // of the others, by service
+	theirs []foreign
+	texts
+}
+
+// foreign is another server's document of v2, of which a group version is wanted.
+type foreign struct {
+	path string // of the group version, with slashes around it
+	text []byte
+}
+
+// whole is the document of v2 of all that is served.
+func (s *server) whole(ctx context.Context, p *published) served {
+	if len(p.services) == 0 {
+		return p.all
+	}
+	m := &merged{ours: p.all, etags: make([]string, len(p.services)), theirs: make([]foreign, len(p.services))}
+	var asking sync.WaitGroup
+	for i, service := range p.services {
+		asking.Go(func() {
+			text, etag := s.theirs.OpenAPIV2(ctx, service)
+			m.etags[i] = service.Name + etag
+			m.theirs[i] = foreign{"/" + pathOf(service) + "/", text}
+		})
+	}
+	asking.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last := s.merged; last != nil && last.ours == m.ours && slices.Equal(last.etags, m.etags) {
+		return last
+	} else if last != nil {
+		last.forget(s.cache)
+	}
+	s.merged = m
+	return m
+}
+
+// hash implements served.
+func (m *merged) hash() (string, error) {
+	sum, err := m.ours.hash()
+	if err != nil {
+		return "", err
+	}
+	h := newHash()
+	h.Write([]byte(sum + strings.Join(m.etags, "\n")))
+	return hexOf(h), nil
+}
+
+// body implements served.
+func (m *merged) body(c *cache, protobuf bool) ([]byte, error) {
+	text := func() ([]byte, error) {
+		return c.get(&m.json, func() ([]byte, error) { return m.merge(c) })
+	}
+	if !protobuf {
+		return text()
+	}
+	return c.get(&m.protobuf, func() ([]byte, error) {
+		json, err := text()
+		if err != nil {
+			return nil, err
+		}
+		return newTranscoder(v2).encode(json)
+	})
+}
+
+// merge adds to the server's own document what others say of the group versions that they serve. Definitions that are called the
+// same and say something else get another name. A document that cannot be read is left out: it is that of one server among many.
+func (m *merged) merge(c *cache) ([]byte, error) {
+	ours, err := m.ours.body(c, false)
+	if err != nil {
+		return nil, err
+	}
+	var all spec.Swagger
+	if err := json.Unmarshal(ours, &all); err != nil {
+		return nil, fmt.Errorf("openapi: read the server's own document: %w", err)
+	}
+	for _, f := range m.theirs {
+		var theirs spec.Swagger
+		if len(f.text) == 0 || json.Unmarshal(f.text, &theirs) != nil || theirs.Paths == nil {
+			continue
+		}
+		part := aggregator.FilterSpecByPathsWithoutSideEffects(&theirs, []string{f.path})
+		if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&all, part); err != nil {
+			return nil, fmt.Errorf("openapi: add %s to the document: %w", f.path, err)
+		}
+	}
+	return json.Marshal(&all)
+}

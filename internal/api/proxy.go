@@ -1,0 +1,40 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// proxy has the server that serves a group version answer.
+func (q *request) proxy(to *resource.APIService) {
+	if q.server.config.Aggregator == nil {
+		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
+		return
+	}
+	stream := q.verb == verbWatch || streams[q.subresource]
+	if stream {
+		q.readDeadline(time.Time{}) // what is sent may take as long
+		ctx, cancel := context.WithCancel(q.r.Context())
+		defer cancel()
+		defer context.AfterFunc(q.server.serving, cancel)() // as for the server's own watches
+		q.r = q.r.WithContext(ctx)
+	}
+	q.server.config.Aggregator.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream)
+}
+
+// streams are the subresources whose requests last, as kube-apiserver knows them.
+var streams = map[string]bool{"attach": true, "exec": true, "log": true, "portforward": true, "proxy": true}
+
+// theirs returns who serves the group version that a path is about which addresses no resource; nil: this server does.
+func (q *request) theirs() *resource.APIService {
+	parts := strings.Split(strings.TrimSuffix(q.r.URL.Path, "/"), "/")
+	if len(parts) != 4 || parts[1] != "apis" {
+		return nil
+	}
+	_, theirs := q.server.live.Load().Route(parts[2], parts[3], "")
+	return theirs
+}

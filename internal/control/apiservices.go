@@ -1,0 +1,195 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+	client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+
+	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// automanaged is the label of the APIServices that the server keeps by itself: those of built-in kinds as they are at its start,
+// those of CRDs always.
+const (
+	automanaged = "kube-aggregator.kubernetes.io/automanaged"
+	onStart     = "onstart"
+	always      = "true"
+)
+
+var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: "APIService"}
+
+// APIServices keeps an APIService for each group version that the server serves by itself, and writes down of the others whether
+// they are available.
+type APIServices struct {
+	catalog func() *resource.Catalog
+	changed queue[string] // by name
+
+	mu         sync.Mutex
+	local      map[string]schema.GroupVersion // by name
+	begun      map[string]bool                // of built-in kinds: what this process has looked at
+	conditions map[string]aggregation.Condition
+	registered func(group string)
+}
+
+// NewAPIServices returns a loop for what catalog returns.
+func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
+	return &APIServices{
+		catalog: catalog, changed: newQueue[string]("keep APIService"), begun: map[string]bool{},
+		conditions: map[string]aggregation.Condition{}, registered: func(string) {},
+	}
+}
+
+// Follow takes note that the catalog has changed.
+func (a *APIServices) Follow() {
+	now := map[string]schema.GroupVersion{}
+	for g := range a.catalog().Groups() {
+		if g.Name == apiServiceKind.Group { // which has none of its own
+			continue
+		}
+		for v := range g.Resources {
+			now[v+"."+g.Name] = schema.GroupVersion{Group: g.Name, Version: v}
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name := range now {
+		if _, known := a.local[name]; !known {
+			a.changed.Add(name)
+		}
+	}
+	for name := range a.local {
+		if _, still := now[name]; !still {
+			a.changed.Add(name)
+		}
+	}
+	a.local = now
+}
+
+// Report says that another server's group version is available or not. It never blocks; of several reports the latest counts.
+func (a *APIServices) Report(name string, c aggregation.Condition) {
+	a.mu.Lock()
+	a.conditions[name] = c
+	a.mu.Unlock()
+	a.changed.Add(name)
+}
+
+// observe is told of APIServices that others have changed.
+func (a *APIServices) observe(ch change) {
+	if ch.kind.groupKind() != apiServiceKind {
+		return
+	}
+	for _, m := range ch.objects() {
+		a.changed.Add(m.Name)
+		if _, group, _ := strings.Cut(m.Name, "."); ch.object != nil {
+			a.registered(group)
+		}
+	}
+}
+
+// Run keeps the APIServices until ctx is done. The error is one of configuration.
+func (a *APIServices) Run(ctx context.Context, config *rest.Config) error {
+	c, err := client.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for APIServices: %w", err)
+	}
+	a.changed.work(ctx, 4, func(ctx context.Context, name string) error { return a.sync(ctx, c.APIServices(), name) })
+	return nil
+}
+
+// sync brings one up to date.
+func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, name string) error {
+	a.mu.Lock()
+	gv, local := a.local[name]
+	begun := a.begun[name]
+	a.mu.Unlock()
+	is, err := c.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		a.forget(name)
+		err = nil
+		if local {
+			err = a.create(ctx, c, name, gv)
+		}
+	case err != nil:
+	case is.Spec.Service != nil || is.Labels[automanaged] == "" || begun && is.Labels[automanaged] == onStart:
+		err = a.tell(ctx, c, is)
+	case !local:
+		err = c.Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(is.UID))})
+	default:
+		if want := specOf(gv); !equality.Semantic.DeepEqual(is.Spec, want) {
+			is.Spec = want
+			is, err = c.Update(ctx, is, metav1.UpdateOptions{})
+		}
+		if err == nil {
+			err = a.tell(ctx, c, is)
+		}
+	}
+	if err == nil && local {
+		a.mu.Lock()
+		a.begun[name] = true
+		a.mu.Unlock()
+	}
+	return ignoreNotFound(err)
+}
+
+func (a *APIServices) forget(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.begun, name)
+	delete(a.conditions, name)
+}
+
+func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, name string, gv schema.GroupVersion) error {
+	label := onStart
+	if resource.LocalPriority(gv).Group == resource.CustomPriority {
+		label = always
+	}
+	_, err := c.Create(ctx, &apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{automanaged: label}},
+		Spec:       specOf(gv),
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // it is looked at again
+		return nil
+	}
+	return err
+}
+
+func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
+	p := resource.LocalPriority(gv)
+	return apiregistrationv1.APIServiceSpec{Group: gv.Group, Version: gv.Version, GroupPriorityMinimum: int32(p.Group), VersionPriority: int32(p.Version)}
+}
+
+// tell writes whether one is available.
+func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService) error {
+	condition := helper.NewLocalAvailableAPIServiceCondition()
+	if is.Spec.Service != nil {
+		a.mu.Lock()
+		reported, known := a.conditions[is.Name]
+		a.mu.Unlock()
+		if !known {
+			return nil
+		}
+		condition.Reason, condition.Message = reported.Reason, clip(reported.Message)
+		if !reported.Available {
+			condition.Status = apiregistrationv1.ConditionFalse
+		}
+	}
+	was := helper.GetAPIServiceConditionByType(is, condition.Type)
+	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason && was.Message == condition.Message {
+		return nil
+	}
+	helper.SetAPIServiceCondition(is, condition)
+	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{})
+	return err
+}
