@@ -11,6 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 
 	"github.com/trellis-k8s/trellis/internal/aggregation"
@@ -43,6 +44,14 @@ func (s *Server) aggregate(out *egress.Dialer) {
 	}
 	s.engine.Live.OnSwap(follow)
 	follow(nil)
+}
+
+// keepAPIServices runs the loop that does, unless their kind is switched off.
+func (s *Server) keepAPIServices(ctx context.Context, c *rest.Config) error {
+	if !s.serves(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")) {
+		return nil
+	}
+	return s.apiServices.Run(ctx, c)
 }
 
 // headers are those that flags name.

@@ -8,6 +8,37 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
+// EXT-001: with apiregistration.k8s.io switched off, there is no APIService, and none that is stored counts.
+func TestNoAPIServices(t *testing.T) {
+	c := apiserver.Config{DataDir: t.TempDir()}
+	const service = `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","metadata":{"name":"v1.batch"},"spec":{"group":"batch","version":"v1",
+		"groupPriorityMinimum":1,"versionPriority":1,"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`
+	const services = "/apis/apiregistration.k8s.io/v1/apiservices"
+	first := start(t, c)
+	patch, err := http.NewRequest(http.MethodPatch, first.URL()+services+"/v1.batch?fieldManager=t&force=true", strings.NewReader(service))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch.Header.Set("Content-Type", "application/apply-patch+yaml")
+	resp, err := client(t, first).Do(patch)
+	if err != nil || resp.StatusCode/100 != 2 {
+		t.Fatal(resp, err)
+	}
+	get := func(s *apiserver.Server, path string, status int) {
+		t.Helper()
+		resp, err := client(t, s).Get(s.URL() + path)
+		body(t, resp, err, status)
+	}
+	get(first, "/apis/batch/v1/jobs", http.StatusServiceUnavailable)
+	if err := first.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	c.RuntimeConfig = map[string]string{"apiregistration.k8s.io/v1": "false"}
+	off := start(t, c)
+	get(off, "/apis/batch/v1/jobs", http.StatusOK)
+	get(off, services, http.StatusNotFound)
+}
+
 // EXT-001: what --runtime-config switches off is gone, from discovery and OpenAPI too, and comes back as it was.
 func TestRuntimeConfig(t *testing.T) {
 	c := apiserver.Config{DataDir: t.TempDir(), Address: "0.0.0.0:0"}

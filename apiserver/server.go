@@ -157,7 +157,7 @@ func (s *Server) runLoops() {
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
 	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Logger: s.config.Logger}
-	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.apiServices.Run, s.trust} {
+	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.keepAPIServices, s.trust} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)

@@ -3,9 +3,12 @@ package resource
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -139,7 +142,7 @@ func (l *Live) publish(c *Catalog, revision int64) {
 func (l *Live) Follow(ctx context.Context) error {
 	for {
 		snapshot := l.store.Head()
-		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, ""), snapshot.Walk(APIServicePrefix, "")), snapshot.Revision())
+		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, ""), l.apiServices(snapshot)), snapshot.Revision())
 		l.tell(nil)
 		err := l.follow(ctx, snapshot.Revision())
 		if !storage.Missed(err) {
@@ -148,37 +151,57 @@ func (l *Live) Follow(ctx context.Context) error {
 	}
 }
 
+// apiServices are those of a snapshot. They count where their kind is served, which is one that can be switched off.
+func (l *Live) apiServices(snapshot *storage.Snapshot) iter.Seq[*storage.Record] {
+	if !l.aggregates() {
+		return func(func(*storage.Record) bool) {}
+	}
+	return snapshot.Walk(APIServicePrefix, "")
+}
+
+func (l *Live) aggregates() bool {
+	return l.builtin.Find(apiregistrationv1.GroupName, "v1", "apiservices") != nil
+}
+
 // followed is a prefix of which every change is taken note of.
 type followed struct {
 	*storage.Cursor
 	progress int64
 }
 
+func (l *Live) watch(ctx context.Context, prefix string, after int64) (*followed, error) {
+	cursor, err := l.store.Watch(ctx, prefix, after)
+	if err != nil {
+		return nil, fmt.Errorf("follow the kinds: %w", err)
+	}
+	return &followed{cursor, after}, nil
+}
+
 func (l *Live) follow(ctx context.Context, after int64) error {
-	var crds, services followed
-	for prefix, of := range map[string]*followed{CRDPrefix: &crds, APIServicePrefix: &services} {
-		cursor, err := l.store.Watch(ctx, prefix, after)
+	crds, err := l.watch(ctx, CRDPrefix, after)
+	if err != nil {
+		return err
+	}
+	defer crds.Close()
+	all, registered := []*followed{crds}, (<-chan struct{})(nil)
+	if l.aggregates() {
+		services, err := l.watch(ctx, APIServicePrefix, after)
 		if err != nil {
-			return fmt.Errorf("follow the kinds: %w", err)
+			return err
 		}
-		defer cursor.Close()
-		*of = followed{cursor, after}
+		defer services.Close()
+		all, registered = append(all, services), services.Ready()
 	}
 	awaited := after
 	for {
-		changes, err := crds.take()
+		changes, ofCRDs, progress, err := take(all)
 		if err != nil {
 			return err
 		}
-		registrations, err := services.take()
-		if err != nil {
-			return err
-		}
-		progress := min(crds.progress, services.progress)
-		if len(changes)+len(registrations) > 0 {
-			l.publish(l.Load().with(append(registrations, changes...)), progress)
-			if len(changes) > 0 {
-				l.tell(changes)
+		if len(changes) > 0 {
+			l.publish(l.Load().with(changes), progress)
+			if ofCRDs > 0 {
+				l.tell(changes[:ofCRDs])
 			}
 			continue
 		}
@@ -187,23 +210,30 @@ func (l *Live) follow(ctx context.Context, after int64) error {
 		}
 		if r := l.wanted(); r != 0 && r != awaited {
 			awaited = r
-			crds.Await(r)
-			services.Await(r)
+			for _, f := range all {
+				f.Await(r)
+			}
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-crds.Ready():
-		case <-services.Ready():
+		case <-registered:
 		case <-l.ask:
 		}
 	}
 }
 
-// take returns the changes that have not been seen.
-func (f *followed) take() (events []*storage.Event, err error) {
-	if events, f.progress, err = f.Take(nil); err != nil {
-		return nil, fmt.Errorf("follow the kinds: %w", err)
+// take returns the changes that have not been seen, those of the first of all first, and the revision up to which there are no others.
+func take(all []*followed) (changes []*storage.Event, ofFirst int, progress int64, err error) {
+	for i, f := range all {
+		if changes, f.progress, err = f.Take(changes); err != nil {
+			return nil, 0, 0, fmt.Errorf("follow the kinds: %w", err)
+		}
+		if i == 0 {
+			ofFirst, progress = len(changes), f.progress
+		}
+		progress = min(progress, f.progress)
 	}
-	return events, nil
+	return changes, ofFirst, progress, nil
 }
