@@ -61,7 +61,7 @@ func newWorld(t *testing.T) *world {
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     aggregation.Headers{}.Default(),
 		Report:      func(_ string, c aggregation.Condition) { w.reports <- c },
-		Timeout:     time.Minute,
+		Timeout:     2 * time.Second, // for those that have to end by it
 	})
 	t.Cleanup(w.Close)
 	w.Live.OnSwap(func(*resource.Catalog) { w.Follow() })
