@@ -83,18 +83,7 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 		ctx, cancel = context.WithTimeout(ctx, f.timeout)
 		defer cancel()
 	}
-	flags := genericclioptions.NewConfigFlags(true)
-	switch {
-	case f.kubeconfig != "":
-		flags.KubeConfig = &f.kubeconfig
-	case os.Getenv("KUBECONFIG") == "":
-		local := defaultKubeconfig
-		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
-			return errors.New(noServerHere)
-		}
-		flags.KubeConfig = &local
-	}
-	config, err := flags.ToRESTConfig()
+	config, err := clientConfig(f.kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -115,6 +104,22 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 		return err
 	}
 	return follow(ctx, migrations, name, found.GroupResource(), out)
+}
+
+// clientConfig is of the kubeconfig that is named, that of KUBECONFIG, or that of the server of this folder.
+func clientConfig(kubeconfig string) (*rest.Config, error) {
+	flags := genericclioptions.NewConfigFlags(true)
+	switch {
+	case kubeconfig != "":
+		flags.KubeConfig = &kubeconfig
+	case os.Getenv("KUBECONFIG") == "":
+		local := defaultKubeconfig
+		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.New(noServerHere)
+		}
+		flags.KubeConfig = &local
+	}
+	return flags.ToRESTConfig()
 }
 
 // find asks the server which resource people call kind, which may have a version and a group behind it, as for kubectl.

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"text/template"
+	"time"
+
+	"github.com/spf13/cobra"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/cert"
+
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/control/manifests"
+)
+
+//go:embed extension/install.yaml
+var installManifest string
+
+// tokenLifetime is how long the token is good for by which an extension API server outside of the cluster knows itself.
+const tokenLifetime = 365 * 24 * time.Hour
+
+func newExtension() *cobra.Command {
+	cmd := &cobra.Command{Use: "extension", Short: "Extension API servers: what they need in a cluster", Args: takes("a command", 0, 0)}
+	cmd.AddCommand(newExtensionInstall())
+	return cmd
+}
+
+// installation is what is told of an extension API server.
+type installation struct {
+	Namespace, Service, Group, Version string
+	Image                              string
+	Host                               string // where it runs if it has no image
+	Port                               int
+
+	Certificate, Key, CABundle string // base64 of PEM
+
+	kubeconfig, dir string
+	dryRun          bool
+}
+
+func newExtensionInstall() *cobra.Command {
+	var i installation
+	cmd := &cobra.Command{
+		Use:   "install NAME",
+		Short: "Make all that an extension API server needs in a cluster, and register its group and version",
+		Long: `Make what an extension API server needs in the cluster that it extends, and register it: a namespace, a
+certificate of a CA of its own for the name of its Service, a ServiceAccount, the roles by which it asks who may
+do what, a Service called NAME, and the APIService, with which its group and version become part of the API.
+
+With --image it runs in the cluster, as a Deployment. Without, it runs at --external-name; then the folder --dir gets
+what it is to be started with: tls.crt, tls.key, and a kubeconfig with a token of the ServiceAccount that is good for a year.
+The certificate in that folder is used again if there is one.
+
+--dry-run only prints the manifests. With neither --kubeconfig nor KUBECONFIG it talks to the server of this folder.`,
+		Example: `  trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --port 8443
+  trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --image example.com/wardle:1`,
+		Args: takes("one NAME", 1, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			i.Service = args[0]
+			return i.run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&i.Group, "group", "", "API group that it serves")
+	flags.StringVar(&i.Version, "version", "", "version of the group that it serves")
+	flags.StringVar(&i.Namespace, "namespace", "", "namespace for all of this; by default NAME")
+	flags.StringVar(&i.Image, "image", "", "image of the server")
+	flags.StringVar(&i.Host, "external-name", "localhost", "name of the host that it runs at, without --image")
+	flags.IntVar(&i.Port, "port", 8443, "port that it serves at")
+	flags.StringVar(&i.dir, "dir", "", "folder for its certificate and kubeconfig; by default NAME")
+	flags.BoolVar(&i.dryRun, "dry-run", false, "print what would be made, and make nothing")
+	flags.StringVar(&i.kubeconfig, "kubeconfig", "", "the kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
+	return cmd
+}
+
+func (i *installation) run(ctx context.Context, out io.Writer) error {
+	if err := i.complete(); err != nil {
+		return err
+	}
+	if err := i.certify(); err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := template.Must(template.New("install").Parse(installManifest)).Execute(&text, i); err != nil {
+		return err
+	}
+	if i.dryRun {
+		_, err := out.Write(text.Bytes())
+		return err
+	}
+	config, err := clientConfig(i.kubeconfig)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(i.dir, "manifests.yaml")
+	if err := pki.WriteFile(file, text.Bytes()); err != nil {
+		return err
+	}
+	if err := manifests.Apply(ctx, config, []string{file}, out); err != nil {
+		return err
+	}
+	if i.Image != "" {
+		return nil
+	}
+	return i.writeKubeconfig(ctx, config, out)
+}
+
+// complete fills in what was not said, and refuses what no object can be called.
+func (i *installation) complete() error {
+	if i.Namespace == "" {
+		i.Namespace = i.Service
+	}
+	if i.dir == "" {
+		i.dir = i.Service
+	}
+	for _, c := range []struct {
+		what, value string
+		check       func(string) []string
+	}{
+		{"NAME", i.Service, validation.IsDNS1035Label},
+		{"--namespace", i.Namespace, validation.IsDNS1123Label},
+		{"--group", i.Group, validation.IsDNS1123Subdomain},
+		{"--version", i.Version, validation.IsDNS1035Label},
+		{"--external-name", i.Host, validation.IsDNS1123Subdomain},
+	} {
+		if problems := c.check(c.value); len(problems) > 0 {
+			return fmt.Errorf("%s: %q: %s", c.what, c.value, problems[0])
+		}
+	}
+	if problems := validation.IsValidPortNum(i.Port); len(problems) > 0 {
+		return fmt.Errorf("--port: %s", problems[0])
+	}
+	return nil
+}
+
+// certify reads the certificate in the folder, or makes one, with a CA that signs nothing else.
+func (i *installation) certify() error {
+	file := func(name string) string { return filepath.Join(i.dir, name) }
+	certificate, err := os.ReadFile(file("tls.crt"))
+	key, keyErr := os.ReadFile(file("tls.key"))
+	if errors.Is(err, fs.ErrNotExist) {
+		name := i.Service + "." + i.Namespace + ".svc"
+		if certificate, key, err = cert.GenerateSelfSignedCertKey(name, nil, []string{i.Host}); err != nil {
+			return err
+		}
+		if !i.dryRun {
+			keyErr = errors.Join(os.MkdirAll(i.dir, 0o700), pki.WriteFile(file("tls.key"), key), pki.WriteFile(file("tls.crt"), certificate))
+		} else {
+			keyErr = nil
+		}
+	}
+	if err := errors.Join(err, keyErr); err != nil {
+		return err
+	}
+	leaf, rest := pem.Decode(certificate)
+	if ca, _ := pem.Decode(rest); leaf == nil || ca == nil {
+		return fmt.Errorf("%s: no certificate with that of its CA behind it", file("tls.crt"))
+	}
+	encode := base64.StdEncoding.EncodeToString
+	i.Certificate, i.Key, i.CABundle = encode(certificate), encode(key), encode(bytes.TrimSpace(rest))
+	return nil
+}
+
+// writeKubeconfig writes one for the ServiceAccount, and says how to start the server.
+func (i *installation) writeKubeconfig(ctx context.Context, config *rest.Config, out io.Writer) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	seconds := int64(tokenLifetime.Seconds())
+	review := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
+	review, err = client.CoreV1().ServiceAccounts(i.Namespace).CreateToken(ctx, i.Service, review, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("a token for the ServiceAccount: %w", err)
+	}
+	c := clientcmdapi.NewConfig()
+	c.Clusters["main"] = &clientcmdapi.Cluster{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, InsecureSkipTLSVerify: config.Insecure}
+	c.AuthInfos[i.Service] = &clientcmdapi.AuthInfo{Token: review.Status.Token}
+	c.Contexts["main"], c.CurrentContext = &clientcmdapi.Context{Cluster: "main", AuthInfo: i.Service, Namespace: i.Namespace}, "main"
+	data, err := clientcmd.Write(*c)
+	if err != nil {
+		return err
+	}
+	kubeconfig := filepath.Join(i.dir, "kubeconfig")
+	if err := pki.WriteFile(kubeconfig, data); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nStart it with:\n  --secure-port %d --tls-cert-file %s --tls-private-key-file %s --kubeconfig %s --authentication-kubeconfig %[4]s --authorization-kubeconfig %[4]s\n",
+		i.Port, filepath.Join(i.dir, "tls.crt"), filepath.Join(i.dir, "tls.key"), kubeconfig)
+	return nil
+}
