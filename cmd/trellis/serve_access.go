@@ -86,7 +86,7 @@ func (f *serveFlags) checkAuthentication() error {
 	case c.RequestHeader.CAFile != "" && len(c.RequestHeader.UsernameHeaders) == 0:
 		return errors.New("--requestheader-username-headers: name one, or leave --requestheader-client-ca-file out")
 	case (f.config.Aggregation.ProxyClientCertFile == "") != (f.config.Aggregation.ProxyClientKeyFile == ""):
-		return errors.New("--proxy-client-cert-file and --proxy-client-key-file: name both, or none")
+		return errors.New("--proxy-client-cert-file and --proxy-client-key-file: name both or none")
 	case c.Accounts.MaxExpiration < 0 || c.Accounts.MaxExpiration > 0 && c.Accounts.MaxExpiration < time.Hour || c.Accounts.MaxExpiration > 1<<32*time.Second:
 		return errors.New("--service-account-max-token-expiration: must be between 1 hour and 2^32 seconds")
 	case c.Webhook.Version != "v1" && c.Webhook.Version != "v1beta1":

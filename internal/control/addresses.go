@@ -42,12 +42,15 @@ func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.
 	case !apierrors.IsNotFound(err):
 		return err
 	}
-	made := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: defaultservicecidr.DefaultServiceCIDRName}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
+	made := &networkingv1.ServiceCIDR{ // with all that the loop would add
+		ObjectMeta: metav1.ObjectMeta{Name: defaultservicecidr.DefaultServiceCIDRName, Finalizers: []string{servicecidrs.ServiceCIDRProtectionFinalizer}},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+	}
 	if _, err := all.Create(ctx, made, metav1.CreateOptions{FieldManager: "kube-apiserver"}); err != nil {
 		return err
 	}
 	ready := metaapply.Condition().WithType(networkingv1.ServiceCIDRConditionReady).WithStatus(metav1.ConditionTrue).
-		WithMessage("Kubernetes default Service CIDR is ready").WithLastTransitionTime(metav1.Now())
+		WithMessage("Kubernetes Service CIDR is ready").WithLastTransitionTime(metav1.Now())
 	status := networkingapply.ServiceCIDR(made.Name).WithStatus(networkingapply.ServiceCIDRStatus().WithConditions(ready))
 	_, err = all.ApplyStatus(ctx, status, metav1.ApplyOptions{FieldManager: "kubernetes-service-cidr-controller", Force: true})
 	return err
