@@ -17,6 +17,7 @@ var rooms = []string{
 	"internal/check",
 	"internal/control",
 	"internal/api",
+	"internal/serving",
 	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
@@ -67,7 +68,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/authorization/authorizer":                     {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                            {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                       {},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "apiserver"}, // CAs and certificates from files that change
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                   {"internal/access", "internal/serving", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                      {},
 	"k8s.io/apiserver/pkg/util/feature":                                 {},
 	"k8s.io/apiserver/pkg/features":                                     {},
