@@ -132,13 +132,14 @@ func (w *write) act() (err error) {
 // do has Go code do what is posted, and stores what it has made of the object, if that is valid.
 func (w *write) do() error {
 	o := w.onObject(stores)
+	o.resolve(o.def.Storage)
 	if err := o.load(); err != nil {
 		return err
 	}
 	o.old, o.obj = o.live, object.Copy(o.live)
 	answer, err := w.sub.Do(w.strategyContext(), o.obj, object.Copy(w.obj))
 	if err != nil {
-		return err
+		return asPlain(err)
 	}
 	if respecified(o.obj, o.old, o.v.Status) {
 		object.SetGeneration(o.obj, object.Generation(o.old)+1)
