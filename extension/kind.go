@@ -107,7 +107,7 @@ func defined(manifest []byte, converts bool) (*resource.Definition, error) {
 	}
 	crd.Status = apiextensionsv1.CustomResourceDefinitionStatus{
 		AcceptedNames: crd.Spec.Names,
-		Conditions: []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}},
+		Conditions:    []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.Established, Status: apiextensionsv1.ConditionTrue}},
 	}
 	for _, v := range crd.Spec.Versions {
 		if v.Storage {
@@ -176,4 +176,3 @@ func (k *Kind) do(d *resource.Definition, s Subresource) func(context.Context, o
 		return answer.Object, nil
 	}
 }
-
