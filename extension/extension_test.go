@@ -227,6 +227,9 @@ func TestHooks(t *testing.T) {
 	if !apierrors.IsInvalid(err) || err.Error() != want {
 		t.Error(err)
 	}
+	if _, err := w.boats.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{}, "scale"); err != nil {
+		t.Error(err)
+	}
 	if err := w.boats.Delete(ctx, "b", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) || err.Error() != `boats.example.com "b" is forbidden: boats last` {
 		t.Error(err)
 	}
@@ -234,6 +237,7 @@ func TestHooks(t *testing.T) {
 		"admit CREATEfalse true kubernetes-admin true", "validate CREATEfalse true",
 		"admit CREATEfalse true kubernetes-admin false", "validate CREATEfalse true",
 		"admit UPDATEtrue true kubernetes-admin false", "validate UPDATEtrue true",
+		"admit UPDATEscaletrue true kubernetes-admin false", "validate UPDATEtrue true",
 		"admit DELETEtrue false kubernetes-admin false",
 	}, "\n")
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(wanted, " ", "") {
