@@ -245,6 +245,72 @@ func TestHooks(t *testing.T) {
 	}
 }
 
+// What is posted is done to the newest object, and judged as an update is; what goes wrong is told.
+func TestSubresource(t *testing.T) {
+	k := Kind{Manifest: []byte(manifest)}
+	k.Validate = func(_ context.Context, r *Request) error {
+		if r.Subresource == "sink" && text(r.New, "spec", "name") == "unsinkable" && text(r.New, "spec", "color") != text(r.Old, "spec", "color") {
+			return field.Forbidden(field.NewPath("spec", "name"), "it is unsinkable")
+		}
+		return nil
+	}
+	var w *world
+	var between []byte // what somebody else writes while it is done
+	did := 0
+	k.Subresources = []Subresource{{Name: "sink", Body: []byte(strings.NewReplacer("boats", "holes", "boat", "hole", "Boat", "Hole").Replace(manifest)),
+		Do: func(ctx context.Context, o, body *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+			did++
+			color := text(body, "spec", "color")
+			if color == "void" {
+				return nil, errors.New("no such sea")
+			}
+			if between != nil {
+				patch := between
+				between = nil
+				if _, err := w.boats.Patch(ctx, o.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+					t.Error(err)
+				}
+			}
+			return nil, unstructured.SetNestedField(o.Object, color, "spec", "color")
+		}}}
+	w = start(t, k)
+	sink := func(name, color string, o metav1.CreateOptions) error {
+		hole := boat(name, map[string]any{"color": color})
+		hole.SetKind("Hole")
+		_, err := w.boats.Create(t.Context(), hole, o, "sink")
+		return err
+	}
+	for _, name := range []string{"b", "unsinkable"} {
+		if _, err := w.create(boat(name, map[string]any{"name": name})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	between = []byte(`{"spec":{"title":"HMS"}}`)
+	if err := sink("b", "blue", metav1.CreateOptions{}); err != nil || did != 2 {
+		t.Errorf("%v, done %d times", err, did)
+	}
+	if err := sink("b", "green", metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
+		t.Error(err)
+	}
+	o, err := w.boats.Get(t.Context(), "b", metav1.GetOptions{})
+	if err != nil || text(o, "spec", "color") != "blue" || text(o, "spec", "title") != "HMS" || o.GetGeneration() != 3 {
+		t.Errorf("%v %v", o, err)
+	}
+	if err := sink("unsinkable", "blue", metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "it is unsinkable") {
+		t.Error(err)
+	}
+	if err := sink("b", "void", metav1.CreateOptions{}); apierrors.ReasonForError(err) != metav1.StatusReasonUnknown || err.Error() != "no such sea" {
+		t.Errorf("%v", err)
+	}
+	if err := sink("nobody", "blue", metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+	wrong := boat("b", nil)
+	if _, err := w.boats.Create(t.Context(), wrong, metav1.CreateOptions{}, "sink"); !apierrors.IsInvalid(err) {
+		t.Errorf("a Boat in place of a Hole: %v", err)
+	}
+}
+
 // A function converts: what is written at one version is read at another.
 func TestConvert(t *testing.T) {
 	k := Kind{Manifest: []byte(manifest)}

@@ -11,9 +11,11 @@ import (
 // from rooms below it.
 var rooms = []string{
 	"examples/conversion-webhook",
+	"examples/extension-server",
 	"cmd/trellis",
 	"testserver",
 	"apiserver",
+	"extension",
 	"internal/check",
 	"internal/control",
 	"internal/api",
@@ -40,7 +42,7 @@ var only = map[string][]string{
 	"k8s.io/kubectl":                                                    {"cmd/trellis"},
 	"k8s.io/cli-runtime":                                                {"cmd/trellis"},
 	"k8s.io/component-base/cli":                                         {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                             {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
+	"k8s.io/client-go/rest":                                             {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control"}, // controllers are clients
 	"github.com/rogpeppe/go-internal":                                   {},
 	"github.com/anishathalye/porcupine":                                 {"internal/storage/storagetest"},
 	"sigs.k8s.io/controller-runtime":                                    {},
