@@ -14,6 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
 const (
@@ -23,6 +24,12 @@ const (
 	CBORServingAndStorage = "CBORServingAndStorage"
 	// CustomResourceFieldSelectors is that of the gate behind Config.DisableFieldSelectors.
 	CustomResourceFieldSelectors = "CustomResourceFieldSelectors"
+)
+
+// TLS is what kube-apiserver's flags --tls-* say, SNICertKey one of --tls-sni-cert-key.
+type (
+	TLS        = serving.TLS
+	SNICertKey = serving.SNICertKey
 )
 
 // Config is all that a server can be told. The zero value is a server in memory on a

@@ -10,10 +10,8 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/serving"
 )
-
-// loopbackName is upstream's: by it the administrator's clients ask for the server's own certificate where there are others.
-const loopbackName = "apiserver-loopback-client"
 
 // renewalCheck is how often the server looks whether its certificates are to be renewed, or have been by trellis certs. The
 // former could be seldom, for they are renewed long before they end; it costs reading seven small files.
@@ -21,7 +19,8 @@ const renewalCheck = time.Hour
 
 // makeKeys reads what the server has made for itself, or makes it.
 func (s *Server) makeKeys() error {
-	names := hosts(s.listener.Addr(), builtin.ServiceIP(s.config.ServiceClusterIPRanges[0]))
+	names := serving.Hosts(s.listener.Addr(), "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+		builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // the last is that by which clients inside a cluster would know the API
 	keys, err := pki.Ensure(s.path("pki"), names, s.config.Clock.Now())
 	if err != nil {
 		return err
@@ -32,7 +31,7 @@ func (s *Server) makeKeys() error {
 
 func (s *Server) useKeys(keys *pki.Bundle) {
 	s.keys.Store(keys)
-	s.certificates.setOwn(&keys.Serving)
+	s.certificates.SetOwn(&keys.Serving)
 }
 
 // renewKeys replaces certificates that end soon.
@@ -76,8 +75,8 @@ func (s *Server) ClientConfig() *rest.Config {
 
 // serverName is that by which the administrator asks for the server's own certificate; "" where there is no other.
 func (s *Server) serverName() string {
-	if s.config.TLS.given() {
-		return loopbackName
+	if s.config.TLS.Given() {
+		return serving.LoopbackName
 	}
 	return ""
 }

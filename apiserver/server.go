@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -35,14 +34,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
-
-// shutdownPatience is how long requests in flight may take to finish; upstream's request
-// timeout.
-const shutdownPatience = 60 * time.Second
 
 // Server is a running API server.
 type Server struct {
@@ -51,7 +47,7 @@ type Server struct {
 	store        storage.Store
 	disk         embedded.Health // of what is below store
 	keys         atomic.Pointer[pki.Bundle]
-	certificates *certificates
+	certificates *serving.Certificates
 	authn        *authn.Authenticators
 	roles        *rbac.Index
 	authorizer   *authz.Authorizers
@@ -66,7 +62,7 @@ type Server struct {
 	apiServices *control.APIServices
 	aggregator  *aggregation.Aggregator // nil until connect
 	migrating   []string                // CRDs that say so from before
-	http        *http.Server
+	http        *serving.Server
 	failed      chan struct{}
 	failOnce    sync.Once
 	failure     error // set before failed is closed
@@ -77,7 +73,6 @@ type Server struct {
 	believing  sync.WaitGroup // reading again who is believed
 	disbelieve context.CancelFunc
 	closed     func() error // once
-	draining   atomic.Bool
 }
 
 // Start opens everything and serves. When it returns, every stored kind is served.
@@ -95,7 +90,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, s.report); err != nil {
 		return err
 	}
-	if s.certificates, err = newCertificates(s.config.TLS); err != nil {
+	if s.certificates, err = serving.NewCertificates(s.config.TLS); err != nil {
 		return err
 	}
 	if err := s.openProxyClient(); err != nil {
@@ -104,7 +99,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.store, err = s.open(ctx); err != nil {
 		return err
 	}
-	if s.listener, err = listen(s.config.Address); err != nil {
+	if s.listener, err = serving.Listen(s.config.Address); err != nil {
 		return err
 	}
 	if err := s.makeKeys(); err != nil {
@@ -147,7 +142,7 @@ func (s *Server) runLoops() {
 		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices)
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
-	s.certificates.run(ctx)
+	s.certificates.Run(ctx)
 	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
 	ranges := func(ctx context.Context, c *rest.Config) error {
 		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
@@ -278,8 +273,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Profiling:      s.config.Profiling,
 		Audit:          s.audit,
 	})
-	s.http = newHTTP(s.handler, s.config.TLS.config(s.certificates), s.config.Logger)
-	s.http.ConnState = s.sendAwayLate
+	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.Logger)
 	s.takeOver(s.engine.Live.Load())
 	return nil
 }
@@ -338,14 +332,13 @@ func (s *Server) takeOver(catalog *resource.Catalog) {
 }
 
 func (s *Server) serve() {
-	err := s.http.ServeTLS(gatherer{s.listener}, "", "")
-	if !errors.Is(err, http.ErrServerClosed) {
-		s.fail(fmt.Errorf("serve: %w", err))
+	if err := s.http.Serve(); err != nil {
+		s.fail(err)
 	}
 }
 
 // URL is where clients on this machine reach the server.
-func (s *Server) URL() string { return urlOf(s.listener.Addr()) }
+func (s *Server) URL() string { return serving.URL(s.listener.Addr()) }
 
 // Loopback is for a client in this process: no connection, all rights, no rate limit.
 func (s *Server) Loopback() *rest.Config {

@@ -61,6 +61,7 @@ func TestReadme(t *testing.T) {
 	})
 	runPage(t, "../../docs/versions.md", dir, env)
 	runPage(t, "../../docs/envtest.md", dir, env)
+	runExtensionPage(t, dir, env)
 	stop()
 }
 
@@ -99,7 +100,7 @@ func runPage(t *testing.T, page, dir string, env []string) {
 func clone(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "conversionwebhook", "examples", "internal", "testserver"} {
+	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "conversionwebhook", "examples", "extension", "internal", "testserver"} {
 		source, err := filepath.Abs(filepath.Join("../..", name))
 		if err != nil {
 			t.Fatal(err)

@@ -239,7 +239,7 @@ func TestFrontProxy(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := c.users.believing(true, func() time.Time { return now })
-			a.FrontProxy = &FrontProxy{CAs: proxies.trust(), Names: c.allowed, Headers: headers}
+			a.FrontProxy = &FrontProxy{CAs: proxies.trust(), Names: func() []string { return c.allowed }, Headers: headers}
 			r := httptest.NewRequest("GET", "/apis", nil)
 			if c.cert != nil {
 				r = request(c.cert)

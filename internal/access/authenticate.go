@@ -27,8 +27,14 @@ type Authentication struct {
 // (https://kubernetes.io/docs/reference/access-authn-authz/authentication/#authenticating-proxy).
 type FrontProxy struct {
 	CAs     *Trust                // who signs its certificate
-	Names   []string              // that its certificate may have; none: any
+	Names   func() []string       // that its certificate may have; none: any
 	Headers authenticator.Request // reads the user from the headers
+}
+
+// named says whether a certificate of that name is the proxy's.
+func (p *FrontProxy) named(commonName string) bool {
+	names := p.Names()
+	return len(names) == 0 || slices.Contains(names, commonName)
 }
 
 // Authenticator finds out who sent a request.
@@ -67,13 +73,14 @@ func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		slot, _ := known.(*connection)
 		id := a.certificate(slot, r.TLS.PeerCertificates)
-		if id.proxy {
+		proxy := id.proxied && a.FrontProxy.named(r.TLS.PeerCertificates[0].Subject.CommonName)
+		if proxy {
 			if u, ok := ask(a.FrontProxy.Headers, r, &disbelieved); ok {
 				return u, nil
 			}
 		}
 		switch {
-		case id.refused:
+		case id.proxied && !proxy: // of the front proxy's CA, but not of the front proxy
 			return nil, unauthorized()
 		case id.user != nil:
 			return id.user, nil
@@ -111,8 +118,7 @@ func unauthorized() error { return apierrors.NewUnauthorized("Unauthorized") }
 // identity is what a client certificate says, and as long as what it may be believed.
 type identity struct {
 	user        user.Info // nil: the certificate names nobody
-	proxy       bool      // it is the front proxy's
-	refused     bool      // it is of the front proxy's CA, but not of the front proxy
+	proxied     bool      // it is of the front proxy's CA
 	disbelieved bool      // it is of no CA, or says what it may not
 
 	until            time.Time
@@ -133,7 +139,7 @@ func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) 
 	}
 	id := &identity{clients: clients, proxies: proxies}
 	a.identify(id, peer, now)
-	if slot != nil && (id.proxy || !id.disbelieved) {
+	if slot != nil && (id.proxied || !id.disbelieved) {
 		slot.Store(id)
 	}
 	return id
@@ -144,19 +150,14 @@ func (a *Authenticator) certificate(slot *connection, peer []*x509.Certificate) 
 func (a *Authenticator) identify(id *identity, peer []*x509.Certificate, now time.Time) {
 	until, proxied := verify(id.proxies, peer, now)
 	if proxied {
-		id.until = until
-		names := a.FrontProxy.Names
-		id.proxy = len(names) == 0 || slices.Contains(names, peer[0].Subject.CommonName)
-		if id.refused = !id.proxy; id.refused {
-			return
-		}
+		id.proxied, id.until = true, until
 	}
 	until, ok := verify(id.clients, peer, now)
 	if !ok {
 		id.disbelieved = id.clients != nil
 		return
 	}
-	if !id.proxy || until.Before(id.until) {
+	if !proxied || until.Before(id.until) {
 		id.until = until
 	}
 	id.user, id.disbelieved = subject(peer[0])

@@ -49,7 +49,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	if ns != nil && ns.DeletionTimestamp == "" {
 		return nil
 	}
-	return createIn(r.Namespace, ns, gr, r.ObjectName(ctx))
+	return CreateIn(r.Namespace, ns, gr, r.ObjectName(ctx))
 }
 
 // ObjectName is what an object that is refused is called: by its generateName while it has no name.
@@ -67,9 +67,9 @@ func (r *Request) ObjectName(ctx context.Context) string {
 // Validate implements Plugin.
 func (Lifecycle) Validate(context.Context, *Request) error { return nil }
 
-// createIn says whether an object may be created in a namespace. ns is the namespace's metadata, nil if there is no
+// CreateIn says whether an object may be created in a namespace. ns is the namespace's metadata, nil if there is no
 // such namespace.
-func createIn(namespace string, ns *object.Meta, gr schema.GroupResource, name string) error {
+func CreateIn(namespace string, ns *object.Meta, gr schema.GroupResource, name string) error {
 	if ns == nil {
 		return apierrors.NewNotFound(namespaces, namespace)
 	}

@@ -12,13 +12,13 @@ import (
 // CRD-031
 func TestCreateIn(t *testing.T) {
 	gr := schema.GroupResource{Group: "g", Resource: "r"}
-	if err := createIn("n", &object.Meta{}, gr, "x"); err != nil {
+	if err := CreateIn("n", &object.Meta{}, gr, "x"); err != nil {
 		t.Error(err)
 	}
-	if err := createIn("n", nil, gr, "x"); !apierrors.IsNotFound(err) || err.Error() != `namespaces "n" not found` {
+	if err := CreateIn("n", nil, gr, "x"); !apierrors.IsNotFound(err) || err.Error() != `namespaces "n" not found` {
 		t.Error(err)
 	}
-	err := createIn("n", &object.Meta{DeletionTimestamp: "2026-01-01T00:00:00Z"}, gr, "")
+	err := CreateIn("n", &object.Meta{DeletionTimestamp: "2026-01-01T00:00:00Z"}, gr, "")
 	if !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, "NamespaceTerminating") {
 		t.Error(err)
 	}

@@ -36,7 +36,7 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 	if err = w.run(); err == nil && w.deletion != nil && w.deletion.goesNext {
 		err = w.deletion.removeMarked()
 	}
-	return w.answer, w.sub.Answer != nil, err
+	return w.answer, w.sub.Answer != nil || w.sub.Do != nil && w.answer.Record != nil, err
 }
 
 // targetAt is an object, or with the name "" one that the body names, at a place that the server knows itself.
@@ -50,6 +50,10 @@ func (e *Engine) targetAt(p resource.Place, namespace, name string) Target {
 
 // check judges what is posted.
 func (w *write) check() (err error) {
+	if w.sub.Do != nil {
+		w.obj = w.wanted
+		return w.validate()
+	}
 	if w.typed.obj, err = w.v.Type.ToInternal(w.wanted); err != nil {
 		return asInternal(err)
 	}
@@ -94,6 +98,8 @@ func (w *write) act() (err error) {
 		return w.say()
 	case w.sub.Delete != nil:
 		return w.delete()
+	case w.sub.Do != nil:
+		return w.do()
 	}
 	body, o := w.typed.obj, w.onObject(stores)
 	o.uid = string(body.GetUID())
@@ -122,4 +128,31 @@ func (w *write) act() (err error) {
 		return err
 	}
 	return o.commit()
+}
+
+// do has Go code do what is posted, and stores what it has made of the object, if that is valid.
+func (w *write) do() error {
+	o := w.onObject(stores)
+	o.resolve(o.def.Storage)
+	if err := o.load(); err != nil {
+		return err
+	}
+	o.old, o.obj = o.live, object.Copy(o.live)
+	answer, err := w.sub.Do(w.strategyContext(), o.obj, object.Copy(w.obj))
+	if err != nil {
+		return asPlain(err)
+	}
+	if respecified(o.obj, o.old, o.v.Status) {
+		object.SetGeneration(o.obj, object.Generation(o.old)+1)
+	}
+	o.wanted = o.obj
+	for _, step := range []func() error{o.validate, o.convert, o.commit} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	if answer != nil {
+		w.answer = ObjectOf(w.v, 0, object.Pack(answer, 0))
+	}
+	return nil
 }

@@ -45,7 +45,7 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 		return nil, plain(err.Error())
 	}
 	w := &Watch{ctx: ctx, bookmarks: o.AllowWatchBookmarks}
-	if t.Version.Definition.Custom != nil {
+	if c := t.Version.Definition.Custom; c != nil && c.Key != "" {
 		if t.Version, w.shape, err = e.shapeOf(ctx, t.Version); err != nil {
 			return nil, err
 		}

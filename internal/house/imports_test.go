@@ -11,13 +11,16 @@ import (
 // from rooms below it.
 var rooms = []string{
 	"examples/conversion-webhook",
+	"examples/extension-server",
 	"cmd/trellis",
 	"testserver",
 	"apiserver",
+	"extension",
 	"internal/check",
 	"internal/control",
 	"internal/api",
 	"internal/aggregation",
+	"internal/serving",
 	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
@@ -40,7 +43,7 @@ var only = map[string][]string{
 	"k8s.io/kubectl":                                                           {"cmd/trellis"},
 	"k8s.io/cli-runtime":                                                       {"cmd/trellis"},
 	"k8s.io/component-base/cli":                                                {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "internal/control"}, // controllers are clients
+	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control"}, // controllers are clients
 	"github.com/rogpeppe/go-internal":                                          {},
 	"github.com/anishathalye/porcupine":                                        {"internal/storage/storagetest"},
 	"sigs.k8s.io/controller-runtime":                                           {},
@@ -85,7 +88,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access"},  // how issuers are connected to
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "apiserver"}, // CAs and certificates from files that change
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/serving", "internal/control", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                             {},
 	"k8s.io/apiserver/pkg/util/feature":                                        {},
 	"k8s.io/apiserver/pkg/features":                                            {},

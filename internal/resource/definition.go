@@ -49,7 +49,7 @@ func (d *Definition) Stored() bool { return d.Behavior.Answer == nil && d.PostsT
 
 // Custom is what a Definition made from a CRD knows of it.
 type Custom struct {
-	Key         string // storage key of the CRD
+	Key         string // storage key of the CRD; "" for one that is stored nowhere and never changes
 	Revision    int64  // its Modified
 	Established bool
 	Terminating bool // being deleted: its objects can no longer be created
@@ -173,6 +173,9 @@ type Subresource struct {
 	AlsoAt string
 	// Delete, in place of Act, says how what is posted deletes the object. It may change obj before.
 	Delete func(stored *storage.Snapshot, obj, body Internal, dryRun bool) (Deletion, error) `json:"-"`
+	// Do, in place of all of these, does to the object, which it may change, what a body that has a schema asks for. The object is
+	// at its storage version. Where the answer is nil, the client gets a Status.
+	Do func(ctx context.Context, obj, body object.Tree) (answer object.Tree, err error) `json:"-"`
 	// Answer, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
 	Answer func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
 }

@@ -193,7 +193,7 @@ func (a *Authenticators) frontProxy(h RequestHeader) error {
 	if err != nil {
 		return fmt.Errorf("--requestheader-username-headers and others: %w", err)
 	}
-	a.FrontProxy = &access.FrontProxy{CAs: access.NewTrust(file), Names: h.AllowedNames, Headers: group.NewAuthenticatedGroupAdder(headers)}
+	a.FrontProxy = &access.FrontProxy{CAs: access.NewTrust(file), Names: headerrequest.StaticStringSlice(h.AllowedNames).Value, Headers: group.NewAuthenticatedGroupAdder(headers)}
 	return nil
 }
 

@@ -144,6 +144,14 @@ func (d *document) addCustom(k *kind) error {
 	d.schemas = append(d.schemas,
 		fragment{name: k.model, write: root, size: len(text) + 1024},
 		fragment{name: k.listModel, json: d.publisher.appendList(nil, k, extensions(k.Version, listKind))})
+	for _, sub := range k.Subresources {
+		known := func(f fragment) bool { return f.name == customModel(sub.Body.GroupVersionKind()) }
+		if !slices.ContainsFunc(d.schemas, known) {
+			if err := d.addCustom(&kind{Version: sub.Body}); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 

@@ -269,7 +269,9 @@ func (o *options) subresource(k kind, path, scope string, sub resource.Subresour
 	item := pathItem{path: path + sub.Name}
 	if sub.Body != nil {
 		item.kind = sub.Body.GroupVersionKind()
-		model = modelName(structType(sub.Body.Type.New()))
+		if model = customModel(item.kind); sub.Body.Type != nil {
+			model = modelName(structType(sub.Body.Type.New()))
+		}
 	}
 	if slices.Contains(sub.Verbs, "create") {
 		item.operations = append(item.operations, o.creating(k, scope, sub.Name, model))

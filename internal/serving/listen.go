@@ -1,57 +1,21 @@
-package apiserver
+// Package serving is how connections come in: addresses, certificates, limits, large answers in large pieces, and the end of all
+// of it. It does not know what is served.
+package serving
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
-
-	"github.com/trellis-k8s/trellis/internal/access"
 )
-
-// The limits of a connection are upstream's.
-const (
-	maxHeaderBytes    = 1 << 20
-	readHeaderTimeout = 32 * time.Second
-	idleTimeout       = 90 * time.Second
-	// writeTimeout bounds how long a client may take over a response; streams and long lists
-	// set deadlines of their own.
-	writeTimeout = 2 * time.Minute
-	maxStreams   = 100
-	streamBuffer = 256 << 10
-)
-
-// newHTTP is the server of HTTPS, version 1.1 and 2.
-func newHTTP(handler http.Handler, tlsConfig *tls.Config, logger *slog.Logger) *http.Server {
-	return &http.Server{
-		Handler:   handler,
-		TLSConfig: tlsConfig,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReadFrameSize:              streamBuffer,
-			MaxReceiveBufferPerStream:     streamBuffer,
-			MaxReceiveBufferPerConnection: maxStreams * streamBuffer,
-		},
-		MaxHeaderBytes:    maxHeaderBytes,
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
-		WriteTimeout:      writeTimeout,
-		ConnContext:       access.ConnContext,
-		ErrorLog:          log.New(quietHandshakes{logger}, "", 0),
-	}
-}
 
 // quietHandshakes logs what net/http has to say, except about clients that hang up or do not trust
 // the certificate: anybody can cause those, as often as they like.
@@ -68,8 +32,8 @@ func (q quietHandshakes) Write(p []byte) (int, error) {
 
 var _ io.Writer = quietHandshakes{}
 
-// listen opens the address that clients will connect to.
-func listen(address string) (net.Listener, error) {
+// Listen opens the address that clients will connect to.
+func Listen(address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -80,13 +44,9 @@ func listen(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// hosts are the names and addresses that the serving certificate has to carry; serviceIP is that by which clients inside
-// a cluster would know the API.
-func hosts(bound net.Addr, serviceIP string) []string {
-	names := []string{
-		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-		loopbackName, "localhost", serviceIP, "127.0.0.1", "::1",
-	}
+// Hosts are the names and addresses that the serving certificate has to carry, besides others.
+func Hosts(bound net.Addr, others ...string) []string {
+	names := append(others, LoopbackName, "localhost", "127.0.0.1", "::1")
 	if name, err := os.Hostname(); err == nil {
 		name = strings.ToLower(name)
 		if len(validation.IsDNS1123Subdomain(name)) == 0 {
@@ -115,8 +75,8 @@ func hosts(bound net.Addr, serviceIP string) []string {
 	return names
 }
 
-// urlOf is how a client on this machine reaches the listener.
-func urlOf(bound net.Addr) string {
+// URL is how a client on this machine reaches the listener.
+func URL(bound net.Addr) string {
 	host, port, err := net.SplitHostPort(bound.String())
 	if err != nil {
 		return "https://" + bound.String()

@@ -1,4 +1,4 @@
-package apiserver
+package serving
 
 import (
 	"context"
@@ -16,6 +16,9 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 )
 
+// LoopbackName is upstream's: by it the administrator's clients ask for the server's own certificate where there are others.
+const LoopbackName = "apiserver-loopback-client"
+
 // TLS is what kube-apiserver's flags --tls-* say. Its zero value shows a certificate of the cluster's own CA.
 type TLS struct {
 	CertFile, KeyFile string // shown instead; PEM, read again when they change
@@ -30,8 +33,8 @@ type SNICertKey struct {
 	Names             []string
 }
 
-// given reports whether there are other certificates than the server's own.
-func (t TLS) given() bool { return t.CertFile != "" || len(t.SNI) > 0 }
+// Given reports whether there are other certificates than the server's own.
+func (t TLS) Given() bool { return t.CertFile != "" || len(t.SNI) > 0 }
 
 // check refuses what HTTP/2 does not go with (RFC 9113, 9.2.2).
 func (t TLS) check() error {
@@ -43,9 +46,9 @@ func (t TLS) check() error {
 	return errors.New("--tls-cipher-suites: HTTP/2 needs TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 or TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
 }
 
-// config is for connections. Client certificates are asked for and read, not demanded: who a request is from is for
+// Config is for connections. Client certificates are asked for and read, not demanded: who a request is from is for
 // the handler to say.
-func (t TLS) config(c *certificates) *tls.Config {
+func (t TLS) Config(c *Certificates) *tls.Config {
 	config := &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		CipherSuites:   t.CipherSuites,
@@ -59,8 +62,8 @@ func (t TLS) config(c *certificates) *tls.Config {
 	return config
 }
 
-// certificates are what the server shows its clients. Which of them, is upstream's rule; what has changed, new connections see.
-type certificates struct {
+// Certificates are what the server shows its clients. Which of them, is upstream's rule; what has changed, new connections see.
+type Certificates struct {
 	main *dynamiccertificates.DynamicCertKeyPairContent // nil: the server's own
 	sni  []*dynamiccertificates.DynamicFileSNIContent
 
@@ -75,9 +78,9 @@ type choice struct {
 	all    []*tls.Certificate          // the first is the default
 }
 
-// newCertificates reads the files that t names. There is nothing to be shown before setOwn.
-func newCertificates(t TLS) (c *certificates, err error) {
-	c = &certificates{}
+// NewCertificates reads the files that t names. There is nothing to be shown before SetOwn.
+func NewCertificates(t TLS) (c *Certificates, err error) {
+	c = &Certificates{}
 	if err := t.check(); err != nil {
 		return nil, err
 	}
@@ -98,8 +101,8 @@ func newCertificates(t TLS) (c *certificates, err error) {
 	return c, nil
 }
 
-// run reads files again when they change, until ctx is done.
-func (c *certificates) run(ctx context.Context) {
+// Run reads files again when they change, until ctx is done.
+func (c *Certificates) Run(ctx context.Context) {
 	if c.main != nil {
 		go c.main.Run(ctx, 1)
 	}
@@ -108,8 +111,8 @@ func (c *certificates) run(ctx context.Context) {
 	}
 }
 
-// setOwn shows own in place of the server's own certificate until now.
-func (c *certificates) setOwn(own *tls.Certificate) {
+// SetOwn shows own in place of the server's own certificate until now.
+func (c *Certificates) SetOwn(own *tls.Certificate) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	c.own = own
@@ -117,14 +120,14 @@ func (c *certificates) setOwn(own *tls.Certificate) {
 }
 
 // Enqueue implements dynamiccertificates.Listener: a file has changed.
-func (c *certificates) Enqueue() {
+func (c *Certificates) Enqueue() {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	c.update()
 }
 
 // update chooses anew. Earlier files go before later ones, and names that were typed before those in certificates.
-func (c *certificates) update() {
+func (c *Certificates) update() {
 	next := &choice{byName: map[string]*tls.Certificate{}, all: []*tls.Certificate{c.own}}
 	if c.main != nil {
 		next.all[0] = pair(c.main)
@@ -140,7 +143,7 @@ func (c *certificates) update() {
 		next.add(s.SNINames(), sni[i])
 	}
 	next.all = append(next.all, sni...)
-	next.add([]string{loopbackName}, c.own)
+	next.add([]string{LoopbackName}, c.own)
 	c.now.Store(next)
 }
 
@@ -169,7 +172,7 @@ func namesOf(c *x509.Certificate) []string {
 }
 
 // get implements the GetCertificate of a tls.Config. A client that names no server has called it by its address.
-func (c *certificates) get(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+func (c *Certificates) get(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	now := c.now.Load()
 	name := strings.ToLower(hello.ServerName)
 	if name == "" {

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"archive/zip"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// runExtensionPage follows docs/extension-server.md, in which a new module requires this one: as it is in dir, from a module proxy
+// of the test. EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and EXT-029, by kubectl.
+func runExtensionPage(t *testing.T, dir string, env []string) {
+	t.Helper()
+	proxy, version := t.TempDir(), fmt.Sprintf("v0.0.%d", time.Now().UnixNano())
+	publish(t, dir, filepath.Join(proxy, "github.com/trellis-k8s/trellis/@v"), version)
+	cache := goEnv(t, "GOMODCACHE")
+	t.Cleanup(func() {
+		left, err := filepath.Glob(filepath.Join(cache, "cache/download/github.com/trellis-k8s/trellis/@v", version+"*"))
+		for _, path := range append(left, filepath.Join(cache, "github.com/trellis-k8s/trellis@"+version)) {
+			if err == nil {
+				err = os.RemoveAll(path)
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		if pid, err := os.ReadFile(filepath.Join(dir, "wardle/pid")); err == nil { // where a command failed
+			_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+		}
+	})
+	env = append(env, "GOPROXY=file://"+proxy+","+goEnv(t, "GOPROXY"), "GOSUMDB=off", "GOMODCACHE="+cache, "GOFLAGS=-buildvcs=false -modcacherw")
+	runPage(t, "../../docs/extension-server.md", dir, env)
+}
+
+// publish puts the module in dir into a folder of a module proxy.
+func publish(t *testing.T, dir, folder, version string) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.MkdirAll(folder, 0o700))
+	f, err := os.Create(filepath.Join(folder, version+".zip"))
+	must(err)
+	defer f.Close()
+	z := zip.NewWriter(f)
+	for _, part := range []string{"go.mod", "go.sum", "extension", "internal", "conversionwebhook"} {
+		must(filepath.WalkDir(filepath.Join(dir, part), func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			name, _ := filepath.Rel(dir, path)
+			w, err := z.Create("github.com/trellis-k8s/trellis@" + version + "/" + filepath.ToSlash(name))
+			if err != nil {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			if err == nil {
+				_, err = w.Write(data)
+			}
+			return err
+		}))
+	}
+	must(z.Close())
+	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	must(err)
+	must(os.WriteFile(filepath.Join(folder, version+".mod"), mod, 0o600))
+	must(os.WriteFile(filepath.Join(folder, version+".info"), fmt.Appendf(nil, `{"Version":%q}`, version), 0o600))
+	must(os.WriteFile(filepath.Join(folder, "list"), []byte(version+"\n"), 0o600))
+}

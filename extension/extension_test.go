@@ -1,0 +1,448 @@
+package extension
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// manifest is of the kind Boat, which is stored at v1 and has fewer fields at v1alpha1.
+const manifest = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: boats.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: boats, kind: Boat}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    subresources: {status: {}, scale: {specReplicasPath: .spec.sails, statusReplicasPath: .status.sails}}
+    selectableFields: [{jsonPath: .spec.color}]
+    schema: &schema
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec: {type: object, properties: {color: {type: string}, sails: {type: integer, maximum: 9}, name: {type: string}, title: {type: string}}}
+          status: {type: object, properties: {sails: {type: integer}}}
+  - {name: v1alpha1, served: true, storage: false, schema: *schema, selectableFields: [{jsonPath: .spec.color}]}
+`
+
+var boats = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "boats"}
+
+// world is an extension server behind a main server, and the administrator's client of it.
+type world struct {
+	*testing.T
+	main   *testserver.Server
+	server *Server
+	admin  *rest.Config
+	boats  dynamic.ResourceInterface
+}
+
+func start(t *testing.T, k Kind) *world {
+	t.Helper()
+	main := testserver.Start(t)
+	s, err := Start(t.Context(), Config{Kinds: []Kind{k}, Kubeconfig: main.Kubeconfig, retry: &wait.Backoff{Steps: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	admin := rest.CopyConfig(main.Config)
+	admin.Host, admin.CAData = s.URL(), s.CA()
+	w := &world{T: t, main: main, server: s, admin: admin, boats: dynamic.NewForConfigOrDie(admin).Resource(boats).Namespace("default")}
+	w.until(func() bool { // what the ConfigMap says of users may come a moment later
+		_, err := w.boats.List(t.Context(), metav1.ListOptions{})
+		return err == nil
+	})
+	return w
+}
+
+func (w *world) until(is func() bool) {
+	w.Helper()
+	if err := wait.PollUntilContextTimeout(w.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return is(), nil }); err != nil {
+		w.Fatal(err)
+	}
+}
+
+func (w *world) create(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	return w.boats.Create(w.Context(), o, metav1.CreateOptions{})
+}
+
+func boat(name string, spec map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{"apiVersion": "example.com/v1", "kind": "Boat", "metadata": map[string]any{"name": name}, "spec": spec}}
+}
+
+func text(o *unstructured.Unstructured, path ...string) string {
+	s, _, _ := unstructured.NestedString(o.Object, path...)
+	return s
+}
+
+// What a program links that serves kinds of its own: nothing of the kinds of a cluster.
+func TestLinksNoKinds(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range strings.Split(string(out), "\n") {
+		if strings.HasPrefix(line, "k8s.io/kubernetes") || line == "k8s.io/apiserver/pkg/server" {
+			t.Error(line)
+		}
+	}
+}
+
+// What no API server would take as a CustomResourceDefinition, is no kind.
+func TestManifests(t *testing.T) {
+	change := func(old, new string) Kind {
+		return Kind{Manifest: []byte(strings.Replace(manifest, old, new, 1))}
+	}
+	twice := Kind{Manifest: []byte(manifest)}
+	convert := func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) { return o, nil }
+	for _, c := range []struct {
+		kinds []Kind
+		want  string
+	}{
+		{[]Kind{change("scope:", "scoop:")}, `unknown field "scoop"`},
+		{[]Kind{change("apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1")}, "not of a CustomResourceDefinition"},
+		{[]Kind{change("type: integer", "type: number, x-kubernetes-list-type: set")}, "x-kubernetes-list-type"},
+		{[]Kind{change("boats.example.com", "ships.example.com")}, `must be spec.names.plural+"."+spec.group`},
+		{[]Kind{change("  scope:", "  conversion: {strategy: Webhook}\n  scope:")}, "the function Convert does the work of a webhook"},
+		{[]Kind{change("{name: boats.example.com}", `{name: boats.example.com, annotations: {trellis.dev/conversion: "x("}}`)}, "trellis.dev/conversion"},
+		{[]Kind{{Manifest: []byte(strings.Replace(manifest, "{name: boats.example.com}", `{name: boats.example.com, annotations: {trellis.dev/conversion: "x"}}`, 1)), Convert: convert}}, "there is a function Convert"},
+		{[]Kind{twice, twice}, "two kinds"},
+		{[]Kind{{Manifest: []byte(manifest), Subresources: []Subresource{{Name: "sink"}}}}, "boats/sink: manifest of a kind"},
+	} {
+		if _, err := Start(t.Context(), Config{Kinds: c.kinds}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+	}
+}
+
+// All that a CRD can say of a kind: fields that select, /status, /scale, strictness.
+func TestKind(t *testing.T) {
+	w := start(t, Kind{Manifest: []byte(manifest)})
+	ctx := t.Context()
+	for _, color := range []string{"red", "blue"} {
+		if _, err := w.create(boat(color, map[string]any{"color": color, "sails": int64(2)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list, err := w.boats.List(ctx, metav1.ListOptions{FieldSelector: "spec.color=red"})
+	if err != nil || len(list.Items) != 1 {
+		t.Errorf("%v %v", list, err)
+	}
+	if _, err := w.create(boat("fast", map[string]any{"sails": int64(10)})); !apierrors.IsInvalid(err) {
+		t.Error(err)
+	}
+	o, err := w.boats.Patch(ctx, "red", types.MergePatchType, []byte(`{"status":{"sails":1}}`), metav1.PatchOptions{}, "status")
+	if n, _, _ := unstructured.NestedInt64(o.Object, "status", "sails"); err != nil || n != 1 {
+		t.Errorf("%v %v", o, err)
+	}
+	scale, err := w.boats.Patch(ctx, "red", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`), metav1.PatchOptions{}, "scale")
+	if err != nil || scale.GetKind() != "Scale" {
+		t.Errorf("%v %v", scale, err)
+	}
+	if o, err = w.boats.Get(ctx, "red", metav1.GetOptions{}); err != nil || o.GetGeneration() != 2 {
+		t.Errorf("%v %v", o, err)
+	}
+	unknown := boat("odd", map[string]any{"wheels": int64(1)})
+	if _, err := w.boats.Create(ctx, unknown, metav1.CreateOptions{FieldValidation: "Strict"}); !apierrors.IsBadRequest(err) {
+		t.Error(err)
+	}
+	if o, err = w.create(unknown); err != nil || len(o.Object["spec"].(map[string]any)) > 0 {
+		t.Errorf("%v %v: not pruned", o, err)
+	}
+	if err := w.boats.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Functions hear of each write, at the version that is stored; their errors become answers.
+func TestHooks(t *testing.T) {
+	var heard []string
+	k := Kind{Manifest: []byte(manifest)}
+	k.Admit = func(_ context.Context, r *Request) error {
+		heard = append(heard, fmt.Sprint("admit ", r.Operation, r.Subresource, r.Old != nil, r.New != nil, r.User.GetName(), r.DryRun))
+		if r.Operation == Delete {
+			return errors.New("boats last")
+		}
+		if r.New.GetAPIVersion() != "example.com/v1" {
+			t.Errorf("at %s", r.New.GetAPIVersion())
+		}
+		r.Warn("wet")
+		r.New.SetLabels(map[string]string{"afloat": "yes"})
+		return nil
+	}
+	k.Validate = func(_ context.Context, r *Request) error {
+		heard = append(heard, fmt.Sprint("validate ", r.Operation, r.Old != nil, r.New != nil))
+		if r.Operation != Delete && text(r.New, "spec", "color") == "invisible" {
+			path := field.NewPath("spec")
+			return field.ErrorList{field.Forbidden(path.Child("color"), "cannot be seen"), field.Required(path.Child("name"), "")}.ToAggregate()
+		}
+		if r.New != nil && r.New.GetLabels()["afloat"] != "yes" {
+			t.Errorf("Validate does not see what Admit has changed: %v", r.New)
+		}
+		return nil
+	}
+	w := start(t, k)
+	ctx := t.Context()
+	o, err := w.boats.Create(ctx, boat("b", nil), metav1.CreateOptions{DryRun: []string{"All"}})
+	if err != nil || o.GetLabels()["afloat"] != "yes" {
+		t.Fatal(o, err)
+	}
+	v1alpha1 := boat("b", map[string]any{"color": "red"})
+	v1alpha1.SetAPIVersion("example.com/v1alpha1")
+	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
+	if o, err = older.Create(ctx, v1alpha1, metav1.CreateOptions{}); err != nil || o.GetAPIVersion() != "example.com/v1alpha1" {
+		t.Fatal(o, err)
+	}
+	patch := []byte(`{"spec":{"color":"invisible"}}`)
+	_, err = w.boats.Patch(ctx, "b", types.MergePatchType, patch, metav1.PatchOptions{})
+	const want = `Boat.example.com "b" is invalid: [spec.color: Forbidden: cannot be seen, spec.name: Required value]`
+	if !apierrors.IsInvalid(err) || err.Error() != want {
+		t.Error(err)
+	}
+	if _, err := w.boats.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"replicas":3}}`), metav1.PatchOptions{}, "scale"); err != nil {
+		t.Error(err)
+	}
+	if err := w.boats.Delete(ctx, "b", metav1.DeleteOptions{}); !apierrors.IsForbidden(err) || err.Error() != `boats.example.com "b" is forbidden: boats last` {
+		t.Error(err)
+	}
+	got, wanted := strings.Join(heard, "\n"), strings.Join([]string{
+		"admit CREATEfalse true kubernetes-admin true", "validate CREATEfalse true",
+		"admit CREATEfalse true kubernetes-admin false", "validate CREATEfalse true",
+		"admit UPDATEtrue true kubernetes-admin false", "validate UPDATEtrue true",
+		"admit UPDATEscaletrue true kubernetes-admin false", "validate UPDATEtrue true",
+		"admit DELETEtrue false kubernetes-admin false",
+	}, "\n")
+	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(wanted, " ", "") {
+		t.Errorf("heard\n%s\nwant\n%s", got, wanted)
+	}
+}
+
+// What is posted is done to the newest object, and judged as an update is; what goes wrong is told.
+func TestSubresource(t *testing.T) {
+	k := Kind{Manifest: []byte(manifest)}
+	k.Validate = func(_ context.Context, r *Request) error {
+		if r.Subresource == "sink" && text(r.New, "spec", "name") == "unsinkable" && text(r.New, "spec", "color") != text(r.Old, "spec", "color") {
+			return field.Forbidden(field.NewPath("spec", "name"), "it is unsinkable")
+		}
+		return nil
+	}
+	var w *world
+	var between []byte // what somebody else writes while it is done
+	did := 0
+	k.Subresources = []Subresource{{Name: "sink", Body: []byte(strings.NewReplacer("boats", "holes", "boat", "hole", "Boat", "Hole").Replace(manifest)),
+		Do: func(ctx context.Context, o, body *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+			did++
+			color := text(body, "spec", "color")
+			if color == "void" {
+				return nil, errors.New("no such sea")
+			}
+			if between != nil {
+				patch := between
+				between = nil
+				if _, err := w.boats.Patch(ctx, o.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+					t.Error(err)
+				}
+			}
+			return nil, unstructured.SetNestedField(o.Object, color, "spec", "color")
+		}}}
+	w = start(t, k)
+	sink := func(name, color string, o metav1.CreateOptions) error {
+		hole := boat(name, map[string]any{"color": color})
+		hole.SetKind("Hole")
+		_, err := w.boats.Create(t.Context(), hole, o, "sink")
+		return err
+	}
+	for _, name := range []string{"b", "unsinkable"} {
+		if _, err := w.create(boat(name, map[string]any{"name": name})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	between = []byte(`{"spec":{"title":"HMS"}}`)
+	if err := sink("b", "blue", metav1.CreateOptions{}); err != nil || did != 2 {
+		t.Errorf("%v, done %d times", err, did)
+	}
+	if err := sink("b", "green", metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
+		t.Error(err)
+	}
+	o, err := w.boats.Get(t.Context(), "b", metav1.GetOptions{})
+	if err != nil || text(o, "spec", "color") != "blue" || text(o, "spec", "title") != "HMS" || o.GetGeneration() != 3 {
+		t.Errorf("%v %v", o, err)
+	}
+	if err := sink("unsinkable", "blue", metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "it is unsinkable") {
+		t.Error(err)
+	}
+	if err := sink("b", "void", metav1.CreateOptions{}); apierrors.ReasonForError(err) != metav1.StatusReasonUnknown || err.Error() != "no such sea" {
+		t.Errorf("%v", err)
+	}
+	if err := sink("nobody", "blue", metav1.CreateOptions{}); !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+	wrong := boat("b", nil)
+	if _, err := w.boats.Create(t.Context(), wrong, metav1.CreateOptions{}, "sink"); !apierrors.IsInvalid(err) {
+		t.Errorf("a Boat in place of a Hole: %v", err)
+	}
+}
+
+// A function converts: what is written at one version is read at another.
+func TestConvert(t *testing.T) {
+	k := Kind{Manifest: []byte(manifest)}
+	k.Convert = func(o *unstructured.Unstructured, to string) (*unstructured.Unstructured, error) {
+		from, into := "title", "name"
+		if to == "example.com/v1" {
+			from, into = into, from
+		}
+		if value := text(o, "spec", from); value != "" {
+			unstructured.RemoveNestedField(o.Object, "spec", from)
+			return o, unstructured.SetNestedField(o.Object, value, "spec", into)
+		}
+		return o, nil
+	}
+	w := start(t, k)
+	ctx := t.Context()
+	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
+	events, err := older.Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+	if _, err := w.create(boat("b", map[string]any{"title": "Rose"})); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-events.ResultChan(); text(e.Object.(*unstructured.Unstructured), "spec", "name") != "Rose" {
+		t.Errorf("%v", e)
+	}
+	o, err := older.Patch(ctx, "b", types.MergePatchType, []byte(`{"spec":{"name":"Lily"}}`), metav1.PatchOptions{})
+	if err != nil || text(o, "spec", "name") != "Lily" {
+		t.Errorf("%v %v", o, err)
+	}
+	if o, err = w.boats.Get(ctx, "b", metav1.GetOptions{}); err != nil || text(o, "spec", "title") != "Lily" || text(o, "spec", "name") != "" {
+		t.Errorf("%v %v", o, err)
+	}
+}
+
+// Objects are created in namespaces of the main server, while these are there.
+func TestNamespaces(t *testing.T) {
+	w := start(t, Kind{Manifest: []byte(manifest)})
+	ctx, core := t.Context(), kubernetes.NewForConfigOrDie(w.main.Config).CoreV1().Namespaces()
+	at := func(namespace string) error {
+		_, err := dynamic.NewForConfigOrDie(w.admin).Resource(boats).Namespace(namespace).Create(ctx, boat("b", nil), metav1.CreateOptions{})
+		return err
+	}
+	if err := at("harbour"); !apierrors.IsNotFound(err) || err.Error() != `namespaces "harbour" not found` {
+		t.Error(err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "harbour", Finalizers: []string{"example.com/wait"}}}
+	if _, err := core.Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := at("harbour"); err != nil { // whatever the watch has told of
+		t.Error(err)
+	}
+	if err := core.Delete(ctx, "harbour", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.until(func() bool { return apierrors.HasStatusCause(at("harbour"), corev1.NamespaceTerminatingCause) })
+	if _, err := core.Patch(ctx, "harbour", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// AGG-039: where the main server is away, nobody is granted anything, and whoever has a certificate is still known.
+func TestMainServerAway(t *testing.T) {
+	w := start(t, Kind{Manifest: []byte(manifest)})
+	w.main.Stop()
+	anonymous := rest.AnonymousClientConfig(w.admin)
+	client, err := rest.HTTPClientFor(anonymous)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]int{"/apis/example.com/v1/boats": http.StatusInternalServerError, "/livez": http.StatusOK} {
+		resp, err := client.Get(w.server.URL() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Body.Close(); resp.StatusCode != want {
+			t.Errorf("%s: %d, want %d", path, resp.StatusCode, want)
+		}
+	}
+	client.CloseIdleConnections()
+	if _, err := w.boats.List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Error(err)
+	}
+	elsewhere := dynamic.NewForConfigOrDie(w.admin).Resource(boats).Namespace("unheard-of")
+	if _, err := elsewhere.Create(t.Context(), boat("b", nil), metav1.CreateOptions{}); !apierrors.IsInternalError(err) {
+		t.Errorf("in a namespace that nobody can ask for: %v", err)
+	}
+}
+
+// AGG-032: the program is told by flags.
+func TestFlags(t *testing.T) {
+	main := testserver.Start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	ready := &interrupter{cancel: cancel}
+	dir := t.TempDir()
+	args := []string{"boats", "--kubeconfig", main.Kubeconfig, "--secure-port=0", "--bind-address=127.0.0.1", "--data-dir", dir}
+	if err := run(ctx, Config{Kinds: []Kind{{Manifest: []byte(manifest)}}}, args, ready); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(ready.String(), "serving at https://127.0.0.1:") {
+		t.Error(ready.String())
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) == 0 {
+		t.Error("nothing is kept", err)
+	}
+	for want, args := range map[string][]string{
+		"flags only":                                  {"boats", "serve"},
+		"unknown flag: --sails":                       {"boats", "--sails"},
+		"this is no Pod":                              {"boats", "--secure-port=0"},
+		"--client-ca-file":                            {"boats", "--kubeconfig", main.Kubeconfig, "--client-ca-file=/missing"},
+		"--requestheader-client-ca-file":              {"boats", "--kubeconfig", main.Kubeconfig, "--requestheader-client-ca-file=/missing"},
+		"--tls-cert-file":                             {"boats", "--kubeconfig", main.Kubeconfig, "--tls-cert-file=/missing"},
+		"client for authentication: stat /missing":    {"boats", "--kubeconfig", main.Kubeconfig, "--authentication-kubeconfig=/missing"},
+		"client for authorization: stat /elsewhere":   {"boats", "--kubeconfig", main.Kubeconfig, "--authorization-kubeconfig=/elsewhere"},
+		"invalid argument \"here\" for \"--bind-addr": {"boats", "--bind-address=here"},
+	} {
+		if err := run(t.Context(), Config{}, args, ready); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %s", args, err, want)
+		}
+	}
+}
+
+// interrupter ends the program as soon as it has said that it serves.
+type interrupter struct {
+	bytes.Buffer
+	cancel context.CancelFunc
+}
+
+func (i *interrupter) Write(p []byte) (int, error) {
+	i.cancel()
+	return i.Buffer.Write(p)
+}
