@@ -100,6 +100,9 @@ func (s *Server) trust(ctx context.Context, c *rest.Config) error {
 }
 
 func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticationInfo, err error) {
+	if c := s.config; (c.Authentication.RequestHeader.CAFile == "") != (c.Aggregation.ProxyClientCertFile == "") {
+		c.Logger.Warn("--requestheader-client-ca-file and --proxy-client-cert-file belong together: other API servers believe this one if a CA of the former has signed the latter")
+	}
 	headers := s.headers()
 	info = clusterauthenticationtrust.ClusterAuthenticationInfo{
 		ClientCA:                         s.authn.ClientCAs,

@@ -26,8 +26,8 @@ type Config struct {
 	// Certificate is who this server is to the others, which believe what Headers say of a user because of it.
 	Certificate func() (*tls.Certificate, error)
 	Headers     Headers
-	// Report is told of each change of a Condition. It must not block.
-	Report func(apiService string, c Condition)
+	// Report is told of the Condition of an APIService when it is first known, and when it changes. It must not block.
+	Report func(s *resource.APIService, c Condition)
 	// Timeout bounds a request that is no watch or stream; 0: a minute.
 	Timeout time.Duration
 	Clock   clock.WithTicker // nil: the machine's
@@ -41,7 +41,7 @@ type Aggregator struct {
 	loops  sync.WaitGroup
 
 	mu       sync.RWMutex
-	backends map[*resource.APIService]*backend
+	backends map[string]*backend // by name of the APIService
 }
 
 // New returns an Aggregator that knows no APIService yet. The caller closes it.
@@ -50,7 +50,7 @@ func New(c Config) *Aggregator {
 		c.Clock = clock.RealClock{}
 	}
 	c.Timeout = cmp.Or(c.Timeout, time.Minute)
-	a := &Aggregator{config: c, backends: map[*resource.APIService]*backend{}}
+	a := &Aggregator{config: c, backends: map[string]*backend{}}
 	a.ctx, a.end = context.WithCancel(context.Background())
 	return a
 }
@@ -73,23 +73,30 @@ func (a *Aggregator) Follow() {
 	if a.ctx.Err() != nil {
 		return
 	}
-	known := map[*resource.APIService]bool{}
+	known := map[string]bool{}
 	for _, s := range a.config.Catalog().APIServices() {
-		if known[s] = true; a.backends[s] == nil {
-			b := newBackend(a, s)
-			a.backends[s] = b
-			a.loops.Go(b.watch)
+		known[s.Name] = true
+		last := a.backends[s.Name]
+		if last != nil && last.service.Same(s) {
+			continue
 		}
+		b := newBackend(a, s)
+		if last != nil {
+			b.takeOver(last)
+			last.close()
+		}
+		a.backends[s.Name] = b
+		a.loops.Go(b.watch)
 	}
-	for s, b := range a.backends {
-		if !known[s] {
+	for name, b := range a.backends {
+		if !known[name] {
 			b.close()
-			delete(a.backends, s)
+			delete(a.backends, name)
 		}
 	}
 }
 
-// backend returns who serves s: nobody, if it is gone.
+// backend returns who serves s, or what has become of s since: nobody, if it is gone.
 func (a *Aggregator) backend(s *resource.APIService) *backend {
 	if b := a.known(s); b != nil {
 		return b
@@ -106,7 +113,10 @@ func (a *Aggregator) backend(s *resource.APIService) *backend {
 func (a *Aggregator) known(s *resource.APIService) *backend {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return a.backends[s]
+	if b := a.backends[s.Name]; b != nil && b.service.UID == s.UID {
+		return b
+	}
+	return nil
 }
 
 // Discovery returns what is known of the resources of s, which may be out of date, and says so; nil before anything is known. It is

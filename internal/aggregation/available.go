@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -20,7 +21,7 @@ const (
 	// handshakeTimeout is how long an endpoint may take to shake hands, which tells one that is slow from one that is dead or mute.
 	handshakeTimeout = 800 * time.Millisecond
 	probeTimeout     = 5 * time.Second
-	maxDiscovery     = 8 << 20 // bytes of a resource list
+	maxDiscovery     = 4 << 20 // bytes of a resource list
 )
 
 // Condition is the condition Available of an APIService. The zero value says that nothing is known yet.
@@ -29,80 +30,112 @@ type Condition struct {
 	Reason, Message string
 }
 
-// watch judges the backend over and over, until it is closed: at once when something may have changed, each second while it is
-// not available, and now and then anyway.
+// watch judges the backend over and over, until it is closed: at once when something may have changed, each second while it, or
+// one of its endpoints, is not well, and now and then anyway; but never more often than that, whatever it does.
 func (b *backend) watch() {
-	for {
-		http2, generation := b.look(), b.now.Load().generation
-		for looked := b.of.config.Clock.Now(); ; {
-			timer := b.of.config.Clock.NewTimer(lookEvery)
-			poked := false
-			select {
-			case <-b.ctx.Done():
-				timer.Stop()
-				return
-			case <-b.poked:
-				poked = true
-			case <-timer.C():
-			}
+	clock := b.of.config.Clock
+	var asked time.Time // all endpoints, also those that are well
+	for first, all := true, true; ; first = false {
+		looked := clock.Now()
+		if all {
+			asked = looked
+		}
+		refresh := refreshAfter(b.look(all, first))
+		if !b.rest(looked, func() bool { return clock.Since(asked) >= refresh }) {
+			return
+		}
+		all = clock.Since(asked) >= refresh
+	}
+}
+
+// rest returns when it is time to look again, or false when the backend has been closed.
+func (b *backend) rest(looked time.Time, due func() bool) bool {
+	generation := b.now.Load().generation
+	for poked := false; ; {
+		wait := lookEvery
+		if poked {
+			wait -= b.of.config.Clock.Since(looked)
+		}
+		timer := b.of.config.Clock.NewTimer(wait)
+		select {
+		case <-b.ctx.Done():
 			timer.Stop()
-			if poked || !b.condition.Load().Available || b.generation() != generation || b.of.config.Clock.Since(looked) >= refreshAfter(http2) {
-				break
-			}
+			return false
+		case <-b.poked:
+			poked = true
+		case <-timer.C():
+		}
+		timer.Stop()
+		rested := b.of.config.Clock.Since(looked) >= lookEvery
+		if rested && (poked || b.generation() != generation || !b.condition.Load().Available || !b.now.Load().well() || due()) {
+			return true
 		}
 	}
 }
 
 // look judges the backend once, and tells of what has changed. http2 says that its connections are of HTTP/2.
-func (b *backend) look() (http2 bool) {
-	c, http2 := b.judge()
+func (b *backend) look(all, first bool) (http2 bool) {
+	c, http2 := b.judge(all)
 	if b.ctx.Err() != nil {
 		return http2
 	}
 	b.freshen(c.Available)
-	if *b.condition.Load() != c {
+	if first || *b.condition.Load() != c {
 		b.condition.Store(&c)
-		b.of.config.Report(b.service.Name, c)
+		b.of.config.Report(b.service, c)
 	}
 	return http2
 }
 
+// answer is what an endpoint says of its resources.
+type answer struct {
+	list  []byte
+	http2 bool
+	err   error
+}
+
 // judge says whether the backend is available, in the words of kube-apiserver
-// (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server).
-func (b *backend) judge() (c Condition, http2 bool) {
+// (https://kubernetes.io/docs/tasks/extend-kubernetes/setup-extension-api-server). It does so as soon as one endpoint is known
+// to be well; what is slower goes on.
+func (b *backend) judge(all bool) (c Condition, http2 bool) {
 	now := b.endpoints()
 	if now.err != nil {
 		return b.unresolved(now.err), false
 	}
-	type answer struct {
-		list  []byte
-		http2 bool
-		err   error
-	}
-	answers := make(chan answer, len(now.all))
+	passed, http2 := Condition{Available: true, Reason: "Passed", Message: "all checks passed"}, true
+	answers, asked, well := make(chan answer, len(now.all)), 0, false
 	for _, e := range now.all {
-		go func() {
-			list, http2, err := b.examine(e)
-			answers <- answer{list, http2, err}
-		}()
-	}
-	http2 = true
-	var last error
-	for range now.all {
-		a := <-answers
-		if a.err != nil {
-			last = a.err
+		if !all && e.well.Load() {
+			well = true
 			continue
 		}
-		if !c.Available {
-			last = b.describe(a.list)
+		if !e.asked.CompareAndSwap(false, true) {
+			continue // it takes its time
 		}
-		c.Available, http2 = c.Available || last == nil, http2 && a.http2
+		asked++
+		b.of.loops.Go(func() {
+			defer e.asked.Store(false)
+			answers <- b.examine(e)
+		})
 	}
-	if !c.Available {
-		return Condition{Reason: "FailedDiscoveryCheck", Message: last.Error()}, false
+	if well {
+		return passed, http2
 	}
-	return Condition{Available: true, Reason: "Passed", Message: "all checks passed"}, http2
+	last := errors.New("no endpoint has answered yet")
+	for range asked {
+		a := <-answers
+		if a.err == nil {
+			b.describe(a.list)
+			return passed, a.http2
+		}
+		last = a.err
+	}
+	return Condition{Reason: "FailedDiscoveryCheck", Message: last.Error()}, false
+}
+
+// well says that there is no endpoint that is not.
+func (e *endpoints) well() bool {
+	return !slices.ContainsFunc(e.all, func(one *endpoint) bool { return !one.well.Load() })
 }
 
 // unresolved says why there is no endpoint.
@@ -125,22 +158,23 @@ func (b *backend) unresolved(err error) Condition {
 
 // examine asks an endpoint for the resources of the group version. One that has not been well all along has to shake hands
 // quickly first.
-func (b *backend) examine(e *endpoint) (list []byte, http2 bool, err error) {
+func (b *backend) examine(e *endpoint) (a answer) {
+	breaks := e.breaks.Load()
 	if e.well.Load() {
-		if list, http2, err = b.ask(e, lookEvery); err == nil {
-			return list, http2, nil
+		if a.list, a.http2, a.err = b.ask(e, lookEvery); a.err == nil {
+			return a
 		}
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, handshakeTimeout)
 	defer cancel()
-	if err = e.probe.Shake(ctx); err == nil {
-		list, http2, err = b.ask(e, probeTimeout)
+	if a.err = e.probe.Shake(ctx); a.err == nil {
+		a.list, a.http2, a.err = b.ask(e, probeTimeout)
 	}
-	e.well.Store(err == nil)
-	if err != nil {
-		return nil, false, fmt.Errorf("failing or missing response from https://%s%s: %w", e.address, b.path(), err)
+	e.well.Store(a.err == nil && e.breaks.Load() == breaks)
+	if a.err != nil {
+		a.err = fmt.Errorf("failing or missing response from https://%s%s: %w", e.address, b.path(), a.err)
 	}
-	return list, http2, nil
+	return a
 }
 
 func (b *backend) ask(e *endpoint, within time.Duration) (list []byte, http2 bool, err error) {

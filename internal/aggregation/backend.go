@@ -2,6 +2,7 @@ package aggregation
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"net/http"
 	"sync"
@@ -26,8 +27,9 @@ type backend struct {
 
 	condition atomic.Pointer[Condition]
 	resources atomic.Pointer[apidiscoveryv2.APIVersionDiscovery]
-	index     document // of OpenAPI v3
-	whole     document // of v2
+	list      [sha256.Size]byte // the hash of what resources were made of; of the watch
+	index     *document         // of OpenAPI v3
+	whole     *document         // of v2
 
 	mu   sync.Mutex // for who changes endpoints
 	now  atomic.Pointer[endpoints]
@@ -42,7 +44,7 @@ type endpoints struct {
 }
 
 func newBackend(a *Aggregator, s *resource.APIService) *backend {
-	b := &backend{of: a, service: s, poked: make(chan struct{}, 1), generation: func() uint64 { return 0 }}
+	b := &backend{of: a, service: s, poked: make(chan struct{}, 1), index: &document{}, whole: &document{}, generation: func() uint64 { return 0 }}
 	b.host = egress.Service{Namespace: s.Namespace, Name: s.Service, Port: s.Port}.HostPort()
 	b.ctx, b.cancel = context.WithCancel(a.ctx)
 	if g := a.config.Dialer.Generation; g != nil {
@@ -51,6 +53,16 @@ func newBackend(a *Aggregator, s *resource.APIService) *backend {
 	b.condition.Store(&Condition{})
 	b.now.Store(&endpoints{err: errors.New("not looked for yet")})
 	return b
+}
+
+// takeOver has b know what is known of its predecessor. Whether that is available may say nothing of b, if it is elsewhere.
+func (b *backend) takeOver(last *backend) {
+	if is, was := b.service, last.service; is.UID != was.UID || is.Namespace != was.Namespace || is.Service != was.Service || is.Port != was.Port {
+		return
+	}
+	b.condition.Store(last.condition.Load())
+	b.resources.Store(last.resources.Load())
+	b.index, b.whole = last.index, last.whole
 }
 
 // close ends the watch, and lets go of connections that are idle.
@@ -117,6 +129,8 @@ type endpoint struct {
 	probe    *egress.Transport
 	upgrades *egress.Transport
 	well     atomic.Bool // it answered when it was last asked, and has not broken off since
+	asked    atomic.Bool // it is being asked
+	breaks   atomic.Int64
 }
 
 func (b *backend) newEndpoint(address string) (e *endpoint, err error) {
@@ -125,9 +139,12 @@ func (b *backend) newEndpoint(address string) (e *endpoint, err error) {
 		Name: "aggregation", Address: address, ServerName: b.service.Service + "." + b.service.Namespace + ".svc",
 		CABundle: b.service.CABundle, Insecure: b.service.Insecure, Certificate: b.of.config.Certificate,
 	}
+	options.Anyones = true
 	probing, upgrading := options, options
+	probing.Anyones = false
 	probing.PingEvery, probing.MaxBytes, probing.Timeout = pingEvery, maxDiscovery, probeTimeout
 	probing.Broke = func() {
+		e.breaks.Add(1)
 		e.well.Store(false)
 		b.poke()
 	}

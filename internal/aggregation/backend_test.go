@@ -60,7 +60,7 @@ func newWorld(t *testing.T) *world {
 		Endpoints:   w.endpoints,
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     aggregation.Headers{}.Default(),
-		Report:      func(_ string, c aggregation.Condition) { w.reports <- c },
+		Report:      func(_ *resource.APIService, c aggregation.Condition) { w.reports <- c },
 		Timeout:     2 * time.Second, // for those that have to end by it
 	})
 	t.Cleanup(w.Close)
@@ -265,4 +265,72 @@ func (w *world) expect(path string, status int, body string) {
 	if got := read(w.World, resp); resp.StatusCode != status || got != body {
 		w.Errorf("%s: %d %q, want %d %q", path, resp.StatusCode, got, status, body)
 	}
+}
+
+// TestSpecChanges: AGG-048. A change of an APIService breaks nothing while the backend is looked at anew.
+func TestSpecChanges(t *testing.T) {
+	var slow atomic.Bool
+	server, ca := extension(t, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") })
+	well := server.Config.Handler
+	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slow.Load() && r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+			<-r.Context().Done()
+			return
+		}
+		well.ServeHTTP(w, r)
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	slow.Store(true)
+	service := w.register(object.Tree{"caBundle": ca, "versionPriority": 16})
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
+	if d := w.Discovery(service); d == nil || len(d.Resources) != 1 {
+		t.Errorf("discovery: %+v", d)
+	}
+}
+
+// TestOneEndpointIsEnough: AGG-056. Whether a backend is available is known as soon as one of its endpoints has answered.
+func TestOneEndpointIsEnough(t *testing.T) {
+	good, ca := extension(t, http.NotFound)
+	ended := make(chan struct{})
+	mute := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		close(ended)
+	}))
+	mute.EnableHTTP2, mute.TLS = true, good.TLS.Clone()
+	mute.StartTLS()
+	t.Cleanup(mute.Close)
+	w := newWorld(t)
+	w.at(nil, mute, good)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	select {
+	case <-ended:
+		t.Error("it waited until the mute endpoint was given up")
+	default:
+	}
+}
+
+// TestSlowRequests: AGG-057. That some requests are not answered in time says nothing of others.
+func TestSlowRequests(t *testing.T) {
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/slow") {
+			<-r.Context().Done()
+		}
+		fmt.Fprint(w, "here")
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			w.expect("/apis/wardle.example.com/v1alpha1/slow", http.StatusGatewayTimeout, "the API server that serves this did not answer within the allotted time\n")
+		})
+	}
+	all.Wait()
+	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
 }

@@ -1,26 +1,26 @@
 package aggregation
 
 import (
+	"crypto/sha256"
 	"encoding/json"
-	"fmt"
-	"reflect"
 	"strings"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// describe takes a resource list as what is served.
-func (b *backend) describe(list []byte) error {
+// maxResources is how many a group version may have: everybody who asks for discovery gets them.
+const maxResources = 10_000
+
+// describe takes a resource list as what is served. One that cannot be read says nothing: an API server that answers is there.
+func (b *backend) describe(list []byte) {
+	hash := sha256.Sum256(list)
 	var all metav1.APIResourceList
-	if err := json.Unmarshal(list, &all); err != nil {
-		return fmt.Errorf("the resource list of %s cannot be read: %w", b.service.GroupVersion, err)
+	if hash == b.list || json.Unmarshal(list, &all) != nil || len(all.APIResources) > maxResources {
+		return
 	}
-	next := b.discovery(all.APIResources)
-	if last := b.resources.Load(); last == nil || !reflect.DeepEqual(last, next) {
-		b.resources.Store(next)
-	}
-	return nil
+	b.list = hash
+	b.resources.Store(b.discovery(all.APIResources))
 }
 
 // freshen marks what is known of the resources as current, or as out of date.

@@ -26,14 +26,22 @@ func (h Headers) Default() Headers {
 	return Headers{fill(h.Username, "X-Remote-User"), fill(h.UID, "X-Remote-Uid"), fill(h.Group, "X-Remote-Group"), fill(h.ExtraPrefix, "X-Remote-Extra-")}
 }
 
-// clear removes what a client has said of these, and its credentials, which are none of the other server's business.
+// usual are the names that an API server may go by whatever this one's flags say.
+var usual = Headers{}.Default()
+
+// clear removes what a client has said of these, and its credentials, which are none of the other server's business. Some
+// programs take "_" for "-".
 func (h Headers) clear(header http.Header) {
 	for name := range header {
-		is := func(listed string) bool { return strings.EqualFold(listed, name) }
+		plain := strings.ReplaceAll(name, "_", "-")
+		is := func(listed string) bool { return strings.EqualFold(listed, plain) }
 		begins := func(prefix string) bool {
-			return len(name) >= len(prefix) && strings.EqualFold(prefix, name[:len(prefix)])
+			return len(plain) >= len(prefix) && strings.EqualFold(prefix, plain[:len(prefix)])
 		}
-		if is("Authorization") || slices.ContainsFunc(h.Username, is) || slices.ContainsFunc(h.UID, is) || slices.ContainsFunc(h.Group, is) || slices.ContainsFunc(h.ExtraPrefix, begins) {
+		says := func(h Headers) bool {
+			return slices.ContainsFunc(h.Username, is) || slices.ContainsFunc(h.UID, is) || slices.ContainsFunc(h.Group, is) || slices.ContainsFunc(h.ExtraPrefix, begins)
+		}
+		if is("Authorization") || says(h) || says(usual) {
 			delete(header, name)
 		}
 	}

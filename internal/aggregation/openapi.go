@@ -2,7 +2,9 @@ package aggregation
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -20,7 +22,7 @@ const (
 	// fetchTimeout is how long a document that all others wait for may take, and fetchAgain how long it is taken as it is.
 	fetchTimeout = 2 * time.Second
 	fetchAgain   = 10 * time.Second
-	maxDocument  = 64 << 20 // bytes of an OpenAPI document
+	maxDocument  = 16 << 20 // bytes of an OpenAPI document
 )
 
 // reader is who this server is when it reads the documents of others, as to kube-apiserver.
@@ -47,63 +49,87 @@ func (a *Aggregator) OpenAPIV3Hash(ctx context.Context, s *resource.APIService) 
 	return at.Query().Get("hash")
 }
 
-// OpenAPIV2 returns the document of all that the server of s serves, and its ETag; nil where there is none.
-func (a *Aggregator) OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, etag string) {
+// OpenAPIV2 returns the document of all that the server of s serves, and its hash; nil where there is none.
+func (a *Aggregator) OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string) {
 	b := a.backend(s)
 	return b.whole.get(ctx, b, "/openapi/v2")
 }
 
 // document is one of a backend, as it was when it could last be read.
 type document struct {
-	mu    sync.Mutex
-	asked time.Time
-	text  []byte
-	etag  string
+	mu      sync.Mutex
+	asked   time.Time
+	reading chan struct{} // closed when it has been read; nil: nobody reads it
+	text    []byte
+	sum     string // hash of text
+	etag    string
 }
 
-// get reads the document at a path again if that was some time ago. What cannot be read is as it was.
-func (d *document) get(ctx context.Context, b *backend, path string) (text []byte, etag string) {
+// get returns what is known of the document at a path. What was read some time ago is read again meanwhile; only for what has
+// never been read does it wait, and not longer than ctx.
+func (d *document) get(ctx context.Context, b *backend, path string) (text []byte, sum string) {
+	d.mu.Lock()
+	now := b.of.config.Clock.Now()
+	if b.condition.Load().Available && d.reading == nil && now.Sub(d.asked) >= fetchAgain {
+		d.asked, d.reading = now, make(chan struct{})
+		go d.read(b, path)
+	}
+	text, sum, reading := d.text, d.sum, d.reading
+	d.mu.Unlock()
+	if text != nil || reading == nil {
+		return text, sum
+	}
+	select {
+	case <-reading:
+	case <-ctx.Done():
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now := b.of.config.Clock.Now()
-	if b.condition.Load().Available && now.Sub(d.asked) >= fetchAgain && d.read(ctx, b, path) == nil {
-		d.asked = now
-	}
-	return d.text, d.etag
+	return d.text, d.sum
 }
 
-func (d *document) read(ctx context.Context, b *backend, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+// read reads the document, which stays as it was if it cannot be read.
+func (d *document) read(b *backend, path string) {
+	text, etag, err := b.fetch(path, d.etag)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		d.text, d.etag, d.sum = text, etag, fmt.Sprintf("%X", sha256.Sum256(text))
+	}
+	close(d.reading)
+	d.reading = nil
+}
+
+var errUnchanged = errors.New("not modified")
+
+// fetch reads a document as no user; a status that is no success is that there is none.
+func (b *backend) fetch(path, known string) (text []byte, etag string, err error) {
+	ctx, cancel := context.WithTimeout(b.ctx, fetchTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+b.host+path, nil)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	req.Header.Set("Accept", "application/json")
-	if d.etag != "" {
-		req.Header.Set("If-None-Match", d.etag)
+	if known != "" {
+		req.Header.Set("If-None-Match", known)
 	}
 	b.of.config.Headers.set(req.Header, reader)
 	resp, err := b.RoundTrip(req)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	switch resp.StatusCode {
 	case http.StatusNotModified:
-		return nil
+		return nil, "", errUnchanged
 	case http.StatusOK:
 	default:
-		d.text, d.etag = nil, ""
-		return nil
+		return nil, "", nil
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
+	text, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
 	if err == nil && len(text) > maxDocument {
 		err = fmt.Errorf("%s of %s is larger than %d bytes", path, b.host, maxDocument)
 	}
-	if err != nil {
-		return err
-	}
-	d.text, d.etag = text, resp.Header.Get("Etag")
-	return nil
+	return text, resp.Header.Get("Etag"), err
 }

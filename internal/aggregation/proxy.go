@@ -3,6 +3,7 @@ package aggregation
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -26,7 +27,7 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	}
 	stream = stream || isUpgrade(r)
 	p := httputil.ReverseProxy{
-		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w), ErrorLog: log.New(logged{}, "", 0),
+		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: log.New(logged{}, "", 0),
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
 			p.SetXForwarded()
@@ -47,20 +48,26 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	p.ServeHTTP(w, r)
 }
 
-// settle decides about what an answer says: w has some headers already, which the backend's replace, and a redirect would have a
-// client of this server follow whom this server trusts (CVE-2022-3172).
-func settle(w http.ResponseWriter) func(*http.Response) error {
+// settle decides about what an answer says: ours are headers that it has already, which the backend's replace, and a redirect would
+// have a client of this server follow whom this server trusts (CVE-2022-3172).
+func settle(ours http.Header) func(*http.Response) error {
+	id, control := ours["Audit-Id"], ours["Cache-Control"]
 	return func(resp *http.Response) error {
 		switch resp.StatusCode {
+		case http.StatusSwitchingProtocols:
+			if asked := resp.Request.Header.Get("Upgrade"); !strings.EqualFold(asked, resp.Header.Get("Upgrade")) {
+				return fmt.Errorf("the backend turned the connection to %q, not to %q", resp.Header.Get("Upgrade"), asked) // which closes it
+			}
 		case http.StatusMultipleChoices, http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
 			const message = "the backend attempted to redirect this request, which is not permitted"
 			_ = resp.Body.Close()
 			resp.StatusCode, resp.Header, resp.Body = http.StatusBadGateway, http.Header{}, io.NopCloser(strings.NewReader(message))
 			resp.ContentLength = int64(len(message))
 		}
-		delete(resp.Header, "Audit-Id") // w has it
+		delete(resp.Header, "Audit-Id")
+		ours["Audit-Id"], ours["Cache-Control"] = id, control // an answer before the answer has taken them away
 		if resp.Header["Cache-Control"] != nil {
-			delete(w.Header(), "Cache-Control")
+			delete(ours, "Cache-Control")
 		}
 		return nil
 	}

@@ -193,6 +193,34 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
+// TestAnotherProtocol: AGG-058. A backend that turns the connection into what was not asked for loses it.
+func TestAnotherProtocol(t *testing.T) {
+	ended := make(chan struct{})
+	server, ca := extension(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: other\r\n\r\n")
+		_, _ = io.Copy(io.Discard, conn)
+		close(ended)
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	_, in := w.upgrade("/apis/wardle.example.com/v1alpha1/x", "websocket")
+	if status, err := in.ReadString('\n'); !strings.Contains(status, "503") {
+		t.Error(status, err)
+	}
+	select {
+	case <-ended:
+	case <-t.Context().Done():
+		t.Error("the connection stays")
+	}
+}
+
 // upgrade asks for another protocol.
 func (w *world) upgrade(path, protocol string) (net.Conn, *bufio.Reader) {
 	w.Helper()

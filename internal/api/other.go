@@ -1,9 +1,11 @@
 package api
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"runtime"
 	"slices"
@@ -24,7 +26,10 @@ func (q *request) serveOther() {
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
 	issuer := (p == access.ConfigurationPath || p == access.KeysPath) && q.server.config.Issuer != nil
 	native, served := q.ofVersion(p)
+	to := q.theirs()
 	switch {
+	case to != nil:
+		q.proxy(to)
 	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
 		http.NotFound(w, q.r)
 	case native && !served:
@@ -32,10 +37,6 @@ func (q *request) serveOther() {
 	case q.r.Method != http.MethodGet && (native || issuer || p == "/api" || p == "/version"):
 		q.fail(notAllowed())
 	case first == "api" || first == "apis":
-		if to := q.theirs(); to != nil {
-			q.proxy(to)
-			return
-		}
 		q.server.config.Discovery.ServeHTTP(w, q.r)
 	case first == "openapi":
 		q.server.config.OpenAPI.ServeHTTP(w, q.r)
@@ -88,6 +89,15 @@ func (o *observed) Write(p []byte) (int, error) {
 	}
 	o.request.size += len(p)
 	return o.ResponseWriter.Write(p)
+}
+
+// Hijack is for http.ResponseController: the connection becomes another protocol's.
+func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, both, err := http.NewResponseController(o.ResponseWriter).Hijack()
+	if err == nil {
+		o.request.status = http.StatusSwitchingProtocols
+	}
+	return conn, both, err
 }
 
 // Unwrap is for http.ResponseController.

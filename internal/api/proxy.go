@@ -15,7 +15,7 @@ func (q *request) proxy(to *resource.APIService) {
 		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
-	stream := q.verb == verbWatch || streams[q.subresource]
+	stream := q.verb == verbWatch || streams[q.subresource] || q.r.Header.Get("Upgrade") != ""
 	if stream {
 		q.readDeadline(time.Time{}) // what is sent may take as long
 		ctx, cancel := context.WithCancel(q.r.Context())
@@ -32,9 +32,13 @@ var streams = map[string]bool{"attach": true, "exec": true, "log": true, "portfo
 // theirs returns who serves the group version that a path is about which addresses no resource; nil: this server does.
 func (q *request) theirs() *resource.APIService {
 	parts := strings.Split(strings.TrimSuffix(q.r.URL.Path, "/"), "/")
-	if len(parts) != 4 || parts[1] != "apis" {
+	group := ""
+	switch {
+	case len(parts) == 4 && parts[1] == "apis":
+		group = parts[2]
+	case len(parts) != 3 || parts[1] != "api":
 		return nil
 	}
-	_, theirs := q.server.live.Load().Route(parts[2], parts[3], "")
+	_, theirs := q.server.live.Load().Route(group, parts[len(parts)-1], "")
 	return theirs
 }

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -10,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
@@ -38,15 +40,21 @@ type APIServices struct {
 	mu         sync.Mutex
 	local      map[string]schema.GroupVersion // by name
 	begun      map[string]bool                // of built-in kinds: what this process has looked at
-	conditions map[string]aggregation.Condition
+	conditions map[string]report
 	registered func(group string)
+}
+
+// report is what was last said of an APIService.
+type report struct {
+	of types.UID
+	aggregation.Condition
 }
 
 // NewAPIServices returns a loop for what catalog returns.
 func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 	return &APIServices{
 		catalog: catalog, changed: newQueue[string]("keep APIService"), begun: map[string]bool{},
-		conditions: map[string]aggregation.Condition{}, registered: func(string) {},
+		conditions: map[string]report{}, registered: func(string) {},
 	}
 }
 
@@ -77,11 +85,11 @@ func (a *APIServices) Follow() {
 }
 
 // Report says that another server's group version is available or not. It never blocks; of several reports the latest counts.
-func (a *APIServices) Report(name string, c aggregation.Condition) {
+func (a *APIServices) Report(s *resource.APIService, c aggregation.Condition) {
 	a.mu.Lock()
-	a.conditions[name] = c
+	a.conditions[s.Name] = report{s.UID, c}
 	a.mu.Unlock()
-	a.changed.Add(name)
+	a.changed.Add(s.Name)
 }
 
 // observe is told of APIServices that others have changed.
@@ -143,11 +151,15 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 	return ignoreNotFound(err)
 }
 
+// forget lets go of what was said of one that is gone, and has not been made again.
 func (a *APIServices) forget(name string) {
+	again := slices.ContainsFunc(a.catalog().APIServices(), func(s *resource.APIService) bool { return s.Name == name })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.begun, name)
-	delete(a.conditions, name)
+	if !again {
+		delete(a.conditions, name)
+	}
 }
 
 func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, name string, gv schema.GroupVersion) error {
@@ -177,8 +189,8 @@ func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is
 		a.mu.Lock()
 		reported, known := a.conditions[is.Name]
 		a.mu.Unlock()
-		if !known {
-			return nil
+		if !known || reported.of != is.UID {
+			return nil // it is going to be
 		}
 		condition.Reason, condition.Message = reported.Reason, clip(reported.Message)
 		if !reported.Available {

@@ -17,7 +17,8 @@ import (
 const (
 	handshakeTimeout = 10 * time.Second
 	pingTimeout      = 5 * time.Second
-	maxHeaderBytes   = 1 << 20 // of an answer
+	maxHeaderBytes   = 1 << 20   // of an answer
+	streamBuffer     = 512 << 10 // bytes of an answer that wait for a reader
 )
 
 // Options say whom a Transport calls, and how.
@@ -46,6 +47,9 @@ type Options struct {
 	// PingEvery is how long a connection of HTTP/2 to an Address is silent before it is pinged, and then how long it has to
 	// answer; 0: pingTimeout.
 	PingEvery time.Duration
+	// Anyones says that clients decide how long they wait, and break off as they like: the circuit breaker then counts only
+	// connections that do not come to be.
+	Anyones bool
 	// Upgrades has each request be of HTTP/1.1 on a connection of its own, which its answer may turn into a stream.
 	Upgrades bool
 	// Base, unless nil, sends the requests, on connections of its own: a client of upstream's, which has its own way to
@@ -118,7 +122,7 @@ func (t *Transport) toAddress(d *Dialer) {
 	}
 	ping := cmp.Or(o.PingEvery, pingTimeout)
 	of.ForceAttemptHTTP2, of.DisableKeepAlives = !o.Upgrades, o.Upgrades
-	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping}
+	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping, MaxReceiveBufferPerStream: streamBuffer}
 }
 
 // certPool is nil, the system's, for a bundle in which there is nothing.

@@ -32,8 +32,8 @@ type APIService struct {
 	Insecure           bool   // nobody looks whose certificate it is
 }
 
-// same reports whether two mean the same, whatever their status says.
-func (s *APIService) same(o *APIService) bool {
+// Same reports whether two mean the same, whatever their status says.
+func (s *APIService) Same(o *APIService) bool {
 	return s.UID == o.UID && s.GroupVersion == o.GroupVersion && s.GroupPriority == o.GroupPriority && s.VersionPriority == o.VersionPriority &&
 		s.Namespace == o.Namespace && s.Service == o.Service && s.Port == o.Port && bytes.Equal(s.CABundle, o.CABundle) && s.Insecure == o.Insecure
 }
@@ -68,6 +68,9 @@ func (c *Catalog) APIServices() (all []*APIService) {
 // serve makes the state of one APIService known; a nil record means that it is gone.
 func (e *edit) serve(key string, r *storage.Record) {
 	version, groupName, _ := strings.Cut(strings.TrimPrefix(key, APIServicePrefix), ".")
+	if groupName == apiregistrationv1.GroupName { // or nobody could take it back
+		return
+	}
 	var next *APIService
 	if r != nil {
 		next = fromAPIService(r)
@@ -76,7 +79,7 @@ func (e *edit) serve(key string, r *storage.Record) {
 	if i, ok := e.groups.find(groupName); ok {
 		now = e.groups[i].is.theirsAt(version)
 	}
-	if now == next || now != nil && next != nil && now.same(next) {
+	if now == next || now != nil && next != nil && now.Same(next) {
 		return
 	}
 	e.reorder = true

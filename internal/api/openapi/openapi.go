@@ -36,8 +36,8 @@ type Theirs interface {
 	// ServeOpenAPIV3 answers with that of v3, and OpenAPIV3Hash names its content; "" where there is none.
 	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
 	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
-	// OpenAPIV2 returns the document of v2 that has s in it, and its ETag; nil where there is none.
-	OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, etag string)
+	// OpenAPIV2 returns the document of v2 that has s in it, and its hash; nil where there is none.
+	OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string)
 }
 
 type server struct {

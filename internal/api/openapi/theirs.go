@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -56,7 +58,7 @@ func described(name, hash string) *entry {
 // merged is the document of v2 with those of others in it.
 type merged struct {
 	ours   *whole
-	etags  []string // of the others, by service
+	hashes []string // of the others, by service
 	theirs []foreign
 	texts
 }
@@ -72,19 +74,19 @@ func (s *server) whole(ctx context.Context, p *published) served {
 	if len(p.services) == 0 {
 		return p.all
 	}
-	m := &merged{ours: p.all, etags: make([]string, len(p.services)), theirs: make([]foreign, len(p.services))}
+	m := &merged{ours: p.all, hashes: make([]string, len(p.services)), theirs: make([]foreign, len(p.services))}
 	var asking sync.WaitGroup
 	for i, service := range p.services {
 		asking.Go(func() {
-			text, etag := s.theirs.OpenAPIV2(ctx, service)
-			m.etags[i] = service.Name + etag
+			text, hash := s.theirs.OpenAPIV2(ctx, service)
+			m.hashes[i] = service.Name + hash
 			m.theirs[i] = foreign{"/" + pathOf(service) + "/", text}
 		})
 	}
 	asking.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if last := s.merged; last != nil && last.ours == m.ours && slices.Equal(last.etags, m.etags) {
+	if last := s.merged; last != nil && last.ours == m.ours && slices.Equal(last.hashes, m.hashes) {
 		return last
 	} else if last != nil {
 		last.forget(s.cache)
@@ -100,7 +102,7 @@ func (m *merged) hash() (string, error) {
 		return "", err
 	}
 	h := newHash()
-	h.Write([]byte(sum + strings.Join(m.etags, "\n")))
+	h.Write([]byte(sum + strings.Join(m.hashes, "\n")))
 	return hexOf(h), nil
 }
 
@@ -122,7 +124,7 @@ func (m *merged) body(c *cache, protobuf bool) ([]byte, error) {
 }
 
 // merge adds to the server's own document what others say of the group versions that they serve. Definitions that are called the
-// same and say something else get another name. A document that cannot be read is left out: it is that of one server among many.
+// same and say something else get another name. A document that cannot be read or added is left out: it is that of one server among many.
 func (m *merged) merge(c *cache) ([]byte, error) {
 	ours, err := m.ours.body(c, false)
 	if err != nil {
@@ -133,14 +135,28 @@ func (m *merged) merge(c *cache) ([]byte, error) {
 		return nil, fmt.Errorf("openapi: read the server's own document: %w", err)
 	}
 	for _, f := range m.theirs {
-		var theirs spec.Swagger
-		if len(f.text) == 0 || json.Unmarshal(f.text, &theirs) != nil || theirs.Paths == nil {
-			continue
-		}
-		part := aggregator.FilterSpecByPathsWithoutSideEffects(&theirs, []string{f.path})
-		if err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&all, part); err != nil {
-			return nil, fmt.Errorf("openapi: add %s to the document: %w", f.path, err)
+		if next, ok := f.addTo(all); ok {
+			all = next
 		}
 	}
 	return json.Marshal(&all)
+}
+
+// addTo returns all with the document in it, or false. Upstream's code panics on some that are not sound.
+func (f *foreign) addTo(all spec.Swagger) (_ spec.Swagger, ok bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			slog.Warn("the OpenAPI document of another API server cannot be added", "path", f.path, "problem", p)
+			ok = false
+		}
+	}()
+	var theirs spec.Swagger
+	if len(f.text) == 0 || json.Unmarshal(f.text, &theirs) != nil || theirs.Paths == nil {
+		return all, false
+	}
+	part := aggregator.FilterSpecByPathsWithoutSideEffects(&theirs, []string{f.path})
+	all.Paths = &spec.Paths{VendorExtensible: all.Paths.VendorExtensible, Paths: maps.Clone(all.Paths.Paths)}
+	all.Definitions, all.Parameters, all.Responses = maps.Clone(all.Definitions), maps.Clone(all.Parameters), maps.Clone(all.Responses)
+	err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&all, part)
+	return all, err == nil
 }

@@ -1,0 +1,107 @@
+package openapi
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// documented has what other servers say, by the names of their APIServices.
+type documented map[string]string
+
+func (documented) ServeOpenAPIV3(w http.ResponseWriter, _ *http.Request, s *resource.APIService) {
+	_, _ = w.Write([]byte("that of " + s.Name))
+}
+func (d documented) OpenAPIV3Hash(_ context.Context, s *resource.APIService) string {
+	if d[s.Name] == "" {
+		return ""
+	}
+	return "HASH"
+}
+func (d documented) OpenAPIV2(_ context.Context, s *resource.APIService) ([]byte, string) {
+	return []byte(d[s.Name]), d[s.Name]
+}
+
+// theirDocument is one of OpenAPI v2 with one path, and a definition called Shared.
+func theirDocument(group, shared string) string {
+	return `{"swagger":"2.0","paths":{"/apis/` + group + `/v1/things":{"get":{"operationId":"list` + group + `","responses":{"200":{"description":"OK","schema":{"$ref":"#/definitions/Shared"}}}}},` +
+		`"/apis/apps/v1/deployments":{}},"definitions":{"Shared":` + shared + `}}`
+}
+
+// TestTheirs: OAS-022, AGG-059. What other servers say of their group versions is in both documents, whatever one of them says; what they
+// say of others is not, and definitions of one name that differ are both there.
+func TestTheirs(t *testing.T) {
+	c := newCluster(t, cronTab)
+	docs := documented{
+		"v1.a.example.com": theirDocument("a.example.com", `{"type":"object","description":"of a"}`),
+		"v1.b.example.com": theirDocument("b.example.com", `{"type":"object","description":"of b"}`),
+		"v1.c.example.com": `{"swagger":"2.0","paths":`,
+		"v1.d.example.com": "",
+		// upstream's merge panics at the second of two
+		"v1.e.example.com": theirDocument("e.example.com", `{"type":"string"}`),
+		"v1.f.example.com": theirDocument("f.example.com", `{"type":"string","x-kubernetes-group-version-kind":[{"group":"a","kind":"b","version":"c"}]}`),
+	}
+	for name := range docs {
+		group := strings.TrimPrefix(name, "v1.")
+		c.PutAPIService(object.Tree{
+			"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": name},
+			"spec": object.Tree{"group": group, "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "service": object.Tree{"namespace": "n", "name": "s"}},
+		})
+	}
+	handler := Handler(c.Live, docs)
+	get := func(path, accept string) string {
+		t.Helper()
+		r := httptest.NewRequest(http.MethodGet, path, nil)
+		r.Header.Set("Accept", accept)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		if w.Code != http.StatusOK {
+			t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+		}
+		return w.Body.String()
+	}
+	var all struct {
+		Paths       map[string]map[string]any
+		Definitions map[string]struct{ Description string }
+	}
+	if err := json.Unmarshal([]byte(get("/openapi/v2", "application/json")), &all); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{
+		"/apis/a.example.com/v1/things": true, "/apis/b.example.com/v1/things": true, "/apis/c.example.com/v1/things": false,
+		"/apis/d.example.com/v1/things": false, "/apis/e.example.com/v1/things": true, "/apis/stable.example.com/v1/crontabs": true,
+	} {
+		if _, ok := all.Paths[path]; ok != want {
+			t.Errorf("%s is there: %t, want %t", path, ok, want)
+		}
+	}
+	if len(all.Paths["/apis/apps/v1/namespaces/{namespace}/deployments"]) == 0 {
+		t.Error("another server has taken a path of this one away")
+	}
+	described := map[string]bool{}
+	for name, d := range all.Definitions {
+		if strings.HasPrefix(name, "Shared") {
+			described[d.Description] = true
+		}
+	}
+	if !described["of a"] || !described["of b"] {
+		t.Errorf("definitions called Shared: %v", described)
+	}
+	if body := get("/openapi/v2", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"); !strings.Contains(body, "/apis/a.example.com/v1/things") {
+		t.Error("the protobuf lacks what the JSON has")
+	}
+	index := get("/openapi/v3", "application/json")
+	if !strings.Contains(index, `"apis/a.example.com/v1":{"serverRelativeURL":"/openapi/v3/apis/a.example.com/v1?hash=HASH"}`) ||
+		strings.Contains(index, "d.example.com") || !strings.Contains(index, `"apis/stable.example.com/v1":`) {
+		t.Errorf("%.500s", index)
+	}
+	if body := get("/openapi/v3/apis/a.example.com/v1", "application/json"); body != "that of v1.a.example.com" {
+		t.Error(body)
+	}
+}
