@@ -260,6 +260,9 @@ func TestSubresource(t *testing.T) {
 	k.Subresources = []Subresource{{Name: "sink", Body: []byte(strings.NewReplacer("boats", "holes", "boat", "hole", "Boat", "Hole").Replace(manifest)),
 		Do: func(ctx context.Context, o, body *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 			did++
+			if o.GetAPIVersion() != "example.com/v1" {
+				t.Errorf("the object is at %s", o.GetAPIVersion())
+			}
 			color := text(body, "spec", "color")
 			if color == "void" {
 				return nil, errors.New("no such sea")
@@ -274,10 +277,11 @@ func TestSubresource(t *testing.T) {
 			return nil, unstructured.SetNestedField(o.Object, color, "spec", "color")
 		}}}
 	w = start(t, k)
+	older := dynamic.NewForConfigOrDie(w.admin).Resource(boats.GroupResource().WithVersion("v1alpha1")).Namespace("default")
 	sink := func(name, color string, o metav1.CreateOptions) error {
 		hole := boat(name, map[string]any{"color": color})
 		hole.SetKind("Hole")
-		_, err := w.boats.Create(t.Context(), hole, o, "sink")
+		_, err := older.Create(t.Context(), hole, o, "sink")
 		return err
 	}
 	for _, name := range []string{"b", "unsinkable"} {

@@ -28,7 +28,7 @@ func (w *write) convert() (err error) {
 	if w.posts && !w.caller.DryRun && w.sentVersion() != 0 {
 		return plain("resourceVersion should not be set on objects to be created")
 	}
-	if c := w.def.Custom; c != nil && c.Key != "" {
+	if c := w.def.Custom; c != nil {
 		w.guards = append(w.guards, storage.Guard{Key: c.Key, Revision: c.Revision})
 	}
 	w.goes = w.op == admission.Update && w.emptied()

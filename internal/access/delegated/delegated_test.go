@@ -156,7 +156,7 @@ func TestFlags(t *testing.T) {
 	}
 	c := delegated.Config{ClientCAFile: file("ca.crt", b.CAPEM)}
 	c.RequestHeader = delegated.RequestHeader{CAFile: file("proxy.crt", b.ProxyCAPEM), UsernameHeaders: []string{"X-Flag"}, AllowedNames: []string{"front-proxy-client"}}
-	client := fake.NewClientset(trusting(others, `["nobody"]`))
+	client := fake.NewClientset(trusting(others, `[]`))
 	a, err := authenticator(t, c, client)
 	if err != nil {
 		t.Fatal(err)
@@ -182,6 +182,8 @@ func TestFlags(t *testing.T) {
 	}
 	u, err = who(skipping, t.Context(), others.ProxyClient.Leaf, "X-Who", "jane")
 	expect(t, "without a lookup", "401", u, err)
+	u, err = who(a, t.Context(), others.ProxyClient.Leaf, "X-Who", "jane")
+	expect(t, "with one", "jane[system:authenticated] map[]", u, err)
 	if _, err := who(a, t.Context(), admin); err != nil {
 		t.Error(err)
 	}
