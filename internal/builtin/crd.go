@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kubernetes/pkg/generated/openapi"
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -42,7 +43,7 @@ func customResourceDefinitions(c Config) *resource.Definition {
 
 // crdVersion is CustomResourceDefinition at a version that has these Go types.
 func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtime.Object) *resource.Version {
-	g := &resource.GoType{New: maker(reflect.TypeOf(obj).Elem()), NewList: maker(reflect.TypeOf(list).Elem())}
+	g := &resource.GoType{New: maker(reflect.TypeOf(obj).Elem()), NewList: maker(reflect.TypeOf(list).Elem()), OpenAPI: openapi.GetOpenAPIDefinitions}
 	return &resource.Version{
 		Definition: d, GroupVersion: gv, APIVersion: gv.String(), Served: true, Status: true,
 		Columns: crdColumns(), Type: g, Parseable: sync.OnceValues(g.Parseable),

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/generated/openapi"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -145,6 +146,7 @@ func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 	types := legacyscheme.Scheme.KnownTypes(gv)
 	internal := schema.GroupVersion{Group: gv.Group, Version: runtime.APIVersionInternal}
 	return &resource.GoType{
+		OpenAPI: openapi.GetOpenAPIDefinitions,
 		New:     maker(types[names.Kind]),
 		NewList: maker(types[names.ListKind]), // nil for a question
 		Default: func(obj runtime.Object) { legacyscheme.Scheme.Default(obj) },

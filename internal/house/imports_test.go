@@ -19,8 +19,8 @@ var rooms = []string{
 	"internal/check",
 	"internal/control",
 	"internal/api",
-	"internal/aggregation",
 	"internal/serving",
+	"internal/aggregation",
 	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
@@ -68,7 +68,7 @@ var only = map[string][]string{
 	"k8s.io/kubernetes":                                                        {"internal/builtin", "internal/access", "internal/admission"}, // what the kinds of a cluster mean, and who may do what
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names":                      {"internal/control"},
 	"k8s.io/kubernetes/pkg/controller":                                         {"internal/control"}, // loops, as clients
-	"k8s.io/kubernetes/pkg/generated/openapi":                                  {"internal/api/openapi"},
+	"k8s.io/kubernetes/pkg/generated/openapi":                                  {"internal/builtin"},
 	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                                 {"internal/control"},
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},
@@ -88,7 +88,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access"},  // how issuers are connected to
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/serving", "internal/control", "apiserver"}, // CAs and certificates from files that change
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/serving", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                             {},
 	"k8s.io/apiserver/pkg/util/feature":                                        {},
 	"k8s.io/apiserver/pkg/features":                                            {},

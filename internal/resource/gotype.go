@@ -5,6 +5,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kube-openapi/pkg/common"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -14,6 +15,9 @@ import (
 type GoType struct {
 	New     func() runtime.Object // a fresh, empty object
 	NewList func() runtime.Object
+	// OpenAPI returns the generated schemas of the type and what it refers to, and maybe of others; the same function for all
+	// types of a document.
+	OpenAPI func(common.ReferenceCallback) map[string]common.OpenAPIDefinition
 	// Default fills in what obj, of this type, leaves out; what is there it leaves alone. nil: nothing.
 	Default func(obj runtime.Object)
 	// Internal gives the internal form of obj, of this type, and External the other way round, with apiVersion and kind. The

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	builtins "k8s.io/kubernetes/pkg/generated/openapi"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -32,9 +31,9 @@ type document struct {
 // newDocument begins a document of versions.
 func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	d := &document{renderer: newRenderer(e), options: newOptions()}
-	d.builtin = slices.ContainsFunc(versions, func(v *resource.Version) bool { return v.Type != nil })
-	if d.models = newModels(e, crds.GetOpenAPIDefinitions); d.builtin { // the others are many, and take longer to make
-		d.models = newModels(e, builtins.GetOpenAPIDefinitions)
+	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.Type != nil })
+	if d.models = newModels(e, crds.GetOpenAPIDefinitions); typed >= 0 { // the others are many, and take longer to make
+		d.builtin, d.models = true, newModels(e, versions[typed].Type.OpenAPI)
 		d.models.own = groupVersions(e, versions)
 	}
 	common := metav1.TypeMeta{}.SwaggerDoc()
