@@ -1,0 +1,178 @@
+package apiserver_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+)
+
+// extension is an API server of things at v1 of a group, for the Service named of namespace default. It says who it takes the caller for.
+type extension struct {
+	*httptest.Server
+	group   string
+	ca      []byte
+	proxies *x509.CertPool // it believes
+
+	mu   sync.Mutex
+	seen []*x509.Certificate // client certificates
+}
+
+func newExtension(t *testing.T, group string, proxies []byte, userHeader string) *extension {
+	t.Helper()
+	keys, err := pki.Ensure("", []string{"server.default.svc"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &extension{group: group, ca: keys.CAPEM, proxies: x509.NewCertPool()}
+	e.proxies.AppendCertsFromPEM(proxies)
+	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		certificate := r.TLS.PeerCertificates[0]
+		if _, err := certificate.Verify(x509.VerifyOptions{Roots: e.proxies, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+			return
+		}
+		e.mu.Lock()
+		e.seen = append(e.seen, certificate)
+		e.mu.Unlock()
+		if strings.HasSuffix(r.URL.Path, "/v1") {
+			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":["list"]}]}`)
+			return
+		}
+		fmt.Fprintf(w, `{"user":%q,"groups":%q,"usual":%q}`, r.Header.Get(userHeader), strings.Join(r.Header["X-Of-Group"], ","), r.Header.Get("X-Remote-User"))
+	}))
+	e.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAnyClientCert}
+	e.EnableHTTP2 = true
+	e.StartTLS()
+	t.Cleanup(e.Close)
+	return e
+}
+
+// register makes the Service and the APIService of e, and returns when that is available.
+func (e *extension) register(t *testing.T, s *apiserver.Server) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(e.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := json.Marshal(e.ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(path, text string) {
+		t.Helper()
+		resp, err := client(t, s).Post(s.URL()+path, "application/json", strings.NewReader(text))
+		if err != nil || resp.StatusCode/100 != 2 && resp.StatusCode != http.StatusConflict {
+			t.Fatal(resp, err)
+		}
+		resp.Body.Close()
+	}
+	post("/api/v1/namespaces/default/services", `{"metadata":{"name":"server"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	post("/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.`+e.group+`"},"spec":{"group":"`+e.group+`","version":"v1","groupPriorityMinimum":1000,"versionPriority":15,
+		"caBundle":`+string(ca)+`,"service":{"namespace":"default","name":"server","port":`+port+`}}}`)
+	for available := false; !available; {
+		resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1." + e.group)
+		text := body(t, resp, err, http.StatusOK)
+		if available = strings.Contains(text, `"reason":"Passed"`); strings.Contains(text, "bad status") {
+			t.Fatal(text)
+		}
+	}
+}
+
+// AGG-002 AGG-004 AGG-007 AGG-008 AGG-009 AGG-010 AGG-012 AGG-013 AGG-016 AGG-017 AGG-028 AGG-053: every API server sees the one
+// certificate that flags name, which the CA that they name has signed, and is told who asks in the headers that they name. It is
+// called at the port of its APIService, and has to be who that says.
+func TestFrontProxyFlags(t *testing.T) {
+	dir := t.TempDir()
+	keys, err := pki.Ensure(dir, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c apiserver.Config
+	h := &c.Authentication.RequestHeader
+	h.CAFile, h.AllowedNames = filepath.Join(dir, "front-proxy-ca.crt"), []string{"front-proxy-client"}
+	h.UsernameHeaders, h.GroupHeaders, h.ExtraHeaderPrefixes = []string{"X-Of-User", "X-Other"}, []string{"X-Of-Group"}, []string{"X-Of-Extra-"}
+	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+	s := start(t, c)
+	for _, group := range []string{"a.example.com", "b.example.com"} {
+		e := newExtension(t, group, keys.ProxyCAPEM, "X-Of-User")
+		e.register(t, s)
+		resp, err := client(t, s).Get(s.URL() + "/apis/" + group + "/v1/things")
+		if got := body(t, resp, err, http.StatusOK); got != `{"user":"kubernetes-admin","groups":"system:masters,system:authenticated","usual":""}` {
+			t.Errorf("%s: %s", group, got)
+		}
+		for _, certificate := range e.seen {
+			if !certificate.Equal(keys.ProxyClient.Leaf) {
+				t.Errorf("%s saw %s", group, certificate.Subject)
+			}
+		}
+	}
+}
+
+// AGG-012 AGG-028: who does not believe the CA refuses, and the APIService says so.
+func TestFrontProxyOfAnotherCA(t *testing.T) {
+	strangers, err := pki.Ensure("", nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, apiserver.Config{})
+	e := newExtension(t, "a.example.com", strangers.ProxyCAPEM, "X-Remote-User")
+	_, port, _ := net.SplitHostPort(e.Listener.Addr().String())
+	ca, err := json.Marshal(e.ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{
+		"/api/v1/namespaces/default/services": `{"metadata":{"name":"server"},"spec":{"type":"ExternalName","externalName":"localhost"}}`,
+		"/apis/apiregistration.k8s.io/v1/apiservices": `{"metadata":{"name":"v1.a.example.com"},"spec":{"group":"a.example.com","version":"v1","groupPriorityMinimum":1000,"versionPriority":15,
+			"caBundle":` + string(ca) + `,"service":{"namespace":"default","name":"server","port":` + port + `}}}`,
+	} {
+		resp, err := client(t, s).Post(s.URL()+path, "application/json", strings.NewReader(text))
+		body(t, resp, err, http.StatusCreated)
+	}
+	for said := ""; !strings.Contains(said, "bad status from"); {
+		resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1.a.example.com")
+		said = body(t, resp, err, http.StatusOK)
+	}
+	resp, err := client(t, s).Get(s.URL() + "/apis/a.example.com/v1/things")
+	body(t, resp, err, http.StatusServiceUnavailable)
+}
+
+// AGG-047: an API server is called at an endpoint of its Service, or, if that is what a flag says, at the Service's cluster IP.
+func TestAggregatorRouting(t *testing.T) {
+	for _, byClusterIP := range []bool{false, true} {
+		s := start(t, apiserver.Config{Aggregation: apiserver.Aggregation{ByClusterIP: byClusterIP}})
+		for _, o := range [][2]string{
+			{"/api/v1/namespaces/default/services", `{"metadata":{"name":"server"},"spec":{"clusterIP":"10.0.0.77","ports":[{"port":443}]}}`},
+			{"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", `{"metadata":{"name":"server","labels":{"kubernetes.io/service-name":"server"}},"addressType":"IPv4",
+				"endpoints":[{"addresses":["192.0.2.200"]}],"ports":[{"name":"","port":8443}]}`},
+			{"/apis/apiregistration.k8s.io/v1/apiservices", `{"metadata":{"name":"v1.a.example.com"},"spec":{"group":"a.example.com","version":"v1","groupPriorityMinimum":1000,
+				"versionPriority":15,"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"server"}}}`},
+		} {
+			resp, err := client(t, s).Post(s.URL()+o[0], "application/json", strings.NewReader(o[1]))
+			body(t, resp, err, http.StatusCreated)
+		}
+		want := "https://192.0.2.200:8443/"
+		if byClusterIP {
+			want = "https://10.0.0.77:443/"
+		}
+		for said := ""; !strings.Contains(said, "FailedDiscoveryCheck"); {
+			resp, err := client(t, s).Get(s.URL() + "/apis/apiregistration.k8s.io/v1/apiservices/v1.a.example.com")
+			if said = body(t, resp, err, http.StatusOK); strings.Contains(said, "FailedDiscoveryCheck") && !strings.Contains(said, want) {
+				t.Errorf("%s, want %s", said, want)
+			}
+		}
+	}
+}
