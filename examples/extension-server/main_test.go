@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,8 +11,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/extension"
@@ -216,5 +219,59 @@ func TestRestartAndEnd(t *testing.T) {
 	}
 	if _, err := flunders.Get(ctx, "kept", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Error(err)
+	}
+}
+
+// AGG-057: the end of a namespace takes along what another server has in it. While that server is away the namespace waits, and says
+// so (kubernetes #83332).
+func TestEndOfANamespace(t *testing.T) {
+	s := testserver.Start(t)
+	w := prepare(t, s.Config)
+	w.start()
+	w.register()
+	ctx, namespaces := t.Context(), schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
+	gone := func(name string) func(context.Context) bool {
+		return func(ctx context.Context) bool {
+			_, err := w.any.Resource(namespaces).Get(ctx, name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		}
+	}
+	of := func(name string) dynamic.ResourceInterface {
+		space := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": name}}}
+		_, err := w.any.Resource(namespaces).Create(ctx, space, metav1.CreateOptions{})
+		w.must(err)
+		in := w.any.Resource(group.WithResource("flunders")).Namespace(name)
+		w.until(func(ctx context.Context) bool { // the other server has to hear of the namespace
+			_, err = in.Create(ctx, flunder("a", nil), metav1.CreateOptions{})
+			return err == nil
+		}, func() any { return err })
+		return in
+	}
+	first, second := of("first"), of("second")
+	w.must(w.any.Resource(namespaces).Delete(ctx, "first", metav1.DeleteOptions{}))
+	w.until(gone("first"), func() any { return "first is still there" })
+	if list, err := first.List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("%v %v", list, err)
+	}
+
+	w.must(w.server.Shutdown())
+	w.available("False")
+	w.must(w.any.Resource(namespaces).Delete(ctx, "second", metav1.DeleteOptions{}))
+	var last *unstructured.Unstructured
+	w.until(func(ctx context.Context) bool {
+		var err error
+		last, err = w.any.Resource(namespaces).Get(ctx, "second", metav1.GetOptions{})
+		w.must(err)
+		conditions, _, _ := unstructured.NestedSlice(last.Object, "status", "conditions")
+		return slices.ContainsFunc(conditions, func(c any) bool {
+			m := c.(map[string]any)
+			return m["status"] == "True" && (m["type"] == "NamespaceDeletionDiscoveryFailure" || m["type"] == "NamespaceDeletionContentFailure")
+		})
+	}, func() any { return last })
+	w.start()
+	w.available("True")
+	w.until(gone("second"), func() any { return "second is still there" })
+	if list, err := second.List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("%v %v", list, err)
 	}
 }
