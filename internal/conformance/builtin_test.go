@@ -156,6 +156,9 @@ func (p *pair) workWith(t *testing.T, collection string, o object) {
 	body, one := text(o), collection+"/"+nested[string](o, "metadata", "name")
 	p.do(t, "POST "+collection+"?dryRun=All", "", body)
 	p.do(t, "POST "+collection, "", body)
+	if nested[string](o, "kind") == "APIService" { // whose condition a loop writes
+		p.settle(t, one, func(a answer) bool { return len(nested[[]any](a.body, "status", "conditions")) > 0 })
+	}
 	p.get(t, one)
 	p.table(t, one)
 	p.send(t, request{method: "GET", path: one, accept: asPartial})

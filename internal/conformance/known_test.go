@@ -83,7 +83,7 @@ var (
 		`^"Invalid value: .*apiVersion|strconv.ParseUint|media types`)
 	crdV1beta1 = regexp.MustCompile(`"customresourcedefinitions".*"version":"v1beta1"`)
 	migrated   = regexp.MustCompile(`\.(columnDefinitions|cells|status|managedFields)\b`)
-	looked     = regexp.MustCompile(`metadata\.(finalizers|managedFields)$|status\.conditions`)
+	looked     = regexp.MustCompile(`metadata\.(finalizers$|managedFields\b)|status\.conditions`)
 )
 
 // scaledTwice: kube-apiserver has an entry more.

@@ -27,6 +27,8 @@ const (
 	automanaged = "kube-aggregator.kubernetes.io/automanaged"
 	onStart     = "onstart"
 	always      = "true"
+
+	apiServer = "kube-apiserver" // whose fields they are
 )
 
 var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: "APIService"}
@@ -137,7 +139,7 @@ func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, na
 	default:
 		if want := specOf(gv); !equality.Semantic.DeepEqual(is.Spec, want) {
 			is.Spec = want
-			is, err = c.Update(ctx, is, metav1.UpdateOptions{})
+			is, err = c.Update(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
 		}
 		if err == nil {
 			err = a.tell(ctx, c, is)
@@ -170,7 +172,7 @@ func (a *APIServices) create(ctx context.Context, c client.APIServiceInterface, 
 	_, err := c.Create(ctx, &apiregistrationv1.APIService{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{automanaged: label}},
 		Spec:       specOf(gv),
-	}, metav1.CreateOptions{})
+	}, metav1.CreateOptions{FieldManager: apiServer})
 	if apierrors.IsAlreadyExists(err) { // it is looked at again
 		return nil
 	}
@@ -202,6 +204,6 @@ func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is
 		return nil
 	}
 	helper.SetAPIServiceCondition(is, condition)
-	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{})
+	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
 	return err
 }

@@ -77,7 +77,11 @@ func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...s
 	if e.beforeCommit != nil {
 		e.beforeCommit(writes)
 	}
-	return e.Store.Commit(ctx, writes, guards...)
+	events, err := e.Store.Commit(ctx, writes, guards...)
+	if err == nil && strings.HasPrefix(writes[0].Key, resource.APIServicePrefix) {
+		_, _ = e.Live.Wait(ctx, events[0].Revision) // who serves what is in force when this is answered, which it is in any case
+	}
+	return events, err
 }
 
 // stored is what is written.
