@@ -1,13 +1,11 @@
 package apiserver
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"slices"
-	"time"
 
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
@@ -38,7 +36,7 @@ func (s *Server) aggregate(out *egress.Dialer) {
 	s.apiServices = control.NewAPIServices(s.engine.Live.Load)
 	s.aggregator = aggregation.New(aggregation.Config{
 		Catalog: s.engine.Live.Load, Dialer: out, Endpoints: services.Endpoints, Certificate: s.proxyCertificate,
-		Headers: s.headers().Default(), Report: s.apiServices.Report, Timeout: cmp.Or(s.config.RequestTimeout, time.Minute),
+		Headers: s.headers().Default(), Report: s.apiServices.Report, Timeout: s.config.RequestTimeout,
 	})
 	follow := func(*resource.Catalog) {
 		s.aggregator.Follow()

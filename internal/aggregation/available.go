@@ -34,13 +34,16 @@ type Condition struct {
 // one of its endpoints, is not well, and now and then anyway; but never more often than that, whatever it does.
 func (b *backend) watch() {
 	clock := b.of.config.Clock
-	var asked time.Time // all endpoints, also those that are well
+	var asked time.Time       // all endpoints, also those that are well
+	var refresh time.Duration // after that
 	for first, all := true, true; ; first = false {
 		looked := clock.Now()
 		if all {
 			asked = looked
 		}
-		refresh := refreshAfter(b.look(all, first))
+		if http2 := b.look(all, first); all {
+			refresh = refreshAfter(http2)
+		}
 		if !b.rest(looked, func() bool { return clock.Since(asked) >= refresh }) {
 			return
 		}
@@ -73,7 +76,7 @@ func (b *backend) rest(looked time.Time, due func() bool) bool {
 	}
 }
 
-// look judges the backend once, and tells of what has changed. http2 says that its connections are of HTTP/2.
+// look judges the backend once, and tells of what has changed. http2 says that its connections are of HTTP/2, where all were asked.
 func (b *backend) look(all, first bool) (http2 bool) {
 	c, http2 := b.judge(all)
 	if b.ctx.Err() != nil {

@@ -139,9 +139,9 @@ func (b *backend) newEndpoint(address string) (e *endpoint, err error) {
 		Name: "aggregation", Address: address, ServerName: b.service.Service + "." + b.service.Namespace + ".svc",
 		CABundle: b.service.CABundle, Insecure: b.service.Insecure, Certificate: b.of.config.Certificate,
 	}
+	probing := options
 	options.Anyones = true
-	probing, upgrading := options, options
-	probing.Anyones = false
+	upgrading := options
 	probing.PingEvery, probing.MaxBytes, probing.Timeout = pingEvery, maxDiscovery, probeTimeout
 	probing.Broke = func() {
 		e.breaks.Add(1)
@@ -206,7 +206,7 @@ func (e *endpoint) send(req *http.Request) (*http.Response, error) {
 	to.Host = e.address
 	out := *req
 	out.URL = &to
-	if isUpgrade(req) {
+	if IsUpgrade(req) {
 		return e.upgrades.RoundTrip(&out)
 	}
 	return e.traffic.RoundTrip(&out)

@@ -18,14 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes.
+// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes, as that of an upgrade does.
 func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) {
 	b := a.backend(s)
 	if !b.condition.Load().Available {
 		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
-	stream = stream || isUpgrade(r)
 	p := httputil.ReverseProxy{
 		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: log.New(logged{}, "", 0),
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -83,8 +82,8 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// isUpgrade says that a request wants a connection to become another protocol's.
-func isUpgrade(r *http.Request) bool {
+// IsUpgrade says that a request wants a connection to become another protocol's.
+func IsUpgrade(r *http.Request) bool {
 	return httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
 

@@ -263,7 +263,7 @@ func TestSafeRequestsGoElsewhere(t *testing.T) {
 		w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusOK, "here")
 	}
 	failed := 0
-	for range 2 {
+	for posts.Load() == 0 { // once the broken endpoint is known to be well, too, it is its turn
 		resp, err := http.Post(w.served.URL+"/apis/wardle.example.com/v1alpha1/flunders", "application/json", strings.NewReader("{}"))
 		if err != nil {
 			t.Fatal(err)
@@ -274,6 +274,6 @@ func TestSafeRequestsGoElsewhere(t *testing.T) {
 		}
 	}
 	if n := int(posts.Load()); n != failed || n == 0 {
-		t.Errorf("%d of 2 failed, and the broken endpoint got %d", failed, n)
+		t.Errorf("%d failed, and the broken endpoint got %d", failed, n)
 	}
 }

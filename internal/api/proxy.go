@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -15,7 +16,7 @@ func (q *request) proxy(to *resource.APIService) {
 		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
-	stream := q.verb == verbWatch || streams[q.subresource] || q.r.Header.Get("Upgrade") != ""
+	stream := q.verb == verbWatch || streams[q.subresource] || aggregation.IsUpgrade(q.r)
 	if stream {
 		q.readDeadline(time.Time{}) // what is sent may take as long
 		ctx, cancel := context.WithCancel(q.r.Context())

@@ -40,8 +40,8 @@ type APIServices struct {
 	changed queue[string] // by name
 
 	mu         sync.Mutex
-	local      map[string]schema.GroupVersion // by name
-	begun      map[string]bool                // of built-in kinds: what this process has looked at
+	local      *resource.PerGroup[[]schema.GroupVersion] // that the server serves by itself
+	begun      map[string]bool                           // of built-in kinds: what this process has looked at
 	conditions map[string]report
 	registered func(group string)
 }
@@ -62,28 +62,21 @@ func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 
 // Follow takes note that the catalog has changed.
 func (a *APIServices) Follow() {
-	now := map[string]schema.GroupVersion{}
-	for g := range a.catalog().Groups() {
-		if g.Name == apiServiceKind.Group { // which has none of its own
-			continue
-		}
-		for v := range g.Resources {
-			now[v+"."+g.Name] = schema.GroupVersion{Group: g.Name, Version: v}
-		}
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for name := range now {
-		if _, known := a.local[name]; !known {
-			a.changed.Add(name)
+	a.local = resource.ForGroups(a.catalog(), a.local, func(was []schema.GroupVersion, is *resource.Group) (now []schema.GroupVersion) {
+		if is != nil && is.Name != apiServiceKind.Group { // which has none of its own
+			for v := range is.Resources {
+				now = append(now, schema.GroupVersion{Group: is.Name, Version: v})
+			}
 		}
-	}
-	for name := range a.local {
-		if _, still := now[name]; !still {
-			a.changed.Add(name)
+		for _, gv := range slices.Concat(was, now) {
+			if slices.Contains(was, gv) != slices.Contains(now, gv) {
+				a.changed.Add(gv.Version + "." + gv.Group)
+			}
 		}
-	}
-	a.local = now
+		return now
+	})
 }
 
 // Report says that another server's group version is available or not. It never blocks; of several reports the latest counts.
@@ -119,9 +112,10 @@ func (a *APIServices) Run(ctx context.Context, config *rest.Config) error {
 
 // sync brings one up to date.
 func (a *APIServices) sync(ctx context.Context, c client.APIServiceInterface, name string) error {
+	version, group, _ := strings.Cut(name, ".")
+	gv := schema.GroupVersion{Group: group, Version: version}
 	a.mu.Lock()
-	gv, local := a.local[name]
-	begun := a.begun[name]
+	local, begun := slices.Contains(a.local.Find(group), gv), a.begun[name]
 	a.mu.Unlock()
 	is, err := c.Get(ctx, name, metav1.GetOptions{})
 	switch {
