@@ -51,6 +51,8 @@ type Config struct {
 	Authentication authn.Config
 	// Authorization is who decides what callers may do, besides system:masters, who may do all.
 	Authorization authz.Config
+	// Admission is what may change or stop a write.
+	Admission Admission
 	// Aggregation is how it reaches the API servers that APIServices name.
 	Aggregation Aggregation
 	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0

@@ -23,8 +23,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
-	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/admission/csr"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
@@ -284,6 +282,10 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime config: %w", err)
 	}
+	admits, err := s.admission()
+	if err != nil {
+		return nil, err
+	}
 	return engine.Open(ctx, engine.Config{
 		Store: s.store,
 		Kinds: func(live *resource.Live) []*resource.Definition {
@@ -298,7 +300,7 @@ func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
 				Enabled:          enabled,
 			})
 		},
-		Admission:              admission.Plugins{csr.Plugin{Authorizer: s.authorizer}},
+		Admission:              admits,
 		IgnoreSelectableFields: s.config.DisableFieldSelectors,
 		Webhook:                s.webhooks.Convert, Generation: s.webhooks.Generation, RecheckEvery: s.config.ConversionRecheck,
 		Failed: s.fail,

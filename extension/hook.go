@@ -40,14 +40,13 @@ type Request struct {
 // hooks are the kinds with functions, as the plugin of admission that asks these.
 type hooks map[schema.GroupResource]*Kind
 
+// Name implements admission.Plugin.
+func (hooks) Name() string { return "Hooks" }
+
 // Handles implements admission.Plugin.
-func (h hooks) Handles(o admission.Operation) bool {
-	for _, k := range h {
-		if k.Admit != nil || k.Validate != nil {
-			return true
-		}
-	}
-	return false
+func (h hooks) Handles(r *admission.Request) bool {
+	k := h[r.Version.GroupResource()]
+	return k != nil && (k.Admit != nil || k.Validate != nil)
 }
 
 // Admit implements admission.Plugin.
@@ -70,7 +69,7 @@ func (h hooks) Admit(ctx context.Context, r *admission.Request) error {
 	if q.New == nil || equality.Semantic.DeepEqual(before, q.New.Object) {
 		return nil
 	}
-	return r.Objects.Replace(ctx, q.New.Object, r.Version.Definition.Storage)
+	return r.Replace(ctx, q.New.Object, r.Version.Definition.Storage)
 }
 
 // Validate implements admission.Plugin.
@@ -93,7 +92,7 @@ func requestOf(ctx context.Context, r *admission.Request) (*Request, error) {
 	q := &Request{Operation: string(r.Operation), Subresource: r.Subresource, User: r.User, DryRun: r.DryRun, Warn: r.Warn}
 	at := r.Version.Definition.Storage
 	for into, read := range map[**unstructured.Unstructured]func(context.Context, *resource.Version) (object.Tree, error){
-		&q.Old: r.Objects.Old, &q.New: r.Objects.New,
+		&q.Old: r.Old, &q.New: r.New,
 	} {
 		t, err := read(ctx, at)
 		if err != nil {

@@ -35,8 +35,11 @@ func newNamespaces(c *rest.Config) (*namespaces, error) {
 	return &namespaces{client: client, watch: of.Informer(), known: of.Lister()}, nil
 }
 
+// Name implements admission.Plugin.
+func (*namespaces) Name() string { return "NamespaceExists" }
+
 // Handles implements admission.Plugin.
-func (*namespaces) Handles(o admission.Operation) bool { return o == admission.Create }
+func (*namespaces) Handles(r *admission.Request) bool { return r.Operation == admission.Create }
 
 // Admit implements admission.Plugin.
 func (n *namespaces) Admit(ctx context.Context, r *admission.Request) error {

@@ -53,6 +53,7 @@ func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
 	s := &Server{t: t, config: apiserver.Config{}}
 	s.config.Authentication.Anonymous = true
+	s.config.Admission.Disable = []string{"ServiceAccount"} // as no controller makes the accounts that it looks for
 	for _, o := range options {
 		o(s)
 	}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,7 +16,6 @@ import (
 func newKubeAPIServer() *cobra.Command {
 	var f serveFlags
 	var certDir string
-	var disabled []string
 	cmd := &cobra.Command{
 		Use:   "kube-apiserver",
 		Short: "Trellis with the flags of kube-apiserver that envtest passes",
@@ -25,9 +23,6 @@ func newKubeAPIServer() *cobra.Command {
 --data-dir of the stand-in for etcd that --etcd-servers names, or its objects in a real etcd, and nothing else.`,
 		Args: takes("flags only", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if slices.Contains(disabled, "NamespaceLifecycle") {
-				return errors.New("--disable-admission-plugins: NamespaceLifecycle is always on")
-			}
 			if err := errors.Join(f.checkAuthorization(cmd.Flags()), f.complete(), f.serveCertDir(certDir)); err != nil {
 				return err
 			}
@@ -48,7 +43,6 @@ func newKubeAPIServer() *cobra.Command {
 		}
 	})
 	flags.StringVar(&certDir, "cert-dir", "", "folder of apiserver.crt and apiserver.key, which are served if they are there")
-	flags.StringSliceVar(&disabled, "disable-admission-plugins", nil, "admission plugins that are not wanted; there is only NamespaceLifecycle, which is")
 	changeNothing(flags, []string{"allow-privileged", "enable-priority-and-fairness", "watch-cache"}, []string{
 		"advertise-address", "endpoint-reconciler-type", "max-mutating-requests-inflight", "max-requests-inflight",
 		"storage-backend", "storage-media-type", "v", "vmodule",

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
@@ -98,6 +99,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindEtcd(flags)
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
+	f.bindAdmission(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of addresses that Services get their cluster IPs from, or one of IPv4 and one of IPv6, the default family first; ServiceCIDRs add more")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -159,6 +161,10 @@ func (f *serveFlags) complete() error {
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {
 		return fmt.Errorf("--controllers: %w", err)
+	}
+	admits := &f.config.Admission
+	if err := (&plugins.Config{Enable: admits.Enable, Disable: admits.Disable}).Check(); err != nil {
+		return err
 	}
 	var err error
 	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/trellis-k8s/trellis/internal/access/authz"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 )
 
 // bindAuthentication declares the flags that say whom the server believes.
@@ -65,6 +66,15 @@ func (f *serveFlags) bindAuthorization(flags *pflag.FlagSet) {
 	flags.StringVar(&c.Webhook.Version, "authorization-webhook-version", "v1beta1", "version of the SubjectAccessReview that it is sent: v1 or v1beta1")
 	flags.DurationVar(&c.Webhook.AuthorizedTTL, "authorization-webhook-cache-authorized-ttl", 5*time.Minute, "how long its yes is kept")
 	flags.DurationVar(&c.Webhook.UnauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 30*time.Second, "how long its no is kept")
+}
+
+// bindAdmission declares the flags that say what may change or stop a write.
+func (f *serveFlags) bindAdmission(flags *pflag.FlagSet) {
+	c := &f.config.Admission
+	all, on := plugins.Names()
+	flags.StringSliceVar(&c.Enable, "enable-admission-plugins", nil, "admission plugins to have besides those that are on by default, out of: "+strings.Join(all, ", "))
+	flags.StringSliceVar(&c.Disable, "disable-admission-plugins", nil, "admission plugins not to have, out of those that are on by default: "+strings.Join(on, ", "))
+	flags.StringVar(&c.ConfigFile, "admission-control-config-file", "", "file of an AdmissionConfiguration of apiserver.config.k8s.io: the settings of plugins")
 }
 
 // checkAuthorization refuses what would mean something else than it says.

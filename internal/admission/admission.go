@@ -31,22 +31,17 @@ type Request struct {
 	Version         *resource.Version           // of the objects: of what is posted to a subresource (a Binding), that of its own kind
 	Resource        schema.GroupVersionResource // that the request addresses
 	Subresource     string
-	Namespace, Name string // Name is "" for an object that gets its name later
+	Namespace, Name string // Name is "" for an object that gets its name later, and for a collection
 	User            user.Info
 	DryRun          bool
-	Options         runtime.Object // CreateOptions, UpdateOptions or DeleteOptions of meta/v1; nil: none
-	Objects         Objects
 	// Reinvoked says that the plugin has been asked before, and that a later one has changed the object since.
 	Reinvoked bool
-	// Warn adds a Warning header to the answer.
-	Warn func(text string)
-	// Annotate adds to the audit record of the request; a key is qualified by the plugin's name.
-	Annotate func(key, value string)
+	Write     // nil where a plugin is only asked whether it handles the request
 }
 
-// Objects are what a write is about, at the versions that plugins ask for.
-type Objects interface {
-	// New is the object as it is to be; nil for a deletion. The tree is the caller's.
+// Write is what a request is about, and who hears of it.
+type Write interface {
+	// New is the object as it is to be, at a version of its kind; nil for a deletion. The tree is the caller's.
 	New(ctx context.Context, at *resource.Version) (object.Tree, error)
 	// Old is the object as it is stored; nil for a creation. The tree is the caller's.
 	Old(ctx context.Context, at *resource.Version) (object.Tree, error)
@@ -54,16 +49,27 @@ type Objects interface {
 	Replace(ctx context.Context, t object.Tree, at *resource.Version) error
 	// Replaced counts the calls of Replace so far.
 	Replaced() int
+	// Internal returns both in the internal form of a kind of k8s.io/kubernetes, nil where there is none. Admit may modify obj, which
+	// is what becomes of the object as long as nobody replaces it; old is read only.
+	Internal() (obj, old resource.Internal, err error)
 	// Read returns the metadata of another object, nil if there is none, in the state from which the write starts. The write
 	// then holds only as long as that object has not changed, and else starts over.
 	Read(d *resource.Definition, namespace, name string) *object.Meta
+	// Options are CreateOptions, UpdateOptions or DeleteOptions of meta/v1; nil: none.
+	Options() runtime.Object
+	// Warn adds a Warning header to the answer.
+	Warn(text string)
+	// Annotate adds to the audit record of the request; a key is qualified by the plugin's name.
+	Annotate(key, value string)
 }
 
 // Plugin may change or stop a write. An error is what the client gets, a StatusError.
 type Plugin interface {
-	// Handles says whether the plugin wants to hear of an operation at all. What none does is cheaper: objects of a
-	// collection are deleted together.
-	Handles(o Operation) bool
+	// Name is what --enable-admission-plugins and metrics call it.
+	Name() string
+	// Handles says whether the plugin wants to hear of a request at all. It is asked about every write, and should be quick. What
+	// none handles is cheaper: objects of a collection are deleted together.
+	Handles(r *Request) bool
 	// Admit comes before defaults are filled in a last time; it may change the object.
 	Admit(ctx context.Context, r *Request) error
 	// Validate sees the object as it will be stored, unless something else stops it.
@@ -74,8 +80,8 @@ type Plugin interface {
 type Plugins []Plugin
 
 // Handles says whether any of them does.
-func (p Plugins) Handles(o Operation) bool {
-	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(o) })
+func (p Plugins) Handles(r *Request) bool {
+	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(r) })
 }
 
 // Admit asks each plugin to change or refuse the object. One with a method Reinvoke that returns true is asked once
@@ -83,21 +89,21 @@ func (p Plugins) Handles(o Operation) bool {
 func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	last := -1 // to change the object
 	for i, plugin := range p {
-		if !plugin.Handles(r.Operation) {
+		if !plugin.Handles(r) {
 			continue
 		}
-		before := r.Objects.Replaced()
+		before := r.Replaced()
 		if err := plugin.Admit(ctx, r); err != nil {
 			return err
 		}
-		if r.Objects.Replaced() != before {
+		if r.Replaced() != before {
 			last = i
 		}
 	}
 	r.Reinvoked = true
 	defer func() { r.Reinvoked = false }()
 	for i := 0; i < last; i++ {
-		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() && p[i].Handles(r.Operation) {
+		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() && p[i].Handles(r) {
 			if err := p[i].Admit(ctx, r); err != nil {
 				return err
 			}
@@ -109,7 +115,7 @@ func (p Plugins) Admit(ctx context.Context, r *Request) error {
 // Validate asks each plugin to refuse the object.
 func (p Plugins) Validate(ctx context.Context, r *Request) error {
 	for _, plugin := range p {
-		if !plugin.Handles(r.Operation) {
+		if !plugin.Handles(r) {
 			continue
 		}
 		if err := plugin.Validate(ctx, r); err != nil {

@@ -26,8 +26,11 @@ type Lifecycle struct {
 	Namespaces func() *resource.Definition
 }
 
+// Name implements Plugin.
+func (Lifecycle) Name() string { return "NamespaceLifecycle" }
+
 // Handles implements Plugin.
-func (Lifecycle) Handles(Operation) bool { return true }
+func (Lifecycle) Handles(*Request) bool { return true }
 
 // Admit implements Plugin.
 func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
@@ -45,7 +48,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	if kind == nil {
 		return nil
 	}
-	ns := r.Objects.Read(kind, "", r.Namespace)
+	ns := r.Read(kind, "", r.Namespace)
 	if ns != nil && ns.DeletionTimestamp == "" {
 		return nil
 	}
@@ -57,7 +60,7 @@ func (r *Request) ObjectName(ctx context.Context) string {
 	if r.Name != "" {
 		return r.Name
 	}
-	t, err := r.Objects.New(ctx, r.Version)
+	t, err := r.New(ctx, r.Version)
 	if err != nil {
 		return ""
 	}

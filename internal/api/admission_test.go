@@ -15,7 +15,7 @@ type noting struct{ dryRuns [][]string }
 
 func (n *noting) Admit(_ context.Context, r *admission.Request) error {
 	r.Annotate("example.com/seen", string(r.Operation))
-	switch o := r.Options.(type) {
+	switch o := r.Options().(type) {
 	case *metav1.CreateOptions:
 		n.dryRuns = append(n.dryRuns, o.DryRun)
 	case *metav1.UpdateOptions:
@@ -26,7 +26,9 @@ func (n *noting) Admit(_ context.Context, r *admission.Request) error {
 	return nil
 }
 
-func (n *noting) Handles(admission.Operation) bool { return true }
+func (n *noting) Name() string { return "Noting" }
+
+func (n *noting) Handles(*admission.Request) bool { return true }
 
 func (n *noting) Validate(context.Context, *admission.Request) error { return nil }
 

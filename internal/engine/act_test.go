@@ -46,12 +46,12 @@ func TestAdmissionOfABinding(t *testing.T) {
 	var seen []string
 	note := func(stage string, then func(context.Context, *admission.Request, object.Tree) error) func(context.Context, *admission.Request) error {
 		return func(ctx context.Context, r *admission.Request) error {
-			o, ok := r.Options.(*metav1.CreateOptions)
-			next, err := r.Objects.New(ctx, r.Version)
+			o, ok := r.Options().(*metav1.CreateOptions)
+			next, err := r.New(ctx, r.Version)
 			if err != nil {
 				return err
 			}
-			old, err := r.Objects.Old(ctx, r.Version)
+			old, err := r.Old(ctx, r.Version)
 			if err != nil {
 				return err
 			}
@@ -63,9 +63,9 @@ func TestAdmissionOfABinding(t *testing.T) {
 	}
 	w.Admission = admission.Plugins{&plugin{
 		admit: note("admit", func(ctx context.Context, r *admission.Request, next object.Tree) error {
-			r.Objects.Read(w.policies(), "default", "policy")
+			r.Read(w.policies(), "default", "policy")
 			set(next, "metadata.labels.zone", "z")
-			return r.Objects.Replace(ctx, next, r.Version)
+			return r.Replace(ctx, next, r.Version)
 		}),
 		validate: note("validate", func(context.Context, *admission.Request, object.Tree) error { return nil }),
 	}}

@@ -25,6 +25,9 @@ func (w *write) mutate() error {
 	if err := w.engine.Admission.Admit(w.ctx, r); err != nil {
 		return err
 	}
+	if err := w.takeInternal(); err != nil {
+		return err
+	}
 	if w.way == stores && (w.patches || w.replaced > 0) {
 		w.dedup(" after mutating admission happens")
 	}
@@ -51,58 +54,37 @@ func (w *write) admit() error {
 			return err
 		}
 	}
-	if w.admitted || !w.engine.Admission.Handles(w.op) {
+	if w.admitted {
 		return nil
 	}
 	return w.engine.Admission.Validate(w.ctx, w.admission())
 }
 
-// admission is the write as plugins see it.
+// admission is the write as plugins see it, until it is asked for again.
 func (w *write) admission() *admission.Request {
-	r := &admission.Request{
-		Operation: w.op, Version: w.v, Resource: w.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
-		User: w.caller.User, DryRun: w.caller.DryRun, Options: optionsOf(w.op, w.caller.Options), Objects: admitted{w},
-		Warn:     func(text string) { w.warn(text) },
-		Annotate: w.caller.Annotate,
+	w.request = admission.Request{
+		Operation: w.op, Version: w.v, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
+		User: w.caller.User, DryRun: w.caller.DryRun, Write: admitted{w},
 	}
-	if r.Annotate == nil {
-		r.Annotate = func(string, string) {}
+	if w.request.Name == "" {
+		w.request.Name = object.Name(w.wanted)
 	}
-	if r.Name == "" {
-		r.Name = object.Name(w.wanted)
-	}
-	return r
+	return &w.request
 }
 
-// resource is what the request addresses: of what is posted to a subresource not the kind of that.
-func (w *write) resource() schema.GroupVersionResource {
-	v := w.target.Version
-	return v.GroupVersion.WithResource(v.Definition.Names.Plural)
+// resource is what a request addresses: of what is posted to a subresource not the kind of that.
+func (t *Target) resource() schema.GroupVersionResource {
+	return t.Version.GroupVersion.WithResource(t.Version.Definition.Names.Plural)
 }
 
-// optionsOf are the options of a verb as admission sees them: those of the operation, as upstream has it.
-func optionsOf(op admission.Operation, sent runtime.Object) runtime.Object {
-	var dryRun []string
-	var manager, validation string
-	switch o := sent.(type) {
-	case *metav1.PatchOptions:
-		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
-	case *metav1.UpdateOptions:
-		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
-	default:
-		return sent
-	}
-	if op == admission.Create {
-		return &metav1.CreateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
-	}
-	return &metav1.UpdateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
-}
-
-// admitted are the objects of a write for plugins.
+// admitted is a write for plugins.
 type admitted struct{ w *write }
 
-// New implements admission.Objects.
+// New implements admission.Write.
 func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, error) {
+	if err := a.w.takeInternal(); err != nil {
+		return nil, err
+	}
 	t := a.w.wanted
 	if a.w.obj != nil {
 		t = a.w.obj
@@ -117,7 +99,7 @@ func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, e
 	return out, err
 }
 
-// Old implements admission.Objects.
+// Old implements admission.Write.
 func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, error) {
 	if a.w.rec == nil {
 		return nil, nil
@@ -128,17 +110,62 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 	return a.w.engine.reader(at).tree(ctx, packed(a.w.rec), a.w.rec.Modified)
 }
 
-// Replace implements admission.Objects.
+// Replace implements admission.Write.
 func (a admitted) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
 	a.w.replaced++
+	a.w.typed.shown, a.w.typed.made = nil, nil
 	a.w.wanted, err = a.w.at(ctx, t, a.w.v)
 	return err
 }
 
-// Replaced implements admission.Objects.
+// Replaced implements admission.Write.
 func (a admitted) Replaced() int { return a.w.replaced }
 
-// Read implements admission.Objects.
+// Internal implements admission.Write.
+func (a admitted) Internal() (obj, old resource.Internal, err error) {
+	w := a.w
+	if w.v.Type == nil || w.v.Type.Internal == nil {
+		return nil, nil, nil
+	}
+	if old, err = w.oldInternal(); err != nil || w.typed.obj != nil || w.wanted == nil {
+		return w.typed.obj, old, err
+	}
+	if w.typed.shown == nil {
+		w.typed.shown, err = w.wantedInternal()
+	}
+	return w.typed.shown, old, err
+}
+
+// oldInternal is the live object in the internal form, nil where there is none.
+func (w *write) oldInternal() (old resource.Internal, err error) {
+	t := &w.typed
+	switch {
+	case t.old != nil || w.rec == nil:
+		return t.old, nil
+	case t.before == nil && w.live == nil:
+		t.before, err = w.loadStored()
+	case t.before == nil:
+		t.before, err = w.v.Type.ToInternal(w.live)
+	}
+	return t.before, asInternal(err)
+}
+
+// takeInternal makes wanted what plugins have made of its internal form.
+func (w *write) takeInternal() error {
+	obj := w.typed.shown
+	if obj == nil {
+		return nil
+	}
+	t, err := w.v.Type.FromInternal(obj)
+	if err != nil {
+		return asInternal(err)
+	}
+	keep(object.EnsureMetadata(t), object.Metadata(w.wanted), "managedFields")
+	w.typed.shown, w.typed.made, w.wanted = nil, obj, t
+	return nil
+}
+
+// Read implements admission.Write.
 func (a admitted) Read(d *resource.Definition, namespace, name string) *object.Meta {
 	guard := storage.Guard{Key: d.Key(namespace, name)}
 	rec := a.w.head.Get(guard.Key)
@@ -150,6 +177,34 @@ func (a admitted) Read(d *resource.Definition, namespace, name string) *object.M
 		return nil
 	}
 	return metaOf(rec).meta
+}
+
+// Options implements admission.Write. They are those of the operation, whatever the verb, as upstream has it.
+func (a admitted) Options() runtime.Object {
+	var dryRun []string
+	var manager, validation string
+	switch o := a.w.caller.Options.(type) {
+	case *metav1.PatchOptions:
+		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	case *metav1.UpdateOptions:
+		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	default:
+		return o
+	}
+	if a.w.op == admission.Create {
+		return &metav1.CreateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+	}
+	return &metav1.UpdateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+}
+
+// Warn implements admission.Write.
+func (a admitted) Warn(text string) { a.w.warn(text) }
+
+// Annotate implements admission.Write.
+func (a admitted) Annotate(key, value string) {
+	if a.w.caller.Annotate != nil {
+		a.w.caller.Annotate(key, value)
+	}
 }
 
 // at is t, which belongs to the caller, at a version of the kind.

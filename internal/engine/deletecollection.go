@@ -64,7 +64,8 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 
 // deleteBatch deletes some objects in one commit, or one by one where that fails.
 func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
-	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(admission.Delete) { // plugins are asked once about each
+	r := admission.Request{Operation: admission.Delete, Version: t.Version, Resource: t.resource(), Namespace: t.Namespace, User: c.User}
+	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(&r) { // plugins are asked once about each
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {
 			return err

@@ -25,6 +25,8 @@ type typedWrite struct {
 	ctx      context.Context
 	obj, old resource.Internal // old is nil on a create
 	made     resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
+	// shown is wanted as plugins have it, which may have changed it since it was made; before is live as they have it.
+	shown, before resource.Internal
 }
 
 func (r strategyRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {

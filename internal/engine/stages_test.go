@@ -32,7 +32,9 @@ func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
 	return p.admit(ctx, r)
 }
 
-func (p *plugin) Handles(o admission.Operation) bool { return !slices.Contains(p.deaf, o) }
+func (p *plugin) Name() string { return "Test" }
+
+func (p *plugin) Handles(r *admission.Request) bool { return !slices.Contains(p.deaf, r.Operation) }
 
 func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 	if p.validate == nil {
@@ -71,10 +73,10 @@ var shown = map[string]func(w *world) error{
 	},
 	"default again": func(w *world) error {
 		w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
-			t, err := r.Objects.New(ctx, r.Version)
+			t, err := r.New(ctx, r.Version)
 			if err == nil {
 				delete(t["spec"].(object.Tree), "image")
-				err = r.Objects.Replace(ctx, t, r.Version)
+				err = r.Replace(ctx, t, r.Version)
 			}
 			return err
 		}}}
@@ -251,11 +253,11 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 	var seen []string
 	note := func(stage string) func(context.Context, *admission.Request) error {
 		return func(ctx context.Context, r *admission.Request) error {
-			old, err := r.Objects.Old(ctx, r.Version)
+			old, err := r.Old(ctx, r.Version)
 			if err != nil {
 				return err
 			}
-			next, err := r.Objects.New(ctx, r.Version)
+			next, err := r.New(ctx, r.Version)
 			if err != nil {
 				return err
 			}
@@ -320,12 +322,12 @@ func TestReinvocation(t *testing.T) {
 		return nil
 	}}
 	second := &plugin{admit: func(ctx context.Context, r *admission.Request) error {
-		tree, err := r.Objects.New(ctx, r.Version)
+		tree, err := r.New(ctx, r.Version)
 		if err != nil || r.Operation == admission.Delete {
 			return err
 		}
 		set(tree, "spec.image", "changed")
-		return r.Objects.Replace(ctx, tree, r.Version)
+		return r.Replace(ctx, tree, r.Version)
 	}}
 	w.Admission = admission.Plugins{first, second}
 	equal(t, "the image", valueAt(treeOf(t, w.mustCreate(w.cron(""), `{"metadata":{"name":"a"}}`)), "spec.image"), "changed")
@@ -344,11 +346,11 @@ func TestAdmissionReliesOnWhatItReads(t *testing.T) {
 		if r.Version.Definition.Names.Plural != "crontabs" {
 			return nil
 		}
-		tree, err := r.Objects.New(ctx, v2)
+		tree, err := r.New(ctx, v2)
 		if err != nil || object.String(tree, "apiVersion") != v2.APIVersion {
 			return fmt.Errorf("%v, at %s", err, object.String(tree, "apiVersion"))
 		}
-		policy := r.Objects.Read(w.policies(), "default", "policy")
+		policy := r.Read(w.policies(), "default", "policy")
 		if tries++; policy == nil {
 			return apierrors.NewForbidden(r.Version.GroupResource(), r.Name, errors.New("there is no policy"))
 		}
@@ -373,10 +375,10 @@ func TestPluginsKeepToTheObject(t *testing.T) {
 		w := newWorld(t)
 		w.mustCreate(w.cron(""), `{"metadata":{"name":"a"}}`)
 		w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
-			tree, err := r.Objects.New(ctx, r.Version)
+			tree, err := r.New(ctx, r.Version)
 			if err == nil {
 				change(tree)
-				err = r.Objects.Replace(ctx, tree, r.Version)
+				err = r.Replace(ctx, tree, r.Version)
 			}
 			return err
 		}}}
@@ -385,7 +387,7 @@ func TestPluginsKeepToTheObject(t *testing.T) {
 	}
 	w := newWorld(t)
 	w.Admission = admission.Plugins{&plugin{validate: func(ctx context.Context, r *admission.Request) error {
-		tree, err := r.Objects.New(ctx, r.Version)
+		tree, err := r.New(ctx, r.Version)
 		if err == nil {
 			set(tree, "spec.image", "changed")
 		}

@@ -51,6 +51,7 @@ type write struct {
 	reader reader
 
 	progress
+	request admission.Request // as plugins see it
 }
 
 // progress is what the stages make of a write in one attempt.

@@ -60,7 +60,7 @@ var only = map[string][]string{
 	"github.com/gorilla/websocket":                                             {"internal/api"},
 	"golang.org/x/net/websocket":                                               {"internal/api"},
 	"golang.org/x/sync":                                                        {"internal/api", "internal/control", "testserver"},
-	"k8s.io/apiserver/pkg/admission":                                           {},
+	"k8s.io/apiserver/pkg/admission":                                           {"internal/admission"},
 	"k8s.io/apiserver/pkg/endpoints":                                           {},
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation":                     {"internal/api"}, // who may act as whom
 	"k8s.io/apiserver/pkg/registry":                                            {},
@@ -90,7 +90,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
 	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/serving", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                             {},
-	"k8s.io/apiserver/pkg/util/feature":                                        {},
+	"k8s.io/apiserver/pkg/util/feature":                                        {"internal/admission"}, // what its plugins go by
 	"k8s.io/apiserver/pkg/features":                                            {},
 	"k8s.io/apiextensions-apiserver/pkg":                                       {},
 	"k8s.io/kube-aggregator/pkg":                                               {},

@@ -1,0 +1,45 @@
+package apiserver
+
+import (
+	"fmt"
+	"net/http"
+
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// Admission are the flags of kube-apiserver that say which admission plugins there are.
+type Admission struct {
+	Enable, Disable []string // their names: --enable-admission-plugins, --disable-admission-plugins
+	ConfigFile      string   // --admission-control-config-file; "": none
+}
+
+// admission makes the plugins. They ask nothing before the server serves.
+func (s *Server) admission() (admission.Plugins, error) {
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: later{s}, QPS: -1, UserAgent: "trellis-admission"})
+	if err != nil {
+		return nil, fmt.Errorf("client of admission: %w", err)
+	}
+	c := plugins.Config{
+		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
+		Informers:  plugins.Informers{Catalog: func() *resource.Catalog { return s.engine.Live.Load() }, Head: s.store.Head},
+		Client:     client,
+		Authorizer: authorizer.AuthorizerFunc(s.authorizer.Authorize),
+		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
+	}
+	return plugins.Open(c)
+}
+
+// later is the way to a server that is not put together yet.
+type later struct{ s *Server }
+
+func (l later) RoundTrip(r *http.Request) (*http.Response, error) {
+	return l.s.Loopback().Transport.RoundTrip(r)
+}

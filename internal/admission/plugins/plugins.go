@@ -1,0 +1,121 @@
+// Package plugins are the admission plugins of kube-apiserver, in its order, as admission.Plugins. What they read of other objects
+// they read at the head of the store.
+package plugins
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	upstream "k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	apiserverv1alpha1 "k8s.io/apiserver/pkg/apis/apiserver/v1alpha1"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+)
+
+// Config is which plugins there are, and what they are given.
+type Config struct {
+	Enable, Disable []string // names, besides those that are on by default
+	File            string   // an AdmissionConfiguration of apiserver.config.k8s.io; "": none
+	Informers       Informers
+	Client          kubernetes.Interface
+	Authorizer      authorizer.Authorizer
+	Mapper          meta.RESTMapper
+	Own             []admission.Plugin // those of the server's own; each takes the place that its name has
+}
+
+// Names are those of the plugins that there are, and of those that are on by default.
+func Names() (all, on []string) {
+	for _, e := range table {
+		all = append(all, e.name)
+		if e.on {
+			on = append(on, e.name)
+		}
+	}
+	return all, on
+}
+
+// Check refuses a name that no plugin has, and one that is to be on and off.
+func (c *Config) Check() error {
+	all, _ := Names()
+	for _, name := range c.Enable {
+		if !slices.Contains(all, name) {
+			return fmt.Errorf("enable-admission-plugins plugin %q is unknown", name)
+		}
+		if slices.Contains(c.Disable, name) {
+			return fmt.Errorf("[%s] in enable-admission-plugins and disable-admission-plugins overlapped", name)
+		}
+	}
+	for _, name := range c.Disable {
+		if name == (admission.Lifecycle{}).Name() {
+			return fmt.Errorf("disable-admission-plugins: %s is always on", name)
+		}
+		if !slices.Contains(all, name) {
+			return fmt.Errorf("disable-admission-plugins plugin %q is unknown", name)
+		}
+	}
+	return nil
+}
+
+// enabled are the entries of the table that are on.
+func (c *Config) enabled() (on []*entry, names []string) {
+	for i := range table {
+		e := &table[i]
+		if (e.on || slices.Contains(c.Enable, e.name)) && !slices.Contains(c.Disable, e.name) {
+			on, names = append(on, e), append(names, e.name)
+		}
+	}
+	return on, names
+}
+
+// Open returns the plugins that are on.
+func Open(c Config) (all admission.Plugins, err error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	on, names := c.enabled()
+	files, err := upstream.ReadAdmissionConfiguration(names, c.File, configScheme())
+	if err != nil {
+		return nil, fmt.Errorf("admission-control-config-file: %w", err)
+	}
+	registry := upstream.NewPlugins()
+	give := initializer.New(c.Client, nil, c.Informers, c.Authorizer, utilfeature.DefaultFeatureGate, compatibility.DefaultBuildEffectiveVersion(), nil, c.Mapper)
+	for _, e := range on {
+		if e.register == nil {
+			if i := slices.IndexFunc(c.Own, func(p admission.Plugin) bool { return p.Name() == e.name }); i >= 0 {
+				all = append(all, c.Own[i])
+			}
+			continue
+		}
+		e.register(registry)
+		file, err := files.ConfigFor(e.name)
+		if err != nil {
+			return nil, fmt.Errorf("admission plugin %s: %w", e.name, err)
+		}
+		p, err := registry.InitPlugin(e.name, file, give)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, newPlugin(e, p))
+	}
+	return all, nil
+}
+
+// configScheme is what the file of an AdmissionConfiguration is read by.
+func configScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{apiserver.AddToScheme, apiserverv1.AddToScheme, apiserverv1alpha1.AddToScheme} {
+		if err := add(s); err != nil {
+			panic(err) // the types are upstream's
+		}
+	}
+	return s
+}
