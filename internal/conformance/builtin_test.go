@@ -31,6 +31,7 @@ func testBuiltin(t *testing.T, p *pair) {
 		t.Fatal(err)
 	}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
+	p.do(t, "POST /api/v1/namespaces/ns/serviceaccounts", asYAML, `{apiVersion: v1, kind: ServiceAccount, metadata: {name: default}}`)
 	filled, done := placeholders(t), map[string]bool{}
 	for _, text := range strings.Split(string(data), "\n---\n")[1:] {
 		var o object

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -24,6 +25,11 @@ type pair struct {
 	pruned       pruning
 }
 
+// startTrellis has the plugin ServiceAccount too. No controllers run on either side.
+func startTrellis(t *testing.T) *testserver.Server {
+	return testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Admission.Disable = nil }))
+}
+
 // Every request of the parts gets the same answer from both, but for what docs/compatibility.md lists. CONFORMANCE=all takes
 // the whole corpus of CRDs.
 func TestConformance(t *testing.T) {
@@ -31,7 +37,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("it takes a minute")
 	}
 	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24")
-	p := &pair{newServer(t, "here", testserver.Start(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}}
+	p := &pair{newServer(t, "here", startTrellis(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	parts := []struct {
 		name string
@@ -41,6 +47,7 @@ func TestConformance(t *testing.T) {
 		{"access", testAccess},
 		{"discovery", testDiscovery},
 		{"builtin", testBuiltin},
+		{"admission", testAdmission},
 		{"crds", testCRDs},
 		{"objects", testObjects},
 		{"deletion", testDeletion},
@@ -151,10 +158,16 @@ func (p *pair) isKnown(r request, d difference) bool {
 // settle waits until kube-apiserver's loops have done what done asks of the answer to a GET. Ours has done it before.
 func (p *pair) settle(t *testing.T, path string, done func(answer) bool) {
 	t.Helper()
+	p.settleOn(t, request{method: http.MethodGet, path: path}, done)
+}
+
+// settleOn is settle for any request that changes nothing.
+func (p *pair) settleOn(t *testing.T, r request, done func(answer) bool) {
+	t.Helper()
 	var last answer
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
 		for _, s := range []*server{p.ours, p.theirs} {
-			a, err := s.send(ctx, request{method: http.MethodGet, path: path})
+			a, err := s.send(ctx, r)
 			if last = a; err != nil || !done(a) {
 				return false, err
 			}
@@ -162,6 +175,6 @@ func (p *pair) settle(t *testing.T, path string, done func(answer) bool) {
 		return true, nil
 	})
 	if err != nil {
-		t.Errorf("%s does not settle: %v, %v", path, err, last)
+		t.Errorf("%s does not settle: %v, %v", r.path, err, last)
 	}
 }

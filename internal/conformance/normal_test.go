@@ -104,11 +104,11 @@ var (
 	revision = regexp.MustCompile(`(ResourceVersion in [a-z ]*: |resource version: |current: |in record \(|"resourceVersion\\?":\\?")\d+`)
 	hash     = regexp.MustCompile(`\?hash=[0-9A-F]+`)
 	ports    = regexp.MustCompile(`\b(\d+):3[0-2]\d{3}/TCP`)
-	random   = regexp.MustCompile(`A_[a-z0-9]{5}`)
+	random   = regexp.MustCompile(`(A_|kube-api-access-)[a-z0-9]{5}\b`)
 )
 
 func normalText(s string) string {
-	if !strings.ContainsAny(s, "0123456789_") {
+	if !strings.ContainsAny(s, "0123456789_-") {
 		return s
 	}
 	s = moment.ReplaceAllStringFunc(s, func(m string) string {
@@ -121,7 +121,7 @@ func normalText(s string) string {
 	s = host.ReplaceAllString(s, "(host)")
 	s = hash.ReplaceAllString(s, "?hash=")
 	s = ports.ReplaceAllString(s, "$1:(port)/TCP")
-	s = random.ReplaceAllString(s, "A_(random)")
+	s = random.ReplaceAllString(s, "$1(random)")
 	s = address.ReplaceAllString(s, "(address)")
 	return revision.ReplaceAllString(s, "$1(rv)")
 }

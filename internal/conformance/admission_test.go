@@ -1,0 +1,116 @@
+package conformance_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+const (
+	aPod   = `{apiVersion: v1, kind: Pod, metadata: {name: NAME}, spec: {SPEC containers: [{name: c, image: i}]}}`
+	aClaim = `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: NAME}, spec: {SPEC accessModes: [ReadWriteOnce], resources: {requests: {storage: 2Gi}}}}`
+)
+
+// like is an object of a form, with a name and a piece of its spec.
+func like(form, name, spec string) string {
+	return strings.NewReplacer("NAME", name, "SPEC", spec).Replace(form)
+}
+
+func dryRun(path, body string) request {
+	return request{method: http.MethodPost, path: path + "?dryRun=All", contentType: asYAML, body: body}
+}
+
+// inForce waits until a create would be answered as it is to be: kube-apiserver's plugins see what they go by a little later.
+func (p *pair) inForce(t *testing.T, path, body string, code int) {
+	t.Helper()
+	p.settleOn(t, dryRun(path, body), func(a answer) bool { return a.code == code })
+}
+
+// What the plugins that are on by default make of a write, or say against it.
+func testAdmission(t *testing.T, p *pair) {
+	const ns = "/api/v1/namespaces/admission"
+	post := func(path, body string) { t.Helper(); p.do(t, "POST "+path, asYAML, body) }
+	post("/api/v1/namespaces", `{apiVersion: v1, kind: Namespace, metadata: {name: admission}}`)
+	post(ns+"/pods", like(aPod, "without-account", ""))
+	post(ns+"/serviceaccounts", `{apiVersion: v1, kind: ServiceAccount, metadata: {name: default}, imagePullSecrets: [{name: pull}]}`)
+	post(ns+"/serviceaccounts", `{apiVersion: v1, kind: ServiceAccount, metadata: {name: quiet}, automountServiceAccountToken: false}`)
+	p.inForce(t, ns+"/pods", like(aPod, "plain", ""), 201)
+	p.inForce(t, ns+"/pods", like(aPod, "plain", "serviceAccountName: quiet,"), 201)
+	post(ns+"/pods", like(aPod, "plain", ""))
+	post(ns+"/pods", like(aPod, "quiet", "serviceAccountName: quiet,"))
+	post(ns+"/pods", like(aPod, "unknown-account", "serviceAccountName: none,"))
+	const (
+		classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+		second  = `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: usual-too}, value: 11, globalDefault: true}`
+	)
+	post(classes, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: high}, value: 1000}`)
+	post(classes, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: system-mine}, value: 11}`)
+	post(classes, `{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: usual}, value: 10, globalDefault: true, preemptionPolicy: Never}`)
+	p.inForce(t, classes, second, 403)
+	post(classes, second)
+	post(ns+"/pods", like(aPod, "usual", ""))
+	post(ns+"/pods", like(aPod, "high", "priorityClassName: high,"))
+	post(ns+"/pods", like(aPod, "own-number", "priority: 5,"))
+	post(ns+"/pods", like(aPod, "unknown-class", "priorityClassName: none,"))
+	post("/apis/node.k8s.io/v1/runtimeclasses", `{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: heavy}, handler: h, overhead: {podFixed: {cpu: 10m}}, scheduling: {nodeSelector: {a: b}}}`)
+	p.inForce(t, ns+"/pods", like(aPod, "heavy", "runtimeClassName: heavy,"), 201)
+	post(ns+"/pods", like(aPod, "heavy", "runtimeClassName: heavy,"))
+	post(ns+"/pods", like(aPod, "unknown-runtime", "runtimeClassName: none,"))
+	testLimits(t, p, ns)
+	testClasses(t, p, ns)
+	testPodSecurity(t, p)
+	post("/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: tainted}}`)
+	p.do(t, "DELETE /api/v1/nodes/tainted", "", "")
+}
+
+// testLimits has LimitRanges in force.
+func testLimits(t *testing.T, p *pair, ns string) {
+	post := func(path, body string) { t.Helper(); p.do(t, "POST "+path, asYAML, body) }
+	post(ns+"/limitranges", `{apiVersion: v1, kind: LimitRange, metadata: {name: limits}, spec: {limits: [
+{type: Container, default: {cpu: 200m}, defaultRequest: {cpu: 100m}, max: {cpu: "1"}, min: {cpu: 50m}},
+{type: PersistentVolumeClaim, max: {storage: 3Gi}, min: {storage: 1Gi}}]}}`)
+	greedy := strings.Replace(like(aPod, "greedy", ""), "image: i", `image: i, resources: {limits: {cpu: "2"}}`, 1)
+	p.inForce(t, ns+"/pods", greedy, 403)
+	post(ns+"/pods", greedy)
+	post(ns+"/pods", like(aPod, "limited", ""))
+	post(ns+"/pods", strings.Replace(like(aPod, "tiny", ""), "image: i", `image: i, resources: {limits: {cpu: 1m}}`, 1))
+	post(ns+"/persistentvolumeclaims", like(aClaim, "fits", ""))
+	post(ns+"/persistentvolumeclaims", strings.Replace(like(aClaim, "too-large", ""), "2Gi", "4Gi", 1))
+	p.do(t, "DELETE "+ns+"/limitranges/limits", "", "")
+	large := strings.Replace(like(aClaim, "large", ""), "2Gi", "4Gi", 1)
+	p.inForce(t, ns+"/persistentvolumeclaims", large, 201)
+	post(ns+"/persistentvolumeclaims", large)
+}
+
+// testClasses has classes that are the default, of storage and of Ingresses.
+func testClasses(t *testing.T, p *pair, ns string) {
+	post := func(path, body string) { t.Helper(); p.do(t, "POST "+path, asYAML, body) }
+	post("/apis/storage.k8s.io/v1/storageclasses", `{apiVersion: storage.k8s.io/v1, kind: StorageClass, metadata: {name: disk, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}, provisioner: p}`)
+	p.settleOn(t, dryRun(ns+"/persistentvolumeclaims", like(aClaim, "by-default", "")), func(a answer) bool { return nested[string](a.body, "spec", "storageClassName") == "disk" })
+	post(ns+"/persistentvolumeclaims", like(aClaim, "by-default", ""))
+	post(ns+"/persistentvolumeclaims", like(aClaim, "by-no-class", `storageClassName: "",`))
+	p.do(t, "PATCH "+ns+"/persistentvolumeclaims/by-default", asMerge, `{"spec": {"resources": {"requests": {"storage": "5Gi"}}}}`)
+	post("/apis/networking.k8s.io/v1/ingressclasses", `{apiVersion: networking.k8s.io/v1, kind: IngressClass, metadata: {name: first, annotations: {ingressclass.kubernetes.io/is-default-class: "true"}}, spec: {controller: example.com/c}}`)
+	const ingress = `{apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {name: NAME}, spec: {SPEC defaultBackend: {service: {name: s, port: {number: 80}}}}}`
+	const ingresses = "/apis/networking.k8s.io/v1/namespaces/admission/ingresses"
+	p.settleOn(t, dryRun(ingresses, like(ingress, "by-default", "")), func(a answer) bool { return nested[string](a.body, "spec", "ingressClassName") == "first" })
+	post(ingresses, like(ingress, "by-default", ""))
+	post(ingresses, like(ingress, "named", "ingressClassName: first,"))
+}
+
+// testPodSecurity has the levels of a namespace in force.
+func testPodSecurity(t *testing.T, p *pair) {
+	const ns = "/api/v1/namespaces/guarded"
+	post := func(path, body string) { t.Helper(); p.do(t, "POST "+path, asYAML, body) }
+	post("/api/v1/namespaces", `{apiVersion: v1, kind: Namespace, metadata: {name: unguarded, labels: {pod-security.kubernetes.io/enforce: nonsense}}}`)
+	post("/api/v1/namespaces", `{apiVersion: v1, kind: Namespace, metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: baseline, pod-security.kubernetes.io/warn: restricted}}}`)
+	post(ns+"/serviceaccounts", `{apiVersion: v1, kind: ServiceAccount, metadata: {name: default}}`)
+	p.inForce(t, ns+"/pods", like(aPod, "warned", ""), 201)
+	post(ns+"/pods", like(aPod, "warned", ""))
+	post(ns+"/pods", like(aPod, "refused", "hostNetwork: true,"))
+	post("/apis/apps/v1/namespaces/guarded/deployments", `{apiVersion: apps/v1, kind: Deployment, metadata: {name: warned}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {hostPID: true, containers: [{name: c, image: i}]}}}}`)
+	p.do(t, "PATCH /api/v1/namespaces/guarded", asMerge, `{"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}`)
+	p.do(t, "PATCH /api/v1/namespaces/guarded", asMerge, `{"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "no level"}}}`)
+	p.inForce(t, ns+"/pods", like(aPod, "refused-now", ""), 403)
+	post(ns+"/pods", like(aPod, "refused-now", ""))
+}
