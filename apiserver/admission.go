@@ -23,7 +23,7 @@ type Admission struct {
 
 // admission makes the plugins. They ask nothing before the server serves.
 func (s *Server) admission() (admission.Plugins, error) {
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: later{s}, QPS: -1, UserAgent: "trellis-admission"})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: later{s}, QPS: -1, UserAgent: "kube-apiserver"})
 	if err != nil {
 		return nil, fmt.Errorf("client of admission: %w", err)
 	}
@@ -31,6 +31,7 @@ func (s *Server) admission() (admission.Plugins, error) {
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
 		Informers:  plugins.Informers{Catalog: func() *resource.Catalog { return s.engine.Live.Load() }, Head: s.store.Head},
 		Client:     client,
+		Stop:       s.failed,
 		Authorizer: authorizer.AuthorizerFunc(s.authorizer.Authorize),
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}

@@ -85,7 +85,7 @@ func TestUnenforced(t *testing.T) {
 		told = append(told, s.kind)
 	}
 	for _, kind := range []string{
-		"LimitRange", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ResourceQuota",
+		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration",
 		"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration",
 	} {
 		if !slices.Contains(told, kind) {

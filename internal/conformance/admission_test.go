@@ -59,6 +59,7 @@ func testAdmission(t *testing.T, p *pair) {
 	testLimits(t, p, ns)
 	testClasses(t, p, ns)
 	testPodSecurity(t, p)
+	testQuotas(t, p, ns)
 	post("/api/v1/nodes", `{apiVersion: v1, kind: Node, metadata: {name: tainted}}`)
 	p.do(t, "DELETE /api/v1/nodes/tainted", "", "")
 }
@@ -80,6 +81,24 @@ func testLimits(t *testing.T, p *pair, ns string) {
 	large := strings.Replace(like(aClaim, "large", ""), "2Gi", "4Gi", 1)
 	p.inForce(t, ns+"/persistentvolumeclaims", large, 201)
 	post(ns+"/persistentvolumeclaims", large)
+}
+
+// testQuotas has ResourceQuotas in force, whose status no controller writes: the test does.
+func testQuotas(t *testing.T, p *pair, ns string) {
+	post := func(path, body string) { t.Helper(); p.do(t, "POST "+path, asYAML, body) }
+	const hard = `{"status": {"hard": {"configmaps": "2", "count/secrets": "1", "requests.cpu": "1"}, "used": {"configmaps": "1", "count/secrets": "0", "requests.cpu": "0"}}}`
+	post(ns+"/resourcequotas", `{apiVersion: v1, kind: ResourceQuota, metadata: {name: few}, spec: {hard: {configmaps: "2", count/secrets: "1", requests.cpu: "1"}}}`)
+	p.do(t, "PATCH "+ns+"/resourcequotas/few/status", asMerge, hard)
+	p.inForce(t, ns+"/configmaps", `{apiVersion: v1, kind: ConfigMap, metadata: {name: dry}}`, 201)
+	post(ns+"/configmaps", `{apiVersion: v1, kind: ConfigMap, metadata: {name: second}}`)
+	post(ns+"/configmaps", `{apiVersion: v1, kind: ConfigMap, metadata: {name: third}}`)
+	post(ns+"/secrets", `{apiVersion: v1, kind: Secret, metadata: {name: first}}`)
+	post(ns+"/secrets", `{apiVersion: v1, kind: Secret, metadata: {name: second}}`)
+	post(ns+"/pods", like(aPod, "no-requests", ""))
+	post(ns+"/pods", strings.Replace(like(aPod, "half", ""), "image: i", `image: i, resources: {requests: {cpu: 600m}}`, 1))
+	post(ns+"/pods", strings.Replace(like(aPod, "more", ""), "image: i", `image: i, resources: {requests: {cpu: 600m}}`, 1))
+	p.do(t, "GET "+ns+"/resourcequotas/few", "", "")
+	p.do(t, "DELETE "+ns+"/resourcequotas/few", "", "")
 }
 
 // testClasses has classes that are the default, of storage and of Ingresses.

@@ -83,9 +83,9 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/authorization/authorizer":                            {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                                   {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
 	"k8s.io/apiserver/pkg/server":                                              {},
-	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"}, // which versions are served
-	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin"}, // and this is its form
-	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access"},  // how issuers are connected to
+	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"},                       // which versions are served
+	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin", "internal/admission"}, // and this is its form
+	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access"},                        // how issuers are connected to
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
 	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/serving", "apiserver"}, // CAs and certificates from files that change

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	upstream "k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
 	apiserverv1alpha1 "k8s.io/apiserver/pkg/apis/apiserver/v1alpha1"
@@ -29,6 +30,7 @@ type Config struct {
 	Client          kubernetes.Interface
 	Authorizer      authorizer.Authorizer
 	Mapper          meta.RESTMapper
+	Stop            <-chan struct{}    // closed when the server ends
 	Own             []admission.Plugin // those of the server's own; each takes the place that its name has
 }
 
@@ -87,7 +89,14 @@ func Open(c Config) (all admission.Plugins, err error) {
 		return nil, fmt.Errorf("admission-control-config-file: %w", err)
 	}
 	registry := upstream.NewPlugins()
-	give := initializer.New(c.Client, nil, c.Informers, c.Authorizer, utilfeature.DefaultFeatureGate, compatibility.DefaultBuildEffectiveVersion(), nil, c.Mapper)
+	counts, err := newCounting()
+	if err != nil {
+		return nil, fmt.Errorf("what ResourceQuotas count: %w", err)
+	}
+	give := upstream.PluginInitializers{
+		initializer.New(c.Client, nil, c.Informers, c.Authorizer, utilfeature.DefaultFeatureGate, compatibility.DefaultBuildEffectiveVersion(), c.Stop, c.Mapper),
+		counts, // once it knows when to stop
+	}
 	for _, e := range on {
 		if e.register == nil {
 			if i := slices.IndexFunc(c.Own, func(p admission.Plugin) bool { return p.Name() == e.name }); i >= 0 {
@@ -104,9 +113,16 @@ func Open(c Config) (all admission.Plugins, err error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, newPlugin(e, p))
+		all = append(all, c.wrap(e, p))
 	}
 	return all, nil
+}
+
+func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {
+	if e.name == resourcequota.PluginName {
+		return limits{newPlugin(e, p), c.Informers}
+	}
+	return newPlugin(e, p)
 }
 
 // configScheme is what the file of an AdmissionConfiguration is read by.

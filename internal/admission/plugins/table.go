@@ -4,6 +4,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	upstream "k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	"k8s.io/kubernetes/plugin/pkg/admission/admit"
 	"k8s.io/kubernetes/plugin/pkg/admission/alwayspullimages"
 	"k8s.io/kubernetes/plugin/pkg/admission/antiaffinity"
@@ -98,6 +99,6 @@ var table = []entry{
 	{"MutatingAdmissionWebhook", nil, true, nil},
 	{"ValidatingAdmissionPolicy", nil, true, nil},
 	{"ValidatingAdmissionWebhook", nil, true, nil},
-	{"ResourceQuota", nil, true, nil},
+	{resourcequota.PluginName, resourcequota.Register, true, nil},
 	{deny.PluginName, deny.Register, false, nil},
 }
