@@ -57,6 +57,9 @@ type Write interface {
 	Read(d *resource.Definition, namespace, name string) *object.Meta
 	// Options are CreateOptions, UpdateOptions or DeleteOptions of meta/v1; nil: none.
 	Options() runtime.Object
+	// Step begins a step of a plugin that is worth telling of to who asks why a write has become what it is: a call, a policy. The
+	// function that it returns ends it, with the error of one that refuses the write.
+	Step(name string) func(error)
 	// Warn adds a Warning header to the answer.
 	Warn(text string)
 	// Annotate adds to the audit record of the request; a key is qualified by the plugin's name.
@@ -93,7 +96,7 @@ func (p Plugins) Admit(ctx context.Context, r *Request) error {
 			continue
 		}
 		before := r.Replaced()
-		if err := plugin.Admit(ctx, r); err != nil {
+		if err := admit(ctx, plugin, r); err != nil {
 			return err
 		}
 		if r.Replaced() != before {
@@ -104,12 +107,19 @@ func (p Plugins) Admit(ctx context.Context, r *Request) error {
 	defer func() { r.Reinvoked = false }()
 	for i := 0; i < last; i++ {
 		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() && p[i].Handles(r) {
-			if err := p[i].Admit(ctx, r); err != nil {
+			if err := admit(ctx, p[i], r); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+func admit(ctx context.Context, p Plugin, r *Request) error {
+	end := r.Step(p.Name())
+	err := p.Admit(ctx, r)
+	end(err)
+	return err
 }
 
 // Validate asks each plugin to refuse the object.
@@ -118,7 +128,10 @@ func (p Plugins) Validate(ctx context.Context, r *Request) error {
 		if !plugin.Handles(r) {
 			continue
 		}
-		if err := plugin.Validate(ctx, r); err != nil {
+		end := r.Step(plugin.Name())
+		err := plugin.Validate(ctx, r)
+		end(err)
+		if err != nil {
 			return err
 		}
 	}

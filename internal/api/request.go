@@ -42,6 +42,7 @@ type request struct {
 	v          *resource.Version // what the path addresses, once it is known
 	media      media             // of the response, once it is negotiated
 	*audited
+	trace *Traced // of a dry run, where the steps are asked for
 	warnings
 
 	began     time.Time
@@ -246,6 +247,13 @@ func (q *request) perform() bool {
 func (q *request) change() error {
 	q.server.metrics.mutating.Add(1)
 	defer q.server.metrics.mutating.Add(-1)
+	if q.traces() {
+		return q.explain()
+	}
+	return q.carryOut()
+}
+
+func (q *request) carryOut() error {
 	switch q.verb {
 	case verbCreate:
 		return q.create()
@@ -301,6 +309,9 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 	}
 	if q.verb != verbCreate {
 		c.MayCreate = q.mayCreate
+	}
+	if q.trace != nil {
+		c.Trace = &q.trace.Trace
 	}
 	return c
 }

@@ -103,6 +103,7 @@ func (q *request) sent(options runtime.Object, check func() error) (b engine.Bod
 	if err != nil {
 		return b, err
 	}
+	q.trace.sends(data)
 	if err := decodeOptions(q.query(), options); err != nil {
 		return b, err
 	}
@@ -154,6 +155,9 @@ func (q *request) patch() error {
 	data, err := q.content()
 	if err != nil {
 		return err
+	}
+	if q.apply {
+		q.trace.sends(data)
 	}
 	o, p := &metav1.PatchOptions{}, engine.Patch{Type: types.PatchType(contentType), Data: data}
 	if err := decodeOptions(q.query(), o); err != nil {

@@ -137,6 +137,10 @@ func appendCBOR(dst, js []byte) ([]byte, error) {
 
 // write sends a body that is known as a whole.
 func (q *request) write(code int, contentType string, body []byte) {
+	if q.trace != nil {
+		q.trace.answers(code, body)
+		return
+	}
 	if q.weight > 0 {
 		q.releaseBody()
 	}

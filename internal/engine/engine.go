@@ -56,6 +56,7 @@ type Caller struct {
 	Warn         func(text string)       // adds a Warning header
 	Options      runtime.Object          // of the verb, for admission
 	Annotate     func(key, value string) // adds to the audit record; nil: there is none
+	Trace        *Trace                  // gets the steps of the write; nil: nobody wants them
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
 }
 

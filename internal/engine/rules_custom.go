@@ -11,6 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
 // customRules are those of a kind that a CRD defines. They work on objects at the version of the request.
@@ -122,7 +123,11 @@ func (r customRules) validate(w *write) (field.ErrorList, error) {
 		}
 		errs = append(errs, validateScale(r.v.Scale, w.obj, !status)...)
 	}
-	return s.ValidateExtensions(w.ctx, w.obj, w.old, status, func(text string) { w.warn(text) }, errs), nil
+	ctx := w.ctx
+	if w.caller.Trace != nil {
+		ctx = schema.CountCost(ctx, &w.caller.Trace.cost)
+	}
+	return s.ValidateExtensions(ctx, w.obj, w.old, status, func(text string) { w.warn(text) }, errs), nil
 }
 
 func (r customRules) validateMeta(w *write) field.ErrorList {

@@ -59,7 +59,10 @@ func (w *write) attempt(upTo string) error {
 		if s.of&w.way == 0 {
 			continue
 		}
-		if err := s.run(w); err != nil {
+		end := w.step(s.name)
+		err := s.run(w)
+		end(err)
+		if err != nil {
 			return err
 		}
 	}

@@ -140,6 +140,7 @@ func (w *write) run() error {
 // begin starts an attempt from the newest state.
 func (w *write) begin() {
 	w.progress = progress{head: w.engine.Store.Head()}
+	w.caller.Trace.begin()
 	switch {
 	case w.way == removes:
 		w.op = admission.Delete

@@ -42,7 +42,17 @@ func (s *Schema) evaluate(ctx context.Context, t, old object.Tree, warn func(tex
 		root.old, root.correlated = old, true
 	}
 	e.value(tree, &root)
+	if into, ok := ctx.Value(costKey{}).(*int64); ok {
+		*into += celconfig.RuntimeCELCostBudget - e.budget
+	}
 	return e.errs
+}
+
+type costKey struct{}
+
+// CountCost returns a context in which into is raised by what the rules of an object cost, in CEL's units.
+func CountCost(ctx context.Context, into *int64) context.Context {
+	return context.WithValue(ctx, costKey{}, into)
 }
 
 // value runs the rules at and below one value. Those of null are its parent's.

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/resource"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/api"
+	"github.com/trellis-k8s/trellis/internal/engine"
+)
+
+// whyFlags are the flags of why as they were typed.
+type whyFlags struct {
+	client *genericclioptions.ConfigFlags
+	files  resource.FilenameOptions
+	verb   string
+	all    bool
+}
+
+func newWhy() *cobra.Command {
+	f := whyFlags{client: genericclioptions.NewConfigFlags(true)}
+	cmd := &cobra.Command{
+		Use:   "why -f FILE",
+		Short: "Show what the server would make of an object, step by step, and why",
+		Long: `Send each object of a file as a dry run, and show what every stage of the write does
+to it: what was filled in by which schema, what each admission plugin, webhook and
+policy has changed or refused, and how long it took. Nothing is stored.
+
+Steps that change nothing and take less than a millisecond are left out, unless
+--all is given. With neither --kubeconfig nor KUBECONFIG it talks to the server of
+this folder. The exit code is 1 where an object would be refused.`,
+		Example: `  trellis why -f cron-tab.yaml
+  trellis why -f pod.yaml --verb create --as jane`,
+		Args: takes("flags only", 0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), cmd.OutOrStdout()) },
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVarP(&f.files.Filenames, "filename", "f", nil, "file, folder or URL of objects; '-' is standard input")
+	flags.StringVar(&f.verb, "verb", "apply", "what to do with them: apply (server-side), create, update or delete")
+	flags.BoolVar(&f.all, "all", false, "show every step")
+	flags.StringVar(f.client.KubeConfig, "kubeconfig", "", "the kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
+	flags.StringVarP(f.client.Namespace, "namespace", "n", "", "namespace of objects that name none")
+	flags.StringVar(f.client.Impersonate, "as", "", "user to do it as")
+	flags.StringArrayVar(f.client.ImpersonateGroup, "as-group", nil, "group of that user; may be repeated")
+	return cmd
+}
+
+func (f *whyFlags) run(ctx context.Context, out io.Writer) error {
+	if len(f.files.Filenames) == 0 {
+		return errors.New("-f: name a file")
+	}
+	if whyVerbs[f.verb] == nil {
+		return fmt.Errorf("--verb: %q is not apply, create, update or delete", f.verb)
+	}
+	if *f.client.KubeConfig == "" && os.Getenv("KUBECONFIG") == "" {
+		if _, err := os.Stat(defaultKubeconfig); errors.Is(err, fs.ErrNotExist) {
+			return errors.New(noServerHere)
+		}
+		*f.client.KubeConfig = defaultKubeconfig
+	}
+	namespace, explicit, err := f.client.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return err
+	}
+	found := resource.NewBuilder(f.client).Unstructured().NamespaceParam(namespace).DefaultNamespace().FilenameParam(explicit, &f.files).Flatten().Do()
+	refused := 0
+	err = found.Visit(func(info *resource.Info, err error) error {
+		if err != nil {
+			return err
+		}
+		t, err := f.ask(ctx, info)
+		if err != nil {
+			return err
+		}
+		if t.Code >= 400 {
+			refused++
+		}
+		return f.show(out, info, t)
+	})
+	if err == nil && refused > 0 {
+		err = fmt.Errorf("the server would refuse %d of the objects", refused)
+	}
+	return err
+}
+
+// whyVerbs make the request of each verb for an object.
+var whyVerbs = map[string]func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request{
+	"apply": func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request {
+		return c.Patch(types.ApplyPatchType).Name(info.Name).Param("fieldManager", "kubectl").Param("force", "true").Body(body)
+	},
+	"create": func(c resource.RESTClient, _ *resource.Info, body []byte) *rest.Request { return c.Post().Body(body) },
+	"update": func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request {
+		return c.Put().Name(info.Name).Body(body)
+	},
+	"delete": func(c resource.RESTClient, info *resource.Info, _ []byte) *rest.Request {
+		return c.Delete().Name(info.Name)
+	},
+}
+
+// ask has the server carry out a dry run.
+func (f *whyFlags) ask(ctx context.Context, info *resource.Info) (*api.Traced, error) {
+	body, err := runtime.Encode(unstructured.UnstructuredJSONScheme, info.Object)
+	if err != nil {
+		return nil, err
+	}
+	r := whyVerbs[f.verb](info.Client, info, body)
+	result := r.NamespaceIfScoped(info.Namespace, info.Namespaced()).Resource(info.Mapping.Resource.Resource).
+		Param("dryRun", metav1.DryRunAll).Param(api.TraceParameter, "true").SetHeader("Accept", "application/json").Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, err
+	}
+	answer, err := result.Raw()
+	if err != nil {
+		return nil, err
+	}
+	var t api.Traced
+	if err := json.Unmarshal(answer, &t); err != nil || t.Code == 0 {
+		return nil, fmt.Errorf("the server is no Trellis: it does not know the parameter %s", api.TraceParameter)
+	}
+	return &t, nil
+}
+
+// show prints what became of an object.
+func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error {
+	name := info.Mapping.GroupVersionKind.Kind + " " + info.Name
+	if info.Namespaced() {
+		name += " in " + info.Namespace
+	}
+	var status metav1.Status
+	verdict := "accepted"
+	if t.Code >= 400 && json.Unmarshal(t.Answer, &status) == nil {
+		verdict = "refused, " + string(status.Reason) + ": " + status.Message
+	}
+	if _, err := fmt.Fprintf(out, "%s of %s (dry run): %d %s\n", f.verb, name, t.Code, verdict); err != nil {
+		return err
+	}
+	for i, s := range t.Steps {
+		if !f.all && !worthTelling(t.Steps[i:]) {
+			continue
+		}
+		indent := strings.Repeat("  ", s.Depth+1)
+		line := fmt.Sprintf("%s%-*s %8s", indent, 40-len(indent), s.Name, s.Took.Round(time.Microsecond))
+		if s.Cost > 0 {
+			line += fmt.Sprintf("  rules cost %d", s.Cost)
+		}
+		if s.Refused != "" {
+			line += "  refused: " + s.Refused
+		}
+		for _, c := range s.Changes {
+			line += "\n" + indent + "    " + changed(c)
+		}
+		if _, err := fmt.Fprintln(out, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// worthTelling is true of a step that does something or takes its time, or has one within it that does.
+func worthTelling(steps []*engine.Step) bool {
+	for i, s := range steps {
+		if i > 0 && s.Depth <= steps[0].Depth {
+			return false
+		}
+		if len(s.Changes) > 0 || s.Cost > 0 || s.Refused != "" || s.Took >= time.Millisecond {
+			return true
+		}
+	}
+	return false
+}
+
+// changed says what a change is, in a line.
+func changed(c engine.Change) string {
+	text := func(v any) string {
+		js, err := json.Marshal(v)
+		if err != nil {
+			return fmt.Sprint(v)
+		}
+		return string(js)
+	}
+	switch {
+	case c.Before == nil:
+		return "+ " + c.Field + ": " + text(c.After)
+	case c.After == nil:
+		return "- " + c.Field + ": " + text(c.Before)
+	}
+	return "~ " + c.Field + ": " + text(c.Before) + " -> " + text(c.After)
+}
