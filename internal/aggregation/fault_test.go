@@ -2,16 +2,13 @@ package aggregation_test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -98,59 +95,5 @@ func TestFaults(t *testing.T) {
 				t.Errorf("%d %v, want %d, broken %t", resp.StatusCode, err, c.status, c.broken)
 			}
 		})
-	}
-}
-
-// TestAbortedRequests: AGG-058. Clients that go away before the answer, and upgrades that break off, leave no goroutine behind.
-func TestAbortedRequests(t *testing.T) {
-	asked := make(chan struct{})
-	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Upgrade") != "" {
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err == nil {
-				fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
-				conn.Close()
-			}
-			return
-		}
-		asked <- struct{}{}
-		<-r.Context().Done()
-	})
-	w := newWorld(t)
-	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	abort := func() {
-		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.served.URL+"/apis/wardle.example.com/v1alpha1/flunders?watch=1", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			<-asked
-			cancel()
-		}()
-		if resp, err := client.Do(req); err == nil {
-			resp.Body.Close()
-		}
-		conn, in := w.upgrade("/apis/wardle.example.com/v1alpha1/x", "x")
-		_, _ = io.ReadAll(in)
-		conn.Close()
-	}
-	for range 20 {
-		abort()
-	}
-	before := runtime.NumGoroutine()
-	for range 200 {
-		abort()
-	}
-	deadline := time.After(time.Minute)
-	for runtime.NumGoroutine() > before+20 {
-		select {
-		case <-deadline:
-			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
-		case <-time.After(10 * time.Millisecond):
-		}
 	}
 }
