@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -42,7 +43,7 @@ func again(t *testing.T, like *httptest.Server, address string) *httptest.Server
 	return s
 }
 
-// TestWhoAsks: AGG-006, AGG-011, AGG-015 to AGG-018, AGG-030. The backend is told who asks, in headers that upstream's own
+// TestWhoAsks: AGG-006, AGG-011, AGG-015 to AGG-018, AGG-020, AGG-030, AGG-058. The backend is told who asks, in headers that upstream's own
 // authenticator reads, and by a client certificate why to believe it; nothing that the client says of these gets through, nor do its credentials.
 func TestWhoAsks(t *testing.T) {
 	var got *http.Request
@@ -113,35 +114,94 @@ func TestCVE20223172(t *testing.T) {
 	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusBadGateway, "the backend attempted to redirect this request, which is not permitted")
 }
 
-// TestStream: AGG-058. What a backend sends of a watch arrives before it sends more.
+// TestStream: AGG-058. What a backend sends arrives before it sends more, and so does what a client sends: lines of a watch or of any
+// other answer whose length nobody says, large bodies both ways, and the trailers of answers. TestUpgrade shows upgrades, and
+// TestWhoAsks headers.
 func TestStream(t *testing.T) {
+	const large = 1 << 20
+	const held = 64 << 10 // may be in buffers
 	next := make(chan string)
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
-		for line := range next {
-			fmt.Fprintln(w, line)
-			w.(http.Flusher).Flush()
+		switch {
+		case r.Method == http.MethodPost:
+			_, err := io.CopyN(io.Discard, r.Body, large-held)
+			next <- fmt.Sprint(err)
+			n, err := io.Copy(io.Discard, r.Body)
+			fmt.Fprintln(w, n, err)
+		case strings.HasSuffix(r.URL.Path, "/large"):
+			w.Header().Set("Content-Length", strconv.Itoa(2*large))
+			_, _ = w.Write(make([]byte, large))
+			<-next
+			_, _ = w.Write(make([]byte, large))
+		default:
+			w.Header().Set("Trailer", "X-Sum")
+			for line := range next {
+				if line == "" {
+					break
+				}
+				fmt.Fprintln(w, line)
+				w.(http.Flusher).Flush()
+			}
+			w.Header().Set("X-Sum", "3")
 		}
 	})
 	w := newWorld(t)
 	w.at(nil, server)
 	w.register(object.Tree{"caBundle": ca})
 	w.until("available", available)
-	go func() { next <- "one" }()
-	resp, err := http.Get(w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders?watch=1")
+	url := w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders"
+	for _, query := range []string{"?watch=1", ""} {
+		go func() { next <- "one" }()
+		resp, err := http.Get(url + query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewReader(resp.Body)
+		for _, want := range []string{"one", "two", "three"} {
+			if want != "one" {
+				next <- want
+			}
+			if line, err := lines.ReadString('\n'); line != want+"\n" {
+				t.Fatal(line, err)
+			}
+		}
+		next <- ""
+		if rest, err := io.ReadAll(lines); len(rest) != 0 || err != nil || resp.Trailer.Get("X-Sum") != "3" {
+			t.Errorf("%q %v, after it %v", rest, err, resp.Trailer)
+		}
+		resp.Body.Close()
+	}
+
+	resp, err := http.Get(url + "/large")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	lines := bufio.NewReader(resp.Body)
-	for _, want := range []string{"one", "two", "three"} {
-		if want != "one" {
-			next <- want
-		}
-		if line, err := lines.ReadString('\n'); line != want+"\n" {
-			t.Fatal(line, err)
-		}
+	if _, err := io.CopyN(io.Discard, resp.Body, large-held); err != nil {
+		t.Fatal(err)
 	}
-	close(next)
+	next <- "more"
+	if n, err := io.Copy(io.Discard, resp.Body); n != large+held || err != nil {
+		t.Error(n, err)
+	}
+
+	body, write := io.Pipe()
+	go func() {
+		_, _ = write.Write(make([]byte, large))
+		if err := <-next; err != "<nil>" {
+			t.Error(err)
+		}
+		_, _ = write.Write(make([]byte, large))
+		write.Close()
+	}()
+	resp, err = http.Post(url, "", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, want := read(w.World, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 }
 
 // TestUpgrade: AGG-058, CVE-2018-1002105. A connection that the backend has turned into another protocol's is the client's, both
