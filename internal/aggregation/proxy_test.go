@@ -2,6 +2,7 @@ package aggregation_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 
@@ -120,25 +122,38 @@ func TestCVE20223172(t *testing.T) {
 func TestStream(t *testing.T) {
 	const large = 1 << 20
 	const held = 64 << 10 // may be in buffers
-	next := make(chan string)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	next, gotHalf := make(chan string), make(chan struct{})
+	said := func() string {
+		select {
+		case s := <-next:
+			return s
+		case <-ctx.Done():
+			return ""
+		}
+	}
+	say := func(s string) {
+		select {
+		case next <- s:
+		case <-ctx.Done():
+		}
+	}
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method == http.MethodPost:
-			_, err := io.CopyN(io.Discard, r.Body, large-held)
-			next <- fmt.Sprint(err)
+			_, _ = io.CopyN(io.Discard, r.Body, large-held)
+			close(gotHalf)
 			n, err := io.Copy(io.Discard, r.Body)
 			fmt.Fprintln(w, n, err)
 		case strings.HasSuffix(r.URL.Path, "/large"):
 			w.Header().Set("Content-Length", strconv.Itoa(2*large))
 			_, _ = w.Write(make([]byte, large))
-			<-next
+			said()
 			_, _ = w.Write(make([]byte, large))
 		default:
 			w.Header().Set("Trailer", "X-Sum")
-			for line := range next {
-				if line == "" {
-					break
-				}
+			for line := said(); line != ""; line = said() {
 				fmt.Fprintln(w, line)
 				w.(http.Flusher).Flush()
 			}
@@ -151,36 +166,30 @@ func TestStream(t *testing.T) {
 	w.until("available", available)
 	url := w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders"
 	for _, query := range []string{"?watch=1", ""} {
-		go func() { next <- "one" }()
-		resp, err := http.Get(url + query)
-		if err != nil {
-			t.Fatal(err)
-		}
+		go say("one")
+		resp := w.ask(ctx, http.MethodGet, url+query, nil)
 		lines := bufio.NewReader(resp.Body)
 		for _, want := range []string{"one", "two", "three"} {
 			if want != "one" {
-				next <- want
+				say(want)
 			}
 			if line, err := lines.ReadString('\n'); line != want+"\n" {
 				t.Fatal(line, err)
 			}
 		}
-		next <- ""
+		say("")
 		if rest, err := io.ReadAll(lines); len(rest) != 0 || err != nil || resp.Trailer.Get("X-Sum") != "3" {
 			t.Errorf("%q %v, after it %v", rest, err, resp.Trailer)
 		}
 		resp.Body.Close()
 	}
 
-	resp, err := http.Get(url + "/large")
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := w.ask(ctx, http.MethodGet, url+"/large", nil)
 	defer resp.Body.Close()
 	if _, err := io.CopyN(io.Discard, resp.Body, large-held); err != nil {
 		t.Fatal(err)
 	}
-	next <- "more"
+	say("more")
 	if n, err := io.Copy(io.Discard, resp.Body); n != large+held || err != nil {
 		t.Error(n, err)
 	}
@@ -188,20 +197,31 @@ func TestStream(t *testing.T) {
 	body, write := io.Pipe()
 	go func() {
 		_, _ = write.Write(make([]byte, large))
-		if err := <-next; err != "<nil>" {
-			t.Error(err)
+		select {
+		case <-gotHalf:
+		case <-ctx.Done():
 		}
 		_, _ = write.Write(make([]byte, large))
 		write.Close()
 	}()
-	resp, err = http.Post(url, "", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp = w.ask(ctx, http.MethodPost, url, body)
 	defer resp.Body.Close()
 	if got, want := read(w.World, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+func (w *world) ask(ctx context.Context, method, url string, body io.Reader) *http.Response {
+	w.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return resp
 }
 
 // TestUpgrade: AGG-058, CVE-2018-1002105. A connection that the backend has turned into another protocol's is the client's, both
