@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"fmt"
 	"io"
 	"net/http"
-	"net/url"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -150,23 +149,28 @@ func (w *world) start() {
 // register makes the Service and the APIService.
 func (w *world) register() {
 	w.Helper()
+	w.registerBy(func(port int64) {
+		_, err := w.any.Resource(apiServices).Create(w.Context(), &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": "v1alpha1.wardle.example.com"},
+			"spec": map[string]any{
+				"group": group.Group, "version": group.Version, "groupPriorityMinimum": int64(1000), "versionPriority": int64(15),
+				"service":  map[string]any{"namespace": "wardle", "name": "wardle-server", "port": port},
+				"caBundle": base64.StdEncoding.EncodeToString(w.file("ca.crt")),
+			},
+		}}, metav1.CreateOptions{})
+		w.must(err)
+	})
+}
+
+// registerBy makes the Service, has create make the APIService, and waits until that is available.
+func (w *world) registerBy(create func(port int64)) {
+	w.Helper()
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "wardle-server"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost"}}
 	_, err := w.core.CoreV1().Services("wardle").Create(w.Context(), service, metav1.CreateOptions{})
 	w.must(err)
-	at, err := url.Parse(w.server.URL())
+	at, err := netip.ParseAddrPort(w.config.Address)
 	w.must(err)
-	var port int64
-	_, err = fmt.Sscan(at.Port(), &port)
-	w.must(err)
-	_, err = w.any.Resource(apiServices).Create(w.Context(), &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": "v1alpha1.wardle.example.com"},
-		"spec": map[string]any{
-			"group": group.Group, "version": group.Version, "groupPriorityMinimum": int64(1000), "versionPriority": int64(15),
-			"service":  map[string]any{"namespace": "wardle", "name": "wardle-server", "port": port},
-			"caBundle": base64.StdEncoding.EncodeToString(w.file("ca.crt")),
-		},
-	}}, metav1.CreateOptions{})
-	w.must(err)
+	create(int64(at.Port()))
 	w.available("True")
 }
 

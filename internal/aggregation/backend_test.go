@@ -44,7 +44,8 @@ type world struct {
 
 	mu         sync.Mutex
 	addresses  []string
-	unresolved error // instead of addresses
+	other      string // the address of Service other
+	unresolved error  // instead of addresses
 	generation atomic.Uint64
 }
 
@@ -68,9 +69,12 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) endpoints(_, _ string, _ int32) ([]string, error) {
+func (w *world) endpoints(_, name string, _ int32) ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if name == "other" {
+		return []string{w.other}, nil
+	}
 	return w.addresses, w.unresolved
 }
 
@@ -84,6 +88,8 @@ func (w *world) at(err error, servers ...*httptest.Server) {
 	}
 	w.generation.Add(1)
 }
+
+var jane = &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "ops"}, Extra: map[string][]string{"example.com/what%": {"a", "b"}}}
 
 // register makes an APIService, and a server that proxies to it as jane.
 func (w *world) register(spec object.Tree) *resource.APIService {
@@ -100,7 +106,6 @@ func (w *world) register(spec object.Tree) *resource.APIService {
 	if service == nil {
 		w.Fatal("nobody serves flunders")
 	}
-	jane := &user.DefaultInfo{Name: "jane", UID: "7", Groups: []string{"dev", "ops"}, Extra: map[string][]string{"example.com/what%": {"a", "b"}}}
 	w.served = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header()["Audit-Id"] = []string{"the-audit-id"}
 		rw.Header()["Cache-Control"] = []string{"no-cache, private"}

@@ -2,27 +2,120 @@ package aggregation_test
 
 import (
 	"bufio"
-	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// faulty is an API server of HTTP/1.1 that is well, but for what it does to requests below /apis: it gets their connections.
-func faulty(t *testing.T, do func(net.Conn, *bufio.ReadWriter)) (*httptest.Server, []byte) {
-	t.Helper()
-	server, ca := extension(t, http.NotFound)
-	well := server.Config.Handler
+// fault is what a backend of HTTP/1.1 does that has been well until then, and what clients get.
+type fault struct {
+	connect func(net.Conn)                    // to connections that it accepts
+	respond func(net.Conn, *bufio.ReadWriter) // to those of requests
+	status  int
+	says    string // in the body
+	broken  bool   // which breaks off, maybe before anything of the answer has been sent on
+}
+
+const (
+	late  = "the API server that serves this did not answer within the allotted time"
+	whole = "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"
+)
+
+func until(r io.Reader) { _, _ = io.Copy(io.Discard, r) } // the other side has gone
+
+func reset(c net.Conn) {
+	if over, ok := c.(*tls.Conn); ok {
+		c = over.NetConn()
+	}
+	_ = c.(*countedConn).Conn.(*net.TCPConn).SetLinger(0)
+	_ = c.Close()
+}
+
+// endless sends what does not end, a piece at each tick.
+func endless(c net.Conn, begin, piece string, tick time.Duration) {
+	_, err := fmt.Fprint(c, begin)
+	for ticker := time.NewTicker(tick); err == nil; _, err = fmt.Fprint(c, piece) {
+		<-ticker.C
+	}
+}
+
+func faults(stranger tls.Certificate) map[string]fault {
+	const kB = 1 << 10
+	const slow, quick = 20 * time.Millisecond, time.Microsecond
+	sends := func(text string) func(net.Conn, *bufio.ReadWriter) {
+		return func(c net.Conn, _ *bufio.ReadWriter) { fmt.Fprint(c, text) }
+	}
+	hangs := func(text string) func(net.Conn, *bufio.ReadWriter) {
+		return func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, text); until(r) }
+	}
+	halfCloses := func(text string) func(net.Conn, *bufio.ReadWriter) {
+		return func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, text); _ = c.(*tls.Conn).CloseWrite(); until(r) }
+	}
+	resets := func(text string) func(net.Conn, *bufio.ReadWriter) {
+		return func(c net.Conn, _ *bufio.ReadWriter) { fmt.Fprint(c, text); reset(c) }
+	}
+	sendsOn := func(begin, piece string, tick time.Duration) func(net.Conn, *bufio.ReadWriter) {
+		return func(c net.Conn, _ *bufio.ReadWriter) { endless(c, begin, piece, tick) }
+	}
+	return map[string]fault{
+		"refuses":                {status: 503, says: "connection refused"},
+		"resets connections":     {connect: reset, status: 503, says: "connection reset by peer"},
+		"closes connections":     {connect: func(net.Conn) {}, status: 503},
+		"hangs in the handshake": {connect: func(c net.Conn) { until(c) }, status: 504, says: late},
+		"is somebody else": {connect: func(c net.Conn) {
+			_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{stranger}}).Handshake()
+		}, status: 503, says: "certificate signed by unknown authority"},
+		"is no TLS": {connect: func(c net.Conn) { fmt.Fprint(c, "220 mail.example.com\r\n"); until(c) }, status: 503, says: "first record does not look like a TLS handshake"},
+
+		"hangs before the header":       {respond: hangs(""), status: 504, says: late},
+		"hangs within the header":       {respond: hangs("HTTP/1.1 200 OK\r\nA: "), status: 504, says: late},
+		"hangs within the body":         {respond: hangs(whole), status: 200, broken: true},
+		"closes at once":                {respond: sends(""), status: 503, says: "EOF"},
+		"half closes before the header": {respond: halfCloses(""), status: 503, says: "EOF"},
+		"half closes within the body":   {respond: halfCloses(whole), status: 200, broken: true},
+		"resets before the header":      {respond: resets(""), status: 503, says: "connection reset by peer"},
+		"resets within the body":        {respond: resets(whole), status: 200, broken: true},
+		"is no HTTP":                    {respond: sends("220 mail.example.com\r\n"), status: 503, says: "malformed HTTP"},
+		"promises more than it sends":   {respond: sends(whole), status: 200, broken: true},
+		"sends more than it promises":   {respond: sends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef"), status: 200, says: "abc"},
+		"promises two lengths":          {respond: sends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"), status: 503, says: "Content-Length"},
+		"sends a bad chunk":             {respond: sends("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nxyz\r\n"), status: 200, broken: true},
+		"has endless headers":           {respond: sendsOn("HTTP/1.1 200 OK\r\n", "A: "+strings.Repeat("x", kB)+"\r\n", quick), status: 503, says: "response headers exceeded"},
+		"has an endless header":         {respond: sendsOn("HTTP/1.1 200 OK\r\nA: ", strings.Repeat("x", kB), quick), status: 503, says: "response headers exceeded"},
+		"has an endless body":           {respond: sendsOn("HTTP/1.1 200 OK\r\n\r\n", strings.Repeat("x", 64*kB), quick), status: 200, says: "xxx", broken: true},
+		"has a slow header":             {respond: sendsOn("HTTP/1.1 200 OK\r\nA: ", "x", slow), status: 504, says: late},
+		"has a slow body":               {respond: sendsOn("HTTP/1.1 200 OK\r\n\r\n", "x", slow), status: 200, says: "x", broken: true},
+	}
+}
+
+// TestFaults: AGG-057. Whatever a backend does, its clients get an answer or a broken one, other backends answer meanwhile, and
+// nothing of it stays: no goroutine, no connection.
+func TestFaults(t *testing.T) {
+	here := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "here") }
+	server, ca := extension(t, here)
+	other, _ := extension(t, here)
+	for name, f := range faults(other.TLS.Certificates[0]) {
+		t.Run(name, func(t *testing.T) { f.happens(t, server, ca, other) })
+	}
+}
+
+func (f fault) happens(t *testing.T, like *httptest.Server, ca []byte, other *httptest.Server) {
+	begun := make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
+	well := like.Config.Handler
 	bad := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
+		if f.respond == nil || r.Header.Get("X-Remote-User") == "system:kube-aggregator" {
 			well.ServeHTTP(w, r)
 			return
 		}
@@ -32,125 +125,82 @@ func faulty(t *testing.T, do func(net.Conn, *bufio.ReadWriter)) (*httptest.Serve
 			return
 		}
 		defer conn.Close()
-		do(conn, both)
+		begin()
+		f.respond(conn, both)
 	}))
-	bad.TLS = server.TLS.Clone()
-	bad.TLS.NextProtos = nil
-	bad.StartTLS()
-	t.Cleanup(bad.Close)
-	return bad, ca
-}
-
-// TestFaults: AGG-057. Whatever a backend does, its clients get an answer or a broken one, and nothing of it stays.
-func TestFaults(t *testing.T) {
-	until := func(r *bufio.ReadWriter) { _, _ = io.Copy(io.Discard, r) } // the other side has gone
-	for name, c := range map[string]struct {
-		do     func(net.Conn, *bufio.ReadWriter)
-		status int
-		broken bool // the body
-	}{
-		"hangs before the header": {do: func(_ net.Conn, r *bufio.ReadWriter) { until(r) }, status: http.StatusGatewayTimeout},
-		"hangs within the header": {do: func(c net.Conn, r *bufio.ReadWriter) { fmt.Fprint(c, "HTTP/1.1 200 OK\r\nA: "); until(r) }, status: http.StatusGatewayTimeout},
-		"hangs within the body": {do: func(c net.Conn, r *bufio.ReadWriter) {
-			fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc")
-			until(r)
-		}, status: http.StatusOK, broken: true},
-		"closes at once": {do: func(net.Conn, *bufio.ReadWriter) {}, status: http.StatusServiceUnavailable},
-		"is no HTTP":     {do: func(c net.Conn, _ *bufio.ReadWriter) { fmt.Fprint(c, "220 mail.example.com\r\n") }, status: http.StatusServiceUnavailable},
-		"has a long header": {do: func(c net.Conn, r *bufio.ReadWriter) {
-			fmt.Fprint(c, "HTTP/1.1 200 OK\r\n")
-			for i := 0; ; i++ {
-				if _, err := fmt.Fprintf(c, "X-%d: %s\r\n", i, strings.Repeat("x", 1<<10)); err != nil {
-					return
-				}
-			}
-		}, status: http.StatusServiceUnavailable},
-		"promises more than it sends": {do: func(c net.Conn, _ *bufio.ReadWriter) {
-			fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc")
-		}, status: http.StatusOK, broken: true},
-		"sends more than it promises": {do: func(c net.Conn, _ *bufio.ReadWriter) {
-			fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef")
-		}, status: http.StatusOK},
-		"sends a bad chunk": {do: func(c net.Conn, _ *bufio.ReadWriter) {
-			fmt.Fprint(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nxyz\r\n")
-		}, status: http.StatusOK, broken: true},
-		"never ends": {do: func(c net.Conn, _ *bufio.ReadWriter) {
-			for _, err := fmt.Fprint(c, "HTTP/1.1 200 OK\r\n\r\n"); err == nil; _, err = c.Write(make([]byte, 64<<10)) {
-			}
-		}, status: http.StatusOK, broken: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			server, ca := faulty(t, c.do)
-			w := newWorld(t)
-			w.at(nil, server)
-			w.register(object.Tree{"caBundle": ca})
-			w.until("available", available)
-			resp, err := http.Get(w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders")
-			if err != nil {
-				if !c.broken { // before the header was sent on
-					t.Error(err)
-				}
-				return
-			}
-			defer resp.Body.Close()
-			_, err = io.Copy(io.Discard, resp.Body)
-			if resp.StatusCode != c.status || (err != nil) != c.broken {
-				t.Errorf("%d %v, want %d, broken %t", resp.StatusCode, err, c.status, c.broken)
-			}
-		})
-	}
-}
-
-// TestAbortedRequests: AGG-058. Clients that go away before the answer, and upgrades that break off, leave no goroutine behind.
-func TestAbortedRequests(t *testing.T) {
-	asked := make(chan struct{})
-	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Upgrade") != "" {
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err == nil {
-				fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
-				conn.Close()
-			}
-			return
-		}
-		asked <- struct{}{}
-		<-r.Context().Done()
-	})
+	bad.TLS = like.TLS
+	server, l := counting(t, bad, false)
 	w := newWorld(t)
 	w.at(nil, server)
-	w.register(object.Tree{"caBundle": ca})
-	w.until("available", available)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	abort := func() {
-		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.served.URL+"/apis/wardle.example.com/v1alpha1/flunders?watch=1", nil)
-		if err != nil {
-			t.Fatal(err)
+	ask := w.beside(other)
+	w.settles(l, 1<<20, func() {
+		w.register(object.Tree{"caBundle": ca})
+		w.until("available", available)
+		switch {
+		case f.connect != nil:
+			l.instead.Store(func(c net.Conn) {
+				defer c.Close()
+				begin()
+				f.connect(c)
+			})
+		case f.respond == nil:
+			_ = l.Close()
+			begin()
 		}
-		go func() {
-			<-asked
-			cancel()
-		}()
-		if resp, err := client.Do(req); err == nil {
-			resp.Body.Close()
+		var clients sync.WaitGroup
+		for range 10 {
+			clients.Go(func() { f.meets(w) })
 		}
-		conn, in := w.upgrade("/apis/wardle.example.com/v1alpha1/x", "x")
-		_, _ = io.ReadAll(in)
-		conn.Close()
-	}
-	for range 20 {
-		abort()
-	}
-	before := runtime.NumGoroutine()
-	for range 200 {
-		abort()
-	}
-	deadline := time.After(time.Minute)
-	for runtime.NumGoroutine() > before+20 {
-		select {
-		case <-deadline:
-			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
-		case <-time.After(10 * time.Millisecond):
+		<-begun
+		for range 20 {
+			if status, body := ask(); status != http.StatusOK || body != "here" {
+				t.Errorf("the other backend: %d %q", status, body)
+			}
 		}
+		clients.Wait()
+		w.RemoveAPIService("v1alpha1.wardle.example.com") // with which go connections that are of use yet
+		w.Catalog()
+	})
+}
+
+// meets is a client.
+func (f fault) meets(w *world) {
+	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders")
+	if err != nil {
+		if !f.broken || errors.Is(err, os.ErrDeadlineExceeded) {
+			w.Error(err)
+		}
+		return
+	}
+	defer resp.Body.Close()
+	start := make([]byte, 1<<10)
+	n, err := io.ReadFull(resp.Body, start)
+	if err == nil {
+		_, err = io.Copy(io.Discard, resp.Body)
+	} else if err == io.ErrUnexpectedEOF && int64(n) == resp.ContentLength || err == io.EOF {
+		err = nil
+	}
+	if resp.StatusCode != f.status || (err != nil) != f.broken || !strings.Contains(string(start[:n]), f.says) {
+		w.Errorf("%d %q %v, want %d %q, broken %t", resp.StatusCode, start[:n], err, f.status, f.says, f.broken)
+	}
+}
+
+// beside registers another APIService, and returns a way to ask its backend.
+func (w *world) beside(server *httptest.Server) (ask func() (int, string)) {
+	w.Helper()
+	w.mu.Lock()
+	w.other = server.Listener.Addr().String()
+	w.mu.Unlock()
+	w.PutAPIService(object.Tree{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": "v1.other.example.com", "uid": "2"}, "spec": object.Tree{
+		"group": "other.example.com", "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "insecureSkipTLSVerify": true,
+		"service": object.Tree{"namespace": "wardle", "name": "other", "port": 443},
+	}})
+	_, service := w.Catalog().Route("other.example.com", "v1", "things")
+	w.until("the other backend is available", available)
+	return func() (int, string) {
+		recorder := httptest.NewRecorder()
+		w.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/apis/other.example.com/v1/things", nil), service, jane, false)
+		return recorder.Code, recorder.Body.String()
 	}
 }

@@ -2,15 +2,18 @@ package aggregation_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 
@@ -42,7 +45,7 @@ func again(t *testing.T, like *httptest.Server, address string) *httptest.Server
 	return s
 }
 
-// TestWhoAsks: AGG-006, AGG-011, AGG-015 to AGG-018, AGG-030. The backend is told who asks, in headers that upstream's own
+// TestWhoAsks: AGG-006, AGG-011, AGG-015 to AGG-018, AGG-020, AGG-030, AGG-058. The backend is told who asks, in headers that upstream's own
 // authenticator reads, and by a client certificate why to believe it; nothing that the client says of these gets through, nor do its credentials.
 func TestWhoAsks(t *testing.T) {
 	var got *http.Request
@@ -113,35 +116,112 @@ func TestCVE20223172(t *testing.T) {
 	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusBadGateway, "the backend attempted to redirect this request, which is not permitted")
 }
 
-// TestStream: AGG-058. What a backend sends of a watch arrives before it sends more.
+// TestStream: AGG-058. What a backend sends arrives before it sends more, and so does what a client sends: lines of a watch or of any
+// other answer whose length nobody says, large bodies both ways, and the trailers of answers. TestUpgrade shows upgrades, and
+// TestWhoAsks headers.
 func TestStream(t *testing.T) {
-	next := make(chan string)
+	const large = 1 << 20
+	const held = 64 << 10 // may be in buffers
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	next, gotHalf := make(chan string), make(chan struct{})
+	said := func() string {
+		select {
+		case s := <-next:
+			return s
+		case <-ctx.Done():
+			return ""
+		}
+	}
+	say := func(s string) {
+		select {
+		case next <- s:
+		case <-ctx.Done():
+		}
+	}
 	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
-		for line := range next {
-			fmt.Fprintln(w, line)
-			w.(http.Flusher).Flush()
+		switch {
+		case r.Method == http.MethodPost:
+			_, _ = io.CopyN(io.Discard, r.Body, large-held)
+			close(gotHalf)
+			n, err := io.Copy(io.Discard, r.Body)
+			fmt.Fprintln(w, n, err)
+		case strings.HasSuffix(r.URL.Path, "/large"):
+			w.Header().Set("Content-Length", strconv.Itoa(2*large))
+			_, _ = w.Write(make([]byte, large))
+			said()
+			_, _ = w.Write(make([]byte, large))
+		default:
+			w.Header().Set("Trailer", "X-Sum")
+			for line := said(); line != ""; line = said() {
+				fmt.Fprintln(w, line)
+				w.(http.Flusher).Flush()
+			}
+			w.Header().Set("X-Sum", "3")
 		}
 	})
 	w := newWorld(t)
 	w.at(nil, server)
 	w.register(object.Tree{"caBundle": ca})
 	w.until("available", available)
-	go func() { next <- "one" }()
-	resp, err := http.Get(w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders?watch=1")
-	if err != nil {
+	url := w.served.URL + "/apis/wardle.example.com/v1alpha1/flunders"
+	for _, query := range []string{"?watch=1", ""} {
+		go say("one")
+		resp := w.ask(ctx, http.MethodGet, url+query, nil)
+		lines := bufio.NewReader(resp.Body)
+		for _, want := range []string{"one", "two", "three"} {
+			if want != "one" {
+				say(want)
+			}
+			if line, err := lines.ReadString('\n'); line != want+"\n" {
+				t.Fatal(line, err)
+			}
+		}
+		say("")
+		if rest, err := io.ReadAll(lines); len(rest) != 0 || err != nil || resp.Trailer.Get("X-Sum") != "3" {
+			t.Errorf("%q %v, after it %v", rest, err, resp.Trailer)
+		}
+		resp.Body.Close()
+	}
+
+	resp := w.ask(ctx, http.MethodGet, url+"/large", nil)
+	defer resp.Body.Close()
+	if _, err := io.CopyN(io.Discard, resp.Body, large-held); err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	lines := bufio.NewReader(resp.Body)
-	for _, want := range []string{"one", "two", "three"} {
-		if want != "one" {
-			next <- want
-		}
-		if line, err := lines.ReadString('\n'); line != want+"\n" {
-			t.Fatal(line, err)
-		}
+	say("more")
+	if n, err := io.Copy(io.Discard, resp.Body); n != large+held || err != nil {
+		t.Error(n, err)
 	}
-	close(next)
+
+	body, write := io.Pipe()
+	go func() {
+		_, _ = write.Write(make([]byte, large))
+		select {
+		case <-gotHalf:
+		case <-ctx.Done():
+		}
+		_, _ = write.Write(make([]byte, large))
+		write.Close()
+	}()
+	resp = w.ask(ctx, http.MethodPost, url, body)
+	defer resp.Body.Close()
+	if got, want := read(w.World, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func (w *world) ask(ctx context.Context, method, url string, body io.Reader) *http.Response {
+	w.Helper()
+	req, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return resp
 }
 
 // TestUpgrade: AGG-058, CVE-2018-1002105. A connection that the backend has turned into another protocol's is the client's, both

@@ -91,7 +91,7 @@ func expect(t *testing.T, what, want string, u user.Info, err error) {
 	}
 }
 
-// AGG-024, AGG-027 to AGG-031, AGG-033
+// AGG-012, AGG-024, AGG-027 to AGG-031, AGG-033
 func TestConfigMap(t *testing.T) {
 	b, admin := keys(t)
 	others, stranger := keys(t)
