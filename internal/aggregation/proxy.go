@@ -26,7 +26,7 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 		return
 	}
 	p := httputil.ReverseProxy{
-		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: log.New(logged{}, "", 0),
+		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: quiet,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
 			p.SetXForwarded()
@@ -89,6 +89,8 @@ func IsUpgrade(r *http.Request) bool {
 
 // logged has httputil tell what an answer that breaks off means for the client: nothing that an operator has to know.
 type logged struct{}
+
+var quiet = log.New(logged{}, "", 0)
 
 // Write implements io.Writer.
 func (logged) Write(p []byte) (int, error) {
