@@ -18,12 +18,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes, as that of an upgrade does.
-func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) {
+// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes, as that of an upgrade
+// does. It returns false where that server is not available, which it answers then.
+func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) (available bool) {
 	b := a.backend(s)
 	if !b.condition.Load().Available {
 		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
-		return
+		return false
 	}
 	p := httputil.ReverseProxy{
 		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: quiet,
@@ -45,6 +46,7 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 		r = r.WithContext(ctx)
 	}
 	p.ServeHTTP(w, r)
+	return true
 }
 
 // settle decides about what an answer says: ours are headers that it has already, which the backend's replace, and a redirect would

@@ -16,15 +16,24 @@ func (q *request) proxy(to *resource.APIService) {
 		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
+	m := q.server.metrics
 	stream := q.verb == verbWatch || streams[q.subresource] || aggregation.IsUpgrade(q.r)
-	if stream {
+	switch {
+	case stream:
+		m.watches.Add(1)
+		defer m.watches.Add(-1)
 		q.readDeadline(time.Time{}) // what is sent may take as long
 		ctx, cancel := context.WithCancel(q.r.Context())
 		defer cancel()
 		defer context.AfterFunc(q.server.serving, cancel)() // as for the server's own watches
 		q.r = q.r.WithContext(ctx)
+	case q.verb != verbGet && q.verb != verbList:
+		m.mutating.Add(1)
+		defer m.mutating.Add(-1)
 	}
-	q.server.config.Aggregator.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream)
+	if a := q.server.config.Aggregator; !a.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream) {
+		m.terminated(q, a.Discovery(to))
+	}
 }
 
 // streams are the subresources whose requests last, as kube-apiserver knows them.
