@@ -16,6 +16,7 @@ func (q *request) proxy(to *resource.APIService) {
 		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
+	widen(0)
 	m := q.server.metrics
 	stream := q.verb == verbWatch || streams[q.subresource] || aggregation.IsUpgrade(q.r)
 	switch {
@@ -34,6 +35,14 @@ func (q *request) proxy(to *resource.APIService) {
 	if a := q.server.config.Aggregator; !a.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream) {
 		m.terminated(q, a.Discovery(to))
 	}
+}
+
+// widen makes room on the stack, as deepen does for what a write calls, for the less that a proxy calls.
+//
+//go:noinline
+func widen(i int) byte {
+	var room [5 << 10]byte
+	return room[i]
 }
 
 // streams are the subresources whose requests last, as kube-apiserver knows them.
