@@ -51,6 +51,12 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":["list"]}]}`)
 			return
 		}
+		if r.URL.Query().Has("watch") || r.Method != http.MethodGet {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
 		fmt.Fprintf(w, `{"user":%q,"groups":%q,"usual":%q}`, r.Header.Get(userHeader), strings.Join(r.Header["X-Of-Group"], ","), r.Header.Get("X-Remote-User"))
 	}))
 	e.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAnyClientCert}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/utils/clock"
 
@@ -40,6 +41,8 @@ type Aggregator struct {
 	end    context.CancelFunc
 	loops  sync.WaitGroup
 
+	failures *prometheus.CounterVec // of what was available, by name of the APIService and reason
+
 	mu       sync.RWMutex
 	backends map[string]*backend // by name of the APIService
 }
@@ -50,7 +53,7 @@ func New(c Config) *Aggregator {
 		c.Clock = clock.RealClock{}
 	}
 	c.Timeout = cmp.Or(c.Timeout, time.Minute)
-	a := &Aggregator{config: c, backends: map[string]*backend{}}
+	a := &Aggregator{config: c, backends: map[string]*backend{}, failures: newFailures()}
 	a.ctx, a.end = context.WithCancel(context.Background())
 	return a
 }
@@ -92,6 +95,7 @@ func (a *Aggregator) Follow() {
 		if !known[name] {
 			b.close()
 			delete(a.backends, name)
+			a.failures.DeletePartialMatch(prometheus.Labels{"name": name})
 		}
 	}
 }

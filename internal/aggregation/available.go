@@ -83,7 +83,10 @@ func (b *backend) look(all, first bool) (http2 bool) {
 		return http2
 	}
 	b.freshen(c.Available)
-	if first || *b.condition.Load() != c {
+	if last := *b.condition.Load(); first || last != c {
+		if last.Available && !c.Available {
+			b.of.failures.WithLabelValues(b.service.Name, c.Reason).Inc()
+		}
 		b.condition.Store(&c)
 		b.of.config.Report(b.service, c)
 	}

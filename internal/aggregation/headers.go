@@ -1,7 +1,6 @@
 package aggregation
 
 import (
-	"fmt"
 	"net/http"
 	"net/textproto"
 	"slices"
@@ -63,12 +62,14 @@ func (h Headers) set(header http.Header, u user.Info) {
 
 // escape makes a key one that a header can have. Who reads it unescapes it (k8s.io/apiserver's headerrequest).
 func escape(key string) string {
+	const digits = "0123456789ABCDEF"
 	var out strings.Builder
+	out.Grow(3 * len(key))
 	for i := range len(key) {
 		if b := key[i]; b != '%' && httpguts.IsTokenRune(rune(b)) {
 			out.WriteByte(b)
 		} else {
-			fmt.Fprintf(&out, "%%%02X", b)
+			out.Write([]byte{'%', digits[b>>4], digits[b&15]})
 		}
 	}
 	return out.String()

@@ -18,15 +18,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes, as that of an upgrade does.
-func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) {
+// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes, as that of an upgrade
+// does. It returns false where that server is not available, which it answers then.
+func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) (available bool) {
 	b := a.backend(s)
 	if !b.condition.Load().Available {
 		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
-		return
+		return false
 	}
 	p := httputil.ReverseProxy{
-		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: log.New(logged{}, "", 0),
+		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: quiet,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
 			p.SetXForwarded()
@@ -45,6 +46,7 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 		r = r.WithContext(ctx)
 	}
 	p.ServeHTTP(w, r)
+	return true
 }
 
 // settle decides about what an answer says: ours are headers that it has already, which the backend's replace, and a redirect would
@@ -89,6 +91,8 @@ func IsUpgrade(r *http.Request) bool {
 
 // logged has httputil tell what an answer that breaks off means for the client: nothing that an operator has to know.
 type logged struct{}
+
+var quiet = log.New(logged{}, "", 0)
 
 // Write implements io.Writer.
 func (logged) Write(p []byte) (int, error) {

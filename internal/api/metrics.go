@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -25,6 +26,7 @@ type metrics struct {
 	running           *prometheus.GaugeVec
 	events            *prometheus.CounterVec
 	deprecated        *prometheus.GaugeVec
+	terminations      *prometheus.CounterVec
 	mutating, watches atomic.Int64
 	conversions       *conversions
 
@@ -85,6 +87,10 @@ func newMetrics(s *Server) *metrics {
 			Name: "apiserver_requested_deprecated_apis",
 			Help: "Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
 		}, []string{"group", "version", "resource", "subresource", "removed_release"}),
+		terminations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "apiserver_request_terminations_total",
+			Help: "Number of requests which apiserver terminated in self-defense.",
+		}, append(slices.Clone(labels), "code")),
 		conversions: newConversions(),
 		live:        s.live,
 		series:      map[seriesKey]*series{},
@@ -92,7 +98,7 @@ func newMetrics(s *Server) *metrics {
 	}
 	s.live.OnSwap(m.prune)
 	r := prometheus.NewRegistry()
-	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated,
+	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated, m.terminations,
 		m.conversions.byCRD, m.conversions.byResult, m.conversions.requests,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &serverCollector{s})
 	for _, g := range s.config.Gauges {
@@ -100,6 +106,9 @@ func newMetrics(s *Server) *metrics {
 	}
 	if s.config.Egress != nil {
 		r.MustRegister(s.config.Egress)
+	}
+	if s.config.Aggregator != nil {
+		r.MustRegister(s.config.Aggregator)
 	}
 	m.handler = promhttp.HandlerFor(prometheus.Gatherers{r, prometheus.GathererFunc(reloads)}, promhttp.HandlerOpts{})
 	return m
@@ -254,6 +263,16 @@ func (m *metrics) watching(q *request) (events prometheus.Counter, done func()) 
 		s.running.Dec()
 		m.watches.Add(-1)
 	}
+}
+
+// terminated counts a request for a server that is not available, which kube-apiserver counts nowhere else. A resource that known does not
+// list is not named: anybody can make one up.
+func (m *metrics) terminated(q *request, known *apidiscoveryv2.APIVersionDiscovery) {
+	k := seriesKey{group: q.group, version: q.version, verb: q.verb, named: q.name != "", namespaced: q.namespace != ""}
+	if known != nil && slices.ContainsFunc(known.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool { return r.Resource == q.plural }) {
+		k.plural = q.plural
+	}
+	m.terminations.WithLabelValues(append(k.labels()[:6], "aggregator", strconv.Itoa(q.status))...).Inc()
 }
 
 // serverCollector reports what is read off the server when it is asked for.

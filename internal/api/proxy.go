@@ -16,15 +16,33 @@ func (q *request) proxy(to *resource.APIService) {
 		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
+	widen(0)
+	m := q.server.metrics
 	stream := q.verb == verbWatch || streams[q.subresource] || aggregation.IsUpgrade(q.r)
-	if stream {
+	switch {
+	case stream:
+		m.watches.Add(1)
+		defer m.watches.Add(-1)
 		q.readDeadline(time.Time{}) // what is sent may take as long
 		ctx, cancel := context.WithCancel(q.r.Context())
 		defer cancel()
 		defer context.AfterFunc(q.server.serving, cancel)() // as for the server's own watches
 		q.r = q.r.WithContext(ctx)
+	case q.verb != verbGet && q.verb != verbList:
+		m.mutating.Add(1)
+		defer m.mutating.Add(-1)
 	}
-	q.server.config.Aggregator.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream)
+	if a := q.server.config.Aggregator; !a.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream) {
+		m.terminated(q, a.Discovery(to))
+	}
+}
+
+// widen makes room on the stack, as deepen does for what a write calls, for the less that a proxy calls.
+//
+//go:noinline
+func widen(i int) byte {
+	var room [5 << 10]byte
+	return room[i]
 }
 
 // streams are the subresources whose requests last, as kube-apiserver knows them.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,7 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 	client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -29,6 +31,9 @@ const (
 	always      = "true"
 
 	apiServer = "kube-apiserver" // whose fields they are
+
+	// tellAgain is how often the same is said of an APIService of which another server on the same store says something else.
+	tellAgain = 30 * time.Second
 )
 
 var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: "APIService"}
@@ -38,6 +43,7 @@ var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: 
 type APIServices struct {
 	catalog func() *resource.Catalog
 	changed queue[string] // by name
+	clock   clock.PassiveClock
 
 	mu         sync.Mutex
 	local      *resource.PerGroup[[]schema.GroupVersion] // that the server serves by itself
@@ -50,12 +56,13 @@ type APIServices struct {
 type report struct {
 	of types.UID
 	aggregation.Condition
+	told time.Time // when it was last written
 }
 
 // NewAPIServices returns a loop for what catalog returns.
 func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 	return &APIServices{
-		catalog: catalog, changed: newQueue[string]("keep APIService"), begun: map[string]bool{},
+		catalog: catalog, changed: newQueue[string]("keep APIService"), clock: clock.RealClock{}, begun: map[string]bool{},
 		conditions: map[string]report{}, registered: func(string) {},
 	}
 }
@@ -82,7 +89,7 @@ func (a *APIServices) Follow() {
 // Report says that another server's group version is available or not. It never blocks; of several reports the latest counts.
 func (a *APIServices) Report(s *resource.APIService, c aggregation.Condition) {
 	a.mu.Lock()
-	a.conditions[s.Name] = report{s.UID, c}
+	a.conditions[s.Name] = report{of: s.UID, Condition: c}
 	a.mu.Unlock()
 	a.changed.Add(s.Name)
 }
@@ -181,10 +188,10 @@ func specOf(gv schema.GroupVersion) apiregistrationv1.APIServiceSpec {
 // tell writes whether one is available.
 func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is *apiregistrationv1.APIService) error {
 	condition := helper.NewLocalAvailableAPIServiceCondition()
+	a.mu.Lock()
+	reported, known := a.conditions[is.Name]
+	a.mu.Unlock()
 	if is.Spec.Service != nil {
-		a.mu.Lock()
-		reported, known := a.conditions[is.Name]
-		a.mu.Unlock()
 		if !known || reported.of != is.UID {
 			return nil // it is going to be
 		}
@@ -197,7 +204,20 @@ func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is
 	if was != nil && was.Status == condition.Status && was.Reason == condition.Reason && was.Message == condition.Message {
 		return nil
 	}
+	if wait := tellAgain - a.clock.Since(reported.told); wait > 0 {
+		a.changed.AddAfter(is.Name, wait)
+		return nil
+	}
 	helper.SetAPIServiceCondition(is, condition)
 	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
-	return err
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.conditions[is.Name] == reported && known {
+		reported.told = a.clock.Now()
+		a.conditions[is.Name] = reported
+	}
+	return nil
 }

@@ -5,6 +5,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	client "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/utils/clock"
 )
 
 // Unwritten is how many reports wait to be written.
@@ -28,4 +30,15 @@ func Follow(ctx context.Context, config *rest.Config, told func(resource string,
 	}
 	s.run(ctx)
 	return nil
+}
+
+// At has the loop go by a clock.
+func (a *APIServices) At(c clock.PassiveClock) *APIServices {
+	a.clock = c
+	return a
+}
+
+// Sync brings one APIService up to date once.
+func (a *APIServices) Sync(ctx context.Context, c client.APIServiceInterface, name string) error {
+	return a.sync(ctx, c, name)
 }

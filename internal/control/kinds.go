@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -55,6 +56,7 @@ type kinds struct {
 	mu       sync.Mutex
 	followed map[schema.GroupKind]*follower
 	dirty    map[string]bool // groups to look up again; "*" for all
+	later    map[string]bool // those that are going to be, as their servers could not be reached
 	wake     chan struct{}
 	looking  bool // at discovery
 	looked   bool // at least once
@@ -66,6 +68,8 @@ const (
 	allGroups = "*"
 	// lookAgain is how often all of discovery is read, for APIs that no CRD announces.
 	lookAgain = 5 * time.Minute
+	// theirsAgain is how long a look waits that fails because of another server; its APIService tells when that is back.
+	theirsAgain = 30 * time.Second
 	// lookPause lets a burst of new CRDs be looked up together.
 	lookPause = 50 * time.Millisecond
 	// Where looking takes long it is made less often: once in so many times what it took, but for the longest pause.
@@ -84,7 +88,7 @@ var (
 func newKinds(c *clients) *kinds {
 	return &kinds{
 		clients: c, followed: map[schema.GroupKind]*follower{},
-		dirty: map[string]bool{allGroups: true}, wake: make(chan struct{}, 1),
+		dirty: map[string]bool{allGroups: true}, later: map[string]bool{}, wake: make(chan struct{}, 1),
 	}
 }
 
@@ -128,6 +132,22 @@ func (s *kinds) mark(group string) {
 	}
 }
 
+// markLater does so in a while.
+func (s *kinds) markLater(group string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.later[group] {
+		return
+	}
+	s.later[group] = true
+	time.AfterFunc(theirsAgain, func() {
+		s.mu.Lock()
+		delete(s.later, group)
+		s.mu.Unlock()
+		s.mark(group)
+	})
+}
+
 func (s *kinds) lookUp(ctx context.Context) {
 	s.mu.Lock()
 	groups := slices.Sorted(maps.Keys(s.dirty))
@@ -141,7 +161,11 @@ func (s *kinds) lookUp(ctx context.Context) {
 		found, broken, err := s.discover(ctx, group)
 		if err != nil {
 			klog.FromContext(ctx).V(1).Info("discovery failed, will try again", "group", group, "reason", err.Error())
-			time.AfterFunc(time.Second, func() { s.mark(group) })
+			if broken != nil || apierrors.IsServiceUnavailable(err) {
+				s.markLater(group)
+			} else {
+				time.AfterFunc(time.Second, func() { s.mark(group) })
+			}
 		}
 		s.follow(ctx, found, func(g string) bool {
 			return err == nil && (group == allGroups || g == group) || err != nil && broken != nil && !broken[g]

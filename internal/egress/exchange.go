@@ -38,10 +38,9 @@ type exchange struct {
 
 func newExchange(t *Transport, req *http.Request, done func(error)) *exchange {
 	x := &exchange{transport: t, asked: req.Context(), began: time.Now(), done: done, left: t.options.MaxBytes}
+	x.bounded, x.cancel = x.asked, func() {}
 	if limit := t.options.Timeout; limit > 0 && t.options.MaxBytes > 0 {
 		x.bounded, x.cancel = context.WithTimeout(x.asked, limit)
-	} else {
-		x.bounded, x.cancel = context.WithCancel(x.asked)
 	}
 	return x
 }

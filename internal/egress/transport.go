@@ -19,6 +19,9 @@ const (
 	pingTimeout      = 5 * time.Second
 	maxHeaderBytes   = 1 << 20   // of an answer
 	streamBuffer     = 512 << 10 // bytes of an answer that wait for a reader
+	// headerTable is how many bytes of headers are remembered to compress the next request's: none, as each has an Audit-Id that
+	// would take the place of others, and that costs more than to send them.
+	headerTable = 1
 )
 
 // Options say whom a Transport calls, and how.
@@ -122,7 +125,7 @@ func (t *Transport) toAddress(d *Dialer) {
 	}
 	ping := cmp.Or(o.PingEvery, pingTimeout)
 	of.ForceAttemptHTTP2, of.DisableKeepAlives = !o.Upgrades, o.Upgrades
-	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping, MaxReceiveBufferPerStream: streamBuffer}
+	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping, MaxReceiveBufferPerStream: streamBuffer, MaxEncoderHeaderTableSize: headerTable}
 }
 
 // certPool is nil, the system's, for a bundle in which there is nothing.

@@ -1,6 +1,6 @@
 // Command backend is what a proxy is measured with: an API server that does nothing, and the least that a proxy to it can be.
 //
-//	backend -listen ADDRESS -cert FILE -key FILE              serves wardle.example.com/v1alpha1
+//	backend -listen ADDRESS -cert FILE -key FILE              serves Flunders of any group version
 //	backend -listen ADDRESS -cert FILE -key FILE -to ADDRESS  proxies to that with httputil.ReverseProxy, believing anybody
 package main
 
@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	discovery = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"wardle.example.com/v1alpha1","resources":[` +
+	discovery = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"%s","resources":[` +
 		`{"name":"flunders","singularName":"flunder","namespaced":true,"kind":"Flunder","verbs":["get","list","watch"]}]}`
 	object = `{"kind":"Flunder","apiVersion":"wardle.example.com/v1alpha1","metadata":{"name":"a","namespace":"default","resourceVersion":"1"},"spec":{"text":"%s"}}`
 	items  = 20_000 // of a list, of 1 KiB each
@@ -48,8 +48,8 @@ var (
 func serve(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	switch {
-	case r.URL.Path == "/apis/wardle.example.com/v1alpha1":
-		fmt.Fprint(w, discovery)
+	case strings.HasPrefix(r.URL.Path, "/apis/") && strings.Count(r.URL.Path, "/") == 3:
+		fmt.Fprintf(w, discovery, strings.TrimPrefix(r.URL.Path, "/apis/"))
 	case !strings.HasPrefix(r.URL.Path, "/apis/"):
 		http.NotFound(w, r)
 	case r.URL.Query().Get("watch") != "":

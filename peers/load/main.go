@@ -3,6 +3,8 @@
 //
 //	load -kubeconfig FILE -pid PID [-clients 64] [-seconds 10]
 //	load -kubeconfig FILE -pid PID -get PATH [-watches 1000]    reads, or watches, instead
+//	load -kubeconfig FILE -pid PID -beside FILE -beside-pid PID -backend PORT
+//	    makes 100 APIServices on both servers, of which 10 of the first are dead or mute, and compares them
 package main
 
 import (
@@ -75,7 +77,13 @@ func main() {
 	kubeconfig, pid := flag.String("kubeconfig", "", "of a cluster administrator"), flag.Int("pid", 0, "the server's")
 	clients, seconds := flag.Int("clients", 64, "at once"), flag.Int("seconds", 10, "for each kind of write")
 	get, watches := flag.String("get", "", "path to read instead"), flag.Int("watches", 0, "of that path, while 10 seconds pass")
+	beside, besidePID := flag.String("beside", "", "kubeconfig of a second server"), flag.Int("beside-pid", 0, "the second server's")
+	backend := flag.Int("backend", 0, "port of a backend on localhost")
 	flag.Parse()
+	if *beside != "" {
+		compare(newSide("10 dead or mute", *kubeconfig, *pid), newSide("all there", *beside, *besidePID), *backend)
+		return
+	}
 	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
 	if err != nil {
 		log.Fatal(err)
