@@ -28,6 +28,7 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	}
 	p := httputil.ReverseProxy{
 		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: quiet,
+		FlushInterval: flushAfter,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
 			p.SetXForwarded()
@@ -48,6 +49,9 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	p.ServeHTTP(w, r)
 	return true
 }
+
+// flushAfter is how long a piece of an answer of a known length waits for more; others go out at once.
+const flushAfter = 200 * time.Millisecond
 
 // settle decides about what an answer says: ours are headers that it has already, which the backend's replace, and a redirect would
 // have a client of this server follow whom this server trusts (CVE-2022-3172).
