@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
+	"time"
 	"sync"
 
 	"golang.org/x/net/http/httpguts"
