@@ -61,10 +61,10 @@ type world struct {
 	boats  dynamic.ResourceInterface
 }
 
-func start(t *testing.T, k Kind) *world {
+func start(t *testing.T, kinds ...Kind) *world {
 	t.Helper()
 	main := testserver.Start(t)
-	s, err := Start(t.Context(), Config{Kinds: []Kind{k}, Kubeconfig: main.Kubeconfig, retry: &wait.Backoff{Steps: 1}})
+	s, err := Start(t.Context(), Config{Kinds: kinds, Kubeconfig: main.Kubeconfig, retry: &wait.Backoff{Steps: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
