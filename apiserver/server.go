@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -21,7 +20,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
-	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/admission/csr"
@@ -46,7 +44,7 @@ type Server struct {
 	listener     net.Listener
 	store        storage.Store
 	disk         embedded.Health // of what is below store
-	keys         atomic.Pointer[pki.Bundle]
+	keys         serving.Keys
 	certificates *serving.Certificates
 	authn        *authn.Authenticators
 	roles        *rbac.Index
@@ -143,7 +141,7 @@ func (s *Server) runLoops() {
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
-	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
+	s.every(ctx, serving.RenewalCheck, "the server's own certificates are not renewed", s.renewKeys)
 	ranges := func(ctx context.Context, c *rest.Config) error {
 		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
 			return nil
@@ -163,20 +161,11 @@ func (s *Server) runLoops() {
 
 // every runs do again and again until ctx is done, and says what it means that it fails.
 func (s *Server) every(ctx context.Context, period time.Duration, failure string, do func() error) {
-	tick := s.config.Clock.NewTicker(period)
-	s.loops.Go(func() {
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C():
-			}
-			if err := do(); err != nil && ctx.Err() == nil {
-				s.config.Logger.Error(failure, "error", err)
-			}
+	s.loops.Go(serving.Every(ctx, s.config.Clock, period, func() {
+		if err := do(); err != nil && ctx.Err() == nil {
+			s.config.Logger.Error(failure, "error", err)
 		}
-	})
+	}))
 }
 
 // path of a file or folder in the data directory; "" where there is none.

@@ -139,7 +139,7 @@ type choice struct {
 
 // find is negotiate.
 func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
-	key := choice{header, v != nil, v != nil && v.HasProtobuf(), v != nil && (len(v.Columns) > 0 || v.Printer != nil)}
+	key := choice{header, v != nil, v != nil && v.Type != nil && !v.Type.NoProtobuf, v != nil && (len(v.Columns) > 0 || v.Printer != nil)}
 	known := c.known.Load()
 	if known != nil {
 		if m, ok := (*known)[key]; ok {
