@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -13,34 +12,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
-// renewalCheck is how often the server looks whether its certificates are to be renewed, or have been by trellis certs. The
-// former could be seldom, for they are renewed long before they end; it costs reading seven small files.
-const renewalCheck = time.Hour
-
 // makeKeys reads what the server has made for itself, or makes it.
 func (s *Server) makeKeys() error {
 	names := serving.Hosts(s.listener.Addr(), "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
 		builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // the last is that by which clients inside a cluster would know the API
-	keys, err := pki.Ensure(s.path("pki"), names, s.config.Clock.Now())
-	if err != nil {
-		return err
-	}
-	s.useKeys(keys)
-	return nil
-}
-
-func (s *Server) useKeys(keys *pki.Bundle) {
-	s.keys.Store(keys)
-	s.certificates.SetOwn(&keys.Serving)
+	return s.keys.Make(s.certificates, s.path("pki"), names, s.config.Clock.Now())
 }
 
 // renewKeys replaces certificates that end soon.
 func (s *Server) renewKeys() error {
-	keys, err := s.keys.Load().Renew(s.config.Clock.Now())
-	if err != nil {
+	if err := s.keys.Renew(s.config.Clock.Now()); err != nil {
 		return err
 	}
-	s.useKeys(keys)
 	return s.writeKubeconfig()
 }
 

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -21,7 +20,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
-	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
@@ -44,7 +42,7 @@ type Server struct {
 	listener     net.Listener
 	store        storage.Store
 	disk         embedded.Health // of what is below store
-	keys         atomic.Pointer[pki.Bundle]
+	keys         serving.Keys
 	certificates *serving.Certificates
 	authn        *authn.Authenticators
 	roles        *rbac.Index
@@ -131,6 +129,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
+	ctx = control.Quietly(ctx, s.config.Logger)
 	s.loops.Go(func() {
 		if err := s.feed.Run(ctx); ctx.Err() == nil {
 			s.fail(fmt.Errorf("tell the control loops of changes: %w", err))
@@ -141,7 +140,7 @@ func (s *Server) runLoops() {
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
-	s.every(ctx, renewalCheck, "the server's own certificates are not renewed", s.renewKeys)
+	s.every(ctx, serving.RenewalCheck, "the server's own certificates are not renewed", s.renewKeys)
 	ranges := func(ctx context.Context, c *rest.Config) error {
 		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
 			return nil
@@ -149,7 +148,7 @@ func (s *Server) runLoops() {
 		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Logger: s.config.Logger}
+	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer}
 	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.keepAPIServices, s.trust} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
@@ -161,20 +160,11 @@ func (s *Server) runLoops() {
 
 // every runs do again and again until ctx is done, and says what it means that it fails.
 func (s *Server) every(ctx context.Context, period time.Duration, failure string, do func() error) {
-	tick := s.config.Clock.NewTicker(period)
-	s.loops.Go(func() {
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C():
-			}
-			if err := do(); err != nil && ctx.Err() == nil {
-				s.config.Logger.Error(failure, "error", err)
-			}
+	s.loops.Go(serving.Every(ctx, s.config.Clock, period, func() {
+		if err := do(); err != nil && ctx.Err() == nil {
+			s.config.Logger.Error(failure, "error", err)
 		}
-	})
+	}))
 }
 
 // path of a file or folder in the data directory; "" where there is none.

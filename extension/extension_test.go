@@ -3,6 +3,8 @@ package extension
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -23,6 +25,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/trellis-k8s/trellis/testserver"
 )
@@ -61,10 +64,10 @@ type world struct {
 	boats  dynamic.ResourceInterface
 }
 
-func start(t *testing.T, k Kind) *world {
+func start(t *testing.T, kinds ...Kind) *world {
 	t.Helper()
 	main := testserver.Start(t)
-	s, err := Start(t.Context(), Config{Kinds: []Kind{k}, Kubeconfig: main.Kubeconfig, retry: &wait.Backoff{Steps: 1}})
+	s, err := Start(t.Context(), Config{Kinds: kinds, Kubeconfig: main.Kubeconfig, retry: &wait.Backoff{Steps: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -449,4 +452,35 @@ type interrupter struct {
 func (i *interrupter) Write(p []byte) (int, error) {
 	i.cancel()
 	return i.Buffer.Write(p)
+}
+
+// A server that began 300 days ago has renewed its own certificate by today, and the same clients trust it.
+func TestOwnCertificateIsRenewed(t *testing.T) {
+	main, clock := testserver.Start(t), clocktesting.NewFakeClock(time.Now().AddDate(0, 0, -300))
+	s, err := Start(t.Context(), Config{Kinds: []Kind{{Manifest: []byte(manifest)}}, Kubeconfig: main.Kubeconfig, clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t}
+	t.Cleanup(func() {
+		if err := s.Shutdown(); err != nil {
+			t.Error(err)
+		}
+	})
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(s.CA())
+	shown := func() *x509.Certificate {
+		c, err := tls.Dial("tcp", s.listener.Addr().String(), &tls.Config{RootCAs: roots})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return c.ConnectionState().PeerCertificates[0]
+	}
+	before := shown()
+	clock.SetTime(time.Now())
+	w.until(func() bool { return !shown().Equal(before) })
+	if after := shown(); after.NotAfter.Before(time.Now().AddDate(0, 0, 364)) {
+		t.Errorf("renewed until %v", after.NotAfter)
+	}
 }

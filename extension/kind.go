@@ -9,6 +9,8 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kube-openapi/pkg/common"
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
@@ -24,8 +26,15 @@ type Kind struct {
 	// scope, versions, schemas with defaults and CEL rules, columns, selectable fields, the subresources status and scale. It
 	// is checked as one, but no API server gets to see it.
 	Manifest []byte
+	// Spec, in place of Manifest, is the same in Go.
+	Spec *apiextensionsv1.CustomResourceDefinitionSpec
+	// Scheme, if there is one, has a Go type for each version of the kind. Its defaulting functions fill in defaults, its conversion
+	// functions convert, from version to version or by way of the internal one, and types with a protobuf form speak it.
+	Scheme *runtime.Scheme
+	// OpenAPI is what openapi-gen has made of the Go types, as far as versions have no schema in the manifest.
+	OpenAPI common.GetOpenAPIDefinitions
 	// Convert takes an object, which belongs to it, to another version of the kind. nil: versions differ in apiVersion alone, or
-	// as the manifest's annotation trellis.dev/conversion says.
+	// as Scheme or the manifest's annotation trellis.dev/conversion says.
 	Convert func(obj *unstructured.Unstructured, toVersion string) (*unstructured.Unstructured, error)
 	// Admit hears of each create, update and delete before the object is validated, and may change r.New.
 	Admit func(ctx context.Context, r *Request) error
@@ -66,37 +75,81 @@ func compile(kinds []Kind) (all []*resource.Definition, asks hooks, err error) {
 }
 
 func (k *Kind) definition() (*resource.Definition, error) {
-	d, err := defined(k.Manifest, k.Convert != nil)
+	crd, err := k.declared()
+	if err != nil {
+		return nil, err
+	}
+	convert := k.Convert
+	if k.Scheme != nil {
+		if err := k.describe(crd); err != nil {
+			return nil, fmt.Errorf("%s: %w", crd.Name, err)
+		}
+		if convert == nil && len(crd.Spec.Versions) > 1 {
+			convert = k.convertByScheme
+		}
+	}
+	d, err := defined(crd, convert != nil)
 	if err != nil {
 		return nil, err
 	}
 	subs := make([]resource.Subresource, len(k.Subresources))
-	for i, s := range k.Subresources {
-		body, err := defined(s.Body, false)
-		if err != nil {
-			return nil, fmt.Errorf("%s/%s: %w", d.Names.Plural, s.Name, err)
+	for i, sub := range k.Subresources {
+		if subs[i], err = k.subresource(d, sub); err != nil {
+			return nil, fmt.Errorf("%s/%s: %w", d.Names.Plural, sub.Name, err)
 		}
-		body.Namespaced = d.Namespaced
-		subs[i] = resource.Subresource{Name: s.Name, Verbs: []string{"create"}, Body: body.Storage, Do: k.do(d, s)}
 	}
 	for _, v := range d.Versions {
 		v.Subresources = subs
-		if k.Convert != nil && v != d.Storage {
-			v.ConvertTo, v.ConvertFrom = k.to(d.Storage), k.to(v)
+		if convert != nil && v != d.Storage {
+			v.ConvertTo, v.ConvertFrom = by(convert, d.Storage), by(convert, v)
 		}
 	}
-	return d, nil
+	if k.Scheme == nil {
+		return d, nil
+	}
+	return d, k.useTypes(d)
 }
 
-// defined reads a manifest, and refuses what no API server would take. converts says that there is Go code for that.
-func defined(manifest []byte, converts bool) (*resource.Definition, error) {
+func (k *Kind) subresource(d *resource.Definition, s Subresource) (resource.Subresource, error) {
+	manifest, err := read(s.Body)
+	if err != nil {
+		return resource.Subresource{}, err
+	}
+	body, err := defined(manifest, false)
+	if err != nil {
+		return resource.Subresource{}, err
+	}
+	body.Namespaced = d.Namespaced
+	return resource.Subresource{Name: s.Name, Verbs: []string{"create"}, Body: body.Storage, Do: k.do(d, s)}, nil
+}
+
+// declared is what the kind says of itself.
+func (k *Kind) declared() (*apiextensionsv1.CustomResourceDefinition, error) {
+	if k.Spec == nil {
+		return read(k.Manifest)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{Spec: *k.Spec.DeepCopy()}
+	crd.SetGroupVersionKind(manifestKind)
+	crd.Name = crd.Spec.Names.Plural + "." + crd.Spec.Group
+	crd.Annotations = map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: "unapproved, for an extension server"} // for groups of k8s.io
+	return crd, nil
+}
+
+var manifestKind = apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition")
+
+func read(manifest []byte) (*apiextensionsv1.CustomResourceDefinition, error) {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.UnmarshalStrict(manifest, crd); err != nil {
 		return nil, fmt.Errorf("manifest of a kind: %w", err)
 	}
-	if is := crd.GroupVersionKind(); is != apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition") {
+	if is := crd.GroupVersionKind(); is != manifestKind {
 		return nil, fmt.Errorf("manifest of a kind: it is of %s, not of a CustomResourceDefinition of %s", is, apiextensionsv1.SchemeGroupVersion)
 	}
+	return crd, nil
+}
+
+// defined compiles a manifest, and refuses what no API server would take. converts says that there is Go code for that.
+func defined(crd *apiextensionsv1.CustomResourceDefinition, converts bool) (*resource.Definition, error) {
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(crd)
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&crd.Spec)
 	if crd.Spec.Conversion.Strategy != apiextensionsv1.NoneConverter {
@@ -145,10 +198,10 @@ func settled(text []byte) ([]byte, error) {
 	return bytes.Clone(object.Pack(t, 0).JSON()), nil
 }
 
-// to converts to a version by the kind's function.
-func (k *Kind) to(v *resource.Version) func(object.Tree) (object.Tree, error) {
+// by converts to a version by a function.
+func by(convert func(*unstructured.Unstructured, string) (*unstructured.Unstructured, error), to *resource.Version) func(object.Tree) (object.Tree, error) {
 	return func(t object.Tree) (object.Tree, error) {
-		out, err := k.Convert(&unstructured.Unstructured{Object: object.Copy(t)}, v.APIVersion)
+		out, err := convert(&unstructured.Unstructured{Object: object.Copy(t)}, to.APIVersion)
 		if err != nil {
 			return nil, err
 		}

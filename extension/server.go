@@ -9,16 +9,15 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/delegated"
-	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
@@ -46,7 +45,8 @@ type Config struct {
 	// Logger gets what an operator should know; nil discards it.
 	Logger *slog.Logger
 
-	retry *wait.Backoff // of what is asked of the main server; nil: upstream's
+	retry *wait.Backoff    // of what is asked of the main server; nil: upstream's
+	clock clock.WithTicker // by which its own certificate ages; nil: the machine's
 }
 
 // Server is a running server.
@@ -55,7 +55,7 @@ type Server struct {
 	disk       embedded.Health
 	store      *embedded.Store
 	listener   net.Listener
-	keys       *pki.Bundle
+	keys       serving.Keys
 	engine     *engine.Engine
 	handler    *api.Server
 	http       *serving.Server
@@ -78,6 +78,9 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	s.config.Address = cmp.Or(c.Address, "127.0.0.1:0")
 	if c.Logger == nil {
 		s.config.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.clock == nil {
+		s.config.clock = clock.RealClock{}
 	}
 	if c.retry == nil {
 		s.config.retry = &delegated.Backoff
@@ -109,11 +112,16 @@ func (s *Server) start(ctx context.Context) error {
 	if s.listener, err = serving.Listen(s.config.Address); err != nil {
 		return err
 	}
-	if s.keys, err = pki.Ensure("", serving.Hosts(s.listener.Addr()), time.Now()); err != nil {
+	clock := s.config.clock
+	if err := s.keys.Make(certificates, "", serving.Hosts(s.listener.Addr()), clock.Now()); err != nil {
 		return err
 	}
-	certificates.SetOwn(&s.keys.Serving)
 	certificates.Run(s.running)
+	s.loops.Go(serving.Every(s.running, clock, serving.RenewalCheck, func() {
+		if err := s.keys.Renew(clock.Now()); err != nil {
+			s.config.Logger.Error("the server's own certificate is not renewed", "error", err)
+		}
+	}))
 	s.handler = api.New(api.Config{
 		Engine: s.engine,
 		Live:   []api.Check{{Name: "storage", Run: s.store.Failed}},
@@ -201,7 +209,7 @@ func (s *Server) mainServer(kubeconfig string) (*rest.Config, error) {
 func (s *Server) URL() string { return serving.URL(s.listener.Addr()) }
 
 // CA is the one, in PEM, that has signed the certificate which the server shows where it was given none.
-func (s *Server) CA() []byte { return s.keys.CAPEM }
+func (s *Server) CA() []byte { return s.keys.Load().CAPEM }
 
 // Failed is closed when the server cannot go on; Shutdown then says why.
 func (s *Server) Failed() <-chan struct{} { return s.failed }

@@ -90,7 +90,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	typed := q.sends().Type
 	switch f {
 	case formatProtobuf:
-		if typed == nil {
+		if !q.sends().HasProtobuf() {
 			return engine.Body{}, negotiation.NewUnsupportedMediaTypeError(mediaTypes(withoutProtobuf(q.server.offers), false))
 		}
 		d, err := typed.DecodeProtobuf(data)

@@ -105,7 +105,7 @@ type subject struct{ v *resource.Version }
 // AllowsMediaTypeTransform decides on an encoding, and on a view if there is a target.
 func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.GroupVersionKind) bool {
 	if target == nil {
-		return s.v == nil || s.v.Type != nil || subtype != "vnd.kubernetes.protobuf"
+		return s.v == nil || s.v.HasProtobuf() || subtype != "vnd.kubernetes.protobuf"
 	}
 	if s.v == nil || target.Group != metav1.GroupName || target.Version != "v1" && target.Version != "v1beta1" {
 		return false
@@ -133,13 +133,13 @@ type choices struct {
 
 // choice is a header and what else its meaning depends on.
 type choice struct {
-	header                 string
-	kind, builtin, columns bool
+	header                  string
+	kind, protobuf, columns bool
 }
 
 // find is negotiate.
 func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
-	key := choice{header, v != nil, v != nil && v.Type != nil, v != nil && (len(v.Columns) > 0 || v.Printer != nil)}
+	key := choice{header, v != nil, v != nil && v.Type != nil && !v.Type.NoProtobuf, v != nil && (len(v.Columns) > 0 || v.Printer != nil)}
 	known := c.known.Load()
 	if known != nil {
 		if m, ok := (*known)[key]; ok {

@@ -127,7 +127,7 @@ func written(created bool) int {
 // patchTypes are the kinds of patch that a kind takes.
 func (q *request) patchTypes() []string {
 	all := []string{string(types.JSONPatchType), string(types.MergePatchType)}
-	if q.v.Definition.Custom == nil {
+	if q.v.Definition.Custom == nil || q.v.Type != nil {
 		all = append(all, string(types.StrategicMergePatchType))
 	}
 	all = append(all, string(types.ApplyYAMLPatchType))

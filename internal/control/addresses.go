@@ -63,7 +63,6 @@ func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Pr
 	if err != nil {
 		return fmt.Errorf("client for addresses: %w", err)
 	}
-	ctx = quietly(ctx)
 	told := make([]net.IPNet, 2)
 	for i, r := range ranges {
 		told[i] = net.IPNet{IP: r.Addr().AsSlice(), Mask: net.CIDRMask(r.Bits(), r.Addr().BitLen())}

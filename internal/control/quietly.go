@@ -2,37 +2,36 @@ package control
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 )
 
-// quietly gives controllers of upstream's, which tell of their beginning and end, a log of what goes wrong until ctx is done.
-func quietly(ctx context.Context) context.Context {
-	return klog.NewContext(ctx, logr.New(errorsOnly{klog.NewKlogr().GetSink(), ctx.Err})) // a sink of its own, for New writes to it
+// Quietly has loops of upstream's, which tell of their end as of something that went wrong, log by l until ctx is done.
+func Quietly(ctx context.Context, l *slog.Logger) context.Context {
+	return klog.NewContext(ctx, logr.FromSlogHandler(untilDone{l.Handler(), ctx.Err}))
 }
 
-type errorsOnly struct {
-	logr.LogSink
-	ended func() error
+type untilDone struct {
+	slog.Handler
+	done func() error
 }
 
-// Error implements logr.LogSink.
-func (s errorsOnly) Error(err error, message string, pairs ...any) {
-	if s.ended() == nil {
-		s.LogSink.Error(err, message, pairs...)
+// Handle implements slog.Handler.
+func (h untilDone) Handle(ctx context.Context, r slog.Record) error {
+	if h.done() != nil {
+		return nil
 	}
+	return h.Handler.Handle(ctx, r)
 }
 
-// Enabled implements logr.LogSink.
-func (errorsOnly) Enabled(int) bool { return false }
-
-// WithValues implements logr.LogSink.
-func (s errorsOnly) WithValues(pairs ...any) logr.LogSink {
-	return errorsOnly{s.LogSink.WithValues(pairs...), s.ended}
+// WithAttrs implements slog.Handler.
+func (h untilDone) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return untilDone{h.Handler.WithAttrs(attrs), h.done}
 }
 
-// WithName implements logr.LogSink.
-func (s errorsOnly) WithName(name string) logr.LogSink {
-	return errorsOnly{s.LogSink.WithName(name), s.ended}
+// WithGroup implements slog.Handler.
+func (h untilDone) WithGroup(name string) slog.Handler {
+	return untilDone{h.Handler.WithGroup(name), h.done}
 }

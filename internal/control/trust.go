@@ -18,7 +18,6 @@ func RunAuthenticationTrust(ctx context.Context, config *rest.Config, info clust
 	if err != nil {
 		return fmt.Errorf("client for the ConfigMap of authentication: %w", err)
 	}
-	ctx = quietly(ctx)
 	loop := clusterauthenticationtrust.NewClusterAuthenticationTrustController(info, client)
 	for _, ca := range []interface {
 		AddListener(dynamiccertificates.Listener)

@@ -3,13 +3,11 @@ package control
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +32,6 @@ type Upstream struct {
 	Controllers []string
 	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
 	Tokens      serviceaccount.TokenGenerator // for Secrets
-	Logger      *slog.Logger
 
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
@@ -85,7 +82,7 @@ func (u *Upstream) Check() error {
 	return nil
 }
 
-// Run runs the controllers against the API server of config until ctx is done.
+// Run runs the controllers against the API server of config until ctx is done. Its logger gets what they tell.
 func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	if u.client, err = kubernetes.NewForConfig(config); err != nil {
 		return fmt.Errorf("client of controllers: %w", err)
@@ -93,7 +90,6 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	_, err = u.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{Limit: 1})
 	u.roles = !apierrors.IsNotFound(err)
 	u.informers = informers.NewSharedInformerFactory(u.client, 0)
-	ctx = klog.NewContext(ctx, logr.FromSlogHandler(u.Logger.Handler()))
 	var enabled []runner
 	for name, open := range controllers {
 		if u.enabled(name) {

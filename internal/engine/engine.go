@@ -103,7 +103,7 @@ type Body struct {
 	// Tree belongs to the engine from the call on, which modifies it.
 	Tree object.Tree
 	// Typed says that Tree was made by Version.Type (Decode, Normalize or DecodeProtobuf) and need not go
-	// through it once more. It means nothing for a custom kind.
+	// through it once more.
 	Typed bool
 	// Made is the same object in the internal form, or nil. It belongs to the engine too.
 	Made resource.Internal

@@ -17,7 +17,12 @@ import (
 // customRules are those of a kind that a CRD defines. They work on objects at the version of the request.
 type customRules struct{ v *resource.Version }
 
-func (r customRules) shape(_ *write, t object.Tree, _ bool) (out object.Tree, unknown []string, err error) {
+func (r customRules) shape(_ *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+	if !typed {
+		if t, unknown, err = r.normalize(t); err != nil {
+			return nil, nil, err
+		}
+	}
 	paths, err := normalizeMetadata(t)
 	if err != nil {
 		return nil, nil, err
@@ -39,7 +44,29 @@ func (r customRules) shape(_ *write, t object.Tree, _ bool) (out object.Tree, un
 	return t, unknown, nil
 }
 
-func (r customRules) fill(_ *write, t object.Tree) (object.Tree, error) { return fillIn(r.v, t) }
+// normalize makes of t what the kind's Go type has it be, where there is one.
+func (r customRules) normalize(t object.Tree) (out object.Tree, unknown []string, err error) {
+	if r.v.Type == nil {
+		return t, nil, nil
+	}
+	s, err := schemaOf(r.v)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := r.v.Type.Normalize(t)
+	if err == nil {
+		s.Default(d.Tree) // Go types may have nulls where nothing is set
+	}
+	return d.Tree, d.Strict, err
+}
+
+func (r customRules) fill(w *write, t object.Tree) (object.Tree, error) {
+	t, err := w.asMerged(r.normalize(t))
+	if err != nil {
+		return nil, err
+	}
+	return fillIn(r.v, t)
+}
 
 // mayOwn: of the whole object the status is left out at its own version alone, as upstream does.
 func (r customRules) mayOwn(subresource string) func(string) fieldpath.Filter {
@@ -212,6 +239,5 @@ func (r customRules) complete(w *write, t object.Tree) (object.Tree, error) {
 		return nil, err
 	}
 	_, _ = s.CoerceEmbedded(t) // validation says what is wrong
-	s.Fill(t)
-	return t, nil
+	return r.fill(w, t)
 }

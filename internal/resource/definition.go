@@ -135,7 +135,7 @@ type Version struct {
 	// (namespaces/finalize); Behavior's functions get Name as sub.
 	Subresources []Subresource
 
-	Type  *GoType                     // what a built-in kind is decoded into; nil for a custom one
+	Type  *GoType                     // what objects are decoded into; nil for a custom kind but one of package extension
 	empty atomic.Pointer[object.Tree] // see Empty
 
 	// OpenAPIV3Schema is the JSON of a custom kind's schema as its CRD has it, nil for a

@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// GoType is how a built-in kind uses its type in k8s.io/api.
+// GoType is how a kind uses its Go type: a built-in one that in k8s.io/api.
 type GoType struct {
 	New     func() runtime.Object // a fresh, empty object
 	NewList func() runtime.Object
@@ -24,6 +24,8 @@ type GoType struct {
 	// two forms share memory: neither may be modified while the other is in use. nil for a kind without a Strategy.
 	Internal func(obj runtime.Object) (Internal, error)
 	External func(obj Internal) (runtime.Object, error)
+	// NoProtobuf says that the type has no protobuf form.
+	NoProtobuf bool
 	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
 	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
 }

@@ -31,6 +31,15 @@ type protobufObject interface {
 	runtime.ProtobufReverseMarshaller
 }
 
+// HasProtobuf reports that objects have a protobuf form.
+func (v *Version) HasProtobuf() bool { return v.Type != nil && !v.Type.NoProtobuf }
+
+// IsProtobuf reports that obj, of a Go type, has a protobuf form.
+func IsProtobuf(obj runtime.Object) bool {
+	_, ok := obj.(protobufObject)
+	return ok
+}
+
 // AppendProtobuf appends obj in its envelope. obj may be of any Go type with a
 // protobuf form, a metav1.Status for instance; else the error is a *NotProtobufError.
 func AppendProtobuf(dst []byte, apiVersion, kind string, obj runtime.Object) ([]byte, error) {

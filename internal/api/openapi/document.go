@@ -31,7 +31,7 @@ type document struct {
 // newDocument begins a document of versions.
 func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	d := &document{renderer: newRenderer(e), options: newOptions()}
-	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.Type != nil })
+	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.Definition.Custom == nil })
 	if d.models = newModels(e, crds.GetOpenAPIDefinitions); typed >= 0 { // the others are many, and take longer to make
 		d.builtin, d.models = true, newModels(e, versions[typed].Type.OpenAPI)
 		d.models.own = groupVersions(e, versions)
@@ -69,7 +69,7 @@ func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersio
 			schema.GroupVersion{Group: "imagepolicy.k8s.io", Version: "v1alpha1"})
 	}
 	for _, v := range versions {
-		if v.Type != nil {
+		if v.Definition.Custom == nil {
 			all = append(all, v.GroupVersion)
 		}
 	}
@@ -78,7 +78,7 @@ func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersio
 
 // add describes one version: its schemas and its paths.
 func (d *document) add(v *resource.Version) error {
-	k := kind{Version: v, custom: v.Type == nil, verbs: v.Definition.Verbs}
+	k := kind{Version: v, custom: v.Definition.Custom != nil, verbs: v.Definition.Verbs}
 	if k.custom {
 		if err := d.addCustom(&k); err != nil {
 			return err

@@ -33,7 +33,7 @@ func Handler(live *resource.Live, theirs Theirs) http.Handler {
 
 // Theirs are the documents of group versions that other servers serve.
 type Theirs interface {
-	// ServeOpenAPIV3 answers with that of v3, and OpenAPIV3Hash names its content; "" where there is none.
+	// ServeOpenAPIV3 answers with that of v3, and OpenAPIV3Hash names its content; "" where there is none, and that of v2 counts.
 	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
 	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
 	// OpenAPIV2 returns the document of v2 that has s in it, and its hash; nil where there is none.
@@ -85,6 +85,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasPrefix(path, "/openapi/v3/"):
 		name := strings.TrimPrefix(path, "/openapi/v3/")
 		if to := p.theirs(name); to != nil {
+			if s.theirs.OpenAPIV3Hash(r.Context(), to) == "" {
+				if d := s.converted(r.Context(), to); d.of != "" {
+					s.serve(w, r, v3, d)
+					return
+				}
+			}
 			s.theirs.ServeOpenAPIV3(w, r, to)
 			return
 		}

@@ -3,6 +3,7 @@ package openapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"sync"
 
 	"k8s.io/kube-openapi/pkg/aggregator"
+	"k8s.io/kube-openapi/pkg/openapiconv"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -37,7 +39,11 @@ func (s *server) entriesOf(ctx context.Context, services []*resource.APIService)
 	hashes := make([]string, len(services))
 	var asking sync.WaitGroup
 	for i, service := range services {
-		asking.Go(func() { hashes[i] = s.theirs.OpenAPIV3Hash(ctx, service) })
+		asking.Go(func() {
+			if hashes[i] = s.theirs.OpenAPIV3Hash(ctx, service); hashes[i] == "" {
+				hashes[i], _ = s.converted(ctx, service).hash() // it does not fail
+			}
+		})
 	}
 	asking.Wait()
 	for i, service := range services {
@@ -142,6 +148,59 @@ func (m *merged) merge(c *cache) ([]byte, error) {
 	return json.Marshal(&all)
 }
 
+// read returns what the document says of the group version.
+func (f *foreign) read() (*spec.Swagger, error) {
+	var theirs spec.Swagger
+	if err := json.Unmarshal(f.text, &theirs); err != nil {
+		return nil, err
+	}
+	if theirs.Paths == nil {
+		return nil, errors.New("there are no paths")
+	}
+	return aggregator.FilterSpecByPathsWithoutSideEffects(&theirs, []string{f.path}), nil
+}
+
+// converted is the document of v3 of a group version whose server describes it in v2 alone.
+type converted struct {
+	foreign
+	of string // hash of that document; "" where there is none
+}
+
+func (s *server) converted(ctx context.Context, service *resource.APIService) *converted {
+	text, hash := s.theirs.OpenAPIV2(ctx, service)
+	if len(text) == 0 {
+		hash = ""
+	}
+	return &converted{foreign{"/" + pathOf(service) + "/", text}, hash}
+}
+
+// hash implements served; it is "" where there is no document.
+func (d *converted) hash() (string, error) {
+	if d.of == "" {
+		return "", nil
+	}
+	h := newHash()
+	h.Write([]byte(d.path + d.of))
+	return hexOf(h), nil
+}
+
+// body implements served. The text is made for each who asks: there are few such servers, and clients keep what they have read.
+func (d *converted) body(_ *cache, protobuf bool) (text []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil { // as in addTo
+			err = fmt.Errorf("openapi: convert what another API server says of %s: %v", d.path, p)
+		}
+	}()
+	part, err := d.read()
+	if err == nil {
+		text, err = json.Marshal(openapiconv.ConvertV2ToV3(part))
+	}
+	if err != nil || !protobuf {
+		return text, err
+	}
+	return newTranscoder(v3).encode(text)
+}
+
 // addTo returns all with the document in it, or false. Upstream's code panics on some that are not sound.
 func (f *foreign) addTo(all spec.Swagger) (_ spec.Swagger, ok bool) {
 	defer func() {
@@ -150,13 +209,12 @@ func (f *foreign) addTo(all spec.Swagger) (_ spec.Swagger, ok bool) {
 			ok = false
 		}
 	}()
-	var theirs spec.Swagger
-	if len(f.text) == 0 || json.Unmarshal(f.text, &theirs) != nil || theirs.Paths == nil {
+	part, err := f.read()
+	if err != nil {
 		return all, false
 	}
-	part := aggregator.FilterSpecByPathsWithoutSideEffects(&theirs, []string{f.path})
 	all.Paths = &spec.Paths{VendorExtensible: all.Paths.VendorExtensible, Paths: maps.Clone(all.Paths.Paths)}
 	all.Definitions, all.Parameters, all.Responses = maps.Clone(all.Definitions), maps.Clone(all.Parameters), maps.Clone(all.Responses)
-	err := aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&all, part)
+	err = aggregator.MergeSpecsIgnorePathConflictRenamingDefinitionsAndParameters(&all, part)
 	return all, err == nil
 }

@@ -1,12 +1,18 @@
 package openapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+	explainv2 "k8s.io/kubectl/pkg/explain/v2"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -103,5 +109,49 @@ func TestTheirs(t *testing.T) {
 	}
 	if body := get("/openapi/v3/apis/a.example.com/v1", "application/json"); body != "that of v1.a.example.com" {
 		t.Error(body)
+	}
+}
+
+// inV2Alone are servers from before OpenAPI v3.
+type inV2Alone struct{ documented }
+
+func (inV2Alone) OpenAPIV3Hash(context.Context, *resource.APIService) string { return "" }
+
+// OAS-022: what a server says in v2 alone is in v3, too, and explained.
+func TestTheirsInV2Alone(t *testing.T) {
+	c := newCluster(t, cronTab)
+	docs := documented{
+		"v1.a.example.com": strings.Replace(theirDocument("a.example.com", `{"type":"object","description":"of a","properties":{"size":{"type":"integer","description":"how large"}},
+			"x-kubernetes-group-version-kind":[{"group":"a.example.com","kind":"Thing","version":"v1"}]}`), `"responses"`, `"x-kubernetes-action":"list","x-kubernetes-group-version-kind":{"group":"a.example.com","kind":"Thing","version":"v1"},"responses"`, 1),
+		"v1.c.example.com": `{"swagger":"2.0","paths":`,
+		"v1.d.example.com": "",
+	}
+	for name := range docs {
+		c.PutAPIService(object.Tree{
+			"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object.Tree{"name": name},
+			"spec": object.Tree{"group": strings.TrimPrefix(name, "v1."), "version": "v1", "groupPriorityMinimum": 1000, "versionPriority": 15, "service": object.Tree{"namespace": "n", "name": "s"}},
+		})
+	}
+	server := httptest.NewServer(Handler(c.Live, inV2Alone{docs}))
+	defer server.Close()
+	client, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := client.OpenAPIV3().Paths()
+	if err != nil || paths["apis/a.example.com/v1"] == nil || paths["apis/d.example.com/v1"] != nil || paths["apis/stable.example.com/v1"] == nil {
+		t.Fatal(paths, err)
+	}
+	var out bytes.Buffer
+	things := schema.GroupVersionResource{Group: "a.example.com", Version: "v1", Resource: "things"}
+	if err := explainv2.PrintModelDescription([]string{"size"}, &out, client.OpenAPIV3(), things, false, 0, "plaintext"); err != nil || !strings.Contains(out.String(), "how large") {
+		t.Errorf("%v %s", err, out.String())
+	}
+	text, err := paths["apis/a.example.com/v1"].Schema("application/com.github.proto-openapi.spec.v3@v1.0+protobuf")
+	if err != nil || !bytes.Contains(text, []byte("how large")) || bytes.Contains(text, []byte("/apis/apps/v1")) {
+		t.Errorf("%v %.300s", err, text)
+	}
+	if text, err := paths["apis/c.example.com/v1"].Schema("application/json"); err == nil {
+		t.Errorf("what cannot be read is served as %s", text)
 	}
 }
