@@ -53,6 +53,7 @@ require (
 	github.com/pquerna/cachecontrol v0.1.0 // indirect
 	k8s.io/cloud-provider v0.37.2 // indirect
 	k8s.io/kube-aggregator v0.37.2
+	gopkg.in/natefinch/lumberjack.v2 v2.2.1
 	k8s.io/kms v0.37.2 // indirect
 	k8s.io/kube-controller-manager v0.37.2 // indirect
 	k8s.io/kube-proxy v0.37.2 // indirect

@@ -1,38 +1,62 @@
 package api
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
+	"gopkg.in/natefinch/lumberjack.v2"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/apiserver/pkg/audit/policy"
 	"k8s.io/apiserver/pkg/authentication/user"
+	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// recorded is a harness whose requests are taken down, and the function that reads them.
-func recorded(t *testing.T) (*harness, func() []auditv1.Event) {
-	path := filepath.Join(t.TempDir(), "audit.log")
-	audit, err := access.OpenAudit(path, func(err error) { t.Error(err) })
+// log is where events go in tests.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// auditTo writes the events that rules, in YAML, ask for to out, as the server does.
+func auditTo(t testing.TB, out io.Writer, rules string) Audit {
+	t.Helper()
+	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: " + rules))
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := withCronTabs(t, func(c *Config) { c.Audit = audit })
+	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion), policy.NewPolicyRuleEvaluator(p)}
+}
+
+// recorded is a harness whose requests are audited at level Metadata, and the function that reads the events.
+func recorded(t *testing.T) (*harness, func() []auditv1.Event) {
+	return recordedAs(t, `[{level: Metadata}]`)
+}
+
+func recordedAs(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
+	t.Helper()
+	var out log
+	h := withCronTabs(t, func(c *Config) { c.Audit = auditTo(t, &out, rules) })
 	return h, func() (all []auditv1.Event) {
-		if err := audit.Close(); err != nil {
-			t.Fatal(err)
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(data)) {
+		t.Helper()
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		for line := range strings.Lines(out.text.String()) {
 			var e auditv1.Event
 			if strict, err := kjson.UnmarshalStrict([]byte(line), &e); err != nil || len(strict) > 0 {
 				t.Fatalf("%s: %v %v", line, err, strict)
@@ -138,15 +162,23 @@ func TestDeprecatedMetric(t *testing.T) {
 
 // BenchmarkAudit is BenchmarkGet's handler with a record.
 func BenchmarkAudit(b *testing.B) {
-	audit, err := access.OpenAudit(filepath.Join(b.TempDir(), "audit.log"), func(err error) { b.Error(err) })
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer audit.Close()
-	h := withCronTabs(b, func(c *Config) { c.Audit = audit })
-	r := newRequest("GET", crontabs+"/a", "")
-	b.ReportAllocs()
-	for b.Loop() {
-		h.server.ServeHTTP(httptest.NewRecorder(), r)
+	for name, rules := range map[string]string{
+		"off": "", "none": `[{level: None}]`, "metadata": `[{level: Metadata, omitStages: [RequestReceived]}]`, "both stages": `[{level: Metadata}]`,
+		"bodies": `[{level: RequestResponse}]`,
+	} {
+		b.Run(name, func(b *testing.B) {
+			file := &lumberjack.Logger{Filename: filepath.Join(b.TempDir(), "audit.log"), MaxSize: 100, MaxBackups: 1}
+			defer file.Close()
+			h := withCronTabs(b, func(c *Config) {
+				if rules != "" {
+					c.Audit = auditTo(b, file, rules)
+				}
+			})
+			r := newRequest("GET", crontabs+"/a", "")
+			b.ReportAllocs()
+			for b.Loop() {
+				h.server.ServeHTTP(&discard{header: http.Header{}}, r)
+			}
+		})
 	}
 }

@@ -79,6 +79,7 @@ type observed struct {
 // WriteHeader implements http.ResponseWriter.
 func (o *observed) WriteHeader(status int) {
 	o.request.status = status
+	o.request.auditStart()
 	o.ResponseWriter.WriteHeader(status)
 }
 
@@ -96,6 +97,7 @@ func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, both, err := http.NewResponseController(o.ResponseWriter).Hijack()
 	if err == nil {
 		o.request.status = http.StatusSwitchingProtocols
+		o.request.auditStart()
 	}
 	return conn, both, err
 }

@@ -79,10 +79,8 @@ func (q *request) fail(err error) {
 
 // writeStatus answers with a Status in an encoding that the client accepts.
 func (q *request) writeStatus(code int, s *metav1.Status) {
-	if q.server.config.Audit != nil && s.Status == metav1.StatusFailure {
-		q.note().failure = s
-	}
 	s.TypeMeta = statusType
+	q.auditStatus(s)
 	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, nil)
 	if !ok {
 		m = media{offer: q.server.offers[0], pretty: true}
@@ -165,6 +163,9 @@ func (q *request) write(code int, contentType string, body []byte) {
 
 // respond answers with one object as it was asked for.
 func (q *request) respond(code int, o engine.Object) error {
+	if err := q.auditAnswer(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
+		return err
+	}
 	b := buffers.Get().(*[]byte)
 	body, err := q.encode((*b)[:0], o)
 	if err != nil {
