@@ -16,7 +16,6 @@ import (
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -35,6 +34,8 @@ type audited struct {
 	judged              bool // config is what the policy says
 	early               bool // it has failed before it was known who asks, which is one event
 	started             bool // its stage ResponseStarted has been sent
+
+	authentication, authorization time.Duration
 }
 
 // slow is how long a request takes, at least, whose event says what took the time; upstream's.
@@ -42,7 +43,7 @@ const slow = 500 * time.Millisecond
 
 // beginAudit makes room for what is found out about the request.
 func (q *request) beginAudit(id string) {
-	ctx := audit.WithAuditContext(apirequest.WithLatencyTrackers(q.r.Context()))
+	ctx := audit.WithAuditContext(q.r.Context())
 	audit.WithAuditID(ctx, types.UID(id))
 	q.r, q.audited = q.r.WithContext(ctx), &audited{AuditContext: audit.AuditContextFrom(ctx)}
 }
@@ -52,7 +53,7 @@ func (q *request) audit() bool {
 	if q.audited == nil {
 		return true
 	}
-	apirequest.TrackAuthenticationLatency(q.r.Context(), time.Since(q.began))
+	q.audited.authentication = time.Since(q.began)
 	if !q.judge() || q.audited.ProcessEventStage(q.r.Context(), auditinternal.StageRequestReceived) {
 		return true
 	}
@@ -87,7 +88,7 @@ func (q *request) failEarly(err error) {
 // auditDecision notes whether the caller may.
 func (q *request) auditDecision(began time.Time, decision authorizer.Decision, reason string, err error) {
 	ctx := q.r.Context()
-	apirequest.TrackAuthorizationLatency(ctx, time.Since(began))
+	q.audited.authorization = time.Since(began)
 	says := "forbid"
 	switch {
 	case decision == authorizer.DecisionAllow:
@@ -149,6 +150,23 @@ func (q *request) auditAnswer(encode func() ([]byte, error)) error {
 		q.audited.LogResponseObject(nil, &runtime.Unknown{Raw: q.auditable(js), ContentType: mediaJSON})
 	}
 	return err
+}
+
+// inJSON is an Accept header for the same in JSON.
+var inJSON = strings.NewReplacer(mediaProtobuf, mediaJSON, mediaYAML, mediaJSON, mediaCBOR, mediaJSON)
+
+// auditDocument notes what h has answered with a document.
+func (q *request) auditDocument(h http.Handler) {
+	if q.status != http.StatusOK {
+		return
+	}
+	_ = q.auditAnswer(func() ([]byte, error) { // which does not fail
+		r := q.r.WithContext(q.r.Context())
+		r.Header = http.Header{"Accept": {inJSON.Replace(q.r.Header.Get("Accept"))}}
+		answer := &refusal{header: http.Header{}}
+		h.ServeHTTP(answer, r)
+		return answer.body.Bytes(), nil
+	})
 }
 
 // auditStatus notes an answer that is a Status.
@@ -234,7 +252,8 @@ func (q *request) auditEnd(p any) {
 	}
 	if took := time.Since(q.began); took > slow && q.verb != verbWatch {
 		q.annotate("apiserver.latency.k8s.io/total", took.String())
-		audit.AddAuditAnnotationsMap(ctx, apirequest.AuditAnnotationsFromLatencyTrackers(ctx))
+		q.annotate("apiserver.latency.k8s.io/authentication", a.authentication.String())
+		q.annotate("apiserver.latency.k8s.io/authorization", a.authorization.String())
 	}
 	a.ProcessEventStage(ctx, auditinternal.StageResponseComplete)
 }

@@ -38,6 +38,7 @@ func (q *request) serveOther() {
 		q.fail(notAllowed())
 	case first == "api" || first == "apis":
 		q.server.config.Discovery.ServeHTTP(w, q.r)
+		q.auditDocument(q.server.config.Discovery)
 	case first == "openapi":
 		q.server.config.OpenAPI.ServeHTTP(w, q.r)
 	case first == "healthz" || first == "livez" || first == "readyz":

@@ -80,9 +80,10 @@ func (q *request) fail(err error) {
 // writeStatus answers with a Status in an encoding that the client accepts.
 func (q *request) writeStatus(code int, s *metav1.Status) {
 	s.TypeMeta = statusType
-	q.auditStatus(s)
 	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, nil)
-	if !ok {
+	if ok {
+		q.auditStatus(s)
+	} else {
 		m = media{offer: q.server.offers[0], pretty: true}
 	}
 	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
