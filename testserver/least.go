@@ -19,7 +19,7 @@ import (
 func Recording() Option {
 	return func(s *Server) {
 		s.audit = filepath.Join(s.t.TempDir(), "audit.log")
-		Audit(s.audit, `{apiVersion: audit.k8s.io/v1, kind: Policy, omitStages: [RequestReceived], rules: [{level: Metadata}]}`)(s)
+		Audit(s.audit, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]")(s)
 	}
 }
 
