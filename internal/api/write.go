@@ -164,8 +164,10 @@ func (q *request) write(code int, contentType string, body []byte) {
 
 // respond answers with one object as it was asked for.
 func (q *request) respond(code int, o engine.Object) error {
-	if err := q.auditAnswer(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
-		return err
+	if q.audited != nil {
+		if err := q.auditAnswer(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
+			return err
+		}
 	}
 	b := buffers.Get().(*[]byte)
 	body, err := q.encode((*b)[:0], o)
