@@ -39,6 +39,9 @@ rules:
 {"name":"v1beta1","served":true,"storage":false,"deprecated":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`
 )
 
+// asViewer is of requests by somebody whom a role allows to read.
+var asViewer = http.Header{"Impersonate-User": {"viewer"}}
+
 // auditRequests are sent one after the other.
 var auditRequests = []request{
 	{method: "POST", path: "/api/v1/namespaces", body: `{"metadata":{"name":"lean"}}`},
@@ -80,6 +83,8 @@ var auditRequests = []request{
 	{method: "DELETE", path: configMaps + "/a", body: `{"apiVersion":"v1","kind":"DeleteOptions","propagationPolicy":"Background"}`},
 	{method: "DELETE", path: configMaps + "?labelSelector=none", body: `{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}`},
 	{method: "POST", path: "/api/v1/namespaces/conformance/serviceaccounts", body: `{"metadata":{"name":"sa"}}`},
+	{method: "POST", path: "/api/v1/namespaces/conformance/serviceaccounts/sa/token", body: `{"spec":{"audiences":["a"]}}`},
+	{method: "GET", path: configMaps + "/applied", header: asViewer},
 	{method: "POST", path: "/api/v1/namespaces/conformance/replicationcontrollers", body: `{"metadata":{"name":"rc"},"spec":{"replicas":0,"selector":{"a":"b"},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`},
 	{method: "PUT", path: "/api/v1/namespaces/conformance/replicationcontrollers/rc/scale", body: `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"rc","namespace":"conformance"},"spec":{"replicas":1}}`},
 	{method: "POST", path: "/api/v1/namespaces/conformance/pods", body: `{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c","image":"i"}],"automountServiceAccountToken":false}}`},
@@ -119,6 +124,14 @@ func TestAudit(t *testing.T) {
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	p.do(t, "POST "+crdPath, "", auditCRD)
 	p.settle(t, "/apis/audit.example.com/v1", func(a answer) bool { return a.code == http.StatusOK })
+	p.do(t, "POST "+rbacPath+"/namespaces/conformance/roles", "", `{"metadata":{"name":"view"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["get"]}]}`)
+	p.do(t, "POST "+rbacPath+"/namespaces/conformance/rolebindings", "", `{"metadata":{"name":"view"},"roleRef":{`+asRBAC+`,"kind":"Role","name":"view"},"subjects":[{`+asRBAC+`,"kind":"User","name":"viewer"}]}`)
+	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+		a, err := p.theirs.send(ctx, request{method: "GET", path: configMaps + "/none", header: asViewer})
+		return a.code == http.StatusNotFound, err
+	}); err != nil {
+		t.Fatal(err) // there a role is in force a moment after its write
+	}
 	for i, r := range auditRequests {
 		header := http.Header{"Audit-Id": {fmt.Sprintf("%03d %s %s", i, r.method, r.path)}}
 		for name, values := range r.header {
