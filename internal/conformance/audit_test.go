@@ -169,6 +169,7 @@ func auditEvents(t *testing.T, log, last string) map[string]any {
 				delete(e, "stageTimestamp")
 				delete(e, "requestReceivedTimestamp")
 				delete(e, "auditID")
+				delete(nested[map[string]any](e, "responseObject", "status"), "token")
 				maps.DeleteFunc(nested[map[string]any](e, "annotations"), func(k string, _ any) bool { return strings.HasPrefix(k, "apiserver.latency.k8s.io/") }) // of what was slow
 				all[id+" "+nested[string](e, "stage")] = normalValue("", e)
 			}

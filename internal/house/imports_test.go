@@ -97,7 +97,7 @@ var only = map[string][]string{
 	"k8s.io/kube-aggregator/pkg":                                               {},
 	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access"},
 	"k8s.io/apiserver/pkg/authorization":                                       {"internal/access"},
-	"k8s.io/apiserver/pkg/audit":                                               {"internal/api", "apiserver"},
+	"k8s.io/apiserver/pkg/audit":                                               {"internal/api", "internal/builtin", "apiserver"},
 	"k8s.io/apimachinery/pkg/util/strategicpatch":                              {"internal/merge"},
 }
 
