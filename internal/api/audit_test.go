@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -347,5 +349,25 @@ func TestAuditOffIsFree(t *testing.T) {
 		_ = q.auditAnswer(func() ([]byte, error) { return q.encode(nil, engine.Object{}) })
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// The policy in the documentation is one, and is free of misspelt fields.
+func TestDocumentedPolicy(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, from, found := strings.Cut(string(page), "    apiVersion: audit.k8s.io/v1\n")
+	text, _, ended := strings.Cut("    apiVersion: audit.k8s.io/v1\n"+from, "\n\n")
+	if !found || !ended {
+		t.Fatal("there is none")
+	}
+	var p auditv1.Policy
+	if err := yaml.UnmarshalStrict([]byte(text), &p); err != nil || len(p.Rules) != 4 {
+		t.Errorf("%v: %+v", err, p)
+	}
+	if _, err := policy.LoadPolicyFromBytes([]byte(strings.ReplaceAll("\n"+text, "\n    ", "\n"))); err != nil {
+		t.Error(err)
 	}
 }
