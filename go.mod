@@ -51,7 +51,6 @@ require (
 	github.com/cyphar/filepath-securejoin v0.7.0 // indirect
 	github.com/moby/sys/mountinfo v0.7.2 // indirect
 	github.com/opencontainers/selinux v1.15.1 // indirect
-	gopkg.in/natefinch/lumberjack.v2 v2.2.1 // indirect
 	k8s.io/cluster-bootstrap v0.37.2 // indirect
 	k8s.io/csi-translation-lib v0.37.2 // indirect
 	k8s.io/mount-utils v0.37.2 // indirect
@@ -63,6 +62,7 @@ require (
 	github.com/coreos/go-oidc v2.5.0+incompatible // indirect
 	github.com/pquerna/cachecontrol v0.1.0 // indirect
 	k8s.io/cloud-provider v0.37.2 // indirect
+	gopkg.in/natefinch/lumberjack.v2 v2.2.1
 	k8s.io/kms v0.37.2 // indirect
 	k8s.io/kube-aggregator v0.37.2
 	k8s.io/kube-controller-manager v0.37.2 // indirect

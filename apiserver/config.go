@@ -8,6 +8,7 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/options"
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access/authn"
@@ -69,8 +70,8 @@ type Config struct {
 	DiskReserve int64
 	// DiskUsage says how many bytes of the disk are free, and how many there are; nil asks the system.
 	DiskUsage func() (free, size uint64, err error)
-	// AuditLogPath is the file that gets a line for each request, "-" standard output; "" is none.
-	AuditLogPath string
+	// Audit is which requests are recorded, and where; nil records none.
+	Audit *options.AuditOptions
 
 	// ServiceClusterIPRanges is where Services get their addresses from: a range, or one of each family, of which the first is
 	// the default. nil means 10.0.0.0/24.

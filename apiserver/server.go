@@ -47,7 +47,7 @@ type Server struct {
 	authn        *authn.Authenticators
 	roles        *rbac.Index
 	authorizer   *authz.Authorizers
-	audit        *access.Audit
+	audit        auditing
 	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
 	handler      *api.Server
 	feed         *engine.Feed
@@ -83,9 +83,6 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context) (err error) {
-	if s.audit, err = access.OpenAudit(s.config.AuditLogPath, s.report); err != nil {
-		return err
-	}
 	if s.certificates, err = serving.NewCertificates(s.config.TLS); err != nil {
 		return err
 	}
@@ -219,6 +216,9 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 func (s *Server) connect(ctx context.Context) (err error) {
 	out := s.dialer()
 	s.config.Authentication.Dial, s.config.Authorization.Dial = out.DialContext, out.DialContext
+	if err := s.openAudit(out.DialContext); err != nil {
+		return err
+	}
 	if err := s.believe(); err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		OpenAPI:        openapi.Handler(s.engine.Live, s.aggregator),
 		EnableCBOR:     s.config.EnableCBOR,
 		Profiling:      s.config.Profiling,
-		Audit:          s.audit,
+		Audit:          s.audit.Audit,
 	})
 	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.Logger)
 	s.takeOver(s.engine.Live.Load())

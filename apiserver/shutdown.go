@@ -29,7 +29,7 @@ func (s *Server) close() error {
 	if s.store != nil {
 		err = errors.Join(err, s.store.Close())
 	}
-	err = errors.Join(err, s.audit.Close())
+	s.audit.close()
 	select {
 	case <-s.failed:
 		return errors.Join(s.failure, err)

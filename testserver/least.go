@@ -11,16 +11,28 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/apiserver/pkg/server/options"
 	"sigs.k8s.io/yaml"
-
-	"github.com/trellis-k8s/trellis/apiserver"
 )
 
 // Recording keeps a record of all requests, for LeastRole.
 func Recording() Option {
 	return func(s *Server) {
 		s.audit = filepath.Join(s.t.TempDir(), "audit.log")
-		With(func(c *apiserver.Config) { c.AuditLogPath = s.audit })(s)
+		Audit(s.audit, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]")(s)
+	}
+}
+
+// Audit has the events that a Policy of audit.k8s.io/v1 asks for written to a file.
+func Audit(log, policy string) Option {
+	return func(s *Server) {
+		file := filepath.Join(s.t.TempDir(), "policy.yaml")
+		if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+			s.t.Fatalf("testserver: %v", err)
+		}
+		o := options.NewAuditOptions()
+		o.PolicyFile, o.LogOptions.Path = file, log
+		s.config.Audit = o
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/server/options"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
@@ -79,8 +80,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"port to serve HTTPS on; 0 picks a free one")
 	flags.StringArrayVar(&f.apply, "apply", nil,
 		"file or folder of manifests to apply at the start, CRDs first; may be repeated")
-	flags.StringVar(&c.AuditLogPath, "audit-log-path", "",
-		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
+	c.Audit = options.NewAuditOptions()
+	c.Audit.AddFlags(flags)
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
 	flags.StringSliceVar(&c.Controllers, "controllers", []string{"*"},
@@ -150,7 +151,7 @@ func (f *serveFlags) complete() error {
 	if f.securePort < 0 || f.securePort > 65535 {
 		return fmt.Errorf("--secure-port: %d is not between 0 and 65535", f.securePort)
 	}
-	if err := f.checkAuthentication(); err != nil {
+	if err := errors.Join(append(f.config.Audit.Validate(), f.checkAuthentication())...); err != nil {
 		return err
 	}
 	if err := f.tls.complete(&f.config.TLS); err != nil {

@@ -43,9 +43,8 @@ type Config struct {
 	Gauges        []Gauge                 // in /metrics, besides its own
 	Egress        prometheus.Collector    // the same, of what leaves the server; nil: nothing does
 	EnableCBOR    bool
-	Profiling     bool // serve /debug/pprof
-	// Audit gets a record of each request; nil: there is none. It is the caller's to close.
-	Audit *access.Audit
+	Profiling     bool  // serve /debug/pprof
+	Audit         Audit // the caller runs its Sink
 	// RequestTimeout bounds what a request that is no watch may wait for; 0 means a minute.
 	RequestTimeout time.Duration
 }

@@ -1,38 +1,73 @@
 package api
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"gopkg.in/natefinch/lumberjack.v2"
+	"k8s.io/apimachinery/pkg/runtime"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/apiserver/pkg/audit/policy"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	auditlog "k8s.io/apiserver/plugin/pkg/audit/log"
 	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// recorded is a harness whose requests are taken down, and the function that reads them.
-func recorded(t *testing.T) (*harness, func() []auditv1.Event) {
-	path := filepath.Join(t.TempDir(), "audit.log")
-	audit, err := access.OpenAudit(path, func(err error) { t.Error(err) })
+// log is where events go in tests.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// auditTo writes the events that rules, in YAML, ask for to out, as the server does.
+func auditTo(t testing.TB, out io.Writer, rules string) Audit {
+	t.Helper()
+	p, err := policy.LoadPolicyFromBytes([]byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: " + rules))
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := withCronTabs(t, func(c *Config) { c.Audit = audit })
+	return Audit{auditlog.NewBackend(out, auditlog.FormatJson, auditv1.SchemeGroupVersion), policy.NewPolicyRuleEvaluator(p)}
+}
+
+// recorded is a harness whose requests are audited at level Metadata, and the function that reads the events.
+func recorded(t *testing.T) (*harness, func() []auditv1.Event) {
+	return recordedAs(t, `[{level: Metadata}]`)
+}
+
+func recordedAs(t *testing.T, rules string) (*harness, func() []auditv1.Event) {
+	t.Helper()
+	var out log
+	h := withCronTabs(t, func(c *Config) { c.Audit = auditTo(t, &out, rules) })
 	return h, func() (all []auditv1.Event) {
-		if err := audit.Close(); err != nil {
-			t.Fatal(err)
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(data)) {
+		t.Helper()
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		for line := range strings.Lines(out.text.String()) {
 			var e auditv1.Event
 			if strict, err := kjson.UnmarshalStrict([]byte(line), &e); err != nil || len(strict) > 0 {
 				t.Fatalf("%s: %v %v", line, err, strict)
@@ -62,10 +97,7 @@ func TestAudit(t *testing.T) {
 	r := newRequest("GET", old+"?watch=1", "", "Audit-ID: watch")
 	h.server.ServeHTTP(w, r.WithContext(access.WithUser(ctx, &user.DefaultInfo{Name: "watcher", Groups: []string{user.SystemPrivilegedGroup}})))
 
-	got := map[string]auditv1.Event{}
-	for _, e := range read() {
-		got[string(e.AuditID)+" "+string(e.Stage)] = e
-	}
+	got := byRequest(read())
 	for name, want := range map[string]struct {
 		verb, uri, message string
 		code               int32
@@ -136,17 +168,206 @@ func TestDeprecatedMetric(t *testing.T) {
 	}
 }
 
-// BenchmarkAudit is BenchmarkGet's handler with a record.
+// BenchmarkAudit is what a request pays for being audited.
 func BenchmarkAudit(b *testing.B) {
-	audit, err := access.OpenAudit(filepath.Join(b.TempDir(), "audit.log"), func(err error) { b.Error(err) })
-	if err != nil {
-		b.Fatal(err)
+	for name, rules := range map[string]string{
+		"off": "", "none": `[{level: None}]`, "metadata": `[{level: Metadata, omitStages: [RequestReceived]}]`, "both stages": `[{level: Metadata}]`,
+		"bodies": `[{level: RequestResponse}]`,
+	} {
+		b.Run(name, func(b *testing.B) {
+			file := &lumberjack.Logger{Filename: filepath.Join(b.TempDir(), "audit.log"), MaxSize: 100, MaxBackups: 1}
+			defer file.Close()
+			h := withCronTabs(b, func(c *Config) {
+				if rules != "" {
+					c.Audit = auditTo(b, file, rules)
+				}
+			})
+			r := newRequest("GET", crontabs+"/a", "")
+			b.ReportAllocs()
+			began := cpu()
+			for b.Loop() {
+				h.server.ServeHTTP(&discard{header: http.Header{}}, r)
+			}
+			b.ReportMetric(float64((cpu()-began).Microseconds())/float64(b.N), "cpu-µs/op")
+		})
 	}
-	defer audit.Close()
-	h := withCronTabs(b, func(c *Config) { c.Audit = audit })
-	r := newRequest("GET", crontabs+"/a", "")
-	b.ReportAllocs()
-	for b.Loop() {
+}
+
+// byRequest are events by audit ID and stage.
+func byRequest(all []auditv1.Event) map[string]auditv1.Event {
+	out := map[string]auditv1.Event{}
+	for _, e := range all {
+		out[string(e.AuditID)+" "+string(e.Stage)] = e
+	}
+	return out
+}
+
+// What an event holds of a request and its answer is what its level says, whatever form the client wants its answer in.
+func TestAuditLevels(t *testing.T) {
+	h, read := recordedAs(t, `
+- {level: None, verbs: [delete]}
+- {level: Metadata, resources: [{group: stable.example.com, resources: [crontabs/status]}]}
+- {level: Request, verbs: [patch], omitStages: [RequestReceived]}
+- {level: RequestResponse, omitManagedFields: true}
+`)
+	protobuf := "Accept: " + mediaProtobuf
+	h.want(200, "PATCH", crontabs+"/a/status", `{"status":{}}`, "Audit-ID: metadata", "Content-Type: application/merge-patch+json")
+	h.want(200, "PATCH", crontabs+"/a", `{"spec":{"replicas":7}}`, "Audit-ID: request", "Content-Type: application/merge-patch+json")
+	h.want(201, "POST", crontabs, strings.Replace(crontabA, `"name":"a"`, `"name":"b"`, 1), "Audit-ID: post")
+	h.want(200, "GET", crontabs+"/a", "", "Audit-ID: get", "Accept: application/yaml")
+	h.want(200, "GET", crontabs, "", "Audit-ID: list")
+	h.want(200, "GET", crontabs, "", "Audit-ID: table", "Accept: "+kubectlAccept)
+	h.want(200, "GET", "/api/v1/namespaces", "", "Audit-ID: protobuf", protobuf)
+	h.want(200, "GET", "/apis", "", "Audit-ID: document", protobuf+";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+	h.want(200, "DELETE", crontabs+"/a", "", "Audit-ID: none")
+	h.want(404, "GET", crontabs+"/a", "", "Audit-ID: missing")
+	all := byRequest(read())
+	for name, want := range map[string]struct{ sent, answered string }{
+		"metadata": {}, "request": {`{"spec":{"replicas":7}}`, ""}, "post": {`"kind":"CronTab"`, `"uid":"`}, "get": {"", `{"apiVersion":"stable.example.com/v1","kind":"CronTab"`},
+		"list": {"", `"kind":"CronTabList"`}, "table": {"", `"kind":"Table"`}, "protobuf": {"", `"kind":"NamespaceList"`},
+		"document": {"", `"kind":"APIGroupDiscoveryList"`}, "missing": {"", `"kind":"Status"`},
+	} {
+		e, ok := all[name+" ResponseComplete"]
+		for _, part := range []struct {
+			what, want string
+			is         *runtime.Unknown
+		}{{"request", want.sent, e.RequestObject}, {"response", want.answered, e.ResponseObject}} {
+			if got := part.is; !ok || (got != nil) != (part.want != "") || got != nil && !strings.Contains(string(got.Raw), part.want) {
+				t.Errorf("%s: the %s is %v, not %s", name, part.what, got, part.want)
+			}
+			if part.is != nil && strings.Contains(string(part.is.Raw), "managedFields") {
+				t.Errorf("%s: managedFields in %s", name, part.is.Raw)
+			}
+		}
+		if _, received := all[name+" RequestReceived"]; received != (name != "request") {
+			t.Errorf("%s: its arrival is an event: %t", name, received)
+		}
+	}
+	if e, ok := all["none ResponseComplete"]; ok {
+		t.Errorf("level None: %+v", e)
+	}
+	if ref := all["post ResponseComplete"].ObjectRef; ref.Name != "b" {
+		t.Errorf("the body names the object: %+v", ref)
+	}
+}
+
+// Who is turned away before it is known who it is has one event, of no more than that.
+func TestAuditOfAStranger(t *testing.T) {
+	h, read := recorded(t)
+	for id, path := range map[string]string{"stranger": crontabs, "timeout": crontabs + "?timeout=x"} {
+		r := httptest.NewRequest("GET", path, nil)
+		r.Header.Set("Audit-Id", id)
+		r.Header.Set("Authorization", "Bearer nobodys")
+		h.server.config.Authenticator = access.NewAuthenticator(access.Authentication{Now: time.Now})
 		h.server.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	var got []string
+	for _, e := range read() {
+		if e.AuditID == "stranger" || e.AuditID == "timeout" {
+			got = append(got, fmt.Sprint(e.AuditID, e.Stage, e.ResponseStatus.Code, e.User.Username))
+		}
+	}
+	slices.Sort(got)
+	if want := []string{"strangerResponseStarted401", "timeoutResponseStarted400"}; !slices.Equal(got, want) {
+		t.Errorf("%q, not %q", got, want)
+	}
+}
+
+// What the authorizer says is in the event, and who is impersonated.
+func TestAuditOfADecision(t *testing.T) {
+	h, read := recorded(t)
+	h.want(200, "GET", crontabs, "", "Audit-ID: may")
+	h.want(403, "GET", crontabs, "", "Audit-ID: may not", "Impersonate-User: joe", "Impersonate-Group: dev")
+	h.server.config.Authorizer = failing{}
+	h.want(500, "GET", crontabs, "", "Audit-ID: unknown")
+	all := byRequest(read())
+	for id, want := range map[string]map[string]string{
+		"may":     {"authorization.k8s.io/decision": "allow", "authorization.k8s.io/reason": ""},
+		"may not": {"authorization.k8s.io/decision": "forbid", "authorization.k8s.io/reason": ""},
+		"unknown": {"authorization.k8s.io/reason": "internal error"},
+	} {
+		if got := all[id+" ResponseComplete"].Annotations; !maps.Equal(got, want) {
+			t.Errorf("%s: %q, not %q", id, got, want)
+		}
+	}
+	if as := all["may not ResponseComplete"].ImpersonatedUser; as == nil || as.Username != "joe" || !slices.Contains(as.Groups, "dev") {
+		t.Errorf("as %+v", as)
+	}
+}
+
+type failing struct{}
+
+func (failing) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+	return authorizer.DecisionNoOpinion, "", errors.New("no answer")
+}
+
+// full is a sink that takes nothing.
+type full struct{ asked int }
+
+func (f *full) ProcessEvents(...*auditinternal.Event) bool { f.asked++; return false }
+
+// Where an event has to be stored and cannot be, the request is refused, without a further one.
+func TestAuditThatFails(t *testing.T) {
+	h := withCronTabs(t)
+	sink := &full{}
+	h.server.config.Audit = auditTo(t, io.Discard, `[{level: Metadata}]`)
+	h.server.config.Audit.Sink = sink
+	if w := h.want(500, "GET", crontabs, ""); !strings.Contains(w.Body.String(), "failed to store audit event") || sink.asked != 1 {
+		t.Errorf("%s, %d events", w.Body, sink.asked)
+	}
+}
+
+// The event of a slow request says what took the time.
+func TestAuditOfASlowRequest(t *testing.T) {
+	for _, began := range []time.Time{time.Now(), time.Now().Add(-time.Hour)} {
+		h, read := recorded(t)
+		q := &request{server: h.server, w: httptest.NewRecorder(), r: newRequest("GET", "/version", ""), began: began}
+		q.beginAudit("it")
+		q.requestInfo()
+		q.attributes.User = access.Loopback()
+		if !q.audit() || !q.authorize() {
+			t.Fatal("refused")
+		}
+		q.auditEnd(nil)
+		said := byRequest(read())["it ResponseComplete"].Annotations
+		for _, of := range []string{"total", "authentication", "authorization"} {
+			if _, ok := said["apiserver.latency.k8s.io/"+of]; ok != (time.Since(began) > time.Minute) {
+				t.Errorf("%s: %q", of, said)
+			}
+		}
+	}
+}
+
+// What is not audited costs nothing.
+func TestAuditOffIsFree(t *testing.T) {
+	q := &request{server: &Server{}, r: newRequest("GET", "/version", "")}
+	if n := testing.AllocsPerRun(100, func() {
+		q.audit()
+		q.annotate("a", "b")
+		q.auditStart()
+		q.auditStatus(nil)
+		_ = q.auditAnswer(func() ([]byte, error) { return q.encode(nil, engine.Object{}) })
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// The policy in the documentation is one, and is free of misspelt fields.
+func TestDocumentedPolicy(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, from, found := strings.Cut(string(page), "    apiVersion: audit.k8s.io/v1\n")
+	text, _, ended := strings.Cut("    apiVersion: audit.k8s.io/v1\n"+from, "\n\n")
+	if !found || !ended {
+		t.Fatal("there is none")
+	}
+	var p auditv1.Policy
+	if err := yaml.UnmarshalStrict([]byte(text), &p); err != nil || len(p.Rules) != 4 {
+		t.Errorf("%v: %+v", err, p)
+	}
+	if _, err := policy.LoadPolicyFromBytes([]byte(strings.ReplaceAll("\n"+text, "\n    ", "\n"))); err != nil {
+		t.Error(err)
 	}
 }

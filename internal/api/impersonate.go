@@ -64,9 +64,6 @@ func (q *request) actAs() bool {
 		return false
 	}
 	q.r.Header = withoutImpersonation(q.r.Header)
-	if as != caller && q.server.config.Audit != nil {
-		q.note().impersonator = caller
-	}
 	a.User = as
 	return true
 }

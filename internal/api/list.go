@@ -9,6 +9,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -43,37 +44,62 @@ func (q *request) respondList(l *engine.List) error {
 	case m.view == viewPartial:
 		return mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
 			"you requested PartialObjectMetadata, but the requested object is a list (*unstructured.UnstructuredList)")
+	case q.audits(auditinternal.LevelRequestResponse):
+		if err := q.auditAnswer(func() ([]byte, error) { return q.listJSON(l) }); err != nil {
+			return err
+		}
+	}
+	switch {
 	case m.format == formatProtobuf:
 		body, err := q.protobufList(l)
 		if err == nil {
 			q.write(http.StatusOK, m.media, body)
 		}
 		return err
-	}
-	item, head, tail := appendItem, q.listHead(l), q.listTail(l)
-	switch m.view {
-	case viewTable:
-		t, err := q.newTable()
+	case m.format == formatJSON && !m.pretty:
+		head, tail, item, err := q.listParts(l)
 		if err != nil {
 			return err
 		}
-		item, head, tail = t.appendRow, t.head(l.Revision, l.Continue, l.Remaining), []byte("]}")
-	case viewPartialList:
-		version := m.version
-		item = func(dst []byte, o engine.Object) ([]byte, error) { return appendPartial(dst, o, version), nil }
-	}
-	if m.format == formatJSON && !m.pretty {
 		return q.stream(l.Items, head, tail, item)
 	}
-	js, err := appendItems(head, l.Items, item)
+	js, err := q.listJSON(l)
 	if err != nil {
 		return err
 	}
-	body, err := m.transcode(append(js, tail...))
+	body, err := m.transcode(js)
 	if err == nil {
 		q.write(http.StatusOK, m.media, body)
 	}
 	return err
+}
+
+// listParts are what stands before and after the items of a list as JSON, and what appends one of them.
+func (q *request) listParts(l *engine.List) (head, tail []byte, item func([]byte, engine.Object) ([]byte, error), err error) {
+	switch q.media.view {
+	case viewTable:
+		t, err := q.newTable()
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		return t.head(l.Revision, l.Continue, l.Remaining), []byte("]}"), t.appendRow, nil
+	case viewPartialList:
+		version := q.media.version
+		item = func(dst []byte, o engine.Object) ([]byte, error) { return appendPartial(dst, o, version), nil }
+	default:
+		item = appendItem
+	}
+	return q.listHead(l), q.listTail(l), item, nil
+}
+
+// listJSON is a list as a whole.
+func (q *request) listJSON(l *engine.List) ([]byte, error) {
+	head, tail, item, err := q.listParts(l)
+	if err != nil {
+		return nil, err
+	}
+	js, err := appendItems(head, l.Items, item)
+	return append(js, tail...), err
 }
 
 func appendItem(dst []byte, o engine.Object) ([]byte, error) { return o.AppendItem(dst), nil }

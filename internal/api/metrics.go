@@ -110,14 +110,16 @@ func newMetrics(s *Server) *metrics {
 	if s.config.Aggregator != nil {
 		r.MustRegister(s.config.Aggregator)
 	}
-	m.handler = promhttp.HandlerFor(prometheus.Gatherers{r, prometheus.GathererFunc(reloads)}, promhttp.HandlerOpts{})
+	m.handler = promhttp.HandlerFor(prometheus.Gatherers{r, prometheus.GathererFunc(upstreams)}, promhttp.HandlerOpts{})
 	return m
 }
 
-// reloads are those of upstream's metrics that tell of configuration files which are read again.
-func reloads() ([]*dto.MetricFamily, error) {
+// upstreams are those of upstream's metrics that tell of configuration files which are read again, and of audit.
+func upstreams() ([]*dto.MetricFamily, error) {
 	all, err := legacyregistry.DefaultGatherer.Gather()
-	return slices.DeleteFunc(all, func(m *dto.MetricFamily) bool { return !strings.Contains(m.GetName(), "_config_controller_") }), err
+	return slices.DeleteFunc(all, func(m *dto.MetricFamily) bool {
+		return !strings.Contains(m.GetName(), "_config_controller_") && !strings.HasPrefix(m.GetName(), "apiserver_audit_")
+	}), err
 }
 
 // find makes the series of k. Those of a kind that has just gone are not kept.
@@ -283,18 +285,12 @@ var (
 		"Number of requests of this apiserver that are being answered, per request kind.", []string{"request_kind"}, nil)
 	objectsDesc = prometheus.NewDesc("apiserver_storage_objects",
 		"Number of stored objects at the time of last check split by kind.", []string{"resource"}, nil)
-	auditDesc = prometheus.NewDesc("apiserver_audit_event_total",
-		"Counter of audit events generated and sent to the audit backend.", nil, nil)
-	auditLostDesc = prometheus.NewDesc("apiserver_audit_error_total",
-		"Counter of audit events that failed to be audited properly. Plugin identifies the plugin affected by the error.", []string{"plugin"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c *serverCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- inflightDesc
 	ch <- objectsDesc
-	ch <- auditDesc
-	ch <- auditLostDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -304,11 +300,6 @@ func (c *serverCollector) Collect(ch chan<- prometheus.Metric) {
 	reading := max(0, s.inflight.Load()-mutating-s.metrics.watches.Load())
 	ch <- prometheus.MustNewConstMetric(inflightDesc, prometheus.GaugeValue, float64(mutating), "mutating")
 	ch <- prometheus.MustNewConstMetric(inflightDesc, prometheus.GaugeValue, float64(reading), "readOnly")
-	if s.config.Audit != nil {
-		recorded, lost := s.config.Audit.Counts()
-		ch <- prometheus.MustNewConstMetric(auditDesc, prometheus.CounterValue, float64(recorded))
-		ch <- prometheus.MustNewConstMetric(auditLostDesc, prometheus.CounterValue, float64(lost), "log")
-	}
 	head := s.engine.Store.Head()
 	for d := range s.live.Load().Definitions() {
 		if !d.Stored() {

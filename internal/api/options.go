@@ -1,6 +1,7 @@
 package api
 
 import (
+	"encoding/json"
 	"net/url"
 	"strings"
 	"unicode"
@@ -98,6 +99,11 @@ func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
 		if err := q.decodeDeleteOptions(body, o); err != nil {
 			return nil, err
 		}
+		q.auditBody(func() ([]byte, error) {
+			said := *o
+			said.APIVersion = internalversion.SchemeGroupVersion.String() // as upstream's events have it
+			return json.Marshal(&said)
+		})
 	} else if err := decodeOptions(q.query(), o); err != nil {
 		return nil, err
 	}

@@ -38,6 +38,7 @@ func (q *request) serveOther() {
 		q.fail(notAllowed())
 	case first == "api" || first == "apis":
 		q.server.config.Discovery.ServeHTTP(w, q.r)
+		q.auditDocument(q.server.config.Discovery)
 	case first == "openapi":
 		q.server.config.OpenAPI.ServeHTTP(w, q.r)
 	case first == "healthz" || first == "livez" || first == "readyz":
@@ -79,6 +80,7 @@ type observed struct {
 // WriteHeader implements http.ResponseWriter.
 func (o *observed) WriteHeader(status int) {
 	o.request.status = status
+	o.request.auditStart()
 	o.ResponseWriter.WriteHeader(status)
 }
 
@@ -96,6 +98,7 @@ func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, both, err := http.NewResponseController(o.ResponseWriter).Hijack()
 	if err == nil {
 		o.request.status = http.StatusSwitchingProtocols
+		o.request.auditStart()
 	}
 	return conn, both, err
 }

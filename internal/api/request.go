@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -41,8 +40,8 @@ type request struct {
 	attributes access.Attributes // who wants what
 	v          *resource.Version // what the path addresses, once it is known
 	media      media             // of the response, once it is negotiated
-	*audited
-	trace *Traced // of a dry run, where the steps are asked for
+	audited    *audited
+	trace      *Traced // of a dry run, where the steps are asked for
 	warnings
 
 	began     time.Time
@@ -63,6 +62,7 @@ var steps = [...]func(*request) bool{
 	(*request).notShuttingDown, // not while the server is going away
 	(*request).requestDeadline, // the time that the client gives it
 	(*request).authenticate,    // who asks
+	(*request).audit,           // is it recorded
 	(*request).impersonate,     // as whom
 	(*request).authorize,       // may they
 	(*request).route,           // what serves it
@@ -92,6 +92,9 @@ func (q *request) begin() bool {
 		h["Audit-Id"] = id[:1]
 	} else {
 		h["Audit-Id"] = []string{uuid.NewString()}
+	}
+	if q.server.config.Audit.Sink != nil {
+		q.beginAudit(h["Audit-Id"][0])
 	}
 	if q.r.ContentLength != 0 {
 		q.expectBody()
@@ -165,7 +168,7 @@ func (q *request) requestDeadline() bool {
 	}
 	timeout, err := time.ParseDuration(value)
 	if err != nil {
-		q.fail(apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error()))
+		q.failEarly(apierrors.NewBadRequest("invalid timeout specified in the request URL - " + err.Error()))
 		return false
 	}
 	if timeout > 0 && timeout < q.server.config.RequestTimeout {
@@ -173,7 +176,7 @@ func (q *request) requestDeadline() bool {
 		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
 		q.r = q.r.WithContext(ctx)
 		if ctx.Err() != nil {
-			q.fail(timedOut())
+			q.failEarly(timedOut())
 			return false
 		}
 	}
@@ -187,7 +190,7 @@ func (q *request) authenticate() bool {
 		if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) {
 			q.w.Header().Set("Connection", "close") // as upstream: strangers do not keep HTTP/2 connections
 		}
-		q.fail(err)
+		q.failEarly(err)
 		return false
 	}
 	q.attributes.User = u
@@ -196,12 +199,19 @@ func (q *request) authenticate() bool {
 
 // authorize asks whether they may.
 func (q *request) authorize() bool {
+	began := time.Time{}
+	if q.audited != nil {
+		began = time.Now()
+	}
 	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &q.attributes)
+	if q.audited != nil {
+		q.auditDecision(began, decision, reason, err)
+	}
 	switch {
 	case decision == authorizer.DecisionAllow: // whatever else went wrong, as upstream has it
 		return true
 	case err != nil:
-		q.undecided(err)
+		q.internalError("a request could not be authorized", err)
 	default:
 		q.forbid(&q.attributes, reason)
 	}
@@ -214,9 +224,9 @@ func (q *request) forbid(a *access.Attributes, reason string) {
 	q.fail(access.Forbidden(a, reason))
 }
 
-// undecided answers where nobody could say whether they may.
-func (q *request) undecided(err error) {
-	slog.Error("a request could not be authorized", "method", q.r.Method, "path", q.r.URL.Path, "error", err)
+// internalError answers where what every request needs has failed.
+func (q *request) internalError(what string, err error) {
+	slog.Error(what, "method", q.r.Method, "path", q.r.URL.Path, "error", err)
 	q.status = http.StatusInternalServerError
 	http.Error(q.w, access.Escape(fmt.Sprintf("Internal Server Error: %q: %v", q.r.RequestURI, err)), q.status)
 }
@@ -307,6 +317,9 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		Options:      options,
 		Annotate:     q.annotate,
 	}
+	if q.audited != nil {
+		c.Decoded = q.auditSent
+	}
 	if q.verb != verbCreate {
 		c.MayCreate = q.mayCreate
 	}
@@ -341,9 +354,8 @@ func (q *request) query() url.Values { return q.r.URL.Query() }
 // counted. Paths that lead nowhere are not counted: anybody can make up any number of them.
 func (q *request) finish() {
 	s, m := q.server, q.server.metrics
-	stage := auditv1.StageResponseComplete
-	if p := recover(); p != nil {
-		stage = auditv1.StagePanic
+	p := recover()
+	if p != nil {
 		defer q.panicked(p)
 	}
 	if q.cancel != nil {
@@ -366,8 +378,8 @@ func (q *request) finish() {
 			alike.sizes.Observe(float64(q.size))
 		}
 	}
-	if s.config.Audit != nil {
-		q.record(stage)
+	if q.audited != nil {
+		q.auditEnd(p)
 	}
 	if s.inflight.Add(-1) == 0 && s.draining.Load() {
 		select {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -70,11 +71,7 @@ func (q *request) act(ctx context.Context, b engine.Body, c engine.Caller) error
 	if said {
 		return q.respond(http.StatusCreated, obj)
 	}
-	body, err := encodeStatus(q.media, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Code: http.StatusCreated})
-	if err == nil {
-		q.write(http.StatusCreated, q.media.media, body)
-	}
-	return err
+	return q.respondStatus(http.StatusCreated, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Code: http.StatusCreated})
 }
 
 // update replaces an object or a part of it.
@@ -166,6 +163,7 @@ func (q *request) patch() error {
 	if err := refused("PatchOptions", validation.ValidatePatchOptions(o, p.Type)); err != nil {
 		return err
 	}
+	q.auditBody(func() ([]byte, error) { return patchJSON(p) })
 	p.Force = o.Force != nil && *o.Force
 	if p.Type == types.ApplyCBORPatchType {
 		p.Type = types.ApplyYAMLPatchType // JSON is YAML
@@ -178,6 +176,17 @@ func (q *request) patch() error {
 		return err
 	}
 	return q.respond(written(created), obj)
+}
+
+// patchJSON is a patch as it is audited.
+func patchJSON(p engine.Patch) ([]byte, error) {
+	switch p.Type {
+	case types.ApplyYAMLPatchType:
+		return utilyaml.ToJSON(p.Data)
+	case types.ApplyCBORPatchType:
+		return cborToJSON(p.Data)
+	}
+	return p.Data, nil
 }
 
 // delete removes an object or starts its deletion.
@@ -209,12 +218,17 @@ func (q *request) delete() error {
 // respondDeleted is the answer where nothing is left to be shown.
 func (q *request) respondDeleted(obj engine.Object) error {
 	gr := q.v.GroupResource()
-	s := &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
+	return q.respondStatus(http.StatusOK, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
 		Name: q.name, Group: gr.Group, Kind: gr.Resource, UID: obj.Meta().UID,
-	}}
+	}})
+}
+
+// respondStatus answers with a Status in place of an object.
+func (q *request) respondStatus(code int, s *metav1.Status) error {
+	q.auditStatus(s)
 	body, err := encodeStatus(q.media, s)
 	if err == nil {
-		q.write(http.StatusOK, q.media.media, body)
+		q.write(code, q.media.media, body)
 	}
 	return err
 }

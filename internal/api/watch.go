@@ -11,7 +11,6 @@ import (
 
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
-	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -68,9 +67,7 @@ func (q *request) watch() error {
 		out = q.openStream()
 	}
 	defer out.close()
-	if q.server.config.Audit != nil {
-		q.record(auditv1.StageResponseStarted)
-	}
+	q.auditStart()
 	sent, done := q.server.metrics.watching(q)
 	defer done()
 	watches, leave := q.server.watchCounts.add(q.v.Definition)

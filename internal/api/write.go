@@ -79,12 +79,11 @@ func (q *request) fail(err error) {
 
 // writeStatus answers with a Status in an encoding that the client accepts.
 func (q *request) writeStatus(code int, s *metav1.Status) {
-	if q.server.config.Audit != nil && s.Status == metav1.StatusFailure {
-		q.note().failure = s
-	}
 	s.TypeMeta = statusType
 	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, nil)
-	if !ok {
+	if ok {
+		q.auditStatus(s)
+	} else {
 		m = media{offer: q.server.offers[0], pretty: true}
 	}
 	m.pretty = (m.pretty || pretty(q.r)) && m.format == formatJSON
@@ -169,6 +168,11 @@ func (q *request) write(code int, contentType string, body []byte) {
 
 // respond answers with one object as it was asked for.
 func (q *request) respond(code int, o engine.Object) error {
+	if q.audited != nil {
+		if err := q.auditAnswer(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
+			return err
+		}
+	}
 	b := buffers.Get().(*[]byte)
 	body, err := q.encode((*b)[:0], o)
 	if err != nil {

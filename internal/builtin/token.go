@@ -12,6 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/audit"
+	apiserveraccount "k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/token/jwt"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/kubernetes/pkg/apis/authentication"
@@ -181,6 +184,7 @@ func (t *tokens) sign(ctx context.Context, req *authentication.TokenRequest, acc
 	if err != nil {
 		return "", apierrors.NewInternalError(fmt.Errorf("failed to generate token: %v", err))
 	}
+	audit.AddAuditAnnotation(ctx, apiserveraccount.IssuedCredentialIDAuditAnnotationKey, jwt.CredentialIDForJTI(public.ID))
 	return signed, nil
 }
 

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/testserver"
 )
@@ -191,7 +190,7 @@ func TestStorageVersionChangesAtTheEndOfAMigration(t *testing.T) {
 // begins as soon as that has ended.
 func TestTwoMigrationsOfAResource(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "audit")
-	s := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AuditLogPath = log }))
+	s := testserver.Start(t, testserver.Audit(log, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]"))
 	d := &drill{T: t, world: connect(t, s), hook: newHook(t)}
 	d.create(t, crds, "", d.hook.definition("v1"))
 	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))

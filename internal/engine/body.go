@@ -36,6 +36,9 @@ func (w *write) accept(b Body) (object.Tree, error) {
 			w.warn(strict...)
 		}
 	}
+	if w.caller.Decoded != nil {
+		w.caller.Decoded(t)
+	}
 	return t, nil
 }
 

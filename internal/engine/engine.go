@@ -57,6 +57,7 @@ type Caller struct {
 	Options      runtime.Object          // of the verb, for admission
 	Annotate     func(key, value string) // adds to the audit record; nil: there is none
 	Trace        *Trace                  // gets the steps of the write; nil: nobody wants them
+	Decoded      func(object.Tree)       // sees the body of a create or update, with defaults; nil: nobody does
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
 }
 

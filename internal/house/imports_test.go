@@ -82,10 +82,11 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy":        {"internal/control", "internal/access"},
 	"k8s.io/apiserver/pkg/authorization/authorizer":                            {"internal/builtin"},                                    // what its strategies are given
 	"k8s.io/apiserver/pkg/endpoints/request":                                   {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
-	"k8s.io/apiserver/pkg/server":                                              {},
-	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"},                       // which versions are served
-	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin", "internal/admission"}, // and this is its form
-	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access"},                        // how issuers are connected to
+	"k8s.io/apiserver/pkg/server":                                              {"apiserver"},                                           // its Config, which those backends are put into
+	"k8s.io/apiserver/pkg/server/options":                                      {"cmd/trellis", "apiserver", "testserver"},              // flags and backends of audit
+	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"},                                    // which versions are served
+	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin", "internal/admission"},              // and this is its form
+	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access", "apiserver"},                        // how issuers and audit's webhook are connected to
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
 	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/serving", "apiserver"}, // CAs and certificates from files that change
@@ -96,7 +97,7 @@ var only = map[string][]string{
 	"k8s.io/kube-aggregator/pkg":                                               {},
 	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access"},
 	"k8s.io/apiserver/pkg/authorization":                                       {"internal/access"},
-	"k8s.io/apiserver/pkg/audit":                                               {},
+	"k8s.io/apiserver/pkg/audit":                                               {"internal/api", "internal/builtin", "apiserver"},
 	"k8s.io/apimachinery/pkg/util/strategicpatch":                              {"internal/merge"},
 }
 
