@@ -36,6 +36,7 @@ type serveFlags struct {
 	gates       map[string]string
 	tls         tlsFlags
 	routing     bool // to endpoints
+	signers     map[string]*control.CA
 
 	serviceRange string
 }
@@ -82,8 +83,6 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"file that gets a line of JSON for each request, who made it and what came of it; '-' means standard out")
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
-	flags.StringSliceVar(&c.Controllers, "controllers", []string{"*"},
-		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Names(), ", "))
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
 		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
@@ -96,6 +95,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
 	f.tls.bind(flags)
 	f.bindEtcd(flags)
+	f.bindControllers(flags)
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
@@ -157,8 +157,8 @@ func (f *serveFlags) complete() error {
 	f.config.Aggregation.ByClusterIP = !f.routing
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {
-		return fmt.Errorf("--controllers: %w", err)
+	if err := f.checkControllers(); err != nil {
+		return err
 	}
 	var err error
 	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {
