@@ -29,3 +29,20 @@ func Follow(ctx context.Context, config *rest.Config, told func(resource string,
 	s.run(ctx)
 	return nil
 }
+
+// RunAlone runs the controllers against an API server without other loops, which tell them of objects through the API.
+func (u *Upstream) RunAlone(ctx context.Context, config *rest.Config) error {
+	c, err := newClients(config, nil)
+	if err != nil {
+		return err
+	}
+	s := newKinds(c)
+	s.onChange = u.observe
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.run(ctx)
+	}()
+	defer func() { <-ended }()
+	return u.Run(ctx, config)
+}
