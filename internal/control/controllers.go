@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/informers/core"
 	corev1informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
 	"k8s.io/kubernetes/pkg/controller/certificates/approver"
@@ -94,7 +95,13 @@ var controllers = map[string]controller{
 	}},
 	known.CertificateSigningRequestSigningController: {[]schema.GroupKind{requestKind}, openSigners},
 	known.CertificateSigningRequestCleanerController: {[]schema.GroupKind{requestKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
-		return work(cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), u.informers.Certificates().V1().CertificateSigningRequests()), 1, nil)
+		requests := u.informers.Certificates().V1().CertificateSigningRequests()
+		c := cleaner.NewCSRCleanerController(u.client.CertificatesV1().CertificateSigningRequests(), requests)
+		return func(ctx context.Context) {
+			if cache.WaitForCacheSync(ctx.Done(), requests.Informer().HasSynced) { // for which it does not wait, and it looks once an hour
+				c.Run(ctx, 1)
+			}
+		}, nil
 	}},
 	known.TTLAfterFinishedController: {[]schema.GroupKind{{Group: batchv1.GroupName, Kind: "Job"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
 		return work(ttlafterfinished.New(ctx, u.informers.Batch().V1().Jobs(), u.client), workers, nil)

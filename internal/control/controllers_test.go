@@ -106,9 +106,10 @@ func (c *cluster) service(name string, selects bool) {
 	must[*corev1.Service](c)(c.CoreV1().Services("default").Create(c.Context(), s, metav1.CreateOptions{}))
 }
 
-// pod makes one that runs at an address. It needs the account of its namespace.
+// pod makes one that runs on a node, at an address. It needs the account of its namespace.
 func (c *cluster) pod(name, ip string) *corev1.Pod {
 	c.Helper()
+	must[*corev1.Node](c)(c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}))
 	w, err := c.CoreV1().ServiceAccounts("default").Watch(c.Context(), metav1.ListOptions{})
 	seen(c.T, w, err, func(of watch.EventType, o runtime.Object) bool { return of == watch.Added })
 	pods := c.CoreV1().Pods("default")
@@ -307,7 +308,7 @@ func TestOldCertificateSigningRequestsGo(t *testing.T) {
 	r := request(t, "old")
 	r.Spec.SignerName = "example.com/nobody" // signs it
 	r = must[*certificatesv1.CertificateSigningRequest](t)(requests.Create(t.Context(), r, metav1.CreateOptions{}))
-	long := metav1.NewTime(time.Now().Add(-2 * time.Hour))
+	long := metav1.NewTime(time.Now().Add(-25 * time.Hour))
 	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, LastUpdateTime: long, Reason: "Test"}}
 	must[*certificatesv1.CertificateSigningRequest](t)(requests.UpdateApproval(t.Context(), "old", r, metav1.UpdateOptions{}))
 	alone(t, c.server, control.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.journal)})

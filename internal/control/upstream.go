@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
@@ -116,7 +117,8 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 
 // run begins each controller when it is due. It returns when ctx is done and all have ended.
 func (u *Upstream) run(ctx context.Context) {
-	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwners))
+	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwners),
+		informers.WithCustomResyncConfig(map[metav1.Object]time.Duration{&corev1.ResourceQuota{}: countQuotas}))
 	begun := map[string]bool{}
 	var running sync.WaitGroup
 	defer u.informers.Shutdown()
