@@ -30,6 +30,9 @@ func Follow(ctx context.Context, config *rest.Config, told func(resource string,
 	return nil
 }
 
+// Refused is refused.
+func Refused(err error) bool { return refused(err) }
+
 // RunAlone runs the controllers against an API server without other loops, which tell them of objects through the API.
 func (u *Upstream) RunAlone(ctx context.Context, config *rest.Config) error {
 	c, err := newClients(config, nil)

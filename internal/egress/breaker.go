@@ -30,9 +30,11 @@ type breaker struct {
 func (b *breaker) reset() {
 	b.refused.Store(false)
 	b.circuit.Store(gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Timeout:     openFor,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter || c.ConsecutiveFailures > 0 && b.suspect.Load() },
-		IsExcluded:  func(err error) bool { return err == errNoVerdict },
+		Timeout: openFor,
+		ReadyToTrip: func(c gobreaker.Counts) bool {
+			return c.ConsecutiveFailures >= tripAfter || c.ConsecutiveFailures > 0 && b.suspect.Load()
+		},
+		IsExcluded: func(err error) bool { return err == errNoVerdict },
 	}))
 }
 
