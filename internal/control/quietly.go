@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/klog/v2"
 )
 
@@ -19,7 +21,8 @@ type errorsOnly struct {
 
 // Error implements logr.LogSink.
 func (s errorsOnly) Error(err error, message string, pairs ...any) {
-	if s.ended() == nil {
+	conflict := err != nil && utilerrors.FilterOut(err, apierrors.IsConflict) == nil // which each of them expects: it tries again
+	if s.ended() == nil && !conflict {
 		s.LogSink.Error(err, message, pairs...)
 	}
 }
