@@ -28,7 +28,7 @@ import (
 // onEtcd starts a server that keeps its objects in etcd, and returns it with a client.
 func onEtcd(t *testing.T, e *storagetest.Etcd) (*apiserver.Server, corev1client.ConfigMapInterface) {
 	t.Helper()
-	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}})
+	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, Controllers: []string{"clusterrole-aggregation-controller"}}) // no other makes ConfigMaps
 	config := s.ClientConfig()
 	config.QPS = -1
 	core, err := corev1client.NewForConfig(config)
