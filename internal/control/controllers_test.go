@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/control"
@@ -287,12 +289,12 @@ func TestCertificatesOfKubelets(t *testing.T) {
 }
 
 // alone runs controllers in a process of their own, until the test ends or stop is called.
-func alone(t *testing.T, s *testserver.Server, c control.UpstreamConfig) (stop func()) {
+func alone(t *testing.T, config *rest.Config, c control.UpstreamConfig) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := control.NewUpstream(c).RunAlone(ctx, s.Config); err != nil {
+		if err := control.NewUpstream(c).RunAlone(ctx, config); err != nil {
 			t.Error(err)
 		}
 	})
@@ -311,7 +313,7 @@ func TestOldCertificateSigningRequestsGo(t *testing.T) {
 	long := metav1.NewTime(time.Now().Add(-25 * time.Hour))
 	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, LastUpdateTime: long, Reason: "Test"}}
 	must[*certificatesv1.CertificateSigningRequest](t)(requests.UpdateApproval(t.Context(), "old", r, metav1.UpdateOptions{}))
-	alone(t, c.server, control.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.journal)})
+	alone(t, c.server.Config, control.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.journal)})
 	w, err := requests.Watch(t.Context(), metav1.ListOptions{})
 	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
 }
@@ -382,6 +384,10 @@ func TestControllerSwitchedOff(t *testing.T) {
 	}
 }
 
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 // EXT-011: of two processes that serve the same objects one runs the controllers, the one that holds the Lease of
 // kube-controller-manager. The other does when that ends.
 func TestOneProcessLeads(t *testing.T) {
@@ -403,10 +409,23 @@ func TestOneProcessLeads(t *testing.T) {
 		return control.UpstreamConfig{Controllers: []string{control.AggregateRoles}, Elect: true, Logger: slog.New(j)}
 	}
 	first, second := newJournal(), newJournal()
-	stop := alone(t, c.server, config(first))
+	stop := alone(t, c.server.Config, config(first))
 	first.await(1)
 	was := leader(0)
-	alone(t, c.server, config(second))
+	asked := make(chan struct{}, 1000)
+	counted := rest.CopyConfig(c.server.Config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/leases/kube-controller-manager") {
+				asked <- struct{}{}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	alone(t, counted, config(second))
+	for range 2 { // so that it has had the time to begin in vain
+		<-asked
+	}
 	if n := len(second.await(0)); n != 0 {
 		t.Errorf("%d controllers run twice", n)
 	}

@@ -280,6 +280,21 @@ func TestMigrationThatIsRefused(t *testing.T) {
 	d.stored("v2")
 }
 
+// A migration of what there is not fails, though another API server is away.
+func TestMigrationOfNothing(t *testing.T) {
+	d := &drill{T: t, world: connect(t, testserver.Start(t))}
+	away := object("APIService", "apiregistration.k8s.io/v1", "v1.away.example.com")
+	away.Object["spec"] = map[string]any{
+		"group": "away.example.com", "version": "v1", "groupPriorityMinimum": int64(1), "versionPriority": int64(1), "insecureSkipTLSVerify": true,
+		"service": map[string]any{"namespace": "default", "name": "away"},
+	}
+	d.create(t, schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}, "", away)
+	d.migrate("move", "nothing")
+	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
+		return condition(o, "Failed") == "True/StorageVersionMigrationFailed/there is no resource nothing.example.com"
+	})
+}
+
 // What an answer means for a migration: some would be the same later.
 func TestRefused(t *testing.T) {
 	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
