@@ -46,16 +46,10 @@ var (
 	serviceKind   = schema.GroupKind{Kind: "Service"}
 	endpointsKind = schema.GroupKind{Kind: "Endpoints"}
 	requestKind   = schema.GroupKind{Group: certificatesv1.GroupName, Kind: "CertificateSigningRequest"}
-	policyKind    = schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}
 )
 
-// as in kube-controller-manager.
-const (
-	workers            = 5
-	endpointsOfASlice  = 100
-	endpointsOfAMirror = 1000
-	noBatching         = 0
-)
+// workers are as many as there, where there is much to do; so are the numbers below of endpoints in a slice.
+const workers = 5
 
 var controllers = map[string]controller{
 	AggregateRoles: {[]schema.GroupKind{{Group: rbacv1.GroupName, Kind: "ClusterRole"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
@@ -80,15 +74,15 @@ var controllers = map[string]controller{
 	known.ResourceQuotaController: {[]schema.GroupKind{{Kind: "ResourceQuota"}}, openQuotas},
 	known.EndpointsController: {[]schema.GroupKind{serviceKind, endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
 		v1 := u.informers.Core().V1()
-		return work(endpoint.NewEndpointController(ctx, v1.Pods(), v1.Services(), v1.Endpoints(), u.client, noBatching), workers, nil)
+		return work(endpoint.NewEndpointController(ctx, v1.Pods(), v1.Services(), v1.Endpoints(), u.client, 0), workers, nil)
 	}},
 	known.EndpointSliceController: {[]schema.GroupKind{serviceKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
 		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
-		return work(endpointslice.NewController(ctx, v1.Pods(), v1.Services(), v1.Nodes(), slices, endpointsOfASlice, u.client, noBatching), workers, nil)
+		return work(endpointslice.NewController(ctx, v1.Pods(), v1.Services(), v1.Nodes(), slices, 100, u.client, 0), workers, nil)
 	}},
 	known.EndpointSliceMirroringController: {[]schema.GroupKind{endpointsKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
 		v1, slices := u.informers.Core().V1(), u.informers.Discovery().V1().EndpointSlices()
-		return work(endpointslicemirroring.NewController(ctx, v1.Endpoints(), slices, v1.Services(), endpointsOfAMirror, u.client, noBatching), workers, nil)
+		return work(endpointslicemirroring.NewController(ctx, v1.Endpoints(), slices, v1.Services(), 1000, u.client, 0), workers, nil)
 	}},
 	known.CertificateSigningRequestApprovingController: {[]schema.GroupKind{requestKind}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
 		return work(approver.NewCSRApprovingController(ctx, u.client, u.informers.Certificates().V1().CertificateSigningRequests()), workers, nil)
@@ -106,7 +100,7 @@ var controllers = map[string]controller{
 	known.TTLAfterFinishedController: {[]schema.GroupKind{{Group: batchv1.GroupName, Kind: "Job"}}, func(ctx context.Context, u *Upstream) (func(context.Context), error) {
 		return work(ttlafterfinished.New(ctx, u.informers.Batch().V1().Jobs(), u.client), workers, nil)
 	}},
-	known.ValidatingAdmissionPolicyStatusController: {[]schema.GroupKind{policyKind}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
+	known.ValidatingAdmissionPolicyStatusController: {[]schema.GroupKind{{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}}, func(_ context.Context, u *Upstream) (func(context.Context), error) {
 		c, err := validatingadmissionpolicystatus.NewController(u.informers.Admissionregistration().V1().ValidatingAdmissionPolicies(), u.client.AdmissionregistrationV1().ValidatingAdmissionPolicies(),
 			&validating.TypeChecker{
 				SchemaResolver: &resolver.ClientDiscoveryResolver{Discovery: u.client.Discovery()},

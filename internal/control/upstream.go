@@ -138,7 +138,7 @@ func (u *Upstream) run(ctx context.Context) {
 
 // control runs one controller. One that cannot begin tries again.
 func (u *Upstream) control(ctx context.Context, name string) {
-	for ; ctx.Err() == nil; pause(ctx, time.Second) {
+	for ; ctx.Err() == nil; pause(ctx, lookForNew) {
 		run, err := controllers[name].open(ctx, u)
 		if err == nil {
 			u.Logger.Info("a controller begins", "name", name)
