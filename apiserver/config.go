@@ -78,9 +78,10 @@ type Config struct {
 	ServiceClusterIPRanges []netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
-	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is only that which
-	// aggregates ClusterRoles.
+	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is all.
 	Controllers []string
+	// ClusterSigning is which CAs sign the certificates that CertificateSigningRequests ask for; zero is the server's own.
+	ClusterSigning control.Signing
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
 	AutoMigrateStorage bool
 	// EnableCBOR offers application/cbor.
@@ -129,7 +130,7 @@ func (c Config) withDefaults() Config {
 		c.ServiceNodePortRange = builtin.DefaultNodePorts()
 	}
 	if c.Controllers == nil {
-		c.Controllers = []string{control.AggregateRoles}
+		c.Controllers = []string{"*"}
 	}
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}

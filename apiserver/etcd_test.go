@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/trellis-k8s/trellis/apiserver"
@@ -27,7 +28,7 @@ import (
 // onEtcd starts a server that keeps its objects in etcd, and returns it with a client.
 func onEtcd(t *testing.T, e *storagetest.Etcd) (*apiserver.Server, corev1client.ConfigMapInterface) {
 	t.Helper()
-	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}})
+	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, Controllers: []string{"clusterrole-aggregation-controller"}}) // no other makes ConfigMaps
 	config := s.ClientConfig()
 	config.QPS = -1
 	core, err := corev1client.NewForConfig(config)
@@ -100,6 +101,29 @@ func TestEtcdOverTLS(t *testing.T) {
 			if err == nil {
 				_ = s.Shutdown()
 			}
+		}
+	}
+}
+
+// EXT-011: controllers run behind the Lease of kube-controller-manager where another server may have the same objects, and there alone.
+func TestControllersAreElectedOnEtcd(t *testing.T) {
+	for _, c := range []apiserver.Config{{}, {Etcd: apiserver.Etcd{Servers: []string{storagetest.StartEtcd(t).URL}}}} {
+		config := start(t, c).ClientConfig()
+		client := kubernetes.NewForConfigOrDie(config)
+		w, err := client.CoreV1().ServiceAccounts("default").Watch(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev := <-w.ResultChan(); ev.Type != watch.Added { // by a controller
+			t.Fatalf("%+v", ev)
+		}
+		w.Stop()
+		lease, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(t.Context(), "kube-controller-manager", metav1.GetOptions{})
+		switch {
+		case c.Etcd.Servers == nil && !apierrors.IsNotFound(err):
+			t.Errorf("one server alone: %v, %v", lease, err)
+		case c.Etcd.Servers != nil && (err != nil || *lease.Spec.HolderIdentity == ""):
+			t.Errorf("on etcd: %+v, %v", lease, err)
 		}
 	}
 }

@@ -132,8 +132,9 @@ func (s *Server) runLoops() {
 			s.fail(fmt.Errorf("tell the control loops of changes: %w", err))
 		}
 	})
+	upstream := s.upstream()
 	loops := func(ctx context.Context, c *rest.Config) error {
-		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices)
+		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices, upstream)
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
@@ -145,7 +146,6 @@ func (s *Server) runLoops() {
 		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	upstream := control.Upstream{Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer}
 	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.keepAPIServices, s.trust} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
@@ -153,6 +153,16 @@ func (s *Server) runLoops() {
 			}
 		})
 	}
+}
+
+// upstream are controllers of kube-controller-manager's.
+func (s *Server) upstream() *control.Upstream {
+	signing := s.config.ClusterSigning
+	signing.Own = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
+	return control.NewUpstream(control.UpstreamConfig{
+		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
+		Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+	})
 }
 
 // every runs do again and again until ctx is done, and says what it means that it fails.

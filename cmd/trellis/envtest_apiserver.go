@@ -7,9 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/trellis-k8s/trellis/internal/control"
 )
 
 // newKubeAPIServer is this program under the name kube-apiserver.
@@ -34,11 +37,10 @@ func newKubeAPIServer() *cobra.Command {
 	}
 	flags, ofServe := cmd.Flags(), &cobra.Command{}
 	f.bind(ofServe)
-	f.config.Controllers = nil
+	f.config.Controllers = []string{control.AggregateRoles}
 	ofServe.Flags().VisitAll(func(flag *pflag.Flag) {
-		switch flag.Name {
-		case "data-dir", "apply", "controllers": // the stand-in's; for development; and kube-controller-manager's, of which envtest has none
-		default:
+		ofControllers := flag.Name == "controllers" || strings.HasPrefix(flag.Name, clusterSigning) // of which envtest has none
+		if flag.Name != "data-dir" && flag.Name != "apply" && !ofControllers {                      // the stand-in's; for development
 			flags.AddFlag(flag)
 		}
 	})

@@ -38,6 +38,7 @@ type serveFlags struct {
 	gates       map[string]string
 	tls         tlsFlags
 	routing     bool // to endpoints
+	signers     map[string]*control.CA
 
 	serviceRange string
 }
@@ -84,8 +85,6 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	c.Audit.AddFlags(flags)
 	flags.BoolVar(&c.AutoMigrateStorage, "auto-migrate-storage", false,
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
-	flags.StringSliceVar(&c.Controllers, "controllers", []string{"*"},
-		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Names(), ", "))
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
 		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
@@ -98,6 +97,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
 	f.tls.bind(flags)
 	f.bindEtcd(flags)
+	f.bindControllers(flags)
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
 	f.bindAdmission(flags)
@@ -160,8 +160,8 @@ func (f *serveFlags) complete() error {
 	f.config.Aggregation.ByClusterIP = !f.routing
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	if err := (&control.Upstream{Controllers: f.config.Controllers}).Check(); err != nil {
-		return fmt.Errorf("--controllers: %w", err)
+	if err := f.checkControllers(); err != nil {
+		return err
 	}
 	admits := &f.config.Admission
 	if err := (&plugins.Config{Enable: admits.Enable, Disable: admits.Disable}).Check(); err != nil {

@@ -10,8 +10,8 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"strings"
-	"time"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"k8s.io/apiserver/pkg/authentication/user"

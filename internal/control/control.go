@@ -60,8 +60,8 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 // migrated by itself when the storage version of their CRD has changed. migrating are the names of the CRDs that say at the start
 // that they are being migrated, by a process that may not have told them the end.
 //
-// services is told of changes of APIServices, and tells of groups that other servers serve; it may be nil.
-func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string, services *APIServices) error {
+// services is told of changes of APIServices, and tells of groups that other servers serve; upstream is told of what there is.
+func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string, services *APIServices, upstream *Upstream) error {
 	c, err := newClients(config, feed)
 	if err != nil {
 		return err
@@ -72,12 +72,10 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	namespaces := newNamespaces(c)
 	definitions := newDefinitions(c)
 	migrations := newMigrations(c, autoMigrate, migrating)
-	if services == nil {
-		services = NewAPIServices(nil) // tells nobody
-	}
 	services.registered = kinds.mark
 	kinds.onChange = func(ch change) {
 		services.observe(ch)
+		upstream.observe(ch)
 		collector.observe(ch)
 		namespaces.observe(ch)
 		definitions.observe(ch)

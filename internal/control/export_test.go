@@ -42,3 +42,23 @@ func (a *APIServices) At(c clock.PassiveClock) *APIServices {
 func (a *APIServices) Sync(ctx context.Context, c client.APIServiceInterface, name string) error {
 	return a.sync(ctx, c, name)
 }
+
+// Refused is refused.
+func Refused(err error) bool { return refused(err) }
+
+// RunAlone runs the controllers against an API server without other loops, which tell them of objects through the API.
+func (u *Upstream) RunAlone(ctx context.Context, config *rest.Config) error {
+	c, err := newClients(config, nil)
+	if err != nil {
+		return err
+	}
+	s := newKinds(c)
+	s.onChange = u.observe
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.run(ctx)
+	}()
+	defer func() { <-ended }()
+	return u.Run(ctx, config)
+}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -31,6 +32,7 @@ type hook struct {
 	last                        atomic.Int64 // it dies instead of answering a call that makes objects more than this, if it is not 0
 	dying                       sync.Mutex
 	during                      atomic.Pointer[func()] // is called in the middle of each conversion, unless nil
+	adds                        atomic.Int64           // bytes, to each object
 }
 
 func newHook(t *testing.T) *hook {
@@ -48,6 +50,9 @@ func (h *hook) convert(o *unstructured.Unstructured, to string) (*unstructured.U
 	h.objects.Add(1)
 	if during := h.during.Load(); during != nil {
 		(*during)()
+	}
+	if n := int(h.adds.Load()); n > 0 {
+		o.Object["added"] = strings.Repeat("x", n)
 	}
 	gv, err := schema.ParseGroupVersion(to)
 	for _, v := range everyVersion {

@@ -2,7 +2,9 @@ package control_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -251,6 +256,64 @@ func TestMigrationOfACRDThatGoes(t *testing.T) {
 	d.migrate("again", "widgets")
 	d.awaitEnd("again", "Succeeded")
 	d.stored("v2")
+}
+
+// A migration whose objects the server refuses fails, and says why; the next one of the resource runs.
+func TestMigrationThatIsRefused(t *testing.T) {
+	e := storagetest.StartEtcd(t) // which takes no object of 2 MiB
+	d := &drill{T: t, world: connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Etcd.Servers = []string{e.URL} }))), hook: newHook(t)}
+	d.create(t, crds, "", d.hook.definition("v1"))
+	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	storeAt(t, d.world, widgetCRD, "v2")
+	d.hook.adds.Store(2 << 20)
+	d.migrate("move", "widgets")
+	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
+		return strings.HasPrefix(condition(o, "Failed"), "True/StorageVersionMigrationFailed/default/a: ") && strings.Contains(condition(o, "Failed"), "too large")
+	})
+	d.migrating("False/StorageVersionMigrationFailed/")
+	d.stored("v1", "v2")
+	d.migrate("again", "widgets")
+	d.awaitEnd("again", "Failed")
+	d.delete(t, widgets, "default", "a", "")
+	d.migrate("without", "widgets")
+	d.awaitEnd("without", "Succeeded")
+	d.stored("v2")
+}
+
+// A migration of what there is not fails, though another API server is away.
+func TestMigrationOfNothing(t *testing.T) {
+	d := &drill{T: t, world: connect(t, testserver.Start(t))}
+	away := object("APIService", "apiregistration.k8s.io/v1", "v1.away.example.com")
+	away.Object["spec"] = map[string]any{
+		"group": "away.example.com", "version": "v1", "groupPriorityMinimum": int64(1), "versionPriority": int64(1), "insecureSkipTLSVerify": true,
+		"service": map[string]any{"namespace": "default", "name": "away"},
+	}
+	d.create(t, schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}, "", away)
+	d.migrate("move", "nothing")
+	d.await(t, storageMigrations, "", "move", "fails", func(o *unstructured.Unstructured) bool {
+		return condition(o, "Failed") == "True/StorageVersionMigrationFailed/there is no resource nothing.example.com"
+	})
+}
+
+// What an answer means for a migration: some would be the same later.
+func TestRefused(t *testing.T) {
+	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
+	for err, want := range map[error]bool{
+		apierrors.NewForbidden(widgets, "a", errors.New("no")):              true,
+		apierrors.NewInvalid(schema.GroupKind{}, "a", nil):                  true,
+		apierrors.NewBadRequest("no"):                                       true,
+		apierrors.NewMethodNotSupported(widgets, "patch"):                   true,
+		apierrors.NewRequestEntityTooLargeError("no"):                       true,
+		apierrors.NewInternalError(errors.New("conversion webhook failed")): false,
+		apierrors.NewServiceUnavailable("later"):                            false,
+		apierrors.NewTooManyRequests("later", 1):                            false,
+		apierrors.NewTimeoutError("later", 1):                               false,
+		io.ErrUnexpectedEOF:                                                 false,
+	} {
+		if got := control.Refused(fmt.Errorf("default/a: %w", err)); got != want {
+			t.Errorf("%v: %t", err, got)
+		}
+	}
 }
 
 // A migration that the webhook's silence holds up does not hold up those of other kinds.

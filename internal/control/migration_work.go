@@ -64,13 +64,22 @@ func (g *migration) run(ctx context.Context) error {
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if apierrors.IsInvalid(err) {
+	if refused(err) {
 		return g.fail(ctx, err)
 	}
 	if told := g.state(ctx, "Running", "StorageVersionMigrationInProgress", "will try again: "+clip(err.Error())); told != nil {
 		return told
 	}
 	return err
+}
+
+// refused is true of an answer that would be the same later. That of a webhook which cannot be reached is another.
+func refused(err error) bool {
+	switch apierrors.ReasonForError(err) {
+	case metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest, metav1.StatusReasonForbidden, metav1.StatusReasonMethodNotAllowed, metav1.StatusReasonRequestEntityTooLarge:
+		return true
+	}
+	return false
 }
 
 // impossibleError is one that no later try will get over.
@@ -128,6 +137,14 @@ func (g *migration) findBuiltin() error {
 			if gv.Group == g.resource.Group && r.Name == g.resource.Resource && slices.Contains(r.Verbs, "patch") {
 				g.resource.Version = gv.Version
 				return nil
+			}
+		}
+	}
+	if failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err); ok { // of others, which may be away for ever
+		err = nil
+		for gv, why := range failed {
+			if gv.Group == g.resource.Group {
+				err = why
 			}
 		}
 	}

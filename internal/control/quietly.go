@@ -5,6 +5,8 @@ import (
 	"log/slog"
 
 	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/klog/v2"
 )
 
@@ -20,10 +22,20 @@ type untilDone struct {
 
 // Handle implements slog.Handler.
 func (h untilDone) Handle(ctx context.Context, r slog.Record) error {
-	if h.done() != nil {
+	if h.done() != nil || conflicted(r) {
 		return nil
 	}
 	return h.Handler.Handle(ctx, r)
+}
+
+// conflicted is true of a failure that is a conflict, which each of the loops expects: it tries again.
+func conflicted(r slog.Record) (is bool) {
+	r.Attrs(func(a slog.Attr) bool {
+		err, ok := a.Value.Any().(error)
+		is = ok && utilerrors.FilterOut(err, apierrors.IsConflict) == nil
+		return !is
+	})
+	return is
 }
 
 // WithAttrs implements slog.Handler.

@@ -3,119 +3,149 @@ package control
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/informers/core"
-	corev1informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
-	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
-	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
-	"k8s.io/kubernetes/pkg/controller/clusterroleaggregation"
-	accounts "k8s.io/kubernetes/pkg/controller/serviceaccount"
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
-// Upstream are controllers of kube-controller-manager's.
-type Upstream struct {
+// UpstreamConfig says which controllers of kube-controller-manager's run, and with what.
+type UpstreamConfig struct {
 	// Controllers are those that run, as its flag of this name has them: names, "-name" for one that does not run, "*" for all that
 	// are not named.
 	Controllers []string
 	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
 	Tokens      serviceaccount.TokenGenerator // for Secrets
+	Signing     Signing
+	// Elect has them run in one process at a time, of those that serve the same objects.
+	Elect  bool
+	Logger *slog.Logger
+}
 
+// Upstream are controllers of kube-controller-manager's. Each begins with the first object that it is about, and so costs nothing
+// where there is none.
+type Upstream struct {
+	UpstreamConfig
+
+	config    *rest.Config
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
-	roles     bool // --runtime-config has not switched them off
+
+	mu   sync.Mutex
+	are  map[schema.GroupKind]bool // kinds of which there has been an object
+	news chan struct{}             // receives when there is another
 }
 
-// AggregateRoles is the name of the controller that gives ClusterRoles the rules of those that they select.
-const AggregateRoles = known.ClusterRoleAggregationController
-
-type runner interface{ Run(context.Context, int) }
-
-// controllers open each of them.
-var controllers = map[string]func(*Upstream, klog.Logger) (runner, error){
-	AggregateRoles: func(u *Upstream, _ klog.Logger) (runner, error) {
-		if !u.roles {
-			return nil, nil
-		}
-		return clusterroleaggregation.NewClusterRoleAggregation(u.informers.Rbac().V1().ClusterRoles(), u.client.RbacV1()), nil
-	},
-	known.ServiceAccountController: func(u *Upstream, l klog.Logger) (runner, error) {
-		v1 := u.informers.Core().V1()
-		return accounts.NewServiceAccountsController(l, v1.ServiceAccounts(), v1.Namespaces(), u.client, accounts.DefaultServiceAccountsControllerOptions())
-	},
-	known.ServiceAccountTokenController: func(u *Upstream, l klog.Logger) (runner, error) {
-		secrets := u.only("type", string(corev1.SecretTypeServiceAccountToken)).Secrets()
-		return accounts.NewTokensController(l, u.informers.Core().V1().ServiceAccounts(), secrets, u.client, accounts.TokensControllerOptions{TokenGenerator: u.Tokens, RootCA: u.RootCA})
-	},
-	known.RootCACertificatePublisherController: func(u *Upstream, _ klog.Logger) (runner, error) {
-		maps := u.only(metav1.ObjectNameField, rootcacertpublisher.RootCACertConfigMapName).ConfigMaps()
-		return rootcacertpublisher.NewPublisher(maps, u.informers.Core().V1().Namespaces(), u.client, u.RootCA)
-	},
+// NewUpstream returns controllers that do not run yet.
+func NewUpstream(c UpstreamConfig) *Upstream {
+	return &Upstream{UpstreamConfig: c, are: map[schema.GroupKind]bool{}, news: make(chan struct{}, 1)}
 }
 
-// Names are those that Upstream.Controllers may have.
-func Names() []string { return slices.Sorted(maps.Keys(controllers)) }
-
-func (u *Upstream) enabled(name string) bool {
-	return slices.Contains(u.Controllers, name) || slices.Contains(u.Controllers, "*") && !slices.Contains(u.Controllers, "-"+name)
-}
-
-// Check refuses a name that no controller has.
-func (u *Upstream) Check() error {
-	for _, c := range u.Controllers {
-		if name := strings.TrimPrefix(c, "-"); c != "*" && controllers[name] == nil {
+// CheckControllers refuses a name that no controller has.
+func CheckControllers(names []string) error {
+	for _, c := range names {
+		if name := strings.TrimPrefix(c, "-"); name != "*" && controllers[name].open == nil {
 			return fmt.Errorf("%q is not in the list of known controllers", name)
 		}
 	}
 	return nil
 }
 
-// Run runs the controllers against the API server of config until ctx is done. Its logger gets what they tell.
+func (u *Upstream) enabled(name string) bool {
+	return slices.Contains(u.Controllers, name) || slices.Contains(u.Controllers, "*") && !slices.Contains(u.Controllers, "-"+name)
+}
+
+// observe is told of the objects that there are.
+func (u *Upstream) observe(ch change) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	id := ch.kind.groupKind()
+	if u.are[id] || ch.deleted || !slices.ContainsFunc(ch.objects(), func(m *metav1.PartialObjectMetadata) bool { return !serversOwn(id, m) }) {
+		return
+	}
+	u.are[id] = true
+	select {
+	case u.news <- struct{}{}:
+	default:
+	}
+}
+
+// serversOwn is true of the Service kubernetes and its endpoints, which the server looks after by itself.
+func serversOwn(id schema.GroupKind, m *metav1.PartialObjectMetadata) bool {
+	return (id == serviceKind || id == endpointsKind) && m.Namespace == metav1.NamespaceDefault && m.Name == "kubernetes"
+}
+
+// due are the names of those that have something to do, but for those in begun.
+func (u *Upstream) due(begun map[string]bool) (names []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(controllers)) {
+		if !begun[name] && u.enabled(name) && slices.ContainsFunc(controllers[name].about, func(id schema.GroupKind) bool { return u.are[id] }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Run runs the controllers against the API server of config until ctx is done.
 func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
-	if u.client, err = kubernetes.NewForConfig(config); err != nil {
+	if !slices.ContainsFunc(Controllers(), u.enabled) {
+		return nil
+	}
+	u.config = rest.CopyConfig(config)
+	u.config.UserAgent = "kube-controller-manager" // whose fields they are
+	u.config.WarningHandler = rest.NoWarnings{}
+	if u.client, err = kubernetes.NewForConfig(u.config); err != nil {
 		return fmt.Errorf("client of controllers: %w", err)
 	}
-	_, err = u.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{Limit: 1})
-	u.roles = !apierrors.IsNotFound(err)
-	u.informers = informers.NewSharedInformerFactory(u.client, 0)
-	var enabled []runner
-	for name, open := range controllers {
-		if u.enabled(name) {
-			c, err := open(u, klog.FromContext(ctx))
-			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			if c != nil {
-				enabled = append(enabled, c)
-			}
-		}
+	if u.Elect {
+		return u.elected(ctx, u.run)
 	}
-	u.informers.Start(ctx.Done())
-	defer u.informers.Shutdown()
-	u.informers.WaitForCacheSync(ctx.Done()) // a controller that is ended while it does so says so
-	var running sync.WaitGroup
-	for _, c := range enabled {
-		if ctx.Err() == nil {
-			running.Go(func() { c.Run(ctx, 1) })
-		}
-	}
-	running.Wait()
+	u.run(ctx)
 	return nil
 }
 
-// only has informers keep the objects of which a field has a value: of the others there may be many, and large ones.
-func (u *Upstream) only(field, value string) corev1informers.Interface {
-	return core.New(u.informers, metav1.NamespaceAll, func(o *metav1.ListOptions) { o.FieldSelector = fields.OneTermEqualSelector(field, value).String() }).V1()
+// run begins each controller when it is due. It returns when ctx is done and all have ended.
+func (u *Upstream) run(ctx context.Context) {
+	u.informers = informers.NewSharedInformerFactoryWithOptions(u.client, 0, informers.WithTransform(withoutOwners),
+		informers.WithCustomResyncConfig(map[metav1.Object]time.Duration{&corev1.ResourceQuota{}: countQuotas}))
+	begun := map[string]bool{}
+	var running sync.WaitGroup
+	defer u.informers.Shutdown()
+	defer running.Wait()
+	for {
+		for _, name := range u.due(begun) {
+			begun[name] = true
+			running.Go(func() { u.control(ctx, name) })
+		}
+		select {
+		case <-u.news:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// control runs one controller. One that cannot begin tries again.
+func (u *Upstream) control(ctx context.Context, name string) {
+	for ; ctx.Err() == nil; pause(ctx, lookForNew) {
+		run, err := controllers[name].open(ctx, u)
+		if err == nil {
+			u.Logger.Info("a controller begins", "name", name)
+			u.informers.Start(ctx.Done())
+			run(ctx)
+			return
+		}
+		u.Logger.Error("a controller does not run", "name", name, "error", err)
+	}
 }

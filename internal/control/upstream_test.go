@@ -115,12 +115,12 @@ func TestTokensInSecrets(t *testing.T) {
 
 // Controllers are named as for kube-controller-manager.
 func TestNamesOfControllers(t *testing.T) {
-	for _, c := range [][]string{nil, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}} {
-		if err := (&control.Upstream{Controllers: c}).Check(); err != nil {
+	for _, c := range [][]string{nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}} {
+		if err := control.CheckControllers(c); err != nil {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
-	if err := (&control.Upstream{Controllers: []string{"-gone"}}).Check(); err == nil || err.Error() != `"gone" is not in the list of known controllers` {
+	if err := control.CheckControllers([]string{"-gone"}); err == nil || err.Error() != `"gone" is not in the list of known controllers` {
 		t.Error(err)
 	}
 }

@@ -24,7 +24,7 @@ type site struct {
 
 	mu          sync.Mutex
 	certificate tls.Certificate
-	alive       bool
+	alive, mute bool
 	dialed      int
 	asked       int // bytes of requests
 }
@@ -71,7 +71,12 @@ func (s *site) dial() (net.Conn, error) {
 		n, _ := c.Read(make([]byte, 1024)) // then it hangs up
 		s.mu.Lock()
 		s.asked += n
+		mute := s.mute
 		s.mu.Unlock()
+		for mute { // until the other side hangs up
+			_, err := c.Read(make([]byte, 1024))
+			mute = err == nil
+		}
 	}()
 	return client, nil
 }
@@ -159,6 +164,33 @@ func TestConnectionIsNoAnswer(t *testing.T) {
 		<-time.After(2 * time.Second)
 		if got := said.take(); got != "crontabs.example.com: <nil>" {
 			t.Errorf("reported %q of one that has been started again", got)
+		}
+	})
+}
+
+// A webhook that could not be reached before this process, and takes connections, is taken to be back; the first call that it leaves
+// without an answer until its deadline shows that it is not. Once it has answered, one failure is no news again.
+func TestMuteWebhookAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said reports
+		s := newSite(t, "hook.example.com")
+		s.alive, s.mute = true, true
+		w := callSites(&said, func(string) string { return s.config() }, s)
+		defer w.Close()
+		w.Suspect("crontabs.example.com")
+		<-time.After(2 * time.Second)
+		if got := said.take(); got != "crontabs.example.com: <nil>" {
+			t.Fatalf("reported %q of one that takes connections", got)
+		}
+		if convertOne(w, s.config()) == nil {
+			t.Fatal("it answers")
+		}
+		if got := said.take(); strings.Count(got, "crontabs") != 1 || strings.Contains(got, "<nil>") {
+			t.Errorf("after the first call, reported %q", got)
+		}
+		<-time.After(time.Minute)
+		if got := said.take(); got != "" {
+			t.Errorf("of one that takes connections all the time, reported %q", got)
 		}
 	})
 }

@@ -23,15 +23,18 @@ type breaker struct {
 	circuit atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
 	last    atomic.Pointer[error] // failure
 	refused atomic.Bool           // since it was closed, not even a connection came to be: one that does is news
+	suspect atomic.Bool           // nothing has been answered since somebody said that it could not be reached: one failure is enough
 }
 
 // reset closes it. Requests under way count no longer.
 func (b *breaker) reset() {
 	b.refused.Store(false)
 	b.circuit.Store(gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Timeout:     openFor,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tripAfter },
-		IsExcluded:  func(err error) bool { return err == errNoVerdict },
+		Timeout: openFor,
+		ReadyToTrip: func(c gobreaker.Counts) bool {
+			return c.ConsecutiveFailures >= tripAfter || c.ConsecutiveFailures > 0 && b.suspect.Load()
+		},
+		IsExcluded: func(err error) bool { return err == errNoVerdict },
 	}))
 }
 
@@ -56,6 +59,7 @@ func (b *breaker) allow() (done func(error), err error) {
 
 // succeeded tells that the destination has answered.
 func (b *breaker) succeeded(done func(error)) {
+	b.suspect.Store(false)
 	done(nil)
 	if b.state() == gobreaker.StateClosed {
 		b.refused.Store(false)

@@ -112,6 +112,31 @@ func TestGivingUp(t *testing.T) {
 	})
 }
 
+// Of a destination that was not there before, one failure is enough until it has answered.
+func TestSuspect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, answered := range []bool{false, true} {
+			d := newDestination(t, host, ends(ok))
+			client := newCaller(t, d, Options{MaxBytes: 1000})
+			client.Suspect()
+			if answered {
+				if _, _, err := client.call(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d.refuses.Store(true)
+			client.connections().retire()
+			if _, _, err := client.call(t.Context()); err == nil {
+				t.Fatal("it answers")
+			}
+			if open := client.Err() != nil; open == answered {
+				t.Errorf("answered before: %t, open: %t", answered, open)
+			}
+			client.Close()
+		}
+	})
+}
+
 // A connection closes the circuit breaker of a destination that has refused them, and of no other.
 func TestProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

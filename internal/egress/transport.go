@@ -166,8 +166,12 @@ func (t *Transport) connections() *pool {
 // Err is why requests fail at once, but for one at a time; nil while the circuit breaker is closed.
 func (t *Transport) Err() error { return t.breaker.err() }
 
-// Suspect says that the destination could not be reached before there was this Transport, so that Probe tells if it can be.
-func (t *Transport) Suspect() { t.breaker.refused.Store(true) }
+// Suspect says that the destination could not be reached before there was this Transport, so that Probe tells if it can be, and
+// that the first request to fail is one too many: it may accept connections and answer nothing.
+func (t *Transport) Suspect() {
+	t.breaker.refused.Store(true)
+	t.breaker.suspect.Store(true)
+}
 
 // Probe opens a connection and closes it, with all of TLS and no request. back says that the destination accepts connections
 // again that it refused before, which closes the circuit breaker. One that has always accepted them, and does not answer, is

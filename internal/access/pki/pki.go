@@ -73,6 +73,27 @@ func (b *Bundle) Renew(now time.Time) (*Bundle, error) {
 	return load(b.files, b.hosts, now)
 }
 
+// CAFiles are the files of the CA's certificate and of its key, for who signs with it and has called done when he needs them no
+// longer: of a bundle that is not kept they are there until then.
+func (b *Bundle) CAFiles() (cert, key string, done func(), err error) {
+	f, done := b.files, func() {}
+	if _, ok := f.(inMemory); ok {
+		dir, err := os.MkdirTemp("", "trellis-ca-")
+		if err != nil {
+			return "", "", nil, fmt.Errorf("pki: %w", err)
+		}
+		f, done = folder(dir), func() { _ = os.RemoveAll(dir) }
+		for _, name := range []string{"ca.crt", "ca.key"} {
+			data, _ := b.files.read(name) // it is in memory
+			if err := f.write(name, data); err != nil {
+				done()
+				return "", "", nil, err
+			}
+		}
+	}
+	return f.path("ca.crt"), f.path("ca.key"), done, nil
+}
+
 func load(f files, hosts []string, now time.Time) (*Bundle, error) {
 	m := &maker{files: f, now: now}
 	b := &Bundle{files: f, hosts: hosts}

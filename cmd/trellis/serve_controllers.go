@@ -1,0 +1,58 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/trellis-k8s/trellis/internal/control"
+)
+
+// clusterSigning is what the flags of the controller that signs certificates begin with.
+const clusterSigning = "cluster-signing-"
+
+// bindControllers declares the flags of kube-controller-manager's.
+func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
+	flags.StringSliceVar(&f.config.Controllers, "controllers", []string{"*"},
+		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Controllers(), ", "))
+	flags.DurationVar(&f.config.ClusterSigning.Duration, clusterSigning+"duration", 365*24*time.Hour,
+		"how long the certificates are good for at most that CertificateSigningRequests ask for")
+	all := &f.config.ClusterSigning.All
+	flags.StringVar(&all.CertFile, clusterSigning+"cert-file", "", "file of the CA that signs these certificates; by default the CA in the data directory does")
+	flags.StringVar(&all.KeyFile, clusterSigning+"key-file", "", "file of its key")
+	f.signers = map[string]*control.CA{}
+	for name, signer := range control.Signers {
+		ca := &control.CA{}
+		f.signers[name] = ca
+		flags.StringVar(&ca.CertFile, clusterSigning+name+"-cert-file", "", "file of the CA that signs those for "+signer+" alone; signers that are not given one then sign nothing")
+		flags.StringVar(&ca.KeyFile, clusterSigning+name+"-key-file", "", "file of its key")
+	}
+}
+
+func (f *serveFlags) checkControllers() error {
+	if err := control.CheckControllers(f.config.Controllers); err != nil {
+		return fmt.Errorf("--controllers: %w", err)
+	}
+	c := &f.config.ClusterSigning
+	if c.Duration <= 0 {
+		return errors.New("--cluster-signing-duration: must be more than 0")
+	}
+	if c.All.Half() {
+		return errors.New("--cluster-signing-cert-file and --cluster-signing-key-file: name both or none")
+	}
+	c.By = map[string]control.CA{}
+	for name, ca := range f.signers {
+		switch {
+		case ca.Half():
+			return fmt.Errorf("--%s%s-cert-file and --%[1]s%[2]s-key-file: name both or none", clusterSigning, name)
+		case ca.CertFile != "" && c.All.CertFile != "":
+			return fmt.Errorf("--%scert-file, --%[1]s%s-cert-file: cannot specify default and per controller certs at the same time", clusterSigning, name)
+		case ca.CertFile != "":
+			c.By[name] = *ca
+		}
+	}
+	return nil
+}
