@@ -27,9 +27,12 @@ func (s *Server) admission() (admission.Plugins, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of admission: %w", err)
 	}
+	informers := plugins.Informers{Catalog: func() *resource.Catalog { return s.engine.Live.Load() }, Head: s.store.Head}
+	s.quotas = &plugins.Quotas{From: informers}
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
-		Informers:  plugins.Informers{Catalog: func() *resource.Catalog { return s.engine.Live.Load() }, Head: s.store.Head},
+		Informers:  informers,
+		Quotas:     s.quotas,
 		Client:     client,
 		Stop:       s.failed,
 		Authorizer: authorizer.AuthorizerFunc(s.authorizer.Authorize),

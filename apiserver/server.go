@@ -21,6 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
+	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
@@ -50,6 +51,7 @@ type Server struct {
 	audit        auditing
 	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
 	handler      *api.Server
+	quotas       *plugins.Quotas
 	feed         *engine.Feed
 	webhooks     *conversion.Webhooks // nil until connect, as is
 	engine       *engine.Engine
@@ -161,7 +163,7 @@ func (s *Server) upstream() *control.Upstream {
 	signing.Own = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
 	return control.NewUpstream(control.UpstreamConfig{
 		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
-		Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+		Counted: s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
 	})
 }
 

@@ -60,6 +60,8 @@ type Write interface {
 	// Step begins a step of a plugin that is worth telling of to who asks why a write has become what it is: a call, a policy. The
 	// function that it returns ends it, with the error of one that refuses the write.
 	Step(name string) func(error)
+	// Ended has a function called when this attempt at the write has ended, whatever came of it.
+	Ended(func())
 	// Warn adds a Warning header to the answer.
 	Warn(text string)
 	// Annotate adds to the audit record of the request; a key is qualified by the plugin's name.

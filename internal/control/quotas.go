@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/client-go/informers"
@@ -32,7 +34,7 @@ func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error)
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
 	counted := countedInformers{u.informers, metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))}
-	quotas, err := install.NewQuotaConfigurationForControllers(generic.ListerFuncForResourceFunc(counted.ForResource), u.informers)
+	quotas, err := install.NewQuotaConfigurationForControllers(func(r schema.GroupVersionResource) (cache.GenericLister, error) { return counter{u: u, r: r}, nil }, u.informers)
 	if err != nil {
 		return nil, err
 	}
@@ -52,6 +54,25 @@ func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error)
 		running.Go(func() { c.Sync(ctx, kinds, lookForNew) })
 		running.Wait()
 	}, err
+}
+
+// counter lists what quotas count, in a namespace.
+type counter struct {
+	cache.GenericLister // nil
+	u                   *Upstream
+	r                   schema.GroupVersionResource
+	namespace           string
+}
+
+// ByNamespace implements cache.GenericLister.
+func (c counter) ByNamespace(namespace string) cache.GenericNamespaceLister {
+	c.namespace = namespace
+	return c
+}
+
+// List implements cache.GenericNamespaceLister.
+func (c counter) List(labels.Selector) ([]runtime.Object, error) {
+	return c.u.Counted(c.r, c.namespace)
 }
 
 // countedInformers keep whole objects of those kinds of which a quota wants to know more than how many there are, of the others

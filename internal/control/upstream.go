@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -27,6 +28,8 @@ type UpstreamConfig struct {
 	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
 	Tokens      serviceaccount.TokenGenerator // for Secrets
 	Signing     Signing
+	// Counted are the objects of a resource in a namespace, with none missing that a ResourceQuota has been charged for.
+	Counted func(schema.GroupVersionResource, string) ([]runtime.Object, error)
 	// Elect has them run in one process at a time, of those that serve the same objects.
 	Elect  bool
 	Logger *slog.Logger

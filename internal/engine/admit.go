@@ -210,6 +210,9 @@ func (a admitted) Annotate(key, value string) {
 // Step implements admission.Write.
 func (a admitted) Step(name string) func(error) { return a.w.step(name) }
 
+// Ended implements admission.Write.
+func (a admitted) Ended(do func()) { a.w.ended = append(a.w.ended, do) }
+
 // at is t, which belongs to the caller, at a version of the kind.
 func (w *write) at(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
 	from := versionOf(w.def, object.String(t, "apiVersion"))

@@ -93,6 +93,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		if err != nil {
 			return false, err
 		}
+		defer w.end()
 		switch err := w.attempt(commitStage); {
 		case apierrors.IsNotFound(err):
 			continue

@@ -52,6 +52,7 @@ type write struct {
 
 	progress
 	request admission.Request // as plugins see it
+	ended   []func()          // to be called when the attempt has ended
 }
 
 // progress is what the stages make of a write in one attempt.
@@ -125,6 +126,7 @@ func (w *write) run() error {
 	defer w.leave()
 	for {
 		err := w.attempt("")
+		w.end()
 		if err == nil {
 			break
 		}
@@ -135,6 +137,14 @@ func (w *write) run() error {
 	}
 	w.tell()
 	return nil
+}
+
+// end tells the plugins that want to know it that an attempt has ended.
+func (w *write) end() {
+	for _, do := range w.ended {
+		do()
+	}
+	w.ended = nil
 }
 
 // begin starts an attempt from the newest state.

@@ -30,6 +30,7 @@ type Config struct {
 	Client          kubernetes.Interface
 	Authorizer      authorizer.Authorizer
 	Mapper          meta.RESTMapper
+	Quotas          *Quotas
 	Stop            <-chan struct{}    // closed when the server ends
 	Own             []admission.Plugin // those of the server's own; each takes the place that its name has
 }
@@ -120,7 +121,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 
 func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {
 	if e.name == resourcequota.PluginName {
-		return limits{newPlugin(e, p), c.Informers}
+		return limits{newPlugin(e, p), c.Quotas}
 	}
 	return newPlugin(e, p)
 }
