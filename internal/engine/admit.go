@@ -63,11 +63,17 @@ func (w *write) admit() error {
 // admission is the write as plugins see it, until it is asked for again.
 func (w *write) admission() *admission.Request {
 	w.request = admission.Request{
-		Operation: w.op, Version: w.v, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
+		Operation: w.op, Version: w.v, Target: w.target.Version, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
 		User: w.caller.User, DryRun: w.caller.DryRun, Write: admitted{w},
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.wanted)
+	}
+	if w.def == w.engine.namespaces() { // as upstream has it, a Namespace is in itself
+		w.request.Namespace = w.request.Name
+	}
+	if w.target.Subresource == "scale" {
+		w.request.Version = ScaleVersion
 	}
 	return &w.request
 }
@@ -86,11 +92,16 @@ func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, e
 		return nil, err
 	}
 	t := a.w.wanted
-	if a.w.obj != nil {
+	switch {
+	case a.w.obj != nil:
 		t = a.w.obj
-	}
-	if t == nil {
+	case at == ScaleVersion:
+		return object.Copy(a.w.scale.is), nil
+	case t == nil:
 		return nil, nil
+	}
+	if at == ScaleVersion {
+		return a.w.asScale(ctx, t)
 	}
 	out, err := a.w.at(ctx, object.Copy(t), at)
 	if a.w.reader.remote {
@@ -104,6 +115,12 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 	if a.w.rec == nil {
 		return nil, nil
 	}
+	if at == ScaleVersion {
+		if a.w.obj != nil {
+			return a.w.asScale(ctx, a.w.live)
+		}
+		return object.Copy(a.w.scale.was), nil
+	}
 	if a.w.live != nil && at == a.w.v {
 		return object.Copy(a.w.live), nil
 	}
@@ -114,7 +131,13 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 func (a admitted) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
 	a.w.replaced++
 	a.w.typed.shown, a.w.typed.made = nil, nil
-	a.w.wanted, err = a.w.at(ctx, t, a.w.v)
+	if at == ScaleVersion {
+		a.w.wanted, err = a.w.rescaled(t)
+		return err
+	}
+	if t, err = rulesOf(at).fill(a.w, t); err == nil {
+		a.w.wanted, err = a.w.at(ctx, t, a.w.v)
+	}
 	return err
 }
 
@@ -188,14 +211,23 @@ func (a admitted) Options() runtime.Object {
 		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
 	case *metav1.UpdateOptions:
 		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	case *metav1.CreateOptions:
+		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	case *metav1.DeleteOptions:
+		o.APIVersion, o.Kind = optionsVersion, "DeleteOptions"
+		return o
 	default:
 		return o
 	}
 	if a.w.op == admission.Create {
-		return &metav1.CreateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+		of := metav1.TypeMeta{APIVersion: optionsVersion, Kind: "CreateOptions"}
+		return &metav1.CreateOptions{TypeMeta: of, DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
 	}
-	return &metav1.UpdateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+	of := metav1.TypeMeta{APIVersion: optionsVersion, Kind: "UpdateOptions"}
+	return &metav1.UpdateOptions{TypeMeta: of, DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
 }
+
+var optionsVersion = metav1.SchemeGroupVersion.String()
 
 // Warn implements admission.Write.
 func (a admitted) Warn(text string) { a.w.warn(text) }
