@@ -31,21 +31,13 @@ func (w *write) mutate() error {
 	if w.way == stores && (w.patches || w.replaced > 0) {
 		w.dedup(" after mutating admission happens")
 	}
-	return nil
-}
-
-func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
-
-// defaultAgain fills in what admission has left out.
-func (w *write) defaultAgain() (err error) {
 	if w.replaced == 0 {
 		return nil
 	}
-	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil {
-		return err
-	}
 	return w.locate()
 }
+
+func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
 
 // admit asks admission to refuse what would be stored.
 func (w *write) admit() error {
@@ -68,6 +60,9 @@ func (w *write) admission() *admission.Request {
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.wanted)
+	}
+	if w.caller.nameless {
+		w.request.Name = ""
 	}
 	if w.def == w.engine.namespaces() { // as upstream has it, a Namespace is in itself
 		w.request.Namespace = w.request.Name

@@ -71,6 +71,7 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 			return err
 		}
 	}
+	c.nameless = true
 	for _, item := range items {
 		one := t
 		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name

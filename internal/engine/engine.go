@@ -57,6 +57,7 @@ type Caller struct {
 	Options      runtime.Object          // of the verb, for admission
 	Annotate     func(key, value string) // adds to the audit record; nil: there is none
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
+	nameless     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
 }
 
 // Object is one object at one version; its bytes are shared and never modified.

@@ -28,7 +28,6 @@ var stages = []stage{
 	{"own", brings, (*write).own},                    // who manages which fields
 	{"find", removes, (*write).find},                 // what is to go, as the caller has seen it
 	{"mutate", all, (*write).mutate},                 // admission that may change it
-	{"default again", brings, (*write).defaultAgain}, // what admission has left out
 	{"permit", stores, (*write).permit},              // may this caller write just this?
 	{"identify", stores, (*write).identify},          // generated name, uid, times; is it the object that was meant?
 	{"prepare", stores, (*write).prepare},            // what the caller may not set is as it was

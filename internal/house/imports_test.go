@@ -94,7 +94,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/features":                                            {},
 	"k8s.io/apiextensions-apiserver/pkg":                                       {},
 	"k8s.io/kube-aggregator/pkg":                                               {},
-	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access"},
+	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access", "internal/admission"},
 	"k8s.io/apiserver/pkg/authorization":                                       {"internal/access"},
 	"k8s.io/apiserver/pkg/audit":                                               {},
 	"k8s.io/apimachinery/pkg/util/strategicpatch":                              {"internal/merge"},
