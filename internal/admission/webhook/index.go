@@ -50,8 +50,10 @@ type index struct {
 	seen    atomic.Pointer[storage.Snapshot] // that hooks are of
 	hooks   atomic.Pointer[byResource]
 
-	mu    sync.Mutex
-	known map[string][]*hook // of a configuration, by storage key
+	mu      sync.Mutex
+	known   map[string][]*hook                 // of a configuration, by storage key
+	read    func(was, is *storage.Record) bool // replace, made once: nothing is allocated where nothing has changed
+	changed bool                               // since advance began
 }
 
 // byResource is the webhooks whose rules name a resource, and those whose rules name any, in their order.
@@ -62,6 +64,7 @@ type byResource struct {
 
 func newIndex(of configurations, head func() *storage.Snapshot, callers *callers) *index {
 	x := &index{of: of, head: head, callers: callers, known: map[string][]*hook{}}
+	x.read = x.replace
 	x.seen.Store(&storage.Snapshot{})
 	x.hooks.Store(&byResource{})
 	return x
@@ -92,18 +95,16 @@ func (x *index) advance() {
 	if head == seen {
 		return // another one was quicker
 	}
-	changed := false
-	for was, is := range head.Since(seen, x.of.prefix) {
-		changed = true
-		x.replace(was, is)
-	}
-	if changed {
+	x.changed = false
+	head.Since(seen, x.of.prefix)(x.read)
+	if x.changed {
 		x.hooks.Store(x.arrange())
 	}
 	x.seen.Store(head)
 }
 
-func (x *index) replace(was, is *storage.Record) {
+func (x *index) replace(was, is *storage.Record) bool {
+	x.changed = true
 	var fresh []*hook
 	if is != nil {
 		all, _ := x.of.read(is.Value) // what cannot be read has been refused
@@ -123,6 +124,7 @@ func (x *index) replace(was, is *storage.Record) {
 	if is != nil {
 		x.known[is.Key] = fresh
 	}
+	return true
 }
 
 // arrange makes byResource of what is known, in the order of the configurations' names.

@@ -3,20 +3,24 @@ package webhook_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"encoding/pem"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -236,4 +240,22 @@ func (w *world) refused(t testing.TB, method, path, body string, code int, messa
 
 func widget(name, spec string) string {
 	return `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"` + name + `"},"spec":` + spec + `}`
+}
+
+// serve has the webhooks behind another certificate, too, and returns the port.
+func (w *world) serve(certificate tls.Certificate) int {
+	s := httptest.NewUnstartedServer(w)
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	s.StartTLS()
+	w.Cleanup(s.Close)
+	return s.Listener.Addr().(*net.TCPAddr).Port
+}
+
+func certificateOf(t *testing.T, name string) (tls.Certificate, []byte) {
+	t.Helper()
+	keys, err := pki.Ensure("", []string{name}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys.Serving, keys.CAPEM
 }
