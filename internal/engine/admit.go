@@ -4,8 +4,10 @@ import (
 	"context"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -22,7 +24,8 @@ func (w *write) mutate() error {
 	if err := (admission.Lifecycle{Namespaces: w.engine.namespaces}).Admit(w.ctx, r); err != nil {
 		return err
 	}
-	if err := w.engine.Admission.Admit(w.ctx, r); err != nil {
+	owners := object.Metadata(w.wanted)["managedFields"]
+	if err := w.engine.Admission.Admit(w.ctx, w.hideName(r)); err != nil {
 		return err
 	}
 	if err := w.takeInternal(); err != nil {
@@ -31,10 +34,32 @@ func (w *write) mutate() error {
 	if w.way == stores && (w.patches || w.replaced > 0) {
 		w.dedup(" after mutating admission happens")
 	}
-	if w.replaced == 0 {
+	if w.replaced == 0 || w.wanted == nil {
 		return nil
 	}
+	w.keepOwners(owners)
 	return w.locate()
+}
+
+// keepOwners puts managedFields back of which admission has made something that is none.
+func (w *write) keepOwners(before any) {
+	if object.Equal(before, object.Metadata(w.wanted)["managedFields"]) {
+		return
+	}
+	err := managedfields.ValidateManagedFields((&unstructured.Unstructured{Object: w.wanted}).GetManagedFields())
+	if err == nil {
+		return
+	}
+	object.EnsureMetadata(w.wanted)["managedFields"] = before
+	w.warn(".metadata.managedFields was in an invalid state after admission; this could be caused by an outdated mutating admission controller; please fix your requests: " + err.Error())
+}
+
+// hideName takes the name out where an object goes with a collection: as upstream has it, plugins are not told.
+func (w *write) hideName(r *admission.Request) *admission.Request {
+	if w.caller.nameless {
+		r.Name = ""
+	}
+	return r
 }
 
 func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
@@ -49,7 +74,7 @@ func (w *write) admit() error {
 	if w.admitted {
 		return nil
 	}
-	return w.engine.Admission.Validate(w.ctx, w.admission())
+	return w.engine.Admission.Validate(w.ctx, w.hideName(w.admission()))
 }
 
 // admission is the write as plugins see it, until it is asked for again.
@@ -60,9 +85,6 @@ func (w *write) admission() *admission.Request {
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.wanted)
-	}
-	if w.caller.nameless {
-		w.request.Name = ""
 	}
 	if w.def == w.engine.namespaces() { // as upstream has it, a Namespace is in itself
 		w.request.Namespace = w.request.Name

@@ -165,3 +165,16 @@ func TestOldObjectIsWhatIsStored(t *testing.T) {
 		w.take()
 	}
 }
+
+// managedFields that a webhook spoils are as they were, and the client is told.
+func TestSpoiltManagedFields(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, mutatings, "change", w.hook("change", nil))
+	w.on("change", patch(`[{"op":"replace","path":"/metadata/managedFields/0/operation","value":"Magic"},{"op":"add","path":"/spec/color","value":"red"}]`))
+	out := w.must("POST", widgets, widget("a", `{}`))
+	entries, _ := out.at("metadata.managedFields").([]any)
+	if len(entries) != 1 || entries[0].(tree)["operation"] != "Update" || out.at("spec.color") != "red" ||
+		len(out.warnings) != 1 || !strings.HasPrefix(out.warnings[0], ".metadata.managedFields was in an invalid state after admission; ") {
+		t.Errorf("%s %q", out, out.warnings)
+	}
+}
