@@ -178,3 +178,28 @@ func TestSpoiltManagedFields(t *testing.T) {
 		t.Errorf("%s %q", out, out.warnings)
 	}
 }
+
+// VAL-023: of a write through /scale a webhook sees the Scale, before and after, and what it makes of that is what is stored.
+func TestScaleIsSeen(t *testing.T) {
+	w := newWorld(t)
+	w.must("POST", widgets, widget("a", `{"replicas":1}`))
+	scales := tree{"rules": []any{about("*", "example.com", "*", "widgets/scale")}}
+	w.configure(t, mutatings, "change", w.hook("change", scales))
+	w.configure(t, validatings, "guard", w.hook("guard", scales))
+	w.on("change", patch(`[{"op":"replace","path":"/spec/replicas","value":7}]`))
+	w.must("PATCH", widgets+"/a/scale", `{"spec":{"replicas":2}}`)
+	seen := w.take()
+	if len(seen) != 2 {
+		t.Fatal(text(seen))
+	}
+	for i, replicas := range []float64{2, 7} {
+		s := seen[i]
+		if at(s, "kind.kind") != "Scale" || at(s, "resource.resource") != "widgets" || s["subResource"] != "scale" || at(s, "object.apiVersion") != "autoscaling/v1" ||
+			at(s, "object.spec.replicas") != replicas || at(s, "oldObject.spec.replicas") != 1. {
+			t.Error(text(s))
+		}
+	}
+	if out := w.must("GET", widgets+"/a", ""); out.at("spec.replicas") != 7. {
+		t.Errorf("%s", out)
+	}
+}
