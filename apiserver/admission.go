@@ -12,6 +12,8 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
+	"github.com/trellis-k8s/trellis/internal/admission/webhook"
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -22,7 +24,7 @@ type Admission struct {
 }
 
 // admission makes the plugins. They ask nothing before the server serves.
-func (s *Server) admission() (admission.Plugins, error) {
+func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL(), Transport: later{s}, QPS: -1, UserAgent: "kube-apiserver"})
 	if err != nil {
 		return nil, fmt.Errorf("client of admission: %w", err)
@@ -37,6 +39,9 @@ func (s *Server) admission() (admission.Plugins, error) {
 		Stop:       s.failed,
 		Authorizer: authorizer.AuthorizerFunc(s.authorizer.Authorize),
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
+	}
+	if c.Own, err = webhook.New(webhook.Config{Head: c.Informers.Head, Egress: out, Informers: c.Informers, Client: client, Authorizer: c.Authorizer}); err != nil {
+		return nil, fmt.Errorf("admission webhooks: %w", err)
 	}
 	return plugins.Open(c)
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/serving"
@@ -251,7 +252,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
 		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
 	})
-	if s.engine, err = s.openEngine(ctx); err != nil {
+	if s.engine, err = s.openEngine(ctx, out); err != nil {
 		return err
 	}
 	s.feed = s.engine.NewFeed()
@@ -279,12 +280,12 @@ func (s *Server) connect(ctx context.Context) (err error) {
 }
 
 // openEngine returns once all that is stored is known.
-func (s *Server) openEngine(ctx context.Context) (*engine.Engine, error) {
+func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.Engine, error) {
 	enabled, err := builtin.Enablement(s.config.RuntimeConfig)
 	if err != nil {
 		return nil, fmt.Errorf("runtime config: %w", err)
 	}
-	admits, err := s.admission()
+	admits, err := s.admission(out)
 	if err != nil {
 		return nil, err
 	}

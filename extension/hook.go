@@ -45,13 +45,13 @@ func (hooks) Name() string { return "Hooks" }
 
 // Handles implements admission.Plugin.
 func (h hooks) Handles(r *admission.Request) bool {
-	k := h[r.Version.GroupResource()]
+	k := h[subject(r).GroupResource()]
 	return k != nil && (k.Admit != nil || k.Validate != nil)
 }
 
 // Admit implements admission.Plugin.
 func (h hooks) Admit(ctx context.Context, r *admission.Request) error {
-	k := h[r.Version.GroupResource()]
+	k := h[subject(r).GroupResource()]
 	if k == nil || k.Admit == nil {
 		return nil
 	}
@@ -69,12 +69,12 @@ func (h hooks) Admit(ctx context.Context, r *admission.Request) error {
 	if q.New == nil || equality.Semantic.DeepEqual(before, q.New.Object) {
 		return nil
 	}
-	return r.Replace(ctx, q.New.Object, r.Version.Definition.Storage)
+	return r.Replace(ctx, q.New.Object, subject(r).Definition.Storage)
 }
 
 // Validate implements admission.Plugin.
 func (h hooks) Validate(ctx context.Context, r *admission.Request) error {
-	k := h[r.Version.GroupResource()]
+	k := h[subject(r).GroupResource()]
 	if k == nil || k.Validate == nil {
 		return nil
 	}
@@ -88,9 +88,17 @@ func (h hooks) Validate(ctx context.Context, r *admission.Request) error {
 	return nil
 }
 
+// subject is the kind of the objects: to a function, what is written by /scale is the object.
+func subject(r *admission.Request) *resource.Version {
+	if r.Subresource == "scale" {
+		return r.Target
+	}
+	return r.Version
+}
+
 func requestOf(ctx context.Context, r *admission.Request) (*Request, error) {
 	q := &Request{Operation: string(r.Operation), Subresource: r.Subresource, User: r.User, DryRun: r.DryRun, Warn: r.Warn}
-	at := r.Version.Definition.Storage
+	at := subject(r).Definition.Storage
 	for into, read := range map[**unstructured.Unstructured]func(context.Context, *resource.Version) (object.Tree, error){
 		&q.Old: r.Old, &q.New: r.New,
 	} {
@@ -108,7 +116,7 @@ func requestOf(ctx context.Context, r *admission.Request) (*Request, error) {
 // refused is what the client gets of a function's error.
 func refused(ctx context.Context, r *admission.Request, err error) error {
 	name := r.ObjectName(ctx)
-	if err = invalid(r.Version.Definition, name, err); isStatus(err) {
+	if err = invalid(subject(r).Definition, name, err); isStatus(err) {
 		return err
 	}
 	return apierrors.NewForbidden(r.Resource.GroupResource(), name, err)

@@ -55,10 +55,13 @@ func TestReadme(t *testing.T) {
 	runPage(t, "../../docs/crd.md", dir, env)
 	runPage(t, "../../docs/aggregation.md", dir, env)
 	t.Cleanup(func() { // where a command failed
-		if pid, err := os.ReadFile(filepath.Join(dir, "webhook.pid")); err == nil {
-			_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+		for _, name := range []string{"webhook.pid", "guard.pid"} {
+			if pid, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+				_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+			}
 		}
 	})
+	runPage(t, "../../docs/admission.md", dir, env)
 	runPage(t, "../../docs/versions.md", dir, env)
 	runPage(t, "../../docs/envtest.md", dir, env)
 	runExtensionPage(t, dir, env)

@@ -28,15 +28,18 @@ const (
 // Request is one attempt at a write as plugins see it.
 type Request struct {
 	Operation       Operation
-	Version         *resource.Version           // of the objects: of what is posted to a subresource (a Binding), that of its own kind
-	Resource        schema.GroupVersionResource // that the request addresses
+	Version         *resource.Version           // of the objects: of a Scale, or what is posted to a subresource (a Binding), that of its own kind
+	Target          *resource.Version           // that the request addresses
+	Resource        schema.GroupVersionResource // the same
 	Subresource     string
 	Namespace, Name string // Name is "" for an object that gets its name later, and for a collection
 	User            user.Info
 	DryRun          bool
-	// Reinvoked says that the plugin has been asked before, and that a later one has changed the object since.
+	// Reinvoked says that all plugins have been asked before, and that one of them has replaced the object.
 	Reinvoked bool
-	Write     // nil where a plugin is only asked whether it handles the request
+	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again. It may be nil.
+	Kept  map[string]any
+	Write // nil where a plugin is only asked whether it handles the request
 }
 
 // Write is what a request is about, and who hears of it.
@@ -45,7 +48,7 @@ type Write interface {
 	New(ctx context.Context, at *resource.Version) (object.Tree, error)
 	// Old is the object as it is stored; nil for a creation. The tree is the caller's.
 	Old(ctx context.Context, at *resource.Version) (object.Tree, error)
-	// Replace makes t, at a version of the kind, the object as it is to be. Only Admit may call it.
+	// Replace makes t, at a version of the kind and with the defaults of that version, the object as it is to be. Only Admit may call it.
 	Replace(ctx context.Context, t object.Tree, at *resource.Version) error
 	// Replaced counts the calls of Replace so far.
 	Replaced() int
@@ -89,27 +92,26 @@ func (p Plugins) Handles(r *Request) bool {
 	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(r) })
 }
 
-// Admit asks each plugin to change or refuse the object. One with a method Reinvoke that returns true is asked once
-// more where a plugin behind it has changed the object.
+// Admit asks each plugin to change or refuse the object. Where one has replaced it, those with a method Reinvoke that returns true
+// are all asked once more.
 func (p Plugins) Admit(ctx context.Context, r *Request) error {
-	last := -1 // to change the object
-	for i, plugin := range p {
+	before := r.Replaced()
+	for _, plugin := range p {
 		if !plugin.Handles(r) {
 			continue
 		}
-		before := r.Replaced()
 		if err := admit(ctx, plugin, r); err != nil {
 			return err
 		}
-		if r.Replaced() != before {
-			last = i
-		}
+	}
+	if r.Replaced() == before {
+		return nil
 	}
 	r.Reinvoked = true
 	defer func() { r.Reinvoked = false }()
-	for i := 0; i < last; i++ {
-		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() && p[i].Handles(r) {
-			if err := admit(ctx, p[i], r); err != nil {
+	for _, plugin := range p {
+		if again, ok := plugin.(interface{ Reinvoke() bool }); ok && again.Reinvoke() && plugin.Handles(r) {
+			if err := admit(ctx, plugin, r); err != nil {
 				return err
 			}
 		}

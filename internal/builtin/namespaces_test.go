@@ -85,8 +85,7 @@ func TestUnenforced(t *testing.T) {
 		told = append(told, s.kind)
 	}
 	for _, kind := range []string{
-		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration",
-		"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration",
+		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 	} {
 		if !slices.Contains(told, kind) {
 			t.Errorf("who writes a %s is told nothing", kind)

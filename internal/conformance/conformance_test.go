@@ -51,6 +51,7 @@ func TestConformance(t *testing.T) {
 		{"crds", testCRDs},
 		{"objects", testObjects},
 		{"deletion", testDeletion},
+		{"webhooks", testWebhooks},
 	}
 	ran := 0
 	for _, part := range parts {

@@ -73,7 +73,7 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 }
 
 // pluginsNotHere are the admission plugins that kube-apiserver has by default and Trellis has not: see docs/compatibility.md.
-const pluginsNotHere = "MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionPolicy,ValidatingAdmissionWebhook"
+const pluginsNotHere = "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"
 
 func port(a *net.TCPAddr) string {
 	_, p, _ := net.SplitHostPort(a.String())

@@ -4,8 +4,10 @@ import (
 	"context"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -22,7 +24,8 @@ func (w *write) mutate() error {
 	if err := (admission.Lifecycle{Namespaces: w.engine.namespaces}).Admit(w.ctx, r); err != nil {
 		return err
 	}
-	if err := w.engine.Admission.Admit(w.ctx, r); err != nil {
+	owners := object.Metadata(w.wanted)["managedFields"]
+	if err := w.engine.Admission.Admit(w.ctx, w.hideName(r)); err != nil {
 		return err
 	}
 	if err := w.takeInternal(); err != nil {
@@ -31,21 +34,35 @@ func (w *write) mutate() error {
 	if w.way == stores && (w.patches || w.replaced > 0) {
 		w.dedup(" after mutating admission happens")
 	}
-	return nil
+	if w.replaced == 0 || w.wanted == nil {
+		return nil
+	}
+	w.keepOwners(owners)
+	return w.locate()
+}
+
+// keepOwners puts managedFields back of which admission has made something that is none.
+func (w *write) keepOwners(before any) {
+	if object.Equal(before, object.Metadata(w.wanted)["managedFields"]) {
+		return
+	}
+	err := managedfields.ValidateManagedFields((&unstructured.Unstructured{Object: w.wanted}).GetManagedFields())
+	if err == nil {
+		return
+	}
+	object.EnsureMetadata(w.wanted)["managedFields"] = before
+	w.warn(".metadata.managedFields was in an invalid state after admission; this could be caused by an outdated mutating admission controller; please fix your requests: " + err.Error())
+}
+
+// hideName takes the name out where an object goes with a collection: as upstream has it, plugins are not told.
+func (w *write) hideName(r *admission.Request) *admission.Request {
+	if w.caller.nameless {
+		r.Name = ""
+	}
+	return r
 }
 
 func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
-
-// defaultAgain fills in what admission has left out.
-func (w *write) defaultAgain() (err error) {
-	if w.replaced == 0 {
-		return nil
-	}
-	if w.wanted, err = w.rules.fill(w, w.wanted); err != nil {
-		return err
-	}
-	return w.locate()
-}
 
 // admit asks admission to refuse what would be stored.
 func (w *write) admit() error {
@@ -57,17 +74,23 @@ func (w *write) admit() error {
 	if w.admitted {
 		return nil
 	}
-	return w.engine.Admission.Validate(w.ctx, w.admission())
+	return w.engine.Admission.Validate(w.ctx, w.hideName(w.admission()))
 }
 
 // admission is the write as plugins see it, until it is asked for again.
 func (w *write) admission() *admission.Request {
 	w.request = admission.Request{
-		Operation: w.op, Version: w.v, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
+		Operation: w.op, Version: w.v, Target: w.target.Version, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
 		User: w.caller.User, DryRun: w.caller.DryRun, Write: admitted{w},
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.wanted)
+	}
+	if w.def == w.engine.namespaces() { // as upstream has it, a Namespace is in itself
+		w.request.Namespace = w.request.Name
+	}
+	if w.target.Subresource == "scale" {
+		w.request.Version = ScaleVersion
 	}
 	return &w.request
 }
@@ -86,11 +109,16 @@ func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, e
 		return nil, err
 	}
 	t := a.w.wanted
-	if a.w.obj != nil {
+	switch {
+	case a.w.obj != nil:
 		t = a.w.obj
-	}
-	if t == nil {
+	case at == ScaleVersion:
+		return object.Copy(a.w.scale.is), nil
+	case t == nil:
 		return nil, nil
+	}
+	if at == ScaleVersion {
+		return a.w.asScale(ctx, t)
 	}
 	out, err := a.w.at(ctx, object.Copy(t), at)
 	if a.w.reader.remote {
@@ -104,6 +132,12 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 	if a.w.rec == nil {
 		return nil, nil
 	}
+	if at == ScaleVersion {
+		if a.w.obj != nil {
+			return a.w.asScale(ctx, a.w.live)
+		}
+		return object.Copy(a.w.scale.was), nil
+	}
 	if a.w.live != nil && at == a.w.v {
 		return object.Copy(a.w.live), nil
 	}
@@ -114,7 +148,13 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 func (a admitted) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
 	a.w.replaced++
 	a.w.typed.shown, a.w.typed.made = nil, nil
-	a.w.wanted, err = a.w.at(ctx, t, a.w.v)
+	if at == ScaleVersion {
+		a.w.wanted, err = a.w.rescaled(t)
+		return err
+	}
+	if t, err = rulesOf(at).fill(a.w, t); err == nil {
+		a.w.wanted, err = a.w.at(ctx, t, a.w.v)
+	}
 	return err
 }
 
@@ -188,14 +228,23 @@ func (a admitted) Options() runtime.Object {
 		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
 	case *metav1.UpdateOptions:
 		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	case *metav1.CreateOptions:
+		dryRun, manager, validation = o.DryRun, o.FieldManager, o.FieldValidation
+	case *metav1.DeleteOptions:
+		o.APIVersion, o.Kind = optionsVersion, "DeleteOptions"
+		return o
 	default:
 		return o
 	}
 	if a.w.op == admission.Create {
-		return &metav1.CreateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+		of := metav1.TypeMeta{APIVersion: optionsVersion, Kind: "CreateOptions"}
+		return &metav1.CreateOptions{TypeMeta: of, DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
 	}
-	return &metav1.UpdateOptions{DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
+	of := metav1.TypeMeta{APIVersion: optionsVersion, Kind: "UpdateOptions"}
+	return &metav1.UpdateOptions{TypeMeta: of, DryRun: dryRun, FieldManager: manager, FieldValidation: validation}
 }
+
+var optionsVersion = metav1.SchemeGroupVersion.String()
 
 // Warn implements admission.Write.
 func (a admitted) Warn(text string) { a.w.warn(text) }

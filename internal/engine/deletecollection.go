@@ -64,13 +64,14 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 
 // deleteBatch deletes some objects in one commit, or one by one where that fails.
 func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
-	r := admission.Request{Operation: admission.Delete, Version: t.Version, Resource: t.resource(), Namespace: t.Namespace, User: c.User}
+	r := admission.Request{Operation: admission.Delete, Version: t.Version, Target: t.Version, Resource: t.resource(), Namespace: t.Namespace, User: c.User}
 	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(&r) { // plugins are asked once about each
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {
 			return err
 		}
 	}
+	c.nameless = true
 	for _, item := range items {
 		one := t
 		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name

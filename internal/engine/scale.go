@@ -195,7 +195,7 @@ func (w *write) rescale(f func(before object.Tree) (object.Tree, error)) (Object
 		if spec, _ := before["spec"].(object.Tree); !found {
 			spec["replicas"] = int64(unsetReplicas)
 		}
-		w.owned = true
+		w.owned, w.scale.was = true, before
 		return f(before)
 	}
 	if err := w.run(); err != nil {
@@ -232,8 +232,19 @@ func (w *write) ownScale(scale object.Tree, entries []any) {
 	}
 }
 
+// asScale is the Scale of the object, as t has it.
+func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error) {
+	t, err := w.at(ctx, object.Copy(t), w.v)
+	if err != nil {
+		return nil, err
+	}
+	scale, _, err := scaleOf(w.v.Scale, t)
+	return scale, err
+}
+
 // rescaled is the live object with what has become of its Scale.
 func (w *write) rescaled(scale object.Tree) (object.Tree, error) {
+	w.scale.is = scale
 	spec, _ := scale["spec"].(object.Tree)
 	if err := w.checkScale(scale, object.Int64(spec, "replicas")); err != nil {
 		return nil, err

@@ -23,16 +23,15 @@ type stage struct {
 // BeforeUpdate and BeforeDelete, then of its store. What is overtaken by another write goes through all of them again, from
 // the newest state.
 var stages = []stage{
-	{"decode", brings, (*write).decode},              // the object that the caller wants, with defaults
-	{"locate", brings, (*write).locate},              // its name and namespace are those of the request
-	{"own", brings, (*write).own},                    // who manages which fields
-	{"find", removes, (*write).find},                 // what is to go, as the caller has seen it
-	{"mutate", all, (*write).mutate},                 // admission that may change it
-	{"default again", brings, (*write).defaultAgain}, // what admission has left out
-	{"permit", stores, (*write).permit},              // may this caller write just this?
-	{"identify", stores, (*write).identify},          // generated name, uid, times; is it the object that was meant?
-	{"prepare", stores, (*write).prepare},            // what the caller may not set is as it was
-	{"mark", removes, (*write).mark},                 // what is left of an object that is to go
+	{"decode", brings, (*write).decode},     // the object that the caller wants, with defaults
+	{"locate", brings, (*write).locate},     // its name and namespace are those of the request
+	{"own", brings, (*write).own},           // who manages which fields
+	{"find", removes, (*write).find},        // what is to go, as the caller has seen it
+	{"mutate", all, (*write).mutate},        // admission that may change it
+	{"permit", stores, (*write).permit},     // may this caller write just this?
+	{"identify", stores, (*write).identify}, // generated name, uid, times; is it the object that was meant?
+	{"prepare", stores, (*write).prepare},   // what the caller may not set is as it was
+	{"mark", removes, (*write).mark},        // what is left of an object that is to go
 	{"validate", stores, (*write).validate},
 	{"check", acts, (*write).check}, // what is posted, by itself
 	{"warn", stores, (*write).warnings},

@@ -71,18 +71,6 @@ var shown = map[string]func(w *world) error{
 		_, err := w.create(t, `{"metadata":{"name":"a"}}`)
 		return expectError(err, `namespaces "absent" not found`)
 	},
-	"default again": func(w *world) error {
-		w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
-			t, err := r.New(ctx, r.Version)
-			if err == nil {
-				delete(t["spec"].(object.Tree), "image")
-				err = r.Replace(ctx, t, r.Version)
-			}
-			return err
-		}}}
-		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)
-		return expect(w, o, err, "spec.image", "busybox")
-	},
 	"permit": func(w *world) error {
 		_, err := w.create(w.at("rbac.authorization.k8s.io", "v1", "roles", "default"), `{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
 		return expectError(err, "is attempting to grant RBAC permissions not currently held")
@@ -230,6 +218,24 @@ func tried(t *testing.T, show func(*world) error, some []stage) (err error) {
 	return show(w)
 }
 
+// What admission puts in the place of an object gets the defaults of its version.
+func TestReplacedHasDefaults(t *testing.T) {
+	w := newWorld(t)
+	w.writeCRD(cronTabs(defaultingSchema, defaultingSchema))
+	w.Admission = admission.Plugins{&plugin{admit: func(ctx context.Context, r *admission.Request) error {
+		t, err := r.New(ctx, r.Version)
+		if err == nil {
+			delete(t["spec"].(object.Tree), "image")
+			err = r.Replace(ctx, t, r.Version)
+		}
+		return err
+	}}}
+	o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"image":"mine"}}`)
+	if err := expect(w, o, err, "spec.image", "busybox"); err != nil {
+		t.Error(err)
+	}
+}
+
 // Every stage does something that is missed without it.
 func TestEachStage(t *testing.T) {
 	for i, s := range stages {
@@ -261,7 +267,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			seen = append(seen, fmt.Sprintf("%s %s %s%s %s by %s dry=%t old=%t new=%t", stage, r.Operation, r.Version.Definition.Names.Plural,
+			seen = append(seen, fmt.Sprintf("%s %s %s%s %s by %s dry=%t old=%t new=%t", stage, r.Operation, r.Resource.Resource,
 				strings.TrimSuffix("/"+r.Subresource, "/"), r.Name, r.User.GetName(), r.DryRun, old != nil, next != nil))
 			return nil
 		}
@@ -305,7 +311,7 @@ func TestAdmissionOfEachVerb(t *testing.T) {
 	verb("dry run", "DELETE", " a", true, false, func() error { _, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{}, w.caller); return err })
 	w.caller.DryRun = false
 	verb("delete", "DELETE", " a", true, false, func() error { _, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{}, w.caller); return err })
-	verb("delete a collection", "DELETE", " b", true, false, func() error {
+	verb("delete a collection", "DELETE", " ", true, false, func() error {
 		_, err := w.DeleteCollection(w.ctx, w.cron(""), metav1.DeleteOptions{}, ListOptions{}, w.caller)
 		return err
 	})

@@ -68,8 +68,9 @@ type progress struct {
 	owned        bool // wanted has its managedFields
 	// old and obj are the same in the form that the kind's rules want.
 	old, obj object.Tree
-	typed    typedWrite // of a kind with a Strategy
-	replaced int        // times that admission has replaced wanted
+	typed    typedWrite                    // of a kind with a Strategy
+	replaced int                           // times that admission has replaced wanted
+	scale    struct{ is, was object.Tree } // the Scale that wanted is made of, and that of live, with their owners
 
 	packed    object.Packed     // obj as it is to be stored, or as it was last
 	changed   resource.Internal // the object, where it is changed before it is deleted

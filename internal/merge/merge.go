@@ -46,14 +46,12 @@ func JSON(ctx context.Context, doc object.Tree, patch []byte) (object.Tree, erro
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
 			"The allowed maximum operations in a JSON patch is %d, got %d", maxJSONPatchOperations, len(operations)))
 	}
-	// The library takes its limit from a variable; whoever comes first sets it.
-	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
 	aside := !touchManagedFields(operations)
 	source := doc
 	if aside {
 		source = withoutManagedFields(doc)
 	}
-	patched, err := performAll(ctx, operations, object.AppendJSON(nil, source))
+	patched, err := Perform(ctx, operations, object.AppendJSON(nil, source))
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -73,9 +71,12 @@ func JSON(ctx context.Context, doc object.Tree, patch []byte) (object.Tree, erro
 // jsonPatchPiece is how many operations are applied between two looks at the time. Each may move a whole array.
 const jsonPatchPiece = 256
 
-// performAll applies operations piece by piece, as long as there is time: ten thousand moves in a large array take
-// most of a minute. The library's limit on copies counts within a piece; over all of them, the document may grow as much.
-func performAll(ctx context.Context, operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+// Perform applies the operations of a JSON patch to a document piece by piece, as long as there is time: ten thousand moves in a
+// large array take most of a minute. The library's limit on copies counts within a piece; over all of them, the document may grow
+// as much. Errors are the library's own, or ctx's.
+func Perform(ctx context.Context, operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+	// The library takes its limit from a variable; whoever comes first sets it.
+	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
 	most := len(doc) + maxJSONPatchCopyBytes + maxJSONPatchBytes
 	patched = doc
 	for piece := range slices.Chunk(operations, jsonPatchPiece) {

@@ -1,0 +1,80 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	upstream "k8s.io/apiserver/pkg/admission"
+	webhookerrors "k8s.io/apiserver/pkg/admission/plugin/webhook/errors"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/request"
+	webhookutil "k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/utils/ptr"
+)
+
+// call asks a webhook. The error is a failure to (failed), or the Status of its refusal.
+func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation, attributes *upstream.VersionedAttributes) (*request.AdmissionResponse, error) {
+	if effects := h.GetSideEffects(); s.IsDryRun() && (effects == nil || *effects != v1.SideEffectClassNone && *effects != v1.SideEffectClassNoneOnDryRun) {
+		return nil, webhookerrors.NewDryRunUnsupportedErr(h.GetName())
+	}
+	uid, review, answer, err := request.CreateAdmissionObjects(attributes, to)
+	if err != nil {
+		return nil, failed(h, "could not create admission objects: %w", err)
+	}
+	client, err := h.caller.client()
+	if err != nil {
+		return nil, failed(h, "could not get REST client: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(ptr.Deref(h.GetTimeoutSeconds(), 10))*time.Second)
+	defer cancel()
+	post := client.Post().Body(review)
+	if deadline, _ := ctx.Deadline(); time.Until(deadline) > 0 {
+		post.Timeout((time.Until(deadline) + time.Second - 1).Truncate(time.Second)) // the webhook is told
+	}
+	if err := post.Do(ctx).Into(answer); err != nil {
+		return nil, failed(h, "failed to call webhook: %w", err)
+	}
+	result, err := request.VerifyAdmissionResponse(uid, h.GetType() == "admit", answer)
+	if err != nil {
+		return nil, failed(h, "received invalid webhook response: %w", err)
+	}
+	s.mu.Lock()
+	for k, v := range result.AuditAnnotations {
+		s.request.Annotate(h.GetName()+"/"+k, v)
+	}
+	for _, text := range result.Warnings {
+		s.request.Warn(text)
+	}
+	s.mu.Unlock()
+	if !result.Allowed {
+		return nil, webhookerrors.ToStatusErr(h.GetName(), result.Result)
+	}
+	return result, nil
+}
+
+// failed says that a webhook could not be asked, in upstream's words.
+func failed(h *hook, format string, err error) error {
+	return &webhookutil.ErrCallingWebhook{WebhookName: h.GetName(), Reason: fmt.Errorf(format, err)}
+}
+
+// verdict is what the client gets of the error of a call: nil where the webhook is one that may fail.
+func (s *seen) verdict(ctx context.Context, h *hook, err error, annotation string) error {
+	var calling *webhookutil.ErrCallingWebhook
+	if !errors.As(err, &calling) {
+		return err
+	}
+	if ptr.Deref(h.GetFailurePolicy(), v1.Fail) != v1.Ignore {
+		return apierrors.NewInternalError(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ctx.Err() != nil {
+		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
+	}
+	s.request.Annotate("failed-open."+annotation, h.GetName())
+	return nil
+}

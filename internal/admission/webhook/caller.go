@@ -1,0 +1,119 @@
+package webhook
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionv1beta1 "k8s.io/api/admission/v1beta1"
+	v1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/internal/egress"
+)
+
+const (
+	callTimeout    = 30 * time.Second // timeoutSeconds is at most that
+	maxAnswerBytes = 8 << 20          // a patch has less than what a request may be of
+)
+
+// callers are how the webhooks of a server are reached. Those that say the same of that share connections and a circuit breaker.
+type callers struct {
+	egress *egress.Dialer
+	codec  runtime.NegotiatedSerializer
+
+	mu  sync.Mutex
+	all map[string]*caller // by the JSON of clientConfig
+}
+
+func newCallers(out *egress.Dialer) *callers {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(admissionv1.AddToScheme(scheme))
+	utilruntime.Must(admissionv1beta1.AddToScheme(scheme))
+	codec := serializer.NewCodecFactory(scheme).LegacyCodec(admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion)
+	return &callers{
+		egress: out, all: map[string]*caller{},
+		codec: serializer.NegotiatedSerializerWrapper(runtime.SerializerInfo{Serializer: codec}),
+	}
+}
+
+// caller calls what one clientConfig names.
+type caller struct {
+	config string
+	users  int // guarded by callers.mu
+	client func() (*rest.RESTClient, error)
+	close  func() // guarded by callers.mu
+}
+
+// take returns the caller of a clientConfig, until leave.
+func (c *callers) take(config v1.WebhookClientConfig) *caller {
+	text, err := json.Marshal(config)
+	if err != nil {
+		panic(err) // it was decoded from JSON
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	one := c.all[string(text)]
+	if one == nil {
+		one = &caller{config: string(text), close: func() {}}
+		one.client = sync.OnceValues(func() (*rest.RESTClient, error) { return c.open(one, config) })
+		c.all[string(text)] = one
+	}
+	one.users++
+	return one
+}
+
+// leave closes the connections of a caller that nobody has taken any longer. Calls under way go on.
+func (c *callers) leave(one *caller) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if one.users--; one.users == 0 {
+		one.close()
+		delete(c.all, one.config)
+	}
+}
+
+// open makes the client, which is upstream's, and so are the words of its errors.
+func (c *callers) open(one *caller, config v1.WebhookClientConfig) (*rest.RESTClient, error) {
+	options := egress.Options{Name: "admission", CABundle: config.CABundle, Timeout: callTimeout, MaxBytes: maxAnswerBytes}
+	to := &rest.Config{
+		QPS: -1, UserAgent: "trellis-admission", WarningHandler: rest.NoWarnings{},
+		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeJSON, NegotiatedSerializer: c.codec},
+	}
+	switch {
+	case config.Service != nil:
+		s := config.Service
+		options.Service = &egress.Service{Namespace: s.Namespace, Name: s.Name, Port: ptr.Deref(s.Port, 443)}
+		to.Host, to.APIPath = "https://"+options.Service.HostPort(), ptr.Deref(s.Path, "")
+	case config.URL != nil:
+		u, err := url.Parse(*config.URL)
+		if err != nil {
+			return nil, fmt.Errorf("unparsable URL: %w", err)
+		}
+		options.Address = net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
+		to.Host, to.APIPath = "https://"+u.Host, u.Path
+	default:
+		return nil, errors.New("webhook configuration must have either service or URL")
+	}
+	transport, err := c.egress.NewTransport(options)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if one.close = transport.Close; one.users == 0 {
+		transport.Close() // left meanwhile
+	}
+	return rest.UnversionedRESTClientForConfigAndClient(to, &http.Client{Transport: transport})
+}

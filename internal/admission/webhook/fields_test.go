@@ -1,0 +1,267 @@
+package webhook_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+)
+
+const namespaces = "/api/v1/namespaces"
+
+// VAL-027
+func TestFailurePolicy(t *testing.T) {
+	w := newWorld(t)
+	w.on("guard", func(to http.ResponseWriter, _ *http.Request, _ []byte) {
+		http.Error(to, "out of order", http.StatusInternalServerError)
+	})
+	for _, kind := range []string{mutatings, validatings} {
+		t.Run("Fail", func(t *testing.T) {
+			w.configure(t, kind, "guard", w.hook("guard", tree{"failurePolicy": "Fail"}))
+			w.refused(t, "POST", widgets, widget("a", `{}`), 500, `Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook: an error on the server ("out of order`)
+		})
+		t.Run("Ignore", func(t *testing.T) {
+			w.configure(t, kind, "guard", w.hook("guard", tree{"failurePolicy": "Ignore"}))
+			w.must("POST", widgets, widget("a", `{}`))
+			w.must("DELETE", widgets+"/a", "")
+			w.on("guard", deny("no"))
+			w.refused(t, "POST", widgets, widget("a", `{}`), 400, "denied the request: no") // which is no failure
+			w.on("guard", func(to http.ResponseWriter, _ *http.Request, _ []byte) {
+				http.Error(to, "out of order", http.StatusInternalServerError)
+			})
+		})
+	}
+}
+
+// VAL-027
+func TestMatchPolicy(t *testing.T) {
+	w := newWorld(t)
+	at2 := strings.Replace(widget("a", `{"color":"red"}`), "v1", "v2", 1)
+	rules := []any{about("*", "example.com", "v1", "widgets")}
+	t.Run("Exact", func(t *testing.T) {
+		w.configure(t, validatings, "guard", w.hook("guard", tree{"rules": rules, "matchPolicy": "Exact"}))
+		w.must("POST", widgets2, at2)
+		if seen := w.take(); len(seen) != 0 {
+			t.Error(text(seen))
+		}
+	})
+	t.Run("Equivalent", func(t *testing.T) {
+		w.configure(t, validatings, "guard", w.hook("guard", tree{"rules": rules, "matchPolicy": "Equivalent"}))
+		w.must("PATCH", widgets2+"/a", `{"spec":{"color":"blue"}}`)
+		seen := w.take()
+		if len(seen) != 1 || at(seen[0], "resource.version") != "v1" || at(seen[0], "requestResource.version") != "v2" || at(seen[0], "kind.version") != "v1" ||
+			at(seen[0], "requestKind.version") != "v2" || at(seen[0], "object.apiVersion") != "example.com/v1" || at(seen[0], "oldObject.apiVersion") != "example.com/v1" ||
+			at(seen[0], "object.spec.color") != "blue" || at(seen[0], "oldObject.spec.color") != "red" {
+			t.Error(text(seen))
+		}
+	})
+	t.Run("another group", func(t *testing.T) {
+		w.configure(t, validatings, "guard", w.hook("guard", tree{"rules": []any{about("*", "events.k8s.io", "v1", "events")}}))
+		w.must("POST", namespaces+"/default/events", `{"metadata":{"name":"e"},"involvedObject":{"namespace":"default","name":"p"},"reason":"R"}`)
+		if seen := w.take(); len(seen) != 1 || at(seen[0], "object.apiVersion") != "events.k8s.io/v1" || at(seen[0], "object.regarding.name") != "p" {
+			t.Error(text(seen))
+		}
+	})
+}
+
+// VAL-027
+func TestScopeAndOperations(t *testing.T) {
+	w := newWorld(t)
+	rule := func(scope string) tree {
+		some, other := about("CREATE", "example.com", "*", "*"), about("CREATE", "", "*", "namespaces")
+		some["scope"], other["scope"] = scope, scope
+		return tree{"rules": []any{some, other}}
+	}
+	w.configure(t, validatings, "guard", w.hook("cluster", rule("Cluster")), w.hook("namespaced", rule("Namespaced")))
+	w.must("POST", widgets, widget("a", `{}`))
+	w.must("PATCH", widgets+"/a", `{"spec":{"color":"red"}}`)
+	w.must("POST", namespaces, `{"metadata":{"name":"x"}}`)
+	if paths := w.paths(); paths != "namespaced cluster" {
+		t.Error(paths)
+	}
+}
+
+// VAL-027: the labels of a namespace are those that it has when the write is made; of a Namespace, those it is to have.
+func TestNamespaceSelector(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, validatings, "guard", w.hook("guard", tree{
+		"rules":             []any{about("*", "example.com", "*", "*"), about("*", "", "*", "namespaces"), about("*", "apiextensions.k8s.io", "*", "customresourcedefinitions")},
+		"namespaceSelector": tree{"matchLabels": tree{"guarded": "yes"}},
+	}))
+	label := func(value string) {
+		w.must("PATCH", namespaces+"/default", `{"metadata":{"labels":{"guarded":`+value+`}}}`)
+	}
+	w.must("POST", widgets, widget("a", `{}`))
+	if paths := w.paths(); paths != "" {
+		t.Error(paths)
+	}
+	label(`"yes"`)
+	if paths := w.paths(); paths != "guard" {
+		t.Errorf("the Namespace with its new labels: %q", paths)
+	}
+	w.must("PATCH", widgets+"/a", `{"spec":{"color":"red"}}`)
+	w.must("POST", crds, strings.NewReplacer("widgets", "gadgets", "Widget", "Gadget").Replace(widgetCRD))
+	if paths := w.paths(); paths != "guard guard" {
+		t.Errorf("in the namespace, and in none: %q", paths)
+	}
+	label("null")
+	w.must("PATCH", widgets+"/a", `{"spec":{"color":"blue"}}`)
+	if paths := w.paths(); paths != "" {
+		t.Errorf("no longer: %q", paths)
+	}
+}
+
+// VAL-027: of the new object, or of the old one.
+func TestObjectSelector(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, validatings, "guard", w.hook("guard", tree{"objectSelector": tree{"matchLabels": tree{"guarded": "yes"}}}))
+	for _, step := range []struct{ method, path, body, want string }{
+		{"POST", widgets, widget("a", `{}`), ""},
+		{"PATCH", widgets + "/a", `{"metadata":{"labels":{"guarded":"yes"}}}`, "guard"},
+		{"PATCH", widgets + "/a", `{"metadata":{"labels":{"guarded":"no"}}}`, "guard"},
+		{"PATCH", widgets + "/a", `{"metadata":{"labels":{"guarded":"maybe"}}}`, ""},
+		{"DELETE", widgets + "/a", "", ""},
+	} {
+		w.must(step.method, step.path, step.body)
+		if paths := w.paths(); paths != step.want {
+			t.Errorf("%s %s: %q", step.method, step.body, paths)
+		}
+	}
+}
+
+// VAL-027
+func TestMatchConditions(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, validatings, "guard", w.hook("guard", tree{"matchConditions": []any{
+		tree{"name": "color", "expression": "object != null && object.spec.color == 'red'"},
+		tree{"name": "user", "expression": "request.userInfo.username == 'kubernetes-admin' && authorizer.group('').resource('pods').check('get').allowed()"},
+	}}))
+	w.must("POST", widgets, widget("a", `{"color":"red"}`))
+	w.must("POST", widgets, widget("b", `{"color":"blue"}`))
+	if paths := w.paths(); paths != "guard" {
+		t.Error(paths)
+	}
+	w.refused(t, "POST", widgets, widget("c", `{}`), 403, "no such key: color")
+	for policy, code := range map[string]int{"Ignore": 201, "Fail": 403} {
+		t.Run(policy, func(t *testing.T) {
+			w.configure(t, mutatings, "guard", w.hook("guard", tree{"failurePolicy": policy, "matchConditions": []any{tree{"name": "x", "expression": "object.spec.nosuch == 1"}}}))
+			if out := w.do("POST", widgets, widget("d", `{"color":"blue"}`)); out.code != code {
+				t.Errorf("%d %s", out.code, out)
+			}
+			w.take()
+		})
+	}
+}
+
+// VAL-027: what has side effects is not called for a dry run, which then fails.
+func TestSideEffects(t *testing.T) {
+	w := newWorld(t)
+	for effects, called := range map[string]bool{"None": true, "NoneOnDryRun": true, "Some": false, "Unknown": false} {
+		t.Run(effects, func(t *testing.T) {
+			if !called { // these are of the time before the API refused them: TestDryRunWithSideEffects
+				w.refused(t, "POST", validatings, text(tree{"metadata": tree{"name": "guard"}, "webhooks": []tree{w.hook("guard", tree{"sideEffects": effects})}}), 422, "sideEffects")
+				return
+			}
+			w.configure(t, validatings, "guard", w.hook("guard", tree{"sideEffects": effects}))
+			w.must("POST", widgets+"?dryRun=All", widget("a", `{}`))
+			if seen := w.take(); len(seen) != 1 || seen[0]["dryRun"] != true {
+				t.Error(text(seen))
+			}
+		})
+	}
+}
+
+// VAL-027: webhooks are told how long they have, and are not waited for any longer.
+func TestTimeoutSeconds(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, validatings, "guard", w.hook("guard", tree{"timeoutSeconds": 1}))
+	gone := make(chan struct{})
+	w.on("guard", func(_ http.ResponseWriter, r *http.Request, _ []byte) {
+		<-r.Context().Done() // the server has hung up
+		close(gone)
+	})
+	w.refused(t, "POST", widgets, widget("a", `{}`), 500, `/guard?timeout=1s": context deadline exceeded`)
+	<-gone
+	w.on("guard", nil)
+	w.must("PATCH", validatings+"/guard", text(tree{"webhooks": []tree{w.hook("guard", tree{"timeoutSeconds": 30})}}))
+	w.take()
+	w.must("POST", widgets+"?timeout=9s", widget("a", `{}`))
+	if seen := w.take(); at(seen[0], "path") != "/guard?timeout=9s" {
+		t.Errorf("of a request that has 9 s, told %v", seen[0]["path"])
+	}
+}
+
+// VAL-027: a webhook is asked again if another one has changed the object after it, and it wants that.
+func TestReinvocationPolicy(t *testing.T) {
+	w := newWorld(t)
+	first := func(policy string) tree { return w.hook("first", tree{"reinvocationPolicy": policy}) }
+	w.on("second", patch(`[{"op":"add","path":"/spec/color","value":"red"}]`))
+	for policy, want := range map[string]string{"Never": "first second", "IfNeeded": "first second first"} {
+		t.Run(policy, func(t *testing.T) {
+			w.configure(t, mutatings, "a", first(policy))
+			w.configure(t, mutatings, "b", w.hook("second", tree{"reinvocationPolicy": "IfNeeded"}))
+			w.must("POST", widgets+"?dryRun=All", widget("a", `{}`))
+			if seen := w.take(); len(seen) > 2 && at(seen[2], "object.spec.color") != "red" {
+				t.Error(text(seen))
+			}
+			w.must("POST", widgets+"?dryRun=All", widget("a", `{}`))
+			if paths := w.paths(); paths != want {
+				t.Error(paths)
+			}
+			w.must("POST", widgets+"?dryRun=All", widget("a", `{"color":"red"}`))
+			if paths := w.paths(); paths != "first second" {
+				t.Errorf("without a change: %s", paths)
+			}
+		})
+	}
+}
+
+// Mutating webhooks are asked in the order of their configurations' names and of their places in them, and see what those before
+// them have made of the object.
+func TestOrder(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, mutatings, "b", w.hook("three", nil))
+	w.configure(t, mutatings, "a", w.hook("two", nil), w.hook("one", nil))
+	w.on("two", patch(`[{"op":"add","path":"/spec/color","value":"red"}]`))
+	w.on("one", patch(`[{"op":"test","path":"/spec/color","value":"red"},{"op":"replace","path":"/spec/color","value":"blue"}]`))
+	if out := w.must("POST", widgets, widget("a", `{}`)); out.at("spec.color") != "blue" {
+		t.Errorf("%s", out)
+	}
+	if paths := w.paths(); paths != "two one three" {
+		t.Error(paths)
+	}
+}
+
+// VAL-027: both versions of AdmissionReview, the first that the server knows.
+func TestAdmissionReviewVersions(t *testing.T) {
+	w := newWorld(t)
+	for want, versions := range map[string][]any{"v1": {"v2", "v1", "v1beta1"}, "v1beta1": {"v1beta1", "v1"}} {
+		t.Run(want, func(t *testing.T) {
+			w.configure(t, mutatings, "a", w.hook("guard", tree{"admissionReviewVersions": versions}))
+			asked := ""
+			w.on("guard", func(to http.ResponseWriter, r *http.Request, body []byte) {
+				_, after, _ := strings.Cut(string(body), `"apiVersion":"admission.k8s.io/`)
+				asked, _, _ = strings.Cut(after, `"`)
+				patch(`[{"op":"add","path":"/spec/color","value":"red"}]`)(to, r, body)
+			})
+			if out := w.must("POST", widgets+"?dryRun=All", widget("a", `{}`)); asked != want || out.at("spec.color") != "red" {
+				t.Errorf("asked as %s: %s", asked, out)
+			}
+		})
+	}
+}
+
+// Validating webhooks are asked at the same time: each of these answers when the other has been asked.
+func TestValidatingTogether(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, validatings, "guard", w.hook("one", nil), w.hook("two", nil))
+	meet := make(chan struct{})
+	for name, does := range map[string]func(){"one": func() { meet <- struct{}{} }, "two": func() { <-meet }} {
+		w.on(name, func(to http.ResponseWriter, r *http.Request, body []byte) {
+			does()
+			answer(admissionv1.AdmissionResponse{Allowed: true})(to, r, body)
+		})
+	}
+	w.must("POST", widgets, widget("a", `{}`))
+}

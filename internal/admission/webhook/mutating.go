@@ -1,0 +1,145 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	admissionv1 "k8s.io/api/admission/v1"
+	v1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/request"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/merge"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// mutator asks the mutating webhooks, one after the other.
+type mutator struct{ plugin }
+
+// Validate implements admission.Plugin.
+func (p *mutator) Validate(context.Context, *admission.Request) error { return nil }
+
+// Reinvoke says that webhooks that want it are asked again about what others have made of the object.
+func (p *mutator) Reinvoke() bool { return true }
+
+// rounds is what the second round is told by the first.
+type rounds struct {
+	called map[string]bool // by uid: webhooks that want to be called again if the object is changed after them
+	due    map[string]bool // those of them after which it was
+	left   object.Tree     // the object as this plugin left it
+}
+
+// change notes that the object is not what it was when webhooks saw it.
+func (r *rounds) change() {
+	maps.Copy(r.due, r.called)
+	clear(r.called)
+}
+
+// Admit implements admission.Plugin.
+func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
+	kept, _ := r.Kept[p.name].(*rounds)
+	if kept == nil {
+		if kept = (&rounds{called: map[string]bool{}, due: map[string]bool{}}); r.Kept == nil {
+			r.Kept = map[string]any{}
+		}
+		r.Kept[p.name] = kept
+	}
+	s, err := newSeen(ctx, r)
+	if err != nil {
+		return err
+	}
+	round := 0
+	if r.Reinvoked {
+		if round = 1; !object.Equal(kept.left, s.tree()) {
+			kept.change()
+		}
+	}
+	err = p.each(ctx, s, func(h *hook, to *generic.WebhookInvocation) error {
+		if r.Reinvoked && !kept.due[h.GetUID()] {
+			return nil
+		}
+		changed, err := p.ask(s, h, to, fmt.Sprintf("round_%d_index_%d", round, h.place))
+		if changed {
+			kept.change()
+		}
+		if w, _ := h.GetMutatingWebhook(); ptr.Deref(w.ReinvocationPolicy, v1.NeverReinvocationPolicy) == v1.IfNeededReinvocationPolicy {
+			kept.called[h.GetUID()] = true
+		}
+		return err
+	})
+	kept.left = s.tree()
+	return err
+}
+
+// ask calls a webhook and does what it says.
+func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round string) (changed bool, err error) {
+	attributes, err := s.VersionedAttribute(to.Kind)
+	if err != nil {
+		return false, apierrors.NewInternalError(err)
+	}
+	result, err := s.call(s.ctx, h, to, attributes)
+	if err == nil {
+		changed, err = s.apply(h, to, result, round)
+	}
+	note := mutating.MutationAuditAnnotation{Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Mutated: changed}
+	s.annotate(mutating.MutationAuditAnnotationPrefix+round, note)
+	if err != nil {
+		err = s.verdict(s.ctx, h, err, mutating.MutationAuditAnnotationPrefix+round)
+	}
+	return changed, err
+}
+
+// apply makes of the object what the patch in an answer says.
+func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.AdmissionResponse, round string) (changed bool, err error) {
+	if len(result.Patch) == 0 {
+		return false, nil
+	}
+	operations, err := jsonpatch.DecodePatch(result.Patch)
+	switch {
+	case err != nil:
+		return false, failed(h, "received undecodable patch in webhook response: %w", err)
+	case len(operations) == 0:
+		return false, nil
+	case s.GetObject() == nil:
+		return false, apierrors.NewInternalError(fmt.Errorf("admission webhook %q attempted to modify the object, which is not supported for this operation", h.GetName()))
+	case result.PatchType != admissionv1.PatchTypeJSONPatch:
+		return false, failed(h, "%w", fmt.Errorf("unsupported patch type %q", result.PatchType))
+	}
+	at := s.version(to.Kind)
+	before, err := s.request.New(s.ctx, at)
+	if err != nil {
+		return false, err
+	}
+	patched, err := merge.Perform(s.ctx, operations, object.AppendJSON(nil, before))
+	if err != nil {
+		return false, apierrors.NewInternalError(err)
+	}
+	after, _, err := object.DecodeJSON(patched)
+	if err != nil {
+		return false, apierrors.NewInternalError(err)
+	}
+	s.annotate(mutating.PatchAuditAnnotationPrefix+round, mutating.PatchAuditAnnotation{
+		Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Patch: operations, PatchType: string(result.PatchType),
+	})
+	if changed = !object.Equal(before, after); !changed {
+		return false, nil
+	}
+	if err := s.request.Replace(s.ctx, after, at); err != nil {
+		return false, apierrors.NewInternalError(err)
+	}
+	return true, s.look()
+}
+
+// annotate adds JSON to the audit record.
+func (s *seen) annotate(key string, value any) {
+	if text, err := json.Marshal(value); err == nil {
+		s.request.Annotate(key, string(text))
+	}
+}

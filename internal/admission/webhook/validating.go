@@ -1,0 +1,64 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	upstream "k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+)
+
+// validator asks the validating webhooks, all at the same time.
+type validator struct{ plugin }
+
+// Admit implements admission.Plugin.
+func (p *validator) Admit(context.Context, *admission.Request) error { return nil }
+
+// Validate implements admission.Plugin. Of several that refuse, the first is told.
+func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
+	s, err := newSeen(ctx, r)
+	if err != nil {
+		return err
+	}
+	type question struct {
+		*hook
+		to         *generic.WebhookInvocation
+		attributes *upstream.VersionedAttributes
+	}
+	var all []question
+	err = p.each(ctx, s, func(h *hook, to *generic.WebhookInvocation) error {
+		attributes, err := s.VersionedAttribute(to.Kind)
+		if err != nil {
+			return apierrors.NewInternalError(err)
+		}
+		all = append(all, question{h, to, attributes})
+		return nil
+	})
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	if ctx.Err() != nil {
+		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
+	}
+	refusals := make(chan error, len(all))
+	var asked sync.WaitGroup
+	for i, q := range all {
+		asked.Go(func() {
+			_, err := s.call(ctx, q.hook, q.to, q.attributes)
+			if err != nil {
+				err = s.verdict(ctx, q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
+			}
+			if err != nil {
+				refusals <- err
+			}
+		})
+	}
+	asked.Wait()
+	close(refusals)
+	return <-refusals
+}

@@ -1,0 +1,89 @@
+// Package webhook is the plugins MutatingAdmissionWebhook and ValidatingAdmissionWebhook: which webhooks are to hear of a write is
+// looked up in an index over their configurations in the store and then judged by upstream's own code; they are called by way of
+// internal/egress.
+package webhook
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	upstream "k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	webhookutil "k8s.io/apiserver/pkg/util/webhook"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Config is what the plugins need of the server.
+type Config struct {
+	Head       func() *storage.Snapshot
+	Egress     *egress.Dialer
+	Informers  informers.SharedInformerFactory // of Namespaces
+	Client     kubernetes.Interface            // finds a Namespace that Informers do not
+	Authorizer authorizer.UnconditionalAuthorizer
+}
+
+// New returns the two plugins.
+func New(c Config) ([]admission.Plugin, error) {
+	// Upstream's own plugin is asked for nothing but whether a webhook is to be called.
+	matcher, err := generic.NewWebhook(upstream.NewHandler(), nil,
+		func(informers.SharedInformerFactory, sets.Set[schema.GroupResource]) generic.Source { return nil },
+		func(*webhookutil.ClientManager) generic.Dispatcher { return nil })
+	if err != nil {
+		return nil, err
+	}
+	matcher.SetExternalKubeInformerFactory(c.Informers)
+	matcher.SetExternalKubeClientSet(c.Client)
+	matcher.SetUnconditionalAuthorizer(c.Authorizer)
+	callers := newCallers(c.Egress)
+	return []admission.Plugin{
+		&mutator{plugin{name: "MutatingAdmissionWebhook", matcher: matcher, index: newIndex(mutatingConfigurations, c.Head, callers)}},
+		&validator{plugin{name: "ValidatingAdmissionWebhook", matcher: matcher, index: newIndex(validatingConfigurations, c.Head, callers)}},
+	}, nil
+}
+
+// plugin is what both have.
+type plugin struct {
+	name    string
+	matcher *generic.Webhook
+	index   *index
+}
+
+// Name implements admission.Plugin.
+func (p *plugin) Name() string { return p.name }
+
+// Handles implements admission.Plugin.
+func (p *plugin) Handles(r *admission.Request) bool {
+	for _, h := range p.index.about(r) {
+		if h.wants(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// each calls f for the webhooks that a request is to be told to, in their order; f may change what they see of it.
+func (p *plugin) each(ctx context.Context, s *seen, f func(*hook, *generic.WebhookInvocation) error) error {
+	for _, h := range p.index.about(s.request) {
+		if !h.wants(s.request) {
+			continue
+		}
+		invocation, refused := p.matcher.ShouldCallHook(ctx, h, s, s, s)
+		if refused != nil {
+			return refused
+		}
+		if invocation == nil {
+			continue
+		}
+		if err := f(h, invocation); err != nil {
+			return err
+		}
+	}
+	return nil
+}

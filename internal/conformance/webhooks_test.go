@@ -1,0 +1,215 @@
+package conformance_test
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// hooks are the webhooks of both servers. Those of a server are asked at paths that begin with its name.
+type hooks struct {
+	*httptest.Server
+	mu   sync.Mutex
+	seen map[string][]any // the requests of AdmissionReviews, by server
+}
+
+// patches are what the mutating webhooks change, by their names.
+var patches = map[string]string{
+	"label": `[{"op":"add","path":"/metadata/labels/by","value":"webhook"}]`,
+	"more":  `[{"op":"add","path":"/metadata/labels/more","value":"x"}]`,
+	"scale": `[{"op":"replace","path":"/spec/replicas","value":7}]`,
+}
+
+func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var review map[string]any
+	d := json.NewDecoder(r.Body)
+	d.UseNumber()
+	if err := d.Decode(&review); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	parts := strings.Split(r.URL.Path, "/") // "", server, webhook
+	answer := map[string]any{"uid": nested[string](review, "request", "uid"), "allowed": true, "auditAnnotations": map[string]any{"seen": "yes"}}
+	if parts[2] != "look" && parts[2] != "elsewhere" { // which are asked at the same time as another one
+		answer["warnings"] = []string{"seen by " + parts[2]}
+	}
+	if parts[2] == "deny" {
+		answer["allowed"], answer["status"] = false, map[string]any{"code": 418, "reason": "Teapot", "message": "short and stout"}
+	}
+	if patch := patches[parts[2]]; patch != "" && nested[any](review, "request", "object") != nil {
+		answer["patch"], answer["patchType"] = []byte(patch), "JSONPatch"
+	}
+	if nested[string](review, "request", "userInfo", "username") == "kubernetes-admin" {
+		h.mu.Lock()
+		h.seen[parts[1]] = append(h.seen[parts[1]], map[string]any{"webhook": parts[2], "at": review["apiVersion"], "query": r.URL.RawQuery, "request": review["request"]})
+		h.mu.Unlock()
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": review["apiVersion"], "kind": "AdmissionReview", "response": answer})
+}
+
+// take returns what webhooks of a server have been asked since the last time; those of a kind come in no fixed order.
+func (h *hooks) take(server string) []any {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seen := h.seen[server]
+	delete(h.seen, server)
+	for _, review := range seen {
+		if request := nested[map[string]any](review, "request"); nested[string](request, "object", "metadata", "generateName") != "" {
+			request["name"] = "(random)"
+		}
+	}
+	slices.SortStableFunc(seen, func(a, b any) int { return strings.Compare(nested[string](a, "webhook"), nested[string](b, "webhook")) })
+	return normalValue("", seen).([]any)
+}
+
+// configuration has webhooks for a server, each about some resources.
+func (h *hooks) configuration(server, kind, name string, webhooks ...string) string {
+	ca := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw}))
+	var all []string
+	for _, w := range webhooks {
+		name, rest, _ := strings.Cut(w, " ")
+		all = append(all, fmt.Sprintf(`{"name":"%s.example.com","sideEffects":"None","clientConfig":{"url":"%s/%s/%s","caBundle":"%s"},%s}`, name, h.URL, server, name, ca, rest))
+	}
+	return fmt.Sprintf(`{"apiVersion":"admissionregistration.k8s.io/v1","kind":"%s","metadata":{"name":"%s"},"webhooks":[%s]}`, kind, name, strings.Join(all, ","))
+}
+
+const (
+	everything = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*/*"]}],` + inHooked
+	inHooked   = `"namespaceSelector":{"matchLabels":{"hooked":"yes"}}`
+	// others sees custom objects at v1beta1, and built-in ones at versions that requests do not have, in the old form of reviews.
+	others = `"admissionReviewVersions":["v1beta1"],"timeoutSeconds":7,` + inHooked + `,"rules":[{"operations":["*"],"apiGroups":["conformance.example.com"],"apiVersions":["v1beta1"],"resources":["*/*"]},
+{"operations":["*"],"apiGroups":["autoscaling"],"apiVersions":["v1"],"resources":["horizontalpodautoscalers"]},{"operations":["*"],"apiGroups":["events.k8s.io"],"apiVersions":["v1"],"resources":["events"]}]`
+	scales = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*/scale"]}],"objectSelector":{},` + inHooked
+	red    = `"admissionReviewVersions":["v1"],"rules":[{"operations":["CREATE","UPDATE"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*"]}],"objectSelector":{"matchLabels":{"red":"yes"}},"reinvocationPolicy":"IfNeeded",` + inHooked
+	asked  = `"admissionReviewVersions":["v1"],"rules":[{"operations":["*"],"apiGroups":["*"],"apiVersions":["*"],"resources":["*"]}],"matchConditions":[{"name":"denied","expression":"has(object.metadata.annotations) && object.metadata.annotations['deny'] == 'yes' && authorizer.group('').resource('pods').check('get').allowed()"}],` + inHooked
+)
+
+// VAL-023 VAL-027 DEF-009: webhooks of both servers see the same.
+func testWebhooks(t *testing.T, p *pair) {
+	h := &hooks{seen: map[string][]any{}}
+	h.Server = httptest.NewTLSServer(h)
+	t.Cleanup(h.Close)
+	p.do(t, "POST /api/v1/namespaces", "", `{"metadata":{"name":"hooked","labels":{"hooked":"yes"}}}`)
+	p.do(t, "POST "+crdPath, asYAML, strings.NewReplacer("widgets", "hookeds", "Widget", "Hooked", "wd", "hk").Replace(widgets))
+	established := func(a answer) bool { return a.code == 200 }
+	p.settle(t, "/apis/conformance.example.com/v1/namespaces/hooked/hookeds", established)
+	for _, s := range []*server{p.ours, p.theirs} {
+		for _, c := range [][2]string{
+			{"mutatingwebhookconfigurations", h.configuration(s.name, "MutatingWebhookConfiguration", "b", "see "+everything, "label "+red, "scale "+scales)},
+			{"mutatingwebhookconfigurations", h.configuration(s.name, "MutatingWebhookConfiguration", "c", "more "+red, "others "+others)},
+			{"validatingwebhookconfigurations", h.configuration(s.name, "ValidatingWebhookConfiguration", "a", "look "+everything, "elsewhere "+others, "deny "+asked)},
+		} {
+			if a, err := s.send(t.Context(), request{method: "POST", path: "/apis/admissionregistration.k8s.io/v1/" + c[0], body: c[1]}); err != nil || a.code != 201 {
+				t.Fatalf("%s: %v %v", s.name, a, err)
+			}
+		}
+	}
+	h.inForce(t, p)
+	defer func() {
+		for _, c := range []string{"mutatingwebhookconfigurations/b", "mutatingwebhookconfigurations/c", "validatingwebhookconfigurations/a"} {
+			p.do(t, "DELETE /apis/admissionregistration.k8s.io/v1/"+c, "", "")
+		}
+	}()
+	for _, r := range hookedRequests() {
+		if ours, theirs := p.exchange(t, r); !strings.HasSuffix(r.path, "/token") { // two servers' tokens
+			p.judge(t, r, ours, theirs)
+		}
+		ours, theirs := h.take("here"), h.take("upstream")
+		if len(theirs) == 0 {
+			t.Errorf("%s %s: no webhook has seen it", r.method, r.path)
+		}
+		for _, d := range compareValues("reviews", any(ours), any(theirs)) {
+			if p.isKnown(r, d) {
+				continue
+			}
+			t.Errorf("%s %s %.300s\n%s", r.method, r.path, r.body, d)
+		}
+	}
+}
+
+// inForce waits until kube-apiserver has read the configurations.
+func (h *hooks) inForce(t *testing.T, p *pair) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		p.do(t, "POST /api/v1/namespaces/hooked/configmaps?dryRun=All", "", `{"metadata":{"name":"probe","labels":{"red":"yes"}}}`)
+		ours, theirs := h.take("here"), h.take("upstream")
+		return len(ours) == 5 && len(theirs) == 5, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func hookedRequests() []request {
+	const (
+		custom  = "/apis/conformance.example.com/v1/namespaces/hooked/hookeds"
+		custom2 = "/apis/conformance.example.com/v1beta1/namespaces/hooked/hookeds"
+		core    = "/api/v1/namespaces/hooked/"
+		deploys = "/apis/apps/v1/namespaces/hooked/deployments"
+		hpas    = "/apis/autoscaling/v2/namespaces/hooked/horizontalpodautoscalers"
+		pod     = `{"metadata":{"name":"p","labels":{"red":"yes"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`
+		deploy  = `{"metadata":{"name":"d","labels":{"red":"yes"}},"spec":{"replicas":1,"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}}}`
+		scale   = `{"apiVersion":"autoscaling/v1","kind":"Scale","metadata":{"name":"%s","namespace":"hooked"},"spec":{"replicas":3}}`
+		apply   = `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"name":"b","labels":{"red":"yes"}},"spec":{"color":"red","size":2}}`
+	)
+	of := func(line, contentType, body string) request {
+		method, path, _ := strings.Cut(line, " ")
+		return request{method: method, path: path, contentType: contentType, body: body}
+	}
+	return []request{
+		of("POST "+custom+"?dryRun=All", "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"name":"a"},"spec":{"color":"red"}}`),
+		of("POST "+custom, "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"name":"a","labels":{"red":"yes"}},"spec":{"color":"red"}}`),
+		of("POST "+custom+"?fieldManager=me", "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"generateName":"A_"},"spec":{"color":"red"}}`),
+		of("POST "+custom, "", `{"apiVersion":"conformance.example.com/v1","kind":"Hooked","metadata":{"generateName":"g-"},"spec":{"color":"red"}}`),
+		of("PATCH "+custom+"/a", asMerge, `{"spec":{"size":2},"metadata":{"labels":{"red":"yes"}}}`),
+		of("PATCH "+custom2+"/a", asMerge, `{"metadata":{"annotations":{"a":"b"}}}`),
+		of("PATCH "+custom+"/a", asMerge, `{"metadata":{"annotations":{"deny":"yes"}}}`),
+		of("PATCH "+custom+"/a/status", asMerge, `{"status":{"size":1}}`),
+		of("PATCH "+custom+"/a/scale", asMerge, `{"spec":{"replicas":4}}`),
+		of("PUT "+custom+"/a/scale", "", fmt.Sprintf(scale, "a")),
+		of("PATCH "+custom+"/b?fieldManager=me&force=true", asApply, apply),
+		of("PATCH "+custom+"/b?fieldManager=me&force=true&dryRun=All", asApply, strings.Replace(apply, "2}}", "3}}", 1)),
+		of("PATCH "+custom+"/b?fieldManager=me&force=true", asApply, strings.Replace(apply, "2}}", "3}}", 1)),
+		of("DELETE "+custom+"/b?propagationPolicy=Foreground&dryRun=All", "", ""),
+		of("DELETE "+custom+"/b", "", `{"apiVersion":"v1","kind":"DeleteOptions","propagationPolicy":"Background"}`),
+		of("DELETE "+custom+"?labelSelector=red", "", ""),
+		of("POST "+core+"configmaps", "", `{"metadata":{"name":"c","labels":{"red":"yes"}},"data":{"a":"b"}}`),
+		of("PUT "+core+"configmaps/c", "", `{"metadata":{"name":"c"},"data":{"a":"c"}}`),
+		of("PATCH "+core+"configmaps/c", asStrategic, `{"metadata":{"annotations":{"deny":"yes"}}}`),
+		of("DELETE "+core+"configmaps/c?gracePeriodSeconds=3", "", ""),
+		of("POST "+core+"pods", "", pod),
+		of("PATCH "+core+"pods/p/status", asMerge, `{"status":{"phase":"Pending"}}`),
+		of("POST "+core+"pods/p/binding", "", `{"metadata":{"name":"p"},"target":{"kind":"Node","name":"n"}}`),
+		of("POST "+core+"pods/p/eviction?dryRun=All", "", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
+		of("POST "+core+"pods/p/eviction", "", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
+		of("DELETE "+core+"pods/p?gracePeriodSeconds=0", "", ""),
+		of("POST "+core+"serviceaccounts", "", `{"metadata":{"name":"s"}}`),
+		of("POST "+core+"serviceaccounts/s/token", "", `{"spec":{"audiences":["https://kubernetes.default.svc"],"expirationSeconds":600}}`),
+		of("POST "+deploys, "", deploy),
+		of("PATCH "+deploys+"/d", asMerge, `{"metadata":{"annotations":{"a":"b"}}}`),
+		of("PATCH "+deploys+"/d/status", asMerge, `{"status":{"replicas":1}}`),
+		of("PUT "+deploys+"/d/scale", "", fmt.Sprintf(scale, "d")),
+		of("PATCH "+deploys+"/d/scale", asMerge, `{"spec":{"replicas":5}}`),
+		of("DELETE "+deploys, "", ""),
+		of("POST "+hpas, "", `{"metadata":{"name":"h"},"spec":{"maxReplicas":3,"scaleTargetRef":{"kind":"Deployment","name":"d","apiVersion":"apps/v1"}}}`),
+		of("PATCH "+hpas+"/h", asMerge, `{"spec":{"maxReplicas":4}}`),
+		of("DELETE "+hpas+"/h", "", ""),
+		of("POST "+core+"events", "", `{"metadata":{"name":"e","namespace":"hooked"},"involvedObject":{"kind":"Pod","name":"p","namespace":"hooked"},"reason":"R","type":"Normal","source":{"component":"c"}}`),
+		of("POST "+core+"services", "", `{"metadata":{"name":"s","labels":{"red":"yes"}},"spec":{"ports":[{"port":80}]}}`),
+		of("DELETE "+core+"services/s", "", ""),
+		of("PATCH /api/v1/namespaces/hooked", asMerge, `{"metadata":{"annotations":{"a":"b"}}}`),
+		of("POST /api/v1/namespaces", "", `{"metadata":{"name":"hooked2","labels":{"hooked":"yes"}}}`),
+		of("PUT /api/v1/namespaces/hooked2/finalize", "", `{"metadata":{"name":"hooked2","labels":{"hooked":"yes"}},"spec":{"finalizers":["kubernetes"]}}`),
+	}
+}
