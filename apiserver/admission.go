@@ -1,9 +1,11 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/kubernetes"
@@ -12,6 +14,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
+	"github.com/trellis-k8s/trellis/internal/admission/policy"
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -27,14 +32,45 @@ func (s *Server) admission() (admission.Plugins, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of admission: %w", err)
 	}
+	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() }, authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
-		Informers:  plugins.Informers{Catalog: func() *resource.Catalog { return s.engine.Live.Load() }, Head: s.store.Head},
+		Informers:  plugins.Informers{Catalog: catalog, Head: s.store.Head},
 		Client:     client,
-		Authorizer: authorizer.AuthorizerFunc(s.authorizer.Authorize),
+		Authorizer: may,
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
+	c.Own = policy.Plugins(policy.Config{
+		Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Namespaces: c.Informers.Core().V1().Namespaces().Lister(), Client: client, Authorizer: may,
+	})
 	return plugins.Open(c)
+}
+
+// stored are objects as policies read them.
+type stored struct{ s *Server }
+
+// Get implements policy.Objects.
+func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name string) (object.Tree, error) {
+	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
+	if err != nil {
+		return nil, err
+	}
+	return found.Tree()
+}
+
+// List implements policy.Objects.
+func (o stored) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]object.Tree, error) {
+	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]object.Tree, len(list.Items))
+	for i, item := range list.Items {
+		if all[i], err = item.Tree(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // later is the way to a server that is not put together yet.

@@ -36,7 +36,9 @@ type Request struct {
 	DryRun          bool
 	// Reinvoked says that the plugin has been asked before, and that a later one has changed the object since.
 	Reinvoked bool
-	Write     // nil where a plugin is only asked whether it handles the request
+	// Memory is what plugins that are asked again keep until then, by their names; nil: nothing yet.
+	Memory map[string]any
+	Write  // nil where a plugin is only asked whether it handles the request
 }
 
 // Write is what a request is about, and who hears of it.
@@ -84,27 +86,26 @@ func (p Plugins) Handles(r *Request) bool {
 	return slices.ContainsFunc(p, func(plugin Plugin) bool { return plugin.Handles(r) })
 }
 
-// Admit asks each plugin to change or refuse the object. One with a method Reinvoke that returns true is asked once
-// more where a plugin behind it has changed the object.
+// Admit asks each plugin to change or refuse the object. Where one has replaced it, those with a method Reinvoke that returns
+// true are asked once more.
 func (p Plugins) Admit(ctx context.Context, r *Request) error {
-	last := -1 // to change the object
-	for i, plugin := range p {
+	before := r.Replaced()
+	for _, plugin := range p {
 		if !plugin.Handles(r) {
 			continue
 		}
-		before := r.Replaced()
 		if err := plugin.Admit(ctx, r); err != nil {
 			return err
 		}
-		if r.Replaced() != before {
-			last = i
-		}
+	}
+	if r.Replaced() == before {
+		return nil
 	}
 	r.Reinvoked = true
 	defer func() { r.Reinvoked = false }()
-	for i := 0; i < last; i++ {
-		if again, ok := p[i].(interface{ Reinvoke() bool }); ok && again.Reinvoke() && p[i].Handles(r) {
-			if err := p[i].Admit(ctx, r); err != nil {
+	for _, plugin := range p {
+		if again, ok := plugin.(interface{ Reinvoke() bool }); ok && again.Reinvoke() && plugin.Handles(r) {
+			if err := plugin.Admit(ctx, r); err != nil {
 				return err
 			}
 		}

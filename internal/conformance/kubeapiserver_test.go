@@ -74,9 +74,9 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 
 // pluginsNotHere are the admission plugins that kube-apiserver has by default and Trellis has not: see docs/compatibility.md.
 const pluginsNotHere = "CertificateApproval,CertificateSigning,CertificateSubjectRestriction,ClusterTrustBundleAttest,DefaultIngressClass," +
-	"DefaultStorageClass,DefaultTolerationSeconds,LimitRanger,MutatingAdmissionPolicy,MutatingAdmissionWebhook,NodeDeclaredFeatureValidator," +
+	"DefaultStorageClass,DefaultTolerationSeconds,LimitRanger,MutatingAdmissionWebhook,NodeDeclaredFeatureValidator," +
 	"PersistentVolumeClaimResize,PodGroupProtection,PodResizeValidator,PodSecurity,PodTopologyLabels,Priority,ResourceQuota,RuntimeClass," +
-	"ServiceAccount,StorageObjectInUseProtection,TaintNodesByCondition,ValidatingAdmissionPolicy,ValidatingAdmissionWebhook"
+	"ServiceAccount,StorageObjectInUseProtection,TaintNodesByCondition,ValidatingAdmissionWebhook"
 
 func port(a *net.TCPAddr) string {
 	_, p, _ := net.SplitHostPort(a.String())
