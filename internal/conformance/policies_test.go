@@ -49,7 +49,7 @@ type policyCase struct {
 	mutates       bool
 	spec, binding string // what they have besides the least
 	objects       []string
-	patches       []string // of the first object, once it is there
+	patches       []string // of the first object, once it is there; behind the subresource
 }
 
 const policedCRD = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: cars.police.example.com}, spec: {group: police.example.com,
@@ -157,7 +157,8 @@ func (p *pair) breakPolicy(t *testing.T, i int, c policyCase) {
 			continue
 		}
 		for _, patch := range c.patches {
-			p.do(t, "PATCH "+collection(o)+"/"+name, asMerge, patch)
+			sub, patch, _ := strings.Cut(patch, "{")
+			p.do(t, "PATCH "+collection(o)+"/"+name+sub, asMerge, "{"+patch)
 		}
 		p.do(t, "DELETE "+collection(o)+"/"+name, "", "")
 		p.get(t, collection(o)+"/"+name)
@@ -166,7 +167,7 @@ func (p *pair) breakPolicy(t *testing.T, i int, c policyCase) {
 
 const (
 	aMap    = `{apiVersion: v1, kind: ConfigMap, METADATA, data: {a: "5", color: red}}`
-	aCar    = `{apiVersion: police.example.com/v1, kind: Car, METADATA, spec: {color: red, tags: [x, y], parts: [{name: door, weight: 7}]}}`
+	aCar    = `{apiVersion: police.example.com/v1, kind: Car, METADATA, spec: {color: red, tags: [x, z], parts: [{name: door, weight: 7}]}}`
 	aCarV2  = `{apiVersion: police.example.com/v2, kind: Car, METADATA, spec: {wheels: 3, color: blue}}`
 	aDeploy = `{apiVersion: apps/v1, kind: Deployment, METADATA, spec: {replicas: 3, selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}`
 	aPod    = `{apiVersion: v1, kind: Pod, METADATA, spec: {automountServiceAccountToken: false, containers: [{name: c, image: "i:1", resources: {limits: {cpu: 1500m}}}]}}`
@@ -182,13 +183,13 @@ var policyCases = []policyCase{
 	{spec: `validations: [{expression: "has(object.nothing) || object.metadata.name == ''", message: "  it has a name  "}]`, objects: objects},
 	{spec: `validations: [{expression: "object.data.a == '4'", messageExpression: "'a is ' + object.data.a", reason: Forbidden}]`, objects: []string{aMap}},
 	{spec: `validations: [{expression: "object.data.a == '4'", messageExpression: "string(object.data.missing)", message: other, reason: RequestEntityTooLarge}]`, objects: []string{aMap}},
-	{spec: `validations: [{expression: "object.spec.missing == 4", reason: Unauthorized}]`, objects: objects},
+	{spec: `validations: [{expression: "object.spec.missing == 4", reason: RequestEntityTooLarge}]`, objects: objects},
 	{spec: `failurePolicy: Ignore, validations: [{expression: "object.spec.missing == 4"}]`, objects: objects},
 	{spec: `variables: [{name: w, expression: "object.spec.wheels"}, {name: more, expression: "variables.w + 1"}], validations: [{expression: "variables.more < 5", messageExpression: "'wheels: ' + string(variables.w)"}]`,
 		objects: []string{aCar, aCarV2}, patches: []string{`{"spec":{"wheels":2}}`}},
 	{spec: `variables: [{name: w, expression: "object.missing"}], validations: [{expression: "variables.w < 5"}]`, objects: []string{aCar}},
 	{spec: `matchConditions: [{name: blue, expression: "object.spec.color == 'blue'"}], validations: [{expression: "false"}]`, objects: []string{aCar, aCarV2, aMap}},
-	{spec: `matchConditions: [{name: wrong, expression: "object.missing"}], failurePolicy: Ignore, validations: [{expression: "false"}]`, objects: []string{aCar}},
+	{spec: `matchConditions: [{name: wrong, expression: "object.missing == 1"}], failurePolicy: Ignore, validations: [{expression: "false"}]`, objects: []string{aCar}},
 	{spec: `validations: [{expression: "false", message: warned}]`, binding: `validationActions: [Warn, Audit]`, objects: objects},
 	{spec: `validations: [{expression: "false", message: one}, {expression: "1 == 2"}]`, binding: `validationActions: [Warn]`, objects: []string{aMap}},
 	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "int(object.data.a) < int(params.data.max)", messageExpression: "'at most ' + params.data.max"}]`,
@@ -203,7 +204,7 @@ var policyCases = []policyCase{
 	{spec: `paramKind: {apiVersion: police.example.com/v2, kind: Car}, validations: [{expression: "object.spec.wheels == params.spec.wheels && params.apiVersion == 'x'", messageExpression: "params.apiVersion + params.kind + string(params.spec.wheels)"}]`,
 		binding: `validationActions: [Deny], paramRef: {name: param, parameterNotFoundAction: Deny}`, objects: []string{aCar, aMap}},
 	{spec: `paramKind: {apiVersion: police.example.com/v3, kind: Car}, validations: [{expression: "true"}]`, binding: `validationActions: [Deny], paramRef: {name: param, parameterNotFoundAction: Deny}`, objects: []string{aCar}},
-	{spec: `paramKind: {apiVersion: v1, kind: Namespace}, validations: [{expression: "params.metadata.labels.team == 'blue'", messageExpression: "params.metadata.labels.team"}]`,
+	{spec: `paramKind: {apiVersion: v1, kind: Namespace}, validations: [{expression: "params.metadata.labels.team == 'blue'", messageExpression: "string(params.metadata.labels.team)"}]`,
 		binding: `validationActions: [Deny], paramRef: {name: ns, parameterNotFoundAction: Deny}`, objects: []string{aCar}},
 	{spec: `paramKind: {apiVersion: v1, kind: Namespace}, validations: [{expression: "true"}]`, binding: `validationActions: [Deny], paramRef: {name: ns, namespace: ns, parameterNotFoundAction: Deny}`, objects: []string{aCar}},
 	{spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "true"}]`, binding: `validationActions: [Deny], paramRef: {name: low, parameterNotFoundAction: Deny}`, objects: []string{aSpace}},
@@ -215,9 +216,9 @@ var policyCases = []policyCase{
 	{spec: `validations: [{expression: "oldObject == null || oldObject.spec.wheels <= object.spec.wheels", message: fewer}]`, objects: []string{aCar}, patches: []string{`{"spec":{"wheels":5}}`, `{"spec":{"wheels":1}}`}},
 	{spec: `matchConstraints: {LABELLED, matchPolicy: Exact, resourceRules: [{apiGroups: [police.example.com], apiVersions: [v2], operations: ["*"], resources: [cars]}]}, validations: [{expression: "false"}]`, objects: []string{aCar, aCarV2}},
 	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: [police.example.com], apiVersions: [v2], operations: [CREATE], resources: [cars]}]}, validations: [{expression: "false", messageExpression: "object.apiVersion + request.kind.version + request.requestKind.version"}]`, objects: []string{aCar, aCarV2}},
-	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: [events.k8s.io], apiVersions: [v1], operations: [CREATE], resources: [events]}]}, validations: [{expression: "false", messageExpression: "object.note + object.apiVersion"}]`, objects: []string{anEvent, aNew}},
-	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [DELETE], resources: [configmaps]}]}, validations: [{expression: "object != null", messageExpression: "oldObject.data.a"}]`, objects: []string{aMap}},
-	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: [UPDATE], resources: ["*/status"]}]}, validations: [{expression: "false"}]`, objects: []string{aCar}, patches: []string{`{"spec":{"wheels":5}}`}},
+	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: [events.k8s.io], apiVersions: [v1], operations: [CREATE], resources: [events]}]}, validations: [{expression: "false", messageExpression: "string(object.note) + object.apiVersion"}]`, objects: []string{anEvent, aNew}},
+	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [DELETE], resources: [configmaps]}]}, validations: [{expression: "object != null", messageExpression: "string(oldObject.data.a)"}]`, objects: []string{aMap}},
+	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: [UPDATE], resources: ["*/status"]}]}, validations: [{expression: "object.status.wheels == oldObject.status.wheels"}]`, objects: []string{aCar}, patches: []string{`{"spec":{"wheels":5}}`, `/status{"status":{"wheels":5}}`}},
 	{spec: `matchConstraints: {LABELLED, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["*"], resources: ["*"], scope: Cluster}]}, validations: [{expression: "false"}]`, objects: []string{aCar, aSpace}},
 	{spec: `matchConstraints: {LABELLED, excludeResourceRules: [{apiGroups: [""], apiVersions: ["*"], operations: ["*"], resources: [configmaps]}], resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["CREATE"], resources: ["*"]}]}, validations: [{expression: "false"}]`, objects: objects},
 	{spec: `matchConstraints: {LABELLED, namespaceSelector: {matchLabels: {team: blue}}, resourceRules: [{apiGroups: ["*"], apiVersions: ["*"], operations: ["CREATE"], resources: ["*"]}]}, validations: [{expression: "false"}]`, objects: []string{aMap, aSpace}},
@@ -225,10 +226,10 @@ var policyCases = []policyCase{
 	{spec: `validations: [{expression: "false"}]`, binding: `validationActions: [Deny], matchResources: {namespaceSelector: {matchLabels: {team: blue}}}`, objects: []string{aMap}},
 	{spec: `validations: [{expression: "false"}]`, binding: `validationActions: [Deny], matchResources: {resourceRules: [{apiGroups: ["apps"], apiVersions: ["*"], operations: ["CREATE"], resources: ["deployments"]}]}`, objects: objects},
 	{spec: `validations: [{expression: "[0,1,2,3,4,5,6,7,8,9].all(a, [0,1,2,3,4,5,6,7,8,9].all(b, [0,1,2,3,4,5,6,7,8,9].all(c, [0,1,2,3,4,5,6,7,8,9].all(d, [0,1,2,3,4,5,6,7,8,9].all(e, [0,1,2,3,4,5,6,7,8,9].all(f, a + b + c + d + e + f >= 0))))))"}]`, objects: []string{aMap}},
-	{spec: `auditAnnotations: [{key: who, valueExpression: "request.userInfo.username"}, {key: wrong, valueExpression: "object.missing"}]`, objects: []string{aMap}},
+	{spec: `auditAnnotations: [{key: who, valueExpression: "request.userInfo.username"}, {key: wrong, valueExpression: "string(object.missing)"}]`, objects: []string{aMap}},
 	{spec: `validations: [{expression: "quantity(object.spec.containers[0].resources.limits.cpu).isLessThan(quantity('1'))", messageExpression: "object.spec.containers[0].resources.limits.cpu + string(has(object.status)) + string(has(object.spec.containers[0].resources))"}]`, objects: []string{aPod}},
 	{spec: `validations: [{expression: "false", messageExpression: "string(has(object.metadata.creationTimestamp)) + string(has(object.metadata.uid)) + string(has(object.status)) + string(has(object.metadata.managedFields)) + object.metadata.name"}]`, objects: append(objects, aSpace)},
-	{spec: `validations: [{expression: "size(object.metadata.name) > 100", messageExpression: "object.metadata.generateName"}]`, objects: []string{`{apiVersion: v1, kind: ConfigMap, GENERATED}`}},
+	{spec: `validations: [{expression: "size(object.metadata.name) > 100", messageExpression: "string(object.metadata.generateName)"}]`, binding: `validationActions: [Warn]`, objects: []string{`{apiVersion: v1, kind: ConfigMap, GENERATED}`}},
 
 	{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'add', path: '/metadata/annotations', value: {'by': 'policy'}}]"}}]`, objects: append(objects, aSpace, anEvent, aNew)},
 	{mutates: true, spec: `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{metadata: Object.metadata{annotations: {'by': object.metadata.name}}}"}}]`, objects: append(objects, aSpace, anEvent)},
@@ -241,7 +242,7 @@ var policyCases = []policyCase{
 	{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'remove', path: '/spec/wheels'}, JSONPatch{op: 'add', path: '/spec/parts/-', value: Object.spec.parts{name: 'roof'}}]"}}, {patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'add', path: '/metadata/annotations', value: {'wheels': string(object.spec.wheels)}}]"}}]`, objects: []string{aCar}},
 	{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'replace', path: '/spec/wheels', value: 'many'}]"}}]`, objects: []string{aCar}},
 	{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'replace', path: '/metadata/name', value: 'other'}]"}}]`, objects: []string{aCar, aMap}},
-	{mutates: true, spec: `variables: [{name: old, expression: "has(object.spec.color) ? object.spec.color : 'none'"}], matchConditions: [{name: c, expression: "variables.old != 'blue'"}], mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{spec: Object.spec{color: variables.old + '!'}}"}}]`, objects: []string{aCar, aCarV2}},
+	{mutates: true, spec: `variables: [{name: old, expression: "has(object.spec.color) ? object.spec.color : 'none'"}], matchConditions: [{name: c, expression: "object.spec.color != 'blue'"}], mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{spec: Object.spec{color: variables.old + '!'}}"}}]`, objects: []string{aCar, aCarV2}},
 	{mutates: true, spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{metadata: Object.metadata{annotations: {'p': params.data.color + string(has(params.kind))}}}"}}]`,
 		binding: `paramRef: {name: low, parameterNotFoundAction: Deny}`, objects: []string{aCar, aMap, aSpace}},
 	{mutates: true, spec: `paramKind: {apiVersion: v1, kind: ConfigMap}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{metadata: Object.metadata{annotations: {'p': params.data.color}}}"}}]`,
@@ -276,7 +277,7 @@ func randomPolicies(r *rand.Rand) (all []policyCase) {
 		c := policyCase{mutates: r.IntN(3) == 0, objects: objects, patches: []string{`{"metadata":{"annotations":{"a":"b"}}}`}}
 		c.spec = fmt.Sprintf(`failurePolicy: %s, variables: [{name: v0, expression: "%s"}]`, pick("Fail", "Ignore"), pick("object.metadata.name", "string(object.metadata.labels.size())", "object.spec.color"))
 		if r.IntN(3) == 0 {
-			c.spec += `, matchConditions: [{name: m, expression: "` + truth() + `"}]`
+			c.spec += `, matchConditions: [{name: m, expression: "` + strings.ReplaceAll(truth(), "variables.v0", "request.name") + `"}]`
 		}
 		if c.mutates {
 			c.spec += `, mutations: [` + some(2, func() string {
@@ -287,7 +288,7 @@ func randomPolicies(r *rand.Rand) (all []policyCase) {
 			}) + `]`
 		} else {
 			c.spec += `, validations: [` + some(3, func() string {
-				return `{expression: "` + truth() + `"` + pick("", ", message: m", `, messageExpression: "`+text()+`"`) + pick("", ", reason: Forbidden") + `}`
+				return `{expression: "` + truth() + `"` + pick("", ", message: m", `, messageExpression: "string(`+text()+`)"`) + pick("", ", reason: Forbidden") + `}`
 			}) + `]`
 			c.binding = `validationActions: [` + pick("Deny", "Warn", "Audit", "Warn, Audit", "Deny, Audit") + `]`
 		}

@@ -147,6 +147,9 @@ func (x *index[P, B, E]) advance() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	head, seen, changed := x.head(), x.seen.Load(), false
+	if head == seen {
+		return // another one was quicker
+	}
 	for was, is := range head.Since(seen, x.policies) {
 		x.replacePolicy(was, is)
 		changed = true

@@ -1,29 +1,28 @@
 package tree
 
-import "slices"
+import (
+	"slices"
+	"sort"
+	"strings"
+)
 
 // Diff yields, in key order, what t and an older tree hold at the keys that start with prefix and whose versions are not
 // the same, until yield returns false: the zero V where one of them has no such key. It does not look below nodes that both share, so that
 // it costs little where little has changed.
 func (t Tree[V]) Diff(older Tree[V], prefix string, yield func(was, is V) bool) {
-	end, bounded := endOf(prefix)
-	diff(older.root, t.root, prefix, end, bounded, yield)
+	diff(older.root, t.root, prefix, yield)
 }
 
-// diff yields what differs in [from, to).
-func diff[V any](a, b *node[V], from, to string, bounded bool, yield func(was, is V) bool) bool {
+// diff yields what differs below a prefix.
+func diff[V any](a, b *node[V], prefix string, yield func(was, is V) bool) bool {
 	if a == b {
 		return true
 	}
 	if !alike(a, b) {
-		return merge(a.slice(from, to, bounded), b.slice(from, to, bounded), yield)
+		return merge(a.slice(prefix), b.slice(prefix), yield)
 	}
-	hi := len(a.kids) - 1
-	if bounded {
-		hi = a.child(to)
-	}
-	for i := a.child(from); i <= hi; i++ {
-		if !diff(a.kids[i], b.kids[i], from, to, bounded, yield) {
+	for i, end := a.child(prefix), past(a.firsts[1:], prefix); i <= end; i++ {
+		if !diff(a.kids[i], b.kids[i], prefix, yield) {
 			return false
 		}
 	}
@@ -35,24 +34,23 @@ func alike[V any](a, b *node[V]) bool {
 	return a != nil && b != nil && !a.leaf() && !b.leaf() && len(a.firsts) == len(b.firsts) && slices.Equal(a.firsts[1:], b.firsts[1:])
 }
 
-// slice is the entries of [from, to), in order.
-func (n *node[V]) slice(from, to string, bounded bool) (out []entry[V]) {
+// past counts the keys that come before the end of a prefix. It allocates nothing, as a comparison at each write must not.
+func past(keys []string, prefix string) int {
+	return sort.Search(len(keys), func(i int) bool { return keys[i] > prefix && !strings.HasPrefix(keys[i], prefix) })
+}
+
+// slice is the entries below a prefix, in order.
+func (n *node[V]) slice(prefix string) (out []entry[V]) {
 	switch {
 	case n == nil:
 		return nil
 	case n.leaf():
-		end := len(n.entries)
-		if bounded {
-			end = n.find(to)
-		}
-		return n.entries[min(n.find(from), end):end]
+		from := n.find(prefix)
+		size := sort.Search(len(n.entries)-from, func(i int) bool { return !strings.HasPrefix(n.entries[from+i].key, prefix) })
+		return n.entries[from : from+size]
 	}
-	hi := len(n.kids) - 1
-	if bounded {
-		hi = n.child(to)
-	}
-	for i := n.child(from); i <= hi; i++ {
-		out = append(out, n.kids[i].slice(from, to, bounded)...)
+	for i, end := n.child(prefix), past(n.firsts[1:], prefix); i <= end; i++ {
+		out = append(out, n.kids[i].slice(prefix)...)
 	}
 	return out
 }
