@@ -41,7 +41,7 @@ func (s *Server) admission() (admission.Plugins, error) {
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
 	c.Own = policy.Plugins(policy.Config{
-		Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Namespaces: c.Informers.Core().V1().Namespaces().Lister(), Client: client, Authorizer: may,
+		Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Client: client, Authorizer: may,
 	})
 	return plugins.Open(c)
 }

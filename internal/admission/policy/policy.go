@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -25,11 +24,10 @@ import (
 
 // Config is what policies are read from, and what they may ask.
 type Config struct {
-	Head       func() *storage.Snapshot // where the policies are
+	Head       func() *storage.Snapshot // where the policies and Namespaces are
 	Catalog    func() *resource.Catalog
-	Objects    Objects // params
-	Namespaces corelisters.NamespaceLister
-	Client     kubernetes.Interface // is asked for a namespace that the lister has not
+	Objects    Objects              // params
+	Client     kubernetes.Interface // is asked for a namespace that is not at the head
 	Authorizer authorizer.UnconditionalAuthorizer
 }
 
@@ -41,7 +39,7 @@ type Objects interface {
 
 // Plugins are MutatingAdmissionPolicy and ValidatingAdmissionPolicy.
 func Plugins(c Config) []admission.Plugin {
-	matcher := matching.NewMatcher(c.Namespaces, c.Client)
+	matcher := matching.NewMatcher(&namespaces{head: c.Head}, c.Client)
 	return []admission.Plugin{
 		&mutator{Config: c, matcher: matcher, index: newMutating(c)},
 		&validator{Config: c, dispatcher: validating.NewDispatcher(c.Authorizer, generic.NewPolicyMatcher(matcher)), index: newValidating(c)},

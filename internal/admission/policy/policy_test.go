@@ -15,7 +15,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/admission/policy"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -36,9 +35,8 @@ type world struct {
 func open(t testing.TB) *world {
 	w := &world{World: fixture.Open(t, builtin.Config{Authorizer: allow}), audit: map[string]string{}}
 	catalog := func() *resource.Catalog { return w.Live.Load() }
-	informers := plugins.Informers{Catalog: catalog, Head: w.Store.Head}
 	w.plugins = policy.Plugins(policy.Config{
-		Head: w.Store.Head, Catalog: catalog, Objects: w, Namespaces: informers.Core().V1().Namespaces().Lister(), Authorizer: allow,
+		Head: w.Store.Head, Catalog: catalog, Objects: w, Authorizer: allow,
 	})
 	w.Engine.Admission = w.plugins
 	w.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns}}`)
@@ -274,6 +272,18 @@ func TestReinvocation(t *testing.T) {
 	if data["seen"] != "falsetrue" || data["b"] != "yes" || data["a"] != "1" {
 		t.Error(data)
 	}
+}
+
+// VAL-027: what expressions get of a namespace is what it is now.
+func TestNamespaceObject(t *testing.T) {
+	w := open(t)
+	w.write("", validating("labels", `validations: [{expression: "namespaceObject.metadata.labels.team == 'red'"}]`))
+	w.write("", binding("Validating", "labels", `validationActions: [Deny]`))
+	w.wantRefused("no such key: team")
+	w.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: red}}}`)
+	w.wantAllowed()
+	w.write("", `{apiVersion: v1, kind: Namespace, metadata: {name: ns, labels: {team: blue}}}`)
+	w.wantRefused("failed expression")
 }
 
 // Nobody can lock himself out by a policy, and what a cluster asks itself is not judged.
