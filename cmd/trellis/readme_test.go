@@ -53,6 +53,7 @@ func TestReadme(t *testing.T) {
 	}
 	runPage(t, "../../docs/access.md", dir, env)
 	runPage(t, "../../docs/crd.md", dir, env)
+	runPage(t, "../../docs/admission.md", dir, env)
 	runPage(t, "../../docs/aggregation.md", dir, env)
 	t.Cleanup(func() { // where a command failed
 		if pid, err := os.ReadFile(filepath.Join(dir, "webhook.pid")); err == nil {

@@ -85,8 +85,7 @@ func TestUnenforced(t *testing.T) {
 		told = append(told, s.kind)
 	}
 	for _, kind := range []string{
-		"LimitRange", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration", "ResourceQuota",
-		"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration",
+		"LimitRange", "MutatingWebhookConfiguration", "ResourceQuota", "ValidatingWebhookConfiguration",
 	} {
 		if !slices.Contains(told, kind) {
 			t.Errorf("who writes a %s is told nothing", kind)
