@@ -50,6 +50,7 @@ type policyCase struct {
 	spec, binding string // what they have besides the least
 	objects       []string
 	patches       []string // of the first object, once it is there; behind the subresource
+	requests      []string // about the first object, ONE: "METHOD path body"
 }
 
 const policedCRD = `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: cars.police.example.com}, spec: {group: police.example.com,
@@ -160,6 +161,13 @@ func (p *pair) breakPolicy(t *testing.T, i int, c policyCase) {
 			sub, patch, _ := strings.Cut(patch, "{")
 			p.do(t, "PATCH "+collection(o)+"/"+name+sub, asMerge, "{"+patch)
 		}
+		for _, r := range c.requests {
+			line, body, found := strings.Cut(strings.ReplaceAll(r, "ONE", name), " {")
+			if found {
+				body = "{" + body
+			}
+			p.do(t, line, "", body)
+		}
 		p.do(t, "DELETE "+collection(o)+"/"+name, "", "")
 		p.get(t, collection(o)+"/"+name)
 	}
@@ -230,6 +238,25 @@ var policyCases = []policyCase{
 	{spec: `validations: [{expression: "quantity(object.spec.containers[0].resources.limits.cpu).isLessThan(quantity('1'))", messageExpression: "object.spec.containers[0].resources.limits.cpu + string(has(object.status)) + string(has(object.spec.containers[0].resources))"}]`, objects: []string{aPod}},
 	{spec: `validations: [{expression: "false", messageExpression: "string(has(object.metadata.creationTimestamp)) + string(has(object.metadata.uid)) + string(has(object.status)) + string(has(object.metadata.managedFields)) + object.metadata.name"}]`, objects: append(objects, aSpace)},
 	{spec: `validations: [{expression: "size(object.metadata.name) > 100", messageExpression: "string(object.metadata.generateName)"}]`, binding: `validationActions: [Warn]`, objects: []string{`{apiVersion: v1, kind: ConfigMap, GENERATED}`}},
+
+	{spec: `matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: ["*"], resources: [pods/binding, pods/eviction, serviceaccounts/token]}]}, matchConditions: [{name: not, expression: "request.name != 'mutated'"}], validations: [{expression: "false", messageExpression: "request.kind.kind + request.kind.group + request.resource.resource + request.subResource + ' ' + request.name + request.namespace + ' ' + request.operation + ' ' + string(object.kind) + (request.subResource == 'token' ? '' : string(object.metadata.name))"}]`,
+		objects: []string{aPod}, requests: []string{
+			`POST /api/v1/namespaces/ns/pods/ONE/binding {"apiVersion":"v1","kind":"Binding","metadata":{"name":"ONE"},"target":{"kind":"Node","name":"n"}}`,
+			`POST /api/v1/namespaces/ns/pods/ONE/eviction {"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"ONE"}}`,
+			`POST /api/v1/namespaces/ns/serviceaccounts {"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"bot"}}`,
+			`POST /api/v1/namespaces/ns/serviceaccounts/bot/token {"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"audiences":["a"]}}`,
+		}},
+	{mutates: true, spec: `matchConstraints: {resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: ["*"], resources: [pods/binding]}]}, matchConditions: [{name: only, expression: "request.name == 'mutated'"}], mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'replace', path: '/target/name', value: 'other'}, JSONPatch{op: 'add', path: '/metadata/annotations', value: {'by': object.kind}}]"}}]`,
+		objects: []string{aMap}, requests: []string{
+			`POST /api/v1/namespaces/ns/pods {"apiVersion":"v1","kind":"Pod","metadata":{"name":"mutated"},"spec":{"automountServiceAccountToken":false,"containers":[{"name":"c","image":"i:1"}]}}`,
+			`POST /api/v1/namespaces/ns/pods/mutated/binding {"apiVersion":"v1","kind":"Binding","metadata":{"name":"mutated"},"target":{"kind":"Node","name":"n"}}`,
+			`GET /api/v1/namespaces/ns/pods/mutated`,
+		}},
+	{spec: `validations: [{expression: "oldObject == null || !has(object.data.b) || object.data.b != oldObject.data.a", messageExpression: "request.operation + string(object.metadata.resourceVersion == oldObject.metadata.resourceVersion) + string(has(object.metadata.managedFields))"}]`,
+		objects: []string{`{apiVersion: v1, kind: ConfigMap, METADATA, data: {a: b}}`}, patches: []string{`{"data":{"b":"c"}}`, `{"data":{"b":"b"}}`}, requests: []string{
+			`PUT /api/v1/namespaces/ns/configmaps/ONE {"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"ONE","labels":{"case":"46"}},"data":{"a":"b","b":"b"}}`,
+			`DELETE /api/v1/namespaces/ns/configmaps?labelSelector=case%3D46 {"apiVersion":"v1","kind":"DeleteOptions"}`,
+		}},
 
 	{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'add', path: '/metadata/annotations', value: {'by': 'policy'}}]"}}]`, objects: append(objects, aSpace, anEvent, aNew)},
 	{mutates: true, spec: `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{metadata: Object.metadata{annotations: {'by': object.metadata.name}}}"}}]`, objects: append(objects, aSpace, anEvent)},
