@@ -46,12 +46,12 @@ func (s *Server) admission() (admission.Plugins, error) {
 	return plugins.Open(c)
 }
 
-// stored are objects as policies read them.
+// stored are objects as policies read them: at the head of the store.
 type stored struct{ s *Server }
 
 // Get implements policy.Objects.
 func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name string) (object.Tree, error) {
-	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
+	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "0")
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name st
 
 // List implements policy.Objects.
 func (o stored) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]object.Tree, error) {
-	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector})
+	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}

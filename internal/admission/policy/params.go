@@ -25,25 +25,24 @@ func (c *Config) params(ctx context.Context, kind *admissionregistrationv1.Param
 	}
 	gvk := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind)
 	v := versionOf(c.Catalog(), gvk)
-	switch {
-	case v == nil:
+	if v == nil {
 		return nil, nil, fmt.Errorf("failed to find resource referenced by paramKind: '%v'", gvk)
-	case v.Definition.Namespaced:
-		return lister{ctx, c.Objects, v, "", untyped && v.Type != nil}, meta.RESTScopeNamespace, nil
 	}
-	return lister{ctx, c.Objects, v, "", untyped && v.Type != nil}, meta.RESTScopeRoot, nil
+	scope := meta.RESTScopeRoot
+	if v.Definition.Namespaced {
+		scope = meta.RESTScopeNamespace
+	}
+	return lister{ctx, c.Objects, v, "", untyped && v.Type != nil}, scope, nil
 }
 
 // versionOf is the served version of a kind.
 func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Version {
-	for d := range c.Definitions() {
-		if d.Names.Kind != gvk.Kind || !d.Stored() {
+	for h := range c.Holders(gvk.Group) {
+		if h.Kind != gvk.Kind {
 			continue
 		}
-		for _, v := range d.Versions {
-			if v.Served && v.GroupVersion == gvk.GroupVersion() {
-				return v
-			}
+		if v := c.Find(gvk.Group, gvk.Version, h.Plural); v != nil && v.Definition.Stored() {
+			return v
 		}
 	}
 	return nil
