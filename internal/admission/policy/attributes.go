@@ -31,25 +31,16 @@ type attributes struct {
 
 // trees has the objects as unstructured ones, at the version of the request.
 func trees(ctx context.Context, r *admission.Request, catalog func() *resource.Catalog) (*attributes, error) {
-	c := &converter{ctx: ctx, request: r}
-	var err error
-	if c.obj, err = tree(ctx, r.Version, r.New); err != nil {
+	obj, err := tree(ctx, r.Version, r.New)
+	if err != nil {
 		return nil, err
 	}
-	if c.old, err = tree(ctx, r.Version, r.Old); err != nil {
-		return nil, err
-	}
-	var obj, old runtime.Object
-	if c.obj != nil { // and not a nil of that type
-		obj = c.obj
-	}
-	if c.old != nil {
-		old = c.old
-	}
-	return newAttributes(r, obj, old, c, catalog), nil
+	old, err := tree(ctx, r.Version, r.Old)
+	return newAttributes(r, obj, old, &converter{ctx: ctx, request: r, obj: obj, old: old}, catalog), err
 }
 
-func tree(ctx context.Context, v *resource.Version, read func(context.Context, *resource.Version) (object.Tree, error)) (*unstructured.Unstructured, error) {
+// tree is nil, and not a nil pointer, where there is no object.
+func tree(ctx context.Context, v *resource.Version, read func(context.Context, *resource.Version) (object.Tree, error)) (runtime.Object, error) {
 	t, err := read(ctx, v)
 	if err != nil || t == nil {
 		return nil, err
@@ -65,18 +56,8 @@ func internal(ctx context.Context, r *admission.Request, catalog func() *resourc
 	if r.Version.Type == nil || r.Version.Type.Internal == nil {
 		return trees(ctx, r, catalog)
 	}
-	is, was, err := r.Internal()
-	if err != nil {
-		return nil, err
-	}
-	var obj, old runtime.Object
-	if is != nil {
-		obj = is
-	}
-	if was != nil {
-		old = was
-	}
-	return newAttributes(r, obj, old, ofScheme, catalog), nil
+	obj, old, err := r.Internal()
+	return newAttributes(r, obj, old, ofScheme, catalog), err
 }
 
 func newAttributes(r *admission.Request, obj, old runtime.Object, how upstream.ObjectInterfaces, catalog func() *resource.Catalog) *attributes {
@@ -153,7 +134,7 @@ type converter struct {
 	runtime.ObjectCreater
 	ctx      context.Context
 	request  *admission.Request
-	obj, old *unstructured.Unstructured
+	obj, old runtime.Object
 }
 
 func (c *converter) GetObjectCreater() runtime.ObjectCreater     { return c }
@@ -196,13 +177,13 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	from, to := in.(*unstructured.Unstructured), out.(*unstructured.Unstructured)
 	read := c.request.New
 	switch {
-	case to == c.obj:
+	case out == c.obj:
 		if err := c.request.Replace(c.ctx, from.Object, atVersion(c.request.Version.Definition, from.GroupVersionKind())); err != nil {
 			return err
 		}
-	case from == c.old:
+	case in == c.old:
 		read = c.request.Old
-	case from != c.obj:
+	case in != c.obj:
 		return errors.New("policy: an object that is not of the request is not converted")
 	}
 	at := atVersion(c.request.Version.Definition, to.GroupVersionKind())
