@@ -34,10 +34,10 @@ type Request struct {
 	Namespace, Name string // Name is "" for an object that gets its name later, and for a collection
 	User            user.Info
 	DryRun          bool
-	// Reinvoked says that the plugin has been asked before, and that a later one has changed the object since.
+	// Reinvoked says that all plugins have been asked before, and that one of them has replaced the object.
 	Reinvoked bool
-	// Memory is what plugins that are asked again keep until then, by their names; nil: nothing yet.
-	Memory map[string]any
+	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again. It may be nil.
+	Kept map[string]any
 	Write  // nil where a plugin is only asked whether it handles the request
 }
 

@@ -94,12 +94,12 @@ func (i reinvocation) IsReinvoke() bool        { return i.request.Reinvoked }
 func (i reinvocation) SetIsReinvoke()          {}
 func (i reinvocation) ShouldReinvoke() bool    { return i.changed }
 func (i reinvocation) SetShouldReinvoke()      { i.changed = true }
-func (i reinvocation) Value(plugin string) any { return i.request.Memory[plugin] }
+func (i reinvocation) Value(plugin string) any { return i.request.Kept[plugin] }
 func (i reinvocation) SetValue(plugin string, v any) {
-	if i.request.Memory == nil {
-		i.request.Memory = map[string]any{}
+	if i.request.Kept == nil {
+		i.request.Kept = map[string]any{}
 	}
-	i.request.Memory[plugin] = v
+	i.request.Kept[plugin] = v
 }
 
 // GetEquivalentResourceMapper implements upstream's ObjectInterfaces.
