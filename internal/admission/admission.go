@@ -37,8 +37,8 @@ type Request struct {
 	// Reinvoked says that all plugins have been asked before, and that one of them has replaced the object.
 	Reinvoked bool
 	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again. It may be nil.
-	Kept map[string]any
-	Write  // nil where a plugin is only asked whether it handles the request
+	Kept  map[string]any
+	Write // nil where a plugin is only asked whether it handles the request
 }
 
 // Write is what a request is about, and who hears of it.
