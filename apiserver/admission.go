@@ -1,9 +1,11 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/kubernetes"
@@ -12,8 +14,11 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
+	"github.com/trellis-k8s/trellis/internal/admission/policy"
 	"github.com/trellis-k8s/trellis/internal/admission/webhook"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -29,7 +34,8 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of admission: %w", err)
 	}
-	informers := plugins.Informers{Catalog: func() *resource.Catalog { return s.engine.Live.Load() }, Head: s.store.Head}
+	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() }, authorizer.AuthorizerFunc(s.authorizer.Authorize)
+	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
 	s.quotas = &plugins.Quotas{From: informers}
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
@@ -37,13 +43,42 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 		Quotas:     s.quotas,
 		Client:     client,
 		Stop:       s.failed,
-		Authorizer: authorizer.AuthorizerFunc(s.authorizer.Authorize),
+		Authorizer: may,
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
-	if c.Own, err = webhook.New(webhook.Config{Head: c.Informers.Head, Egress: out, Informers: c.Informers, Client: client, Authorizer: c.Authorizer}); err != nil {
+	webhooks, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers, Client: client, Authorizer: may})
+	if err != nil {
 		return nil, fmt.Errorf("admission webhooks: %w", err)
 	}
+	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Client: client, Authorizer: may})...)
 	return plugins.Open(c)
+}
+
+// stored are objects as policies read them: at the head of the store.
+type stored struct{ s *Server }
+
+// Get implements policy.Objects.
+func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name string) (object.Tree, error) {
+	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "0")
+	if err != nil {
+		return nil, err
+	}
+	return found.Tree()
+}
+
+// List implements policy.Objects.
+func (o stored) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]object.Tree, error) {
+	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector, ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]object.Tree, len(list.Items))
+	for i, item := range list.Items {
+		if all[i], err = item.Tree(); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // later is the way to a server that is not put together yet.

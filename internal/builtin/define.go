@@ -37,7 +37,6 @@ type line struct {
 	returned     bool     // a delete is answered with the object
 	prefix       string   // of storage keys; "": the plural
 	noCollection bool     // no deletecollection
-	unenforced   bool     // nothing does yet what it promises, and who writes one is told
 	asks         asker    // it is a question, in place of main
 	permit       func(ctx context.Context, obj, old resource.Internal) error
 	begin        func(ctx context.Context, obj, old resource.Internal) error
@@ -96,9 +95,6 @@ func (l *line) strategies(d *resource.Definition) {
 	maps.Copy(d.Strategy.Subresources, l.more)
 	if l.status != nil {
 		d.Strategy.Subresources["status"] = l.status
-	}
-	if l.unenforced {
-		d.Behavior.WriteWarning = l.kind + " is stored but not enforced by this server yet"
 	}
 	d.Behavior.ReturnsDeleted = l.returned
 	d.Behavior.CreateOnUpdate = l.main.AllowCreateOnUpdate(ctx)

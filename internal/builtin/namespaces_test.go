@@ -2,7 +2,6 @@ package builtin_test
 
 import (
 	"encoding/json"
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -58,37 +57,6 @@ func TestEventTTL(t *testing.T) {
 	for _, d := range builtin.Definitions(builtin.Config{EventTTL: time.Hour}) {
 		if want := map[bool]int64{true: 3600}[d.Names.Kind == "Event"]; d.Behavior.TTL != want {
 			t.Errorf("%s: TTL %d", d.Names.Kind, d.Behavior.TTL)
-		}
-	}
-}
-
-// Who writes an object that nothing enforces yet is told; what is written to its status says nothing more.
-func TestUnenforced(t *testing.T) {
-	c := serveCluster(t, builtin.Config{})
-	var told []string
-	for _, s := range samples(t) {
-		v := c.version(s.apiVersion, s.kind)
-		if v.Definition.Behavior.WriteWarning == "" {
-			continue
-		}
-		want := s.kind + " is stored but not enforced by this server yet"
-		c.warnings = nil
-		c.mustMake(v, s.object, s.text)
-		_, err1 := c.put(v, s.object, "", s.with(t, func(o map[string]any) { o["metadata"].(map[string]any)["labels"] = map[string]any{"a": "b"} }))
-		if v.Status {
-			_, err := c.put(v, s.object, "status", s.text)
-			err1 = errors.Join(err1, err)
-		}
-		if err1 != nil || !slices.Equal(c.warnings, []string{want, want}) {
-			t.Errorf("%s: %v, told %q", s.kind, err1, c.warnings)
-		}
-		told = append(told, s.kind)
-	}
-	for _, kind := range []string{
-		"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
-	} {
-		if !slices.Contains(told, kind) {
-			t.Errorf("who writes a %s is told nothing", kind)
 		}
 	}
 }

@@ -23,11 +23,11 @@ func policies(c Config) []line {
 		c.lister(admissionv1.SchemeGroupVersion, "MutatingAdmissionPolicy", "mutatingadmissionpolicies"),
 	}
 	return []line{
-		{kind: "MutatingAdmissionPolicy", plural: "mutatingadmissionpolicies", at: v1, categories: extensions, unenforced: true, main: mutatingadmissionpolicy.NewStrategy(c.Authorizer, resources)},
-		{kind: "MutatingAdmissionPolicyBinding", plural: "mutatingadmissionpolicybindings", at: v1, categories: extensions, unenforced: true, main: mutatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
+		{kind: "MutatingAdmissionPolicy", plural: "mutatingadmissionpolicies", at: v1, categories: extensions, main: mutatingadmissionpolicy.NewStrategy(c.Authorizer, resources)},
+		{kind: "MutatingAdmissionPolicyBinding", plural: "mutatingadmissionpolicybindings", at: v1, categories: extensions, main: mutatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
 		{kind: "MutatingWebhookConfiguration", plural: "mutatingwebhookconfigurations", at: v1, categories: extensions, main: mutatingwebhookconfiguration.Strategy},
-		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", at: v1, categories: extensions, unenforced: true, main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
-		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", at: v1, categories: extensions, unenforced: true, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
+		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", at: v1, categories: extensions, main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
+		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", at: v1, categories: extensions, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
 		{kind: "ValidatingWebhookConfiguration", plural: "validatingwebhookconfigurations", at: v1, categories: extensions, main: validatingwebhookconfiguration.Strategy},
 		{kind: "PodCertificateRequest", plural: "podcertificaterequests", at: versions{certificatesv1.SchemeGroupVersion}, main: certificate, status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passive{c.Now})},
 	}

@@ -94,9 +94,6 @@ func TestUpdatedAsUpstream(t *testing.T) {
 					before := c.mustMake(v, s.object, s.text)
 					body := s.with(t, change)
 					want, warned, wantErr := beforeUpdate(t, v, sub, body, before)
-					if text := v.Definition.Behavior.WriteWarning; text != "" && sub == "" && wantErr == nil {
-						warned = append(warned, text)
-					}
 					c.warnings = nil
 					_, err := c.put(v, s.object, sub, body)
 					if fmt.Sprint(err) != fmt.Sprint(wantErr) || fmt.Sprint(c.warnings) != fmt.Sprint(warned) {

@@ -119,7 +119,7 @@ func TestAudit(t *testing.T) {
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24", "--audit-policy-file="+policy, "--audit-log-path="+theirsLog)
+	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24", "--audit-policy-file="+policy, "--audit-log-path="+theirsLog, "--disable-admission-plugins=ServiceAccount")
 	p := &pair{ours: newServer(t, "here", testserver.Start(t, testserver.Audit(oursLog, auditPolicy)).Config), theirs: newServer(t, "upstream", upstream), known: knownDifferences()}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	p.do(t, "POST "+crdPath, "", auditCRD)

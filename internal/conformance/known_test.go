@@ -71,9 +71,6 @@ func knownDifferences() []*known {
 	row("an apply of a built-in kind that cannot be decoded", func(r request, _ difference) bool {
 		return r.method == "PATCH" && strings.Contains(r.body, "no base64")
 	})
-	row("a write of a ResourceQuota, LimitRange", func(_ request, d difference) bool {
-		return d.path == "warnings" && strings.Contains(text(d.ours), "is stored but not enforced by this server yet")
-	})
 	row("the words for:", func(r request, d difference) bool {
 		if strings.HasSuffix(d.path, "message") {
 			said, _ := json.Marshal(d.ours)

@@ -55,7 +55,7 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 		"--etcd-servers="+etcd.URL, "--bind-address=127.0.0.1", "--secure-port="+port(address), "--cert-dir="+filepath.Join(dir, "certs"),
 		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile,
-		"--allow-privileged", "--enable-priority-and-fairness=false", "--disable-admission-plugins="+pluginsNotHere)...)
+		"--allow-privileged", "--enable-priority-and-fairness=false")...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -71,9 +71,6 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 	}
 	return config
 }
-
-// pluginsNotHere are the admission plugins that kube-apiserver has by default and Trellis has not: see docs/compatibility.md.
-const pluginsNotHere = "MutatingAdmissionPolicy,ValidatingAdmissionPolicy"
 
 func port(a *net.TCPAddr) string {
 	_, p, _ := net.SplitHostPort(a.String())

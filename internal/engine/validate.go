@@ -39,9 +39,6 @@ func (w *write) validate() error {
 // warnings are told of an object that is valid.
 func (w *write) warnings() error {
 	w.warn(w.rules.warnings(w)...)
-	if text := w.def.Behavior.WriteWarning; text != "" && w.target.Subresource == "" {
-		w.warn(text)
-	}
 	return nil
 }
 

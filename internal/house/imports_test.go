@@ -55,7 +55,7 @@ var only = map[string][]string{
 	"google.golang.org/grpc":                                                   {"internal/storage/etcd"},
 	"github.com/prometheus/client_golang":                                      {"internal/aggregation", "internal/api", "internal/egress"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},
-	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin"},
+	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin", "internal/admission"},
 	"github.com/google/gnostic-models":                                         {"internal/api"},
 	"github.com/gorilla/websocket":                                             {"internal/api"},
 	"golang.org/x/net/websocket":                                               {"internal/api"},

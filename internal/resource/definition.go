@@ -292,8 +292,6 @@ type Behavior struct {
 	OwnedWhole []string
 	// TTL of new and updated objects in seconds, 0 none (Event).
 	TTL int64
-	// WriteWarning is for who creates or changes an object, but not through a subresource; "" for no warning.
-	WriteWarning string
 	// OrphanWarning is for who deletes an object without saying what becomes of its dependents; "" for no warning.
 	OrphanWarning string
 	// PreconditionFailed begins what is said of a delete whose preconditions are not met, of a kind for which upstream has

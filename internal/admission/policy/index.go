@@ -1,0 +1,240 @@
+package policy
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/generic"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// index finds the policies that may match a write, as they are stored at the moment of the question: one whose write has been
+// answered is in force. P is a kind of policies, B of their bindings, and E what a policy is compiled to.
+type index[P, B runtime.Object, E any] struct {
+	head               func() *storage.Snapshot
+	policies, bindings string // where they are stored
+	newPolicy          func() P
+	newBinding         func() B
+	policy             func(P) generic.PolicyAccessor
+	binding            func(B) generic.BindingAccessor
+	compile            func(P) E
+
+	seen atomic.Pointer[storage.Snapshot] // that the rest is of
+	byOp atomic.Pointer[map[operation][]*entry[P, B, E]]
+
+	mu      sync.Mutex
+	all     map[string]*entry[P, B, E] // by storage key of the policy
+	binders map[string]B               // by storage key
+}
+
+func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBinding, validating.Validator] {
+	return opened(&index[*validating.Policy, *validating.PolicyBinding, validating.Validator]{
+		head: c.Head, policies: "/registry/validatingadmissionpolicies/", bindings: "/registry/validatingadmissionpolicybindings/",
+		newPolicy:  func() *validating.Policy { return &validating.Policy{} },
+		newBinding: func() *validating.PolicyBinding { return &validating.PolicyBinding{} },
+		policy:     validating.NewValidatingAdmissionPolicyAccessor,
+		binding:    validating.NewValidatingAdmissionPolicyBindingAccessor,
+		compile:    compileValidating,
+	})
+}
+
+func newMutating(c Config) *index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator] {
+	return opened(&index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]{
+		head: c.Head, policies: "/registry/mutatingadmissionpolicies/", bindings: "/registry/mutatingadmissionpolicybindings/",
+		newPolicy:  func() *mutating.Policy { return &mutating.Policy{} },
+		newBinding: func() *mutating.PolicyBinding { return &mutating.PolicyBinding{} },
+		policy:     mutating.NewMutatingAdmissionPolicyAccessor,
+		binding:    mutating.NewMutatingAdmissionPolicyBindingAccessor,
+		compile:    compileMutating,
+	})
+}
+
+func opened[P, B runtime.Object, E any](x *index[P, B, E]) *index[P, B, E] {
+	x.all, x.binders = map[string]*entry[P, B, E]{}, map[string]B{}
+	x.seen.Store(&storage.Snapshot{})
+	x.byOp.Store(&map[operation][]*entry[P, B, E]{})
+	return x
+}
+
+// operation is what rules name: of resources, "*" is all.
+type operation struct {
+	resource string
+	op       admissionregistrationv1.OperationType
+}
+
+// entry is a policy, with bindings in the order of their names.
+type entry[P, B runtime.Object, E any] struct {
+	name      string
+	policy    P
+	bindings  []B
+	rules     []admissionregistrationv1.NamedRuleWithOperations
+	evaluator func() E // compiles on first use, once
+}
+
+// mayMatch says whether any policy may match r.
+func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
+	if x.head() != x.seen.Load() {
+		x.advance()
+	}
+	byOp := *x.byOp.Load()
+	if len(byOp) == 0 {
+		return false
+	}
+	op := admissionregistrationv1.OperationType(r.Operation)
+	may := func(e *entry[P, B, E]) bool { return e.mayMatch(r) }
+	return slices.ContainsFunc(byOp[operation{r.Resource.Resource, op}], may) || slices.ContainsFunc(byOp[operation{"*", op}], may)
+}
+
+// hooks are the policies that may match r, in the order of their names, after complete has been called with each.
+func (x *index[P, B, E]) hooks(ctx context.Context, r *admission.Request, complete func(context.Context, generic.PolicyHook[P, B, E]) generic.PolicyHook[P, B, E]) (all []generic.PolicyHook[P, B, E]) {
+	byOp, op := *x.byOp.Load(), admissionregistrationv1.OperationType(r.Operation)
+	var found []*entry[P, B, E]
+	for _, name := range []string{r.Resource.Resource, "*"} {
+		for _, e := range byOp[operation{name, op}] {
+			if e.mayMatch(r) {
+				found = append(found, e)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b *entry[P, B, E]) int { return strings.Compare(a.name, b.name) })
+	for _, e := range slices.Compact(found) {
+		all = append(all, complete(ctx, generic.PolicyHook[P, B, E]{Policy: e.policy, Bindings: e.bindings, Evaluator: e.evaluator()}))
+	}
+	return all
+}
+
+// mayMatch leaves to upstream's matcher what depends on versions, scopes, names and selectors.
+func (e *entry[P, B, E]) mayMatch(r *admission.Request) bool {
+	for i := range e.rules {
+		rule := &e.rules[i]
+		if namesGroup(rule.APIGroups, r) && slices.ContainsFunc(rule.Resources, func(name string) bool {
+			resource, sub, _ := strings.Cut(name, "/")
+			return (resource == "*" || resource == r.Resource.Resource) && (sub == "*" || sub == r.Subresource)
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// namesGroup says whether one of groups is that of the request, or another one in which the same objects are.
+func namesGroup(groups []string, r *admission.Request) bool {
+	for _, g := range groups {
+		if g == "*" || g == r.Resource.Group {
+			return true
+		}
+		for _, v := range r.Version.Definition.Versions {
+			if v.GroupVersion.Group == g {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// advance goes to the head of this moment.
+func (x *index[P, B, E]) advance() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	head, seen, changed := x.head(), x.seen.Load(), false
+	if head == seen {
+		return // another one was quicker
+	}
+	for was, is := range head.Since(seen, x.policies) {
+		x.replacePolicy(was, is)
+		changed = true
+	}
+	for was, is := range head.Since(seen, x.bindings) {
+		x.replaceBinding(was, is)
+		changed = true
+	}
+	if changed {
+		x.arrange()
+	}
+	x.seen.Store(head)
+}
+
+func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {
+	if was != nil {
+		delete(x.all, was.Key)
+	}
+	if is == nil {
+		return
+	}
+	p := x.newPolicy()
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, p); err != nil {
+		return // what cannot be read judges nothing
+	}
+	e := &entry[P, B, E]{name: x.policy(p).GetName(), policy: p, evaluator: sync.OnceValue(func() E { return x.compile(p) })}
+	if m := x.policy(p).GetMatchConstraints(); m != nil {
+		e.rules = m.ResourceRules
+	}
+	x.all[is.Key] = e
+}
+
+func (x *index[P, B, E]) replaceBinding(was, is *storage.Record) {
+	if was != nil {
+		delete(x.binders, was.Key)
+	}
+	if is == nil {
+		return
+	}
+	b := x.newBinding()
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, b); err == nil {
+		x.binders[is.Key] = b
+	}
+}
+
+// arrange makes the index of the policies that have bindings anew. What readers have of the one before stays as it is.
+func (x *index[P, B, E]) arrange() {
+	bound := map[string][]B{}
+	for _, b := range x.binders {
+		key := x.policies + x.binding(b).GetPolicyName().Name
+		bound[key] = append(bound[key], b)
+	}
+	byOp := map[operation][]*entry[P, B, E]{}
+	for key, bindings := range bound {
+		known := x.all[key]
+		if known == nil {
+			continue
+		}
+		slices.SortFunc(bindings, func(a, b B) int { return strings.Compare(x.binding(a).GetName(), x.binding(b).GetName()) })
+		e := *known
+		e.bindings = bindings
+		for _, at := range e.operations() {
+			byOp[at] = append(byOp[at], &e)
+		}
+	}
+	x.byOp.Store(&byOp)
+}
+
+// operations are those that its rules name, each once.
+func (e *entry[P, B, E]) operations() (all []operation) {
+	for _, rule := range e.rules {
+		ops := rule.Operations
+		if slices.Contains(ops, admissionregistrationv1.OperationAll) {
+			ops = []admissionregistrationv1.OperationType{
+				admissionregistrationv1.Create, admissionregistrationv1.Update, admissionregistrationv1.Delete, admissionregistrationv1.Connect,
+			}
+		}
+		for _, name := range rule.Resources {
+			name, _, _ = strings.Cut(name, "/")
+			for _, op := range ops {
+				if at := (operation{name, op}); !slices.Contains(all, at) {
+					all = append(all, at)
+				}
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,101 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// params finds the objects of a kind that a policy has as its params: as they are stored now, whatever a policy was told before.
+// untyped leaves apiVersion and kind out of built-in ones, as upstream has them for mutations.
+func (c *Config) params(ctx context.Context, kind *admissionregistrationv1.ParamKind, untyped bool) (informers.GenericInformer, meta.RESTScope, error) {
+	if kind == nil {
+		return nil, nil, nil
+	}
+	gvk := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind)
+	v := versionOf(c.Catalog(), gvk)
+	if v == nil {
+		return nil, nil, fmt.Errorf("failed to find resource referenced by paramKind: '%v'", gvk)
+	}
+	scope := meta.RESTScopeRoot
+	if v.Definition.Namespaced {
+		scope = meta.RESTScopeNamespace
+	}
+	return lister{ctx, c.Objects, v, "", untyped && v.Type != nil}, scope, nil
+}
+
+// versionOf is the served version of a kind.
+func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Version {
+	for h := range c.Holders(gvk.Group) {
+		if h.Kind != gvk.Kind {
+			continue
+		}
+		if v := c.Find(gvk.Group, gvk.Version, h.Plural); v != nil && v.Definition.Stored() {
+			return v
+		}
+	}
+	return nil
+}
+
+// lister reads objects of one version, of all namespaces or of one.
+type lister struct {
+	ctx       context.Context
+	objects   Objects
+	version   *resource.Version
+	namespace string
+	untyped   bool
+}
+
+// Lister implements informers.GenericInformer.
+func (l lister) Lister() cache.GenericLister { return l }
+
+// Informer implements informers.GenericInformer, for one that is asked whether it has synced, and nothing else.
+func (l lister) Informer() cache.SharedIndexInformer { return synced{} }
+
+type synced struct{ cache.SharedIndexInformer }
+
+// HasSynced implements cache.SharedIndexInformer.
+func (synced) HasSynced() bool { return true }
+
+// ByNamespace implements cache.GenericLister.
+func (l lister) ByNamespace(namespace string) cache.GenericNamespaceLister {
+	l.namespace = namespace
+	return l
+}
+
+// Get implements cache.GenericNamespaceLister.
+func (l lister) Get(name string) (runtime.Object, error) {
+	t, err := l.objects.Get(l.ctx, l.version, l.namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	return l.param(t), nil
+}
+
+// List implements cache.GenericNamespaceLister.
+func (l lister) List(selector labels.Selector) (found []runtime.Object, err error) {
+	all, err := l.objects.List(l.ctx, l.version, l.namespace, selector)
+	for _, t := range all {
+		found = append(found, l.param(t))
+	}
+	return found, err
+}
+
+func (l lister) param(t object.Tree) *unstructured.Unstructured {
+	if l.untyped {
+		delete(t, "apiVersion")
+		delete(t, "kind")
+	}
+	return &unstructured.Unstructured{Object: t}
+}
