@@ -70,7 +70,7 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/pkg/controller":                                         {"internal/control"}, // loops, as clients
 	"k8s.io/kubernetes/pkg/generated/openapi":                                  {"internal/builtin"},
 	"k8s.io/kubernetes/pkg/quota/v1/install":                                   {"internal/control", "internal/admission"},
-	"k8s.io/apiserver/pkg/admission/plugin/policy/validating":                  {"internal/control"}, // checks the types of expressions
+	"k8s.io/apiserver/pkg/admission/plugin/policy/validating":                  {"internal/control", "internal/admission"}, // checks the types of expressions
 	"k8s.io/kubernetes/pkg/apis/scheduling/v1":                                 {"internal/control"},
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},

@@ -88,9 +88,10 @@ func opened(t testing.TB) admission.Plugins {
 	client := kubernetes.NewForConfigOrDie(&rest.Config{})
 	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
 	head := new(storage.Loader).Snapshot(0)
+	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	all, err := Open(Config{
-		Informers: Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }},
-		Client:    client, Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
+		Informers: informers, Quotas: &Quotas{From: informers}, Client: client,
+		Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
 	})
 	if err != nil {
 		t.Fatal(err)
