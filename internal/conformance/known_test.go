@@ -44,7 +44,7 @@ func knownDifferences() []*known {
 	row("the time in the managedFields of a write through `/scale`", func(_ request, d difference) bool {
 		return strings.HasPrefix(d.path, "reviews") && strings.HasSuffix(d.path, ".time") && d.theirs == missing
 	})
-	row("what a validating webhook sees of a TokenRequest", func(r request, d difference) bool {
+	row("what validating admission sees of a TokenRequest", func(r request, d difference) bool {
 		return strings.HasSuffix(r.path, "/token") && strings.Contains(d.path, ".object.metadata.") && d.ours == missing
 	})
 	row("StorageVersionMigration, ClusterTrustBundle, DeviceTaintRule", func(_ request, d difference) bool {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -101,6 +102,7 @@ func testWebhooks(t *testing.T, p *pair) {
 	h.Server = httptest.NewTLSServer(h)
 	t.Cleanup(h.Close)
 	p.do(t, "POST /api/v1/namespaces", "", `{"metadata":{"name":"hooked","labels":{"hooked":"yes"}}}`)
+	p.do(t, "POST /api/v1/namespaces/hooked/serviceaccounts", "", `{"metadata":{"name":"default"}}`)
 	p.do(t, "POST "+crdPath, asYAML, strings.NewReplacer("widgets", "hookeds", "Widget", "Hooked", "wd", "hk").Replace(widgets))
 	established := func(a answer) bool { return a.code == 200 }
 	p.settle(t, "/apis/conformance.example.com/v1/namespaces/hooked/hookeds", established)
@@ -122,6 +124,7 @@ func testWebhooks(t *testing.T, p *pair) {
 		}
 	}()
 	for _, r := range hookedRequests() {
+		p.theirs.catchUp(t, r.path)
 		if ours, theirs := p.exchange(t, r); !strings.HasSuffix(r.path, "/token") { // two servers' tokens
 			p.judge(t, r, ours, theirs)
 		}
@@ -146,6 +149,26 @@ func (h *hooks) inForce(t *testing.T, p *pair) {
 		ours, theirs := h.take("here"), h.take("upstream")
 		return len(ours) == 5 && len(theirs) == 5, nil
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ofObject is the path of an object in a namespace.
+var ofObject = regexp.MustCompile(`^/apis?/.*namespaces/hooked/[a-z]+/[^/?]+`)
+
+// catchUp waits until the watch cache of kube-apiserver has the object that a request is about: out of it come the objects that an
+// update begins with, and webhooks would be asked about an outdated one first.
+func (s *server) catchUp(t *testing.T, path string) {
+	t.Helper()
+	path = ofObject.FindString(path)
+	if path == "" {
+		return
+	}
+	a, err := s.send(t.Context(), request{method: http.MethodGet, path: path})
+	if revision := nested[string](a.body, "metadata", "resourceVersion"); err == nil && revision != "" {
+		_, err = s.send(t.Context(), request{method: http.MethodGet, path: path + "?resourceVersion=" + revision})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
