@@ -37,6 +37,7 @@ type serveFlags struct {
 	gates       map[string]string
 	tls         tlsFlags
 	routing     bool // to endpoints
+	fairness    bool
 
 	serviceRange string
 }
@@ -100,6 +101,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
 	f.bindAdmission(flags)
+	f.bindFairness(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of addresses that Services get their cluster IPs from, or one of IPv4 and one of IPv6, the default family first; ServiceCIDRs add more")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -150,7 +152,7 @@ func (f *serveFlags) complete() error {
 	if f.securePort < 0 || f.securePort > 65535 {
 		return fmt.Errorf("--secure-port: %d is not between 0 and 65535", f.securePort)
 	}
-	if err := f.checkAuthentication(); err != nil {
+	if err := errors.Join(f.checkAuthentication(), f.checkFairness()); err != nil {
 		return err
 	}
 	if err := f.tls.complete(&f.config.TLS); err != nil {
