@@ -14,16 +14,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// plan is which requests are of which flow. It never changes.
+// plan is which requests are of which flow: rules by whom they are about, in the order in which they count. It never changes.
 type plan struct {
-	rules    map[subject][]rule // by whom they are about, in the order in which they count
-	catchAll *flow
-}
-
-// subject is whom a rule is about. A service account stands for all of a namespace; a single one is a user.
-type subject struct {
-	kind flowcontrolv1.SubjectKind
-	name string
+	users, groups map[string][]rule
+	accounts      map[string][]rule // all of a namespace
+	everyone      []rule
+	catchAll      *flow
 }
 
 type rule struct {
@@ -53,7 +49,7 @@ func (x *Controller) rebuild(now time.Time) {
 	slices.SortFunc(schemas, func(a, b *flowcontrolv1.FlowSchema) int {
 		return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), strings.Compare(a.Name, b.Name))
 	})
-	p := &plan{rules: map[subject][]rule{}}
+	p := &plan{users: map[string][]rule{}, groups: map[string][]rule{}, accounts: map[string][]rule{}}
 	for place, s := range schemas {
 		l := x.levels[s.Spec.PriorityLevelConfiguration.Name]
 		if l == nil {
@@ -67,43 +63,41 @@ func (x *Controller) rebuild(now time.Time) {
 			p.catchAll = f
 		}
 		for i := range s.Spec.Rules {
-			r := rule{place, f, &s.Spec.Rules[i]}
-			for _, who := range r.Subjects {
-				if to, ok := subjectOf(who); ok {
-					p.rules[to] = append(p.rules[to], r)
-				}
-			}
+			p.add(rule{place, f, &s.Spec.Rules[i]})
 		}
 	}
 	x.plan.Store(p)
 }
 
-func subjectOf(s flowcontrolv1.Subject) (subject, bool) {
-	switch {
-	case s.Kind == flowcontrolv1.SubjectKindUser && s.User != nil:
-		return subject{s.Kind, s.User.Name}, true
-	case s.Kind == flowcontrolv1.SubjectKindGroup && s.Group != nil:
-		return subject{s.Kind, s.Group.Name}, true
-	case s.Kind != flowcontrolv1.SubjectKindServiceAccount || s.ServiceAccount == nil:
-		return subject{}, false
-	case s.ServiceAccount.Name == flowcontrolv1.NameAll:
-		return subject{s.Kind, s.ServiceAccount.Namespace}, true
+func (p *plan) add(r rule) {
+	for _, who := range r.Subjects {
+		switch {
+		case who.User != nil && who.User.Name == flowcontrolv1.NameAll, who.Group != nil && who.Group.Name == flowcontrolv1.NameAll:
+			p.everyone = append(p.everyone, r)
+		case who.User != nil:
+			p.users[who.User.Name] = append(p.users[who.User.Name], r)
+		case who.Group != nil:
+			p.groups[who.Group.Name] = append(p.groups[who.Group.Name], r)
+		case who.ServiceAccount != nil && who.ServiceAccount.Name == flowcontrolv1.NameAll:
+			p.accounts[who.ServiceAccount.Namespace] = append(p.accounts[who.ServiceAccount.Namespace], r)
+		case who.ServiceAccount != nil:
+			name := serviceaccount.MakeUsername(who.ServiceAccount.Namespace, who.ServiceAccount.Name)
+			p.users[name] = append(p.users[name], r)
+		}
 	}
-	return subject{flowcontrolv1.SubjectKindUser, serviceaccount.MakeUsername(s.ServiceAccount.Namespace, s.ServiceAccount.Name)}, true
 }
 
 // match is the flow of the first rule that is about a request.
 func (p *plan) match(a *access.Attributes) *flow {
 	name := a.User.GetName()
-	best := p.better(nil, subject{flowcontrolv1.SubjectKindUser, name}, a)
-	best = p.better(best, subject{flowcontrolv1.SubjectKindUser, flowcontrolv1.NameAll}, a)
+	best := better(nil, p.users[name], a)
 	for _, group := range a.User.GetGroups() {
-		best = p.better(best, subject{flowcontrolv1.SubjectKindGroup, group}, a)
+		best = better(best, p.groups[group], a)
 	}
-	best = p.better(best, subject{flowcontrolv1.SubjectKindGroup, flowcontrolv1.NameAll}, a)
+	best = better(best, p.everyone, a)
 	if account, ok := strings.CutPrefix(name, serviceaccount.ServiceAccountUsernamePrefix); ok {
 		if namespace, _, ok := strings.Cut(account, serviceaccount.ServiceAccountUsernameSeparator); ok {
-			best = p.better(best, subject{flowcontrolv1.SubjectKindServiceAccount, namespace}, a)
+			best = better(best, p.accounts[namespace], a)
 		}
 	}
 	if best == nil {
@@ -112,9 +106,8 @@ func (p *plan) match(a *access.Attributes) *flow {
 	return best.flow
 }
 
-// better is the first rule for s that is about a, or best where that comes before.
-func (p *plan) better(best *rule, s subject, a *access.Attributes) *rule {
-	rules := p.rules[s]
+// better is the first of the rules that is about a request, or best where that comes before.
+func better(best *rule, rules []rule, a *access.Attributes) *rule {
 	for i := range rules {
 		r := &rules[i]
 		if best != nil && best.place <= r.place {
@@ -172,7 +165,7 @@ func coversPath(pattern, path string) bool {
 	return ok && strings.HasPrefix(rest, "/")
 }
 
-// has takes a list for all where that is what it says.
-func has(list []string, s string) bool {
-	return slices.Contains(list, s) || len(list) == 1 && list[0] == flowcontrolv1.VerbAll
-}
+func has(list []string, s string) bool { return all(list) || slices.Contains(list, s) }
+
+// all says that a list stands for everything: of verbs, of groups, of resources or of namespaces.
+func all(list []string) bool { return len(list) == 1 && list[0] == flowcontrolv1.VerbAll }
