@@ -137,9 +137,7 @@ func coversResource(r *flowcontrolv1.ResourcePolicyRule, a *access.Attributes) b
 	switch {
 	case !has(r.Verbs, a.Verb) || !has(r.APIGroups, a.Group):
 		return false
-	case !slices.ContainsFunc(r.Resources, func(name string) bool {
-		return name == flowcontrolv1.ResourceAll || names(name, a.Plural, a.Subresource)
-	}):
+	case !all(r.Resources) && !slices.ContainsFunc(r.Resources, func(name string) bool { return names(name, a.Plural, a.Subresource) }):
 		return false
 	case a.Namespace == "":
 		return r.ClusterScope
