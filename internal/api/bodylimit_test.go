@@ -108,7 +108,7 @@ func TestWeightIsWhatBodiesGrowTo(t *testing.T) {
 			t.Fatal(err)
 		}
 		took, weight := heap()-before, q.grown(body)
-		if runtime.KeepAlive(tree); took > weight || weight > 12*took {
+		if runtime.KeepAlive(tree); took > weight+64<<10 || weight > 12*took { // there may be a little garbage of others
 			t.Errorf("%.20s: %d bytes took %d, and weigh %d", piece, len(body), took, weight)
 		}
 		if len(piece) > 1000 && weight > 2*size {

@@ -161,6 +161,52 @@ func TestGreedyUserHoldsUpNobody(t *testing.T) {
 	}
 }
 
+// What counts is how long requests take, not how many they are; and who comes late has no claim on what was before.
+func TestTurnsByWork(t *testing.T) {
+	w := newWorld(t, fairness.Config{MaxReads: 1})
+	w.level("l", 64, 1, 50)
+	w.schema("s", "l", 500)
+	running, out := w.mustTake(by("slow")), make(chan taken)
+	lasts := map[string]time.Duration{"slow": time.Second, "fast": 10 * time.Millisecond, "late": time.Second}
+	next := func() string {
+		t.Helper()
+		running.Release(w.clock.Now)
+		n := <-out
+		if running = n.seat; !n.ok {
+			t.Fatalf("%s was refused", n.who)
+		}
+		w.clock.Step(lasts[n.who])
+		return n.who
+	}
+	for range 10 {
+		w.queue(t.Context(), "l", "slow", out)
+		w.queue(t.Context(), "l", "fast", out)
+	}
+	slow := 0
+	for fast := 0; fast < 10; {
+		if next() == "slow" {
+			slow++
+		} else {
+			fast++
+		}
+	}
+	if slow > 2 {
+		t.Errorf("%d slow requests have had their turn before 10 fast ones", slow)
+	}
+	for range 5 - slow {
+		next()
+	}
+	for range 3 {
+		w.queue(t.Context(), "l", "late", out)
+	}
+	if first := []string{next(), next(), next()}; !slices.Contains(first, "slow") {
+		t.Errorf("who came late was served first: %q", first)
+	}
+	for range 8 - 3 {
+		next()
+	}
+}
+
 func canceled(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -51,6 +51,13 @@ type queue struct {
 	waiters []*waiter
 }
 
+// bound keeps a queue from making up for a time when nobody waited in it.
+func (q *queue) bound() {
+	if len(q.waiters) > 0 {
+		q.next = max(q.next, q.waiters[0].arrived)
+	}
+}
+
 type waiter struct {
 	*counts
 	ready      chan struct{} // closed with its turn
@@ -122,11 +129,11 @@ func (l *level) enqueue(f *flow, a *access.Attributes, now time.Time) (*waiter, 
 	}
 	l.note(now)
 	if len(q.waiters) == 0 {
-		q.next = max(q.next, l.virtual)
 		l.waiting = append(l.waiting, q)
 	}
 	w := &waiter{counts: f.counts, ready: make(chan struct{}), arrived: l.virtual}
 	q.waiters = append(q.waiters, w)
+	q.bound()
 	l.queued++
 	l.peak = max(l.peak, l.executing+l.queued)
 	f.counts.queued++
@@ -175,8 +182,8 @@ func (l *level) drop(q *queue, w *waiter) {
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *queue) bool { return x == q })
 	if len(q.waiters) > 0 {
 		l.waiting = append(l.waiting, q)
-		q.next = max(q.next, q.waiters[0].arrived)
 	}
+	q.bound()
 	l.queued--
 	w.counts.queued--
 }
@@ -202,9 +209,7 @@ func (l *level) release(s *Seat, now time.Time) {
 	}
 	if q := s.queue; q != nil {
 		q.next += now.Sub(s.taken).Seconds() - estimate
-		if len(q.waiters) > 0 {
-			q.next = max(q.next, q.waiters[0].arrived)
-		}
+		q.bound()
 	}
 	l.dispatch()
 }
