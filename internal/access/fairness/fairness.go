@@ -105,10 +105,18 @@ func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time
 	}
 	timer := x.clock.NewTimer(min(patience/4, time.Minute))
 	defer timer.Stop()
-	select {
-	case <-w.ready:
-	case <-timer.C():
-	case <-ctx.Done():
+	lend := x.clock.NewTicker(lendEvery)
+	defer lend.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-lend.C():
+			x.lendWhenDue(x.clock.Now())
+			continue
+		case <-w.ready:
+		case <-timer.C():
+		case <-ctx.Done():
+		}
+		waiting = false
 	}
 	execute := "true"
 	if s.taken = x.clock.Now(); !s.flow.level.keep(w, s.queue, s.taken) {
@@ -154,14 +162,20 @@ func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
 	if x.head() != x.seen.Load() {
 		x.advance(now)
 	}
-	if now.UnixNano() >= x.due.Load() {
-		x.mu.Lock()
-		if now.UnixNano() >= x.due.Load() {
-			x.lend(now)
-		}
-		x.mu.Unlock()
-	}
+	x.lendWhenDue(now)
 	return x.plan.Load().match(a)
+}
+
+// lendWhenDue is asked by requests, as they come and while they wait: where there are none, nothing is to be lent.
+func (x *Controller) lendWhenDue(now time.Time) {
+	if now.UnixNano() < x.due.Load() {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if now.UnixNano() >= x.due.Load() {
+		x.lend(now)
+	}
 }
 
 // advance goes to the head of this moment.

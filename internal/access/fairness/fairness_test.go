@@ -359,6 +359,30 @@ func TestLending(t *testing.T) {
 	}
 }
 
+// Who waits at a level that has lent all of its seats gets one with the next division, even if nobody else asks.
+func TestLentSeatsComeBack(t *testing.T) {
+	w := newWorld(t, fairness.Config{MaxReads: 100})
+	w.level("most", 0, 0, 0)
+	shares, all := int32(995), int32(100)
+	w.put("prioritylevelconfigurations", "l", flowcontrolv1.PriorityLevelConfigurationSpec{Type: "Limited", Limited: &flowcontrolv1.LimitedPriorityLevelConfiguration{
+		NominalConcurrencyShares: &shares, LendablePercent: &all,
+		LimitResponse: flowcontrolv1.LimitResponse{Type: "Queue", Queuing: &flowcontrolv1.QueuingConfiguration{Queues: 1, HandSize: 1, QueueLengthLimit: 1}},
+	}})
+	w.schema("s", "l", 500)
+	if w.Names(by("a")); w.Limit("l") != 0 {
+		t.Fatalf("the level has %d seats", w.Limit("l"))
+	}
+	out := make(chan taken)
+	w.queue(t.Context(), "l", "a", out)
+	for w.clock.Waiters() < 2 { // for its turn and for the division
+		runtime.Gosched()
+	}
+	w.clock.Step(10 * time.Second)
+	if next := <-out; !next.ok {
+		t.Error("it was refused")
+	}
+}
+
 // Without priority and fairness only the two limits count, and not for administrators.
 func TestDisabled(t *testing.T) {
 	w := newWorld(t, fairness.Config{Disabled: true, MaxReads: 1})
