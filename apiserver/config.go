@@ -3,6 +3,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
+	"github.com/trellis-k8s/trellis/internal/access/fairness"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/serving"
@@ -52,6 +54,8 @@ type Config struct {
 	Authentication authn.Config
 	// Authorization is who decides what callers may do, besides system:masters, who may do all.
 	Authorization authz.Config
+	// Fairness is whose turn it is; without limits they are kube-apiserver's, 400 and 200.
+	Fairness fairness.Config
 	// Admission is what may change or stop a write.
 	Admission Admission
 	// Aggregation is how it reaches the API servers that APIServices name.
@@ -129,6 +133,10 @@ func (c Config) withDefaults() Config {
 	if c.ServiceNodePortRange.Size == 0 {
 		c.ServiceNodePortRange = builtin.DefaultNodePorts()
 	}
+	if f := &c.Fairness; !f.Disabled && f.MaxReads+f.MaxWrites == 0 {
+		f.MaxReads, f.MaxWrites = 400, 200
+	}
+	c.Fairness.RequestTimeout = cmp.Or(c.RequestTimeout, time.Minute)
 	if c.Controllers == nil {
 		c.Controllers = []string{"*"}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
+	"github.com/trellis-k8s/trellis/internal/access/fairness"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
@@ -267,6 +268,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
 		Issuer:         s.issuer(),
 		Authorizer:     s.authorizer,
+		Fairness:       fairness.New(s.config.Fairness, s.store.Head, s.config.Clock),
 		Aggregator:     s.aggregator,
 		Discovery:      discovery.Handler(s.engine.Live, s.aggregator.Discovery),
 		OpenAPI:        openapi.Handler(s.engine.Live, s.aggregator),

@@ -45,8 +45,8 @@ func newKubeAPIServer() *cobra.Command {
 		}
 	})
 	flags.StringVar(&certDir, "cert-dir", "", "folder of apiserver.crt and apiserver.key, which are served if they are there")
-	changeNothing(flags, []string{"allow-privileged", "enable-priority-and-fairness", "watch-cache"}, []string{
-		"advertise-address", "endpoint-reconciler-type", "max-mutating-requests-inflight", "max-requests-inflight",
+	changeNothing(flags, []string{"allow-privileged", "watch-cache"}, []string{
+		"advertise-address", "endpoint-reconciler-type",
 		"storage-backend", "storage-media-type", "v", "vmodule",
 	})
 	return cmd

@@ -39,6 +39,7 @@ type serveFlags struct {
 	tls         tlsFlags
 	routing     bool // to endpoints
 	signers     map[string]*control.CA
+	fairness    bool
 
 	serviceRange string
 }
@@ -101,6 +102,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindAuthentication(flags)
 	f.bindAuthorization(flags)
 	f.bindAdmission(flags)
+	f.bindFairness(flags)
 	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
 		"range of addresses that Services get their cluster IPs from, or one of IPv4 and one of IPv6, the default family first; ServiceCIDRs add more")
 	c.ServiceNodePortRange = builtin.DefaultNodePorts()
@@ -151,7 +153,7 @@ func (f *serveFlags) complete() error {
 	if f.securePort < 0 || f.securePort > 65535 {
 		return fmt.Errorf("--secure-port: %d is not between 0 and 65535", f.securePort)
 	}
-	if err := errors.Join(append(f.config.Audit.Validate(), f.checkAuthentication())...); err != nil {
+	if err := errors.Join(append(f.config.Audit.Validate(), f.checkAuthentication(), f.checkFairness())...); err != nil {
 		return err
 	}
 	if err := f.tls.complete(&f.config.TLS); err != nil {

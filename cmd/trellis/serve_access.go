@@ -77,6 +77,32 @@ func (f *serveFlags) bindAdmission(flags *pflag.FlagSet) {
 	flags.StringVar(&c.ConfigFile, "admission-control-config-file", "", "file of an AdmissionConfiguration of apiserver.config.k8s.io: the settings of plugins")
 }
 
+// bindFairness declares the flags that say how many requests are carried out at a time, and whose turn it is.
+func (f *serveFlags) bindFairness(flags *pflag.FlagSet) {
+	c := &f.config.Fairness
+	flags.BoolVar(&f.fairness, "enable-priority-and-fairness", true,
+		"give requests their turns by FlowSchemas and PriorityLevelConfigurations; false: only count them")
+	flags.IntVar(&c.MaxReads, "max-requests-inflight", 400,
+		"how many requests may be carried out at a time, together with the next; without priority and fairness, of those that write nothing, 0 for no limit")
+	flags.IntVar(&c.MaxWrites, "max-mutating-requests-inflight", 200,
+		"and this many; without priority and fairness, of those that write, 0 for no limit")
+}
+
+// checkFairness says what kube-apiserver says.
+func (f *serveFlags) checkFairness() error {
+	c := &f.config.Fairness
+	c.Disabled = !f.fairness
+	switch {
+	case c.MaxReads < 0:
+		return errors.New("--max-requests-inflight can not be negative value")
+	case c.MaxWrites < 0:
+		return errors.New("--max-mutating-requests-inflight can not be negative value")
+	case f.fairness && c.MaxReads+c.MaxWrites == 0:
+		return errors.New("invalid configuration: MaxRequestsInFlight=0 and MaxMutatingRequestsInFlight=0; they must add up to something positive")
+	}
+	return nil
+}
+
 // checkAuthorization refuses what would mean something else than it says.
 func (f *serveFlags) checkAuthorization(flags *pflag.FlagSet) error {
 	c := &f.config.Authorization

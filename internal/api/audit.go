@@ -208,11 +208,6 @@ func omitManagedFields(t object.Tree) {
 	}
 }
 
-// lasts says that the answer may take as long as it likes, as upstream knows it by: then it is an event that it begins.
-func (q *request) lasts() bool {
-	return q.verb == verbWatch || streams[q.subresource] || !q.resource && strings.HasPrefix(q.r.URL.Path, "/debug/pprof/")
-}
-
 // auditStart sends the event that an answer begins.
 func (q *request) auditStart() {
 	a := q.audited

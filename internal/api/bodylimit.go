@@ -9,12 +9,15 @@ import (
 )
 
 const (
-	// lightBody is up to what size a body waits for no other.
+	// maxHeavy is how much memory is given to what bodies grow to, but for light ones.
+	maxHeavy = 1 << 30
+	// lightBody is what a body may grow to and wait for no other; one of up to tinyBody never grows to more.
 	lightBody = maxTrusted
-	// maxHeavy is how many bytes of larger bodies are worked on at a time: four of the largest in JSON, or one in YAML.
-	maxHeavy = 4 * maxBody
-	// yamlWeight is how much more the YAML parser makes of a body than that of JSON: up to 1 GiB of 3 MiB.
-	yamlWeight = 4
+	tinyBody  = lightBody / yamlWeight
+	// mapWeight and itemWeight are what a map and an item of a map or a list may take in memory as they are decoded, and before they are garbage.
+	mapWeight, itemWeight = 400, 100
+	// blindWeight is how many times its size a body that cannot be looked into may grow to, and yamlWeight one in YAML: 3 MiB to 1 GiB.
+	blindWeight, yamlWeight = 100, 400
 )
 
 // content is the body of the request, once there is room to work on it.
@@ -26,24 +29,40 @@ func (q *request) content() ([]byte, error) {
 	return data, err
 }
 
-// acquireBody waits until there is room for a large body, and takes it. As a tree, a body may be a hundred times as large:
+// acquireBody waits until there is room for what a body grows to, and takes it. As a tree, a body may be a hundred times as large:
 // a few dozen at once would take all memory, and one after the other they are done as soon. Upstream bounds the
 // requests in flight instead. The room is given back before the answer is sent, so that who reads slowly keeps nobody.
 func (q *request) acquireBody(data []byte) error {
-	if len(data) <= lightBody {
+	if len(data) <= tinyBody {
 		return nil
 	}
-	n := int64(len(data))
-	if q.isYAML(data) {
-		n = min(n*yamlWeight, maxHeavy)
+	n := q.grown(data)
+	if n <= lightBody {
+		return nil
 	}
-	ctx, cancel := q.limited()
-	defer cancel()
-	if err := q.room().Acquire(ctx, n); err != nil {
-		return timedOut()
+	if !q.room().TryAcquire(n) {
+		ctx, cancel := q.limited()
+		defer cancel()
+		if err := q.room().Acquire(ctx, n); err != nil {
+			return timedOut()
+		}
 	}
 	q.weight = n
 	return nil
+}
+
+// grown is about what a body takes in memory at most, as it is worked on.
+func (q *request) grown(data []byte) int64 {
+	n, text := len(data), bytes.TrimLeft(data, " \t\r\n")
+	switch {
+	case q.isYAML(data):
+		n *= yamlWeight
+	case !bytes.HasPrefix(text, []byte("{")) && !bytes.HasPrefix(text, []byte("[")):
+		n *= blindWeight // protobuf, CBOR, or nothing that can be read
+	default:
+		n += mapWeight*bytes.Count(data, []byte("{")) + itemWeight*(bytes.Count(data, []byte(","))+bytes.Count(data, []byte("[")))
+	}
+	return int64(min(n, maxHeavy))
 }
 
 // releaseBody gives back what acquireBody took, once.

@@ -1,11 +1,14 @@
 package api
 
 import (
+	"bytes"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -58,7 +61,7 @@ func TestLargeBodiesOfWebhooks(t *testing.T) {
 	of := func(c *resource.Custom) *request {
 		return &request{server: h.server, r: newRequest("POST", crontabs, ""), v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
 	}
-	hooked, body := of(&resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}), make([]byte, maxHeavy)
+	hooked, body := of(&resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}), bytes.Repeat([]byte("{"), maxBody)
 	for _, q := range []*request{hooked, of(&resource.Custom{}), of(nil)} {
 		if err := q.acquireBody(body); err != nil {
 			t.Fatal(err)
@@ -80,8 +83,8 @@ func TestWeightOfYAML(t *testing.T) {
 		as, body string
 		weight   int64
 	}{
-		{"application/json", "{", 1 << 20}, {"application/yaml", "{", maxHeavy / 3}, {"application/yaml; charset=utf-8", "", maxHeavy / 3},
-		{"application/apply-patch+yaml", " {", 1 << 20}, {"application/apply-patch+yaml", "a:", maxHeavy / 3}, {"", "a:", 1 << 20},
+		{"application/json", "{", 1<<20 + mapWeight}, {"application/yaml", "{", 1 << 20 * yamlWeight}, {"application/yaml; charset=utf-8", "", 1 << 20 * yamlWeight},
+		{"application/apply-patch+yaml", " {", 1<<20 + mapWeight}, {"application/apply-patch+yaml", "a:", 1 << 20 * yamlWeight}, {"", "a:", 1 << 20 * blindWeight},
 	} {
 		q := &request{server: h.server, r: newRequest("POST", crontabs, "", "Content-Type: "+c.as)}
 		if err := q.acquireBody([]byte(c.body + strings.Repeat(" ", 1<<20-len(c.body)))); err != nil || q.weight != c.weight {
@@ -89,4 +92,44 @@ func TestWeightOfYAML(t *testing.T) {
 		}
 		q.releaseBody()
 	}
+}
+
+// A body is counted by what it grows to, whatever it is made of: one long text by its length, many small things by what a tree has of them. One
+// that is short is not even looked at.
+func TestWeightIsWhatBodiesGrowTo(t *testing.T) {
+	h := newHarness(t)
+	q := &request{server: h.server, r: newRequest("POST", crontabs, "", "Content-Type: application/json")}
+	const size = 1 << 20
+	for _, piece := range []string{`{},`, `[],`, `1,`, `"",`, `{"a":1},`, `{"a":{}},`, `[[]],`, `{"abcdefgh":"x","b":null},`, `"` + strings.Repeat("x", 1000) + `",`} {
+		body := []byte(`{"a":[` + strings.TrimSuffix(strings.Repeat(piece, size/len(piece)), ",") + `]}`)
+		before := heap()
+		tree, _, err := object.DecodeJSON(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		took, weight := heap()-before, q.grown(body)
+		if runtime.KeepAlive(tree); took > weight+64<<10 || weight > 12*took { // there may be a little garbage of others
+			t.Errorf("%.20s: %d bytes took %d, and weigh %d", piece, len(body), took, weight)
+		}
+		if len(piece) > 1000 && weight > 2*size {
+			t.Errorf("text of %d bytes weighs %d", len(body), weight)
+		}
+	}
+	if n := q.grown(make([]byte, 10)); n != 10*blindWeight {
+		t.Errorf("what cannot be read weighs %d", n)
+	}
+	if n := q.grown([]byte("  ")); n != 2*blindWeight {
+		t.Errorf("nothing weighs %d", n)
+	}
+	q.r.Header.Set("Content-Type", mediaYAML)
+	if n := q.grown(make([]byte, tinyBody)); n > lightBody {
+		t.Errorf("a tiny body weighs %d", n)
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/fairness"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
@@ -40,6 +42,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Engine:        w.Engine,
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
+		Fairness:      fairness.New(fairness.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
 		Discovery:     discovery.Handler(w.Live, nil),
 		OpenAPI:       openapi.Handler(w.Live, nil),
 	}

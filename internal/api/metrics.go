@@ -107,6 +107,9 @@ func newMetrics(s *Server) *metrics {
 	if s.config.Egress != nil {
 		r.MustRegister(s.config.Egress)
 	}
+	if s.config.Fairness != nil {
+		r.MustRegister(s.config.Fairness)
+	}
 	if s.config.Aggregator != nil {
 		r.MustRegister(s.config.Aggregator)
 	}

@@ -21,6 +21,7 @@ func (q *request) proxy(to *resource.APIService) {
 	stream := q.verb == verbWatch || streams[q.subresource] || aggregation.IsUpgrade(q.r)
 	switch {
 	case stream:
+		q.seat.Release(time.Now) // which another server gives by itself
 		m.watches.Add(1)
 		defer m.watches.Add(-1)
 		q.readDeadline(time.Time{}) // what is sent may take as long

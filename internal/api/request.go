@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/fairness"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -41,7 +42,8 @@ type request struct {
 	v          *resource.Version // what the path addresses, once it is known
 	media      media             // of the response, once it is negotiated
 	audited    *audited
-	trace      *Traced // of a dry run, where the steps are asked for
+	trace      *Traced       // of a dry run, where the steps are asked for
+	seat       fairness.Seat // while it has one
 	warnings
 
 	began     time.Time
@@ -64,6 +66,7 @@ var steps = [...]func(*request) bool{
 	(*request).authenticate,    // who asks
 	(*request).audit,           // is it recorded
 	(*request).impersonate,     // as whom
+	(*request).takeSeat,        // is it their turn
 	(*request).authorize,       // may they
 	(*request).route,           // what serves it
 	(*request).perform,         // the verb, which writes the answer
@@ -364,6 +367,7 @@ func (q *request) finish() {
 	if q.weight > 0 {
 		q.releaseBody()
 	}
+	q.seat.Release(time.Now)
 	if q.v != nil && q.status != 0 && !q.uncounted {
 		k := seriesKey{q.group, q.version, q.plural, q.subresource, q.verb, q.status, q.name != "", q.namespace != "", q.dryRun, q.apply}
 		m.mu.RLock()

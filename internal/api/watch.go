@@ -117,6 +117,7 @@ func (s *stream) run(lasts time.Duration) {
 	timer := time.NewTimer(s.rest(now))
 	defer timer.Stop()
 	for s.forward() {
+		s.seat.Release(time.Now) // what there was at the beginning is on its way
 		select {
 		case <-s.source.Ready():
 			if !s.gather(ctx.Done()) {

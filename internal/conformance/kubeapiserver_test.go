@@ -51,11 +51,12 @@ func startKubeAPIServer(t *testing.T, flags ...string) *rest.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, append(flags,
-		"--etcd-servers="+etcd.URL, "--bind-address=127.0.0.1", "--secure-port="+port(address), "--cert-dir="+filepath.Join(dir, "certs"),
-		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+keyFile, "--service-account-signing-key-file="+keyFile,
-		"--allow-privileged", "--enable-priority-and-fairness=false")...)
+	cmd := exec.Command(program, append([]string{
+		"--etcd-servers=" + etcd.URL, "--bind-address=127.0.0.1", "--secure-port=" + port(address), "--cert-dir=" + filepath.Join(dir, "certs"),
+		"--token-auth-file=" + tokens, "--authorization-mode=RBAC", "--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + keyFile, "--service-account-signing-key-file=" + keyFile,
+		"--allow-privileged", "--enable-priority-and-fairness=false",
+	}, flags...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

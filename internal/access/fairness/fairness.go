@@ -1,0 +1,209 @@
+// Package fairness gives requests their turns, by the FlowSchemas and PriorityLevelConfigurations in a store
+// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
+package fairness
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/util/flowcontrol"
+	"k8s.io/utils/clock"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Where the objects are stored.
+const (
+	flowSchemas    = "/registry/flowschemas/"
+	priorityLevels = "/registry/prioritylevelconfigurations/"
+)
+
+// Config is what kube-apiserver's flags say.
+type Config struct {
+	Disabled            bool // then only the two limits count, as upstream has it without priority and fairness
+	MaxReads, MaxWrites int  // --max-requests-inflight and --max-mutating-requests-inflight
+	RequestTimeout      time.Duration
+}
+
+// Controller says whose turn it is, by what is stored at the moment of each request: a write that has been answered is in force.
+// It is a prometheus.Collector.
+type Controller struct {
+	Config
+	head    func() *storage.Snapshot
+	clock   clock.WithTicker
+	dropped flowcontrol.DroppedRequestsTracker
+	metrics *metrics
+	fixed   [2]*flow // of a Config that is Disabled: reading, writing; nil without limit
+
+	seen atomic.Pointer[storage.Snapshot] // that the plan is of
+	plan atomic.Pointer[plan]
+	due  atomic.Int64 // when seats are to be lent anew, in nanoseconds
+
+	mu      sync.Mutex // of what follows
+	schemas map[string]*flowcontrolv1.FlowSchema
+	configs map[string]*flowcontrolv1.PriorityLevelConfiguration
+	levels  map[string]*level
+}
+
+// New returns a Controller over the state that head returns.
+func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Controller {
+	x := &Controller{
+		Config: c, head: head, clock: clock, dropped: flowcontrol.NewDroppedRequestsTracker(), metrics: newMetrics(),
+		schemas: map[string]*flowcontrolv1.FlowSchema{}, configs: map[string]*flowcontrolv1.PriorityLevelConfiguration{}, levels: map[string]*level{},
+	}
+	for i, limit := range [...]int{c.MaxReads, c.MaxWrites} {
+		if c.Disabled && limit > 0 {
+			x.fixed[i] = &flow{level: &level{limit: limit}}
+		}
+	}
+	x.seen.Store(&storage.Snapshot{})
+	x.rebuild(clock.Now())
+	return x
+}
+
+// Seat is what a request has while it is carried out. The zero value is none.
+type Seat struct {
+	flow  *flow
+	queue *queue // that it has waited in, if it has
+	taken time.Time
+	held  bool
+}
+
+// Take waits for the turn of a request that has arrived at now. False: it is to be refused. Whoever gets a seat releases it.
+func (x *Controller) Take(ctx context.Context, a *access.Attributes, now time.Time) (Seat, bool) {
+	f := x.classify(a, now)
+	if f == nil {
+		return Seat{}, true
+	}
+	s, w, why := f.level.take(f, a, now)
+	if w != nil {
+		why = x.wait(ctx, &s, w, now)
+	}
+	if s.held = why == ""; s.held {
+		return s, true
+	}
+	if x.Disabled {
+		return Seat{}, slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) // who always gets an answer
+	}
+	x.metrics.rejected.WithLabelValues(f.level.name, f.schema, why).Inc()
+	x.dropped.RecordDroppedRequest(f.level.name)
+	return s, false
+}
+
+// wait is for the turn of a request that is queued: as upstream has it, for a quarter of the time that the request has.
+func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time) (why string) {
+	patience := x.RequestTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = min(patience, deadline.Sub(now))
+	}
+	timer := x.clock.NewTimer(min(patience/4, time.Minute))
+	defer timer.Stop()
+	lend := x.clock.NewTicker(lendEvery)
+	defer lend.Stop()
+	for waiting := true; waiting; {
+		select {
+		case <-lend.C():
+			x.lendWhenDue(x.clock.Now())
+			continue
+		case <-w.ready:
+		case <-timer.C():
+		case <-ctx.Done():
+		}
+		waiting = false
+	}
+	execute := "true"
+	if s.taken = x.clock.Now(); !s.flow.level.keep(w, s.queue, s.taken) {
+		execute, why = "false", "time-out"
+	}
+	x.metrics.waited.WithLabelValues(s.flow.level.name, s.flow.schema, execute).Observe(s.taken.Sub(now).Seconds())
+	return why
+}
+
+// RetryAfter is how many seconds a refused request should wait.
+func (x *Controller) RetryAfter(s *Seat) int64 {
+	if s.flow == nil {
+		return 1
+	}
+	return x.dropped.GetRetryAfter(s.flow.level.name)
+}
+
+// Matched are the values of the headers of an answer: the UIDs of the FlowSchema and of the PriorityLevelConfiguration. They are
+// shared; nobody appends to them.
+func (s *Seat) Matched() (schema, level []string) {
+	if s.flow == nil {
+		return nil, nil
+	}
+	return s.flow.schemaUID, s.flow.levelUID
+}
+
+// Release gives the seat to whose turn it is. A second call, or one where there is none, does nothing.
+func (s *Seat) Release(now func() time.Time) {
+	if s.held {
+		s.held = false
+		s.flow.level.release(s, now())
+	}
+}
+
+// classify finds the flow that a request belongs to; nil: it needs no seat.
+func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
+	if x.Disabled {
+		if a.IsReadOnly() {
+			return x.fixed[0]
+		}
+		return x.fixed[1]
+	}
+	if x.head() != x.seen.Load() {
+		x.advance(now)
+	}
+	x.lendWhenDue(now)
+	return x.plan.Load().match(a)
+}
+
+// lendWhenDue is asked by requests, as they come and while they wait: where there are none, nothing is to be lent.
+func (x *Controller) lendWhenDue(now time.Time) {
+	if now.UnixNano() < x.due.Load() {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if now.UnixNano() >= x.due.Load() {
+		x.lend(now)
+	}
+}
+
+// advance goes to the head of this moment.
+func (x *Controller) advance(now time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	head, seen := x.head(), x.seen.Load()
+	changed := replace(x.schemas, head, seen, flowSchemas)
+	if replace(x.configs, head, seen, priorityLevels) || changed {
+		x.rebuild(now)
+	}
+	x.seen.Store(head)
+}
+
+// replace brings objects, by their storage keys, up to head, and says whether anything has changed.
+func replace[T any](all map[string]*T, head, seen *storage.Snapshot, prefix string) (changed bool) {
+	for was, is := range head.Since(seen, prefix) {
+		changed = true
+		if is == nil {
+			delete(all, was.Key)
+			continue
+		}
+		object := new(T)
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, object); err != nil {
+			delete(all, is.Key) // what cannot be read counts for nothing
+			continue
+		}
+		all[is.Key] = object
+	}
+	return changed
+}

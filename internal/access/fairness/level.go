@@ -1,0 +1,215 @@
+package fairness
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"slices"
+	"sync"
+	"time"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	"k8s.io/apiserver/pkg/util/flowcontrol/fairqueuing"
+	"k8s.io/apiserver/pkg/util/shufflesharding"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+)
+
+// estimate is what a request is taken to last until it has ended, in seconds; upstream's.
+const estimate = 0.003
+
+// level is a priority level. Its requests take a seat each; where there is none, they wait in queues, of which the one is next
+// that has been served least: Start-time Fair Queuing (Goyal, Vin and Cheng, 1996), at work in seat-seconds.
+type level struct {
+	name, uid string
+	exempt    bool
+
+	mu           sync.Mutex
+	flows        map[string]*counts // by FlowSchema
+	limit        int                // of seats at the moment: between lower and upper, which is nominal and what may be lent and borrowed
+	nominal      int
+	lower, upper int
+	queueLength  int
+	dealer       *shufflesharding.Dealer // nil: who gets no seat is refused
+	queues       []*queue
+	waiting      []*queue // those in which somebody waits, what was dispatched from last at the end
+	executing    int
+	queued       int
+	virtual      float64 // how far the queues have been served
+
+	// What would be executing if there were seats for all, since when it has been looked at last.
+	noted    time.Time
+	demand   fairqueuing.Moments
+	peak     int
+	smoothed float64
+}
+
+// counts are those of one FlowSchema at a level, under its mutex.
+type counts struct{ executing, queued, dispatched int }
+
+type queue struct {
+	next    float64 // where its next request starts, in virtual time
+	waiters []*waiter
+}
+
+// bound keeps a queue from making up for a time when nobody waited in it.
+func (q *queue) bound() {
+	if len(q.waiters) > 0 {
+		q.next = max(q.next, q.waiters[0].arrived)
+	}
+}
+
+type waiter struct {
+	*counts
+	ready      chan struct{} // closed with its turn
+	dispatched bool
+	arrived    float64 // in virtual time
+}
+
+func (l *level) countsOf(schema string) *counts {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.flows[schema] == nil {
+		l.flows[schema] = &counts{}
+	}
+	return l.flows[schema]
+}
+
+// note keeps account of the demand until now; what follows changes it.
+func (l *level) note(now time.Time) {
+	if passed := now.Sub(l.noted); passed > 0 {
+		l.demand = l.demand.Add(fairqueuing.ConstantMoments(passed.Seconds(), float64(l.executing+l.queued)))
+		l.noted = now
+	}
+}
+
+// take gives a request a seat, or has it wait for one, or says why it gets none, in upstream's words.
+func (l *level) take(f *flow, a *access.Attributes, now time.Time) (s Seat, w *waiter, why string) {
+	s = Seat{flow: f, taken: now}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.exempt || l.free() && l.queued == 0:
+		l.note(now)
+		l.execute(f.counts)
+	case l.dealer == nil:
+		why = "concurrency-limit"
+	default:
+		if w, s.queue = l.enqueue(f, a, now); w == nil {
+			why = "queue-full"
+		}
+	}
+	return s, w, why
+}
+
+// free says that there is a seat. One that has no seats at all, and no queues, still serves one request after the other, as upstream's does.
+func (l *level) free() bool {
+	return l.executing < l.limit || l.executing == 0 && l.dealer == nil
+}
+
+func (l *level) execute(of *counts) {
+	l.executing++
+	l.peak = max(l.peak, l.executing+l.queued)
+	if of != nil {
+		of.executing++
+		of.dispatched++
+	}
+}
+
+// enqueue has a request wait in the shortest of the queues that its flow is dealt; nil: there is no room.
+func (l *level) enqueue(f *flow, a *access.Attributes, now time.Time) (*waiter, *queue) {
+	var hand [8]int
+	var q *queue
+	for _, i := range l.dealer.DealIntoHand(f.hash(a), hand[:]) {
+		if q == nil || len(l.queues[i].waiters) < len(q.waiters) {
+			q = l.queues[i]
+		}
+	}
+	if len(q.waiters) >= l.queueLength {
+		return nil, nil
+	}
+	l.note(now)
+	if len(q.waiters) == 0 {
+		l.waiting = append(l.waiting, q)
+	}
+	w := &waiter{counts: f.counts, ready: make(chan struct{}), arrived: l.virtual}
+	q.waiters = append(q.waiters, w)
+	q.bound()
+	l.queued++
+	l.peak = max(l.peak, l.executing+l.queued)
+	f.counts.queued++
+	l.dispatch()
+	return w, q
+}
+
+// hash is of what tells the flows of a FlowSchema apart.
+func (f *flow) hash(a *access.Attributes) uint64 {
+	id := f.schema + "\x00"
+	switch f.by {
+	case flowcontrolv1.FlowDistinguisherMethodByUserType:
+		id += a.User.GetName()
+	case flowcontrolv1.FlowDistinguisherMethodByNamespaceType:
+		id += a.Namespace
+	}
+	sum := sha256.Sum256([]byte(id))
+	return binary.LittleEndian.Uint64(sum[:8])
+}
+
+// dispatch gives the seats that are free to those whose turn it is.
+func (l *level) dispatch() {
+	for l.executing < l.limit && len(l.waiting) > 0 {
+		q := slices.MinFunc(l.waiting, func(a, b *queue) int {
+			switch { // of those that are alike, the first
+			case a.next < b.next:
+				return -1
+			case a.next > b.next:
+				return 1
+			}
+			return 0
+		})
+		w := q.waiters[0]
+		l.virtual = max(l.virtual, q.next)
+		q.next += estimate
+		w.dispatched = true
+		l.drop(q, w)
+		l.execute(w.counts)
+		close(w.ready)
+	}
+}
+
+// drop takes a waiter out of its queue, which is then the last of those that are alike.
+func (l *level) drop(q *queue, w *waiter) {
+	q.waiters = slices.DeleteFunc(q.waiters, func(x *waiter) bool { return x == w })
+	l.waiting = slices.DeleteFunc(l.waiting, func(x *queue) bool { return x == q })
+	if len(q.waiters) > 0 {
+		l.waiting = append(l.waiting, q)
+	}
+	q.bound()
+	l.queued--
+	w.counts.queued--
+}
+
+// keep says that a waiter has a seat, and takes it out of its queue if it has none.
+func (l *level) keep(w *waiter, q *queue, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !w.dispatched {
+		l.note(now)
+		l.drop(q, w)
+	}
+	return w.dispatched
+}
+
+func (l *level) release(s *Seat, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.note(now)
+	l.executing--
+	if s.flow.counts != nil {
+		s.flow.counts.executing--
+	}
+	if q := s.queue; q != nil {
+		q.next += now.Sub(s.taken).Seconds() - estimate
+		q.bound()
+	}
+	l.dispatch()
+}

@@ -1,0 +1,37 @@
+package api
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// takeSeat waits until it is the turn of the request, as its priority level has it.
+func (q *request) takeSeat() bool {
+	x := q.server.config.Fairness
+	if x == nil || q.lasts() && (q.verb != verbWatch || x.Disabled) {
+		return true
+	}
+	var ok bool
+	q.seat, ok = x.Take(q.r.Context(), &q.attributes, q.began)
+	h := q.w.Header()
+	if schema, level := q.seat.Matched(); schema != nil {
+		h["X-Kubernetes-Pf-Flowschema-Uid"], h["X-Kubernetes-Pf-Prioritylevel-Uid"] = schema, level
+	}
+	if ok {
+		return true
+	}
+	h["Retry-After"] = []string{strconv.FormatInt(x.RetryAfter(&q.seat), 10)}
+	q.status = http.StatusTooManyRequests
+	http.Error(q.w, "Too many requests, please try again later.", q.status)
+	return false
+}
+
+// lasts says that a request may last as long as its client wants, as upstream knows it by. Only the beginning of a watch has a seat, and the
+// beginning of the answer is an event of audit.
+func (q *request) lasts() bool {
+	if q.resource {
+		return q.verb == verbWatch || q.verb == "proxy" || streams[q.subresource]
+	}
+	return strings.HasPrefix(q.r.URL.Path, "/debug/pprof/")
+}
