@@ -5,6 +5,7 @@ package admission
 import (
 	"context"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -63,6 +64,8 @@ type Write interface {
 	// Step begins a step of a plugin that is worth telling of to who asks why a write has become what it is: a call, a policy. The
 	// function that it returns ends it, with the error of one that refuses the write.
 	Step(name string) func(error)
+	// Told is a step that has ended, of several that were taken at the same time.
+	Told(name string, took time.Duration, err error)
 	// Ended has a function called when this attempt at the write has ended, whatever came of it.
 	Ended(func())
 	// Warn adds a Warning header to the answer.

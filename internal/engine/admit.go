@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -258,6 +259,11 @@ func (a admitted) Annotate(key, value string) {
 
 // Step implements admission.Write.
 func (a admitted) Step(name string) func(error) { return a.w.step(name) }
+
+// Told implements admission.Write.
+func (a admitted) Told(name string, took time.Duration, err error) {
+	a.w.caller.Trace.told(name, took, err)
+}
 
 // Ended implements admission.Write.
 func (a admitted) Ended(do func()) { a.w.ended = append(a.w.ended, do) }

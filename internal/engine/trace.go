@@ -67,6 +67,18 @@ func (w *write) step(name string) (end func(error)) {
 
 func untraced(error) {}
 
+// told adds a step that has ended, and has changed nothing.
+func (t *Trace) told(name string, took time.Duration, err error) {
+	if t == nil {
+		return
+	}
+	s := &Step{Name: name, Depth: len(t.open), Took: took}
+	if err != nil {
+		s.Refused = err.Error()
+	}
+	t.Steps = append(t.Steps, s)
+}
+
 // changed is what has become of the object since the last step ended.
 func (t *Trace) changed(w *write) (all []Change) {
 	if w.typed.shown != nil {

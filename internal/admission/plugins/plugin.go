@@ -2,8 +2,12 @@ package plugins
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"slices"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -53,7 +57,7 @@ func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
 	if err != nil {
 		return err
 	}
-	return p.mutates.Admit(warning.WithWarningRecorder(ctx, a), a, interfaces)
+	return asStatus(p.mutates.Admit(warning.WithWarningRecorder(ctx, a), a, interfaces))
 }
 
 // Validate implements admission.Plugin.
@@ -65,7 +69,16 @@ func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 	if err != nil {
 		return err
 	}
-	return p.validates.Validate(warning.WithWarningRecorder(ctx, a), a, interfaces)
+	return asStatus(p.validates.Validate(warning.WithWarningRecorder(ctx, a), a, interfaces))
+}
+
+// asStatus is what kube-apiserver answers where a plugin's error is none that says how: a 500 with its text alone.
+func asStatus(err error) error {
+	var status apierrors.APIStatus
+	if err == nil || errors.As(err, &status) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error()}}
 }
 
 var interfaces = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)

@@ -56,13 +56,14 @@ func (q *Quotas) of(namespace string) *sync.RWMutex {
 // to know no more than how many there are is not read.
 func (q *Quotas) Counted(r schema.GroupVersionResource, namespace string) (all []runtime.Object, err error) {
 	m := q.of(namespace)
-	m.Lock()   // a quota that is charged from here on changes, and the count with it
-	m.Unlock() //nolint:staticcheck // nothing is to be done meanwhile
+	m.Lock()
+	head := q.From.Head() // a quota that is charged from here on changes, and its status is not written by what was counted now
+	m.Unlock()
 	v := q.From.Catalog().Find(r.Group, r.Version, r.Resource)
 	if v == nil {
 		return nil, nil
 	}
-	head, prefix := q.From.Head(), v.Definition.Prefix+namespace+"/"
+	prefix := v.Definition.Prefix + namespace + "/"
 	if r.Group != corev1.GroupName || !slices.Contains(read, r.Resource) {
 		return slices.Repeat([]runtime.Object{&metav1.PartialObjectMetadata{}}, head.Count(prefix, "")), nil
 	}

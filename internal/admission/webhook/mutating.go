@@ -84,6 +84,8 @@ func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round str
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
+	end := s.request.Step(h.GetName())
+	defer func() { end(err) }()
 	result, err := s.call(s.ctx, h, to, attributes)
 	if err == nil {
 		changed, err = s.apply(h, to, result, round)

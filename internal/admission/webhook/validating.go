@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	upstream "k8s.io/apiserver/pkg/admission"
@@ -46,13 +47,19 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 	}
 	refusals := make(chan error, len(all))
+	answers := make([]struct {
+		took time.Duration
+		err  error
+	}, len(all))
 	var asked sync.WaitGroup
 	for i, q := range all {
 		asked.Go(func() {
+			began := time.Now()
 			_, err := s.call(ctx, q.hook, q.to, q.attributes)
 			if err != nil {
 				err = s.verdict(ctx, q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
 			}
+			answers[i].took, answers[i].err = time.Since(began), err
 			if err != nil {
 				refusals <- err
 			}
@@ -60,5 +67,8 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	}
 	asked.Wait()
 	close(refusals)
+	for i, a := range answers {
+		r.Told(all[i].GetName(), a.took, a.err)
+	}
 	return <-refusals
 }

@@ -203,3 +203,29 @@ func TestScaleIsSeen(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 }
+
+// Who asks why is told what each webhook has changed, and which one refuses.
+func TestWhy(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, mutatings, "change", w.hook("change", nil))
+	w.configure(t, validatings, "guard", w.hook("first", nil), w.hook("guard", nil))
+	w.on("change", patch(`[{"op":"add","path":"/spec/color","value":"red"}]`))
+	w.on("guard", deny("not today"))
+	out := w.must("POST", widgets+"?dryRun=All&trace=true", widget("a", `{}`))
+	steps := map[string]tree{}
+	all, _ := out.at("steps").([]any)
+	for _, s := range all {
+		steps[s.(tree)["name"].(string)] = s.(tree)
+	}
+	if got := text(tree{"": steps["change.example.com"]["changes"]}); got != `{"":[{"after":"red","field":"spec.color"}]}` {
+		t.Error(got)
+	}
+	for name, refused := range map[string]any{"first.example.com": nil, "guard.example.com": `admission webhook "guard.example.com" denied the request: not today`} {
+		if s := steps[name]; s == nil || s["refused"] != refused || s["depth"] != 2. {
+			t.Errorf("%s: %v in %s", name, s, out)
+		}
+	}
+	if out.at("code") != 400. {
+		t.Error(out)
+	}
+}
