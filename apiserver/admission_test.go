@@ -43,7 +43,7 @@ func TestQuotaUnderRace(t *testing.T) {
 	for range 64 {
 		writers.Go(func() {
 			for range 4 {
-				_, err := maps.Create(ctx, one, metav1.CreateOptions{})
+				_, err := maps.Create(ctx, one.DeepCopy(), metav1.CreateOptions{})
 				switch {
 				case err == nil:
 					made.Add(1)
