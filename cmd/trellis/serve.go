@@ -167,7 +167,7 @@ func (f *serveFlags) complete() error {
 	}
 	admits := &f.config.Admission
 	if err := (&plugins.Config{Enable: admits.Enable, Disable: admits.Disable}).Check(); err != nil {
-		return err
+		return fmt.Errorf("--%w", err) // it begins with the flag
 	}
 	var err error
 	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {

@@ -54,7 +54,7 @@ func (c *Config) Check() error {
 			return fmt.Errorf("enable-admission-plugins plugin %q is unknown", name)
 		}
 		if slices.Contains(c.Disable, name) {
-			return fmt.Errorf("[%s] in enable-admission-plugins and disable-admission-plugins overlapped", name)
+			return fmt.Errorf("enable-admission-plugins, disable-admission-plugins: %s is in both", name)
 		}
 	}
 	for _, name := range c.Disable {

@@ -48,10 +48,10 @@ func TestTableIsUpstreams(t *testing.T) {
 func TestCheck(t *testing.T) {
 	for want, c := range map[string]Config{
 		"": {Enable: []string{"NodeRestriction"}, Disable: []string{"Priority"}},
-		`enable-admission-plugins plugin "X" is unknown`:                                  {Enable: []string{"X"}},
-		`disable-admission-plugins plugin "X" is unknown`:                                 {Disable: []string{"X"}},
-		"NamespaceLifecycle is always on":                                                 {Disable: []string{"NamespaceLifecycle"}},
-		"[Priority] in enable-admission-plugins and disable-admission-plugins overlapped": {Enable: []string{"Priority"}, Disable: []string{"Priority"}},
+		`enable-admission-plugins plugin "X" is unknown`:  {Enable: []string{"X"}},
+		`disable-admission-plugins plugin "X" is unknown`: {Disable: []string{"X"}},
+		"NamespaceLifecycle is always on":                 {Disable: []string{"NamespaceLifecycle"}},
+		"Priority is in both":                             {Enable: []string{"Priority"}, Disable: []string{"Priority"}},
 	} {
 		err := c.Check()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
