@@ -36,13 +36,13 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	}
 	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() }, authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
-	s.quotas = &plugins.Quotas{From: informers}
+	s.quotas = &plugins.Quotas{From: informers, Stop: s.stopping}
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
 		Informers:  informers,
 		Quotas:     s.quotas,
 		Client:     client,
-		Stop:       s.failed,
+		Stop:       s.drained,
 		Authorizer: may,
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}

@@ -7,8 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,5 +69,84 @@ func TestQuotaUnderRace(t *testing.T) {
 	writers.Wait()
 	if made.Load() != hard || refused.Load() == 0 {
 		t.Errorf("made %d, refused %d", made.Load(), refused.Load())
+	}
+}
+
+// A write that others go along with (an eviction, and the status of its budget) has a quota's count wait no longer than it takes, and a
+// create that starts over, as its Namespace has changed under it, is charged once.
+func TestQuotaIsChargedOnce(t *testing.T) {
+	s := start(t, apiserver.Config{Controllers: []string{"resourcequota-controller"}})
+	config := s.ClientConfig()
+	config.QPS = -1
+	client := kubernetes.NewForConfigOrDie(config)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	v1, limit := client.CoreV1(), corev1.ResourceList{"configmaps": resource.MustParse("1000"), "pods": resource.MustParse("5")}
+	must(v1.ResourceQuotas("default").Create(ctx, &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "q"}, Spec: corev1.ResourceQuotaSpec{Hard: limit}}, metav1.CreateOptions{}))
+	used := func(what corev1.ResourceName) int64 {
+		t.Helper()
+		q, err := v1.ResourceQuotas("default").Get(ctx, "q", metav1.GetOptions{})
+		must(q, err)
+		if q.Status.Hard == nil {
+			return -1
+		}
+		n := q.Status.Used[what]
+		return n.Value()
+	}
+	for used("configmaps") < 0 {
+	}
+	must(v1.ServiceAccounts("default").Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}))
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{"a": "b"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	pod, err := v1.Pods("default").Create(ctx, pod, metav1.CreateOptions{})
+	must(pod, err)
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	must(v1.Pods("default").UpdateStatus(ctx, pod, metav1.UpdateOptions{}))
+	budgets := client.PolicyV1().PodDisruptionBudgets("default")
+	budget, err := budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: policyv1.PodDisruptionBudgetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}},
+	}}, metav1.CreateOptions{})
+	must(budget, err)
+	budget.Status = policyv1.PodDisruptionBudgetStatus{ObservedGeneration: budget.Generation, DisruptionsAllowed: 1, CurrentHealthy: 1, ExpectedPods: 1}
+	must(budgets.UpdateStatus(ctx, budget, metav1.UpdateOptions{}))
+	must(nil, v1.Pods("default").EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "p"}}))
+	for used("pods") > 0 { // it is counted
+	}
+
+	stop, annotated := make(chan struct{}), sync.WaitGroup{}
+	annotated.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			patch := []byte(`{"metadata":{"annotations":{"n":"` + strconv.Itoa(i) + `"}}}`)
+			if _, err := v1.Namespaces().Patch(ctx, "default", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	before := used("configmaps")
+	var made sync.WaitGroup
+	for range 8 {
+		made.Go(func() {
+			for range 25 {
+				if _, err := v1.ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "m-"}}, metav1.CreateOptions{}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	made.Wait()
+	close(stop)
+	annotated.Wait()
+	if n := used("configmaps") - before; n != 200 {
+		t.Errorf("200 ConfigMaps are charged as %d", n)
 	}
 }

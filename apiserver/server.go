@@ -63,6 +63,8 @@ type Server struct {
 	aggregator  *aggregation.Aggregator // nil until connect
 	migrating   []string                // CRDs that say so from before
 	http        *serving.Server
+	stopping    chan struct{} // closed when the server begins to end
+	drained     chan struct{} // closed when no request is left
 	failed      chan struct{}
 	failOnce    sync.Once
 	failure     error // set before failed is closed
@@ -78,7 +80,7 @@ type Server struct {
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopLoops: func() {}, disbelieve: func() {}, reachable: control.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}), drained: make(chan struct{}), stopLoops: func() {}, disbelieve: func() {}, reachable: control.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())

@@ -7,6 +7,7 @@ import "errors"
 func (s *Server) Shutdown() error { return s.closed() }
 
 func (s *Server) close() error {
+	close(s.stopping)
 	s.stopLoops()
 	s.loops.Wait()
 	var err error
@@ -15,6 +16,7 @@ func (s *Server) close() error {
 	} else if s.listener != nil {
 		err = s.listener.Close()
 	}
+	close(s.drained)
 	if s.aggregator != nil {
 		s.aggregator.Close()
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/server/options"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
@@ -234,6 +235,7 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 		paceCollector()
 	}
 	klog.SetSlogLogger(f.config.Logger) // of upstream's packages, which tell of each beginning and end
+	utilruntime.ReallyCrash = false     // a panic in a loop of theirs is logged, and does not end the server
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	go giveMemoryBack(ctx)

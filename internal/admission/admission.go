@@ -38,6 +38,8 @@ type Request struct {
 	DryRun          bool
 	// Reinvoked says that all plugins have been asked before, and that one of them has replaced the object.
 	Reinvoked bool
+	// Validated says that an earlier attempt at the same create has passed Validate.
+	Validated bool
 	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again. It may be nil.
 	Kept  map[string]any
 	Write // nil where a plugin is only asked whether it handles the request

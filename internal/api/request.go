@@ -328,6 +328,7 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 	}
 	if q.trace != nil {
 		c.Trace = &q.trace.Trace
+		c.DryRun, q.dryRun = true, true // whatever the options in a body say
 	}
 	return c
 }

@@ -75,7 +75,11 @@ func (w *write) admit() error {
 	if w.admitted {
 		return nil
 	}
-	return w.engine.Admission.Validate(w.ctx, w.hideName(w.admission()))
+	r := w.hideName(w.admission())
+	r.Validated = w.validated
+	err := w.engine.Admission.Validate(w.ctx, r)
+	w.validated = err == nil && w.posts
+	return err
 }
 
 // admission is the write as plugins see it, until it is asked for again.
@@ -152,6 +156,9 @@ func (a admitted) Replace(ctx context.Context, t object.Tree, at *resource.Versi
 	if at == ScaleVersion {
 		a.w.wanted, err = a.w.rescaled(t)
 		return err
+	}
+	if a.w.def.Custom != nil {
+		dropInvalidMetadata(t)
 	}
 	if t, err = rulesOf(at).fill(a.w, t); err == nil {
 		a.w.wanted, err = a.w.at(ctx, t, a.w.v)

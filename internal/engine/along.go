@@ -35,7 +35,9 @@ func (w *write) with(c *resource.Change) error {
 		return err
 	}
 	o.posts, o.change = c.Create != nil, func(o *write) (object.Tree, error) { return o.changedBy(c) }
-	switch err := w.engine.upToCommit(o); {
+	err = w.engine.upToCommit(o)
+	w.ended = append(w.ended, o.ended...) // they are one commit
+	switch {
 	case c.Delete && apierrors.IsNotFound(err):
 		return nil
 	case err != nil:

@@ -45,6 +45,20 @@ func normalizeMetadata(t object.Tree) (unknown []string, err error) {
 	return unknown, err
 }
 
+// dropInvalidMetadata drops the fields of metadata that are of a wrong type, as upstream does with what a webhook has made of it.
+func dropInvalidMetadata(t object.Tree) {
+	if _, err := normalizeMetadata(t); err == nil {
+		return
+	}
+	md, _ := t["metadata"].(object.Tree)
+	for field, v := range md {
+		if _, err := normalizeMetadata(object.Tree{"metadata": object.Tree{field: v}}); err != nil {
+			delete(md, field)
+		}
+	}
+	t["metadata"] = md
+}
+
 // regularMetadata does the work in place where all is as expected; false means that
 // md has to take the long way.
 func regularMetadata(md object.Tree) bool {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,6 +37,7 @@ func newScaleVersion(builtin bool) *resource.Version {
 		Columns:      resource.ScaleColumns(builtin),
 		Type:         &resource.GoType{New: func() runtime.Object { return new(autoscalingv1.Scale) }},
 	}
+	v.Parseable = sync.OnceValues(v.Type.Parseable)
 	v.Definition.Versions = []*resource.Version{v}
 	v.Definition.Storage = v
 	return v

@@ -39,10 +39,14 @@ type Change struct {
 	After  any    `json:"after,omitempty"`
 }
 
-// begin forgets an attempt that was overtaken.
-func (t *Trace) begin() {
-	if t != nil {
-		t.Steps, t.open, t.seen = nil, nil, t.Sent
+// begin forgets an attempt that was overtaken. A Scale is sent for an object of which its caller may see no more: so the changes
+// of a scale begin with the live object.
+func (t *Trace) begin(scale bool) {
+	if t == nil {
+		return
+	}
+	if t.Steps, t.open, t.seen = nil, nil, t.Sent; scale {
+		t.seen = nil
 	}
 }
 

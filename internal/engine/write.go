@@ -53,6 +53,8 @@ type write struct {
 	progress
 	request admission.Request // as plugins see it
 	ended   []func()          // to be called when the attempt has ended
+	// validated says that an attempt at this create has passed admission.
+	validated bool
 }
 
 // progress is what the stages make of a write in one attempt.
@@ -126,8 +128,7 @@ func (w *write) resolve(v *resource.Version) {
 func (w *write) run() error {
 	defer w.leave()
 	for {
-		err := w.attempt("")
-		w.end()
+		err := w.attemptAll()
 		if err == nil {
 			break
 		}
@@ -138,6 +139,11 @@ func (w *write) run() error {
 	}
 	w.tell()
 	return nil
+}
+
+func (w *write) attemptAll() error {
+	defer w.end()
+	return w.attempt("")
 }
 
 // end tells the plugins that want to know it that an attempt has ended.
@@ -151,7 +157,7 @@ func (w *write) end() {
 // begin starts an attempt from the newest state.
 func (w *write) begin() {
 	w.progress = progress{head: w.engine.Store.Head()}
-	w.caller.Trace.begin()
+	w.caller.Trace.begin(w.target.Subresource == "scale")
 	switch {
 	case w.way == removes:
 		w.op = admission.Delete

@@ -2,6 +2,8 @@ package plugins
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -40,25 +42,61 @@ func (c counting) Initialize(p upstream.Interface) {
 
 // Quotas keeps the count of ResourceQuotas true: what is charged to one is an object by the time that objects are counted.
 type Quotas struct {
-	From    Informers
-	charges sync.Map // by namespace, a *sync.RWMutex: writes that are charged hold it for reading until they have ended
+	From Informers
+	Stop <-chan struct{} // closed when the server begins to end: nobody waits then
+
+	mu      sync.Mutex
+	charges map[string]map[*charge]bool // that have not ended, by namespace
 }
 
-func (q *Quotas) of(namespace string) *sync.RWMutex {
-	if m, ok := q.charges.Load(namespace); ok {
-		return m.(*sync.RWMutex)
+// charge is an attempt at a write that a quota is charged for.
+type charge struct{ ended chan struct{} }
+
+// begin notes that a write is being charged; the function that it returns, that the write has ended.
+func (q *Quotas) begin(namespace string) (end func()) {
+	c := &charge{make(chan struct{})}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.charges == nil {
+		q.charges = map[string]map[*charge]bool{}
 	}
-	m, _ := q.charges.LoadOrStore(namespace, new(sync.RWMutex))
-	return m.(*sync.RWMutex)
+	if q.charges[namespace] == nil {
+		q.charges[namespace] = map[*charge]bool{}
+	}
+	q.charges[namespace][c] = true
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if delete(q.charges[namespace], c); len(q.charges[namespace]) == 0 {
+			delete(q.charges, namespace)
+		}
+		close(c.ended)
+	}
+}
+
+// settle waits for the writes that are being charged now. What is charged later changes the quota, so that its status is not written by
+// what has been counted before.
+func (q *Quotas) settle(namespace string) error {
+	q.mu.Lock()
+	now := maps.Clone(q.charges[namespace])
+	q.mu.Unlock()
+	for c := range now {
+		select {
+		case <-c.ended:
+		case <-q.Stop:
+			return errors.New("plugins: the server ends")
+		}
+	}
+	return nil
 }
 
 // Counted are the objects of a resource in a namespace, after every write that had been charged has ended. A kind of which a quota wants
 // to know no more than how many there are is not read.
 func (q *Quotas) Counted(r schema.GroupVersionResource, namespace string) (all []runtime.Object, err error) {
-	m := q.of(namespace)
-	m.Lock()
-	head := q.From.Head() // a quota that is charged from here on changes, and its status is not written by what was counted now
-	m.Unlock()
+	if err := q.settle(namespace); err != nil {
+		return nil, err
+	}
+	head := q.From.Head()
 	v := q.From.Catalog().Find(r.Group, r.Version, r.Resource)
 	if v == nil {
 		return nil, nil
@@ -98,9 +136,10 @@ func (l limits) Handles(r *admission.Request) bool {
 
 // Validate implements admission.Plugin.
 func (l limits) Validate(ctx context.Context, r *admission.Request) error {
-	m := l.quotas.of(r.Namespace)
-	m.RLock()
-	r.Ended(m.RUnlock)
+	r.Ended(l.quotas.begin(r.Namespace))
+	if r.Validated && r.Operation == admission.Create {
+		return nil // it has been charged
+	}
 	return l.plugin.Validate(ctx, r)
 }
 

@@ -178,7 +178,11 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	read := c.request.New
 	switch {
 	case out == c.obj:
-		if err := c.request.Replace(c.ctx, from.Object, atVersion(c.request.Version.Definition, from.GroupVersionKind())); err != nil {
+		at := atVersion(c.request.Version.Definition, from.GroupVersionKind())
+		if at == nil {
+			return fmt.Errorf("policy: %s is no version of %s", from.GroupVersionKind(), c.request.Resource.Resource)
+		}
+		if err := c.request.Replace(c.ctx, from.Object, at); err != nil {
 			return err
 		}
 	case in == c.old:

@@ -3,6 +3,8 @@ package webhook
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -13,6 +15,18 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
+
+// ask calls a webhook. A panic is its failure: nobody else would recover in a goroutine of its own.
+func (s *seen) ask(ctx context.Context, h *hook, to *generic.WebhookInvocation, a *upstream.VersionedAttributes) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			slog.Error("the call of a webhook panicked", "webhook", h.GetName(), "panic", p, "stack", string(debug.Stack()))
+			err = failed(h, "%w", fmt.Errorf("ValidatingAdmissionWebhook/%s has panicked: %v", h.GetName(), p))
+		}
+	}()
+	_, err = s.call(ctx, h, to, a)
+	return err
+}
 
 // validator asks the validating webhooks, all at the same time.
 type validator struct{ plugin }
@@ -55,7 +69,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	for i, q := range all {
 		asked.Go(func() {
 			began := time.Now()
-			_, err := s.call(ctx, q.hook, q.to, q.attributes)
+			err := s.ask(ctx, q.hook, q.to, q.attributes)
 			if err != nil {
 				err = s.verdict(ctx, q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
 			}
