@@ -229,3 +229,20 @@ func TestWhy(t *testing.T) {
 		t.Error(out)
 	}
 }
+
+// What a webhook makes of metadata that is none is dropped, as with kube-apiserver.
+func TestSpoiledMetadata(t *testing.T) {
+	w := newWorld(t)
+	w.configure(t, mutatings, "change", w.hook("change", nil))
+	for field, value := range map[string]string{"annotations": `[1]`, "finalizers": `"x"`, "ownerReferences": `[5]`, "labels": `{"a":1}`, "managedFields": `"x"`} {
+		w.on("change", patch(`[{"op":"add","path":"/metadata/`+field+`","value":`+value+`},{"op":"add","path":"/spec/color","value":"red"}]`))
+		w.must("POST", widgets, widget("a", `{}`))
+		w.on("change", nil)
+		out := w.must("GET", widgets+"/a", "")
+		if _, isList := out.at("metadata." + field).([]any); field != "managedFields" && out.at("metadata."+field) != nil || field == "managedFields" && !isList && out.at("metadata."+field) != nil || out.at("spec.color") != "red" {
+			t.Errorf("%s: %s", field, out)
+		}
+		w.must("PATCH", widgets+"/a", `{"metadata":{"labels":{"b":"c"}}}`)
+		w.must("DELETE", widgets+"/a", "")
+	}
+}
