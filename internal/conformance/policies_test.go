@@ -280,6 +280,11 @@ var policyCases = []policyCase{
 	{mutates: true, spec: `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{spec: Object.spec{template: Object.spec.template{spec: Object.spec.template.spec{containers: [Object.spec.template.spec.containers{name: 'sidecar', image: 's'}]}}}}"}}]`, objects: []string{aDeploy}},
 	{mutates: true, spec: `mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: "Object{spec: Object.wrong{template: 1}}"}}]`, objects: []string{aDeploy}},
 	{mutates: true, spec: `mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'remove', path: '/missing'}]"}}]`, objects: objects},
+	{mutates: true, spec: `failurePolicy: Ignore, mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'replace', path: '/apiVersion', value: 'foo/v9'}]"}}]`, objects: []string{aCar}},
+	{mutates: true, spec: `matchConstraints: {resourceRules: [{apiGroups: [apps, police.example.com], apiVersions: [v1], operations: [UPDATE], resources: ["*/scale"]}]}, mutations: [{patchType: JSONPatch, jsonPatch: {expression: "[JSONPatch{op: 'replace', path: '/spec/replicas', value: 7}]"}}]`,
+		objects: []string{aDeploy}, patches: []string{`/scale{"spec":{"replicas":2}}`}},
+	{spec: `matchConstraints: {resourceRules: [{apiGroups: [apps, police.example.com], apiVersions: [v1], operations: [UPDATE], resources: ["*/scale"]}]}, validations: [{expression: "object.spec.replicas < oldObject.spec.replicas + 3", messageExpression: "object.kind + string(object.spec.replicas) + string(oldObject.spec.replicas)"}]`,
+		objects: []string{aDeploy, aCar}, patches: []string{`/scale{"spec":{"replicas":20}}`, `/scale{"spec":{"replicas":5}}`}},
 }
 
 // randomPolicies puts policies together from parts.

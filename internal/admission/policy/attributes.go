@@ -180,7 +180,7 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	case out == c.obj:
 		at := atVersion(c.request.Version.Definition, from.GroupVersionKind())
 		if at == nil {
-			return fmt.Errorf("policy: %s is no version of %s", from.GroupVersionKind(), c.request.Resource.Resource)
+			return fmt.Errorf("%s is unstructured and is not suitable for converting to %q", from.GroupVersionKind(), c.request.Version.APIVersion)
 		}
 		if err := c.request.Replace(c.ctx, from.Object, at); err != nil {
 			return err
