@@ -15,9 +15,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// hurried is a server that waits a fifth of a second for a body.
+// hurried is a server that waits half a second for a body.
 func hurried(t *testing.T) *world {
-	return newWorld(t, testserver.With(func(c *apiserver.Config) { c.RequestTimeout = 200 * time.Millisecond }))
+	return newWorld(t, testserver.With(func(c *apiserver.Config) { c.RequestTimeout = 500 * time.Millisecond }))
 }
 
 // A body that was promised and never comes holds a connection for a bounded time, also where nobody reads it.
