@@ -78,7 +78,7 @@ func (w *write) admit() error {
 	r := w.hideName(w.admission())
 	r.Validated = w.validated
 	err := w.engine.Admission.Validate(w.ctx, r)
-	w.validated = err == nil && w.posts
+	w.validated = err == nil && w.op == admission.Create
 	return err
 }
 

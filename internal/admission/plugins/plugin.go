@@ -99,13 +99,7 @@ func attributesOf(ctx context.Context, r *admission.Request) (attributes, error)
 // they are.
 func objects(ctx context.Context, r *admission.Request) (obj, old runtime.Object, err error) {
 	if r.Version.Type != nil && r.Version.Type.Internal != nil {
-		is, was, err := r.Internal()
-		if is != nil { // and not a nil of that type
-			obj = is
-		}
-		if was != nil {
-			old = was
-		}
+		obj, old, err := r.Internal()
 		return obj, old, err
 	}
 	if obj, err = untyped(ctx, r, r.New); err != nil {

@@ -99,17 +99,19 @@ func Open(c Config) (all admission.Plugins, err error) {
 		counts, // once it knows when to stop
 	}
 	for _, e := range on {
-		if e.register == nil {
+		file, err := files.ConfigFor(e.name)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("admission plugin %s: %w", e.name, err)
+		case e.register == nil && file != nil:
+			return nil, fmt.Errorf("admission-control-config-file: %s has no settings here", e.name)
+		case e.register == nil:
 			if i := slices.IndexFunc(c.Own, func(p admission.Plugin) bool { return p.Name() == e.name }); i >= 0 {
 				all = append(all, c.Own[i])
 			}
 			continue
 		}
 		e.register(registry)
-		file, err := files.ConfigFor(e.name)
-		if err != nil {
-			return nil, fmt.Errorf("admission plugin %s: %w", e.name, err)
-		}
 		p, err := registry.InitPlugin(e.name, file, give)
 		if err != nil {
 			return nil, err

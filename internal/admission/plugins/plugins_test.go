@@ -1,6 +1,8 @@
 package plugins
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -85,18 +87,21 @@ func pass(t testing.TB, all admission.Plugins, r *admission.Request) {
 
 // opened are the plugins that are on by default, over an empty store.
 func opened(t testing.TB) admission.Plugins {
-	client := kubernetes.NewForConfigOrDie(&rest.Config{})
-	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
-	head := new(storage.Loader).Snapshot(0)
-	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
-	all, err := Open(Config{
-		Informers: informers, Quotas: &Quotas{From: informers}, Client: client,
-		Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
-	})
+	all, err := Open(config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
+}
+
+func config(t testing.TB) Config {
+	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
+	head := new(storage.Loader).Snapshot(0)
+	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
+	return Config{
+		Informers: informers, Quotas: &Quotas{From: informers}, Client: kubernetes.NewForConfigOrDie(&rest.Config{}),
+		Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
+	}
 }
 
 // custom is the create of a custom object.
@@ -110,3 +115,22 @@ func custom() *admission.Request {
 type still struct{ admission.Write }
 
 func (still) Replaced() int { return 0 }
+
+// Settings that would not be heeded are refused.
+func TestSettings(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	for plugin, want := range map[string]string{"MutatingAdmissionWebhook": "MutatingAdmissionWebhook has no settings here", "EventRateLimit": "", "LimitRanger": ""} {
+		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: " + plugin + ", configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration, limits: [{type: Server, qps: 1, burst: 1}]}}]\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := config(t)
+		c.File, c.Enable = file, []string{"EventRateLimit"}
+		if plugin != "EventRateLimit" {
+			c.Enable = nil
+		}
+		if _, err := Open(c); (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", plugin, err)
+		}
+	}
+}

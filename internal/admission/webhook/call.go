@@ -62,7 +62,7 @@ func failed(h *hook, format string, err error) error {
 }
 
 // verdict is what the client gets of the error of a call: nil where the webhook is one that may fail.
-func (s *seen) verdict(ctx context.Context, h *hook, err error, annotation string) error {
+func (s *seen) verdict(h *hook, err error, annotation string) error {
 	var calling *webhookutil.ErrCallingWebhook
 	if !errors.As(err, &calling) {
 		return err
@@ -72,9 +72,6 @@ func (s *seen) verdict(ctx context.Context, h *hook, err error, annotation strin
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if ctx.Err() != nil {
-		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
-	}
 	s.request.Annotate("failed-open."+annotation, h.GetName())
 	return nil
 }

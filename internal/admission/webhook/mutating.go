@@ -93,7 +93,9 @@ func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round str
 	note := mutating.MutationAuditAnnotation{Configuration: h.GetConfigurationName(), Webhook: h.GetName(), Mutated: changed}
 	s.annotate(mutating.MutationAuditAnnotationPrefix+round, note)
 	if err != nil {
-		err = s.verdict(s.ctx, h, err, mutating.MutationAuditAnnotationPrefix+round)
+		if err = s.verdict(h, err, mutating.MutationAuditAnnotationPrefix+round); err == nil && s.ctx.Err() != nil {
+			err = apierrors.NewTimeoutError("request did not complete within requested timeout", 0) // there is no point in going on
+		}
 	}
 	return changed, err
 }

@@ -71,7 +71,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 			began := time.Now()
 			err := s.ask(ctx, q.hook, q.to, q.attributes)
 			if err != nil {
-				err = s.verdict(ctx, q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
+				err = s.verdict(q.hook, err, fmt.Sprintf("%sround_0_index_%d", validating.ValidatingAuditAnnotationPrefix, i))
 			}
 			answers[i].took, answers[i].err = time.Since(began), err
 			if err != nil {
