@@ -36,15 +36,14 @@ type Config struct {
 // It is a prometheus.Collector.
 type Controller struct {
 	Config
-	head    func() *storage.Snapshot
 	clock   clock.WithTicker
 	dropped flowcontrol.DroppedRequestsTracker
 	metrics *metrics
 	fixed   [2]*flow // of a Config that is Disabled: reading, writing; nil without limit
 
-	seen atomic.Pointer[storage.Snapshot] // that the plan is of
-	plan atomic.Pointer[plan]
-	due  atomic.Int64 // when seats are to be lent anew, in nanoseconds
+	storage.Follower // of the plan
+	plan             atomic.Pointer[plan]
+	due              atomic.Int64 // when seats are to be lent anew, in nanoseconds
 
 	mu      sync.Mutex // of what follows
 	schemas map[string]*flowcontrolv1.FlowSchema
@@ -55,7 +54,7 @@ type Controller struct {
 // New returns a Controller over the state that head returns.
 func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Controller {
 	x := &Controller{
-		Config: c, head: head, clock: clock, dropped: flowcontrol.NewDroppedRequestsTracker(), metrics: newMetrics(),
+		Config: c, clock: clock, dropped: flowcontrol.NewDroppedRequestsTracker(), metrics: newMetrics(),
 		schemas: map[string]*flowcontrolv1.FlowSchema{}, configs: map[string]*flowcontrolv1.PriorityLevelConfiguration{}, levels: map[string]*level{},
 	}
 	for i, limit := range [...]int{c.MaxReads, c.MaxWrites} {
@@ -63,7 +62,7 @@ func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Contr
 			x.fixed[i] = &flow{level: &level{limit: limit}}
 		}
 	}
-	x.seen.Store(&storage.Snapshot{})
+	x.Head, x.Advance = head, x.advance
 	x.rebuild(clock.Now())
 	return x
 }
@@ -159,9 +158,7 @@ func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
 		}
 		return x.fixed[1]
 	}
-	if x.head() != x.seen.Load() {
-		x.advance(now)
-	}
+	x.Refresh()
 	x.lendWhenDue(now)
 	return x.plan.Load().match(a)
 }
@@ -178,16 +175,13 @@ func (x *Controller) lendWhenDue(now time.Time) {
 	}
 }
 
-// advance goes to the head of this moment.
-func (x *Controller) advance(now time.Time) {
+func (x *Controller) advance(seen, head *storage.Snapshot) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	head, seen := x.head(), x.seen.Load()
 	changed := replace(x.schemas, head, seen, flowSchemas)
 	if replace(x.configs, head, seen, priorityLevels) || changed {
-		x.rebuild(now)
+		x.rebuild(x.clock.Now())
 	}
-	x.seen.Store(head)
 }
 
 // replace brings objects, by their storage keys, up to head, and says whether anything has changed.

@@ -70,7 +70,7 @@ func allows(rule *rbacv1.PolicyRule, a authorizer.Attributes, resource string) b
 
 // visit shows what u is granted in the whole cluster and, unless it is "", in a namespace, until see returns false: the rules, or why there are none.
 func (x *Index) visit(u user.Info, namespace string, see func(g *grant, rules []rbacv1.PolicyRule, err error) bool) {
-	x.refresh()
+	x.Refresh()
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	if x.visitIn("", u, see) && namespace != "" {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
@@ -27,9 +26,7 @@ const (
 // Index answers by what is stored at the moment of each question: a write that has been answered is in force. It is an
 // authorizer.Authorizer, an authorizer.RuleResolver, and what upstream's checks of escalation ask.
 type Index struct {
-	head func() *storage.Snapshot
-	seen atomic.Pointer[storage.Snapshot] // that the rest is of
-
+	storage.Follower
 	mu       sync.RWMutex
 	grants   map[subject][]*grant
 	bindings map[string]*binding            // by storage key
@@ -38,8 +35,8 @@ type Index struct {
 
 // New returns an Index over the state that head returns.
 func New(head func() *storage.Snapshot) *Index {
-	x := &Index{head: head, grants: map[subject][]*grant{}, bindings: map[string]*binding{}, rules: map[string][]rbacv1.PolicyRule{}}
-	x.seen.Store(&storage.Snapshot{})
+	x := &Index{grants: map[subject][]*grant{}, bindings: map[string]*binding{}, rules: map[string][]rbacv1.PolicyRule{}}
+	x.Head, x.Advance = head, x.advance
 	return x
 }
 
@@ -64,21 +61,9 @@ type grant struct {
 	reason string // of what is allowed by it, as upstream words it
 }
 
-// refresh brings the index up to the newest state.
-func (x *Index) refresh() {
-	if head := x.head(); head != x.seen.Load() {
-		x.advance()
-	}
-}
-
-// advance goes to the head of this moment, which may be an older one where a store has been put back.
-func (x *Index) advance() {
+func (x *Index) advance(seen, head *storage.Snapshot) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	head, seen := x.head(), x.seen.Load()
-	if head == seen {
-		return // another one was quicker
-	}
 	for was, is := range head.Since(seen, roles) {
 		x.replaceRole(was, is)
 	}
@@ -91,7 +76,6 @@ func (x *Index) advance() {
 	for was, is := range head.Since(seen, clusterRoleBindings) {
 		x.replaceBinding(was, is)
 	}
-	x.seen.Store(head)
 }
 
 func (x *Index) replaceRole(was, is *storage.Record) {

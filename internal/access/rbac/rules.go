@@ -22,7 +22,7 @@ func (r Resolver) GetRoleReferenceRules(_ context.Context, ref rbacv1.RoleRef, n
 	if err != nil {
 		return nil, err
 	}
-	r.refresh()
+	r.Refresh()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.rulesOf(&binding{namespace: namespace, roleRef: ref, role: key})

@@ -21,7 +21,7 @@ import (
 // index finds the policies that may match a write, as they are stored at the moment of the question: one whose write has been
 // answered is in force. P is a kind of policies, B of their bindings, and E what a policy is compiled to.
 type index[P, B runtime.Object, E any] struct {
-	head               func() *storage.Snapshot
+	storage.Follower
 	policies, bindings string // where they are stored
 	newPolicy          func() P
 	newBinding         func() B
@@ -29,17 +29,15 @@ type index[P, B runtime.Object, E any] struct {
 	binding            func(B) generic.BindingAccessor
 	compile            func(P) E
 
-	seen atomic.Pointer[storage.Snapshot] // that the rest is of
 	byOp atomic.Pointer[map[operation][]*entry[P, B, E]]
 
-	mu      sync.Mutex
 	all     map[string]*entry[P, B, E] // by storage key of the policy
 	binders map[string]B               // by storage key
 }
 
 func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBinding, validating.Validator] {
 	return opened(&index[*validating.Policy, *validating.PolicyBinding, validating.Validator]{
-		head: c.Head, policies: "/registry/validatingadmissionpolicies/", bindings: "/registry/validatingadmissionpolicybindings/",
+		Follower: storage.Follower{Head: c.Head}, policies: "/registry/validatingadmissionpolicies/", bindings: "/registry/validatingadmissionpolicybindings/",
 		newPolicy:  func() *validating.Policy { return &validating.Policy{} },
 		newBinding: func() *validating.PolicyBinding { return &validating.PolicyBinding{} },
 		policy:     validating.NewValidatingAdmissionPolicyAccessor,
@@ -50,7 +48,7 @@ func newValidating(c Config) *index[*validating.Policy, *validating.PolicyBindin
 
 func newMutating(c Config) *index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator] {
 	return opened(&index[*mutating.Policy, *mutating.PolicyBinding, mutating.PolicyEvaluator]{
-		head: c.Head, policies: "/registry/mutatingadmissionpolicies/", bindings: "/registry/mutatingadmissionpolicybindings/",
+		Follower: storage.Follower{Head: c.Head}, policies: "/registry/mutatingadmissionpolicies/", bindings: "/registry/mutatingadmissionpolicybindings/",
 		newPolicy:  func() *mutating.Policy { return &mutating.Policy{} },
 		newBinding: func() *mutating.PolicyBinding { return &mutating.PolicyBinding{} },
 		policy:     mutating.NewMutatingAdmissionPolicyAccessor,
@@ -61,7 +59,7 @@ func newMutating(c Config) *index[*mutating.Policy, *mutating.PolicyBinding, mut
 
 func opened[P, B runtime.Object, E any](x *index[P, B, E]) *index[P, B, E] {
 	x.all, x.binders = map[string]*entry[P, B, E]{}, map[string]B{}
-	x.seen.Store(&storage.Snapshot{})
+	x.Advance = x.advance
 	x.byOp.Store(&map[operation][]*entry[P, B, E]{})
 	return x
 }
@@ -83,9 +81,7 @@ type entry[P, B runtime.Object, E any] struct {
 
 // mayMatch says whether any policy may match r.
 func (x *index[P, B, E]) mayMatch(r *admission.Request) bool {
-	if x.head() != x.seen.Load() {
-		x.advance()
-	}
+	x.Refresh()
 	byOp := *x.byOp.Load()
 	if len(byOp) == 0 {
 		return false
@@ -142,14 +138,8 @@ func namesGroup(groups []string, r *admission.Request) bool {
 	return false
 }
 
-// advance goes to the head of this moment.
-func (x *index[P, B, E]) advance() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	head, seen, changed := x.head(), x.seen.Load(), false
-	if head == seen {
-		return // another one was quicker
-	}
+func (x *index[P, B, E]) advance(seen, head *storage.Snapshot) {
+	changed := false
 	for was, is := range head.Since(seen, x.policies) {
 		x.replacePolicy(was, is)
 		changed = true
@@ -161,7 +151,6 @@ func (x *index[P, B, E]) advance() {
 	if changed {
 		x.arrange()
 	}
-	x.seen.Store(head)
 }
 
 func (x *index[P, B, E]) replacePolicy(was, is *storage.Record) {

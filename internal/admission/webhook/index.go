@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	v1 "k8s.io/api/admissionregistration/v1"
@@ -44,13 +43,11 @@ var validatingConfigurations = configurations{"/registry/validatingwebhookconfig
 
 // index is the webhooks of one kind of configurations at the moment of each question: a write that has been answered is in force.
 type index struct {
-	of      configurations
-	head    func() *storage.Snapshot
+	of configurations
+	storage.Follower
 	callers *callers
-	seen    atomic.Pointer[storage.Snapshot] // that hooks are of
 	hooks   atomic.Pointer[byResource]
 
-	mu      sync.Mutex
 	known   map[string][]*hook                 // of a configuration, by storage key
 	read    func(was, is *storage.Record) bool // replace, made once: nothing is allocated where nothing has changed
 	changed bool                               // since advance began
@@ -63,9 +60,9 @@ type byResource struct {
 }
 
 func newIndex(of configurations, head func() *storage.Snapshot, callers *callers) *index {
-	x := &index{of: of, head: head, callers: callers, known: map[string][]*hook{}}
+	x := &index{of: of, callers: callers, known: map[string][]*hook{}}
 	x.read = x.replace
-	x.seen.Store(&storage.Snapshot{})
+	x.Head, x.Advance = head, x.advance
 	x.hooks.Store(&byResource{})
 	return x
 }
@@ -77,9 +74,7 @@ func (x *index) about(r *admission.Request) []*hook {
 	if r.Resource.Group == v1.GroupName || r.Target.Definition.Behavior.Answer != nil {
 		return nil
 	}
-	if head := x.head(); head != x.seen.Load() {
-		x.advance()
-	}
+	x.Refresh()
 	hooks := x.hooks.Load()
 	if named, ok := hooks.named[r.Resource.Resource]; ok {
 		return named
@@ -87,20 +82,12 @@ func (x *index) about(r *admission.Request) []*hook {
 	return hooks.any
 }
 
-// advance goes to the head of this moment, which may be an older one where a store has been put back.
-func (x *index) advance() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	head, seen := x.head(), x.seen.Load()
-	if head == seen {
-		return // another one was quicker
-	}
+func (x *index) advance(seen, head *storage.Snapshot) {
 	x.changed = false
 	head.Since(seen, x.of.prefix)(x.read)
 	if x.changed {
 		x.hooks.Store(x.arrange())
 	}
-	x.seen.Store(head)
 }
 
 func (x *index) replace(was, is *storage.Record) bool {

@@ -150,7 +150,7 @@ func TestNothingForNoWebhook(t *testing.T) {
 		heads = append(heads, s.Head())
 	}
 	at := 0
-	s.index.head = func() *storage.Snapshot { return heads[min(at, len(heads)-1)] }
+	s.index.Head = func() *storage.Snapshot { return heads[min(at, len(heads)-1)] }
 	p, r := &plugin{index: s.index}, asked("CREATE", "g", "things", "")
 	p.Handles(r) // which reads the configurations
 	if n := testing.AllocsPerRun(100, func() {
@@ -171,7 +171,7 @@ func BenchmarkHandles(b *testing.B) {
 		heads = append(heads, s.Head())
 	}
 	at := 0
-	s.index.head = func() *storage.Snapshot { return heads[at%len(heads)] }
+	s.index.Head = func() *storage.Snapshot { return heads[at%len(heads)] }
 	p, r := &plugin{index: s.index}, asked("CREATE", "g", "things", "")
 	b.ReportAllocs()
 	for b.Loop() {
