@@ -8,17 +8,13 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	upstream "k8s.io/apiserver/pkg/admission"
-	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/object"
-	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/admission/attributes"
 )
 
 // plugin is one of kube-apiserver's.
@@ -53,10 +49,11 @@ func (p *plugin) Admit(ctx context.Context, r *admission.Request) error {
 	if p.mutates == nil {
 		return nil
 	}
-	a, err := attributesOf(ctx, r)
+	obj, old, err := attributes.Internal(ctx, r)
 	if err != nil {
 		return err
 	}
+	a := attributes.Of(r, obj, old)
 	return asStatus(p.mutates.Admit(warning.WithWarningRecorder(ctx, a), a, interfaces))
 }
 
@@ -65,10 +62,11 @@ func (p *plugin) Validate(ctx context.Context, r *admission.Request) error {
 	if p.validates == nil {
 		return nil
 	}
-	a, err := attributesOf(ctx, r)
+	obj, old, err := attributes.Internal(ctx, r)
 	if err != nil {
 		return err
 	}
+	a := attributes.Of(r, obj, old)
 	return asStatus(p.validates.Validate(warning.WithWarningRecorder(ctx, a), a, interfaces))
 }
 
@@ -82,51 +80,3 @@ func asStatus(err error) error {
 }
 
 var interfaces = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)
-
-// attributes are a request for upstream's plugins.
-type attributes struct {
-	upstream.Attributes
-	request *admission.Request
-}
-
-func attributesOf(ctx context.Context, r *admission.Request) (attributes, error) {
-	obj, old, err := objects(ctx, r)
-	return attributes{upstream.NewAttributesRecord(obj, old, r.Version.GroupVersionKind(), r.Namespace, r.Name, r.Resource, r.Subresource,
-		upstream.Operation(r.Operation), r.Options(), r.DryRun, r.User), r}, err
-}
-
-// objects are what is written and what there is, nil for what is not there: the internal form of kinds that have one, and others as
-// they are.
-func objects(ctx context.Context, r *admission.Request) (obj, old runtime.Object, err error) {
-	if r.Version.Type != nil && r.Version.Type.Internal != nil {
-		obj, old, err := r.Internal()
-		return obj, old, err
-	}
-	if obj, err = untyped(ctx, r, r.New); err != nil {
-		return nil, nil, err
-	}
-	old, err = untyped(ctx, r, r.Old)
-	return obj, old, err
-}
-
-func untyped(ctx context.Context, r *admission.Request, read func(context.Context, *resource.Version) (object.Tree, error)) (runtime.Object, error) {
-	t, err := read(ctx, r.Version)
-	if err != nil || t == nil {
-		return nil, err
-	}
-	return &unstructured.Unstructured{Object: t}, nil
-}
-
-// AddAnnotation implements upstream's Attributes.
-func (a attributes) AddAnnotation(key, value string) error {
-	a.request.Annotate(key, value)
-	return nil
-}
-
-// AddAnnotationWithLevel implements upstream's Attributes.
-func (a attributes) AddAnnotationWithLevel(key, value string, _ auditinternal.Level) error {
-	return a.AddAnnotation(key, value)
-}
-
-// AddWarning implements warning.Recorder.
-func (a attributes) AddWarning(_, text string) { a.request.Warn(text) }

@@ -11,121 +11,59 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	upstream "k8s.io/apiserver/pkg/admission"
-	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/admission/attributes"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// attributes are a request for upstream's dispatchers, and what they may do to its objects.
-type attributes struct {
-	upstream.Attributes
+// seen is a request for upstream's dispatchers, and what they may do to its objects.
+type seen struct {
+	attributes.Attributes
 	upstream.ObjectInterfaces
-	request *admission.Request
-	catalog func() *resource.Catalog
 	changed bool // by a mutation
 }
 
 // trees has the objects as unstructured ones, at the version of the request.
-func trees(ctx context.Context, r *admission.Request, catalog func() *resource.Catalog) (*attributes, error) {
-	obj, err := tree(ctx, r.Version, r.New)
-	if err != nil {
-		return nil, err
-	}
-	old, err := tree(ctx, r.Version, r.Old)
-	return newAttributes(r, obj, old, &converter{ctx: ctx, request: r, obj: obj, old: old}, catalog), err
-}
-
-// tree is nil, and not a nil pointer, where there is no object.
-func tree(ctx context.Context, v *resource.Version, read func(context.Context, *resource.Version) (object.Tree, error)) (runtime.Object, error) {
-	t, err := read(ctx, v)
-	if err != nil || t == nil {
-		return nil, err
-	}
-	return &unstructured.Unstructured{Object: t}, nil
+func trees(ctx context.Context, r *admission.Request) (*seen, error) {
+	obj, old, err := attributes.Trees(ctx, r, r.Version)
+	return &seen{Attributes: attributes.Of(r, obj, old), ObjectInterfaces: &converter{ctx: ctx, request: r, obj: obj, old: old}}, err
 }
 
 var ofScheme = upstream.NewObjectInterfacesFromScheme(legacyscheme.Scheme)
 
 // internal has the objects of built-in kinds in the internal form, as upstream has them: a mutation changes it, and what is of no type of
 // its version is refused.
-func internal(ctx context.Context, r *admission.Request, catalog func() *resource.Catalog) (*attributes, error) {
+func internal(ctx context.Context, r *admission.Request) (*seen, error) {
 	if r.Version.Type == nil || r.Version.Type.Internal == nil {
-		return trees(ctx, r, catalog)
+		return trees(ctx, r)
 	}
-	obj, old, err := r.Internal()
-	return newAttributes(r, obj, old, ofScheme, catalog), err
+	obj, old, err := attributes.Internal(ctx, r)
+	return &seen{Attributes: attributes.Of(r, obj, old), ObjectInterfaces: ofScheme}, err
 }
-
-func newAttributes(r *admission.Request, obj, old runtime.Object, how upstream.ObjectInterfaces, catalog func() *resource.Catalog) *attributes {
-	namespace := r.Namespace
-	if r.Resource == (schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}) {
-		namespace = r.Name // as upstream has it: a Namespace is in itself
-	}
-	return &attributes{ObjectInterfaces: how, request: r, catalog: catalog,
-		Attributes: upstream.NewAttributesRecord(obj, old, r.Version.GroupVersionKind(), namespace, r.Name, r.Resource, r.Subresource,
-			upstream.Operation(r.Operation), r.Options(), r.DryRun, r.User)}
-}
-
-// AddAnnotation implements upstream's Attributes.
-func (a *attributes) AddAnnotation(key, value string) error {
-	a.request.Annotate(key, value)
-	return nil
-}
-
-// AddAnnotationWithLevel implements upstream's Attributes.
-func (a *attributes) AddAnnotationWithLevel(key, value string, _ auditinternal.Level) error {
-	return a.AddAnnotation(key, value)
-}
-
-// AddWarning implements warning.Recorder.
-func (a *attributes) AddWarning(_, text string) { a.request.Warn(text) }
 
 // GetReinvocationContext implements upstream's Attributes.
-func (a *attributes) GetReinvocationContext() upstream.ReinvocationContext { return reinvocation{a} }
+func (a *seen) GetReinvocationContext() upstream.ReinvocationContext { return reinvocation{a} }
 
 // reinvocation lets the dispatcher remember in the request what it has asked before.
-type reinvocation struct{ *attributes }
+type reinvocation struct{ *seen }
 
-func (i reinvocation) IsReinvoke() bool        { return i.request.Reinvoked }
+func (i reinvocation) IsReinvoke() bool        { return i.Request.Reinvoked }
 func (i reinvocation) SetIsReinvoke()          {}
 func (i reinvocation) ShouldReinvoke() bool    { return i.changed }
 func (i reinvocation) SetShouldReinvoke()      { i.changed = true }
-func (i reinvocation) Value(plugin string) any { return i.request.Kept[plugin] }
+func (i reinvocation) Value(plugin string) any { return i.Request.Kept[plugin] }
 func (i reinvocation) SetValue(plugin string, v any) {
-	if i.request.Kept == nil {
-		i.request.Kept = map[string]any{}
+	if i.Request.Kept == nil {
+		i.Request.Kept = map[string]any{}
 	}
-	i.request.Kept[plugin] = v
+	i.Request.Kept[plugin] = v
 }
 
 // GetEquivalentResourceMapper implements upstream's ObjectInterfaces.
-func (a *attributes) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return a }
-
-// EquivalentResourcesFor implements runtime.EquivalentResourceMapper: the other places where the same objects are.
-func (a *attributes) EquivalentResourcesFor(gvr schema.GroupVersionResource, _ string) (all []schema.GroupVersionResource) {
-	at := a.catalog().Find(gvr.Group, gvr.Version, gvr.Resource)
-	if at == nil {
-		return nil
-	}
-	for _, v := range at.Definition.Versions {
-		if v.Served {
-			all = append(all, v.GroupVersion.WithResource(gvr.Resource))
-		}
-	}
-	return all
-}
-
-// KindFor implements runtime.EquivalentResourceMapper.
-func (a *attributes) KindFor(gvr schema.GroupVersionResource, _ string) schema.GroupVersionKind {
-	if at := a.request.Version; at.Definition.Names.Plural != gvr.Resource {
-		return at.GroupVersionKind() // a Scale
-	}
-	return gvr.GroupVersion().WithKind(a.request.Version.Definition.Names.Kind)
-}
+func (a *seen) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper { return a.Attributes }
 
 // converter is what upstream's code does with unstructured objects. It knows the two of a request, and brings them to another version
 // as the engine does; into the first it puts what a mutation has made of it.
@@ -163,7 +101,7 @@ func (c *converter) Recognizes(schema.GroupVersionKind) bool { return true }
 // Default implements runtime.ObjectDefaulter.
 func (c *converter) Default(obj runtime.Object) {
 	u := obj.(*unstructured.Unstructured)
-	at := atVersion(c.request.Version.Definition, u.GroupVersionKind())
+	at := attributes.VersionOf(c.request.Version.Definition, u.GroupVersionKind())
 	if at == nil || at.Schema == nil {
 		return
 	}
@@ -178,7 +116,7 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	read := c.request.New
 	switch {
 	case out == c.obj:
-		at := atVersion(c.request.Version.Definition, from.GroupVersionKind())
+		at := attributes.VersionOf(c.request.Version.Definition, from.GroupVersionKind())
 		if at == nil {
 			return fmt.Errorf("%s is unstructured and is not suitable for converting to %q", from.GroupVersionKind(), c.request.Version.APIVersion)
 		}
@@ -190,21 +128,12 @@ func (c *converter) Convert(in, out, _ any) (err error) {
 	case in != c.obj:
 		return errors.New("policy: an object that is not of the request is not converted")
 	}
-	at := atVersion(c.request.Version.Definition, to.GroupVersionKind())
+	at := attributes.VersionOf(c.request.Version.Definition, to.GroupVersionKind())
 	if at == nil {
 		return fmt.Errorf("policy: %s is no version of %s", to.GroupVersionKind(), c.request.Resource.Resource)
 	}
 	to.Object, err = read(c.ctx, at)
 	return err
-}
-
-func atVersion(d *resource.Definition, gvk schema.GroupVersionKind) *resource.Version {
-	for _, v := range d.Versions {
-		if v.GroupVersionKind() == gvk {
-			return v
-		}
-	}
-	return nil
 }
 
 // types are the schemas of one kind, as applying wants them.
@@ -215,7 +144,7 @@ func (types) Run(context.Context) {}
 
 // GetTypeConverter implements patch.TypeConverterManager.
 func (t types) GetTypeConverter(gvk schema.GroupVersionKind) managedfields.TypeConverter {
-	v := atVersion(t.Definition, gvk)
+	v := attributes.VersionOf(t.Definition, gvk)
 	if v == nil || v.Parseable == nil {
 		return nil
 	}

@@ -71,7 +71,7 @@ func (*validator) Admit(context.Context, *admission.Request) error { return nil 
 
 // Validate implements admission.Plugin.
 func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
-	a, err := trees(ctx, r, p.Catalog)
+	a, err := trees(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (*mutator) Reinvoke() bool { return true }
 
 // Admit implements admission.Plugin.
 func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
-	a, err := internal(ctx, r, p.Catalog)
+	a, err := internal(ctx, r)
 	if err != nil {
 		return err
 	}

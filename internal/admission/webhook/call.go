@@ -44,10 +44,10 @@ func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation,
 	}
 	s.mu.Lock()
 	for k, v := range result.AuditAnnotations {
-		s.request.Annotate(h.GetName()+"/"+k, v)
+		s.Request.Annotate(h.GetName()+"/"+k, v)
 	}
 	for _, text := range result.Warnings {
-		s.request.Warn(text)
+		s.Request.Warn(text)
 	}
 	s.mu.Unlock()
 	if !result.Allowed {
@@ -72,6 +72,6 @@ func (s *seen) verdict(h *hook, err error, annotation string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.request.Annotate("failed-open."+annotation, h.GetName())
+	s.Request.Annotate("failed-open."+annotation, h.GetName())
 	return nil
 }

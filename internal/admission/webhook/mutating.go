@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/admission/attributes"
 	"github.com/trellis-k8s/trellis/internal/merge"
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -80,13 +81,13 @@ func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
 
 // ask calls a webhook and does what it says.
 func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round string) (changed bool, err error) {
-	attributes, err := s.VersionedAttribute(to.Kind)
+	shown, err := s.VersionedAttribute(to.Kind)
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
-	end := s.request.Step(h.GetName())
+	end := s.Request.Step(h.GetName())
 	defer func() { end(err) }()
-	result, err := s.call(s.ctx, h, to, attributes)
+	result, err := s.call(s.ctx, h, to, shown)
 	if err == nil {
 		changed, err = s.apply(h, to, result, round)
 	}
@@ -116,8 +117,8 @@ func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.Adm
 	case result.PatchType != admissionv1.PatchTypeJSONPatch:
 		return false, failed(h, "%w", fmt.Errorf("unsupported patch type %q", result.PatchType))
 	}
-	at := s.version(to.Kind)
-	before, err := s.request.New(s.ctx, at)
+	at := attributes.VersionOf(s.Request.Version.Definition, to.Kind)
+	before, err := s.Request.New(s.ctx, at)
 	if err != nil {
 		return false, err
 	}
@@ -135,7 +136,7 @@ func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.Adm
 	if changed = !object.Equal(before, after); !changed {
 		return false, nil
 	}
-	if err := s.request.Replace(s.ctx, after, at); err != nil {
+	if err := s.Request.Replace(s.ctx, after, at); err != nil {
 		return false, apierrors.NewInternalError(err)
 	}
 	return true, s.look()
@@ -144,6 +145,6 @@ func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.Adm
 // annotate adds JSON to the audit record.
 func (s *seen) annotate(key string, value any) {
 	if text, err := json.Marshal(value); err == nil {
-		s.request.Annotate(key, string(text))
+		s.Request.Annotate(key, string(text))
 	}
 }

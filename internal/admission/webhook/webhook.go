@@ -70,8 +70,8 @@ func (p *plugin) Handles(r *admission.Request) bool {
 
 // each calls f for the webhooks that a request is to be told to, in their order; f may change what they see of it.
 func (p *plugin) each(ctx context.Context, s *seen, f func(*hook, *generic.WebhookInvocation) error) error {
-	for _, h := range p.index.about(s.request) {
-		if !h.wants(s.request) {
+	for _, h := range p.index.about(s.Request) {
+		if !h.wants(s.Request) {
 			continue
 		}
 		invocation, refused := p.matcher.ShouldCallHook(ctx, h, s, s, s)
