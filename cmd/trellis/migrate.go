@@ -109,17 +109,23 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 // clientConfig is of the kubeconfig that is named, that of KUBECONFIG, or that of the server of this folder.
 func clientConfig(kubeconfig string) (*rest.Config, error) {
 	flags := genericclioptions.NewConfigFlags(true)
-	switch {
-	case kubeconfig != "":
-		flags.KubeConfig = &kubeconfig
-	case os.Getenv("KUBECONFIG") == "":
-		local := defaultKubeconfig
-		if _, err := os.Stat(local); errors.Is(err, fs.ErrNotExist) {
-			return nil, errors.New(noServerHere)
-		}
-		flags.KubeConfig = &local
+	flags.KubeConfig = &kubeconfig
+	if err := serverOfFolder(flags); err != nil {
+		return nil, err
 	}
 	return flags.ToRESTConfig()
+}
+
+// serverOfFolder has flags that name no kubeconfig, where KUBECONFIG names none, mean the server of this folder.
+func serverOfFolder(flags *genericclioptions.ConfigFlags) error {
+	if *flags.KubeConfig != "" || os.Getenv("KUBECONFIG") != "" {
+		return nil
+	}
+	if _, err := os.Stat(defaultKubeconfig); errors.Is(err, fs.ErrNotExist) {
+		return errors.New(noServerHere)
+	}
+	*flags.KubeConfig = defaultKubeconfig
+	return nil
 }
 
 // find asks the server which resource people call kind, which may have a version and a group behind it, as for kubectl.

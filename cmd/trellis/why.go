@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"strings"
 	"time"
 
@@ -67,11 +65,8 @@ func (f *whyFlags) run(ctx context.Context, out io.Writer) error {
 	if whyVerbs[f.verb] == nil {
 		return fmt.Errorf("--verb: %q is not apply, create, update or delete", f.verb)
 	}
-	if *f.client.KubeConfig == "" && os.Getenv("KUBECONFIG") == "" {
-		if _, err := os.Stat(defaultKubeconfig); errors.Is(err, fs.ErrNotExist) {
-			return errors.New(noServerHere)
-		}
-		*f.client.KubeConfig = defaultKubeconfig
+	if err := serverOfFolder(f.client); err != nil {
+		return err
 	}
 	namespace, explicit, err := f.client.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
