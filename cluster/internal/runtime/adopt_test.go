@@ -1,0 +1,5 @@
+package runtime
+
+const nodeFolder = "TRELLIS_TEST_NODE"
+
+func nodeToBeKilled(string) {}

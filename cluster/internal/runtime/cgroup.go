@@ -1,0 +1,116 @@
+package runtime
+
+import (
+	"os"
+	"path/filepath"
+	"sort"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs"
+	"github.com/opencontainers/cgroups/fs2"
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// group is the cgroup of a container. The zero group is that of a container without limits, where the node may make
+// no cgroups.
+type group struct {
+	Path    string
+	Folders []string // one, or with cgroup v1 one a hierarchy
+}
+
+// makeGroup makes the cgroup of a container. Without the right to, the container has no limits.
+func (r *Runtime) makeGroup(s *sandbox, id string, limits *v1.LinuxContainerResources) group {
+	parent := s.Config.GetLinux().GetCgroupParent()
+	if parent == "" {
+		parent = r.CgroupParent
+	}
+	g := group{Path: filepath.Join("/", parent, id)}
+	manager, err := g.manager()
+	if err == nil {
+		err = manager.Apply(-1) // makes it, with nobody in it
+	}
+	if err == nil {
+		for _, folder := range manager.GetPaths() {
+			if writable(folder) {
+				g.Folders = append(g.Folders, folder)
+			}
+		}
+		sort.Strings(g.Folders)
+		err = g.limit(limits, r.PIDs)
+	}
+	if err != nil {
+		r.Log.Info("A container has no limits", "container", id, "reason", err)
+	}
+	if err != nil && manager != nil && len(g.Folders) == 0 {
+		manager.Destroy()
+		return group{}
+	}
+	return g
+}
+
+func writable(folder string) bool {
+	f, err := os.OpenFile(filepath.Join(folder, "cgroup.procs"), os.O_WRONLY, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+func (g group) manager() (cgroups.Manager, error) {
+	config := &cgroups.Cgroup{Path: g.Path, Resources: &cgroups.Resources{SkipDevices: true}}
+	if cgroups.IsCgroup2UnifiedMode() {
+		return fs2.NewManager(config, "")
+	}
+	return fs.NewManager(config, nil)
+}
+
+// limit sets what a container may have. What is not said stays.
+func (g group) limit(l *v1.LinuxContainerResources, pids int64) error {
+	if g.Path == "" || len(g.Folders) == 0 {
+		return nil
+	}
+	manager, err := g.manager()
+	if err != nil {
+		return err
+	}
+	limits := &cgroups.Resources{
+		SkipDevices: true,
+		Memory:      l.GetMemoryLimitInBytes(),
+		CpuQuota:    l.GetCpuQuota(),
+		CpuPeriod:   uint64(max(l.GetCpuPeriod(), 0)),
+		CpuShares:   uint64(max(l.GetCpuShares(), 0)),
+		CpuWeight:   cgroups.ConvertCPUSharesToCgroupV2Value(uint64(max(l.GetCpuShares(), 0))),
+		CpusetCpus:  l.GetCpusetCpus(),
+		CpusetMems:  l.GetCpusetMems(),
+		Unified:     l.GetUnified(),
+	}
+	if pids > 0 {
+		limits.PidsLimit = &pids
+	}
+	return manager.Set(limits)
+}
+
+// outOfMemory says whether the kernel has killed something in there for want of memory.
+func (g group) outOfMemory() bool {
+	if len(g.Folders) == 0 {
+		return false
+	}
+	manager, err := g.manager()
+	if err != nil {
+		return false
+	}
+	killed, err := manager.OOMKillCount()
+	return err == nil && killed > 0
+}
+
+func (g group) destroy() error {
+	if len(g.Folders) == 0 {
+		return nil
+	}
+	manager, err := g.manager()
+	if err != nil {
+		return err
+	}
+	return manager.Destroy()
+}

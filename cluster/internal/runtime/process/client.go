@@ -1,0 +1,179 @@
+package process
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// request is what the node asks of a shim, one a connection.
+type request struct {
+	Do            string
+	Signal        int
+	Width, Height uint16
+}
+
+// Shim is the shim of a container, as the node speaks to it.
+type Shim struct{ Folder string }
+
+// dial connects to the socket that the shim has made in its folder: who answers is that shim, whatever has become of
+// its process number.
+func (s Shim) dial(r request) (*net.UnixConn, error) {
+	folder, err := os.Open(s.Folder)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	// By the descriptor, for a path to a socket may not be long.
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), socketFile)
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (s Shim) do(r request) error {
+	conn, err := s.dial(r)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var message string
+	if err := json.NewDecoder(conn).Decode(&message); err != nil {
+		return err
+	}
+	if message != "" {
+		return errors.New(message)
+	}
+	return nil
+}
+
+// Watch returns a channel that is closed when the container has ended, with all that its shim had to write.
+func (s Shim) Watch() (<-chan struct{}, error) {
+	conn, err := s.dial(request{Do: "wait"})
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer conn.Close()
+		io.Copy(io.Discard, conn)
+	}()
+	return done, nil
+}
+
+// Signal reaches the container's first process; SIGKILL all of the container.
+func (s Shim) Signal(which unix.Signal) error {
+	return s.do(request{Do: "signal", Signal: int(which)})
+}
+
+// Reopen opens the log anew, after it has been renamed.
+func (s Shim) Reopen() error { return s.do(request{Do: "reopen"}) }
+
+// Resize says how large the container's terminal is.
+func (s Shim) Resize(width, height uint16) error {
+	return s.do(request{Do: "resize", Width: width, Height: height})
+}
+
+// Attach copies what comes on in to the container, and what it writes from now on to stdout and stderr, any of which
+// may be nil, until the container has ended or stop is closed.
+func (s Shim) Attach(stop <-chan struct{}, in io.Reader, stdout, stderr io.Writer) error {
+	conn, err := s.dial(request{Do: "attach"})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-stop:
+			conn.Close()
+		case <-over:
+		}
+	}()
+	if in != nil {
+		go func() {
+			io.Copy(conn, in)
+			conn.CloseWrite()
+		}()
+	}
+	for {
+		var header [5]byte
+		if _, err := io.ReadFull(conn, header[:]); err != nil {
+			return nil // the end
+		}
+		to := stdout
+		if header[0] == 'e' {
+			to = stderr
+		}
+		if to == nil {
+			to = io.Discard
+		}
+		if _, err := io.CopyN(to, conn, int64(binary.BigEndian.Uint32(header[1:]))); err != nil {
+			return nil
+		}
+	}
+}
+
+// clients are those who are attached to a container.
+type clients struct {
+	mu   sync.Mutex
+	list map[net.Conn]bool
+}
+
+func (c *clients) add(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list == nil {
+		c.list = map[net.Conn]bool{}
+	}
+	c.list[conn] = true
+}
+
+// patience is how long output waits for somebody who is attached and does not read. Then they are not any more.
+const patience = 5 * time.Second
+
+func (c *clients) write(stream string, data []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.list) == 0 || len(data) == 0 {
+		return
+	}
+	frame := binary.BigEndian.AppendUint32([]byte{stream[len("std")]}, uint32(len(data)))
+	frame = append(frame, data...)
+	for conn := range c.list {
+		conn.SetWriteDeadline(time.Now().Add(patience))
+		if _, err := conn.Write(frame); err != nil {
+			conn.Close()
+			delete(c.list, conn)
+		}
+	}
+}
+
+// attach adds a client, and gives what it sends to the container.
+func (s *supervisor) attach(conn net.Conn, from io.Reader) {
+	s.clients.add(conn)
+	if s.stdin == nil {
+		io.Copy(io.Discard, conn)
+		return
+	}
+	io.Copy(s.stdin, from)
+	if s.StdinOnce && !s.TTY {
+		s.stdin.Close()
+	}
+}

@@ -1,0 +1,87 @@
+package process
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// longest is how much of a line is kept before it is written in parts.
+const longest = 16 << 10
+
+// logFile is a container's log, in the form that the kubelet reads: time, stream, full (F) or part of a line (P), text.
+type logFile struct {
+	path string
+
+	mu   sync.Mutex
+	file *os.File
+}
+
+// open opens the log; when the kubelet has renamed it, a new one. Where that fails the old one is kept.
+func (l *logFile) open() error {
+	if l.path == "" {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(l.path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file != nil {
+		l.file.Close()
+	}
+	l.file = f
+	return nil
+}
+
+// stream is one of a container's two; it is told of output as it comes.
+type stream struct {
+	log  *logFile
+	name string
+	rest []byte // of a line whose end has not come
+}
+
+func (s *stream) write(data []byte) {
+	var out []byte
+	now := time.Now().UTC().Format(time.RFC3339Nano)
+	add := func(tag string, text []byte) {
+		out = append(out, now+" "+s.name+" "+tag+" "...)
+		out = append(append(out, text...), '\n')
+	}
+	s.rest = append(s.rest, data...)
+	for {
+		end := bytes.IndexByte(s.rest, '\n')
+		if end < 0 && len(s.rest) < longest {
+			break
+		}
+		if end < 0 || end > longest {
+			add("P", s.rest[:longest])
+			s.rest = s.rest[longest:]
+			continue
+		}
+		add("F", s.rest[:end])
+		s.rest = s.rest[end+1:]
+	}
+	s.put(out)
+}
+
+// end writes what came without a line's end.
+func (s *stream) end() {
+	if len(s.rest) > 0 {
+		s.write([]byte{'\n'})
+	}
+}
+
+func (s *stream) put(lines []byte) {
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	if s.log.file != nil && len(lines) > 0 {
+		s.log.file.Write(lines) // a disk that is full stops the log, not the container
+	}
+}

@@ -1,0 +1,355 @@
+package process
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Launch starts the container whose Spec lies in the folder, with a shim that outlives this process. When it returns
+// without an error, the command runs. If this process ends before StartedFile is there, the command never runs.
+func Launch(folder string) error {
+	gate, open, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer open.Close()
+	report, result, err := os.Pipe()
+	if err != nil {
+		return errors.Join(err, gate.Close())
+	}
+	defer report.Close()
+	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return errors.Join(err, gate.Close(), result.Close())
+	}
+	cmd := again(shimName)
+	cmd.Dir, cmd.Stderr = folder, errs
+	cmd.ExtraFiles = []*os.File{gate, result}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	for _, f := range cmd.ExtraFiles {
+		f.Close()
+	}
+	errs.Close()
+	if err != nil {
+		return fmt.Errorf("starting the shim: %w", err)
+	}
+	go cmd.Wait()
+	first := []byte{0}
+	if _, err := report.Read(first); err == nil && first[0] == ready { // and has written who it is
+		if _, err := open.Write([]byte{1}); err != nil {
+			return err
+		}
+	}
+	message, err := io.ReadAll(report)
+	if len(message) > 0 {
+		err = errors.New(string(message))
+	}
+	return err
+}
+
+// What a shim says first.
+const (
+	ready  = '+'
+	failed = '-'
+)
+
+// supervisor is a shim: it starts the container's init, keeps what it writes, and writes down how it ends.
+type supervisor struct {
+	Spec
+	log     logFile
+	clients clients
+	stdin   *os.File // of the container
+	term    *os.File
+
+	mu   sync.Mutex // held while init is signalled, and while it is reaped
+	init int        // 0 when it has been reaped
+}
+
+func shim() error {
+	s := &supervisor{}
+	gate, result := os.NewFile(3, "gate"), os.NewFile(4, "result")
+	unix.CloseOnExec(3)
+	unix.CloseOnExec(4)
+	err := s.run(gate, result)
+	if err == nil {
+		return nil
+	}
+	fmt.Fprint(result, string(failed), err)
+	// Whoever reads Exit may read it before the one who asked for the start hears of it: both say the same.
+	return errors.Join(err, WriteFile(ExitFile, Exit{Code: startFailed, Reason: "StartError", Message: err.Error(), At: time.Now()}))
+}
+
+func (s *supervisor) run(gate, result *os.File) error {
+	if err := ReadFile(SpecFile, &s.Spec); err != nil {
+		return err
+	}
+	listener, err := listen()
+	if err != nil {
+		return err
+	}
+	s.log.path = s.Log
+	if err := s.log.open(); err != nil {
+		return err
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	output, err := s.start(gate, result)
+	if err != nil {
+		s.end()
+		return err
+	}
+	result.Close()
+	go s.serve(listener)
+	exit := s.wait()
+	drained := make(chan struct{})
+	go func() { output.Wait(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(time.Second): // somebody outside has its output open
+	}
+	return WriteFile(ExitFile, exit)
+}
+
+func listen() (net.Listener, error) {
+	if err := os.Remove(socketFile); err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	return net.Listen("unix", socketFile) // relative: a path to a socket may not be long
+}
+
+// enter takes this thread, which init will be a child of, into the namespaces of the pod.
+func (s *supervisor) enter() error {
+	if s.PIDOf != nil {
+		if err := s.PIDOf.join(unix.CLONE_NEWPID); err != nil {
+			return err
+		}
+	}
+	return s.Sandbox.join(s.Join)
+}
+
+// start starts init, and lets it go on when it is known to be there.
+func (s *supervisor) start(gate, result *os.File) (*sync.WaitGroup, error) {
+	cmd := again(initName)
+	status, mistakes, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	wait, release, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.ExtraFiles = []*os.File{mistakes, wait}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(s.New), Setsid: true, Setctty: s.TTY}
+	output, err := s.connect(func(in, out, err *os.File) error {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, err
+		return cmd.Start()
+	})
+	mistakes.Close()
+	wait.Close()
+	if err != nil {
+		return nil, fmt.Errorf("starting the container's init: %w", err)
+	}
+	s.init = cmd.Process.Pid
+	id, err := Identify(s.init)
+	if err != nil {
+		return nil, s.why(status, err)
+	}
+	if err := WriteFile(StartedFile, Started{Init: id, At: time.Now()}); err != nil {
+		return nil, err
+	}
+	if _, err := result.Write([]byte{ready}); err != nil {
+		return nil, err
+	}
+	if _, err := gate.Read(make([]byte, 1)); err != nil {
+		return nil, fmt.Errorf("the node ended while the container was started: %w", err)
+	}
+	if _, err := release.Write([]byte{1}); err != nil {
+		return nil, s.why(status, err)
+	}
+	release.Close()
+	return output, s.why(status, nil)
+}
+
+// why is what init says went wrong, or else err. It has nothing to say when it has become the command.
+func (s *supervisor) why(status *os.File, err error) error {
+	defer status.Close()
+	if message, _ := io.ReadAll(status); len(message) > 0 {
+		return errors.New(string(message))
+	}
+	return err
+}
+
+// connect opens what the container reads and writes, and starts it with that.
+func (s *supervisor) connect(start func(in, out, err *os.File) error) (*sync.WaitGroup, error) {
+	var copies sync.WaitGroup
+	follow := func(name string, from *os.File) {
+		copies.Go(func() { s.follow(&stream{log: &s.log, name: name}, from) })
+	}
+	if s.TTY {
+		master, slave, err := OpenTerminal()
+		if err != nil {
+			return nil, err
+		}
+		defer slave.Close()
+		s.term = master
+		if s.Stdin {
+			s.stdin = master
+		}
+		if err := start(slave, slave, slave); err != nil {
+			return nil, err
+		}
+		follow("stdout", master)
+		return &copies, nil
+	}
+	outRead, outWrite, err1 := os.Pipe()
+	errRead, errWrite, err2 := os.Pipe()
+	in, err3 := os.Open(os.DevNull)
+	if s.Stdin && err3 == nil {
+		in.Close()
+		in, s.stdin, err3 = os.Pipe()
+	}
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, err
+	}
+	err := start(in, outWrite, errWrite)
+	for _, f := range []*os.File{in, outWrite, errWrite} {
+		f.Close()
+	}
+	if err != nil {
+		return nil, err
+	}
+	follow("stdout", outRead)
+	follow("stderr", errRead)
+	return &copies, nil
+}
+
+// follow copies output to the log and to those who are attached.
+func (s *supervisor) follow(to *stream, from *os.File) {
+	buffer := make([]byte, longest)
+	for {
+		n, err := from.Read(buffer)
+		to.write(buffer[:n])
+		s.clients.write(to.name, buffer[:n])
+		if err != nil {
+			to.end()
+			return
+		}
+	}
+}
+
+// wait waits for init to end, and ends what is left of the container while init's number is still its own.
+func (s *supervisor) wait() Exit {
+	for {
+		if err := unix.Waitid(unix.P_PID, s.init, nil, unix.WEXITED|unix.WNOWAIT, nil); err != unix.EINTR {
+			break
+		}
+	}
+	return ending(s.end())
+}
+
+func ending(status unix.WaitStatus) Exit {
+	exit := Exit{Code: int32(status.ExitStatus()), Reason: "Completed", At: time.Now()}
+	if status.Signaled() {
+		exit.Code = startFailed + int32(status.Signal())
+	}
+	if exit.Code != 0 {
+		exit.Reason = "Error"
+	}
+	return exit
+}
+
+// kill ends all processes of the container that can be told from others: with init ends its PID namespace; where it
+// has none, those of its process group, and what its cgroups hold.
+func (s *supervisor) kill() {
+	if s.init == 0 {
+		return
+	}
+	unix.Kill(s.init, unix.SIGKILL)
+	if s.New&unix.CLONE_NEWPID == 0 {
+		unix.Kill(-s.init, unix.SIGKILL)
+		for _, folder := range s.Cgroups {
+			killAll(folder)
+		}
+	}
+}
+
+func (s *supervisor) end() (status unix.WaitStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kill()
+	for s.init != 0 {
+		if _, err := unix.Wait4(s.init, &status, 0, nil); err != unix.EINTR {
+			s.init = 0
+		}
+	}
+	return status
+}
+
+// signal reaches the container's init, or with SIGKILL all of it.
+func (s *supervisor) signal(which unix.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.init == 0 {
+		return nil
+	}
+	if which == unix.SIGKILL {
+		s.kill()
+		return nil
+	}
+	return unix.Kill(s.init, which)
+}
+
+// serve answers the node.
+func (s *supervisor) serve(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go s.answer(conn.(*net.UnixConn))
+	}
+}
+
+func (s *supervisor) answer(conn *net.UnixConn) {
+	var r request
+	reader := json.NewDecoder(conn)
+	if err := reader.Decode(&r); err != nil {
+		conn.Close()
+		return
+	}
+	var err error
+	switch r.Do {
+	case "wait":
+		io.Copy(io.Discard, conn) // it ends with this process
+		return
+	case "attach":
+		s.attach(conn, io.MultiReader(reader.Buffered(), conn))
+		return
+	case "signal":
+		err = s.signal(unix.Signal(r.Signal))
+	case "reopen":
+		err = s.log.open()
+	case "resize":
+		if s.term != nil {
+			err = Resize(s.term, r.Width, r.Height)
+		}
+	}
+	message := ""
+	if err != nil {
+		message = err.Error()
+	}
+	json.NewEncoder(conn).Encode(message)
+	conn.Close()
+}

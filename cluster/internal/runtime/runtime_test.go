@@ -1,0 +1,409 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
+)
+
+func TestMain(m *testing.M) {
+	process.Main()
+	if root := os.Getenv(nodeFolder); root != "" {
+		nodeToBeKilled(root)
+	}
+	os.Exit(m.Run())
+}
+
+// world is a runtime with one pod in it.
+type world struct {
+	*testing.T
+	*Runtime
+	ctx  context.Context
+	pod  string
+	conf *v1.PodSandboxConfig
+	logs int
+}
+
+func options(t *testing.T, root string) Options {
+	images, err := NewImages(root, "folder=/bin", "shell=/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{
+		Root: root, Images: images, Network: HostNetwork, NodeIP: netip.MustParseAddr("192.0.2.7"),
+		CgroupParent: "/trellis-test", Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("makes namespaces, which takes root here; without root the node makes a user namespace first")
+	}
+}
+
+func open(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *world {
+	t.Helper()
+	needRoot(t)
+	o := options(t, t.TempDir())
+	conf := podConfig(t, "web")
+	if change != nil {
+		change(&o, conf)
+	}
+	r, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t, Runtime: r, ctx: t.Context(), conf: conf}
+	t.Cleanup(w.clean)
+	if w.pod, err = r.RunPodSandbox(w.ctx, conf, ""); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// clean ends everything, for processes outlive a runtime.
+func (w *world) clean() {
+	pods, _ := w.ListPodSandbox(context.Background(), nil)
+	for _, pod := range pods {
+		if err := w.RemovePodSandbox(context.Background(), pod.GetId()); err != nil {
+			w.Error(err)
+		}
+	}
+	if err := w.Close(context.Background()); err != nil {
+		w.Error(err)
+	}
+}
+
+func podConfig(t *testing.T, name string) *v1.PodSandboxConfig {
+	return &v1.PodSandboxConfig{
+		Metadata: &v1.PodSandboxMetadata{Name: name, Uid: name + "-uid", Namespace: "default"},
+		Hostname: name + "-host", LogDirectory: t.TempDir(), Labels: map[string]string{"app": name},
+		Linux: &v1.LinuxPodSandboxConfig{SecurityContext: &v1.LinuxSandboxSecurityContext{
+			NamespaceOptions: &v1.NamespaceOption{Pid: v1.NamespaceMode_CONTAINER},
+		}},
+	}
+}
+
+// sh is a container that runs a script.
+func sh(script string) *v1.ContainerConfig {
+	return &v1.ContainerConfig{
+		Metadata: &v1.ContainerMetadata{Name: "c"}, Image: &v1.ImageSpec{Image: "shell"},
+		Command: []string{"sh", "-c", script}, 
+		Linux: &v1.LinuxContainerConfig{SecurityContext: &v1.LinuxContainerSecurityContext{
+			NamespaceOptions: &v1.NamespaceOption{Pid: v1.NamespaceMode_CONTAINER},
+		}},
+	}
+}
+
+func (w *world) start(c *v1.ContainerConfig) string {
+	w.Helper()
+	w.logs++
+	c.LogPath = fmt.Sprint(w.logs, ".log")
+	id, err := w.CreateContainer(w.ctx, w.pod, c, w.conf)
+	if err == nil {
+		err = w.StartContainer(w.ctx, id)
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	return id
+}
+
+// end waits for the end of a container.
+func (w *world) end(id string) *v1.ContainerStatus {
+	w.Helper()
+	c, err := w.container(id)
+	if err != nil {
+		w.Fatal(err)
+	}
+	select {
+	case <-c.done:
+	case <-time.After(30 * time.Second):
+		w.Fatal("the container does not end")
+	}
+	return w.status(id)
+}
+
+func (w *world) status(id string) *v1.ContainerStatus {
+	w.Helper()
+	s, err := w.ContainerStatus(w.ctx, id, false)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return s.GetStatus()
+}
+
+// said is what the log has, without times.
+func (w *world) said(id string) string {
+	w.Helper()
+	text, err := os.ReadFile(w.status(id).GetLogPath())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return regexp.MustCompile(`(?m)^\S+Z `).ReplaceAllString(string(text), "")
+}
+
+// run runs a script to its end, and returns its log.
+func (w *world) run(c *v1.ContainerConfig) string {
+	w.Helper()
+	id := w.start(c)
+	s := w.end(id)
+	log := w.said(id)
+	if s.GetExitCode() != 0 {
+		w.Fatalf("exit code %d, %s: %s\n%s", s.GetExitCode(), s.GetReason(), s.GetMessage(), log)
+	}
+	return log
+}
+
+func (w *world) exec(id string, script string) string {
+	w.Helper()
+	out, errs, err := w.ExecSync(w.ctx, id, []string{"sh", "-c", script}, 0)
+	if err != nil {
+		w.Fatalf("%v: %s", err, errs)
+	}
+	return string(out)
+}
+
+// fifo is a pipe through which a test and a container tell each other how far they are.
+func fifo(t *testing.T) (path string, wait func() string) {
+	path = filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return path, func() string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(text))
+	}
+}
+
+func TestLogsAndExitCodes(t *testing.T) {
+	w := open(t, nil)
+	long := strings.Repeat("x", 16<<10)
+	id := w.start(sh(`echo out; echo err >&2; printf '%s' "$LONG"; printf last; exit 3`))
+	if s := w.end(id); s.GetExitCode() != 3 || s.GetReason() != "Error" || s.GetFinishedAt() < s.GetStartedAt() || s.GetStartedAt() < s.GetCreatedAt() {
+		t.Errorf("status: %v", s)
+	}
+	log := w.said(id)
+	if !strings.Contains(log, "stdout F out\n") || !strings.Contains(log, "stderr F err\n") || !strings.Contains(log, "stdout F last\n") {
+		t.Errorf("log:\n%s", log)
+	}
+	parts := sh(`printf '%s-' "$LONG" "$LONG"; echo`)
+	parts.Envs = []*v1.KeyValue{{Key: "LONG", Value: []byte(long)}}
+	if log, want := w.run(parts), "stdout P "+long+"\nstdout P -"+long[1:]+"\nstdout F x-\n"; log != want {
+		t.Errorf("a line of %d bytes has the log\n%.40q…%.40q", 2*len(long)+2, log, log[len(log)-40:])
+	}
+	killed := w.start(sh("kill -9 $$; sleep 1000"))
+	w.StopContainer(w.ctx, killed, 0)
+	if s := w.end(killed); s.GetExitCode() != 137 || s.GetReason() != "Error" {
+		t.Errorf("killed: %v", s)
+	}
+	if s := w.end(w.start(sh("exit 0"))); s.GetReason() != "Completed" {
+		t.Errorf("ended well: %v", s)
+	}
+}
+
+func TestWhatCannotStart(t *testing.T) {
+	w := open(t, nil)
+	c := sh("")
+	c.Image.Image, c.Command = "folder", []string{"no-such-program"}
+	id, err := w.CreateContainer(w.ctx, w.pod, c, w.conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = w.StartContainer(w.ctx, id)
+	if err == nil || !strings.Contains(err.Error(), `exec: "no-such-program": executable file not found in $PATH`) {
+		t.Errorf("start: %v", err)
+	}
+	if s := w.status(id); s.GetState() != v1.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 128 || s.GetReason() != "StartError" {
+		t.Errorf("status: %v", s)
+	}
+	if err := w.StartContainer(w.ctx, id); err == nil {
+		t.Error("a container is started twice")
+	}
+}
+
+func TestWhatAContainerSees(t *testing.T) {
+	w := open(t, func(_ *Options, c *v1.PodSandboxConfig) {
+		c.DnsConfig = &v1.DNSConfig{Servers: []string{"192.0.2.53"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}}
+	})
+	c := sh(`hostname; echo $$; ls /proc | grep -c '^[0-9]'; pwd; echo "$A $HOSTNAME $0"; cat /etc/resolv.conf; umask; ls /dev/null /dev/shm -d; echo x >/dev/shm/x`)
+	c.Command[0], c.WorkingDir = "/any/name", "/not/there/on/the/host"
+	c.Envs = []*v1.KeyValue{{Key: "A", Value: []byte("1")}, {Key: "A", Value: []byte("2")}}
+	c.Command = append(c.Command, "zero")
+	log := w.run(c)
+	want := "web-host\n1\n\\d\n/not/there/on/the/host\n2 web-host zero\nnameserver 192.0.2.53\nsearch svc.local\noptions ndots:5\n0022\n/dev/null\n/dev/shm\n"
+	if !regexp.MustCompile("^" + want + "$").MatchString(strings.ReplaceAll(log, "stdout F ", "")) {
+		t.Errorf("log:\n%s\nwant:\n%s", log, want)
+	}
+	if _, err := os.Stat("/not"); err == nil {
+		t.Error("a folder was made on the host")
+	}
+	if log := w.run(sh("cat /dev/shm/x")); log != "stdout F x\n" {
+		t.Errorf("the pod's other container sees in /dev/shm: %s", log)
+	}
+	if _, err := os.Stat("/dev/shm/x"); err == nil {
+		t.Error("the host sees the pod's /dev/shm")
+	}
+}
+
+func TestMounts(t *testing.T) {
+	w := open(t, nil)
+	volume, secret := t.TempDir(), filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := sh(`set -e
+		cat /var/run/secrets/kubernetes.io/serviceaccount/token /etc/trellis-test/file /toplevel/data/nested/file
+		echo written >/toplevel/data/file
+		echo no 2>/dev/null >/etc/trellis-test/file && exit 1
+		echo no 2>/dev/null >/readonly/file && exit 1
+		test -e /etc/passwd; test -e /usr/bin/env; test -e /dev/termination-log; echo >/dev/null
+		echo end`)
+	c.Mounts = []*v1.Mount{
+		{HostPath: secret, ContainerPath: "/toplevel/data/nested/file", Readonly: true}, // deeper than the next
+		{HostPath: volume, ContainerPath: "/toplevel/data"},
+		{HostPath: volume, ContainerPath: "/readonly", Readonly: true},
+		{HostPath: secret, ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/token", Readonly: true},
+		{HostPath: secret, ContainerPath: "/etc/trellis-test/file", Readonly: true},
+		{HostPath: secret, ContainerPath: "/dev/termination-log"},
+	}
+	if log := w.run(c); log != strings.Repeat("stdout F s3cret\n", 3)+"stdout F end\n" {
+		t.Errorf("log:\n%s", log)
+	}
+	if text, err := os.ReadFile(filepath.Join(volume, "file")); string(text) != "written\n" {
+		t.Errorf("the volume has %q, %v", text, err)
+	}
+	for _, path := range []string{"/toplevel", "/readonly", "/var/run/secrets/kubernetes.io", "/etc/trellis-test", "/dev/termination-log"} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s was made on the host", path)
+		}
+	}
+	c.Mounts = []*v1.Mount{{HostPath: secret, ContainerPath: "/dev/termination-log"}}
+	c.Linux.SecurityContext.Privileged = true
+	c.Command[2] = "ls -d /dev/termination-log /dev/ptmx /dev/loop-control 2>/dev/null | wc -l; ls /dev | wc -l"
+	if log := w.run(c); strings.HasPrefix(log, "stdout F 1\n") {
+		t.Errorf("a privileged container sees in /dev:\n%s", log)
+	}
+}
+
+func TestStop(t *testing.T) {
+	w := open(t, nil)
+	ready, wait := fifo(t)
+	polite := w.start(sh(`trap 'echo bye; exit 7' TERM; echo >` + ready + `; while :; do sleep 0.05; done`))
+	wait()
+	if err := w.StopContainer(w.ctx, polite, 30); err != nil {
+		t.Fatal(err)
+	}
+	if s := w.status(polite); s.GetExitCode() != 7 || w.said(polite) != "stdout F bye\n" {
+		t.Errorf("a container that heeds SIGTERM: %v\n%s", s, w.said(polite))
+	}
+	deaf := w.start(sh(`trap '' TERM; sleep 1000 & echo $! >` + ready + `; wait`))
+	wait()
+	before := w.sleepers(deaf)
+	if err := w.StopContainer(w.ctx, deaf, 1); err != nil {
+		t.Fatal(err)
+	}
+	if s := w.status(deaf); s.GetExitCode() != 137 {
+		t.Errorf("a container that does not: %v", s)
+	}
+	if len(before) != 2 {
+		t.Fatalf("processes of the container: %v", before)
+	}
+	for _, id := range before {
+		if id.Alive() {
+			t.Errorf("process %d outlives its container", id.PID)
+		}
+	}
+	if err := w.StopContainer(w.ctx, deaf, 1); err != nil {
+		t.Errorf("stopping again: %v", err)
+	}
+	if err := w.StopContainer(w.ctx, "unknown", 1); err != nil {
+		t.Errorf("stopping one that is not there: %v", err)
+	}
+}
+
+// sleepers are the processes in the PID namespace of a container.
+func (w *world) sleepers(id string) (list []process.ID) {
+	c, _ := w.container(id)
+	space, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", c.started.Init.PID))
+	all, _ := filepath.Glob("/proc/[0-9]*")
+	for _, proc := range all {
+		if link, _ := os.Readlink(proc + "/ns/pid"); link == space {
+			var pid int
+			fmt.Sscanf(filepath.Base(proc), "%d", &pid)
+			if p, err := process.Identify(pid); err == nil {
+				list = append(list, p)
+			}
+		}
+	}
+	return list
+}
+
+func TestSharedProcesses(t *testing.T) {
+	w := open(t, func(_ *Options, c *v1.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Pid = v1.NamespaceMode_POD
+	})
+	shared := func(script string) *v1.ContainerConfig {
+		c := sh(script)
+		c.Linux.SecurityContext.NamespaceOptions.Pid = v1.NamespaceMode_POD
+		return c
+	}
+	ready, wait := fifo(t)
+	first := w.start(shared("setsid sleep 1000 & sleep 1000 & echo >" + ready + "; exec sleep 1000"))
+	wait()
+	log := w.run(shared("ps -e -o comm= | sort | uniq -c | tr -s ' '"))
+	if !strings.Contains(log, "1 trellis-pause") || !strings.Contains(log, "3 sleep") {
+		t.Errorf("a container that shares processes sees:\n%s", log)
+	}
+	if err := w.StopContainer(w.ctx, first, 0); err != nil {
+		t.Fatal(err)
+	}
+	if log := w.run(shared("ps -e -o comm= | grep -c sleep || true")); log != "stdout F 0\n" {
+		t.Errorf("of a container that was stopped there is left:\n%s", log)
+	}
+}
+
+func TestRotation(t *testing.T) {
+	w := open(t, nil)
+	ready, wait := fifo(t)
+	id := w.start(sh("echo one; echo >" + ready + "; read line <" + ready + "; echo two"))
+	wait()
+	path := w.status(id).GetLogPath()
+	// What was written before is in the log when it has been read, which the shim has no need to have done yet.
+	for deadline := time.Now().Add(30 * time.Second); w.said(id) != "stdout F one\n" && time.Now().Before(deadline); {
+		w.exec(id, "true")
+	}
+	if err := os.Rename(path, path+".1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.ReopenContainerLog(w.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ready, []byte("go\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	w.end(id)
+	if log := w.said(id); log != "stdout F two\n" {
+		t.Errorf("the new log:\n%s", log)
+	}
+	if err := w.ReopenContainerLog(w.ctx, id); err == nil {
+		t.Error("the log of a container that has ended is opened again")
+	}
+}

@@ -1,0 +1,201 @@
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	remote "k8s.io/cri-client/pkg"
+	"k8s.io/cri-streaming/pkg/streaming"
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	utilexec "k8s.io/utils/exec"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
+)
+
+// streams serve exec, attach and port-forward to the kubelet of this machine, at addresses that are good for once.
+type streams struct {
+	server streaming.Server
+	http   *http.Server
+}
+
+func newStreams(r *Runtime) (*streams, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listening for streams of containers: %w", err)
+	}
+	config := streaming.DefaultConfig
+	config.BaseURL = &url.URL{Scheme: "http", Host: listener.Addr().String()}
+	server, err := streaming.NewServer(config, (*commands)(r))
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	s := &streams{server, &http.Server{Handler: server, ReadHeaderTimeout: 30 * time.Second}}
+	go s.http.Serve(listener)
+	return s, nil
+}
+
+func (s *streams) close() error { return s.http.Close() }
+
+// Exec prepares a command in a container.
+func (r *Runtime) Exec(_ context.Context, request *v1.ExecRequest) (*v1.ExecResponse, error) {
+	if _, _, err := r.running(request.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return r.streams.server.GetExec(request)
+}
+
+// Attach prepares the streams of a container.
+func (r *Runtime) Attach(_ context.Context, request *v1.AttachRequest) (*v1.AttachResponse, error) {
+	c, _, err := r.running(request.GetContainerId())
+	if err != nil {
+		return nil, err
+	}
+	if request.Tty = c.Spec.TTY; request.Tty {
+		request.Stderr = false
+	}
+	return r.streams.server.GetAttach(request)
+}
+
+// PortForward prepares a way to ports of a pod.
+func (r *Runtime) PortForward(_ context.Context, request *v1.PortForwardRequest) (*v1.PortForwardResponse, error) {
+	if s := r.sandbox(request.GetPodSandboxId()); s == nil || !s.ready() {
+		return nil, fmt.Errorf("sandbox %s does not run", request.GetPodSandboxId())
+	}
+	return r.streams.server.GetPortForward(request)
+}
+
+// ExecSync runs a command in a container to its end.
+func (r *Runtime) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (stdout, stderr []byte, err error) {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	var out, errs bounded
+	err = (*commands)(r).run(ctx, id, command, false, process.Streams{Out: &out, Err: &errs})
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, nil, fmt.Errorf("%w: %q timed out after %s", remote.ErrCommandTimedOut, strings.Join(command, " "), timeout)
+	}
+	return out.Bytes(), errs.Bytes(), err
+}
+
+// bounded keeps as much of what a command writes as other runtimes do.
+type bounded struct{ bytes.Buffer }
+
+func (b *bounded) Write(data []byte) (int, error) {
+	const most = 16 << 20
+	b.Buffer.Write(data[:min(len(data), most-b.Buffer.Len())])
+	return len(data), nil
+}
+
+// commands are what the streaming server calls.
+type commands Runtime
+
+func (c *commands) run(ctx context.Context, id string, command []string, tty bool, streams process.Streams) error {
+	r := (*Runtime)(c)
+	running, started, err := r.running(id)
+	if err != nil {
+		return err
+	}
+	enter := process.Enter{Spec: running.Spec, Init: started.Init, Command: command, TTY: tty}
+	code, err := enter.Run(ctx, streams)
+	if err != nil {
+		return fmt.Errorf("running %q in container %q: %w", strings.Join(command, " "), running.Config.GetMetadata().GetName(), err)
+	}
+	if code != 0 {
+		return utilexec.CodeExitError{Err: fmt.Errorf("command terminated with exit code %d", code), Code: code}
+	}
+	return nil
+}
+
+// sizes hands the sizes of a terminal on, until ctx ends.
+func sizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan process.Size {
+	to := make(chan process.Size)
+	go func() {
+		defer close(to)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case size, ok := <-from:
+				if !ok {
+					return
+				}
+				select {
+				case to <- process.Size(size):
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+	}()
+	return to
+}
+
+// Exec runs a command in a container.
+func (c *commands) Exec(ctx context.Context, id string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	streams := process.Streams{In: in, Resize: sizes(ctx, resize)}
+	if out != nil { // a nil of this type is not the other's
+		streams.Out = out
+	}
+	if errs != nil {
+		streams.Err = errs
+	}
+	return c.run(ctx, id, command, tty, streams)
+}
+
+// Attach joins the streams of a container.
+func (c *commands) Attach(ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
+	running, _, err := (*Runtime)(c).running(id)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for size := range sizes(ctx, resize) {
+			running.shim().Resize(size.Width, size.Height)
+		}
+	}()
+	var stdout, stderr io.Writer
+	if out != nil {
+		stdout = out
+	}
+	if errs != nil {
+		stderr = errs
+	}
+	return running.shim().Attach(ctx.Done(), in, stdout, stderr)
+}
+
+// PortForward connects a stream to a port of a pod.
+func (c *commands) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
+	s := (*Runtime)(c).sandbox(id)
+	if s == nil {
+		return missing("sandbox", id)
+	}
+	conn, err := s.Holder.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		if conn, _ = s.Holder.Dial("tcp", fmt.Sprintf("[::1]:%d", port)); conn == nil {
+			return fmt.Errorf("connecting to port %d of pod %s: %w", port, s.name(), err)
+		}
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	go func() {
+		io.Copy(conn, stream)
+		conn.(*net.TCPConn).CloseWrite()
+	}()
+	_, err = io.Copy(stream, conn)
+	return err
+}
