@@ -1,5 +1,181 @@
 package runtime
 
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
+)
+
+// nodeFolder tells this test, started again, that it is a node of this folder.
 const nodeFolder = "TRELLIS_TEST_NODE"
 
-func nodeToBeKilled(string) {}
+// nodeToBeKilled makes a pod with three containers, says their IDs, and waits.
+func nodeToBeKilled(root string) {
+	must := func(err error) {
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	}
+	o, err := options(root)
+	must(err)
+	r, err := New(o)
+	must(err)
+	conf := podConfig(root, "web")
+	pod, err := r.RunPodSandbox(context.Background(), conf, "")
+	must(err)
+	fmt.Println(pod)
+	for i, script := range []string{
+		`while read line; do echo "got $line"; done <` + filepath.Join(root, "fifo0") + "; exit 6",
+		"read line <" + filepath.Join(root, "fifo1") + "; exit 4",
+		"exit 1",
+	} {
+		c := sh(script)
+		c.LogPath = fmt.Sprint(i, ".log")
+		id, err := r.CreateContainer(context.Background(), pod, c, conf)
+		must(err)
+		if i < 2 {
+			must(r.StartContainer(context.Background(), id))
+		}
+		fmt.Println(id)
+	}
+	select {}
+}
+
+// What ran goes on when the node is killed, is found again by the next one, and nothing is lost.
+func TestKilledNode(t *testing.T) {
+	needRoot(t)
+	root := t.TempDir()
+	var fifos [2]string
+	for i := range fifos {
+		fifos[i] = filepath.Join(root, fmt.Sprint("fifo", i))
+		if err := unix.Mkfifo(fifos[i], 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := exec.Command("/proc/self/exe")
+	node.Env = append(os.Environ(), nodeFolder+"="+root)
+	said, err := node.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var ids [4]string // the pod, and its containers
+	lines := bufio.NewScanner(said)
+	for i := range ids {
+		lines.Scan()
+		ids[i] = lines.Text()
+	}
+	o, err := options(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "another node runs in") {
+		t.Errorf("a second runtime in the folder of one that runs: %v", err)
+	}
+	node.Process.Kill()
+	node.Wait()
+	talk, err := os.OpenFile(fifos[0], os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(talk, "one")
+	ended, err := process.Shim{Folder: filepath.Join(root, "containers", ids[2])}.Watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(fifos[1], []byte("go\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+
+	r, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{T: t, Runtime: r, ctx: t.Context(), pod: ids[0]}
+	t.Cleanup(w.clean)
+	if s := w.status(ids[1]); s.GetState() != v1.ContainerState_CONTAINER_RUNNING || s.GetStartedAt() == 0 {
+		t.Errorf("a container that runs: %v", s)
+	}
+	if s := w.status(ids[2]); s.GetState() != v1.ContainerState_CONTAINER_EXITED || s.GetExitCode() != 4 || s.GetStartedAt() == 0 {
+		t.Errorf("one that ended without a node: %v", s)
+	}
+	if s := w.status(ids[3]); s.GetState() != v1.ContainerState_CONTAINER_CREATED {
+		t.Errorf("one that was not started: %v", s)
+	}
+	pods, err := w.ListPodSandbox(w.ctx, &v1.PodSandboxFilter{State: &v1.PodSandboxStateValue{State: v1.PodSandboxState_SANDBOX_READY}})
+	if err != nil || len(pods) != 1 || pods[0].GetId() != ids[0] || pods[0].GetMetadata().GetName() != "web" {
+		t.Errorf("pods: %v, %v", pods, err)
+	}
+	if out := w.exec(ids[1], "hostname"); out != "web-host\n" {
+		t.Errorf("a command in an adopted container: %q", out)
+	}
+	fmt.Fprintln(talk, "two")
+	talk.Close()
+	if s := w.end(ids[1]); s.GetExitCode() != 6 || w.said(ids[1]) != "stdout F got one\nstdout F got two\n" {
+		t.Errorf("at its end: %v\n%s", s, w.said(ids[1]))
+	}
+}
+
+// A process that has the number of one that was ours is not ours.
+func TestNumberOfAnother(t *testing.T) {
+	w := open(t, nil)
+	bystander := exec.Command("sleep", "1000")
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer bystander.Process.Kill()
+	them, err := process.Identify(bystander.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := w.sandbox(w.pod)
+	ours := s.Holder
+	ours.Signal(unix.SIGKILL)
+	s.Holder.PID = them.PID
+	if s.ready() {
+		t.Error("a bystander passes for a pod")
+	}
+	if err := w.StopPodSandbox(w.ctx, w.pod); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Holder.Open(); err == nil || !them.Alive() {
+		t.Errorf("a bystander was reached: %v", err)
+	}
+}
+
+func TestKilledShim(t *testing.T) {
+	w := open(t, nil)
+	id := w.start(sh("sleep 1000"))
+	c, _ := w.container(id)
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.started.Init.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shim int
+	_, after, _ := strings.Cut(string(stat), "PPid:")
+	fmt.Sscan(after, &shim)
+	unix.Kill(shim, unix.SIGKILL)
+	if s := w.end(id); s.GetExitCode() != 255 || s.GetReason() != "Unknown" {
+		t.Errorf("status: %v", s)
+	}
+	for deadline := time.Now().Add(30 * time.Second); c.started.Init.Alive(); {
+		if time.Now().After(deadline) {
+			t.Fatal("a container runs on without its shim")
+		}
+	}
+}

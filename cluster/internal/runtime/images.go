@@ -167,8 +167,7 @@ func (img image) command(command, args []string) (program string, argv []string,
 	argv = append(append(argv, command...), args...)
 	switch {
 	case img.path == "" && len(argv) == 0:
-		program, own := process.PauseCommand()
-		return program, []string{own}, nil
+		return process.Pause, []string{process.Pause}, nil
 	case img.path == "" || img.folder:
 		if len(argv) == 0 {
 			return "", nil, fmt.Errorf("image %q is a folder, %s: the pod must say which command to run", img.name, img.path)

@@ -21,6 +21,9 @@ import (
 
 func TestMain(m *testing.M) {
 	process.Main()
+	if os.Args[0] == echoServer {
+		serveEcho(os.Args[1])
+	}
 	if root := os.Getenv(nodeFolder); root != "" {
 		nodeToBeKilled(root)
 	}
@@ -37,15 +40,16 @@ type world struct {
 	logs int
 }
 
-func options(t *testing.T, root string) Options {
-	images, err := NewImages(root, "folder=/bin", "shell=/bin/sh")
+func options(root string) (Options, error) {
+	self, err := os.Executable()
 	if err != nil {
-		t.Fatal(err)
+		return Options{}, err
 	}
+	images, err := NewImages(root, "folder=/bin", "shell=/bin/sh", "echo="+self)
 	return Options{
 		Root: root, Images: images, Network: HostNetwork, NodeIP: netip.MustParseAddr("192.0.2.7"),
 		CgroupParent: "/trellis-test", Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	}
+	}, err
 }
 
 func needRoot(t *testing.T) {
@@ -58,8 +62,11 @@ func needRoot(t *testing.T) {
 func open(t *testing.T, change func(*Options, *v1.PodSandboxConfig)) *world {
 	t.Helper()
 	needRoot(t)
-	o := options(t, t.TempDir())
-	conf := podConfig(t, "web")
+	o, err := options(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := podConfig(t.TempDir(), "web")
 	if change != nil {
 		change(&o, conf)
 	}
@@ -88,10 +95,10 @@ func (w *world) clean() {
 	}
 }
 
-func podConfig(t *testing.T, name string) *v1.PodSandboxConfig {
+func podConfig(logs, name string) *v1.PodSandboxConfig {
 	return &v1.PodSandboxConfig{
 		Metadata: &v1.PodSandboxMetadata{Name: name, Uid: name + "-uid", Namespace: "default"},
-		Hostname: name + "-host", LogDirectory: t.TempDir(), Labels: map[string]string{"app": name},
+		Hostname: name + "-host", LogDirectory: logs, Labels: map[string]string{"app": name},
 		Linux: &v1.LinuxPodSandboxConfig{SecurityContext: &v1.LinuxSandboxSecurityContext{
 			NamespaceOptions: &v1.NamespaceOption{Pid: v1.NamespaceMode_CONTAINER},
 		}},
@@ -102,7 +109,7 @@ func podConfig(t *testing.T, name string) *v1.PodSandboxConfig {
 func sh(script string) *v1.ContainerConfig {
 	return &v1.ContainerConfig{
 		Metadata: &v1.ContainerMetadata{Name: "c"}, Image: &v1.ImageSpec{Image: "shell"},
-		Command: []string{"sh", "-c", script}, 
+		Command: []string{"sh", "-c", script},
 		Linux: &v1.LinuxContainerConfig{SecurityContext: &v1.LinuxContainerSecurityContext{
 			NamespaceOptions: &v1.NamespaceOption{Pid: v1.NamespaceMode_CONTAINER},
 		}},

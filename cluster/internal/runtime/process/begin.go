@@ -18,12 +18,14 @@ func begin() error {
 	status, gate := os.NewFile(3, "status"), os.NewFile(4, "gate")
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
-	err := become(gate)
-	fmt.Fprint(status, err)
+	err := become(gate, status)
+	if err != nil {
+		fmt.Fprint(status, err)
+	}
 	return err
 }
 
-func become(gate *os.File) error {
+func become(gate, status *os.File) error {
 	var s Spec
 	if err := ReadFile(SpecFile, &s); err != nil {
 		return err
@@ -49,6 +51,11 @@ func become(gate *os.File) error {
 	program, err := s.find(s.Args[0])
 	if err != nil {
 		return err
+	}
+	if program == Pause {
+		signals := awaken()
+		status.Close()
+		return rest(signals)
 	}
 	return &os.PathError{Op: "exec", Path: program, Err: unix.Exec(program, s.Args, s.Env)}
 }

@@ -35,7 +35,6 @@ func (h Holder) Start(keep func(ID) error) error {
 	}
 	defer failed.Close()
 	cmd := again(pauseName)
-	cmd.Args = append(cmd.Args, h.Hostname)
 	cmd.Dir = h.Folder
 	cmd.ExtraFiles = []*os.File{gate, report}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(h.Namespaces), Setsid: true}
@@ -71,22 +70,29 @@ func (h Holder) settings() []string {
 	return list
 }
 
-// pause waits, and takes care of orphans where it is the first process of a PID namespace. As the command of a
-// container, the pause image, it has no argument and nothing to set up.
+// pause sets up the namespaces of a pod, and stays.
 func pause() error {
+	signals := awaken()
+	gate, report := os.NewFile(3, "gate"), os.NewFile(4, "report")
+	if _, err := gate.Read(make([]byte, 1)); err != nil {
+		return nil
+	}
+	if err := settle(os.Environ()); err != nil {
+		fmt.Fprint(report, err)
+		return err
+	}
+	report.Close()
+	return rest(signals)
+}
+
+func awaken() <-chan os.Signal {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGCHLD)
-	if len(os.Args) > 1 {
-		gate, report := os.NewFile(3, "gate"), os.NewFile(4, "report")
-		if _, err := gate.Read(make([]byte, 1)); err != nil {
-			return nil
-		}
-		if err := settle(os.Environ()); err != nil {
-			fmt.Fprint(report, err)
-			return err
-		}
-		report.Close()
-	}
+	return signals
+}
+
+// rest waits to be told to end, and takes care of orphans where this is the first process of a PID namespace.
+func rest(signals <-chan os.Signal) error {
 	for s := range signals {
 		if s != unix.SIGCHLD {
 			return nil
@@ -118,5 +124,5 @@ func settle(settings []string) error {
 	return nil
 }
 
-// PauseCommand runs the image that is built in.
-func PauseCommand() (program, argv0 string) { return "/proc/self/exe", pauseName }
+// Pause is the program of the image that is built in; a container's init needs no other file for it.
+const Pause = pauseName

@@ -31,7 +31,7 @@ func Main() {
 		return
 	}
 	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // in place of exe
-	runtime.LockOSThread()                                  // namespaces, and what happens when a parent ends, are a thread's
+	runtime.LockOSThread()                                 // namespaces, and what happens when a parent ends, are a thread's
 	if err := role(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(startFailed)

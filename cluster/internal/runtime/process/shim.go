@@ -1,6 +1,7 @@
 package process
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -324,18 +325,21 @@ func (s *supervisor) serve(listener net.Listener) {
 
 func (s *supervisor) answer(conn *net.UnixConn) {
 	var r request
-	reader := json.NewDecoder(conn)
-	if err := reader.Decode(&r); err != nil {
+	reader := bufio.NewReader(conn)
+	line, err := reader.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &r)
+	}
+	if err != nil {
 		conn.Close()
 		return
 	}
-	var err error
 	switch r.Do {
 	case "wait":
 		io.Copy(io.Discard, conn) // it ends with this process
 		return
 	case "attach":
-		s.attach(conn, io.MultiReader(reader.Buffered(), conn))
+		s.attach(conn, reader)
 		return
 	case "signal":
 		err = s.signal(unix.Signal(r.Signal))

@@ -1,0 +1,153 @@
+package runtime
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func needCgroups(t *testing.T, w *world, id string) *container {
+	t.Helper()
+	c, err := w.container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Group.Folders) == 0 {
+		t.Skip("no cgroups may be made here")
+	}
+	return c
+}
+
+// read finds a file of a container's cgroup.
+func read(t *testing.T, c *container, names ...string) string {
+	t.Helper()
+	for _, folder := range c.Group.Folders {
+		for _, name := range names {
+			if text, err := os.ReadFile(filepath.Join(folder, name)); err == nil {
+				return strings.TrimSpace(string(text))
+			}
+		}
+	}
+	t.Fatalf("no %v in %v", names, c.Group.Folders)
+	return ""
+}
+
+func TestLimits(t *testing.T) {
+	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) { o.PIDs = 77 })
+	c := sh("exec sleep 1000")
+	c.Linux.Resources = &v1.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuPeriod: 100000, CpuQuota: 50000, CpuShares: 512}
+	id := w.start(c)
+	running := needCgroups(t, w, id)
+	check := func(want string, names ...string) {
+		t.Helper()
+		if got := read(t, running, names...); got != want {
+			t.Errorf("%v: %s, want %s", names, got, want)
+		}
+	}
+	check("67108864", "memory.limit_in_bytes", "memory.max")
+	check("77", "pids.max")
+	if got := read(t, running, "cpu.cfs_quota_us", "cpu.max"); got != "50000" && got != "50000 100000" {
+		t.Errorf("cpu: %s", got)
+	}
+	if procs := read(t, running, "cgroup.procs"); procs == "" {
+		t.Error("nobody is in the container's cgroup")
+	}
+	err := w.UpdateContainerResources(w.ctx, id, &v1.ContainerResources{Linux: &v1.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("134217728", "memory.limit_in_bytes", "memory.max")
+	check("77", "pids.max")
+	if got := w.status(id).GetResources().GetLinux().GetMemoryLimitInBytes(); got != 128<<20 {
+		t.Errorf("the status has %d", got)
+	}
+	folder := running.Group.Folders[0]
+	if err := w.RemoveContainer(w.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if exists(folder) {
+		t.Error("the cgroup of a container that was removed is there")
+	}
+}
+
+func TestOutOfMemory(t *testing.T) {
+	w := open(t, nil)
+	c := sh(`x=xxxxxxxxxxxxxxxx; while :; do x="$x$x"; done`)
+	c.Linux.Resources = &v1.LinuxContainerResources{MemoryLimitInBytes: 32 << 20}
+	id := w.start(c)
+	needCgroups(t, w, id)
+	if s := w.end(id); s.GetReason() != "OOMKilled" || s.GetExitCode() != 137 {
+		t.Errorf("status: %v", s)
+	}
+}
+
+func TestStats(t *testing.T) {
+	for _, cgroup := range []bool{true, false} {
+		w := open(t, nil)
+		ready, wait := fifo(t)
+		id := w.start(sh(`i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo >` + ready + `; read x <` + ready))
+		wait()
+		c := needCgroups(t, w, id)
+		if !cgroup {
+			w.mu.Lock()
+			c.Group = group{}
+			w.mu.Unlock()
+		}
+		all, err := w.ListContainerStats(w.ctx, &v1.ContainerStatsFilter{PodSandboxId: w.pod})
+		if err != nil || len(all) != 1 {
+			t.Fatalf("%v, %v", all, err)
+		}
+		s := all[0]
+		if s.GetAttributes().GetId() != id || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() < uint64(20*time.Millisecond) ||
+			s.GetMemory().GetUsageBytes().GetValue() == 0 || s.GetMemory().GetRssBytes().GetValue() == 0 {
+			t.Errorf("cgroup %t: %v", cgroup, s)
+		}
+		pods, err := w.ListPodSandboxStats(w.ctx, &v1.PodSandboxStatsFilter{})
+		if err != nil || len(pods) != 1 || pods[0].GetLinux().GetProcess().GetProcessCount().GetValue() != 1 ||
+			pods[0].GetLinux().GetMemory().GetWorkingSetBytes().GetValue() == 0 || len(pods[0].GetLinux().GetContainers()) != 1 {
+			t.Errorf("cgroup %t: %v, %v", cgroup, pods, err)
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	w := open(t, nil)
+	ctx, cancel := context.WithCancel(w.ctx)
+	events, ended := make(chan *v1.ContainerEventResponse), make(chan error)
+	connected := make(chan struct{})
+	go func() {
+		ended <- w.GetContainerEvents(ctx, events, func(v1.RuntimeService_GetContainerEventsClient) { close(connected) })
+	}()
+	<-connected
+	id := w.start(sh("exit 3"))
+	w.end(id)
+	if err := w.RemoveContainer(w.ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	want := []v1.ContainerEventType{v1.ContainerEventType_CONTAINER_CREATED_EVENT, v1.ContainerEventType_CONTAINER_STARTED_EVENT, v1.ContainerEventType_CONTAINER_STOPPED_EVENT, v1.ContainerEventType_CONTAINER_DELETED_EVENT}
+	seen := map[v1.ContainerEventType]*v1.ContainerEventResponse{}
+	for range want { // of a container that ends at once, the end may be told before the start
+		e := <-events
+		seen[e.GetContainerEventType()] = e
+		if e.GetContainerId() != id || e.GetPodSandboxStatus().GetMetadata().GetUid() != "web-uid" {
+			t.Errorf("event: %v", e)
+		}
+	}
+	for _, what := range want {
+		if seen[what] == nil {
+			t.Errorf("nobody told of %v", what)
+		}
+	}
+	if list := seen[v1.ContainerEventType_CONTAINER_STOPPED_EVENT].GetContainersStatuses(); len(list) != 1 || list[0].GetExitCode() != 3 {
+		t.Errorf("told of the end: %v", list)
+	}
+	cancel()
+	if err := <-ended; err != context.Canceled {
+		t.Error(err)
+	}
+}
