@@ -1,0 +1,265 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+)
+
+// A node has an address that others reach, a Lease, and room; its identity is its own, whoever has started it.
+func TestNode(t *testing.T) {
+	w := newWorld(t)
+	o := w.options("alone")
+	o.Labels = map[string]string{"example.com/rack": "4"}
+	w.start(o)
+	node := w.ready("alone")
+
+	if address := net.ParseIP(node.Status.Addresses[0].Address); address == nil || address.IsLoopback() {
+		t.Errorf("its addresses are %v", node.Status.Addresses)
+	}
+	if node.Labels["example.com/rack"] != "4" || node.Labels[corev1.LabelHostname] != "alone" {
+		t.Errorf("its labels are %v", node.Labels)
+	}
+	capacity, allocatable := node.Status.Capacity, node.Status.Allocatable
+	for _, r := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourcePods} {
+		if q := capacity[r]; q.IsZero() {
+			t.Errorf("it has no %s: %v", r, capacity)
+		}
+	}
+	if reserved := capacity.Memory().Value() - allocatable.Memory().Value(); reserved != 100<<20 {
+		t.Errorf("it keeps %d bytes of its memory, want 100 MiB", reserved)
+	}
+	lease, err := w.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), "alone", metav1.GetOptions{})
+	if err != nil || *lease.Spec.HolderIdentity != "alone" {
+		t.Errorf("its lease: %v, %v", lease, err)
+	}
+	requests, err := w.kube.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]string{}
+	for _, r := range requests.Items {
+		by[r.Spec.SignerName] = r.Spec.Username
+	}
+	if by["kubernetes.io/kube-apiserver-client-kubelet"] != "kubernetes-admin" {
+		t.Errorf("certificates were asked for by %v", by)
+	}
+}
+
+// The kubelet's API has a certificate of the cluster's CA, and asks the API server who may use it.
+func TestKubeletAPI(t *testing.T) {
+	w := newWorld(t)
+	w.start(w.options("served"))
+	node := w.ready("served")
+	url := fmt.Sprintf("https://%s:%d/pods", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(w.server.Config.CAData)
+	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	administrator, err := rest.HTTPClientFor(w.server.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(c *http.Client) (status int, body string) {
+		response, err := c.Get(url)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer response.Body.Close()
+		data, _ := io.ReadAll(response.Body)
+		return response.StatusCode, string(data)
+	}
+	w.within("the kubelet has a certificate of the cluster's", func(context.Context) bool { status, _ := ask(anonymous); return status != 0 })
+	if status, body := ask(anonymous); status != http.StatusUnauthorized {
+		t.Errorf("without credentials: %d %s", status, body)
+	}
+	if status, body := ask(administrator); status != http.StatusOK || !strings.Contains(body, `"PodList"`) {
+		t.Errorf("as administrator: %d %s", status, body)
+	}
+}
+
+// SCD-046
+func TestStaticPod(t *testing.T) {
+	w := newWorld(t)
+	o := w.options("static")
+	o.StaticPods = filepath.Join(o.Root, "manifests")
+	w.start(o)
+	w.ready("static")
+	write := func(argument string) {
+		t.Helper()
+		text := "apiVersion: v1\nkind: Pod\nmetadata: {name: main}\nspec: {containers: [{name: main, image: 'example.com/main:1', args: [" + argument + "]}]}\n"
+		temporary := filepath.Join(o.Root, "main.yaml")
+		if err := os.WriteFile(temporary, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(temporary, filepath.Join(o.StaticPods, "main.yaml")); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	write("one")
+	first := w.running("main-static")
+	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || first.OwnerReferences[0].Kind != "Node" {
+		t.Errorf("it is no mirror Pod of the node's: %v", first.ObjectMeta)
+	}
+	write("two")
+	w.within("the changed manifest is in force", func(ctx context.Context) bool {
+		pod, err := w.kube.CoreV1().Pods("default").Get(ctx, "main-static", metav1.GetOptions{})
+		return err == nil && pod.UID != first.UID && pod.Spec.Containers[0].Args[0] == "two" && pod.Status.Phase == corev1.PodRunning && w.left("main-static") == 1
+	})
+	if err := os.Remove(filepath.Join(o.StaticPods, "main.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	w.within("it ends with its manifest", func(ctx context.Context) bool {
+		_, err := w.kube.CoreV1().Pods("default").Get(ctx, "main-static", metav1.GetOptions{})
+		return apierrors.IsNotFound(err) && w.left("main-static") == 0
+	})
+}
+
+// Pods go on when their node is killed, and are taken up when it is back: none is started twice, and those that were deleted
+// meanwhile end.
+func TestRestart(t *testing.T) {
+	w := newWorld(t)
+	o := w.options("again")
+	node := w.start(o)
+	w.ready("again")
+	w.pod("again", "stays")
+	w.pod("again", "goes")
+	before := w.running("stays")
+	w.running("goes")
+
+	node.kill()
+	if err := w.kube.CoreV1().Pods("default").Delete(t.Context(), "goes", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	node = w.start(o)
+	w.within("the deleted Pod ends", func(ctx context.Context) bool {
+		_, err := w.kube.CoreV1().Pods("default").Get(ctx, "goes", metav1.GetOptions{})
+		return apierrors.IsNotFound(err) && w.left("goes") == 0
+	})
+	w.pod("again", "comes") // what comes now is served after all that there was
+	w.running("comes")
+	after := w.running("stays")
+	if a, b := after.Status.ContainerStatuses[0], before.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID || a.RestartCount != 0 || !a.State.Running.StartedAt.Equal(&b.State.Running.StartedAt) {
+		t.Errorf("its container was %v, and is %v", b, a)
+	}
+	if n := len(w.of(before)); n != 1 {
+		t.Errorf("its container was made %d times", n)
+	}
+
+	if err := node.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.cmd.Wait(); err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+	if w.left("stays") != 1 {
+		t.Error("a node that ends takes its Pods along")
+	}
+}
+
+// CRD-035
+func TestTwoNodes(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"first", "second"} {
+		w.start(w.options(name))
+	}
+	ports := map[int32]bool{}
+	for _, name := range []string{"first", "second"} {
+		ports[w.ready(name).Status.DaemonEndpoints.KubeletEndpoint.Port] = true
+	}
+	if len(ports) != 2 {
+		t.Errorf("their ports are %v", ports)
+	}
+}
+
+// Pods find the API server where it listens, unless they have said so themselves.
+func TestKubernetesService(t *testing.T) {
+	w := newWorld(t)
+	o := w.options("env")
+	o.KubernetesService = "192.0.2.7:6443"
+	w.start(o)
+	w.ready("env")
+	w.pod("env", "plain")
+	w.pod("env", "own", func(s *corev1.PodSpec) {
+		s.Containers[0].Env = []corev1.EnvVar{{Name: "KUBERNETES_SERVICE_HOST", Value: "api.example.com"}}
+	})
+	for pod, want := range map[string]string{"plain": "192.0.2.7", "own": "api.example.com"} {
+		env := map[string]string{}
+		for _, v := range w.of(w.running(pod))[0].Envs {
+			env[v.Key] = string(v.Value)
+		}
+		if env["KUBERNETES_SERVICE_HOST"] != want || env["KUBERNETES_SERVICE_PORT"] != "6443" {
+			t.Errorf("%s: the API server is at %s:%s, want %s", pod, env["KUBERNETES_SERVICE_HOST"], env["KUBERNETES_SERVICE_PORT"], want)
+		}
+	}
+}
+
+// Whoever is not root has a node all the same, root of a namespace of its own; it keeps secrets in files, for itself alone.
+func TestRootless(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can be somebody else")
+	}
+	const nobody = 65534
+	w := newWorld(t)
+	o := w.options("rootless")
+	o.Kubeconfig = filepath.Join(o.Root, "kubeconfig")
+	config, err := os.ReadFile(w.server.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(o.Root, "program") // where others may not look is the test's own
+	for name, data := range map[string][]byte{o.Kubeconfig: config, program: self} {
+		if err := os.WriteFile(name, data, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{o.Root, o.Kubeconfig, program} {
+		if err := os.Chown(name, nobody, nobody); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := w.start(o, func(c *exec.Cmd) {
+		c.Path, c.Env = program, append(c.Env, spawnVariable+"=1")
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	})
+	w.ready("rootless")
+	w.pod("rootless", "main")
+	pod := w.running("main")
+	token := mounted(t, w.of(pod)[0], "/var/run/secrets/kubernetes.io/serviceaccount")
+	info, err := os.Stat(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if of := info.Sys().(*syscall.Stat_t); of.Uid != nobody || isMemory(t, token) {
+		t.Errorf("the token lies in a folder of user %d", of.Uid)
+	}
+	if data, err := os.ReadFile(filepath.Join(token, "token")); err != nil || len(data) == 0 {
+		t.Errorf("the token: %v", err)
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+}
