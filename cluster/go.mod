@@ -208,4 +208,7 @@ require (
 	sigs.k8s.io/randfill v1.0.0 // indirect
 )
 
+require (
+)
+
 replace github.com/trellis-k8s/trellis => ../
