@@ -58,7 +58,7 @@ func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
 // bindAuthorization declares the flags that say who decides what callers may do.
 func (f *serveFlags) bindAuthorization(flags *pflag.FlagSet) {
 	c := &f.config.Authorization
-	flags.StringSliceVar(&c.Modes, "authorization-mode", []string{"RBAC"},
+	flags.StringSliceVar(&c.Modes, "authorization-mode", []string{"Node", "RBAC"},
 		"who decides what callers may do, in this order, until one allows or denies: "+strings.Join(authz.Modes, ", "))
 	flags.StringVar(&c.ConfigFile, "authorization-config", "",
 		"file of an AuthorizationConfiguration of apiserver.config.k8s.io, instead of --authorization-mode")

@@ -27,17 +27,14 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
 	"k8s.io/client-go/informers"
-	"k8s.io/kubernetes/pkg/auth/nodeidentifier"
 	kubeauthorizer "k8s.io/kubernetes/pkg/kubeapiserver/authorizer"
-	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/node"
-	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// Config is what kube-apiserver's flags of the same names say. Its zero value is RBAC alone.
+// Config is what kube-apiserver's flags of the same names say. Its zero value is Node and RBAC.
 type Config struct {
-	Modes      []string // in their order, each once: see Modes; nil: RBAC
+	Modes      []string // in their order, each once: see Modes; nil: Node, RBAC
 	Webhook    Webhook  // of the mode Webhook
 	ConfigFile string   // AuthorizationConfiguration of apiserver.config.k8s.io, instead of all else; read again when it changes
 
@@ -59,7 +56,7 @@ type Authorizers struct {
 	config Config
 	roles  Authorizer
 	nodes  informers.SharedInformerFactory // that the mode Node asks for; nil unless it was on at the start, as is node
-	node   Authorizer
+	node   *nodes
 	data   []byte // of the file at the start
 	fixed  sets.Set[apiserverconfig.AuthorizerType]
 	chain  atomic.Pointer[chain]
@@ -83,7 +80,7 @@ func New(c Config, roles Authorizer, nodes func() informers.SharedInformerFactor
 	}
 	if a.fixed.Delete(apiserverconfig.TypeWebhook); a.fixed.Has("Node") {
 		a.nodes = nodes()
-		a.node = newNode(a.nodes)
+		a.node = newNodes(a.nodes)
 	}
 	return a, a.use(list)
 }
@@ -98,12 +95,12 @@ func (a *Authorizers) RulesFor(ctx context.Context, u user.Info, namespace strin
 	return a.chain.Load().rules.RulesFor(ctx, u, namespace)
 }
 
-// Run has the informers of the mode Node begin, and reads the file again when it changes, until ctx is done. It reports a file
-// that cannot be used.
+// Run has the informers of the mode Node begin, once a node asks, and reads the file again when it changes, until ctx is done. It reports
+// a file that cannot be used.
 func (a *Authorizers) Run(ctx context.Context, report func(error)) {
 	if a.nodes != nil {
-		a.nodes.Start(ctx.Done())
 		defer a.nodes.Shutdown()
+		go a.node.run(ctx, a.nodes)
 	}
 	if a.config.ConfigFile != "" {
 		metrics.RegisterMetrics()
@@ -152,7 +149,7 @@ func (a *Authorizers) list() (list []apiserverconfig.AuthorizerConfiguration, er
 		return list, nil
 	}
 	if len(c.Modes) == 0 {
-		c.Modes = []string{"RBAC"}
+		c.Modes = []string{"Node", "RBAC"}
 	}
 	for i, mode := range c.Modes {
 		one := apiserverconfig.AuthorizerConfiguration{Type: apiserverconfig.AuthorizerType(mode), Name: strings.ToLower(mode)}
@@ -217,15 +214,6 @@ func (a *Authorizers) open(c *apiserverconfig.AuthorizerConfiguration) (Authoriz
 		return a.node, nil
 	}
 	return nil, fmt.Errorf("authorizer type %s is not allowed if it was not enabled at initial server startup", c.Type)
-}
-
-// newNode decides what the kubelet of a node may see: what the Pods on it need.
-func newNode(nodes informers.SharedInformerFactory) Authorizer {
-	graph := node.NewGraph()
-	core, storage := nodes.Core().V1(), nodes.Storage().V1()
-	node.AddGraphEventHandlers(graph, core.Nodes(), core.Pods(), core.PersistentVolumes(), storage.VolumeAttachments(),
-		nodes.Resource().V1().ResourceSlices(), nodes.Certificates().V1().PodCertificateRequests())
-	return node.NewAuthorizer(graph, nodeidentifier.NewDefaultNodeIdentifier(), bootstrappolicy.NodeRules())
 }
 
 func (a *Authorizers) webhook(c *apiserverconfig.AuthorizerConfiguration) (Authorizer, error) {

@@ -107,6 +107,12 @@ func TestNode(t *testing.T) {
 		of.Plural, of.Name, of.LabelSelector = "secrets", "s", ""
 		return of
 	}
+	decide(t, a, attributes("jane", "list"))
+	select {
+	case <-a.node.asked:
+		t.Error("copies are made for a server that has no nodes")
+	default:
+	}
 	for d := authorizer.DecisionNoOpinion; d != authorizer.DecisionAllow; d, _ = decide(t, a, secret("node-0")) { // until it has seen the Pod
 		runtime.Gosched()
 	}
