@@ -9,10 +9,12 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 
+	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 	"github.com/trellis-k8s/trellis/cluster/internal/scheduler"
 )
 
 func main() {
+	process.Main()                      // which does not return in a process of the runtime's
 	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
 	os.Exit(cli.Run(command(os.Args[0])))
 }
@@ -33,6 +35,6 @@ With a server in this folder, from a second terminal:
 
 Called as kube-scheduler, by a link or as a file of that name, it is the scheduler.`,
 	}
-	root.AddCommand(newUp(), newControllers(), newScheduler())
+	root.AddCommand(newUp(), newControllers(), newScheduler(), newNode())
 	return root
 }

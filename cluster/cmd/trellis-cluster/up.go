@@ -25,6 +25,8 @@ type up struct {
 	burst          int32
 	controllerArgs []string
 	schedulerArgs  []string
+	nodeCount      int
+	machine
 }
 
 func newUp() *cobra.Command {
@@ -53,6 +55,8 @@ one of them may be a scheduler.`,
 	flags.Int32Var(&u.burst, "kube-api-burst", 0, "requests that it may send at once beyond that")
 	flags.StringArrayVar(&u.controllerArgs, "kube-controller-manager-arg", nil, "a flag for the controllers, as --kube-controller-manager-arg=--concurrent-job-syncs=10; may be repeated")
 	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "a flag for the scheduler; may be repeated")
+	flags.IntVar(&u.nodeCount, "nodes", 1, "how many nodes this machine is, node-1 and so on")
+	u.addFlags(flags)
 	logsapi.AddFlags(logging, flags)
 	return cmd
 }
@@ -65,6 +69,7 @@ func (u *up) run(ctx context.Context) error {
 	parts, ctx := errgroup.WithContext(ctx)
 	parts.Go(func() error { return controllers.Run(ctx, append(u.args(), u.controllerArgs...)) })
 	parts.Go(func() error { return scheduler.Run(ctx, append(u.args(), u.schedulerArgs...)) })
+	u.nodes(ctx, parts, u.nodeCount, u.kubeconfig)
 	return parts.Wait()
 }
 

@@ -43,6 +43,8 @@ type Options struct {
 	// KubernetesService is where Pods find the API server, in KUBERNETES_SERVICE_HOST and _PORT, if nothing here makes the
 	// addresses of Services answer; "" leaves these as they are.
 	KubernetesService string
+	// RelayService has the address of the Service `kubernetes` answer on this host.
+	RelayService bool
 }
 
 // started is set by the first Run: the kubelet's metrics, feature gates and much else are one for the process, and so is it.
@@ -73,6 +75,11 @@ func Run(ctx context.Context, o Options) error {
 	own, err := identify(ctx, client, o.Name, settings.CertDirectory, o.Address)
 	if err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
+	}
+	if o.RelayService {
+		if err := relayService(ctx, client); err != nil {
+			return fmt.Errorf("node %s: %w", o.Name, err)
+		}
 	}
 	parts, err := o.parts(ctx, settings, own)
 	if err != nil {
@@ -108,7 +115,7 @@ func (o *Options) complete() (err error) {
 		}
 	}
 	if o.Address == nil {
-		if o.Address, err = globalAddress(); err != nil {
+		if o.Address, err = GlobalAddress(); err != nil {
 			return err
 		}
 	}

@@ -121,6 +121,9 @@ func (r *Runtime) open() error {
 	return err
 }
 
+// Bridged is whether Pods have a network of their own.
+func (r *Runtime) Bridged() bool { return r.bridge != nil }
+
 // Close ends what serves this process; containers run on.
 func (r *Runtime) Close(context.Context) error {
 	return errors.Join(r.streams.close(), r.lock.Close())
