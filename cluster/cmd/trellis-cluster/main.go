@@ -15,6 +15,7 @@ import (
 
 func main() {
 	process.Main()                      // which does not return in a process of the runtime's
+	nameRelease()
 	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
 	os.Exit(cli.Run(command(os.Args[0])))
 }

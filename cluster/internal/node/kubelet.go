@@ -39,7 +39,7 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	}
 	flags.RootDirectory, flags.HostnameOverride, flags.NodeIP, flags.NodeLabels = o.Root, o.Name, o.Address.String(), o.Labels
 	config.PodLogsDir, config.StaticPodPath = filepath.Join(o.Root, "logs"), o.StaticPods
-	config.Port, config.HealthzPort = int32(o.Port), 0
+	config.Port, config.ReadOnlyPort, config.HealthzPort = int32(o.Port), 0, 0
 
 	if err := rest.LoadTLSFiles(client); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
