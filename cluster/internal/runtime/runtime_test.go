@@ -20,7 +20,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	process.Main()
 	if os.Args[0] == echoServer {
 		serveEcho(os.Args[1])
 	}

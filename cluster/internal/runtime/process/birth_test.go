@@ -11,11 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) {
-	Main()
-	os.Exit(m.Run())
-}
-
 // A container whose node ends before it knows of it never runs: otherwise the next node would start it twice.
 func TestNodeEndsAtTheStart(t *testing.T) {
 	if os.Getuid() != 0 {
