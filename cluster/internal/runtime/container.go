@@ -74,6 +74,10 @@ func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *v
 	if s == nil {
 		return "", missing("sandbox", sandboxID)
 	}
+	if s.Holder.Foreign() {
+		// The kubelet makes a pod anew whose sandbox does not run. Until here what ran of it has run on.
+		return "", errors.Join(r.release(s), fmt.Errorf("the pod is of a node in another user namespace, where nothing can be started from here: it is made anew"))
+	}
 	wanted := config.GetImage().GetUserSpecifiedImage()
 	if wanted == "" {
 		wanted = config.GetImage().GetImage()

@@ -79,6 +79,13 @@ func (id ID) Alive() bool {
 	return err == nil && now == id
 }
 
+// Foreign says whether the process has another user namespace than this one.
+func (id ID) Foreign() bool {
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", id.PID))
+	ours, _ := os.Readlink("/proc/self/ns/user")
+	return err == nil && theirs != ours
+}
+
 // Open opens the process: what is done to the descriptor reaches this process or none.
 func (id ID) Open() (*os.File, error) {
 	fd, err := unix.PidfdOpen(id.PID, 0)
