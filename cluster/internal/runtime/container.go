@@ -203,20 +203,19 @@ func (r *Runtime) stop(ctx context.Context, c *container, grace time.Duration) e
 		case <-patience.C:
 		}
 	}
-	if err := c.shim().Signal(unix.SIGKILL); err != nil {
-		select {
-		case <-c.done: // it has ended by itself
-		default:
-			return fmt.Errorf("killing container %s: %w", c.ID, err)
-		}
-	}
+	err := c.shim().Signal(unix.SIGKILL) // fails where the container has just ended by itself
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
 	select {
 	case <-c.done:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("killing container %s: %w", c.ID, errors.Join(err, ctx.Err()))
 	}
 }
+
+// killTime is how long the kernel may take to end a process.
+const killTime = 10 * time.Second
 
 func stopSignal(config *v1.ContainerConfig) unix.Signal {
 	if s := unix.SignalNum(config.GetStopSignal().String()[len("SIGNAL_"):]); config.GetStopSignal() != 0 && s != 0 {
