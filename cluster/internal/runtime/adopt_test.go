@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -88,6 +89,9 @@ func TestKilledNode(t *testing.T) {
 	}
 	node.Process.Kill()
 	node.Wait()
+	if pod := filepath.Join(root, "sandboxes", ids[0]); Survivor(root) == 0 || !exists(pod) {
+		t.Error("no process of the pod is found")
+	}
 	talk, err := os.OpenFile(fifos[0], os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +150,7 @@ func TestNumberOfAnother(t *testing.T) {
 	s := w.sandbox(w.pod)
 	ours := s.Holder
 	ours.Signal(unix.SIGKILL)
-	s.Holder.PID = them.PID
+	s.Holder = process.ID{PID: them.PID, Start: ours.Start + "0"} // both may have started in one tick of the clock
 	if s.ready() {
 		t.Error("a bystander passes for a pod")
 	}
@@ -177,5 +181,32 @@ func TestKilledShim(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("a container runs on without its shim")
 		}
+	}
+}
+
+// A pod that can be reached no more, for its namespaces are those of another user namespace, is made anew when one of
+// its containers is to be.
+func TestForeignPod(t *testing.T) {
+	w := open(t, nil)
+	stranger := exec.Command("sleep", "1000")
+	stranger.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER}
+	if err := stranger.Start(); err != nil {
+		t.Skipf("no user namespaces here: %v", err)
+	}
+	defer stranger.Process.Kill()
+	s := w.sandbox(w.pod)
+	if s.Holder.Foreign() {
+		t.Error("a pod of this node is foreign")
+	}
+	s.Holder.Signal(unix.SIGKILL)
+	var err error
+	if s.Holder, err = process.Identify(stranger.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.CreateContainer(w.ctx, w.pod, sh(""), w.conf); err == nil || !strings.Contains(err.Error(), "it is made anew") {
+		t.Errorf("a container of it: %v", err)
+	}
+	if s.ready() {
+		t.Error("it still counts as one that runs")
 	}
 }

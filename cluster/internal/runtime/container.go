@@ -74,6 +74,10 @@ func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *v
 	if s == nil {
 		return "", missing("sandbox", sandboxID)
 	}
+	if s.Holder.Foreign() {
+		// The kubelet makes a pod anew whose sandbox does not run. Until here what ran of it has run on.
+		return "", errors.Join(r.release(s), fmt.Errorf("the pod is of a node in another user namespace, where nothing can be started from here: it is made anew"))
+	}
 	wanted := config.GetImage().GetUserSpecifiedImage()
 	if wanted == "" {
 		wanted = config.GetImage().GetImage()
@@ -199,20 +203,19 @@ func (r *Runtime) stop(ctx context.Context, c *container, grace time.Duration) e
 		case <-patience.C:
 		}
 	}
-	if err := c.shim().Signal(unix.SIGKILL); err != nil {
-		select {
-		case <-c.done: // it has ended by itself
-		default:
-			return fmt.Errorf("killing container %s: %w", c.ID, err)
-		}
-	}
+	err := c.shim().Signal(unix.SIGKILL) // fails where the container has just ended by itself
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
 	select {
 	case <-c.done:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("killing container %s: %w", c.ID, errors.Join(err, ctx.Err()))
 	}
 }
+
+// killTime is how long the kernel may take to end a process.
+const killTime = 10 * time.Second
 
 func stopSignal(config *v1.ContainerConfig) unix.Signal {
 	if s := unix.SignalNum(config.GetStopSignal().String()[len("SIGNAL_"):]); config.GetStopSignal() != 0 && s != 0 {

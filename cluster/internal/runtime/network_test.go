@@ -75,7 +75,7 @@ func TestBridge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if conn, err := w.sandbox(id).Holder.Dial("tcp", ip+":8080"); err != nil {
+	if conn, err := w.sandbox(id).dial(ip + ":8080"); err != nil {
 		t.Errorf("one pod asks another: %v", err)
 	} else {
 		conn.Close()

@@ -22,8 +22,7 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Options are what a runtime is told. A Runtime's processes are its own program started again: who uses it calls
-// process.Main first of all.
+// Options are what a runtime is told.
 type Options struct {
 	Root   string // its folder, of which nobody else knows; containers outlive the runtime by what lies there
 	Images *Images

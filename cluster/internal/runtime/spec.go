@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,12 +73,9 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	if s.Spaces&unix.CLONE_NEWUTS == 0 {
 		host, _ = os.Hostname()
 	}
-	env := []string{"HOSTNAME=" + host}
-	for _, name := range []string{"PATH", "HOME"} { // programs of this machine find others as they do elsewhere
-		if value := os.Getenv(name); value != "" {
-			env = append(env, name+"="+value)
-		}
-	}
+	// Programs of this machine find others where they do outside.
+	const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	env := []string{"HOSTNAME=" + host, "PATH=" + cmp.Or(os.Getenv("PATH"), path), "HOME=" + cmp.Or(os.Getenv("HOME"), "/")}
 	if config.GetTty() {
 		env = append(env, "TERM=xterm")
 	}

@@ -9,9 +9,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	remote "k8s.io/cri-client/pkg"
 	"k8s.io/cri-streaming/pkg/streaming"
@@ -117,35 +119,13 @@ func (c *commands) run(ctx context.Context, id string, command []string, tty boo
 	return nil
 }
 
-// sizes hands the sizes of a terminal on, until ctx ends.
-func sizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan process.Size {
-	to := make(chan process.Size)
-	go func() {
-		defer close(to)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case size, ok := <-from:
-				if !ok {
-					return
-				}
-				select {
-				case to <- process.Size(size):
-				case <-ctx.Done():
-					return
-				}
-			}
-		}
-	}()
-	return to
-}
-
 // Exec runs a command in a container.
 func (c *commands) Exec(ctx context.Context, id string, command []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	streams := process.Streams{In: in, Resize: sizes(ctx, resize)}
+	streams := process.Streams{In: in, Terminal: func(terminal *os.File) {
+		for size := range resize {
+			process.Resize(terminal, size.Width, size.Height)
+		}
+	}}
 	if out != nil { // a nil of this type is not the other's
 		streams.Out = out
 	}
@@ -161,10 +141,11 @@ func (c *commands) Attach(ctx context.Context, id string, in io.Reader, out, err
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	go func() {
-		for size := range sizes(ctx, resize) {
+		if resize == nil {
+			return
+		}
+		for size := range resize { // closed with the connection
 			running.shim().Resize(size.Width, size.Height)
 		}
 	}()
@@ -178,15 +159,23 @@ func (c *commands) Attach(ctx context.Context, id string, in io.Reader, out, err
 	return running.shim().Attach(ctx.Done(), in, stdout, stderr)
 }
 
+// dial connects to an address as a pod sees it.
+func (s *sandbox) dial(address string) (net.Conn, error) {
+	if s.Spaces&unix.CLONE_NEWNET == 0 {
+		return net.Dial("tcp", address)
+	}
+	return s.Holder.Dial("tcp", address)
+}
+
 // PortForward connects a stream to a port of a pod.
 func (c *commands) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
 	s := (*Runtime)(c).sandbox(id)
 	if s == nil {
 		return missing("sandbox", id)
 	}
-	conn, err := s.Holder.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	conn, err := s.dial(fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
-		if conn, _ = s.Holder.Dial("tcp", fmt.Sprintf("[::1]:%d", port)); conn == nil {
+		if conn, _ = s.dial(fmt.Sprintf("[::1]:%d", port)); conn == nil {
 			return fmt.Errorf("connecting to port %d of pod %s: %w", port, s.name(), err)
 		}
 	}

@@ -156,7 +156,7 @@ func TestPortForward(t *testing.T) {
 			c.Image.Image, c.Command = "echo", []string{echoServer, fmt.Sprint("127.0.0.1:", number)}
 			w.start(c)
 			for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); { // until it listens
-				if conn, err := w.sandbox(w.pod).Holder.Dial("tcp", c.Command[1]); err == nil {
+				if conn, err := w.sandbox(w.pod).dial(c.Command[1]); err == nil {
 					conn.Close()
 					break
 				}

@@ -1,7 +1,6 @@
 package process
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,27 +14,21 @@ import (
 
 // begin is a container's init: it makes the container around itself, and becomes its command.
 func begin() error {
-	status, gate := os.NewFile(3, "status"), os.NewFile(4, "gate")
-	unix.CloseOnExec(3)
-	unix.CloseOnExec(4)
-	err := become(gate, status)
-	if err != nil {
-		fmt.Fprint(status, err)
-	}
-	return err
+	shim := born()
+	return shim.tell(become(shim))
 }
 
-func become(gate, status *os.File) error {
+func become(shim birth) error {
 	var s Spec
 	if err := ReadFile(SpecFile, &s); err != nil {
 		return err
 	}
-	// Without its shim nobody would know of it. If that has ended already, the gate does not open.
+	// Without its shim nobody would know of it. If that has ended already, it is never told to go on.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return err
 	}
-	if _, err := gate.Read(make([]byte, 1)); err != nil {
-		return errors.New("the shim has ended")
+	if err := shim.ready(); err != nil {
+		return err
 	}
 	if err := enroll(s.Cgroups); err != nil {
 		return err
@@ -54,7 +47,7 @@ func become(gate, status *os.File) error {
 	}
 	if program == Pause {
 		signals := awaken()
-		status.Close()
+		shim.tell(nil)
 		return rest(signals)
 	}
 	return &os.PathError{Op: "exec", Path: program, Err: unix.Exec(program, s.Args, s.Env)}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -26,133 +25,108 @@ type Enter struct {
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
-	Resize   <-chan Size // of its terminal
+	Terminal func(*os.File) // is given the command's terminal, whose size may change
 }
-
-// Size is that of a terminal.
-type Size struct{ Width, Height uint16 }
 
 // Run runs the command until it has ended and all that it wrote has been read. When ctx ends, or this process does,
 // the command is killed. An error says that it did not run.
 func (e Enter) Run(ctx context.Context, streams Streams) (code int, err error) {
-	wiring, err := e.wire(streams)
-	if err != nil {
-		return 0, err
-	}
 	leash, holds, err1 := os.Pipe()
 	status, mistakes, err2 := os.Pipe()
 	if err := errors.Join(err1, err2); err != nil {
-		wiring.close()
 		return 0, err
 	}
 	defer status.Close()
+	defer holds.Close()
 	cmd := again(enterName)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = wiring.in, wiring.out, wiring.err
 	cmd.ExtraFiles = []*os.File{leash, mistakes}
-	err = cmd.Start()
+	started, err := e.connect(cmd, streams)
+	if err == nil {
+		err = cmd.Start()
+	}
 	leash.Close()
 	mistakes.Close()
+	ended := started(err)
 	if err != nil {
-		holds.Close()
-		wiring.close()
 		return 0, fmt.Errorf("starting a command in a container: %w", err)
 	}
-	copied := wiring.copy(streams)
-	over := context.AfterFunc(ctx, func() { holds.Close() })
-	defer holds.Close()
-	defer over()
+	defer context.AfterFunc(ctx, func() { holds.Close() })()
 	if err := json.NewEncoder(holds).Encode(e); err != nil && ctx.Err() == nil {
 		return 0, err
 	}
-	if message, _ := io.ReadAll(status); len(message) > 0 {
-		cmd.Wait()
-		return 0, errors.New(string(message))
-	}
-	cmd.Wait()
+	message, _ := io.ReadAll(status)
+	all := make(chan struct{})
+	go func() {
+		cmd.Wait() // for output, too
+		<-ended
+		close(all)
+	}()
 	select {
-	case <-copied:
-	case <-ctx.Done():
+	case <-all:
+	case <-ctx.Done(): // somebody else may hold on to its output
 		return 0, ctx.Err()
+	}
+	if len(message) > 0 {
+		return 0, errors.New(string(message))
 	}
 	return cmd.ProcessState.ExitCode(), ctx.Err()
 }
 
-// wiring is the command's side of its streams, and ours.
-type wiring struct {
-	in, out, err               *os.File
-	toIn, fromOut, fromErr, tt *os.File
-}
-
-func (e Enter) wire(streams Streams) (*wiring, error) {
-	w := &wiring{}
+// connect gives a command its streams. What it returns is called when the command has been started, or has not; the
+// channel is closed when all that it wrote on a terminal has been read.
+func (e Enter) connect(cmd *exec.Cmd, streams Streams) (started func(error) <-chan struct{}, err error) {
+	ended := make(chan struct{})
 	if e.TTY {
 		master, slave, err := OpenTerminal()
-		if err != nil {
-			return nil, err
-		}
-		w.in, w.out, w.err = slave, slave, slave
-		w.toIn, w.fromOut, w.tt = master, master, master
-		return w, nil
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+		return func(failed error) <-chan struct{} {
+			slave.Close()
+			go e.talk(master, streams, ended)
+			return ended
+		}, err
 	}
-	var err1, err2, err3 error
+	close(ended)
+	cmd.Stdout, cmd.Stderr = streams.Out, streams.Err
+	if streams.In == nil {
+		return func(error) <-chan struct{} { return ended }, nil
+	}
+	read, write, err := os.Pipe()
+	cmd.Stdin = read
+	return func(failed error) <-chan struct{} {
+		read.Close()
+		go func() {
+			if failed == nil {
+				io.Copy(write, streams.In)
+			}
+			write.Close()
+		}()
+		return ended
+	}, err
+}
+
+// talk copies between a terminal and who sits at it, until nobody has it open any more.
+func (e Enter) talk(master *os.File, streams Streams, ended chan<- struct{}) {
+	defer close(ended)
+	defer master.Close()
 	if streams.In != nil {
-		w.in, w.toIn, err1 = os.Pipe()
-	} else {
-		w.in, err1 = os.Open(os.DevNull)
+		go io.Copy(master, streams.In)
 	}
-	w.fromOut, w.out, err2 = os.Pipe()
-	w.fromErr, w.err, err3 = os.Pipe()
-	return w, errors.Join(err1, err2, err3)
+	if streams.Terminal != nil {
+		go streams.Terminal(master)
+	}
+	if streams.Out == nil {
+		streams.Out = io.Discard
+	}
+	io.Copy(streams.Out, master)
 }
 
-// close closes everything, when the command has not been started.
-func (w *wiring) close() {
-	for _, f := range []*os.File{w.in, w.out, w.err, w.toIn, w.fromOut, w.fromErr} {
-		if f != nil {
-			f.Close()
-		}
+// spaces are the namespaces that a container does not have in common with the node.
+func (s *Spec) spaces() int {
+	spaces := s.Join | s.New
+	if s.PIDOf != nil {
+		spaces |= unix.CLONE_NEWPID
 	}
-}
-
-// copy moves data until all that the command wrote has been read, which closes the channel.
-func (w *wiring) copy(streams Streams) <-chan struct{} {
-	for _, f := range []*os.File{w.in, w.out, w.err} {
-		f.Close()
-	}
-	if w.toIn != nil && streams.In != nil {
-		go func() {
-			io.Copy(w.toIn, streams.In)
-			if w.tt == nil {
-				w.toIn.Close()
-			}
-		}()
-	}
-	if w.tt != nil && streams.Resize != nil {
-		go func() {
-			for size := range streams.Resize {
-				Resize(w.tt, size.Width, size.Height)
-			}
-		}()
-	}
-	var reads sync.WaitGroup
-	for _, r := range []struct {
-		from *os.File
-		to   io.Writer
-	}{{w.fromOut, streams.Out}, {w.fromErr, streams.Err}} {
-		if r.from == nil {
-			continue
-		}
-		if r.to == nil {
-			r.to = io.Discard
-		}
-		reads.Go(func() {
-			io.Copy(r.to, r.from)
-			r.from.Close()
-		})
-	}
-	done := make(chan struct{})
-	go func() { reads.Wait(); close(done) }()
-	return done
+	return spaces
 }
 
 // enter goes into a container, runs a command there, and ends as it does.
@@ -191,8 +165,7 @@ func launchIn(leash io.Reader) (*exec.Cmd, error) {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, err
 	}
-	const all = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
-	if err := e.Init.join(all); err != nil {
+	if err := e.Init.join(e.Spec.spaces()); err != nil {
 		return nil, err
 	}
 	if err := unix.Chdir(e.Spec.Dir); err != nil {

@@ -26,7 +26,7 @@ func (s *Spec) mount() error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("making the mount namespace private: %w", err)
 	}
-	if s.New&unix.CLONE_NEWPID != 0 || s.PIDOf != nil || s.Join&unix.CLONE_NEWPID != 0 {
+	if s.spaces()&unix.CLONE_NEWPID != 0 {
 		if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 			return fmt.Errorf("mounting /proc: %w", err)
 		}

@@ -1,9 +1,7 @@
 package process
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -21,45 +19,22 @@ type Holder struct {
 	Sysctls    map[string]string
 }
 
-// Start starts the holder and has keep write down who it is. Had this process ended before, the holder would have, too:
-// there is none that nobody knows.
+// Start starts the holder, and has keep write down who it is before it goes on.
 func (h Holder) Start(keep func(ID) error) error {
-	gate, open, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer open.Close()
-	failed, report, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, gate.Close())
-	}
-	defer failed.Close()
 	cmd := again(pauseName)
-	cmd.Dir = h.Folder
-	cmd.ExtraFiles = []*os.File{gate, report}
+	cmd.Dir, cmd.Env = h.Folder, h.settings()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(h.Namespaces), Setsid: true}
-	cmd.Env = h.settings()
-	err = cmd.Start()
-	gate.Close()
-	report.Close()
-	if err != nil {
-		return fmt.Errorf("making the namespaces of a pod: %w", err)
+	err := start(cmd, func(pid int) error {
+		id, err := Identify(pid)
+		if err != nil {
+			return err
+		}
+		return keep(id)
+	})
+	if cmd.Process != nil {
+		go cmd.Wait()
 	}
-	go cmd.Wait()
-	id, err := Identify(cmd.Process.Pid)
-	if err == nil {
-		err = keep(id)
-	}
-	if err != nil {
-		return err // the gate closes
-	}
-	if _, err := open.Write([]byte{1}); err != nil {
-		return err
-	}
-	if message, _ := io.ReadAll(failed); len(message) > 0 {
-		return errors.New(string(message))
-	}
-	return nil
+	return err
 }
 
 func (h Holder) settings() []string {
@@ -72,16 +47,14 @@ func (h Holder) settings() []string {
 
 // pause sets up the namespaces of a pod, and stays.
 func pause() error {
-	signals := awaken()
-	gate, report := os.NewFile(3, "gate"), os.NewFile(4, "report")
-	if _, err := gate.Read(make([]byte, 1)); err != nil {
-		return nil
+	signals, node := awaken(), born()
+	err := node.ready()
+	if err == nil {
+		err = settle(os.Environ())
 	}
-	if err := settle(os.Environ()); err != nil {
-		fmt.Fprint(report, err)
+	if node.tell(err) != nil {
 		return err
 	}
-	report.Close()
 	return rest(signals)
 }
 

@@ -22,13 +22,16 @@ const (
 	enterName = "trellis-enter"
 )
 
-// Main becomes one of the runtime's own processes if this program was started as one, and does not return then.
-// A program with a node calls it first of all.
-func Main() {
+// These processes live as long as a pod does. So they begin here, before the packages that a node is made of set
+// themselves up, and hold 4 MiB each instead of 10.
+var _ = assume()
+
+// assume becomes what the name says that this program was started under, and then does not return.
+func assume() bool {
 	roles := map[string]func() error{pauseName: pause, shimName: shim, initName: begin, enterName: enter}
 	role, ok := roles[os.Args[0]]
 	if !ok {
-		return
+		return false
 	}
 	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // in place of exe
 	runtime.LockOSThread()                                 // namespaces, and what happens when a parent ends, are a thread's
@@ -37,6 +40,7 @@ func Main() {
 		os.Exit(startFailed)
 	}
 	os.Exit(0)
+	return true
 }
 
 // again is a command that runs this program in another role.
@@ -73,6 +77,13 @@ func Identify(pid int) (ID, error) {
 func (id ID) Alive() bool {
 	now, err := Identify(id.PID)
 	return err == nil && now == id
+}
+
+// Foreign says whether the process has another user namespace than this one.
+func (id ID) Foreign() bool {
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", id.PID))
+	ours, _ := os.Readlink("/proc/self/ns/user")
+	return err == nil && theirs != ours
 }
 
 // Open opens the process: what is done to the descriptor reaches this process or none.

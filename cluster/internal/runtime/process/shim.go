@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -19,51 +18,20 @@ import (
 // Launch starts the container whose Spec lies in the folder, with a shim that outlives this process. When it returns
 // without an error, the command runs. If this process ends before StartedFile is there, the command never runs.
 func Launch(folder string) error {
-	gate, open, err := os.Pipe()
+	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
-	defer open.Close()
-	report, result, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, gate.Close())
-	}
-	defer report.Close()
-	errs, err := os.OpenFile(filepath.Join(folder, shimLog), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return errors.Join(err, gate.Close(), result.Close())
-	}
+	defer errs.Close()
 	cmd := again(shimName)
 	cmd.Dir, cmd.Stderr = folder, errs
-	cmd.ExtraFiles = []*os.File{gate, result}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
-	for _, f := range cmd.ExtraFiles {
-		f.Close()
-	}
-	errs.Close()
-	if err != nil {
-		return fmt.Errorf("starting the shim: %w", err)
-	}
-	go cmd.Wait()
-	first := []byte{0}
-	if _, err := report.Read(first); err == nil && first[0] == ready { // and has written who it is
-		if _, err := open.Write([]byte{1}); err != nil {
-			return err
-		}
-	}
-	message, err := io.ReadAll(report)
-	if len(message) > 0 {
-		err = errors.New(string(message))
+	err = start(cmd, func(int) error { return nil })
+	if cmd.Process != nil {
+		go cmd.Wait()
 	}
 	return err
 }
-
-// What a shim says first.
-const (
-	ready  = '+'
-	failed = '-'
-)
 
 // supervisor is a shim: it starts the container's init, keeps what it writes, and writes down how it ends.
 type supervisor struct {
@@ -78,41 +46,16 @@ type supervisor struct {
 }
 
 func shim() error {
+	node := born()
 	s := &supervisor{}
-	gate, result := os.NewFile(3, "gate"), os.NewFile(4, "result")
-	unix.CloseOnExec(3)
-	unix.CloseOnExec(4)
-	err := s.run(gate, result)
-	if err == nil {
-		return nil
-	}
-	fmt.Fprint(result, string(failed), err)
-	// Whoever reads Exit may read it before the one who asked for the start hears of it: both say the same.
-	return errors.Join(err, WriteFile(ExitFile, Exit{Code: startFailed, Reason: "StartError", Message: err.Error(), At: time.Now()}))
-}
-
-func (s *supervisor) run(gate, result *os.File) error {
-	if err := ReadFile(SpecFile, &s.Spec); err != nil {
-		return err
-	}
-	listener, err := listen()
-	if err != nil {
-		return err
-	}
-	s.log.path = s.Log
-	if err := s.log.open(); err != nil {
-		return err
-	}
-	if err := s.enter(); err != nil {
-		return err
-	}
-	output, err := s.start(gate, result)
+	output, err := s.begin(node)
 	if err != nil {
 		s.end()
-		return err
+		// Whoever reads Exit may do so before the one who asked for the start hears of it: both say the same.
+		exit := Exit{Code: startFailed, Reason: "StartError", Message: err.Error(), At: time.Now()}
+		return errors.Join(node.tell(err), WriteFile(ExitFile, exit))
 	}
-	result.Close()
-	go s.serve(listener)
+	node.tell(nil)
 	exit := s.wait()
 	drained := make(chan struct{})
 	go func() { output.Wait(); close(drained) }()
@@ -121,6 +64,43 @@ func (s *supervisor) run(gate, result *os.File) error {
 	case <-time.After(time.Second): // somebody outside has its output open
 	}
 	return WriteFile(ExitFile, exit)
+}
+
+// begin has the container's command run. What it returns is done when all that the container writes has been read.
+func (s *supervisor) begin(node birth) (*sync.WaitGroup, error) {
+	if err := ReadFile(SpecFile, &s.Spec); err != nil {
+		return nil, err
+	}
+	listener, err := listen()
+	if err != nil {
+		return nil, err
+	}
+	s.log.path = s.Log
+	if err := s.log.open(); err != nil {
+		return nil, err
+	}
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	go s.serve(listener)
+	cmd := again(initName)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(s.New), Setsid: true, Setctty: s.TTY}
+	return s.connect(func(in, out, err *os.File) error {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, err
+		return start(cmd, func(pid int) error {
+			s.mu.Lock()
+			s.init = pid
+			s.mu.Unlock()
+			id, err := Identify(pid)
+			if err == nil {
+				err = WriteFile(StartedFile, Started{Init: id, At: time.Now()})
+			}
+			if err != nil {
+				return err
+			}
+			return node.ready()
+		})
+	})
 }
 
 func listen() (net.Listener, error) {
@@ -138,58 +118,6 @@ func (s *supervisor) enter() error {
 		}
 	}
 	return s.Sandbox.join(s.Join)
-}
-
-// start starts init, and lets it go on when it is known to be there.
-func (s *supervisor) start(gate, result *os.File) (*sync.WaitGroup, error) {
-	cmd := again(initName)
-	status, mistakes, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	wait, release, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	cmd.ExtraFiles = []*os.File{mistakes, wait}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: uintptr(s.New), Setsid: true, Setctty: s.TTY}
-	output, err := s.connect(func(in, out, err *os.File) error {
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, err
-		return cmd.Start()
-	})
-	mistakes.Close()
-	wait.Close()
-	if err != nil {
-		return nil, fmt.Errorf("starting the container's init: %w", err)
-	}
-	s.init = cmd.Process.Pid
-	id, err := Identify(s.init)
-	if err != nil {
-		return nil, s.why(status, err)
-	}
-	if err := WriteFile(StartedFile, Started{Init: id, At: time.Now()}); err != nil {
-		return nil, err
-	}
-	if _, err := result.Write([]byte{ready}); err != nil {
-		return nil, err
-	}
-	if _, err := gate.Read(make([]byte, 1)); err != nil {
-		return nil, fmt.Errorf("the node ended while the container was started: %w", err)
-	}
-	if _, err := release.Write([]byte{1}); err != nil {
-		return nil, s.why(status, err)
-	}
-	release.Close()
-	return output, s.why(status, nil)
-}
-
-// why is what init says went wrong, or else err. It has nothing to say when it has become the command.
-func (s *supervisor) why(status *os.File, err error) error {
-	defer status.Close()
-	if message, _ := io.ReadAll(status); len(message) > 0 {
-		return errors.New(string(message))
-	}
-	return err
 }
 
 // connect opens what the container reads and writes, and starts it with that.
