@@ -9,12 +9,10 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 
-	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
 	"github.com/trellis-k8s/trellis/cluster/internal/scheduler"
 )
 
 func main() {
-	process.Main()                      // which does not return in a process of the runtime's
 	nameRelease()
 	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
 	os.Exit(cli.Run(command(os.Args[0])))
