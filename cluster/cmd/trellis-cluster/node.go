@@ -110,9 +110,10 @@ func (k *kubelet) run(ctx context.Context) error {
 		return fmt.Errorf("runtime: %w", err)
 	}
 	defer r.Close(ctx)
-	if r.Bridged() {
-		o.RelayService = true
-	} else if o.KubernetesService, err = node.ServerAddress(o.Kubeconfig); err != nil {
+	if o.RelayDevice = r.Bridge(); o.RelayDevice != "" {
+		return node.Run(ctx, o)
+	}
+	if o.KubernetesService, err = node.ServerAddress(o.Kubeconfig); err != nil {
 		return err
 	}
 	return node.Run(ctx, o)

@@ -43,8 +43,8 @@ type Options struct {
 	// KubernetesService is where Pods find the API server, in KUBERNETES_SERVICE_HOST and _PORT, if nothing here makes the
 	// addresses of Services answer; "" leaves these as they are.
 	KubernetesService string
-	// RelayService has the address of the Service `kubernetes` answer on this host.
-	RelayService bool
+	// RelayDevice is a device of this host that gets the address of the Service `kubernetes`, and answers there; "" is none.
+	RelayDevice string
 }
 
 // started is set by the first Run: the kubelet's metrics, feature gates and much else are one for the process, and so is it.
@@ -76,8 +76,8 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
 	}
-	if o.RelayService {
-		if err := relayService(ctx, client); err != nil {
+	if o.RelayDevice != "" {
+		if err := relayService(ctx, client, o.RelayDevice); err != nil {
 			return fmt.Errorf("node %s: %w", o.Name, err)
 		}
 	}

@@ -47,9 +47,10 @@ func withPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), map[string]string{"https": "443", "http": "80"}[u.Scheme])
 }
 
-// relayService makes the address of the Service `kubernetes` this host's, and passes on connections to it to the API server, until ctx
-// ends. The Pods of a bridge find the server there, also where it listens on loopback alone. Several nodes of one host share the address.
-func relayService(ctx context.Context, client *rest.Config) error {
+// relayService gives a device the address of the Service `kubernetes`, and passes on connections to it to the API server, until ctx
+// ends. The Pods of a bridge find the server there, also where it listens on loopback alone. Several nodes of one host share the
+// address: it does not matter which one answers.
+func relayService(ctx context.Context, client *rest.Config, device string) error {
 	to, err := serverAddress(client)
 	if err != nil {
 		return err
@@ -59,7 +60,7 @@ func relayService(ctx context.Context, client *rest.Config) error {
 		return err
 	}
 	ip := net.ParseIP(at.Spec.ClusterIP)
-	lo, err := netlink.LinkByName("lo")
+	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
 	}
@@ -68,7 +69,7 @@ func relayService(ctx context.Context, client *rest.Config) error {
 		bits = 8 * net.IPv6len
 	}
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(bits, bits)}}
-	if err := netlink.AddrAdd(lo, address); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("address %s of the Service kubernetes: %w", ip, err)
 	}
 	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {

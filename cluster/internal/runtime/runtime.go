@@ -120,8 +120,13 @@ func (r *Runtime) open() error {
 	return err
 }
 
-// Bridged is whether Pods have a network of their own.
-func (r *Runtime) Bridged() bool { return r.bridge != nil }
+// Bridge is the device of the pods' network; "" where they share the node's address.
+func (r *Runtime) Bridge() string {
+	if r.bridge == nil {
+		return ""
+	}
+	return r.bridge.Name
+}
 
 // Close ends what serves this process; containers run on.
 func (r *Runtime) Close(context.Context) error {
