@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,7 @@ type container struct {
 	Sandbox string
 	Config  *v1.ContainerConfig
 	Created time.Time
-	Image   string // its ID
+	Image   *v1.Image
 	Group   group
 	Spec    process.Spec
 
@@ -78,15 +79,11 @@ func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *v
 		// The kubelet makes a pod anew whose sandbox does not run. Until here what ran of it has run on.
 		return "", errors.Join(r.release(s), fmt.Errorf("the pod is of a node in another user namespace, where nothing can be started from here: it is made anew"))
 	}
-	wanted := config.GetImage().GetUserSpecifiedImage()
-	if wanted == "" {
-		wanted = config.GetImage().GetImage()
-	}
-	img, err := r.Images.find(wanted)
+	img, err := r.Images.find(cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage()))
 	if err != nil {
 		return "", err
 	}
-	c := &container{ID: newID(), Sandbox: sandboxID, Config: config, Created: time.Now(), Image: img.id(), done: make(chan struct{})}
+	c := &container{ID: newID(), Sandbox: sandboxID, Config: config, Created: time.Now(), Image: img.describe(), done: make(chan struct{})}
 	if c.Spec, err = r.spec(c.ID, s, config, img); err != nil {
 		return "", err
 	}
@@ -280,7 +277,7 @@ func (r *Runtime) ListContainers(_ context.Context, f *v1.ContainerFilter) ([]*v
 			continue
 		}
 		list = append(list, &v1.Container{
-			Id: c.ID, PodSandboxId: c.Sandbox, Metadata: c.Config.GetMetadata(), Image: c.Config.GetImage(), ImageRef: c.Image, ImageId: c.Image,
+			Id: c.ID, PodSandboxId: c.Sandbox, Metadata: c.Config.GetMetadata(), Image: c.named(), ImageRef: c.Image.GetId(), ImageId: c.Image.GetId(),
 			State: c.state(), CreatedAt: c.Created.UnixNano(), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
 		})
 	}
@@ -302,10 +299,15 @@ func (r *Runtime) ContainerStatus(_ context.Context, id string, _ bool) (*v1.Con
 	return &v1.ContainerStatusResponse{Status: c.status()}, nil
 }
 
+// named is the image by the name that the pod has for it.
+func (c *container) named() *v1.ImageSpec {
+	return &v1.ImageSpec{Image: c.Image.GetRepoTags()[0], Annotations: c.Config.GetImage().GetAnnotations(), UserSpecifiedImage: c.Image.GetRepoTags()[0]}
+}
+
 func (c *container) status() *v1.ContainerStatus {
 	s := &v1.ContainerStatus{
 		Id: c.ID, Metadata: c.Config.GetMetadata(), State: c.state(), CreatedAt: c.Created.UnixNano(),
-		Image: c.Config.GetImage(), ImageRef: c.Image, ImageId: c.Image,
+		Image: c.named(), ImageRef: c.Image.GetId(), ImageId: c.Image.GetId(),
 		Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(), Mounts: c.Config.GetMounts(),
 		LogPath: c.Spec.Log, StopSignal: c.Config.GetStopSignal(),
 		Resources: &v1.ContainerResources{Linux: c.Config.GetLinux().GetResources()},

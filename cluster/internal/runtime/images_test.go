@@ -111,6 +111,10 @@ func TestFolderImage(t *testing.T) {
 		if log := w.run(c); log != "stdout F "+want+"\n" {
 			t.Errorf("%s: %s", command, log)
 		}
+		list, err := w.ListContainers(w.ctx, &v1.ContainerFilter{PodSandboxId: w.pod})
+		if err != nil || list[0].GetImage().GetImage() != "mine" || list[0].GetImageRef() != "file://"+dir {
+			t.Errorf("its image: %v, %v", list, err)
+		}
 	}
 }
 

@@ -140,6 +140,17 @@ func TestSharedAddress(t *testing.T) {
 	}
 }
 
+func TestNobodysAddress(t *testing.T) {
+	o, err := options(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.NodeIP = netip.Addr{}
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "nobody said which") {
+		t.Errorf("pods would have no address: %v", err)
+	}
+}
+
 func TestRangesOfABridge(t *testing.T) {
 	b := &bridge{Subnet: netip.MustParsePrefix("10.0.0.0/29")}
 	used := map[string]bool{}

@@ -112,6 +112,9 @@ func (r *Runtime) open() error {
 		}
 		r.bridge = b
 	}
+	if r.bridge == nil && !r.NodeIP.IsValid() { // a pod without an address is made anew for ever
+		return errors.New("pods share the node's address, and nobody said which that is")
+	}
 	if err := r.load(); err != nil {
 		return err
 	}

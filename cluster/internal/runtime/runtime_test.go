@@ -417,3 +417,33 @@ func TestRotation(t *testing.T) {
 		t.Error("the log of a container that has ended is opened again")
 	}
 }
+
+// From a pod that is wanted to its command, and to its end.
+func BenchmarkPod(b *testing.B) {
+	if os.Getuid() != 0 {
+		b.Skip("takes root")
+	}
+	o, err := options(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	r, err := New(o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close(context.Background())
+	conf := podConfig(b.TempDir(), "web")
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		pod, err := r.RunPodSandbox(b.Context(), conf, "")
+		must(err)
+		id, err := r.CreateContainer(b.Context(), pod, sh("exec sleep 1000"), conf)
+		must(err)
+		must(r.StartContainer(b.Context(), id))
+		must(r.RemovePodSandbox(b.Context(), pod))
+	}
+}
