@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace/noop"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -17,6 +18,7 @@ import (
 	kubeletapp "k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet"
+	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
 	"k8s.io/kubernetes/pkg/kubelet/util"
 	"k8s.io/kubernetes/pkg/volume"
 	"k8s.io/kubernetes/pkg/volume/configmap"
@@ -39,7 +41,11 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	}
 	flags.RootDirectory, flags.HostnameOverride, flags.NodeIP, flags.NodeLabels = o.Root, o.Name, o.Address.String(), o.Labels
 	config.PodLogsDir, config.StaticPodPath = filepath.Join(o.Root, "logs"), o.StaticPods
-	config.Port, config.HealthzPort = int32(o.Port), 0
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		config.MaxOpenFiles = min(config.MaxOpenFiles, int64(files.Max)) // more is for root alone
+	}
+	config.Port, config.ReadOnlyPort = int32(o.Port), 0
 
 	if err := rest.LoadTLSFiles(client); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -55,6 +61,9 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 		return nil, err
 	}
 	config.RotateCertificates, config.ServerTLSBootstrap = true, true
+	// What the kubelet would do without a configuration file lets everybody in.
+	config.Authentication.Anonymous.Enabled, config.Authentication.Webhook.Enabled = false, true
+	config.Authorization.Mode = kubeletconfig.KubeletAuthorizationModeWebhook
 
 	config.FailCgroupV1, config.FailSwapOn, config.CgroupsPerQOS, config.EnforceNodeAllocatable = false, false, false, nil
 	config.MakeIPTablesUtilChains, config.EnableControllerAttachDetach = false, false
@@ -76,10 +85,10 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 		RemoteImageService:        o.Images,
 		CAdvisorInterface:         machine,
 		ContainerManager:          newResources(machine),
-		OSInterface:               logLinks{root: o.Root},
+		OSInterface:               logs{root: o.Root},
 		Mounter:                   mounter,
 		Subpather:                 subpath.New(mounter),
-		HostUtil:                  hostutil.NewHostUtil(),
+		HostUtil:                  hostUtil{hostutil.NewHostUtil()},
 		VolumePlugins:             volumePlugins(),
 		TracerProvider:            noop.NewTracerProvider(),
 		PodStartupLatencyTracker:  util.NewPodStartupLatencyTracker(),
