@@ -126,7 +126,7 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 	}
 	w.t.Cleanup(func() {
 		p.kill()
-		if w.t.Failed() {
+		if w.t.Failed() || os.Getenv("NODE_TEST_LOG") != "" {
 			w.t.Logf("node %s:\n%s", o.Name, p.out)
 		}
 	})
@@ -136,6 +136,32 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended
 	_ = p.cmd.Wait()
+}
+
+// end has it end as it should.
+func (p *process) end() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("it ends with %v", err)
+	}
+}
+
+// asked returns who has asked a signer for certificates.
+func (w *world) asked(signer string) (who []string) {
+	w.t.Helper()
+	requests, err := w.kube.CertificatesV1().CertificateSigningRequests().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range requests.Items {
+		if r.Spec.SignerName == signer {
+			who = append(who, r.Spec.Username)
+		}
+	}
+	return who
 }
 
 // ready waits for a node that is.

@@ -70,6 +70,7 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	config.ImageGCHighThresholdPercent = 100
 	config.EvictionHard = map[string]string{"memory.available": reservedMemory, "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
 	config.SerializeImagePulls = false
+	config.ClusterDNS = nameservers(config.ResolverConfig)
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *config}, nil
 }
 
