@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	certificatesapi "k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/registry/apps/replicaset"
 	"k8s.io/kubernetes/pkg/registry/batch/job"
 	"k8s.io/kubernetes/pkg/registry/certificates/certificates"
@@ -39,6 +40,17 @@ var attributes = map[string]func(runtime.Object) (labels.Set, fields.Set, error)
 	"pods": pod.GetAttrs, "replicasets": replicaset.GetAttrs, "replicationcontrollers": replicationcontroller.GetAttrs,
 	"resourceclaims": resourceclaim.GetAttrs, "resourceclaimtemplates": resourceclaimtemplate.GetAttrs,
 	"resourceslices": resourceslice.GetAttrs, "secrets": secret.GetAttrs, "services": service.GetAttrs,
+	"clustertrustbundles": bundleFields, "podcertificaterequests": requestFields, // upstream's are not exported
+}
+
+func bundleFields(o runtime.Object) (labels.Set, fields.Set, error) {
+	return nil, fields.Set{"metadata.name": o.(*certificatesapi.ClusterTrustBundle).Name, "spec.signerName": o.(*certificatesapi.ClusterTrustBundle).Spec.SignerName}, nil
+}
+
+func requestFields(o runtime.Object) (labels.Set, fields.Set, error) {
+	r := o.(*certificatesapi.PodCertificateRequest)
+	return nil, fields.Set{"metadata.name": r.Name, "metadata.namespace": r.Namespace,
+		"spec.signerName": r.Spec.SignerName, "spec.podName": r.Spec.PodName, "spec.nodeName": string(r.Spec.NodeName)}, nil
 }
 
 // selects says that a field selector finds an object.
