@@ -9,9 +9,9 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// globalAddress is this host's on the way out, or else the first that others may reach it at: what validation allows for Pods,
+// GlobalAddress is this host's on the way out, or else the first that others may reach it at: what validation allows for Pods,
 // Endpoints and nodes, which loopback is not.
-func globalAddress() (net.IP, error) {
+func GlobalAddress() (net.IP, error) {
 	if ip, err := utilnet.ChooseHostInterface(); err == nil {
 		return ip, nil
 	}

@@ -41,11 +41,7 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	}
 	flags.RootDirectory, flags.HostnameOverride, flags.NodeIP, flags.NodeLabels = o.Root, o.Name, o.Address.String(), o.Labels
 	config.PodLogsDir, config.StaticPodPath = filepath.Join(o.Root, "logs"), o.StaticPods
-	var files unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
-		config.MaxOpenFiles = min(config.MaxOpenFiles, int64(files.Max)) // more is for root alone
-	}
-	config.Port, config.ReadOnlyPort = int32(o.Port), 0
+	config.Port, config.ReadOnlyPort, config.HealthzPort = int32(o.Port), 0, 0
 
 	if err := rest.LoadTLSFiles(client); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -71,6 +67,10 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	config.EvictionHard = map[string]string{"memory.available": reservedMemory, "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
 	config.SerializeImagePulls = false
 	config.ClusterDNS = nameservers(config.ResolverConfig)
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		config.MaxOpenFiles = min(config.MaxOpenFiles, int64(files.Max)) // more is for root alone
+	}
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *config}, nil
 }
 

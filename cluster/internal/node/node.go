@@ -108,7 +108,7 @@ func (o *Options) complete() (err error) {
 		}
 	}
 	if o.Address == nil {
-		if o.Address, err = globalAddress(); err != nil {
+		if o.Address, err = GlobalAddress(); err != nil {
 			return err
 		}
 	}
