@@ -3,6 +3,8 @@ package node
 import (
 	"errors"
 	"net"
+	"os"
+	"strings"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
@@ -23,6 +25,18 @@ func GlobalAddress() (net.IP, error) {
 		}
 	}
 	return nil, errors.New("this host has no address besides loopback, at which Pods and nodes cannot be: give it one, on an interface of type dummy for instance")
+}
+
+// nameservers are the host's: what Pods ask for names of the cluster as well, which nobody answers. Without any the kubelet
+// would warn of each Pod.
+func nameservers(file string) (all []string) {
+	data, _ := os.ReadFile(file) // a host may do without
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
+			all = append(all, f[1])
+		}
+	}
+	return all
 }
 
 // freePort is one that nobody listens on.

@@ -27,15 +27,15 @@ func TestApproves(t *testing.T) {
 		dns                string
 		want               bool
 	}{
-		"client, by who started it":    {client, "admin", "mine", "", "", true},
-		"client, by itself":            {client, "system:node:mine", "mine", "", "", true},
-		"client, by another":           {client, "eve", "mine", "", "", false},
-		"client, another node's":       {client, "admin", "other", "", "", false},
-		"serving, by itself":           {serving, "system:node:mine", "mine", "192.0.2.1", "mine", true},
-		"serving, by who started it":   {serving, "admin", "mine", "192.0.2.1", "mine", false},
-		"serving, another's address":   {serving, "system:node:mine", "mine", "192.0.2.2", "mine", false},
-		"serving, another's name":      {serving, "system:node:mine", "mine", "192.0.2.1", "kubernetes.default.svc", false},
-		"serving, by another node":     {serving, "system:node:other", "mine", "192.0.2.1", "mine", false},
+		"client, by who started it":     {client, "admin", "mine", "", "", true},
+		"client, by itself":             {client, "system:node:mine", "mine", "", "", true},
+		"client, by another":            {client, "eve", "mine", "", "", false},
+		"client, another node's":        {client, "admin", "other", "", "", false},
+		"serving, by itself":            {serving, "system:node:mine", "mine", "192.0.2.1", "mine", true},
+		"serving, by who started it":    {serving, "admin", "mine", "192.0.2.1", "mine", false},
+		"serving, another's address":    {serving, "system:node:mine", "mine", "192.0.2.2", "mine", false},
+		"serving, another's name":       {serving, "system:node:mine", "mine", "192.0.2.1", "kubernetes.default.svc", false},
+		"serving, by another node":      {serving, "system:node:other", "mine", "192.0.2.1", "mine", false},
 		"of a signer of something else": {certificatesv1.KubeAPIServerClientSignerName, "system:node:mine", "mine", "", "", false},
 	} {
 		template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + c.node, Organization: []string{"system:nodes"}}}

@@ -58,13 +58,13 @@ func TestMain(m *testing.M) {
 
 // world is a server, a client of its administrator's, and containers that are only written down, on a CRI socket.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	server *testserver.Server
 	kube   kubernetes.Interface
 	*containers
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
 		c.Controllers, c.Authorization.Modes = nil, []string{"Node", "RBAC"}
 		c.Admission.Enable, c.Admission.Disable = []string{"NodeRestriction"}, nil
@@ -103,7 +103,7 @@ func (w *world) options(name string) Options {
 
 // process is a node that runs.
 type process struct {
-	t   *testing.T
+	t   testing.TB
 	cmd *exec.Cmd
 	out *bytes.Buffer
 }
@@ -116,6 +116,7 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 	}
 	p := &process{t: w.t, cmd: exec.Command("/proc/self/exe"), out: &bytes.Buffer{}}
 	p.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text))
+	p.cmd.Dir = o.Root
 	p.cmd.Stderr, p.cmd.SysProcAttr = p.out, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	for _, c := range change {
 		c(p.cmd)
@@ -125,7 +126,7 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 	}
 	w.t.Cleanup(func() {
 		p.kill()
-		if w.t.Failed() {
+		if w.t.Failed() || os.Getenv("NODE_TEST_LOG") != "" {
 			w.t.Logf("node %s:\n%s", o.Name, p.out)
 		}
 	})
@@ -135,6 +136,32 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended
 	_ = p.cmd.Wait()
+}
+
+// end has it end as it should.
+func (p *process) end() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("it ends with %v", err)
+	}
+}
+
+// asked returns who has asked a signer for certificates.
+func (w *world) asked(signer string) (who []string) {
+	w.t.Helper()
+	requests, err := w.kube.CertificatesV1().CertificateSigningRequests().List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range requests.Items {
+		if r.Spec.SignerName == signer {
+			who = append(who, r.Spec.Username)
+		}
+	}
+	return who
 }
 
 // ready waits for a node that is.
@@ -186,16 +213,18 @@ func (w *world) running(name string) *corev1.Pod {
 type containers struct {
 	*fake.RemoteRuntime
 	endpoint string
+	logs     string // folder
 
 	mu      sync.Mutex
 	configs map[string]*runtimeapi.ContainerConfig // by ID
 }
 
-func newContainers(t *testing.T) *containers {
+func newContainers(t testing.TB) *containers {
 	c := &containers{RemoteRuntime: fake.NewFakeRemoteRuntime(), configs: map[string]*runtimeapi.ContainerConfig{}}
 	c.RuntimeService.FakeStatus = &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
 	}}
+	c.ImageService.SetFakeImageSize(1)
 	dir, err := os.MkdirTemp("", "cri")
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +245,7 @@ func newContainers(t *testing.T) *containers {
 	runtimeapi.RegisterImageServiceServer(s, c)
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); os.RemoveAll(dir) })
-	c.endpoint = "unix://" + socket
+	c.endpoint, c.logs = "unix://"+socket, dir
 	return c
 }
 
@@ -228,6 +257,21 @@ func (c *containers) CreateContainer(ctx context.Context, r *runtimeapi.CreateCo
 		c.configs[response.ContainerId] = r.Config
 	}
 	return response, err
+}
+
+// ContainerStatus has the path of the log, which the kubelet cleans up after.
+func (c *containers) ContainerStatus(ctx context.Context, r *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+	response, err := c.RemoteRuntime.ContainerStatus(ctx, r)
+	if err == nil && response.Status.LogPath == "" {
+		response.Status.LogPath = filepath.Join(c.logs, r.ContainerId+".log")
+	}
+	return response, err
+}
+
+// ImageFsInfo says where images lie, which may not be nowhere.
+func (c *containers) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
+	fs := &runtimeapi.FilesystemUsage{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/"}, UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{}}
+	return &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{fs}, ContainerFilesystems: []*runtimeapi.FilesystemUsage{fs}}, nil
 }
 
 // of returns how the containers of a Pod were asked for.

@@ -8,6 +8,7 @@ import (
 	"github.com/moby/sys/userns"
 	"k8s.io/kubernetes/pkg/kubelet"
 	"k8s.io/kubernetes/pkg/kubelet/container"
+	"k8s.io/kubernetes/pkg/volume/util/hostutil"
 	"k8s.io/mount-utils"
 )
 
@@ -28,27 +29,35 @@ func (m mounter) MountSensitiveWithoutSystemd(source, target, kind string, optio
 	return m.Interface.MountSensitiveWithoutSystemd(source, target, kind, options, secret)
 }
 
-// logLinks is the operating system, but that the links to all logs, /var/log/containers, are in the node's folder: not everybody
-// may write there, and another node may be on this host.
-type logLinks struct {
+// hostUtil is upstream's, but that the node's folder is not made a mount of its own, which would be left behind: there are no
+// drivers that mount into what a container already has.
+type hostUtil struct{ hostutil.HostUtils }
+
+// MakeRShared does nothing.
+func (hostUtil) MakeRShared(string) error { return nil }
+
+// logs is the operating system, with two differences. The links to all logs, /var/log/containers, are in the node's folder: not
+// everybody may write there, and another node may be on this host. And of a container whose runtime does not say where its log is,
+// none is found: the kubelet would take all files of the working directory for it, and remove them.
+type logs struct {
 	container.RealOS
 	root string
 }
 
-func (l logLinks) at(path string) string {
-	if rest, ok := strings.CutPrefix(path, kubelet.ContainerLogsDir); ok {
+func (l logs) at(path string) string {
+	if rest, ok := strings.CutPrefix(path, kubelet.DefaultContainerLogsDir); ok {
 		return filepath.Join(l.root, "containers") + rest
 	}
 	return path
 }
 
 // MkdirAll is os.MkdirAll.
-func (l logLinks) MkdirAll(path string, mode os.FileMode) error {
+func (l logs) MkdirAll(path string, mode os.FileMode) error {
 	return l.RealOS.MkdirAll(l.at(path), mode)
 }
 
 // Symlink is os.Symlink, in a folder that is made for it.
-func (l logLinks) Symlink(to, path string) error {
+func (l logs) Symlink(to, path string) error {
 	if err := l.RealOS.MkdirAll(filepath.Dir(l.at(path)), 0o755); err != nil {
 		return err
 	}
@@ -56,10 +65,15 @@ func (l logLinks) Symlink(to, path string) error {
 }
 
 // Stat is os.Stat.
-func (l logLinks) Stat(path string) (os.FileInfo, error) { return l.RealOS.Stat(l.at(path)) }
+func (l logs) Stat(path string) (os.FileInfo, error) { return l.RealOS.Stat(l.at(path)) }
 
 // Remove is os.Remove.
-func (l logLinks) Remove(path string) error { return l.RealOS.Remove(l.at(path)) }
+func (l logs) Remove(path string) error { return l.RealOS.Remove(l.at(path)) }
 
 // Glob is filepath.Glob.
-func (l logLinks) Glob(pattern string) ([]string, error) { return l.RealOS.Glob(l.at(pattern)) }
+func (l logs) Glob(pattern string) ([]string, error) {
+	if !filepath.IsAbs(pattern) {
+		return nil, nil
+	}
+	return l.RealOS.Glob(l.at(pattern))
+}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace/noop"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -17,6 +18,7 @@ import (
 	kubeletapp "k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet"
+	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
 	"k8s.io/kubernetes/pkg/kubelet/util"
 	"k8s.io/kubernetes/pkg/volume"
 	"k8s.io/kubernetes/pkg/volume/configmap"
@@ -55,12 +57,20 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 		return nil, err
 	}
 	config.RotateCertificates, config.ServerTLSBootstrap = true, true
+	// What the kubelet would do without a configuration file lets everybody in.
+	config.Authentication.Anonymous.Enabled, config.Authentication.Webhook.Enabled = false, true
+	config.Authorization.Mode = kubeletconfig.KubeletAuthorizationModeWebhook
 
 	config.FailCgroupV1, config.FailSwapOn, config.CgroupsPerQOS, config.EnforceNodeAllocatable = false, false, false, nil
 	config.MakeIPTablesUtilChains, config.EnableControllerAttachDetach = false, false
 	config.ImageGCHighThresholdPercent = 100
 	config.EvictionHard = map[string]string{"memory.available": reservedMemory, "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}
 	config.SerializeImagePulls = false
+	config.ClusterDNS = nameservers(config.ResolverConfig)
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		config.MaxOpenFiles = min(config.MaxOpenFiles, int64(files.Max)) // more is for root alone
+	}
 	return &options.KubeletServer{KubeletFlags: *flags, KubeletConfiguration: *config}, nil
 }
 
@@ -76,10 +86,10 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 		RemoteImageService:        o.Images,
 		CAdvisorInterface:         machine,
 		ContainerManager:          newResources(machine),
-		OSInterface:               logLinks{root: o.Root},
+		OSInterface:               logs{root: o.Root},
 		Mounter:                   mounter,
 		Subpather:                 subpath.New(mounter),
-		HostUtil:                  hostutil.NewHostUtil(),
+		HostUtil:                  hostUtil{hostutil.NewHostUtil()},
 		VolumePlugins:             volumePlugins(),
 		TracerProvider:            noop.NewTracerProvider(),
 		PodStartupLatencyTracker:  util.NewPodStartupLatencyTracker(),

@@ -11,13 +11,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
 
@@ -44,20 +47,12 @@ func TestNode(t *testing.T) {
 	if reserved := capacity.Memory().Value() - allocatable.Memory().Value(); reserved != 100<<20 {
 		t.Errorf("it keeps %d bytes of its memory, want 100 MiB", reserved)
 	}
-	lease, err := w.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), "alone", metav1.GetOptions{})
-	if err != nil || *lease.Spec.HolderIdentity != "alone" {
-		t.Errorf("its lease: %v, %v", lease, err)
-	}
-	requests, err := w.kube.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	by := map[string]string{}
-	for _, r := range requests.Items {
-		by[r.Spec.SignerName] = r.Spec.Username
-	}
-	if by["kubernetes.io/kube-apiserver-client-kubelet"] != "kubernetes-admin" {
-		t.Errorf("certificates were asked for by %v", by)
+	w.within("it renews a lease", func(ctx context.Context) bool {
+		lease, err := w.kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, "alone", metav1.GetOptions{})
+		return err == nil && *lease.Spec.HolderIdentity == "alone"
+	})
+	if by := w.asked("kubernetes.io/kube-apiserver-client-kubelet"); len(by) != 1 || by[0] != "kubernetes-admin" {
+		t.Errorf("the node's certificate was asked for by %v", by)
 	}
 }
 
@@ -162,12 +157,10 @@ func TestRestart(t *testing.T) {
 		t.Errorf("its container was made %d times", n)
 	}
 
-	if err := node.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+	if n := w.asked("kubernetes.io/kube-apiserver-client-kubelet"); len(n) != 1 {
+		t.Errorf("it has asked for a certificate %d times", len(n))
 	}
-	if err := node.cmd.Wait(); err != nil {
-		t.Errorf("it ends with %v", err)
-	}
+	node.end()
 	if w.left("stays") != 1 {
 		t.Error("a node that ends takes its Pods along")
 	}
@@ -186,6 +179,26 @@ func TestTwoNodes(t *testing.T) {
 	if len(ports) != 2 {
 		t.Errorf("their ports are %v", ports)
 	}
+}
+
+// A resize reaches the containers, of Pods without cgroups as of others.
+func TestResize(t *testing.T) {
+	w := newWorld(t)
+	w.start(w.options("resize"))
+	w.ready("resize")
+	w.pod("resize", "main", func(s *corev1.PodSpec) {
+		s.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+	})
+	w.running("main")
+	larger := []byte(`{"spec":{"containers":[{"name":"main","resources":{"requests":{"cpu":"2"},"limits":{"cpu":"2"}}}]}}`)
+	if _, err := w.kube.CoreV1().Pods("default").Patch(t.Context(), "main", types.StrategicMergePatchType, larger, metav1.PatchOptions{}, "resize"); err != nil {
+		t.Fatal(err)
+	}
+	w.within("the container is told", func(context.Context) bool {
+		return slices.Contains(w.RuntimeService.GetCalls(), "UpdateContainerResources")
+	})
+	w.pod("resize", "next")
+	w.running("next")
 }
 
 // Pods find the API server where it listens, unless they have said so themselves.
@@ -218,13 +231,16 @@ func TestRootless(t *testing.T) {
 	const nobody = 65534
 	w := newWorld(t)
 	o := w.options("rootless")
-	o.Kubeconfig = filepath.Join(o.Root, "kubeconfig")
-	config, err := os.ReadFile(w.server.Kubeconfig)
-	if err != nil {
+	var err error
+	if o.Port, err = freePort(); err != nil {
 		t.Fatal(err)
 	}
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
+	o.Kubeconfig = filepath.Join(o.Root, "kubeconfig")
+	var config, self []byte
+	if config, err = os.ReadFile(w.server.Kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	if self, err = os.ReadFile("/proc/self/exe"); err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(o.Root, "program") // where others may not look is the test's own
@@ -238,11 +254,14 @@ func TestRootless(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := w.start(o, func(c *exec.Cmd) {
-		c.Path, c.Env = program, append(c.Env, spawnVariable+"=1")
-		c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
-	})
-	w.ready("rootless")
+	start := func() *process {
+		return w.start(o, func(c *exec.Cmd) {
+			c.Path, c.Env = program, append(c.Env, spawnVariable+"=1")
+			c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+		})
+	}
+	p := start()
+	node := w.ready("rootless")
 	w.pod("rootless", "main")
 	pod := w.running("main")
 	token := mounted(t, w.of(pod)[0], "/var/run/secrets/kubernetes.io/serviceaccount")
@@ -256,10 +275,19 @@ func TestRootless(t *testing.T) {
 	if data, err := os.ReadFile(filepath.Join(token, "token")); err != nil || len(data) == 0 {
 		t.Errorf("the token: %v", err)
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+	p.end()
+
+	p = start()
+	w.within("it is back", func(context.Context) bool { return listens(node) })
+	p.kill()
+	w.within("it ends with who has spawned it", func(context.Context) bool { return !listens(node) })
+}
+
+// listens is true of a node whose kubelet has its port.
+func listens(node *corev1.Node) bool {
+	c, err := net.Dial("tcp", fmt.Sprintf("%s:%d", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port))
+	if err == nil {
+		c.Close()
 	}
-	if err := p.cmd.Wait(); err != nil {
-		t.Errorf("it ends with %v", err)
-	}
+	return err == nil
 }

@@ -32,6 +32,25 @@ func (r resources) GetCapacity(logger klog.Logger, _ bool) corev1.ResourceList {
 	return cadvisor.EphemeralStorageCapacityFromFsInfo(fs)
 }
 
+// GetPodCgroupRoot is where the kubelet finds what all Pods use: they have no other in common.
+func (resources) GetPodCgroupRoot() string { return "/" }
+
+// NewPodContainerManager keeps the cgroups of Pods.
+func (r resources) NewPodContainerManager() cm.PodContainerManager {
+	return noCgroups{r.ContainerManager.NewPodContainerManager()}
+}
+
+// noCgroups are those of Pods: what a resize changes is the containers' alone.
+type noCgroups struct{ cm.PodContainerManager }
+
+// GetPodCgroupConfig is of no limits, rather than nothing: a resize compares with it.
+func (noCgroups) GetPodCgroupConfig(*corev1.Pod, corev1.ResourceName) (*cm.ResourceConfig, error) {
+	return &cm.ResourceConfig{Memory: new(int64), CPUShares: new(uint64), CPUQuota: new(int64), CPUPeriod: new(uint64)}, nil
+}
+
+// SetPodCgroupConfig has none to change.
+func (noCgroups) SetPodCgroupConfig(klog.Logger, *corev1.Pod, *cm.ResourceConfig) error { return nil }
+
 // GetNodeAllocatableReservation is what of the capacity Pods do not get.
 func (r resources) GetNodeAllocatableReservation() corev1.ResourceList {
 	return corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(reservedMemory)}

@@ -1,0 +1,46 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// From the binding of a Pod with a token's volume to Running, over containers that start at once; what the node's process has
+// in memory that is not a file's, at the end.
+func BenchmarkPod(b *testing.B) {
+	w := newWorld(b)
+	p := w.start(w.options("bench"))
+	w.ready("bench")
+	w.pod("bench", "first")
+	w.running("first")
+	pods := w.kube.CoreV1().Pods("default")
+	for i := 0; b.Loop(); i++ {
+		name := fmt.Sprintf("pod-%d", i)
+		changes, err := pods.Watch(b.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err != nil {
+			b.Fatal(err)
+		}
+		w.pod("bench", name)
+		for e := range changes.ResultChan() {
+			if pod, ok := e.Object.(*corev1.Pod); ok && pod.Status.Phase == corev1.PodRunning {
+				break
+			}
+		}
+		changes.Stop()
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib float64
+		if n, _ := fmt.Sscanf(line, "RssAnon: %f kB", &kib); n == 1 {
+			b.ReportMetric(kib/1024, "MiB-anonymous")
+		}
+	}
+}
