@@ -20,7 +20,7 @@ import (
 // up starts trellis-cluster up with flags for its controllers.
 func (w *world) up(flags ...string) *process {
 	w.Helper()
-	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0"}
+	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0", "--nodes=0"}
 	for _, f := range flags {
 		args = append(args, "--kube-controller-manager-arg="+f)
 	}

@@ -19,6 +19,9 @@ func TestMain(m *testing.M) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
 	}
+	if len(os.Args) > 1 && os.Args[1] == "node" { // as node.Spawn starts it
+		main()
+	}
 	os.Exit(m.Run())
 }
 

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// whole is a server that has all that trellis serve has: nodes get certificates and Pods accounts.
+func whole(t *testing.T) *world {
+	return newWorld(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil }))
+}
+
+// real starts trellis-cluster up with nodes that run containers, which end with the test.
+func (w *world) real(nodes int, images ...string) (up *process, dir string) {
+	w.Helper()
+	if u, err := user.Current(); err != nil || u.Uid != "0" {
+		w.Skip("it needs root, as it has a network for Pods")
+	}
+	dir, err := os.MkdirTemp("", "up") // a short name: there are sockets in it
+	w.must(err)
+	w.Cleanup(func() { os.RemoveAll(dir) })
+	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
+		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + dir, fmt.Sprintf("--nodes=%d", nodes)}
+	for _, i := range images {
+		args = append(args, "--image="+i)
+	}
+	for n := range nodes {
+		w.Cleanup(func() { w.end(filepath.Join(dir, fmt.Sprintf("node-%d", n+1), "runtime")) })
+	}
+	return begin(w.T, "trellis-cluster", args...), dir
+}
+
+// end ends what a node has left: containers outlive it.
+func (w *world) end(folder string) {
+	images, err := runtime.NewImages(folder)
+	w.must(err)
+	r, err := runtime.New(runtime.Options{Root: folder, Images: images, NodeIP: netip.MustParseAddr("192.0.2.1"), Log: slog.New(slog.DiscardHandler)})
+	w.must(err)
+	ctx := context.Background()
+	defer r.Close(ctx)
+	pods, err := r.ListPodSandbox(ctx, nil)
+	w.must(err)
+	for _, p := range pods {
+		if err := r.RemovePodSandbox(ctx, p.Id); err != nil {
+			w.Error(err)
+		}
+	}
+	link, err := netlink.LinkByName(r.Bridge())
+	w.must(err)
+	w.must(netlink.LinkDel(link))
+}
+
+// running returns a Pod once it runs and is ready.
+func (w *world) running(namespace, name string) *corev1.Pod {
+	w.Helper()
+	return until(w, w.CoreV1().Pods(namespace), name, isReady)
+}
+
+func isReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue && p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil
+		}
+	}
+	return false
+}
+
+// SCD-006 SCD-007 SCD-008 SCD-012 SCD-013 SCD-017 SCD-018 SCD-020 SCD-033 SCD-035 SCD-036 CRD-035: the documentation's scheduler, from
+// its manifest as it stands, is a Pod on one of two nodes, is ready by its probes, and places the third Pod, which has waited for it.
+func TestSecondSchedulerIsAPod(t *testing.T) {
+	w := whole(t)
+	self, err := os.Executable()
+	w.must(err)
+	w.apply("pod3.yaml")
+	w.real(2, "gcr.io/my-gcp-project/my-kube-scheduler:1.0="+self)
+	for _, name := range []string{"node-1", "node-2"} {
+		until(w, w.CoreV1().Nodes(), name, func(n *corev1.Node) bool {
+			for _, c := range n.Status.Conditions {
+				if c.Type == corev1.NodeReady {
+					return c.Status == corev1.ConditionTrue
+				}
+			}
+			return false
+		})
+	}
+	for name, file := range map[string]string{"no-annotation": "pod1.yaml", "annotation-default-scheduler": "pod2.yaml"} {
+		w.apply(file)
+		w.running("default", name)
+	}
+	third, err := w.CoreV1().Pods("default").Get(t.Context(), "annotation-second-scheduler", metav1.GetOptions{})
+	w.must(err)
+	if third.Status.Phase != corev1.PodPending || third.Spec.NodeName != "" {
+		t.Errorf("without its scheduler: %+v", third.Status)
+	}
+
+	w.apply("my-scheduler.yaml")
+	until(w, w.AppsV1().Deployments("kube-system"), "my-scheduler", func(d *appsv1.Deployment) bool { return d.Status.ReadyReplicas == 1 })
+	w.running("default", "annotation-second-scheduler")
+	if e := w.event("annotation-second-scheduler", "Scheduled"); e.ReportingController != "my-scheduler" {
+		t.Errorf("scheduled by %s", e.ReportingController)
+	}
+
+	pods := w.CoreV1().Pods("kube-system")
+	first := until(w, pods, "", isReady)
+	w.must(pods.Delete(t.Context(), first.Name, metav1.DeleteOptions{}))
+	if next := until(w, pods, "", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) }); !strings.HasPrefix(next.Name, "my-scheduler-") {
+		t.Errorf("in its place: %s", next.Name)
+	}
+}
+
+// A Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment, the
+// certificate and the token that it is given.
+func TestPodFindsTheServer(t *testing.T) {
+	w := whole(t)
+	w.real(1, "busybox=/bin")
+	const ask = `d=/var/run/secrets/kubernetes.io/serviceaccount
+exec curl -sS --fail --cacert $d/ca.crt -H "Authorization: Bearer $(cat $d/token)" https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/api/v1 -o /dev/null`
+	w.pod("asks", func(p *corev1.Pod) {
+		p.Spec.RestartPolicy = corev1.RestartPolicyNever
+		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "busybox", []string{"sh", "-c", ask}
+	})
+	p := until(w, w.CoreV1().Pods("default"), "asks", func(p *corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+	})
+	if p.Status.Phase != corev1.PodSucceeded {
+		t.Errorf("%+v", p.Status)
+	}
+}
