@@ -123,7 +123,7 @@ func TestSharedAddress(t *testing.T) {
 	second := podConfig(t.TempDir(), "second")
 	second.PortMappings = []*v1.PortMapping{{ContainerPort: 80}, {ContainerPort: 8080}}
 	_, err = w.RunPodSandbox(w.ctx, second, "")
-	if err == nil || !strings.Contains(err.Error(), "port 8080/TCP of the node is taken by pod default/web") {
+	if err == nil || !strings.Contains(err.Error(), "port 8080/TCP of the node is taken by pod default/web: pods without a network of their own share the node's address") {
 		t.Errorf("a second pod with the port: %v", err)
 	}
 	second.PortMappings[1].Protocol = v1.Protocol_UDP
