@@ -106,6 +106,23 @@ func TestBridge(t *testing.T) {
 	if other.Name == w.bridge.Name || other.Subnet.Overlaps(w.bridge.Subnet) {
 		t.Errorf("two nodes on one machine have %v and %v", other, w.bridge)
 	}
+	taken := next(other.Subnet)
+	lo, _ := netlink.LinkByName("lo")
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: taken.Addr().Next().AsSlice(), Mask: net.CIDRMask(32, 32)}}
+	if err := netlink.AddrAdd(lo, address); err != nil {
+		t.Fatal(err)
+	}
+	defer netlink.AddrDel(lo, address)
+	third, err := openBridge(t.TempDir(), w.PodCIDR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if link, err := netlink.LinkByName(third.Name); err == nil {
+		defer netlink.LinkDel(link)
+	}
+	if third.Subnet == taken {
+		t.Errorf("a bridge has %s, where something else on this machine has an address", taken)
+	}
 	again, err := openBridge(w.Root, w.PodCIDR)
 	if err != nil || again.Name != w.bridge.Name || again.Subnet != w.bridge.Subnet {
 		t.Errorf("opened again: %v, %v", again, err)
