@@ -89,9 +89,6 @@ func TestKilledNode(t *testing.T) {
 	}
 	node.Process.Kill()
 	node.Wait()
-	if pod := filepath.Join(root, "sandboxes", ids[0]); Survivor(root) == 0 || !exists(pod) {
-		t.Error("no process of the pod is found")
-	}
 	talk, err := os.OpenFile(fifos[0], os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"os"
 	"path/filepath"
 	"sort"
 
@@ -31,7 +30,7 @@ func (r *Runtime) makeGroup(s *sandbox, id string, limits *v1.LinuxContainerReso
 	}
 	if err == nil {
 		for _, folder := range manager.GetPaths() {
-			if writable(folder) {
+			if exists(folder) { // nothing is made where there is nothing to limit
 				g.Folders = append(g.Folders, folder)
 			}
 		}
@@ -46,15 +45,6 @@ func (r *Runtime) makeGroup(s *sandbox, id string, limits *v1.LinuxContainerReso
 		return group{}
 	}
 	return g
-}
-
-func writable(folder string) bool {
-	f, err := os.OpenFile(filepath.Join(folder, "cgroup.procs"), os.O_WRONLY, 0)
-	if err != nil {
-		return false
-	}
-	f.Close()
-	return true
 }
 
 func (g group) manager() (cgroups.Manager, error) {

@@ -106,6 +106,23 @@ func TestBridge(t *testing.T) {
 	if other.Name == w.bridge.Name || other.Subnet.Overlaps(w.bridge.Subnet) {
 		t.Errorf("two nodes on one machine have %v and %v", other, w.bridge)
 	}
+	taken := next(other.Subnet)
+	lo, _ := netlink.LinkByName("lo")
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: taken.Addr().Next().AsSlice(), Mask: net.CIDRMask(32, 32)}}
+	if err := netlink.AddrAdd(lo, address); err != nil {
+		t.Fatal(err)
+	}
+	defer netlink.AddrDel(lo, address)
+	third, err := openBridge(t.TempDir(), w.PodCIDR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if link, err := netlink.LinkByName(third.Name); err == nil {
+		defer netlink.LinkDel(link)
+	}
+	if third.Subnet == taken {
+		t.Errorf("a bridge has %s, where something else on this machine has an address", taken)
+	}
 	again, err := openBridge(w.Root, w.PodCIDR)
 	if err != nil || again.Name != w.bridge.Name || again.Subnet != w.bridge.Subnet {
 		t.Errorf("opened again: %v, %v", again, err)
@@ -123,7 +140,7 @@ func TestSharedAddress(t *testing.T) {
 	second := podConfig(t.TempDir(), "second")
 	second.PortMappings = []*v1.PortMapping{{ContainerPort: 80}, {ContainerPort: 8080}}
 	_, err = w.RunPodSandbox(w.ctx, second, "")
-	if err == nil || !strings.Contains(err.Error(), "port 8080/TCP of the node is taken by pod default/web") {
+	if err == nil || !strings.Contains(err.Error(), "port 8080/TCP of the node is taken by pod default/web: pods without a network of their own share the node's address") {
 		t.Errorf("a second pod with the port: %v", err)
 	}
 	second.PortMappings[1].Protocol = v1.Protocol_UDP

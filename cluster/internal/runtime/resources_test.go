@@ -87,31 +87,33 @@ func TestOutOfMemory(t *testing.T) {
 }
 
 func TestStats(t *testing.T) {
-	for _, cgroup := range []bool{true, false} {
-		w := open(t, nil)
-		ready, wait := fifo(t)
-		id := w.start(sh(`i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo >` + ready + `; read x <` + ready))
-		wait()
-		c := needCgroups(t, w, id)
-		if !cgroup {
-			w.mu.Lock()
-			c.Group = group{}
-			w.mu.Unlock()
-		}
-		all, err := w.ListContainerStats(w.ctx, &v1.ContainerStatsFilter{PodSandboxId: w.pod})
-		if err != nil || len(all) != 1 {
-			t.Fatalf("%v, %v", all, err)
-		}
-		s := all[0]
-		if s.GetAttributes().GetId() != id || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() < uint64(20*time.Millisecond) ||
-			s.GetMemory().GetUsageBytes().GetValue() == 0 || s.GetMemory().GetRssBytes().GetValue() == 0 {
-			t.Errorf("cgroup %t: %v", cgroup, s)
-		}
-		pods, err := w.ListPodSandboxStats(w.ctx, &v1.PodSandboxStatsFilter{})
-		if err != nil || len(pods) != 1 || pods[0].GetLinux().GetProcess().GetProcessCount().GetValue() != 1 ||
-			pods[0].GetLinux().GetMemory().GetWorkingSetBytes().GetValue() == 0 || len(pods[0].GetLinux().GetContainers()) != 1 {
-			t.Errorf("cgroup %t: %v, %v", cgroup, pods, err)
-		}
+	for _, by := range []string{"cgroup", "processes"} {
+		t.Run(by, func(t *testing.T) {
+			w := open(t, nil)
+			ready, wait := fifo(t)
+			id := w.start(sh(`i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo >` + ready + `; read x <` + ready))
+			wait()
+			if by == "cgroup" {
+				needCgroups(t, w, id)
+			} else {
+				c, _ := w.container(id)
+				c.Group = group{}
+			}
+			all, err := w.ListContainerStats(w.ctx, &v1.ContainerStatsFilter{PodSandboxId: w.pod})
+			if err != nil || len(all) != 1 {
+				t.Fatalf("%v, %v", all, err)
+			}
+			s := all[0]
+			if s.GetAttributes().GetId() != id || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() < uint64(20*time.Millisecond) ||
+				s.GetMemory().GetUsageBytes().GetValue() == 0 || s.GetMemory().GetRssBytes().GetValue() == 0 {
+				t.Errorf("container: %v", s)
+			}
+			pods, err := w.ListPodSandboxStats(w.ctx, &v1.PodSandboxStatsFilter{})
+			if err != nil || len(pods) != 1 || pods[0].GetLinux().GetProcess().GetProcessCount().GetValue() != 1 ||
+				pods[0].GetLinux().GetMemory().GetWorkingSetBytes().GetValue() == 0 || len(pods[0].GetLinux().GetContainers()) != 1 {
+				t.Errorf("pods: %v, %v", pods, err)
+			}
+		})
 	}
 }
 

@@ -34,19 +34,6 @@ func (r *Runtime) load() error {
 	return nil
 }
 
-// Survivor is the number of a process of a pod that a node of a folder left, or 0. A node without root goes into its user
-// and mount namespaces, where it has made some before: out of others it cannot reach into its pods.
-func Survivor(root string) int {
-	r := &Runtime{Options: Options{Root: root}}
-	for _, id := range entries(r.sandboxFolder("")) {
-		var s sandbox
-		if process.ReadFile(filepath.Join(r.sandboxFolder(id), sandboxFile), &s) == nil && s.ready() {
-			return s.Holder.PID
-		}
-	}
-	return 0
-}
-
 func entries(folder string) (names []string) {
 	list, _ := os.ReadDir(folder)
 	for _, e := range list {
