@@ -1,251 +1,183 @@
 package clients_test
 
 import (
-	"bufio"
-	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
-	"io"
-	"net"
 	"os"
-	"os/exec"
-	"path"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/testserver"
 )
 
-const (
-	certManagerNamespace = "cert-manager"
-	certManagerWebhook   = "cert-manager-webhook" // its Deployment, and its configurations
-)
-
-// certManager is cert-manager as its chart has it, but for the Pods: their programs run here, as their service accounts and with
-// the arguments of their Deployments.
-type certManager struct {
-	*testing.T
-	admin    *rest.Config
-	core     kubernetes.Interface
-	any      dynamic.Interface
-	port     int // of the webhook
-	programs map[string]*program
-	deployed map[string]*appsv1.Deployment // both by the name of the Deployment
-}
-
-// program is one that runs, and what it says.
-type program struct {
-	cmd    *exec.Cmd
-	ended  chan struct{}
-	mu     sync.Mutex
-	errors []string
-	serves chan struct{} // closed when a webhook has its certificate
-}
-
-// installCertManager makes all objects of the chart, and then starts the programs.
-func installCertManager(t *testing.T, admin *rest.Config) *certManager {
-	t.Helper()
-	manifest, found := storagetest.Program(t, "cert-manager.yaml")
-	if !found {
-		t.Skip("there is no cert-manager: make cert-manager builds it, see peers/README.md")
+// VAL-023 VAL-027: an operator with webhooks that people use does its work, as its chart installs it. With TEST_KUBECONFIG it
+// does so on another server.
+func TestCertManager(t *testing.T) {
+	c := installCertManager(t, certManagerServer(t))
+	hooks := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
+	for _, of := range []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations"} {
+		c.until(c.any.Resource(hooks.WithResource(of)), certManagerWebhook, func(o *unstructured.Unstructured) bool { // cainjector has seen to it
+			webhooks, _, _ := unstructured.NestedSlice(o.Object, "webhooks")
+			ca, _, _ := unstructured.NestedString(webhooks[0].(map[string]any), "clientConfig", "caBundle")
+			return ca != ""
+		})
 	}
-	c := &certManager{T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), any: dynamic.NewForConfigOrDie(admin),
-		port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{}}
-	text, err := os.ReadFile(manifest)
-	c.must(err)
-	groups, err := restmapper.GetAPIGroupResources(c.core.Discovery())
-	c.must(err)
-	kinds := restmapper.NewDiscoveryRESTMapper(groups)
-	_, err = c.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: certManagerNamespace}}, metav1.CreateOptions{})
-	c.must(err)
-	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
-		o := &unstructured.Unstructured{}
-		if err := documents.Decode(&o.Object); err == io.EOF {
-			break
-		} else if c.must(err); len(o.Object) > 0 {
-			c.install(kinds, o)
+	c.serves()
+
+	c.create("issuers", "self-signed", map[string]any{"selfSigned": map[string]any{}})
+	c.ready("issuers", "self-signed")
+	root := c.certificate("root", map[string]any{"isCA": true, "commonName": "root", "issuerRef": map[string]any{"name": "self-signed"}})
+	roots := x509.NewCertPool()
+	roots.AddCert(root)
+	if err := root.CheckSignatureFrom(root); err != nil || root.Subject.CommonName != "root" {
+		t.Errorf("%v: %v", root.Subject, err)
+	}
+	c.create("issuers", "root", map[string]any{"ca": map[string]any{"secretName": "root"}})
+	c.ready("issuers", "root")
+	leaf := c.certificate("leaf", map[string]any{"dnsNames": []any{"leaf.example.com"}, "issuerRef": map[string]any{"name": "root"}})
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: "leaf.example.com"}); err != nil {
+		t.Error(err)
+	}
+	c.knowsWhoAsked()
+	c.refuses()
+	if all := c.errors(); len(all) > 0 {
+		t.Error(strings.Join(all, "\n"))
+	}
+	c.goesWithoutWebhook()
+}
+
+func certManagerServer(t *testing.T) *rest.Config {
+	if file := os.Getenv("TEST_KUBECONFIG"); file != "" {
+		config, err := clientcmd.BuildConfigFromFlags("", file)
+		if err != nil {
+			t.Fatal(err)
 		}
+		return config
 	}
-	for name := range c.deployed {
-		c.start(name)
-	}
-	return c
+	asShipped := func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil }
+	return testserver.Start(t, testserver.With(asShipped)).Config
 }
 
-func (c *certManager) install(kinds meta.RESTMapper, o *unstructured.Unstructured) {
+// certManagerGroup has its kinds.
+var certManagerGroup = schema.GroupVersion{Group: "cert-manager.io", Version: "v1"}
+
+func (c *certManager) of(resource string) dynamic.ResourceInterface {
+	return c.any.Resource(certManagerGroup.WithResource(resource)).Namespace("default")
+}
+
+func (c *certManager) create(resource, name string, spec map[string]any) {
 	c.Helper()
-	switch o.GetKind() {
-	case "Service": // this machine, as no Pod is behind it; the webhook has a port that is free here
-		c.must(unstructured.SetNestedField(o.Object, "ExternalName", "spec", "type"))
-		c.must(unstructured.SetNestedField(o.Object, "localhost", "spec", "externalName"))
-	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
-		for _, w := range o.Object["webhooks"].([]any) {
-			c.must(unstructured.SetNestedField(w.(map[string]any), int64(c.port), "clientConfig", "service", "port"))
+	c.must(c.try(resource, name, spec))
+}
+
+func (c *certManager) try(resource, name string, spec map[string]any) error {
+	kind := map[string]string{"issuers": "Issuer", "certificates": "Certificate"}[resource]
+	o := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	o.SetGroupVersionKind(certManagerGroup.WithKind(kind))
+	o.SetName(name)
+	_, err := c.of(resource).Create(c.Context(), o, metav1.CreateOptions{})
+	return err
+}
+
+// ready waits until the controller has done its work.
+func (c *certManager) ready(resource, name string) {
+	c.Helper()
+	c.until(c.of(resource), name, func(o *unstructured.Unstructured) bool {
+		conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+		for _, one := range conditions {
+			if is := one.(map[string]any); is["type"] == "Ready" {
+				return is["status"] == "True"
+			}
 		}
-	case "Deployment":
-		d := &appsv1.Deployment{}
-		c.must(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, d))
-		c.deployed[d.Name] = d
-	}
-	kind := o.GroupVersionKind()
-	at, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
-	c.must(err)
-	resource := dynamic.ResourceInterface(c.any.Resource(at.Resource))
-	if at.Scope.Name() == meta.RESTScopeNameNamespace {
-		resource = c.any.Resource(at.Resource).Namespace(o.GetNamespace())
-	}
-	_, err = resource.Apply(c.Context(), o.GetName(), o, metav1.ApplyOptions{FieldManager: "helm"})
-	c.must(err)
-}
-
-// start runs what a Deployment would.
-func (c *certManager) start(deployment string) {
-	c.Helper()
-	pod := c.deployed[deployment].Spec.Template.Spec
-	image, _, _ := strings.Cut(path.Base(pod.Containers[0].Image), ":")
-	file, found := storagetest.Program(c, image)
-	if !found {
-		c.Fatalf("there is no %s: make cert-manager builds it", image)
-	}
-	args := append([]string{"--kubeconfig=" + c.kubeconfig(pod.ServiceAccountName)}, pod.Containers[0].Args...)
-	switch image { // ports that are free here
-	case "cert-manager-webhook":
-		args = append(args, fmt.Sprintf("--secure-port=%d", c.port), "--healthz-port=0")
-	case "cert-manager-controller":
-		args = append(args, "--metrics-listen-address=127.0.0.1:0")
-	}
-	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", certManagerNamespace)
-	}
-	p := &program{cmd: exec.Command(file, args...), ended: make(chan struct{}), serves: make(chan struct{})}
-	said, err := p.cmd.StderrPipe()
-	c.must(err)
-	log, err := os.OpenFile(filepath.Join(c.ArtifactDir(), deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	c.must(err)
-	c.must(p.cmd.Start())
-	go p.listen(io.TeeReader(said, log))
-	c.programs[deployment] = p
-	c.Cleanup(func() {
-		c.kill(deployment)
-		_ = log.Close()
+		return false
 	})
 }
 
-// listen reads what it says, until it has ended.
-func (p *program) listen(said io.Reader) {
-	defer close(p.ended)
-	served := sync.OnceFunc(func() { close(p.serves) })
-	for lines := bufio.NewScanner(said); lines.Scan(); {
-		line := lines.Text()
-		if strings.Contains(line, "Updated cert-manager webhook TLS certificate") {
-			served()
-		}
-		if strings.HasPrefix(line, "E") {
-			p.mu.Lock()
-			p.errors = append(p.errors, line)
-			p.mu.Unlock()
-		}
-	}
-}
-
-// serves waits until the webhook does.
-func (c *certManager) serves() {
+// certificate is one that it has issued, into a Secret with its key.
+func (c *certManager) certificate(name string, spec map[string]any) *x509.Certificate {
 	c.Helper()
-	p := c.programs[certManagerWebhook]
-	select {
-	case <-p.serves:
-	case <-p.ended:
-		c.Fatalf("the webhook has ended: %v", c.errors())
-	}
-}
-
-func (c *certManager) kill(deployment string) {
-	p := c.programs[deployment]
-	_ = p.cmd.Process.Kill()
-	<-p.ended
-	_ = p.cmd.Wait()
-}
-
-// kubeconfig is that of a service account.
-func (c *certManager) kubeconfig(account string) string {
-	c.Helper()
-	got, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).CreateToken(c.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	spec["secretName"] = name
+	c.create("certificates", name, spec)
+	c.ready("certificates", name)
+	secret, err := c.core.CoreV1().Secrets("default").Get(c.Context(), name, metav1.GetOptions{})
 	c.must(err)
-	as := rest.AnonymousClientConfig(c.admin)
-	config := clientcmdapi.NewConfig()
-	config.Clusters["it"] = &clientcmdapi.Cluster{Server: as.Host, CertificateAuthorityData: as.CAData, InsecureSkipTLSVerify: as.Insecure, TLSServerName: as.ServerName}
-	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{Token: got.Status.Token}
-	config.Contexts["it"], config.CurrentContext = &clientcmdapi.Context{Cluster: "it", AuthInfo: "me"}, "it"
-	file := filepath.Join(c.TempDir(), "kubeconfig")
-	c.must(clientcmd.WriteToFile(*config, file))
-	return file
-}
-
-// until returns an object when it is as it is to be, or the test has failed.
-func (c *certManager) until(in dynamic.ResourceInterface, name string, is func(*unstructured.Unstructured) bool) *unstructured.Unstructured {
-	c.Helper()
-	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
-	defer cancel()
-	events, err := in.Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()})
+	pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
 	c.must(err)
-	defer events.Stop()
-	var last *unstructured.Unstructured
-	for e := range events.ResultChan() {
-		last, _ = e.Object.(*unstructured.Unstructured)
-		if last != nil && is(last) {
-			return last
-		}
-	}
-	c.Fatalf("%s is not as it is to be: %v\n%s", name, last, strings.Join(c.errors(), "\n"))
-	return nil
+	return pair.Leaf
 }
 
-// errors is what the programs have complained of, but for writes that were overtaken, which they do again.
-func (c *certManager) errors() (all []string) {
-	for name, p := range c.programs {
-		p.mu.Lock()
-		for _, e := range p.errors {
-			if !strings.Contains(e, "the object has been modified; please apply your changes to the latest version and try again") {
-				all = append(all, name+": "+e)
-			}
-		}
-		p.mu.Unlock()
-	}
-	return all
-}
-
-func (c *certManager) must(err error) {
+// knowsWhoAsked looks at what its mutating webhook writes into a request: the user that the server has told it of.
+func (c *certManager) knowsWhoAsked() {
 	c.Helper()
-	if err != nil {
-		c.Fatal(err)
+	requests, err := c.of("certificaterequests").List(c.Context(), metav1.ListOptions{})
+	c.must(err)
+	account, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).Get(c.Context(), "cert-manager", metav1.GetOptions{})
+	c.must(err)
+	for _, r := range requests.Items {
+		name, _, _ := unstructured.NestedString(r.Object, "spec", "username")
+		uid, _, _ := unstructured.NestedString(r.Object, "spec", "uid")
+		if name != "system:serviceaccount:cert-manager:cert-manager" || uid != string(account.UID) {
+			c.Errorf("%s asked for by %s, %s", r.GetName(), name, uid)
+		}
+	}
+	if len(requests.Items) != 2 {
+		c.Errorf("%d requests", len(requests.Items))
 	}
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// refuses tries what its validating webhook refuses.
+func (c *certManager) refuses() {
+	c.Helper()
+	err := c.try("certificates", "nameless", map[string]any{"secretName": "nameless", "issuerRef": map[string]any{"name": "root"}})
+	want := `admission webhook "webhook.cert-manager.io" denied the request: spec: Invalid value: "": at least one of commonName, dnsNames, uris ipAddresses, or emailAddresses must be set`
+	if err == nil || err.Error() != want {
+		c.Errorf("%v, want %s", err, want)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+}
+
+// goesWithoutWebhook ends the webhook, whose failurePolicy is Fail, and starts it again.
+func (c *certManager) goesWithoutWebhook() {
+	c.Helper()
+	c.kill(certManagerWebhook)
+	late := map[string]any{"secretName": "late", "commonName": "late", "issuerRef": map[string]any{"name": "root"}}
+	want := fmt.Sprintf(`Internal error occurred: failed calling webhook "webhook.cert-manager.io": failed to call webhook: `+
+		`Post "https://cert-manager-webhook.cert-manager.svc:%d/mutate?timeout=10s": `, c.port)
+	for range 6 {
+		err := c.try("certificates", "late", late)
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			c.Fatalf("%v, want %s", err, want)
+		}
+	}
+	if os.Getenv("TEST_KUBECONFIG") == "" {
+		metrics, err := c.core.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(c.Context())
+		c.must(err)
+		// each path of it has one of its own
+		closed := fmt.Sprintf(`trellis_egress_circuit_breakers{host="cert-manager-webhook.cert-manager.svc:%d",name="admission",state="closed"} 1`, c.port)
+		if !strings.Contains(string(metrics), closed+"\n") {
+			c.Errorf("not one of two circuit breakers is closed: no %s", closed)
+		}
+	}
+	c.start(certManagerWebhook)
+	c.serves()
+	// a breaker that is open lets one request through in a second
+	c.must(wait.PollUntilContextTimeout(c.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		err := c.try("certificates", "late", late)
+		if err != nil && strings.HasPrefix(err.Error(), want) {
+			return false, nil
+		}
+		return err == nil, err
+	}))
+	c.ready("certificates", "late")
 }
