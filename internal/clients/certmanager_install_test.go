@@ -176,6 +176,8 @@ func (c *certManager) serves() {
 	case <-p.serves:
 	case <-p.ended:
 		c.Fatalf("the webhook has ended: %v", c.errors())
+	case <-time.After(time.Minute):
+		c.Fatalf("the webhook has no certificate: %v", c.errors())
 	}
 }
 

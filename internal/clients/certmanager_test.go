@@ -23,7 +23,7 @@ import (
 )
 
 // VAL-023 VAL-027: an operator with webhooks that people use does its work, as its chart installs it. With TEST_KUBECONFIG it
-// does so on another server.
+// does so on another server, which is new.
 func TestCertManager(t *testing.T) {
 	c := installCertManager(t, certManagerServer(t))
 	hooks := schema.GroupVersion{Group: "admissionregistration.k8s.io", Version: "v1"}
