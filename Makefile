@@ -3,6 +3,7 @@
 FUZZTIME ?= 30s
 
 .PHONY: trellis cluster test bench fuzz lint check torture peers
+.PHONY: trellis test bench fuzz lint check torture peers cert-manager
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
@@ -34,9 +35,16 @@ torture:
 	TORTURE=10000 go test -count=1 -timeout 2h ./internal/storage/embedded
 
 # The programs that tests compare with: see peers/README.md.
-peers:
+peers: cert-manager
 	mkdir -p bin/peers
 	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/etcd go.etcd.io/etcd/server/v3
 	cd peers && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../bin/peers/ k8s.io/kubernetes/cmd/kube-apiserver \
 		k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubemark \
 		k8s.io/sample-apiserver
+
+# The operator that a test runs, and the objects of its chart.
+cert-manager:
+	mkdir -p bin/peers
+	cd peers/cert-manager && for p in controller webhook cainjector; do \
+		CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../../bin/peers/cert-manager-$$p github.com/cert-manager/cert-manager/cmd/$$p || exit; done
+	cd peers/cert-manager && CGO_ENABLED=0 go run -trimpath . "$$(go list -m -f '{{.Dir}}' github.com/cert-manager/cert-manager)" > ../../bin/peers/cert-manager.yaml

@@ -18,7 +18,6 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission/webhook"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -46,10 +45,11 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 		Authorizer: may,
 		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
-	webhooks, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers, Client: client, Authorizer: may})
+	webhooks, end, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers, Client: client, Authorizer: may})
 	if err != nil {
 		return nil, fmt.Errorf("admission webhooks: %w", err)
 	}
+	s.hangUp = end
 	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Client: client, Authorizer: may})...)
 	return plugins.Open(c)
 }
@@ -58,25 +58,20 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 type stored struct{ s *Server }
 
 // Get implements policy.Objects.
-func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name string) (object.Tree, error) {
+func (o stored) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
 	found, err := o.s.engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "0")
-	if err != nil {
-		return nil, err
-	}
-	return found.Tree()
+	return policy.Object{Record: found.Record, Tree: found.Tree}, err
 }
 
 // List implements policy.Objects.
-func (o stored) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]object.Tree, error) {
+func (o stored) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]policy.Object, error) {
 	list, err := o.s.engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector, ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
-	all := make([]object.Tree, len(list.Items))
+	all := make([]policy.Object, len(list.Items))
 	for i, item := range list.Items {
-		if all[i], err = item.Tree(); err != nil {
-			return nil, err
-		}
+		all[i] = policy.Object{Record: item.Record, Tree: item.Tree}
 	}
 	return all, nil
 }

@@ -54,6 +54,7 @@ type Server struct {
 	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
 	handler      *api.Server
 	quotas       *plugins.Quotas
+	hangUp       func() // on the webhooks of admission
 	feed         *engine.Feed
 	webhooks     *conversion.Webhooks // nil until connect, as is
 	engine       *engine.Engine
@@ -80,7 +81,7 @@ type Server struct {
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}), drained: make(chan struct{}), stopLoops: func() {}, disbelieve: func() {}, reachable: control.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}), drained: make(chan struct{}), stopLoops: func() {}, hangUp: func() {}, disbelieve: func() {}, reachable: control.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())

@@ -25,6 +25,7 @@ func (s *Server) close() error {
 	if s.engine != nil {
 		s.engine.Close()
 	}
+	s.hangUp()
 	if s.webhooks != nil {
 		s.webhooks.Close()
 	}

@@ -40,7 +40,8 @@ type Request struct {
 	Reinvoked bool
 	// Validated says that an earlier attempt at the same create has passed Validate.
 	Validated bool
-	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again. It may be nil.
+	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again, in this attempt or the next. It
+	// may be nil.
 	Kept  map[string]any
 	Write // nil where a plugin is only asked whether it handles the request
 }
@@ -66,8 +67,12 @@ type Write interface {
 	// Step begins a step of a plugin that is worth telling of to who asks why a write has become what it is: a call, a policy. The
 	// function that it returns ends it, with the error of one that refuses the write.
 	Step(name string) func(error)
-	// Told is a step that has ended, of several that were taken at the same time.
-	Told(name string, took time.Duration, err error)
+	// Told is a step that has ended, and has made of an object before what it is after it; nil: it has changed nothing.
+	Told(name string, took time.Duration, err error, before, after object.Tree)
+	// Traced is whether anybody hears of steps.
+	Traced() bool
+	// Waits says that somebody else is about to be asked, who may take his time: other writes need not wait for this one.
+	Waits()
 	// Ended has a function called when this attempt at the write has ended, whatever came of it.
 	Ended(func())
 	// Warn adds a Warning header to the answer.

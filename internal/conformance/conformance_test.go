@@ -52,6 +52,7 @@ func TestConformance(t *testing.T) {
 		{"objects", testObjects},
 		{"deletion", testDeletion},
 		{"webhooks", testWebhooks},
+		{"order", testOrder},
 	}
 	ran := 0
 	for _, part := range parts {

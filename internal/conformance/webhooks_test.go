@@ -30,6 +30,8 @@ var patches = map[string]string{
 	"label": `[{"op":"add","path":"/metadata/labels/by","value":"webhook"}]`,
 	"more":  `[{"op":"add","path":"/metadata/labels/more","value":"x"}]`,
 	"scale": `[{"op":"replace","path":"/spec/replicas","value":7}]`,
+	// in front of the others: plugins fill in what it leaves out
+	"container": `[{"op":"add","path":"/spec/containers/0","value":{"name":"side","image":"s"}}]`,
 }
 
 func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -45,7 +47,7 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if parts[2] != "look" && parts[2] != "elsewhere" { // which are asked at the same time as another one
 		answer["warnings"] = []string{"seen by " + parts[2]}
 	}
-	if parts[2] == "deny" {
+	if strings.HasPrefix(parts[2], "deny") {
 		answer["allowed"], answer["status"] = false, map[string]any{"code": 418, "reason": "Teapot", "message": "short and stout"}
 	}
 	if patch := patches[parts[2]]; patch != "" && nested[any](review, "request", "object") != nil {
@@ -155,7 +157,7 @@ func (h *hooks) inForce(t *testing.T, p *pair) {
 }
 
 // ofObject is the path of an object in a namespace.
-var ofObject = regexp.MustCompile(`^/apis?/.*namespaces/hooked/[a-z]+/[^/?]+`)
+var ofObject = regexp.MustCompile(`^/apis?/.*namespaces/(?:hooked|ordered)/[a-z]+/[^/?]+`)
 
 // catchUp waits until the watch cache of kube-apiserver has the object that a request is about: out of it come the objects that an
 // update begins with, and webhooks would be asked about an outdated one first.

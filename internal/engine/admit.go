@@ -86,7 +86,7 @@ func (w *write) admit() error {
 func (w *write) admission() *admission.Request {
 	w.request = admission.Request{
 		Operation: w.op, Version: w.v, Target: w.target.Version, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
-		User: w.caller.User, DryRun: w.caller.DryRun, Write: admitted{w},
+		User: w.caller.User, DryRun: w.caller.DryRun, Kept: w.request.Kept, Write: admitted{w},
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.wanted)
@@ -268,9 +268,15 @@ func (a admitted) Annotate(key, value string) {
 func (a admitted) Step(name string) func(error) { return a.w.step(name) }
 
 // Told implements admission.Write.
-func (a admitted) Told(name string, took time.Duration, err error) {
-	a.w.caller.Trace.told(name, took, err)
+func (a admitted) Told(name string, took time.Duration, err error, before, after object.Tree) {
+	a.w.caller.Trace.tell(name, took, err, before, after)
 }
+
+// Traced implements admission.Write.
+func (a admitted) Traced() bool { return a.w.caller.Trace != nil }
+
+// Waits implements admission.Write.
+func (a admitted) Waits() { a.w.leave() }
 
 // Ended implements admission.Write.
 func (a admitted) Ended(do func()) { a.w.ended = append(a.w.ended, do) }

@@ -105,7 +105,10 @@ func (w *write) identify() error {
 		w.generateName(md)
 		wipeSystemFields(md)
 		md["creationTimestamp"] = timestamp(w.now)
-		md["uid"] = uuid.NewString()
+		if w.newUID == "" {
+			w.newUID = uuid.NewString()
+		}
+		md["uid"] = w.newUID
 		return nil
 	}
 	if err := w.checkVersion(); err != nil {
@@ -128,14 +131,20 @@ func (w *write) identify() error {
 
 // generateName gives an object that has none a name, unless it names no beginning of one.
 func (w *write) generateName(md object.Tree) {
-	if base := object.String(md, "generateName"); base != "" && object.String(md, "name") == "" {
-		md["name"] = base[:min(len(base), longestBase)] + utilrand.String(randomLength)
+	base := object.String(md, "generateName")
+	if base == "" || object.String(md, "name") != "" {
+		return
+	}
+	if w.newName == "" {
+		w.newName = base[:min(len(base), longestBase)] + utilrand.String(randomLength)
 		w.names++
 	}
+	md["name"] = w.newName
 }
 
 // renamed reports that a failed attempt is to be made again under another name.
 func (w *write) renamed(err error) bool {
+	w.newName = ""
 	return w.names > 0 && w.names < nameAttempts && apierrors.IsAlreadyExists(err)
 }
 

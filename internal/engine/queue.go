@@ -25,7 +25,7 @@ func (q *queues) of(key string) chan struct{} {
 
 // queue waits until it is this write's turn among those that lost.
 func (w *write) queue(ctx context.Context) error {
-	if w.turn != nil {
+	if w.turn != nil || w.reader.remote { // who converts by a webhook may hold the others up
 		return nil
 	}
 	turn := w.engine.queues.of(w.key())
@@ -38,7 +38,7 @@ func (w *write) queue(ctx context.Context) error {
 	}
 }
 
-// leave lets the next one try.
+// leave lets the next one try: this one has ended, or asks somebody who may take longer than all of them together.
 func (w *write) leave() {
 	if w.turn != nil {
 		<-w.turn

@@ -18,6 +18,7 @@ type Trace struct {
 	Steps []*Step     `json:"steps"`
 
 	seen object.Tree // the object, as the last step that ended has left it
+	told []Change    // by steps within those that are open
 	open []*Step     // innermost last
 	cost int64       // of the rules, since the last step ended
 }
@@ -45,7 +46,7 @@ func (t *Trace) begin(scale bool) {
 	if t == nil {
 		return
 	}
-	if t.Steps, t.open, t.seen = nil, nil, t.Sent; scale {
+	if t.Steps, t.open, t.told, t.seen = nil, nil, nil, t.Sent; scale {
 		t.seen = nil
 	}
 }
@@ -65,20 +66,30 @@ func (w *write) step(name string) (end func(error)) {
 			s.Refused = err.Error()
 			return
 		}
-		s.Changes = t.changed(w)
+		s.Changes = slices.DeleteFunc(t.changed(w), t.tells)
+		t.told = nil
 	}
+}
+
+// tells is whether a change has been told of before.
+func (t *Trace) tells(c Change) bool {
+	return slices.ContainsFunc(t.told, func(told Change) bool { return told.Field == c.Field && reflect.DeepEqual(told.After, c.After) })
 }
 
 func untraced(error) {}
 
-// told adds a step that has ended, and has changed nothing.
-func (t *Trace) told(name string, took time.Duration, err error) {
+// tell adds a step that has ended.
+func (t *Trace) tell(name string, took time.Duration, err error, before, after object.Tree) {
 	if t == nil {
 		return
 	}
 	s := &Step{Name: name, Depth: len(t.open), Took: took}
 	if err != nil {
 		s.Refused = err.Error()
+	}
+	if after != nil {
+		s.Changes = differences(nil, "", before, after)
+		t.told = append(t.told, s.Changes...)
 	}
 	t.Steps = append(t.Steps, s)
 }

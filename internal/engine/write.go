@@ -39,6 +39,8 @@ type write struct {
 	memo    memo
 	turn    chan struct{} // the queue this write is at the head of, if any
 	names   int           // that have been generated
+	// newName and newUID are what has been generated for a new object. Each attempt is at the same one, unless its name is taken.
+	newName, newUID string
 	// deletion is what became of the object by what was posted; admitted says that admission is not asked about this write.
 	deletion *write
 	admitted bool

@@ -123,7 +123,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 
 func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {
 	if e.name == resourcequota.PluginName {
-		return limits{newPlugin(e, p), c.Quotas}
+		return limits{newPlugin(e, p), c.Quotas, newBounds(c.Informers.Head)}
 	}
 	return newPlugin(e, p)
 }

@@ -62,20 +62,44 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A write that no plugin has anything to say about costs no allocation.
+// A write that no plugin has anything to say about costs no allocation, whatever quotas there are elsewhere.
 func TestWritesOfOthersAreFree(t *testing.T) {
-	all, r := opened(t), custom()
-	if n := testing.AllocsPerRun(100, func() { pass(t, all, r) }); n != 0 {
-		t.Errorf("%v allocations", n)
+	for _, quotas := range [][]string{nil, {"other/a", "other/b", "others/a"}} {
+		all, r := opened(t, quotas...), custom()
+		if n := testing.AllocsPerRun(100, func() { pass(t, all, r) }); n != 0 {
+			t.Errorf("%v allocations beside %v", n, quotas)
+		}
 	}
 }
 
 // What it costs in time.
 func BenchmarkWritesOfOthers(b *testing.B) {
-	all, r := opened(b), custom()
-	b.ReportAllocs()
-	for b.Loop() {
-		pass(b, all, r)
+	for name, quotas := range map[string][]string{"no quota": nil, "quotas elsewhere": {"other/a", "other/b", "others/a"}} {
+		b.Run(name, func(b *testing.B) {
+			all, r := opened(b, quotas...), custom()
+			b.ReportAllocs()
+			for b.Loop() {
+				pass(b, all, r)
+			}
+		})
+	}
+}
+
+// A quota is asked about writes in its namespace, from when it is there to when the last has gone.
+func TestQuotasHoldWhereTheyAre(t *testing.T) {
+	states := [][]string{nil, {"default/a"}, {"default/a", "default/b", "other/a"}, {"default/b", "other/a"}, {"other/a"}, {"default/a"}, nil}
+	head := snapshot()
+	b := newBounds(func() *storage.Snapshot { return head })
+	for _, quotas := range states {
+		head = snapshot(quotas...)
+		for _, namespace := range []string{"default", "other", "defaul", ""} {
+			if want := slices.ContainsFunc(quotas, func(q string) bool { return strings.HasPrefix(q, namespace+"/") }); b.has(namespace) != want {
+				t.Errorf("%v: %q has one: %t", quotas, namespace, !want)
+			}
+		}
+	}
+	if len(*b.counts.Load()) != 0 {
+		t.Error("namespaces without quotas are remembered")
 	}
 }
 
@@ -85,18 +109,29 @@ func pass(t testing.TB, all admission.Plugins, r *admission.Request) {
 	}
 }
 
-// opened are the plugins that are on by default, over an empty store.
-func opened(t testing.TB) admission.Plugins {
-	all, err := Open(config(t))
+// opened are the plugins that are on by default, over a store that has nothing but quotas.
+func opened(t testing.TB, quotas ...string) admission.Plugins {
+	all, err := Open(config(t, quotas...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
 
-func config(t testing.TB) Config {
+// snapshot has ResourceQuotas, by NAMESPACE/NAME in their order.
+func snapshot(quotas ...string) *storage.Snapshot {
+	l := new(storage.Loader)
+	for _, q := range quotas {
+		if err := l.Add(&storage.Record{Key: "/registry/resourcequotas/" + q, Value: []byte(`{"spec":{}}`)}); err != nil {
+			panic(err)
+		}
+	}
+	return l.Snapshot(0)
+}
+
+func config(t testing.TB, quotas ...string) Config {
 	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
-	head := new(storage.Loader).Snapshot(0)
+	head := snapshot(quotas...)
 	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	return Config{
 		Informers: informers, Quotas: &Quotas{From: informers}, Client: kubernetes.NewForConfigOrDie(&rest.Config{}),

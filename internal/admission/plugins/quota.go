@@ -18,7 +18,6 @@ import (
 	"k8s.io/kubernetes/pkg/quota/v1/install"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
-	store "github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // counting tells upstream's plugin ResourceQuota what counts.
@@ -122,16 +121,15 @@ var read = []string{"pods", "services", "persistentvolumeclaims"}
 type limits struct {
 	*plugin
 	quotas *Quotas
+	bounds *bounds
 }
 
 // Handles implements admission.Plugin.
 func (l limits) Handles(r *admission.Request) bool {
-	d := l.quotas.From.Catalog().Definition("", "resourcequotas")
-	if d == nil || r.Namespace == "" || r.Resource == corev1.SchemeGroupVersion.WithResource("resourcequotas") && r.Operation != admission.Create {
+	if r.Namespace == "" || !l.bounds.has(r.Namespace) || r.Resource == corev1.SchemeGroupVersion.WithResource("resourcequotas") && r.Operation != admission.Create {
 		return false // the last are how it charges
 	}
-	head := l.quotas.From.Head()
-	return found(head, d.Prefix) && found(head, d.Prefix+r.Namespace+"/") && l.plugin.Handles(r)
+	return l.quotas.From.Catalog().Definition("", "resourcequotas") != nil && l.plugin.Handles(r)
 }
 
 // Validate implements admission.Plugin.
@@ -141,12 +139,4 @@ func (l limits) Validate(ctx context.Context, r *admission.Request) error {
 		return nil // it has been charged
 	}
 	return l.plugin.Validate(ctx, r)
-}
-
-// found is whether there is a key with a prefix.
-func found(head *store.Snapshot, prefix string) bool {
-	for range head.Walk(prefix, "") {
-		return true
-	}
-	return false
 }

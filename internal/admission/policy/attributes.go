@@ -47,14 +47,19 @@ func internal(ctx context.Context, r *admission.Request) (*seen, error) {
 // GetReinvocationContext implements upstream's Attributes.
 func (a *seen) GetReinvocationContext() upstream.ReinvocationContext { return reinvocation{a} }
 
-// reinvocation lets the dispatcher remember in the request what it has asked before.
+// reinvocation lets the dispatcher remember in the request what it has asked before, in the same attempt at the write.
 type reinvocation struct{ *seen }
 
-func (i reinvocation) IsReinvoke() bool        { return i.Request.Reinvoked }
-func (i reinvocation) SetIsReinvoke()          {}
-func (i reinvocation) ShouldReinvoke() bool    { return i.changed }
-func (i reinvocation) SetShouldReinvoke()      { i.changed = true }
-func (i reinvocation) Value(plugin string) any { return i.Request.Kept[plugin] }
+func (i reinvocation) IsReinvoke() bool     { return i.Request.Reinvoked }
+func (i reinvocation) SetIsReinvoke()       {}
+func (i reinvocation) ShouldReinvoke() bool { return i.changed }
+func (i reinvocation) SetShouldReinvoke()   { i.changed = true }
+func (i reinvocation) Value(plugin string) any {
+	if !i.Request.Reinvoked {
+		return nil
+	}
+	return i.Request.Kept[plugin]
+}
 func (i reinvocation) SetValue(plugin string, v any) {
 	if i.Request.Kept == nil {
 		i.Request.Kept = map[string]any{}

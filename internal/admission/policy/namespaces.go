@@ -2,7 +2,6 @@ package policy
 
 import (
 	"strconv"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,29 +15,21 @@ import (
 type namespaces struct {
 	corelisters.NamespaceLister // nil: they are found by name alone
 	head                        func() *storage.Snapshot
-	known                       sync.Map // by name: *namespace
-}
-
-type namespace struct {
-	of     *storage.Record
-	object *corev1.Namespace // read only
+	known                       decoded[*corev1.Namespace]
 }
 
 // Get implements corelisters.NamespaceLister.
 func (n *namespaces) Get(name string) (*corev1.Namespace, error) {
 	rec := n.head().Get("/registry/namespaces/" + name)
 	if rec == nil {
-		n.known.Delete(name)
 		return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
 	}
-	if known, ok := n.known.Load(name); ok && known.(*namespace).of == rec {
-		return known.(*namespace).object, nil
-	}
-	made := &namespace{rec, &corev1.Namespace{}}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(rec.Value, made.object); err != nil {
-		return nil, apierrors.NewInternalError(err)
-	}
-	made.object.ResourceVersion = strconv.FormatInt(rec.Modified, 10)
-	n.known.Store(name, made)
-	return made.object, nil
+	return n.known.get(rec, corev1.SchemeGroupVersion.Version, func() (*corev1.Namespace, error) {
+		made := &corev1.Namespace{}
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(rec.Value, made); err != nil {
+			return nil, apierrors.NewInternalError(err)
+		}
+		made.ResourceVersion = strconv.FormatInt(rec.Modified, 10)
+		return made, nil
+	})
 }

@@ -13,7 +13,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -32,7 +31,7 @@ func (c *Config) params(ctx context.Context, kind *admissionregistrationv1.Param
 	if v.Definition.Namespaced {
 		scope = meta.RESTScopeNamespace
 	}
-	return lister{ctx, c.Objects, v, "", untyped && v.Type != nil}, scope, nil
+	return lister{ctx, c, v, "", untyped && v.Type != nil}, scope, nil
 }
 
 // versionOf is the served version of a kind.
@@ -51,7 +50,7 @@ func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Versi
 // lister reads objects of one version, of all namespaces or of one.
 type lister struct {
 	ctx       context.Context
-	objects   Objects
+	config    *Config
 	version   *resource.Version
 	namespace string
 	untyped   bool
@@ -76,26 +75,40 @@ func (l lister) ByNamespace(namespace string) cache.GenericNamespaceLister {
 
 // Get implements cache.GenericNamespaceLister.
 func (l lister) Get(name string) (runtime.Object, error) {
-	t, err := l.objects.Get(l.ctx, l.version, l.namespace, name)
+	o, err := l.config.Objects.Get(l.ctx, l.version, l.namespace, name)
 	if err != nil {
 		return nil, err
 	}
-	return l.param(t), nil
+	return l.param(o)
 }
 
 // List implements cache.GenericNamespaceLister.
 func (l lister) List(selector labels.Selector) (found []runtime.Object, err error) {
-	all, err := l.objects.List(l.ctx, l.version, l.namespace, selector)
-	for _, t := range all {
-		found = append(found, l.param(t))
+	all, err := l.config.Objects.List(l.ctx, l.version, l.namespace, selector)
+	if err != nil {
+		return nil, err
 	}
-	return found, err
+	for _, o := range all {
+		p, err := l.param(o)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, p)
+	}
+	return found, nil
 }
 
-func (l lister) param(t object.Tree) *unstructured.Unstructured {
+func (l lister) param(o Object) (runtime.Object, error) {
+	at := l.version.APIVersion
 	if l.untyped {
-		delete(t, "apiVersion")
-		delete(t, "kind")
+		at = ""
 	}
-	return &unstructured.Unstructured{Object: t}
+	return l.config.known.get(o.Record, at, func() (*unstructured.Unstructured, error) {
+		t, err := o.Tree()
+		if l.untyped {
+			delete(t, "apiVersion")
+			delete(t, "kind")
+		}
+		return &unstructured.Unstructured{Object: t}, err
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/generic"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/matching"
@@ -29,16 +30,25 @@ type Config struct {
 	Objects    Objects              // params
 	Client     kubernetes.Interface // is asked for a namespace that is not at the head
 	Authorizer authorizer.UnconditionalAuthorizer
+
+	known *decoded[*unstructured.Unstructured] // params
 }
 
 // Objects are the stored objects of any kind, at any version of it, as they are at the moment.
 type Objects interface {
-	Get(ctx context.Context, v *resource.Version, namespace, name string) (object.Tree, error)
-	List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]object.Tree, error)
+	Get(ctx context.Context, v *resource.Version, namespace, name string) (Object, error)
+	List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) ([]Object, error)
+}
+
+// Object is one of them, which Tree decodes. As long as it does not change, its record is the same.
+type Object struct {
+	Record *storage.Record
+	Tree   func() (object.Tree, error)
 }
 
 // Plugins are MutatingAdmissionPolicy and ValidatingAdmissionPolicy.
 func Plugins(c Config) []admission.Plugin {
+	c.known = &decoded[*unstructured.Unstructured]{}
 	matcher := matching.NewMatcher(&namespaces{head: c.Head}, c.Client)
 	return []admission.Plugin{
 		&mutator{Config: c, matcher: matcher, index: newMutating(c)},
@@ -75,7 +85,11 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	if err != nil {
 		return err
 	}
-	return p.dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, p.index.hooks(ctx, r, p.hook))
+	hooks := p.index.hooks(ctx, r, p.hook)
+	if r.Traced() {
+		hooks = p.index.apart(hooks, tellingValidator(r))
+	}
+	return p.dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, hooks)
 }
 
 // hook is a policy with what it is given of params.
@@ -107,8 +121,12 @@ func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
 	if err != nil {
 		return err
 	}
+	hooks := p.index.hooks(ctx, r, p.hook)
+	if r.Traced() {
+		hooks = p.index.apart(hooks, tellingPatchers(r))
+	}
 	dispatcher := mutating.NewDispatcher(p.Authorizer, p.matcher, types{r.Version.Definition})
-	if err := dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, p.index.hooks(ctx, r, p.hook)); err != nil || !a.changed {
+	if err := dispatcher.Dispatch(warning.WithWarningRecorder(ctx, a), a, a, hooks); err != nil || !a.changed {
 		return err
 	}
 	t, err := r.New(ctx, r.Version)

@@ -30,6 +30,7 @@ type world struct {
 	plugins  admission.Plugins
 	warnings []string
 	audit    map[string]string
+	decoded  int // params
 }
 
 func open(t testing.TB) *world {
@@ -53,26 +54,27 @@ func (everybody) Authorize(context.Context, authorizer.Attributes) (authorizer.D
 var allow = everybody{}
 
 // Get implements policy.Objects.
-func (w *world) Get(ctx context.Context, v *resource.Version, namespace, name string) (object.Tree, error) {
+func (w *world) Get(ctx context.Context, v *resource.Version, namespace, name string) (policy.Object, error) {
 	o, err := w.Engine.Get(ctx, engine.Target{Version: v, Namespace: namespace, Name: name}, "")
-	if err != nil {
-		return nil, err
-	}
-	return o.Tree()
+	return w.counted(o), err
+}
+
+// counted is an object that counts how often it is decoded.
+func (w *world) counted(o engine.Object) policy.Object {
+	return policy.Object{Record: o.Record, Tree: func() (object.Tree, error) {
+		w.decoded++
+		return o.Tree()
+	}}
 }
 
 // List implements policy.Objects.
-func (w *world) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) (all []object.Tree, err error) {
+func (w *world) List(ctx context.Context, v *resource.Version, namespace string, selector labels.Selector) (all []policy.Object, err error) {
 	list, err := w.Engine.List(ctx, engine.Target{Version: v, Namespace: namespace}, engine.ListOptions{Labels: selector})
 	if err != nil {
 		return nil, err
 	}
 	for _, o := range list.Items {
-		t, err := o.Tree()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, t)
+		all = append(all, w.counted(o))
 	}
 	return all, nil
 }
@@ -133,7 +135,11 @@ func (w *world) write(namespace, text string) {
 		}
 		return
 	}
-	object.SetResourceVersion(body.Tree, object.ResourceVersion(live))
+	tree, err := live.Tree()
+	if err != nil {
+		w.Fatal(err)
+	}
+	object.SetResourceVersion(body.Tree, object.ResourceVersion(tree))
 	if _, _, err := w.Update(w.Context(), t, body, w.caller()); err != nil {
 		w.Fatal(err)
 	}
@@ -398,4 +404,29 @@ func BenchmarkCreate(b *testing.B) {
 			w.write("", binding("Mutating", "m", "matchResources: {}"))
 		})
 	})
+}
+
+// A param that has not changed is decoded once, however many objects are judged by it, and one that has, anew.
+func TestParamsAreDecodedOnce(t *testing.T) {
+	for _, ref := range []string{"name: max", "selector: {matchLabels: {limits: \"yes\"}}"} {
+		w := open(t)
+		param := `{apiVersion: v1, kind: ConfigMap, metadata: {name: max, labels: {limits: "yes"}}, data: {a: "%d"}}`
+		w.write("ns", fmt.Sprintf(param, 1))
+		w.write("", validating("max", `paramKind: {apiVersion: v1, kind: ConfigMap}, validations: [{expression: "params.kind == 'ConfigMap' && object.data.a <= params.data.a", message: too much}]`))
+		w.write("", binding("Validating", "max", `validationActions: [Deny], paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
+		w.write("", mutating("copy", `paramKind: {apiVersion: v1, kind: ConfigMap}, mutations: [{patchType: ApplyConfiguration, applyConfiguration: {expression: 'Object{data: {"b": string(has(params.kind)) + params.data.a}}'}}]`))
+		w.write("", binding("Mutating", "copy", `paramRef: {`+ref+`, parameterNotFoundAction: Deny}`))
+		w.decoded = 0
+		for range 3 {
+			if got := w.wantAllowed()["data"].(object.Tree)["b"]; got != "false1" {
+				t.Errorf("a mutation has %v of the param", got)
+			}
+		}
+		w.write("ns", fmt.Sprintf(param, 0))
+		w.wantRefused("too much")
+		w.wantRefused("too much")
+		if w.decoded != 5 { // by write(), and by both kinds of policies before and after it
+			t.Errorf("%s: decoded %d times", ref, w.decoded)
+		}
+	}
 }

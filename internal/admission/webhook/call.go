@@ -21,7 +21,11 @@ func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation,
 	if effects := h.GetSideEffects(); s.IsDryRun() && (effects == nil || *effects != v1.SideEffectClassNone && *effects != v1.SideEffectClassNoneOnDryRun) {
 		return nil, webhookerrors.NewDryRunUnsupportedErr(h.GetName())
 	}
-	uid, review, answer, err := request.CreateAdmissionObjects(attributes, to)
+	if known := s.earlier(h, attributes); known != nil {
+		s.hear(h, known)
+		return known, nil
+	}
+	uid, review, response, err := request.CreateAdmissionObjects(attributes, to)
 	if err != nil {
 		return nil, failed(h, "could not create admission objects: %w", err)
 	}
@@ -35,25 +39,33 @@ func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation,
 	if deadline, _ := ctx.Deadline(); time.Until(deadline) > 0 {
 		post.Timeout((time.Until(deadline) + time.Second - 1).Truncate(time.Second)) // the webhook is told
 	}
-	if err := post.Do(ctx).Into(answer); err != nil {
+	if err := post.Do(ctx).Into(response); err != nil {
 		return nil, failed(h, "failed to call webhook: %w", err)
 	}
-	result, err := request.VerifyAdmissionResponse(uid, h.GetType() == "admit", answer)
+	result, err := request.VerifyAdmissionResponse(uid, h.GetType() == "admit", response)
 	if err != nil {
 		return nil, failed(h, "received invalid webhook response: %w", err)
 	}
+	s.hear(h, result)
+	if !result.Allowed {
+		return nil, webhookerrors.ToStatusErr(h.GetName(), result.Result)
+	}
 	s.mu.Lock()
+	s.kept.answers[s.question(h)] = answer{treeOf(attributes.VersionedObject.Object()), treeOf(attributes.VersionedOldObject.Object()), result}
+	s.mu.Unlock()
+	return result, nil
+}
+
+// hear passes on what an answer says besides the verdict.
+func (s *seen) hear(h *hook, result *request.AdmissionResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for k, v := range result.AuditAnnotations {
 		s.Request.Annotate(h.GetName()+"/"+k, v)
 	}
 	for _, text := range result.Warnings {
 		s.Request.Warn(text)
 	}
-	s.mu.Unlock()
-	if !result.Allowed {
-		return nil, webhookerrors.ToStatusErr(h.GetName(), result.Result)
-	}
-	return result, nil
 }
 
 // failed says that a webhook could not be asked, in upstream's words.

@@ -84,6 +84,15 @@ func (c *callers) leave(one *caller) {
 	}
 }
 
+// end closes the connections of all callers.
+func (c *callers) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range c.all {
+		one.close()
+	}
+}
+
 // open makes the client, which is upstream's, and so are the words of its errors.
 func (c *callers) open(one *caller, config v1.WebhookClientConfig) (*rest.RESTClient, error) {
 	options := egress.Options{Name: "admission", CABundle: config.CABundle, Timeout: callTimeout, MaxBytes: maxAnswerBytes}

@@ -194,7 +194,7 @@ func TestDryRunWithSideEffects(t *testing.T) {
 		s.put("a", about("x", "CREATE", "g", "things", effects))
 		r := asked("CREATE", "g", "things", "")
 		r.DryRun, r.Write = true, silent{}
-		see, err := newSeen(t.Context(), r)
+		see, err := (&plugin{}).see(t.Context(), r)
 		if err != nil {
 			t.Fatal(err)
 		}

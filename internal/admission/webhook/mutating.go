@@ -45,22 +45,15 @@ func (r *rounds) change() {
 
 // Admit implements admission.Plugin.
 func (p *mutator) Admit(ctx context.Context, r *admission.Request) error {
-	kept, _ := r.Kept[p.name].(*rounds)
-	if kept == nil {
-		if kept = (&rounds{called: map[string]bool{}, due: map[string]bool{}}); r.Kept == nil {
-			r.Kept = map[string]any{}
-		}
-		r.Kept[p.name] = kept
-	}
-	s, err := newSeen(ctx, r)
+	s, err := p.see(ctx, r)
 	if err != nil {
 		return err
 	}
-	round := 0
-	if r.Reinvoked {
-		if round = 1; !object.Equal(kept.left, s.tree()) {
-			kept.change()
-		}
+	kept, round := s.kept, 0
+	if !r.Reinvoked {
+		kept.rounds = rounds{called: map[string]bool{}, due: map[string]bool{}}
+	} else if round = 1; !object.Equal(kept.left, s.tree()) {
+		kept.change()
 	}
 	err = p.each(ctx, s, func(h *hook, to *generic.WebhookInvocation) error {
 		if r.Reinvoked && !kept.due[h.GetUID()] {
@@ -87,6 +80,7 @@ func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round str
 	}
 	end := s.Request.Step(h.GetName())
 	defer func() { end(err) }()
+	s.Request.Waits()
 	result, err := s.call(s.ctx, h, to, shown)
 	if err == nil {
 		changed, err = s.apply(h, to, result, round)

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	upstream "k8s.io/apiserver/pkg/admission"
 
@@ -19,16 +20,17 @@ import (
 type seen struct {
 	attributes.Attributes
 	nothing
-	ctx context.Context
-	at  map[schema.GroupVersionKind]*upstream.VersionedAttributes
-	mu  sync.Mutex // for warnings and annotations
+	ctx  context.Context
+	kept *kept
+	at   map[schema.GroupVersionKind]*upstream.VersionedAttributes
+	mu   sync.Mutex // for warnings, annotations and answers
 }
 
 // nothing is upstream's ObjectInterfaces, of which only the mapper is asked for, that Attributes have.
 type nothing struct{ upstream.ObjectInterfaces }
 
-func newSeen(ctx context.Context, r *admission.Request) (*seen, error) {
-	s := &seen{ctx: ctx, Attributes: attributes.Attributes{Request: r}}
+func (p *plugin) see(ctx context.Context, r *admission.Request) (*seen, error) {
+	s := &seen{ctx: ctx, kept: p.keptOf(r), Attributes: attributes.Attributes{Request: r}}
 	return s, s.look()
 }
 
@@ -41,8 +43,10 @@ func (s *seen) look() error {
 }
 
 // tree is the object at the version of the request, nil where there is none.
-func (s *seen) tree() object.Tree {
-	if u, _ := s.GetObject().(*unstructured.Unstructured); u != nil {
+func (s *seen) tree() object.Tree { return treeOf(s.GetObject()) }
+
+func treeOf(o runtime.Object) object.Tree {
+	if u, _ := o.(*unstructured.Unstructured); u != nil {
 		return u.Object
 	}
 	return nil

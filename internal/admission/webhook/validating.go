@@ -36,7 +36,7 @@ func (p *validator) Admit(context.Context, *admission.Request) error { return ni
 
 // Validate implements admission.Plugin. Of several that refuse, the first is told.
 func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
-	s, err := newSeen(ctx, r)
+	s, err := p.see(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -60,6 +60,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	if ctx.Err() != nil {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 	}
+	r.Waits()
 	refusals := make(chan error, len(all))
 	answers := make([]struct {
 		took time.Duration
@@ -82,7 +83,7 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	asked.Wait()
 	close(refusals)
 	for i, a := range answers {
-		r.Told(all[i].GetName(), a.took, a.err)
+		r.Told(all[i].GetName(), a.took, a.err, nil, nil)
 	}
 	return <-refusals
 }

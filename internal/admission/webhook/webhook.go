@@ -29,14 +29,14 @@ type Config struct {
 	Authorizer authorizer.UnconditionalAuthorizer
 }
 
-// New returns the two plugins.
-func New(c Config) ([]admission.Plugin, error) {
+// New returns the two plugins, and what closes the connections to webhooks when the last write has ended.
+func New(c Config) (plugins []admission.Plugin, end func(), err error) {
 	// Upstream's own plugin is asked for nothing but whether a webhook is to be called.
 	matcher, err := generic.NewWebhook(upstream.NewHandler(), nil,
 		func(informers.SharedInformerFactory, sets.Set[schema.GroupResource]) generic.Source { return nil },
 		func(*webhookutil.ClientManager) generic.Dispatcher { return nil })
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	matcher.SetExternalKubeInformerFactory(c.Informers)
 	matcher.SetExternalKubeClientSet(c.Client)
@@ -45,7 +45,7 @@ func New(c Config) ([]admission.Plugin, error) {
 	return []admission.Plugin{
 		&mutator{plugin{name: "MutatingAdmissionWebhook", matcher: matcher, index: newIndex(mutatingConfigurations, c.Head, callers)}},
 		&validator{plugin{name: "ValidatingAdmissionWebhook", matcher: matcher, index: newIndex(validatingConfigurations, c.Head, callers)}},
-	}, nil
+	}, callers.end, nil
 }
 
 // plugin is what both have.
