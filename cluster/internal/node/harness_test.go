@@ -116,7 +116,7 @@ func (w *world) start(o Options, change ...func(*exec.Cmd)) *process {
 	}
 	p := &process{t: w.t, cmd: exec.Command("/proc/self/exe"), out: &bytes.Buffer{}}
 	p.cmd.Env = append(os.Environ(), optionsVariable+"="+string(text))
-	p.cmd.Dir = o.Root
+	p.cmd.Dir, p.cmd.WaitDelay = o.Root, 10*time.Second
 	p.cmd.Stderr, p.cmd.SysProcAttr = p.out, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	for _, c := range change {
 		c(p.cmd)
