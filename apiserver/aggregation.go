@@ -17,6 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -55,12 +56,12 @@ func (s *Server) keepAPIServices(ctx context.Context, c *rest.Config) error {
 }
 
 // headers are those that flags name.
-func (s *Server) headers() aggregation.Headers {
+func (s *Server) headers() proxy.Headers {
 	h := s.config.Authentication.RequestHeader
 	if h.CAFile == "" {
-		return aggregation.Headers{}.Default()
+		return proxy.Headers{}.Default()
 	}
-	return aggregation.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders, ExtraPrefix: h.ExtraHeaderPrefixes}
+	return proxy.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders, ExtraPrefix: h.ExtraHeaderPrefixes}
 }
 
 // proxyCertificate is who the server is to other API servers.
