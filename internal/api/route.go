@@ -104,7 +104,12 @@ func (q *request) allowed() error {
 		return nameless()
 	}
 	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
-		if s := q.v.Subresource(q.subresource); s == nil || s.Connects == nil || !slices.Contains(s.Connects.Methods, q.r.Method) {
+		switch s := q.v.Subresource(q.subresource); {
+		case s == nil || s.Connects == nil:
+			return q.unsupported()
+		case q.watchPrefix:
+			return missing()
+		case !slices.Contains(s.Connects.Methods, q.r.Method):
 			return q.unsupported()
 		}
 	}
