@@ -31,7 +31,7 @@ func (q *request) leadsTo(c *resource.Connect) (http.Handler, error) {
 	query := q.query()
 	switch {
 	case q.server.config.Connect == nil:
-		return nil, apierrors.NewServiceUnavailable("this server connects to no nodes and no Pods")
+		return nil, missing()
 	case c.Reads:
 		if err := q.negotiate(); err != nil {
 			return nil, err
