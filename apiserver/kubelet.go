@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -31,28 +30,6 @@ type Kubelet struct {
 // KubeletAddressTypes is kube-apiserver's order.
 func KubeletAddressTypes() []string {
 	return []string{string(corev1.NodeHostName), string(corev1.NodeInternalDNS), string(corev1.NodeInternalIP), string(corev1.NodeExternalDNS), string(corev1.NodeExternalIP)}
-}
-
-// openKubelet reads the certificate that the configuration names.
-func (s *Server) openKubelet() (err error) {
-	if c := s.config.Kubelet; c.CertFile != "" {
-		if s.kubeletClient, err = dynamiccertificates.NewDynamicServingContentFromFiles("kubelet-client", c.CertFile, c.KeyFile); err != nil {
-			return fmt.Errorf("--kubelet-client-certificate: %w", err)
-		}
-	}
-	return nil
-}
-
-// kubeletCertificate is who the server is to kubelets.
-func (s *Server) kubeletCertificate() (*tls.Certificate, error) {
-	if s.kubeletClient == nil {
-		return &s.keys.Load().Kubelet, nil
-	}
-	c, err := tls.X509KeyPair(s.kubeletClient.CurrentCertKeyContent())
-	if err != nil {
-		return nil, fmt.Errorf("--kubelet-client-certificate: %w", err)
-	}
-	return &c, nil
 }
 
 // openNodes makes the way to nodes, Pods and what runs in them.
@@ -77,6 +54,11 @@ func (s *Server) openNodes(out *egress.Dialer) (err error) {
 		Get:     s.coreObject, Slices: s.services().Slices, Family: family, Headers: s.headers().Default(),
 	})
 	return nil
+}
+
+// kubeletCertificate is who the server is to kubelets.
+func (s *Server) kubeletCertificate() (*tls.Certificate, error) {
+	return given("--kubelet-client-certificate", s.kubeletClient, func() *tls.Certificate { return &s.keys.Load().Kubelet })
 }
 
 // coreObject is an object of the core group in its internal form, as it is now.

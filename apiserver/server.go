@@ -97,7 +97,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.certificates, err = serving.NewCertificates(s.config.TLS); err != nil {
 		return err
 	}
-	if err := errors.Join(s.openProxyClient(), s.openKubelet()); err != nil {
+	if err := s.openClientCertificates(); err != nil {
 		return err
 	}
 	if s.store, err = s.open(ctx); err != nil {

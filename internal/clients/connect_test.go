@@ -232,7 +232,7 @@ func TestFollowUntilTheEnd(t *testing.T) {
 	}
 }
 
-// Who may get and not create gets no connection, by whatever method: CVE-like in upstream until release 1.35.
+// Who may get and not create gets no connection, by whatever method.
 func TestGetIsNotCreate(t *testing.T) {
 	c := newCluster(t)
 	may := func(name string, verbs ...string) *rest.Config {

@@ -13,34 +13,30 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// command connects to a command in a container. SPDY is passed on as it is, WebSockets are translated to it unless the kubelet
-// understands them.
+// command connects to a command in a container; WebSockets are translated to SPDY.
 func (p *Proxy) command(location *url.URL, kubelet *client.ConnectionInfo, streams translator.Options, fail Fail) http.Handler {
-	if location == nil {
-		return nil
-	}
-	direct := proxy.NewUpgradeAwareHandler(location, kubelet.Transport, false, true, fail)
-	if understandsWebSockets(kubelet) {
-		return direct
-	}
-	translated := translator.NewStreamTranslatorHandler(location, kubelet.Transport, 0, streams)
-	return translator.NewTranslatingHandler(direct, translated, wsstream.IsWebSocketRequestWithStreamCloseProtocol)
+	return upgrading(location, kubelet, fail, wsstream.IsWebSocketRequestWithStreamCloseProtocol, func(http.Handler) http.Handler {
+		return translator.NewStreamTranslatorHandler(location, kubelet.Transport, 0, streams)
+	})
 }
 
-// ports connects to ports of a Pod. WebSockets are taken for tunnels of SPDY unless the kubelet understands them.
+// ports connects to ports of a Pod; WebSockets are taken for tunnels of SPDY.
 func (p *Proxy) ports(location *url.URL, kubelet *client.ConnectionInfo, fail Fail) http.Handler {
+	return upgrading(location, kubelet, fail, wsstream.IsWebSocketRequestWithTunnelingProtocol, func(direct http.Handler) http.Handler {
+		return translator.NewTunnelingHandler(direct)
+	})
+}
+
+// upgrading passes upgrades on as they are, but for WebSockets of one kind, which by translates, unless the kubelet understands them itself.
+func upgrading(location *url.URL, kubelet *client.ConnectionInfo, fail Fail, is func(*http.Request) bool, by func(direct http.Handler) http.Handler) http.Handler {
 	if location == nil {
 		return nil
 	}
 	direct := proxy.NewUpgradeAwareHandler(location, kubelet.Transport, false, true, fail)
-	if understandsWebSockets(kubelet) {
+	if slices.Contains(kubelet.NodeFeatures, string(features.ExtendWebSocketsToKubelet)) {
 		return direct
 	}
-	return translator.NewTranslatingHandler(direct, translator.NewTunnelingHandler(direct), wsstream.IsWebSocketRequestWithTunnelingProtocol)
-}
-
-func understandsWebSockets(kubelet *client.ConnectionInfo) bool {
-	return slices.Contains(kubelet.NodeFeatures, string(features.ExtendWebSocketsToKubelet))
+	return translator.NewTranslatingHandler(direct, by(direct), is)
 }
 
 // pass passes requests on, and upgrades them if they want that. What an answer in HTML refers to is found by way of this server, too.

@@ -128,6 +128,11 @@ func TestNodeAddress(t *testing.T) {
 func TestNodeNameThatChanges(t *testing.T) {
 	loopback := listen(t)
 	defer loopback.Close()
+	go func() {
+		for conn, err := loopback.Accept(); err == nil; conn, err = loopback.Accept() {
+			_ = conn.Close()
+		}
+	}()
 	var asked atomic.Int64
 	was := net.DefaultResolver
 	defer func() { net.DefaultResolver = was }()
