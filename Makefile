@@ -2,8 +2,7 @@
 
 FUZZTIME ?= 30s
 
-.PHONY: trellis cluster test bench fuzz lint check torture peers
-.PHONY: trellis test bench fuzz lint check torture peers cert-manager
+.PHONY: trellis cluster test bench fuzz lint check torture peers cert-manager
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis

@@ -17,6 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -55,34 +56,46 @@ func (s *Server) keepAPIServices(ctx context.Context, c *rest.Config) error {
 }
 
 // headers are those that flags name.
-func (s *Server) headers() aggregation.Headers {
+func (s *Server) headers() proxy.Headers {
 	h := s.config.Authentication.RequestHeader
 	if h.CAFile == "" {
-		return aggregation.Headers{}.Default()
+		return proxy.Headers{}.Default()
 	}
-	return aggregation.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders, ExtraPrefix: h.ExtraHeaderPrefixes}
+	return proxy.Headers{Username: h.UsernameHeaders, UID: h.UIDHeaders, Group: h.GroupHeaders, ExtraPrefix: h.ExtraHeaderPrefixes}
 }
 
 // proxyCertificate is who the server is to other API servers.
 func (s *Server) proxyCertificate() (*tls.Certificate, error) {
-	if s.proxyClient == nil {
-		return &s.keys.Load().ProxyClient, nil
+	return given("--proxy-client-cert-file", s.proxyClient, func() *tls.Certificate { return &s.keys.Load().ProxyClient })
+}
+
+// given is the certificate that a flag names, as its file is now, or the server's own.
+func given(flag string, file *dynamiccertificates.DynamicCertKeyPairContent, own func() *tls.Certificate) (*tls.Certificate, error) {
+	if file == nil {
+		return own(), nil
 	}
-	c, err := tls.X509KeyPair(s.proxyClient.CurrentCertKeyContent())
+	c, err := tls.X509KeyPair(file.CurrentCertKeyContent())
 	if err != nil {
-		return nil, fmt.Errorf("--proxy-client-cert-file: %w", err)
+		return nil, fmt.Errorf("%s: %w", flag, err)
 	}
 	return &c, nil
 }
 
-// openProxyClient reads the certificate that the configuration names.
-func (s *Server) openProxyClient() (err error) {
-	if c := s.config.Aggregation; c.ProxyClientCertFile != "" {
-		if s.proxyClient, err = dynamiccertificates.NewDynamicServingContentFromFiles("proxy-client", c.ProxyClientCertFile, c.ProxyClientKeyFile); err != nil {
-			return fmt.Errorf("--proxy-client-cert-file: %w", err)
+// openClientCertificates reads the certificates that the configuration names.
+func (s *Server) openClientCertificates() (err error) {
+	open := func(flag, cert, key string) *dynamiccertificates.DynamicCertKeyPairContent {
+		if cert == "" || err != nil {
+			return nil
 		}
+		file, failed := dynamiccertificates.NewDynamicServingContentFromFiles(flag, cert, key)
+		if failed != nil {
+			err = fmt.Errorf("--%s: %w", flag, failed)
+		}
+		return file
 	}
-	return nil
+	s.proxyClient = open("proxy-client-cert-file", s.config.Aggregation.ProxyClientCertFile, s.config.Aggregation.ProxyClientKeyFile)
+	s.kubeletClient = open("kubelet-client-certificate", s.config.Kubelet.CertFile, s.config.Kubelet.KeyFile)
+	return err
 }
 
 // trust keeps the ConfigMap by which other API servers know this one.

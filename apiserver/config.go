@@ -60,6 +60,8 @@ type Config struct {
 	Admission Admission
 	// Aggregation is how it reaches the API servers that APIServices name.
 	Aggregation Aggregation
+	// Kubelet is how it reaches the kubelets of nodes.
+	Kubelet Kubelet
 	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
 	// means a minute.
 	RequestTimeout time.Duration
@@ -137,6 +139,12 @@ func (c Config) withDefaults() Config {
 		f.MaxReads, f.MaxWrites = 400, 200
 	}
 	c.Fairness.RequestTimeout = cmp.Or(c.RequestTimeout, time.Minute)
+	if c.Kubelet.Timeout == 0 {
+		c.Kubelet.Timeout = 5 * time.Second
+	}
+	if c.Kubelet.PreferredAddressTypes == nil {
+		c.Kubelet.PreferredAddressTypes = KubeletAddressTypes()
+	}
 	if c.Controllers == nil {
 		c.Controllers = []string{"*"}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
@@ -32,6 +34,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -51,18 +54,20 @@ type Server struct {
 	roles        *rbac.Index
 	authorizer   *authz.Authorizers
 	audit        auditing
-	proxyClient  *dynamiccertificates.DynamicCertKeyPairContent // nil: one of its own
-	handler      *api.Server
-	quotas       *plugins.Quotas
-	hangUp       func() // on the webhooks of admission
-	feed         *engine.Feed
-	webhooks     *conversion.Webhooks // nil until connect, as is
-	engine       *engine.Engine
+	// proxyClient and kubeletClient are certificates; nil: one of the server's own.
+	proxyClient, kubeletClient *dynamiccertificates.DynamicCertKeyPairContent
+	handler                    *api.Server
+	quotas                     *plugins.Quotas
+	hangUp                     func() // on the webhooks of admission
+	feed                       *engine.Feed
+	webhooks                   *conversion.Webhooks // nil until connect, as is
+	engine                     *engine.Engine
 	// reachable gets to know which webhooks cannot be reached, apiServices who serves what.
 	reachable   *control.Reachability
 	apiServices *control.APIServices
-	aggregator  *aggregation.Aggregator // nil until connect
-	migrating   []string                // CRDs that say so from before
+	aggregator  *aggregation.Aggregator // nil until connect, as is
+	nodes       *nodes.Proxy
+	migrating   []string // CRDs that say so from before
 	http        *serving.Server
 	stopping    chan struct{} // closed when the server begins to end
 	drained     chan struct{} // closed when no request is left
@@ -93,7 +98,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.certificates, err = serving.NewCertificates(s.config.TLS); err != nil {
 		return err
 	}
-	if err := s.openProxyClient(); err != nil {
+	if err := s.openClientCertificates(); err != nil {
 		return err
 	}
 	if s.store, err = s.open(ctx); err != nil {
@@ -145,6 +150,9 @@ func (s *Server) runLoops() {
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
+	if s.kubeletClient != nil {
+		s.loops.Go(func() { s.kubeletClient.Run(ctx, 1) })
+	}
 	s.every(ctx, serving.RenewalCheck, "the server's own certificates are not renewed", s.renewKeys)
 	ranges := func(ctx context.Context, c *rest.Config) error {
 		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
@@ -261,6 +269,9 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	}
 	s.feed = s.engine.NewFeed()
 	s.aggregate(out)
+	if err := s.openNodes(out); err != nil {
+		return err
+	}
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
 		Live:           []api.Check{{Name: "storage", Run: s.alive}},
@@ -273,11 +284,14 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authorizer:     s.authorizer,
 		Fairness:       fairness.New(s.config.Fairness, s.store.Head, s.config.Clock),
 		Aggregator:     s.aggregator,
-		Discovery:      discovery.Handler(s.engine.Live, s.aggregator.Discovery),
-		OpenAPI:        openapi.Handler(s.engine.Live, s.aggregator),
-		EnableCBOR:     s.config.EnableCBOR,
-		Profiling:      s.config.Profiling,
-		Audit:          s.audit.Audit,
+		Connect: func(ctx context.Context, namespace, name string, options runtime.Object, fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error) {
+			return s.nodes.Handler(ctx, namespace, name, options, fail)
+		},
+		Discovery:  discovery.Handler(s.engine.Live, s.aggregator.Discovery),
+		OpenAPI:    openapi.Handler(s.engine.Live, s.aggregator),
+		EnableCBOR: s.config.EnableCBOR,
+		Profiling:  s.config.Profiling,
+		Audit:      s.audit.Audit,
 	})
 	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.Logger)
 	s.takeOver(s.engine.Live.Load())

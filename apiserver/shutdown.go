@@ -20,6 +20,9 @@ func (s *Server) close() error {
 	if s.aggregator != nil {
 		s.aggregator.Close()
 	}
+	if s.nodes != nil {
+		s.nodes.Close()
+	}
 	s.disbelieve()
 	s.believing.Wait()
 	if s.engine != nil {

@@ -30,6 +30,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"webhook": webhook,
 	"pick":    pick,
 	"login":   login,
+	"kubelet": runKubelet,
 }
 
 // patience is how long a script waits for what must come.

@@ -101,6 +101,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindEtcd(flags)
 	f.bindControllers(flags)
 	f.bindAuthentication(flags)
+	f.bindKubelet(flags)
 	f.bindAuthorization(flags)
 	f.bindAdmission(flags)
 	f.bindFairness(flags)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 )
@@ -53,6 +54,16 @@ func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
 	flags.StringVar(&w.ConfigFile, "authentication-token-webhook-config-file", "", "kubeconfig of a server that is asked about tokens which nobody else knows")
 	flags.StringVar(&w.Version, "authentication-token-webhook-version", "v1beta1", "version of the TokenReview that it is sent: v1 or v1beta1")
 	flags.DurationVar(&w.CacheTTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "how long its answers are kept")
+}
+
+// bindKubelet declares the flags that say how kubelets are reached.
+func (f *serveFlags) bindKubelet(flags *pflag.FlagSet) {
+	k := &f.config.Kubelet
+	flags.StringVar(&k.CAFile, "kubelet-certificate-authority", "", "file of CAs that sign the certificates of kubelets; by default the CA in the data directory")
+	flags.StringVar(&k.CertFile, "kubelet-client-certificate", "", "file of the client certificate by which kubelets know this server; by default one of the CA in the data directory")
+	flags.StringVar(&k.KeyFile, "kubelet-client-key", "", "file of its key")
+	flags.StringSliceVar(&k.PreferredAddressTypes, "kubelet-preferred-address-types", apiserver.KubeletAddressTypes(), "types of the addresses of a node, the first that it has is the one to call its kubelet at")
+	flags.DurationVar(&k.Timeout, "kubelet-timeout", 5*time.Second, "how long connecting to a kubelet may take")
 }
 
 // bindAuthorization declares the flags that say who decides what callers may do.
@@ -123,6 +134,10 @@ func (f *serveFlags) checkAuthentication() error {
 		return errors.New("--requestheader-username-headers: name one, or leave --requestheader-client-ca-file out")
 	case (f.config.Aggregation.ProxyClientCertFile == "") != (f.config.Aggregation.ProxyClientKeyFile == ""):
 		return errors.New("--proxy-client-cert-file and --proxy-client-key-file: name both or none")
+	case (f.config.Kubelet.CertFile == "") != (f.config.Kubelet.KeyFile == ""):
+		return errors.New("--kubelet-client-certificate and --kubelet-client-key: name both or none")
+	case f.config.Kubelet.Timeout <= 0:
+		return errors.New("--kubelet-timeout: must be more than 0")
 	case c.Accounts.MaxExpiration < 0 || c.Accounts.MaxExpiration > 0 && c.Accounts.MaxExpiration < time.Hour || c.Accounts.MaxExpiration > 1<<32*time.Second:
 		return errors.New("--service-account-max-token-expiration: must be between 1 hour and 2^32 seconds")
 	case c.Webhook.Version != "v1" && c.Webhook.Version != "v1beta1":

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -26,7 +27,7 @@ type Config struct {
 	Endpoints func(namespace, name string, port int32) ([]string, error)
 	// Certificate is who this server is to the others, which believe what Headers say of a user because of it.
 	Certificate func() (*tls.Certificate, error)
-	Headers     Headers
+	Headers     proxy.Headers
 	// Report is told of the Condition of an APIService when it is first known, and when it changes. It must not block.
 	Report func(s *resource.APIService, c Condition)
 	// Timeout bounds a request that is no watch or stream; 0: a minute.

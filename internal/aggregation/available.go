@@ -193,7 +193,7 @@ func (b *backend) ask(e *endpoint, within time.Duration) (list []byte, http2 boo
 	}
 	req.Host = b.host
 	req.Header.Set("Accept", "application/json")
-	b.of.config.Headers.set(req.Header, &user.DefaultInfo{Name: "system:kube-aggregator", Groups: []string{user.SystemPrivilegedGroup}})
+	b.of.config.Headers.Set(req.Header, &user.DefaultInfo{Name: "system:kube-aggregator", Groups: []string{user.SystemPrivilegedGroup}})
 	client := http.Client{Transport: e.probe, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -206,7 +207,7 @@ func (e *endpoint) send(req *http.Request) (*http.Response, error) {
 	to.Host = e.address
 	out := *req
 	out.URL = &to
-	if IsUpgrade(req) {
+	if proxy.IsUpgrade(req) {
 		return e.upgrades.RoundTrip(&out)
 	}
 	return e.traffic.RoundTrip(&out)

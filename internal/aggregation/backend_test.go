@@ -25,6 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -60,7 +61,7 @@ func newWorld(t *testing.T) *world {
 		Dialer:      &egress.Dialer{Generation: func(string, string) func() uint64 { return w.generation.Load }},
 		Endpoints:   w.endpoints,
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
-		Headers:     aggregation.Headers{}.Default(),
+		Headers:     proxy.Headers{}.Default(),
 		Report:      func(_ *resource.APIService, c aggregation.Condition) { w.reports <- c },
 		Timeout:     2 * time.Second, // for those that have to end by it
 	})

@@ -114,7 +114,7 @@ func (b *backend) fetch(path, known string) (text []byte, etag string, err error
 	if known != "" {
 		req.Header.Set("If-None-Match", known)
 	}
-	b.of.config.Headers.set(req.Header, reader)
+	b.of.config.Headers.Set(req.Header, reader)
 	resp, err := b.RoundTrip(req)
 	if err != nil {
 		return nil, "", err

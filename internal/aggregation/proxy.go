@@ -2,20 +2,12 @@ package aggregation
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"log"
-	"log/slog"
 	"net/http"
 	"net/http/httputil"
-	"strings"
-	"sync"
-	"time"
 
-	"golang.org/x/net/http/httpguts"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -27,22 +19,16 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 		http.Error(w, "service unavailable", http.StatusServiceUnavailable)
 		return false
 	}
-	p := httputil.ReverseProxy{
-		Transport: b, BufferPool: &large, ErrorHandler: fail, ModifyResponse: settle(w.Header()), ErrorLog: quiet,
-		FlushInterval: flushAfter,
-		Rewrite: func(p *httputil.ProxyRequest) {
-			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
-			p.SetXForwarded()
-			a.config.Headers.clear(p.Out.Header)
-			a.config.Headers.set(p.Out.Header, u)
-			if id := w.Header()["Audit-Id"]; id != nil {
-				p.Out.Header["Audit-Id"] = id
-			}
-		},
-	}
-	if stream {
-		p.BufferPool = &small
-	} else {
+	p := proxy.Reverse(w.Header(), b, stream, func(p *httputil.ProxyRequest) {
+		p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
+		p.SetXForwarded()
+		a.config.Headers.Clear(p.Out.Header)
+		a.config.Headers.Set(p.Out.Header, u)
+		if id := w.Header()["Audit-Id"]; id != nil {
+			p.Out.Header["Audit-Id"] = id
+		}
+	})
+	if !stream {
 		ctx, cancel := context.WithTimeout(r.Context(), a.config.Timeout)
 		defer cancel()
 		r = r.WithContext(ctx)
@@ -50,76 +36,3 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	p.ServeHTTP(w, r)
 	return true
 }
-
-// flushAfter is how long a piece of an answer of a known length waits for more; others go out at once.
-const flushAfter = 200 * time.Millisecond
-
-// settle decides about what an answer says: ours are headers that it has already, which the backend's replace, and a redirect would
-// have a client of this server follow whom this server trusts (CVE-2022-3172).
-func settle(ours http.Header) func(*http.Response) error {
-	id, control := ours["Audit-Id"], ours["Cache-Control"]
-	return func(resp *http.Response) error {
-		switch resp.StatusCode {
-		case http.StatusSwitchingProtocols:
-			if asked := resp.Request.Header.Get("Upgrade"); !strings.EqualFold(asked, resp.Header.Get("Upgrade")) {
-				return fmt.Errorf("the backend turned the connection to %q, not to %q", resp.Header.Get("Upgrade"), asked) // which closes it
-			}
-		case http.StatusMultipleChoices, http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-			const message = "the backend attempted to redirect this request, which is not permitted"
-			_ = resp.Body.Close()
-			resp.StatusCode, resp.Header, resp.Body = http.StatusBadGateway, http.Header{}, io.NopCloser(strings.NewReader(message))
-			resp.ContentLength = int64(len(message))
-		}
-		delete(resp.Header, "Audit-Id")
-		ours["Audit-Id"], ours["Cache-Control"] = id, control // an answer before the answer has taken them away
-		if resp.Header["Cache-Control"] != nil {
-			delete(ours, "Cache-Control")
-		}
-		return nil
-	}
-}
-
-// fail answers where no answer has come.
-func fail(w http.ResponseWriter, r *http.Request, err error) {
-	switch {
-	case errors.Is(err, context.DeadlineExceeded) && r.Context().Err() != nil:
-		http.Error(w, "the API server that serves this did not answer within the allotted time", http.StatusGatewayTimeout)
-	default:
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-	}
-}
-
-// IsUpgrade says that a request wants a connection to become another protocol's.
-func IsUpgrade(r *http.Request) bool {
-	return httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
-}
-
-// logged has httputil tell what an answer that breaks off means for the client: nothing that an operator has to know.
-type logged struct{}
-
-var quiet = log.New(logged{}, "", 0)
-
-// Write implements io.Writer.
-func (logged) Write(p []byte) (int, error) {
-	slog.Debug("proxy to an API server", "message", strings.TrimSpace(string(p)))
-	return len(p), nil
-}
-
-// buffers are those that answers are copied through: large ones, and small ones for what lasts.
-type buffers struct {
-	size int
-	pool sync.Pool
-}
-
-var large, small = buffers{size: 32 << 10}, buffers{size: 4 << 10}
-
-// Get implements httputil.BufferPool.
-func (b *buffers) Get() []byte {
-	if p, ok := b.pool.Get().(*[]byte); ok {
-		return *p
-	}
-	return make([]byte, b.size)
-}
-
-// Put implements httputil.BufferPool.
-func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

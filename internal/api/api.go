@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -40,13 +41,16 @@ type Config struct {
 	Discovery     http.Handler            // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler            // /openapi/v2, /openapi/v3 and below
 	Aggregator    *aggregation.Aggregator // of what other servers serve; nil: none does
-	Issuer        http.Handler            // further paths: documents of who makes tokens of service accounts; nil: there are none
-	Live, Ready   []Check                 // of /livez and /readyz, besides ping
-	Gauges        []Gauge                 // in /metrics, besides its own
-	Egress        prometheus.Collector    // the same, of what leaves the server; nil: nothing does
-	EnableCBOR    bool
-	Profiling     bool  // serve /debug/pprof
-	Audit         Audit // the caller runs its Sink
+	// Connect finds who answers a request that leads to a node, a Pod or what runs in it: by the name of an object, which may have more
+	// around it, and options in their internal form. fail answers where they do not. nil: nobody does.
+	Connect     func(ctx context.Context, namespace, name string, options runtime.Object, fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error)
+	Issuer      http.Handler         // further paths: documents of who makes tokens of service accounts; nil: there are none
+	Live, Ready []Check              // of /livez and /readyz, besides ping
+	Gauges      []Gauge              // in /metrics, besides its own
+	Egress      prometheus.Collector // the same, of what leaves the server; nil: nothing does
+	EnableCBOR  bool
+	Profiling   bool  // serve /debug/pprof
+	Audit       Audit // the caller runs its Sink
 	// RequestTimeout bounds what a request that is no watch may wait for; 0 means a minute.
 	RequestTimeout time.Duration
 }

@@ -221,6 +221,9 @@ func (k *seriesKey) withCode() []string {
 
 // reported is the verb as metrics call it: the method, with its special cases.
 func (k *seriesKey) reported() string {
+	if streams[k.subresource] {
+		return "CONNECT"
+	}
 	switch k.verb {
 	case verbGet:
 		return "GET"
@@ -257,17 +260,22 @@ func (k *seriesKey) scope() string {
 // watching counts a watch that has begun, and returns the counter of its events; the caller calls done
 // when it is over.
 func (m *metrics) watching(q *request) (events prometheus.Counter, done func()) {
-	k := seriesKey{
-		group: q.group, version: q.version, plural: q.plural, subresource: q.subresource, verb: verbWatch,
-		named: q.name != "", namespaced: q.namespace != "",
-	}
-	s := m.find(k, q.v)
-	s.running.Inc()
+	s := m.lasting(q)
 	m.watches.Add(1)
 	return s.events, func() {
 		s.running.Dec()
 		m.watches.Add(-1)
 	}
+}
+
+// lasting counts a request as one that runs; the caller counts it off.
+func (m *metrics) lasting(q *request) *series {
+	s := m.find(seriesKey{
+		group: q.group, version: q.version, plural: q.plural, subresource: q.subresource, verb: q.verb,
+		named: q.name != "", namespaced: q.namespace != "",
+	}, q.v)
+	s.running.Inc()
+	return s
 }
 
 // terminated counts a request for a server that is not available, which kube-apiserver counts nowhere else. A resource that known does not

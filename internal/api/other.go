@@ -3,6 +3,7 @@ package api
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -99,6 +100,7 @@ func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err == nil {
 		o.request.status = http.StatusSwitchingProtocols
 		o.request.auditStart()
+		context.AfterFunc(o.request.r.Context(), func() { _ = conn.Close() }) // whoever has it need not hear of the end of the request
 	}
 	return conn, both, err
 }

@@ -23,7 +23,8 @@ type path struct {
 	plural, name, subresource string
 	resource    bool
 	watchPrefix bool // /watch/ stood before the resource
-	deep        bool // there is more behind the subresource
+	deep        bool // there is more than a path of a resource can have
+	further     bool // there is more behind the subresource
 }
 
 // maxSegments is how many parts a path of a resource can have: apis, group, version, watch,
@@ -48,7 +49,7 @@ func (p *path) parse(method, url string) {
 	for rest := url[1:]; ; {
 		i := strings.IndexByte(rest, '/')
 		if len(parts) == maxSegments {
-			p.deep = true
+			p.further = true
 			break
 		}
 		if i < 0 {
@@ -92,7 +93,7 @@ func (p *path) below(method string, parts []string) {
 	if len(parts) > 2 {
 		p.subresource = parts[2]
 	}
-	p.deep = p.deep || len(parts) > 3
+	p.further = p.further || len(parts) > 3
 	switch {
 	case p.name == "" && p.verb == verbGet:
 		p.verb = verbList

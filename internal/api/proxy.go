@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -18,23 +18,32 @@ func (q *request) proxy(to *resource.APIService) {
 	}
 	widen(0)
 	m := q.server.metrics
-	stream := q.verb == verbWatch || streams[q.subresource] || aggregation.IsUpgrade(q.r)
+	stream := q.verb == verbWatch || streams[q.subresource] || proxy.IsUpgrade(q.r)
 	switch {
 	case stream:
-		q.seat.Release(time.Now) // which another server gives by itself
-		m.watches.Add(1)
-		defer m.watches.Add(-1)
-		q.readDeadline(time.Time{}) // what is sent may take as long
-		ctx, cancel := context.WithCancel(q.r.Context())
-		defer cancel()
-		defer context.AfterFunc(q.server.serving, cancel)() // as for the server's own watches
-		q.r = q.r.WithContext(ctx)
+		defer q.unbounded()()
 	case q.verb != verbGet && q.verb != verbList:
 		m.mutating.Add(1)
 		defer m.mutating.Add(-1)
 	}
 	if a := q.server.config.Aggregator; !a.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream) {
 		m.terminated(q, a.Discovery(to))
+	}
+}
+
+// unbounded lets a request last as long as both sides of it want, and the server is there. The function that it returns ends that.
+func (q *request) unbounded() (end func()) {
+	q.seat.Release(time.Now) // which another server gives by itself
+	q.server.metrics.watches.Add(1)
+	q.readDeadline(time.Time{}) // what is sent may take as long
+	q.deadline(time.Time{})     // and what is answered
+	ctx, cancel := context.WithCancel(q.r.Context())
+	stay := context.AfterFunc(q.server.serving, cancel) // as for the server's own watches
+	q.r = q.r.WithContext(ctx)
+	return func() {
+		stay()
+		cancel()
+		q.server.metrics.watches.Add(-1)
 	}
 }
 

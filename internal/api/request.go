@@ -162,7 +162,7 @@ func (q *request) notShuttingDown() bool {
 
 // requestDeadline sets the deadline that the client asks for.
 func (q *request) requestDeadline() bool {
-	if q.verb == verbWatch || !strings.Contains(q.r.URL.RawQuery, "timeout=") {
+	if q.verb == verbWatch || !strings.Contains(q.r.URL.RawQuery, "timeout=") || q.lasts() {
 		return true
 	}
 	value := q.query().Get("timeout")

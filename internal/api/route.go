@@ -33,7 +33,7 @@ func (q *request) route() bool {
 		q.proxy(theirs)
 		return false
 	}
-	if q.v == nil || q.deep {
+	if q.v == nil || q.deep || q.further && !q.leadsFurther() {
 		q.notServed()
 		return false
 	}
@@ -48,6 +48,12 @@ func (q *request) route() bool {
 	if err != nil {
 		q.fail(err)
 		return false
+	}
+	if q.subresource != "" {
+		if s := q.v.Subresource(q.subresource); s != nil && s.Connects != nil {
+			q.connect(s.Connects)
+			return false
+		}
 	}
 	return true
 }
@@ -98,7 +104,14 @@ func (q *request) allowed() error {
 		return nameless()
 	}
 	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
-		return q.unsupported()
+		switch s := q.v.Subresource(q.subresource); {
+		case s == nil || s.Connects == nil:
+			return q.unsupported()
+		case q.watchPrefix:
+			return missing()
+		case !slices.Contains(s.Connects.Methods, q.r.Method):
+			return q.unsupported()
+		}
 	}
 	if err := q.wellAimed(); err != nil {
 		return err

@@ -27,7 +27,7 @@ type line struct {
 	main              strategy
 	status            rest.RESTUpdateStrategy // of /status; nil: there is none
 	more              map[string]rest.RESTUpdateStrategy
-	acts              []resource.Subresource // that only take a POST
+	acts              []resource.Subresource // that only take a POST, or connect to somebody else
 	scale             *resource.Scale
 	// fields are those that selectors may name, besides name and namespace: paths, separated by spaces. "a=b" names
 	// the path b "a", "a:0" is 0 where there is nothing, "a|b" is what b is where there is nothing.

@@ -11,13 +11,6 @@ import (
 // subresources. docs/compatibility.md says what there is instead.
 var absent = []string{
 	"v1 componentstatuses",
-	"v1 nodes/proxy",
-	"v1 pods/attach",
-	"v1 pods/exec",
-	"v1 pods/log",
-	"v1 pods/portforward",
-	"v1 pods/proxy",
-	"v1 services/proxy",
 }
 
 // pruning takes out of kube-apiserver's documents what is absent.

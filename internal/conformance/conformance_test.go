@@ -23,11 +23,12 @@ type pair struct {
 	unordered    bool // the causes of a 422 come in no fixed order
 	crds         []*crd
 	pruned       pruning
+	node         *node
 }
 
 // startTrellis has the plugin ServiceAccount too. No controllers run on either side.
-func startTrellis(t *testing.T) *testserver.Server {
-	return testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.Admission.Disable = nil }))
+func startTrellis(t *testing.T, more ...testserver.Option) *testserver.Server {
+	return testserver.Start(t, append(more, testserver.With(func(c *apiserver.Config) { c.Admission.Disable = nil }))...)
 }
 
 // Every request of the parts gets the same answer from both, but for what docs/compatibility.md lists. CONFORMANCE=all takes
@@ -36,8 +37,8 @@ func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes a minute")
 	}
-	upstream := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24")
-	p := &pair{newServer(t, "here", startTrellis(t).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}}
+	upstream, node := startKubeAPIServer(t, "--service-cluster-ip-range=10.0.0.0/24"), startKubelet(t)
+	p := &pair{newServer(t, "here", startTrellis(t, testserver.With(node.trusted)).Config), newServer(t, "upstream", upstream), knownDifferences(), 0, 0, false, nil, pruning{map[string]bool{}}, node}
 	p.do(t, "POST /api/v1/namespaces", asYAML, `{apiVersion: v1, kind: Namespace, metadata: {name: conformance}}`)
 	parts := []struct {
 		name string
@@ -53,6 +54,7 @@ func TestConformance(t *testing.T) {
 		{"deletion", testDeletion},
 		{"webhooks", testWebhooks},
 		{"order", testOrder},
+		{"connect", testConnect},
 	}
 	ran := 0
 	for _, part := range parts {

@@ -215,6 +215,13 @@ func hookedRequests() []request {
 		of("DELETE "+core+"configmaps/c?gracePeriodSeconds=3", "", ""),
 		of("POST "+core+"pods", "", pod),
 		of("PATCH "+core+"pods/p/status", asMerge, `{"status":{"phase":"Pending"}}`),
+		of("POST "+core+"pods/p/exec?command=a&command=b&stdin=true&container=c", "", ""), // it has no node yet
+		of("GET "+core+"pods/p/attach", "", ""),
+		of("GET "+core+"pods/p/attach?tty=true", "", ""),
+		of("GET "+core+"pods/p/portforward?ports=80&ports=81", "", ""),
+		of("PUT "+core+"pods/http:p:80/proxy/a/b/?c=d", "", ""),
+		of("DELETE "+core+"pods/p/proxy", "", ""),
+		of("GET "+core+"services/none:80/proxy/a", "", ""),
 		of("POST "+core+"pods/p/binding", "", `{"metadata":{"name":"p"},"target":{"kind":"Node","name":"n"}}`),
 		of("POST "+core+"pods/p/eviction?dryRun=All", "", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),
 		of("POST "+core+"pods/p/eviction", "", `{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"p","namespace":"hooked"}}`),

@@ -18,6 +18,8 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
 // atOnce is how many objects are made at the same time: they share the disk's writes.
@@ -45,6 +47,7 @@ func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) e
 	for _, binding := range append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...) {
 		b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: &binding}, reconciliation.ClusterRoleBindingClientAdapter{Client: client.RbacV1().ClusterRoleBindings()})
 	}
+	b.binding(reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: kubeletClient()}, reconciliation.ClusterRoleBindingClientAdapter{Client: client.RbacV1().ClusterRoleBindings()})
 	for _, roles := range bootstrappolicy.NamespaceRoles() {
 		for _, role := range roles {
 			b.role(reconciliation.RoleRuleOwner{Role: &role}, reconciliation.RoleModifier{Client: client.RbacV1(), NamespaceClient: client.CoreV1().Namespaces()})
@@ -58,6 +61,15 @@ func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) e
 	b.priorities(ctx)
 	b.announce(ctx, controllers)
 	return b.all.Wait()
+}
+
+// kubeletClient lets this server do at kubelets, which ask it, what users ask it for.
+func kubeletClient() *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "trellis:" + pki.KubeletClient},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:kubelet-api-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: pki.KubeletClient}},
+	}
 }
 
 // bootstrap reconciles many objects at once.

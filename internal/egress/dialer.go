@@ -76,6 +76,21 @@ func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
 // DialEndpoint connects to an endpoint of a Service: an address and port, or the name of a Service of type ExternalName. That
 // is looked up here, and what it stands for is judged before it is dialled, so that it cannot stand for something else by then.
 func (d *Dialer) DialEndpoint(ctx context.Context, network, address string) (net.Conn, error) {
+	return d.dialJudged(ctx, network, address, func(a netip.Addr) error {
+		if a.IsLoopback() { // a name for this machine is one that an administrator has given it
+			return nil
+		}
+		return d.Refuse(a)
+	})
+}
+
+// DialOther connects to a node or a Pod. Unlike the name of a Service, no name of theirs may stand for this machine.
+func (d *Dialer) DialOther(ctx context.Context, network, address string) (net.Conn, error) {
+	return d.dialJudged(ctx, network, address, d.Refuse)
+}
+
+// dialJudged asks refuse about the address that a name turns out to stand for. A tunnel looks up names where it ends.
+func (d *Dialer) dialJudged(ctx context.Context, network, address string, refuse func(netip.Addr) error) (net.Conn, error) {
 	endpoint, err := netip.ParseAddrPort(address)
 	switch {
 	case d.Refuse == nil:
@@ -88,10 +103,10 @@ func (d *Dialer) DialEndpoint(ctx context.Context, network, address string) (net
 		defer cancel()
 		named := net.Dialer{KeepAlive: keepAlive, Control: func(_, address string, _ syscall.RawConn) error {
 			endpoint, err := netip.ParseAddrPort(address)
-			if err != nil || endpoint.Addr().IsLoopback() { // a name for this machine is one that an administrator has given it
+			if err != nil {
 				return err
 			}
-			return d.Refuse(endpoint.Addr())
+			return refuse(endpoint.Addr())
 		}}
 		return named.DialContext(ctx, network, address)
 	}
@@ -101,7 +116,7 @@ func (d *Dialer) DialEndpoint(ctx context.Context, network, address string) (net
 // RefuseSpecial is a Dialer's Refuse: it refuses what upstream's validation has no endpoint be, an address of this machine
 // alone or of its link.
 func RefuseSpecial(a netip.Addr) error {
-	if a.IsGlobalUnicast() {
+	if a.Unmap().IsGlobalUnicast() {
 		return nil
 	}
 	return fmt.Errorf("%s cannot be the address of an endpoint", a)

@@ -35,7 +35,7 @@ func (w *write) mutate() error {
 	if w.way == stores && (w.patches || w.replaced > 0) {
 		w.dedup(" after mutating admission happens")
 	}
-	if w.replaced == 0 || w.wanted == nil {
+	if w.replaced == 0 || w.wanted == nil || w.way == connects {
 		return nil
 	}
 	w.keepOwners(owners)

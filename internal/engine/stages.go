@@ -1,15 +1,16 @@
 package engine
 
-// way is which of three kinds of write this is.
+// way is which kind of write this is.
 type way uint8
 
 const (
-	stores  way = 1 << iota // an object is to be created or changed
-	removes                 // an object is to be deleted, or marked as going
-	asks                    // a question (TokenReview and the like): answered, never stored
-	acts                    // what is posted to a subresource (a Binding): done to the object, never stored
-	brings  = stores | asks | acts
-	all     = brings | removes
+	stores   way = 1 << iota // an object is to be created or changed
+	removes                  // an object is to be deleted, or marked as going
+	asks                     // a question (TokenReview and the like): answered, never stored
+	acts                     // what is posted to a subresource (a Binding): done to the object, never stored
+	connects                 // options of a connection to what runs behind an object: judged, never stored
+	brings   = stores | asks | acts
+	all      = brings | removes | connects
 )
 
 // stage is one step of a write. An error ends the attempt.
@@ -23,15 +24,15 @@ type stage struct {
 // BeforeUpdate and BeforeDelete, then of its store. What is overtaken by another write goes through all of them again, from
 // the newest state.
 var stages = []stage{
-	{"decode", brings, (*write).decode},     // the object that the caller wants, with defaults
-	{"locate", brings, (*write).locate},     // its name and namespace are those of the request
-	{"own", brings, (*write).own},           // who manages which fields
-	{"find", removes, (*write).find},        // what is to go, as the caller has seen it
-	{"mutate", all, (*write).mutate},        // admission that may change it
-	{"permit", stores, (*write).permit},     // may this caller write just this?
-	{"identify", stores, (*write).identify}, // generated name, uid, times; is it the object that was meant?
-	{"prepare", stores, (*write).prepare},   // what the caller may not set is as it was
-	{"mark", removes, (*write).mark},        // what is left of an object that is to go
+	{"decode", brings | connects, (*write).decode}, // the object that the caller wants, with defaults
+	{"locate", brings, (*write).locate},            // its name and namespace are those of the request
+	{"own", brings, (*write).own},                  // who manages which fields
+	{"find", removes, (*write).find},               // what is to go, as the caller has seen it
+	{"mutate", all, (*write).mutate},               // admission that may change it
+	{"permit", stores, (*write).permit},            // may this caller write just this?
+	{"identify", stores, (*write).identify},        // generated name, uid, times; is it the object that was meant?
+	{"prepare", stores, (*write).prepare},          // what the caller may not set is as it was
+	{"mark", removes, (*write).mark},               // what is left of an object that is to go
 	{"validate", stores, (*write).validate},
 	{"check", acts, (*write).check}, // what is posted, by itself
 	{"warn", stores, (*write).warnings},

@@ -165,6 +165,8 @@ func (w *write) begin() {
 		w.op = admission.Delete
 	case w.posts:
 		w.op, w.loaded = admission.Create, true
+	case w.way == connects:
+		w.op, w.loaded = admission.Connect, true
 	}
 }
 

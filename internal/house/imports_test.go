@@ -21,6 +21,7 @@ var rooms = []string{
 	"internal/api",
 	"internal/serving",
 	"internal/aggregation",
+	"internal/proxy",
 	"internal/fixture", // for tests
 	"internal/engine",
 	"internal/admission",
@@ -75,7 +76,14 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/control", "apiserver"},
-	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver"}, // conditions
+	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver"},           // conditions
+	"k8s.io/apiserver/pkg/registry/generic/rest":                               {"internal/proxy/nodes"}, // reads logs
+	"k8s.io/kubernetes/pkg/apis/core":                                          {"internal/builtin", "internal/access", "internal/admission", "internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/cluster/ports":                                      {"internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/features":                                           {"internal/builtin", "internal/access", "internal/admission", "internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/kubelet/client":                                     {"internal/proxy/nodes"},
+	"k8s.io/kubernetes/pkg/registry/core/node":                                 {"internal/builtin", "internal/proxy/nodes"}, // where Nodes and Pods are
+	"k8s.io/kubernetes/pkg/registry/core/pod":                                  {"internal/builtin", "internal/proxy/nodes"},
 	"k8s.io/kubernetes/pkg/serviceaccount":                                     {"internal/access", "internal/builtin", "internal/control"},
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install":                  {"internal/builtin"},
 	"k8s.io/kube-aggregator/pkg/registry/apiservice":                           {"internal/builtin"},

@@ -5,10 +5,12 @@ package resource
 
 import (
 	"context"
+	"net/url"
 	"sync"
 	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
@@ -178,6 +180,23 @@ type Subresource struct {
 	Do func(ctx context.Context, obj, body object.Tree) (answer object.Tree, err error) `json:"-"`
 	// Answer, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
 	Answer func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
+	// Connects, in place of all of these, leads a request on to somebody else, whatever its method. nil: it does not.
+	Connects *Connect `json:"-"`
+}
+
+// Connect is a way to what runs behind an object: a container, a node, a Pod.
+type Connect struct {
+	// Options is the kind of what the query says (PodExecOptions), which admission is asked about.
+	Options *Version
+	Methods []string // of HTTP
+	// Reads says that it is a GET like any other, which admission hears nothing of (a log); Upgrades that the connection becomes
+	// another protocol's, for which the caller has to be allowed to create, too.
+	Reads, Upgrades bool
+	// Subpath is the field of Options for what is behind the subresource in the path; "": there is nothing.
+	Subpath string
+	// Decode reads options from a query, with defaults; Internal is the form of them that has no version.
+	Decode   func(url.Values) (object.Tree, error)
+	Internal func(object.Tree) (runtime.Object, error)
 }
 
 // Place is a way to the objects of a kind; Subresource is "" for themselves.

@@ -11,7 +11,7 @@ import (
 )
 
 // RenewalCheck is how often a server looks whether its certificates are to be renewed, or have been by trellis certs. The
-// former could be seldom, for they are renewed long before they end; it costs reading seven small files.
+// former could be seldom, for they are renewed long before they end; it costs reading nine small files.
 const RenewalCheck = time.Hour
 
 // Keys are what a server has made for itself. Certificates show the newest.

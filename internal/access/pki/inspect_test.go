@@ -71,14 +71,15 @@ func TestList(t *testing.T) {
 	dir := t.TempDir()
 	ensure(t, dir, names, now)
 	list, err := List(dir, now)
-	if err != nil || len(list) != 5 {
+	if err != nil || len(list) != 6 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	issuers := []string{"CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=front-proxy-ca", "CN=front-proxy-ca"}
+	issuers := []string{"CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=kubernetes", "CN=front-proxy-ca", "CN=front-proxy-ca"}
 	for i, want := range []Certificate{
 		{Name: "ca", Subject: "CN=kubernetes", Names: []string{"kubernetes"}, DaysLeft: 3650},
 		{Name: "admin", Subject: "CN=kubernetes-admin,O=system:masters", DaysLeft: 365},
 		{Name: "apiserver", Subject: "CN=kube-apiserver", Names: names, DaysLeft: 365},
+		{Name: "apiserver-kubelet-client", Subject: "CN=kube-apiserver-kubelet-client", DaysLeft: 365},
 		{Name: "front-proxy-ca", Subject: "CN=front-proxy-ca", Names: []string{"front-proxy-ca"}, DaysLeft: 3650},
 		{Name: "front-proxy-client", Subject: "CN=front-proxy-client", DaysLeft: 365},
 	} {

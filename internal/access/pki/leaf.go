@@ -16,7 +16,11 @@ const (
 	servingName = "apiserver"
 	adminName   = "admin"
 	proxyName   = "front-proxy-client"
+	kubeletName = "apiserver-kubelet-client"
 )
+
+// KubeletClient is whom the server is to kubelets.
+const KubeletClient = "kube-apiserver-kubelet-client"
 
 func leaves() (all []string) {
 	for _, a := range authorities {
@@ -35,6 +39,9 @@ func template(name string) *x509.Certificate {
 	switch name {
 	case adminName:
 		t.Subject = pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}}
+		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	case kubeletName:
+		t.Subject = pkix.Name{CommonName: KubeletClient}
 		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	case proxyName:
 		t.Subject = pkix.Name{CommonName: proxyName}

@@ -37,6 +37,7 @@ type Bundle struct {
 	AdminCert  []byte // PEM; O=system:masters
 	AdminKey   []byte // PEM
 	AccountKey crypto.Signer
+	Kubelet    tls.Certificate // the client certificate for kubelets
 
 	// ProxyCAPEM is the CA of ProxyClient alone, which this server is to the API servers that it proxies to. That it is another
 	// CA keeps users apart from proxies, which are believed when they say who asks.
@@ -114,6 +115,13 @@ func load(f files, hosts []string, now time.Time) (*Bundle, error) {
 		return nil, err
 	}
 	b.AdminCert, b.AdminKey = admin.cert, admin.key
+	kubelet, err := m.leaf(kubeletName, nil)
+	if err != nil {
+		return nil, err
+	}
+	if b.Kubelet, err = tls.X509KeyPair(kubelet.cert, kubelet.key); err != nil {
+		return nil, fmt.Errorf("pki: %s: %w", f.path(kubeletName+".crt"), err)
+	}
 	if b.AccountKey, err = m.key("sa.key"); err != nil {
 		return nil, err
 	}
@@ -153,7 +161,7 @@ type authority struct {
 }
 
 var authorities = []authority{
-	{"ca", "kubernetes", []string{adminName, servingName}},
+	{"ca", "kubernetes", []string{adminName, servingName, kubeletName}},
 	{"front-proxy-ca", "front-proxy-ca", []string{proxyName}},
 }
 

@@ -51,8 +51,8 @@ func TestFirstStartMakesAndLaterStartsReuse(t *testing.T) {
 			t.Errorf("%s has mode %v (%v), want 0600", e.Name(), info.Mode(), err)
 		}
 	}
-	if len(entries) != 11 {
-		t.Errorf("%d files, want 11: %v", len(entries), entries)
+	if len(entries) != 13 {
+		t.Errorf("%d files, want 13: %v", len(entries), entries)
 	}
 	second := ensure(t, dir, names, now.Add(time.Hour))
 	if !bytes.Equal(first.CAPEM, second.CAPEM) || !bytes.Equal(first.AdminCert, second.AdminCert) ||

@@ -33,8 +33,11 @@ func subresources(v *resource.Version) []subresource {
 	}
 	for _, s := range v.Subresources {
 		kind := v.GroupVersionKind()
-		if s.Body != nil {
+		switch {
+		case s.Body != nil:
 			kind = s.Body.GroupVersionKind()
+		case s.Connects != nil && !s.Connects.Reads:
+			kind = s.Connects.Options.GroupVersionKind()
 		}
 		subs = append(subs, subresource{s.Name, kind, s.Verbs})
 	}

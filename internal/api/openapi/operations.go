@@ -1,6 +1,7 @@
 package openapi
 
 import (
+	"cmp"
 	"reflect"
 	"slices"
 	"strings"
@@ -79,7 +80,10 @@ func queryParams(of any, docs map[string]string) []param {
 		if name == "" || ft.Kind() == reflect.Struct {
 			continue
 		}
-		typ := "string" // lists too: one parameter for each item
+		if ft.Kind() == reflect.Slice {
+			ft = ft.Elem() // one parameter for each item
+		}
+		typ := "string"
 		switch ft.Kind() {
 		case reflect.Bool:
 			typ = "boolean"
@@ -129,6 +133,10 @@ func (o *options) paths(k kind) []pathItem {
 		items = append(items, item)
 	}
 	for _, sub := range k.Subresources {
+		if sub.Connects != nil {
+			items = append(items, connecting(k, root+"/{name}/"+sub.Name, scope, sub)...)
+			continue
+		}
 		items = append(items, o.subresource(k, root+"/{name}/", scope, sub, k.model))
 	}
 	items = slices.DeleteFunc(items, func(p pathItem) bool { return len(p.operations) == 0 })
@@ -371,7 +379,9 @@ func (p *pathItem) finish(k kind) {
 	slices.SortFunc(p.params, compareParams)
 }
 
-func compareParams(a, b param) int { return strings.Compare(a.name, b.name) }
+func compareParams(a, b param) int {
+	return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.in, b.in))
+}
 
 // shared says whether every operation takes a parameter; descriptions may differ between
 // them, as between those of create and patch, and then it stays where it is.

@@ -32,7 +32,11 @@ func (e edition) refPrefix() string {
 	return "#/components/schemas/"
 }
 
+// appendRef refers to a schema; "" is text.
 func (e edition) appendRef(dst []byte, model string) []byte {
+	if model == "" {
+		return append(dst, `{"type":"string"}`...)
+	}
 	dst = append(dst, `{"$ref":`...)
 	dst = object.AppendString(dst, e.refPrefix()+model)
 	return append(dst, '}')

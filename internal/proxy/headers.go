@@ -1,4 +1,4 @@
-package aggregation
+package proxy
 
 import (
 	"net/http"
@@ -28,9 +28,9 @@ func (h Headers) Default() Headers {
 // usual are the names that an API server may go by whatever this one's flags say.
 var usual = Headers{}.Default()
 
-// clear removes what a client has said of these, and its credentials, which are none of the other server's business. Some
+// Clear removes what a client has said of these, and its credentials, which are none of the other server's business. Some
 // programs take "_" for "-".
-func (h Headers) clear(header http.Header) {
+func (h Headers) Clear(header http.Header) {
 	for name := range header {
 		plain := strings.ReplaceAll(name, "_", "-")
 		is := func(listed string) bool { return strings.EqualFold(listed, plain) }
@@ -46,8 +46,8 @@ func (h Headers) clear(header http.Header) {
 	}
 }
 
-// set says who the user is.
-func (h Headers) set(header http.Header, u user.Info) {
+// Set says who the user is.
+func (h Headers) Set(header http.Header, u user.Info) {
 	header[textproto.CanonicalMIMEHeaderKey(h.Username[0])] = []string{u.GetName()}
 	if uid := u.GetUID(); uid != "" {
 		header[textproto.CanonicalMIMEHeaderKey(h.UID[0])] = []string{uid}

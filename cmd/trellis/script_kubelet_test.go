@@ -1,0 +1,48 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	mathbig "math/big"
+	"net"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/trellis-k8s/trellis/internal/fixture/kubelet"
+)
+
+// runKubelet runs a kubelet, whose containers are this machine, until the end of the script: kubelet FOLDER, where FOLDER has the CA that
+// signs its certificate and that of who may ask it. Scripts find its port in KUBELET_PORT.
+func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: kubelet folder")
+	}
+	ca, err := tls.LoadX509KeyPair(filepath.Join(ts.MkAbs(args[0]), "ca.crt"), filepath.Join(ts.MkAbs(args[0]), "ca.key"))
+	ts.Check(err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	ts.Check(err)
+	leaf := &x509.Certificate{
+		SerialNumber: mathbig.NewInt(2), Subject: pkix.Name{CommonName: "system:node:n"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, ca.Leaf, &key.PublicKey, ca.PrivateKey)
+	ts.Check(err)
+	clients := x509.NewCertPool()
+	clients.AddCert(ca.Leaf)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	k := &kubelet.Server{Dir: ts.MkAbs(".")}
+	k.Start(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients})
+	ts.Defer(func() {
+		k.CloseClientConnections() // of a server that the script has not ended
+		k.Close()
+	})
+	ts.Setenv("KUBELET_PORT", strconv.Itoa(k.Port()))
+}

@@ -1,0 +1,178 @@
+package conformance_test
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/fixture/kubelet"
+)
+
+// node is one of both servers: a kubelet, and what stands for the Pods on it.
+type node struct {
+	kubelet, pod kubelet.Server
+	address      string // of this machine, by which others know it; "" if it has none
+	ca           string // file of the CA that has signed the kubelet's certificate
+}
+
+func startKubelet(t *testing.T) *node {
+	t.Helper()
+	n := &node{ca: filepath.Join(t.TempDir(), "ca.crt")}
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil && ip.IP.IsGlobalUnicast() {
+			n.address = ip.IP.String()
+		}
+	}
+	keys, err := pki.Ensure("", append([]string{"127.0.0.1"}, n.address), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(n.ca, keys.CAPEM, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for s, secured := range map[*kubelet.Server]*tls.Config{&n.kubelet: {Certificates: []tls.Certificate{keys.Serving}}, &n.pod: nil} {
+		l, err := net.Listen("tcp", "0.0.0.0:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start(l, secured)
+		t.Cleanup(s.Close)
+	}
+	return n
+}
+
+// trusted has a server know the kubelet.
+func (n *node) trusted(c *apiserver.Config) { c.Kubelet.CAFile = n.ca }
+
+const (
+	connectPods     = "/api/v1/namespaces/connect/pods"
+	connectServices = "/api/v1/namespaces/connect/services"
+)
+
+// Ways to containers, nodes, Pods and Services: what is said where they lead nowhere, and what comes of those that lead to a kubelet.
+func testConnect(t *testing.T, p *pair) {
+	p.makePods(t)
+	jane := http.Header{"Impersonate-User": {"jane"}}
+	for _, path := range connectPaths() {
+		p.get(t, path)
+	}
+	for _, sub := range []string{"exec?command=x", "attach", "portforward", "log", "proxy/a", "proxy"} {
+		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"} {
+			p.send(t, request{method: method, path: connectPods + "/pending/" + sub})
+			p.send(t, request{method: method, path: connectPods + "/pending/" + sub, header: jane})
+		}
+	}
+	for _, accept := range []string{"text/plain", "application/yaml", "text/plain, */*", "image/png"} {
+		p.send(t, request{method: "GET", path: connectPods + "/runs/log", accept: accept})
+		p.send(t, request{method: "GET", path: connectPods + "/pending/exec?command=x", accept: accept})
+	}
+	for _, sub := range []string{"exec", "attach", "portforward"} { // may get, and not create
+		p.do(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterroles", "", fmt.Sprintf(
+			`{"metadata":{"name":"gets-%[1]s"},"rules":[{"apiGroups":[""],"resources":["pods/%[1]s"],"verbs":["get"]}]}`, sub))
+		p.do(t, "POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "", fmt.Sprintf(
+			`{"metadata":{"name":"gets-%[1]s"},"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"gets-%[1]s"}],"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"gets-%[1]s"}}`, sub))
+		who := http.Header{"Impersonate-User": {"gets-" + sub}}
+		p.settleOn(t, request{method: "GET", path: connectPods + "/pending/" + sub + "?command=x", header: who}, func(a answer) bool {
+			return !strings.Contains(nested[string](a.body, "message"), "cannot get")
+		})
+		p.send(t, request{method: "GET", path: connectPods + "/pending/" + sub + "?command=x", header: who})
+		p.send(t, request{method: "POST", path: connectPods + "/pending/" + sub + "?command=x", header: who})
+	}
+	p.proxied(t)
+}
+
+// makePods makes a node, and Pods with and without it.
+func (p *pair) makePods(t *testing.T) {
+	t.Helper()
+	p.do(t, "POST /api/v1/namespaces", "", `{"metadata":{"name":"connect"}}`)
+	p.do(t, "POST /api/v1/namespaces/connect/serviceaccounts", "", `{"metadata":{"name":"default"}}`)
+	address := p.node.address
+	if address == "" {
+		address = "127.0.0.1"
+	}
+	for name, status := range map[string]string{
+		"far":    fmt.Sprintf(`"addresses":[{"type":"InternalIP","address":%q}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}`, address, p.node.kubelet.Port()),
+		"here":   fmt.Sprintf(`"addresses":[{"type":"InternalIP","address":"127.0.0.1"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}`, p.node.kubelet.Port()),
+		"local":  `"addresses":[{"type":"InternalIP","address":"169.254.1.1"}]`,
+		"nobody": `"addresses":[]`,
+	} {
+		p.do(t, "POST /api/v1/nodes", "", `{"metadata":{"name":"`+name+`"}}`)
+		p.do(t, "PATCH /api/v1/nodes/"+name+"/status", asMerge, `{"status":{`+status+`}}`)
+	}
+	for name, spec := range map[string]string{
+		"pending": `"containers":[{"name":"c","image":"i"}]`,
+		"runs":    `"nodeName":"here","containers":[{"name":"c","image":"i","ports":[{"containerPort":` + fmt.Sprint(p.node.pod.Port()) + `}]}],"initContainers":[{"name":"first","image":"i"}]`,
+		"two":     `"nodeName":"here","containers":[{"name":"a","image":"i"},{"name":"broken","image":"i"}],"initContainers":[{"name":"first","image":"i"}]`,
+		"lost":    `"nodeName":"none","containers":[{"name":"c","image":"i"}]`,
+		"unknown": `"nodeName":"nobody","containers":[{"name":"c","image":"i"}]`,
+	} {
+		p.do(t, "POST "+connectPods, "", `{"metadata":{"name":"`+name+`","labels":{"app":"`+name+`"}},"spec":{`+spec+`}}`)
+	}
+	p.do(t, "PATCH "+connectPods+"/runs/status", asMerge, `{"status":{"podIP":"`+address+`","podIPs":[{"ip":"`+address+`"}]}}`)
+	p.do(t, "PATCH "+connectPods+"/two/status", asMerge, `{"status":{"podIP":"169.254.1.1","podIPs":[{"ip":"169.254.1.1"}]}}`)
+	p.do(t, "POST "+connectServices, "", `{"metadata":{"name":"s"},"spec":{"ports":[{"name":"web","port":80},{"name":"none","port":81}]}}`)
+	p.do(t, "POST /apis/discovery.k8s.io/v1/namespaces/connect/endpointslices", "", fmt.Sprintf(`{"metadata":{"name":"s-1","labels":{"kubernetes.io/service-name":"s"}},
+		"addressType":"IPv4","ports":[{"name":"web","port":%d}],"endpoints":[{"addresses":["192.0.2.77"]},{"addresses":[%q],"targetRef":{"kind":"Pod","namespace":"connect","name":"runs"}}]}`, p.node.pod.Port(), address))
+}
+
+// connectPaths ask for what is not there, or wrongly.
+func connectPaths() (all []string) {
+	for _, pod := range []string{"pending", "none", "runs", "two", "lost", "unknown", "a:b:c:d", "a%25b"} {
+		for _, sub := range []string{"log", "exec?command=x", "attach", "portforward", "proxy", "exec?container=x", "attach?container=first", "log?container=x", "log?container=first", "log/x", "exec/x"} {
+			if pod == "runs" && sub == "proxy" {
+				continue // it leads somewhere, see proxied
+			}
+			all = append(all, connectPods+"/"+pod+"/"+sub)
+		}
+	}
+	for _, query := range []string{
+		"limitBytes=0", "limitBytes=x", "tailLines=-1", "sinceSeconds=0", "sinceSeconds=5&sinceTime=2020-01-01T00:00:00Z", "sinceTime=x", "stream=Stdout", "timestamps=maybe", "previous=x", "nosuch=1",
+		"previous=true&timestamps=true&tailLines=5&limitBytes=7&sinceSeconds=9", "sinceTime=2020-01-01T00:00:00Z", "insecureSkipTLSVerifyBackend=true", "dryRun=All", "timeout=5s",
+	} {
+		all = append(all, connectPods+"/runs/log?"+query)
+	}
+	for _, query := range []string{"exec?dryRun=All", "exec?stdin=maybe", "portforward?ports=x", "portforward?ports=80", "attach?tty=x", "exec?timeout=x", "proxy?dryRun=All"} {
+		all = append(all, connectPods+"/pending/"+query)
+	}
+	return append(all, connectPods+"/two/log?container=broken", connectPods+"//log", connectPods+"//proxy", "/api/v1/pods/x/log", "/api/v1/namespaces//pods/x/exec", "/api/v1/watch/namespaces/connect/pods/x/log",
+		"/api/v1/nodes/none/proxy", "/api/v1/nodes/none/proxy/", "/api/v1/nodes/here/proxy/x", "/api/v1/nodes/local/proxy/x", "/api/v1/nodes/nobody/proxy/x", "/api/v1/nodes/a:b:c:d/proxy", "/api/v1/nodes/https:here:80/proxy/x",
+		"/api/v1/nodes/here/exec", "/api/v1/namespaces/connect/nodes/here/proxy",
+		connectServices+"/none/proxy", connectServices+"/none:80/proxy/a", connectServices+"/s/proxy/a", connectServices+"/s:81/proxy/a", connectServices+"/s:82/proxy/a", connectServices+"/s:none/proxy/a", connectServices+"/a:b:c:d/proxy/",
+		"/api/v1/proxy/namespaces/connect/pods/runs", "/apis//v1/namespaces/connect/pods/runs/proxy/x")
+}
+
+// proxied asks what runs, if this machine has an address that both servers take for that of another one.
+func (p *pair) proxied(t *testing.T) {
+	t.Helper()
+	if p.node.address == "" {
+		t.Log("this machine has no address by which others know it: nothing is proxied")
+		return
+	}
+	for _, base := range []string{
+		"/api/v1/nodes/far/proxy", fmt.Sprintf("/api/v1/nodes/http:far:%d/proxy", p.node.pod.Port()),
+		connectPods + "/runs/proxy", fmt.Sprintf("%s/http:runs:%d/proxy", connectPods, p.node.pod.Port()),
+		connectServices + "/s:80/proxy", connectServices + "/s:web/proxy", connectServices + "/http:s:80/proxy",
+	} {
+		for _, path := range []string{"", "/", "/a", "/a/", "/a%20b//c/?d=e&path=f", "//a", "/page", "/moved", "/a/b/c/d/e/f/g/h"} {
+			p.send(t, request{method: "GET", path: base + path})
+			p.send(t, request{method: "POST", path: base + path, body: "text", contentType: "text/plain"})
+		}
+		for _, method := range []string{"PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"} {
+			p.send(t, request{method: method, path: base + "/x", body: `{"a":"b"}`})
+		}
+	}
+	p.get(t, connectPods+"/http:runs:1/proxy/")
+	p.get(t, fmt.Sprintf("%s/https:runs:%d/proxy/", connectPods, p.node.pod.Port()))
+}

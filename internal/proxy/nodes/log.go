@@ -1,0 +1,70 @@
+package nodes
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/registry/generic/rest"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/core/validation"
+	"k8s.io/kubernetes/pkg/registry/core/pod"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+)
+
+// log reads what a container has printed.
+func (p *Proxy) log(ctx context.Context, pods getter, name string, o *core.PodLogOptions, fail Fail) (http.Handler, error) {
+	if errs := validation.ValidatePodLogOptions(o, false); len(errs) > 0 {
+		return nil, apierrors.NewInvalid(core.Kind("PodLogOptions"), name, errs)
+	}
+	location, by, err := pod.LogLocation(ctx, pods, p.kubelets(p.kubelet.requests), name, o)
+	if err != nil {
+		return nil, err
+	}
+	streamer := &rest.LocationStreamer{
+		Location: location, Transport: by, ContentType: "text/plain", Flush: o.Follow,
+		ResponseChecker: rest.NewGenericHttpResponseChecker(core.Resource("pods/log"), name), RedirectChecker: rest.PreventRedirects,
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out, follow, contentType, err := streamer.InputStream(r.Context(), "", "")
+		switch {
+		case err != nil:
+			fail(w, r, err)
+		case out == nil: // it has no node yet, and has printed nothing
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			defer func() { _ = out.Close() }()
+			answer(w, r, out, follow, contentType)
+		}
+	}), nil
+}
+
+// answer copies a log as it comes. Where it breaks off, so does the answer, which has begun.
+func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, contentType string) {
+	if wsstream.IsWebSocketRequest(r) {
+		_ = wsstream.NewReader(out, true, wsstream.NewDefaultReaderProtocols()).Copy(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(http.StatusOK)
+	to := &flusher{w, http.NewResponseController(w), follow}
+	_ = to.Flush()
+	_, _ = io.Copy(to, out)
+}
+
+// flusher sends each piece at once where somebody follows.
+type flusher struct {
+	io.Writer
+	*http.ResponseController
+	each bool
+}
+
+// Write implements io.Writer.
+func (f *flusher) Write(p []byte) (int, error) {
+	n, err := f.Writer.Write(p)
+	if err == nil && f.each {
+		err = f.Flush()
+	}
+	return n, err
+}
