@@ -1,0 +1,104 @@
+package capacity
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+	kjson "sigs.k8s.io/json"
+)
+
+// load is what a Pod takes of its node.
+type load struct {
+	requests []request // by name
+	ports    []hostPort
+}
+
+// request is how much of a resource: of cpu thousandths, and of the node's Pods one.
+type request struct {
+	of     corev1.ResourceName
+	amount int64
+}
+
+// hostPort is a port of the node itself, at one of its addresses or at all of them.
+type hostPort struct {
+	ip, protocol string
+	port         int32
+}
+
+const allAddresses = "0.0.0.0"
+
+func (p hostPort) String() string {
+	if p.ip == allAddresses {
+		return fmt.Sprintf("%d/%s", p.port, p.protocol)
+	}
+	return fmt.Sprintf("%d/%s at %s", p.port, p.protocol, p.ip)
+}
+
+// clashes is whether not both ports can be had.
+func (p hostPort) clashes(other hostPort) bool {
+	return p.port == other.port && p.protocol == other.protocol && (p.ip == other.ip || p.ip == allAddresses || other.ip == allAddresses)
+}
+
+// loadOf is that of a stored Pod. One that has ended takes nothing; nor does one that cannot be read.
+func loadOf(json []byte) (l load) {
+	var pod struct {
+		Spec   corev1.PodSpec   `json:"spec"`
+		Status corev1.PodStatus `json:"status"`
+	}
+	if kjson.UnmarshalCaseSensitivePreserveInts(json, &pod) != nil || podutil.IsPodPhaseTerminal(pod.Status.Phase) {
+		return l
+	}
+	// As the scheduler counts what is on a node.
+	all := resource.PodRequests(&corev1.Pod{Spec: pod.Spec, Status: pod.Status}, resource.PodResourcesOptions{
+		UseStatusResources: true, InPlacePodLevelResourcesVerticalScalingEnabled: true,
+	})
+	l.requests = append(l.requests, request{corev1.ResourcePods, 1})
+	for name, quantity := range all {
+		if amount := amountOf(name, quantity); amount > 0 {
+			l.requests = append(l.requests, request{name, amount})
+		}
+	}
+	slices.SortFunc(l.requests, func(a, b request) int { return cmp.Compare(a.of, b.of) })
+	for _, c := range pod.Spec.InitContainers {
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			l.take(c.Ports)
+		}
+	}
+	for _, c := range pod.Spec.Containers {
+		l.take(c.Ports)
+	}
+	return l
+}
+
+// take adds the ports of the node that a container has for as long as its Pod runs.
+func (l *load) take(ports []corev1.ContainerPort) {
+	for _, p := range ports {
+		if p.HostPort > 0 {
+			l.ports = append(l.ports, hostPort{cmp.Or(p.HostIP, allAddresses), string(cmp.Or(p.Protocol, corev1.ProtocolTCP)), p.HostPort})
+		}
+	}
+}
+
+// of is how much of a resource it is.
+func (l *load) of(name corev1.ResourceName) int64 {
+	for i := range l.requests {
+		if l.requests[i].of == name {
+			return l.requests[i].amount
+		}
+	}
+	return 0
+}
+
+// exceeds is whether it is more than another in anything.
+func (l *load) exceeds(other *load) bool {
+	for _, r := range l.requests {
+		if r.amount > other.of(r.of) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(l.ports, func(p hostPort) bool { return !slices.Contains(other.ports, p) })
+}
