@@ -27,9 +27,9 @@ func (c *cluster) makePod(name, spec string) error {
 	return err
 }
 
-// running is the spec of a Pod on the node n whose container is as it says.
+// running is the spec of a Pod on the node n1 whose container is as it says.
 func running(container string) string {
-	return `{nodeName: n, containers: [{name: c, image: i, ` + container + `}]}`
+	return `{nodeName: n1, containers: [{name: c, image: i, ` + container + `}]}`
 }
 
 func pending(container string) string {
@@ -44,7 +44,7 @@ func ports(what string) string { return `ports: [` + what + `]` }
 
 var rooms = []struct {
 	name  string
-	has   string   // what n reports
+	has   string   // what n1 reports
 	on    []string // specs of the Pods that are there
 	wants string   // that of the one to be bound
 	says  string   // "": there is room
@@ -78,8 +78,8 @@ var rooms = []struct {
 	{"port of one address and of all", `cpu: "1"`, []string{running(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`))}, pending(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
 	{"port of all addresses and of one", `cpu: "1"`, []string{running(ports(`{containerPort: 80, hostPort: 8080, hostIP: 0.0.0.0}`))}, pending(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`)), "host port 8080/TCP at 127.0.0.1 is taken"},
 	{"port of two addresses", `cpu: "1"`, []string{running(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`))}, pending(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.2}`)), ""},
-	{"port of a sidecar", `cpu: "1"`, []string{`{nodeName: n, initContainers: [{name: s, image: i, restartPolicy: Always, ` + ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`}, pending(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
-	{"port of an init container", `cpu: "1"`, []string{`{nodeName: n, initContainers: [{name: s, image: i, ` + ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`}, pending(ports(`{containerPort: 80, hostPort: 8080}`)), ""},
+	{"port of a sidecar", `cpu: "1"`, []string{`{nodeName: n1, initContainers: [{name: s, image: i, restartPolicy: Always, ` + ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`}, pending(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
+	{"port of an init container", `cpu: "1"`, []string{`{nodeName: n1, initContainers: [{name: s, image: i, ` + ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`}, pending(ports(`{containerPort: 80, hostPort: 8080}`)), ""},
 }
 
 // Issue 16: what a node has room for. A dry run is told the same; where bindings are not guarded, all are bound.
@@ -88,7 +88,7 @@ func TestBindingsThatFit(t *testing.T) {
 		for _, guarded := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, guarded %v", r.name, guarded), func(t *testing.T) {
 				c := serveCluster(t, builtin.Config{UnguardedBindings: !guarded})
-				c.mustMake(c.version("v1", "Node"), "n", `{metadata: {name: n}, status: {allocatable: {`+r.has+`}}}`)
+				c.mustMake(c.version("v1", "Node"), "n1", `{metadata: {name: n1}, status: {allocatable: {`+r.has+`}}}`)
 				c.mustMake(c.version("resource.k8s.io/v1", "DeviceClass"), "fpga", `{metadata: {name: fpga}, spec: {extendedResourceName: example.com/fpga}}`)
 				for i, spec := range r.on {
 					if err := c.makePod(fmt.Sprintf("on%d", i), spec); err != nil {
@@ -100,13 +100,13 @@ func TestBindingsThatFit(t *testing.T) {
 				}
 				want := ""
 				if guarded && r.says != "" {
-					want = `Operation cannot be fulfilled on pods/binding "p": node "n" has no room: ` + r.says
+					want = `Operation cannot be fulfilled on pods/binding "p": node "n1" has no room: ` + r.says
 				}
 				dry := c.by()
 				dry.DryRun = true
 				for _, by := range []engine.Caller{dry, c.by()} {
 					got := ""
-					if err := c.bind("p", "n", by); err != nil {
+					if err := c.bind("p", "n1", by); err != nil {
 						if got = err.Error(); !apierrors.IsConflict(err) {
 							t.Errorf("%#v", err)
 						}
@@ -122,7 +122,7 @@ func TestBindingsThatFit(t *testing.T) {
 
 // Issue 16: a Pod takes room until it has ended, and what its resize says at the time.
 func TestRoomOfPodsAsTheyGo(t *testing.T) {
-	const all = `{metadata: {name: %s%s}, spec: {nodeName: n, terminationGracePeriodSeconds: 30, containers: [{name: c, image: i, resources: {requests: {cpu: "1"}}}]}}`
+	const all = `{metadata: {name: %s%s}, spec: {nodeName: n1, terminationGracePeriodSeconds: 30, containers: [{name: c, image: i, resources: {requests: {cpu: "1"}}}]}}`
 	for name, q := range map[string]struct {
 		status string
 		mark   bool
@@ -146,7 +146,7 @@ func TestRoomOfPodsAsTheyGo(t *testing.T) {
 			case "resize infeasible":
 				has = `1500m`
 			}
-			c.mustMake(c.version("v1", "Node"), "n", `{metadata: {name: n}, status: {allocatable: {cpu: `+has+`}}}`)
+			c.mustMake(c.version("v1", "Node"), "n1", `{metadata: {name: n1}, status: {allocatable: {cpu: `+has+`}}}`)
 			c.mustMake(v, "a", fmt.Sprintf(all, "a", ""))
 			if err := c.makePod("p", pending(requests(`cpu: "1"`))); err != nil {
 				t.Fatal(err)
@@ -159,12 +159,12 @@ func TestRoomOfPodsAsTheyGo(t *testing.T) {
 					t.Fatal(gone, err)
 				}
 			}
-			err := c.bind("p", "n", c.by())
+			err := c.bind("p", "n1", c.by())
 			if q.says == "" && err != nil {
 				t.Error(err)
 			}
 			if q.says != "" {
-				expectError(t, err, `node "n" has no room: cpu: `+q.says)
+				expectError(t, err, `node "n1" has no room: cpu: `+q.says)
 			}
 		})
 	}
@@ -179,15 +179,15 @@ func TestPodsWithANodeCount(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.bind("q0", "n", c.by()); err != nil {
+	if err := c.bind("q0", "n1", c.by()); err != nil {
 		t.Fatal(err)
 	}
-	c.mustMake(c.version("v1", "Node"), "n", `{metadata: {name: n}, status: {allocatable: {cpu: "5"}}}`)
+	c.mustMake(c.version("v1", "Node"), "n1", `{metadata: {name: n1}, status: {allocatable: {cpu: "5"}}}`)
 	if err := c.makePod("created", running(requests(`cpu: "3"`))); err != nil {
 		t.Fatal(err)
 	}
 	c.mustMake(v, "static", `{metadata: {name: static, annotations: {kubernetes.io/config.mirror: x, kubernetes.io/config.source: file, kubernetes.io/config.hash: x}}, spec: `+running(requests(`cpu: "2"`))+`}`)
-	expectError(t, c.bind("q1", "n", c.by()), `node "n" has no room: cpu: 1 requested, 0 left`)
+	expectError(t, c.bind("q1", "n1", c.by()), `node "n1" has no room: cpu: 1 requested, 0 left`)
 	c.mustMake(c.version("v1", "Node"), "m", `{metadata: {name: m}, status: {allocatable: {cpu: "1"}}}`)
 	if err := c.bind("q1", "m", c.by()); err != nil {
 		t.Error(err)

@@ -97,7 +97,7 @@ var roomOvertaken = []struct {
 }
 
 // Issue 16: there is room at the moment of the commit, whatever comes between that and the judgement. Without the guard, all are bound.
-func TestBindingOvertaken(t *testing.T) {
+func TestRoomOvertaken(t *testing.T) {
 	for _, guarded := range []bool{true, false} {
 		for _, c := range roomOvertaken {
 			t.Run(fmt.Sprintf("%s, guarded %v", c.name, guarded), func(t *testing.T) {

@@ -28,9 +28,13 @@ func TestRoomAsTheScheduler(t *testing.T) {
 		info, x := framework.NewNodeInfo(), New(nil)
 		info.SetNode(node)
 		for j := range r.IntN(6) {
-			pod := randomPod(r, "n")
+			rec := recordOf(t, fmt.Sprint(pods, "ns/", j), randomPod(r, "n"))
+			x.replace(nil, rec)
+			pod := new(corev1.Pod) // as the scheduler has read it
+			if err := json.Unmarshal(rec.Value, pod); err != nil {
+				t.Fatal(err)
+			}
 			info.AddPod(pod)
-			x.replace(nil, recordOf(t, fmt.Sprint(pods, "ns/", j), pod))
 		}
 		pod := randomPod(r, "")
 		pod.Status = corev1.PodStatus{} // it has not been placed yet
