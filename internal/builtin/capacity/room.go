@@ -1,7 +1,6 @@
 package capacity
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -39,13 +38,12 @@ func (x *Ledger) fits(head *storage.Snapshot, pod, node string, want *load) erro
 }
 
 // allocatable is what a Node reports to have; nil if it reports nothing, or is not there.
-func allocatable(rec *storage.Record) (has corev1.ResourceList) {
+func allocatable(rec *storage.Record) corev1.ResourceList {
 	if rec == nil {
 		return nil
 	}
 	raw, _ := object.Field(rec.Value, "status", "allocatable")
-	_ = json.Unmarshal(raw, &has) // it came out of the type
-	return has
+	return reader{object.NewCursor(raw)}.amounts()
 }
 
 // occupants are the Pods on a node.

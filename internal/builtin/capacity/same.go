@@ -2,6 +2,7 @@ package capacity
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -10,7 +11,7 @@ import (
 // at. It is asked about each write of a Pod's status, and so decodes nothing.
 func takesTheSame(a, b object.Tree) bool {
 	was, is := child(a, "status"), child(b, "status")
-	return was["phase"] == is["phase"] && pendingResize(was) == pendingResize(is) &&
+	return ended(was) == ended(is) && pendingResize(was) == pendingResize(is) &&
 		samePart(child(a, "spec"), child(b, "spec"), "containers", "initContainers") && samePart(was, is, "containerStatuses", "initContainerStatuses")
 }
 
@@ -38,6 +39,10 @@ func sameLists(a, b any) bool {
 		}
 	}
 	return true
+}
+
+func ended(status object.Tree) bool {
+	return podutil.IsPodPhaseTerminal(corev1.PodPhase(object.String(status, "phase")))
 }
 
 // pendingResize is why a resize waits, or nil.
