@@ -148,6 +148,43 @@ func TestBindingBeforeItsNode(t *testing.T) {
 	w.refused(w.bindTo("b", "n"), 409, metav1.StatusReasonConflict, `cpu: 600m requested, 400m left`)
 }
 
+// Issue 16: nor does it matter at which moment of the judgement it comes, and whether this server hears of it at once.
+func TestRoomOvertakenWhileJudging(t *testing.T) {
+	moments := 0
+	for reached := true; reached; moments++ {
+		log := storagetest.NewLog(3)
+		w := newWorldOn(t, log.Open())
+		w.makeNode("n", `"cpu":"1"`)
+		for _, pod := range []string{"a", "other"} {
+			w.mustCreate(w.pods(""), wanting(pod, "600m", ""))
+		}
+		other, looks := w.beside(log.Open()), 0
+		if _, err := other.Store.Fresh(w.ctx); err != nil {
+			t.Fatal(err)
+		}
+		w.looking = func() {
+			if looks++; looks != moments+1 {
+				return
+			}
+			w.looking = nil
+			if err := other.bindTo("other", "n"); err != nil {
+				t.Error(err)
+			}
+			if _, err := w.Store.Fresh(w.ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := w.bindTo("a", "n"); w.looking == nil {
+			w.refused(err, 409, metav1.StatusReasonConflict, "cpu: 600m requested, 400m left")
+		} else if reached = false; err != nil {
+			t.Error(err)
+		}
+	}
+	if moments < 3 {
+		t.Errorf("%d moments: that shows little", moments)
+	}
+}
+
 const ledgerOfN = "/registry/nodeledgers/n"
 
 // Issue 16: what adds to a node, and nothing else, is a write of its ledger, which goes with the node.
