@@ -44,13 +44,18 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 		t.Skip("there is no kube-scheduler to test with: make peers builds it, see peers/README.md")
 	}
 	s := testserver.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	admin := kubernetes.NewForConfigOrDie(s.Config)
 	for i := range nodesOfAll {
 		room := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(roomOfNode, resource.DecimalSI), corev1.ResourcePods: resource.MustParse("110")}
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}, Status: corev1.NodeStatus{Allocatable: room, Capacity: room}}
-		if _, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		made, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		made.Spec.Taints = nil // it is ready
+		if _, err := admin.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,9 +140,9 @@ func runScheduler(t *testing.T, program, name, server string) {
 	dir := t.TempDir()
 	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	for file, text := range map[string]string{
-		kubeconfig: `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: "` + server + `"}}], contexts: [{name: c, context: {cluster: c}}]}`,
-		config: `{apiVersion: kubescheduler.config.k8s.io/v1, kind: KubeSchedulerConfiguration, leaderElection: {leaderElect: false}, podMaxBackoffSeconds: 1,
-  clientConnection: {kubeconfig: ` + kubeconfig + `, contentType: application/json, acceptContentTypes: application/json, qps: 1000, burst: 1000}, profiles: [{schedulerName: ` + name + `}]}`,
+		kubeconfig: "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: '" + server + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\n",
+		config: "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nleaderElection: {leaderElect: false}\npodMaxBackoffSeconds: 1\nprofiles: [{schedulerName: " + name + "}]\n" +
+			"clientConnection: {kubeconfig: '" + kubeconfig + "', contentType: application/json, acceptContentTypes: application/json, qps: 1000, burst: 1000}\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
