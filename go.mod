@@ -51,6 +51,7 @@ require (
 
 require (
 	github.com/cyphar/filepath-securejoin v0.7.0 // indirect
+	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/moby/sys/mountinfo v0.7.2 // indirect
 	github.com/opencontainers/selinux v1.15.1 // indirect
 	k8s.io/cluster-bootstrap v0.37.2 // indirect

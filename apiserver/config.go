@@ -84,6 +84,8 @@ type Config struct {
 	ServiceClusterIPRanges []netip.Prefix
 	// ServiceNodePortRange is where they get their node ports from; zero means 30000-32767.
 	ServiceNodePortRange utilnet.PortRange
+	// UnguardedBindings lets schedulers bind Pods to nodes that have no room for them, as kube-apiserver does.
+	UnguardedBindings bool
 	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is all.
 	Controllers []string
 	// ClusterSigning is which CAs sign the certificates that CertificateSigningRequests ask for; zero is the server's own.

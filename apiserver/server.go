@@ -318,8 +318,8 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 				Authenticator: s.authn.Tokens, Issuer: s.authn.Issuer, Audiences: s.authn.Audiences, MaxTokenExpiration: s.config.Authentication.Accounts.MaxExpiration,
 				ServiceRanges:    s.config.ServiceClusterIPRanges,
 				NodePorts:        s.config.ServiceNodePortRange,
-				NoFieldSelectors: s.config.DisableFieldSelectors,
-				Enabled:          enabled,
+				NoFieldSelectors: s.config.DisableFieldSelectors, UnguardedBindings: s.config.UnguardedBindings,
+				Enabled: enabled,
 			})
 		},
 		Admission:              admits,

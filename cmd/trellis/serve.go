@@ -41,6 +41,7 @@ type serveFlags struct {
 	routing     bool // to endpoints
 	signers     map[string]*control.CA
 	fairness    bool
+	guards      bool // bindings
 
 	serviceRange string
 }
@@ -97,6 +98,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of that history are kept at most")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
+	flags.BoolVar(&f.guards, "guard-bindings", true,
+		"refuse to bind a Pod to a node that has no room for it by what it reports and what is on it; false: bind it, as kube-apiserver does")
 	f.tls.bind(flags)
 	f.bindEtcd(flags)
 	f.bindControllers(flags)
@@ -161,7 +164,7 @@ func (f *serveFlags) complete() error {
 	if err := f.tls.complete(&f.config.TLS); err != nil {
 		return err
 	}
-	f.config.Aggregation.ByClusterIP = !f.routing
+	f.config.Aggregation.ByClusterIP, f.config.UnguardedBindings = !f.routing, !f.guards
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if err := f.checkControllers(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/core/validation"
 
+	"github.com/trellis-k8s/trellis/internal/builtin/capacity"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -19,6 +20,15 @@ import (
 func binding() resource.Subresource {
 	body := posted(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings"})
 	return resource.Subresource{Name: "binding", Verbs: body.Definition.Verbs, Body: body, Check: checkBinding, Act: bind}
+}
+
+// guardBindings holds bindings to what nodes have.
+func guardBindings(c Config, pod, node *resource.Behavior) {
+	if c.Head == nil || c.UnguardedBindings {
+		return
+	}
+	ledger := capacity.New(c.Head)
+	pod.Ledger, node.Ledger = ledger.Pod, ledger.Node
 }
 
 // legacyBindings is what schedulers of old post Bindings to: a kind of which nothing is ever stored.

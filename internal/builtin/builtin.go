@@ -38,6 +38,8 @@ type Config struct {
 	// which families those are, the first being the default; nil: DefaultServiceRange.
 	ServiceRanges []netip.Prefix
 	NodePorts     utilnet.PortRange // of Services; zero: DefaultNodePorts
+	// UnguardedBindings lets Pods be bound to nodes that have no room for them.
+	UnguardedBindings bool
 	// NoFieldSelectors drops selectableFields from CRDs that had none before.
 	NoFieldSelectors bool
 	Now              func() time.Time // nil: time.Now

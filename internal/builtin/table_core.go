@@ -34,16 +34,18 @@ type (
 // coreKinds is the kinds of the group without a name.
 func coreKinds(c Config) []line {
 	v1, addresses := versions{corev1.SchemeGroupVersion}, newPool(c)
+	var pods, nodes resource.Behavior
+	guardBindings(c, &pods, &nodes)
 	return []line{
 		{kind: "ConfigMap", plural: "configmaps", at: v1, short: "cm", main: configmap.Strategy},
 		{kind: "Endpoints", plural: "endpoints", at: v1, short: "ep", main: endpoint.Strategy, warning: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice", prefix: "services/endpoints"},
 		{kind: "Event", plural: "events", at: versions{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion}, short: "ev", main: event.Strategy, fields: eventFields, behavior: resource.Behavior{TTL: int64(c.EventTTL / time.Second)}},
 		{kind: "LimitRange", plural: "limitranges", at: v1, short: "limits", main: limitrange.Strategy, plain: true},
 		{kind: "Namespace", plural: "namespaces", at: v1, short: "ns", main: namespace.Strategy, status: namespace.StatusStrategy, more: updates{"finalize": namespace.FinalizeStrategy}, fields: []string{"status.phase"}, behavior: namespaceEnd, returned: true, noCollection: true},
-		{kind: "Node", plural: "nodes", at: v1, short: "no", main: node.Strategy, status: node.StatusStrategy, fields: []string{"spec.unschedulable:false"}, acts: []resource.Subresource{proxy("NodeProxyOptions")}, prefix: "minions"},
+		{kind: "Node", plural: "nodes", at: v1, short: "no", main: node.Strategy, status: node.StatusStrategy, fields: []string{"spec.unschedulable:false"}, acts: []resource.Subresource{proxy("NodeProxyOptions")}, behavior: nodes, prefix: "minions"},
 		{kind: "PersistentVolume", plural: "persistentvolumes", at: v1, short: "pv", main: persistentvolume.Strategy, status: persistentvolume.StatusStrategy, returned: true},
 		{kind: "PersistentVolumeClaim", plural: "persistentvolumeclaims", at: v1, short: "pvc", main: persistentvolumeclaim.Strategy, status: persistentvolumeclaim.StatusStrategy, returned: true},
-		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: append(podConnects(), binding(), c.eviction()), fields: podFields, returned: true},
+		{kind: "Pod", plural: "pods", at: v1, short: "po", categories: "all", main: pod.Strategy, status: pod.StatusStrategy, more: updates{"ephemeralcontainers": pod.EphemeralContainersStrategy, "resize": pod.ResizeStrategy}, acts: append(podConnects(), binding(), c.eviction()), fields: podFields, behavior: pods, returned: true},
 		{kind: "PodTemplate", plural: "podtemplates", at: v1, main: podtemplate.Strategy, returned: true},
 		{kind: "ReplicationController", plural: "replicationcontrollers", at: v1, short: "rc", categories: "all", main: replicationcontroller.Strategy, status: replicationcontroller.StatusStrategy, scale: scaleBy(setText), fields: []string{"status.replicas:0"}, prefix: "controllers"},
 		{kind: "ResourceQuota", plural: "resourcequotas", at: v1, short: "quota", main: resourcequota.Strategy, status: resourcequota.StatusStrategy, returned: true},

@@ -124,10 +124,12 @@ func (w *write) act() (err error) {
 	if o.old, err = o.liveAtStorage(); err != nil {
 		return err
 	}
-	if err := o.convert(); err != nil {
-		return err
+	for _, step := range []func() error{o.convert, o.along, o.commit} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
-	return o.commit()
+	return nil
 }
 
 // do has Go code do what is posted, and stores what it has made of the object, if that is valid.

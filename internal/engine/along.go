@@ -7,21 +7,39 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// along adds to the commit what happens to other objects.
+// along adds to the commit what happens to other objects, and what the kind keeps besides.
 func (w *write) along() error {
-	if w.def.Behavior.Along == nil || w.way == removes && !w.goes {
+	if w.way == removes && !w.goes {
 		return nil
 	}
 	obj := w.obj
 	if w.goes {
 		obj = nil
 	}
-	for _, c := range w.def.Behavior.Along(w.rec, obj) {
-		if err := w.with(&c); err != nil {
-			return err
+	if along := w.def.Behavior.Along; along != nil {
+		for _, c := range along(w.rec, obj) {
+			if err := w.with(&c); err != nil {
+				return err
+			}
 		}
 	}
-	return nil
+	if w.def.Behavior.Ledger == nil {
+		return nil
+	}
+	return w.enter(obj)
+}
+
+// enter adds to the commit what the ledger of the kind says. What refuses a write is looked at once more in the newest state there is.
+func (w *write) enter(obj object.Tree) error {
+	e, err := w.def.Behavior.Ledger(w.rec, w.old, obj, w.packed.JSON())
+	if err != nil {
+		if _, err := w.engine.newest(w.ctx); err != nil {
+			return err
+		}
+		e, err = w.def.Behavior.Ledger(w.rec, w.old, obj, w.packed.JSON())
+	}
+	w.also, w.guards = append(w.also, e.Writes...), append(w.guards, e.Guards...)
+	return asPlain(err)
 }
 
 // with adds to the commit the write of another object, by the server itself.

@@ -112,7 +112,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		return true, nil
 	}
 	if _, err := e.commit(ctx, writes, guards...); err != nil {
-		if _, ok := overtaken(err); ok || errors.Is(err, storage.ErrNoSpace) { // for some there may be room
+		if _, ok := overtaken(err); ok || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) { // for some there may be room
 			return false, nil
 		}
 		return false, storageError(err)

@@ -7,7 +7,7 @@ import (
 )
 
 // queues let writes that have lost against others try again one after the other. Without,
-// many writers of one object would mostly work in vain: all but one of them decode and merge for
+// many writers of one object, or one ledger, would mostly work in vain: all but one of them decode and merge for
 // nothing. Writes that meet nobody never come here. The zero value is ready.
 type queues struct {
 	once sync.Once
@@ -23,12 +23,12 @@ func (q *queues) of(key string) chan struct{} {
 	return q.some[maphash.String(markSeed, key)%uint64(len(q.some))]
 }
 
-// queue waits until it is this write's turn among those that lost.
-func (w *write) queue(ctx context.Context) error {
+// queue waits until it is this write's turn among those that lost a key.
+func (w *write) queue(ctx context.Context, key string) error {
 	if w.turn != nil || w.reader.remote { // who converts by a webhook may hold the others up
 		return nil
 	}
-	turn := w.engine.queues.of(w.key())
+	turn := w.engine.queues.of(key)
 	select {
 	case turn <- struct{}{}:
 		w.turn = turn

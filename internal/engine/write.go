@@ -265,8 +265,8 @@ func (w *write) again(err error) (bool, error) {
 		err = w.refresh(lost)
 		return err == nil, err
 	}
-	if w.way == stores { // a deletion is soon done, and waits for nobody
-		if err := w.queue(w.ctx); err != nil {
+	if w.way&(stores|acts) != 0 { // a deletion is soon done, and waits for nobody
+		if err := w.queue(w.ctx, lost.Key); err != nil {
 			return false, err
 		}
 	}

@@ -76,8 +76,8 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/control", "apiserver"},
-	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver"},           // conditions
-	"k8s.io/apiserver/pkg/registry/generic/rest":                               {"internal/proxy/nodes"}, // reads logs
+	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver", "internal/builtin"}, // conditions and phases
+	"k8s.io/apiserver/pkg/registry/generic/rest":                               {"internal/proxy/nodes"},           // reads logs
 	"k8s.io/kubernetes/pkg/apis/core":                                          {"internal/builtin", "internal/access", "internal/admission", "internal/proxy/nodes"},
 	"k8s.io/kubernetes/pkg/cluster/ports":                                      {"internal/proxy/nodes"},
 	"k8s.io/kubernetes/pkg/features":                                           {"internal/builtin", "internal/access", "internal/admission", "internal/proxy/nodes"},

@@ -222,6 +222,12 @@ type Change struct {
 	Delete bool
 }
 
+// Entry is what a commit holds besides objects of some kind.
+type Entry struct {
+	Writes []storage.Write
+	Guards []storage.Guard
+}
+
 // Subresource is the one of a name, or nil.
 func (v *Version) Subresource(name string) *Subresource {
 	for i := range v.Subresources {
@@ -296,6 +302,9 @@ type Behavior struct {
 	// Along is what happens to other objects in the commit of a write: was is what is stored, nil on a create, and obj what is to
 	// be stored, nil where the object goes.
 	Along func(was *storage.Record, obj object.Tree) []Change
+	// Ledger is what else the commit of a write enters, by the state that there is at the time: was is what is stored and old the
+	// same as a tree, both nil on a create; obj is what is to be stored, nil where the object goes, and stored the same as JSON.
+	Ledger func(was *storage.Record, old, obj object.Tree, stored []byte) (Entry, error)
 	// BeforeDelete may refuse a delete, or change the object (set a phase) when deletion
 	// starts; obj is a copy.
 	BeforeDelete func(ctx context.Context, obj object.Tree) error

@@ -1,0 +1,71 @@
+package builtin_test
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/engine"
+)
+
+// A Pod is bound to one of 1,000 nodes, on which are 5,000 Pods and more; those on its node have been written since somebody looked there.
+func BenchmarkBind(b *testing.B) {
+	for _, guarded := range []bool{false, true} {
+		c := serveCluster(b, builtin.Config{UnguardedBindings: !guarded})
+		v, n := c.version("v1", "Pod"), 0
+		bindings := v.Subresource("binding").Body
+		for i := range 1000 {
+			name := fmt.Sprintf("n%d", i)
+			c.mustMake(c.version("v1", "Node"), name, `{metadata: {name: `+name+`}, status: {allocatable: {cpu: "32", memory: 256Gi, pods: "11000", ephemeral-storage: 500Gi}}}`)
+		}
+		create := func() (pod string) {
+			n++
+			d, err := v.Type.Decode(fmt.Appendf(nil, writtenPod, n))
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
+				b.Fatal(err)
+			}
+			return fmt.Sprintf("a%d", n)
+		}
+		bind := func(pod, text string) {
+			d, err := bindings.Type.Decode([]byte(text))
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, _, err := c.Engine.Act(b.Context(), c.at(v, pod, "binding"), engine.Body{Tree: d.Tree, Made: d.Internal, Typed: true}, c.by()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		binding := func(pod string) string {
+			return fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"kind":"Node","name":"n%d"}}`, pod, n%1000)
+		}
+		started := func(pod string) {
+			p := engine.Patch{Type: types.StrategicMergePatchType, Data: fmt.Appendf(nil, patchedStatus, n)}
+			if _, _, err := c.Engine.Patch(b.Context(), c.at(v, pod, "status"), p, c.by()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for range 5000 {
+			pod := create()
+			bind(pod, binding(pod))
+			started(pod)
+		}
+		b.Run(fmt.Sprintf("guarded=%v", guarded), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				pod := create()
+				text := binding(pod)
+				b.StartTimer()
+				bind(pod, text)
+				b.StopTimer()
+				started(pod)
+				b.StartTimer()
+			}
+		})
+	}
+}

@@ -1,0 +1,220 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
+)
+
+const (
+	writers  = 64
+	rounds   = 12
+	hasCPU   = 3000 // of each node, in thousandths
+	hasPods  = 9
+	hasNodes = 3
+)
+
+// Issue 16: 64 writers bind, create, resize, end and delete Pods on a few nodes. Whenever one is bound, there is room.
+func TestBindingsNeverOvercommit(t *testing.T) {
+	w := newWorld(t)
+	w.bindMany(w)
+}
+
+// Issue 16: nor where the writers have two servers.
+func TestBindingsOfTwoServersNeverOvercommit(t *testing.T) {
+	log := storagetest.NewLog(2)
+	w := newWorldOn(t, log.Open())
+	w.bindMany(w, w.beside(log.Open()))
+}
+
+func (w *world) bindMany(servers ...*world) {
+	for i := range hasNodes {
+		w.makeNode(fmt.Sprintf("n%d", i), fmt.Sprintf(`"cpu":"%dm","pods":"%d"`, hasCPU, hasPods))
+	}
+	var wg sync.WaitGroup
+	var bound, refused atomic.Int32
+	for i := range writers {
+		server := servers[i%len(servers)]
+		wg.Go(func() {
+			b := binder{world: server, name: fmt.Sprintf("w%d", i), r: rand.New(rand.NewPCG(16, uint64(i))), bound: &bound, refused: &refused}
+			for range rounds {
+				if err := b.act(); err != nil {
+					w.Errorf("%s: %v", b.name, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if bound.Load() == 0 || refused.Load() == 0 {
+		w.Errorf("%d bound, %d refused: that shows nothing", bound.Load(), refused.Load())
+	}
+	newRoomModel().check(w, w.changes(w.start))
+}
+
+// binder is one of the writers. The Pods that it has made are its own.
+type binder struct {
+	*world
+	name           string
+	r              *rand.Rand
+	made           int
+	pods           []string
+	bound, refused *atomic.Int32
+}
+
+func (b *binder) act() error {
+	switch n := b.r.IntN(10); {
+	case n < 6:
+		return b.place(n < 5)
+	case len(b.pods) == 0:
+		return nil
+	case n == 6:
+		_, _, err := b.Patch(b.ctx, b.of(b.any()).sub("resize"), Patch{Type: merging, Data: []byte(`{"spec":{"containers":[` + b.container() + `]}}`)}, b.quiet())
+		return err
+	case n == 7:
+		_, _, err := b.Patch(b.ctx, b.of(b.any()).sub("status"), Patch{Type: merging, Data: []byte(`{"status":{"phase":"` + []string{"Succeeded", "Running"}[b.r.IntN(2)] + `"}}`)}, b.quiet())
+		return err
+	}
+	return b.remove(b.any())
+}
+
+// place makes a Pod, and binds it, or has it made on its node.
+func (b *binder) place(bind bool) error {
+	b.made++
+	pod, node, spec := fmt.Sprintf("%s-%d", b.name, b.made), fmt.Sprintf("n%d", b.r.IntN(hasNodes)), ""
+	if !bind {
+		spec = `,"nodeName":"` + node + `"`
+	}
+	at := b.of("")
+	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q},"spec":{"containers":[%s]%s}}`, pod, b.container(), spec)
+	if _, err := b.Create(b.ctx, at, Body{Tree: decode(b, text)}, b.quiet()); err != nil {
+		return err
+	}
+	b.pods = append(b.pods, pod)
+	if !bind {
+		return nil
+	}
+	binding := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"name":%q}}`, pod, node)
+	_, _, err := b.Act(b.ctx, b.of(pod).sub("binding"), Body{Tree: decode(b, binding)}, b.quiet())
+	switch {
+	case err == nil:
+		b.bound.Add(1)
+		return nil
+	case apierrors.IsConflict(err) && strings.Contains(err.Error(), "has no room"):
+		b.refused.Add(1)
+		return b.remove(pod)
+	}
+	return err
+}
+
+func (b *binder) remove(pod string) error {
+	b.pods = slices.DeleteFunc(b.pods, func(p string) bool { return p == pod })
+	_, _, err := b.Delete(b.ctx, b.of(pod), metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, b.quiet())
+	return err
+}
+
+func (b *binder) any() string { return b.pods[b.r.IntN(len(b.pods))] }
+
+func (b *binder) of(pod string) Target { return b.world.pods(pod) }
+
+// quiet is the caller; nobody gathers the warnings of many.
+func (b *binder) quiet() Caller {
+	c := b.caller
+	c.Warn = nil
+	return c
+}
+
+// container requests some cpu, and has a port of the node at times.
+func (b *binder) container() string {
+	port := ""
+	if b.r.IntN(4) == 0 {
+		port = fmt.Sprintf(`,"ports":[{"containerPort":80,"hostPort":%d}]`, 8000+b.r.IntN(3))
+	}
+	return fmt.Sprintf(`{"name":"c","image":"i","resources":{"requests":{"cpu":"%dm"}}%s}`, 100+b.r.IntN(800), port)
+}
+
+// roomModel is what is on the nodes, by the history of the Pods alone.
+type roomModel struct{ pods map[string]*corev1.Pod }
+
+func newRoomModel() *roomModel { return &roomModel{map[string]*corev1.Pod{}} }
+
+// check follows a history, commit by commit, and looks at each node that a Pod was bound to.
+func (m *roomModel) check(t testing.TB, history []*storage.Event) {
+	t.Helper()
+	seen := 0
+	for len(history) > 0 {
+		n := 1
+		for n < len(history) && history[n].Revision == history[0].Revision {
+			n++
+		}
+		var bound []*corev1.Pod
+		for _, e := range history[:n] {
+			if strings.HasPrefix(e.Key, "/registry/pods/") {
+				bound = append(bound, m.apply(t, e)...)
+			}
+		}
+		for _, pod := range bound {
+			seen++
+			m.judge(t, history[0].Revision, pod)
+		}
+		history = history[n:]
+	}
+	if seen == 0 {
+		t.Error("no binding was seen")
+	}
+}
+
+// apply takes in one change, and returns the Pod if it has been bound by that.
+func (m *roomModel) apply(t testing.TB, e *storage.Event) (bound []*corev1.Pod) {
+	t.Helper()
+	was := m.pods[e.Key]
+	delete(m.pods, e.Key)
+	if e.Record == nil {
+		return nil
+	}
+	is := new(corev1.Pod)
+	if err := json.Unmarshal(e.Record.Value, is); err != nil {
+		t.Fatal(err)
+	}
+	m.pods[e.Key] = is
+	if was != nil && was.Spec.NodeName == "" && is.Spec.NodeName != "" {
+		bound = append(bound, is)
+	}
+	return bound
+}
+
+func (m *roomModel) judge(t testing.TB, revision int64, bound *corev1.Pod) {
+	t.Helper()
+	var cpu int64
+	count, ports := 0, map[int32]int{}
+	for _, p := range m.pods {
+		if p.Spec.NodeName != bound.Spec.NodeName || p.Status.Phase == corev1.PodSucceeded {
+			continue
+		}
+		count++
+		cpu += p.Spec.Containers[0].Resources.Requests.Cpu().MilliValue()
+		for _, port := range p.Spec.Containers[0].Ports {
+			ports[port.HostPort]++
+		}
+	}
+	if cpu > hasCPU || count > hasPods {
+		t.Errorf("revision %d: %s was bound to %s, where now are %d Pods that request %dm", revision, bound.Name, bound.Spec.NodeName, count, cpu)
+	}
+	for _, port := range bound.Spec.Containers[0].Ports {
+		if ports[port.HostPort] > 1 {
+			t.Errorf("revision %d: %s was bound to %s, where %d Pods now have port %d", revision, bound.Name, bound.Spec.NodeName, ports[port.HostPort], port.HostPort)
+		}
+	}
+}
