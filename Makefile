@@ -2,13 +2,18 @@
 
 FUZZTIME ?= 30s
 
-.PHONY: trellis test bench fuzz lint check torture peers
+.PHONY: trellis cluster test bench fuzz lint check torture peers
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
 
+# Controllers and scheduler: a module of its own, in one static file.
+cluster:
+	cd cluster && CGO_ENABLED=0 go build -trimpath -o ../bin/trellis-cluster ./cmd/trellis-cluster
+
 test:
 	go test ./...
+	cd cluster && go test ./...
 
 bench:
 	go test -run '^$$' -bench . -benchmem ./...

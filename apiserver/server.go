@@ -118,7 +118,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 		}
 		addresses <- errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
 	}()
-	if err := errors.Join(control.Bootstrap(ctx, s.Loopback()), <-addresses); err != nil {
+	if err := errors.Join(control.Bootstrap(ctx, s.Loopback(), s.config.Controllers), <-addresses); err != nil {
 		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
 	}
 	if err := s.publish(ctx); err != nil {

@@ -56,7 +56,7 @@ func TestBootstrapPriorities(t *testing.T) {
 	if err := classes.Delete(t.Context(), "system-node-critical", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := control.Bootstrap(t.Context(), s.Config); err != nil {
+	if err := control.Bootstrap(t.Context(), s.Config, nil); err != nil {
 		t.Fatal(err)
 	}
 	if f, err := schemas.Get(t.Context(), "exempt", metav1.GetOptions{}); err != nil || f.Annotations[flowcontrolv1.AutoUpdateAnnotationKey] != "true" {

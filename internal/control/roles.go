@@ -25,8 +25,9 @@ const atOnce = 64
 
 // Bootstrap makes the roles and bindings that every cluster has, or adds to them what they lack. What somebody has added stays, and so does what the
 // annotation rbac.authorization.kubernetes.io/autoupdate: "false" protects
-// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its priorities.
-func Bootstrap(ctx context.Context, config *rest.Config) error {
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#auto-reconciliation). So it does with its priorities. It tells of the
+// controllers that run, of which it is given UpstreamConfig.Controllers.
+func Bootstrap(ctx context.Context, config *rest.Config, controllers []string) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("client for what every cluster has: %w", err)
@@ -55,6 +56,7 @@ func Bootstrap(ctx context.Context, config *rest.Config) error {
 		}
 	}
 	b.priorities(ctx)
+	b.announce(ctx, controllers)
 	return b.all.Wait()
 }
 

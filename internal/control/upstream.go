@@ -64,8 +64,8 @@ func CheckControllers(names []string) error {
 	return nil
 }
 
-func (u *Upstream) enabled(name string) bool {
-	return slices.Contains(u.Controllers, name) || slices.Contains(u.Controllers, "*") && !slices.Contains(u.Controllers, "-"+name)
+func (c UpstreamConfig) enabled(name string) bool {
+	return slices.Contains(c.Controllers, name) || slices.Contains(c.Controllers, "*") && !slices.Contains(c.Controllers, "-"+name)
 }
 
 // observe is told of the objects that there are.

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/internal/control/manifests"
+)
+
+// workers can be scaled, and say which Pods are theirs. Metrics of the outside come from another API server.
+const workers = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: workers.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: workers, kind: Worker}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+    subresources: {scale: {specReplicasPath: .spec.replicas, statusReplicasPath: .status.replicas, labelSelectorPath: .status.selector}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: metrics, namespace: default}
+spec: {type: ExternalName, externalName: localhost}
+---
+apiVersion: apiregistration.k8s.io/v1
+kind: APIService
+metadata: {name: v1beta1.external.metrics.k8s.io}
+spec:
+  group: external.metrics.k8s.io
+  version: v1beta1
+  groupPriorityMinimum: 100
+  versionPriority: 100
+  insecureSkipTLSVerify: true
+  service: {namespace: default, name: metrics, port: %s}
+---
+apiVersion: example.com/v1
+kind: Worker
+metadata: {name: queue, namespace: default}
+spec: {replicas: 1}
+status: {replicas: 1, selector: app=queue}
+`
+
+// metrics serves one, of which there are 35.
+func metrics(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Path != "/apis/external.metrics.k8s.io/v1beta1/namespaces/default/queue_length" {
+		fmt.Fprint(w, `{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "external.metrics.k8s.io/v1beta1", "resources":
+			[{"name": "queue_length", "namespaced": true, "kind": "ExternalMetricValueList", "verbs": ["get"]}]}`)
+		return
+	}
+	fmt.Fprint(w, `{"kind": "ExternalMetricValueList", "apiVersion": "external.metrics.k8s.io/v1beta1", "metadata": {},
+		"items": [{"metricName": "queue_length", "metricLabels": {}, "timestamp": "2026-01-01T00:00:00Z", "value": "35"}]}`)
+}
+
+// SUB-025: a HorizontalPodAutoscaler scales objects of a custom kind, by a metric that an aggregated API serves.
+func TestAutoscalingOfCustomKinds(t *testing.T) {
+	w := newWorld(t, 0)
+	other := httptest.NewTLSServer(http.HandlerFunc(metrics))
+	t.Cleanup(other.Close)
+	at, err := url.Parse(other.URL)
+	w.must(err)
+	w.must(manifests.Apply(t.Context(), w.server.Config, []string{w.write("workers.yaml", fmt.Sprintf(workers, at.Port()))}, io.Discard))
+	w.up("--horizontal-pod-autoscaler-sync-period=500ms")
+	_, err = w.AutoscalingV2().HorizontalPodAutoscalers("default").Create(t.Context(), &autoscalingv2.HorizontalPodAutoscaler{
+		ObjectMeta: metav1.ObjectMeta{Name: "queue"},
+		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "example.com/v1", Kind: "Worker", Name: "queue"},
+			MinReplicas:    ptr.To[int32](1), MaxReplicas: 10,
+			Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricSource{
+				Metric: autoscalingv2.MetricIdentifier{Name: "queue_length"},
+				Target: autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: ptr.To(resource.MustParse("10"))},
+			}}},
+		},
+	}, metav1.CreateOptions{})
+	w.must(err)
+	kind := dynamic.NewForConfigOrDie(w.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
+	until(w, kind, "queue", func(o *unstructured.Unstructured) bool {
+		n, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas")
+		return n == 4
+	})
+}
+
+// SUB-028: of Pods of a custom kind a budget counts as many as /scale says. What is beyond it cannot be evicted.
+func TestBudgetOfCustomKinds(t *testing.T) {
+	w := newWorld(t, 1)
+	w.must(manifests.Apply(t.Context(), w.server.Config, []string{w.write("workers.yaml", fmt.Sprintf(workers, "443"))}, io.Discard))
+	kind := dynamic.NewForConfigOrDie(w.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
+	owner, err := kind.Patch(t.Context(), "queue", types.MergePatchType, []byte(`{"spec": {"replicas": 2}}`), metav1.PatchOptions{})
+	w.must(err)
+	w.up()
+	for _, name := range []string{"a", "b"} {
+		w.pod(name, labelled("app", "queue"), func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Worker"})}
+		})
+	}
+	budgets := w.PolicyV1().PodDisruptionBudgets("default")
+	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: named("queue"), Spec: policyv1.PodDisruptionBudgetSpec{
+		MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "queue"}},
+	}}, metav1.CreateOptions{})
+	w.must(err)
+	until(w, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool {
+		return b.Status.ExpectedPods == 2 && b.Status.DisruptionsAllowed == 1
+	})
+	evict := func(name string) error {
+		return w.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}})
+	}
+	w.must(evict("a"))
+	if err := evict("b"); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("beyond the budget: %v", err)
+	}
+}

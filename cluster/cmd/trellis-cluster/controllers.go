@@ -1,0 +1,31 @@
+package main
+
+import (
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/controllers"
+)
+
+func newControllers() *cobra.Command {
+	manager := controllers.New()
+	cmd := &cobra.Command{
+		Use:   "controllers",
+		Short: "The controllers alone, with the flags of kube-controller-manager",
+		Long: `The controllers of kube-controller-manager, with its flags. Those that the API server runs by itself do not run here,
+whatever --controllers says.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			if err := manager.ApplyLogging(); err != nil {
+				return err
+			}
+			return manager.Run(ctx)
+		},
+	}
+	manager.AddFlags(cmd)
+	return cmd
+}

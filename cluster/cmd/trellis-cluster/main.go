@@ -1,0 +1,38 @@
+// Command trellis-cluster is what a small cluster has beside its API server: controllers and a scheduler. Each is upstream's, and a
+// client of any API server. Called as kube-scheduler the program is that.
+package main
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/scheduler"
+)
+
+func main() {
+	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
+	os.Exit(cli.Run(command(os.Args[0])))
+}
+
+// command is the one that a program of this name has.
+func command(program string) *cobra.Command {
+	if filepath.Base(program) == scheduler.Name {
+		return scheduler.Command()
+	}
+	root := &cobra.Command{
+		Use:   "trellis-cluster",
+		Short: "What a small cluster has beside its API server",
+		Long: `The controllers and the scheduler of Kubernetes in one program, as clients of any API server.
+
+With a server in this folder, from a second terminal:
+
+  trellis-cluster up --kubeconfig .trellis/admin.kubeconfig
+
+Called as kube-scheduler, by a link or as a file of that name, it is the scheduler.`,
+	}
+	root.AddCommand(newUp(), newControllers(), newScheduler())
+	return root
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// The test's own program is trellis-cluster and kube-scheduler, by these names.
+func TestMain(m *testing.M) {
+	switch filepath.Base(os.Args[0]) {
+	case "trellis-cluster", "kube-scheduler":
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// process is a running program.
+type process struct {
+	*testing.T
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when it has, with all that it said in lines
+
+	mu    sync.Mutex
+	lines []string
+	more  chan struct{} // closed when there is another line
+}
+
+// begin starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
+func begin(t *testing.T, name string, args ...string) *process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), name)
+	if err := os.Symlink(self, link); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{T: t, cmd: exec.Command(link, args...), ended: make(chan struct{}), more: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	r, w := io.Pipe()
+	p.cmd.Stdout, p.cmd.Stderr = w, w
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var read sync.WaitGroup
+	read.Go(func() { p.read(r) })
+	go func() {
+		_ = p.cmd.Wait() // ProcessState has it
+		w.Close()
+		read.Wait()
+		close(p.ended)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		if t.Failed() {
+			t.Logf("%s %v:\n%s", name, args, p.said())
+		}
+	})
+	return p
+}
+
+func (p *process) read(r io.Reader) {
+	for s := bufio.NewScanner(r); s.Scan(); {
+		p.mu.Lock()
+		p.lines = append(p.lines, strings.ReplaceAll(s.Text(), `\"`, `"`)) // klog quotes errors
+		close(p.more)
+		p.more = make(chan struct{})
+		p.mu.Unlock()
+	}
+}
+
+func (p *process) said() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Join(p.lines, "\n")
+}
+
+// says returns when as many lines have all of the words.
+func (p *process) says(times int, words ...string) {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	defer cancel()
+	for {
+		p.mu.Lock()
+		count := 0
+		for _, line := range p.lines {
+			if hasAll(line, words) {
+				count++
+			}
+		}
+		more := p.more
+		p.mu.Unlock()
+		if count >= times {
+			return
+		}
+		select {
+		case <-more:
+		case <-p.ended:
+			p.Fatalf("it has ended without saying %q", words)
+		case <-ctx.Done():
+			p.Fatalf("it does not say %q", words)
+		}
+	}
+}
+
+func hasAll(text string, words []string) bool {
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
+}
+
+// stop asks it to end, and returns its exit code.
+func (p *process) stop() int {
+	p.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.Fatal(err)
+	}
+	return p.exit()
+}
+
+// kill ends it as a crash would.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+}
+
+// exit waits for its end, and returns its exit code.
+func (p *process) exit() int {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	defer cancel()
+	select {
+	case <-p.ended:
+	case <-ctx.Done():
+		p.Fatal("it does not end")
+	}
+	return p.cmd.ProcessState.ExitCode()
+}

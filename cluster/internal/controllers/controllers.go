@@ -1,0 +1,126 @@
+// Package controllers is upstream's kube-controller-manager, but for the controllers that the API server runs by itself. It can run
+// beside other parts in one process, and knows nothing of these.
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/rest"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/controller-manager/pkg/features"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
+	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+)
+
+// Lease is the name of the one that a manager of controllers holds by default. It is not kube-controller-manager's, which servers of
+// Trellis hold that have a store in common.
+const Lease = "trellis-cluster-controllers"
+
+// usual are the controllers that run by default.
+var usual = []string{
+	names.DeploymentController,
+	names.ReplicaSetController,
+	names.ReplicationControllerController,
+	names.StatefulSetController,
+	names.DaemonSetController,
+	names.JobController,
+	names.CronJobController,
+	names.DisruptionController,
+	names.HorizontalPodAutoscalerController,
+	names.NodeLifecycleController,
+	names.TaintEvictionController,
+	names.PodGarbageCollectorController,
+	names.PersistentVolumeBinderController,
+	names.PersistentVolumeClaimProtectionController,
+	names.PersistentVolumeProtectionController,
+}
+
+// Manager is kube-controller-manager with flags that are not parsed yet.
+type Manager struct {
+	options *options.KubeControllerManagerOptions
+	flags   cliflag.NamedFlagSets
+}
+
+// New returns one that has its defaults.
+func New() *Manager {
+	o, err := options.NewKubeControllerManagerOptions()
+	if err != nil {
+		panic(err) // its defaults cannot be made
+	}
+	o.Generic.Controllers = usual
+	o.Generic.LeaderElection.ResourceName = Lease
+	m := &Manager{options: o, flags: o.Flags(app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())}
+	o.ParsedFlags = &m.flags
+	return m
+}
+
+// AddFlags declares the flags of a command that is this manager.
+func (m *Manager) AddFlags(cmd *cobra.Command) {
+	for _, set := range m.flags.FlagSets {
+		cmd.Flags().AddFlagSet(set)
+	}
+	cliflag.SetUsageAndHelpFunc(cmd, m.flags, 0)
+}
+
+// ApplyLogging sets the logging of the process up as its flags say.
+func (m *Manager) ApplyLogging() error {
+	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
+}
+
+// Run runs a manager with flags of upstream's, as its method does.
+func Run(ctx context.Context, args []string) error {
+	m := New()
+	flags := pflag.NewFlagSet("controllers", pflag.ContinueOnError)
+	for _, set := range m.flags.FlagSets {
+		flags.AddFlagSet(set)
+	}
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("flags of kube-controller-manager: %w", err)
+	}
+	return m.Run(ctx)
+}
+
+// Run runs the controllers until ctx is done, or until they lead no longer, which is an error.
+func (m *Manager) Run(ctx context.Context) error {
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})                                                 // it watches what is deprecated as well
+	gate := map[string]bool{string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true} // upstream exits the process without it
+	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gate); err != nil {
+		return fmt.Errorf("controllers: %w", err)
+	}
+	if err := m.options.ComponentGlobalsRegistry.Set(); err != nil {
+		return fmt.Errorf("controllers: feature gates: %w", err)
+	}
+	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())
+	if err != nil {
+		return fmt.Errorf("controllers: %w", err)
+	}
+	theirs, err := servers(ctx, config.Client)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("controllers: which ones the API server runs: %w", err)
+	}
+	klog.FromContext(ctx).Info("Controllers that the API server runs", "controllers", theirs)
+	chosen := &config.ComponentConfig.Generic.Controllers
+	for _, name := range theirs {
+		*chosen = slices.Insert(*chosen, 0, "-"+name) // what comes first counts
+	}
+	err = app.Run(ctx, config.Complete())
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err == nil:
+		err = errors.New("they lead no longer")
+	}
+	return fmt.Errorf("controllers: %w", err)
+}
