@@ -62,9 +62,20 @@ func (u *up) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
 		u.kubeconfig = usual()
 	}
+	manager, err := controllers.Parse(append(u.args(), u.controllerArgs...))
+	if err != nil {
+		return err
+	}
+	scheduler, err := scheduler.Parse(append(u.args(), u.schedulerArgs...))
+	if err != nil {
+		return err
+	}
+	if err := controllers.SetFeatures(); err != nil {
+		return err
+	}
 	parts, ctx := errgroup.WithContext(ctx)
-	parts.Go(func() error { return controllers.Run(ctx, append(u.args(), u.controllerArgs...)) })
-	parts.Go(func() error { return scheduler.Run(ctx, append(u.args(), u.schedulerArgs...)) })
+	parts.Go(func() error { return manager.Run(ctx) })
+	parts.Go(func() error { return scheduler.Run(ctx) })
 	return parts.Wait()
 }
 
