@@ -125,7 +125,7 @@ func TestBudgetOfCustomKinds(t *testing.T) {
 		return b.Status.ExpectedPods == 2 && b.Status.DisruptionsAllowed == 1
 	})
 	evict := func(name string) error {
-		return w.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: named(name)})
+		return w.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}})
 	}
 	w.must(evict("a"))
 	if err := evict("b"); !apierrors.IsTooManyRequests(err) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os/signal"
 	"syscall"
 
@@ -20,7 +21,7 @@ whatever --controllers says.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			if err := manager.ApplyLogging(); err != nil {
+			if err := errors.Join(controllers.SetFeatures(), manager.ApplyLogging()); err != nil {
 				return err
 			}
 			return manager.Run(ctx)

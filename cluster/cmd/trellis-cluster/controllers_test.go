@@ -54,8 +54,7 @@ func TestUp(t *testing.T) {
 	deployments := w.AppsV1().Deployments("default")
 	_, err := deployments.Create(ctx, &appsv1.Deployment{ObjectMeta: named("web"), Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3), Selector: selector, Template: template()}}, metav1.CreateOptions{})
 	w.must(err)
-	ready := func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 3 }
-	until(w, deployments, "web", ready)
+	until(w, deployments, "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == 3 })
 	budgets := w.PolicyV1().PodDisruptionBudgets("default")
 	_, err = budgets.Create(ctx, &policyv1.PodDisruptionBudget{ObjectMeta: named("web"), Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(2)), Selector: selector}}, metav1.CreateOptions{})
 	w.must(err)
@@ -126,7 +125,7 @@ func TestNodeThatIsSilent(t *testing.T) {
 		p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute, Operator: corev1.TolerationOpExists, TolerationSeconds: ptr.To[int64](0)},
 			{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists}}
 	})
-	w.up("--node-monitor-period=500ms", "--node-monitor-grace-period=2s")
+	w.up("--node-monitor-period=500ms", "--node-monitor-grace-period=15s")
 	until(w, w.CoreV1().Nodes(), "silent", func(n *corev1.Node) bool {
 		for _, taint := range n.Spec.Taints {
 			if taint.Key == corev1.TaintNodeUnreachable && taint.Effect == corev1.TaintEffectNoExecute {

@@ -1,5 +1,5 @@
-// Command trellis-cluster is what a small cluster has beside its API server: controllers and a scheduler. Each is upstream's, and a
-// client of any API server. Called as kube-scheduler the program is that.
+// Command trellis-cluster is what a small cluster has beside its API server: controllers, a scheduler and nodes. Each is upstream's,
+// and a client of any API server. Called as kube-scheduler the program is that.
 package main
 
 import (
@@ -26,7 +26,7 @@ func command(program string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "trellis-cluster",
 		Short: "What a small cluster has beside its API server",
-		Long: `The controllers and the scheduler of Kubernetes in one program, as clients of any API server.
+		Long: `The controllers, the scheduler and the kubelet of Kubernetes in one program, as clients of any API server.
 
 With a server in this folder, from a second terminal:
 

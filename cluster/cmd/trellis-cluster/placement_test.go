@@ -13,7 +13,7 @@ import (
 // fourNodes is a world in which node-0 is small and has an SSD, node-1 is larger, node-2 too but tainted, and node-3 is the largest
 // and takes none.
 func fourNodes(t *testing.T) *world {
-	w := newWorld(t, 4)
+	w := newWorld(t, 4, ready)
 	for name, of := range map[string]struct{ cpu, zone string }{"node-0": {"2", "x"}, "node-1": {"8", "y"}, "node-2": {"8", "x"}, "node-3": {"64", "y"}} {
 		w.node(name, func(n *corev1.Node) {
 			n.Labels["zone"] = of.zone

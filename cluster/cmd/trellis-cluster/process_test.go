@@ -43,6 +43,9 @@ func begin(t *testing.T, name string, args ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if peers := os.Getenv("TEST_PEERS"); peers != "" && name == "kube-scheduler" { // what the real one does
+		self = filepath.Join(peers, name)
+	}
 	link := filepath.Join(t.TempDir(), name)
 	if err := os.Symlink(self, link); err != nil {
 		t.Fatal(err)
@@ -75,7 +78,7 @@ func begin(t *testing.T, name string, args ...string) *process {
 func (p *process) read(r io.Reader) {
 	for s := bufio.NewScanner(r); s.Scan(); {
 		p.mu.Lock()
-		p.lines = append(p.lines, s.Text())
+		p.lines = append(p.lines, strings.ReplaceAll(s.Text(), `\"`, `"`)) // klog quotes errors
 		close(p.more)
 		p.more = make(chan struct{})
 		p.mu.Unlock()
@@ -91,6 +94,8 @@ func (p *process) said() string {
 // says returns when as many lines have all of the words.
 func (p *process) says(times int, words ...string) {
 	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	defer cancel()
 	for {
 		p.mu.Lock()
 		count := 0
@@ -108,7 +113,7 @@ func (p *process) says(times int, words ...string) {
 		case <-more:
 		case <-p.ended:
 			p.Fatalf("it has ended without saying %q", words)
-		case <-p.Context().Done():
+		case <-ctx.Done():
 			p.Fatalf("it does not say %q", words)
 		}
 	}
@@ -129,7 +134,7 @@ func (p *process) stop() int {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.Fatal(err)
 	}
-	return p.exit(p.Context())
+	return p.exit()
 }
 
 // kill ends it as a crash would.
@@ -139,8 +144,10 @@ func (p *process) kill() {
 }
 
 // exit waits for its end, and returns its exit code.
-func (p *process) exit(ctx context.Context) int {
+func (p *process) exit() int {
 	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), patience)
+	defer cancel()
 	select {
 	case <-p.ended:
 	case <-ctx.Done():

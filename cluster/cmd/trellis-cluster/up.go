@@ -34,8 +34,9 @@ func newUp() *cobra.Command {
 	logging := logs.NewOptions()
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "All of it in one process",
-		Long: `The controllers and the scheduler in one process. Both are elected, so another one may stand by.
+		Short: "All of it: controllers, scheduler, nodes",
+		Long: `The controllers and the scheduler in one process, and a process for each node. The first two are elected, so another one may
+stand by. Which program or folder of this machine stands for an image, --image says; containers go on when this ends.
 
 As root, they serve health and metrics at ports 10257 and 10259. Otherwise they do not, as Pods share the ports of the machine, and
 one of them may be a scheduler.`,
@@ -55,7 +56,7 @@ one of them may be a scheduler.`,
 	flags.Int32Var(&u.burst, "kube-api-burst", 0, "requests that it may send at once beyond that")
 	flags.StringArrayVar(&u.controllerArgs, "kube-controller-manager-arg", nil, "a flag for the controllers, as --kube-controller-manager-arg=--concurrent-job-syncs=10; may be repeated")
 	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "a flag for the scheduler; may be repeated")
-	flags.IntVar(&u.nodeCount, "nodes", 1, "how many nodes this machine is, node-1 and so on")
+	flags.IntVar(&u.nodeCount, "nodes", 1, "how many nodes this machine is: node-1 and so on")
 	u.addFlags(flags)
 	logsapi.AddFlags(logging, flags)
 	return cmd
@@ -66,9 +67,20 @@ func (u *up) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
 		u.kubeconfig = usual()
 	}
+	manager, err := controllers.Parse(append(u.args(), u.controllerArgs...))
+	if err != nil {
+		return err
+	}
+	scheduler, err := scheduler.Parse(append(u.args(), u.schedulerArgs...))
+	if err != nil {
+		return err
+	}
+	if err := controllers.SetFeatures(); err != nil {
+		return err
+	}
 	parts, ctx := errgroup.WithContext(ctx)
-	parts.Go(func() error { return controllers.Run(ctx, append(u.args(), u.controllerArgs...)) })
-	parts.Go(func() error { return scheduler.Run(ctx, append(u.args(), u.schedulerArgs...)) })
+	parts.Go(func() error { return manager.Run(ctx) })
+	parts.Go(func() error { return scheduler.Run(ctx) })
 	u.nodes(ctx, parts, u.nodeCount, u.kubeconfig)
 	return parts.Wait()
 }

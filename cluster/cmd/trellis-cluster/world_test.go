@@ -18,11 +18,12 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
 // patience bounds what a test waits for. It is none of what is tested.
-const patience = 90 * time.Second
+const patience = time.Minute
 
 // world is an API server with simulated nodes, on which Pods run once they are bound.
 type world struct {
@@ -30,6 +31,9 @@ type world struct {
 	kubernetes.Interface
 	server *testserver.Server
 }
+
+// ready nodes have no taint that a controller would have to take off first.
+var ready = testserver.With(func(c *apiserver.Config) { c.Admission.Disable = append(c.Admission.Disable, "TaintNodesByCondition") })
 
 func newWorld(t *testing.T, nodes int, options ...testserver.Option) *world {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -76,29 +77,35 @@ func (m *Manager) ApplyLogging() error {
 	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
 }
 
-// Run runs a manager with flags of upstream's, as its method does.
-func Run(ctx context.Context, args []string) error {
+// Parse returns one with flags of upstream's.
+func Parse(args []string) (*Manager, error) {
 	m := New()
 	flags := pflag.NewFlagSet("controllers", pflag.ContinueOnError)
 	for _, set := range m.flags.FlagSets {
 		flags.AddFlagSet(set)
 	}
 	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("flags of kube-controller-manager: %w", err)
+		return nil, fmt.Errorf("flags of kube-controller-manager: %w", err)
 	}
-	return m.Run(ctx)
+	return m, nil
+}
+
+// SetFeatures puts the feature gates in force that flags name, of all parts: they are the process's. Nothing may run before.
+func SetFeatures() error {
+	// Without this one, upstream exits the process at the end.
+	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true})
+	if err == nil {
+		err = compatibility.DefaultComponentGlobalsRegistry.Set()
+	}
+	if err != nil {
+		return fmt.Errorf("feature gates: %w", err)
+	}
+	return nil
 }
 
 // Run runs the controllers until ctx is done, or until they lead no longer, which is an error.
 func (m *Manager) Run(ctx context.Context) error {
-	rest.SetDefaultWarningHandler(rest.NoWarnings{})                                                 // it watches what is deprecated as well
-	gate := map[string]bool{string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true} // upstream exits the process without it
-	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(gate); err != nil {
-		return fmt.Errorf("controllers: %w", err)
-	}
-	if err := m.options.ComponentGlobalsRegistry.Set(); err != nil {
-		return fmt.Errorf("controllers: feature gates: %w", err)
-	}
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // they watch what is deprecated as well
 	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())
 	if err != nil {
 		return fmt.Errorf("controllers: %w", err)

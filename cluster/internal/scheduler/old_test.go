@@ -54,8 +54,8 @@ func TestOldVersions(t *testing.T) {
 		{"plugins that are no more", "v1beta3",
 			"profiles: [{plugins: {score: {enabled: [{name: SelectorSpread}, {name: NodeAffinity}]}, filter: {enabled: [{name: EBSLimits}]}}, pluginConfig: [{name: NodePreferAvoidPods}]}]",
 			"profiles: [{plugins: {score: {enabled: [{name: NodeAffinity}]}, filter: {enabled: []}}, pluginConfig: []}]",
-			[]string{"profiles[0].plugins.filter.enabled: there is no plugin EBSLimits any more", "profiles[0].plugins.score.enabled: there is no plugin SelectorSpread any more: leave it out; PodTopologySpread",
-				"profiles[0].pluginConfig: there is no plugin NodePreferAvoidPods any more"}},
+			[]string{"profiles[0].pluginConfig: there is no plugin NodePreferAvoidPods any more", "profiles[0].plugins.filter.enabled: there is no plugin EBSLimits any more",
+				"profiles[0].plugins.score.enabled: there is no plugin SelectorSpread any more: leave it out; PodTopologySpread"}},
 		{"addresses", "v1beta2", "healthzBindAddress: 0.0.0.0:0\nprofiles: [{plugins: {multiPoint: {disabled: [{name: '*'}]}}}]",
 			"profiles: [{plugins: {multiPoint: {disabled: [{name: '*'}]}}}]", []string{"healthzBindAddress is ignored"}},
 	} {

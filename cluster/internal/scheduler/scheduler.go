@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -27,8 +28,13 @@ func Command() *cobra.Command {
 
 func warn(what string) { klog.Background().Info("Warning: " + what) }
 
-// Run runs the scheduler with flags of upstream's until ctx is done, or until it leads no longer, which is an error.
-func Run(ctx context.Context, args []string) error {
+// Scheduler is one beside other parts of the process.
+type Scheduler struct {
+	options *options.Options
+}
+
+// Parse returns one with flags of upstream's.
+func Parse(args []string) (*Scheduler, error) {
 	acceptOld(scheme.Scheme, warn)
 	o := options.NewOptions()
 	flags := pflag.NewFlagSet(Name, pflag.ContinueOnError)
@@ -36,9 +42,14 @@ func Run(ctx context.Context, args []string) error {
 		flags.AddFlagSet(set)
 	}
 	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("flags of %s: %w", Name, err)
+		return nil, fmt.Errorf("flags of %s: %w", Name, err)
 	}
-	config, scheduler, err := app.Setup(ctx, o)
+	return &Scheduler{o}, nil
+}
+
+// Run runs the scheduler until ctx is done, or until it leads no longer, which is an error.
+func (s *Scheduler) Run(ctx context.Context) error {
+	config, scheduler, err := app.Setup(ctx, s.options)
 	if err != nil {
 		return fmt.Errorf("%s: %w", Name, err)
 	}
@@ -48,15 +59,17 @@ func Run(ctx context.Context, args []string) error {
 	}
 	// Upstream's own election exits the process.
 	config.LeaderElection, config.ComponentConfig.LeaderElection.LeaderElect = nil, false
+	var led atomic.Bool
 	ran := make(chan error, 1)
-	led := false
 	election.Callbacks = leaderelection.LeaderCallbacks{
-		OnStartedLeading: func(term context.Context) { ran <- app.Run(term, config, scheduler) },
+		OnStartedLeading: func(term context.Context) {
+			led.Store(true)
+			ran <- app.Run(term, config, scheduler)
+		},
 		OnStoppedLeading: func() {},
-		OnNewLeader:      func(holder string) { led = led || holder == election.Lock.Identity() },
 	}
 	leaderelection.RunOrDie(ctx, *election)
-	if !led {
+	if !led.Load() {
 		return nil
 	}
 	return ended(ctx, <-ran)
