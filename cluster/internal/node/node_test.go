@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,7 +61,7 @@ func TestKubeletAPI(t *testing.T) {
 	w := newWorld(t)
 	w.start(w.options("served"))
 	node := w.ready("served")
-	url := fmt.Sprintf("https://%s:%d/pods", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	url := "https://" + kubeletAddress(node) + "/pods"
 
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(w.server.Config.CAData)
@@ -283,9 +283,14 @@ func TestRootless(t *testing.T) {
 	w.within("it ends with who has spawned it", func(context.Context) bool { return !listens(node) })
 }
 
+// kubeletAddress is where the kubelet of a node is served.
+func kubeletAddress(node *corev1.Node) string {
+	return net.JoinHostPort(node.Status.Addresses[0].Address, strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)))
+}
+
 // listens is true of a node whose kubelet has its port.
 func listens(node *corev1.Node) bool {
-	c, err := net.Dial("tcp", fmt.Sprintf("%s:%d", node.Status.Addresses[0].Address, node.Status.DaemonEndpoints.KubeletEndpoint.Port))
+	c, err := net.Dial("tcp", kubeletAddress(node))
 	if err == nil {
 		c.Close()
 	}
