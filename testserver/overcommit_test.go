@@ -44,13 +44,18 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 		t.Skip("there is no kube-scheduler to test with: make peers builds it, see peers/README.md")
 	}
 	s := testserver.Start(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	admin := kubernetes.NewForConfigOrDie(s.Config)
 	for i := range nodesOfAll {
 		room := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(roomOfNode, resource.DecimalSI), corev1.ResourcePods: resource.MustParse("110")}
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}, Status: corev1.NodeStatus{Allocatable: room, Capacity: room}}
-		if _, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+		made, err := admin.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		made.Spec.Taints = nil // it is ready
+		if _, err := admin.CoreV1().Nodes().Update(ctx, made, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -58,8 +63,11 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		runScheduler(t, program, name, r.url)
 	}
+	for range 2 {
+		await(ctx, t, r.listening)
+	}
 	for round := range overcommitRounds {
-		tried := r.hold(2 * podsOfOne)
+		tried := r.hold(fmt.Sprintf("-%d-", round), 2*podsOfOne)
 		for i := range podsOfOne {
 			for _, scheduler := range []string{"one", "two"} {
 				place(ctx, t, admin, fmt.Sprintf("%s-%d-%d", scheduler, round, i), scheduler)
@@ -72,6 +80,8 @@ func TestSchedulersNeverOvercommit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.refused < overcommitRounds {
 		t.Errorf("%d bindings were refused in %d rounds: that shows little", r.refused, overcommitRounds)
 	}
@@ -135,9 +145,9 @@ func runScheduler(t *testing.T, program, name, server string) {
 	dir := t.TempDir()
 	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	for file, text := range map[string]string{
-		kubeconfig: `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: "` + server + `"}}], contexts: [{name: c, context: {cluster: c}}]}`,
-		config: `{apiVersion: kubescheduler.config.k8s.io/v1, kind: KubeSchedulerConfiguration, leaderElection: {leaderElect: false}, podMaxBackoffSeconds: 1,
-  clientConnection: {kubeconfig: ` + kubeconfig + `, contentType: application/json, acceptContentTypes: application/json, qps: 1000, burst: 1000}, profiles: [{schedulerName: ` + name + `}]}`,
+		kubeconfig: "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: '" + server + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\n",
+		config: "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nleaderElection: {leaderElect: false}\npodMaxBackoffSeconds: 1\nprofiles: [{schedulerName: " + name + "}]\n" +
+			"clientConnection: {kubeconfig: '" + kubeconfig + "', contentType: application/json, acceptContentTypes: application/json, qps: 1000, burst: 1000}\n",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -167,10 +177,13 @@ type relay struct {
 	*httputil.ReverseProxy
 	url string
 
+	listening chan struct{} // receives when a scheduler has begun to hear of Pods
+
 	mu      sync.Mutex
 	flushed *sync.Cond
 	gate    chan struct{} // closed when it lets go; nil while it does not hold
 	held    int           // events
+	round   string        // what the names of its Pods have in them
 	tried   map[string]bool
 	wanted  int
 	done    chan struct{} // closed when so many Pods have been tried to be bound
@@ -187,7 +200,7 @@ func newRelay(t *testing.T, to *rest.Config) *relay {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{ReverseProxy: httputil.NewSingleHostReverseProxy(host), tried: map[string]bool{}}
+	r := &relay{ReverseProxy: httputil.NewSingleHostReverseProxy(host), tried: map[string]bool{}, listening: make(chan struct{}, 16)}
 	r.Transport, r.FlushInterval, r.ModifyResponse = transport, -1, r.see
 	r.flushed = sync.NewCond(&r.mu)
 	server := httptest.NewServer(r)
@@ -197,11 +210,11 @@ func newRelay(t *testing.T, to *rest.Config) *relay {
 	return r
 }
 
-// hold begins to hold, and tells when so many Pods have been tried to be bound.
-func (r *relay) hold(pods int) (tried <-chan struct{}) {
+// hold begins to hold what becomes of the Pods of a round, and tells when so many have been tried to be bound.
+func (r *relay) hold(round string, pods int) (tried <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.gate, r.done, r.wanted, r.tried = make(chan struct{}), make(chan struct{}), pods, map[string]bool{}
+	r.gate, r.done, r.round, r.wanted, r.tried = make(chan struct{}), make(chan struct{}), round, pods, map[string]bool{}
 	return r.done
 }
 
@@ -221,6 +234,9 @@ func (r *relay) see(resp *http.Response) error {
 	case binding:
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if !strings.Contains(name, r.round) {
+			return nil // it comes late
+		}
 		if resp.StatusCode == http.StatusConflict {
 			r.refused++
 		}
@@ -233,6 +249,7 @@ func (r *relay) see(resp *http.Response) error {
 		out, in := io.Pipe()
 		resp.Body = &stream{out, from}
 		go r.pass(from, in)
+		r.listening <- struct{}{}
 	}
 	return nil
 }
@@ -294,11 +311,14 @@ func (r *relay) pass(from io.Reader, to *io.PipeWriter) {
 
 // holds is the gate that an event has to wait at, or nil.
 func (r *relay) holds(event []byte) chan struct{} {
-	var e struct{ Type string }
+	var e struct {
+		Type   string
+		Object metav1.PartialObjectMetadata
+	}
 	_ = json.Unmarshal(event, &e)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e.Type != "MODIFIED" || r.gate == nil {
+	if e.Type != "MODIFIED" || r.gate == nil || !strings.Contains(e.Object.Name, r.round) {
 		return nil
 	}
 	r.held++
