@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	upstream "k8s.io/kubernetes/pkg/apis/certificates"
 	"k8s.io/kubernetes/pkg/registry/apps/replicaset"
 	"k8s.io/kubernetes/pkg/registry/batch/job"
 	"k8s.io/kubernetes/pkg/registry/certificates/certificates"
@@ -39,6 +40,13 @@ var attributes = map[string]func(runtime.Object) (labels.Set, fields.Set, error)
 	"pods": pod.GetAttrs, "replicasets": replicaset.GetAttrs, "replicationcontrollers": replicationcontroller.GetAttrs,
 	"resourceclaims": resourceclaim.GetAttrs, "resourceclaimtemplates": resourceclaimtemplate.GetAttrs,
 	"resourceslices": resourceslice.GetAttrs, "secrets": secret.GetAttrs, "services": service.GetAttrs,
+	"clustertrustbundles": func(obj runtime.Object) (labels.Set, fields.Set, error) { // upstream's is not exported
+		return nil, fields.Set{"spec.signerName": obj.(*upstream.ClusterTrustBundle).Spec.SignerName}, nil
+	},
+	"podcertificaterequests": func(obj runtime.Object) (labels.Set, fields.Set, error) {
+		spec := &obj.(*upstream.PodCertificateRequest).Spec
+		return nil, fields.Set{"spec.signerName": spec.SignerName, "spec.podName": spec.PodName, "spec.nodeName": string(spec.NodeName)}, nil
+	},
 }
 
 // selects says that a field selector finds an object.
@@ -110,6 +118,28 @@ func TestSelectableFields(t *testing.T) {
 			}
 			c.sameFields(v, "empty")
 		})
+	}
+}
+
+// No field that upstream selects by is forgotten, in any kind that some kind can be selected by: the kubelet of a node asks for
+// its PodCertificateRequests, kube-controller-manager for its ClusterTrustBundles.
+func TestNoSelectableFieldIsMissing(t *testing.T) {
+	c := serveCluster(t, builtin.Config{})
+	has, known := map[*resource.Version]map[string]bool{}, map[string]bool{}
+	for d := range c.Live.Load().Definitions() {
+		for _, v := range d.Versions {
+			has[v] = map[string]bool{}
+			for _, f := range v.SelectableFields {
+				has[v][f.Name], known[f.Name] = true, true
+			}
+		}
+	}
+	for v, fields := range has {
+		for name := range known {
+			if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), name, ""); err == nil && !fields[name] {
+				t.Errorf("%s %s: %s cannot be selected by", v.APIVersion, v.Definition.Names.Plural, name)
+			}
+		}
 	}
 }
 

@@ -42,7 +42,7 @@ func cluster(c Config) []line {
 	gives := c.escalation()
 	return []line{
 		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", at: certs, short: "csr", main: certificates.Strategy, status: certificates.StatusStrategy, more: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
-		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", at: certs, main: clustertrustbundle.Strategy},
+		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", at: certs, main: clustertrustbundle.Strategy, fields: []string{"spec.signerName"}},
 		{kind: "Lease", plural: "leases", at: versions{coordinationv1.SchemeGroupVersion}, main: lease.Strategy},
 		{kind: "EndpointSlice", plural: "endpointslices", at: versions{discoveryv1.SchemeGroupVersion}, main: endpointslice.Strategy},
 		{kind: "FlowSchema", plural: "flowschemas", at: flow, main: flowschema.Strategy, status: flowschema.StatusStrategy},

@@ -29,7 +29,7 @@ func policies(c Config) []line {
 		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", at: v1, categories: extensions, main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
 		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", at: v1, categories: extensions, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
 		{kind: "ValidatingWebhookConfiguration", plural: "validatingwebhookconfigurations", at: v1, categories: extensions, main: validatingwebhookconfiguration.Strategy},
-		{kind: "PodCertificateRequest", plural: "podcertificaterequests", at: versions{certificatesv1.SchemeGroupVersion}, main: certificate, status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passive{c.Now})},
+		{kind: "PodCertificateRequest", plural: "podcertificaterequests", at: versions{certificatesv1.SchemeGroupVersion}, main: certificate, status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passive{c.Now}), fields: []string{"spec.signerName spec.podName spec.nodeName"}},
 	}
 }
 

@@ -75,6 +75,7 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/control", "apiserver"},
+	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking":        {"internal/control"},
 	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver"}, // conditions
 	"k8s.io/kubernetes/pkg/serviceaccount":                                     {"internal/access", "internal/builtin", "internal/control"},
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install":                  {"internal/builtin"},
