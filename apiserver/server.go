@@ -161,7 +161,7 @@ func (s *Server) runLoops() {
 		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.keepAPIServices, s.trust} {
+	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.keepAPIServices, s.trust, control.RunTokenTracking} {
 		s.loops.Go(func() {
 			if err := run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)

@@ -17,7 +17,7 @@ const clusterSigning = "cluster-signing-"
 // bindControllers declares the flags of kube-controller-manager's.
 func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.config.Controllers, "controllers", []string{"*"},
-		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Controllers(), ", "))
+		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(control.Controllers(), ", ")+"; these run unless '-name' or '-*' says otherwise: "+strings.Join(control.Loops, ", "))
 	flags.DurationVar(&f.config.ClusterSigning.Duration, clusterSigning+"duration", 365*24*time.Hour,
 		"how long the certificates are good for at most that CertificateSigningRequests ask for")
 	all := &f.config.ClusterSigning.All

@@ -125,6 +125,28 @@ func TestSelectableFields(t *testing.T) {
 	}
 }
 
+// No field that upstream selects by is forgotten, in any kind that some kind can be selected by: the kubelet of a node asks for
+// its PodCertificateRequests, kube-controller-manager for its ClusterTrustBundles.
+func TestNoSelectableFieldIsMissing(t *testing.T) {
+	c := serveCluster(t, builtin.Config{})
+	has, known := map[*resource.Version]map[string]bool{}, map[string]bool{}
+	for d := range c.Live.Load().Definitions() {
+		for _, v := range d.Versions {
+			has[v] = map[string]bool{}
+			for _, f := range v.SelectableFields {
+				has[v][f.Name], known[f.Name] = true, true
+			}
+		}
+	}
+	for v, fields := range has {
+		for name := range known {
+			if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), name, ""); err == nil && !fields[name] {
+				t.Errorf("%s %s: %s cannot be selected by", v.APIVersion, v.Definition.Names.Plural, name)
+			}
+		}
+	}
+}
+
 func TestUnknownFields(t *testing.T) {
 	c := serveCluster(t, builtin.Config{})
 	for _, q := range []struct{ apiVersion, kind, field, want string }{

@@ -17,14 +17,13 @@ const (
 	controllersAnnotation = "trellis.dev/controllers"
 )
 
-// unconditional are controllers of kube-controller-manager's whose work others do here, which nothing switches off.
-var unconditional = []string{known.GarbageCollectorController, known.NamespaceController, known.ServiceCIDRController, known.StorageVersionMigratorController}
-
 // announce has a Lease say which controllers run here, so that a program that could run them too (trellis-cluster) does not. It needs
 // no renewal: without a server nobody can ask for it.
 func (b *bootstrap) announce(ctx context.Context, chosen []string) {
-	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !UpstreamConfig{Controllers: chosen}.enabled(name) })
-	names = append(names, unconditional...)
+	c := UpstreamConfig{Controllers: chosen}
+	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !c.enabled(name) })
+	names = append(names, slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.keeps(name) })...)
+	names = append(names, known.ServiceCIDRController) // which nothing switches off
 	slices.Sort(names)
 	next := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: serverLease, Annotations: map[string]string{controllersAnnotation: strings.Join(names, ",")}},

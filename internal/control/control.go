@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
 )
 
 // clients are what the loops reach the API server with.
@@ -60,7 +61,8 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 // migrated by itself when the storage version of their CRD has changed. migrating are the names of the CRDs that say at the start
 // that they are being migrated, by a process that may not have told them the end.
 //
-// services is told of changes of APIServices, and tells of groups that other servers serve; upstream is told of what there is.
+// services is told of changes of APIServices, and tells of groups that other servers serve; upstream is told of what there is, and
+// says which of Loops run.
 func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, migrating []string, services *APIServices, upstream *Upstream) error {
 	c, err := newClients(config, feed)
 	if err != nil {
@@ -68,24 +70,39 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	}
 	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
 	kinds := newKinds(c)
-	collector := newCollector(c, kinds)
-	namespaces := newNamespaces(c)
-	definitions := newDefinitions(c)
-	migrations := newMigrations(c, autoMigrate, migrating)
+	loops := []loop{newDefinitions(c)}
+	for name, l := range map[string]loop{
+		known.GarbageCollectorController:       newCollector(c, kinds),
+		known.NamespaceController:              newNamespaces(c),
+		known.StorageVersionMigratorController: newMigrations(c, autoMigrate, migrating),
+	} {
+		if upstream.keeps(name) {
+			loops = append(loops, l)
+		}
+	}
 	services.registered = kinds.mark
 	kinds.onChange = func(ch change) {
 		services.observe(ch)
 		upstream.observe(ch)
-		collector.observe(ch)
-		namespaces.observe(ch)
-		definitions.observe(ch)
-		migrations.observe(ch)
+		for _, l := range loops {
+			l.observe(ch)
+		}
 	}
 
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){kinds.run, collector.run, namespaces.run, definitions.run, migrations.run} {
-		running.Go(func() { run(ctx) })
+	running.Go(func() { kinds.run(ctx) })
+	for _, l := range loops {
+		running.Go(func() { l.run(ctx) })
 	}
 	running.Wait()
 	return nil
 }
+
+// loop is told of what changes, and does what follows of it.
+type loop interface {
+	observe(change)
+	run(context.Context)
+}
+
+// Loops are those of this package that kube-controller-manager has as well, by its names for them.
+var Loops = []string{known.GarbageCollectorController, known.NamespaceController, known.StorageVersionMigratorController}

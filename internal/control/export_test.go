@@ -62,3 +62,6 @@ func (u *Upstream) RunAlone(ctx context.Context, config *rest.Config) error {
 	defer func() { <-ended }()
 	return u.Run(ctx, config)
 }
+
+// Keeps says whether one of Loops runs.
+func (u *Upstream) Keeps(name string) bool { return u.keeps(name) }

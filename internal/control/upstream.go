@@ -23,7 +23,7 @@ import (
 // UpstreamConfig says which controllers of kube-controller-manager's run, and with what.
 type UpstreamConfig struct {
 	// Controllers are those that run, as its flag of this name has them: names, "-name" for one that does not run, "*" for all that
-	// are not named.
+	// are not named. Loops run as well, but for those with "-name", or with "-*" those that are not named.
 	Controllers []string
 	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
 	Tokens      serviceaccount.TokenGenerator // for Secrets
@@ -57,7 +57,7 @@ func NewUpstream(c UpstreamConfig) *Upstream {
 // CheckControllers refuses a name that no controller has.
 func CheckControllers(names []string) error {
 	for _, c := range names {
-		if name := strings.TrimPrefix(c, "-"); name != "*" && controllers[name].open == nil {
+		if name := strings.TrimPrefix(c, "-"); name != "*" && controllers[name].open == nil && !slices.Contains(Loops, name) {
 			return fmt.Errorf("%q is not in the list of known controllers", name)
 		}
 	}
@@ -66,6 +66,11 @@ func CheckControllers(names []string) error {
 
 func (c UpstreamConfig) enabled(name string) bool {
 	return slices.Contains(c.Controllers, name) || slices.Contains(c.Controllers, "*") && !slices.Contains(c.Controllers, "-"+name)
+}
+
+// keeps says whether one of Loops runs: a kube-controller-manager beside the server may have its own.
+func (c UpstreamConfig) keeps(name string) bool {
+	return slices.Contains(c.Controllers, name) || !slices.Contains(c.Controllers, "-"+name) && !slices.Contains(c.Controllers, "-*")
 }
 
 // observe is told of the objects that there are.

@@ -115,7 +115,7 @@ func TestTokensInSecrets(t *testing.T) {
 
 // Controllers are named as for kube-controller-manager.
 func TestNamesOfControllers(t *testing.T) {
-	for _, c := range [][]string{nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}} {
+	for _, c := range [][]string{nil, {"-*"}, {"*", "-serviceaccount-controller"}, {"root-ca-certificate-publisher-controller"}, {"-namespace-controller"}} {
 		if err := control.CheckControllers(c); err != nil {
 			t.Errorf("%v: %v", c, err)
 		}

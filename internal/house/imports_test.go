@@ -76,6 +76,7 @@ var only = map[string][]string{
 	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer":                       {"internal/control"}, // which are clients too
 	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr":         {"internal/control"},
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust": {"internal/control", "apiserver"},
+	"k8s.io/kubernetes/pkg/controlplane/controller/legacytokentracking":        {"internal/control"},
 	"k8s.io/kubernetes/pkg/api/v1/pod":                                         {"testserver", "internal/builtin"}, // conditions and phases
 	"k8s.io/apiserver/pkg/registry/generic/rest":                               {"internal/proxy/nodes"},           // reads logs
 	"k8s.io/kubernetes/pkg/apis/core":                                          {"internal/builtin", "internal/access", "internal/admission", "internal/proxy/nodes"},
