@@ -112,7 +112,10 @@ func relay(ctx context.Context, l net.Listener, to string) {
 		}
 		if err != nil { // as when there are too many open files
 			klog.FromContext(ctx).Error(err, "Cannot accept a connection to the Service kubernetes")
-			time.Sleep(100 * time.Millisecond)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
 			continue
 		}
 		go pass(ctx, from, to)
