@@ -27,9 +27,9 @@ type Kubelet struct {
 	Timeout               time.Duration // of connecting; 0: five seconds
 }
 
-// KubeletAddressTypes is kube-apiserver's order.
+// KubeletAddressTypes is the order that kubeadm gives kube-apiserver: by its own default that has to know the names of nodes.
 func KubeletAddressTypes() []string {
-	return []string{string(corev1.NodeHostName), string(corev1.NodeInternalDNS), string(corev1.NodeInternalIP), string(corev1.NodeExternalDNS), string(corev1.NodeExternalIP)}
+	return []string{string(corev1.NodeInternalIP), string(corev1.NodeExternalIP), string(corev1.NodeHostName), string(corev1.NodeInternalDNS), string(corev1.NodeExternalDNS)}
 }
 
 // openNodes makes the way to nodes, Pods and what runs in them.

@@ -124,13 +124,13 @@ func TestSecondSchedulerIsAPod(t *testing.T) {
 	}
 }
 
-// A Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment, the
-// certificate and the token that it is given.
+// EXT-010: a Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment,
+// the certificate and the token that it is given. The API server finds the kubelet, which has what the Pod has said.
 func TestPodFindsTheServer(t *testing.T) {
 	w := whole(t)
 	w.real(1, "busybox=/bin")
 	const ask = `d=/var/run/secrets/kubernetes.io/serviceaccount
-exec curl -sS --fail --cacert $d/ca.crt -H "Authorization: Bearer $(cat $d/token)" https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/api/v1 -o /dev/null`
+exec curl -sS --fail --cacert $d/ca.crt -H "Authorization: Bearer $(cat $d/token)" https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/api/v1 -o /dev/null -w '%{http_code}'`
 	w.pod("asks", func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyNever
 		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "busybox", []string{"sh", "-c", ask}
@@ -140,5 +140,9 @@ exec curl -sS --fail --cacert $d/ca.crt -H "Authorization: Bearer $(cat $d/token
 	})
 	if p.Status.Phase != corev1.PodSucceeded {
 		t.Errorf("%+v", p.Status)
+	}
+	log, err := w.CoreV1().Pods("default").GetLogs("asks", &corev1.PodLogOptions{}).DoRaw(t.Context())
+	if err != nil || string(log) != "200" {
+		t.Errorf("it has said %q, %v", log, err)
 	}
 }
