@@ -9,6 +9,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -34,7 +35,7 @@ func (w *world) real(nodes int, images ...string) (up *process, dir string) {
 	}
 	dir, err := os.MkdirTemp("", "up") // a short name: there are sockets in it
 	w.must(err)
-	w.Cleanup(func() { os.RemoveAll(dir) })
+	w.Cleanup(func() { remove(w, dir) })
 	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
 		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + dir, fmt.Sprintf("--nodes=%d", nodes)}
 	for _, i := range images {
@@ -46,10 +47,26 @@ func (w *world) real(nodes int, images ...string) (up *process, dir string) {
 	return begin(w.T, "trellis-cluster", args...), dir
 }
 
+// remove removes a folder of nodes, with the volumes that are memory.
+func remove(w *world, dir string) {
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	w.must(err)
+	for line := range strings.Lines(string(mounts)) {
+		if at := strings.Fields(line)[1]; strings.HasPrefix(at, dir+"/") {
+			w.must(syscall.Unmount(at, 0))
+		}
+	}
+	w.must(os.RemoveAll(dir))
+}
+
 // end ends what a node has left: containers outlive it.
 func (w *world) end(folder string) {
 	images, err := runtime.NewImages(folder)
 	w.must(err)
+	lock, err := os.Open(filepath.Join(folder, "lock")) // which the node has as long as it lives
+	w.must(err)
+	w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	w.must(lock.Close())
 	r, err := runtime.New(runtime.Options{Root: folder, Images: images, NodeIP: netip.MustParseAddr("192.0.2.1"), Log: slog.New(slog.DiscardHandler)})
 	w.must(err)
 	ctx := context.Background()

@@ -207,7 +207,7 @@ func TestLogsAndExitCodes(t *testing.T) {
 		t.Errorf("status: %v", s)
 	}
 	log := w.said(id)
-	if !strings.Contains(log, "stdout F out\n") || !strings.Contains(log, "stderr F err\n") || !strings.Contains(log, "stdout F last\n") {
+	if !strings.Contains(log, "stdout F out\n") || !strings.Contains(log, "stderr F err\n") || !strings.Contains(log, "stdout P last\n") {
 		t.Errorf("log:\n%s", log)
 	}
 	parts := sh(`printf '%s-' "$LONG" "$LONG"; echo`)

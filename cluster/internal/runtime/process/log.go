@@ -49,11 +49,6 @@ type stream struct {
 
 func (s *stream) write(data []byte) {
 	var out []byte
-	now := time.Now().UTC().Format(time.RFC3339Nano)
-	add := func(tag string, text []byte) {
-		out = append(out, now+" "+s.name+" "+tag+" "...)
-		out = append(append(out, text...), '\n')
-	}
 	s.rest = append(s.rest, data...)
 	for {
 		end := bytes.IndexByte(s.rest, '\n')
@@ -61,20 +56,26 @@ func (s *stream) write(data []byte) {
 			break
 		}
 		if end < 0 || end > longest {
-			add("P", s.rest[:longest])
+			out = s.line(out, "P", s.rest[:longest])
 			s.rest = s.rest[longest:]
 			continue
 		}
-		add("F", s.rest[:end])
+		out = s.line(out, "F", s.rest[:end])
 		s.rest = s.rest[end+1:]
 	}
 	s.put(out)
 }
 
-// end writes what came without a line's end.
+// line adds one of the log.
+func (s *stream) line(out []byte, tag string, text []byte) []byte {
+	out = append(time.Now().UTC().AppendFormat(out, time.RFC3339Nano), " "+s.name+" "+tag+" "...)
+	return append(append(out, text...), '\n')
+}
+
+// end writes what came without a line's end, as a part: so readers get no end that was not written.
 func (s *stream) end() {
 	if len(s.rest) > 0 {
-		s.write([]byte{'\n'})
+		s.put(s.line(nil, "P", s.rest))
 	}
 }
 
