@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
 
-# Controllers and scheduler: a module of its own, in one static file.
+# Controllers, scheduler and nodes: a module of its own, in one static file.
 cluster:
 	cd cluster && CGO_ENABLED=0 go build -trimpath -o ../bin/trellis-cluster ./cmd/trellis-cluster
 

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// block is one fenced block of shell commands in the README.
+// block is one fenced block of shell commands in the README; those of `sh cluster` are run by the nested module's tests.
 var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 
 // pageBlock is one fenced block of a page of docs: commands that pass, commands of which the last is refused,

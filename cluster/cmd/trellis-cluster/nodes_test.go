@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/user"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -27,24 +26,30 @@ func whole(t *testing.T) *world {
 	return newWorld(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil }))
 }
 
-// real starts trellis-cluster up with nodes that run containers, which end with the test.
-func (w *world) real(nodes int, images ...string) (up *process, dir string) {
+// folder is an empty one for nodes, which end with the test.
+func (w *world) folder(nodes int) string {
 	w.Helper()
-	if u, err := user.Current(); err != nil || u.Uid != "0" {
+	if os.Geteuid() != 0 {
 		w.Skip("it needs root, as it has a network for Pods")
 	}
 	dir, err := os.MkdirTemp("", "up") // a short name: there are sockets in it
 	w.must(err)
 	w.Cleanup(func() { remove(w, dir) })
+	for n := range nodes {
+		w.Cleanup(func() { w.end(filepath.Join(dir, ".trellis-cluster", fmt.Sprintf("node-%d", n+1), "runtime")) })
+	}
+	return dir
+}
+
+// real starts trellis-cluster up with nodes that run containers.
+func (w *world) real(nodes int, images ...string) *process {
+	w.Helper()
 	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
-		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + dir, fmt.Sprintf("--nodes=%d", nodes)}
+		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + filepath.Join(w.folder(nodes), ".trellis-cluster"), fmt.Sprintf("--nodes=%d", nodes)}
 	for _, i := range images {
 		args = append(args, "--image="+i)
 	}
-	for n := range nodes {
-		w.Cleanup(func() { w.end(filepath.Join(dir, fmt.Sprintf("node-%d", n+1), "runtime")) })
-	}
-	return begin(w.T, "trellis-cluster", args...), dir
+	return begin(w.T, "trellis-cluster", args...)
 }
 
 // remove removes a folder of nodes, with the volumes that are memory.

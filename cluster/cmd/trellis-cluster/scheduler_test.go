@@ -123,7 +123,7 @@ func TestVersionsOfConfigurations(t *testing.T) {
 // SCD-004 SCD-005: the program is one static file, which is kube-scheduler under that name.
 func TestStaticFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kube-scheduler")
-	build := exec.Command("go", "build", "-o", file, ".")
+	build := exec.Command("go", "build", "-trimpath", "-o", file, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
