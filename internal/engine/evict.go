@@ -10,6 +10,7 @@ var itself = Caller{User: &user.DefaultInfo{Name: user.APIServerUser, Groups: []
 // delete deletes the object as what is posted (an Eviction) asks, or begins to. What it changes besides goes with it in one commit.
 func (w *write) delete() error {
 	d := w.onObject(removes)
+	defer d.end()
 	if err := d.find(); err != nil {
 		return err
 	}

@@ -317,3 +317,30 @@ func TestLegacyBinding(t *testing.T) {
 	equal(t, "changes", len(w.changes(before)), 1)
 	w.refused(post(`{"metadata":{"name":"p"},"target":{"name":"m"}}`), 409, metav1.StatusReasonConflict, `pods/binding "p": pod p is already assigned to node "m"`)
 }
+
+// SUB-028: a plugin that wants to know when a write has ended hears of the budget's too, which an eviction takes along, also where the
+// Pod is only marked, and where another write gets in between. A ResourceQuota of the namespace is not counted before.
+func TestEvictionEnds(t *testing.T) {
+	w := newWorld(t)
+	w.web("marked", "overtaken")
+	w.budget("b", "", `{"observedGeneration":1,"disruptionsAllowed":2,"currentHealthy":2}`)
+	begun, open := map[string]int{}, 0
+	w.Admission = admission.Plugins{&plugin{validate: func(_ context.Context, r *admission.Request) error {
+		begun[r.Resource.Resource]++
+		open++
+		r.Ended(func() { open-- })
+		return nil
+	}}}
+	for i, pod := range []string{"marked", "overtaken"} {
+		if pod == "overtaken" {
+			meanwhile(w, func() { w.mustPatch(w.budgets("b"), merging, `{"metadata":{"labels":{"a":"b"}}}`) })
+		}
+		if err := w.evict(pod, ""); err != nil {
+			t.Fatal(pod, err)
+		}
+		equal(t, pod, w.evicted(pod), going)
+		if open != 0 || begun["poddisruptionbudgets"] <= i {
+			t.Errorf("%s: %d writes have not ended, of %v", pod, open, begun)
+		}
+	}
+}
