@@ -28,6 +28,7 @@ type machine struct {
 	network    string
 	podCIDR    string
 	endpoint   string
+	processes  int64
 }
 
 func (m *machine) addFlags(flags *pflag.FlagSet) {
@@ -36,12 +37,13 @@ func (m *machine) addFlags(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&m.imageFiles, "images", nil, "file with such lines; may be repeated")
 	flags.StringVar(&m.network, "network", "", "where Pods have their addresses: bridge, a network of their own, which takes root; host, that of the node. By default bridge where that is possible")
 	flags.StringVar(&m.podCIDR, "pod-cidr", "10.85.0.0/16", "range of which a node's bridge has a free /24")
+	flags.Int64Var(&m.processes, "pod-max-pids", 4096, "how many processes and threads a container may have, where there are cgroups; 0 is no limit")
 	flags.StringVar(&m.endpoint, "container-runtime-endpoint", "", "socket of a container runtime (containerd, CRI-O) in place of the process runtime")
 }
 
 // args are these flags, for another process.
 func (m *machine) args() []string {
-	args := []string{"--network=" + m.network, "--pod-cidr=" + m.podCIDR, "--container-runtime-endpoint=" + m.endpoint}
+	args := []string{"--network=" + m.network, "--pod-cidr=" + m.podCIDR, "--container-runtime-endpoint=" + m.endpoint, fmt.Sprintf("--pod-max-pids=%d", m.processes)}
 	for _, i := range m.images {
 		args = append(args, "--image="+i)
 	}
@@ -141,7 +143,7 @@ func (k *kubelet) open(o *node.Options) (*runtime.Runtime, error) {
 		}
 	}
 	ip, _ := netip.AddrFromSlice(o.Address)
-	r, err := runtime.New(runtime.Options{Root: root, Images: images, Network: runtime.Network(k.network), PodCIDR: pods, NodeIP: ip.Unmap()})
+	r, err := runtime.New(runtime.Options{Root: root, Images: images, Network: runtime.Network(k.network), PodCIDR: pods, NodeIP: ip.Unmap(), PIDs: k.processes})
 	o.Runtime, o.Images = r, images
 	return r, err
 }

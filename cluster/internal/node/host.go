@@ -24,7 +24,10 @@ func newMounter() mounter { return mounter{mount.New(""), userns.RunningInUserNS
 // MountSensitiveWithoutSystemd is how emptyDir asks for memory, and all that is kept in one: secrets, tokens.
 func (m mounter) MountSensitiveWithoutSystemd(source, target, kind string, options, secret []string) error {
 	if m.volatile && kind == "tmpfs" {
-		return os.MkdirAll(target, 0o700)
+		if err := os.MkdirAll(target, 0o700); err != nil {
+			return err
+		}
+		return os.Chmod(target, 0o700) // it may be there already, for everybody
 	}
 	return m.Interface.MountSensitiveWithoutSystemd(source, target, kind, options, secret)
 }

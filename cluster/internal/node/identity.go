@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -28,7 +30,11 @@ func identify(ctx context.Context, starter *rest.Config, name, dir string, addre
 	if err != nil {
 		return nil, err
 	}
-	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	var review *authenticationv1.SelfSubjectReview
+	err = untilAnswered(ctx, func() (err error) {
+		review, err = client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("ask %s who this is: %w", starter.Host, err)
 	}
@@ -56,4 +62,34 @@ func identify(ctx context.Context, starter *rest.Config, name, dir string, addre
 	}
 	_, err = certificate.UpdateTransport(klog.FromContext(ctx), ctx.Done(), own, certificates, 0)
 	return own, err
+}
+
+// untilAnswered asks an API server again as long as there is none. What it answers, a refusal too, is returned.
+func untilAnswered(ctx context.Context, ask func() error) (err error) {
+	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		if err = ask(); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+			return true, nil
+		}
+		klog.FromContext(ctx).Error(err, "The API server does not answer yet")
+		return false, nil
+	})
+	return err
+}
+
+// trustClients writes down the CA of whom the API server believes to be who they say, and so of itself, for the kubelet to believe: the
+// one that it tells extension API servers, or where it tells none its own.
+func trustClients(ctx context.Context, starter *rest.Config, file string) error {
+	client, err := kubernetes.NewForConfig(starter)
+	if err != nil {
+		return err
+	}
+	ca := starter.CAData
+	told, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+	switch {
+	case err == nil && told.Data["client-ca-file"] != "":
+		ca = []byte(told.Data["client-ca-file"])
+	case err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err):
+		return fmt.Errorf("the CA of clients: %w", err)
+	}
+	return os.WriteFile(file, ca, 0o600)
 }

@@ -46,16 +46,13 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 	if err := rest.LoadTLSFiles(client); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	// Certificates of another cluster, as the one of the last start may have been, would not be believed.
-	cluster := sha256.Sum256(client.CAData)
+	// Certificates of another cluster or node, as the one of the last start may have been, would not be believed.
+	cluster := sha256.Sum256(append([]byte(o.Name+"\n"), client.CAData...))
 	flags.CertDirectory = filepath.Join(o.Root, "pki", hex.EncodeToString(cluster[:4]))
 	if err := os.MkdirAll(flags.CertDirectory, 0o700); err != nil {
 		return nil, err
 	}
 	config.Authentication.X509.ClientCAFile = filepath.Join(flags.CertDirectory, "ca.crt")
-	if err := os.WriteFile(config.Authentication.X509.ClientCAFile, client.CAData, 0o600); err != nil {
-		return nil, err
-	}
 	config.RotateCertificates, config.ServerTLSBootstrap = true, true
 	// What the kubelet would do without a configuration file lets everybody in.
 	config.Authentication.Anonymous.Enabled, config.Authentication.Webhook.Enabled = false, true

@@ -76,6 +76,9 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return fmt.Errorf("node %s: %w", o.Name, err)
 	}
+	if err := trustClients(ctx, client, settings.Authentication.X509.ClientCAFile); err != nil {
+		return fmt.Errorf("node %s: %w", o.Name, err)
+	}
 	if o.RelayDevice != "" {
 		if err := relayService(ctx, client, o.RelayDevice); err != nil {
 			return fmt.Errorf("node %s: %w", o.Name, err)
@@ -111,6 +114,9 @@ func (o *Options) complete() (err error) {
 			continue
 		}
 		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+		if err := os.Chmod(dir, 0o700); err != nil {
 			return err
 		}
 	}

@@ -269,8 +269,8 @@ func TestRootless(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if of := info.Sys().(*syscall.Stat_t); of.Uid != nobody || isMemory(t, token) {
-		t.Errorf("the token lies in a folder of user %d", of.Uid)
+	if of := info.Sys().(*syscall.Stat_t); of.Uid != nobody || info.Mode().Perm() != 0o700 || isMemory(t, token) {
+		t.Errorf("the token lies in a folder of user %d, %v", of.Uid, info.Mode())
 	}
 	if data, err := os.ReadFile(filepath.Join(token, "token")); err != nil || len(data) == 0 {
 		t.Errorf("the token: %v", err)

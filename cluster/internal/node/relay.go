@@ -48,8 +48,7 @@ func withPort(u *url.URL) string {
 }
 
 // relayService gives a device the address of the Service `kubernetes`, and passes on connections to it to the API server, until ctx
-// ends. The Pods of a bridge find the server there, also where it listens on loopback alone. Several nodes of one host share the
-// address: it does not matter which one answers.
+// ends. The Pods of a bridge find the server there, also where it listens on loopback alone.
 func relayService(ctx context.Context, client *rest.Config, device string) error {
 	to, err := serverAddress(client)
 	if err != nil {
@@ -72,11 +71,12 @@ func relayService(ctx context.Context, client *rest.Config, device string) error
 	if err := netlink.AddrAdd(link, address); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("address %s of the Service kubernetes: %w", ip, err)
 	}
-	shared := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }), err)
+	// On the device alone: other machines, which may have a route to the address, do not get in.
+	from := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), device) }), err)
 	}}
 	for _, port := range at.Spec.Ports {
-		l, err := shared.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port.Port))))
+		l, err := from.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(int(port.Port))))
 		if err != nil {
 			return fmt.Errorf("the Service kubernetes: %w", err)
 		}
@@ -95,10 +95,10 @@ func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Serv
 	err = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var err error
 		s, err = c.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return false, nil
+		if apierrors.IsForbidden(err) {
+			return false, err
 		}
-		return err == nil, err
+		return err == nil, nil
 	})
 	return s, err
 }

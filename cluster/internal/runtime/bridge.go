@@ -31,7 +31,10 @@ func openBridge(root string, all netip.Prefix) (*bridge, error) {
 	file := filepath.Join(root, bridgeFile)
 	b := &bridge{}
 	if process.ReadFile(file, b) == nil {
-		return b, b.make(true)
+		if err := b.make(true); err != nil {
+			return nil, err
+		}
+		return b, nil
 	}
 	taken, err := netlink.AddrList(nil, unix.AF_INET)
 	if err != nil {
@@ -51,6 +54,7 @@ func openBridge(root string, all netip.Prefix) (*bridge, error) {
 				return b, process.WriteFile(file, b)
 			}
 			if !errors.Is(err, unix.EEXIST) {
+				_ = netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.Name}}) // what there is of it
 				return nil, err
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,7 @@ type container struct {
 	started  *process.Started
 	exit     *process.Exit
 	done     chan struct{} // closed when exit is there
+	asked    atomic.Bool   // it has had the signal to stop
 }
 
 const containerFile = "container.json"
@@ -77,7 +79,8 @@ func (r *Runtime) CreateContainer(_ context.Context, sandboxID string, config *v
 	}
 	if s.Holder.Foreign() {
 		// The kubelet makes a pod anew whose sandbox does not run. Until here what ran of it has run on.
-		return "", errors.Join(r.release(s), fmt.Errorf("the pod is of a node in another user namespace, where nothing can be started from here: it is made anew"))
+		r.release(s)
+		return "", errors.New("the pod is of a node in another user namespace, where nothing can be started from here: it is made anew")
 	}
 	img, err := r.Images.find(cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage()))
 	if err != nil {
@@ -190,18 +193,21 @@ func (r *Runtime) stop(ctx context.Context, c *container, grace time.Duration) e
 		return nil
 	}
 	if grace > 0 {
-		c.shim().Signal(stopSignal(c.Config))
+		if c.asked.CompareAndSwap(false, true) {
+			c.shim().Signal(stopSignal(c.Config))
+		}
 		patience := time.NewTimer(grace)
 		defer patience.Stop()
 		select {
 		case <-c.done:
 			return nil
-		case <-ctx.Done(): // who asked has no more time; the pod is to go all the same
+		case <-ctx.Done(): // the kubelet asks again when a Pod gets less time than it had
+			return ctx.Err()
 		case <-patience.C:
 		}
 	}
 	err := c.shim().Signal(unix.SIGKILL) // fails where the container has just ended by itself
-	ctx, cancel := context.WithTimeout(ctx, killTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
 	select {
 	case <-c.done:

@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -309,6 +311,19 @@ func TestMounts(t *testing.T) {
 	}
 }
 
+// A sandbox that cannot be finished is none: a Pod of which one was left could not be ended.
+func TestSandboxThatFails(t *testing.T) {
+	w := open(t, nil)
+	conf := podConfig(t.TempDir(), "other")
+	conf.Linux.Sysctls = map[string]string{"net.ipv4.no_such_sysctl": "1"}
+	if id, err := w.RunPodSandbox(w.ctx, conf, ""); err == nil {
+		t.Fatalf("%s has a sysctl that there is none of", id)
+	}
+	if all, err := w.ListPodSandbox(w.ctx, nil); err != nil || len(all) != 1 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}
+
 func TestStop(t *testing.T) {
 	w := open(t, nil)
 	ready, wait := fifo(t)
@@ -319,6 +334,21 @@ func TestStop(t *testing.T) {
 	}
 	if s := w.status(polite); s.GetExitCode() != 7 || w.said(polite) != "stdout F bye\n" {
 		t.Errorf("a container that heeds SIGTERM: %v\n%s", s, w.said(polite))
+	}
+	hurried := w.start(sh(`trap 'echo bye; sleep 0.2; exit 7' TERM; echo >` + ready + `; while :; do sleep 0.05; done`))
+	wait()
+	ctx, cancel := context.WithCancel(w.ctx)
+	stopped := make(chan error)
+	go func() { stopped <- w.StopContainer(ctx, hurried, 30) }()
+	for w.said(hurried) == "" { // until it has been asked
+		goruntime.Gosched()
+	}
+	cancel()
+	if err := <-stopped; !errors.Is(err, context.Canceled) {
+		t.Errorf("who asked does so no more: %v", err)
+	}
+	if err := w.StopContainer(w.ctx, hurried, 30); err != nil || w.status(hurried).GetExitCode() != 7 || w.said(hurried) != "stdout F bye\n" {
+		t.Errorf("asked again: %v, %v\n%s", err, w.status(hurried), w.said(hurried))
 	}
 	deaf := w.start(sh(`trap '' TERM; sleep 1000 & echo $! >` + ready + `; wait`))
 	wait()

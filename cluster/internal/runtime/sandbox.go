@@ -71,7 +71,11 @@ func (r *Runtime) RunPodSandbox(_ context.Context, config *v1.PodSandboxConfig, 
 	err := r.run(s)
 	if err != nil {
 		r.release(s)
-		return "", errors.Join(err, os.RemoveAll(r.sandboxFolder(s.ID)))
+		err = errors.Join(err, os.RemoveAll(r.sandboxFolder(s.ID)))
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.sandboxes, s.ID)
+		return "", err
 	}
 	r.tell(s.ID, s.ID, v1.ContainerEventType_CONTAINER_CREATED_EVENT)
 	r.tell(s.ID, s.ID, v1.ContainerEventType_CONTAINER_STARTED_EVENT)
@@ -147,7 +151,7 @@ func resolvConf(dns *v1.DNSConfig) string {
 }
 
 // release ends the holder, and with it the namespaces. It may be repeated.
-func (r *Runtime) release(s *sandbox) error {
+func (r *Runtime) release(s *sandbox) {
 	if s.Holder.PID != 0 {
 		s.Holder.Signal(unix.SIGKILL)
 	}
@@ -159,9 +163,11 @@ func (r *Runtime) release(s *sandbox) error {
 	s.Stopped = true
 	if s.Holder.PID == 0 { // it never was
 		delete(r.sandboxes, s.ID)
-		return nil
+		return
 	}
-	return r.store(s)
+	if err := r.store(s); err != nil { // as on a full disk; that its holder has ended says the same
+		r.Log.Error("Cannot write down that a Pod has ended", "sandbox", s.ID, "error", err)
+	}
 }
 
 func (r *Runtime) sandbox(id string) *sandbox {
@@ -198,9 +204,7 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, id string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := r.release(s); err != nil {
-		return err
-	}
+	r.release(s)
 	r.tell(id, id, v1.ContainerEventType_CONTAINER_STOPPED_EVENT)
 	return nil
 }

@@ -45,12 +45,18 @@ func (s Shim) dial(r request) (*net.UnixConn, error) {
 	return conn, nil
 }
 
+// answerTime is how long a shim may take to do what is asked of it.
+const answerTime = 10 * time.Second
+
 func (s Shim) do(r request) error {
 	conn, err := s.dial(r)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
+		return err
+	}
 	var message string
 	if err := json.NewDecoder(conn).Decode(&message); err != nil {
 		return err

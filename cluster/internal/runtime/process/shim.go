@@ -244,8 +244,12 @@ func (s *supervisor) signal(which unix.Signal) error {
 func (s *supervisor) serve(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if err != nil { // as when there are too many open files
+			<-time.After(100 * time.Millisecond)
+			continue
 		}
 		go s.answer(conn.(*net.UnixConn))
 	}
