@@ -85,7 +85,7 @@ func (w *write) say() error {
 
 // onObject is the write of the object that is posted to. Admission has been asked about what is posted.
 func (w *write) onObject(way way) *write {
-	o := &write{ctx: w.ctx, engine: w.engine, target: w.onto, caller: w.caller, way: way, now: w.now, admitted: true}
+	o := &write{ctx: w.ctx, engine: w.engine, within: w, target: w.onto, caller: w.caller, way: way, now: w.now, admitted: true}
 	o.resolve(w.onto.Version)
 	o.progress = progress{head: w.head, guards: w.guards}
 	return o

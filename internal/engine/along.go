@@ -52,7 +52,7 @@ func (w *write) with(c *resource.Change) error {
 	if err != nil {
 		return err
 	}
-	o.posts, o.change = c.Create != nil, func(o *write) (object.Tree, error) { return o.changedBy(c) }
+	o.within, o.posts, o.change = w, c.Create != nil, func(o *write) (object.Tree, error) { return o.changedBy(c) }
 	err = w.engine.upToCommit(o)
 	w.ended = append(w.ended, o.ended...) // they are one commit
 	switch {
@@ -61,7 +61,7 @@ func (w *write) with(c *resource.Change) error {
 	case err != nil:
 		return err
 	case !o.untouched:
-		w.also, w.guards = append(w.also, o.stored()), append(w.guards, o.guards...)
+		w.also, w.guards = append(append(w.also, o.stored()), o.also...), append(w.guards, o.guards...)
 	}
 	return nil
 }

@@ -38,8 +38,12 @@ func (w *write) queue(ctx context.Context, key string) error {
 	}
 }
 
-// leave lets the next one try: this one has ended, or asks somebody who may take longer than all of them together.
+// leave lets the next one try: this one has ended, or asks somebody who may take longer than all of them together. What it is part of
+// waits as well.
 func (w *write) leave() {
+	if w.within != nil {
+		w.within.leave()
+	}
 	if w.turn != nil {
 		<-w.turn
 		w.turn = nil

@@ -37,6 +37,7 @@ type write struct {
 	removal metav1.DeleteOptions  // of a deletion
 	now     time.Time
 	memo    memo
+	within  *write        // that this one is part of, if any
 	turn    chan struct{} // the queue this write is at the head of, if any
 	names   int           // that have been generated
 	// newName and newUID are what has been generated for a new object. Each attempt is at the same one, unless its name is taken.

@@ -138,5 +138,6 @@ func (l limits) Validate(ctx context.Context, r *admission.Request) error {
 	if r.Validated && r.Operation == admission.Create {
 		return nil // it has been charged
 	}
+	r.Waits() // for all that are charged in this namespace
 	return l.plugin.Validate(ctx, r)
 }

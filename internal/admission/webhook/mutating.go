@@ -80,7 +80,9 @@ func (p *mutator) ask(s *seen, h *hook, to *generic.WebhookInvocation, round str
 	}
 	end := s.Request.Step(h.GetName())
 	defer func() { end(err) }()
-	s.Request.Waits()
+	if s.earlier(h, shown) == nil {
+		s.Request.Waits()
+	}
 	result, err := s.call(s.ctx, h, to, shown)
 	if err == nil {
 		changed, err = s.apply(h, to, result, round)

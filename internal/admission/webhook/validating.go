@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,7 +61,9 @@ func (p *validator) Validate(ctx context.Context, r *admission.Request) error {
 	if ctx.Err() != nil {
 		return apierrors.NewTimeoutError("request did not complete within requested timeout", 0)
 	}
-	r.Waits()
+	if slices.ContainsFunc(all, func(q question) bool { return s.earlier(q.hook, q.attributes) == nil }) {
+		r.Waits()
+	}
 	refusals := make(chan error, len(all))
 	answers := make([]struct {
 		took time.Duration
