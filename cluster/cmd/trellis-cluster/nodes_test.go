@@ -146,7 +146,7 @@ func TestSecondSchedulerIsAPod(t *testing.T) {
 	}
 }
 
-// EXT-010: a Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment,
+// EXT-023: a Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment,
 // the certificate and the token that it is given. The API server finds the kubelet, which has what the Pod has said.
 func TestPodFindsTheServer(t *testing.T) {
 	w := whole(t)

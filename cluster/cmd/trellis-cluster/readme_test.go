@@ -15,6 +15,17 @@ const repository = "../../.."
 // clusterBlock is what the README has people type to run Pods.
 var clusterBlock = regexp.MustCompile("(?ms)^```sh cluster\n(.*?)^```$")
 
+// build builds programs of the repository's own module.
+func (w *world) build(into string, packages ...string) {
+	w.Helper()
+	w.must(os.MkdirAll(into, 0o700))
+	c := exec.Command("go", append([]string{"build", "-o", into}, packages...)...)
+	c.Dir, c.Env = repository, append(os.Environ(), "CGO_ENABLED=")
+	if out, err := c.CombinedOutput(); err != nil {
+		w.Fatalf("%v\n%s", err, out)
+	}
+}
+
 // TestReadme runs these commands as they are written, beside a server. The Pod runs, and what it says is told.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
@@ -37,11 +48,7 @@ func TestReadme(t *testing.T) {
 		w.must(os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o700))
 		w.must(os.Symlink(to, filepath.Join(dir, link)))
 	}
-	build := exec.Command("go", "build", "-o", filepath.Join(bin, "trellis"), "./cmd/trellis")
-	build.Dir = repository
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	w.build(bin, "./cmd/trellis")
 	c := exec.Command("sh", "-eu", "-c", "trap 'kill $!; wait' EXIT\n"+blocks[0][1])
 	c.Dir, c.Env = dir, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG=", "CGO_ENABLED=")
 	out, err := c.CombinedOutput()
