@@ -24,17 +24,17 @@ func TestControllersAreAnnounced(t *testing.T) {
 		}
 		return strings.Split(l.Annotations["trellis.dev/controllers"], ","), l.ResourceVersion
 	}
-	before := []string{"garbage-collector-controller", "namespace-controller", "service-cidr-controller", "storage-version-migrator-controller"}
-	for _, c := range []struct{ chosen, also []string }{
-		{[]string{control.AggregateRoles}, []string{control.AggregateRoles}}, // the test server's
-		{[]string{"*"}, control.Controllers()},
-		{[]string{"-*"}, nil},
+	own := append([]string{"service-cidr-controller"}, control.Loops...)
+	for _, c := range []struct{ chosen, want []string }{
+		{[]string{control.AggregateRoles}, append(slices.Clone(own), control.AggregateRoles)}, // the test server's
+		{[]string{"*"}, append(slices.Clone(own), control.Controllers()...)},
+		{[]string{"-*"}, own[:1]},
 	} {
 		for range 2 {
 			if err := control.Bootstrap(t.Context(), s.Config, c.chosen); err != nil {
 				t.Fatal(err)
 			}
-			want := slices.Sorted(slices.Values(append(slices.Clone(before), c.also...)))
+			want := slices.Sorted(slices.Values(c.want))
 			if is, _ := announced(); !slices.Equal(is, want) {
 				t.Errorf("%v: %v", c.chosen, is)
 			}

@@ -100,7 +100,7 @@ func (a *Authorizers) RulesFor(ctx context.Context, u user.Info, namespace strin
 func (a *Authorizers) Run(ctx context.Context, report func(error)) {
 	if a.nodes != nil {
 		defer a.nodes.Shutdown()
-		go a.node.run(ctx, a.nodes)
+		go a.node.run(ctx)
 	}
 	if a.config.ConfigFile != "" {
 		metrics.RegisterMetrics()
