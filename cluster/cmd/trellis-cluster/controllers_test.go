@@ -163,7 +163,7 @@ func TestControllersOfTheServer(t *testing.T) {
 	for chosen, runs := range map[string]bool{"*": false, "-*": true} {
 		w := newWorld(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers = []string{chosen} }))
 		p := begin(t, "trellis-cluster", "controllers", "--kubeconfig="+w.server.Kubeconfig, "--secure-port=0", "--leader-elect=false", "-v=1",
-			"--controllers=serviceaccount-controller,garbage-collector-controller,deployment-controller")
+			"--controllers=serviceaccount-controller,service-cidr-controller,deployment-controller")
 		p.says(1, "Controller starting...", `controller="deployment-controller"`)
 		if runs {
 			p.says(1, "Controller starting...", `controller="serviceaccount-controller"`)
@@ -171,10 +171,10 @@ func TestControllersOfTheServer(t *testing.T) {
 		} else {
 			p.says(1, "controller is disabled", `controller="serviceaccount-controller"`)
 		}
-		p.says(1, "controller is disabled", `controller="garbage-collector-controller"`)
+		p.says(1, "controller is disabled", `controller="service-cidr-controller"`)
 		l, err := w.CoordinationV1().Leases("kube-system").Get(t.Context(), "trellis-serve", metav1.GetOptions{})
 		w.must(err)
-		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names, "serviceaccount-controller") == runs || !strings.Contains(names, "garbage-collector-controller") {
+		if names := l.Annotations["trellis.dev/controllers"]; strings.Contains(names, "serviceaccount-controller") == runs || !strings.Contains(names, "service-cidr-controller") {
 			t.Errorf("%s: %s", chosen, names)
 		}
 	}
