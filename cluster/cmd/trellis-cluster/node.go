@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -56,9 +55,7 @@ func (m *machine) args() []string {
 // kubelet is the command that is one node.
 type kubelet struct {
 	machine
-	node   node.Options
-	labels map[string]string
-	ip     net.IP
+	node node.Options
 }
 
 func newNode() *cobra.Command {
@@ -89,9 +86,9 @@ It takes root, or user namespaces.`,
 	flags.StringVar(&k.node.Kubeconfig, "kubeconfig", "", "kubeconfig of the node, or of somebody who may have a certificate made for it, as an administrator; by default as with up")
 	flags.StringVar(&k.node.Name, "hostname-override", "", "name of the Node; by default this host's")
 	flags.StringVar(&k.node.StaticPods, "pod-manifest-path", "", "folder with manifests of Pods that run whatever the API server says")
-	flags.IPVar(&k.ip, "node-ip", nil, "address of the node, one of this host's; by default the first that is not loopback")
+	flags.IPVar(&k.node.Address, "node-ip", nil, "address of the node, one of this host's; by default the first that is not loopback")
 	flags.IntVar(&k.node.Port, "port", 10250, "port of the kubelet's API; 0 is a free one")
-	flags.StringToStringVar(&k.labels, "node-labels", nil, "labels that the Node gets when it is made: NAME=VALUE,…")
+	flags.StringToStringVar(&k.node.Labels, "node-labels", nil, "labels that the Node gets when it is made: NAME=VALUE,…")
 	logsapi.AddFlags(logging, flags)
 	return cmd
 }
@@ -99,7 +96,7 @@ It takes root, or user namespaces.`,
 // run is the node until ctx ends.
 func (k *kubelet) run(ctx context.Context) error {
 	o := k.node
-	o.Address, o.Labels, o.Endpoint = k.ip, k.labels, k.endpoint
+	o.Endpoint = k.endpoint
 	if o.Kubeconfig == "" {
 		o.Kubeconfig = usual()
 	}
