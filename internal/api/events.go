@@ -87,8 +87,7 @@ func (e *events) appendProtobuf(dst []byte, event string, o engine.Object) ([]by
 	m := &e.request.media
 	var err error
 	if m.view == viewObject {
-		js := o.AppendJSON(nil)
-		e.scratch, err = o.Version.Type.AppendProtobuf(e.scratch[:0], o.Version.APIVersion, o.Version.Definition.Names.Kind, js)
+		e.scratch, err = appendProtobuf(e.scratch[:0], o)
 	} else {
 		e.scratch, err = appendPartialProtobuf(e.scratch[:0], o, m.version)
 	}

@@ -208,7 +208,7 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 			"you requested PartialObjectMetadataList, but the requested object is not a list (*unstructured.Unstructured)")
 	default:
 		if m.format == formatProtobuf {
-			return o.Version.Type.AppendProtobuf(dst, o.Version.APIVersion, o.Version.Definition.Names.Kind, o.AppendJSON(nil))
+			return appendProtobuf(dst, o)
 		}
 		dst = o.AppendJSON(dst)
 	}
@@ -219,6 +219,15 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 		return nil, fmt.Errorf("encode %s: %w", m.media, err)
 	}
 	return dst, nil
+}
+
+// appendProtobuf appends an object in its envelope.
+func appendProtobuf(dst []byte, o engine.Object) ([]byte, error) {
+	message, err := o.Message()
+	if err != nil {
+		return dst, err
+	}
+	return resource.AppendMessage(dst, o.Version.APIVersion, o.Version.Definition.Names.Kind, message)
 }
 
 // deadline ends the connection of a client that does not take what it is sent.

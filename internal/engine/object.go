@@ -3,6 +3,7 @@ package engine
 import (
 	"hash/maphash"
 	"sync/atomic"
+	"weak"
 
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -42,6 +43,31 @@ func (o Object) AppendItem(dst []byte) []byte {
 // Meta returns the object's metadata, scanned at most once per record.
 func (o Object) Meta() *object.Meta { return metaOf(o.Record).meta }
 
+// Message is the object's protobuf message at its version, not to be modified. It is made once for all who want it about the same
+// time, as the answer to a write and the watches that tell of it: it stays until garbage is collected.
+func (o Object) Message() ([]byte, error) {
+	d := derive(o.Record)
+	if kept := d.message.Load(); kept != nil {
+		if m := kept.Value(); m != nil && m.version == o.Version && m.revision == o.Revision {
+			return m.bytes, nil
+		}
+	}
+	bytes, err := o.Version.Type.Message(o.AppendJSON(nil))
+	if err != nil {
+		return nil, err
+	}
+	kept := weak.Make(&message{o.Version, o.Revision, bytes})
+	d.message.Store(&kept)
+	return bytes, nil
+}
+
+// message is the protobuf form of an object, as its version is served, told of at a revision.
+type message struct {
+	version  *resource.Version
+	revision int64
+	bytes    []byte
+}
+
 // Tree decodes the object into a fresh tree.
 func (o Object) Tree() (object.Tree, error) {
 	t, err := o.Packed().Tree(o.Revision)
@@ -58,6 +84,7 @@ type derived struct {
 	fingerprint atomic.Uint64
 	metadata    atomic.Pointer[metadata]
 	fields      atomic.Pointer[fieldValues]
+	message     atomic.Pointer[weak.Pointer[message]]
 	passes      atomic.Pointer[resource.Version] // one at which the bytes are served as they are
 }
 

@@ -189,7 +189,11 @@ func TestProtobufRoundTrip(t *testing.T) {
 			continue
 		}
 		kind, _ := tree["kind"].(string)
-		ours, err := c.typ.AppendProtobuf([]byte("before"), "v1", kind, object.AppendJSON(nil, tree))
+		message, err := c.typ.Message(object.AppendJSON(nil, tree))
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		ours, err := resource.AppendMessage([]byte("before"), "v1", kind, message)
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
@@ -234,12 +238,17 @@ func TestProtobufList(t *testing.T) {
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMapList"},
 			ListMeta: metav1.ListMeta{ResourceVersion: "42", Continue: "next", RemainingItemCount: &remaining},
 		}
-		var l resource.ProtobufList
+		var l, encoded resource.ProtobufList
 		for i := range n {
 			cm := corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", i+1)}, Data: map[string]string{"k": strings.Repeat("v", i)}}
 			if err := l.Add(&cm); err != nil {
 				t.Fatal(err)
 			}
+			message, err := cm.Marshal()
+			if err != nil {
+				t.Fatal(err)
+			}
+			encoded.AddMessage(message)
 			want.Items = append(want.Items, cm)
 		}
 		got, err := l.Append(nil, "v1", "ConfigMapList", &want.ListMeta)
@@ -252,6 +261,9 @@ func TestProtobufList(t *testing.T) {
 		}
 		if !bytes.Equal(got, theirs.Bytes()) {
 			t.Errorf("%d items: %q\nupstream: %q", n, got, theirs.Bytes())
+		}
+		if again, err := encoded.Append(nil, "v1", "ConfigMapList", &want.ListMeta); err != nil || !bytes.Equal(again, got) {
+			t.Errorf("%d items by their messages: %v, %q", n, err, again)
 		}
 	}
 	if err := new(resource.ProtobufList).Add(&metav1.Table{}); err == nil {
@@ -354,7 +366,11 @@ func decodeAfter(g *resource.GoType, before string, envelope []byte) error {
 
 func FuzzDecodeProtobuf(f *testing.F) {
 	for _, c := range samples {
-		if b, err := c.typ.AppendProtobuf(nil, "v1", "X", []byte(c.json)); err == nil {
+		message, err := c.typ.Message([]byte(c.json))
+		if err != nil {
+			continue
+		}
+		if b, err := resource.AppendMessage(nil, "v1", "X", message); err == nil {
 			f.Add(b)
 		}
 	}
@@ -389,13 +405,11 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-func BenchmarkAppendProtobuf(b *testing.B) {
+func BenchmarkMessage(b *testing.B) {
 	body := benchmarkBody()
-	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {
-		var err error
-		if buf, err = configMap.AppendProtobuf(buf[:0], "v1", "ConfigMap", body); err != nil {
+		if _, err := configMap.Message(body); err != nil {
 			b.Fatal(err)
 		}
 	}

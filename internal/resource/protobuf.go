@@ -62,14 +62,33 @@ func appendEnvelope(dst []byte, apiVersion, kind string, m runtime.ProtobufMarsh
 	return dst[:len(dst)+n], nil
 }
 
-// AppendProtobuf appends the object that lies as json in its protobuf form.
-func (g *GoType) AppendProtobuf(dst []byte, apiVersion, kind string, json []byte) ([]byte, error) {
+// Message is the protobuf message of the object that lies as json: its protobuf form without the envelope.
+func (g *GoType) Message(json []byte) ([]byte, error) {
 	obj, err := g.Object(json)
 	if err != nil {
-		return dst, err
+		return nil, err
 	}
-	return AppendProtobuf(dst, apiVersion, kind, obj)
+	m, ok := obj.(protobufObject)
+	if !ok {
+		return nil, &NotProtobufError{reflect.TypeOf(obj)}
+	}
+	message := make([]byte, m.Size())
+	if _, err := m.MarshalToSizedBuffer(message); err != nil {
+		return nil, fmt.Errorf("resource: encode %T: %w", obj, err)
+	}
+	return message, nil
 }
+
+// AppendMessage appends an object's protobuf message in its envelope.
+func AppendMessage(dst []byte, apiVersion, kind string, message []byte) ([]byte, error) {
+	return appendEnvelope(dst, apiVersion, kind, rawMessage(message))
+}
+
+// rawMessage is a message that has been encoded.
+type rawMessage []byte
+
+func (m rawMessage) Size() int                          { return len(m) }
+func (m rawMessage) MarshalTo(data []byte) (int, error) { return copy(data, m), nil }
 
 // ProtobufList collects the items of a list in their protobuf form, so that
 // they need not exist as Go objects at the same time. The zero value is an empty list.
@@ -81,6 +100,13 @@ const (
 	tagListMeta  = 1<<3 | 2
 	tagListItems = 2<<3 | 2
 )
+
+// AddMessage appends an item that is encoded as Message does.
+func (l *ProtobufList) AddMessage(message []byte) {
+	l.items = slices.Grow(l.items, len(message)+1+binary.MaxVarintLen64)
+	l.items = binary.AppendUvarint(append(l.items, tagListItems), uint64(len(message)))
+	l.items = append(l.items, message...)
+}
 
 // Add appends an item; a *NotProtobufError if it has no protobuf form.
 func (l *ProtobufList) Add(obj runtime.Object) error {

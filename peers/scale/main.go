@@ -1,0 +1,202 @@
+// Command scale tells how long a cluster takes from one Deployment to its Pods being bound, what processor time that costs the
+// server, and what memory the parts have afterwards. Its nodes are simulated: they report what they have, and renew their Leases.
+//
+//	scale -kubeconfig FILE -server PID[,PID] -parts PID[,PID] [-nodes 1000] [-pods 5000]
+//
+// Where the server is kube-apiserver, etcd is of the server. Controllers and a scheduler have to run.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "of a cluster administrator")
+	server := flag.String("server", "", "processes whose time is told, by commas")
+	parts := flag.String("parts", "", "further processes whose memory is told, by commas")
+	nodes, pods := flag.Int("nodes", 1000, "simulated nodes"), flag.Int("pods", 5000, "replicas of the Deployment")
+	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
+	check(err)
+	config.QPS = -1
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	c := cluster{kubernetes.NewForConfigOrDie(config), context.Background()}
+	servers := processes(*server)
+
+	leases := c.addNodes(*nodes)
+	go c.heartbeats(leases)
+	c.untilReady(*nodes)
+	log.Print("nodes are ready")
+	before, start := processorTime(servers), time.Now()
+	c.deploy(*pods)
+	c.untilBound(*pods)
+	took, cost := time.Since(start), processorTime(servers)-before
+	fmt.Printf("%d pods on %d nodes: %.1f s, %.2f s of the server's processor time\n", *pods, *nodes, took.Seconds(), cost.Seconds())
+	<-time.After(5 * time.Second) // events and the like follow
+	fmt.Printf("memory: server %.0f MiB anonymous, other parts %.0f\n", memory(servers), memory(processes(*parts)))
+}
+
+type cluster struct {
+	kubernetes.Interface
+	context.Context
+}
+
+func name(node int) string { return "node-" + strconv.Itoa(node) }
+
+func (c cluster) addNodes(count int) []*coordinationv1.Lease {
+	leases := make([]*coordinationv1.Lease, count)
+	var all errgroup.Group
+	all.SetLimit(16)
+	for i := range count {
+		all.Go(func() error {
+			have := corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("16"), corev1.ResourceMemory: resource.MustParse("64Gi"), corev1.ResourcePods: resource.MustParse("110"),
+			}
+			n := &corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: name(i), Labels: map[string]string{corev1.LabelHostname: name(i)}},
+				Status: corev1.NodeStatus{Capacity: have, Allocatable: have, Conditions: []corev1.NodeCondition{
+					{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now()},
+				}},
+			}
+			if _, err := c.CoreV1().Nodes().Create(c, n, metav1.CreateOptions{}); err != nil {
+				return err
+			}
+			l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name(i), Namespace: corev1.NamespaceNodeLease}}
+			l, err := c.CoordinationV1().Leases(l.Namespace).Create(c, l, metav1.CreateOptions{})
+			leases[i] = l
+			return err
+		})
+	}
+	check(all.Wait())
+	return leases
+}
+
+// heartbeats renews each node's Lease every ten seconds, as a kubelet does.
+func (c cluster) heartbeats(last []*coordinationv1.Lease) {
+	leases := c.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	tick := time.NewTicker(10 * time.Second / time.Duration(len(last)))
+	for i := 0; ; i = (i + 1) % len(last) {
+		<-tick.C
+		holder, length, now := name(i), int32(40), metav1.NowMicro()
+		last[i].Spec = coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &length, RenewTime: &now}
+		l, err := leases.Update(c, last[i], metav1.UpdateOptions{})
+		check(err)
+		last[i] = l
+	}
+}
+
+// untilReady waits until no node has a taint, which the life cycle controller takes off.
+func (c cluster) untilReady(nodes int) {
+	for ready := 0; ready < nodes; <-time.After(time.Second) {
+		list, err := c.CoreV1().Nodes().List(c, metav1.ListOptions{})
+		check(err)
+		ready = 0
+		for _, n := range list.Items {
+			if len(n.Spec.Taints) == 0 {
+				ready++
+			}
+		}
+	}
+}
+
+func (c cluster) deploy(pods int) {
+	replicas, labels := int32(pods), map[string]string{"app": "scale"}
+	_, err := c.AppsV1().Deployments("default").Create(c, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "scale"},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{Containers: []corev1.Container{{
+					Name: "app", Image: "registry.example/app:1",
+					Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+						corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi"),
+					}},
+				}}},
+			},
+		},
+	}, metav1.CreateOptions{})
+	check(err)
+}
+
+// untilBound waits until all have a node. A server may end a watch that is slow; the next one begins with what there is.
+func (c cluster) untilBound(pods int) {
+	for bound := map[string]bool{}; len(bound) < pods; {
+		w, err := c.CoreV1().Pods("default").Watch(c, metav1.ListOptions{LabelSelector: "app=scale"})
+		check(err)
+		for e := range w.ResultChan() {
+			if p, ok := e.Object.(*corev1.Pod); ok && p.Spec.NodeName != "" {
+				bound[p.Name] = true
+			}
+			if len(bound) == pods {
+				break
+			}
+		}
+		w.Stop()
+	}
+}
+
+func processes(list string) (pids []int) {
+	for f := range strings.SplitSeq(list, ",") {
+		if f == "" {
+			continue
+		}
+		pid, err := strconv.Atoi(f)
+		check(err)
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// processorTime is the sum of what the processes have taken so far.
+func processorTime(pids []int) (sum time.Duration) {
+	for _, pid := range pids {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		check(err)
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+2:]))
+		for _, f := range fields[11:13] { // user, system: in hundredths of a second
+			ticks, err := strconv.ParseInt(f, 10, 64)
+			check(err)
+			sum += time.Duration(ticks) * 10 * time.Millisecond
+		}
+	}
+	return sum
+}
+
+// memory is what the processes have that is not a file's, in MiB.
+func memory(pids []int) (sum float64) {
+	for _, pid := range pids {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		check(err)
+		for line := range strings.Lines(string(status)) {
+			var kib float64
+			if n, _ := fmt.Sscanf(line, "RssAnon: %f kB", &kib); n == 1 {
+				sum += kib / 1024
+			}
+		}
+	}
+	return sum
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
