@@ -47,7 +47,7 @@ func TestExtensionServerIsAPod(t *testing.T) {
 	at.shows("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
 	at.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s", "condition met")
 	at.shows("kubectl create clusterrole jane --verb=get,list --resource=flunders && kubectl create clusterrolebinding jane --clusterrole=jane --user=jane", "created")
-	at.comes("kubectl get flunders --as=jane", `User "system:serviceaccount:wardle:apiserver" cannot create resource "subjectaccessreviews"`)
+	at.comes("kubectl get flunders --as=jane", `subjectaccessreviews.authorization.k8s.io is forbidden: User \"system:serviceaccount:wardle:apiserver\"`)
 	at.steps("07")
 	at.comes("kubectl get flunders --as=jane", "No resources found in default namespace.")
 	at.steps("12")
