@@ -99,11 +99,17 @@ func TestUpstreamsSampleIsAPod(t *testing.T) {
 	}
 	w := whole(t)
 	at := w.terminal(w.TempDir())
-	w.real(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+peers+"/etcd")
+	etcd := filepath.Join(at.dir, "etcd") // which would have its data in the folder where it is started: the machine's
+	w.must(os.WriteFile(etcd, []byte("#!/bin/sh\nexec "+peers+"/etcd --data-dir="+at.dir+"/data\n"), 0o700))
+	w.real(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+etcd)
 	manifests := filepath.Join(strings.TrimSpace(string(dir)), "artifacts", "example")
 	at.shows("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests, "deployment.apps/wardle-server created")
 	at.shows("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
 	at.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
+	// What its role lacks since release 1.37, so that it would admit nothing: it watches these as well.
+	at.shows(`kubectl create clusterrole policies --verb=get,list,watch --resource=mutatingadmissionpolicies.admissionregistration.k8s.io,mutatingadmissionpolicybindings.admissionregistration.k8s.io
+kubectl create clusterrolebinding policies --clusterrole=policies --serviceaccount=wardle:apiserver`, "created")
 	at.has("flunder.yaml", filepath.Join(repository, "examples/extension-server/manifests/flunder.yaml"))
-	at.shows("kubectl create -f flunder.yaml && kubectl get flunders", "my-first-flunder 1s")
+	at.comes("kubectl create -f flunder.yaml", "flunder.wardle.example.com/my-first-flunder created")
+	at.shows("kubectl get flunders", "my-first-flunder")
 }

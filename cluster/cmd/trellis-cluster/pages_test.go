@@ -75,7 +75,7 @@ func TestPageOfSchedulers(t *testing.T) {
 	for _, b := range blocks {
 		switch kind, block := b[1], b[2]; kind {
 		case "text":
-			if !strings.Contains(mask(out), mask(block)) {
+			if !strings.Contains(mask(out), strings.TrimSpace(mask(block))) {
 				t.Errorf("the page shows\n%s, but it is\n%s", block, out)
 			}
 		case "dockerfile":
