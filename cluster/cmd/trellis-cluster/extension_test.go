@@ -32,9 +32,10 @@ func (t *terminal) steps(numbers ...string) {
 	}
 }
 
-// EXT-005 to EXT-016, EXT-018 to EXT-026, CRD-035: the steps of the documentation, from its files as they are, on two nodes. The extension
-// server is the Pod of a Deployment; its own rights are what the steps give it, and what is not given yet is missing. It has its certificate
-// from a Secret, is found by its Service, is started again when it fails, and is looked at as any Pod.
+// EXT-005 EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019 EXT-020 EXT-021 EXT-022
+// EXT-023 EXT-024 EXT-025 EXT-026 CRD-035: the steps of the documentation, from its files as they are, on two nodes. The extension server is
+// the Pod of a Deployment; its rights are what the steps give it, and what is not given yet is missing. It has its certificate from a Secret,
+// is found by its Service, is started again when it fails, and is looked at as any Pod.
 func TestExtensionServerIsAPod(t *testing.T) {
 	w := whole(t)
 	at := w.terminal(w.TempDir(), "./examples/extension-server")

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -20,8 +23,8 @@ import (
 
 const konnectivity = "../../../../shared/spec/examples/15-konnectivity"
 
-// konnectivityProxy is what runs as Konnectivity's server and as its agent: it says what it was started with, what it may write, and answers at
-// its health port. The server listens on its socket.
+// konnectivityProxy is what runs as Konnectivity's server and as its agent: it says what it was started with and what it may write, and
+// answers at its health port. The server listens on its socket.
 func konnectivityProxy() {
 	fmt.Println(strings.Join(os.Args, "\n"))
 	port := ""
@@ -75,7 +78,10 @@ func TestKonnectivityAgents(t *testing.T) {
 		answers(w, pod.Status.PodIP)
 		token, err := at.types("kubectl -n kube-system exec " + pod.Name + " -- cat /var/run/secrets/tokens/konnectivity-agent-token")
 		w.must(err)
-		w.isToken(token, &pod)
+		w.isToken(token, &pod, time.Hour)
+		token, err = at.types("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
+		w.must(err)
+		w.isToken(strings.TrimSpace(token), &pod, 20*time.Minute)
 	}
 	if len(nodes) != 2 {
 		t.Errorf("agents on %v", nodes)
@@ -94,9 +100,16 @@ func answers(w *world, address string) {
 	}
 }
 
-// isToken asks the server about a token: it is the Pod's, for Konnectivity's server and nobody else.
-func (w *world) isToken(token string, pod *corev1.Pod) {
+// isToken looks at a token, and asks the server about it: it is the Pod's, for Konnectivity's server and nobody else.
+func (w *world) isToken(token string, pod *corev1.Pod, lasts time.Duration) {
 	w.Helper()
+	var claims struct{ Iat, Exp int64 }
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token+"..", ".")[1])
+	w.must(err)
+	w.must(json.Unmarshal(payload, &claims))
+	if is := time.Duration(claims.Exp-claims.Iat) * time.Second; is != lasts {
+		w.Errorf("it lasts %v, not %v", is, lasts)
+	}
 	const audience = "system:konnectivity-server"
 	for wanted, good := range map[string]bool{audience: true, "other": false} {
 		review, err := w.AuthenticationV1().TokenReviews().Create(w.Context(), &authenticationv1.TokenReview{

@@ -49,8 +49,8 @@ func TestReadme(t *testing.T) {
 	}
 }
 
-// TestPageOfSchedulers types docs/schedulers.md line by line, with the files of the documentation: SCD-004 to SCD-008, SCD-012 to
-// SCD-016, SCD-020, SCD-021 to SCD-025, SCD-027, SCD-030 to SCD-033, SCD-037, EXT-021 and EXT-025.
+// TestPageOfSchedulers types docs/schedulers.md line by line, with the files of the documentation. SCD-004 SCD-005 SCD-006 SCD-007 SCD-008
+// SCD-013 SCD-014 SCD-020 SCD-024 SCD-025 SCD-027 SCD-032 SCD-033 SCD-037, by kubectl.
 func TestPageOfSchedulers(t *testing.T) {
 	at := whole(t).newcomer()
 	for _, name := range []string{"my-scheduler.yaml", "my-scheduler-config-leader.yaml", "pod1.yaml", "pod2.yaml", "pod3.yaml", "Dockerfile"} {
