@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const konnectivity = "../../../../shared/spec/examples/15-konnectivity"
@@ -74,8 +76,8 @@ func TestKonnectivityAgents(t *testing.T) {
 		if *pod.Spec.Priority != 2_000_000_000 {
 			t.Errorf("its priority is %d", *pod.Spec.Priority)
 		}
-		at.shows("kubectl -n kube-system logs "+pod.Name, "/proxy-agent\n--proxy-server-host=35.225.206.7\n--service-account-token-path=/var/run/secrets/tokens/konnectivity-agent-token")
 		answers(w, pod.Status.PodIP)
+		at.shows("kubectl -n kube-system logs "+pod.Name, "/proxy-agent\n--proxy-server-host=35.225.206.7\n--service-account-token-path=/var/run/secrets/tokens/konnectivity-agent-token")
 		token, err := at.types("kubectl -n kube-system exec " + pod.Name + " -- cat /var/run/secrets/tokens/konnectivity-agent-token")
 		w.must(err)
 		w.isToken(token, &pod, time.Hour)
@@ -89,14 +91,21 @@ func TestKonnectivityAgents(t *testing.T) {
 	at.shows("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
 }
 
-// answers asks at the health port of Konnectivity at an address.
+// answers returns once the health port of Konnectivity answers at an address: its Pods have no probe of readiness.
 func answers(w *world, address string) {
 	w.Helper()
-	resp, err := http.Get("http://" + net.JoinHostPort(address, "8134") + "/healthz")
-	w.must(err)
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		w.Errorf("%s: %s", address, resp.Status)
+	var status string
+	err := wait.PollUntilContextTimeout(w.Context(), 100*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		resp, err := http.Get("http://" + net.JoinHostPort(address, "8134") + "/healthz")
+		if err != nil {
+			status = err.Error()
+			return false, nil
+		}
+		status = resp.Status
+		return resp.StatusCode == http.StatusOK, resp.Body.Close()
+	})
+	if err != nil {
+		w.Fatalf("%s: %s", address, status)
 	}
 }
 
