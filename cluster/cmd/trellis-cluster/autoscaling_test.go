@@ -108,25 +108,31 @@ func TestBudgetOfCustomKinds(t *testing.T) {
 	w := newWorld(t, 1)
 	w.must(manifests.Apply(t.Context(), w.server.Config, []string{w.write("workers.yaml", fmt.Sprintf(workers, "443"))}, io.Discard))
 	kind := dynamic.NewForConfigOrDie(w.server.Config).Resource(schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "workers"}).Namespace("default")
-	owner, err := kind.Patch(t.Context(), "queue", types.MergePatchType, []byte(`{"spec": {"replicas": 2}}`), metav1.PatchOptions{})
+	owner, err := kind.Patch(t.Context(), "queue", types.MergePatchType, []byte(`{"spec": {"replicas": 3}}`), metav1.PatchOptions{})
 	w.must(err)
 	w.up()
+	of := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Worker"})}
+	}
 	for _, name := range []string{"a", "b"} {
-		w.pod(name, labelled("app", "queue"), func(p *corev1.Pod) {
-			p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Worker"})}
-		})
+		w.pod(name, labelled("app", "queue"), of)
 	}
 	budgets := w.PolicyV1().PodDisruptionBudgets("default")
 	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: named("queue"), Spec: policyv1.PodDisruptionBudgetSpec{
 		MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "queue"}},
 	}}, metav1.CreateOptions{})
 	w.must(err)
-	until(w, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool {
-		return b.Status.ExpectedPods == 2 && b.Status.DisruptionsAllowed == 1
-	})
 	evict := func(name string) error {
 		return w.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}})
 	}
+	until(w, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool {
+		return b.Status.ExpectedPods == 3 && b.Status.CurrentHealthy == 2 && b.Status.DisruptionsAllowed == 0
+	})
+	if err := evict("a"); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("with one of three missing: %v", err)
+	}
+	w.pod("c", labelled("app", "queue"), of)
+	until(w, budgets, "queue", func(b *policyv1.PodDisruptionBudget) bool { return b.Status.DisruptionsAllowed == 1 })
 	w.must(evict("a"))
 	if err := evict("b"); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("beyond the budget: %v", err)

@@ -3,61 +3,114 @@ package main
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// deployed installs an extension API server as a Deployment, and does with it what its users do.
-const deployed = `
-trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --image example.com/wardle:1
-trellis kubectl -n wardle-server rollout status deployment wardle-server --timeout=80s
-trellis kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s
-trellis kubectl get flunders.wardle.example.com
-printf 'apiVersion: wardle.example.com/v1alpha1\nkind: Flunder\nmetadata: {name: my-first-flunder}\n' | trellis kubectl create -f -
-trellis kubectl get flunders.wardle.example.com -o name
-cd /
-pod=$(trellis kubectl -n wardle-server get pods -o name)
-trellis kubectl -n wardle-server get endpointslices -o jsonpath='endpoint {.items[0].endpoints[0].targetRef.name}{"\n"}'
-echo expected ${pod#pod/}
-trellis kubectl -n wardle-server logs $pod >/dev/null
-trellis kubectl -n wardle-server exec $pod -- sh -c 'tr "\\0" " " </proc/1/cmdline; echo'
-trellis kubectl -n wardle-server describe $pod
-trellis kubectl -n wardle-server delete $pod
-trellis kubectl -n wardle-server rollout status deployment wardle-server --timeout=80s
-trellis kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s
-trellis kubectl -n wardle-server get pods
-`
-
-// EXT-009 EXT-010 EXT-021 EXT-022 EXT-024 EXT-025: an extension API server is a Pod of a Deployment, with its certificate from a Secret
-// that is mounted as a volume. The main server reaches it by its Service; its log can be read, and commands run beside it; one that is
-// deleted is replaced.
-func TestExtensionServerIsAPod(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the programs; left out with -short")
-	}
-	w := whole(t)
-	bin := t.TempDir()
-	w.build(bin, "./cmd/trellis", "./examples/extension-server")
-	w.real(1, "example.com/wardle:1="+bin+"/extension-server")
-	c := exec.Command("sh", "-eu", "-c", deployed)
-	c.Dir, c.Env = t.TempDir(), append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+w.server.Kubeconfig)
-	out, err := c.CombinedOutput()
-	said := string(out)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
-	_, endpoint, _ := strings.Cut(said, "\nendpoint ")
-	_, expected, _ := strings.Cut(said, "\nexpected ")
-	name, _, _ := strings.Cut(expected, "\n")
-	for _, want := range []string{"successfully rolled out", "No resources found", "flunder.wardle.example.com/my-first-flunder", "--tls-cert-file=", "Successfully assigned wardle-server/" + name} {
-		if !strings.Contains(said, want) {
-			t.Errorf("there is no %q", want)
+// steps types the steps of the documentation, by their numbers.
+func (t *terminal) steps(numbers ...string) {
+	t.Helper()
+	for _, n := range numbers {
+		files, err := filepath.Glob("../../../../shared/spec/examples/11-extension-apiserver/" + n + "-*")
+		t.must(err)
+		if len(files) != 1 {
+			t.Skip("the examples of the documentation are not beside this checkout")
+		}
+		file, err := filepath.Abs(files[0])
+		t.must(err)
+		command := "kubectl apply -f " + file
+		if filepath.Ext(file) == ".sh" {
+			command = "sh " + file
+		}
+		if said, err := t.types(command); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, said)
 		}
 	}
-	if name == "" || !strings.HasPrefix(endpoint, name+"\n") {
-		t.Errorf("the Pod is %q", name)
+}
+
+// EXT-005 EXT-006 EXT-007 EXT-008 EXT-009 EXT-010 EXT-011 EXT-012 EXT-013 EXT-014 EXT-015 EXT-016 EXT-018 EXT-019 EXT-020 EXT-021 EXT-022
+// EXT-023 EXT-024 EXT-025 EXT-026 CRD-035: the steps of the documentation, from its files as they are, on two nodes. The extension server is
+// the Pod of a Deployment; its rights are what the steps give it, and what is not given yet is missing. It has its certificate from a Secret,
+// is found by its Service, is started again when it fails, and is looked at as any Pod.
+func TestExtensionServerIsAPod(t *testing.T) {
+	w := whole(t)
+	at := w.terminal(w.TempDir(), "./examples/extension-server")
+	w.real(2, "example.com/sample-extension-apiserver:latest="+at.dir+"/path/extension-server")
+	at.twoNodes()
+	at.steps("01", "02", "03", "04", "05", "06", "09", "10", "11")
+	at.comes("kubectl -n wardle logs deployment/wardle-server", `configmaps "extension-apiserver-authentication" is forbidden`)
+	at.shows("kubectl get apiservice v1alpha1.wardle.example.com", "v1alpha1.wardle.example.com wardle/wardle-server False (MissingEndpoints) 1s")
+	at.steps("08")
+	at.shows("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
+	at.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s", "condition met")
+	at.shows("kubectl create clusterrole jane --verb=get,list --resource=flunders && kubectl create clusterrolebinding jane --clusterrole=jane --user=jane", "created")
+	at.comes("kubectl get flunders --as=jane", `subjectaccessreviews.authorization.k8s.io is forbidden: User \"system:serviceaccount:wardle:apiserver\"`)
+	at.steps("07")
+	at.comes("kubectl get flunders --as=jane", "No resources found in default namespace.")
+	at.steps("12")
+	at.shows("kubectl get flunders", "my-first-flunder")
+
+	at.looksAt(w)
+}
+
+// looksAt looks at the extension server as at any Pod.
+func (t *terminal) looksAt(w *world) {
+	t.Helper()
+	pods, err := w.CoreV1().Pods("wardle").List(t.Context(), metav1.ListOptions{LabelSelector: "app=wardle-server"})
+	t.must(err)
+	if len(pods.Items) != 1 {
+		t.Fatalf("Pods: %v", pods.Items)
 	}
-	if t.Failed() {
-		t.Log(said)
+	pod := pods.Items[0]
+	owner, err := w.AppsV1().ReplicaSets("wardle").Get(t.Context(), pod.OwnerReferences[0].Name, metav1.GetOptions{})
+	t.must(err)
+	if owner.OwnerReferences[0].Kind != "Deployment" || pod.Status.PodIP == "" || !isReady(&pod) {
+		t.Errorf("%+v", pod.Status)
 	}
+	last := pod.Status.ContainerStatuses[0]
+	if last.RestartCount == 0 || last.State.Running == nil || last.LastTerminationState.Terminated == nil || last.LastTerminationState.Terminated.ExitCode == 0 {
+		t.Errorf("it was to fail, and to be started again: %+v", last)
+	}
+	t.shows("kubectl -n wardle get endpointslices,endpoints", pod.Status.PodIP)
+	t.shows("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'", "--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
+	// The address of its Service leads to a server that shows the certificate of the volume, as the CA of step 02 has signed it.
+	t.shows("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+":8443 https://wardle-server.wardle.svc/readyz", "ok")
+	t.shows("kubectl -n wardle exec deployment/wardle-server -- sh -c 'cat /var/run/secrets/kubernetes.io/serviceaccount/namespace; echo; echo $KUBERNETES_SERVICE_HOST'", "wardle\n10.")
+	t.shows("kubectl -n wardle describe pod "+pod.Name, "Successfully assigned wardle/"+pod.Name+" to "+pod.Spec.NodeName+"\nIP: "+pod.Status.PodIP+"\nwardle-server-tls")
+	t.shows("kubectl -n wardle delete pod "+pod.Name+" && kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `pod "`+pod.Name+`" deleted`)
+	until(w, w.CoreV1().Pods("wardle"), "", func(p *corev1.Pod) bool { return p.Name != pod.Name && isReady(p) })
+	t.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
+}
+
+// EXT-003, EXT-009, EXT-018, EXT-019, EXT-021: upstream's sample, from its own manifests, is the Pod of a Deployment, with its etcd.
+func TestUpstreamsSampleIsAPod(t *testing.T) {
+	peers := os.Getenv("TEST_PEERS")
+	if peers == "" {
+		t.Skip("TEST_PEERS names no folder with sample-apiserver and etcd: see peers/README.md")
+	}
+	list := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/sample-apiserver")
+	list.Dir = filepath.Join(repository, "peers")
+	dir, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := whole(t)
+	at := w.terminal(w.TempDir())
+	etcd := filepath.Join(at.dir, "etcd") // which would have its data in the folder where it is started: the machine's
+	w.must(os.WriteFile(etcd, []byte("#!/bin/sh\nexec "+peers+"/etcd --data-dir="+at.dir+"/data\n"), 0o700))
+	w.real(1, "kube-sample-apiserver="+peers+"/sample-apiserver", "registry.k8s.io/etcd="+etcd)
+	manifests := filepath.Join(strings.TrimSpace(string(dir)), "artifacts", "example")
+	at.shows("kubectl apply -f "+manifests+"/ns.yaml && kubectl apply -f "+manifests, "deployment.apps/wardle-server created")
+	at.shows("kubectl -n wardle rollout status deployment/wardle-server --timeout=100s", `deployment "wardle-server" successfully rolled out`)
+	at.shows("kubectl wait apiservice v1alpha1.wardle.example.com --for=condition=Available --timeout=60s && kubectl get flunders", "No resources found in default namespace.")
+	// What its role lacks since release 1.37, so that it would admit nothing: it watches these as well.
+	at.shows(`kubectl create clusterrole policies --verb=get,list,watch --resource=mutatingadmissionpolicies.admissionregistration.k8s.io,mutatingadmissionpolicybindings.admissionregistration.k8s.io
+kubectl create clusterrolebinding policies --clusterrole=policies --serviceaccount=wardle:apiserver`, "created")
+	at.has("flunder.yaml", filepath.Join(repository, "examples/extension-server/manifests/flunder.yaml"))
+	at.comes("kubectl create -f flunder.yaml", "flunder.wardle.example.com/my-first-flunder created")
+	at.shows("kubectl get flunders", "my-first-flunder")
 }

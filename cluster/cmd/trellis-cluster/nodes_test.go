@@ -44,12 +44,17 @@ func (w *world) folder(nodes int) string {
 // real starts trellis-cluster up with nodes that run containers.
 func (w *world) real(nodes int, images ...string) *process {
 	w.Helper()
+	return begin(w.T, "trellis-cluster", w.upWith(w.folder(nodes), nodes, images...)...)
+}
+
+// upWith are the arguments of trellis-cluster for that, in a folder of nodes.
+func (w *world) upWith(folder string, nodes int, images ...string) []string {
 	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
-		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + filepath.Join(w.folder(nodes), ".trellis-cluster"), fmt.Sprintf("--nodes=%d", nodes)}
+		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + filepath.Join(folder, ".trellis-cluster"), fmt.Sprintf("--nodes=%d", nodes)}
 	for _, i := range images {
 		args = append(args, "--image="+i)
 	}
-	return begin(w.T, "trellis-cluster", args...)
+	return args
 }
 
 // remove removes a folder of nodes, with the volumes that are memory.
@@ -103,37 +108,29 @@ func isReady(p *corev1.Pod) bool {
 	return false
 }
 
-// SCD-006 SCD-007 SCD-008 SCD-012 SCD-013 SCD-017 SCD-018 SCD-020 SCD-033 SCD-035 SCD-036 CRD-035: the documentation's scheduler, from
-// its manifest as it stands, is a Pod on one of two nodes, is ready by its probes, and places the third Pod, which has waited for it.
+// SCD-006 SCD-007 SCD-008 SCD-012 SCD-013 SCD-017 SCD-018 SCD-020 SCD-033 SCD-035 SCD-036 SCD-037 SCD-039 CRD-035: the documentation's
+// scheduler, from its manifest, is a Pod on one of two nodes, is ready by its probes, and places the third Pod, which has waited for it.
+// kubectl shows what the documentation expects.
 func TestSecondSchedulerIsAPod(t *testing.T) {
 	w := whole(t)
-	self, err := os.Executable()
-	w.must(err)
+	at := w.terminal(t.TempDir())
 	w.apply("pod3.yaml")
-	w.real(2, "gcr.io/my-gcp-project/my-kube-scheduler:1.0="+self)
-	for _, name := range []string{"node-1", "node-2"} {
-		until(w, w.CoreV1().Nodes(), name, func(n *corev1.Node) bool {
-			for _, c := range n.Status.Conditions {
-				if c.Type == corev1.NodeReady {
-					return c.Status == corev1.ConditionTrue
-				}
-			}
-			return false
-		})
-	}
+	w.real(2, "gcr.io/my-gcp-project/my-kube-scheduler:1.0="+program(t, "kube-scheduler"))
+	at.twoNodes()
 	for name, file := range map[string]string{"no-annotation": "pod1.yaml", "annotation-default-scheduler": "pod2.yaml"} {
 		w.apply(file)
 		w.running("default", name)
 	}
-	third, err := w.CoreV1().Pods("default").Get(t.Context(), "annotation-second-scheduler", metav1.GetOptions{})
-	w.must(err)
-	if third.Status.Phase != corev1.PodPending || third.Spec.NodeName != "" {
-		t.Errorf("without its scheduler: %+v", third.Status)
-	}
+	at.shows("kubectl get pods", w.expected("expect-pending.txt"))
 
-	w.apply("my-scheduler.yaml")
-	until(w, w.AppsV1().Deployments("kube-system"), "my-scheduler", func(d *appsv1.Deployment) bool { return d.Status.ReadyReplicas == 1 })
+	w.applyScheduler()
+	d := until(w, w.AppsV1().Deployments("kube-system"), "my-scheduler", func(d *appsv1.Deployment) bool { return d.Status.ReadyReplicas == 1 })
+	if pod := d.Spec.Template; pod.Labels["version"] != "second" || pod.Spec.Containers[0].LivenessProbe.HTTPGet.Path != "/healthz" {
+		t.Errorf("%+v", pod)
+	}
+	at.shows("kubectl get pods --namespace=kube-system", w.expected("expect-scheduler-pod.txt"))
 	w.running("default", "annotation-second-scheduler")
+	at.shows("kubectl get events", w.expected("expect-events.txt"))
 	if e := w.event("annotation-second-scheduler", "Scheduled"); e.ReportingController != "my-scheduler" {
 		t.Errorf("scheduled by %s", e.ReportingController)
 	}
@@ -144,6 +141,14 @@ func TestSecondSchedulerIsAPod(t *testing.T) {
 	if next := until(w, pods, "", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) }); !strings.HasPrefix(next.Name, "my-scheduler-") {
 		t.Errorf("in its place: %s", next.Name)
 	}
+}
+
+// expected is what the documentation says that a command prints.
+func (w *world) expected(name string) string {
+	w.Helper()
+	text, err := os.ReadFile(filepath.Join(examples, name))
+	w.must(err)
+	return string(text)
 }
 
 // EXT-023: a Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment,

@@ -18,6 +18,8 @@ func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
+	case "proxy-server", "proxy-agent":
+		konnectivityProxy()
 	}
 	if len(os.Args) > 1 && os.Args[1] == "node" { // as node.Spawn starts it
 		main()
@@ -36,21 +38,33 @@ type process struct {
 	more  chan struct{} // closed when there is another line
 }
 
-// begin starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
-func begin(t *testing.T, name string, args ...string) *process {
+// program is the file that is run as trellis-cluster or kube-scheduler: this test's own, or the real scheduler.
+func program(t *testing.T, name string) string {
 	t.Helper()
+	if peers := os.Getenv("TEST_PEERS"); peers != "" && name == "kube-scheduler" {
+		return filepath.Join(peers, name)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if peers := os.Getenv("TEST_PEERS"); peers != "" && name == "kube-scheduler" { // what the real one does
-		self = filepath.Join(peers, name)
-	}
+	return self
+}
+
+// begin starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
+func begin(t *testing.T, name string, args ...string) *process {
+	t.Helper()
 	link := filepath.Join(t.TempDir(), name)
-	if err := os.Symlink(self, link); err != nil {
+	if err := os.Symlink(program(t, name), link); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{T: t, cmd: exec.Command(link, args...), ended: make(chan struct{}), more: make(chan struct{})}
+	return start(t, exec.Command(link, args...))
+}
+
+// start starts a command, which is killed at the end of the test.
+func start(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{T: t, cmd: cmd, ended: make(chan struct{}), more: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	r, w := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = w, w
@@ -69,7 +83,7 @@ func begin(t *testing.T, name string, args ...string) *process {
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		if t.Failed() {
-			t.Logf("%s %v:\n%s", name, args, p.said())
+			t.Logf("%v:\n%s", cmd.Args, p.said())
 		}
 	})
 	return p

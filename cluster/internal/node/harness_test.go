@@ -64,10 +64,13 @@ type world struct {
 	*containers
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t testing.TB, change ...func(*apiserver.Config)) *world {
 	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
 		c.Controllers, c.Authorization.Modes = nil, []string{"Node", "RBAC"}
 		c.Admission.Enable, c.Admission.Disable = []string{"NodeRestriction"}, nil
+		for _, of := range change {
+			of(c)
+		}
 	}))
 	w := &world{t: t, server: server, kube: kubernetes.NewForConfigOrDie(server.Config), containers: newContainers(t)}
 	w.within("the account of new Pods", func(ctx context.Context) bool {

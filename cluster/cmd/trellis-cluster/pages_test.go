@@ -1,0 +1,99 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// clusterBlock is what the README has people type to run Pods.
+var clusterBlock = regexp.MustCompile("(?ms)^```sh cluster\n(.*?)^```$")
+
+// pageBlock is one block of a page of docs: commands, a part of what the ones before it print, or a file of the documentation.
+var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh docker|text|dockerfile|yaml)\n(.*?)^```$")
+
+// newcomer is at a terminal in a clone of the repository, beside a server.
+func (w *world) newcomer() *terminal {
+	w.Helper()
+	t := w.terminal(w.folder(1))
+	for _, name := range []string{"Makefile", "cluster", "examples"} {
+		t.has(name, filepath.Join(repository, name))
+	}
+	w.must(os.MkdirAll(filepath.Join(repository, "bin"), 0o755))
+	t.has("bin", filepath.Join(repository, "bin"))
+	t.has(".trellis/admin.kubeconfig", w.server.Kubeconfig)
+	t.env = append(t.env, "KUBECONFIG=")
+	w.Cleanup(func() {
+		if log, err := os.ReadFile(filepath.Join(t.dir, ".trellis", "cluster.log")); w.Failed() && err == nil {
+			w.Logf("trellis-cluster up:\n%s", log)
+		}
+	})
+	return t
+}
+
+// TestReadme runs these commands as they are written, beside a server. The Pod runs, and what it says is told.
+func TestReadme(t *testing.T) {
+	at := whole(t).newcomer()
+	readme, err := os.ReadFile(filepath.Join(repository, "README.md"))
+	at.must(err)
+	blocks := clusterBlock.FindAllStringSubmatch(string(readme), -1)
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks", len(blocks))
+	}
+	out, err := at.types("trap 'kill $!; wait' EXIT\n" + blocks[0][1])
+	if err != nil || !strings.Contains(out, "\nhello\n") || !strings.Contains(out, "node/node-1 ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestPageOfSchedulers types docs/schedulers.md line by line, with the files of the documentation. SCD-004 SCD-005 SCD-006 SCD-007 SCD-008
+// SCD-013 SCD-014 SCD-020 SCD-024 SCD-025 SCD-027 SCD-032 SCD-033 SCD-037, by kubectl.
+func TestPageOfSchedulers(t *testing.T) {
+	at := whole(t).newcomer()
+	for _, name := range []string{"my-scheduler.yaml", "my-scheduler-config-leader.yaml", "pod1.yaml", "pod2.yaml", "pod3.yaml", "Dockerfile"} {
+		at.has(name, filepath.Join(examples, name))
+	}
+	// What somebody does in the editor that opens.
+	at.env = append(at.env, "EDITOR=sed -i 's/^\\( *\\)- kube-scheduler$/&\\n\\1- my-scheduler/'")
+	at.Cleanup(func() { // where a command failed
+		for _, name := range []string{".trellis/cluster.pid", "my-scheduler.pid"} {
+			if pid, err := os.ReadFile(filepath.Join(at.dir, name)); err == nil {
+				_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+			}
+		}
+	})
+	text, err := os.ReadFile(filepath.Join(repository, "docs", "schedulers.md"))
+	at.must(err)
+	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
+	if fences := strings.Count(string(text), "```"); len(blocks) < 10 || fences != 2*len(blocks) {
+		t.Fatalf("%d fences, %d blocks are understood", fences, len(blocks))
+	}
+	out := ""
+	for _, b := range blocks {
+		switch kind, block := b[1], b[2]; kind {
+		case "text":
+			if !strings.Contains(mask(out), strings.TrimSpace(mask(block))) {
+				t.Errorf("the page shows\n%s, but it is\n%s", block, out)
+			}
+		case "dockerfile":
+			if file, err := os.ReadFile(filepath.Join(at.dir, "Dockerfile")); err != nil || string(file) != block {
+				t.Errorf("the documentation's is %q, %v", file, err)
+			}
+		case "yaml":
+			if role, err := at.types("trellis kubectl get clusterrole system:kube-scheduler -o yaml"); err != nil || !strings.Contains(role, block) {
+				t.Errorf("the role is %s, %v, without\n%s", role, err, block)
+			}
+		default:
+			if kind == "sh docker" && exec.Command("docker", "info").Run() != nil {
+				t.Logf("there is no docker for %s", block)
+				continue
+			}
+			if out, err = at.types(block); err != nil {
+				t.Fatalf("%s: %v\n%s", block, err, out)
+			}
+		}
+	}
+}

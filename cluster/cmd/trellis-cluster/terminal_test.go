@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// repository is the folder above the nested module.
+const repository = "../../.."
+
+// terminal is a folder in which commands are typed. kubectl and trellis are in PATH, and talk to the world's server.
+type terminal struct {
+	*world
+	dir string
+	env []string
+}
+
+// terminal builds the programs of the repository's own module that are typed there, beside kubectl.
+func (w *world) terminal(dir string, packages ...string) *terminal {
+	w.Helper()
+	if testing.Short() {
+		w.Skip("builds the programs; left out with -short")
+	}
+	bin := filepath.Join(dir, "path")
+	w.must(os.MkdirAll(bin, 0o755))
+	build := exec.Command("go", append([]string{"build", "-o", bin, "./cmd/trellis"}, packages...)...)
+	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
+	if out, err := build.CombinedOutput(); err != nil {
+		w.Fatalf("%v\n%s", err, out)
+	}
+	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
+	return &terminal{world: w, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+w.server.Kubeconfig, "CGO_ENABLED=")}
+}
+
+// has puts a link to a file into the folder.
+func (t *terminal) has(name, file string) {
+	t.Helper()
+	if _, err := os.Stat(file); os.IsNotExist(err) {
+		t.Skip("the examples of the documentation are not beside this checkout")
+	}
+	file, err := filepath.Abs(file)
+	t.must(err)
+	t.must(os.MkdirAll(filepath.Dir(filepath.Join(t.dir, name)), 0o700))
+	t.must(os.Symlink(file, filepath.Join(t.dir, name)))
+}
+
+// types types commands, up to the first that fails.
+func (t *terminal) types(commands string) (said string, err error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
+	defer cancel()
+	c := exec.CommandContext(ctx, "sh", "-eu", "-c", commands)
+	c.Dir, c.Env, c.WaitDelay = t.dir, t.env, patience
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// shows types commands that pass. They print these lines, in any order, among others.
+func (t *terminal) shows(commands, lines string) {
+	t.Helper()
+	said, err := t.types(commands)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", commands, err, said)
+	}
+	for line := range strings.Lines(lines) {
+		if line = mask(line); strings.Trim(line, ".\n") != "" && !strings.Contains(mask(said), line) {
+			t.Errorf("%s: there is no line %q in\n%s", commands, line, said)
+		}
+	}
+}
+
+// masks are what differs from one time to the next: ages, the ends of the names of Pods, which node it is, the width of columns.
+var masks = []struct {
+	what *regexp.Regexp
+	by   string
+}{
+	{regexp.MustCompile(`\b(\d+[smhd])+\b`), "AGE"},
+	{regexp.MustCompile(`\bnode-\d\b`), "NODE"},
+	{regexp.MustCompile(`(-[bcdfghjklmnpqrstvwxz2456789]{4,10})?-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), "-POD"},
+	{regexp.MustCompile(`[ \t]+`), " "},
+	{regexp.MustCompile(` \n`), "\n"},
+}
+
+func mask(text string) string {
+	for _, m := range masks {
+		text = m.what.ReplaceAllString(text, m.by)
+	}
+	return text
+}
+
+// comes types a command until it says these words, however it ends.
+func (t *terminal) comes(command, words string) {
+	t.Helper()
+	said := ""
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*patience, true, func(context.Context) (bool, error) {
+		said, _ = t.types(command)
+		return strings.Contains(said, words), nil
+	})
+	if err != nil {
+		t.Fatalf("%s: it does not say %q, but\n%s", command, words, said)
+	}
+}
+
+// twoNodes returns once kubectl lists two that are ready.
+func (t *terminal) twoNodes() {
+	t.Helper()
+	t.shows(`kubectl wait --for=create node/node-1 --timeout=60s
+kubectl wait --for=create node/node-2 --timeout=60s
+kubectl wait --for=condition=Ready node/node-1 node/node-2 --timeout=60s
+kubectl get nodes`, "NAME STATUS ROLES AGE VERSION\nnode-1 Ready <none> 1s v1.37.1")
+}
