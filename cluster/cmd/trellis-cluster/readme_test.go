@@ -21,7 +21,7 @@ func (w *world) build(into string, packages ...string) {
 	w.must(os.MkdirAll(into, 0o700))
 	c := exec.Command("go", append([]string{"build", "-o", into}, packages...)...)
 	c.Dir, c.Env = repository, append(os.Environ(), "CGO_ENABLED=")
-	if out, err := c.CombinedOutput(); err != nil {
+	if out, err := outside(w.T, c); err != nil {
 		w.Fatalf("%v\n%s", err, out)
 	}
 }
