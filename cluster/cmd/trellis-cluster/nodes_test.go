@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -36,6 +37,7 @@ func (w *world) folder(nodes int) string {
 	dir, err := os.MkdirTemp("", "up") // a short name: there are sockets in it
 	w.must(err)
 	w.Cleanup(func() { remove(w, dir) })
+	w.Cleanup(func() { _ = exec.Command("nft", "delete", "table", "ip", "kube-proxy").Run() }) // if there is one
 	for n := range nodes {
 		w.Cleanup(func() { w.end(filepath.Join(dir, ".trellis-cluster", fmt.Sprintf("node-%d", n+1), "runtime")) })
 	}
