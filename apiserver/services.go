@@ -75,10 +75,11 @@ func (s *Server) repairAddresses(ctx context.Context) error {
 const (
 	serviceName = "kubernetes" // of the Service in namespace default by which the API is known
 	httpsPort   = "https"
+	proxyName   = "service.kubernetes.io/service-proxy-name" // who makes the address of a Service answer, if not kube-proxy
 )
 
 // publish keeps the Service kubernetes, as kube-apiserver does. Its endpoints are this server's address, if others can
-// reach it there.
+// reach it there. If not, kube-proxy is told to leave it alone: it would refuse what something else (trellis-cluster) may answer.
 func (s *Server) publish(ctx context.Context) error {
 	config := s.Loopback()
 	config.WarningHandler = rest.NoWarnings{} // Endpoints are deprecated
@@ -98,18 +99,21 @@ func (s *Server) publish(ctx context.Context) error {
 	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		spec.WithClusterIP(builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // one that it has it keeps
 	}
-	service := coreapply.Service(serviceName, metav1.NamespaceDefault).
-		WithLabels(map[string]string{"component": "apiserver", "provider": "kubernetes"}).WithSpec(spec)
+	labels := map[string]string{"component": "apiserver", "provider": "kubernetes"}
+	address := advertised(s.listener.Addr().(*net.TCPAddr).IP)
+	if address == nil {
+		labels[proxyName] = "trellis"
+	}
+	service := coreapply.Service(serviceName, metav1.NamespaceDefault).WithLabels(labels).WithSpec(spec)
 	if _, err := services.Apply(ctx, service, applying()); err != nil {
 		return err
 	}
-	return s.publishAddress(ctx, core.Endpoints(metav1.NamespaceDefault), discovery.EndpointSlices(metav1.NamespaceDefault), port)
+	return publishAddress(ctx, core.Endpoints(metav1.NamespaceDefault), discovery.EndpointSlices(metav1.NamespaceDefault), address, port)
 }
 
 func applying() metav1.ApplyOptions { return metav1.ApplyOptions{FieldManager: "trellis", Force: true} }
 
-func (s *Server) publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterface, slices discoveryv1client.EndpointSliceInterface, port int32) error {
-	address := advertised(s.listener.Addr().(*net.TCPAddr).IP)
+func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterface, slices discoveryv1client.EndpointSliceInterface, address net.IP, port int32) error {
 	if address == nil {
 		for _, remove := range []func(context.Context, string, metav1.DeleteOptions) error{endpoints.Delete, slices.Delete} {
 			if err := remove(ctx, serviceName, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -26,7 +26,7 @@ func command(program string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "trellis-cluster",
 		Short: "What a small cluster has beside its API server",
-		Long: `The controllers, the scheduler and the kubelet of Kubernetes in one program, as clients of any API server.
+		Long: `The controllers, the scheduler, the kubelet and kube-proxy of Kubernetes in one program, as clients of any API server.
 
 With a server in this folder, from a second terminal:
 
@@ -34,6 +34,6 @@ With a server in this folder, from a second terminal:
 
 Called as kube-scheduler, by a link or as a file of that name, it is the scheduler.`,
 	}
-	root.AddCommand(newUp(), newControllers(), newScheduler(), newNode())
+	root.AddCommand(newUp(), newControllers(), newScheduler(), newProxy(), newNode())
 	return root
 }

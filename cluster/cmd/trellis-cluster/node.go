@@ -109,9 +109,7 @@ func (k *kubelet) run(ctx context.Context) error {
 		return fmt.Errorf("runtime: %w", err)
 	}
 	defer r.Close(ctx)
-	if o.RelayDevice = r.Bridge(); o.RelayDevice != "" {
-		return node.Run(ctx, o)
-	}
+	o.RelayDevice = r.Bridge()
 	if o.KubernetesService, err = node.ServerAddress(o.Kubeconfig); err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 // nodes starts as many nodes, a process each, which end with this one.
 func (m *machine) nodes(ctx context.Context, parts *errgroup.Group, n int, kubeconfig string) {
 	for i := range n {
-		name := fmt.Sprintf("node-%d", i+1)
+		name := nodeName(i)
 		args := append([]string{"node", "--kubeconfig=" + kubeconfig, "--hostname-override=" + name, "--port=0",
 			"--root-dir=" + filepath.Join(m.dir, name), "--pod-manifest-path=" + filepath.Join(m.dir, name, "manifests")}, m.args()...)
 		parts.Go(func() error {
@@ -25,3 +25,5 @@ func (m *machine) nodes(ctx context.Context, parts *errgroup.Group, n int, kubec
 		})
 	}
 }
+
+func nodeName(i int) string { return fmt.Sprintf("node-%d", i+1) }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -22,8 +23,9 @@ import (
 )
 
 // whole is a server that has all that trellis serve has: nodes get certificates and Pods accounts.
-func whole(t *testing.T) *world {
-	return newWorld(t, 0, testserver.With(func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil }))
+func whole(t *testing.T, options ...testserver.Option) *world {
+	all := testserver.With(func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil })
+	return newWorld(t, 0, append(options, all)...)
 }
 
 // folder is an empty one for nodes, which end with the test.
@@ -35,6 +37,7 @@ func (w *world) folder(nodes int) string {
 	dir, err := os.MkdirTemp("", "up") // a short name: there are sockets in it
 	w.must(err)
 	w.Cleanup(func() { remove(w, dir) })
+	w.Cleanup(func() { _ = exec.Command("nft", "delete", "table", "ip", "kube-proxy").Run() }) // if there is one
 	for n := range nodes {
 		w.Cleanup(func() { w.end(filepath.Join(dir, ".trellis-cluster", fmt.Sprintf("node-%d", n+1), "runtime")) })
 	}
@@ -152,24 +155,31 @@ func (w *world) expected(name string) string {
 }
 
 // EXT-023: a Pod of a network of its own finds the API server, which listens on loopback alone, as any Pod does: by the environment,
-// the certificate and the token that it is given. The API server finds the kubelet, which has what the Pod has said.
+// the certificate and the token that it is given. So does one of the host's network. The API server finds the kubelet, which has what
+// the Pod has said.
 func TestPodFindsTheServer(t *testing.T) {
 	w := whole(t)
 	w.real(1, "busybox=/bin")
+	w.findsTheServer("asks")
+	w.findsTheServer("asks-on-host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
+}
+
+func (w *world) findsTheServer(name string, change ...func(*corev1.Pod)) {
+	w.Helper()
 	const ask = `d=/var/run/secrets/kubernetes.io/serviceaccount
 exec curl -sS --fail --cacert $d/ca.crt -H "Authorization: Bearer $(cat $d/token)" https://$KUBERNETES_SERVICE_HOST:$KUBERNETES_SERVICE_PORT/api/v1 -o /dev/null -w '%{http_code}'`
-	w.pod("asks", func(p *corev1.Pod) {
+	w.pod(name, append(change, func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyNever
 		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "busybox", []string{"sh", "-c", ask}
-	})
-	p := until(w, w.CoreV1().Pods("default"), "asks", func(p *corev1.Pod) bool {
+	})...)
+	p := until(w, w.CoreV1().Pods("default"), name, func(p *corev1.Pod) bool {
 		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 	})
 	if p.Status.Phase != corev1.PodSucceeded {
-		t.Errorf("%+v", p.Status)
+		w.Errorf("%+v", p.Status)
 	}
-	log, err := w.CoreV1().Pods("default").GetLogs("asks", &corev1.PodLogOptions{}).DoRaw(t.Context())
+	log, err := w.CoreV1().Pods("default").GetLogs(name, &corev1.PodLogOptions{}).DoRaw(w.Context())
 	if err != nil || string(log) != "200" {
-		t.Errorf("it has said %q, %v", log, err)
+		w.Errorf("it has said %q, %v", log, err)
 	}
 }

@@ -13,16 +13,21 @@ import (
 	"testing"
 )
 
-// The test's own program is trellis-cluster and kube-scheduler, by these names.
+// The test's own program is trellis-cluster and kube-scheduler, by these names, and what Pods run.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
 	case "proxy-server", "proxy-agent":
 		konnectivityProxy()
+	case answering:
+		answer()
 	}
 	if len(os.Args) > 1 && os.Args[1] == "node" { // as node.Spawn starts it
 		main()
+	}
+	if os.Geteuid() == 0 {
+		apart()
 	}
 	os.Exit(m.Run())
 }

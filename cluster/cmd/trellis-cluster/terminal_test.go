@@ -33,7 +33,7 @@ func (w *world) terminal(dir string, packages ...string) *terminal {
 	w.must(os.MkdirAll(bin, 0o755))
 	build := exec.Command("go", append([]string{"build", "-o", bin, "./cmd/trellis"}, packages...)...)
 	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
-	if out, err := build.CombinedOutput(); err != nil {
+	if out, err := outside(w.T, build); err != nil {
 		w.Fatalf("%v\n%s", err, out)
 	}
 	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))

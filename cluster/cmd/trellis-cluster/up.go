@@ -15,6 +15,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/controllers"
+	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 	"github.com/trellis-k8s/trellis/cluster/internal/scheduler"
 )
 
@@ -26,6 +27,7 @@ type up struct {
 	controllerArgs []string
 	schedulerArgs  []string
 	nodeCount      int
+	kubeProxy      bool
 	machine
 }
 
@@ -34,9 +36,9 @@ func newUp() *cobra.Command {
 	logging := logs.NewOptions()
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "All of it: controllers, scheduler, nodes",
-		Long: `The controllers and the scheduler in one process, and a process for each node. The first two are elected, so another one may
-stand by. Which program or folder of this machine stands for an image, --image says; containers go on when this ends.
+		Short: "All of it: controllers, scheduler, nodes, addresses of Services",
+		Long: `The controllers, the scheduler and kube-proxy in one process, and a process for each node. The first two are elected, so another one
+may stand by. Which program or folder of this machine stands for an image, --image says; containers go on when this ends.
 
 As root, they serve health and metrics at ports 10257 and 10259. Otherwise they do not, as Pods share the ports of the machine, and
 one of them may be a scheduler.`,
@@ -57,6 +59,7 @@ one of them may be a scheduler.`,
 	flags.StringArrayVar(&u.controllerArgs, "kube-controller-manager-arg", nil, "a flag for the controllers, as --kube-controller-manager-arg=--concurrent-job-syncs=10; may be repeated")
 	flags.StringArrayVar(&u.schedulerArgs, "kube-scheduler-arg", nil, "a flag for the scheduler; may be repeated")
 	flags.IntVar(&u.nodeCount, "nodes", 1, "how many nodes this machine is: node-1 and so on")
+	flags.BoolVar(&u.kubeProxy, "kube-proxy", true, "have the addresses of Services answer on this machine; as root, and unless Pods have the host's network")
 	u.addFlags(flags)
 	logsapi.AddFlags(logging, flags)
 	return cmd
@@ -82,6 +85,9 @@ func (u *up) run(ctx context.Context) error {
 	parts.Go(func() error { return manager.Run(ctx) })
 	parts.Go(func() error { return scheduler.Run(ctx) })
 	u.nodes(ctx, parts, u.nodeCount, u.kubeconfig)
+	if u.kubeProxy && u.nodeCount > 0 && u.network != string(runtime.HostNetwork) {
+		parts.Go(func() error { return u.proxy(ctx) })
+	}
 	return parts.Wait()
 }
 

@@ -99,7 +99,7 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 		}
 	}
 	if o.KubernetesService != "" {
-		if parts.RemoteRuntimeService, err = newServiceEnvironment(parts.RemoteRuntimeService, o.KubernetesService); err != nil {
+		if parts.RemoteRuntimeService, err = newServiceEnvironment(parts.RemoteRuntimeService, o.KubernetesService, o.RelayDevice != ""); err != nil {
 			return nil, err
 		}
 	}

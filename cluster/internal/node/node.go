@@ -43,7 +43,8 @@ type Options struct {
 	// KubernetesService is where Pods find the API server, in KUBERNETES_SERVICE_HOST and _PORT, if nothing here makes the
 	// addresses of Services answer; "" leaves these as they are.
 	KubernetesService string
-	// RelayDevice is a device of this host that gets the address of the Service `kubernetes`, and answers there; "" is none.
+	// RelayDevice is a device of this host that gets the address of the Service `kubernetes`, and answers there; "" is none. Then
+	// KubernetesService is for Pods of the host's network alone.
 	RelayDevice string
 }
 

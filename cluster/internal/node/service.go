@@ -15,18 +15,22 @@ import (
 type serviceEnvironment struct {
 	internalapi.RuntimeService
 	host, port string
+	onHost     bool // for the Pods of the host's network alone: others are at the device of a relay
 }
 
-func newServiceEnvironment(r internalapi.RuntimeService, address string) (internalapi.RuntimeService, error) {
+func newServiceEnvironment(r internalapi.RuntimeService, address string, onHost bool) (internalapi.RuntimeService, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("address of the API server for Pods: %w", err)
 	}
-	return serviceEnvironment{r, host, port}, nil
+	return serviceEnvironment{r, host, port, onHost}, nil
 }
 
 // CreateContainer changes the two variables, unless the Pod itself has said what they are.
 func (s serviceEnvironment) CreateContainer(ctx context.Context, sandbox string, config *runtimeapi.ContainerConfig, sandboxConfig *runtimeapi.PodSandboxConfig) (string, error) {
+	if s.onHost && sandboxConfig.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() != runtimeapi.NamespaceMode_NODE {
+		return s.RuntimeService.CreateContainer(ctx, sandbox, config, sandboxConfig)
+	}
 	of := map[string]*runtimeapi.KeyValue{}
 	for _, v := range config.GetEnvs() {
 		of[v.Key] = v

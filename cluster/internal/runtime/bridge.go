@@ -140,6 +140,9 @@ func (b *bridge) plug(id string, holder process.ID, address string) error {
 	if err := netlink.LinkAdd(veth); err != nil {
 		return err
 	}
+	if err := netlink.LinkSetHairpin(veth, true); err != nil { // a Pod that calls its own Service
+		return err
+	}
 	if err := netlink.LinkSetUp(veth); err != nil {
 		return err
 	}

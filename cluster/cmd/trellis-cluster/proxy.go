@@ -1,0 +1,31 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/node"
+	"github.com/trellis-k8s/trellis/cluster/internal/proxy"
+)
+
+func newProxy() *cobra.Command {
+	cmd := proxy.Command()
+	cmd.Use, cmd.Short = "proxy", "The addresses of Services alone, with the flags of kube-proxy"
+	return cmd
+}
+
+// proxy is kube-proxy until ctx ends. To it this machine is the first of its nodes.
+func (u *up) proxy(ctx context.Context) error {
+	client, err := clientcmd.BuildConfigFromFlags("", u.kubeconfig)
+	if err != nil {
+		return err
+	}
+	client.QPS, client.Burst = u.qps, int(u.burst)
+	address, err := node.GlobalAddress()
+	if err != nil {
+		return err
+	}
+	return proxy.Run(ctx, proxy.Options{Client: client, Node: nodeName(0), Address: address, PodCIDR: u.podCIDR})
+}
