@@ -64,6 +64,7 @@ type Server struct {
 	choices      choices // of them
 	metrics      *metrics
 	watchCounts  watchCounts
+	recent       recent
 	impersonator http.Handler
 	bodyRoom     *semaphore.Weighted // for large bodies
 	webhookRoom  *semaphore.Weighted // for those of kinds that webhooks convert

@@ -85,17 +85,18 @@ func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) (
 
 func (e *events) appendProtobuf(dst []byte, event string, o engine.Object) ([]byte, error) {
 	m := &e.request.media
+	var body []byte
 	var err error
 	if m.view == viewObject {
-		js := o.AppendJSON(nil)
-		e.scratch, err = o.Version.Type.AppendProtobuf(e.scratch[:0], o.Version.APIVersion, o.Version.Definition.Names.Kind, js)
+		body, err = e.request.server.recent.protobuf(o)
 	} else {
 		e.scratch, err = appendPartialProtobuf(e.scratch[:0], o, m.version)
+		body = e.scratch
 	}
 	if err != nil {
 		return dst, err
 	}
-	return resource.AppendProtobufEvent(dst, event, e.scratch)
+	return resource.AppendProtobufEvent(dst, event, body)
 }
 
 // appendError appends the ERROR event that ends a stream.

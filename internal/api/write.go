@@ -208,7 +208,11 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 			"you requested PartialObjectMetadataList, but the requested object is not a list (*unstructured.Unstructured)")
 	default:
 		if m.format == formatProtobuf {
-			return o.Version.Type.AppendProtobuf(dst, o.Version.APIVersion, o.Version.Definition.Names.Kind, o.AppendJSON(nil))
+			if q.verb == verbGet { // of something that may have been written long ago
+				return appendProtobuf(dst, o)
+			}
+			body, err := q.server.recent.protobuf(o)
+			return append(dst, body...), err
 		}
 		dst = o.AppendJSON(dst)
 	}
