@@ -41,9 +41,8 @@ func (r reader) spec(s *corev1.PodSpec) {
 // list reads a list of objects, each member with read.
 func list[T any](r reader, read func(key string, to *T)) (all []T) {
 	r.Elements(func(int) {
-		var one T
-		r.Members(func(key string) { read(key, &one) })
-		all = append(all, one)
+		all = append(all, *new(T))
+		r.Members(func(key string) { read(key, &all[len(all)-1]) })
 	})
 	return all
 }
