@@ -105,6 +105,9 @@ func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, both, err
 }
 
+// Flush implements http.Flusher, for upstream's code.
+func (o *observed) Flush() { _ = http.NewResponseController(o.ResponseWriter).Flush() }
+
 // Unwrap is for http.ResponseController.
 func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +25,7 @@ import (
 )
 
 // Informers are listers over the head of the store for those who want informers: what a write that was answered has left, they see,
-// and nothing is kept a second time. They tell nobody of changes.
+// and of each kind only the last object found is kept a second time. They tell nobody of changes.
 type Informers struct {
 	informers.SharedInformerFactory // nil: what plugins do not ask for
 	Catalog                         func() *resource.Catalog
@@ -34,7 +35,7 @@ type Informers struct {
 // InformerFor implements informers.SharedInformerFactory. obj is of a Go type of k8s.io/api.
 func (f Informers) InformerFor(obj runtime.Object, _ internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
 	version := sync.OnceValue(func() *resource.Version { return versionOf(f.Catalog(), reflect.TypeOf(obj)) })
-	return informer{index: index{head: f.Head, version: version}}
+	return informer{index: index{head: f.Head, version: version, last: new(atomic.Pointer[loaded])}}
 }
 
 // Core implements informers.SharedInformerFactory.
@@ -79,6 +80,13 @@ type index struct {
 	cache.Indexer // nil
 	head          func() *store.Snapshot
 	version       func() *resource.Version // that objects are wanted at; nil where --runtime-config has switched it off
+	last          *atomic.Pointer[loaded]  // found by its key: many Pods in a row are of one namespace, and of one service account
+}
+
+// loaded is an object, which nobody changes, of a record.
+type loaded struct {
+	rec *store.Record
+	obj runtime.Object
 }
 
 // versionOf is the version of a built-in kind that has a Go type.
@@ -107,8 +115,15 @@ func (x index) GetByKey(key string) (any, bool, error) {
 	if rec == nil {
 		return nil, false, nil
 	}
+	if last := x.last.Load(); last != nil && last.rec == rec {
+		return last.obj, true, nil
+	}
 	obj, err := load(v, rec)
-	return obj, err == nil, err
+	if err != nil {
+		return nil, false, err
+	}
+	x.last.Store(&loaded{rec, obj})
+	return obj, true, nil
 }
 
 // List implements cache.Store.

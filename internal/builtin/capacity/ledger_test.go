@@ -57,3 +57,51 @@ func TestLedgerFollowsTheStore(t *testing.T) {
 		}
 	}
 }
+
+// What kubelets write of their Nodes has no Pod looked at again.
+func TestNodesMayBeWrittenOften(t *testing.T) {
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	write := func(key string, value []byte) {
+		w := storage.Write{Key: key, Value: value}
+		if rec := store.Head().Get(key); rec != nil {
+			w.Expected = rec.Modified
+		}
+		if _, err := store.Commit(t.Context(), []storage.Write{w}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, r := New(store.Head), rand.New(rand.NewPCG(16, 8))
+	for i := range 10 {
+		key := fmt.Sprint(pods, "ns/", i)
+		write(key, recordOf(t, key, randomPod(r, "n")).Value)
+	}
+	unread := func() (n int) {
+		x.Refresh()
+		for _, p := range x.pods {
+			if p.rec != nil {
+				n++
+			}
+		}
+		return n
+	}
+	if n := unread(); n != 10 {
+		t.Fatalf("%d Pods are yet to be read, want 10", n)
+	}
+	x.on("n")
+	for i := range 10 {
+		write(nodes+"n", fmt.Appendf(nil, `{"status":{"allocatable":{"cpu":"%d"}}}`, i))
+		write(ledgers+"n", []byte("{}"))
+	}
+	if n := unread(); n != 0 {
+		t.Errorf("%d Pods are to be read once more", n)
+	}
+	key := fmt.Sprint(pods, "ns/1")
+	write(key, recordOf(t, key, randomPod(r, "n")).Value)
+	if n := unread(); n != 1 {
+		t.Errorf("%d Pods are to be read, want the one that was written", n)
+	}
+}

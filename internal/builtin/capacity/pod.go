@@ -27,9 +27,9 @@ func (r reader) spec(s *corev1.PodSpec) {
 	r.Members(func(key string) {
 		switch key {
 		case "containers":
-			s.Containers = r.containers()
+			s.Containers = list(r, r.container)
 		case "initContainers":
-			s.InitContainers = r.containers()
+			s.InitContainers = list(r, r.container)
 		case "overhead":
 			s.Overhead = r.amounts()
 		case "resources":
@@ -38,42 +38,37 @@ func (r reader) spec(s *corev1.PodSpec) {
 	})
 }
 
-func (r reader) containers() (all []corev1.Container) {
+// list reads a list of objects, each member with read.
+func list[T any](r reader, read func(key string, to *T)) (all []T) {
 	r.Elements(func(int) {
-		var c corev1.Container
-		r.Members(func(key string) {
-			switch key {
-			case "name":
-				c.Name = r.Text()
-			case "restartPolicy":
-				c.RestartPolicy = new(corev1.ContainerRestartPolicy(r.Text()))
-			case "resources":
-				c.Resources = *r.resources()
-			case "ports":
-				c.Ports = r.ports()
-			}
-		})
-		all = append(all, c)
+		all = append(all, *new(T))
+		r.Members(func(key string) { read(key, &all[len(all)-1]) })
 	})
 	return all
 }
 
-func (r reader) ports() (all []corev1.ContainerPort) {
-	r.Elements(func(int) {
-		var p corev1.ContainerPort
-		r.Members(func(key string) {
-			switch key {
-			case "hostPort":
-				p.HostPort = int32(r.Int())
-			case "hostIP":
-				p.HostIP = r.Text()
-			case "protocol":
-				p.Protocol = corev1.Protocol(r.Text())
-			}
-		})
-		all = append(all, p)
-	})
-	return all
+func (r reader) container(key string, c *corev1.Container) {
+	switch key {
+	case "name":
+		c.Name = r.Text()
+	case "restartPolicy":
+		c.RestartPolicy = new(corev1.ContainerRestartPolicy(r.Text()))
+	case "resources":
+		c.Resources = *r.resources()
+	case "ports":
+		c.Ports = list(r, r.port)
+	}
+}
+
+func (r reader) port(key string, p *corev1.ContainerPort) {
+	switch key {
+	case "hostPort":
+		p.HostPort = int32(r.Int())
+	case "hostIP":
+		p.HostIP = r.Text()
+	case "protocol":
+		p.Protocol = corev1.Protocol(r.Text())
+	}
 }
 
 func (r reader) status(s *corev1.PodStatus) {
@@ -82,11 +77,11 @@ func (r reader) status(s *corev1.PodStatus) {
 		case "phase":
 			s.Phase = corev1.PodPhase(r.Text())
 		case "conditions":
-			s.Conditions = r.conditions()
+			s.Conditions = list(r, r.condition)
 		case "containerStatuses":
-			s.ContainerStatuses = r.statuses()
+			s.ContainerStatuses = list(r, r.containerStatus)
 		case "initContainerStatuses":
-			s.InitContainerStatuses = r.statuses()
+			s.InitContainerStatuses = list(r, r.containerStatus)
 		case "resources":
 			s.Resources = r.resources()
 		case "allocatedResources":
@@ -95,38 +90,24 @@ func (r reader) status(s *corev1.PodStatus) {
 	})
 }
 
-func (r reader) conditions() (all []corev1.PodCondition) {
-	r.Elements(func(int) {
-		var c corev1.PodCondition
-		r.Members(func(key string) {
-			switch key {
-			case "type":
-				c.Type = corev1.PodConditionType(r.Text())
-			case "reason":
-				c.Reason = r.Text()
-			}
-		})
-		all = append(all, c)
-	})
-	return all
+func (r reader) condition(key string, c *corev1.PodCondition) {
+	switch key {
+	case "type":
+		c.Type = corev1.PodConditionType(r.Text())
+	case "reason":
+		c.Reason = r.Text()
+	}
 }
 
-func (r reader) statuses() (all []corev1.ContainerStatus) {
-	r.Elements(func(int) {
-		var s corev1.ContainerStatus
-		r.Members(func(key string) {
-			switch key {
-			case "name":
-				s.Name = r.Text()
-			case "resources":
-				s.Resources = r.resources()
-			case "allocatedResources":
-				s.AllocatedResources = r.amounts()
-			}
-		})
-		all = append(all, s)
-	})
-	return all
+func (r reader) containerStatus(key string, s *corev1.ContainerStatus) {
+	switch key {
+	case "name":
+		s.Name = r.Text()
+	case "resources":
+		s.Resources = r.resources()
+	case "allocatedResources":
+		s.AllocatedResources = r.amounts()
+	}
 }
 
 // resources are requests alone.

@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/registry/generic/rest"
+	"k8s.io/apiserver/pkg/util/flushwriter"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/core/validation"
 	"k8s.io/kubernetes/pkg/registry/core/pod"
@@ -48,23 +49,10 @@ func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, 
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(http.StatusOK)
-	to := &flusher{w, http.NewResponseController(w), follow}
-	_ = to.Flush()
-	_, _ = io.Copy(to, out)
-}
-
-// flusher sends each piece at once where somebody follows.
-type flusher struct {
-	io.Writer
-	*http.ResponseController
-	each bool
-}
-
-// Write implements io.Writer.
-func (f *flusher) Write(p []byte) (int, error) {
-	n, err := f.Writer.Write(p)
-	if err == nil && f.each {
-		err = f.Flush()
+	_ = http.NewResponseController(w).Flush()
+	to := io.Writer(w)
+	if follow { // each piece at once
+		to = flushwriter.Wrap(w)
 	}
-	return n, err
+	_, _ = io.Copy(to, out)
 }

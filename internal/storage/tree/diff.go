@@ -1,9 +1,6 @@
 package tree
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
 
 // Diff yields, in key order, what t and an older tree hold at the keys that start with prefix and whose versions are not
 // the same, until yield returns false: the zero V where one of them has no such key. It does not look below nodes that both share, so that
@@ -12,44 +9,69 @@ func (t Tree[V]) Diff(older Tree[V], prefix string, yield func(was, is V) bool) 
 	diff(older.root, t.root, prefix, yield)
 }
 
-// diff allocates nothing where nothing differs.
+// diff allocates nothing where nothing has come or gone.
 func diff[V any](a, b *node[V], prefix string, yield func(was, is V) bool) bool {
 	if a == b {
 		return true
 	}
-	if !alike(a, b) {
+	if a == nil || b == nil || a.leaf() || b.leaf() {
 		return merge(a.slice(prefix), b.slice(prefix), yield)
 	}
-	first := a.child(prefix)
-	for i := first; i < len(a.kids) && (i == first || strings.HasPrefix(a.firsts[i], prefix)); i++ {
-		if !diff(a.kids[i], b.kids[i], prefix, yield) {
-			return false
+	more := true
+	for i, j := a.child(prefix), b.child(prefix); more; {
+		k, l := together(a.firsts, b.firsts, i+1, j+1)
+		if k == i+1 && l == j+1 {
+			more = diff(a.kids[i], b.kids[j], prefix, yield)
+		} else { // kids have been split, or joined
+			more = merge(slice(a.kids[i:k], prefix), slice(b.kids[j:l], prefix), yield)
+		}
+		if i, j = k, l; i == len(a.kids) || !strings.HasPrefix(a.firsts[i], prefix) {
+			break
 		}
 	}
-	return true
+	return more
 }
 
-// alike reports inner nodes that part their keys in the same way.
-func alike[V any](a, b *node[V]) bool {
-	return a != nil && b != nil && !a.leaf() && !b.leaf() && len(a.firsts) == len(b.firsts) && slices.Equal(a.firsts[1:], b.firsts[1:])
+// together is where, from i and j on, two inner nodes part their keys in the same way; at their ends if nowhere.
+func together(a, b []string, i, j int) (int, int) {
+	for i < len(a) && j < len(b) {
+		switch {
+		case a[i] < b[j]:
+			i++
+		case b[j] < a[i]:
+			j++
+		default:
+			return i, j
+		}
+	}
+	return len(a), len(b)
 }
 
 // slice is the entries whose keys start with prefix, in order.
-func (n *node[V]) slice(prefix string) (out []entry[V]) {
+func (n *node[V]) slice(prefix string) []entry[V] {
 	switch {
 	case n == nil:
 		return nil
-	case n.leaf():
-		start := n.find(prefix)
-		end := start
-		for end < len(n.entries) && strings.HasPrefix(n.entries[end].key, prefix) {
-			end++
+	case !n.leaf():
+		first := n.child(prefix)
+		last := first + 1
+		for last < len(n.kids) && strings.HasPrefix(n.firsts[last], prefix) {
+			last++
 		}
-		return n.entries[start:end]
+		return slice(n.kids[first:last], prefix)
 	}
-	first := n.child(prefix)
-	for i := first; i < len(n.kids) && (i == first || strings.HasPrefix(n.firsts[i], prefix)); i++ {
-		out = append(out, n.kids[i].slice(prefix)...)
+	start := n.find(prefix)
+	end := start
+	for end < len(n.entries) && strings.HasPrefix(n.entries[end].key, prefix) {
+		end++
+	}
+	return n.entries[start:end]
+}
+
+// slice is those of neighbours.
+func slice[V any](kids []*node[V], prefix string) (out []entry[V]) {
+	for _, k := range kids {
+		out = append(out, k.slice(prefix)...)
 	}
 	return out
 }

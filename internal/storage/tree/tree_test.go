@@ -334,18 +334,23 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkDiff finds the one change, of ten thousand keys.
+// BenchmarkDiff finds the one change, of ten thousand keys, or the many that have split some nodes.
 func BenchmarkDiff(b *testing.B) {
 	tr, keys := benchmarkTree(10000)
-	edit := tr.Edit()
-	edit.Put(keys[5000], 1<<40, 1)
-	changed := edit.Tree()
-	for _, prefix := range []string{"stable.example.com/crontabs/", "other/"} {
-		b.Run(prefix, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				changed.Diff(tr, prefix, func(_, _ int64) bool { return true })
-			}
-		})
+	for _, more := range []int{0, 40} {
+		edit := tr.Edit()
+		edit.Put(keys[5000], 1<<40, 1)
+		for i := range more {
+			edit.Put(fmt.Sprint(keys[5000], i), 1<<40, 1)
+		}
+		changed := edit.Tree()
+		for _, prefix := range []string{"stable.example.com/crontabs/", "other/"} {
+			b.Run(fmt.Sprint(prefix, "more=", more), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					changed.Diff(tr, prefix, func(_, _ int64) bool { return true })
+				}
+			})
+		}
 	}
 }

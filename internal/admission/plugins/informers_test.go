@@ -1,0 +1,63 @@
+package plugins
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/client-go/listers/core/v1"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// accounts is a lister of the service accounts a and b of default, as of a revision.
+func accounts(t testing.TB) (corev1.ServiceAccountNamespaceLister, func(revision int64)) {
+	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
+	var head *storage.Snapshot
+	at := func(revision int64) {
+		l := new(storage.Loader)
+		for _, name := range []string{"a", "b"} {
+			rec := &storage.Record{Key: "/registry/serviceaccounts/default/" + name, Modified: revision, Value: fmt.Appendf(nil, `{"metadata":{"name":%q}}`, name)}
+			if err := l.Add(rec); err != nil {
+				t.Fatal(err)
+			}
+		}
+		head = l.Snapshot(revision)
+	}
+	at(1)
+	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
+	return informers.Core().V1().ServiceAccounts().Lister().ServiceAccounts("default"), at
+}
+
+// What a lister has found it finds again without reading it, as long as nobody has written it.
+func TestListersFindWhatIsStored(t *testing.T) {
+	lister, at := accounts(t)
+	for i, c := range []struct {
+		name string
+		at   int64
+	}{{"a", 1}, {"a", 1}, {"b", 1}, {"a", 1}, {"a", 2}, {"a", 3}} {
+		at(c.at)
+		found, err := lister.Get(c.name)
+		if err != nil || found.Name != c.name || found.ResourceVersion != fmt.Sprint(c.at) {
+			t.Fatalf("%d: %v, %v", i, found, err)
+		}
+		if again, _ := lister.Get(c.name); again != found {
+			t.Errorf("%d: it was read once more", i)
+		}
+	}
+	if _, err := lister.Get("c"); err == nil {
+		t.Error("c was found")
+	}
+}
+
+// BenchmarkLister finds the service account of one Pod after the other.
+func BenchmarkLister(b *testing.B) {
+	lister, _ := accounts(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := lister.Get("a"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package api
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+)
+
+// BenchmarkProtobufEvents sends a change of a Pod to three who watch.
+func BenchmarkProtobufEvents(b *testing.B) {
+	h := newHarness(b)
+	h.want(http.StatusCreated, "POST", pods, aPod)
+	o, err := h.server.engine.Get(b.Context(), engine.Target{Version: h.server.live.Load().Find("", "v1", "pods"), Namespace: "default", Name: "p"}, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	watching := &events{request: &request{server: h.server, media: media{offer: offers(false)[2]}}}
+	var frame []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		o.Revision++
+		for range 3 {
+			if frame, err = watching.append(frame[:0], engine.WatchEvent{Type: "MODIFIED", Object: o}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
