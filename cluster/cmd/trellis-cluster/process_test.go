@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
 	}
-	if len(os.Args) > 1 && os.Args[1] == "node" { // as node.Spawn starts it
+	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // as up starts them
 		main()
 	}
 	os.Exit(m.Run())
@@ -36,7 +37,7 @@ type process struct {
 	more  chan struct{} // closed when there is another line
 }
 
-// begin starts trellis-cluster or kube-scheduler, by a link of that name. It is killed at the end of the test.
+// begin starts trellis-cluster or kube-scheduler, by a link of that name.
 func begin(t *testing.T, name string, args ...string) *process {
 	t.Helper()
 	self, err := os.Executable()
@@ -50,8 +51,15 @@ func begin(t *testing.T, name string, args ...string) *process {
 	if err := os.Symlink(self, link); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{T: t, cmd: exec.Command(link, args...), ended: make(chan struct{}), more: make(chan struct{})}
+	return run(t, link, args...)
+}
+
+// run starts a program. It is killed at the end of the test.
+func run(t *testing.T, program string, args ...string) *process {
+	t.Helper()
+	p := &process{T: t, cmd: exec.Command(program, args...), ended: make(chan struct{}), more: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does
 	r, w := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = w, w
 	if err := p.cmd.Start(); err != nil {
@@ -69,7 +77,7 @@ func begin(t *testing.T, name string, args ...string) *process {
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		if t.Failed() {
-			t.Logf("%s %v:\n%s", name, args, p.said())
+			t.Logf("%s %v:\n%s", program, args, p.said())
 		}
 	})
 	return p
@@ -132,6 +140,15 @@ func hasAll(text string, words []string) bool {
 func (p *process) stop() int {
 	p.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.Fatal(err)
+	}
+	return p.exit()
+}
+
+// interrupt asks it to end as a terminal does: it, and all that is in the foreground with it. It returns its exit code.
+func (p *process) interrupt() int {
+	p.Helper()
+	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGINT); err != nil {
 		p.Fatal(err)
 	}
 	return p.exit()

@@ -1,5 +1,4 @@
-// Package controllers is upstream's kube-controller-manager, but for the controllers that the API server runs by itself. It can run
-// beside other parts in one process, and knows nothing of these.
+// Package controllers is upstream's kube-controller-manager, but for the controllers that the API server runs by itself.
 package controllers
 
 import (
@@ -9,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/rest"
@@ -75,19 +73,6 @@ func (m *Manager) AddFlags(cmd *cobra.Command) {
 // ApplyLogging sets the logging of the process up as its flags say.
 func (m *Manager) ApplyLogging() error {
 	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
-}
-
-// Parse returns one with flags of upstream's.
-func Parse(args []string) (*Manager, error) {
-	m := New()
-	flags := pflag.NewFlagSet("controllers", pflag.ContinueOnError)
-	for _, set := range m.flags.FlagSets {
-		flags.AddFlagSet(set)
-	}
-	if err := flags.Parse(args); err != nil {
-		return nil, fmt.Errorf("flags of kube-controller-manager: %w", err)
-	}
-	return m, nil
 }
 
 // SetFeatures puts the feature gates in force that flags name, of all parts: they are the process's. Nothing may run before.
