@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-
 	"github.com/spf13/cobra"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/controllers"
@@ -17,9 +15,6 @@ func newControllers() *cobra.Command {
 whatever --controllers says.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(controllers.SetFeatures(), manager.ApplyLogging()); err != nil {
-				return err
-			}
 			return manager.Run(cmd.Context())
 		},
 	}

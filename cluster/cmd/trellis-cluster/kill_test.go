@@ -43,7 +43,7 @@ func newMortal(t *testing.T) *mortal {
 	m.build(m.dir, "./cmd/trellis")
 	kubeconfig, port := filepath.Join(m.dir, "data", "admin.kubeconfig"), freePort(t)
 	m.serve = func() *process {
-		p := run(t, filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port)
+		p := run(t, filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1")
 		p.says(1, "api-resources") // the last line of its greeting
 		return p
 	}
