@@ -22,6 +22,7 @@ type path struct {
 	group, version, namespace,
 	plural, name, subresource string
 	resource    bool
+	unplaced    bool // the name of a namespace is left out
 	watchPrefix bool // /watch/ stood before the resource
 	deep        bool // there is more than a path of a resource can have
 	further     bool // there is more behind the subresource
@@ -82,7 +83,7 @@ func (p *path) below(method string, parts []string) {
 	if parts[0] == "namespaces" && len(parts) > 1 {
 		p.namespace = parts[1]
 		if len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
-			parts = parts[2:]
+			parts, p.unplaced = parts[2:], p.namespace == ""
 			p.deep = p.deep || parts[0] == "namespaces" && p.group == "" // none lies within another
 		}
 	}

@@ -72,15 +72,13 @@ func (q *request) await() (ours *resource.Version, theirs *resource.APIService, 
 // fits says whether kind and path agree on the scope.
 func (q *request) fits() bool {
 	if !q.v.Definition.Namespaced {
-		return q.namespace == "" && !q.unplaced() || q.plural == "namespaces" && q.group == ""
+		return q.namespace == "" && !q.placedNowhere() || q.plural == "namespaces" && q.group == ""
 	}
-	return q.namespace != "" || q.unplaced() || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+	return q.namespace != "" || q.placedNowhere() || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
 }
 
-// unplaced is true of a path that leaves out the name of a namespace, which has a built-in kind.
-func (q *request) unplaced() bool {
-	return q.v.Definition.Custom == nil && strings.Contains(q.r.URL.Path, "/namespaces//")
-}
+// placedNowhere is true of a path that leaves out the name of a namespace, which one of a built-in kind may.
+func (q *request) placedNowhere() bool { return q.unplaced && q.v.Definition.Custom == nil }
 
 // selectsName is true where the name comes from a field selector, not from the path.
 func (q *request) selectsName() bool {
@@ -124,7 +122,7 @@ func (q *request) allowed() error {
 	if q.namespace == "." || q.namespace == ".." {
 		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
 	}
-	if q.v.Definition.Namespaced && q.namespace == "" && q.unplaced() && !q.selectsName() {
+	if q.v.Definition.Namespaced && q.namespace == "" && q.placedNowhere() && !q.selectsName() {
 		return apierrors.NewBadRequest("Namespace parameter required.")
 	}
 	return nil

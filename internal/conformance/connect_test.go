@@ -147,7 +147,7 @@ func connectPaths() (all []string) {
 		all = append(all, connectPods+"/pending/"+query)
 	}
 	return append(all, connectPods+"/two/log?container=broken", connectPods+"//log", connectPods+"//proxy", "/api/v1/pods/x/log", "/api/v1/namespaces//pods/x/exec", "/api/v1/watch/namespaces/connect/pods/x/log",
-		"/api/v1/nodes/none/proxy", "/api/v1/nodes/none/proxy/", "/api/v1/nodes/here/proxy/x", "/api/v1/nodes/local/proxy/x", "/api/v1/nodes/nobody/proxy/x", "/api/v1/nodes/a:b:c:d/proxy", "/api/v1/nodes/https:here:80/proxy/x",
+		"/api/v1/nodes/none/proxy", "/api/v1/nodes/none/proxy/", "/api/v1/nodes/here/proxy/x", "/api/v1/nodes/here/proxy//namespaces//x", "/api/v1/nodes/none/proxy//namespaces//x", "/api/v1/nodes/local/proxy/x", "/api/v1/nodes/nobody/proxy/x", "/api/v1/nodes/a:b:c:d/proxy", "/api/v1/nodes/https:here:80/proxy/x",
 		"/api/v1/nodes/here/exec", "/api/v1/namespaces/connect/nodes/here/proxy",
 		connectServices+"/none/proxy", connectServices+"/none:80/proxy/a", connectServices+"/s/proxy/a", connectServices+"/s:81/proxy/a", connectServices+"/s:82/proxy/a", connectServices+"/s:none/proxy/a", connectServices+"/a:b:c:d/proxy/",
 		"/api/v1/proxy/namespaces/connect/pods/runs", "/apis//v1/namespaces/connect/pods/runs/proxy/x")
@@ -165,7 +165,7 @@ func (p *pair) proxied(t *testing.T) {
 		connectPods + "/runs/proxy", fmt.Sprintf("%s/http:runs:%d/proxy", connectPods, p.node.pod.Port()),
 		connectServices + "/s:80/proxy", connectServices + "/s:web/proxy", connectServices + "/http:s:80/proxy",
 	} {
-		for _, path := range []string{"", "/", "/a", "/a/", "/a%20b//c/?d=e&path=f", "//a", "/page", "/moved", "/a/b/c/d/e/f/g/h"} {
+		for _, path := range []string{"", "/", "/a", "/a/", "/a%20b//c/?d=e&path=f", "//a", "//namespaces//x", "/page", "/moved", "/a/b/c/d/e/f/g/h"} {
 			p.send(t, request{method: "GET", path: base + path})
 			p.send(t, request{method: "POST", path: base + path, body: "text", contentType: "text/plain"})
 		}

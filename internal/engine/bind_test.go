@@ -185,6 +185,20 @@ func TestRoomOvertakenWhileJudging(t *testing.T) {
 	}
 }
 
+// A Pod that somebody else binds to the node while a binding of it is judged does not count twice there: it is said whose it is.
+func TestBoundWhileJudging(t *testing.T) {
+	w := newWorld(t)
+	w.makeNode("n", `"cpu":"1"`)
+	w.mustCreate(w.pods(""), wanting("a", "600m", ""))
+	w.looking = func() {
+		w.looking = nil
+		if err := w.bindTo("a", "n"); err != nil {
+			t.Error(err)
+		}
+	}
+	w.refused(w.bindTo("a", "n"), 409, metav1.StatusReasonConflict, `pod a is already assigned to node "n"`)
+}
+
 const ledgerOfN = "/registry/nodeledgers/n"
 
 // Issue 16: what adds to a node, and nothing else, is a write of its ledger, which goes with the node.

@@ -39,6 +39,10 @@ func (s *Snapshot) Since(older *Snapshot, prefix string) iter.Seq2[*Record, *Rec
 	return func(yield func(was, is *Record) bool) { s.tree.Diff(older.tree, prefix, yield) }
 }
 
+// Part is a snapshot to be told later what has changed Since, at the keys that start with prefix, and for nothing else. It does not keep
+// what is stored elsewhere alive.
+func (s *Snapshot) Part(prefix string) *Snapshot { return &Snapshot{s.tree.Part(prefix), s.revision} }
+
 // Count says how many records Walk(prefix, after) yields, in logarithmic time.
 func (s *Snapshot) Count(prefix, after string) int { return s.tree.Count(prefix, after) }
 

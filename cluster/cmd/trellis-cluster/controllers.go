@@ -1,10 +1,6 @@
 package main
 
 import (
-	"errors"
-	"os/signal"
-	"syscall"
-
 	"github.com/spf13/cobra"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/controllers"
@@ -19,12 +15,7 @@ func newControllers() *cobra.Command {
 whatever --controllers says.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			if err := errors.Join(controllers.SetFeatures(), manager.ApplyLogging()); err != nil {
-				return err
-			}
-			return manager.Run(ctx)
+			return manager.Run(cmd.Context())
 		},
 	}
 	manager.AddFlags(cmd)

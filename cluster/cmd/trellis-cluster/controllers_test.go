@@ -46,7 +46,7 @@ func once(p *corev1.Pod) {
 func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
 
 // SCD-008: what has a template gets its Pods, each is bound and runs; one that is killed is replaced. A budget says how many of them
-// may go. All parts are one process, which ends well when it is asked to.
+// may go. All parts end well when up is interrupted.
 func TestUp(t *testing.T) {
 	w := newWorld(t, 2)
 	p := w.up()
@@ -81,13 +81,29 @@ func TestUp(t *testing.T) {
 	_, err = w.CoreV1().ReplicationControllers("default").Create(ctx, &corev1.ReplicationController{ObjectMeta: named("old"), Spec: corev1.ReplicationControllerSpec{Selector: web, Template: ptr.To(template())}}, metav1.CreateOptions{})
 	w.must(err)
 	until(w, w.CoreV1().ReplicationControllers("default"), "old", func(r *corev1.ReplicationController) bool { return r.Status.AvailableReplicas == 1 })
-	if code := p.stop(); code != 0 {
+	if code := p.interrupt(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
 	for _, name := range []string{"kube-scheduler", "trellis-cluster-controllers"} {
 		l, err := w.CoordinationV1().Leases("kube-system").Get(ctx, name, metav1.GetOptions{})
 		if err != nil || *l.Spec.HolderIdentity != "" {
 			t.Errorf("%s has not been given up: %+v %v", name, l, err)
+		}
+	}
+}
+
+// A mistake in the flags of a part ends all of them at once. It is told.
+func TestMistakeInTheFlagsOfAPart(t *testing.T) {
+	w := newWorld(t, 0)
+	for flag, said := range map[string]string{
+		"--kube-scheduler-arg=--none":              "unknown flag: --none",
+		"--kube-controller-manager-arg=--none":     "unknown flag: --none",
+		"--kube-scheduler-arg=--config=/none.yaml": "open /none.yaml: no such file or directory",
+		"--pod-cidr=none":                          "--pod-cidr: ",
+	} {
+		p := begin(t, "trellis-cluster", "up", "--kubeconfig="+w.server.Kubeconfig, "--root-dir="+t.TempDir(), flag)
+		if code := p.exit(); code != 1 || !strings.Contains(p.said(), said) {
+			t.Errorf("%s: exit code %d", flag, code)
 		}
 	}
 }

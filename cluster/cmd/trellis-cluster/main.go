@@ -3,8 +3,11 @@
 package main
 
 import (
+	"context"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
@@ -15,7 +18,10 @@ import (
 func main() {
 	nameRelease()
 	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
-	os.Exit(cli.Run(command(os.Args[0])))
+	cmd := command(os.Args[0])
+	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	cmd.SetContext(ctx)
+	os.Exit(cli.Run(cmd))
 }
 
 // command is the one that a program of this name has.

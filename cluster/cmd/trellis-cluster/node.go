@@ -5,15 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/node"
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
@@ -60,7 +55,6 @@ type kubelet struct {
 
 func newNode() *cobra.Command {
 	var k kubelet
-	logging := logs.NewOptions()
 	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "A node alone: the kubelet, over processes in place of images",
@@ -70,15 +64,10 @@ for an image, --image says. Containers go on when the node ends, and are taken u
 It takes root, or user namespaces.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := logsapi.ValidateAndApply(logging, utilfeature.DefaultFeatureGate); err != nil {
-				return fmt.Errorf("logging: %w", err)
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
 			if node.Rootless() {
-				return node.Spawn(ctx, os.Stderr, os.Args[1:]...)
+				return node.Spawn(cmd.Context(), os.Stderr, true, os.Args[1:]...)
 			}
-			return k.run(ctx)
+			return k.run(cmd.Context())
 		},
 	}
 	flags := cmd.Flags()
@@ -89,7 +78,7 @@ It takes root, or user namespaces.`,
 	flags.IPVar(&k.node.Address, "node-ip", nil, "address of the node, one of this host's; by default the first that is not loopback")
 	flags.IntVar(&k.node.Port, "port", 10250, "port of the kubelet's API; 0 is a free one")
 	flags.StringToStringVar(&k.node.Labels, "node-labels", nil, "labels that the Node gets when it is made: NAME=VALUE,…")
-	logsapi.AddFlags(logging, flags)
+	addLogging(cmd)
 	return cmd
 }
 

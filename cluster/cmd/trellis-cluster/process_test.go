@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	case answering:
 		answer()
 	}
-	if len(os.Args) > 1 && os.Args[1] == "node" { // as node.Spawn starts it
+	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // as up starts them
 		main()
 	}
 	if os.Geteuid() == 0 {
@@ -71,6 +72,7 @@ func start(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
 	p := &process{T: t, cmd: cmd, ended: make(chan struct{}), more: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // as a shell does
 	r, w := io.Pipe()
 	p.cmd.Stdout, p.cmd.Stderr = w, w
 	if err := p.cmd.Start(); err != nil {
@@ -151,6 +153,15 @@ func hasAll(text string, words []string) bool {
 func (p *process) stop() int {
 	p.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.Fatal(err)
+	}
+	return p.exit()
+}
+
+// interrupt asks it to end as a terminal does: it, and all that is in the foreground with it. It returns its exit code.
+func (p *process) interrupt() int {
+	p.Helper()
+	if err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGINT); err != nil {
 		p.Fatal(err)
 	}
 	return p.exit()

@@ -26,18 +26,24 @@ type terminal struct {
 // terminal builds the programs of the repository's own module that are typed there, beside kubectl.
 func (w *world) terminal(dir string, packages ...string) *terminal {
 	w.Helper()
+	bin := filepath.Join(dir, "path")
+	w.must(os.MkdirAll(bin, 0o755))
+	w.build(bin, append([]string{"./cmd/trellis"}, packages...)...)
+	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
+	return &terminal{world: w, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+w.server.Kubeconfig, "CGO_ENABLED=")}
+}
+
+// build builds programs of the repository's own module into a folder.
+func (w *world) build(into string, packages ...string) {
+	w.Helper()
 	if testing.Short() {
 		w.Skip("builds the programs; left out with -short")
 	}
-	bin := filepath.Join(dir, "path")
-	w.must(os.MkdirAll(bin, 0o755))
-	build := exec.Command("go", append([]string{"build", "-o", bin, "./cmd/trellis"}, packages...)...)
+	build := exec.Command("go", append([]string{"build", "-o", into}, packages...)...)
 	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=")
 	if out, err := outside(w.T, build); err != nil {
 		w.Fatalf("%v\n%s", err, out)
 	}
-	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
-	return &terminal{world: w, dir: dir, env: append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+w.server.Kubeconfig, "CGO_ENABLED=")}
 }
 
 // has puts a link to a file into the folder.

@@ -4,22 +4,17 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
+	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/component-base/logs"
-	logsapi "k8s.io/component-base/logs/api/v1"
 
-	"github.com/trellis-k8s/trellis/cluster/internal/controllers"
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
-	"github.com/trellis-k8s/trellis/cluster/internal/scheduler"
 )
 
-// up are all parts in one process.
+// up are all parts, a process each.
 type up struct {
 	kubeconfig     string
 	qps            float32
@@ -28,28 +23,23 @@ type up struct {
 	schedulerArgs  []string
 	nodeCount      int
 	kubeProxy      bool
+	logging        *pflag.FlagSet
 	machine
 }
 
 func newUp() *cobra.Command {
 	var u up
-	logging := logs.NewOptions()
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "All of it: controllers, scheduler, nodes, addresses of Services",
-		Long: `The controllers, the scheduler and kube-proxy in one process, and a process for each node. The first two are elected, so another one
+		Long: `The controllers, the scheduler and nodes, a process each; one that ends is started again. The first two are elected, so another one
 may stand by. Which program or folder of this machine stands for an image, --image says; containers go on when this ends.
 
 As root, they serve health and metrics at ports 10257 and 10259. Otherwise they do not, as Pods share the ports of the machine, and
 one of them may be a scheduler.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := logsapi.ValidateAndApply(logging, utilfeature.DefaultFeatureGate); err != nil {
-				return fmt.Errorf("logging: %w", err)
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			return u.run(ctx)
+			return u.run(cmd.Context())
 		},
 	}
 	flags := cmd.Flags()
@@ -61,43 +51,38 @@ one of them may be a scheduler.`,
 	flags.IntVar(&u.nodeCount, "nodes", 1, "how many nodes this machine is: node-1 and so on")
 	flags.BoolVar(&u.kubeProxy, "kube-proxy", true, "have the addresses of Services answer on this machine; as root, and unless Pods have the host's network")
 	u.addFlags(flags)
-	logsapi.AddFlags(logging, flags)
+	u.logging = addLogging(cmd)
 	return cmd
 }
 
-// run runs the parts until one ends, or ctx does.
+// run keeps the parts until ctx ends, or one cannot begin.
 func (u *up) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
 		u.kubeconfig = usual()
 	}
-	manager, err := controllers.Parse(append(u.args(), u.controllerArgs...))
-	if err != nil {
-		return err
+	running, ctx := errgroup.WithContext(ctx)
+	for _, p := range append(u.elected(), u.nodes()...) {
+		u.logging.Visit(func(f *pflag.Flag) { p.args = slices.Insert(p.args, 1, "--"+f.Name+"="+f.Value.String()) })
+		running.Go(func() error { return p.keep(ctx) })
 	}
-	scheduler, err := scheduler.Parse(append(u.args(), u.schedulerArgs...))
-	if err != nil {
-		return err
-	}
-	if err := controllers.SetFeatures(); err != nil {
-		return err
-	}
-	parts, ctx := errgroup.WithContext(ctx)
-	parts.Go(func() error { return manager.Run(ctx) })
-	parts.Go(func() error { return scheduler.Run(ctx) })
-	u.nodes(ctx, parts, u.nodeCount, u.kubeconfig)
 	if u.kubeProxy && u.nodeCount > 0 && u.network != string(runtime.HostNetwork) {
-		parts.Go(func() error { return u.proxy(ctx) })
+		running.Go(func() error { return u.proxy(ctx) })
 	}
-	return parts.Wait()
+	return running.Wait()
 }
 
-// args are the flags that all parts have.
-func (u *up) args() []string {
+// elected are the parts that act in one place of a cluster.
+func (u *up) elected() []part {
 	args := []string{"--kubeconfig=" + u.kubeconfig, fmt.Sprintf("--kube-api-qps=%v", u.qps), fmt.Sprintf("--kube-api-burst=%d", u.burst)}
 	if os.Geteuid() != 0 {
-		return append(args, "--secure-port=0")
+		args = append(args, "--secure-port=0")
+	} else {
+		args = append(args, "--authentication-kubeconfig="+u.kubeconfig, "--authorization-kubeconfig="+u.kubeconfig)
 	}
-	return append(args, "--authentication-kubeconfig="+u.kubeconfig, "--authorization-kubeconfig="+u.kubeconfig)
+	return []part{
+		{name: "controllers", args: slices.Concat([]string{"controllers"}, args, u.controllerArgs)},
+		{name: "scheduler", args: slices.Concat([]string{"scheduler"}, args, u.schedulerArgs)},
+	}
 }
 
 // usual is the kubeconfig that kubectl would take; "" if there is none.

@@ -1,5 +1,4 @@
-// Package controllers is upstream's kube-controller-manager, but for the controllers that the API server runs by itself. It can run
-// beside other parts in one process, and knows nothing of these.
+// Package controllers is upstream's kube-controller-manager, but for the controllers that the API server runs by itself.
 package controllers
 
 import (
@@ -9,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/rest"
@@ -72,26 +70,8 @@ func (m *Manager) AddFlags(cmd *cobra.Command) {
 	cliflag.SetUsageAndHelpFunc(cmd, m.flags, 0)
 }
 
-// ApplyLogging sets the logging of the process up as its flags say.
-func (m *Manager) ApplyLogging() error {
-	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
-}
-
-// Parse returns one with flags of upstream's.
-func Parse(args []string) (*Manager, error) {
-	m := New()
-	flags := pflag.NewFlagSet("controllers", pflag.ContinueOnError)
-	for _, set := range m.flags.FlagSets {
-		flags.AddFlagSet(set)
-	}
-	if err := flags.Parse(args); err != nil {
-		return nil, fmt.Errorf("flags of kube-controller-manager: %w", err)
-	}
-	return m, nil
-}
-
-// SetFeatures puts the feature gates in force that flags name, of all parts: they are the process's. Nothing may run before.
-func SetFeatures() error {
+// setUp puts logging and the feature gates in force as the flags say. They are the process's.
+func (m *Manager) setUp() error {
 	// Without this one, upstream exits the process at the end.
 	err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{string(features.ControllerManagerReleaseLeaderElectionLockOnExit): true})
 	if err == nil {
@@ -100,11 +80,14 @@ func SetFeatures() error {
 	if err != nil {
 		return fmt.Errorf("feature gates: %w", err)
 	}
-	return nil
+	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
 }
 
 // Run runs the controllers until ctx is done, or until they lead no longer, which is an error.
 func (m *Manager) Run(ctx context.Context) error {
+	if err := m.setUp(); err != nil {
+		return err
+	}
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // they watch what is deprecated as well
 	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())
 	if err != nil {

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	case err != nil:
 	case os.Getenv(spawnVariable) != "":
 		os.Unsetenv(spawnVariable)
-		err = Spawn(ctx, os.Stderr)
+		err = Spawn(ctx, os.Stderr, Rootless())
 	default:
 		err = Run(ctx, o)
 	}

@@ -42,9 +42,9 @@ func mayMount() bool {
 // grace is how long a node that is to end may take.
 const grace = 30 * time.Second
 
-// Spawn runs this program once more, with other arguments, until it ends or ctx does: a node is a process. It ends with this one,
-// however that ends. Where Rootless, it is root in a user and a mount namespace of its own, of which its containers are.
-func Spawn(ctx context.Context, out io.Writer, args ...string) error {
+// Spawn runs this program once more, with other arguments, until it ends or ctx does. It ends with this one, however that ends. If
+// confined, as a node has to be where Rootless, it is root in a user and a mount namespace of its own, of which its containers are.
+func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -52,9 +52,8 @@ func Spawn(ctx context.Context, out io.Writer, args ...string) error {
 	c := exec.CommandContext(ctx, self, args...)
 	c.Stdout, c.Stderr = out, out
 	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, grace
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	rootless := Rootless()
-	if rootless {
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // so that an interrupt at a terminal comes once, from here
+	if confined {
 		c.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
@@ -62,7 +61,7 @@ func Spawn(ctx context.Context, out io.Writer, args ...string) error {
 	runtime.LockOSThread() // whose end the process takes for ours
 	defer runtime.UnlockOSThread()
 	if err := c.Start(); err != nil {
-		if rootless {
+		if confined {
 			return fmt.Errorf("%w: %w", errNoNamespaces, err)
 		}
 		return err
@@ -71,6 +70,12 @@ func Spawn(ctx context.Context, out io.Writer, args ...string) error {
 		return err
 	}
 	return nil
+}
+
+// Killed is whether it is a signal that has ended what Spawn ran.
+func Killed(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && !exit.Exited()
 }
 
 var errNoNamespaces = errors.New("a node needs root, or user namespaces, which this system does not allow (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)")

@@ -22,8 +22,10 @@ const (
 
 // Ledger is what is on each node at the head of a store.
 type Ledger struct {
-	storage.Follower
+	head func() *storage.Snapshot
+
 	mu    sync.Mutex
+	seen  *storage.Snapshot  // the Pods alone: where nothing is bound for long, all else would be kept as it was
 	pods  map[string]*placed // that are on a node, by storage key
 	nodes map[string]map[*placed]bool
 }
@@ -37,17 +39,16 @@ type placed struct {
 
 // New returns the Ledger of the state that head returns.
 func New(head func() *storage.Snapshot) *Ledger {
-	x := &Ledger{pods: map[string]*placed{}, nodes: map[string]map[*placed]bool{}}
-	x.Head, x.Advance = head, x.advance
-	return x
+	return &Ledger{head: head, seen: new(storage.Snapshot), pods: map[string]*placed{}, nodes: map[string]map[*placed]bool{}}
 }
 
-func (x *Ledger) advance(seen, head *storage.Snapshot) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for was, is := range head.Since(seen, pods) {
+// refresh brings it to the head of the store. The caller holds x.mu.
+func (x *Ledger) refresh() {
+	head := x.head()
+	for was, is := range head.Since(x.seen, pods) {
 		x.replace(was, is)
 	}
+	x.seen = head.Part(pods)
 }
 
 func (x *Ledger) replace(was, is *storage.Record) {
@@ -106,9 +107,9 @@ func (x *Ledger) Pod(was *storage.Record, old, obj object.Tree, stored []byte) (
 	if !now.exceeds(&before) {
 		return resource.Entry{}, nil
 	}
-	head := x.Head() // what follows looks at no older state
+	head := x.head() // what follows looks at no older state
 	if binds {
-		if err := x.fits(head, object.Name(obj), node, &now); err != nil {
+		if err := x.fits(head, was, object.Name(obj), node, &now); err != nil {
 			return resource.Entry{}, err
 		}
 	}
@@ -125,7 +126,7 @@ func (x *Ledger) Node(was *storage.Record, _, obj object.Tree, _ []byte) (entry 
 	if obj != nil {
 		return entry, nil
 	}
-	if rec := x.Head().Get(ledgers + was.Key[len(nodes):]); rec != nil {
+	if rec := x.head().Get(ledgers + was.Key[len(nodes):]); rec != nil {
 		entry.Writes = []storage.Write{{Key: rec.Key, Expected: rec.Modified}}
 	}
 	return entry, nil

@@ -39,9 +39,9 @@ func TestLedgerFollowsTheStore(t *testing.T) {
 		if r.IntN(3) > 0 {
 			continue // so that more than one change comes at a time
 		}
-		x.Refresh()
+		x.refresh()
 		anew := New(store.Head)
-		anew.Refresh()
+		anew.refresh()
 		if len(x.nodes) != len(anew.nodes) || len(x.pods) != len(anew.pods) {
 			t.Fatalf("%d: %d Pods on %d nodes, want %d on %d", i, len(x.pods), len(x.nodes), len(anew.pods), len(anew.nodes))
 		}

@@ -15,16 +15,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// fits refuses a Pod for which a node has no room, as of head or later. What a node does not report, nobody is held to.
-func (x *Ledger) fits(head *storage.Snapshot, pod, node string, want *load) error {
+// fits refuses a Pod for which a node has no room, as of head or later. What a node does not report, nobody is held to. A Pod that is on
+// a node by then has been bound by somebody else, and would count twice: this binding starts over, and is told so.
+func (x *Ledger) fits(head *storage.Snapshot, was *storage.Record, pod, node string, want *load) error {
 	has := allocatable(head.Get(nodes + node))
 	if len(has) == 0 {
 		return nil
 	}
-	x.Refresh()
 	x.mu.Lock()
-	on := x.on(node)
-	lacks := on.lacks(want, has)
+	x.refresh()
+	var lacks []lack
+	if x.pods[was.Key] == nil {
+		lacks = x.on(node).lacks(want, has)
+	}
 	x.mu.Unlock()
 	lacks = slices.DeleteFunc(lacks, func(l lack) bool { return l.has == 0 && deviceClass(head, l.of) })
 	if len(lacks) == 0 {

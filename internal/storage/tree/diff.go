@@ -99,3 +99,25 @@ func merge[V any](a, b []entry[V], yield func(was, is V) bool) bool {
 	}
 	return true
 }
+
+// Part is a tree of which nothing is known but the keys that start with prefix: good as the older one of Diff, for that prefix, and for
+// nothing else. It shares what it can, and keeps little else alive.
+func (t Tree[V]) Part(prefix string) Tree[V] { return Tree[V]{part(t.root, prefix)} }
+
+func part[V any](n *node[V], prefix string) *node[V] {
+	if n == nil || n.leaf() {
+		return n
+	}
+	kids := make([]*node[V], len(n.kids)) // as many, so that diff finds them alike
+	first := n.child(prefix)
+	last := first
+	for last+1 < len(kids) && strings.HasPrefix(n.firsts[last+1], prefix) {
+		last++
+	}
+	copy(kids[first:], n.kids[first:last+1])
+	kids[first] = part(kids[first], prefix) // it may have others at its edge
+	if last > first {
+		kids[last] = part(kids[last], prefix)
+	}
+	return &node[V]{firsts: n.firsts, kids: kids}
+}

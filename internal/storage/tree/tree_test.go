@@ -194,6 +194,11 @@ func checkDiff(t *testing.T, old, tr Tree[int64], oldModel, m model, prefix stri
 	if !slices.Equal(got, expect) {
 		t.Fatalf("Diff below %q yields %d, want %d", prefix, len(got), len(expect))
 	}
+	got = nil
+	tr.Diff(old.Part(prefix), prefix, func(was, is int64) bool { got = append(got, [2]int64{was, is}); return true })
+	if !slices.Equal(got, expect) {
+		t.Fatalf("Diff below %q to that part yields %d, want %d", prefix, len(got), len(expect))
+	}
 	if len(expect) > 1 {
 		n := 0
 		tr.Diff(old, prefix, func(_, _ int64) bool { n++; return false })
@@ -209,6 +214,30 @@ func clone(m model) model {
 		c[k] = v
 	}
 	return c
+}
+
+// What a part keeps of a tree is what it is for, and at each edge a leaf.
+func TestPartIsSmall(t *testing.T) {
+	var b Builder[int64]
+	for i := range 20000 {
+		if err := b.Add(fmt.Sprintf("%c/%05d", 'a'+i/4000, i), 1, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := 0
+	var count func(n *node[int64])
+	count = func(n *node[int64]) {
+		kept += len(n.entries)
+		for _, k := range n.kids {
+			if k != nil {
+				count(k)
+			}
+		}
+	}
+	count(b.Tree().Part("c/").root)
+	if kept < 4000 || kept > 4000+2*maxEntries {
+		t.Errorf("%d of 4000 entries", kept)
+	}
 }
 
 // A loaded tree is the same as one that was written key by key (CRD-071).

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+)
+
+// mortal is a whole cluster of processes, each of which may be killed: trellis serve, and trellis-cluster up with its parts.
+type mortal struct {
+	*world
+	dir       string
+	serve, up func() *process
+	serving   *process
+	parts     *process
+	started   string // the file in which each container writes its Pod's UID at its start
+}
+
+func newMortal(t *testing.T) *mortal {
+	m := &mortal{world: &world{T: t}}
+	m.dir = m.folder(1)
+	m.started = filepath.Join(m.dir, "started")
+	m.build(m.dir+"/", "./cmd/trellis")
+	kubeconfig, port := filepath.Join(m.dir, "data", "admin.kubeconfig"), freePort(t)
+	m.serve = func() *process {
+		p := start(t, exec.Command(filepath.Join(m.dir, "trellis"), "serve", "--data-dir="+filepath.Join(m.dir, "data"), "--secure-port="+port, "--disk-reserve-bytes=1"))
+		p.says(1, "api-resources") // the last line of its greeting
+		return p
+	}
+	m.up = func() *process {
+		return begin(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
+			"--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0",
+			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms", "--kube-scheduler-arg=--leader-elect-retry-period=500ms")
+	}
+	m.serving = m.serve()
+	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	m.must(err)
+	c.QPS = -1
+	m.Interface = kubernetes.NewForConfigOrDie(c)
+	m.parts = m.up()
+	return m
+}
+
+// runs is the template of Pods whose container notes its start, and then is what a shell runs.
+func (m *mortal) runs(name, then string, policy corev1.RestartPolicy) corev1.PodTemplateSpec {
+	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name}}, Spec: corev1.PodSpec{RestartPolicy: policy, Containers: []corev1.Container{{
+		Name: "a", Image: "busybox", Command: []string{"sh", "-c", "echo $POD_UID >>" + m.started + "\n" + then},
+		Env: []corev1.EnvVar{{Name: "POD_UID", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.uid"}}}},
+	}}}}
+}
+
+// scale asks for as many Pods of the Deployment.
+func (m *mortal) scale(to int32) {
+	m.Helper()
+	_, err := m.AppsV1().Deployments("default").UpdateScale(m.Context(), "web", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: autoscalingv1.ScaleSpec{Replicas: to}}, metav1.UpdateOptions{})
+	m.must(err)
+}
+
+// when does something, and returns at the first change of a Pod by which moment is true.
+func (m *mortal) when(do func(), moment func(watch.EventType, *corev1.Pod) bool) {
+	m.Helper()
+	now, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
+	m.must(err)
+	changes, err := m.CoreV1().Pods("default").Watch(m.Context(), metav1.ListOptions{ResourceVersion: now.ResourceVersion, TimeoutSeconds: ptr.To(int64(patience / time.Second))})
+	m.must(err)
+	defer changes.Stop()
+	do()
+	for e := range changes.ResultChan() {
+		if p, is := e.Object.(*corev1.Pod); is && moment(e.Type, p) {
+			return
+		}
+	}
+	m.Fatal("in vain")
+}
+
+func isMade(t watch.EventType, _ *corev1.Pod) bool { return t == watch.Added }
+
+func isBound(t watch.EventType, p *corev1.Pod) bool {
+	return t == watch.Modified && p.Spec.NodeName != "" && len(p.Status.ContainerStatuses) == 0
+}
+
+// killPart kills what up runs by a name, and has a Lease that it leaves given up, as it would be after some time.
+func (m *mortal) killPart(name, lease string) {
+	m.Helper()
+	for _, p := range processes(m.T) {
+		if p.parent == m.parts.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name {
+			m.must(syscall.Kill(p.pid, syscall.SIGKILL))
+		}
+	}
+	m.parts.says(1, "A part has ended, and begins again", "signal: killed", name)
+	if lease != "" {
+		m.giveUp(lease)
+	}
+}
+
+func (m *mortal) giveUp(lease string) {
+	m.Helper()
+	_, err := m.CoordinationV1().Leases("kube-system").Patch(m.Context(), lease, types.MergePatchType, []byte(`{"spec":{"holderIdentity":""}}`), metav1.PatchOptions{})
+	m.must(err)
+}
+
+// running says which process each Pod is.
+func (m *mortal) running() map[types.UID]running {
+	m.Helper()
+	all := map[types.UID]running{}
+	for _, p := range processes(m.T) {
+		if uid, is := p.environment["POD_UID"]; is {
+			if other, twice := all[types.UID(uid)]; twice {
+				m.Errorf("Pod %s is the processes %d and %d: %s", uid, other.pid, p.pid, p.args)
+			}
+			all[types.UID(uid)] = running{p.pid, p.start}
+		}
+	}
+	return all
+}
+
+// settled waits until there are as many of each, and returns what runs then. What ran before has to, but for Pods of the Job; nothing
+// has been started twice.
+func (m *mortal) settled(before map[types.UID]running, web, db int32) map[types.UID]running {
+	m.Helper()
+	until(m.world, m.AppsV1().Deployments("default"), "web", func(d *appsv1.Deployment) bool { return d.Status.AvailableReplicas == web && d.Status.Replicas == web })
+	until(m.world, m.AppsV1().StatefulSets("default"), "db", func(s *appsv1.StatefulSet) bool { return s.Status.AvailableReplicas == db })
+	after := m.running()
+	pods, err := m.CoreV1().Pods("default").List(m.Context(), metav1.ListOptions{})
+	m.must(err)
+	there := map[types.UID]bool{}
+	for _, p := range pods.Items {
+		there[p.UID] = true
+		was, ran := before[p.UID]
+		is, runs := after[p.UID]
+		if ran && p.Labels["app"] != "sum" && was != is {
+			m.Errorf("%s was %+v and is %+v", p.Name, was, is)
+		}
+		if !runs && isReady(&p) {
+			m.Errorf("%s is ready, and does not run", p.Name)
+		}
+	}
+	for uid := range before {
+		if !there[uid] {
+			m.Errorf("a Pod that ran is gone: %s", uid)
+		}
+	}
+	m.startedOnce()
+	return after
+}
+
+func (m *mortal) startedOnce() {
+	m.Helper()
+	text, err := os.ReadFile(m.started)
+	m.must(err)
+	uids := strings.Fields(string(text))
+	slices.Sort(uids)
+	if once := slices.Compact(slices.Clone(uids)); len(once) != len(uids) {
+		m.Errorf("started twice: %v", uids)
+	}
+}
+
+type running struct {
+	pid   int
+	start string // by the clock of the kernel
+}
+
+// found is a process of this machine.
+type found struct {
+	running
+	parent      int
+	args        []string
+	environment map[string]string
+}
+
+func processes(t *testing.T) (all []found) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		read := func(name string) string { // "" once it has ended
+			text, _ := os.ReadFile(filepath.Join("/proc", e.Name(), name))
+			return string(text)
+		}
+		stat := read("stat")
+		fields := strings.Fields(stat[strings.LastIndex(stat, ")")+1:])
+		if len(fields) < 20 || fields[0] == "Z" {
+			continue
+		}
+		p := found{running: running{pid, fields[19]}, args: strings.Split(read("cmdline"), "\x00"), environment: map[string]string{}}
+		p.parent, _ = strconv.Atoi(fields[1])
+		for _, variable := range strings.Split(read("environ"), "\x00") {
+			if name, value, is := strings.Cut(variable, "="); is {
+				p.environment[name] = value
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// Issue 16: each part and the API server are killed at moments of their work. What ran goes on as the same processes, nothing is
+// started twice, nothing is lost; what was begun is done to its end. Parts that lose their Leases while the server is away
+// begin again, and no node takes notice.
+func TestKilledParts(t *testing.T) {
+	m := newMortal(t)
+	gate := filepath.Join(m.dir, "gate")
+	m.must(syscall.Mkfifo(gate, 0o600))
+	lets, err := os.OpenFile(gate, os.O_RDWR, 0)
+	m.must(err)
+	defer lets.Close()
+	const jobs = 4
+	_, err = m.BatchV1().Jobs("default").Create(t.Context(), &batchv1.Job{ObjectMeta: named("sum"), Spec: batchv1.JobSpec{
+		Completions: ptr.To[int32](jobs), Parallelism: ptr.To[int32](2), Template: m.runs("sum", "read x <"+gate, corev1.RestartPolicyNever),
+	}}, metav1.CreateOptions{})
+	m.must(err)
+	selects := func(name string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
+	}
+	_, err = m.AppsV1().Deployments("default").Create(t.Context(), &appsv1.Deployment{ObjectMeta: named("web"), Spec: appsv1.DeploymentSpec{
+		Replicas: ptr.To[int32](5), Selector: selects("web"), Template: m.runs("web", "exec sleep 1000000", corev1.RestartPolicyAlways),
+	}}, metav1.CreateOptions{})
+	m.must(err)
+	sets := m.AppsV1().StatefulSets("default")
+	_, err = sets.Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: named("db"), Spec: appsv1.StatefulSetSpec{
+		Replicas: ptr.To[int32](2), Selector: selects("db"), Template: m.runs("db", "exec sleep 1000000", corev1.RestartPolicyAlways),
+	}}, metav1.CreateOptions{})
+	m.must(err)
+	until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
+	before := m.settled(nil, 5, 2)
+
+	m.when(func() { m.scale(8) }, isBound)
+	m.killPart("scheduler", "kube-scheduler")
+	before = m.settled(before, 8, 2)
+
+	m.when(func() { m.scale(11) }, isMade)
+	fmt.Fprintln(lets) // one Pod of the Job ends while nobody counts
+	m.killPart("controllers", "trellis-cluster-controllers")
+	before = m.settled(before, 11, 2)
+	until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.Succeeded == 1 && ptr.Deref(j.Status.Ready, 0) == 2 })
+
+	m.when(func() {
+		_, err := sets.Patch(t.Context(), "db", types.MergePatchType, []byte(`{"spec":{"replicas":4}}`), metav1.PatchOptions{})
+		m.must(err)
+	}, isBound)
+	fmt.Fprintln(lets)
+	m.killPart("node", "")
+	before = m.settled(before, 11, 4)
+
+	m.when(func() { m.scale(13) }, isMade)
+	m.serving.kill()
+	for _, part := range []string{"controllers", "scheduler"} {
+		m.parts.says(1, "A part has ended, and begins again", "exit status 1", part)
+	}
+	m.serving = m.serve()
+	before = m.settled(before, 13, 4)
+	if strings.Count(m.parts.said(), `part="node-1"`) != 1 {
+		t.Error("a node has ended with the server")
+	}
+
+	m.when(func() { m.scale(15) }, isBound)
+	m.parts.kill()
+	m.giveUp("kube-scheduler")
+	m.giveUp("trellis-cluster-controllers")
+	m.parts = m.up()
+	m.settled(before, 15, 4)
+
+	fmt.Fprint(lets, "\n\n")
+	job := until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return j.Status.CompletionTime != nil })
+	done, err := m.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=sum"})
+	m.must(err)
+	if job.Status.Succeeded != jobs || job.Status.Failed != 0 || len(done.Items) != jobs {
+		t.Errorf("%d Pods: %+v", len(done.Items), job.Status)
+	}
+	m.startedOnce()
+}

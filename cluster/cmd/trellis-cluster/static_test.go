@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// mainScheduler is the manifest of a control-plane node, as kubeadm writes it, but for the number of the port: its image, what else is
+// in its command, its volumes, and where these are mounted.
+const mainScheduler = `apiVersion: v1
+kind: Pod
+metadata:
+  labels: {component: kube-scheduler, tier: control-plane}
+  name: kube-scheduler
+  namespace: kube-system
+spec:
+  containers:
+  - command:
+    - kube-scheduler
+    - --authentication-kubeconfig=%[1]s
+    - --authorization-kubeconfig=%[1]s
+    - --bind-address=127.0.0.1
+    - --kubeconfig=%[1]s
+    - --leader-elect=true
+    - --secure-port=%[2]s%[4]s
+    image: %[3]s
+    imagePullPolicy: IfNotPresent
+    livenessProbe:
+      failureThreshold: 8
+      httpGet: {host: 127.0.0.1, path: /livez, port: %[2]s, scheme: HTTPS}
+      initialDelaySeconds: 10
+      periodSeconds: 10
+      timeoutSeconds: 15
+    name: kube-scheduler
+    readinessProbe:
+      failureThreshold: 3
+      httpGet: {host: 127.0.0.1, path: /readyz, port: %[2]s, scheme: HTTPS}
+      periodSeconds: 1
+      timeoutSeconds: 15
+    resources: {requests: {cpu: 100m}}
+    startupProbe:
+      failureThreshold: 24
+      httpGet: {host: 127.0.0.1, path: /livez, port: %[2]s, scheme: HTTPS}
+      periodSeconds: 10
+      timeoutSeconds: 15
+    volumeMounts:
+    - {mountPath: %[1]s, name: kubeconfig, readOnly: true}%[5]s
+  hostNetwork: true
+  priority: 2000001000
+  priorityClassName: system-node-critical
+  securityContext:
+    seccompProfile: {type: RuntimeDefault}
+  volumes:
+  - hostPath: {path: %[6]s, type: FileOrCreate}
+    name: kubeconfig%[7]s
+status: {}
+`
+
+// SCD-038: the main scheduler is a static Pod of the control-plane node. It gets another image and another configuration by a change of
+// its manifest alone.
+func TestMainSchedulerIsAStaticPod(t *testing.T) {
+	w := whole(t)
+	dir, port := w.folder(1), freePort(t)
+	root := filepath.Join(dir, ".trellis-cluster", "node-1")
+	self, err := os.Executable()
+	w.must(err)
+	program := filepath.Join(dir, "kube-scheduler")
+	w.must(os.Symlink(self, program))
+	manifests := filepath.Join(root, "manifests")
+	write := func(image, flag, mount, volume string) {
+		t.Helper()
+		text := fmt.Sprintf(mainScheduler, "/etc/kubernetes/scheduler.conf", port, image, flag, mount, w.server.Kubeconfig, volume)
+		temporary := filepath.Join(dir, "kube-scheduler.yaml")
+		w.must(os.WriteFile(temporary, []byte(text), 0o600))
+		w.must(os.Rename(temporary, filepath.Join(manifests, "kube-scheduler.yaml")))
+	}
+	w.must(os.MkdirAll(manifests, 0o700))
+	write("registry.k8s.io/kube-scheduler:v1.37.1", "", "", "")
+	begin(t, "trellis-cluster", "controllers", "--kubeconfig="+w.server.Kubeconfig, "--secure-port=0")
+	begin(t, "trellis-cluster", "node", "--kubeconfig="+w.server.Kubeconfig, "--hostname-override=node-1", "--port=0", "--root-dir="+root, "--pod-manifest-path="+manifests,
+		"--image=registry.k8s.io/kube-scheduler:v1.37.1="+program, "--image=example.com/other-scheduler:v1="+program)
+	w.pod("usual")
+	w.running("default", "usual")
+	first := w.running("kube-system", "kube-scheduler-node-1")
+	if first.Annotations[corev1.MirrorPodAnnotationKey] == "" || first.Spec.Containers[0].Image != "registry.k8s.io/kube-scheduler:v1.37.1" {
+		t.Errorf("%+v", first)
+	}
+
+	w.pod("new", by("another-profile"))
+	configuration := filepath.Join(dir, "scheduler.yaml")
+	w.must(os.WriteFile(configuration, []byte(`
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection: {kubeconfig: /etc/kubernetes/scheduler.conf}
+profiles: [{schedulerName: default-scheduler}, {schedulerName: another-profile}]
+`), 0o600))
+	const at = "/etc/kubernetes/scheduler.yaml"
+	write("example.com/other-scheduler:v1", "\n    - --config="+at, "\n    - {mountPath: "+at+", name: config, readOnly: true}",
+		"\n  - hostPath: {path: "+configuration+", type: File}\n    name: config")
+	w.running("default", "new")
+	if e := w.event("new", "Scheduled"); e.ReportingController != "another-profile" {
+		t.Errorf("%+v", e)
+	}
+	mirror := until(w, w.CoreV1().Pods("kube-system"), "kube-scheduler-node-1", func(p *corev1.Pod) bool { return p.UID != first.UID && isReady(p) })
+	if image := mirror.Spec.Containers[0].Image; image != "example.com/other-scheduler:v1" || mirror.Status.ContainerStatuses[0].Image != image {
+		t.Errorf("the mirror Pod has image %s, %+v", image, mirror.Status.ContainerStatuses)
+	}
+	w.pod("usual-too")
+	w.running("default", "usual-too")
+}
