@@ -155,6 +155,10 @@ func TestStats(t *testing.T) {
 				c, _ := w.container(id)
 				c.Group = group{}
 			}
+			w.until("the kernel has counted, which it does every two seconds", func() bool {
+				s, err := w.ContainerStats(w.ctx, id)
+				return err != nil || s.GetMemory().GetRssBytes().GetValue() > 0
+			})
 			all, err := w.ListContainerStats(w.ctx, &v1.ContainerStatsFilter{PodSandboxId: w.pod})
 			if err != nil || len(all) != 1 {
 				t.Fatalf("%v, %v", all, err)

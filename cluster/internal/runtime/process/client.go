@@ -110,7 +110,7 @@ func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
-		return err
+		return nil // the end
 	}
 	if in != nil {
 		to, err := s.dial(request{Do: "stdin"})
