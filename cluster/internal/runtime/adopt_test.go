@@ -3,6 +3,7 @@ package runtime
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -159,24 +159,93 @@ func TestNumberOfAnother(t *testing.T) {
 	}
 }
 
+// shimOf is the number of a container's shim.
+func (w *world) shimOf(id string) (pid int) {
+	w.Helper()
+	c, _ := w.container(id)
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.started.Init.PID))
+	if err != nil {
+		w.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(stat), "PPid:")
+	fmt.Sscan(after, &pid)
+	return pid
+}
+
 func TestKilledShim(t *testing.T) {
 	w := open(t, nil)
 	id := w.start(sh("sleep 1000"))
 	c, _ := w.container(id)
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.started.Init.PID))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var shim int
-	_, after, _ := strings.Cut(string(stat), "PPid:")
-	fmt.Sscan(after, &shim)
-	unix.Kill(shim, unix.SIGKILL)
+	unix.Kill(w.shimOf(id), unix.SIGKILL)
 	if s := w.end(id); s.GetExitCode() != 255 || s.GetReason() != "Unknown" {
 		t.Errorf("status: %v", s)
 	}
-	for deadline := time.Now().Add(30 * time.Second); c.started.Init.Alive(); {
-		if time.Now().After(deadline) {
-			t.Fatal("a container runs on without its shim")
+	w.until("a container ends with its shim", func() bool { return !c.started.Init.Alive() })
+}
+
+// How a container ended is known where the disk has no room for it: to the node that runs, and to the next one.
+func TestFullDisk(t *testing.T) {
+	var o Options
+	w := open(t, func(opened *Options, _ *v1.PodSandboxConfig) {
+		if err := unix.Mount("tmpfs", opened.Root, "tmpfs", 0, "size=1m"); err != nil {
+			t.Fatal(err)
+		}
+		root := opened.Root
+		t.Cleanup(func() { unix.Unmount(root, unix.MNT_DETACH) })
+		o = *opened
+	})
+	var ids, fifos [2]string
+	for i := range ids {
+		fifos[i] = filepath.Join(t.TempDir(), "fifo")
+		if err := unix.Mkfifo(fifos[i], 0o666); err != nil {
+			t.Fatal(err)
+		}
+		ids[i] = w.start(sh(fmt.Sprintf("read line <%s; exit %d", fifos[i], 5+i)))
+	}
+	finish := func(i int) {
+		if err := os.WriteFile(fifos[i], []byte("go\n"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closed, opened := func() {
+		if err := w.Close(w.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}, func() {
+		var err error
+		if w.Runtime, err = New(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest := filepath.Join(o.Root, "rest")
+	if err := os.WriteFile(rest, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	finish(0)
+	if s := w.end(ids[0]); s.GetExitCode() != 5 || s.GetReason() != "Error" {
+		t.Errorf("told to the node: %v", s)
+	}
+	c, _ := w.container(ids[1])
+	closed()
+	finish(1)
+	w.until("it has ended", func() bool { return !c.started.Init.Alive() })
+	opened()
+	for i, id := range ids {
+		if s := w.end(id); s.GetExitCode() != int32(5+i) {
+			t.Errorf("told to the next node: %v", s)
+		}
+	}
+	if err := os.Remove(rest); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		w.until("it is written down", func() bool { return exists(filepath.Join(w.containerFolder(id), process.ExitFile)) })
+	}
+	closed()
+	opened()
+	for i, id := range ids {
+		if s := w.status(id); s.GetExitCode() != int32(5+i) || s.GetStartedAt() == 0 {
+			t.Errorf("read by another: %v", s)
 		}
 	}
 }

@@ -26,15 +26,15 @@ type bridge struct {
 
 const bridgeFile = "bridge.json"
 
-// openBridge makes the bridge of a runtime, in a /24 that nothing on this machine has, or finds it again.
+// openBridge makes the bridge of a runtime, in a /24 that nothing on this machine has, or finds it again. When the machine
+// has started anew it is gone, and its name and range may be another's: so a bridge says whose it is.
 func openBridge(root string, all netip.Prefix) (*bridge, error) {
 	file := filepath.Join(root, bridgeFile)
 	b := &bridge{}
 	if process.ReadFile(file, b) == nil {
-		if err := b.make(true); err != nil {
-			return nil, err
+		if link, err := netlink.LinkByName(b.Name); err == nil && link.Attrs().Alias == root {
+			return b, b.setUp(link)
 		}
-		return b, nil
 	}
 	taken, err := netlink.AddrList(nil, unix.AF_INET)
 	if err != nil {
@@ -49,7 +49,7 @@ func openBridge(root string, all netip.Prefix) (*bridge, error) {
 			free = free && !subnet.Contains(ip)
 		}
 		if free {
-			err := b.make(false)
+			err := b.make(root)
 			if err == nil {
 				return b, process.WriteFile(file, b)
 			}
@@ -77,25 +77,28 @@ func next(p netip.Prefix) netip.Prefix {
 
 func (b *bridge) gateway() netip.Addr { return b.Subnet.Addr().Next() }
 
-func (b *bridge) make(again bool) error {
+func (b *bridge) make(owner string) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = b.Name
 	link := &netlink.Bridge{LinkAttrs: attributes}
-	if err := netlink.LinkAdd(link); err != nil && !(again && errors.Is(err, unix.EEXIST)) {
+	if err := netlink.LinkAdd(link); err != nil {
 		return fmt.Errorf("making the bridge %s: %w", b.Name, err)
 	}
+	if err := netlink.LinkSetAlias(link, owner); err != nil {
+		return fmt.Errorf("marking the bridge %s: %w", b.Name, err)
+	}
+	return b.setUp(link)
+}
+
+func (b *bridge) setUp(link netlink.Link) error {
 	address, err := netlink.ParseAddr(netip.PrefixFrom(b.gateway(), b.Subnet.Bits()).String())
 	if err != nil {
 		return err
 	}
-	found, err := netlink.LinkByName(b.Name)
-	if err != nil {
-		return err
-	}
-	if err := netlink.AddrReplace(found, address); err != nil {
+	if err := netlink.AddrReplace(link, address); err != nil {
 		return fmt.Errorf("giving the bridge %s its address %s: %w", b.Name, address, err)
 	}
-	if err := netlink.LinkSetUp(found); err != nil {
+	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) // pods of other nodes on this machine

@@ -64,13 +64,18 @@ func (g group) limit(l *v1.LinuxContainerResources, pids int64) error {
 	if err != nil {
 		return err
 	}
+	return manager.Set(resources(l, pids))
+}
+
+func resources(l *v1.LinuxContainerResources, pids int64) *cgroups.Resources {
+	shares := uint64(max(l.GetCpuShares(), 0))
 	limits := &cgroups.Resources{
 		SkipDevices: true,
 		Memory:      l.GetMemoryLimitInBytes(),
 		CpuQuota:    l.GetCpuQuota(),
 		CpuPeriod:   uint64(max(l.GetCpuPeriod(), 0)),
-		CpuShares:   uint64(max(l.GetCpuShares(), 0)),
-		CpuWeight:   cgroups.ConvertCPUSharesToCgroupV2Value(uint64(max(l.GetCpuShares(), 0))),
+		CpuShares:   shares,
+		CpuWeight:   cgroups.ConvertCPUSharesToCgroupV2Value(shares),
 		CpusetCpus:  l.GetCpusetCpus(),
 		CpusetMems:  l.GetCpusetMems(),
 		Unified:     l.GetUnified(),
@@ -78,7 +83,7 @@ func (g group) limit(l *v1.LinuxContainerResources, pids int64) error {
 	if pids > 0 {
 		limits.PidsLimit = &pids
 	}
-	return manager.Set(limits)
+	return limits
 }
 
 // outOfMemory says whether the kernel has killed something in there for want of memory.

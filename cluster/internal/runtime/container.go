@@ -139,17 +139,19 @@ func (r *Runtime) StartContainer(_ context.Context, id string) error {
 
 // follow learns of the end of a container that has been started, by this process or one before it.
 func (r *Runtime) follow(c *container) {
-	var started process.Started
-	end := func() {
-		exit := process.Exit{Code: 255, Reason: "Unknown", Message: "its shim has ended without a word", At: time.Now()}
-		process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), &exit)
+	end := func(exit process.Exit, told bool) {
+		if !told { // by its shim, which may have written it down
+			exit = process.Exit{Code: 255, Reason: "Unknown", Message: "its shim has ended without a word", At: time.Now()}
+			process.ReadFile(filepath.Join(c.Spec.Folder, process.ExitFile), &exit)
+		}
 		if exit.Code != 0 && c.Group.outOfMemory() {
 			exit.Reason = "OOMKilled"
 		}
 		r.finish(c, exit)
 	}
+	var started process.Started
 	if err := process.ReadFile(filepath.Join(c.Spec.Folder, process.StartedFile), &started); err != nil {
-		end()
+		end(process.Exit{}, false)
 		return
 	}
 	r.mu.Lock()
@@ -157,10 +159,13 @@ func (r *Runtime) follow(c *container) {
 	r.mu.Unlock()
 	ended, err := c.shim().Watch()
 	if err != nil { // nobody is there any more
-		end()
+		end(process.Exit{}, false)
 		return
 	}
-	go func() { <-ended; end() }()
+	go func() {
+		exit, told := <-ended
+		end(exit, told)
+	}()
 }
 
 // finish notes how a container ended.

@@ -152,12 +152,9 @@ func (img image) id() string {
 	return "file://" + img.path
 }
 
-// nobody is the user that an image says it runs as: so that a pod may ask not to be root. It is not heeded.
-const nobody = 65532
-
 func (img image) describe() *v1.Image {
 	return &v1.Image{
-		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)), Uid: &v1.Int64Value{Value: nobody},
+		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)), Uid: &v1.Int64Value{Value: imageUser},
 		Spec: &v1.ImageSpec{Image: img.id(), UserSpecifiedImage: img.name}, Pinned: true,
 	}
 }

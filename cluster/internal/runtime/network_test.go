@@ -1,15 +1,18 @@
 package runtime
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -126,6 +129,92 @@ func TestBridge(t *testing.T) {
 	again, err := openBridge(w.Root, w.PodCIDR)
 	if err != nil || again.Name != w.bridge.Name || again.Subnet != w.bridge.Subnet {
 		t.Errorf("opened again: %v, %v", again, err)
+	}
+}
+
+// When the machine has started anew, bridges are gone and pods dead. A bridge that has the name or the range of a node's by
+// then is another's.
+func TestBridgeOfAnother(t *testing.T) {
+	needRoot(t)
+	runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(mustLink(t, "lo")); err != nil {
+		t.Fatal(err)
+	}
+	var o Options
+	w := open(t, func(opened *Options, _ *v1.PodSandboxConfig) {
+		onNetwork(t, opened, BridgeNetwork)
+		o = *opened
+	})
+	before := w.bridge
+	again, err := openBridge(w.Root, w.PodCIDR)
+	if err != nil || *again != (bridge{Name: before.Name, Subnet: before.Subnet}) {
+		t.Errorf("found again: %v, %v", again, err)
+	}
+	if err := errors.Join(netlink.LinkDel(mustLink(t, before.Name)), w.Close(w.ctx)); err != nil {
+		t.Fatal(err)
+	}
+	holder := w.sandbox(w.pod).Holder
+	holder.Signal(unix.SIGKILL)
+	w.until("the pod is dead", func() bool { return !holder.Alive() })
+	other, err := openBridge(t.TempDir(), o.PodCIDR)
+	if err != nil || other.Name != before.Name || other.Subnet != before.Subnet {
+		t.Fatalf("another node has %v, not the first one's %v: %v", other, before, err)
+	}
+
+	if w.Runtime, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	if w.bridge.Name == other.Name || w.bridge.Subnet.Overlaps(other.Subnet) {
+		t.Errorf("two nodes have %v and %v", w.bridge, other)
+	}
+	pod, err := w.RunPodSandbox(w.ctx, podConfig(t.TempDir(), "next"), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := netip.MustParseAddr(w.sandbox(pod).Address); !w.bridge.Subnet.Contains(a) {
+		t.Errorf("the next pod has %s, the bridge %s", a, w.bridge.Subnet)
+	}
+	if addresses, err := netlink.AddrList(mustLink(t, other.Name), unix.AF_INET); err != nil || len(addresses) != 1 {
+		t.Errorf("the other's bridge has %v, %v", addresses, err)
+	}
+	if w.sandbox(w.pod).ready() || !w.sandbox(w.pod).Stopped {
+		t.Error("a pod that is dead holds on to its ports and address")
+	}
+}
+
+func mustLink(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+func TestPortsOfAddresses(t *testing.T) {
+	pod := func(host string, number, inside int32, spaces int) *sandbox {
+		return &sandbox{Spaces: spaces, Config: &v1.PodSandboxConfig{PortMappings: []*v1.PortMapping{{HostIp: host, HostPort: number, ContainerPort: inside}}}}
+	}
+	const own = unix.CLONE_NEWNET
+	for _, c := range []struct {
+		a, b *sandbox
+		free bool
+	}{
+		{pod("192.0.2.1", 80, 8080, own), pod("192.0.2.2", 80, 8080, own), true},
+		{pod("192.0.2.1", 80, 8080, own), pod("192.0.2.1", 80, 8080, own), false},
+		{pod("192.0.2.1", 80, 8080, own), pod("", 80, 8080, own), false},
+		{pod("0.0.0.0", 80, 8080, own), pod("192.0.2.1", 80, 8080, own), false},
+		{pod("192.0.2.1", 80, 8080, own), pod("::", 80, 8080, own), false},
+		{pod("192.0.2.1", 80, 80, 0), pod("192.0.2.2", 80, 80, 0), true},
+		{pod("192.0.2.1", 80, 8080, 0), pod("192.0.2.2", 81, 8080, 0), false}, // both listen at 8080 of the node
+	} {
+		r := &Runtime{sandboxes: map[string]*sandbox{"a": c.a}}
+		if err := r.portsFree(c.b); (err == nil) != c.free {
+			t.Errorf("%v beside %v: %v", c.b.Config, c.a.Config, err)
+		}
 	}
 }
 

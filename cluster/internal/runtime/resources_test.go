@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs2"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -75,6 +77,60 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// What cgroup v2 is told, and tells; with plain files in place of the kernel's.
+func TestUnified(t *testing.T) {
+	cgroups.TestMode = true
+	defer func() { cgroups.TestMode = false }()
+	folder := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("cgroup.controllers", "cpuset cpu io memory hugetlb pids")
+	write("memory.current", "0")
+	manager, err := fs2.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{SkipDevices: true}}, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := &v1.LinuxContainerResources{
+		MemoryLimitInBytes: 64 << 20, CpuPeriod: 100000, CpuQuota: 50000, CpuShares: 1024, CpusetCpus: "0-1",
+		Unified: map[string]string{"memory.oom.group": "1"},
+	}
+	if err := manager.Set(resources(limits, 77)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"memory.max": "67108864", "cpu.max": "50000 100000", "cpu.weight": "100", "pids.max": "77", "cpuset.cpus": "0-1", "memory.oom.group": "1",
+	} {
+		if got, err := os.ReadFile(filepath.Join(folder, name)); strings.TrimSpace(string(got)) != want {
+			t.Errorf("%s: %s, %v, want %s", name, got, err, want)
+		}
+	}
+	if err := manager.Set(resources(&v1.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: -1}, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := os.ReadFile(filepath.Join(folder, "cpu.max")); strings.TrimSpace(string(got)) != "max 100000" {
+		t.Errorf("without a limit: %s", got)
+	}
+	write("memory.current", "9000000")
+	write("memory.stat", "anon 5000000\nfile 3000000\ninactive_file 1000000\n")
+	write("memory.events", "oom 1\noom_kill 1\n")
+	write("cpu.stat", "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n")
+	write("pids.current", "3")
+	stats, err := manager.GetStats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := usageOf(stats), (usage{cpu: 1500000, memory: 9000000, working: 8000000, rss: 5000000, processes: 3}); got != want {
+		t.Errorf("used: %+v, want %+v", got, want)
+	}
+	if n, err := manager.OOMKillCount(); n != 1 || err != nil {
+		t.Errorf("killed for want of memory: %d, %v", n, err)
+	}
+}
+
 func TestOutOfMemory(t *testing.T) {
 	w := open(t, nil)
 	c := sh(`x=xxxxxxxxxxxxxxxx; while :; do x="$x$x"; done`)
@@ -99,6 +155,10 @@ func TestStats(t *testing.T) {
 				c, _ := w.container(id)
 				c.Group = group{}
 			}
+			w.until("the kernel has counted, which it does every two seconds", func() bool {
+				s, err := w.ContainerStats(w.ctx, id)
+				return err != nil || s.GetMemory().GetRssBytes().GetValue() > 0
+			})
 			all, err := w.ListContainerStats(w.ctx, &v1.ContainerStatsFilter{PodSandboxId: w.pod})
 			if err != nil || len(all) != 1 {
 				t.Fatalf("%v, %v", all, err)

@@ -146,6 +146,16 @@ func (w *world) end(id string) *v1.ContainerStatus {
 	return w.status(id)
 }
 
+// until returns when something is the case. That it takes its time is no fault.
+func (w *world) until(what string, done func() bool) {
+	w.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !done(); goruntime.Gosched() {
+		if time.Now().After(deadline) {
+			w.Fatalf("%s: in vain", what)
+		}
+	}
+}
+
 func (w *world) status(id string) *v1.ContainerStatus {
 	w.Helper()
 	s, err := w.ContainerStatus(w.ctx, id, false)
@@ -308,6 +318,115 @@ func TestMounts(t *testing.T) {
 	c.Command[2] = "ls -d /dev/termination-log /dev/ptmx /dev/loop-control 2>/dev/null | wc -l; ls /dev | wc -l"
 	if log := w.run(c); strings.HasPrefix(log, "stdout F 1\n") {
 		t.Errorf("a privileged container sees in /dev:\n%s", log)
+	}
+}
+
+// A volume may lie over all that the container is made of: the runtime's folder, other volumes, its program.
+func TestVolumeAboveTheOthers(t *testing.T) {
+	base := t.TempDir()
+	copyTo := func(name, from string) {
+		data, err := os.ReadFile(from)
+		if err == nil {
+			err = os.MkdirAll(filepath.Join(base, filepath.Dir(name)), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(base, name), data, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	copyTo("bin/shell", "/bin/sh")
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n. /above/nested/secret; exec \"$@\""), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	copyTo("folder/bin/script", script)
+	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) {
+		o.Root = filepath.Join(base, "root")
+		var err error
+		if o.Images, err = NewImages(o.Root, "program="+base+"/bin/shell", "folder="+base+"/folder"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	secret, volume := filepath.Join(base, "secret"), filepath.Join(base, "volume")
+	if err := os.WriteFile(secret, []byte("echo s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(volume, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for image, command := range map[string][]string{"program": {"any", "-c", ". /above/nested/secret; ls " + base + "; exec sleep 1000"}, "folder": {"bin/script", "sh", "-c", "ls " + base + "; exec sleep 1000"}} {
+		c := sh("")
+		c.Image.Image, c.Command = image, command
+		c.Mounts = []*v1.Mount{{HostPath: volume, ContainerPath: base}, {HostPath: secret, ContainerPath: "/above/nested/secret", Readonly: true}}
+		id := w.start(c)
+		w.until("it has said something, or ended", func() bool {
+			return w.said(id) != "" || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
+		})
+		out, errs, err := w.ExecSync(w.ctx, id, append(command[:len(command)-1:len(command)-1], ". /above/nested/secret; ls "+base), 0)
+		if log := w.said(id); log != "stdout F s3cret\n" {
+			t.Errorf("%s: log: %s", image, log)
+		}
+		if err != nil || strings.Trim(string(out), "s3cret\n") != "" || len(errs) > 0 {
+			t.Errorf("%s: a command in it: %q, %q, %v", image, out, errs, err)
+		}
+	}
+	if made, err := os.ReadDir(volume); err != nil || len(made) > 0 {
+		t.Errorf("in the volume: %v, %v", made, err)
+	}
+}
+
+// A container runs as the user that its pod says, may be made of what is the node's alone, and write to its own output.
+func TestUser(t *testing.T) {
+	base := t.TempDir()
+	if err := os.Chmod(base, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	shell, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(base, "shell"), shell, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w := open(t, func(o *Options, _ *v1.PodSandboxConfig) {
+		if o.Images, err = NewImages(o.Root, "shell="+base+"/shell"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	const who = "echo $(id -u) $(id -g) $(id -G) $HOME"
+	c := sh(who + "; echo again >/dev/stdout; echo >/volume/file; grep -c '^Cap.*[[:space:]]0*$' /proc/self/status; exec sleep 1000")
+	volume := t.TempDir()
+	if err := errors.Join(os.Chown(volume, 0, 90), os.Chmod(volume, 0o770)); err != nil {
+		t.Fatal(err)
+	}
+	c.Mounts = []*v1.Mount{{HostPath: volume, ContainerPath: "/volume"}}
+	c.Linux.SecurityContext.RunAsUser = &v1.Int64Value{Value: 1234}
+	c.Linux.SecurityContext.RunAsGroup = &v1.Int64Value{Value: 5678}
+	c.Linux.SecurityContext.SupplementalGroups = []int64{90}
+	id := w.start(c)
+	w.until("it has said all, or ended", func() bool {
+		return strings.Count(w.said(id), "\n") > 2 || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
+	})
+	if log := w.said(id); log != "stdout F 1234 5678 5678 90 /\nstdout F again\nstdout F 4\n" {
+		t.Errorf("log:\n%s", log)
+	}
+	if out := w.exec(id, who+" >/dev/stdout"); out != "1234 5678 5678 90 /\n" {
+		t.Errorf("a command in it: %s", out)
+	}
+	unix.Kill(w.shimOf(id), unix.SIGKILL)
+	running, _ := w.container(id)
+	w.until("it ends with its shim", func() bool { return !running.started.Init.Alive() })
+
+	image, err := w.Images.ImageStatus(w.ctx, &v1.ImageSpec{Image: "shell"}, false)
+	if err != nil || image.GetImage().GetUid().GetValue() == 0 {
+		t.Errorf("a pod cannot say runAsNonRoot: %v, %v", image, err)
+	}
+	c = sh(who)
+	c.Linux.SecurityContext.RunAsUser = image.GetImage().GetUid() // as the kubelet does where a pod says nothing
+	if log := w.run(c); log != "stdout F 0 0 0 "+os.Getenv("HOME")+"\n" {
+		t.Errorf("as nobody in particular: %s", log)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/labels"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime/process"
@@ -285,11 +286,6 @@ func (r *Runtime) ListPodSandbox(_ context.Context, f *v1.PodSandboxFilter) ([]*
 	return list, nil
 }
 
-func selects(selector, labels map[string]string) bool {
-	for name, value := range selector {
-		if labels[name] != value {
-			return false
-		}
-	}
-	return true
+func selects(selector, of map[string]string) bool {
+	return labels.SelectorFromSet(selector).Matches(labels.Set(of))
 }

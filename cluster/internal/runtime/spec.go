@@ -3,9 +3,10 @@ package runtime
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -24,6 +25,7 @@ func (r *Runtime) spec(id string, s *sandbox, config *v1.ContainerConfig, img im
 		Program: program, Args: argv, Env: environment(s, config), Dir: config.GetWorkingDir(),
 		Shm: filepath.Join(r.sandboxFolder(s.ID), "shm"), AllDev: config.GetLinux().GetSecurityContext().GetPrivileged(),
 		OOMScoreAdj: int(config.GetLinux().GetResources().GetOomScoreAdj()),
+		User:        user(config.GetLinux().GetSecurityContext()),
 		TTY:         config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
 	}
 	if s.Spaces&unix.CLONE_NEWIPC == 0 {
@@ -40,9 +42,6 @@ func (r *Runtime) spec(id string, s *sandbox, config *v1.ContainerConfig, img im
 	}
 	if err := r.pids(&spec, config.GetLinux().GetSecurityContext().GetNamespaceOptions()); err != nil {
 		return spec, err
-	}
-	for _, d := range config.GetDevices() {
-		spec.Devices = append(spec.Devices, process.Device{Source: d.GetHostPath(), Target: d.GetContainerPath()})
 	}
 	spec.Mounts, err = r.mounts(s, config)
 	return spec, err
@@ -75,29 +74,36 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	}
 	// Programs of this machine find others where they do outside.
 	const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	env := []string{"HOSTNAME=" + host, "PATH=" + cmp.Or(os.Getenv("PATH"), path), "HOME=" + cmp.Or(os.Getenv("HOME"), "/")}
+	home := "/"
+	if u := user(config.GetLinux().GetSecurityContext()); u == nil || u.UID == 0 {
+		home = cmp.Or(os.Getenv("HOME"), home)
+	}
+	env := []string{"HOSTNAME=" + host, "PATH=" + cmp.Or(os.Getenv("PATH"), path), "HOME=" + home}
 	if config.GetTty() {
 		env = append(env, "TERM=xterm")
 	}
 	for _, e := range config.GetEnvs() {
 		env = append(env, e.GetKey()+"="+string(e.GetValue()))
 	}
-	return lastOfEach(env)
+	return (&exec.Cmd{Env: env}).Environ() // each once: programs differ in which of two they take
 }
 
-// lastOfEach leaves each variable once: programs differ in which of two they take.
-func lastOfEach(env []string) (list []string) {
-	at := map[string]int{}
-	for _, pair := range env {
-		name, _, _ := strings.Cut(pair, "=")
-		if i, ok := at[name]; ok {
-			list[i] = pair
-			continue
-		}
-		at[name] = len(list)
-		list = append(list, pair)
+// imageUser is the user that images say they run as: not root, which a pod may forbid. It stands for whoever the node runs as.
+const imageUser = math.MaxInt32
+
+// user is who a container runs as; nil is who the node does.
+func user(c *v1.LinuxContainerSecurityContext) *process.User {
+	u := &process.User{UID: int(c.GetRunAsUser().GetValue()), GID: int(c.GetRunAsGroup().GetValue())}
+	for _, g := range c.GetSupplementalGroups() {
+		u.Groups = append(u.Groups, int(g))
 	}
-	return list
+	if u.UID == imageUser {
+		u.UID = 0 // as the node is, if need be in a namespace
+	}
+	if u.UID == 0 && u.GID == 0 && u.Groups == nil {
+		return nil
+	}
+	return u
 }
 
 func (r *Runtime) mounts(s *sandbox, config *v1.ContainerConfig) (list []process.Mount, err error) {

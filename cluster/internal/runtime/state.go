@@ -18,6 +18,7 @@ func (r *Runtime) load() error {
 			}
 			continue
 		}
+		s.Stopped = s.Stopped || !s.Holder.Alive() // as after the machine has started anew
 		r.sandboxes[id] = s
 	}
 	for _, id := range entries(r.containerFolder("")) {

@@ -31,15 +31,20 @@ func (c *container) used(init process.ID) (usage, error) {
 	if err != nil {
 		return usage{}, fmt.Errorf("reading what container %s uses: %w", c.ID, err)
 	}
+	return usageOf(stats), nil
+}
+
+func usageOf(stats *cgroups.Stats) usage {
 	m := stats.MemoryStats
-	inactive, anon := m.Stats["total_inactive_file"], m.Stats["total_rss"]
-	if cgroups.IsCgroup2UnifiedMode() {
+	inactive, ok := m.Stats["total_inactive_file"]
+	anon := m.Stats["total_rss"]
+	if !ok { // cgroup v2 has no totals: its numbers are of all that is below
 		inactive, anon = m.Stats["inactive_file"], m.Stats["anon"]
 	}
 	return usage{
 		cpu: stats.CpuStats.CpuUsage.TotalUsage, memory: m.Usage.Usage, rss: anon,
 		working: m.Usage.Usage - min(inactive, m.Usage.Usage), processes: stats.PidsStats.Current,
-	}, nil
+	}
 }
 
 // measure adds up the processes that share the PID namespace of one.

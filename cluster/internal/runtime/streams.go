@@ -40,9 +40,37 @@ func newStreams(r *Runtime) (*streams, error) {
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	s := &streams{server, &http.Server{Handler: server, ReadHeaderTimeout: 30 * time.Second}}
-	go s.http.Serve(listener)
+	s := &streams{server, &http.Server{Handler: server, ReadHeaderTimeout: 30 * time.Second, ConnContext: untilGone}}
+	go s.http.Serve(noticing{listener})
 	return s, nil
+}
+
+// noticing accepts connections that notice when the other side has gone. The streaming server, which reads all the time,
+// tells nobody.
+type noticing struct{ net.Listener }
+
+func (l noticing) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return &client{Conn: conn}, err
+}
+
+type client struct {
+	net.Conn
+	gone context.CancelFunc
+}
+
+func (c *client) Read(data []byte) (int, error) {
+	n, err := c.Conn.Read(data)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // by which net/http takes back a read
+		c.gone()
+	}
+	return n, err
+}
+
+// untilGone is the context of what a connection asks for.
+func untilGone(ctx context.Context, conn net.Conn) context.Context {
+	ctx, conn.(*client).gone = context.WithCancel(ctx)
+	return ctx
 }
 
 func (s *streams) close() error { return s.http.Close() }
@@ -132,7 +160,7 @@ func (c *commands) Exec(ctx context.Context, id string, command []string, in io.
 	if errs != nil {
 		streams.Err = errs
 	}
-	return c.run(ctx, id, command, tty, streams)
+	return c.run(context.WithoutCancel(ctx), id, command, tty, streams) // goes on without its client, as elsewhere
 }
 
 // Attach joins the streams of a container.
@@ -156,7 +184,7 @@ func (c *commands) Attach(ctx context.Context, id string, in io.Reader, out, err
 	if errs != nil {
 		stderr = errs
 	}
-	return running.shim().Attach(ctx.Done(), in, stdout, stderr)
+	return running.shim().Attach(ctx, in, stdout, stderr)
 }
 
 // dial connects to an address as a pod sees it.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -104,6 +105,28 @@ func TestExecStreams(t *testing.T) {
 	}
 }
 
+// A program at a terminal finds TERM, as in other runtimes.
+func TestTerm(t *testing.T) {
+	w := open(t, nil)
+	for name, want := range map[string]string{"": "xterm", "TERM": "dumb"} {
+		c := sh("exec sleep 1000")
+		c.Envs = []*v1.KeyValue{{Key: name, Value: []byte("dumb")}}
+		id := w.start(c)
+		var out bytes.Buffer
+		ask := []string{"sh", "-c", "echo $TERM"}
+		answer, err := w.Exec(w.ctx, &v1.ExecRequest{ContainerId: id, Cmd: ask, Tty: true, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream(t, answer.GetUrl(), remotecommand.StreamOptions{Stdout: &out, Tty: true}); err != nil || out.String() != want+"\r\n" {
+			t.Errorf("with %q of its own: %q, %v", name, out.String(), err)
+		}
+		if got := w.exec(id, "echo $TERM"); name == "" && got != "\n" {
+			t.Errorf("without a terminal: %q", got)
+		}
+	}
+}
+
 type queue struct {
 	c chan remotecommand.TerminalSize
 }
@@ -141,6 +164,74 @@ func TestAttach(t *testing.T) {
 			t.Errorf("tty %t: %v\n%s", tty, s, w.said(id))
 		}
 	}
+}
+
+// Who was attached to a container that says nothing, and has gone, leaves nothing.
+func TestAttachAndLeave(t *testing.T) {
+	w := open(t, nil)
+	for _, stdin := range []bool{false, true} {
+		c := sh("exec sleep 1000")
+		c.Stdin = true
+		id := w.start(c)
+		shim := fmt.Sprintf("/proc/%d/fd", w.shimOf(id))
+		connections := func() (n int) {
+			all, err := os.ReadDir(shim)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, fd := range all {
+				if to, _ := os.Readlink(filepath.Join(shim, fd.Name())); strings.HasPrefix(to, "socket:") {
+					n++
+				}
+			}
+			return n
+		}
+		const before = 2 // where it listens, and the node that waits for the end
+		w.until("the node waits", func() bool { return connections() == before })
+		answer, err := w.Attach(w.ctx, &v1.AttachRequest{ContainerId: id, Stdin: stdin, Stdout: true, Stderr: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, _ := url.Parse(answer.GetUrl())
+		var leave func()
+		u.Host, leave = w.relay(u.Host)
+		client, err := remotecommand.NewSPDYExecutor(&rest.Config{Host: u.Host}, "POST", u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		typed, typist := io.Pipe()
+		o := remotecommand.StreamOptions{Stdout: io.Discard, Stderr: io.Discard}
+		if stdin {
+			o.Stdin = typed
+		}
+		go client.StreamWithContext(w.ctx, o)
+		w.until("it is attached", func() bool { return connections() > before })
+		leave()
+		w.until(fmt.Sprintf("stdin %t: nothing is left of it", stdin), func() bool { return connections() == before })
+		typist.Close()
+	}
+}
+
+// relay passes one connection on to an address, until somebody cuts it.
+func (w *world) relay(to string) (address string, cut func()) {
+	w.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		w.Fatal(err)
+	}
+	server, err := net.Dial("tcp", to)
+	if err != nil {
+		w.Fatal(err)
+	}
+	go func() {
+		defer listener.Close()
+		if client, err := listener.Accept(); err == nil {
+			go io.Copy(server, client)
+			io.Copy(client, server)
+			client.Close()
+		}
+	}()
+	return listener.Addr().String(), func() { server.Close() }
 }
 
 func TestPortForward(t *testing.T) {

@@ -1,14 +1,10 @@
 package process
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
+	"strconv"
 	"syscall"
 
-	securejoin "github.com/cyphar/filepath-securejoin"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,8 +19,7 @@ func become(shim birth) error {
 	if err := ReadFile(SpecFile, &s); err != nil {
 		return err
 	}
-	// Without its shim nobody would know of it. If that has ended already, it is never told to go on.
-	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+	if err := shim.tether(); err != nil { // without which nobody would know of it
 		return err
 	}
 	if err := shim.ready(); err != nil {
@@ -34,62 +29,39 @@ func become(shim birth) error {
 		return err
 	}
 	if s.OOMScoreAdj != 0 { // raising it is always allowed, lowering is for root
-		os.WriteFile("/proc/self/oom_score_adj", fmt.Append(nil, s.OOMScoreAdj), 0)
+		os.WriteFile("/proc/self/oom_score_adj", strconv.AppendInt(nil, int64(s.OOMScoreAdj), 10), 0)
+	}
+	own, err := s.own(s.Args[0])
+	if err != nil {
+		return err
 	}
 	syscall.Umask(0)
 	if err := s.mount(); err != nil {
 		return err
 	}
 	syscall.Umask(0o022)
-	program, err := s.find(s.Args[0])
-	if err != nil {
+	if err := s.User.assume(); err != nil {
 		return err
 	}
-	if program == Pause {
+	if err := shim.tether(); err != nil {
+		return err
+	}
+	if s.Program == Pause {
 		signals := awaken()
 		shim.tell(nil)
 		return rest(signals)
 	}
-	return &os.PathError{Op: "exec", Path: program, Err: unix.Exec(program, s.Args, s.Env)}
-}
-
-// find finds the file that a word of the pod's means.
-func (s *Spec) find(word string) (string, error) {
-	if s.Program != "" && (len(s.Args) == 0 || word == s.Args[0]) {
-		return s.Program, nil
+	paths, err := s.paths(s.Args[0], own, own.Fd())
+	if err != nil {
+		return err
 	}
-	var paths []string
-	if s.Images != "" {
-		inside, err := securejoin.SecureJoin(s.Images, word)
-		if err != nil {
-			return "", err
+	for i, path := range paths {
+		if own != nil && i == len(paths)-1 { // an interpreter opens it again
+			unix.FcntlInt(own.Fd(), unix.F_SETFD, 0)
 		}
-		paths = append(paths, inside)
-	}
-	if strings.Contains(word, "/") {
-		paths = append(paths, word)
-	} else {
-		for _, folder := range filepath.SplitList(value(s.Env, "PATH")) {
-			paths = append(paths, filepath.Join(folder, word))
+		if failed := unix.Exec(path, s.Args, s.Env); err == nil {
+			err = &os.PathError{Op: "exec", Path: path, Err: failed}
 		}
 	}
-	for _, path := range paths {
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	if strings.Contains(word, "/") {
-		return "", fmt.Errorf("exec: %q: no such file, or not executable", word)
-	}
-	return "", &exec.Error{Name: word, Err: exec.ErrNotFound}
-}
-
-func value(env []string, name string) string {
-	found := ""
-	for _, pair := range env {
-		if v, ok := strings.CutPrefix(pair, name+"="); ok {
-			found = v
-		}
-	}
-	return found
+	return err
 }

@@ -73,6 +73,18 @@ func (b birth) ready() error {
 	return nil
 }
 
+// tether has this process end with its parent, also if that has ended just now. Who becomes another user is free again.
+func (b birth) tether() error {
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return err
+	}
+	parent := []unix.PollFd{{Fd: int32(b.result.Fd())}}
+	if unix.Poll(parent, 0); parent[0].Revents&unix.POLLERR != 0 {
+		return errors.New("what started it has ended")
+	}
+	return nil
+}
+
 // tell says how it went.
 func (b birth) tell(err error) error {
 	if err != nil {

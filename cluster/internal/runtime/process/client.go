@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -26,7 +27,7 @@ type Shim struct{ Folder string }
 
 // dial connects to the socket that the shim has made in its folder: who answers is that shim, whatever has become of
 // its process number.
-func (s Shim) dial(r request) (*net.UnixConn, error) {
+func (s Shim) dial(r request) (net.Conn, error) {
 	folder, err := os.Open(s.Folder)
 	if err != nil {
 		return nil, err
@@ -67,19 +68,22 @@ func (s Shim) do(r request) error {
 	return nil
 }
 
-// Watch returns a channel that is closed when the container has ended, with all that its shim had to write.
-func (s Shim) Watch() (<-chan struct{}, error) {
+// Watch returns a channel that says how the container has ended, or is closed when its shim has gone without a word.
+func (s Shim) Watch() (<-chan Exit, error) {
 	conn, err := s.dial(request{Do: "wait"})
 	if err != nil {
 		return nil, err
 	}
-	done := make(chan struct{})
+	ended := make(chan Exit, 1)
 	go func() {
-		defer close(done)
+		defer close(ended)
 		defer conn.Close()
-		io.Copy(io.Discard, conn)
+		var exit Exit
+		if json.NewDecoder(conn).Decode(&exit) == nil {
+			ended <- exit
+		}
 	}()
-	return done, nil
+	return ended, nil
 }
 
 // Signal reaches the container's first process; SIGKILL all of the container.
@@ -96,26 +100,27 @@ func (s Shim) Resize(width, height uint16) error {
 }
 
 // Attach copies what comes on in to the container, and what it writes from now on to stdout and stderr, any of which
-// may be nil, until the container has ended or stop is closed.
-func (s Shim) Attach(stop <-chan struct{}, in io.Reader, stdout, stderr io.Writer) error {
+// may be nil, until the container has ended or ctx has. What is written goes another way than what is read: so each end
+// is noticed.
+func (s Shim) Attach(ctx context.Context, in io.Reader, stdout, stderr io.Writer) error {
 	conn, err := s.dial(request{Do: "attach"})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	over := make(chan struct{})
-	defer close(over)
-	go func() {
-		select {
-		case <-stop:
-			conn.Close()
-		case <-over:
-		}
-	}()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		return nil // the end
+	}
 	if in != nil {
+		to, err := s.dial(request{Do: "stdin"})
+		if err != nil {
+			return err
+		}
+		defer to.Close()
 		go func() {
-			io.Copy(conn, in)
-			conn.CloseWrite()
+			io.Copy(to, in)
+			to.Close()
 		}()
 	}
 	for {
@@ -149,6 +154,14 @@ func (c *clients) add(conn net.Conn) {
 		c.list = map[net.Conn]bool{}
 	}
 	c.list[conn] = true
+	conn.Write([]byte{ready}) // from now on: nothing that answers what it says is missed
+}
+
+func (c *clients) remove(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	conn.Close()
+	delete(c.list, conn)
 }
 
 // patience is how long output waits for somebody who is attached and does not read. Then they are not any more.
@@ -168,18 +181,5 @@ func (c *clients) write(stream string, data []byte) {
 			conn.Close()
 			delete(c.list, conn)
 		}
-	}
-}
-
-// attach adds a client, and gives what it sends to the container.
-func (s *supervisor) attach(conn net.Conn, from io.Reader) {
-	s.clients.add(conn)
-	if s.stdin == nil {
-		io.Copy(io.Discard, conn)
-		return
-	}
-	io.Copy(s.stdin, from)
-	if s.StdinOnce && !s.TTY {
-		s.stdin.Close()
 	}
 }

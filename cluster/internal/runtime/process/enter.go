@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -161,6 +163,13 @@ func launchIn(leash io.Reader) (*exec.Cmd, error) {
 	if err := enroll(e.Spec.Cgroups); err != nil {
 		return nil, err
 	}
+	if len(e.Command) == 0 {
+		return nil, errors.New("no command")
+	}
+	own, err := e.Spec.own(e.Command[0])
+	if err != nil {
+		return nil, err
+	}
 	// A thread that has its folder in common with others cannot change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, err
@@ -171,14 +180,35 @@ func launchIn(leash io.Reader) (*exec.Cmd, error) {
 	if err := unix.Chdir(e.Spec.Dir); err != nil {
 		return nil, fmt.Errorf("the working directory %s: %w", e.Spec.Dir, err)
 	}
-	if len(e.Command) == 0 {
-		return nil, errors.New("no command")
+	if err := e.Spec.User.assume(); err != nil {
+		return nil, err
 	}
-	program, err := e.Spec.find(e.Command[0])
+	return e.start(own)
+}
+
+// start starts the command, where this process is.
+func (e *Enter) start(own *os.File) (*exec.Cmd, error) {
+	paths, err := e.Spec.paths(e.Command[0], own, 3)
 	if err != nil {
 		return nil, err
 	}
-	cmd := &exec.Cmd{Path: program, Args: e.Command, Env: e.Spec.Env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: e.TTY}
-	return cmd, cmd.Start()
+	env := e.Spec.Env
+	if e.TTY && !slices.ContainsFunc(env, func(pair string) bool { return strings.HasPrefix(pair, "TERM=") }) {
+		env = append(env, "TERM=xterm")
+	}
+	for i, path := range paths {
+		cmd := &exec.Cmd{Path: path, Args: e.Command, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: e.TTY}
+		if own != nil && i == len(paths)-1 {
+			cmd.ExtraFiles = []*os.File{own}
+		}
+		failed := cmd.Start()
+		if failed == nil {
+			return cmd, nil
+		}
+		if err == nil {
+			err = failed
+		}
+	}
+	return nil, err
 }

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,16 +16,23 @@ import (
 // have, a mount point for example, must not be made on the host: the folder where it is missing is covered by a small
 // file system of the container's own, in which everything that the folder holds is mounted again.
 type view struct {
-	layer   string          // where covers are put together
 	covers  map[uint64]bool // their devices
 	volumes []string        // what is mounted for writing: in there, a folder is made as anywhere
 }
 
 // mount makes the file system of a container, in the mount namespace of this process.
 func (s *Spec) mount() error {
-	v := &view{layer: filepath.Join(s.Folder, layerFolder), covers: map[uint64]bool{}}
+	v := &view{covers: map[uint64]bool{}}
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("making the mount namespace private: %w", err)
+	}
+	sort.SliceStable(s.Mounts, func(i, j int) bool { return depth(s.Mounts[i].Target) < depth(s.Mounts[j].Target) })
+	trees := make([]int, len(s.Mounts))
+	for i, m := range s.Mounts { // all of them first, for one may hide where another comes from
+		var err error
+		if trees[i], err = clone(unix.AT_FDCWD, m.Source); err != nil {
+			return fmt.Errorf("mounting %s at %s: %w", m.Source, m.Target, err)
+		}
 	}
 	if s.spaces()&unix.CLONE_NEWPID != 0 {
 		if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
@@ -32,13 +40,12 @@ func (s *Spec) mount() error {
 		}
 	}
 	if !s.AllDev {
-		if err := v.devices(s); err != nil {
+		if err := v.devices(s.Shm); err != nil {
 			return fmt.Errorf("making /dev: %w", err)
 		}
 	}
-	sort.SliceStable(s.Mounts, func(i, j int) bool { return depth(s.Mounts[i].Target) < depth(s.Mounts[j].Target) })
-	for _, m := range s.Mounts {
-		if err := v.bind(m); err != nil {
+	for i, m := range s.Mounts {
+		if err := v.attach(trees[i], m); err != nil {
 			return fmt.Errorf("mounting %s at %s: %w", m.Source, m.Target, err)
 		}
 	}
@@ -57,12 +64,23 @@ func (s *Spec) mount() error {
 
 func depth(path string) int { return strings.Count(filepath.Clean(path), "/") }
 
-// bind mounts a file or folder of the host at its place.
-func (v *view) bind(m Mount) error {
-	info, err := os.Stat(m.Source)
+// clone makes a second mount of a file or folder, with what is mounted below, which is nowhere yet.
+func clone(folder int, path string) (tree int, err error) {
+	tree, err = unix.OpenTree(folder, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
-		return err
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
 	}
+	return tree, nil
+}
+
+// mountAt gives a mount its place.
+func mountAt(tree, folder int, path string) error {
+	return unix.MoveMount(tree, "", folder, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+// attach mounts a file or folder of the host at its place.
+func (v *view) attach(tree int, m Mount) error {
+	defer unix.Close(tree)
 	target, err := securejoin.SecureJoin("/", m.Target)
 	if err != nil {
 		return err
@@ -70,21 +88,25 @@ func (v *view) bind(m Mount) error {
 	if target == "/" {
 		return fmt.Errorf("the root of a container's file system cannot be replaced")
 	}
-	if err := v.place(target, info.IsDir()); err != nil {
+	var stat unix.Stat_t
+	if err := unix.Fstat(tree, &stat); err != nil {
 		return err
 	}
-	if err := unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	if err := v.place(target, stat.Mode&unix.S_IFMT == unix.S_IFDIR); err != nil {
 		return err
 	}
-	if !m.ReadOnly {
+	if m.ReadOnly {
+		flags := uint(unix.AT_EMPTY_PATH)
+		if m.Recursive {
+			flags |= unix.AT_RECURSIVE
+		}
+		if err := unix.MountSetattr(tree, "", flags, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+			return err
+		}
+	} else {
 		v.volumes = append(v.volumes, target)
-		return nil
 	}
-	flags := uint(0)
-	if m.Recursive {
-		flags = unix.AT_RECURSIVE
-	}
-	return unix.MountSetattr(unix.AT_FDCWD, target, flags, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+	return mountAt(tree, unix.AT_FDCWD, target)
 }
 
 // place makes a file or folder where something is to be mounted, unless it is there. The path has no symbolic links.
@@ -145,106 +167,107 @@ func (v *view) cover(folder string) error {
 	if err != nil {
 		return err
 	}
-	if err := v.empty(info.Mode().Perm()); err != nil {
+	below, layer, err := v.empty(folder, info.Mode().Perm())
+	if err != nil {
 		return err
 	}
+	defer unix.Close(below)
+	defer unix.Close(layer)
 	for _, e := range entries {
-		if err := mirror(filepath.Join(folder, e.Name()), filepath.Join(v.layer, e.Name())); err != nil {
+		if err := mirror(below, e.Name(), layer); err != nil {
 			return err
 		}
 	}
-	return v.move(folder)
-}
-
-// empty mounts a file system of the container's own at the layer.
-func (v *view) empty(mode os.FileMode) error {
-	if err := os.MkdirAll(v.layer, 0o700); err != nil {
+	if folder != "/" {
+		return nil
+	}
+	if err := unix.Fchdir(layer); err != nil { // nothing but this leads to what lies over the root
 		return err
 	}
-	if err := unix.Mount("tmpfs", v.layer, "tmpfs", unix.MS_NOSUID, fmt.Sprintf("mode=%o", mode)); err != nil {
-		return err
+	return unix.Chroot(".")
+}
+
+// empty mounts a file system of the container's own over a folder, which stays open.
+func (v *view) empty(folder string, mode os.FileMode) (below, layer int, err error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, -1, err
+	}
+	defer unix.Close(fs)
+	if err := errors.Join(unix.FsconfigSetString(fs, "mode", fmt.Sprintf("%o", mode)), unix.FsconfigCreate(fs)); err != nil {
+		return -1, -1, err
+	}
+	if layer, err = unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID); err != nil {
+		return -1, -1, err
 	}
 	var stat unix.Stat_t
-	if err := unix.Stat(v.layer, &stat); err != nil {
-		return err
+	if err := unix.Fstat(layer, &stat); err != nil {
+		return -1, -1, err
 	}
 	v.covers[stat.Dev] = true
-	return nil
+	if below, err = unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return -1, -1, err
+	}
+	return below, layer, mountAt(layer, unix.AT_FDCWD, folder)
 }
 
-// move puts the layer in its place.
-func (v *view) move(folder string) error {
-	if folder != "/" {
-		return unix.Mount(v.layer, folder, "", unix.MS_MOVE, "")
-	}
-	if err := os.Chdir(v.layer); err != nil {
-		return err
-	}
-	// The old root comes to lie on the new one, and is taken off it.
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return err
-	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return err
-	}
-	return os.Chdir("/")
-}
-
-// mirror makes something visible at a second place.
-func mirror(from, to string) error {
-	info, err := os.Lstat(from)
-	if err != nil {
+// mirror makes what a folder holds visible in another one.
+func mirror(from int, name string, to int) error {
+	var stat unix.Stat_t
+	if err := unix.Fstatat(from, name, &stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return nil // it has gone, or is a mount whose server has
 	}
-	switch {
-	case info.Mode()&os.ModeSymlink != 0:
-		link, err := os.Readlink(from)
+	if stat.Mode&unix.S_IFMT == unix.S_IFLNK {
+		link := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(from, name, link)
 		if err != nil {
 			return err
 		}
-		return os.Symlink(link, to)
-	case info.IsDir():
-		if err := os.Mkdir(to, info.Mode().Perm()); err != nil {
-			return err
-		}
-	default:
-		if err := touch(to); err != nil {
-			return err
-		}
+		return unix.Symlinkat(string(link[:n]), to, name)
 	}
-	return unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, "")
+	tree, err := clone(from, name)
+	if err != nil {
+		return err
+	}
+	return show(tree, stat.Mode, to, name)
 }
 
-// devices makes a /dev with what every container has, and what this one asks for.
-func (v *view) devices(s *Spec) error {
-	if err := v.empty(0o755); err != nil {
+// show mounts a file or folder in a folder where nothing has its name.
+func show(tree int, mode uint32, folder int, name string) (err error) {
+	defer unix.Close(tree)
+	if mode&unix.S_IFMT == unix.S_IFDIR {
+		err = unix.Mkdirat(folder, name, mode&0o7777)
+	} else {
+		err = unix.Mknodat(folder, name, unix.S_IFREG|0o644, 0)
+	}
+	if err != nil {
 		return err
 	}
-	list := []Device{{"/dev/pts", "/dev/pts"}}
-	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty", "ptmx"} {
-		list = append(list, Device{"/dev/" + name, "/dev/" + name})
+	return mountAt(tree, folder, name)
+}
+
+// devices makes a /dev with what every container has.
+func (v *view) devices(shm string) error {
+	memory, err := clone(unix.AT_FDCWD, shm) // which may be below the host's /dev
+	if err != nil {
+		return err
 	}
-	if s.Shm != "" {
-		list = append(list, Device{s.Shm, "/dev/shm"})
+	below, layer, err := v.empty("/dev", 0o755)
+	if err != nil {
+		return err
 	}
+	defer unix.Close(below)
+	defer unix.Close(layer)
 	links := map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 	for name, to := range links {
-		if err := os.Symlink(to, filepath.Join(v.layer, name)); err != nil {
+		if err := unix.Symlinkat(to, layer, name); err != nil {
 			return err
 		}
 	}
-	for _, d := range list {
-		if err := mirror(d.Source, filepath.Join(v.layer, filepath.Base(d.Target))); err != nil {
+	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"} {
+		if err := mirror(below, name, layer); err != nil {
 			return err
 		}
 	}
-	if err := v.move("/dev"); err != nil {
-		return err
-	}
-	for _, d := range s.Devices {
-		if err := v.bind(Mount{Source: d.Source, Target: d.Target}); err != nil {
-			return fmt.Errorf("%s: %w", d.Source, err)
-		}
-	}
-	return nil
+	return show(memory, unix.S_IFDIR|0o755, layer, "shm")
 }

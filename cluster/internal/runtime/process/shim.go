@@ -43,11 +43,14 @@ type supervisor struct {
 
 	mu   sync.Mutex // held while init is signalled, and while it is reaped
 	init int        // 0 when it has been reaped
+
+	exit  Exit
+	ended chan struct{} // closed when exit is there
 }
 
 func shim() error {
 	node := born()
-	s := &supervisor{}
+	s := &supervisor{ended: make(chan struct{})}
 	output, err := s.begin(node)
 	if err != nil {
 		s.end()
@@ -63,7 +66,23 @@ func shim() error {
 	case <-drained:
 	case <-time.After(time.Second): // somebody outside has its output open
 	}
-	return WriteFile(ExitFile, exit)
+	return s.report(exit)
+}
+
+// report writes down how the container has ended, and tells it to all who wait. Where there is no room for the file it
+// stays and tries again, until the node has written it, or has removed the container: nobody else knows.
+func (s *supervisor) report(exit Exit) error {
+	err := WriteFile(ExitFile, exit)
+	s.exit = exit
+	close(s.ended)
+	for err != nil && !errors.Is(err, os.ErrNotExist) {
+		<-time.After(time.Second)
+		if _, missing := os.Stat(ExitFile); missing == nil {
+			return nil
+		}
+		err = WriteFile(ExitFile, exit)
+	}
+	return err
 }
 
 // begin has the container's command run. What it returns is done when all that the container writes has been read.
@@ -268,10 +287,19 @@ func (s *supervisor) answer(conn *net.UnixConn) {
 	}
 	switch r.Do {
 	case "wait":
-		io.Copy(io.Discard, conn) // it ends with this process
+		if s.untilEnd(conn) {
+			json.NewEncoder(conn).Encode(s.exit)
+		}
+		conn.Close()
 		return
 	case "attach":
-		s.attach(conn, reader)
+		s.clients.add(conn)
+		s.untilEnd(conn)
+		s.clients.remove(conn)
+		return
+	case "stdin":
+		s.feed(reader)
+		conn.Close()
 		return
 	case "signal":
 		err = s.signal(unix.Signal(r.Signal))
@@ -288,4 +316,27 @@ func (s *supervisor) answer(conn *net.UnixConn) {
 	}
 	json.NewEncoder(conn).Encode(message)
 	conn.Close()
+}
+
+// untilEnd waits for the end of the container, or until a client, which has nothing more to say, has gone.
+func (s *supervisor) untilEnd(conn net.Conn) (ended bool) {
+	gone := make(chan struct{})
+	go func() { io.Copy(io.Discard, conn); close(gone) }()
+	select {
+	case <-s.ended:
+		return true
+	case <-gone:
+		return false
+	}
+}
+
+// feed gives the container what a client has for it.
+func (s *supervisor) feed(from io.Reader) {
+	if s.stdin == nil {
+		return
+	}
+	io.Copy(s.stdin, from)
+	if s.StdinOnce && !s.TTY {
+		s.stdin.Close()
+	}
 }

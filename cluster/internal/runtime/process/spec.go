@@ -14,7 +14,6 @@ const (
 	ExitFile    = "exit.json"    // written when it has ended, or could not be started
 	socketFile  = "shim.sock"
 	shimLog     = "shim.log"
-	layerFolder = "layer" // where a file system is put together before it is moved to its place
 )
 
 // Spec is a container to be started.
@@ -32,10 +31,11 @@ type Spec struct {
 	Env     []string
 	Dir     string
 
-	Mounts  []Mount
-	Shm     string   // the pod's /dev/shm
-	Devices []Device // beside those that every container has
-	AllDev  bool     // the host's /dev
+	User *User
+
+	Mounts []Mount
+	Shm    string // the pod's /dev/shm
+	AllDev bool   // the host's /dev
 
 	Cgroups     []string
 	OOMScoreAdj int
@@ -50,9 +50,6 @@ type Mount struct {
 	Source, Target      string
 	ReadOnly, Recursive bool // Recursive: what is mounted below is read-only as well
 }
-
-// Device is a device of the host, and where the container sees it.
-type Device struct{ Source, Target string }
 
 // Started says that a container runs, and since when.
 type Started struct {
