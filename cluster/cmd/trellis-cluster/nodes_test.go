@@ -44,8 +44,14 @@ func (w *world) folder(nodes int) string {
 // real starts trellis-cluster up with nodes that run containers.
 func (w *world) real(nodes int, images ...string) *process {
 	w.Helper()
+	return w.realIn(w.folder(nodes), nodes, images...)
+}
+
+// realIn does so in a folder.
+func (w *world) realIn(dir string, nodes int, images ...string) *process {
+	w.Helper()
 	args := []string{"up", "--kubeconfig=" + w.server.Kubeconfig, "--kube-controller-manager-arg=--secure-port=0",
-		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + filepath.Join(w.folder(nodes), ".trellis-cluster"), fmt.Sprintf("--nodes=%d", nodes)}
+		"--kube-scheduler-arg=--secure-port=0", "--root-dir=" + filepath.Join(dir, ".trellis-cluster"), fmt.Sprintf("--nodes=%d", nodes)}
 	for _, i := range images {
 		args = append(args, "--image="+i)
 	}
@@ -88,6 +94,19 @@ func (w *world) end(folder string) {
 	w.must(netlink.LinkDel(link))
 }
 
+// nodeReady returns when a node is.
+func (w *world) nodeReady(name string) {
+	w.Helper()
+	until(w, w.CoreV1().Nodes(), name, func(n *corev1.Node) bool {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				return c.Status == corev1.ConditionTrue
+			}
+		}
+		return false
+	})
+}
+
 // running returns a Pod once it runs and is ready.
 func (w *world) running(namespace, name string) *corev1.Pod {
 	w.Helper()
@@ -112,14 +131,7 @@ func TestSecondSchedulerIsAPod(t *testing.T) {
 	w.apply("pod3.yaml")
 	w.real(2, "gcr.io/my-gcp-project/my-kube-scheduler:1.0="+self)
 	for _, name := range []string{"node-1", "node-2"} {
-		until(w, w.CoreV1().Nodes(), name, func(n *corev1.Node) bool {
-			for _, c := range n.Status.Conditions {
-				if c.Type == corev1.NodeReady {
-					return c.Status == corev1.ConditionTrue
-				}
-			}
-			return false
-		})
+		w.nodeReady(name)
 	}
 	for name, file := range map[string]string{"no-annotation": "pod1.yaml", "annotation-default-scheduler": "pod2.yaml"} {
 		w.apply(file)

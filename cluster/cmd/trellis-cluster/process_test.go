@@ -18,6 +18,8 @@ func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
+	case "web":
+		serveWeb()
 	}
 	if len(os.Args) > 1 && os.Args[1] == "node" { // as node.Spawn starts it
 		main()
