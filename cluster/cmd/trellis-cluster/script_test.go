@@ -75,7 +75,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
 	deadline := time.After(patience)
-	for tick := time.NewTicker(100 * time.Millisecond); ; {
+	for tick := time.NewTicker(200 * time.Millisecond); ; {
 		err := ts.Exec(args[1], args[2:]...)
 		if err == nil && pattern.MatchString(ts.ReadFile("stdout")) {
 			return
