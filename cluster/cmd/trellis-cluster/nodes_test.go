@@ -96,6 +96,19 @@ func (w *world) end(folder string) {
 	w.must(netlink.LinkDel(link))
 }
 
+// nodeReady returns when a node is.
+func (w *world) nodeReady(name string) {
+	w.Helper()
+	until(w, w.CoreV1().Nodes(), name, func(n *corev1.Node) bool {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				return c.Status == corev1.ConditionTrue
+			}
+		}
+		return false
+	})
+}
+
 // running returns a Pod once it runs and is ready.
 func (w *world) running(namespace, name string) *corev1.Pod {
 	w.Helper()

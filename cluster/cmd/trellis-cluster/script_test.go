@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// TestScripts runs testdata/script: what people type who have a cluster of two nodes. All share one, each has a namespace of its own.
+func TestScripts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds kubectl; left out with -short")
+	}
+	w := whole(t)
+	dir := w.folder(2)
+	w.build(dir, "./cmd/trellis")
+	w.must(os.Symlink("trellis", filepath.Join(dir, "kubectl")))
+	self, err := os.Executable()
+	w.must(err)
+	w.must(os.Symlink(self, filepath.Join(dir, "web")))
+	begin(t, "trellis-cluster", w.upWith(dir, 2, "nginx:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
+	w.nodeReady("node-1")
+	w.nodeReady("node-2")
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"eventually": eventually},
+		Setup:               func(env *testscript.Env) error { return w.setUp(env, dir) },
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+	})
+}
+
+// setUp gives a script kubectl, and a namespace, NAMESPACE, that it means if it names none. The folders of the nodes are in NODES.
+func (w *world) setUp(env *testscript.Env, dir string) error {
+	space, err := w.CoreV1().Namespaces().Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "script-"}}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	account := func(ctx context.Context) (bool, error) { // of its Pods
+		_, err := w.CoreV1().ServiceAccounts(space.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, nil
+	}
+	if err := wait.PollUntilContextTimeout(w.Context(), 10*time.Millisecond, patience, true, account); err != nil {
+		return err
+	}
+	config, err := clientcmd.LoadFromFile(w.server.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	config.Contexts[config.CurrentContext].Namespace = space.Name
+	kubeconfig := filepath.Join(env.WorkDir, ".kubeconfig")
+	for name, value := range map[string]string{
+		"KUBECONFIG": kubeconfig, "NAMESPACE": space.Name, "HOME": filepath.Join(env.WorkDir, ".home"),
+		"NODES": filepath.Join(dir, ".trellis-cluster"), "PATH": dir + string(filepath.ListSeparator) + env.Getenv("PATH"),
+	} {
+		env.Setenv(name, value)
+	}
+	return clientcmd.WriteToFile(*config, kubeconfig)
+}
+
+// eventually runs a command until it succeeds and its output matches: eventually PATTERN COMMAND…
+func eventually(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: eventually pattern command...")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	deadline := time.After(patience)
+	for tick := time.NewTicker(200 * time.Millisecond); ; {
+		err := ts.Exec(args[1], args[2:]...)
+		if err == nil && pattern.MatchString(ts.ReadFile("stdout")) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			ts.Fatalf("%v: no match for %q within %v: %v", args[1:], args[0], patience, err)
+		}
+	}
+}

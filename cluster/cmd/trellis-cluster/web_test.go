@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// website is where the web server has its pages, and the file that makes it sick.
+const website = "/usr/share/nginx/html"
+
+// serveWeb is the program that stands for a web server's image: HTTP at port 80, HTTPS at 443, and gRPC's health protocol at 9000. It
+// says who it is, or the page that is asked for, and what it is asked. It ends in order.
+func serveWeb() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	host, err := os.Hostname()
+	end := func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if err != nil {
+		end(err)
+	}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Println(r.Method, r.URL.Path)
+		if sick() {
+			http.Error(w, "sick", http.StatusInternalServerError)
+		} else if page, err := os.ReadFile(filepath.Join(website, filepath.Clean(r.URL.Path))); err == nil {
+			_, _ = w.Write(page)
+		} else {
+			fmt.Fprintln(w, host, os.Getenv("VERSION"))
+		}
+	})
+	g := grpc.NewServer()
+	grpc_health_v1.RegisterHealthServer(g, health{})
+	over := func(l net.Listener) *httptest.Server {
+		return &httptest.Server{Listener: l, Config: &http.Server{Handler: handler}}
+	}
+	for port, start := range map[string]func(net.Listener){
+		":80":   func(l net.Listener) { over(l).Start() },
+		":443":  func(l net.Listener) { over(l).StartTLS() }, // nobody believes its certificate, as probes need not
+		":9000": func(l net.Listener) { go func() { end(g.Serve(l)) }() },
+	} {
+		l, err := net.Listen("tcp", port)
+		if err != nil {
+			end(err)
+		}
+		start(l)
+	}
+	<-ctx.Done()
+	os.Exit(0)
+}
+
+func sick() bool {
+	_, err := os.Stat(filepath.Join(website, "sick"))
+	return err == nil
+}
+
+type health struct {
+	grpc_health_v1.UnimplementedHealthServer
+}
+
+func (health) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	status := grpc_health_v1.HealthCheckResponse_SERVING
+	if sick() {
+		status = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	}
+	return &grpc_health_v1.HealthCheckResponse{Status: status}, nil
+}
