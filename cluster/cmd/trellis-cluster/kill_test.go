@@ -46,16 +46,19 @@ func newMortal(t *testing.T) *mortal {
 		return p
 	}
 	m.up = func() *process {
-		return begin(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
+		return begin(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--v=1", "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
 			"--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0",
 			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms", "--kube-scheduler-arg=--leader-elect-retry-period=500ms")
 	}
+	m.serving = m.serve()
+	m.serving.kill() // it comes after the others
+	m.parts = m.up()
+	m.parts.says(1, "Waiting for the API server")
 	m.serving = m.serve()
 	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	m.must(err)
 	c.QPS = -1
 	m.Interface = kubernetes.NewForConfigOrDie(c)
-	m.parts = m.up()
 	return m
 }
 
@@ -247,6 +250,14 @@ func TestKilledParts(t *testing.T) {
 	m.must(err)
 	until(m.world, m.BatchV1().Jobs("default"), "sum", func(j *batchv1.Job) bool { return ptr.Deref(j.Status.Ready, 0) == 2 })
 	before := m.settled(nil, 5, 2)
+	for _, name := range []string{"controllers", "scheduler", "node"} {
+		heeds := func(p found) bool {
+			return p.parent == m.parts.cmd.Process.Pid && len(p.args) > 1 && p.args[1] == name && slices.Contains(p.args, "--v=1")
+		}
+		if !slices.ContainsFunc(processes(t), heeds) {
+			t.Errorf("%s does not know how much to log", name)
+		}
+	}
 
 	m.when(func() { m.scale(8) }, isBound)
 	m.killPart("scheduler", "kube-scheduler")

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/node"
 	"github.com/trellis-k8s/trellis/cluster/internal/proxy"
@@ -25,7 +26,8 @@ func (u *up) proxy(ctx context.Context) error {
 	client.QPS, client.Burst = u.qps, int(u.burst)
 	address, err := node.GlobalAddress()
 	if err != nil {
-		return err
+		klog.FromContext(ctx).Error(err, "No kube-proxy: this machine has no address for NodePorts")
+		return nil
 	}
 	return proxy.Run(ctx, proxy.Options{Client: client, Node: nodeName(0), Address: address, PodCIDR: u.podCIDR})
 }

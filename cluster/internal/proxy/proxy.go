@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -50,6 +52,15 @@ type Options struct {
 // all.
 func Run(ctx context.Context, o Options) error {
 	server, err := o.server(ctx)
+	for errors.Is(err, errTaken) {
+		klog.FromContext(ctx).Info("Waiting to be kube-proxy", "because", err)
+		select {
+		case <-time.After(retryClaim):
+		case <-ctx.Done():
+			return nil
+		}
+		server, err = o.server(ctx)
+	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "No kube-proxy: cluster IPs of Services are not routed; Pods find the API server by KUBERNETES_SERVICE_HOST all the same. "+
 			"It takes root, nft 1.0.1 (the package nftables), Linux 5.13 with nf_tables, and no other one on this machine")
@@ -64,6 +75,9 @@ func Run(ctx context.Context, o Options) error {
 		return nil
 	}
 }
+
+// retryClaim is how often it is tried to be the one kube-proxy of a machine.
+const retryClaim = 5 * time.Second
 
 // server is upstream's server without its NodeManager, which waits for a Node and exits the process when that changes.
 func (o *Options) server(ctx context.Context) (*app.ProxyServer, error) {
@@ -115,14 +129,32 @@ func (o *Options) config() (*proxyconfig.KubeProxyConfiguration, error) {
 	return &config, nil
 }
 
-// claimed is held as long as the process lives.
-var claimed net.Listener
+// errTaken says that another process has the claim.
+var errTaken = errors.New("another kube-proxy of trellis-cluster runs on this machine")
 
-// claim sees to it that there is one proxy on this machine: the rules are in one place. Such a socket is no file, and as they are, one
-// of a network namespace.
-func claim() (err error) {
-	if claimed, err = net.Listen("unix", "@trellis-cluster/"+name); err != nil {
-		return fmt.Errorf("another %s of trellis-cluster runs on this machine: %w", name, err)
+// claimed is held as long as the process lives, once it is.
+var claimed *os.File
+
+// claim sees to it that there is one proxy for a network namespace: its rules are in one place.
+func claim() error {
+	if claimed != nil {
+		return nil
 	}
+	var space unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &space); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/run/trellis-cluster-kube-proxy-%d.lock", space.Ino), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if err == unix.EWOULDBLOCK {
+			return errTaken
+		}
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	claimed = f
 	return nil
 }

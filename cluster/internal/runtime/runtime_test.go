@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -396,20 +397,21 @@ func TestUser(t *testing.T) {
 		}
 	})
 	const who = "echo $(id -u) $(id -g) $(id -G) $HOME"
-	c := sh(who + "; echo again >/dev/stdout; echo >/volume/file; grep -c '^Cap.*[[:space:]]0*$' /proc/self/status; exec sleep 1000")
 	volume := t.TempDir()
-	if err := errors.Join(os.Chown(volume, 0, 90), os.Chmod(volume, 0o770)); err != nil {
+	own := t.TempDir() // below it something is mounted that is not there: it stays the user's
+	if err := errors.Join(os.Chown(volume, 0, 90), os.Chmod(volume, 0o770), os.Chown(own, 1234, 5678), os.Chmod(own, 0o700|os.ModeSticky), os.Chmod(filepath.Dir(own), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	c.Mounts = []*v1.Mount{{HostPath: volume, ContainerPath: "/volume"}}
+	c := sh(who + "; echo again >/dev/stdout; echo >/volume/file; stat -c '%u %g %a' " + own + "; grep -c '^Cap.*[[:space:]]0*$' /proc/self/status; exec sleep 1000")
+	c.Mounts = []*v1.Mount{{HostPath: volume, ContainerPath: "/volume"}, {HostPath: t.TempDir(), ContainerPath: own + "/below"}}
 	c.Linux.SecurityContext.RunAsUser = &v1.Int64Value{Value: 1234}
 	c.Linux.SecurityContext.RunAsGroup = &v1.Int64Value{Value: 5678}
 	c.Linux.SecurityContext.SupplementalGroups = []int64{90}
 	id := w.start(c)
 	w.until("it has said all, or ended", func() bool {
-		return strings.Count(w.said(id), "\n") > 2 || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
+		return strings.Count(w.said(id), "\n") > 3 || w.status(id).GetState() == v1.ContainerState_CONTAINER_EXITED
 	})
-	if log := w.said(id); log != "stdout F 1234 5678 5678 90 /\nstdout F again\nstdout F 4\n" {
+	if log := w.said(id); log != "stdout F 1234 5678 5678 90 /\nstdout F again\nstdout F 1234 5678 1700\nstdout F 4\n" {
 		t.Errorf("log:\n%s", log)
 	}
 	if out := w.exec(id, who+" >/dev/stdout"); out != "1234 5678 5678 90 /\n" {
@@ -422,6 +424,11 @@ func TestUser(t *testing.T) {
 	image, err := w.Images.ImageStatus(w.ctx, &v1.ImageSpec{Image: "shell"}, false)
 	if err != nil || image.GetImage().GetUid().GetValue() == 0 {
 		t.Errorf("a pod cannot say runAsNonRoot: %v, %v", image, err)
+	}
+	c = sh("id -u")
+	c.Linux.SecurityContext.RunAsUser = &v1.Int64Value{Value: math.MaxInt32} // the largest that a pod may ask for
+	if log := w.run(c); log != "stdout F 2147483647\n" {
+		t.Errorf("as the last user: %s", log)
 	}
 	c = sh(who)
 	c.Linux.SecurityContext.RunAsUser = image.GetImage().GetUid() // as the kubelet does where a pod says nothing

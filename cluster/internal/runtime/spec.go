@@ -88,8 +88,9 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	return (&exec.Cmd{Env: env}).Environ() // each once: programs differ in which of two they take
 }
 
-// imageUser is the user that images say they run as: not root, which a pod may forbid. It stands for whoever the node runs as.
-const imageUser = math.MaxInt32
+// imageUser is the user that images say they run as: not root, which a pod may forbid, and none that a pod can ask for. It stands for
+// whoever the node runs as.
+const imageUser = math.MaxInt32 + 1
 
 // user is who a container runs as; nil is who the node does.
 func user(c *v1.LinuxContainerSecurityContext) *process.User {

@@ -159,20 +159,21 @@ func (v *view) own(folder string) bool {
 
 // cover puts a file system of the container's own over a folder, with everything that the folder holds.
 func (v *view) cover(folder string) error {
-	info, err := os.Stat(folder)
-	if err != nil {
+	var of unix.Stat_t
+	if err := unix.Stat(folder, &of); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return err
 	}
-	below, layer, err := v.empty(folder, info.Mode().Perm())
+	below, layer, err := v.empty(folder, of.Mode&0o7777)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(below)
 	defer unix.Close(layer)
+	_ = unix.Fchownat(layer, "", int(of.Uid), int(of.Gid), unix.AT_EMPTY_PATH) // the namespace may not have that user: then it stays the node's
 	for _, e := range entries {
 		if err := mirror(below, e.Name(), layer); err != nil {
 			return err
@@ -188,7 +189,7 @@ func (v *view) cover(folder string) error {
 }
 
 // empty mounts a file system of the container's own over a folder, which stays open.
-func (v *view) empty(folder string, mode os.FileMode) (below, layer int, err error) {
+func (v *view) empty(folder string, mode uint32) (below, layer int, err error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, -1, err

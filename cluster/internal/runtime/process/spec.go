@@ -2,6 +2,7 @@ package process
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -74,8 +75,9 @@ func WriteFile(name string, value any) error {
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(filepath.Dir(name), "."+filepath.Base(name))
+	next := filepath.Join(filepath.Dir(name), fmt.Sprintf(".%s.%d", filepath.Base(name), os.Getpid())) // others may write it, too
 	if err := os.WriteFile(next, data, 0o600); err != nil {
+		_ = os.Remove(next)
 		return err
 	}
 	return os.Rename(next, name)
