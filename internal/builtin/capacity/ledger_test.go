@@ -80,7 +80,7 @@ func TestNodesMayBeWrittenOften(t *testing.T) {
 		write(key, recordOf(t, key, randomPod(r, "n")).Value)
 	}
 	unread := func() (n int) {
-		x.Refresh()
+		x.refresh()
 		for _, p := range x.pods {
 			if p.rec != nil {
 				n++
