@@ -314,9 +314,9 @@ func TestMounts(t *testing.T) {
 			t.Errorf("%s was made on the host", path)
 		}
 	}
+	c = sh("ls -d /dev/termination-log /dev/ptmx /dev/loop-control 2>/dev/null | wc -l; ls /dev | wc -l")
 	c.Mounts = []*v1.Mount{{HostPath: secret, ContainerPath: "/dev/termination-log"}}
 	c.Linux.SecurityContext.Privileged = true
-	c.Command[2] = "ls -d /dev/termination-log /dev/ptmx /dev/loop-control 2>/dev/null | wc -l; ls /dev | wc -l"
 	if log := w.run(c); strings.HasPrefix(log, "stdout F 1\n") {
 		t.Errorf("a privileged container sees in /dev:\n%s", log)
 	}

@@ -30,6 +30,8 @@ func (r *Runtime) load() error {
 			continue
 		}
 		r.containers[id] = c
+	}
+	for _, c := range r.containers { // all are known by now: who is told of the end of one looks at the others
 		r.adopt(c)
 	}
 	return nil
@@ -48,6 +50,8 @@ func (r *Runtime) adopt(c *container) {
 	has := func(name string) bool { return exists(filepath.Join(c.Spec.Folder, name)) }
 	switch {
 	case has(process.ExitFile):
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		var started process.Started
 		if process.ReadFile(filepath.Join(c.Spec.Folder, process.StartedFile), &started) == nil {
 			c.started = &started
