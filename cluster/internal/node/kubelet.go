@@ -14,12 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	basemetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	kubeletapp "k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet"
 	kubeletconfig "k8s.io/kubernetes/pkg/kubelet/apis/config"
 	"k8s.io/kubernetes/pkg/kubelet/util"
+	"k8s.io/kubernetes/pkg/kubelet/volumemanager/metrics"
 	"k8s.io/kubernetes/pkg/volume"
 	"k8s.io/kubernetes/pkg/volume/configmap"
 	"k8s.io/kubernetes/pkg/volume/downwardapi"
@@ -73,6 +75,7 @@ func (o *Options) settings(client *rest.Config) (*options.KubeletServer, error) 
 
 // parts are what the kubelet consists of where that is not its own choice.
 func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, own *rest.Config) (*kubelet.Dependencies, error) {
+	makeCounters()
 	machine, err := newMachine(o.Root)
 	if err != nil {
 		return nil, err
@@ -137,6 +140,16 @@ func setClients(parts *kubelet.Dependencies, settings *options.KubeletServer, ow
 	heartbeats.Timeout = min(settings.NodeStatusUpdateFrequency.Duration, time.Duration(settings.NodeLeaseDurationSeconds)*time.Second)
 	parts.HeartbeatClient, err = kubernetes.NewForConfig(heartbeats)
 	return err
+}
+
+// makeCounters makes those that upstream's volume manager counts with while it registers them in another goroutine: a race.
+func makeCounters() {
+	for _, c := range []*basemetrics.Counter{
+		metrics.ReconstructVolumeOperationsTotal, metrics.ReconstructVolumeOperationsErrorsTotal,
+		metrics.ForceCleanedFailedVolumeOperationsTotal, metrics.ForceCleanedFailedVolumeOperationsErrorsTotal,
+	} {
+		c.Create(nil)
+	}
 }
 
 func volumePlugins() (all []volume.VolumePlugin) {
