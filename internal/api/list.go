@@ -243,6 +243,7 @@ func (q *request) shut(out io.Writer) {
 func (q *request) protobufList(l *engine.List) ([]byte, error) {
 	meta := &metav1.ListMeta{ResourceVersion: strconv.FormatInt(l.Revision, 10), Continue: l.Continue, RemainingItemCount: l.Remaining}
 	var list resource.ProtobufList
+	var buf []byte
 	for _, o := range l.Items {
 		if q.media.view == viewPartialList {
 			p, err := partial(o, q.media.version)
@@ -254,11 +255,14 @@ func (q *request) protobufList(l *engine.List) ([]byte, error) {
 			}
 			continue
 		}
-		message, err := o.Message()
+		buf = o.AppendJSON(buf[:0])
+		obj, err := l.Version.Type.Object(buf)
 		if err != nil {
 			return nil, err
 		}
-		list.AddMessage(message)
+		if err := list.Add(obj); err != nil {
+			return nil, err
+		}
 	}
 	if q.media.view == viewPartialList {
 		return list.Append(nil, "meta.k8s.io/"+q.media.version, "PartialObjectMetadataList", meta)

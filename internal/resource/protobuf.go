@@ -101,13 +101,6 @@ const (
 	tagListItems = 2<<3 | 2
 )
 
-// AddMessage appends an item that is encoded as Message does.
-func (l *ProtobufList) AddMessage(message []byte) {
-	l.items = slices.Grow(l.items, len(message)+1+binary.MaxVarintLen64)
-	l.items = binary.AppendUvarint(append(l.items, tagListItems), uint64(len(message)))
-	l.items = append(l.items, message...)
-}
-
 // Add appends an item; a *NotProtobufError if it has no protobuf form.
 func (l *ProtobufList) Add(obj runtime.Object) error {
 	m, ok := obj.(protobufObject)

@@ -47,7 +47,6 @@ func newMortal(t *testing.T) *mortal {
 	}
 	m.up = func() *process {
 		return begin(t, "trellis-cluster", "up", "--kubeconfig="+kubeconfig, "--v=1", "--root-dir="+filepath.Join(m.dir, ".trellis-cluster"), "--image=busybox=/bin",
-			"--kube-controller-manager-arg=--secure-port=0", "--kube-scheduler-arg=--secure-port=0",
 			"--kube-controller-manager-arg=--leader-elect-retry-period=500ms", "--kube-scheduler-arg=--leader-elect-retry-period=500ms")
 	}
 	m.serving = m.serve()

@@ -5,22 +5,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/cluster/internal/runtime"
 )
-
-// answerTimeout is how long the API server may take to say that it is ready.
-const answerTimeout = 5 * time.Second
 
 // up are all parts, a process each.
 type up struct {
@@ -68,9 +60,6 @@ func (u *up) run(ctx context.Context) error {
 	if u.kubeconfig == "" {
 		u.kubeconfig = usual()
 	}
-	if err := u.reach(ctx); err != nil {
-		return err
-	}
 	running, ctx := errgroup.WithContext(ctx)
 	for _, p := range append(u.elected(), u.nodes()...) {
 		u.logging.VisitAll(func(f *pflag.Flag) {
@@ -84,31 +73,6 @@ func (u *up) run(ctx context.Context) error {
 		running.Go(func() error { return u.proxy(ctx) })
 	}
 	return running.Wait()
-}
-
-// reach waits until the API server is ready, or has something against who asks, which the parts tell: kube-controller-manager ends
-// where it cannot be reached at its start. The error is one of the kubeconfig, or ctx has ended.
-func (u *up) reach(ctx context.Context) error {
-	config, err := clientcmd.BuildConfigFromFlags("", u.kubeconfig)
-	if err != nil {
-		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	said := ""
-	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		_, err := client.RESTClient().Get().AbsPath("/readyz").Timeout(answerTimeout).DoRaw(ctx)
-		if err == nil || apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
-			return true, nil
-		}
-		if err.Error() != said {
-			said = err.Error()
-			klog.FromContext(ctx).Error(err, "Waiting for the API server")
-		}
-		return false, nil
-	})
 }
 
 // elected are the parts that act in one place of a cluster.

@@ -10,7 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/controller-manager/pkg/features"
@@ -83,22 +85,35 @@ func (m *Manager) setUp() error {
 	return logsapi.ValidateAndApply(m.options.Logs, utilfeature.DefaultFeatureGate)
 }
 
+// theirs are the controllers that the API server runs. It is asked before upstream asks it, which gives up at once.
+func (m *Manager) theirs(ctx context.Context) ([]string, error) {
+	config, err := clientcmd.BuildConfigFromFlags(m.options.Master, m.options.Generic.ClientConnection.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return servers(ctx, client)
+}
+
 // Run runs the controllers until ctx is done, or until they lead no longer, which is an error.
 func (m *Manager) Run(ctx context.Context) error {
 	if err := m.setUp(); err != nil {
 		return err
 	}
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // they watch what is deprecated as well
-	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())
-	if err != nil {
-		return fmt.Errorf("controllers: %w", err)
-	}
-	theirs, err := servers(ctx, config.Client)
+	theirs, err := m.theirs(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return fmt.Errorf("controllers: which ones the API server runs: %w", err)
+	}
+	config, err := m.options.Config(ctx, app.KnownControllers(), app.ControllersDisabledByDefault(), app.ControllerAliases())
+	if err != nil {
+		return fmt.Errorf("controllers: %w", err)
 	}
 	klog.FromContext(ctx).Info("Controllers that the API server runs", "controllers", theirs)
 	chosen := &config.ComponentConfig.Generic.Controllers

@@ -20,9 +20,15 @@ const (
 	lookForServer = time.Second
 )
 
-// servers returns the names of the controllers that the API server runs by itself. It waits until the server answers.
+// servers returns the names of the controllers that the API server runs by itself. It waits until the server is ready, or
+// refuses who asks.
 func servers(ctx context.Context, client kubernetes.Interface) (names []string, err error) {
 	err = wait.PollUntilContextCancel(ctx, lookForServer, true, func(ctx context.Context) (bool, error) {
+		ready, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+		if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+			klog.FromContext(ctx).Error(err, "Waiting for the API server", "answer", string(ready))
+			return false, nil
+		}
 		lease, err := client.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, serversLease, metav1.GetOptions{})
 		switch {
 		case err == nil:

@@ -80,13 +80,19 @@ func Run(ctx context.Context, o Options) error {
 const retryClaim = 5 * time.Second
 
 // server is upstream's server without its NodeManager, which waits for a Node and exits the process when that changes.
-func (o *Options) server(ctx context.Context) (*app.ProxyServer, error) {
+func (o *Options) server(ctx context.Context) (_ *app.ProxyServer, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("not root")
 	}
 	if err := claim(); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil { // another one, with other flags, may be able to
+			claimed.Close()
+			claimed = nil
+		}
+	}()
 	client, err := kubernetes.NewForConfig(o.Client)
 	if err != nil {
 		return nil, err
