@@ -14,14 +14,17 @@ var sizes = [...]int{512, 4<<10 + headroom, 16<<10 + headroom, MaxPiece + headro
 
 var pools [len(sizes)]sync.Pool
 
+// Creditor is told how many bytes, of those that came from it, are done with. It must not block.
+type Creditor interface{ Credit(n int) }
+
 // Buffer is a piece of data that is handed on without being copied. Whoever has it owns it, until it is handed on or Released.
 type Buffer struct {
 	memory   []byte
 	from, to int
 	size     int // which of the sizes
 	next     *Buffer
-	// Credit is what Receiver.Sent is told once all of it has been written.
-	Credit int
+	creditor Creditor
+	due      int
 }
 
 // NewBuffer returns a Buffer of n bytes, at most MaxPiece, that the caller fills.
@@ -63,11 +66,34 @@ func (b *Buffer) Skip(n int) { b.from += n }
 // Truncate leaves the first n bytes.
 func (b *Buffer) Truncate(n int) { b.to = b.from + n }
 
-// Release gives its memory back. Nil is released already.
+// Owe has Release give a Creditor credit for n bytes.
+func (b *Buffer) Owe(to Creditor, n int) { b.creditor, b.due = to, n }
+
+// Debt is what Owe was told; Release owes it no more.
+func (b *Buffer) Debt() (to Creditor, n int) {
+	to, n = b.creditor, b.due
+	b.creditor, b.due = nil, 0
+	return to, n
+}
+
+// Release says that the bytes are done with, and gives the memory back. Nil is released already.
 func (b *Buffer) Release() {
 	if b == nil {
 		return
 	}
-	b.next, b.Credit = nil, 0
+	to, n := b.Debt()
+	b.next = nil
 	pools[b.size].Put(b)
+	if n > 0 {
+		to.Credit(n)
+	}
+}
+
+// releaseAll releases a chain of Buffers. The caller holds no lock, as those that they are owed to take theirs.
+func releaseAll(first *Buffer) {
+	for b := first; b != nil; {
+		next := b.next
+		b.Release()
+		b = next
+	}
 }

@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	initialWindow  = 64 << 10 // bytes of a stream that may wait for its reader, at first
-	maxWindow      = 1 << 20  // and where the reader keeps up
-	connWindow     = 1 << 30  // of a connection: streams alone are held back
-	maxHeaderBytes = 16 << 10 // of a header, decoded
-	maxAnswers     = 10_000   // frames that the other side has asked for and does not read
-	defaultWindow  = 65535    // RFC 9113, 6.9.2
-	defaultFrame   = 16 << 10 // RFC 9113, 6.5.2
+	initialWindow  = 64 << 10         // bytes of a stream that may wait for its reader, at first
+	maxWindow      = 1 << 20          // and where the reader keeps up
+	connWindow     = 1 << 30          // of a connection: streams alone are held back
+	maxHeaderBytes = 16 << 10         // of a header, decoded
+	maxAnswers     = 10_000           // frames that the other side has asked for and does not read
+	handshakeTime  = 10 * time.Second // to say the first thing
+	defaultWindow  = 65535            // RFC 9113, 6.9.2
+	defaultFrame   = 16 << 10         // RFC 9113, 6.5.2
 )
 
 // SettingTunnel is a setting by which the client of a connection says that the server may open streams as well, each a CONNECT
@@ -40,8 +41,10 @@ var (
 	ErrGoingAway = errors.New("the other end of the connection is going away")
 	// ErrTooMany is that of a stream which is not opened, as there are as many as the other side takes.
 	ErrTooMany = errors.New("as many streams are open as the other end of the connection takes")
-	errSilent  = errors.New("the other end of the connection does not answer")
-	errFlood   = errors.New("the other end of the connection asks for answers and does not read them")
+	// ErrNotHTTP2 is that of a connection whose client speaks something else.
+	ErrNotHTTP2 = errors.New("the client does not speak HTTP/2")
+	errSilent   = errors.New("the other end of the connection does not answer")
+	errFlood    = errors.New("the other end of the connection asks for answers and does not read them")
 )
 
 // Options say how a connection behaves.
@@ -51,22 +54,18 @@ type Options struct {
 	Accept func(s *Stream, header []hpack.HeaderField) Receiver
 	// MaxStreams of the other side may be open at a time; 0: no limit.
 	MaxStreams uint32
-	// PingEvery is how long the connection is silent before it is pinged, and how long the answer may take; 0: it is not pinged.
-	PingEvery time.Duration
 	// Tunnel sends SettingTunnel.
 	Tunnel bool
 }
 
-// Receiver is told what happens to a stream. Header, Data and Ended are called one at a time by the goroutine that reads the
-// connection, and Sent by the one that writes it: none may block. The stream is the one that Open has returned or Accept was given.
+// Receiver is told what happens to a stream, one thing at a time by the goroutine that reads the connection: it must not block. The
+// stream is the one that Open has returned or Accept was given.
 type Receiver interface {
 	// Header has arrived; end: nothing comes after it.
 	Header(s *Stream, fields []hpack.HeaderField, end bool)
-	// Data has arrived, which the Receiver owns and, in time, gives Credit for: n bytes, those of padding included. Nil if there are
-	// none; end: nothing comes after it.
-	Data(s *Stream, b *Buffer, n int, end bool)
-	// Sent says that Buffers with so much Credit have been written.
-	Sent(s *Stream, credit int)
+	// Data has arrived, in a Buffer that the Receiver owns, nil if there are none. When it is Released the other side may send as much
+	// again. end: nothing comes after it.
+	Data(s *Stream, b *Buffer, end bool)
 	// Ended says that the stream was broken off, by the other side or with its connection. Nothing is told after it.
 	Ended(s *Stream, err error)
 }
@@ -172,19 +171,18 @@ func (c *Conn) start() {
 func (c *Conn) Run() error {
 	var others sync.WaitGroup
 	others.Go(c.write)
-	if c.options.PingEvery > 0 {
-		c.heard.Store(time.Now().UnixNano())
-		others.Go(c.watch)
-	}
 	c.Close(c.read())
 	others.Wait()
 	c.mu.Lock()
-	streams := c.streams
+	streams, unsent := c.streams, make([]*Buffer, 0, len(c.streams))
 	c.streams = nil
 	for _, s := range streams {
-		s.drop()
+		unsent = append(unsent, s.drop())
 	}
 	c.mu.Unlock()
+	for _, b := range unsent {
+		releaseAll(b)
+	}
 	for _, s := range streams {
 		s.receiver.Ended(s, c.err)
 	}
@@ -249,8 +247,9 @@ func (c *Conn) GoAway() {
 	c.work.Signal()
 }
 
-// Open opens a stream; end: nothing will be sent on it. Its Receiver may be told of it before Open returns.
-func (c *Conn) Open(r Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
+// Open opens a stream; end: nothing will be sent on it. Its Receiver is what bind returns, which is called before anything can arrive,
+// and may do nothing but keep the stream.
+func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -261,16 +260,21 @@ func (c *Conn) Open(r Receiver, header []hpack.HeaderField, end bool) (*Stream, 
 	case uint32(len(c.streams))-c.theirs >= c.peer.maxStreams:
 		return nil, ErrTooMany
 	}
-	s := &Stream{conn: c, id: c.next, receiver: r, window: c.peer.window, size: initialWindow, left: initialWindow, ended: end}
+	s := &Stream{conn: c, id: c.next, window: c.peer.window, size: initialWindow, left: initialWindow, ended: end, endSent: end}
+	s.receiver = bind(s)
 	c.next += 2
 	c.streams[s.id] = s
 	c.header(s.id, header, end)
 	return s, nil
 }
 
-// watch closes the connection when the other side is silent and does not answer a ping.
-func (c *Conn) watch() {
-	every := c.options.PingEvery
+// KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again.
+func (c *Conn) KeepAlive(every time.Duration) {
+	c.heard.Store(time.Now().UnixNano())
+	go c.watch(every)
+}
+
+func (c *Conn) watch(every time.Duration) {
 	timer := time.NewTimer(every)
 	defer timer.Stop()
 	for pinged := int64(0); ; {

@@ -12,13 +12,14 @@ import (
 
 // read reads the connection until it ends, and returns why.
 func (c *Conn) read() error {
+	_ = c.wire.SetReadDeadline(time.Now().Add(handshakeTime))
 	if !c.client {
 		preface := make([]byte, len(http2.ClientPreface))
 		if _, err := io.ReadFull(c.in, preface); err != nil {
 			return err
 		}
 		if string(preface) != http2.ClientPreface {
-			return fmt.Errorf("the client does not speak HTTP/2: it says %q", preface)
+			return fmt.Errorf("%w: it says %q", ErrNotHTTP2, preface)
 		}
 	}
 	for first := true; ; first = false {
@@ -28,6 +29,9 @@ func (c *Conn) read() error {
 		}
 		if err == nil {
 			err = c.readFrame(h)
+		}
+		if first {
+			_ = c.wire.SetReadDeadline(time.Time{})
 		}
 		var broken http2.StreamError
 		if errors.As(err, &broken) {
@@ -58,9 +62,7 @@ func (c *Conn) sayWhy(err error) {
 
 // readFrame reads the rest of a frame, and does what it says.
 func (c *Conn) readFrame(h http2.FrameHeader) error {
-	if c.options.PingEvery > 0 {
-		c.heard.Store(time.Now().UnixNano())
-	}
+	c.heard.Store(time.Now().UnixNano())
 	if h.Type == http2.FrameData {
 		return c.readData(h)
 	}
@@ -112,11 +114,11 @@ func (c *Conn) readData(h http2.FrameHeader) error {
 		b.Release()
 		return err
 	}
-	if b.Len() == 0 {
+	if b.Owe(s, int(h.Length)); b.Len() == 0 {
 		b.Release()
 		b = nil
 	}
-	s.receiver.Data(s, b, int(h.Length), end)
+	s.receiver.Data(s, b, end)
 	return nil
 }
 
@@ -214,8 +216,7 @@ func (c *Conn) accept(s *Stream, header []hpack.HeaderField) {
 type refused struct{}
 
 func (refused) Header(*Stream, []hpack.HeaderField, bool) {}
-func (refused) Data(_ *Stream, b *Buffer, _ int, _ bool)  { b.Release() }
-func (refused) Sent(*Stream, int)                         {}
+func (refused) Data(_ *Stream, b *Buffer, _ bool)         { b.Release() }
 func (refused) Ended(*Stream, error)                      {}
 
 func (c *Conn) readSettings(f *http2.SettingsFrame) error {
@@ -290,13 +291,11 @@ func (c *Conn) readGoAway(f *http2.GoAwayFrame) {
 	for id, s := range c.streams {
 		if !c.isTheirs(id) && id > f.LastStreamID {
 			lost = append(lost, s)
-			s.drop()
-			c.remove(s)
 		}
 	}
 	c.mu.Unlock()
 	for _, s := range lost {
-		s.receiver.Ended(s, ErrGoingAway)
+		c.end(s.id, ErrGoingAway)
 	}
 }
 
@@ -312,12 +311,13 @@ func (c *Conn) breakOff(id uint32, code http2.ErrCode) {
 func (c *Conn) end(id uint32, err error) {
 	c.mu.Lock()
 	s := c.streams[id]
-	if s != nil {
-		s.drop()
-		c.remove(s)
+	if s == nil {
+		c.mu.Unlock()
+		return
 	}
+	unsent := s.drop()
+	c.remove(s)
 	c.mu.Unlock()
-	if s != nil {
-		s.receiver.Ended(s, err)
-	}
+	releaseAll(unsent)
+	s.receiver.Ended(s, err)
 }

@@ -28,6 +28,7 @@ type Stream struct {
 	trailer      []hpack.HeaderField // goes after the data
 	ended        bool                // nothing is sent after what is queued
 	endSent      bool
+	closing      bool // when all is sent, nothing is received any more either
 	waits        bool // in a queue of the connection
 	next         *Stream
 
@@ -65,12 +66,13 @@ func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 	}
 }
 
-// Send queues data, and takes its Buffer. What is sent after the end is dropped. It does not block: who sends heeds Receiver.Sent.
+// Send queues data, and takes its Buffer, which is Released when it is written. What is sent after the end is dropped. It does not
+// block: who sends heeds what it is given credit for.
 func (s *Stream) Send(b *Buffer) {
 	c := s.conn
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.streams[s.id] != s || s.ended || b.Len() == 0 {
+		c.mu.Unlock()
 		b.Release()
 		return
 	}
@@ -82,6 +84,7 @@ func (s *Stream) Send(b *Buffer) {
 	s.final = b
 	s.queued += b.Len()
 	c.ready(s)
+	c.mu.Unlock()
 }
 
 // End sends nothing more after what is queued, but the trailer if there is one. What arrives goes on.
@@ -99,18 +102,45 @@ func (s *Stream) end(trailer []hpack.HeaderField) {
 	s.conn.ready(s)
 }
 
+// Close is End, after which nothing is wanted of the other side either: it is told by a reset without an error.
+func (s *Stream) Close(trailer []hpack.HeaderField) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.streams[s.id] != s:
+	case s.endSent:
+		c.hangUp(s)
+	case !s.ended:
+		s.end(trailer)
+		fallthrough
+	default:
+		s.closing = true
+	}
+}
+
+// hangUp tells the other side that nothing more is wanted of it.
+func (c *Conn) hangUp(s *Stream) {
+	_ = c.out.WriteRSTStream(s.id, http2.ErrCodeNo)
+	c.work.Signal()
+	s.over = true
+	c.remove(s)
+}
+
 // Reset breaks the stream off. Its Receiver is told nothing more of it, but what it is being told at the moment.
 func (s *Stream) Reset(code http2.ErrCode) {
 	c := s.conn
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.streams[s.id] != s {
+		c.mu.Unlock()
 		return
 	}
 	_ = c.out.WriteRSTStream(s.id, code)
 	c.work.Signal()
-	s.drop()
+	unsent := s.drop()
 	c.remove(s)
+	c.mu.Unlock()
+	releaseAll(unsent)
 }
 
 // Queued is how many bytes wait to be sent.
@@ -120,7 +150,7 @@ func (s *Stream) Queued() int {
 	return s.queued
 }
 
-// Credit says that n bytes of those that have arrived are done with, so that the other side may send as many.
+// Credit implements Creditor: the other side may send as many.
 func (s *Stream) Credit(n int) {
 	c := s.conn
 	c.mu.Lock()
@@ -142,14 +172,11 @@ func (s *Stream) Credit(n int) {
 	c.work.Signal()
 }
 
-// drop gives back what it would have sent.
-func (s *Stream) drop() {
-	for b := s.first; b != nil; {
-		next := b.next
-		b.Release()
-		b = next
-	}
+// drop takes what it would have sent, which the caller releases.
+func (s *Stream) drop() (unsent *Buffer) {
+	unsent = s.first
 	s.first, s.final, s.queued, s.ended, s.over = nil, nil, 0, true, true
+	return unsent
 }
 
 // queue is streams that have something to send.

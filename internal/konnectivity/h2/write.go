@@ -71,17 +71,10 @@ func (s *Stream) sendable() bool {
 	return s.queued > 0 && s.window > 0 || s.queued == 0 && s.ended && !s.endSent
 }
 
-// sent is who is to be told what has been written.
-type sent struct {
-	stream   *Stream
-	receiver Receiver
-	credit   int
-}
-
 // write writes what there is to write until the connection is closed.
 func (c *Conn) write() {
 	var out []byte
-	var told []sent
+	var done []*Buffer
 	for {
 		c.mu.Lock()
 		for c.err == nil && len(c.control) == 0 && (c.window <= 0 || c.few.first == nil && c.many.first == nil) {
@@ -91,60 +84,58 @@ func (c *Conn) write() {
 			c.mu.Unlock()
 			return
 		}
-		out, told = c.gather(out[:0], told[:0])
+		out, done = c.gather(out[:0], done[:0])
 		c.mu.Unlock()
 		if _, err := c.wire.Write(out); err != nil {
 			c.Close(err)
-			return
 		}
-		for _, t := range told {
-			t.receiver.Sent(t.stream, t.credit)
+		for _, b := range done {
+			b.Release()
 		}
 	}
 }
 
 // gather takes about a batch of what is to be written: first what is not DATA, then up to half of streams with little to send, then
-// of the others, a quantum each in turn.
-func (c *Conn) gather(out []byte, told []sent) ([]byte, []sent) {
+// of the others, a quantum each in turn. The caller releases the Buffers that are done.
+func (c *Conn) gather(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	out, c.control, c.answers = append(out, c.control...), c.control[:0], 0
 	full := len(out) + batch
 	for half := len(out) + batch/2; c.few.first != nil && c.window > 0 && (len(out) < half || c.many.first == nil && len(out) < full); {
-		out, told = c.turn(c.few.pop(), out, told)
+		out, done = c.turn(c.few.pop(), out, done)
 	}
 	for c.many.first != nil && c.window > 0 && len(out) < full {
-		out, told = c.turn(c.many.pop(), out, told)
+		out, done = c.turn(c.many.pop(), out, done)
 	}
-	return out, told
+	return out, done
 }
 
 // turn has a stream send up to a quantum. It queues again where there is more.
-func (c *Conn) turn(s *Stream, out []byte, told []sent) ([]byte, []sent) {
+func (c *Conn) turn(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	s.waits = false
 	if c.streams[s.id] != s {
-		return out, told
+		return out, done
 	}
-	n := int(min(int64(quantum), int64(s.queued), s.window, c.window, int64(c.peer.frame)))
+	n := int(max(0, min(int64(quantum), int64(s.queued), s.window, c.window, int64(c.peer.frame))))
 	end := s.ended && n == s.queued
 	if n > 0 || end && s.trailer == nil {
 		out = appendFrame(out, n, s.id, end && s.trailer == nil)
-		var credit int
-		if out, credit = s.take(out, n); credit > 0 {
-			told = append(told, sent{s, s.receiver, credit})
-		}
+		out, done = s.take(out, n, done)
 		s.window -= int64(n)
 		c.window -= int64(n)
 	}
 	if !end {
 		c.ready(s)
-		return out, told
+		return out, done
 	}
 	if s.trailer != nil {
 		c.header(s.id, s.trailer, true)
 		out, c.control = append(out, c.control...), c.control[:0]
 	}
 	s.endSent = true
-	c.forget(s)
-	return out, told
+	if c.forget(s); s.closing && !s.over {
+		c.hangUp(s)
+	}
+	return out, done
 }
 
 // appendFrame appends the header of a DATA frame (RFC 9113, 4.1 and 6.1).
@@ -157,8 +148,8 @@ func appendFrame(out []byte, n int, id uint32, end bool) []byte {
 	return binary.BigEndian.AppendUint32(out, id)
 }
 
-// take moves n bytes out of the queue, and returns the Credit of the Buffers that are through.
-func (s *Stream) take(out []byte, n int) (_ []byte, credit int) {
+// take moves n bytes out of the queue, and the Buffers that are through to done.
+func (s *Stream) take(out []byte, n int, done []*Buffer) ([]byte, []*Buffer) {
 	s.queued -= n
 	for n > 0 {
 		b := s.first
@@ -171,10 +162,10 @@ func (s *Stream) take(out []byte, n int) (_ []byte, credit int) {
 		if s.first = b.next; s.first == nil {
 			s.final = nil
 		}
-		credit += b.Credit
-		b.Release()
+		b.next = nil
+		done = append(done, b)
 	}
-	return out, credit
+	return out, done
 }
 
 // forget removes a stream that has ended on both sides.
