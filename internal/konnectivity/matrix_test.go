@@ -47,8 +47,8 @@ func suite(t *testing.T, dial dialer, server, agent, client string) {
 		"the destination speaks first": speaksFirst,
 		"half-close":                   halfClose,
 	}
-	if client != "our client" {
-		delete(tests, "the destination speaks first") // its client drops what arrives before its dial has returned
+	if client != "our client" || server != "our server" {
+		delete(tests, "the destination speaks first") // its client drops, and its server garbles, what comes right after the connection
 	}
 	if agent != "our agent" {
 		delete(tests, "the client closes") // its agent drops what it has not written by then
@@ -116,10 +116,14 @@ func nobodyListens(t *testing.T, dial dialer) {
 func destinationCloses(t *testing.T, dial dialer) {
 	data := noise(300_000)
 	conn := open(t, dial, serve(t, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 1))
 		_, _ = c.Write(data)
 		_ = c.Close()
 	}))
 	defer conn.Close()
+	if _, err := conn.Write([]byte{0}); err != nil {
+		t.Fatal(err)
+	}
 	if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
 	}

@@ -11,6 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
+// frontStreams is how many connections there may be over one of an API server.
+const frontStreams = 100_000
+
 // ServeFronts serves API servers, in a mode, until the listener is closed. Its connections are Unix sockets, or TLS that has been agreed
 // on or will be.
 func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
@@ -18,7 +21,7 @@ func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
 		return s.serveConnect(l)
 	}
 	return s.listen(l, func(conn net.Conn) {
-		c := h2.NewServer(conn, h2.Options{Accept: s.front})
+		c := h2.NewServer(conn, h2.Options{Accept: s.front, MaxStreams: frontStreams})
 		if err := s.run(c, s.options.FrontendKeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
 			s.options.Metrics.Refused(err)
 		}
