@@ -303,9 +303,11 @@ func (c *Conn) watch() {
 		case <-c.done:
 			return
 		case <-c.retime:
+			every = time.Duration(c.every.Load())
+			timer.Reset(every)
+			continue
 		case <-timer.C:
 		}
-		every = time.Duration(c.every.Load())
 		heard := c.heard.Load()
 		silent := time.Since(time.Unix(0, heard))
 		switch {
