@@ -95,16 +95,18 @@ func listen(t testing.TB, network, address string) net.Listener {
 // serve accepts connections for a test.
 func serve(t testing.TB, handle func(net.Conn)) (address string) {
 	l := listen(t, "tcp", "127.0.0.1:0")
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go handle(c)
-		}
-	}()
+	go serveOn(l, handle)
 	return l.Addr().String()
+}
+
+func serveOn(l net.Listener, handle func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go handle(c)
+	}
 }
 
 // freePort is one that the reference's programs take, which refuse those that systems give out.
