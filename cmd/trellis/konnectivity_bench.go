@@ -35,10 +35,11 @@ and of two plain relays in a row, without TLS between them and with it.
 
 With --reference the same is measured with proxy-server and proxy-agent of that
 folder, in turn. Processes are new for each scenario. The medians of all rounds are
-printed; where a tunnel moved nothing any more, it says "stopped".
+printed; where a tunnel moved nothing any more in one direction, it says "stopped".
+Bulk streams are half to the agent and half from it.
 
-grpc opens a connection to the server for each dial, as kube-apiserver does;
-grpc-shared has one for all. The machine should do nothing else. Linux only.`,
+Each dial opens a connection to the server, as kube-apiserver does. The machine
+should do nothing else. Linux only.`,
 		Example: `  trellis konnectivity bench --reference bin --json >bench.json
   trellis konnectivity bench --scenario dial --rounds 1`,
 		Args: takes("flags only", 0, 0),
@@ -48,17 +49,17 @@ grpc-shared has one for all. The machine should do nothing else. Linux only.`,
 	flags.StringVar(&f.server, "server", "", "the tunnel server, a program with the flags of proxy-server; this one's if empty")
 	flags.StringVar(&f.agent, "agent", "", "the agent, a program with the flags of proxy-agent; this one's if empty")
 	flags.StringVar(&f.Reference, "reference", "", "folder with proxy-server and proxy-agent to compare with")
-	flags.StringSliceVar(&f.Protocols, "protocol", []string{bench.GRPC, bench.HTTPConnect}, "how to talk to the server: grpc, grpc-shared, http-connect")
+	flags.StringSliceVar(&f.Protocols, "protocol", []string{bench.GRPC, bench.HTTPConnect}, "how to talk to the server: grpc, http-connect")
 	flags.StringSliceVar(&f.Scenarios, "scenario", bench.Scenarios(), "what to measure")
 	flags.IntVar(&f.Rounds, "rounds", 3, "how often")
 	flags.DurationVar(&f.Window, "window", 5*time.Second, "how long to measure something")
 	flags.IntVar(&f.Idle, "idle", 10000, "how many idle streams")
 	flags.BoolVar(&f.json, "json", false, "print JSON, with the numbers of each round")
 	cmd.AddCommand(&cobra.Command{
-		Use:    "part CONFIG",
+		Use:    "far CERT",
 		Hidden: true, // the command's own processes: the destination, relays
-		Args:   takes("one CONFIG", 1, 1),
-		RunE:   func(cmd *cobra.Command, args []string) error { return bench.Part(args[0], cmd.InOrStdin()) },
+		Args:   takes("one CERT", 1, 1),
+		RunE:   func(cmd *cobra.Command, args []string) error { return bench.Far(args[0], cmd.InOrStdin()) },
 	})
 	return cmd
 }
@@ -68,7 +69,7 @@ func (f *konnectivityBenchFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	f.Self = []string{own, "konnectivity", "bench", "part"}
+	f.Self = []string{own, "konnectivity", "bench", "far"}
 	f.Server, f.Agent = []string{f.server}, []string{f.agent}
 	if f.server == "" {
 		f.Server = []string{own, "konnectivity", "server"}

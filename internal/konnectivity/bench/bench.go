@@ -90,7 +90,7 @@ func (b *bed) report(ctx context.Context) (r Report, err error) {
 				}
 				for _, sample := range samples {
 					fmt.Fprintf(b.Progress, "  %s: %s %s\n", sample.metric, number(sample.value), sample.unit)
-					r.add(sub, sample)
+					r.add(sub, sample, b.Protocols)
 				}
 			}
 		}

@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	stopLimit  = 5 * time.Second // from SIGTERM to SIGKILL
 	readyLimit = 30 * time.Second
 	readyPoll  = 20 * time.Millisecond
 	logTail    = 2 << 10 // bytes of a log that an error shows
@@ -24,7 +23,7 @@ const (
 	spareFiles = 200     // which a process has beside its streams
 )
 
-// process is a child. It ends with the context that it was started with.
+// process is a child. It is killed when the context is done that it was started with.
 type process struct {
 	*exec.Cmd
 	log   string
@@ -39,8 +38,7 @@ func start(ctx context.Context, dir string, command []string, files ...*os.File)
 	}
 	defer log.Close()
 	p := &process{exec.CommandContext(ctx, command[0], command[1:]...), log.Name(), make(chan struct{})}
-	p.Stdout, p.Stderr, p.ExtraFiles, p.WaitDelay = log, log, files, stopLimit
-	p.Cancel = func() error { return p.Process.Signal(syscall.SIGTERM) }
+	p.Stdout, p.Stderr, p.ExtraFiles = log, log, files
 	if _, err := p.StdinPipe(); err != nil { // Far ends when it is closed, so also when this process is killed
 		return nil, err
 	}

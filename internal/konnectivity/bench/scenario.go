@@ -3,8 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
-	"io"
-	"slices"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,11 +11,10 @@ import (
 
 const (
 	bulkStreams = 100
-	smallBytes  = 100                  // in a request, and in its answer
-	smallPause  = 5 * time.Millisecond // between an answer and the next request
-	openers     = 64                   // of idle streams, at the same time
-	warmDials   = 50                   // which do not count
-	mostDials   = 2000                 // more would use up the machine's ports
+	openers     = 64   // of idle streams, at the same time
+	mostDials   = 2000 // more would use up the machine's ports
+	warmDials   = mostDials / 40
+	dialLimit   = 20 * time.Second
 
 	stopped = -1.0 // as a number: nothing moved any more
 	idle    = "idle"
@@ -38,9 +36,9 @@ var scenarios = []scenario{
 	{"stream", true, func(ctx context.Context, t *tunnel) []sample {
 		return append(oneStream(ctx, t, sink, "1 stream, to the agent"), oneStream(ctx, t, source, "1 stream, from the agent")...)
 	}},
-	{"bulk", false, func(ctx context.Context, t *tunnel) []sample { return manyStreams(ctx, t, "100 streams") }},
+	{"bulk", false, func(ctx context.Context, t *tunnel) []sample { return manyStreams(ctx, t, "100 streams", false) }},
 	{"stalled", false, func(ctx context.Context, t *tunnel) []sample {
-		return manyStreams(ctx, t, "100 streams, 1 stalled", source) // which nobody reads
+		return manyStreams(ctx, t, "100 streams, 1 stalled", true)
 	}},
 	{idle, false, idleStreams},
 	{"dial", true, dials},
@@ -58,74 +56,96 @@ func oneStream(ctx context.Context, t *tunnel, role byte, name string) []sample 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var bytes atomic.Int64
-	t.bulk(ctx, &bytes, role)
+	begin := make(chan struct{})
+	t.stream(ctx, begin, role, bulk(&bytes, role))
+	close(begin)
 	return t.rate(ctx, name, &bytes)
 }
 
-// manyStreams are half to the agent and half from it, with small requests beside them, and more that nobody reads.
-func manyStreams(ctx context.Context, t *tunnel, name string, unread ...byte) []sample {
-	var bytes atomic.Int64
+// manyStreams are half to the agent and half from it, with small requests beside them, and perhaps one more that nobody reads. All
+// are open before one moves: a tunnel that a stalled stream stops opens none.
+func manyStreams(ctx context.Context, t *tunnel, name string, stall bool) []sample {
+	var bytes [2]atomic.Int64 // to the agent, from it
 	var small latencies
-	c, err := t.open(ctx, echo)
-	if err != nil {
-		t.failed = err
+	first, begin := make(chan struct{}), make(chan struct{})
+	t.stream(ctx, begin, echo, small.ask)
+	for i := range bulkStreams {
+		role := [...]byte{sink, source}[i%2]
+		t.stream(ctx, begin, role, bulk(&bytes[i%2], role))
 	}
-	for i := 0; i < bulkStreams && t.failed == nil; i++ {
-		t.bulk(ctx, &bytes, [...]byte{sink, source}[i%2])
+	if stall {
+		t.stream(ctx, first, source, func(net.Conn) {})
+		close(first)
+		pause(ctx, t.Window/4)
 	}
-	for _, role := range unread {
-		if _, err := t.open(ctx, role); err != nil {
-			t.failed = err
-		}
-	}
-	if t.failed == nil {
-		go small.ask(c)
-	}
-	all := t.rate(ctx, name, &bytes)
-	return append(all, small.samples(name+", small request")...)
+	close(begin)
+	all := t.rate(ctx, name, &bytes[0], &bytes[1])
+	return append(all, small.samples(name+", small request", t.Window/2)...)
 }
 
-// bulk opens a stream that moves all it can, to the agent (sink) or from it (source), until ctx is done.
-func (t *tunnel) bulk(ctx context.Context, bytes *atomic.Int64, role byte) {
-	c, err := t.open(ctx, role)
+// stream opens a connection, which ends with ctx, and uses it in one of the destination's roles from begin on.
+func (t *tunnel) stream(ctx context.Context, begin <-chan struct{}, role byte, use func(net.Conn)) {
+	c, err := t.open(ctx)
 	if err != nil {
 		t.failed = err
 		return
 	}
 	context.AfterFunc(ctx, func() { _ = c.Close() })
-	move := write
-	if role == source {
-		move = func(_ io.Writer, count func(int)) { read(c, count) }
-	}
-	go move(c, func(n int) { bytes.Add(int64(n)) })
-}
-
-func read(r io.Reader, count func(int)) {
-	for data := make([]byte, chunk); ; {
-		n, err := r.Read(data)
-		if count(n); err != nil {
-			return
+	go func() {
+		<-begin
+		if _, err := c.Write([]byte{role}); err == nil {
+			use(c)
 		}
+	}()
+}
+
+// open dials the destination. After a failure there is no second: it may have taken all the time there is.
+func (t *tunnel) open(ctx context.Context) (net.Conn, error) {
+	if t.failed != nil {
+		return nil, t.failed
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	return t.dial(ctx, t.target)
+}
+
+// bulk moves and counts all it can.
+func bulk(bytes *atomic.Int64, role byte) func(net.Conn) {
+	return func(c net.Conn) {
+		f := c.Write
+		if role == source {
+			f = c.Read
+		}
+		repeat(f, func(n int) { bytes.Add(int64(n)) })
 	}
 }
 
-// rate warms up for a quarter of the window, and then says what goes through in one, and at what cost. Where nothing does in
-// its last quarter the tunnel has stopped.
-func (t *tunnel) rate(ctx context.Context, name string, bytes *atomic.Int64) []sample {
-	throughput := sample{name, "MiB/s", stopped}
+// rate warms up for a quarter of the window, and then says what goes through in one, and at what cost. Where one of the counters
+// stands still in the second half, the tunnel has stopped.
+func (t *tunnel) rate(ctx context.Context, name string, counters ...*atomic.Int64) []sample {
 	pause(ctx, t.Window/4)
-	first, before, begin := bytes.Load(), t.used(), time.Now()
-	pause(ctx, t.Window*3/4)
-	late := bytes.Load()
-	pause(ctx, t.Window/4)
-	last, after, took := bytes.Load(), t.used(), time.Since(begin)
-	if last == late {
-		return []sample{throughput}
+	first, before, begin := load(counters), t.used(), time.Now()
+	pause(ctx, t.Window/2)
+	late := load(counters)
+	pause(ctx, t.Window/2)
+	last, after, took := load(counters), t.used(), time.Since(begin)
+	var moved float64
+	for i := range counters {
+		if last[i] == late[i] {
+			return []sample{{name, "MiB/s", stopped}}
+		}
+		moved += float64(last[i] - first[i])
 	}
-	throughput.value = float64(last-first) / (1 << 20) / took.Seconds()
-	all := []sample{throughput}
+	all := []sample{{name, "MiB/s", moved / (1 << 20) / took.Seconds()}}
 	for i, who := range after {
-		all = append(all, sample{name + ", " + who.name + "'s processor time", "s/GiB", (who.cpu - before[i].cpu) * (1 << 30) / float64(last-first)})
+		all = append(all, sample{name + ", " + who.name + "'s processor time", "s/GiB", (who.cpu - before[i].cpu) * (1 << 30) / moved})
+	}
+	return all
+}
+
+func load(counters []*atomic.Int64) (all []int64) {
+	for _, c := range counters {
+		all = append(all, c.Load())
 	}
 	return all
 }
@@ -146,7 +166,7 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 	for opener := range openers {
 		group.Go(func() {
 			for i := opener; i < t.Idle; i += openers {
-				if _, err := t.open(ctx, sink); err != nil {
+				if _, err := t.open(ctx); err != nil {
 					failures <- err
 					return
 				}
@@ -169,67 +189,20 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 
 // dials are made one after the other, each closed before the next.
 func dials(ctx context.Context, t *tunnel) []sample {
-	var took latencies
+	var warm, took latencies
+	l := &warm
 	for begin, n := time.Now(), 0; n < mostDials && time.Since(begin) < t.Window && t.failed == nil; n++ {
-		dialing, cancel := context.WithTimeout(ctx, dialLimit)
-		start := time.Now()
-		c, err := t.dial(dialing, t.target)
-		cancel()
-		if err != nil {
-			t.failed = err
-			return (&latencies{}).samples("dial")
+		if n == warmDials {
+			l = &took
 		}
-		if n > warmDials {
-			took.done = append(took.done, time.Since(start))
+		var c net.Conn
+		t.failed = l.time(func() (err error) {
+			c, err = t.open(ctx)
+			return err
+		})
+		if t.failed == nil {
+			_ = c.Close() // what a client says of how the far end took it is no matter here
 		}
-		_ = c.Close() // what a client says of how the far end took it is no matter here
 	}
-	return took.samples("dial")
-}
-
-// latencies are of requests that are made one after the other.
-type latencies struct {
-	mu      sync.Mutex
-	done    []time.Duration
-	waiting time.Time // since when the last one has been; zero if it is not
-}
-
-// ask sends small requests until the connection ends.
-func (l *latencies) ask(c io.ReadWriter) {
-	for data := make([]byte, smallBytes); ; {
-		start := time.Now()
-		l.set(start, 0)
-		if _, err := c.Write(data); err != nil {
-			return
-		}
-		if _, err := io.ReadFull(c, data); err != nil {
-			return
-		}
-		l.set(time.Time{}, time.Since(start))
-		<-time.After(smallPause)
-	}
-}
-
-func (l *latencies) set(waiting time.Time, done time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.waiting = waiting; done > 0 {
-		l.done = append(l.done, done)
-	}
-}
-
-// samples are p50 and p99. A request that still waits counts as if it were answered now.
-func (l *latencies) samples(name string) []sample {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p50, p99 := sample{name + " p50", "ms", stopped}, sample{name + " p99", "ms", stopped}
-	if n := len(l.done); n > 0 {
-		all := l.done
-		if !l.waiting.IsZero() {
-			all = append(all, time.Since(l.waiting))
-		}
-		slices.Sort(all)
-		p50.value, p99.value = all[len(all)/2].Seconds()*1000, all[len(all)*99/100].Seconds()*1000
-	}
-	return []sample{p50, p99}
+	return took.samples("dial", t.Window)
 }

@@ -22,14 +22,13 @@ const (
 	HTTPConnect = "http-connect"
 )
 
-const dialLimit = 20 * time.Second
-
 // columns are what there is to measure: two tunnels, and what needs none.
 var columns = []string{"ours", "reference", "direct", "two relays", "two relays, TLS"}
 
 // dial connects to an address at the far end. ctx is for the dial alone: the connection ends with its front.
 type dial func(ctx context.Context, address string) (net.Conn, error)
 
+// subject is something to measure; protocol is "" where there is no tunnel.
 type subject struct {
 	name, protocol string
 	start          func(ctx context.Context, t *tunnel) error
@@ -72,7 +71,7 @@ func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]strin
 		{"--mode=" + protocol, "--uds-name=" + socket, "--server-port=0", "--cluster-cert=" + t.cert, "--cluster-key=" + t.cert,
 			"--cluster-ca-cert=" + t.cert, "--agent-bind-address=127.0.0.1", "--agent-port=" + agents, "--admin-port=" + freePort(),
 			"--health-bind-address=127.0.0.1", "--health-port=" + health[0]},
-		{"--proxy-server-host=127.0.0.1", "--proxy-server-port=" + agents, "--ca-cert=" + t.cert, "--agent-cert=" + t.cert,
+		{"--proxy-server-host=" + hostName, "--proxy-server-port=" + agents, "--ca-cert=" + t.cert, "--agent-cert=" + t.cert,
 			"--agent-key=" + t.cert, "--admin-server-port=" + freePort(), "--health-server-host=127.0.0.1", "--health-server-port=" + health[1]}}
 	for i, command := range commands {
 		p, err := start(ctx, t.dir, append(slices.Clone(command), flags[i]...))
@@ -129,6 +128,8 @@ func dialUntil(life, dialing context.Context, network, address string) (net.Conn
 
 // connect asks for an address by HTTP CONNECT. No destination speaks first, so nothing comes with the answer.
 func connect(c net.Conn, address string) error {
+	_ = c.SetDeadline(time.Now().Add(dialLimit))
+	defer func() { _ = c.SetDeadline(time.Time{}) }()
 	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
 		return err
 	}
@@ -147,31 +148,5 @@ func relayed(life context.Context, relays bool) dial {
 			_, err = io.ReadFull(c, make([]byte, 1))
 		}
 		return c, err
-	}
-}
-
-// open dials the destination and says what it is to be, within dialLimit whatever the tunnel does.
-func (t *tunnel) open(ctx context.Context, role byte) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialLimit)
-	defer cancel()
-	opened, failed := make(chan net.Conn, 1), make(chan error, 1)
-	go func() {
-		c, err := t.dial(ctx, t.target)
-		if err == nil {
-			_, err = c.Write([]byte{role})
-		}
-		if err != nil {
-			failed <- err
-			return
-		}
-		opened <- c
-	}()
-	select {
-	case c := <-opened:
-		return c, nil
-	case err := <-failed:
-		return nil, err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("no connection after %s", dialLimit)
 	}
 }
