@@ -13,7 +13,7 @@ const (
 	bulkStreams = 100
 	openers     = 64   // of idle streams, at the same time
 	mostDials   = 2000 // more would use up the machine's ports
-	warmDials   = mostDials / 40
+	warmDials   = 50   // at most, which do not count
 	dialLimit   = 20 * time.Second
 
 	stopped = -1.0 // as a number: nothing moved any more
@@ -189,14 +189,10 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 
 // dials are made one after the other, each closed before the next.
 func dials(ctx context.Context, t *tunnel) []sample {
-	var warm, took latencies
-	l := &warm
-	for begin, n := time.Now(), 0; n < mostDials && time.Since(begin) < t.Window && t.failed == nil; n++ {
-		if n == warmDials {
-			l = &took
-		}
+	var took latencies
+	for begin := time.Now(); len(took.done) < mostDials && time.Since(begin) < t.Window && t.failed == nil; {
 		var c net.Conn
-		t.failed = l.time(func() (err error) {
+		t.failed = took.time(func() (err error) {
 			c, err = t.open(ctx)
 			return err
 		})
@@ -204,5 +200,6 @@ func dials(ctx context.Context, t *tunnel) []sample {
 			_ = c.Close() // what a client says of how the far end took it is no matter here
 		}
 	}
+	took.done = took.done[min(warmDials, len(took.done)/2):]
 	return took.samples("dial", t.Window)
 }
