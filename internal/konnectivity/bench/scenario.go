@@ -201,5 +201,8 @@ func dials(ctx context.Context, t *tunnel) []sample {
 		}
 	}
 	took.done = took.done[min(warmDials, len(took.done)/2):]
+	if t.failed != nil {
+		took.done = nil
+	}
 	return took.samples("dial", t.Window)
 }
