@@ -1,0 +1,106 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// patience is how long a test waits for what must come.
+const patience = time.Minute
+
+var leaseLabels = map[string]string{"k8s-app": "konnectivity-server"}
+
+func keeper(c kubernetes.Interface) *leases {
+	return &leases{
+		Lease:   Lease{Client: c, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1:8132"}},
+		metrics: NewMetrics(), logger: slog.New(slog.DiscardHandler), clock: clock.RealClock{},
+	}
+}
+
+// eventually polls until done.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// KON-055: a server has a Lease that agents count it by, with the address where they reach it, and deletes it at its end.
+func TestLeaseOfAServer(t *testing.T) {
+	admin := kubernetes.NewForConfigOrDie(testserver.Start(t).Config)
+	client := admin.CoordinationV1().Leases("kube-system")
+	l, done := keeper(admin), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer close(done)
+		l.run(ctx, "server-1")
+	}()
+	var got *coordinationv1.Lease
+	eventually(t, "a Lease", func() (there bool) {
+		var err error
+		got, err = client.Get(t.Context(), "konnectivity-proxy-server-server-1", metav1.GetOptions{})
+		return err == nil
+	})
+	if ptr.Deref(got.Spec.HolderIdentity, "") != "server-1" || ptr.Deref(got.Spec.LeaseDurationSeconds, 0) != 30 || l.expired(got.Spec) ||
+		got.Labels["k8s-app"] != "konnectivity-server" || got.Annotations["konnectivity.trellis.io/address"] != "192.0.2.1:8132" {
+		t.Errorf("got %+v", got)
+	}
+	cancel()
+	<-done
+	if _, err := client.Get(t.Context(), got.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// KON-055: Leases that have expired are removed, others are not: those that are renewed, and those with other labels.
+func TestExpiredLeases(t *testing.T) {
+	ago := func(d time.Duration) *metav1.MicroTime { return &metav1.MicroTime{Time: time.Now().Add(-d)} }
+	var all []*coordinationv1.Lease
+	for name, spec := range map[string]coordinationv1.LeaseSpec{
+		"renewed":       {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Hour), RenewTime: ago(time.Second)},
+		"acquired":      {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Second)},
+		"old":           {LeaseDurationSeconds: ptr.To[int32](30), RenewTime: ago(time.Minute)},
+		"without times": {LeaseDurationSeconds: ptr.To[int32](30)},
+		"without end":   {RenewTime: ago(time.Second)},
+	} {
+		all = append(all, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system", Labels: leaseLabels}, Spec: spec})
+	}
+	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "kube-system"}})
+	for _, l := range all {
+		if err := client.Tracker().Add(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := keeper(client)
+	l.cull(t.Context())
+	left, err := client.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := sets.New[string]()
+	for _, one := range left.Items {
+		names.Insert(one.Name)
+	}
+	if !names.Equal(sets.New("renewed", "acquired", "other")) {
+		t.Errorf("left: %v", sets.List(names))
+	}
+	if n := testutil.ToFloat64(l.metrics.culled); n != 3 {
+		t.Errorf("%v were counted, want 3", n)
+	}
+}
