@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -58,13 +59,7 @@ runs when it is called by that name: the flags are the same, and so are their de
     --kubeconfig konnectivity-server.conf --authentication-audience system:konnectivity-server`,
 		Args: takes("no arguments", 0, 0),
 	}
-	f.flags = cmd.Flags()
-	f.bindConnections(f.flags)
-	f.bindPorts(f.flags)
-	f.bindCluster(f.flags)
-	f.flags.Int("xfr-channel-size", 10, "accepted, without effect: what waits is counted in bytes")
-	f.flags.Bool("warn-on-channel-limit", true, "accepted, without effect")
-	logger := klogFlags(f.flags)
+	logger := f.bind(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		f.config.Logger = logger()
 		if err := f.complete(); err != nil {
@@ -76,6 +71,17 @@ runs when it is called by that name: the flags are the same, and so are their de
 		return server.Run(ctx, f.config)
 	}
 	return cmd
+}
+
+// bind declares all flags, and returns the logger that goes by them once they are parsed.
+func (f *konnectivityServer) bind(flags *pflag.FlagSet) (logger func() *slog.Logger) {
+	f.flags = flags
+	f.bindConnections(flags)
+	f.bindPorts(flags)
+	f.bindCluster(flags)
+	flags.Int("xfr-channel-size", 10, "accepted, without effect: what waits is counted in bytes")
+	flags.Bool("warn-on-channel-limit", true, "accepted, without effect")
+	return klogFlags(flags)
 }
 
 // bindConnections declares what connections are like.

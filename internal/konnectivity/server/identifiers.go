@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -30,10 +31,8 @@ func ParseIdentifiers(query string) (i Identifiers, err error) {
 // hosts are the destinations that the agent is for, each once and in one form.
 func (i Identifiers) hosts() map[string]bool {
 	all := map[string]bool{}
-	for _, list := range [][]string{i.IPv4, i.IPv6, i.Host} {
-		for _, host := range list {
-			all[canonical(host)] = true
-		}
+	for _, host := range slices.Concat(i.IPv4, i.IPv6, i.Host) {
+		all[canonical(host)] = true
 	}
 	return all
 }
