@@ -1,22 +1,18 @@
 package server
 
 import (
-	"context"
 	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
-
-	"github.com/trellis-k8s/trellis/testserver"
 )
 
 // patience is how long a test waits for what must come.
@@ -38,33 +34,6 @@ func eventually(t *testing.T, what string, done func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within %s: %s", patience, what)
 		}
-	}
-}
-
-// KON-055: a server has a Lease that agents count it by, with the address where they reach it, and deletes it at its end.
-func TestLeaseOfAServer(t *testing.T) {
-	admin := kubernetes.NewForConfigOrDie(testserver.Start(t).Config)
-	client := admin.CoordinationV1().Leases("kube-system")
-	l, done := keeper(admin), make(chan struct{})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		defer close(done)
-		l.run(ctx, "server-1")
-	}()
-	var got *coordinationv1.Lease
-	eventually(t, "a Lease", func() (there bool) {
-		var err error
-		got, err = client.Get(t.Context(), "konnectivity-proxy-server-server-1", metav1.GetOptions{})
-		return err == nil
-	})
-	if ptr.Deref(got.Spec.HolderIdentity, "") != "server-1" || ptr.Deref(got.Spec.LeaseDurationSeconds, 0) != 30 || l.expired(got.Spec) ||
-		got.Labels["k8s-app"] != "konnectivity-server" || got.Annotations["konnectivity.trellis.io/address"] != "192.0.2.1:8132" {
-		t.Errorf("got %+v", got)
-	}
-	cancel()
-	<-done
-	if _, err := client.Get(t.Context(), got.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("after the end: %v", err)
 	}
 }
 
