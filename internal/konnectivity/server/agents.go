@@ -41,7 +41,7 @@ func NewAgents[A Agent](strategies []Strategy, m *Metrics) *Agents[A] {
 	return a
 }
 
-// Add puts in a connection that can be dialled through from now on.
+// Add puts in a connection, once, that can be dialled through from now on.
 func (a *Agents[A]) Add(agent A) {
 	a.change(agent, pool[A].with)
 }
@@ -123,9 +123,7 @@ func (p pool[A]) with(agent A) pool[A] {
 	if i < 0 {
 		return append(p, []A{agent})
 	}
-	if !slices.Contains(p[i], agent) {
-		p[i] = append(p[i], agent)
-	}
+	p[i] = append(p[i], agent)
 	return p
 }
 

@@ -119,6 +119,7 @@ func (r *running) close() {
 	}
 }
 
+// run serves and drains. The Lease goes first, so that agents count the server no longer.
 func (r *running) run(ctx context.Context) (err error) {
 	defer r.close()
 	health, admin := newHealth(r.Metrics, r.notReady), newAdmin(r.Metrics, r.Profiling, r.ContentionProfiling)
@@ -127,7 +128,13 @@ func (r *running) run(ctx context.Context) (err error) {
 	go func() { failed <- r.server.ServeFronts(r.fronts, r.Mode) }()
 	go func() { failed <- admin.Serve(r.admin) }()
 	go func() { failed <- health.Serve(r.health) }()
-	withdraw := r.publish()
+	published, withdraw := context.WithCancel(context.Background())
+	defer withdraw()
+	var lease sync.WaitGroup
+	if r.Lease != nil {
+		keeper := &leases{Lease: *r.Lease, metrics: r.Metrics, logger: r.Logger, clock: clock.RealClock{}}
+		lease.Go(func() { keeper.run(published, r.ID) })
+	}
 	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.fronts.Addr(), "admin", r.admin.Addr(), "health", r.health.Addr())
 	select {
 	case <-ctx.Done():
@@ -135,26 +142,12 @@ func (r *running) run(ctx context.Context) (err error) {
 	}
 	r.Logger.Info("shutting down", "patience", r.GracePeriod)
 	r.draining.Store(true)
-	withdrawn := withdraw()
+	withdraw()
 	patience, cancel := context.WithTimeout(context.Background(), r.GracePeriod)
 	defer cancel()
 	r.server.Shutdown(patience)
-	withdrawn.Wait()
+	lease.Wait()
 	return errors.Join(err, admin.Close(), health.Close())
-}
-
-// publish keeps the Lease, if there is to be one. The function that it returns has it deleted, for which one can wait.
-func (r *running) publish() (withdraw func() *sync.WaitGroup) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var kept sync.WaitGroup
-	if r.Lease != nil {
-		keeper := &leases{Lease: *r.Lease, metrics: r.Metrics, logger: r.Logger, clock: clock.RealClock{}}
-		kept.Go(func() { keeper.run(ctx, r.ID) })
-	}
-	return func() *sync.WaitGroup {
-		cancel()
-		return &kept
-	}
 }
 
 // notReady says why nothing can be dialled through the server; "" if it can.
