@@ -33,6 +33,10 @@ func klogFlags(flags *pflag.FlagSet) (logger func() *slog.Logger) {
 	theirs := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(theirs)
 	theirs.VisitAll(func(f *flag.Flag) {
+		if f.Name == "vmodule" {
+			flags.String(f.Name, "", "accepted, without effect: by it client-go could be made to log tokens")
+			return
+		}
 		own := pflag.PFlagFromGoFlag(f)
 		own.Name = strings.ReplaceAll(own.Name, "_", "-")
 		flags.AddFlag(own)

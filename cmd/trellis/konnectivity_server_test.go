@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
@@ -156,11 +157,11 @@ func TestKonnectivityServerLogsNoBodies(t *testing.T) {
 	v := flags.Lookup("v")
 	before := v.Value.String()
 	t.Cleanup(func() { _ = v.Value.Set(before) })
-	if err := flags.Parse([]string{"-v=9"}); err != nil {
+	if err := flags.Parse([]string{"-v=9", "--vmodule=*=9"}); err != nil {
 		t.Fatal(err)
 	}
 	logger()
-	if v.Value.String() != "7" {
-		t.Errorf("verbosity %s, want 7", v.Value)
+	if v.Value.String() != "7" || klog.V(8).Enabled() {
+		t.Errorf("verbosity %s, want 7, and no more anywhere", v.Value)
 	}
 }
