@@ -19,7 +19,7 @@ const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
 	command := func() { os.Exit(run(os.Args)) }
-	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command, "etcd": command})
+	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command, "etcd": command, "proxy-server": command})
 }
 
 // kubectlDir is a folder to look for kubectl in. With the race detector kubectl starts five

@@ -31,8 +31,8 @@ var rooms = []string{
 	"internal/resource",
 	"internal/merge",
 	"internal/schema",
-	"internal/egress", // is given functions to read by
-	"internal/konnectivity",
+	"internal/egress",       // is given functions to read by
+	"internal/konnectivity", // knows sockets and no Kubernetes but Leases and reviews of tokens
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",
@@ -55,7 +55,7 @@ var only = map[string][]string{
 	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
 	"google.golang.org/grpc":                                                   {"internal/storage/etcd", "internal/konnectivity"},
-	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress"},
+	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},
 	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin", "internal/admission"},
 	"github.com/google/gnostic-models":                                         {"internal/api"},
@@ -101,7 +101,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access", "apiserver"},                        // how issuers and audit's webhook are connected to
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/serving", "apiserver"}, // CAs and certificates from files that change
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/konnectivity", "internal/serving", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                             {},
 	"k8s.io/apiserver/pkg/util/feature":                                        {"internal/admission"}, // what its plugins go by
 	"k8s.io/apiserver/pkg/features":                                            {},

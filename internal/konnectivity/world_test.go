@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -178,7 +179,7 @@ type tunnelServer struct {
 }
 
 func ourServer(t testing.TB, p *pki, tr transport) *tunnelServer {
-	s := server.New(server.Options{ID: "ours", Count: 1, KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Metrics: &server.Metrics{}})
+	s := server.New(server.Options{ID: "ours", Count: 1, KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(), Logger: slog.New(slog.DiscardHandler)})
 	agents := tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server)
 	go func() { _ = s.ServeAgents(agents) }()
 	var fronts net.Listener

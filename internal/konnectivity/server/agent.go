@@ -36,7 +36,7 @@ func (s *Server) ServeAgents(l net.Listener) error {
 		})
 		defer stranger.Stop()
 		if err := s.run(c, s.options.KeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
-			s.options.Metrics.Refused(err)
+			s.options.Logger.Warn("a connection to the port for agents was closed", "from", conn.RemoteAddr(), "error", err)
 		}
 	})
 }
@@ -59,7 +59,7 @@ type agent struct {
 func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField, let *atomic.Bool) h2.Receiver {
 	ctx, cancel := context.WithTimeout(context.Background(), authenticateTime)
 	a := &agent{server: s, stream: stream, end: cancel, let: let}
-	a.Shared, a.Saw, a.Stalled = true, s.options.Metrics.agent, s.options.Metrics.Stalled
+	a.Shared, a.Saw, a.Stalled = true, s.seen(FromAgent, ToAgent), s.options.Metrics.Stalled
 	a.Bind(stream)
 	refuse := func(code int, why string) h2.Receiver {
 		cancel()
@@ -97,7 +97,7 @@ func (a *agent) admit(ctx context.Context, authorization string) {
 			err = o.Authenticate(ctx, token)
 		}
 		if err != nil {
-			o.Metrics.Refused(err)
+			o.Logger.Warn("an agent was refused", "agent", a.id, "error", err)
 			a.stream.Header(wire.Refusal(wire.Unauthenticated, err.Error()), true)
 			a.stream.Close(nil)
 			return
@@ -133,7 +133,7 @@ func (a *agent) Identifiers() Identifiers { return a.identifiers }
 // Open implements Agent: how many connections it has.
 func (a *agent) Open() int {
 	if a.connects {
-		return a.stream.Conn().Streams()
+		return a.stream.Conn().Streams() - 1
 	}
 	return a.Packets.Open()
 }

@@ -23,7 +23,7 @@ func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
 	return s.listen(l, func(conn net.Conn) {
 		c := h2.NewServer(conn, h2.Options{Accept: s.front, MaxStreams: frontStreams})
 		if err := s.run(c, s.options.FrontendKeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
-			s.options.Metrics.Refused(err)
+			s.options.Logger.Warn("a connection to the port for API servers was closed; is its proxyProtocol GRPC, as --mode=grpc needs?", "from", conn.RemoteAddr(), "error", err)
 		}
 	})
 }
@@ -36,7 +36,7 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 		stream.Header(wire.Refusal(wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone, not "+path), true)
 		return f
 	}
-	f.Answer, f.Saw = s.dial, s.options.Metrics.front
+	f.Answer, f.Saw = s.dial, s.seen(FromFront, ToFront)
 	var metadata []string
 	if half, _ := wire.Field(header, wire.HalfClose); half == wire.Yes {
 		f.HalfClose = true
@@ -46,6 +46,17 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 	f.Over, f.served = s.open.Done, true
 	stream.Header(wire.Response(metadata...), false)
 	return f
+}
+
+// seen counts packets, by where they come from or go to.
+func (s *Server) seen(from, to Segment) func(wire.Type, bool) {
+	return func(t wire.Type, received bool) {
+		segment := to
+		if received {
+			segment = from
+		}
+		s.options.Metrics.Packet(segment, int(t))
+	}
 }
 
 // front is a stream of an API server, which is a connection through the tunnel.

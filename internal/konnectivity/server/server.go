@@ -5,8 +5,8 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +29,7 @@ type Options struct {
 	// KeepaliveTime is how long agents are silent before they are pinged; FrontendKeepaliveTime the same of API servers.
 	KeepaliveTime, FrontendKeepaliveTime time.Duration
 	Metrics                              *Metrics
+	Logger                               *slog.Logger
 }
 
 // Mode is how API servers ask for connections.
@@ -43,7 +44,7 @@ const (
 // Server is a tunnel server.
 type Server struct {
 	options Options
-	agents  *Agents
+	agents  *Agents[*agent]
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -54,7 +55,9 @@ type Server struct {
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	return &Server{options: o, agents: NewAgents(o.Strategies), conns: map[*h2.Conn]bool{}}
+	s := &Server{options: o, agents: NewAgents[*agent](o.Strategies, o.Metrics), conns: map[*h2.Conn]bool{}}
+	o.Metrics.Established(s.agents.Open)
+	return s
 }
 
 // Ready says that an agent is connected.
@@ -110,13 +113,13 @@ func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cance
 	}
 	a, err := s.agents.Pick(address)
 	if err != nil {
-		s.options.Metrics.DialFailed("no_agent")
+		s.options.Metrics.DialFailed(NoAgent)
 		answered(nil, err)
 		return func() {}
 	}
 	d := &dialled{server: s, began: time.Now(), answered: answered}
-	s.options.Metrics.Dialling(1)
-	d.cancel = a.(*agent).dial(address, d.answer)
+	s.options.Metrics.Dialing()
+	d.cancel = a.dial(address, d.answer)
 	if limit := s.options.DialTimeout; limit > 0 {
 		d.limit(limit)
 	}
@@ -156,25 +159,27 @@ func (d *dialled) answer(other tunnel.Joint, err error) {
 		d.timer.Stop()
 	}
 	if err != nil && d.late {
-		err = errors.New("timed out waiting for backend dial") // the reference's words
+		err = errDialTimeout
 	}
 	d.mu.Unlock()
 	m := d.server.options.Metrics
-	if m.Dialling(-1); err != nil {
+	if m.DialDone(); err != nil {
 		m.DialFailed(reason(err))
 		d.answered(nil, err)
 		return
 	}
-	m.Dialled(time.Since(d.began))
+	m.Opened(time.Since(d.began))
 	d.answered(other, nil)
 }
 
+var errDialTimeout = errors.New("timed out waiting for backend dial") // the reference's words
+
 // reason is what metrics say of a failure.
 func reason(err error) string {
-	if strings.Contains(err.Error(), "timed out waiting") {
-		return "backend_dial_timeout"
+	if errors.Is(err, errDialTimeout) {
+		return DialTimedOut
 	}
-	return "error_response"
+	return ErrorResponse
 }
 
 // Shutdown takes no new agents and no new connections, waits for those that are open until the context ends, and closes what is left.

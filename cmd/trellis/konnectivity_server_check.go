@@ -1,0 +1,165 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
+)
+
+// complete turns the flags into a Config. Errors name the flag and what to do.
+func (f *konnectivityServer) complete() (err error) {
+	c := &f.config
+	c.ID, c.Mode = cmp.Or(c.ID, os.Getenv("PROXY_SERVER_ID"), uuid.NewString()), server.Mode(f.mode)
+	c.FrontAddress, c.AgentAddress, c.AdminAddress, c.HealthAddress = f.front.address(), f.agent.address(), f.admin.address(), f.health.address()
+	if c.Strategies, err = server.ParseStrategies(f.strategies); err != nil {
+		return fmt.Errorf("--proxy-strategies: %w", err)
+	}
+	for _, step := range []func() error{f.check, f.checkFiles, f.completeTLS, f.completeLease, f.completeClient} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p port) address() string { return net.JoinHostPort(p.bind, strconv.Itoa(p.number)) }
+
+func (p port) invalid() bool { return p.number < 0 || p.number > 65535 }
+
+// check refuses what is no number that can be, and what does not go together: the API server comes by a socket or with a client
+// certificate, agents know themselves by tokens or by client certificates.
+func (f *konnectivityServer) check() error {
+	const together = "give it: agents' tokens are reviewed with --agent-namespace, --agent-service-account, --authentication-audience and --kubeconfig"
+	const noTLS = "leave it out with --uds-name, where there is no TLS"
+	c, front, agent := &f.config, f.config.FrontTLS, f.config.AgentTLS
+	socket, tokens, inPod := c.Socket != "", f.tokens(), os.Getenv("KUBERNETES_SERVICE_HOST") != ""
+	for _, w := range []struct {
+		wrong     bool
+		flag, why string
+	}{
+		{c.Mode != server.ModeGRPC && c.Mode != server.ModeHTTPConnect, "mode", "must be grpc or http-connect"},
+		{socket && f.front.number != 0, "server-port", "set it to 0 with --uds-name"},
+		{!socket && f.front.number == 0, "server-port", "give it, or name a socket with --uds-name"},
+		{f.front.invalid(), "server-port", "must be between 0 and 65535"},
+		{f.agent.invalid(), "agent-port", "must be between 0 and 65535"},
+		{f.admin.invalid(), "admin-port", "must be between 0 and 65535"},
+		{f.health.invalid(), "health-port", "must be between 0 and 65535"},
+		{socket && front.CertFile != "", "server-cert", noTLS},
+		{socket && front.KeyFile != "", "server-key", noTLS},
+		{socket && front.ClientCAFile != "", "server-ca-cert", noTLS},
+		{!socket && front.ClientCAFile == "", "server-ca-cert", "name the CA of the API server's client certificate, or a socket with --uds-name"},
+		{!socket && front.CertFile == "", "server-cert", "give it: without --uds-name the API server connects with TLS"},
+		{!socket && front.KeyFile == "", "server-key", "give it: without --uds-name the API server connects with TLS"},
+		{agent.CertFile == "", "cluster-cert", "give it: agents connect with TLS"},
+		{agent.KeyFile == "", "cluster-key", "give it: agents connect with TLS"},
+		{tokens && agent.ClientCAFile != "", "cluster-ca-cert", "leave it out where agents know themselves by tokens (--agent-namespace and others)"},
+		{tokens && f.account.Namespace == "", "agent-namespace", together},
+		{tokens && f.account.Name == "", "agent-service-account", together},
+		{tokens && f.account.Audience == "", "authentication-audience", together},
+		{tokens && f.kubeconfig == "" && !inPod, "kubeconfig", together},
+		{f.lease && f.kubeconfig == "" && !inPod, "kubeconfig", "give it: --enable-lease-controller needs it"},
+		{!f.lease && len(f.leases.Addresses) > 0, "advertise-agent-address", "set --enable-lease-controller as well: agents read it from the Lease"},
+		{c.Count < 1, "server-count", "must be 1 or more"},
+		{c.KeepaliveTime <= 0, "keepalive-time", "must be more than 0"},
+		{c.FrontendKeepaliveTime <= 0, "frontend-keepalive-time", "must be more than 0"},
+		{c.GracePeriod < 0, "graceful-shutdown-timeout", "must not be negative"},
+		{c.DialTimeout < 0, "backend-dial-timeout", "must not be negative"},
+		{f.qps < 0, "kubeconfig-qps", "must not be negative"},
+		{f.burst < 0, "kubeconfig-burst", "must not be negative"},
+		{c.ContentionProfiling && !c.Profiling, "enable-contention-profiling", "set --enable-profiling as well"},
+	} {
+		if w.wrong {
+			return fmt.Errorf("--%s %q: %s", w.flag, f.flags.Lookup(w.flag).Value, w.why)
+		}
+	}
+	return nil
+}
+
+// tokens reports whether agents know themselves by tokens.
+func (f *konnectivityServer) tokens() bool { return f.account != (server.Account{}) }
+
+// checkFiles wants the files to be there.
+func (f *konnectivityServer) checkFiles() error {
+	for _, flag := range []string{"server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key", "cluster-ca-cert", "kubeconfig"} {
+		file := f.flags.Lookup(flag).Value.String()
+		if _, err := os.Stat(file); file != "" && err != nil {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	return nil
+}
+
+func (f *konnectivityServer) completeTLS() error {
+	version, err := cliflag.TLSVersion(f.minVersion)
+	if err != nil {
+		return fmt.Errorf("--tls-min-version: %w: want one of %s", err, strings.Join(cliflag.TLSPossibleVersions(), ", "))
+	}
+	suites, err := cliflag.TLSCipherSuites(f.cipherSuites)
+	if err != nil {
+		return fmt.Errorf("--cipher-suites: %w: want some of %s", err, strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
+	}
+	for _, t := range []*server.TLS{&f.config.FrontTLS, &f.config.AgentTLS} {
+		t.MinVersion, t.CipherSuites = version, suites
+	}
+	return nil
+}
+
+// completeLease reads what is to stand in the Lease.
+func (f *konnectivityServer) completeLease() error {
+	if !f.lease {
+		return nil
+	}
+	if problems := validation.IsDNS1123Subdomain(server.LeasePrefix + f.config.ID); len(problems) > 0 {
+		return fmt.Errorf("--server-id: %q cannot be part of the name of a Lease: %s", f.config.ID, problems[0])
+	}
+	f.leases.Labels = map[string]string{}
+	for pair := range strings.SplitSeq(f.leaseLabel, ",") {
+		name, value, found := strings.Cut(strings.TrimSpace(pair), "=")
+		if !found || len(validation.IsQualifiedName(name)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
+			return fmt.Errorf("--lease-label: %q is no label like k8s-app=konnectivity-server", pair)
+		}
+		f.leases.Labels[name] = value
+	}
+	for i, address := range f.leases.Addresses {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			f.leases.Addresses[i] = net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(f.agent.number))
+		}
+	}
+	f.config.Lease = &f.leases
+	return nil
+}
+
+// completeClient makes the client for those who need one.
+func (f *konnectivityServer) completeClient() error {
+	if !f.tokens() && f.config.AgentTLS.ClientCAFile == "" {
+		f.config.Logger.Warn("everybody who reaches --agent-port can be an agent: there is neither --cluster-ca-cert nor --agent-namespace and what goes with it")
+	}
+	if !f.tokens() && !f.lease {
+		return nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig: %w", err)
+	}
+	config.QPS, config.Burst, config.ContentType = cmp.Or(f.qps, config.QPS), cmp.Or(f.burst, config.Burst), f.contentType
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("--kubeconfig, --kube-api-content-type: %w", err)
+	}
+	f.leases.Client = client
+	if f.tokens() {
+		f.config.Authenticate = f.account.Authenticate(client.AuthenticationV1().TokenReviews())
+	}
+	return nil
+}

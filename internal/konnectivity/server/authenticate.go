@@ -1,0 +1,81 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
+)
+
+const (
+	maxReviews    = 16               // at a time: agents that come back all at once are not to flood the API server
+	reviewTimeout = 30 * time.Second // with the waiting for others
+)
+
+// Account is what an agent has to be.
+type Account struct {
+	Audience, Namespace, Name string
+}
+
+// Authenticate returns a function that has the API server review an agent's token, and returns nil if it is one for this
+// ServiceAccount and audience. Otherwise the error says what is wrong, in words that the agent may see: the token is not among them.
+func (a Account) Authenticate(reviews clientv1.TokenReviewInterface) func(ctx context.Context, token string) error {
+	turns := make(chan struct{}, maxReviews)
+	return func(ctx context.Context, token string) error {
+		if token == "" {
+			return errors.New("no token: the agent needs --service-account-token-path")
+		}
+		ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+		defer cancel()
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-turns }()
+		case <-ctx.Done():
+			return fmt.Errorf("the token was not reviewed: too many others are: %w", ctx.Err())
+		}
+		if err := a.review(ctx, reviews, token); err != nil {
+			return errors.New(strings.ReplaceAll(err.Error(), token, "[token]"))
+		}
+		return nil
+	}
+}
+
+func (a Account) review(ctx context.Context, reviews clientv1.TokenReviewInterface, token string) error {
+	review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{a.Audience}}}
+	done, err := reviews.Create(ctx, review, metav1.CreateOptions{})
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("the token was not reviewed: %w (the user of --kubeconfig needs the ClusterRole system:auth-delegator)", err)
+	}
+	if err != nil {
+		return fmt.Errorf("the token was not reviewed: %w", err)
+	}
+	return a.judge(done.Status)
+}
+
+// judge compares what the API server says with what it has to be.
+func (a Account) judge(s authenticationv1.TokenReviewStatus) error {
+	if !s.Authenticated {
+		return fmt.Errorf("the token is not valid for the audience %q: %s", a.Audience, s.Error)
+	}
+	if !slices.Contains(s.Audiences, a.Audience) { // a reviewer that knows of no audiences leaves them out
+		return fmt.Errorf("the token is for the audiences %q, and not for %q", s.Audiences, a.Audience)
+	}
+	account, is := strings.CutPrefix(s.User.Username, "system:serviceaccount:")
+	namespace, name, _ := strings.Cut(account, ":")
+	switch {
+	case !is:
+		return fmt.Errorf("the token is of user %q, and of no ServiceAccount", s.User.Username)
+	case namespace != a.Namespace:
+		return fmt.Errorf("the token is of a ServiceAccount in namespace %q, and not in %q", namespace, a.Namespace)
+	case name != a.Name:
+		return fmt.Errorf("the token is of ServiceAccount %q, and not of %q", name, a.Name)
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/apimachinery/lease"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+)
+
+// AddressAnnotation of a server's Lease says where agents can dial that server and no other: host:port, several with commas.
+const AddressAnnotation = "konnectivity.trellis.io/address"
+
+// The times are the reference's, whose agents and servers read the same Leases.
+const (
+	leaseDuration = 30 * time.Second
+	leaseRenewal  = 15 * time.Second
+	leaseCulling  = 15 * time.Second
+)
+
+// LeasePrefix and the server's ID are the name of its Lease.
+const LeasePrefix = "konnectivity-proxy-server-"
+
+// Lease says how a server makes itself known to agents that count servers by their Leases.
+type Lease struct {
+	Client    kubernetes.Interface
+	Namespace string
+	Labels    map[string]string
+	Addresses []string // host:port, for AddressAnnotation; may be none
+}
+
+// leases keeps the Lease of a server, and removes those of servers that have gone without a word.
+type leases struct {
+	Lease
+	metrics *Metrics
+	logger  *slog.Logger
+	clock   clock.Clock
+}
+
+// run publishes the Lease of the server, renews it until ctx is done, and then deletes it.
+func (l *leases) run(ctx context.Context, id string) {
+	own := lease.NewController(l.clock, l.Client, id, int32(leaseDuration.Seconds()), nil, leaseRenewal, LeasePrefix+id, l.Namespace, l.mark)
+	go wait.UntilWithContext(ctx, l.cull, leaseCulling)
+	own.Run(ctx)
+	own.Stop()
+}
+
+// mark writes on the Lease what agents look for.
+func (l *leases) mark(own *coordinationv1.Lease) error {
+	own.Labels, own.Annotations = l.Labels, nil
+	if len(l.Addresses) > 0 {
+		own.Annotations = map[string]string{AddressAnnotation: strings.Join(l.Addresses, ",")}
+	}
+	return nil
+}
+
+// cull removes Leases that have expired, unless they are renewed meanwhile.
+func (l *leases) cull(ctx context.Context) {
+	client := l.Client.CoordinationV1().Leases(l.Namespace)
+	all, err := client.List(ctx, metav1.ListOptions{LabelSelector: labels.FormatLabels(l.Labels)})
+	if err != nil {
+		l.logger.Warn("the Leases of servers cannot be listed", "namespace", l.Namespace, "error", err)
+		return
+	}
+	for _, one := range all.Items {
+		if !l.expired(one.Spec) {
+			continue
+		}
+		err := client.Delete(ctx, one.Name, *metav1.NewRVDeletionPrecondition(one.ResourceVersion))
+		switch {
+		case err == nil:
+			l.metrics.culled.Inc()
+		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err):
+			l.logger.Warn("an expired Lease cannot be removed", "name", one.Name, "error", err)
+		}
+	}
+}
+
+// expired is true of a Lease that the reference does not count either.
+func (l *leases) expired(s coordinationv1.LeaseSpec) bool {
+	renewed := s.RenewTime
+	if renewed == nil {
+		renewed = s.AcquireTime
+	}
+	lasts := time.Duration(ptr.Deref(s.LeaseDurationSeconds, 0)) * time.Second
+	return renewed == nil || !renewed.Add(lasts).After(l.clock.Now())
+}

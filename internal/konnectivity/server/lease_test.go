@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
+)
+
+// patience is how long a test waits for what must come.
+const patience = time.Minute
+
+var leaseLabels = map[string]string{"k8s-app": "konnectivity-server"}
+
+func keeper(c kubernetes.Interface) *leases {
+	return &leases{
+		Lease:   Lease{Client: c, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1:8132"}},
+		metrics: NewMetrics(), logger: slog.New(slog.DiscardHandler), clock: clock.RealClock{},
+	}
+}
+
+// eventually polls until done.
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	polled := func(context.Context) (bool, error) { return done(), nil }
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, polled); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// KON-055: Leases that have expired are removed, others are not: those that are renewed, and those with other labels.
+func TestExpiredLeases(t *testing.T) {
+	ago := func(d time.Duration) *metav1.MicroTime { return &metav1.MicroTime{Time: time.Now().Add(-d)} }
+	var all []*coordinationv1.Lease
+	for name, spec := range map[string]coordinationv1.LeaseSpec{
+		"renewed":       {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Hour), RenewTime: ago(time.Second)},
+		"acquired":      {LeaseDurationSeconds: ptr.To[int32](30), AcquireTime: ago(time.Second)},
+		"old":           {LeaseDurationSeconds: ptr.To[int32](30), RenewTime: ago(time.Minute)},
+		"without times": {LeaseDurationSeconds: ptr.To[int32](30)},
+		"without end":   {RenewTime: ago(time.Second)},
+	} {
+		all = append(all, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "kube-system", Labels: leaseLabels}, Spec: spec})
+	}
+	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "kube-system"}})
+	for _, l := range all {
+		if err := client.Tracker().Add(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := keeper(client)
+	l.cull(t.Context())
+	left, err := client.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := sets.New[string]()
+	for _, one := range left.Items {
+		names.Insert(one.Name)
+	}
+	if !names.Equal(sets.New("renewed", "acquired", "other")) {
+		t.Errorf("left: %v", sets.List(names))
+	}
+	if n := testutil.ToFloat64(l.metrics.culled); n != 3 {
+		t.Errorf("%v were counted, want 3", n)
+	}
+}
