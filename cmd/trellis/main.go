@@ -24,6 +24,8 @@ func run(args []string) int {
 		return execute(newKubeAPIServer(), args[1:])
 	case name == "etcd":
 		return execute(newStandIn(), args[1:])
+	case name == "proxy-agent":
+		return execute(newKonnectivityAgent(), args[1:])
 	case locale.IsKubectl(args) && args[1] == "kubectl":
 		return embeddedKubectl(args[2:])
 	case locale.IsKubectl(args): // completion of "trellis kubectl …" is kubectl's own
@@ -61,7 +63,7 @@ Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKubectl(), newEnvtest(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKonnectivity(), newKubectl(), newEnvtest(), newVersion())
 	return root
 }
 

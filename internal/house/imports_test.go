@@ -32,6 +32,7 @@ var rooms = []string{
 	"internal/merge",
 	"internal/schema",
 	"internal/egress", // is given functions to read by
+	"internal/konnectivity",
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",
@@ -44,7 +45,7 @@ var only = map[string][]string{
 	"k8s.io/kubectl":                                                           {"cmd/trellis"},
 	"k8s.io/cli-runtime":                                                       {"cmd/trellis"},
 	"k8s.io/component-base/cli":                                                {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control", "internal/admission/webhook"}, // controllers are clients, and so is who calls a webhook
+	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control", "internal/admission/webhook", "internal/konnectivity"}, // controllers are clients, and so is who calls a webhook
 	"github.com/rogpeppe/go-internal":                                          {},
 	"github.com/anishathalye/porcupine":                                        {"internal/storage/storagetest"},
 	"sigs.k8s.io/controller-runtime":                                           {},
@@ -54,7 +55,7 @@ var only = map[string][]string{
 	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
 	"google.golang.org/grpc":                                                   {"internal/storage/etcd"},
-	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress"},
+	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},
 	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin", "internal/admission"},
 	"github.com/google/gnostic-models":                                         {"internal/api"},
