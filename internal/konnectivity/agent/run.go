@@ -6,6 +6,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -16,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/transport"
+	"k8s.io/client-go/util/cert"
 )
 
 const endpointDialTimeout = 5 * time.Second // to connect to a destination, as the reference has it
@@ -94,15 +95,24 @@ func (c *Config) connect(ctx context.Context, address string, m *Metrics) (sessi
 }
 
 func (c *Config) options(m *Metrics) (Options, error) {
-	files := transport.TLSConfig{ServerName: c.Host, CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile, NextProtos: append(slices.Clone(c.ALPN), "h2")}
-	config, err := transport.TLSConfigFor(&transport.Config{TLS: files}) // of TLS 1.2 at least
-	if err != nil {
-		return Options{}, fmt.Errorf("--ca-cert, --agent-cert, --agent-key: %w", err)
-	}
+	config := &tls.Config{ServerName: c.Host, MinVersion: tls.VersionTLS12, NextProtos: append(slices.Clone(c.ALPN), "h2")}
 	dialer := &net.Dialer{Timeout: endpointDialTimeout}
 	o := Options{ID: c.ID, Identifiers: c.Identifiers, TLS: config, KeepaliveTime: c.KeepaliveTime, Dial: dialer.DialContext, Metrics: m}
 	if c.TokenFile != "" {
 		o.Token = c.token
+	}
+	var err error
+	if c.CAFile != "" {
+		if config.RootCAs, err = cert.NewPool(c.CAFile); err != nil {
+			return o, fmt.Errorf("--ca-cert: %w", err)
+		}
+	}
+	if c.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return o, fmt.Errorf("--agent-cert, --agent-key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
 	}
 	return o, nil
 }
