@@ -20,7 +20,7 @@ func newKonnectivity() *cobra.Command {
 agents in the cluster connect to a server beside the API server, which dials through them.`,
 		Args: takes("a command", 0, 0),
 	}
-	cmd.AddCommand(newKonnectivityServer(), newKonnectivityBench())
+	cmd.AddCommand(newKonnectivityServer(), newKonnectivityAgent(), newKonnectivityBench())
 	return cmd
 }
 

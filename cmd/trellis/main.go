@@ -26,6 +26,8 @@ func run(args []string) int {
 		return execute(newStandIn(), args[1:])
 	case name == "proxy-server":
 		return execute(newKonnectivityServer(), args[1:])
+	case name == "proxy-agent":
+		return execute(newKonnectivityAgent(), args[1:])
 	case locale.IsKubectl(args) && args[1] == "kubectl":
 		return embeddedKubectl(args[2:])
 	case locale.IsKubectl(args): // completion of "trellis kubectl …" is kubectl's own

@@ -45,7 +45,7 @@ var only = map[string][]string{
 	"k8s.io/kubectl":                                                           {"cmd/trellis"},
 	"k8s.io/cli-runtime":                                                       {"cmd/trellis"},
 	"k8s.io/component-base/cli":                                                {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control", "internal/admission/webhook"}, // controllers are clients, and so is who calls a webhook
+	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control", "internal/admission/webhook", "internal/konnectivity"}, // controllers are clients, and so is who calls a webhook
 	"github.com/rogpeppe/go-internal":                                          {},
 	"github.com/anishathalye/porcupine":                                        {"internal/storage/storagetest"},
 	"sigs.k8s.io/controller-runtime":                                           {},

@@ -144,7 +144,7 @@ func newRig(t testing.TB, p *pki, keepalive time.Duration, frontCut, agentCut in
 	})
 	var err error
 	r.session, err = agent.Connect(t.Context(), r.agent.Addr().String(), agent.Options{ID: "a", TLS: p.agent, KeepaliveTime: keepalive,
-		Dial: (&net.Dialer{}).DialContext, Metrics: &agent.Metrics{}})
+		Dial: (&net.Dialer{}).DialContext, Metrics: agent.NewMetrics()})
 	if err != nil {
 		return r, err
 	}
@@ -316,7 +316,7 @@ func TestAgentsThatFlap(t *testing.T) {
 				default:
 				}
 				s, err := agent.Connect(context.Background(), r.agent.Addr().String(), agent.Options{ID: fmt.Sprint("flaps ", i), TLS: p.agent,
-					KeepaliveTime: time.Minute, Dial: (&net.Dialer{}).DialContext, Metrics: &agent.Metrics{}})
+					KeepaliveTime: time.Minute, Dial: (&net.Dialer{}).DialContext, Metrics: agent.NewMetrics()})
 				if err == nil {
 					_ = r.once(t.Context())
 					s.Close()

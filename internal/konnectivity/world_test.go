@@ -225,7 +225,7 @@ func ourAgent(t testing.TB, p *pki, address string) *agent.Session {
 	var s *agent.Session
 	var err error
 	until(t, "an agent connects to "+address, func() bool {
-		s, err = agent.Connect(t.Context(), address, agent.Options{ID: "ours", TLS: p.agent, KeepaliveTime: time.Minute, Dial: (&net.Dialer{}).DialContext, Metrics: &agent.Metrics{}})
+		s, err = agent.Connect(t.Context(), address, agent.Options{ID: "ours", TLS: p.agent, KeepaliveTime: time.Minute, Dial: (&net.Dialer{}).DialContext, Metrics: agent.NewMetrics()})
 		return err == nil
 	})
 	t.Cleanup(s.Close)

@@ -1,4 +1,3 @@
-// Package agent is the agent of Konnectivity: it runs in a cluster, connects to tunnel servers, and opens the connections that they ask for.
 package agent
 
 import (
@@ -20,8 +19,6 @@ import (
 )
 
 const (
-	connectTimeout = 20 * time.Second // to a server, until it has answered
-	dialTimeout    = 5 * time.Second  // to a destination, as the reference has it
 	// politePing is how often the reference's server, being grpc-go's, lets itself be pinged.
 	politePing = 5 * time.Minute
 )
@@ -52,7 +49,6 @@ type Session struct {
 
 	once    sync.Once
 	welcome chan error // what the server has answered
-	ended   chan error
 }
 
 // Connect opens a tunnel to the server at an address (host:port). The error is one of the connection, or the server's.
@@ -64,10 +60,10 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{options: o, welcome: make(chan error, 1), ended: make(chan error, 1)}
-	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.Stalled, o.Metrics.packet
+	s := &Session{options: o, welcome: make(chan error, 1)}
+	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.Stalled, o.Metrics.saw
 	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
-	go func() { s.ended <- s.conn.Run() }()
+	go s.conn.Run()
 	if err := s.greet(ctx, address); err != nil {
 		s.conn.Close(err)
 		return nil, err
@@ -108,7 +104,10 @@ func (s *Session) ServerID() string { return s.id }
 func (s *Session) ServerCount() int { return s.count }
 
 // Run returns when the tunnel has ended, and why.
-func (s *Session) Run() error { return <-s.ended }
+func (s *Session) Run() error {
+	<-s.conn.Done()
+	return s.conn.Err()
+}
 
 // Open is how many connections go through it.
 func (s *Session) Open() int { return max(s.packets.Open(), s.conn.Streams()-1) }
@@ -129,17 +128,16 @@ func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Recei
 
 // dial opens a connection to a destination.
 func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), endpointDialTimeout)
 	began := time.Now()
 	go func() {
 		defer cancel()
 		conn, err := s.options.Dial(ctx, "tcp", address)
-		if err != nil {
-			s.options.Metrics.DialFailed(err)
+		if s.options.Metrics.Dialled(time.Since(began), err); err != nil {
 			answered(nil, err)
 			return
 		}
-		s.options.Metrics.Dialled(time.Since(began))
+		s.options.Metrics.Opened()
 		answered(tunnel.NewSocket(conn, s.options.Metrics.Closed), nil)
 	}()
 	return cancel

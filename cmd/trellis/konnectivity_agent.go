@@ -1,0 +1,151 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/agent"
+)
+
+// agentFlags are the flags of an agent as they were typed.
+type agentFlags struct {
+	agent.Config
+	healthHost, adminHost, leaseSelector, countSource string
+	healthPort, adminPort, channelSize                int
+}
+
+func newKonnectivityAgent() *cobra.Command {
+	var f agentFlags
+	var logger func() *slog.Logger
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Connect to tunnel servers, and open the connections into the cluster that they ask for",
+		Long: `Connect to Konnectivity servers, this program's or the reference's (kubernetes-sigs/apiserver-network-proxy),
+and open the connections that they ask for, where this program runs. Its flags are those of the reference's
+proxy-agent, and so is its name if it is called by that.
+
+It finds all servers: by all addresses of --proxy-server-host, by the Leases of servers, or behind a load balancer by
+connecting again until it has as many as they say there are. On SIGTERM it takes no new connections, and ends
+when the last has ended, after 25 seconds at most; on a second one at once.`,
+		Example: `  trellis konnectivity agent --proxy-server-host 192.0.2.10 --proxy-server-port 8132 --ca-cert ca.crt \
+    --service-account-token-path /var/run/secrets/tokens/konnectivity-agent-token`,
+		Args: takes("flags only", 0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			logger()
+			if err := f.complete(); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			context.AfterFunc(ctx, stop)
+			defer klog.Flush()
+			return agent.Run(ctx, f.Config)
+		},
+	}
+	f.bind(cmd.Flags())
+	logger = klogFlags(cmd.Flags())
+	return cmd
+}
+
+// bind declares the flags. All are the reference's.
+func (f *agentFlags) bind(flags *pflag.FlagSet) {
+	flags.StringVar(&f.Host, "proxy-server-host", "127.0.0.1", "name or address of the servers; each address of a name is dialled by itself")
+	flags.IntVar(&f.Port, "proxy-server-port", 8091, "their port for agents")
+	flags.StringVar(&f.CAFile, "ca-cert", "", "file of the CAs of their certificate; by default those of the system")
+	flags.StringVar(&f.CertFile, "agent-cert", "", "file of the certificate to show them; read at each connection, as its key is")
+	flags.StringVar(&f.KeyFile, "agent-key", "", "file of its key")
+	flags.StringSliceVar(&f.ALPN, "alpn-proto", nil, "ALPN protocols to offer beside h2, for what stands in front of the servers")
+	flags.StringVar(&f.TokenFile, "service-account-token-path", "", "file of the ServiceAccount's token to send; read at each connection")
+	flags.StringVar(&f.ID, "agent-id", "", "unique ID of this agent; by default PROXY_AGENT_ID of the environment, or else a new UUID")
+	flags.StringVar(&f.Identifiers, "agent-identifiers", "", "what servers choose it by, URL-encoded: host=NAME&cidr=RANGE&ipv4=ADDRESS&ipv6=ADDRESS&default-route=true")
+	flags.DurationVar(&f.KeepaliveTime, "keepalive-time", 30*time.Second, "silence after which a server is asked whether it is there (the reference: 1h)")
+	flags.DurationVar(&f.SyncInterval, "sync-interval", time.Second, "first pause before another try to connect to a server")
+	flags.DurationVar(&f.SyncIntervalCap, "sync-interval-cap", 10*time.Second, "longest pause, after tries in vain")
+	flags.BoolVar(&f.SyncForever, "sync-forever", false, "go on looking for servers at --sync-interval-cap when there are sessions to as many as there are said to be")
+	flags.Duration("probe-interval", time.Second, "accepted, and changes nothing: the end of a connection is seen at once")
+	flags.BoolVar(&f.CountLeases, "count-server-leases", false, "count servers by their Leases, and dial the addresses that these have")
+	flags.StringVar(&f.countSource, "server-count-source", "default", "where both Leases and servers say how many there are: default, which is Leases, or max")
+	flags.StringVar(&f.LeaseNamespace, "lease-namespace", "kube-system", "namespace of the Leases")
+	flags.StringVar(&f.leaseSelector, "lease-label-selector", "k8s-app=konnectivity-server", "selector of the Leases")
+	flags.StringVar(&f.leaseSelector, "lease-label", "k8s-app=konnectivity-server", "selector of the Leases")
+	_ = flags.MarkDeprecated("lease-label", "use --lease-label-selector instead") // it has just been declared
+	flags.StringVar(&f.Kubeconfig, "kubeconfig", "", "kubeconfig to read the Leases by; by default as a Pod does")
+	flags.StringVar(&f.APIContentType, "kube-api-content-type", runtime.ContentTypeProtobuf, "content type of requests for Leases")
+	flags.StringVar(&f.healthHost, "health-server-host", "", "address to listen on for /healthz, /livez, /readyz and /metrics; by default all")
+	flags.IntVar(&f.healthPort, "health-server-port", 8093, "port for these; 0 picks a free one")
+	flags.StringVar(&f.adminHost, "admin-bind-address", "127.0.0.1", "address to listen on for /metrics and profiles; empty: all")
+	flags.IntVar(&f.adminPort, "admin-server-port", 8094, "port for these; 0 picks a free one")
+	flags.BoolVar(&f.Profiling, "enable-profiling", false, "serve profiles at /debug/pprof of the admin port")
+	flags.BoolVar(&f.ContentionProfiling, "enable-contention-profiling", false, "with --enable-profiling: /debug/pprof/block too")
+	flags.IntVar(&f.channelSize, "xfr-channel-size", 150, "accepted, and changes nothing: a tunnel holds what its flow control allows")
+	flags.Bool("warn-on-channel-limit", false, "accepted, and changes nothing")
+}
+
+// complete fills in what depends on several flags, and refuses what cannot work.
+func (f *agentFlags) complete() (err error) {
+	switch {
+	case f.Host == "":
+		return errors.New("--proxy-server-host: name the servers")
+	case (f.CertFile == "") != (f.KeyFile == ""):
+		return errors.New("--agent-cert and --agent-key: name both or none")
+	case f.channelSize <= 0:
+		return errors.New("--xfr-channel-size: must be more than 0")
+	case f.KeepaliveTime <= 0:
+		return errors.New("--keepalive-time: must be more than 0")
+	case f.ContentionProfiling && !f.Profiling:
+		return errors.New("--enable-contention-profiling: set --enable-profiling as well")
+	case f.SyncInterval <= 0 || f.SyncInterval > f.SyncIntervalCap:
+		return errors.New("--sync-interval: must be more than 0, and not more than --sync-interval-cap")
+	case !slices.Contains([]string{"", "default", "max"}, f.countSource):
+		return fmt.Errorf("--server-count-source: %q is neither default nor max", f.countSource)
+	}
+	for _, p := range []struct {
+		flag        string
+		port, least int
+	}{{"--proxy-server-port", f.Port, 1}, {"--health-server-port", f.healthPort, 0}, {"--admin-server-port", f.adminPort, 0}} {
+		if p.port < p.least || p.port > 65535 {
+			return fmt.Errorf("%s: %d is not between %d and 65535", p.flag, p.port, p.least)
+		}
+	}
+	for flag, file := range map[string]string{"--ca-cert": f.CAFile, "--agent-cert": f.CertFile, "--agent-key": f.KeyFile,
+		"--service-account-token-path": f.TokenFile, "--kubeconfig": f.Kubeconfig} {
+		if _, err := os.Stat(file); file != "" && err != nil {
+			return fmt.Errorf("%s: %w", flag, err)
+		}
+	}
+	identifiers, err := url.ParseQuery(f.Identifiers)
+	if err != nil {
+		return fmt.Errorf("--agent-identifiers: %w", err)
+	}
+	for kind := range identifiers {
+		if known := []string{"host", "cidr", "ipv4", "ipv6", "default-route"}; !slices.Contains(known, kind) {
+			return fmt.Errorf("--agent-identifiers: %q is none of %v", kind, known)
+		}
+	}
+	if f.LeaseSelector, err = labels.Parse(f.leaseSelector); err != nil {
+		return fmt.Errorf("--lease-label-selector: %w", err)
+	}
+	f.ID = cmp.Or(f.ID, os.Getenv("PROXY_AGENT_ID"), uuid.NewString())
+	f.LargerCount = f.countSource == "max"
+	f.HealthAddress = net.JoinHostPort(f.healthHost, strconv.Itoa(f.healthPort))
+	f.AdminAddress = net.JoinHostPort(f.adminHost, strconv.Itoa(f.adminPort))
+	return nil
+}

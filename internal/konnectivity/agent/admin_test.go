@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+func answer(h http.Handler, path string) (int, string) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+// KON-040, KON-052: alive always, ready while there is a session, in the reference's words.
+func TestHealth(t *testing.T) {
+	const notReady = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
+	m := NewMetrics()
+	for _, ready := range []bool{false, true} {
+		h := healthHandler(func() bool { return ready }, m.handler())
+		want := map[string]string{"/healthz": "ok", "/livez": "ok", "/readyz": "ok", "/ready": "ok", "/readyz?verbose": "[+]ping ok\n[+]server-connected ok\ncheck passed\n"}
+		if !ready {
+			want["/readyz"], want["/ready"], want["/readyz?verbose"] = notReady, notReady, notReady
+		}
+		for path, text := range want {
+			status := http.StatusOK
+			if text == notReady {
+				status = http.StatusServiceUnavailable
+			}
+			if code, body := answer(h, path); code != status || body != text {
+				t.Errorf("ready %t, %s: %d %q, want %d %q", ready, path, code, body, status, text)
+			}
+		}
+	}
+}
+
+// KON-052: metrics are at the admin port, and at the health port as the reference has them, under the reference's names.
+func TestMetrics(t *testing.T) {
+	m := NewMetrics()
+	m.Dialled(30*time.Millisecond, nil)
+	m.Dialled(time.Second, errors.New("refused"))
+	m.Dialled(time.Second, context.DeadlineExceeded)
+	m.Dialled(time.Second, context.DeadlineExceeded)
+	m.Opened()
+	m.Opened()
+	m.Closed()
+	m.saw(wire.DialReq, true)
+	m.saw(wire.Data, false)
+	m.servers.Set(2)
+	m.counted.Set(3)
+	for _, h := range []http.Handler{adminHandler(m.handler(), false), healthHandler(func() bool { return false }, m.handler())} {
+		_, text := answer(h, "/metrics")
+		for _, want := range []string{
+			`dial_duration_seconds_bucket{le="0.1"} 1`,
+			`dial_duration_seconds_count 1`,
+			`endpoint_dial_failure_total{reason="timeout"} 2`,
+			`endpoint_dial_failure_total{reason="unknown"} 1`,
+			`open_endpoint_connections 1`,
+			`open_server_connections 2`,
+			`known_server_count 3`,
+			`stream_packets_total{packet_type="DIAL_REQ",segment="to_agent"} 1`,
+			`stream_packets_total{packet_type="DATA",segment="from_agent"} 1`,
+		} {
+			if !strings.Contains(text, "\nkonnectivity_network_proxy_agent_"+want+"\n") {
+				t.Errorf("no %s in\n%s", want, text)
+			}
+		}
+		if !strings.Contains(text, "\ngo_goroutines ") {
+			t.Error("no metrics of the process")
+		}
+	}
+}
+
+// KON-040: profiles are served where they are asked for.
+func TestProfiles(t *testing.T) {
+	for profiling, want := range map[bool]int{true: http.StatusOK, false: http.StatusNotFound} {
+		for _, path := range []string{"/debug/pprof/", "/debug/pprof/block", "/debug/pprof/symbol"} {
+			if code, _ := answer(adminHandler(NewMetrics().handler(), profiling), path); code != want {
+				t.Errorf("profiling %t, %s: %d", profiling, path, code)
+			}
+		}
+	}
+}

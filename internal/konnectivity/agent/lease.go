@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"net"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// AddressAnnotation of a server's Lease says where agents reach that server alone: host:port, or several with commas between them.
+const AddressAnnotation = "konnectivity.trellis.io/address"
+
+// leaseInformer follows the Leases of servers. changed is called where there is one more, or one less.
+func leaseInformer(client kubernetes.Interface, c *Config, changed func()) cache.SharedIndexInformer {
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(c.LeaseNamespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = c.LeaseSelector.String() }))
+	informer := factory.Coordination().V1().Leases().Informer()
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{ // an error is that of an informer which has ended
+		AddFunc:    func(any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	})
+	return informer
+}
+
+// countLeases counts the servers whose Leases hold, at least one, and returns the addresses that these have.
+func countLeases(leases []any, now time.Time) (count int, addresses []string) {
+	for _, o := range leases {
+		l, ok := o.(*coordinationv1.Lease)
+		if !ok || !holds(l, now) {
+			continue
+		}
+		count++
+		for a := range strings.SplitSeq(l.Annotations[AddressAnnotation], ",") {
+			if host, port, err := net.SplitHostPort(strings.TrimSpace(a)); err == nil && host != "" {
+				addresses = append(addresses, net.JoinHostPort(host, port))
+			}
+		}
+	}
+	return max(count, 1), addresses
+}
+
+// holds says whether a Lease has been renewed, or else acquired, less than its duration ago.
+func holds(l *coordinationv1.Lease, now time.Time) bool {
+	renewed := l.Spec.RenewTime
+	if renewed == nil {
+		renewed = l.Spec.AcquireTime
+	}
+	if renewed == nil || l.Spec.LeaseDurationSeconds == nil {
+		return false
+	}
+	return renewed.Add(time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second).After(now)
+}

@@ -1,0 +1,246 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+const (
+	connectTimeout = 20 * time.Second // to connect to a server, TLS and its first answer included
+	lookupTimeout  = 10 * time.Second // to resolve the name of the servers
+	maxPlaces      = 1000             // addresses that are kept in mind; of those that the name has, as many are used
+)
+
+// session is a *Session. Tests have others.
+type session interface {
+	ServerID() string
+	ServerCount() int
+	Run() error
+	Drain()
+	Close()
+}
+
+// servers keeps one session to each server.
+//
+// A place that leads to no server is dialled. One that leads to some is dialled again only where servers are missing, and no other
+// place is known to lead to these: it may be a load balancer's. After each try a place is left alone for longer, until something is new.
+type servers struct {
+	*Config
+	connect func(ctx context.Context, address string) (session, error)
+	resolve func(ctx context.Context, host string) ([]string, error)
+	leases  func() (count int, addresses []string) // nil: they are not counted
+	metrics *Metrics
+	woken   chan struct{} // something has changed
+	tasks   sync.WaitGroup
+
+	mu       sync.Mutex
+	sessions map[string]session // by the server's ID
+	places   map[string]*place  // by address
+	answer   int                // how many servers there are, as the last said that was connected to
+	resolved []string           // the addresses of Host, as it was last resolved
+	lookup   pause
+	looking  bool
+}
+
+func newServers(c *Config, m *Metrics) *servers {
+	return &servers{
+		Config: c, metrics: m, resolve: net.DefaultResolver.LookupHost,
+		connect: func(ctx context.Context, address string) (session, error) { return c.connect(ctx, address, m) },
+		woken:   make(chan struct{}, 1), sessions: map[string]session{}, places: map[string]*place{},
+	}
+}
+
+// run connects to servers until ctx is done.
+func (s *servers) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		timer := time.NewTimer(s.step(ctx))
+		select {
+		case <-ctx.Done():
+		case <-s.woken:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// wake has run look at what has changed.
+func (s *servers) wake() {
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+}
+
+// ready says whether there is a session.
+func (s *servers) ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sessions) > 0
+}
+
+// step begins to dial what is due, and returns how long it takes until something else is.
+func (s *servers) step(ctx context.Context) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	next := now.Add(s.SyncIntervalCap)
+	soon := func(at time.Time) (due bool) {
+		if at.After(now) && at.Before(next) {
+			next = at
+		}
+		return !at.After(now)
+	}
+	if !s.looking && soon(s.lookup.until) {
+		s.look(ctx)
+	}
+	missing := s.locate() - len(s.sessions)
+	for _, p := range s.places {
+		if p.known && s.leadsNowhere(p) && soon(p.until) {
+			s.dial(ctx, p)
+		}
+		if p.dialing || p.known && p.server != "" && s.leadsNowhere(p) {
+			missing--
+		}
+	}
+	for _, p := range s.places {
+		switch may := p.known && !p.alone && !p.dialing && !s.leadsNowhere(p); {
+		case may && missing > 0 && soon(p.until):
+			missing--
+			s.dial(ctx, p)
+		case may && missing <= 0 && s.SyncForever && soon(p.tried.Add(s.SyncIntervalCap)):
+			s.dial(ctx, p)
+		}
+	}
+	return next.Sub(now)
+}
+
+// leadsNowhere is true of a place where there is no session, neither by way of it nor to the server that it led to last.
+func (s *servers) leadsNowhere(p *place) bool {
+	_, connected := s.sessions[p.server]
+	return p.open == 0 && !connected && !p.dialing
+}
+
+// locate brings the places up to what the name and the Leases say now, and returns how many servers there are.
+func (s *servers) locate() (count int) {
+	for _, p := range s.places {
+		p.known = false
+		if len(s.places) > maxPlaces && p.open == 0 && !p.dialing {
+			delete(s.places, p.address)
+		}
+	}
+	know := func(address string, alone bool) {
+		p := s.places[address]
+		if p == nil {
+			p = &place{address: address}
+			s.places[address] = p
+		}
+		p.known, p.alone = true, alone
+	}
+	for _, host := range s.resolved {
+		know(net.JoinHostPort(host, strconv.Itoa(s.Port)), false)
+	}
+	count = max(s.answer, 1)
+	if s.leases != nil {
+		leased, addresses := s.leases()
+		for _, a := range addresses[:min(len(addresses), maxPlaces)] {
+			know(a, true)
+		}
+		if !s.LargerCount || leased > count {
+			count = leased
+		}
+	}
+	s.metrics.counted.Set(float64(count))
+	return count
+}
+
+// look resolves the name of the servers anew.
+func (s *servers) look(ctx context.Context) {
+	s.looking = true
+	s.tasks.Go(func() {
+		within, cancel := context.WithTimeout(ctx, lookupTimeout)
+		hosts, err := s.resolve(within, s.Host)
+		cancel()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		defer s.wake()
+		s.looking = false
+		s.lookup.lengthen(s.SyncInterval, s.SyncIntervalCap)
+		if err != nil {
+			klog.ErrorS(err, "The servers' name cannot be resolved: its addresses stay what they were", "name", s.Host)
+			return
+		}
+		s.resolved = hosts[:min(len(hosts), maxPlaces)]
+	})
+}
+
+// dial connects by way of a place, and serves what that leads to until it ends.
+func (s *servers) dial(ctx context.Context, p *place) {
+	p.dialing = true
+	s.tasks.Go(func() {
+		within, cancel := context.WithTimeout(ctx, connectTimeout)
+		x, err := s.connect(within, p.address)
+		cancel()
+		if !s.keep(ctx, p, x, err) {
+			return
+		}
+		began := time.Now()
+		err = x.Run()
+		s.lose(p, x, time.Since(began), err)
+	})
+}
+
+// keep says whether a session is one to keep.
+func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.wake()
+	p.dialing, p.tried = false, time.Now()
+	if err == nil && x.ServerID() == "" {
+		x.Close()
+		err = errors.New("the server has not said its ID")
+	}
+	if err != nil {
+		p.lengthen(s.SyncInterval, s.SyncIntervalCap)
+		if p.trouble != err.Error() && ctx.Err() == nil { // and has not been told
+			klog.ErrorS(err, "No connection to a server, will try again", "address", p.address)
+		}
+		p.trouble = err.Error()
+		return false
+	}
+	p.server, p.trouble, s.answer = x.ServerID(), "", x.ServerCount()
+	_, twice := s.sessions[p.server]
+	if !twice && p.open > 0 { // a load balancer, and the search goes on
+		p.pause = pause{}
+	}
+	p.lengthen(s.SyncInterval, s.SyncIntervalCap)
+	if twice || ctx.Err() != nil {
+		x.Close()
+		return false
+	}
+	klog.InfoS("Connected to a server", "address", p.address, "server", p.server, "servers", s.answer)
+	p.open++
+	s.sessions[p.server] = x
+	s.metrics.servers.Set(float64(len(s.sessions)))
+	return true
+}
+
+// lose takes a session away that has ended.
+func (s *servers) lose(p *place, x session, lived time.Duration, err error) {
+	x.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.wake()
+	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
+	p.open--
+	delete(s.sessions, x.ServerID())
+	s.metrics.servers.Set(float64(len(s.sessions)))
+	if lived >= s.SyncIntervalCap { // one that ends at once would be dialled again at once, for ever
+		p.pause, s.lookup = pause{}, pause{}
+	}
+}

@@ -1,0 +1,169 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var errRefused = errors.New("connection refused")
+
+// world is what an agent can reach: the servers behind each address, of which each connection gets the next. Its time is synctest's.
+type world struct {
+	t      *testing.T
+	ctx    context.Context
+	s      *servers
+	behind map[string][]string // by address; none: refused
+	count  int                 // what servers answer
+	lasts  time.Duration       // of a session; 0: until it is closed
+	dials  []dial
+	open   []*fakeSession
+	end    context.CancelFunc
+	ended  chan struct{}
+}
+
+type dial struct {
+	address string
+	at      time.Time
+}
+
+// inWorld runs a test in one, with an agent that has begun.
+func inWorld(t *testing.T, prepare func(*world), test func(*world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, count: 1, behind: map[string][]string{}, ended: make(chan struct{})}
+		w.ctx, w.end = context.WithCancel(t.Context())
+		w.s = newServers(&Config{Host: "servers", Port: 1, SyncInterval: time.Second, SyncIntervalCap: 10 * time.Second}, NewMetrics())
+		w.s.connect = w.connect
+		w.hosts("a")
+		prepare(w)
+		go func() {
+			defer close(w.ended)
+			w.s.run(w.ctx)
+			w.s.drain()
+		}()
+		test(w)
+		w.end()
+		<-w.ended
+		for _, x := range w.open {
+			if x.alive() {
+				t.Errorf("a session to %s is open at the end", x.id)
+			}
+		}
+	})
+}
+
+// hosts are the addresses that the servers' name has.
+func (w *world) hosts(all ...string) {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	w.s.resolve = func(context.Context, string) ([]string, error) { return all, nil }
+}
+
+func (w *world) connect(_ context.Context, address string) (session, error) {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	w.dials = append(w.dials, dial{address, time.Now()})
+	all := w.behind[address]
+	if len(all) == 0 {
+		return nil, errRefused
+	}
+	w.behind[address] = append(slices.Clone(all[1:]), all[0])
+	x := &fakeSession{id: all[0], count: w.count, lasts: w.lasts, closed: make(chan struct{})}
+	w.open = append(w.open, x)
+	return x, nil
+}
+
+// after lets time pass, and returns the dials that there were in it.
+func (w *world) after(d time.Duration) []dial {
+	synctest.Wait()
+	before := len(w.dials)
+	<-time.After(d)
+	synctest.Wait()
+	return w.dials[before:]
+}
+
+// connected fails the test unless there is one session to each of these servers, and no other.
+func (w *world) connected(want ...string) {
+	w.t.Helper()
+	synctest.Wait()
+	var alive []string
+	for _, x := range w.open {
+		if x.alive() {
+			alive = append(alive, x.id)
+		}
+	}
+	slices.Sort(alive)
+	kept := slices.Sorted(maps.Keys(w.s.sessions))
+	if !slices.Equal(alive, want) || !slices.Equal(kept, want) {
+		w.t.Errorf("sessions to %v, of which %v are kept, want %v", alive, kept, want)
+	}
+}
+
+// fail breaks the sessions to a server.
+func (w *world) fail(id string) {
+	for _, x := range w.open {
+		if x.id == id && x.alive() {
+			x.Close()
+		}
+	}
+	synctest.Wait()
+}
+
+func addresses(dials []dial) (all []string) {
+	for _, d := range dials {
+		all = append(all, d.address)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// pauses are the times between dials.
+func pauses(dials []dial) (all []time.Duration) {
+	for i := 1; i < len(dials); i++ {
+		all = append(all, dials[i].at.Sub(dials[i-1].at))
+	}
+	return all
+}
+
+type fakeSession struct {
+	id      string
+	count   int
+	lasts   time.Duration
+	drained bool
+	closed  chan struct{}
+}
+
+func (x *fakeSession) ServerID() string { return x.id }
+func (x *fakeSession) ServerCount() int { return x.count }
+func (x *fakeSession) Drain()           { x.drained = true }
+
+func (x *fakeSession) Run() error {
+	var end <-chan time.Time
+	if x.lasts > 0 {
+		end = time.After(x.lasts)
+	}
+	select {
+	case <-end:
+	case <-x.closed:
+	}
+	return errors.New("the end")
+}
+
+func (x *fakeSession) Close() {
+	if x.alive() {
+		close(x.closed)
+	}
+}
+
+func (x *fakeSession) alive() bool {
+	select {
+	case <-x.closed:
+		return false
+	default:
+		return true
+	}
+}
