@@ -14,9 +14,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"sigs.k8s.io/apiserver-network-proxy/konnectivity-client/pkg/client"
+
+	ours "github.com/trellis-k8s/trellis/internal/konnectivity/client"
 )
 
-// How the front talks to the tunnel server. Both open a connection to it for each dial, as kube-apiserver does.
+// How the front talks to the tunnel server, each side as its API server does: with GRPC kube-apiserver opens a connection to it for each
+// dial, Trellis one for all.
 const (
 	GRPC        = "grpc"
 	HTTPConnect = "http-connect"
@@ -48,7 +51,7 @@ func (b *bed) subjects(floors bool) (all []subject) {
 	}
 	for _, protocol := range b.Protocols {
 		for i, c := range commands {
-			all = append(all, subject{columns[i], protocol, func(ctx context.Context, t *tunnel) error { return t.start(ctx, protocol, c) }})
+			all = append(all, subject{columns[i], protocol, func(ctx context.Context, t *tunnel) error { return t.start(ctx, protocol, c, i > 0) }})
 		}
 	}
 	return all
@@ -64,7 +67,7 @@ type tunnel struct {
 }
 
 // start starts a server and an agent, and waits until they say that they are ready. They end with ctx.
-func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]string) (err error) {
+func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]string, theirs bool) (err error) {
 	agents, health := freePort(), []string{freePort(), freePort()}
 	socket := filepath.Join(t.dir, agents)
 	flags := [][]string{
@@ -86,14 +89,18 @@ func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]strin
 		}
 	}
 	t.target = t.far[0]
-	t.dial, err = newFront(ctx, protocol, socket)
+	t.dial, err = newFront(ctx, protocol, socket, theirs)
 	return err
 }
 
-// newFront returns the dial of a protocol to the tunnel server at a Unix socket.
-func newFront(ctx context.Context, protocol, socket string) (dial, error) {
-	switch protocol {
-	case GRPC:
+// newFront returns the dial of a protocol to the tunnel server at a Unix socket: by the client of an API server, which for GRPC is
+// another here than there.
+func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, error) {
+	switch {
+	case protocol == GRPC && !theirs:
+		c := ours.New(func(dialing context.Context) (net.Conn, error) { return dialUntil(ctx, dialing, "unix", socket) })
+		return func(dialing context.Context, address string) (net.Conn, error) { return c.DialContext(dialing, "tcp", address) }, nil
+	case protocol == GRPC:
 		unix := func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}
@@ -105,7 +112,7 @@ func newFront(ctx context.Context, protocol, socket string) (dial, error) {
 			}
 			return t.DialContext(dialing, "tcp", address)
 		}, nil
-	case HTTPConnect:
+	case protocol == HTTPConnect:
 		return func(dialing context.Context, address string) (net.Conn, error) {
 			c, err := dialUntil(ctx, dialing, "unix", socket)
 			if err == nil {
