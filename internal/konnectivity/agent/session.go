@@ -1,0 +1,208 @@
+// Package agent is the agent of Konnectivity: it runs in a cluster, connects to tunnel servers, and opens the connections that they ask for.
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+const (
+	connectTimeout = 20 * time.Second // to a server, until it has answered
+	dialTimeout    = 5 * time.Second  // to a destination, as the reference has it
+	// politePing is how often the reference's server, being grpc-go's, lets itself be pinged.
+	politePing = 5 * time.Minute
+)
+
+// Options say who an agent is, and how it behaves.
+type Options struct {
+	// ID is the agent's; Identifiers what destinations it is for, URL-encoded (host=, cidr=, ipv4=, ipv6=, default-route=).
+	ID, Identifiers string
+	// Token is read at each connection, to say who the agent is; nil: it has a certificate.
+	Token func() (string, error)
+	// TLS is how servers are connected to.
+	TLS *tls.Config
+	// KeepaliveTime is how long a server is silent before it is pinged.
+	KeepaliveTime time.Duration
+	// Dial opens connections to destinations.
+	Dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	Metrics *Metrics
+}
+
+// Session is a tunnel to one server.
+type Session struct {
+	packets tunnel.Packets
+	options Options
+	conn    *h2.Conn
+	stream  *h2.Stream
+	id      string // of the server
+	count   int    // of servers, as it says
+
+	once    sync.Once
+	welcome chan error // what the server has answered
+	ended   chan error
+}
+
+// Connect opens a tunnel to the server at an address (host:port). The error is one of the connection, or the server's.
+func Connect(ctx context.Context, address string, o Options) (*Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	dialer := tls.Dialer{Config: o.TLS}
+	conn, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	s := &Session{options: o, welcome: make(chan error, 1), ended: make(chan error, 1)}
+	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.Stalled, o.Metrics.packet
+	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
+	go func() { s.ended <- s.conn.Run() }()
+	if err := s.greet(ctx, address); err != nil {
+		s.conn.Close(err)
+		return nil, err
+	}
+	return s, nil
+}
+
+// greet says who this agent is, and waits for the answer.
+func (s *Session) greet(ctx context.Context, address string) error {
+	metadata := []string{wire.AgentID, s.options.ID, wire.AgentIdentifiers, s.options.Identifiers, wire.Tunnel, wire.ByConnect}
+	if s.options.Token != nil {
+		token, err := s.options.Token()
+		if err != nil {
+			return fmt.Errorf("read the token: %w", err)
+		}
+		metadata = append(metadata, wire.Authorization, "Bearer "+strings.TrimSpace(token))
+	}
+	_, err := s.conn.Open(func(stream *h2.Stream) h2.Receiver {
+		s.stream = stream
+		s.packets.Bind(stream)
+		return (*receiver)(s)
+	}, wire.Request(wire.Connect, address, true, metadata...), false)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("the server does not answer: %w", context.Cause(ctx))
+	case err := <-s.welcome:
+		return err
+	}
+}
+
+// ServerID is that of the server.
+func (s *Session) ServerID() string { return s.id }
+
+// ServerCount is how many servers there are, as this one says.
+func (s *Session) ServerCount() int { return s.count }
+
+// Run returns when the tunnel has ended, and why.
+func (s *Session) Run() error { return <-s.ended }
+
+// Open is how many connections go through it.
+func (s *Session) Open() int { return max(s.packets.Open(), s.conn.Streams()-1) }
+
+// Drain asks the server for no new connections.
+func (s *Session) Drain() { s.packets.Drain() }
+
+// Close ends the tunnel, and all connections through it.
+func (s *Session) Close() { s.conn.Close(nil) }
+
+// accept takes a stream by which the server asks for a connection.
+func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+	if r := tunnel.Accept(stream, header, s.dial); r != nil {
+		return r
+	}
+	return nil
+}
+
+// dial opens a connection to a destination.
+func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	began := time.Now()
+	go func() {
+		defer cancel()
+		conn, err := s.options.Dial(ctx, "tcp", address)
+		if err != nil {
+			s.options.Metrics.DialFailed(err)
+			answered(nil, err)
+			return
+		}
+		s.options.Metrics.Dialled(time.Since(began))
+		answered(tunnel.NewSocket(conn, s.options.Metrics.Closed), nil)
+	}()
+	return cancel
+}
+
+// receiver is a Session as its stream sees it.
+type receiver Session
+
+// Header implements h2.Receiver: the server's answer, or the end.
+func (r *receiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
+	err := wire.Status(fields)
+	if err == nil && end {
+		err = errors.New("the server has ended the tunnel")
+	}
+	r.once.Do(func() {
+		if err == nil {
+			err = r.read(fields)
+		}
+		r.welcome <- err
+	})
+	if err != nil {
+		r.over(err)
+	}
+}
+
+// read reads what the server says of itself.
+func (r *receiver) read(fields []hpack.HeaderField) error {
+	id, ok := wire.Field(fields, wire.ServerID)
+	count, counted := wire.Field(fields, wire.ServerCount)
+	if !ok || !counted {
+		return errors.New("the server does not say its " + wire.ServerID + " and " + wire.ServerCount)
+	}
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		return fmt.Errorf("the server says a %s that is no number: %q", wire.ServerCount, count)
+	}
+	r.id, r.count = id, n
+	every := r.options.KeepaliveTime
+	if by, _ := wire.Field(fields, wire.Tunnel); by != wire.ByConnect {
+		every = max(every, politePing)
+	}
+	r.conn.KeepAlive(every)
+	return nil
+}
+
+// Data implements h2.Receiver.
+func (r *receiver) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
+	if b != nil {
+		if err := r.packets.Read(b); err != nil {
+			r.packets.Reset(err)
+			r.over(err)
+		}
+	}
+	if end {
+		r.over(errors.New("the server has ended the tunnel"))
+	}
+}
+
+// Ended implements h2.Receiver.
+func (r *receiver) Ended(_ *h2.Stream, err error) { r.over(err) }
+
+func (r *receiver) over(err error) {
+	r.once.Do(func() { r.welcome <- err })
+	r.packets.Close(err)
+	r.conn.Close(err)
+}

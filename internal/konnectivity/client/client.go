@@ -1,0 +1,172 @@
+// Package client is the API server's side of a tunnel by GRPC: one connection to the tunnel server, and on it a Proxy stream for each
+// connection that goes through (upstream's opens a connection for each).
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+const (
+	// pingEvery is how long a connection is silent before it is pinged: what grpc-go allows without being told otherwise.
+	pingEvery = 5 * time.Minute
+	// connectTimeout is how long it takes at most to connect to the tunnel server.
+	connectTimeout = 10 * time.Second
+)
+
+// Client dials through a tunnel.
+type Client struct {
+	connect func(context.Context) (net.Conn, error)
+
+	mu      sync.Mutex
+	conn    *h2.Conn
+	opening chan struct{} // closed when an attempt to connect has ended
+	failed  error         // it
+}
+
+// New returns a Client that connects to the tunnel server by connect when it first dials, and again when that connection has gone.
+func New(connect func(context.Context) (net.Conn, error)) *Client { return &Client{connect: connect} }
+
+// Close closes the connection to the tunnel server, and all that goes through it.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != nil {
+		c.conn.Close(nil)
+	}
+}
+
+// DialContext connects to an address by TCP, from an agent of the tunnel server. The connection is a *tunnel.Conn.
+func (c *Client) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	if network != "tcp" {
+		return nil, fmt.Errorf("a tunnel has no connections of %s", network)
+	}
+	for again := false; ; again = true {
+		conn, err := c.current(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("connect to the tunnel server: %w", err)
+		}
+		out, err := dial(ctx, conn, address)
+		if errors.Is(err, h2.ErrGoingAway) && !again {
+			continue // it takes no more streams; another may
+		}
+		return out, err
+	}
+}
+
+// current returns the connection, or connects. All who wait for that share the attempt.
+func (c *Client) current(ctx context.Context) (*h2.Conn, error) {
+	for {
+		c.mu.Lock()
+		if c.conn != nil && c.conn.Usable() {
+			defer c.mu.Unlock()
+			return c.conn, nil
+		}
+		opening := c.opening
+		if opening == nil {
+			opening = make(chan struct{})
+			c.opening = opening
+			go c.open(opening)
+		}
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-opening:
+		}
+		c.mu.Lock()
+		err := c.failed
+		c.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// open connects, for all who wait.
+func (c *Client) open(opened chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
+	defer cancel()
+	wire, err := c.connect(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.opening, c.failed = nil, err
+	close(opened)
+	if err != nil {
+		return
+	}
+	c.conn = h2.NewClient(wire, h2.Options{})
+	c.conn.KeepAlive(pingEvery)
+	go c.conn.Run()
+}
+
+// dialling is a stream on its way to become a connection.
+type dialling struct {
+	tunnel.Packets
+}
+
+func dial(ctx context.Context, conn *h2.Conn, address string) (net.Conn, error) {
+	d := &dialling{}
+	answered := make(chan error, 1)
+	var out net.Conn
+	stream, err := conn.Open(func(s *h2.Stream) h2.Receiver {
+		d.Bind(s)
+		return d
+	}, wire.Request(wire.Proxy, "tunnel", false, wire.HalfClose, wire.Yes), false)
+	if err != nil {
+		return nil, err
+	}
+	cancel := d.Dial(address, func(other tunnel.Joint, err error) {
+		if err == nil {
+			out = tunnel.NewConn(other, address)
+		}
+		answered <- err
+	})
+	select {
+	case err = <-answered:
+	case <-ctx.Done():
+		cancel()
+		if err = <-answered; err == nil {
+			_ = out.Close()
+		}
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		stream.Close(nil)
+		return nil, err
+	}
+	return out, nil
+}
+
+// Header implements h2.Receiver.
+func (d *dialling) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
+	if half, _ := wire.Field(fields, wire.HalfClose); half == wire.Yes {
+		d.HalfClose = true
+	}
+	if err := wire.Status(fields); err != nil || end {
+		d.Packets.Close(err)
+	}
+}
+
+// Data implements h2.Receiver.
+func (d *dialling) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
+	if err := d.Read(b); err != nil {
+		d.Reset(err)
+	}
+	if end {
+		d.Packets.Close(errors.New("the tunnel server has ended the stream without a status"))
+	}
+}
+
+// Ended implements h2.Receiver.
+func (d *dialling) Ended(_ *h2.Stream, err error) { d.Packets.Close(err) }

@@ -1,0 +1,303 @@
+// Package h2 is HTTP/2 (RFC 9113) for tunnels: connections with very many streams, of which most are silent. A stream is some two
+// hundred bytes and no goroutine: what arrives for it is told to its Receiver, what is sent waits in its queue until the window of
+// the stream and its turn let it out. Frames and header compression are golang.org/x/net/http2's. It knows neither gRPC nor what
+// is tunnelled.
+package h2
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	initialWindow  = 64 << 10         // bytes of a stream that may wait for its reader, at first
+	maxWindow      = 1 << 20          // and where the reader keeps up
+	connWindow     = 1 << 30          // of a connection: streams alone are held back
+	maxHeaderBytes = 16 << 10         // of a header, decoded
+	maxAnswers     = 10_000           // frames that the other side has asked for and does not read
+	handshakeTime  = 10 * time.Second // to say the first thing
+	defaultWindow  = 65535            // RFC 9113, 6.9.2
+	defaultFrame   = 16 << 10         // RFC 9113, 6.5.2
+)
+
+// SettingTunnel is a setting by which the client of a connection says that the server may open streams as well, each a CONNECT
+// (RFC 9113, 8.5). It is of no standard; who does not know it ignores it (RFC 9113, 6.5.2). Being one of the connection, it does
+// not pass a proxy that would not let such streams pass either.
+const SettingTunnel http2.SettingID = 0xf0c1
+
+var (
+	// ErrClosed is that of a connection which this side has closed.
+	ErrClosed = errors.New("the connection has been closed")
+	// ErrGoingAway is that of a stream which is not opened, as the other side takes no more of them.
+	ErrGoingAway = errors.New("the other end of the connection is going away")
+	// ErrTooMany is that of a stream which is not opened, as there are as many as the other side takes.
+	ErrTooMany = errors.New("as many streams are open as the other end of the connection takes")
+	// ErrNotHTTP2 is that of a connection whose client speaks something else.
+	ErrNotHTTP2 = errors.New("the client does not speak HTTP/2")
+	errSilent   = errors.New("the other end of the connection does not answer")
+	errFlood    = errors.New("the other end of the connection asks for answers and does not read them")
+)
+
+// Options say how a connection behaves.
+type Options struct {
+	// Accept is told of a stream that the other side has opened, and returns its Receiver; nil refuses it. Without Accept, all are.
+	// It must not block.
+	Accept func(s *Stream, header []hpack.HeaderField) Receiver
+	// MaxStreams of the other side may be open at a time; 0: no limit.
+	MaxStreams uint32
+	// Tunnel sends SettingTunnel.
+	Tunnel bool
+}
+
+// Receiver is told what happens to a stream, one thing at a time by the goroutine that reads the connection: it must not block. The
+// stream is the one that Open has returned or Accept was given.
+type Receiver interface {
+	// Header has arrived; end: nothing comes after it.
+	Header(s *Stream, fields []hpack.HeaderField, end bool)
+	// Data has arrived, in a Buffer that the Receiver owns, nil if there are none. When it is Released the other side may send as much
+	// again. end: nothing comes after it.
+	Data(s *Stream, b *Buffer, end bool)
+	// Ended says that the stream was broken off, by the other side or with its connection. Nothing is told after it.
+	Ended(s *Stream, err error)
+}
+
+// Conn is one end of a connection.
+type Conn struct {
+	options Options
+	wire    net.Conn
+	client  bool
+	heard   atomic.Int64 // when something last arrived, in nanoseconds
+	done    chan struct{}
+
+	in      *bufio.Reader
+	framer  *http2.Framer
+	arrived uint32 // bytes of DATA that the window of the connection has not been given back for
+
+	mu      sync.Mutex
+	work    sync.Cond     // there is something to write, or the connection is closed
+	control []byte        // frames that are written before any DATA
+	out     *http2.Framer // writes to control
+	answers int           // of them, that the other side has asked for
+	few     queue         // streams with few bytes to send go first,
+	many    queue         // but not alone
+	streams map[uint32]*Stream
+	theirs  uint32 // streams of the other side that are open
+	next    uint32 // stream of this side
+	last    uint32 // stream of the other side
+	window  int64  // that the other side has for all streams
+	peer    settings
+	encoder *hpack.Encoder
+	block   bytes.Buffer // what it has encoded
+	away    bool         // the other side takes no more streams
+	err     error        // it is closed
+}
+
+// settings are the other side's.
+type settings struct {
+	window     int64
+	frame      int
+	maxStreams uint32
+	tunnel     bool
+}
+
+// NewClient returns the end of a connection that opens it. The caller Runs it.
+func NewClient(wire net.Conn, o Options) *Conn {
+	c := newConn(wire, o)
+	c.client, c.next = true, 1
+	c.control = append(c.control, http2.ClientPreface...)
+	c.start()
+	return c
+}
+
+// NewServer returns the end of a connection that accepts it. The caller Runs it.
+func NewServer(wire net.Conn, o Options) *Conn {
+	c := newConn(wire, o)
+	c.next = 2
+	c.start()
+	return c
+}
+
+func newConn(wire net.Conn, o Options) *Conn {
+	c := &Conn{
+		options: o,
+		wire:    wire,
+		done:    make(chan struct{}),
+		in:      bufio.NewReaderSize(wire, 32<<10),
+		streams: map[uint32]*Stream{},
+		window:  defaultWindow,
+		peer:    settings{window: defaultWindow, frame: defaultFrame, maxStreams: 1<<32 - 1},
+	}
+	c.work.L = &c.mu
+	c.encoder = hpack.NewEncoder(&c.block)
+	c.out = http2.NewFramer(sink{&c.control}, nil)
+	c.framer = http2.NewFramer(nil, c.in)
+	c.framer.SetReuseFrames()
+	c.framer.SetMaxReadFrameSize(MaxPiece)
+	c.framer.MaxHeaderListSize = maxHeaderBytes
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	return c
+}
+
+// start has the settings be written first.
+func (c *Conn) start() {
+	all := []http2.Setting{
+		{ID: http2.SettingInitialWindowSize, Val: initialWindow},
+		{ID: http2.SettingMaxFrameSize, Val: MaxPiece},
+		{ID: http2.SettingMaxHeaderListSize, Val: maxHeaderBytes},
+	}
+	if c.client {
+		all = append(all, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	}
+	if c.options.MaxStreams > 0 {
+		all = append(all, http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: c.options.MaxStreams})
+	}
+	if c.options.Tunnel {
+		all = append(all, http2.Setting{ID: SettingTunnel, Val: 1})
+	}
+	_ = c.out.WriteSettings(all...) // into memory, as all that is written to out
+	_ = c.out.WriteWindowUpdate(0, connWindow-defaultWindow)
+}
+
+// Run serves the connection until it ends, and returns why. It closes the connection below.
+func (c *Conn) Run() error {
+	var others sync.WaitGroup
+	others.Go(c.write)
+	c.Close(c.read())
+	others.Wait()
+	c.mu.Lock()
+	streams, unsent := c.streams, make([]*Buffer, 0, len(c.streams))
+	c.streams = nil
+	for _, s := range streams {
+		unsent = append(unsent, s.drop())
+	}
+	c.mu.Unlock()
+	for _, b := range unsent {
+		releaseAll(b)
+	}
+	for _, s := range streams {
+		s.receiver.Ended(s, c.err)
+	}
+	return c.err
+}
+
+// Close ends the connection and, by Run, all its streams with an error, ErrClosed for nil. What waits to be sent is lost. The first
+// error counts.
+func (c *Conn) Close(err error) {
+	if err == nil {
+		err = ErrClosed
+	}
+	c.mu.Lock()
+	first := c.err == nil
+	if first {
+		c.err = err
+		c.work.Broadcast()
+	}
+	c.mu.Unlock()
+	if first {
+		close(c.done)
+		_ = c.wire.Close()
+	}
+}
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err is why it has ended; nil while it has not.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Usable says that streams can be opened.
+func (c *Conn) Usable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err == nil && !c.away && c.next < 1<<31
+}
+
+// MayTunnel says whether the other side has sent SettingTunnel. It is known once a header has arrived.
+func (c *Conn) MayTunnel() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.peer.tunnel
+}
+
+// Streams is how many are open.
+func (c *Conn) Streams() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.streams)
+}
+
+// GoAway has the other side open no more streams. Those that are open go on.
+func (c *Conn) GoAway() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.out.WriteGoAway(c.last, http2.ErrCodeNo, nil)
+	c.work.Signal()
+}
+
+// Open opens a stream; end: nothing will be sent on it. Its Receiver is what bind returns, which is called before anything can arrive,
+// and may do nothing but keep the stream.
+func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.err != nil:
+		return nil, c.err
+	case c.away, c.next >= 1<<31:
+		return nil, ErrGoingAway
+	case uint32(len(c.streams))-c.theirs >= c.peer.maxStreams:
+		return nil, ErrTooMany
+	}
+	s := &Stream{conn: c, id: c.next, window: c.peer.window, size: initialWindow, left: initialWindow, ended: end, endSent: end}
+	s.receiver = bind(s)
+	c.next += 2
+	c.streams[s.id] = s
+	c.header(s.id, header, end)
+	return s, nil
+}
+
+// KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again.
+func (c *Conn) KeepAlive(every time.Duration) {
+	c.heard.Store(time.Now().UnixNano())
+	go c.watch(every)
+}
+
+func (c *Conn) watch(every time.Duration) {
+	timer := time.NewTimer(every)
+	defer timer.Stop()
+	for pinged := int64(0); ; {
+		select {
+		case <-c.done:
+			return
+		case <-timer.C:
+		}
+		heard := c.heard.Load()
+		silent := time.Since(time.Unix(0, heard))
+		switch {
+		case silent < every:
+			timer.Reset(every - silent)
+			continue
+		case pinged == heard:
+			c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))
+			return
+		}
+		pinged = heard
+		c.mu.Lock()
+		_ = c.out.WritePing(false, [8]byte{})
+		c.work.Signal()
+		c.mu.Unlock()
+		timer.Reset(every)
+	}
+}

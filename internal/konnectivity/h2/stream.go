@@ -1,0 +1,200 @@
+package h2
+
+import (
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	quantum = 16 << 10 // bytes that a stream sends before it is another's turn
+	// briefly is how long the half of a window lasts at least, if the window is large enough.
+	briefly = 25 * time.Millisecond
+	// isFew is how many bytes a stream has to send at most to go before those with more.
+	isFew = 4 << 10
+)
+
+// Stream is one stream of a connection.
+type Stream struct {
+	conn     *Conn
+	receiver Receiver
+	id       uint32
+
+	// What is to be sent. Under conn.mu.
+	first, final *Buffer
+	queued       int                 // bytes
+	window       int64               // that the other side has left for it
+	trailer      []hpack.HeaderField // goes after the data
+	ended        bool                // nothing is sent after what is queued
+	endSent      bool
+	closing      bool // when all is sent, nothing is received any more either
+	waits        bool // in a queue of the connection
+	next         *Stream
+
+	// What arrives. Under conn.mu.
+	size    int32 // of its window
+	left    int32 // of its window to the other side
+	held    int32 // bytes that no Credit has been given for
+	spare   int32 // bytes that the other side has not been told of the Credit for
+	updated int64 // when it was told last, in nanoseconds
+	over    bool  // nothing arrives any more
+}
+
+// Conn is the connection that it is a stream of.
+func (s *Stream) Conn() *Conn { return s.conn }
+
+// ID is its number, which is unique in its connection.
+func (s *Stream) ID() uint32 { return s.id }
+
+// Header sends a header, the first or, with end, one that ends the stream without any data after it.
+func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams[s.id] != s || s.ended {
+		return
+	}
+	if end && s.queued > 0 {
+		s.end(fields)
+		return
+	}
+	c.header(s.id, fields, end)
+	if end {
+		s.ended, s.endSent = true, true
+		c.forget(s)
+	}
+}
+
+// Send queues data, and takes its Buffer, which is Released when it is written. What is sent after the end is dropped. It does not
+// block: who sends heeds what it is given credit for.
+func (s *Stream) Send(b *Buffer) {
+	c := s.conn
+	c.mu.Lock()
+	if c.streams[s.id] != s || s.ended || b.Len() == 0 {
+		c.mu.Unlock()
+		b.Release()
+		return
+	}
+	if s.first == nil {
+		s.first = b
+	} else {
+		s.final.next = b
+	}
+	s.final = b
+	s.queued += b.Len()
+	c.ready(s)
+	c.mu.Unlock()
+}
+
+// End sends nothing more after what is queued, but the trailer if there is one. What arrives goes on.
+func (s *Stream) End(trailer []hpack.HeaderField) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams[s.id] == s && !s.ended {
+		s.end(trailer)
+	}
+}
+
+func (s *Stream) end(trailer []hpack.HeaderField) {
+	s.ended, s.trailer = true, trailer
+	s.conn.ready(s)
+}
+
+// Close is End, after which nothing is wanted of the other side either: it is told by a reset without an error.
+func (s *Stream) Close(trailer []hpack.HeaderField) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.streams[s.id] != s:
+	case s.endSent:
+		c.hangUp(s)
+	case !s.ended:
+		s.end(trailer)
+		fallthrough
+	default:
+		s.closing = true
+	}
+}
+
+// hangUp tells the other side that nothing more is wanted of it.
+func (c *Conn) hangUp(s *Stream) {
+	_ = c.out.WriteRSTStream(s.id, http2.ErrCodeNo)
+	c.work.Signal()
+	s.over = true
+	c.remove(s)
+}
+
+// Reset breaks the stream off. Its Receiver is told nothing more of it, but what it is being told at the moment.
+func (s *Stream) Reset(code http2.ErrCode) {
+	c := s.conn
+	c.mu.Lock()
+	if c.streams[s.id] != s {
+		c.mu.Unlock()
+		return
+	}
+	_ = c.out.WriteRSTStream(s.id, code)
+	c.work.Signal()
+	unsent := s.drop()
+	c.remove(s)
+	c.mu.Unlock()
+	releaseAll(unsent)
+}
+
+// Queued is how many bytes wait to be sent.
+func (s *Stream) Queued() int {
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	return s.queued
+}
+
+// Credit implements Creditor: the other side may send as many.
+func (s *Stream) Credit(n int) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.held -= int32(n)
+	s.spare += int32(n)
+	if s.over || s.spare < s.size/2 || c.streams[s.id] != s {
+		return
+	}
+	now := time.Now().UnixNano()
+	if time.Duration(now-s.updated) < briefly && s.held <= s.size/2 && s.size < maxWindow {
+		s.spare += s.size // its reader keeps up: a larger window keeps a faster connection busy
+		s.size *= 2
+	}
+	s.updated = now
+	grant := s.spare
+	s.left, s.spare = s.left+grant, 0
+	_ = c.out.WriteWindowUpdate(s.id, uint32(grant))
+	c.work.Signal()
+}
+
+// drop takes what it would have sent, which the caller releases.
+func (s *Stream) drop() (unsent *Buffer) {
+	unsent = s.first
+	s.first, s.final, s.queued, s.ended, s.over = nil, nil, 0, true, true
+	return unsent
+}
+
+// queue is streams that have something to send.
+type queue struct{ first, last *Stream }
+
+func (q *queue) push(s *Stream) {
+	if q.first == nil {
+		q.first = s
+	} else {
+		q.last.next = s
+	}
+	q.last = s
+}
+
+func (q *queue) pop() *Stream {
+	s := q.first
+	if s != nil {
+		q.first, s.next = s.next, nil
+	}
+	return s
+}

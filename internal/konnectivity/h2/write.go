@@ -1,0 +1,189 @@
+package h2
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	batch       = 64 << 10 // bytes that are written at a time, about
+	frameHeader = 9
+)
+
+// sink has a Framer write into memory.
+type sink struct{ to *[]byte }
+
+func (s sink) Write(p []byte) (int, error) {
+	*s.to = append(*s.to, p...)
+	return len(p), nil
+}
+
+// answer queues a frame that the other side has asked for, and gives up on one that asks for ever more. The caller holds mu.
+func (c *Conn) answer(frame func() error) {
+	if c.answers++; c.answers > maxAnswers {
+		go c.Close(errFlood)
+		return
+	}
+	_ = frame()
+	c.work.Signal()
+}
+
+func (c *Conn) reset(id uint32, code http2.ErrCode) {
+	c.answer(func() error { return c.out.WriteRSTStream(id, code) })
+}
+
+// header queues a header, in the order in which it is compressed. The caller holds mu.
+func (c *Conn) header(id uint32, fields []hpack.HeaderField, end bool) {
+	c.block.Reset()
+	for _, f := range fields {
+		_ = c.encoder.WriteField(f) // into memory
+	}
+	rest := c.block.Bytes()
+	piece := rest[:min(len(rest), c.peer.frame)]
+	rest = rest[len(piece):]
+	_ = c.out.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: piece, EndStream: end, EndHeaders: len(rest) == 0})
+	for len(rest) > 0 {
+		piece = rest[:min(len(rest), c.peer.frame)]
+		rest = rest[len(piece):]
+		_ = c.out.WriteContinuation(id, len(rest) == 0, piece)
+	}
+	c.work.Signal()
+}
+
+// ready queues a stream that has something to send, if it may.
+func (c *Conn) ready(s *Stream) {
+	if s.waits || !s.sendable() {
+		return
+	}
+	s.waits = true
+	if s.queued <= isFew {
+		c.few.push(s)
+	} else {
+		c.many.push(s)
+	}
+	c.work.Signal()
+}
+
+// sendable says that there is data and a window for it, or the end.
+func (s *Stream) sendable() bool {
+	return s.queued > 0 && s.window > 0 || s.queued == 0 && s.ended && !s.endSent
+}
+
+// write writes what there is to write until the connection is closed.
+func (c *Conn) write() {
+	var out []byte
+	var done []*Buffer
+	for {
+		c.mu.Lock()
+		for c.err == nil && len(c.control) == 0 && (c.window <= 0 || c.few.first == nil && c.many.first == nil) {
+			c.work.Wait()
+		}
+		if c.err != nil {
+			c.mu.Unlock()
+			return
+		}
+		out, done = c.gather(out[:0], done[:0])
+		c.mu.Unlock()
+		if _, err := c.wire.Write(out); err != nil {
+			c.Close(err)
+		}
+		for _, b := range done {
+			b.Release()
+		}
+	}
+}
+
+// gather takes about a batch of what is to be written: first what is not DATA, then up to half of streams with little to send, then
+// of the others, a quantum each in turn. The caller releases the Buffers that are done.
+func (c *Conn) gather(out []byte, done []*Buffer) ([]byte, []*Buffer) {
+	out, c.control, c.answers = append(out, c.control...), c.control[:0], 0
+	full := len(out) + batch
+	for half := len(out) + batch/2; c.few.first != nil && c.window > 0 && (len(out) < half || c.many.first == nil && len(out) < full); {
+		out, done = c.turn(c.few.pop(), out, done)
+	}
+	for c.many.first != nil && c.window > 0 && len(out) < full {
+		out, done = c.turn(c.many.pop(), out, done)
+	}
+	return out, done
+}
+
+// turn has a stream send up to a quantum. It queues again where there is more.
+func (c *Conn) turn(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
+	s.waits = false
+	if c.streams[s.id] != s {
+		return out, done
+	}
+	n := int(max(0, min(int64(quantum), int64(s.queued), s.window, c.window, int64(c.peer.frame))))
+	end := s.ended && n == s.queued
+	if n > 0 || end && s.trailer == nil {
+		out = appendFrame(out, n, s.id, end && s.trailer == nil)
+		out, done = s.take(out, n, done)
+		s.window -= int64(n)
+		c.window -= int64(n)
+	}
+	if !end {
+		c.ready(s)
+		return out, done
+	}
+	if s.trailer != nil {
+		c.header(s.id, s.trailer, true)
+		out, c.control = append(out, c.control...), c.control[:0]
+	}
+	s.endSent = true
+	if c.forget(s); s.closing && !s.over {
+		c.hangUp(s)
+	}
+	return out, done
+}
+
+// appendFrame appends the header of a DATA frame (RFC 9113, 4.1 and 6.1).
+func appendFrame(out []byte, n int, id uint32, end bool) []byte {
+	var flags http2.Flags
+	if end {
+		flags = http2.FlagDataEndStream
+	}
+	out = append(out, byte(n>>16), byte(n>>8), byte(n), byte(http2.FrameData), byte(flags))
+	return binary.BigEndian.AppendUint32(out, id)
+}
+
+// take moves n bytes out of the queue, and the Buffers that are through to done.
+func (s *Stream) take(out []byte, n int, done []*Buffer) ([]byte, []*Buffer) {
+	s.queued -= n
+	for n > 0 {
+		b := s.first
+		piece := b.Bytes()[:min(n, b.Len())]
+		out = append(out, piece...)
+		n -= len(piece)
+		if b.Skip(len(piece)); b.Len() > 0 {
+			break
+		}
+		if s.first = b.next; s.first == nil {
+			s.final = nil
+		}
+		b.next = nil
+		done = append(done, b)
+	}
+	return out, done
+}
+
+// forget removes a stream that has ended on both sides.
+func (c *Conn) forget(s *Stream) {
+	if s.over && s.endSent {
+		c.remove(s)
+	}
+}
+
+func (c *Conn) remove(s *Stream) {
+	if c.streams[s.id] != s {
+		return
+	}
+	delete(c.streams, s.id)
+	if c.isTheirs(s.id) {
+		c.theirs--
+	}
+}
+
+// isTheirs says that the other side has opened a stream: clients have odd numbers (RFC 9113, 5.1.1).
+func (c *Conn) isTheirs(id uint32) bool { return (id%2 == 1) != c.client }

@@ -1,0 +1,89 @@
+package server
+
+import (
+	"errors"
+	"net"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+// ServeFronts serves API servers, in a mode, until the listener is closed. Its connections are Unix sockets, or TLS that has been agreed
+// on or will be.
+func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
+	if mode == ModeHTTPConnect {
+		return s.serveConnect(l)
+	}
+	return s.listen(l, func(conn net.Conn) {
+		c := h2.NewServer(conn, h2.Options{Accept: s.front})
+		if err := s.run(c, s.options.FrontendKeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
+			s.options.Metrics.Refused(err)
+		}
+	})
+}
+
+// front takes a stream of an API server.
+func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+	f := &front{server: s}
+	f.Bind(stream)
+	if path, _ := wire.Field(header, ":path"); path != wire.Proxy {
+		stream.Header(wire.Refusal(wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone, not "+path), true)
+		return f
+	}
+	f.Answer, f.Saw = s.dial, s.options.Metrics.front
+	var metadata []string
+	if half, _ := wire.Field(header, wire.HalfClose); half == wire.Yes {
+		f.HalfClose = true
+		metadata = []string{wire.HalfClose, wire.Yes}
+	}
+	s.open.Add(1)
+	f.served = true
+	stream.Header(wire.Response(metadata...), false)
+	return f
+}
+
+// front is a stream of an API server, which is a connection through the tunnel.
+type front struct {
+	tunnel.Packets
+	server *Server
+	served bool // and counted
+}
+
+// Header implements h2.Receiver: there is only the end.
+func (f *front) Header(s *h2.Stream, _ []hpack.HeaderField, end bool) {
+	if end {
+		f.over(s, nil)
+	}
+}
+
+// Data implements h2.Receiver.
+func (f *front) Data(s *h2.Stream, b *h2.Buffer, end bool) {
+	if !f.served {
+		b.Release()
+		return
+	}
+	if b != nil {
+		if err := f.Read(b); err != nil {
+			f.Reset(err)
+			end = true
+		}
+	}
+	if end {
+		f.over(s, nil)
+	}
+}
+
+// Ended implements h2.Receiver.
+func (f *front) Ended(s *h2.Stream, err error) { f.over(s, err) }
+
+func (f *front) over(s *h2.Stream, err error) {
+	f.Close(err)
+	s.Close(wire.Trailer(wire.OK, ""))
+	if f.served {
+		f.served = false
+		f.server.open.Done()
+	}
+}

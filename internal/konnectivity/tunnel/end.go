@@ -1,0 +1,40 @@
+// Package tunnel is what tunnelled connections are made of: two Ends that know each other, each of which gives the other what arrives at
+// it. An End is a socket, a stream of HTTP/2, or a connection among the packets of a stream. No End has a goroutine of its own but a
+// Socket, which reads. It knows neither who may have a connection nor where it goes.
+package tunnel
+
+import (
+	"errors"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+)
+
+// linger is how long what has been sent may take to arrive after the end of a connection.
+const linger = 30 * time.Second
+
+// End is one end of a connection, as the other sees it. Nothing of it blocks. Send and CloseWrite are called by one at a time.
+type End interface {
+	// Send passes on what has arrived at the other End, and takes the Buffer, which is Released once it is through.
+	Send(b *h2.Buffer)
+	// CloseWrite says that nothing more will be sent.
+	CloseWrite()
+	// Close ends the connection: with an error at once, without one when what was sent is through.
+	Close(err error)
+}
+
+// Joint is an End that has no other yet.
+type Joint interface {
+	End
+	// Join gives it the other, once.
+	Join(other End)
+}
+
+// Dial opens a connection to an address (host:port). It does not block: answered is told once of the connection, or why there is none, and
+// joins it before it returns. cancel gives up; answered may be told nevertheless, and then closes what it gets.
+type Dial func(address string, answered func(Joint, error)) (cancel func())
+
+var (
+	errGivenUp = errors.New("the connection was given up")
+	errLost    = errors.New("the tunnel of the connection was lost")
+)

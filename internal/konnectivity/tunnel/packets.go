@@ -1,0 +1,424 @@
+package tunnel
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+// Packets are the connections among the packets of one stream, as the reference implementation has them. One side asks for connections:
+// an API server of a tunnel server, and that of an agent; the other dials them.
+type Packets struct {
+	// Answer dials what the other side asks for; nil: it may not ask.
+	Answer Dial
+	// Shared says that the stream has many connections, and so one window for all of them.
+	Shared bool
+	// HalfClose says that both sides take data of no length as the end of what one of them sends. The reference's ends the connection.
+	HalfClose bool
+	// Saw, unless nil, is told of each packet, and Stalled of a connection that is closed as nothing reads what it has.
+	Saw     func(t wire.Type, received bool)
+	Stalled func()
+
+	stream   *h2.Stream
+	messages wire.Messages
+	draining atomic.Bool
+
+	mu    sync.Mutex
+	last  int64 // number of a connection that was dialled
+	asked map[int64]func(Joint, error)
+	dials map[int64]func() // to cancel
+	open  map[int64]*packetConn
+	err   error
+}
+
+// Bind says which stream it is. It comes before all else.
+func (p *Packets) Bind(s *h2.Stream) {
+	p.stream = s
+	p.asked, p.dials, p.open = map[int64]func(Joint, error){}, map[int64]func(){}, map[int64]*packetConn{}
+}
+
+// Draining says that the other side wants to be asked for no more connections.
+func (p *Packets) Draining() bool { return p.draining.Load() }
+
+// Open is how many connections there are.
+func (p *Packets) Open() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.open)
+}
+
+func (p *Packets) send(packet wire.Packet) {
+	p.saw(packet.Type, false)
+	p.stream.Send(packet.Message())
+}
+
+func (p *Packets) saw(t wire.Type, received bool) {
+	if p.Saw != nil {
+		p.Saw(t, received)
+	}
+}
+
+// Drain asks the other side to ask for no more connections.
+func (p *Packets) Drain() { p.send(wire.Packet{Type: wire.Drain}) }
+
+// Dial is a Dial of the side that asks.
+func (p *Packets) Dial(address string, answered func(Joint, error)) (cancel func()) {
+	random := rand.Int64()
+	p.mu.Lock()
+	err := p.err
+	if err == nil {
+		p.asked[random] = answered
+	}
+	p.mu.Unlock()
+	if err != nil {
+		answered(nil, err)
+		return func() {}
+	}
+	p.send(wire.Packet{Type: wire.DialReq, Protocol: "tcp", Address: address, Random: random})
+	return func() {
+		if answered := p.asker(random); answered != nil {
+			p.send(wire.Packet{Type: wire.DialCls, Random: random})
+			answered(nil, errGivenUp)
+		}
+	}
+}
+
+// asker takes who waits for an answer; nil: nobody does any more.
+func (p *Packets) asker(random int64) func(Joint, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	answered := p.asked[random]
+	delete(p.asked, random)
+	return answered
+}
+
+// Read takes what the stream has brought. The error is the other side's: the stream is to be reset.
+func (p *Packets) Read(b *h2.Buffer) error { return p.messages.Read(b, p.packet) }
+
+func (p *Packets) packet(packet wire.Packet, data *h2.Buffer) error {
+	p.saw(packet.Type, true)
+	switch packet.Type {
+	case wire.Data:
+		p.data(packet.ConnectID, data)
+		return nil
+	case wire.DialReq:
+		if p.Answer == nil {
+			return errors.New("a connection is asked for by the side that is to dial them")
+		}
+		p.dial(packet)
+	case wire.DialRsp:
+		p.dialled(packet)
+	case wire.DialCls:
+		p.dialClosed(packet.Random)
+	case wire.CloseReq, wire.CloseRsp:
+		p.closed(packet)
+	case wire.Drain:
+		p.draining.Store(true)
+	}
+	data.Release()
+	return nil
+}
+
+// dial dials what is asked for.
+func (p *Packets) dial(packet wire.Packet) {
+	random := packet.Random
+	p.mu.Lock()
+	if p.err != nil || p.dials[random] != nil {
+		p.mu.Unlock()
+		return
+	}
+	p.dials[random] = func() {}
+	p.mu.Unlock()
+	cancel := p.Answer(packet.Address, func(other Joint, err error) { p.answer(random, other, err) })
+	p.mu.Lock()
+	if p.dials[random] != nil {
+		p.dials[random] = cancel
+	}
+	p.mu.Unlock()
+}
+
+// answer says what has become of a dial.
+func (p *Packets) answer(random int64, other Joint, err error) {
+	p.mu.Lock()
+	wanted := p.dials[random] != nil
+	delete(p.dials, random)
+	if err != nil || !wanted || p.err != nil {
+		p.mu.Unlock()
+		if err == nil {
+			other.Close(errGivenUp)
+		} else if wanted {
+			p.send(wire.Packet{Type: wire.DialRsp, Random: random, Error: err.Error()})
+		}
+		return
+	}
+	p.last++
+	c := &packetConn{packets: p, id: p.last, other: other}
+	p.open[c.id] = c
+	p.mu.Unlock()
+	p.send(wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: c.id})
+	other.Join(c)
+}
+
+// dialled is the answer to what was asked.
+func (p *Packets) dialled(packet wire.Packet) {
+	answered := p.asker(packet.Random)
+	switch {
+	case answered == nil && packet.Error == "":
+		p.send(wire.Packet{Type: wire.CloseReq, ConnectID: packet.ConnectID})
+	case answered == nil:
+	case packet.Error != "":
+		answered(nil, errors.New(packet.Error))
+	default:
+		c := &packetConn{packets: p, id: packet.ConnectID}
+		p.mu.Lock()
+		taken := p.open[c.id] != nil
+		if !taken {
+			p.open[c.id] = c
+		}
+		p.mu.Unlock()
+		if taken {
+			answered(nil, fmt.Errorf("two connections have the number %d", c.id))
+			return
+		}
+		answered(c, nil)
+	}
+}
+
+// dialClosed gives up a dial: of the side that asked, or as the other side says that it has.
+func (p *Packets) dialClosed(random int64) {
+	if answered := p.asker(random); answered != nil {
+		answered(nil, errors.New("dial closed")) // the reference's words
+	}
+	p.mu.Lock()
+	cancel := p.dials[random]
+	delete(p.dials, random)
+	p.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+}
+
+// data passes on what has arrived.
+func (p *Packets) data(id int64, b *h2.Buffer) {
+	p.mu.Lock()
+	c := p.open[id]
+	p.mu.Unlock()
+	switch {
+	case c == nil:
+		b.Release()
+		p.send(p.close(id, "unrecognized connectID"))
+	case b != nil:
+		if p.Shared {
+			c.keep(b)
+		}
+		c.other.Send(b)
+	case p.HalfClose:
+		c.other.CloseWrite()
+	}
+}
+
+// close is the packet by which this side closes a connection.
+func (p *Packets) close(id int64, why string) wire.Packet {
+	if p.Answer != nil {
+		return wire.Packet{Type: wire.CloseRsp, ConnectID: id, Error: why}
+	}
+	return wire.Packet{Type: wire.CloseReq, ConnectID: id}
+}
+
+// closed ends a connection that the other side has closed.
+func (p *Packets) closed(packet wire.Packet) {
+	c := p.forget(packet.ConnectID)
+	switch {
+	case c != nil:
+		if packet.Type == wire.CloseReq {
+			p.send(p.close(c.id, ""))
+		}
+		c.other.Close(nil)
+		p.finish()
+	case packet.Type == wire.CloseReq:
+		p.send(p.close(packet.ConnectID, "Unknown connectID"))
+	default: // the answer to what this side has closed
+		p.finish()
+	}
+}
+
+// finish ends a stream that is of one connection alone.
+func (p *Packets) finish() {
+	switch {
+	case p.Shared:
+	case p.Answer != nil:
+		p.stream.Close(wire.Trailer(wire.OK, ""))
+	default:
+		p.stream.Close(nil)
+	}
+}
+
+func (p *Packets) forget(id int64) *packetConn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.open[id]
+	delete(p.open, id)
+	return c
+}
+
+// Close ends all connections, as the stream has ended; without an error if that was in order.
+func (p *Packets) Close(err error) {
+	lost := errLost
+	if err != nil {
+		lost = fmt.Errorf("%w: %w", errLost, err)
+	}
+	p.mu.Lock()
+	if p.err != nil {
+		p.mu.Unlock()
+		return
+	}
+	p.err = lost
+	asked, dials, open := p.asked, p.dials, p.open
+	p.asked, p.dials, p.open = nil, nil, nil
+	p.mu.Unlock()
+	p.messages.Close()
+	for _, answered := range asked {
+		answered(nil, lost)
+	}
+	for _, cancel := range dials {
+		cancel()
+	}
+	for _, c := range open {
+		c.other.Close(err)
+	}
+}
+
+// Reset breaks the stream off for what the other side has sent.
+func (p *Packets) Reset(err error) {
+	p.stream.Reset(http2.ErrCodeProtocol)
+	p.Close(err)
+}
+
+const (
+	// maxKept is how many bytes of one connection may be kept before all of its stream is held back, and
+	maxKept = 4 << 20
+	// stallTime how long its reader may then read nothing before it is closed.
+	stallTime = 5 * time.Second
+)
+
+var errStalled = fmt.Errorf("nothing has been read for %v of more than %d MiB that wait", stallTime, maxKept>>20)
+
+// packetConn is the End of a connection among packets.
+type packetConn struct {
+	packets *Packets
+	id      int64
+	other   End
+
+	// Of a stream that is shared.
+	mu       sync.Mutex
+	kept     int         // bytes that were passed on and are not through
+	through  int         // bytes that have gone through since the timer was set
+	owed     h2.Creditor // for
+	withheld int         // bytes, as too much is kept
+	timer    *time.Timer
+}
+
+// Join implements Joint.
+func (c *packetConn) Join(other End) { c.other = other }
+
+// Send implements End.
+func (c *packetConn) Send(b *h2.Buffer) {
+	wire.PutData(b, c.id)
+	c.packets.saw(wire.Data, false)
+	c.packets.stream.Send(b)
+}
+
+// CloseWrite implements End. The reference knows no half of a connection: there it is the end of all.
+func (c *packetConn) CloseWrite() {
+	if !c.packets.HalfClose {
+		c.Close(nil)
+		return
+	}
+	b := h2.NewBuffer(0)
+	wire.PutData(b, c.id)
+	c.packets.stream.Send(b)
+}
+
+// Close implements End.
+func (c *packetConn) Close(err error) {
+	if c.packets.forget(c.id) == nil {
+		return
+	}
+	why := ""
+	if err != nil {
+		why = err.Error()
+	}
+	p := c.packets
+	p.send(p.close(c.id, why))
+	switch {
+	case p.Answer != nil:
+		p.finish()
+	case !p.Shared: // the answer ends it, or this
+		time.AfterFunc(linger, func() { p.stream.Reset(http2.ErrCodeCancel) })
+	}
+}
+
+// keep counts data of a stream that is shared, on its way to the other End.
+func (c *packetConn) keep(b *h2.Buffer) {
+	owed, n := b.Debt()
+	b.Owe(c, b.Len())
+	c.mu.Lock()
+	c.kept += b.Len()
+	if c.kept > maxKept && owed != nil {
+		c.owed, c.withheld = owed, c.withheld+n
+		if c.timer == nil {
+			c.through = 0
+			c.timer = time.AfterFunc(stallTime, c.look)
+		}
+		n = 0
+	}
+	c.mu.Unlock()
+	if n > 0 && owed != nil {
+		owed.Credit(n)
+	}
+}
+
+// Credit implements h2.Creditor.
+func (c *packetConn) Credit(n int) {
+	c.mu.Lock()
+	c.kept -= n
+	c.through += n
+	owed, due := c.owed, c.withheld
+	if c.kept > maxKept/2 || due == 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.withheld = 0
+	c.timer.Stop()
+	c.timer = nil
+	c.mu.Unlock()
+	owed.Credit(due)
+}
+
+// look closes the connection if nothing has gone through.
+func (c *packetConn) look() {
+	c.mu.Lock()
+	if c.withheld == 0 || c.through > 0 {
+		c.through = 0
+		if c.withheld > 0 {
+			c.timer = time.AfterFunc(stallTime, c.look)
+		}
+		c.mu.Unlock()
+		return
+	}
+	c.mu.Unlock()
+	if c.packets.Stalled != nil {
+		c.packets.Stalled()
+	}
+	other := c.other
+	c.Close(errStalled)
+	other.Close(errStalled)
+}

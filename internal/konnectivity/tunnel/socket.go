@@ -1,0 +1,297 @@
+package tunnel
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+)
+
+const (
+	socketWindow = 128 << 10 // bytes that were read of a socket and are not through
+	leastRead    = 4 << 10
+	mostRead     = 32 << 10
+)
+
+// Socket is the End of a connection that the system has: TCP, a Unix socket, or TLS over one of them.
+type Socket struct {
+	conn  net.Conn
+	raw   syscall.RawConn // nil: TLS
+	other End
+	done  func()
+
+	mu      sync.Mutex
+	changed sync.Cond    // credit was given, or it is closed
+	unpaid  int          // bytes that were read and are not through
+	queue   []*h2.Buffer // to be written
+	writing bool         // somebody writes; the queue is theirs
+	ending  bool         // nothing is sent after the queue
+	closing bool         // and then the connection is closed
+	closed  bool
+	heard   bool // all that there is to read
+	said    bool // all that there is to write
+}
+
+// NewSocket returns the End of a connection, which it takes. It reads from when it is joined. When it is closed it calls done, once.
+func NewSocket(conn net.Conn, done func()) *Socket {
+	s := &Socket{conn: conn, done: done}
+	s.changed.L = &s.mu
+	if c, ok := conn.(syscall.Conn); ok {
+		s.raw, _ = c.SyscallConn()
+	}
+	return s
+}
+
+// Join implements Joint.
+func (s *Socket) Join(other End) {
+	s.other = other
+	go s.read()
+}
+
+func (s *Socket) read() {
+	for size := leastRead; s.room(); {
+		b, err := s.next(size)
+		switch {
+		case err == io.EOF:
+			s.other.CloseWrite()
+			s.half(&s.heard)
+			return
+		case err != nil:
+			s.fail(err)
+			return
+		}
+		switch n := b.Len(); {
+		case n == size:
+			size = min(2*size, mostRead)
+		case n < size/4:
+			size = max(size/2, leastRead)
+		}
+		s.other.Send(b)
+	}
+}
+
+// room waits until something may be read; false: nothing more is wanted.
+func (s *Socket) room() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.unpaid >= socketWindow && !s.closed && !s.closing {
+		s.changed.Wait()
+	}
+	return !s.closed && !s.closing
+}
+
+// Credit implements h2.Creditor.
+func (s *Socket) Credit(n int) {
+	s.mu.Lock()
+	s.unpaid -= n
+	s.changed.Signal()
+	s.mu.Unlock()
+}
+
+// next reads what there is, up to size bytes. While there is nothing it has no Buffer.
+func (s *Socket) next(size int) (*h2.Buffer, error) {
+	var b *h2.Buffer
+	var n int
+	var err error
+	if s.raw == nil {
+		b = h2.NewBuffer(size)
+		n, err = s.conn.Read(b.Bytes())
+	} else {
+		failed := s.raw.Read(func(fd uintptr) bool {
+			b = h2.NewBuffer(size)
+			if n, err = ignoreInterrupts(unix.Read, fd, b.Bytes()); err == unix.EAGAIN {
+				b.Release()
+				b = nil
+			}
+			return err != unix.EAGAIN
+		})
+		if failed != nil {
+			b.Release()
+			return nil, failed
+		}
+		if n == 0 && err == nil {
+			err = io.EOF
+		}
+	}
+	if n <= 0 {
+		b.Release()
+		return nil, err
+	}
+	b.Truncate(n)
+	b.Owe(s, n)
+	s.mu.Lock()
+	s.unpaid += n
+	s.mu.Unlock()
+	return b, nil
+}
+
+// ignoreInterrupts repeats a system call that a signal has interrupted.
+func ignoreInterrupts(call func(fd int, p []byte) (int, error), fd uintptr, p []byte) (n int, err error) {
+	for {
+		if n, err = call(int(fd), p); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// Send implements End. What the system takes at once it is given at once; for the rest there is a goroutine as long as there is a rest.
+func (s *Socket) Send(b *h2.Buffer) {
+	s.mu.Lock()
+	if s.ending || s.closed {
+		s.mu.Unlock()
+		b.Release()
+		return
+	}
+	if s.writing {
+		s.queue = append(s.queue, b)
+		s.mu.Unlock()
+		return
+	}
+	s.writing = true
+	s.mu.Unlock()
+	if s.writeNow(b); b.Len() > 0 {
+		go s.write(b)
+		return
+	}
+	b.Release()
+	if batch := s.nextBatch(nil); len(batch) > 0 {
+		go s.write(batch...)
+	}
+}
+
+// writeNow writes what can be written without waiting. Errors are for who writes the rest.
+func (s *Socket) writeNow(b *h2.Buffer) {
+	if s.raw == nil {
+		return
+	}
+	_ = s.raw.Write(func(fd uintptr) bool {
+		if n, err := ignoreInterrupts(unix.Write, fd, b.Bytes()); err == nil {
+			b.Skip(n)
+		}
+		return true
+	})
+}
+
+// write writes Buffers, and then what is queued.
+func (s *Socket) write(batch ...*h2.Buffer) {
+	var pieces net.Buffers
+	for len(batch) > 0 {
+		pieces = pieces[:0]
+		for _, b := range batch {
+			pieces = append(pieces, b.Bytes())
+		}
+		all := pieces // WriteTo moves on in it
+		_, err := all.WriteTo(s.conn)
+		for _, b := range batch {
+			b.Release()
+		}
+		if err != nil {
+			s.fail(err)
+			return
+		}
+		batch = s.nextBatch(batch[:0])
+	}
+}
+
+// nextBatch takes what is queued; if there is nothing, nobody writes any more.
+func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
+	s.mu.Lock()
+	batch := s.queue
+	s.queue = spare
+	if len(batch) > 0 {
+		s.mu.Unlock()
+		return batch
+	}
+	s.queue, s.writing = nil, false
+	ending := s.ending
+	s.mu.Unlock()
+	if ending {
+		s.end()
+	}
+	return nil
+}
+
+// CloseWrite implements End.
+func (s *Socket) CloseWrite() {
+	s.mu.Lock()
+	idle := !s.writing && !s.ending && !s.closed
+	s.ending = true
+	s.mu.Unlock()
+	if idle {
+		s.end()
+	}
+}
+
+// end tells the other side that nothing more comes, once all is written.
+func (s *Socket) end() {
+	s.mu.Lock()
+	closing := s.closing
+	s.mu.Unlock()
+	if closing {
+		s.Close(errGivenUp)
+		return
+	}
+	if c, ok := s.conn.(interface{ CloseWrite() error }); ok {
+		_ = c.CloseWrite()
+	}
+	s.half(&s.said)
+}
+
+// half notes that one direction is over. With both, the connection is.
+func (s *Socket) half(over *bool) {
+	s.mu.Lock()
+	*over = true
+	both := s.heard && s.said && !s.closed
+	s.closed = s.closed || both
+	s.mu.Unlock()
+	if both {
+		_ = s.conn.Close()
+		s.done()
+	}
+}
+
+// fail ends the connection at both Ends, unless it has been closed.
+func (s *Socket) fail(err error) {
+	s.mu.Lock()
+	expected := s.closed || s.closing
+	s.mu.Unlock()
+	if !expected {
+		s.other.Close(err)
+	}
+	s.Close(err)
+}
+
+// Close implements End. After an error the other side sees a reset, not an end.
+func (s *Socket) Close(err error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	if err == nil && s.writing {
+		s.ending, s.closing = true, true
+		s.changed.Broadcast()
+		s.mu.Unlock()
+		_ = s.conn.SetWriteDeadline(time.Now().Add(linger))
+		return
+	}
+	s.closed = true
+	queue := s.queue
+	s.queue = nil
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	if tcp, ok := s.conn.(*net.TCPConn); ok && err != nil && !errors.Is(err, errGivenUp) {
+		_ = tcp.SetLinger(0)
+	}
+	_ = s.conn.Close()
+	for _, b := range queue {
+		b.Release()
+	}
+	s.done()
+}

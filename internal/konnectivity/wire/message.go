@@ -1,0 +1,156 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+)
+
+const (
+	prefix = 5 // bytes before a message: is it compressed, and its length
+	// maxMessage is how large a message may be, as in grpc-go.
+	maxMessage = 4 << 20
+	// maxHeld is how much of a message that is not complete is kept on the window of its stream: a larger one would not come through it.
+	maxHeld = 32 << 10
+)
+
+var errCompressed = errors.New("a compressed message, which was not agreed on")
+
+// putLength puts before a message how long it is (gRPC over HTTP/2, Length-Prefixed-Message).
+func putLength(b *h2.Buffer, n int) {
+	var p [prefix]byte
+	binary.BigEndian.PutUint32(p[1:], uint32(n))
+	b.Prepend(p[:])
+}
+
+// Messages puts the packets together that a stream brings in pieces. The zero value is ready.
+type Messages struct {
+	partial []byte      // of a message, with its prefix
+	owed    h2.Creditor // for
+	due     int         // bytes of it
+}
+
+// Read takes a piece of the stream, and calls each with the packets that end in it, and their data, which each owns; nil if there is none.
+// Data that is larger than a Buffer comes in several calls. The error, of what is read or of each, is the end.
+func (m *Messages) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
+	for b.Len() > 0 {
+		n, err := length(b.Bytes())
+		if err == nil && len(m.partial) == 0 && n >= 0 && b.Len() == prefix+n {
+			return deliver(b, each)
+		}
+		if done, err := m.add(b); err != nil || !done {
+			m.owe(b)
+			return err
+		}
+		if b.Len() == 0 {
+			m.owe(b)
+			return m.deliver(each)
+		}
+		if err = m.deliver(each); err != nil {
+			b.Release()
+			return err
+		}
+	}
+	b.Release()
+	return nil
+}
+
+// owe takes over what is owed for a Buffer whose bytes have been added, and gives credit for what is more than maxHeld.
+func (m *Messages) owe(b *h2.Buffer) {
+	to, n := b.Debt()
+	b.Release()
+	m.owed, m.due = to, m.due+n
+	if now := m.due - maxHeld; now > 0 && to != nil {
+		m.due = maxHeld
+		to.Credit(now)
+	}
+}
+
+// Close gives credit for what has come of a message that will not end.
+func (m *Messages) Close() {
+	if m.due > 0 && m.owed != nil {
+		m.owed.Credit(m.due)
+	}
+	m.partial, m.due = nil, 0
+}
+
+// length is that of the message that begins here; -1: it is not known yet.
+func length(p []byte) (int, error) {
+	switch {
+	case len(p) > 0 && p[0] != 0:
+		return 0, errCompressed
+	case len(p) < prefix:
+		return -1, nil
+	}
+	n := binary.BigEndian.Uint32(p[1:prefix])
+	if n > maxMessage {
+		return 0, fmt.Errorf("a message of %d bytes; %d are the limit", n, maxMessage)
+	}
+	return int(n), nil
+}
+
+// add adds what belongs to the message that has begun, and says whether it is complete.
+func (m *Messages) add(b *h2.Buffer) (done bool, err error) {
+	for {
+		n, err := length(m.partial)
+		missing := prefix - len(m.partial)
+		if n >= 0 {
+			missing += n
+		}
+		if err != nil || missing == 0 && n >= 0 {
+			return err == nil, err
+		}
+		if missing = min(missing, b.Len()); missing == 0 {
+			return false, nil
+		}
+		m.partial = append(m.partial, b.Bytes()[:missing]...)
+		b.Skip(missing)
+	}
+}
+
+// deliver reads the message that was put together. The last piece of its data owes what was owed for it.
+func (m *Messages) deliver(each func(Packet, *h2.Buffer) error) error {
+	message, owed, due := m.partial, m.owed, m.due
+	m.partial, m.due = m.partial[:0], 0
+	if cap(m.partial) > 2*maxHeld {
+		m.partial = nil
+	}
+	p, data, err := parse(message[prefix:])
+	if err == nil && len(data) > 0 {
+		for len(data) > h2.MaxPiece && err == nil {
+			err = each(p, h2.BufferOf(data[:h2.MaxPiece]))
+			data = data[h2.MaxPiece:]
+		}
+		last := h2.BufferOf(data)
+		last.Owe(owed, due)
+		if err == nil {
+			return each(p, last)
+		}
+		last.Release()
+		return err
+	}
+	if due > 0 && owed != nil {
+		owed.Credit(due)
+	}
+	if err != nil {
+		return err
+	}
+	return each(p, nil)
+}
+
+// deliver reads a message that is all there is in a Buffer, and leaves its data in there.
+func deliver(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
+	p, data, err := parse(b.Bytes()[prefix:])
+	if err != nil || len(data) == 0 {
+		b.Release()
+		if err != nil {
+			return err
+		}
+		return each(p, nil)
+	}
+	b.Skip(cap(b.Bytes()) - cap(data))
+	b.Truncate(len(data))
+	return each(p, b)
+}

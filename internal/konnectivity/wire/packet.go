@@ -1,0 +1,190 @@
+// Package wire is what tunnel servers, their agents and API servers say to each other: the packets of the Konnectivity reference
+// implementation (sigs.k8s.io/apiserver-network-proxy), in messages of gRPC, on streams of internal/konnectivity/h2. It knows what is
+// said, and nothing of why.
+package wire
+
+import (
+	"errors"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+)
+
+// Type is that of a Packet.
+type Type uint8
+
+// The types of packets (client.proto, PacketType).
+const (
+	DialReq Type = iota
+	DialRsp
+	CloseReq
+	CloseRsp
+	Data
+	DialCls
+	Drain
+)
+
+func (t Type) String() string {
+	if int(t) < len(names) {
+		return names[t]
+	}
+	return "unknown"
+}
+
+var names = [...]string{"DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN"}
+
+// payload is the number of the field that has what belongs to each type.
+var payload = [...]protowire.Number{DialReq: 2, DialRsp: 3, Data: 4, CloseReq: 5, CloseRsp: 6, DialCls: 7, Drain: 8}
+
+// The fields of a payload by its type, and in a Packet: what is a number or a text of the packet.
+type fields struct{ protocol, address, random, connectID, err, data protowire.Number }
+
+var layout = [...]fields{
+	DialReq:  {protocol: 1, address: 2, random: 3},
+	DialRsp:  {err: 1, connectID: 2, random: 3},
+	CloseReq: {connectID: 1},
+	CloseRsp: {err: 1, connectID: 2},
+	Data:     {connectID: 1, err: 2, data: 3},
+	DialCls:  {random: 1},
+	Drain:    {},
+}
+
+// Packet is one of any type: what its type does not have is empty. Data is in a Buffer beside it.
+type Packet struct {
+	Type              Type
+	Random, ConnectID int64
+	Protocol, Address string
+	Error             string
+}
+
+// maxText is how many bytes a text of a packet has at most: an address, or an error.
+const maxText = 4 << 10
+
+var errPacket = errors.New("a packet that is none")
+
+// Append appends the packet, without data, as protobuf has it.
+func (p Packet) Append(to []byte) []byte {
+	if p.Type != DialReq { // as 0 it is left out
+		to = protowire.AppendTag(to, 1, protowire.VarintType)
+		to = protowire.AppendVarint(to, uint64(p.Type))
+	}
+	to = protowire.AppendTag(to, payload[p.Type], protowire.BytesType)
+	return protowire.AppendBytes(to, p.body(nil))
+}
+
+func (p Packet) body(to []byte) []byte {
+	l := layout[p.Type]
+	to = appendText(to, l.protocol, p.Protocol)
+	to = appendText(to, l.address, p.Address)
+	if l.connectID < l.random { // fields stand in the order of their numbers
+		to = appendText(to, l.err, p.Error)
+		to = appendNumber(to, l.connectID, p.ConnectID)
+		return appendNumber(to, l.random, p.Random)
+	}
+	to = appendText(to, l.err, p.Error)
+	return appendNumber(to, l.connectID, p.ConnectID)
+}
+
+func appendText(to []byte, field protowire.Number, text string) []byte {
+	if field == 0 || text == "" {
+		return to
+	}
+	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text[:min(len(text), maxText)])
+}
+
+func appendNumber(to []byte, field protowire.Number, n int64) []byte {
+	if field == 0 || n == 0 {
+		return to
+	}
+	return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.VarintType), uint64(n))
+}
+
+// PutData makes a message of gRPC out of a piece of data, in place: a packet of type Data for a connection.
+func PutData(b *h2.Buffer, connectID int64) {
+	var space [48]byte
+	in := appendNumber(space[:0], layout[Data].connectID, connectID)
+	in = protowire.AppendVarint(protowire.AppendTag(in, layout[Data].data, protowire.BytesType), uint64(b.Len()))
+	n := len(in) + b.Len()
+	b.Prepend(in)
+	var outer [16]byte
+	out := protowire.AppendVarint(protowire.AppendTag(outer[:0], 1, protowire.VarintType), uint64(Data))
+	out = protowire.AppendVarint(protowire.AppendTag(out, payload[Data], protowire.BytesType), uint64(n))
+	b.Prepend(out)
+	putLength(b, b.Len())
+}
+
+// Message returns the packet as a message of gRPC.
+func (p Packet) Message() *h2.Buffer {
+	b := h2.BufferOf(p.Append(make([]byte, 0, 64)))
+	putLength(b, b.Len())
+	return b
+}
+
+// parse reads a packet; data is part of the message.
+func parse(message []byte) (p Packet, data []byte, err error) {
+	var bodies [len(payload)][]byte
+	err = each(message, func(field protowire.Number, n uint64, value []byte) {
+		if field == 1 {
+			p.Type = Type(min(n, 255))
+		}
+		for t, of := range payload {
+			if of == field {
+				bodies[t] = value
+			}
+		}
+	})
+	if err != nil || int(p.Type) >= len(payload) {
+		return p, nil, err
+	}
+	l := layout[p.Type]
+	err = each(bodies[p.Type], func(field protowire.Number, n uint64, value []byte) {
+		switch field {
+		case l.protocol:
+			p.Protocol = text(value)
+		case l.address:
+			p.Address = text(value)
+		case l.random:
+			p.Random = int64(n)
+		case l.connectID:
+			p.ConnectID = int64(n)
+		case l.err:
+			p.Error = text(value)
+		case l.data:
+			data = value
+		}
+	})
+	return p, data, err
+}
+
+func text(value []byte) string { return string(value[:min(len(value), maxText)]) }
+
+// each calls f with each field that is a number or bytes. Others are left out.
+func each(message []byte, f func(field protowire.Number, n uint64, value []byte)) error {
+	for len(message) > 0 {
+		field, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return errPacket
+		}
+		message = message[n:]
+		switch kind {
+		case protowire.VarintType:
+			v, size := protowire.ConsumeVarint(message)
+			if n = size; n >= 0 {
+				f(field, v, nil)
+			}
+		case protowire.BytesType:
+			v, size := protowire.ConsumeBytes(message)
+			if n = size; n >= 0 {
+				f(field, 0, v)
+			}
+		default:
+			n = protowire.ConsumeFieldValue(field, kind, message)
+		}
+		if n < 0 {
+			return errPacket
+		}
+		message = message[n:]
+	}
+	return nil
+}
