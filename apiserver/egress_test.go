@@ -218,8 +218,8 @@ func TestControlPlaneThroughTunnel(t *testing.T) {
 	}
 }
 
-// KON-054: where the tunnel server has no agent, or is not there at all, what needs the tunnel fails with a status that says so, and
-// nothing else does.
+// KON-011 KON-054: proxies to Pods and Services go through the tunnel. Where the tunnel server has no agent, or is not there at all, what
+// needs it fails with a status that says so, and nothing else does.
 func TestTunnelWithoutEnd(t *testing.T) {
 	file, far := selection(t, "cluster")
 	h := newHooked(t, apiserver.Config{EgressSelectorFile: file})
@@ -237,7 +237,19 @@ func TestTunnelWithoutEnd(t *testing.T) {
 	}
 	patch("/api/v1/nodes/n/status", `{"addresses":[{"type":"InternalIP","address":"203.0.113.1"}]}`)
 	patch("/api/v1/namespaces/default/pods/p/status", `{"podIPs":[{"ip":"203.0.113.2"}],"podIP":"203.0.113.2"}`)
-	no := "HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain\r\n\r\ncurrently no tunnels available: No agent available"
+	pod, service := fmt.Sprintf("/api/v1/namespaces/default/pods/https:p:%d/proxy/admit", h.port), fmt.Sprintf("/api/v1/namespaces/default/services/https:hook:%d/proxy/admit", h.port)
+	for path, address := range map[string]string{pod: "203.0.113.2", service: "203.0.113.5"} {
+		if code, said := h.send("GET", path, ""); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, said)
+		}
+		if all := far.Asked(); len(all) != 1 || all[0] != fmt.Sprintf("%s:%d", address, h.port) {
+			t.Errorf("%s: the tunnel was asked for %q", path, all)
+		}
+	}
+	// of which nobody has asked yet, as connections are kept
+	h.post("/api/v1/namespaces/default/pods", `{"metadata":{"name":"q"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
+	patch("/api/v1/namespaces/default/pods/q/status", `{"podIPs":[{"ip":"203.0.113.3"}],"podIP":"203.0.113.3"}`)
+	no := "No agent available" // the reference's words
 	far.Refusal.Store(&no)
 	if code, said := h.convert(); code != http.StatusInternalServerError || !strings.Contains(said, "No agent available") {
 		t.Errorf("conversion: %d %s", code, said)

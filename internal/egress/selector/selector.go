@@ -26,7 +26,7 @@ type Dial = utilnet.DialFunc
 type Selector struct {
 	ways  map[egressselector.EgressType]Dial // nil: directly
 	run   []func(context.Context)
-	close []func() error
+	close []func()
 }
 
 // To is the way to a destination; nil: directly.
@@ -96,6 +96,6 @@ func (s *Selector) Run(ctx context.Context) {
 // Close ends the connections to tunnel servers that are shared, and what goes through them.
 func (s *Selector) Close() {
 	for _, end := range s.close {
-		_ = end() // what is cut off has its own errors
+		end()
 	}
 }

@@ -2,7 +2,6 @@ package selector
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net"
 	"net/url"
@@ -55,7 +54,7 @@ func (s *Selector) entrance(c apiserver.Connection, at *field.Path) (*entrance, 
 	return nil, field.ErrorList{field.Required(at, "there must be one of uds and tcp")}
 }
 
-// overTCP is never without TLS: what goes through the tunnel is anybody's else.
+// overTCP is never without TLS: what goes through the tunnel may have none of its own.
 func (s *Selector) overTCP(c *apiserver.TCPTransport, protocol apiserver.ProtocolType, at *field.Path) (*entrance, field.ErrorList) {
 	u, err := url.Parse(c.URL)
 	switch {
@@ -78,9 +77,4 @@ func (s *Selector) overTCP(c *apiserver.TCPTransport, protocol apiserver.Protoco
 	s.run = append(s.run, known.follow)
 	to.secured = known.config
 	return to, nil
-}
-
-// viaGRPC asks for connections by the gRPC service ProxyService, over one connection that they share.
-func (s *Selector) viaGRPC(to *entrance) func(ctx context.Context, address string) (net.Conn, error) {
-	return nil
 }
