@@ -55,7 +55,7 @@ var only = map[string][]string{
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest":              {"internal/fixture", "internal/storage/storagetest"},
 	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":                                                   {"internal/fixture/tunnel", "internal/storage/etcd"},
+	"google.golang.org/grpc":                                                   {"internal/fixture/tunnel", "internal/konnectivity", "internal/storage/etcd"},
 	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},
 	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin", "internal/admission"},

@@ -20,6 +20,8 @@ import (
 const (
 	// pingEvery is how long a connection is silent before it is pinged: what grpc-go allows without being told otherwise.
 	pingEvery = 5 * time.Minute
+	// pingOurs is the same where the tunnel server is known to be Trellis'.
+	pingOurs = 30 * time.Second
 	// connectTimeout is how long it takes at most to connect to the tunnel server.
 	connectTimeout = 10 * time.Second
 )
@@ -149,9 +151,10 @@ func dial(ctx context.Context, conn *h2.Conn, address string) (net.Conn, error) 
 }
 
 // Header implements h2.Receiver.
-func (d *dialling) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
+func (d *dialling) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) {
 	if half, _ := wire.Field(fields, wire.HalfClose); half == wire.Yes {
 		d.HalfClose = true
+		s.Conn().KeepAlive(pingOurs)
 	}
 	if err := wire.Status(fields); err != nil || end {
 		d.Packets.Close(err)

@@ -7,6 +7,7 @@ package h2
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -76,6 +77,8 @@ type Conn struct {
 	wire    net.Conn
 	client  bool
 	heard   atomic.Int64 // when something last arrived, in nanoseconds
+	every   atomic.Int64 // nanoseconds of KeepAlive
+	retime  chan struct{}
 	done    chan struct{}
 
 	in      *bufio.Reader
@@ -131,7 +134,8 @@ func newConn(wire net.Conn, o Options) *Conn {
 		options: o,
 		wire:    wire,
 		done:    make(chan struct{}),
-		in:      bufio.NewReaderSize(wire, 32<<10),
+		retime:  make(chan struct{}, 1),
+		in:      bufio.NewReaderSize(wire, readAhead(wire)),
 		streams: map[uint32]*Stream{},
 		window:  defaultWindow,
 		peer:    settings{window: defaultWindow, frame: defaultFrame, maxStreams: 1<<32 - 1},
@@ -145,6 +149,14 @@ func newConn(wire net.Conn, o Options) *Conn {
 	c.framer.MaxHeaderListSize = maxHeaderBytes
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	return c
+}
+
+// readAhead is how many bytes are read at a time, where that spares system calls: TLS keeps what it has read itself.
+func readAhead(wire net.Conn) int {
+	if _, ok := wire.(*tls.Conn); ok {
+		return 4 << 10
+	}
+	return 64 << 10
 }
 
 // start has the settings be written first.
@@ -268,19 +280,32 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 	return s, nil
 }
 
-// KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again.
+// KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again. What
+// it was told last counts.
 func (c *Conn) KeepAlive(every time.Duration) {
-	c.heard.Store(time.Now().UnixNano())
-	go c.watch(every)
+	if c.every.Swap(int64(every)) == 0 {
+		c.heard.Store(time.Now().UnixNano())
+		go c.watch()
+		return
+	}
+	select {
+	case c.retime <- struct{}{}:
+	default:
+	}
 }
 
-func (c *Conn) watch(every time.Duration) {
+func (c *Conn) watch() {
+	every := time.Duration(c.every.Load())
 	timer := time.NewTimer(every)
 	defer timer.Stop()
 	for pinged := int64(0); ; {
 		select {
 		case <-c.done:
 			return
+		case <-c.retime:
+			every = time.Duration(c.every.Load())
+			timer.Reset(every)
+			continue
 		case <-timer.C:
 		}
 		heard := c.heard.Load()

@@ -2,6 +2,7 @@ package h2
 
 import (
 	"encoding/binary"
+	"sync"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -71,9 +72,11 @@ func (s *Stream) sendable() bool {
 	return s.queued > 0 && s.window > 0 || s.queued == 0 && s.ended && !s.endSent
 }
 
+// outs are the memory of batches: a connection has one only while it writes.
+var outs = sync.Pool{New: func() any { return new([]byte) }}
+
 // write writes what there is to write until the connection is closed.
 func (c *Conn) write() {
-	var out []byte
 	var done []*Buffer
 	for {
 		c.mu.Lock()
@@ -84,9 +87,12 @@ func (c *Conn) write() {
 			c.mu.Unlock()
 			return
 		}
-		out, done = c.gather(out[:0], done[:0])
+		out := outs.Get().(*[]byte)
+		*out, done = c.gather((*out)[:0], done[:0])
 		c.mu.Unlock()
-		if _, err := c.wire.Write(out); err != nil {
+		_, err := c.wire.Write(*out)
+		outs.Put(out)
+		if err != nil {
 			c.Close(err)
 		}
 		for _, b := range done {

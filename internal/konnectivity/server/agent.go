@@ -25,7 +25,16 @@ const (
 // ServeAgents serves agents until the listener is closed.
 func (s *Server) ServeAgents(l net.Listener) error {
 	return s.listen(l, func(conn net.Conn) {
-		c := h2.NewServer(conn, h2.Options{Accept: s.accept, MaxStreams: agentStreams})
+		var let atomic.Bool
+		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+			return s.accept(stream, header, &let)
+		}})
+		stranger := time.AfterFunc(2*authenticateTime, func() {
+			if !let.Load() {
+				c.Close(errors.New("no agent has said who it is"))
+			}
+		})
+		defer stranger.Stop()
 		if err := s.run(c, s.options.KeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
 			s.options.Metrics.Refused(err)
 		}
@@ -42,13 +51,14 @@ type agent struct {
 	connects    bool               // has a stream for each connection
 	end         context.CancelFunc // of its authentication
 	welcome     atomic.Bool
+	let         *atomic.Bool // somebody on this connection
 	gone        atomic.Bool
 }
 
 // accept takes a stream of an agent.
-func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField, let *atomic.Bool) h2.Receiver {
 	ctx, cancel := context.WithTimeout(context.Background(), authenticateTime)
-	a := &agent{server: s, stream: stream, end: cancel}
+	a := &agent{server: s, stream: stream, end: cancel, let: let}
 	a.Shared, a.Saw, a.Stalled = true, s.options.Metrics.agent, s.options.Metrics.Stalled
 	a.Bind(stream)
 	refuse := func(code int, why string) h2.Receiver {
@@ -98,6 +108,7 @@ func (a *agent) admit(ctx context.Context, authorization string) {
 		metadata = append(metadata, wire.Tunnel, wire.ByConnect)
 	}
 	a.welcome.Store(true)
+	a.let.Store(true)
 	a.stream.Header(wire.Response(metadata...), false)
 	a.server.agents.Add(a)
 	if a.gone.Load() { // meanwhile

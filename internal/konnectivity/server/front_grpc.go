@@ -11,6 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
+// frontStreams is how many connections there may be over one of an API server.
+const frontStreams = 100_000
+
 // ServeFronts serves API servers, in a mode, until the listener is closed. Its connections are Unix sockets, or TLS that has been agreed
 // on or will be.
 func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
@@ -18,7 +21,7 @@ func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
 		return s.serveConnect(l)
 	}
 	return s.listen(l, func(conn net.Conn) {
-		c := h2.NewServer(conn, h2.Options{Accept: s.front})
+		c := h2.NewServer(conn, h2.Options{Accept: s.front, MaxStreams: frontStreams})
 		if err := s.run(c, s.options.FrontendKeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
 			s.options.Metrics.Refused(err)
 		}
@@ -27,7 +30,7 @@ func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
 
 // front takes a stream of an API server.
 func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-	f := &front{server: s}
+	f := &front{}
 	f.Bind(stream)
 	if path, _ := wire.Field(header, ":path"); path != wire.Proxy {
 		stream.Header(wire.Refusal(wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone, not "+path), true)
@@ -40,7 +43,7 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 		metadata = []string{wire.HalfClose, wire.Yes}
 	}
 	s.open.Add(1)
-	f.served = true
+	f.Over, f.served = s.open.Done, true
 	stream.Header(wire.Response(metadata...), false)
 	return f
 }
@@ -48,14 +51,13 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 // front is a stream of an API server, which is a connection through the tunnel.
 type front struct {
 	tunnel.Packets
-	server *Server
-	served bool // and counted
+	served bool
 }
 
 // Header implements h2.Receiver: there is only the end.
 func (f *front) Header(s *h2.Stream, _ []hpack.HeaderField, end bool) {
 	if end {
-		f.over(s, nil)
+		f.end(s, nil)
 	}
 }
 
@@ -72,18 +74,14 @@ func (f *front) Data(s *h2.Stream, b *h2.Buffer, end bool) {
 		}
 	}
 	if end {
-		f.over(s, nil)
+		f.end(s, nil)
 	}
 }
 
 // Ended implements h2.Receiver.
-func (f *front) Ended(s *h2.Stream, err error) { f.over(s, err) }
+func (f *front) Ended(s *h2.Stream, err error) { f.end(s, err) }
 
-func (f *front) over(s *h2.Stream, err error) {
+func (f *front) end(s *h2.Stream, err error) {
 	f.Close(err)
 	s.Close(wire.Trailer(wire.OK, ""))
-	if f.served {
-		f.served = false
-		f.server.open.Done()
-	}
 }

@@ -26,7 +26,10 @@ type Packets struct {
 	// Saw, unless nil, is told of each packet, and Stalled of a connection that is closed as nothing reads what it has.
 	Saw     func(t wire.Type, received bool)
 	Stalled func()
+	// Over, unless nil, is told once that nothing more comes of it: of a stream with one connection when that is closed.
+	Over func()
 
+	once     sync.Once
 	stream   *h2.Stream
 	messages wire.Messages
 	draining atomic.Bool
@@ -241,7 +244,11 @@ func (p *Packets) closed(packet wire.Packet) {
 		if packet.Type == wire.CloseReq {
 			p.send(p.close(c.id, ""))
 		}
-		c.other.Close(nil)
+		var why error
+		if packet.Error != "" {
+			why = errors.New(packet.Error)
+		}
+		c.other.Close(why)
 		p.finish()
 	case packet.Type == wire.CloseReq:
 		p.send(p.close(packet.ConnectID, "Unknown connectID"))
@@ -252,12 +259,21 @@ func (p *Packets) closed(packet wire.Packet) {
 
 // finish ends a stream that is of one connection alone.
 func (p *Packets) finish() {
+	if !p.Shared {
+		p.over()
+	}
 	switch {
 	case p.Shared:
 	case p.Answer != nil:
 		p.stream.Close(wire.Trailer(wire.OK, ""))
 	default:
 		p.stream.Close(nil)
+	}
+}
+
+func (p *Packets) over() {
+	if p.Over != nil {
+		p.once.Do(p.Over)
 	}
 }
 
@@ -284,6 +300,7 @@ func (p *Packets) Close(err error) {
 	asked, dials, open := p.asked, p.dials, p.open
 	p.asked, p.dials, p.open = nil, nil, nil
 	p.mu.Unlock()
+	p.over()
 	p.messages.Close()
 	for _, answered := range asked {
 		answered(nil, lost)

@@ -1,0 +1,66 @@
+package bench
+
+import (
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	smallBytes = 100                  // in a request, and in its answer
+	smallPause = 5 * time.Millisecond // between an answer and the next request
+)
+
+// latencies are of what is done one after the other.
+type latencies struct {
+	mu    sync.Mutex
+	done  []time.Duration
+	since time.Time // when the one that goes on has begun; else zero
+}
+
+// time adds how long f takes.
+func (l *latencies) time(f func() error) error {
+	start := time.Now()
+	l.set(start, 0)
+	err := f()
+	if err == nil {
+		l.set(time.Time{}, time.Since(start))
+	}
+	return err
+}
+
+func (l *latencies) set(since time.Time, done time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.since = since; done > 0 {
+		l.done = append(l.done, done)
+	}
+}
+
+// ask sends small requests until the connection ends.
+func (l *latencies) ask(c net.Conn) {
+	data := make([]byte, smallBytes)
+	for l.time(func() error {
+		if _, err := c.Write(data); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, data)
+		return err
+	}) == nil {
+		<-time.After(smallPause)
+	}
+}
+
+// samples are p50 and p99. Where one goes on for longer than limit, the tunnel has stopped.
+func (l *latencies) samples(name string, limit time.Duration) []sample {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p50, p99 := sample{name + " p50", "ms", stopped}, sample{name + " p99", "ms", stopped}
+	if n := len(l.done); n > 0 && (l.since.IsZero() || time.Since(l.since) < limit) {
+		slices.Sort(l.done)
+		p50.value, p99.value = l.done[n/2].Seconds()*1000, l.done[n*99/100].Seconds()*1000
+	}
+	return []sample{p50, p99}
+}

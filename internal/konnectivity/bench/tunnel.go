@@ -1,0 +1,152 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"sigs.k8s.io/apiserver-network-proxy/konnectivity-client/pkg/client"
+)
+
+// How the front talks to the tunnel server. Both open a connection to it for each dial, as kube-apiserver does.
+const (
+	GRPC        = "grpc"
+	HTTPConnect = "http-connect"
+)
+
+// columns are what there is to measure: two tunnels, and what needs none.
+var columns = []string{"ours", "reference", "direct", "two relays", "two relays, TLS"}
+
+// dial connects to an address at the far end. ctx is for the dial alone: the connection ends with its front.
+type dial func(ctx context.Context, address string) (net.Conn, error)
+
+// subject is something to measure; protocol is "" where there is no tunnel.
+type subject struct {
+	name, protocol string
+	start          func(ctx context.Context, t *tunnel) error
+}
+
+// subjects are what is measured in a round, in this order.
+func (b *bed) subjects(floors bool) (all []subject) {
+	for i := 0; floors && i < farListeners; i++ {
+		all = append(all, subject{columns[2+i], "", func(ctx context.Context, t *tunnel) error {
+			t.target, t.dial = b.far[i], relayed(ctx, i > 0)
+			return nil
+		}})
+	}
+	commands := [][2][]string{{b.Server, b.Agent}}
+	if b.Reference != "" {
+		commands = append(commands, [2][]string{{filepath.Join(b.Reference, "proxy-server")}, {filepath.Join(b.Reference, "proxy-agent")}})
+	}
+	for _, protocol := range b.Protocols {
+		for i, c := range commands {
+			all = append(all, subject{columns[i], protocol, func(ctx context.Context, t *tunnel) error { return t.start(ctx, protocol, c) }})
+		}
+	}
+	return all
+}
+
+// tunnel leads to the destination.
+type tunnel struct {
+	*bed
+	processes []*process // server and agent; none where there is no tunnel
+	dial      dial
+	target    string // what to dial
+	failed    error  // of a dial
+}
+
+// start starts a server and an agent, and waits until they say that they are ready. They end with ctx.
+func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]string) (err error) {
+	agents, health := freePort(), []string{freePort(), freePort()}
+	socket := filepath.Join(t.dir, agents)
+	flags := [][]string{
+		{"--mode=" + protocol, "--uds-name=" + socket, "--server-port=0", "--cluster-cert=" + t.cert, "--cluster-key=" + t.cert,
+			"--cluster-ca-cert=" + t.cert, "--agent-bind-address=127.0.0.1", "--agent-port=" + agents, "--admin-port=" + freePort(),
+			"--health-bind-address=127.0.0.1", "--health-port=" + health[0]},
+		{"--proxy-server-host=" + hostName, "--proxy-server-port=" + agents, "--ca-cert=" + t.cert, "--agent-cert=" + t.cert,
+			"--agent-key=" + t.cert, "--admin-server-port=" + freePort(), "--health-server-host=127.0.0.1", "--health-server-port=" + health[1]}}
+	for i, command := range commands {
+		p, err := start(ctx, t.dir, append(slices.Clone(command), flags[i]...))
+		if err != nil {
+			return err
+		}
+		t.processes = append(t.processes, p)
+	}
+	for i, p := range t.processes {
+		if err := p.ready(ctx, health[i]); err != nil {
+			return err
+		}
+	}
+	t.target = t.far[0]
+	t.dial, err = newFront(ctx, protocol, socket)
+	return err
+}
+
+// newFront returns the dial of a protocol to the tunnel server at a Unix socket.
+func newFront(ctx context.Context, protocol, socket string) (dial, error) {
+	switch protocol {
+	case GRPC:
+		unix := func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}
+		options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(unix)}
+		return func(dialing context.Context, address string) (net.Conn, error) {
+			t, err := client.CreateSingleUseGrpcTunnelWithContext(dialing, ctx, "passthrough:///tunnel", options...)
+			if err != nil {
+				return nil, err
+			}
+			return t.DialContext(dialing, "tcp", address)
+		}, nil
+	case HTTPConnect:
+		return func(dialing context.Context, address string) (net.Conn, error) {
+			c, err := dialUntil(ctx, dialing, "unix", socket)
+			if err == nil {
+				err = connect(c, address)
+			}
+			return c, err
+		}, nil
+	}
+	return nil, fmt.Errorf("protocol %q is neither %s nor %s", protocol, GRPC, HTTPConnect)
+}
+
+// dialUntil dials, and has the connection end with life.
+func dialUntil(life, dialing context.Context, network, address string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(dialing, network, address)
+	if err == nil {
+		context.AfterFunc(life, func() { _ = c.Close() })
+	}
+	return c, err
+}
+
+// connect asks for an address by HTTP CONNECT. No destination speaks first, so nothing comes with the answer.
+func connect(c net.Conn, address string) error {
+	_ = c.SetDeadline(time.Now().Add(dialLimit))
+	defer func() { _ = c.SetDeadline(time.Time{}) }()
+	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
+		return err
+	}
+	res, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("CONNECT %s: %s", address, res.Status)
+	}
+	return err
+}
+
+// relayed dials without a tunnel; where there are relays, the last of them says that it is connected.
+func relayed(life context.Context, relays bool) dial {
+	return func(dialing context.Context, address string) (net.Conn, error) {
+		c, err := dialUntil(life, dialing, "tcp", address)
+		if err == nil && relays {
+			_, err = io.ReadFull(c, make([]byte, 1))
+		}
+		return c, err
+	}
+}

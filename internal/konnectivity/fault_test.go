@@ -1,0 +1,372 @@
+package konnectivity_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/agent"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/client"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
+)
+
+// relay is a link that can be cut: after so many bytes in one direction, or when it is told to.
+type relay struct {
+	net.Listener
+	network, to string
+	down        bool         // counts what goes back
+	left        atomic.Int64 // bytes until it is cut
+	silent      atomic.Bool  // passes nothing on, and says nothing of it
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+}
+
+func newRelay(t testing.TB, network, to string, cutAfter int64, down bool) *relay {
+	at := "127.0.0.1:0"
+	if network == "unix" {
+		at = filepath.Join(t.TempDir(), "relay")
+	}
+	r := &relay{Listener: listen(t, network, at), network: network, to: to, down: down, conns: map[net.Conn]bool{}}
+	r.left.Store(cutAfter)
+	go serveOn(r, r.link)
+	return r
+}
+
+func (r *relay) link(c net.Conn) {
+	to, err := net.Dial(r.network, r.to)
+	if err != nil {
+		_ = c.Close()
+		return
+	}
+	r.mu.Lock()
+	r.conns[c], r.conns[to] = true, true
+	r.mu.Unlock()
+	var both sync.WaitGroup
+	both.Go(func() { r.copy(to, c, !r.down) })
+	both.Go(func() { r.copy(c, to, r.down) })
+	both.Wait()
+	_ = c.Close()
+	_ = to.Close()
+}
+
+func (r *relay) copy(to, from net.Conn, counted bool) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			_ = to.(interface{ CloseWrite() error }).CloseWrite()
+			return
+		}
+		for r.silent.Load() {
+			if _, err := to.Write(nil); err != nil || r.closed() {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if counted {
+			if left := r.left.Add(-int64(n)); left < 0 {
+				_, _ = to.Write(buf[:max(0, int64(n)+left)])
+				r.cut()
+				return
+			}
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (r *relay) closed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.conns == nil
+}
+
+// cut breaks all its connections off.
+func (r *relay) cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.conns {
+		_ = c.Close()
+	}
+	r.conns = nil
+	_ = r.Close()
+}
+
+const never = 1 << 60
+
+// rig is a tunnel whose links can be cut, and a destination that echoes.
+type rig struct {
+	*tunnelServer
+	dial         dialer
+	front, agent *relay
+	destination  net.Listener
+	echo         string
+	open         atomic.Int64 // connections at the destination
+	client       *client.Client
+	session      *agent.Session
+}
+
+func newRig(t testing.TB, p *pki, keepalive time.Duration, frontCut, agentCut int64, down bool) (*rig, error) {
+	r := &rig{}
+	s := server.New(server.Options{ID: "s", Count: 1, KeepaliveTime: keepalive, FrontendKeepaliveTime: keepalive, Metrics: &server.Metrics{}})
+	agents := listen(t, "tcp", "127.0.0.1:0")
+	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
+	fronts := listen(t, "unix", filepath.Join(t.TempDir(), "front"))
+	go func() { _ = s.ServeFronts(fronts, server.ModeGRPC) }()
+	r.tunnelServer = &tunnelServer{ours: s}
+	r.agent = newRelay(t, "tcp", agents.Addr().String(), agentCut, down)
+	r.front = newRelay(t, "unix", fronts.Addr().String(), frontCut, down)
+	r.client = client.New(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.front.Addr().String())
+	})
+	r.dial = func(ctx context.Context, address string) (net.Conn, error) {
+		return r.client.DialContext(ctx, "tcp", address)
+	}
+	r.destination = listen(t, "tcp", "127.0.0.1:0")
+	r.echo = r.destination.Addr().String()
+	go serveOn(r.destination, func(c net.Conn) {
+		r.open.Add(1)
+		_, _ = io.Copy(c, c)
+		_ = c.Close()
+		r.open.Add(-1)
+	})
+	var err error
+	r.session, err = agent.Connect(t.Context(), r.agent.Addr().String(), agent.Options{ID: "a", TLS: p.agent, KeepaliveTime: keepalive,
+		Dial: (&net.Dialer{}).DialContext, Metrics: &agent.Metrics{}})
+	if err != nil {
+		return r, err
+	}
+	until(t, "the server has the agent", func() bool { return s.Ready() || r.agent.closed() })
+	return r, nil
+}
+
+// end closes all that is left.
+func (r *rig) end() {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	r.ours.Shutdown(over)
+	r.client.Close()
+	if r.session != nil {
+		r.session.Close()
+	}
+	r.front.cut()
+	r.agent.cut()
+	_ = r.destination.Close()
+}
+
+// once has something go there and back.
+func (r *rig) once(ctx context.Context) error {
+	conn, err := r.dial(ctx, r.echo)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if _, err := conn.Write(make([]byte, 100)); err != nil {
+		return err
+	}
+	if err = conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		return err
+	}
+	if n, err := io.Copy(io.Discard, conn); n != 100 || err != nil {
+		return fmt.Errorf("%d bytes came back, %w", n, err)
+	}
+	return nil
+}
+
+// atRest waits until there are no more goroutines, and no more files open, than before.
+func atRest(t testing.TB) func() {
+	files := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		must(t, err)
+		return len(all)
+	}
+	goroutines, descriptors := runtime.NumGoroutine(), files()
+	return func() {
+		t.Helper()
+		for end := time.Now().Add(patience); runtime.NumGoroutine() > goroutines+2 || files() > descriptors+2; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				stacks := make([]byte, 1<<20)
+				t.Fatalf("%d goroutines, and were %d; %d files, and were %d\n%s", runtime.NumGoroutine(), goroutines, files(), descriptors, stacks[:runtime.Stack(stacks, true)])
+			}
+		}
+	}
+}
+
+// KON-053 KON-054: wherever a link is cut, in every packet and between all, what goes through it ends soon and with an error, and nothing is
+// left: no goroutine, no file, no connection at the destination.
+func TestCutAnywhere(t *testing.T) {
+	p := newPKI(t)
+	step, most := 37, 1200
+	if testing.Short() {
+		step *= 10
+	}
+	for _, down := range []bool{false, true} {
+		for _, link := range []string{"front", "agent"} {
+			t.Run(fmt.Sprintf("%s, down=%v", link, down), func(t *testing.T) {
+				rest := atRest(t)
+				passed, failed := 0, 0
+				for after := 0; after < most; after += step {
+					frontCut, agentCut := int64(never), int64(never)
+					if link == "front" {
+						frontCut = int64(after)
+					} else {
+						agentCut = int64(3 * after) // there is a TLS handshake before
+					}
+					r, err := newRig(t, p, time.Minute, frontCut, agentCut, down)
+					if err == nil {
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						err = r.once(ctx)
+						if cancel(); ctx.Err() == context.DeadlineExceeded {
+							t.Fatalf("cut after %d bytes: nothing has happened", after)
+						}
+					}
+					if err == nil {
+						passed++
+					} else {
+						failed++
+					}
+					until(t, "the destination's connection ends", func() bool { return r.open.Load() == 0 })
+					r.end()
+				}
+				rest()
+				t.Logf("%d passed, %d failed", passed, failed)
+				if failed == 0 {
+					t.Error("nothing was cut")
+				}
+			})
+		}
+	}
+}
+
+// KON-053: a link that goes silent without an end is found out by both sides, and its connections end.
+func TestSilentLink(t *testing.T) {
+	rest := atRest(t)
+	p := newPKI(t)
+	r, err := newRig(t, p, 100*time.Millisecond, never, never, false)
+	must(t, err)
+	conn := open(t, r.dial, r.echo)
+	until(t, "the destination is connected", func() bool { return r.open.Load() == 1 })
+	r.agent.silent.Store(true)
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	if _, err := conn.Read(make([]byte, 1)); err == nil || err == io.EOF || os.IsTimeout(err) {
+		t.Errorf("the connection ends with %v", err)
+	}
+	if r.session.Run() == nil {
+		t.Error("the agent does not notice")
+	}
+	until(t, "the server has no agent", func() bool { return !r.ours.Ready() })
+	until(t, "the destination's connection ends", func() bool { return r.open.Load() == 0 })
+	_ = conn.Close()
+	r.end()
+	rest()
+}
+
+// KON-053: a server that ends under many connections ends them all at once; and the API server's client goes on with the next.
+func TestServerEndsUnderManyConnections(t *testing.T) {
+	rest := atRest(t)
+	p := newPKI(t)
+	r, err := newRig(t, p, time.Minute, never, never, false)
+	must(t, err)
+	conns := make([]net.Conn, 1000)
+	for i := range conns {
+		conns[i] = open(t, r.dial, r.echo)
+	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	r.ours.Shutdown(over)
+	for _, c := range conns {
+		_ = c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := c.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+			t.Fatalf("a connection ends with %v", err)
+		}
+		_ = c.Close()
+	}
+	until(t, "the destination's connections end", func() bool { return r.open.Load() == 0 })
+	r.end()
+	rest()
+}
+
+// KON-055: agents come and go under a load, and those that are there serve.
+func TestAgentsThatFlap(t *testing.T) {
+	rest := atRest(t)
+	p := newPKI(t)
+	r, err := newRig(t, p, time.Minute, never, never, false)
+	must(t, err)
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for i := range 3 {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				s, err := agent.Connect(context.Background(), r.agent.Addr().String(), agent.Options{ID: fmt.Sprint("flaps ", i), TLS: p.agent,
+					KeepaliveTime: time.Minute, Dial: (&net.Dialer{}).DialContext, Metrics: &agent.Metrics{}})
+				if err == nil {
+					_ = r.once(t.Context())
+					s.Close()
+					_ = s.Run()
+				}
+			}
+		})
+	}
+	passed := 0
+	for range 300 {
+		if r.once(t.Context()) == nil {
+			passed++
+		}
+	}
+	close(stop)
+	all.Wait()
+	if passed == 0 {
+		t.Error("nothing has gone through")
+	}
+	if err := r.once(t.Context()); err != nil {
+		t.Error(err)
+	}
+	until(t, "the destination's connections end", func() bool { return r.open.Load() == 0 })
+	r.end()
+	rest()
+}
+
+// One reader that stalls holds up nobody, and a window of it is kept at each end.
+func TestStalledReader(t *testing.T) {
+	p := newPKI(t)
+	r, err := newRig(t, p, time.Minute, never, never, false)
+	must(t, err)
+	defer r.end()
+	var sent atomic.Int64
+	source := serve(t, func(c net.Conn) {
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := c.Write(buf)
+			if sent.Add(int64(n)); err != nil {
+				return
+			}
+		}
+	})
+	stalled := open(t, r.dial, source)
+	until(t, "nothing more is taken", func() bool {
+		before := sent.Load()
+		time.Sleep(100 * time.Millisecond)
+		return before > 0 && sent.Load() == before
+	})
+	for range 20 {
+		must(t, r.once(t.Context()))
+	}
+	must(t, stalled.Close())
+}

@@ -1,0 +1,454 @@
+package h2
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const patience = time.Minute
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func until(t testing.TB, what string, true func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !true(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// wires returns both ends of a TCP connection.
+func wires(t testing.TB) (client, server net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		c, err := l.Accept()
+		if err == nil {
+			accepted <- c
+		}
+	}()
+	client, err = net.Dial("tcp", l.Addr().String())
+	must(t, err)
+	server = <-accepted
+	t.Cleanup(func() {
+		_ = client.Close()
+		_ = server.Close()
+	})
+	return client, server
+}
+
+// stream is a Receiver that keeps what arrives, or echoes it.
+type stream struct {
+	echo  bool
+	stall bool // gives no credit
+
+	mu     sync.Mutex
+	header []hpack.HeaderField
+	data   []byte
+	kept   []*Buffer
+	end    bool
+	err    error
+}
+
+func (r *stream) Header(s *Stream, fields []hpack.HeaderField, end bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.header = append(r.header, fields...)
+	if r.end = r.end || end; end && r.echo {
+		s.End(nil)
+	}
+}
+
+func (r *stream) Data(s *Stream, b *Buffer, end bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case b == nil:
+	case r.echo:
+		s.Send(b)
+	case r.stall:
+		r.kept = append(r.kept, b)
+		r.data = append(r.data, b.Bytes()...)
+	default:
+		r.data = append(r.data, b.Bytes()...)
+		b.Release()
+	}
+	r.end = r.end || end
+	if end && r.echo {
+		s.End(nil)
+	}
+}
+
+func (r *stream) Ended(_ *Stream, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+}
+
+func (r *stream) look(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+}
+
+func (r *stream) got() (n int, end bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.data), r.end, r.err
+}
+
+func open(t testing.TB, c *Conn, r Receiver) *Stream {
+	s, err := c.Open(func(*Stream) Receiver { return r }, []hpack.HeaderField{{Name: ":method", Value: "CONNECT"}, {Name: ":authority", Value: "a:1"}}, false)
+	must(t, err)
+	return s
+}
+
+// pair returns both ends of a connection, and what the server was asked for.
+func pair(t testing.TB, accept func(*Stream, []hpack.HeaderField) Receiver) (client, server *Conn) {
+	a, b := wires(t)
+	client, server = NewClient(a, Options{}), NewServer(b, Options{Accept: accept})
+	var both sync.WaitGroup
+	both.Go(func() { _ = client.Run() })
+	both.Go(func() { _ = server.Run() })
+	t.Cleanup(func() {
+		client.Close(nil)
+		server.Close(nil)
+		both.Wait()
+	})
+	return client, server
+}
+
+func echoes(s *Stream, _ []hpack.HeaderField) Receiver {
+	s.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
+	return &stream{echo: true}
+}
+
+func noise(n int) []byte {
+	p := make([]byte, n)
+	_, _ = rand.Read(p)
+	return p
+}
+
+// send sends all of it, in pieces.
+func send(s *Stream, p []byte) {
+	for len(p) > 0 {
+		n := min(len(p), MaxPiece)
+		s.Send(BufferOf(p[:n]))
+		p = p[n:]
+	}
+}
+
+// KON-050: what golang.org/x/net/http2 sends to this server comes back, larger than any window, with a trailer of either side.
+func TestServerWithAnotherClient(t *testing.T) {
+	a, b := wires(t)
+	server := NewServer(b, Options{Accept: func(s *Stream, header []hpack.HeaderField) Receiver { return echoes(s, header) }})
+	go func() { _ = server.Run() }()
+	tr := &http2.Transport{AllowHTTP: true, DialTLSContext: nil, MaxReadFrameSize: 1 << 20}
+	c, err := tr.NewClientConn(a)
+	must(t, err)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			data := noise(3 << 20)
+			resp, err := c.RoundTrip(httptestRequest(data))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			got, err := io.ReadAll(resp.Body)
+			if err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
+			}
+		})
+	}
+	all.Wait()
+	until(t, "all streams are forgotten", func() bool { return server.Streams() == 0 })
+}
+
+func httptestRequest(body []byte) *http.Request {
+	req, _ := http.NewRequest(http.MethodPost, "http://a/", io.NopCloser(bytes.NewReader(body)))
+	req.Trailer = http.Header{"X-End": {"1"}}
+	req.Header.Set("X-Large", strings.Repeat("x", 8<<10))
+	return req
+}
+
+// KON-050: this client with the server of golang.org/x/net/http2.
+func TestClientWithAnotherServer(t *testing.T) {
+	a, b := wires(t)
+	go (&http2.Server{MaxReadFrameSize: 16 << 10}).ServeConn(b, &http2.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "X-End")
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		w.WriteHeader(http.StatusOK)
+		_, _ = io.Copy(w, r.Body)
+		w.Header().Set("X-End", r.URL.Path)
+	})})
+	c := NewClient(a, Options{})
+	go func() { _ = c.Run() }()
+	for range 4 {
+		r := &stream{}
+		s, err := c.Open(func(*Stream) Receiver { return r }, []hpack.HeaderField{{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
+			{Name: ":path", Value: "/path"}, {Name: ":authority", Value: "a"}}, false)
+		must(t, err)
+		data := noise(3 << 20)
+		send(s, data)
+		s.End(nil)
+		until(t, "the answer ends", func() bool { _, end, err := r.got(); return end || err != nil })
+		r.look(func() {
+			if r.err != nil || !bytes.Equal(r.data, data) || !strings.Contains(headers(r.header), "x-end: /path") {
+				t.Errorf("%d bytes of %d, %v, %v", len(r.data), len(data), r.err, r.header)
+			}
+		})
+	}
+	until(t, "all streams are forgotten", func() bool { return c.Streams() == 0 })
+	c.Close(nil)
+}
+
+func headers(fields []hpack.HeaderField) string {
+	var all strings.Builder
+	for _, f := range fields {
+		all.WriteString(f.Name + ": " + f.Value + "\n")
+	}
+	return all.String()
+}
+
+// A reader that stalls holds up its own stream alone, of which no more than a window is kept.
+func TestStalledReader(t *testing.T) {
+	stalled, other := &stream{stall: true}, &stream{}
+	receivers := make(chan Receiver, 2)
+	receivers <- stalled
+	receivers <- other
+	client, _ := pair(t, func(*Stream, []hpack.HeaderField) Receiver { return <-receivers })
+	first := open(t, client, &stream{})
+	send(first, noise(4<<20))
+	until(t, "a window has arrived", func() bool { n, _, _ := stalled.got(); return n == initialWindow })
+	second := open(t, client, &stream{})
+	send(second, noise(4<<20))
+	until(t, "all has arrived beside it", func() bool { n, _, _ := other.got(); return n == 4<<20 })
+	if n, _, _ := stalled.got(); n != initialWindow {
+		t.Errorf("%d bytes have come to a reader that stalls", n)
+	}
+	if first.Queued() != 4<<20-initialWindow {
+		t.Errorf("%d bytes wait", first.Queued())
+	}
+	first.Reset(http2.ErrCodeCancel)
+	until(t, "it is broken off", func() bool { _, _, err := stalled.got(); return err != nil })
+	for _, b := range stalled.kept {
+		b.Release() // of a stream that is no more
+	}
+}
+
+// A few bytes go before the many that others have waiting, and many are not held up by few for ever.
+func TestFewBytesGoFirst(t *testing.T) {
+	a, _ := net.Pipe()
+	c := NewClient(a, Options{})
+	c.window = connWindow
+	var many []*Stream
+	for range 100 {
+		s := open(t, c, &stream{})
+		send(s, make([]byte, initialWindow))
+		many = append(many, s)
+	}
+	small := open(t, c, &stream{})
+	small.Send(BufferOf(make([]byte, 100)))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.control = c.control[:0]
+	_, done := c.gather(nil, nil)
+	if small.queued != 0 || small.first != nil {
+		t.Error("the few bytes are not in the first batch")
+	}
+	if many[0].queued == initialWindow {
+		t.Error("nor is anything of the others")
+	}
+	for c.many.first != nil {
+		_, done = c.gather(nil, done)
+	}
+	for i, s := range many {
+		if want := initialWindow - defaultWindow; s.queued != want {
+			t.Errorf("stream %d has %d bytes left, not %d: all have their turn", i, s.queued, want)
+		}
+	}
+}
+
+// One direction ends before the other, and Close ends both once all is sent.
+func TestEnds(t *testing.T) {
+	accepted := make(chan *Stream, 1)
+	theirs := &stream{}
+	client, server := pair(t, func(s *Stream, _ []hpack.HeaderField) Receiver {
+		accepted <- s
+		return theirs
+	})
+	ours := &stream{}
+	s := open(t, client, ours)
+	data := noise(200 << 10)
+	send(s, data)
+	s.End(nil)
+	until(t, "the end", func() bool { _, end, _ := theirs.got(); return end })
+	back := <-accepted
+	send(back, data)
+	back.Close(nil)
+	until(t, "the other end", func() bool { _, end, _ := ours.got(); return end })
+	theirs.look(func() {
+		ours.look(func() {
+			if !bytes.Equal(theirs.data, data) || !bytes.Equal(ours.data, data) {
+				t.Errorf("%d and %d bytes, not %d", len(theirs.data), len(ours.data), len(data))
+			}
+		})
+	})
+	until(t, "both forget it", func() bool { return client.Streams() == 0 && server.Streams() == 0 })
+
+	theirs, ours = &stream{}, &stream{}
+	s = open(t, client, ours)
+	<-accepted
+	send(s, data)
+	s.Close(nil)
+	until(t, "all of it, and that nothing is wanted", func() bool { n, end, err := theirs.got(); return n == len(data) && end && err != nil })
+	var reset http2.StreamError
+	if _, _, err := theirs.got(); !errors.As(err, &reset) || reset.Code != http2.ErrCodeNo {
+		t.Errorf("%v", err)
+	}
+	until(t, "both forget it", func() bool { return client.Streams() == 0 && server.Streams() == 0 })
+}
+
+// A connection that is lost ends its streams, once each, and its goroutines.
+func TestLostConnection(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for _, cut := range []func(client, server net.Conn){
+		func(client, _ net.Conn) { _ = client.Close() },
+		func(_, server net.Conn) { _ = server.Close() },
+		func(client, _ net.Conn) { _ = client.(*net.TCPConn).CloseWrite() },
+	} {
+		a, b := wires(t)
+		client, server := NewClient(a, Options{}), NewServer(b, Options{Accept: echoes})
+		var both sync.WaitGroup
+		both.Go(func() { _ = client.Run() })
+		both.Go(func() { _ = server.Run() })
+		all := make([]*stream, 100)
+		for i := range all {
+			all[i] = &stream{}
+			send(open(t, client, all[i]), make([]byte, 100<<10))
+		}
+		cut(a, b)
+		both.Wait()
+		for _, r := range all {
+			if _, _, err := r.got(); err == nil {
+				t.Fatal("a stream has not ended")
+			}
+		}
+		if _, err := client.Open(func(*Stream) Receiver { return nil }, nil, false); err == nil {
+			t.Error("a stream of a connection that is no more")
+		}
+	}
+	until(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// The other end may be gone without a word: it does not answer a ping.
+func TestSilence(t *testing.T) {
+	a, b := wires(t)
+	server := NewServer(b, Options{})
+	server.KeepAlive(time.Hour)
+	server.KeepAlive(20 * time.Millisecond)
+	_, err := io.WriteString(a, http2.ClientPreface)
+	must(t, err)
+	must(t, http2.NewFramer(a, nil).WriteSettings())
+	if err := server.Run(); !errors.Is(err, errSilent) {
+		t.Error(err)
+	}
+
+	client, server := pair(t, nil)
+	client.KeepAlive(20 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // ten times as long, in which it answers
+	if client.Err() != nil {
+		t.Error(client.Err())
+	}
+	server.Close(nil)
+}
+
+// Who asks for answers and does not read them is sent away.
+func TestFlood(t *testing.T) {
+	a, b := wires(t)
+	server := NewServer(b, Options{})
+	go func() {
+		_, _ = io.WriteString(a, http2.ClientPreface)
+		f := http2.NewFramer(a, nil)
+		_ = f.WriteSettings()
+		for f.WritePing(false, [8]byte{}) == nil {
+		}
+	}()
+	if err := server.Run(); !errors.Is(err, errFlood) {
+		t.Error(err)
+	}
+}
+
+// The other side says how many streams it takes, and when it takes none.
+func TestStreamsThatAreNotTaken(t *testing.T) {
+	a, b := wires(t)
+	client, server := NewClient(a, Options{}), NewServer(b, Options{Accept: echoes, MaxStreams: 2})
+	go func() { _ = client.Run() }()
+	go func() { _ = server.Run() }()
+	first := open(t, client, &stream{})
+	r := &stream{}
+	open(t, client, r)
+	until(t, "an answer", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.header) > 0 })
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrTooMany) {
+		t.Error(err)
+	}
+	first.Reset(http2.ErrCodeCancel)
+	server.GoAway()
+	until(t, "it is going away", func() bool { return !client.Usable() })
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) {
+		t.Error(err)
+	}
+	if _, _, err := r.got(); err != nil {
+		t.Error("a stream that is open has ended")
+	}
+	client.Close(nil)
+	server.Close(nil)
+}
+
+// FuzzRead: no bytes of the other side do harm.
+func FuzzRead(f *testing.F) {
+	var seed bytes.Buffer
+	w := http2.NewFramer(&seed, nil)
+	_ = w.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30})
+	_ = w.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}, EndHeaders: true})
+	_ = w.WriteDataPadded(1, false, []byte("data"), []byte{0, 0})
+	_ = w.WriteWindowUpdate(1, 7)
+	_ = w.WriteRSTStream(1, 8)
+	_ = w.WritePing(false, [8]byte{1})
+	_ = w.WriteGoAway(0, 0, nil)
+	f.Add(seed.Bytes())
+	f.Fuzz(func(t *testing.T, frames []byte) {
+		a, b := net.Pipe()
+		server := NewServer(b, Options{Accept: echoes, MaxStreams: 10})
+		go func() { _, _ = io.Copy(io.Discard, a) }()
+		go func() {
+			_, _ = io.WriteString(a, http2.ClientPreface)
+			_, _ = a.Write(frames)
+			_ = a.Close()
+		}()
+		if err := server.Run(); err == nil || server.Streams() != 0 {
+			t.Error("it has not ended")
+		}
+	})
+}
