@@ -62,6 +62,9 @@ type Config struct {
 	Aggregation Aggregation
 	// Kubelet is how it reaches the kubelets of nodes.
 	Kubelet Kubelet
+	// EgressSelectorFile is an EgressSelectorConfiguration of apiserver.k8s.io: which of its connections go through a tunnel;
+	// "": none.
+	EgressSelectorFile string
 	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
 	// means a minute.
 	RequestTimeout time.Duration

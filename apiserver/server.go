@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -33,6 +34,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -45,6 +47,7 @@ import (
 // Server is a running API server.
 type Server struct {
 	config       Config
+	ways         *selector.Selector // out of here
 	listener     net.Listener
 	store        storage.Store
 	disk         embedded.Health // of what is below store
@@ -101,6 +104,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.openClientCertificates(); err != nil {
 		return err
 	}
+	if s.ways, err = selector.Open(s.config.EgressSelectorFile); err != nil {
+		return fmt.Errorf("--egress-selector-config-file: %w", err)
+	}
 	if s.store, err = s.open(ctx); err != nil {
 		return err
 	}
@@ -150,6 +156,7 @@ func (s *Server) runLoops() {
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
+	s.loops.Go(func() { s.ways.Run(ctx) })
 	if s.kubeletClient != nil {
 		s.loops.Go(func() { s.kubeletClient.Run(ctx, 1) })
 	}
@@ -227,6 +234,7 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 	c := &s.config.Etcd
 	store, err := etcd.Open(ctx, etcd.Options{
 		Servers: c.Servers, CAFile: c.CAFile, CertFile: c.CertFile, KeyFile: c.KeyFile,
+		Dial: s.ways.To(egressselector.Etcd),
 		Base: "/registry/", Prefix: path.Join("/", c.Prefix) + "/",
 		CompactAfter: s.config.CompactionInterval,
 		Logger:       s.config.Logger,
@@ -241,6 +249,7 @@ func (s *Server) openEtcd(ctx context.Context) (storage.Store, error) {
 func (s *Server) connect(ctx context.Context) (err error) {
 	out := s.dialer()
 	s.config.Authentication.Dial, s.config.Authorization.Dial = out.DialContext, out.DialContext
+	s.config.Authentication.EgressLookup = s.ways.Lookup
 	if err := s.openAudit(out.DialContext); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	coreapply "k8s.io/client-go/applyconfigurations/core/v1"
 	discoveryapply "k8s.io/client-go/applyconfigurations/discovery/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -49,6 +50,7 @@ func (s *Server) services() egress.Objects {
 // dialer is the way out for all that the server calls.
 func (s *Server) dialer() *egress.Dialer {
 	return &egress.Dialer{
+		Cluster: s.ways.To(egressselector.Cluster), ControlPlane: s.ways.To(egressselector.ControlPlane),
 		Resolve: egress.Resolver(s.services()),
 		Refuse:  egress.RefuseSpecial,
 		Generation: egress.Generations(s.store.Head, func(group, plural, namespace, name string) string {

@@ -36,6 +36,9 @@ func (s *Server) close() error {
 		err = errors.Join(err, s.store.Close())
 	}
 	s.audit.close()
+	if s.ways != nil {
+		s.ways.Close()
+	}
 	select {
 	case <-s.failed:
 		return errors.Join(s.failure, err)

@@ -31,6 +31,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"pick":    pick,
 	"login":   login,
 	"kubelet": runKubelet,
+	"tunnel":  runTunnel,
 }
 
 // patience is how long a script waits for what must come.

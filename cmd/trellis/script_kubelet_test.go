@@ -16,6 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/trellis-k8s/trellis/internal/fixture/kubelet"
+	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
 )
 
 // runKubelet runs a kubelet, whose containers are this machine, until the end of the script: kubelet FOLDER, where FOLDER has the CA that
@@ -29,7 +30,7 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
 	leaf := &x509.Certificate{
-		SerialNumber: mathbig.NewInt(2), Subject: pkix.Name{CommonName: "system:node:n"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: mathbig.NewInt(2), Subject: pkix.Name{CommonName: "system:node:n"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(203, 0, 113, 1)}, // of which a tunnel alone leads to the other
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca.Leaf, &key.PublicKey, ca.PrivateKey)
@@ -45,4 +46,18 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 		k.Close()
 	})
 	ts.Setenv("KUBELET_PORT", strconv.Itoa(k.Port()))
+}
+
+// runTunnel runs a tunnel server, with its agent, until the end of the script: tunnel http-connect|grpc SOCKET. All hosts are this machine.
+func runTunnel(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: tunnel http-connect|grpc socket")
+	}
+	l, err := net.Listen("unix", ts.MkAbs(args[1]))
+	ts.Check(err)
+	begin := tunnel.Start
+	if args[0] == "grpc" {
+		begin = tunnel.StartGRPC
+	}
+	ts.Defer(begin(l, nil).Close)
 }

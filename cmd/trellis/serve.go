@@ -105,6 +105,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindControllers(flags)
 	f.bindAuthentication(flags)
 	f.bindKubelet(flags)
+	flags.StringVar(&c.EgressSelectorFile, "egress-selector-config-file", "",
+		"file of an EgressSelectorConfiguration of apiserver.k8s.io: what goes through the tunnel of a Konnectivity server")
 	f.bindAuthorization(flags)
 	f.bindAdmission(flags)
 	f.bindFairness(flags)

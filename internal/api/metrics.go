@@ -117,11 +117,12 @@ func newMetrics(s *Server) *metrics {
 	return m
 }
 
-// upstreams are those of upstream's metrics that tell of configuration files which are read again, and of audit.
+// upstreams are those of upstream's metrics that tell of configuration files which are read again, of audit, and of tunnels.
 func upstreams() ([]*dto.MetricFamily, error) {
 	all, err := legacyregistry.DefaultGatherer.Gather()
 	return slices.DeleteFunc(all, func(m *dto.MetricFamily) bool {
-		return !strings.Contains(m.GetName(), "_config_controller_") && !strings.HasPrefix(m.GetName(), "apiserver_audit_")
+		name := m.GetName()
+		return !strings.Contains(name, "_config_controller_") && !strings.HasPrefix(name, "apiserver_audit_") && !strings.HasPrefix(name, "apiserver_egress_dialer_")
 	}), err
 }
 

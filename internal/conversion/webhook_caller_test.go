@@ -62,11 +62,11 @@ func TestProxy(t *testing.T) {
 			return &url.URL{Scheme: "http", Host: "proxy:1"}, nil
 		},
 		Resolve: func(context.Context, string, string, int32) (string, error) { return h.Listener.Addr().String(), nil },
-		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			if address == "proxy:1" {
-				return nil, errors.New("the proxy was asked")
+		ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
+			if address != "proxy:1" {
+				t.Errorf("%s was dialled", address)
 			}
-			return new(net.Dialer).DialContext(ctx, network, address)
+			return nil, errors.New("the proxy was asked")
 		},
 	}})
 	defer w.Close()
@@ -183,7 +183,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 func TestConnectionsAreKept(t *testing.T) {
 	h := newHook(t, nil).quiet()
 	var dials atomic.Int64
-	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+	w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
 		dials.Add(1)
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}}})
@@ -320,7 +320,7 @@ func TestBreaker(t *testing.T) {
 		}
 		s := newSpeaker(t, answer, answer)
 		var dials atomic.Int64
-		w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
 			dials.Add(1)
 			return s.dial(ctx, network, address)
 		}}})
@@ -382,7 +382,7 @@ func TestDeadWebhookComesBack(t *testing.T) {
 	var dead atomic.Bool
 	var dials atomic.Int64
 	var said reports
-	w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+	w := NewWebhooks(WebhookConfig{Report: said.report, Egress: &egress.Dialer{ControlPlane: func(ctx context.Context, network, address string) (net.Conn, error) {
 		dials.Add(1)
 		if dead.Load() {
 			return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("connection refused")}

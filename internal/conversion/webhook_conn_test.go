@@ -125,7 +125,7 @@ func TestBrokenConnectionsAreTold(t *testing.T) {
 				s := newSpeaker(t, c.answer, c.later)
 				config := s.webhook()
 				var told atomic.Int64
-				w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Dial: s.dial}, Broke: func(text string) {
+				w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{ControlPlane: s.dial}, Broke: func(text string) {
 					if text == config {
 						told.Add(1)
 					}

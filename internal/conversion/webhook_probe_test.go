@@ -83,7 +83,7 @@ func (s *site) dial() (net.Conn, error) {
 
 // callSites returns Webhooks that reach some hosts.
 func callSites(said *reports, names func(string) string, sites ...*site) *Webhooks {
-	return NewWebhooks(WebhookConfig{Report: said.report, Names: names, Egress: &egress.Dialer{Dial: func(_ context.Context, _, address string) (net.Conn, error) {
+	return NewWebhooks(WebhookConfig{Report: said.report, Names: names, Egress: &egress.Dialer{ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
 		for _, s := range sites {
 			if address == s.name+":443" {
 				return s.dial()

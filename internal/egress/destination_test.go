@@ -107,7 +107,7 @@ type caller struct {
 // newCaller returns a client that calls d as the host of that name.
 func newCaller(t testing.TB, d *destination, o Options) *caller {
 	t.Helper()
-	dialer := &Dialer{Dial: d.dial, Metrics: NewMetrics()}
+	dialer := &Dialer{Cluster: d.dial, ControlPlane: d.dial, Metrics: NewMetrics()}
 	o.Name, o.CABundle = "test", d.ca
 	if o.Service == nil {
 		o.Address = host + ":443"

@@ -22,8 +22,9 @@ const (
 
 // Dialer decides how to get a connection to a Service, or to a host and port. The zero value finds no Services.
 type Dialer struct {
-	// Dial opens a connection to a host and port; nil is net.Dialer's. A tunnel into the cluster is another.
-	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Cluster opens a connection to a node, a Pod or an endpoint of a Service, ControlPlane one to the host and port of a URL or a
+	// kubeconfig; nil is net.Dialer's. Tunnels are others (selector).
+	Cluster, ControlPlane func(ctx context.Context, network, address string) (net.Conn, error)
 	// Resolve finds an address ("10.0.0.1:8443") behind a port of a Service, for each new connection; nil finds none.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
 	// Refuse, unless nil, says why an address that Resolve has found must not be dialled.
@@ -51,14 +52,24 @@ func (s Service) HostPort() string {
 	return net.JoinHostPort(s.serverName(), strconv.Itoa(int(s.Port)))
 }
 
-// DialContext connects to a host and port.
+// DialContext connects to a host and port that a URL or a kubeconfig names.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return dial(ctx, d.ControlPlane, network, address)
+}
+
+// DialKubelet connects to a node's kubelet, which may be on this machine.
+func (d *Dialer) DialKubelet(ctx context.Context, network, address string) (net.Conn, error) {
+	return dial(ctx, d.Cluster, network, address)
+}
+
+// dial bounds how long it takes.
+func dial(ctx context.Context, by func(ctx context.Context, network, address string) (net.Conn, error), network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if d.Dial == nil {
-		return (&net.Dialer{KeepAlive: keepAlive}).DialContext(ctx, network, address)
+	if by == nil {
+		by = (&net.Dialer{KeepAlive: keepAlive}).DialContext
 	}
-	return d.Dial(ctx, network, address)
+	return by(ctx, network, address)
 }
 
 // DialService connects to an endpoint of a Service.
@@ -98,9 +109,7 @@ func (d *Dialer) dialJudged(ctx context.Context, network, address string, refuse
 		if err := d.Refuse(endpoint.Addr()); err != nil {
 			return nil, err
 		}
-	case d.Dial == nil:
-		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-		defer cancel()
+	case d.Cluster == nil:
 		named := net.Dialer{KeepAlive: keepAlive, Control: func(_, address string, _ syscall.RawConn) error {
 			endpoint, err := netip.ParseAddrPort(address)
 			if err != nil {
@@ -108,9 +117,9 @@ func (d *Dialer) dialJudged(ctx context.Context, network, address string, refuse
 			}
 			return refuse(endpoint.Addr())
 		}}
-		return named.DialContext(ctx, network, address)
+		return dial(ctx, named.DialContext, network, address)
 	}
-	return d.DialContext(ctx, network, address)
+	return dial(ctx, d.Cluster, network, address)
 }
 
 // RefuseSpecial is a Dialer's Refuse: it refuses what upstream's validation has no endpoint be, an address of this machine

@@ -12,14 +12,18 @@ import (
 	"time"
 )
 
-// CNV-074: what a Dialer dials, it dials by its Dial, which may be a tunnel: hosts as they are named, and Services where they are.
+// CNV-074, KON-011: what a Dialer dials, it dials by its functions, which may be tunnels: hosts of URLs as they are named, by the control
+// plane's, and Services where they are, nodes and Pods, by the cluster's. An address is judged before.
 func TestDialer(t *testing.T) {
 	var dialled string
-	d := &Dialer{
-		Dial: func(_ context.Context, network, address string) (net.Conn, error) {
-			dialled = network + " " + address
+	by := func(way string) func(context.Context, string, string) (net.Conn, error) {
+		return func(_ context.Context, network, address string) (net.Conn, error) {
+			dialled = way + network + " " + address
 			return nil, errors.New("dialled")
-		},
+		}
+	}
+	d := &Dialer{
+		Cluster: by(""), ControlPlane: by("control plane: "),
 		Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
 			if name == "none" {
 				return "", errors.New("none")
@@ -45,9 +49,15 @@ func TestDialer(t *testing.T) {
 			t.Errorf("%s: dialled %q: %v", c.service, dialled, err)
 		}
 	}
-	_, err := d.DialContext(t.Context(), "tcp", "127.0.0.1:1")
-	if dialled != "tcp 127.0.0.1:1" {
-		t.Errorf("dialled %q: %v", dialled, err)
+	for want, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
+		"control plane: tcp 127.0.0.1:1": d.DialContext,
+		"tcp 127.0.0.1:1":                d.DialKubelet,
+		"":                               d.DialOther,
+	} {
+		dialled = ""
+		if _, err := dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil || dialled != want {
+			t.Errorf("dialled %q, want %q: %v", dialled, want, err)
+		}
 	}
 	if _, err := new(Dialer).DialService(t.Context(), Service{"n", "s", 1}); err == nil || !strings.Contains(err.Error(), "n/s") {
 		t.Errorf("without a way to find Services: %v", err)
@@ -60,7 +70,7 @@ func TestDialer(t *testing.T) {
 // A dial ends in time, and with who asked for it.
 func TestDialsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &Dialer{Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		d := &Dialer{ControlPlane: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}}
@@ -88,7 +98,7 @@ func TestServiceIsConnectedToAnew(t *testing.T) {
 			Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
 				return map[bool]string{true: "old:1", false: "fresh:1"}[generation.Load() == 0], nil
 			},
-			Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			Cluster: func(ctx context.Context, network, address string) (net.Conn, error) {
 				return map[string]*destination{"old:1": old, "fresh:1": fresh}[address].dial(ctx, network, address)
 			},
 			Generation: func(string, string) func() uint64 { return generation.Load },

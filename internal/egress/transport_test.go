@@ -119,7 +119,7 @@ func TestGoAway(t *testing.T) {
 	}
 	first, second := serve(), serve()
 	to := first.Listener.Addr().String()
-	dialer := &Dialer{Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	dialer := &Dialer{ControlPlane: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, to)
 	}}
 	transport, err := dialer.NewTransport(Options{Address: "example.com:443", MaxBytes: 1000, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.Certificate().Raw}), Broke: func() { broke <- struct{}{} }})
@@ -207,7 +207,7 @@ func TestPings(t *testing.T) {
 			Handler:   http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }),
 		}
 		go func() { _ = server.ServeTLS(listener, "", "") }()
-		dialer := &Dialer{Dial: func(context.Context, string, string) (net.Conn, error) {
+		dialer := &Dialer{ControlPlane: func(context.Context, string, string) (net.Conn, error) {
 			client, server := net.Pipe()
 			listener <- server
 			return cut{client, dead}, nil
@@ -317,7 +317,7 @@ func TestReplay(t *testing.T) {
 // A host may be any bytes: "https://%ff/" is a URL.
 func TestMetricsOfOddHosts(t *testing.T) {
 	d := newDestination(t, host, says(ok))
-	dialer := &Dialer{Dial: d.dial, Metrics: NewMetrics()}
+	dialer := &Dialer{ControlPlane: d.dial, Metrics: NewMetrics()}
 	transport, err := dialer.NewTransport(Options{Name: "test", Address: "\xff:443", MaxBytes: 1000, CABundle: d.ca})
 	if err != nil {
 		t.Fatal(err)

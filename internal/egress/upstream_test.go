@@ -56,7 +56,7 @@ func TestUpstreamsClients(t *testing.T) {
 	} {
 		answers := says(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(reviewed), reviewed))
 		d := newDestination(t, name, answers)
-		g := &guarded{Dialer: &Dialer{Dial: d.dial, Metrics: NewMetrics(), Resolve: func(context.Context, string, string, int32) (string, error) { return "10.0.0.1:443", nil }}}
+		g := &guarded{Dialer: &Dialer{Cluster: d.dial, ControlPlane: d.dial, Metrics: NewMetrics(), Resolve: func(context.Context, string, string, int32) (string, error) { return "10.0.0.1:443", nil }}}
 		manager, err := webhook.NewClientManager([]schema.GroupVersion{admissionv1.SchemeGroupVersion}, admissionv1.AddToScheme)
 		if err != nil {
 			t.Fatal(err)

@@ -31,6 +31,7 @@ var rooms = []string{
 	"internal/resource",
 	"internal/merge",
 	"internal/schema",
+	"internal/egress/selector",
 	"internal/egress",       // is given functions to read by
 	"internal/konnectivity", // knows sockets and no Kubernetes but Leases and reviews of tokens
 	"internal/storage",
@@ -54,7 +55,7 @@ var only = map[string][]string{
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest":              {"internal/fixture", "internal/storage/storagetest"},
 	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":                                                   {"internal/storage/etcd", "internal/konnectivity"},
+	"google.golang.org/grpc":                                                   {"internal/fixture/tunnel", "internal/konnectivity", "internal/storage/etcd"},
 	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},
 	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin", "internal/admission"},
@@ -92,16 +93,16 @@ var only = map[string][]string{
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper":                {"internal/control"},
 	"k8s.io/kube-aggregator/pkg/client":                                        {"internal/control"},
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy":        {"internal/control", "internal/access"},
-	"k8s.io/apiserver/pkg/authorization/authorizer":                            {"internal/builtin"},                                    // what its strategies are given
-	"k8s.io/apiserver/pkg/endpoints/request":                                   {"internal/engine", "internal/builtin", "internal/api"}, // what strategies look for in a context
-	"k8s.io/apiserver/pkg/server":                                              {"apiserver"},                                           // its Config, which those backends are put into
-	"k8s.io/apiserver/pkg/server/options":                                      {"cmd/trellis", "apiserver", "testserver"},              // flags and backends of audit
-	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"},                                    // which versions are served
-	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin", "internal/admission"},              // and this is its form
-	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access", "apiserver"},                        // how issuers and audit's webhook are connected to
+	"k8s.io/apiserver/pkg/authorization/authorizer":                            {"internal/builtin"},                                         // what its strategies are given
+	"k8s.io/apiserver/pkg/endpoints/request":                                   {"internal/engine", "internal/builtin", "internal/api"},      // what strategies look for in a context
+	"k8s.io/apiserver/pkg/server":                                              {"apiserver"},                                                // its Config, which those backends are put into
+	"k8s.io/apiserver/pkg/server/options":                                      {"cmd/trellis", "apiserver", "testserver"},                   // flags and backends of audit
+	"k8s.io/apiserver/pkg/server/resourceconfig":                               {"internal/builtin"},                                         // which versions are served
+	"k8s.io/apiserver/pkg/server/storage":                                      {"internal/builtin", "internal/admission"},                   // and this is its form
+	"k8s.io/apiserver/pkg/server/egressselector":                               {"internal/access", "internal/egress/selector", "apiserver"}, // how issuers and audit's webhook are connected to
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics":         {"internal/access"},
 	"k8s.io/apiserver/pkg/server/options/authorizationconfig/metrics":          {"internal/access"},
-	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/konnectivity", "internal/serving", "apiserver"}, // CAs and certificates from files that change
+	"k8s.io/apiserver/pkg/server/dynamiccertificates":                          {"internal/access", "internal/control", "internal/egress/selector", "internal/konnectivity", "internal/serving", "apiserver"}, // CAs and certificates from files that change
 	"k8s.io/apiserver/pkg/storage":                                             {},
 	"k8s.io/apiserver/pkg/util/feature":                                        {"internal/admission"}, // what its plugins go by
 	"k8s.io/apiserver/pkg/features":                                            {},

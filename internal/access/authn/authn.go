@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/client-go/util/keyutil"
 	kubeauthenticator "k8s.io/kubernetes/pkg/kubeapiserver/authenticator"
 	"k8s.io/kubernetes/pkg/serviceaccount"
@@ -39,7 +40,8 @@ type Config struct {
 	Accounts      Accounts
 	APIAudiences  []string // that tokens are for; nil: the issuers
 
-	Dial utilnet.DialFunc // connects to the webhook and to issuers; nil: the net package
+	Dial         utilnet.DialFunc      // connects to the webhook; nil: the net package
+	EgressLookup egressselector.Lookup // finds how issuers are connected to that have an egressSelectorType; others are by the net package
 }
 
 // RequestHeader is a front proxy's. Without a CAFile there is none.
@@ -123,6 +125,7 @@ func New(ctx context.Context, c Config, ca []byte, key crypto.Signer, objects se
 		WebhookTokenAuthnCacheTTL:   c.Webhook.CacheTTL,
 		WebhookRetryBackoff:         &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5},
 		CustomDial:                  c.Dial,
+		EgressLookup:                c.EgressLookup,
 		TokenSuccessCacheTTL:        10 * time.Second, // as kube-apiserver
 	}
 	anonymously := apiserverconfig.AnonymousAuthConfig{Enabled: c.Anonymous}

@@ -29,6 +29,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/serviceaccount"
@@ -261,12 +263,13 @@ jwt:
 	}
 }
 
-// Issuers are read again when the file changes. What cannot be used is told, and changes nothing; who may be anonymous stays.
+// Issuers are read again when the file changes, and dialled by the egress selection that they name. What cannot be used is told, and
+// changes nothing; who may be anonymous stays.
 func TestIssuersAreReadAgain(t *testing.T) {
 	w := newWorld(t)
 	i := newIssuer(t, w.key)
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}))
-	jwt := "jwt: [{issuer: {url: '" + i.URL + "', audiences: [trellis], certificateAuthority: " + strconv.Quote(ca) + "}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n"
+	jwt := "jwt: [{issuer: {url: '" + i.URL + "', egressSelectorType: cluster, audiences: [trellis], certificateAuthority: " + strconv.Quote(ca) + "}, claimMappings: {username: {claim: sub, prefix: ''}}}]\n"
 	path := w.file("authn.yaml", configuration+jwt)
 	say := func(text string) {
 		t.Helper()
@@ -275,9 +278,14 @@ func TestIssuersAreReadAgain(t *testing.T) {
 		}
 	}
 	dialled := atomic.Int64{}
-	a := w.open(Config{ConfigFile: path, Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-		dialled.Add(1)
-		return (&net.Dialer{}).DialContext(ctx, network, address)
+	a := w.open(Config{ConfigFile: path, EgressLookup: func(of egressselector.NetworkContext) (utilnet.DialFunc, error) {
+		if of.EgressSelectionName != egressselector.Cluster {
+			return nil, nil
+		}
+		return func(ctx context.Context, network, address string) (net.Conn, error) {
+			dialled.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, network, address)
+		}, nil
 	}})
 	reports, running := make(chan error, 10), sync.WaitGroup{}
 	ctx, cancel := context.WithCancel(t.Context())

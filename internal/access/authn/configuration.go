@@ -9,13 +9,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	apiserverconfig "k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/install"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
-	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/server/options/authenticationconfig/metrics"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 	kubeauthenticator "k8s.io/kubernetes/pkg/kubeapiserver/authenticator"
@@ -46,7 +44,6 @@ func readConfiguration(kube *kubeauthenticator.Config, c Config) (f *configFile,
 	}
 	kube.AuthenticationConfig, kube.AuthenticationConfigData = f.said, string(f.data)
 	kube.OIDCSigningAlgs = oidc.AllValidSigningAlgorithms()
-	kube.EgressLookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return c.Dial, nil }
 	return f, nil
 }
 
@@ -66,9 +63,6 @@ func (f *configFile) read(data []byte) (*apiserverconfig.AuthenticationConfigura
 	errs := validation.ValidateAuthenticationConfiguration(authenticationcel.NewDefaultCompiler(), said, f.issuers)
 	if f.said != nil && !reflect.DeepEqual(f.said.Anonymous, said.Anonymous) {
 		errs = append(errs, field.Forbidden(field.NewPath("anonymous"), "changed from initial configuration file"))
-	}
-	for i := range said.JWT {
-		said.JWT[i].Issuer.EgressSelectorType = apiserverconfig.EgressSelectorControlPlane // so that EgressLookup is asked
 	}
 	return said, errs.ToAggregate()
 }

@@ -99,7 +99,9 @@ func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, 
 	switch {
 	case protocol == GRPC && !theirs:
 		c := ours.New(func(dialing context.Context) (net.Conn, error) { return dialUntil(ctx, dialing, "unix", socket) })
-		return func(dialing context.Context, address string) (net.Conn, error) { return c.DialContext(dialing, "tcp", address) }, nil
+		return func(dialing context.Context, address string) (net.Conn, error) {
+			return c.DialContext(dialing, "tcp", address)
+		}, nil
 	case protocol == GRPC:
 		unix := func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)

@@ -45,7 +45,7 @@ func TestAborted(t *testing.T) {
 	t.Run("mute", func(t *testing.T) {
 		dialled := make(chan struct{})
 		w := newWorld(t, func(c *nodes.Config) {
-			c.Dialer.Dial = func(context.Context, string, string) (net.Conn, error) {
+			c.Dialer.Cluster = func(context.Context, string, string) (net.Conn, error) {
 				here, there := net.Pipe()
 				go func() { _, _ = io.Copy(io.Discard, there) }() // until here is closed
 				dialled <- struct{}{}

@@ -44,8 +44,8 @@ type Proxy struct {
 // New returns a Proxy that the caller closes.
 func New(c Config) *Proxy {
 	p := &Proxy{config: c}
-	p.kubelet = newWay(c.Kubelet.dial(c.Dialer.DialContext), c.Kubelet.tls(false))
-	p.anybody = newWay(c.Kubelet.dial(c.Dialer.DialContext), c.Kubelet.tls(true))
+	p.kubelet = newWay(c.Kubelet.dial(c.Dialer.DialKubelet), c.Kubelet.tls(false))
+	p.anybody = newWay(c.Kubelet.dial(c.Dialer.DialKubelet), c.Kubelet.tls(true))
 	p.node = newWay(c.Kubelet.dial(c.Dialer.DialOther), c.Kubelet.tls(false))
 	p.pod = newWay(c.Dialer.DialOther, strangers())
 	return p

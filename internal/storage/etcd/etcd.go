@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -31,6 +32,9 @@ type Options struct {
 	CAFile   string   // that the servers' certificates are signed by; "": the system's
 	CertFile string   // this client's, with KeyFile; "": none
 	KeyFile  string
+
+	// Dial connects to a server; nil: the net package.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// Prefix is what our keys begin with in etcd, in the place of Base.
 	Prefix, Base string
@@ -102,7 +106,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		Endpoints: o.Servers, TLS: secure, Logger: zap.NewNop(),
 		DialTimeout: o.Patience, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd says what is too large
-		DialOptions:        []grpc.DialOption{grpc.WithConnectParams(reconnect)},
+		DialOptions:        o.dialling(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(o.Servers, ","), err)
@@ -117,6 +121,17 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.serving.Go(s.follow)
 	s.serving.Go(s.compactor)
 	return s, nil
+}
+
+// dialling is how a connection is opened.
+func (o *Options) dialling() []grpc.DialOption {
+	all := []grpc.DialOption{grpc.WithConnectParams(reconnect)}
+	if o.Dial != nil {
+		all = append(all, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return o.Dial(ctx, "tcp", address)
+		}))
+	}
+	return all
 }
 
 // tls returns what secures the connection; nil where nothing does.

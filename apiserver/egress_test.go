@@ -1,0 +1,321 @@
+package apiserver_test
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/conversionwebhook"
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
+)
+
+// selection writes a configuration that has a destination reached through a tunnel server, which it starts.
+func selection(t *testing.T, destination string) (file string, far *tunnel.Server) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "egress") // the path of a socket must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far = tunnel.Start(l, nil)
+	t.Cleanup(far.Close)
+	file = filepath.Join(dir, "egress.yaml")
+	text := fmt.Sprintf(`apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections: [{name: %s, connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: %s}}}}]
+`, destination, socket)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file, far
+}
+
+// hooked is a server, and webhooks for it: /convert for hosts.example.com, and /admit, which allows all.
+type hooked struct {
+	*testing.T
+	*apiserver.Server
+	port int
+	ca   string // JSON
+}
+
+func newHooked(t *testing.T, c apiserver.Config) *hooked {
+	t.Helper()
+	c.Controllers, c.Admission.Disable = []string{"clusterrole-aggregation-controller"}, []string{"ServiceAccount"} // which no controller makes
+	keys, err := pki.Ensure("", []string{"hook.default.svc", "hook.example.com"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/convert", &conversionwebhook.Handler{Kinds: map[schema.GroupKind]conversionwebhook.Func{
+		{Group: "example.com", Kind: "Host"}: func(o *unstructured.Unstructured, _ string) (*unstructured.Unstructured, error) { return o, nil },
+	}})
+	mux.HandleFunc("/admit", func(w http.ResponseWriter, r *http.Request) {
+		var review struct {
+			Request struct{ UID string }
+		}
+		_ = json.NewDecoder(r.Body).Decode(&review)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":%q,"allowed":true}}`, review.Request.UID)
+	})
+	hooks := httptest.NewUnstartedServer(mux)
+	hooks.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}}
+	hooks.StartTLS()
+	t.Cleanup(hooks.Close)
+	ca, err := json.Marshal(keys.CAPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hooked{t, start(t, c), hooks.Listener.Addr().(*net.TCPAddr).Port, string(ca)}
+	h.post("/api/v1/namespaces/default/services", fmt.Sprintf(`{"metadata":{"name":"hook"},"spec":{"ports":[{"port":%d}]}}`, h.port))
+	h.post("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", fmt.Sprintf(`{"metadata":{"name":"hook","labels":{"kubernetes.io/service-name":"hook"}},
+		"addressType":"IPv4","endpoints":[{"addresses":["203.0.113.5"],"targetRef":{"kind":"Pod","namespace":"default","name":"p"}}],"ports":[{"name":"","port":%d}]}`, h.port))
+	return h
+}
+
+// send returns the status of an answer and its text.
+func (h *hooked) send(method, path, text string) (int, string) {
+	h.Helper()
+	r, err := http.NewRequestWithContext(h.Context(), method, h.URL()+path, strings.NewReader(text))
+	if err != nil {
+		h.Fatal(err)
+	}
+	resp, err := client(h.T, h.Server).Do(r)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer resp.Body.Close()
+	said, err := io.ReadAll(resp.Body)
+	if err != nil {
+		h.Fatal(err)
+	}
+	return resp.StatusCode, string(said)
+}
+
+func (h *hooked) post(path, text string) {
+	h.Helper()
+	if code, said := h.send("POST", path, text); code != http.StatusCreated {
+		h.Fatalf("%s: %d %s", path, code, said)
+	}
+}
+
+// convert makes a kind with two versions and an object of it, and reads that at the other one.
+func (h *hooked) convert() (int, string) {
+	h.Helper()
+	crd := strings.Replace(fmt.Sprintf(hostCRD, "CA", h.port), `"port"`, `"path":"/convert","port"`, 1)
+	h.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", strings.Replace(crd, `"CA"`, h.ca, 1))
+	h.post("/apis/example.com/v1/namespaces/default/hosts", `{"apiVersion":"example.com/v1","kind":"Host","metadata":{"name":"h"}}`)
+	return h.send("GET", "/apis/example.com/v2/namespaces/default/hosts/h", "")
+}
+
+// admit has a webhook asked about each ConfigMap, and creates one.
+func (h *hooked) admit(clientConfig string) (int, string) {
+	h.Helper()
+	h.post("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", `{"metadata":{"name":"hook"},"webhooks":[{"name":"hook.example.com","sideEffects":"None","admissionReviewVersions":["v1"],
+		"rules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CREATE"],"resources":["configmaps"]}],"clientConfig":{`+clientConfig+`,"caBundle":`+h.ca+`}}]}`)
+	return h.send("POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"m"}}`)
+}
+
+func (h *hooked) service() string {
+	return fmt.Sprintf(`"service":{"namespace":"default","name":"hook","path":"/admit","port":%d}`, h.port)
+}
+
+// KON-001 KON-002 KON-011 CNV-074 AGG-062: what goes to Services goes through the tunnel of the selection cluster: webhooks of conversion
+// and admission, and aggregated servers, whose names are looked up where it ends. Metrics count calls and dials. URLs are none of its.
+func TestClusterThroughTunnel(t *testing.T) {
+	file, far := selection(t, "cluster")
+	keysDir := t.TempDir()
+	keys, err := pki.Ensure(keysDir, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := apiserver.Config{EgressSelectorFile: file}
+	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(keysDir, "front-proxy-client.crt"), filepath.Join(keysDir, "front-proxy-client.key")
+	h := newHooked(t, c)
+	asked := func(what, address string) {
+		t.Helper()
+		if all := far.Asked(); !slices.Contains(all, address) {
+			t.Errorf("%s: the tunnel was asked for %q, want %s", what, all, address)
+		}
+	}
+	endpoint := fmt.Sprintf("203.0.113.5:%d", h.port)
+	if code, said := h.convert(); code != http.StatusOK {
+		t.Errorf("conversion: %d %s", code, said)
+	}
+	asked("conversion", endpoint)
+	if code, said := h.admit(h.service()); code != http.StatusCreated {
+		t.Errorf("admission: %d %s", code, said)
+	}
+	asked("admission", endpoint)
+	e := newExtension(t, "a.example.com", keys.ProxyCAPEM, "X-Remote-User")
+	e.register(t, h.Server)
+	_, port, _ := net.SplitHostPort(e.Listener.Addr().String())
+	asked("aggregation", "localhost:"+port)
+	if code, said := h.send("GET", "/apis/a.example.com/v1/things", ""); code != http.StatusOK {
+		t.Errorf("aggregation: %d %s", code, said)
+	}
+	_, metrics := h.send("GET", "/metrics", "")
+	for _, want := range []string{
+		`apiserver_crd_conversion_webhook_duration_seconds_count{crd_name="hosts.example.com",from_version="v1",succeeded="true",to_version="v2"} `,
+		`apiserver_egress_dialer_dial_start_total{protocol="http_connect",transport="uds"} `,
+		`apiserver_egress_dialer_dial_duration_seconds_count{protocol="http_connect",transport="uds"} `,
+	} {
+		if !strings.Contains(metrics, "\n"+want) {
+			t.Errorf("metrics have no %s", want)
+		}
+	}
+	far.Asked()
+	h.send("DELETE", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/hook", "")
+	h.send("DELETE", "/api/v1/namespaces/default/configmaps/m", "")
+	if code, said := h.admit(fmt.Sprintf(`"url":"https://127.0.0.1:%d/admit"`, h.port)); code != http.StatusInternalServerError || !strings.Contains(said, "127.0.0.1") { // its certificate has another name
+		t.Errorf("a URL: %d %s", code, said)
+	}
+	if all := far.Asked(); slices.Contains(all, fmt.Sprintf("127.0.0.1:%d", h.port)) {
+		t.Errorf("a URL: the tunnel was asked for %q", all)
+	}
+}
+
+// KON-003: what is called by URL goes through the tunnel of the selection controlplane, and what goes to Services does not.
+func TestControlPlaneThroughTunnel(t *testing.T) {
+	file, far := selection(t, "master")
+	h := newHooked(t, apiserver.Config{EgressSelectorFile: file})
+	address := fmt.Sprintf("hook.example.com:%d", h.port)
+	if code, said := h.admit(`"url":"https://` + address + `/admit"`); code != http.StatusCreated {
+		t.Errorf("%d %s", code, said)
+	}
+	if all := far.Asked(); len(all) != 1 || all[0] != address {
+		t.Errorf("the tunnel was asked for %q", all)
+	}
+	h.post("/api/v1/namespaces/default/services", `{"metadata":{"name":"nobody"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
+	h.send("DELETE", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/hook", "")
+	h.send("DELETE", "/api/v1/namespaces/default/configmaps/m", "")
+	if code, said := h.admit(`"service":{"namespace":"default","name":"nobody","port":1}`); code != http.StatusInternalServerError || !strings.Contains(said, "connection refused") {
+		t.Errorf("a Service: %d %s", code, said)
+	}
+	if all := far.Asked(); len(all) != 0 {
+		t.Errorf("a Service: the tunnel was asked for %q", all)
+	}
+}
+
+// KON-011 KON-054: proxies to Pods and Services go through the tunnel. Where the tunnel server has no agent, or is not there at all, what
+// needs it fails with a status that says so, and nothing else does.
+func TestTunnelWithoutEnd(t *testing.T) {
+	file, far := selection(t, "cluster")
+	h := newHooked(t, apiserver.Config{EgressSelectorFile: file})
+	h.post("/api/v1/nodes", `{"metadata":{"name":"n"}}`)
+	h.post("/api/v1/namespaces/default/pods", `{"metadata":{"name":"p"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
+	patch := func(path, status string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), "PATCH", h.URL()+path, strings.NewReader(`{"status":`+status+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+		resp, err := client(t, h.Server).Do(r)
+		body(t, resp, err, http.StatusOK)
+	}
+	patch("/api/v1/nodes/n/status", `{"addresses":[{"type":"InternalIP","address":"203.0.113.1"}]}`)
+	patch("/api/v1/namespaces/default/pods/p/status", `{"podIPs":[{"ip":"203.0.113.5"}],"podIP":"203.0.113.5"}`)
+	pod, service := fmt.Sprintf("/api/v1/namespaces/default/pods/https:p:%d/proxy/admit", h.port), fmt.Sprintf("/api/v1/namespaces/default/services/https:hook:%d/proxy/admit", h.port)
+	for _, path := range []string{pod, service} {
+		if code, said := h.send("GET", path, ""); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, said)
+		}
+	}
+	if all := far.Asked(); len(all) == 0 || all[0] != fmt.Sprintf("203.0.113.5:%d", h.port) {
+		t.Errorf("the tunnel was asked for %q", all)
+	}
+	// of which nobody has asked yet, as connections are kept
+	h.post("/api/v1/namespaces/default/pods", `{"metadata":{"name":"q"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
+	patch("/api/v1/namespaces/default/pods/q/status", `{"podIPs":[{"ip":"203.0.113.3"}],"podIP":"203.0.113.3"}`)
+	no := "No agent available" // the reference's words
+	far.Refusal.Store(&no)
+	if code, said := h.convert(); code != http.StatusInternalServerError || !strings.Contains(said, "No agent available") {
+		t.Errorf("conversion: %d %s", code, said)
+	}
+	if code, said := h.admit(h.service()); code != http.StatusInternalServerError || !strings.Contains(said, "No agent available") {
+		t.Errorf("admission: %d %s", code, said)
+	}
+	for _, why := range []string{"No agent available", "connect to the tunnel server at "} {
+		for path, want := range map[string]int{
+			"/api/v1/namespaces/default/pods/p/log": http.StatusInternalServerError,
+			"/api/v1/nodes/n/proxy/healthz":         http.StatusServiceUnavailable,
+			strings.Replace(pod, ":p:", ":q:", 1):   http.StatusServiceUnavailable,
+		} {
+			if code, said := h.send("GET", path, ""); code != want || !strings.Contains(said, why) {
+				t.Errorf("%s: %d %s, want %d and %s", path, code, said, want, why)
+			}
+		}
+		for _, path := range []string{"/readyz", "/api/v1/namespaces/default/pods/p", "/apis/example.com/v1/namespaces/default/hosts/h"} {
+			if code, said := h.send("GET", path, ""); code != http.StatusOK {
+				t.Errorf("%s: %d %s", path, code, said)
+			}
+		}
+		far.Close()
+	}
+}
+
+// KON-003: the connections to etcd go through the tunnel of the selection etcd, and need it.
+func TestEtcdThroughTunnel(t *testing.T) {
+	e := storagetest.StartEtcd(t)
+	file, far := selection(t, "etcd")
+	_, port, _ := net.SplitHostPort(strings.TrimPrefix(e.URL, "http://"))
+	e.URL = "http://203.0.113.9:" + port
+	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, EgressSelectorFile: file, Controllers: []string{"clusterrole-aggregation-controller"}})
+	resp, err := client(t, s).Post(s.URL()+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(`{"metadata":{"name":"m"}}`))
+	body(t, resp, err, http.StatusCreated)
+	if all := far.Asked(); len(all) == 0 || all[0] != "203.0.113.9:"+port {
+		t.Errorf("the tunnel was asked for %q", all)
+	}
+	if err := s.Shutdown(); err != nil {
+		t.Error(err)
+	}
+	far.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if s, err := apiserver.Start(ctx, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, EgressSelectorFile: file}); err == nil {
+		_ = s.Shutdown()
+		t.Error("it serves without the tunnel")
+	}
+}
+
+// KON-012: a configuration that cannot be used, or that an issuer of tokens is not found in, ends the start, with the flag that names it.
+func TestEgressMistakes(t *testing.T) {
+	file, _ := selection(t, "somewhere")
+	if s, err := apiserver.Start(t.Context(), apiserver.Config{EgressSelectorFile: file}); err == nil || !strings.HasPrefix(err.Error(), "--egress-selector-config-file: "+file+": egressSelections[0].name: Unsupported value") {
+		t.Error(s, err)
+	}
+	file, _ = selection(t, "cluster")
+	c := apiserver.Config{EgressSelectorFile: file}
+	c.Authentication.ConfigFile = filepath.Join(t.TempDir(), "authn.yaml")
+	if err := os.WriteFile(c.Authentication.ConfigFile, []byte(`apiVersion: apiserver.config.k8s.io/v1
+kind: AuthenticationConfiguration
+jwt: [{issuer: {url: 'https://issuer.example.com', egressSelectorType: controlplane, audiences: [a]}, claimMappings: {username: {claim: sub, prefix: ''}}}]
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := apiserver.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), `oidc: egress lookup for "controlplane" is not configured`) {
+		t.Error(s, err)
+	}
+}

@@ -1,0 +1,157 @@
+package selector
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	fixture "github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+)
+
+// counted counts the connections that a listener accepts.
+type counted struct {
+	net.Listener
+	n atomic.Int64
+}
+
+// Accept implements net.Listener.
+func (c *counted) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err == nil {
+		c.n.Add(1)
+	}
+	return conn, err
+}
+
+// echoes writes to a connection and reads the same.
+func echoes(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	got, ended := make([]byte, len(text)), make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(conn, text)
+		ended <- err
+	}()
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != text {
+		t.Errorf("%.40q came back, want %.40q: %v", got, text, err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// KON-001 KON-004 KON-007 KON-008: by GRPC connections are asked for over a socket, and over TCP with TLS, which upstream does not have.
+// They share one connection to the tunnel server, and get another when that has gone.
+func TestGRPC(t *testing.T) {
+	for _, kind := range []string{"uds", "tcp"} {
+		f := newFolder(t)
+		l, transport, secured := &counted{Listener: f.listen("tcp", "127.0.0.1:0")}, "", f.mutual()
+		if transport = overTCP(l); kind == "uds" {
+			l, transport, secured = &counted{Listener: f.socket()}, overUDS, nil
+		}
+		server := fixture.StartGRPC(l, secured)
+		dial, address, before := f.cluster("GRPC", transport), f.echo(), dials(t, "grpc", kind, "")
+		var all []net.Conn
+		for range 3 {
+			conn, err := dial(t.Context(), "tcp", address)
+			if err != nil {
+				t.Fatalf("%s: %v", transport, err)
+			}
+			all = append(all, conn)
+		}
+		for _, conn := range all {
+			echoes(t, conn, strings.Repeat("0123456789abcdef", 1<<14))
+		}
+		if asked := server.Asked(); len(asked) != 3 || asked[0] != address || l.n.Load() != 1 {
+			t.Errorf("asked for %q over %d connections", asked, l.n.Load())
+		}
+		if after := dials(t, "grpc", kind, ""); after != before+3 {
+			t.Errorf("%d dials are counted, want %d", after, before+3)
+		}
+		server.Close()
+		for _, conn := range all {
+			if _, err := io.ReadAll(conn); err == nil {
+				t.Error("a connection ends as if all had come")
+			}
+			_ = conn.Close()
+		}
+		again := fixture.StartGRPC(f.listen(l.Addr().Network(), l.Addr().String()), secured)
+		err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+			conn, err := dial(ctx, "tcp", address)
+			if err == nil { // the end of the connection before has been noticed
+				echoes(t, conn, "told")
+				_ = conn.Close()
+			}
+			return err == nil, nil
+		})
+		if err != nil {
+			t.Errorf("a new server: %v", err)
+		}
+		again.Close()
+	}
+}
+
+// KON-054: who is refused by GRPC, or finds no tunnel server, or one that says nothing, is told in time.
+func TestGRPCRefused(t *testing.T) {
+	f := newFolder(t)
+	dial, address := f.cluster("GRPC", overUDS), f.echo()
+	before := dials(t, "grpc", "uds", "connect")
+	if _, err := dial(t.Context(), "tcp", address); !errors.Is(err, os.ErrNotExist) || !strings.HasPrefix(err.Error(), "egress selection cluster: connect to the tunnel server at "+f.path("s")) {
+		t.Errorf("no server: %v", err)
+	}
+	if after := dials(t, "grpc", "uds", "connect"); after != before+1 {
+		t.Errorf("%d failures are counted, want %d", after, before+1)
+	}
+	server := fixture.StartGRPC(f.socket(), nil)
+	no := "No agent available"
+	server.Refusal.Store(&no)
+	before = dials(t, "grpc", "uds", "proxy")
+	if _, err := dial(t.Context(), "tcp", address); err == nil || !strings.Contains(err.Error(), no) || !strings.Contains(err.Error(), address) {
+		t.Errorf("no agent: %v", err)
+	}
+	if after := dials(t, "grpc", "uds", "proxy"); after != before+1 {
+		t.Errorf("%d failures are counted, want %d", after, before+1)
+	}
+	server.Refusal.Store(nil)
+	conn, err := dial(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatalf("with an agent again: %v", err)
+	}
+	echoes(t, conn, "told")
+	_ = conn.Close()
+	server.Close()
+	l := f.socket()
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = io.Copy(io.Discard, conn)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		_, err := dial(ctx, "tcp", address)
+		return errors.Is(err, context.DeadlineExceeded), nil // the end of the one before may have to come
+	})
+	if err != nil {
+		t.Errorf("a silent server: %v", err)
+	}
+}
+
+// KON-006: a tunnel server that runs in the other mode is told from one that is ill.
+func TestGRPCToConnect(t *testing.T) {
+	f := newFolder(t)
+	tcp := f.listen("tcp", "127.0.0.1:0")
+	for transport, server := range map[string]*fixture.Server{overUDS: fixture.Start(f.socket(), nil), overTCP(tcp): fixture.Start(tcp, f.mutual())} {
+		defer server.Close()
+		if _, err := f.cluster("GRPC", transport)(t.Context(), "tcp", "203.0.113.1:1"); err == nil || !strings.Contains(err.Error(), hintGRPC) {
+			t.Errorf("%s: %v", transport, err)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package selector
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/server/egressselector"
+
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+)
+
+// folder is where the files of a test lie: a CA, certificates, and the socket of a tunnel server.
+type folder struct {
+	testing.TB
+	dir string
+}
+
+func newFolder(t testing.TB) *folder {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "egress") // the path of a socket must be short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	f := &folder{t, dir}
+	f.certificates()
+	return f
+}
+
+// certificates makes those of a CA of their own.
+func (f *folder) certificates() {
+	f.Helper()
+	if _, err := pki.Ensure(f.dir, []string{"127.0.0.1"}, time.Now()); err != nil {
+		f.Fatal(err)
+	}
+}
+
+func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
+
+// file writes one and returns its path. DIR in the text is the folder.
+func (f *folder) file(name, text string) string {
+	f.Helper()
+	if err := os.WriteFile(f.path(name), []byte(strings.ReplaceAll(text, "DIR", f.dir)), 0o600); err != nil {
+		f.Fatal(err)
+	}
+	return f.path(name)
+}
+
+// open is the Selector of a configuration that says this of egressSelections.
+func (f *folder) open(selections string) (*Selector, error) {
+	f.Helper()
+	return Open(f.file("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections: ["+selections+"]\n"))
+}
+
+// cluster is the way to the cluster by a protocol and transport.
+func (f *folder) cluster(protocol, transport string) Dial {
+	f.Helper()
+	s, err := f.open(fmt.Sprintf("{name: cluster, connection: {proxyProtocol: %s, transport: {%s}}}", protocol, transport))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(s.Close)
+	return s.To(egressselector.Cluster)
+}
+
+const overUDS = "uds: {udsName: DIR/s}"
+
+// overTCP is a transport to a listener.
+func overTCP(l net.Listener) string {
+	return fmt.Sprintf("tcp: {url: 'https://%s', tlsConfig: {caBundle: DIR/ca.crt, clientCert: DIR/admin.crt, clientKey: DIR/admin.key}}", l.Addr())
+}
+
+// socket listens at the one of overUDS.
+func (f *folder) socket() net.Listener { return f.listen("unix", f.path("s")) }
+
+func (f *folder) listen(network, address string) net.Listener {
+	f.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// mutual is the TLS of a tunnel server, which wants a certificate of the CA.
+func (f *folder) mutual() *tls.Config {
+	f.Helper()
+	own, err := tls.LoadX509KeyPair(f.path("apiserver.crt"), f.path("apiserver.key"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	ca, err := os.ReadFile(f.path("ca.crt"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	cas := x509.NewCertPool()
+	cas.AppendCertsFromPEM(ca)
+	return &tls.Config{Certificates: []tls.Certificate{own}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas}
+}
