@@ -61,7 +61,7 @@ Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKubectl(), newEnvtest(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKubectl(), newEnvtest(), newSOCKS5(), newVersion())
 	return root
 }
 
