@@ -41,7 +41,7 @@ func TestSOCKS5(t *testing.T) {
 	other := otherKubectl()
 	bin := kubectlDir(t)
 	commands := maps.Clone(scriptCommands)
-	commands["connects"], commands["httpproxy"] = connects, runHTTPProxy
+	commands["connects"], commands["httpproxy"], commands["page"] = connects, runHTTPProxy, typePage
 	for _, tunnel := range []string{"ssh", "socks5"} {
 		t.Run(tunnel, func(t *testing.T) {
 			if _, err := os.Stat("/usr/sbin/sshd"); tunnel == "ssh" && (err != nil || os.Getenv(ownNetwork) != "0") {
@@ -123,6 +123,38 @@ func otherKubectl() string {
 		}
 	}
 	return ""
+}
+
+// socks5Page has the chapter for users, which the script types.
+const socks5Page, socks5Chapter = "../../docs/reach-socks5.part.md", "## The API through SOCKS5"
+
+// typePage types what a chapter of a page says, each block in a shell of its own, and expects what it says to come of it.
+func typePage(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: page")
+	}
+	text, err := os.ReadFile(filepath.Join(ts.Getenv("MODULE"), "cmd/trellis", socks5Page))
+	ts.Check(err)
+	_, chapter, found := strings.Cut("\n"+string(text), "\n"+socks5Chapter+"\n")
+	if !found {
+		ts.Fatalf("%s has no chapter %q", socks5Page, socks5Chapter)
+	}
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	for _, b := range pageBlock.FindAllStringSubmatch(chapter, -1) {
+		said := ts.ReadFile("stdout") + ts.ReadFile("stderr")
+		switch b[1] {
+		case "text":
+			if !strings.Contains(masked(said), masked(b[2])) {
+				ts.Fatalf("%s shows\n%sbut it is\n%s", socks5Page, b[2], said)
+			}
+		case "sh":
+			ts.Fatalf("these commands are run by no test:\n%s", b[2])
+		default:
+			if err := ts.Exec("sh", "-eu", "-c", b[2]); (err != nil) != (b[1] == "sh refused") {
+				ts.Fatalf("%s%v", b[2], err)
+			}
+		}
+	}
 }
 
 // connects waits until there is somebody at an address, or with ! until there is nobody any more.

@@ -104,7 +104,7 @@ func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Serv
 }
 
 // relay passes on what comes in until the listener is closed.
-func relay(ctx context.Context, l net.Listener, to connect) {
+func relay(ctx context.Context, l net.Listener, to func(context.Context) (net.Conn, error)) {
 	for {
 		from, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -123,7 +123,7 @@ func relay(ctx context.Context, l net.Listener, to connect) {
 }
 
 // pass copies both ways until one has ended, which ends the other.
-func pass(ctx context.Context, from net.Conn, to connect) {
+func pass(ctx context.Context, from net.Conn, to func(context.Context) (net.Conn, error)) {
 	defer from.Close()
 	soon, cancel := context.WithTimeout(ctx, dialTimeout)
 	server, err := to(soon)

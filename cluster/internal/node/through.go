@@ -5,9 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -21,11 +19,10 @@ import (
 // dialTimeout is how long it may take to reach the API server for a Pod, by way of a proxy if there is one.
 const dialTimeout = 10 * time.Second
 
-// connect makes connections to the API server as clients of its kubeconfig do: through the proxy of its proxy-url or of the environment,
-// if that names one.
-type connect func(ctx context.Context) (net.Conn, error)
+type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-func connector(client *rest.Config) (connect, error) {
+// connector connects to the API server as clients of a kubeconfig do: through the proxy of its proxy-url or of the environment, if there is one.
+func connector(client *rest.Config) (func(context.Context) (net.Conn, error), error) {
 	base, _, err := rest.DefaultServerUrlFor(client)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -38,61 +35,56 @@ func connector(client *rest.Config) (connect, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the proxy of the API server: %w", err)
 	}
-	to, direct := withPort(base), &net.Dialer{}
+	by, err := dialer(client, through)
+	return func(ctx context.Context) (net.Conn, error) { return by(ctx, "tcp", withPort(base)) }, err
+}
+
+// dialer connects through a proxy, unless that is nil.
+func dialer(client *rest.Config, through *url.URL) (dial, error) {
+	direct := &net.Dialer{}
 	switch {
 	case through == nil:
-		return func(ctx context.Context) (net.Conn, error) { return direct.DialContext(ctx, "tcp", to) }, nil
+		return direct.DialContext, nil
 	case strings.HasPrefix(through.Scheme, "socks5"):
 		socks, err := proxy.FromURL(through, direct)
 		if err != nil {
 			return nil, fmt.Errorf("the proxy of the API server: %w", err)
 		}
-		return func(ctx context.Context) (net.Conn, error) { return socks.(proxy.ContextDialer).DialContext(ctx, "tcp", to) }, nil
+		return socks.(proxy.ContextDialer).DialContext, nil
+	case through.Scheme == "https": // client-go believes a proxy by the CA by which it believes the server
+		secrets, err := rest.TLSConfigFor(client)
+		if err != nil || secrets == nil {
+			secrets = &tls.Config{}
+		}
+		return tunnel(through, (&tls.Dialer{Config: &tls.Config{RootCAs: secrets.RootCAs}}).DialContext), err
 	}
-	secrets, err := rest.TLSConfigFor(client)
-	if err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) (net.Conn, error) { return tunnel(ctx, through, secrets, to) }, nil
+	return tunnel(through, direct.DialContext), nil
 }
 
-// tunnel asks an HTTP proxy for a connection (CONNECT, RFC 9110).
-func tunnel(ctx context.Context, through *url.URL, secrets *tls.Config, to string) (_ net.Conn, err error) {
-	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", withPort(through))
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
+// tunnel asks an HTTP proxy for a connection (CONNECT, RFC 9110), over which the client of TLS speaks first.
+func tunnel(through *url.URL, by dial) dial {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := by(ctx, network, withPort(through))
 		if err != nil {
-			raw.Close()
+			return nil, err
 		}
-	}()
-	stop, conn := context.AfterFunc(ctx, func() { raw.Close() }), raw
-	if through.Scheme == "https" {
-		own := &tls.Config{ServerName: through.Hostname()}
-		if secrets != nil { // client-go believes a proxy whom it believes the server
-			own.RootCAs = secrets.RootCAs
+		_ = conn.SetDeadline(time.Now().Add(dialTimeout))
+		ask := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: address}, Host: address, Header: http.Header{}}
+		if u := through.User; u != nil {
+			password, _ := u.Password()
+			ask.Header.Set("Proxy-Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(u.Username()+":"+password)))
 		}
-		conn = tls.Client(conn, own)
+		var answer *http.Response
+		if err = ask.Write(conn); err == nil {
+			answer, err = http.ReadResponse(bufio.NewReader(conn), ask)
+		}
+		if err == nil && answer.StatusCode != http.StatusOK {
+			err = fmt.Errorf("the proxy %s: %s", through.Redacted(), answer.Status)
+		}
+		if err != nil {
+			conn.Close()
+			return nil, err
+		}
+		return conn, conn.SetDeadline(time.Time{})
 	}
-	ask := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to, Header: http.Header{}}
-	if u := through.User; u != nil {
-		password, _ := u.Password()
-		ask.Header.Set("Proxy-Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(u.Username()+":"+password)))
-	}
-	if err := ask.Write(conn); err != nil {
-		return nil, err
-	}
-	answer, err := http.ReadResponse(bufio.NewReader(conn), ask) // and no more: the client of TLS speaks first
-	if err != nil {
-		return nil, err
-	}
-	if answer.StatusCode != http.StatusOK {
-		said, _ := io.ReadAll(io.LimitReader(answer.Body, 1024))
-		return nil, fmt.Errorf("proxy %s: %s: %s", through.Redacted(), answer.Status, said)
-	}
-	if !stop() {
-		return nil, errors.Join(ctx.Err(), errors.New("it took the proxy too long"))
-	}
-	return conn, nil
 }
