@@ -65,7 +65,7 @@ Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKonnectivity(), newKubectl(), newEnvtest(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKonnectivity(), newSOCKS5(), newKubectl(), newEnvtest(), newVersion())
 	return root
 }
 

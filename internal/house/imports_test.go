@@ -20,6 +20,7 @@ var rooms = []string{
 	"internal/control",
 	"internal/api",
 	"internal/serving",
+	"internal/socks5", // knows nothing of the rest
 	"internal/aggregation",
 	"internal/proxy",
 	"internal/fixture", // for tests
@@ -57,6 +58,7 @@ var only = map[string][]string{
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
 	"google.golang.org/grpc":                                                   {"internal/fixture/tunnel", "internal/konnectivity", "internal/storage/etcd"},
 	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
+	"github.com/things-go/go-socks5":                                           {"internal/socks5"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},
 	"sigs.k8s.io/structured-merge-diff":                                        {"internal/api", "internal/engine", "internal/merge", "internal/schema", "internal/resource", "internal/builtin", "internal/admission"},
 	"github.com/google/gnostic-models":                                         {"internal/api"},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"time"
 
@@ -60,8 +61,13 @@ func identify(ctx context.Context, starter *rest.Config, name, dir string, addre
 	if err != nil {
 		return nil, errors.New("stopped before somebody had approved its CertificateSigningRequest, or it was signed")
 	}
-	_, err = certificate.UpdateTransport(klog.FromContext(ctx), ctx.Done(), own, certificates, 0)
-	return own, err
+	if _, err = certificate.UpdateTransport(klog.FromContext(ctx), ctx.Done(), own, certificates, 0); err != nil {
+		return nil, err
+	}
+	if own.Proxy != nil { // a proxy-url, of which upstream's transport knows nothing
+		own.Transport.(*http.Transport).Proxy = own.Proxy
+	}
+	return own, nil
 }
 
 // untilAnswered asks an API server again as long as there is none. What it answers, a refusal too, is returned.

@@ -48,9 +48,9 @@ func withPort(u *url.URL) string {
 }
 
 // relayService gives a device the address of the Service `kubernetes`, and passes on connections to it to the API server, until ctx
-// ends. The Pods of a bridge find the server there, also where it listens on loopback alone.
+// ends. The Pods of a bridge find the server there, also where it listens on loopback alone, or is reached through a proxy.
 func relayService(ctx context.Context, client *rest.Config, device string) error {
-	to, err := serverAddress(client)
+	to, err := connector(client)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func kubernetesService(ctx context.Context, client *rest.Config) (s *corev1.Serv
 }
 
 // relay passes on what comes in until the listener is closed.
-func relay(ctx context.Context, l net.Listener, to string) {
+func relay(ctx context.Context, l net.Listener, to func(context.Context) (net.Conn, error)) {
 	for {
 		from, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -123,9 +123,11 @@ func relay(ctx context.Context, l net.Listener, to string) {
 }
 
 // pass copies both ways until one has ended, which ends the other.
-func pass(ctx context.Context, from net.Conn, to string) {
+func pass(ctx context.Context, from net.Conn, to func(context.Context) (net.Conn, error)) {
 	defer from.Close()
-	server, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp", to)
+	soon, cancel := context.WithTimeout(ctx, dialTimeout)
+	server, err := to(soon)
+	cancel()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot reach the API server for a Pod")
 		return

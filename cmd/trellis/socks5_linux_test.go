@@ -1,0 +1,225 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// ownNetwork says by its name that a test runs in a network of its own, and by its value where this came from: what the user's
+	// id was.
+	ownNetwork = "TEST_OWN_NETWORK"
+	// farAddress is the one of kubernetes-remote-server.example there (RFC 5737). It is not of the loopback interface's network, as
+	// for that HTTPS_PROXY does not count.
+	farAddress = "192.0.2.10"
+)
+
+// TestSOCKS5 runs testdata/socks5 through "ssh -D" to a real sshd, and through "trellis socks5", in a network of its own: what listens
+// on a fixed port there is in nobody's way, and no name is resolved by asking others.
+func TestSOCKS5(t *testing.T) {
+	if os.Getenv(ownNetwork) == "" {
+		inOwnNetwork(t)
+		return
+	}
+	setUpNetwork(t)
+	other := otherKubectl()
+	bin := kubectlDir(t)
+	commands := maps.Clone(scriptCommands)
+	commands["connects"], commands["httpproxy"], commands["page"] = connects, runHTTPProxy, typePage
+	for _, tunnel := range []string{"ssh", "socks5"} {
+		t.Run(tunnel, func(t *testing.T) {
+			if _, err := os.Stat("/usr/sbin/sshd"); tunnel == "ssh" && (err != nil || os.Getenv(ownNetwork) != "0") {
+				t.Skip("there is no sshd, or the user is not root: as root, apt-get install openssh-server openssh-client")
+			}
+			testscript.Run(t, testscript.Params{
+				Dir:  "testdata/socks5",
+				Cmds: commands,
+				Setup: func(env *testscript.Env) error {
+					env.Setenv("BY", tunnel)
+					env.Setenv("FAR", farAddress)
+					env.Setenv("OTHER_KUBECTL", other)
+					return setUp(env, "", bin)
+				},
+				Condition: func(name string) (bool, error) {
+					return name == "ssh" && tunnel == "ssh" || name == "other-kubectl" && other != "", nil
+				},
+				RequireExplicitExec: true,
+				RequireUniqueNames:  true,
+			})
+		})
+	}
+}
+
+// inOwnNetwork runs the test that calls it once more, where there is no network but its own.
+func inOwnNetwork(t *testing.T) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), ownNetwork+"="+strconv.Itoa(os.Geteuid()))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) {
+		t.Skip("this system gives nobody but root a network of their own: run the test as root, or permit user namespaces (sysctl kernel.unprivileged_userns_clone=1)")
+	}
+	t.Logf("%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// setUpNetwork gives this process's network its addresses.
+func setUpNetwork(t *testing.T) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	up, err := unix.NewIfreq("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	address, err := unix.NewIfreq("lo:1")
+	if err == nil {
+		err = address.SetInet4Addr(net.ParseIP(farAddress).To4())
+	}
+	if err := errors.Join(err, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, address)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// otherKubectl is one of this machine, if it has any; testscript puts ours before it.
+func otherKubectl() string {
+	_, path, _ := strings.Cut(os.Getenv("PATH"), string(filepath.ListSeparator))
+	for _, dir := range filepath.SplitList(path) {
+		name := filepath.Join(dir, "kubectl")
+		if _, err := exec.LookPath(name); err == nil {
+			return name
+		}
+	}
+	return ""
+}
+
+// socks5Page has the chapter for users, which the script types.
+const socks5Page, socks5Chapter = "../../docs/reach-socks5.part.md", "## The API through SOCKS5"
+
+// typePage types what a chapter of a page says, each block in a shell of its own, and expects what it says to come of it.
+func typePage(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: page")
+	}
+	text, err := os.ReadFile(filepath.Join(ts.Getenv("MODULE"), "cmd/trellis", socks5Page))
+	ts.Check(err)
+	_, chapter, found := strings.Cut("\n"+string(text), "\n"+socks5Chapter+"\n")
+	if !found {
+		ts.Fatalf("%s has no chapter %q", socks5Page, socks5Chapter)
+	}
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	for _, b := range pageBlock.FindAllStringSubmatch(chapter, -1) {
+		said := ts.ReadFile("stdout") + ts.ReadFile("stderr")
+		switch b[1] {
+		case "text":
+			if !strings.Contains(masked(said), masked(b[2])) {
+				ts.Fatalf("%s shows\n%sbut it is\n%s", socks5Page, b[2], said)
+			}
+		case "sh":
+			ts.Fatalf("these commands are run by no test:\n%s", b[2])
+		default:
+			if err := ts.Exec("sh", "-eu", "-c", b[2]); (err != nil) != (b[1] == "sh refused") {
+				ts.Fatalf("%s%v", b[2], err)
+			}
+		}
+	}
+}
+
+// connects waits until there is somebody at an address, or with ! until there is nobody any more.
+func connects(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 1 {
+		ts.Fatalf("usage: connects address")
+	}
+	for tick, deadline := time.NewTicker(5*time.Millisecond), time.After(patience); ; {
+		conn, err := net.Dial("tcp", args[0])
+		if err == nil {
+			_ = conn.Close()
+		}
+		if (err != nil) == neg {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			ts.Fatalf("%s: %v", args[0], err)
+		}
+	}
+}
+
+// runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT), for which each name is that of the far end, until the end of the script. With
+// two arguments, a certificate and its key, it is one by HTTPS. Scripts find its port in PROXY_PORT.
+func runHTTPProxy(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 && len(args) != 2 {
+		ts.Fatalf("usage: httpproxy [certificate key]")
+	}
+	p := httptest.NewUnstartedServer(http.HandlerFunc(connectFar))
+	if len(args) == 0 {
+		p.Start()
+	} else {
+		pair, err := tls.LoadX509KeyPair(ts.MkAbs(args[0]), ts.MkAbs(args[1]))
+		ts.Check(err)
+		p.TLS = &tls.Config{Certificates: []tls.Certificate{pair}}
+		p.StartTLS()
+	}
+	ts.Defer(p.Close)
+	_, port, err := net.SplitHostPort(p.Listener.Addr().String())
+	ts.Check(err)
+	ts.Setenv("PROXY_PORT", port)
+}
+
+func connectFar(w http.ResponseWriter, r *http.Request) {
+	_, port, err := net.SplitHostPort(r.Host)
+	if r.Method != http.MethodConnect || err != nil {
+		http.Error(w, "CONNECT only", http.StatusMethodNotAllowed)
+		return
+	}
+	target, err := net.Dial("tcp", net.JoinHostPort(farAddress, port))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer func() { _ = target.Close() }()
+	w.WriteHeader(http.StatusOK)
+	client, said, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer func() { _ = client.Close() }()
+	go func() {
+		_, _ = io.Copy(target, said)
+		_ = target.Close()
+	}()
+	_, _ = io.Copy(client, target)
+}

@@ -1,0 +1,121 @@
+// Package socks5 is a SOCKS5 proxy (RFC 1928) that behaves like the one of "ssh -D": the command CONNECT alone, nobody is asked who they
+// are, and names are resolved where it runs.
+package socks5
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/things-go/go-socks5"
+	"github.com/things-go/go-socks5/statute"
+)
+
+// Limits of a Server that names none.
+const (
+	MaxConnections   = 1000             // at a time; "ssh -D" has as many as it has file descriptors
+	HandshakeTimeout = 10 * time.Second // until a client has said where it wants to go
+	DialTimeout      = 10 * time.Second // until a connection to there is made
+)
+
+// acceptPause is how long a listener that fails, as for want of file descriptors, is let be.
+const acceptPause = 100 * time.Millisecond
+
+// Server is a proxy. Its fields are set before Serve, and all but Dial have to be.
+type Server struct {
+	MaxConnections                int
+	HandshakeTimeout, DialTimeout time.Duration
+	// Dial connects to a host, which may be a name, and its port; nil: a net.Dialer does.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Logger hears of each connection that ends badly.
+	Logger *slog.Logger
+}
+
+// Serve answers what comes in until ctx is done, or somebody closes the listener. Both end all connections, which are gone when it returns.
+func (s *Server) Serve(ctx context.Context, l net.Listener) {
+	var open sync.WaitGroup
+	defer open.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = l.Close() })
+	proxy, seats := s.proxy(ctx), make(chan struct{}, s.MaxConnections)
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.Logger.Warn("cannot accept a connection", "error", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		select {
+		case seats <- struct{}{}:
+			open.Go(func() {
+				defer func() { <-seats }()
+				s.serve(ctx, proxy, conn)
+			})
+		default:
+			_ = conn.Close()
+			s.Logger.Warn("refused a connection: there are as many as there may be", "connections", s.MaxConnections, "from", conn.RemoteAddr())
+		}
+	}
+}
+
+// serve answers one connection until its end.
+func (s *Server) serve(ctx context.Context, proxy *socks5.Server, conn net.Conn) {
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error would come back with the first read
+	if err := proxy.ServeConn(conn); err != nil && !leaving(err) {
+		s.Logger.Warn("a connection has failed", "error", err, "from", conn.RemoteAddr())
+	}
+}
+
+// leaving is true of how connections end when one side just goes.
+func leaving(err error) bool {
+	for _, end := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// proxy is the library's server, which begins nothing by itself.
+func (s *Server) proxy(ctx context.Context) *socks5.Server {
+	dial := s.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	return socks5.NewServer(
+		socks5.WithResolver(unresolved{}),
+		socks5.WithDial(func(_ context.Context, network, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, s.DialTimeout)
+			defer cancel()
+			return dial(ctx, network, address)
+		}),
+		socks5.WithConnectMiddleware(func(_ context.Context, client io.Writer, _ *socks5.Request) error {
+			return client.(net.Conn).SetDeadline(time.Time{}) // it has said where to, and may be silent for days now
+		}),
+		socks5.WithAssociateHandle(func(_ context.Context, client io.Writer, r *socks5.Request) error {
+			return errors.Join(fmt.Errorf("UDP to %s: only CONNECT is served", r.DestAddr), socks5.SendReply(client, statute.RepCommandNotSupported, nil))
+		}),
+	)
+}
+
+// unresolved leaves names to the dialer, which tries all addresses of both families.
+type unresolved struct{}
+
+// Resolve implements socks5.NameResolver.
+func (unresolved) Resolve(ctx context.Context, _ string) (context.Context, net.IP, error) {
+	return ctx, nil, nil
+}
