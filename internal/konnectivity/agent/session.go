@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// politePing is how often the reference's server, being grpc-go's, lets itself be pinged.
-	politePing = 5 * time.Minute
+	// politePing is more than how often the reference's server lets itself be pinged, 30 s.
+	politePing = 40 * time.Second
 )
 
 // Options say who an agent is, and how it behaves.

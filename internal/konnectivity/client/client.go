@@ -34,6 +34,7 @@ type Client struct {
 	conn    *h2.Conn
 	opening chan struct{} // closed when an attempt to connect has ended
 	failed  error         // it
+	closed  bool
 }
 
 // New returns a Client that connects to the tunnel server by connect when it first dials, and again when that connection has gone.
@@ -43,7 +44,7 @@ func New(connect func(context.Context) (net.Conn, error)) *Client { return &Clie
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.conn != nil {
+	if c.closed = true; c.conn != nil {
 		c.conn.Close(nil)
 	}
 }
@@ -102,9 +103,12 @@ func (c *Client) open(opened chan struct{}) {
 	wire, err := c.connect(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.opening, c.failed = nil, err
-	close(opened)
-	if err != nil {
+	defer close(opened)
+	if c.opening = nil; c.closed && err == nil {
+		_ = wire.Close()
+		err = net.ErrClosed
+	}
+	if c.failed = err; err != nil {
 		return
 	}
 	c.conn = h2.NewClient(wire, h2.Options{})
@@ -158,13 +162,16 @@ func (d *dialling) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) {
 	}
 	if err := wire.Status(fields); err != nil || end {
 		d.Packets.Close(err)
+		s.Close(nil)
 	}
 }
 
 // Data implements h2.Receiver.
 func (d *dialling) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
-	if err := d.Read(b); err != nil {
-		d.Reset(err)
+	if b != nil {
+		if err := d.Read(b); err != nil {
+			d.Reset(err)
+		}
 	}
 	if end {
 		d.Packets.Close(errors.New("the tunnel server has ended the stream without a status"))

@@ -51,8 +51,29 @@ func BufferOf(p []byte) *Buffer {
 // Bytes are what is in it. They are the Buffer's.
 func (b *Buffer) Bytes() []byte { return b.memory[b.from:b.to] }
 
-// Len is how many bytes are in it.
-func (b *Buffer) Len() int { return b.to - b.from }
+// Len is how many bytes are in it. In nil there are none.
+func (b *Buffer) Len() int {
+	if b == nil {
+		return 0
+	}
+	return b.to - b.from
+}
+
+// Cap is how many bytes of memory it takes.
+func (b *Buffer) Cap() int { return len(b.memory) }
+
+// Absorb takes in another Buffer at its end, with what is owed for it, where there is room and both owe the same. So many small pieces
+// take little memory. It says whether it has.
+func (b *Buffer) Absorb(other *Buffer) bool {
+	if b == nil || len(b.memory)-b.to < other.Len() || b.creditor != other.creditor {
+		return false
+	}
+	b.to += copy(b.memory[b.to:], other.Bytes())
+	_, due := other.Debt()
+	b.due += due
+	other.Release()
+	return true
+}
 
 // Prepend puts bytes before those in it. It panics where they and those that were put there before are more than 64.
 func (b *Buffer) Prepend(p []byte) {

@@ -25,6 +25,7 @@ const (
 	connWindow     = 1 << 30          // of a connection: streams alone are held back
 	maxHeaderBytes = 16 << 10         // of a header, decoded
 	maxAnswers     = 10_000           // frames that the other side has asked for and does not read
+	maxControl     = 4 << 20          // bytes of frames other than DATA that wait to be written when there is a header to send
 	handshakeTime  = 10 * time.Second // to say the first thing
 	defaultWindow  = 65535            // RFC 9113, 6.9.2
 	defaultFrame   = 16 << 10         // RFC 9113, 6.5.2
@@ -90,12 +91,14 @@ type Conn struct {
 	control []byte        // frames that are written before any DATA
 	out     *http2.Framer // writes to control
 	answers int           // of them, that the other side has asked for
+	drowned bool          // by them
 	few     queue         // streams with few bytes to send go first,
 	many    queue         // but not alone
 	streams map[uint32]*Stream
 	theirs  uint32 // streams of the other side that are open
 	next    uint32 // stream of this side
 	last    uint32 // stream of the other side
+	until   uint32 // the last of these that is taken
 	window  int64  // that the other side has for all streams
 	peer    settings
 	encoder *hpack.Encoder
@@ -138,6 +141,7 @@ func newConn(wire net.Conn, o Options) *Conn {
 		in:      bufio.NewReaderSize(wire, readAhead(wire)),
 		streams: map[uint32]*Stream{},
 		window:  defaultWindow,
+		until:   1<<32 - 1,
 		peer:    settings{window: defaultWindow, frame: defaultFrame, maxStreams: 1<<32 - 1},
 	}
 	c.work.L = &c.mu
@@ -255,6 +259,7 @@ func (c *Conn) Streams() int {
 func (c *Conn) GoAway() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.until = c.last
 	_ = c.out.WriteGoAway(c.last, http2.ErrCodeNo, nil)
 	c.work.Signal()
 }
@@ -281,8 +286,11 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 }
 
 // KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again. What
-// it was told last counts.
+// it was told last counts; 0 is never. Without a stream it is left alone, as gRPC has it.
 func (c *Conn) KeepAlive(every time.Duration) {
+	if every <= 0 {
+		return
+	}
 	if c.every.Swap(int64(every)) == 0 {
 		c.heard.Store(time.Now().UnixNano())
 		go c.watch()
@@ -313,6 +321,9 @@ func (c *Conn) watch() {
 		switch {
 		case silent < every:
 			timer.Reset(every - silent)
+			continue
+		case c.Streams() == 0:
+			timer.Reset(every)
 			continue
 		case pinged == heard:
 			c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))

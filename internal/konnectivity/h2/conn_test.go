@@ -365,17 +365,20 @@ func TestLostConnection(t *testing.T) {
 // The other end may be gone without a word: it does not answer a ping.
 func TestSilence(t *testing.T) {
 	a, b := wires(t)
-	server := NewServer(b, Options{})
+	server := NewServer(b, Options{Accept: echoes})
 	server.KeepAlive(time.Hour)
 	server.KeepAlive(20 * time.Millisecond)
 	_, err := io.WriteString(a, http2.ClientPreface)
 	must(t, err)
-	must(t, http2.NewFramer(a, nil).WriteSettings())
+	f := http2.NewFramer(a, nil)
+	must(t, f.WriteSettings())
+	must(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82}, EndHeaders: true}))
 	if err := server.Run(); !errors.Is(err, errSilent) {
 		t.Error(err)
 	}
 
-	client, server := pair(t, nil)
+	client, server := pair(t, echoes)
+	open(t, client, &stream{})
 	client.KeepAlive(20 * time.Millisecond)
 	time.Sleep(200 * time.Millisecond) // ten times as long, in which it answers
 	if client.Err() != nil {

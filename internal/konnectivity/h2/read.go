@@ -155,7 +155,7 @@ func (c *Conn) receive(id, n uint32, end bool) (*Stream, error) {
 // isIdle says that a stream has never been opened.
 func (c *Conn) isIdle(id uint32) bool {
 	if c.isTheirs(id) {
-		return id > c.last
+		return id == 0 || id > c.last
 	}
 	return id == 0 || id >= c.next
 }
@@ -187,6 +187,10 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	c.last = f.StreamID
+	if f.StreamID > c.until { // it has been told that this is not taken
+		c.mu.Unlock()
+		return nil
+	}
 	if c.options.Accept == nil || c.options.MaxStreams > 0 && c.theirs >= c.options.MaxStreams {
 		c.reset(f.StreamID, http2.ErrCodeRefusedStream)
 		c.mu.Unlock()
@@ -196,7 +200,9 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 	c.streams[s.id] = s
 	c.theirs++
 	c.mu.Unlock()
-	c.accept(s, f.Fields)
+	if c.accept(s, f.Fields); f.StreamEnded() {
+		s.receiver.Data(s, nil, true)
+	}
 	return nil
 }
 
@@ -225,13 +231,14 @@ func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	window := c.peer.window
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		if err := s.Valid(); err != nil {
 			return err
 		}
 		switch s.ID {
 		case http2.SettingInitialWindowSize:
-			return c.resize(int64(s.Val) - c.peer.window)
+			window = int64(s.Val)
 		case http2.SettingMaxFrameSize:
 			c.peer.frame = int(s.Val)
 		case http2.SettingMaxConcurrentStreams:
@@ -244,7 +251,10 @@ func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 		return nil
 	})
 	c.answer(c.out.WriteSettingsAck)
-	return err
+	if err != nil {
+		return err
+	}
+	return c.resize(window - c.peer.window)
 }
 
 // resize changes the windows of all streams (RFC 9113, 6.9.2).
@@ -302,6 +312,9 @@ func (c *Conn) readGoAway(f *http2.GoAwayFrame) {
 // breakOff resets a stream, and tells its Receiver.
 func (c *Conn) breakOff(id uint32, code http2.ErrCode) {
 	c.mu.Lock()
+	if c.isTheirs(id) {
+		c.last = max(c.last, id) // it may be the first that is heard of it
+	}
 	c.reset(id, code)
 	c.mu.Unlock()
 	c.end(id, http2.StreamError{StreamID: id, Code: code})

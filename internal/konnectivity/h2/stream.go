@@ -13,6 +13,8 @@ const (
 	briefly = 25 * time.Millisecond
 	// isFew is how many bytes a stream has to send at most to go before those with more.
 	isFew = 4 << 10
+	// linger is how long what is queued may stay as it is after Close.
+	linger = 30 * time.Second
 )
 
 // Stream is one stream of a connection.
@@ -76,13 +78,13 @@ func (s *Stream) Send(b *Buffer) {
 		b.Release()
 		return
 	}
-	if s.first == nil {
-		s.first = b
-	} else {
-		s.final.next = b
-	}
-	s.final = b
 	s.queued += b.Len()
+	switch {
+	case s.first == nil:
+		s.first, s.final = b, b
+	case !s.final.Absorb(b):
+		s.final.next, s.final = b, b
+	}
 	c.ready(s)
 	c.mu.Unlock()
 }
@@ -116,7 +118,46 @@ func (s *Stream) Close(trailer []hpack.HeaderField) {
 		fallthrough
 	default:
 		s.closing = true
+		if s.queued > 0 {
+			s.expire(s.queued)
+		}
 	}
+}
+
+// expire resets a stream that was closed if nothing of what is queued goes out any more.
+func (s *Stream) expire(queued int) {
+	time.AfterFunc(linger, func() {
+		s.conn.mu.Lock()
+		left := s.queued
+		s.conn.mu.Unlock()
+		switch {
+		case left == 0:
+		case left < queued:
+			s.expire(left)
+		default:
+			s.Reset(http2.ErrCodeCancel)
+		}
+	})
+}
+
+// Abort breaks the stream off with a trailer that says why. What is queued is not sent.
+func (s *Stream) Abort(trailer []hpack.HeaderField) {
+	c := s.conn
+	c.mu.Lock()
+	if c.streams[s.id] != s || s.endSent {
+		c.mu.Unlock()
+		return
+	}
+	c.header(s.id, trailer, true)
+	over := s.over
+	unsent := s.drop()
+	if s.endSent = true; over {
+		c.remove(s)
+	} else {
+		c.hangUp(s)
+	}
+	c.mu.Unlock()
+	releaseAll(unsent)
 }
 
 // hangUp tells the other side that nothing more is wanted of it.

@@ -24,11 +24,19 @@ func (s sink) Write(p []byte) (int, error) {
 // answer queues a frame that the other side has asked for, and gives up on one that asks for ever more. The caller holds mu.
 func (c *Conn) answer(frame func() error) {
 	if c.answers++; c.answers > maxAnswers {
-		go c.Close(errFlood)
+		c.flooded()
 		return
 	}
 	_ = frame()
 	c.work.Signal()
+}
+
+// flooded closes the connection, from wherever that is noticed.
+func (c *Conn) flooded() {
+	if !c.drowned {
+		c.drowned = true
+		go c.Close(errFlood)
+	}
 }
 
 func (c *Conn) reset(id uint32, code http2.ErrCode) {
@@ -37,7 +45,10 @@ func (c *Conn) reset(id uint32, code http2.ErrCode) {
 
 // header queues a header, in the order in which it is compressed. The caller holds mu.
 func (c *Conn) header(id uint32, fields []hpack.HeaderField, end bool) {
-	c.block.Reset()
+	if c.block.Reset(); len(c.control) > maxControl {
+		c.flooded()
+		return
+	}
 	for _, f := range fields {
 		_ = c.encoder.WriteField(f) // into memory
 	}
@@ -91,7 +102,9 @@ func (c *Conn) write() {
 		*out, done = c.gather((*out)[:0], done[:0])
 		c.mu.Unlock()
 		_, err := c.wire.Write(*out)
-		outs.Put(out)
+		if cap(*out) <= 4*batch {
+			outs.Put(out)
+		}
 		if err != nil {
 			c.Close(err)
 		}
@@ -105,6 +118,9 @@ func (c *Conn) write() {
 // of the others, a quantum each in turn. The caller releases the Buffers that are done.
 func (c *Conn) gather(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	out, c.control, c.answers = append(out, c.control...), c.control[:0], 0
+	if cap(c.control) > batch {
+		c.control = nil
+	}
 	full := len(out) + batch
 	for half := len(out) + batch/2; c.few.first != nil && c.window > 0 && (len(out) < half || c.many.first == nil && len(out) < full); {
 		out, done = c.turn(c.few.pop(), out, done)

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	agentStreams     = 4 // of a connection
+	agentStreams     = 4 // of a connection, and
+	strangersStreams = 8 // in all, before one of them is an agent's
 	authenticateTime = 30 * time.Second
 )
 
@@ -26,7 +27,12 @@ const (
 func (s *Server) ServeAgents(l net.Listener) error {
 	return s.listen(l, func(conn net.Conn) {
 		var let atomic.Bool
+		streams := 0
 		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+			if streams++; streams > strangersStreams && !let.Load() {
+				stream.Conn().Close(errors.New("too many streams of nobody that is known"))
+				return nil
+			}
 			return s.accept(stream, header, &let)
 		}})
 		stranger := time.AfterFunc(2*authenticateTime, func() {
@@ -67,7 +73,7 @@ func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField, let *atom
 		return a
 	}
 	if path, _ := wire.Field(header, ":path"); path != wire.Connect {
-		return refuse(wire.Unimplemented, "this port of the tunnel server serves "+wire.Connect+" alone, not "+path)
+		return refuse(wire.Unimplemented, "this port of the tunnel server serves "+wire.Connect+" alone")
 	}
 	id, _ := wire.Field(header, wire.AgentID)
 	if id == "" {

@@ -1,10 +1,10 @@
 package server
 
 import (
-	"bufio"
+	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -21,73 +21,77 @@ const (
 
 // serveConnect serves API servers that ask by HTTP CONNECT (RFC 9110, 9.3.6).
 func (s *Server) serveConnect(l net.Listener) error {
-	s.mu.Lock()
-	s.listeners = append(s.listeners, l)
-	s.mu.Unlock()
 	server := &http.Server{
 		Handler:           http.HandlerFunc(s.connect),
 		ReadHeaderTimeout: headerTime,
+		IdleTimeout:       headerTime,
 		MaxHeaderBytes:    headerBytes,
 		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){}, // CONNECT is asked for by HTTP/1.1
+		ErrorLog:          slog.NewLogLogger(s.options.Logger.Handler(), slog.LevelWarn),
 	}
-	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) {
+	s.mu.Lock()
+	s.listeners, s.fronts = append(s.listeners, l), append(s.fronts, server)
+	s.mu.Unlock()
+	if err := server.Serve(l); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
-// connect serves a request for a connection.
+// connect serves a request for a connection. When who asks goes away, so does the dial.
 func (s *Server) connect(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodConnect {
 		http.Error(w, "this proxy only supports CONNECT passthrough", http.StatusMethodNotAllowed)
 		return
 	}
+	if err := s.enter(); err != nil {
+		refuse(w, err)
+		return
+	}
+	answered := make(chan error, 1)
+	cancel := s.dial(r.Host, func(other tunnel.Joint, err error) {
+		if err == nil {
+			err = s.join(w, other)
+		}
+		answered <- err
+	})
+	stop := context.AfterFunc(r.Context(), cancel)
+	err := <-answered
+	if stop(); err != nil {
+		s.leave()
+		refuse(w, err)
+	}
+}
+
+// join makes the connection of a request the other End of one through the tunnel.
+func (s *Server) join(w http.ResponseWriter, other tunnel.Joint) error {
 	conn, early, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
+		other.Close(err)
+		return err
 	}
 	_ = conn.SetDeadline(time.Time{})
-	front := &connectFront{conn: conn, server: s}
-	front.early, _ = early.Reader.Peek(early.Reader.Buffered())
-	s.open.Add(1)
-	s.dial(r.Host, front.answered)
-}
-
-// connectFront is a connection of an API server that has asked for another.
-type connectFront struct {
-	conn   net.Conn
-	early  []byte // what has come behind the request
-	server *Server
-}
-
-func (f *connectFront) answered(other tunnel.Joint, err error) {
-	if err != nil {
-		go f.refuse(err)
-		return
-	}
-	socket := tunnel.NewSocket(f.conn, f.server.open.Done)
+	socket := tunnel.NewSocket(conn, s.leave)
 	other.Join(socket)
 	socket.Send(h2.BufferOf([]byte("HTTP/1.1 200 Connection Established\r\n\r\n")))
-	if len(f.early) > 0 {
-		other.Send(h2.BufferOf(f.early))
+	if sent, _ := early.Reader.Peek(early.Reader.Buffered()); len(sent) > 0 { // behind the request
+		other.Send(h2.BufferOf(sent))
 	}
 	socket.Join(other)
+	return nil
 }
 
 // refuse says why there is no connection.
-func (f *connectFront) refuse(err error) {
-	defer f.server.open.Done()
+func refuse(w http.ResponseWriter, err error) {
 	status, text := http.StatusBadGateway, err.Error()
 	switch {
 	case errors.Is(err, ErrNoAgent):
 		status, text = http.StatusServiceUnavailable, "currently no tunnels available: "+text // the reference's words
+	case errors.Is(err, errLeaving):
+		status = http.StatusServiceUnavailable
 	case strings.Contains(text, "timeout"), strings.Contains(text, "timed out"), strings.Contains(text, "deadline exceeded"):
 		status = http.StatusGatewayTimeout
 	}
-	_ = f.conn.SetWriteDeadline(time.Now().Add(headerTime))
-	out := bufio.NewWriter(f.conn)
-	fmt.Fprintf(out, "HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", status, http.StatusText(status), len(text), text)
-	_ = out.Flush()
-	_ = f.conn.Close()
+	w.Header().Set("Connection", "close")
+	http.Error(w, text, status)
 }

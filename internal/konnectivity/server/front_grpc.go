@@ -33,7 +33,7 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 	f := &front{}
 	f.Bind(stream)
 	if path, _ := wire.Field(header, ":path"); path != wire.Proxy {
-		stream.Header(wire.Refusal(wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone, not "+path), true)
+		stream.Header(wire.Refusal(wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone"), true)
 		return f
 	}
 	f.Answer, f.Saw = s.dial, s.seen(FromFront, ToFront)
@@ -42,8 +42,11 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 		f.HalfClose = true
 		metadata = []string{wire.HalfClose, wire.Yes}
 	}
-	s.open.Add(1)
-	f.Over, f.served = s.open.Done, true
+	if err := s.enter(); err != nil {
+		stream.Header(wire.Refusal(wire.Unavailable, err.Error()), true)
+		return f
+	}
+	f.Over, f.served = s.leave, true
 	stream.Header(wire.Response(metadata...), false)
 	return f
 }

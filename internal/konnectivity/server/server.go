@@ -6,7 +6,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
+	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,13 +52,16 @@ type Server struct {
 	mu        sync.Mutex
 	listeners []net.Listener
 	conns     map[*h2.Conn]bool
+	fronts    []*http.Server
 	leaving   bool
-	open      sync.WaitGroup // connections through the tunnel
+	gone      bool
+	open      int           // connections through the tunnel, and those that are asked for
+	idle      chan struct{} // closed when there are none left, once it is leaving
 }
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	s := &Server{options: o, agents: NewAgents[*agent](o.Strategies, o.Metrics), conns: map[*h2.Conn]bool{}}
+	s := &Server{options: o, agents: NewAgents[*agent](o.Strategies, o.Metrics), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
 	o.Metrics.Established(s.agents.Open)
 	return s
 }
@@ -87,30 +93,46 @@ func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 func (s *Server) run(c *h2.Conn, keepalive time.Duration) error {
 	s.mu.Lock()
 	s.conns[c] = true
-	if s.leaving {
+	leaving, gone := s.leaving, s.gone
+	s.mu.Unlock()
+	switch {
+	case gone:
+		c.Close(nil)
+	case leaving:
 		c.GoAway()
 	}
-	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
 	}()
-	if keepalive > 0 {
-		c.KeepAlive(keepalive)
-	}
+	c.KeepAlive(keepalive)
 	return c.Run()
+}
+
+var errLeaving = errors.New("the tunnel server is shutting down")
+
+// enter counts a connection that is asked for; leave, that it is over.
+func (s *Server) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leaving {
+		return errLeaving
+	}
+	s.open++
+	return nil
+}
+
+func (s *Server) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open--; s.leaving && s.open == 0 {
+		close(s.idle)
+	}
 }
 
 // dial has an agent open a connection.
 func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
-	s.mu.Lock()
-	leaving := s.leaving
-	s.mu.Unlock()
-	if leaving {
-		answered(nil, errors.New("the tunnel server is shutting down"))
-		return func() {}
-	}
 	a, err := s.agents.Pick(address)
 	if err != nil {
 		s.options.Metrics.DialFailed(NoAgent)
@@ -185,6 +207,9 @@ func reason(err error) string {
 // Shutdown takes no new agents and no new connections, waits for those that are open until the context ends, and closes what is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.mu.Lock()
+	if !s.leaving && s.open == 0 {
+		close(s.idle)
+	}
 	s.leaving = true
 	for _, l := range s.listeners {
 		_ = l.Close()
@@ -193,18 +218,18 @@ func (s *Server) Shutdown(ctx context.Context) {
 		c.GoAway()
 	}
 	s.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		s.open.Wait()
-		close(done)
-	}()
 	select {
-	case <-done:
+	case <-s.idle:
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
+	s.gone = true
+	conns, fronts := slices.Collect(maps.Keys(s.conns)), s.fronts
+	s.mu.Unlock()
+	for _, c := range conns {
 		c.Close(nil)
+	}
+	for _, f := range fronts {
+		_ = f.Close()
 	}
 }

@@ -58,7 +58,9 @@ func (c *connEnd) Send(b *h2.Buffer) {
 		b.Release()
 		return
 	}
-	c.arrived = append(c.arrived, b)
+	if n := len(c.arrived); n == 0 || !c.arrived[n-1].Absorb(b) {
+		c.arrived = append(c.arrived, b)
+	}
 	c.readable.Broadcast()
 	c.mu.Unlock()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +31,9 @@ type Packets struct {
 	Over func()
 
 	once     sync.Once
+	waiting  replies
+	used     bool        // for the one connection of a stream that is not Shared
+	linger   *time.Timer // after this side has closed that
 	stream   *h2.Stream
 	messages wire.Messages
 	draining atomic.Bool
@@ -60,8 +64,26 @@ func (p *Packets) Open() int {
 
 func (p *Packets) send(packet wire.Packet) {
 	p.saw(packet.Type, false)
-	p.stream.Send(packet.Message())
+	b := packet.Message()
+	b.Owe(&p.waiting, b.Len())
+	if p.waiting.Add(int64(b.Len())) > maxReplies {
+		b.Release()
+		p.Reset(errFlood)
+		return
+	}
+	p.stream.Send(b)
 }
+
+// maxReplies is how many bytes of packets other than DATA may wait for the other side to take them.
+const maxReplies = 1 << 20
+
+var errFlood = errors.New("the other side of the tunnel asks for answers and does not take them")
+
+// replies are bytes that wait.
+type replies struct{ atomic.Int64 }
+
+// Credit implements h2.Creditor.
+func (r *replies) Credit(n int) { r.Add(int64(-n)) }
 
 func (p *Packets) saw(t wire.Type, received bool) {
 	if p.Saw != nil {
@@ -116,6 +138,10 @@ func (p *Packets) packet(packet wire.Packet, data *h2.Buffer) error {
 		if p.Answer == nil {
 			return errors.New("a connection is asked for by the side that is to dial them")
 		}
+		if p.used && !p.Shared {
+			return errors.New("a second connection is asked for on a stream for one")
+		}
+		p.used = true
 		p.dial(packet)
 	case wire.DialRsp:
 		p.dialled(packet)
@@ -133,6 +159,10 @@ func (p *Packets) packet(packet wire.Packet, data *h2.Buffer) error {
 // dial dials what is asked for.
 func (p *Packets) dial(packet wire.Packet) {
 	random := packet.Random
+	if protocol := packet.Protocol; protocol != "" && protocol != "tcp" {
+		p.send(wire.Packet{Type: wire.DialRsp, Random: random, Error: "a tunnel has connections of tcp, and not of " + strconv.Quote(protocol)})
+		return
+	}
 	p.mu.Lock()
 	if p.err != nil || p.dials[random] != nil {
 		p.mu.Unlock()
@@ -259,11 +289,11 @@ func (p *Packets) closed(packet wire.Packet) {
 
 // finish ends a stream that is of one connection alone.
 func (p *Packets) finish() {
-	if !p.Shared {
-		p.over()
+	if p.Shared {
+		return
 	}
+	p.Close(nil)
 	switch {
-	case p.Shared:
 	case p.Answer != nil:
 		p.stream.Close(wire.Trailer(wire.OK, ""))
 	default:
@@ -297,6 +327,9 @@ func (p *Packets) Close(err error) {
 		return
 	}
 	p.err = lost
+	if p.linger != nil {
+		p.linger.Stop()
+	}
 	asked, dials, open := p.asked, p.dials, p.open
 	p.asked, p.dials, p.open = nil, nil, nil
 	p.mu.Unlock()
@@ -356,7 +389,9 @@ func (c *packetConn) Send(b *h2.Buffer) {
 // CloseWrite implements End. The reference knows no half of a connection: there it is the end of all.
 func (c *packetConn) CloseWrite() {
 	if !c.packets.HalfClose {
+		other := c.other
 		c.Close(nil)
+		other.Close(nil)
 		return
 	}
 	b := h2.NewBuffer(0)
@@ -369,38 +404,50 @@ func (c *packetConn) Close(err error) {
 	if c.packets.forget(c.id) == nil {
 		return
 	}
-	why := ""
-	if err != nil {
-		why = err.Error()
-	}
 	p := c.packets
-	p.send(p.close(c.id, why))
 	switch {
-	case p.Answer != nil:
+	case err != nil && !p.Shared: // at once, whatever waits to be read
+		p.stream.Abort(wire.Trailer(wire.Unavailable, err.Error()))
+		p.Close(err)
+	case err != nil:
+		p.send(p.close(c.id, err.Error()))
+	case p.Shared || p.Answer != nil:
+		p.send(p.close(c.id, ""))
 		p.finish()
-	case !p.Shared: // the answer ends it, or this
-		time.AfterFunc(linger, func() { p.stream.Reset(http2.ErrCodeCancel) })
+	default: // the answer ends it, or this
+		p.send(p.close(c.id, ""))
+		p.mu.Lock()
+		if p.err == nil {
+			p.linger = time.AfterFunc(linger, func() { p.Reset(errGivenUp) })
+		}
+		p.mu.Unlock()
 	}
 }
 
 // keep counts data of a stream that is shared, on its way to the other End.
 func (c *packetConn) keep(b *h2.Buffer) {
 	owed, n := b.Debt()
-	b.Owe(c, b.Len())
+	b.Owe(c, b.Cap())
 	c.mu.Lock()
-	c.kept += b.Len()
-	if c.kept > maxKept && owed != nil {
+	c.kept += b.Cap()
+	if c.kept > maxKept && n > 0 {
 		c.owed, c.withheld = owed, c.withheld+n
 		if c.timer == nil {
-			c.through = 0
-			c.timer = time.AfterFunc(stallTime, c.look)
+			c.watch()
 		}
 		n = 0
 	}
 	c.mu.Unlock()
-	if n > 0 && owed != nil {
+	if n > 0 {
 		owed.Credit(n)
 	}
+}
+
+// watch looks again in a while. The caller holds mu.
+func (c *packetConn) watch() {
+	var mine *time.Timer
+	mine = time.AfterFunc(stallTime, func() { c.look(&mine) })
+	c.through, c.timer = 0, mine
 }
 
 // Credit implements h2.Creditor.
@@ -414,23 +461,27 @@ func (c *packetConn) Credit(n int) {
 		return
 	}
 	c.withheld = 0
-	c.timer.Stop()
-	c.timer = nil
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
 	c.mu.Unlock()
 	owed.Credit(due)
 }
 
 // look closes the connection if nothing has gone through.
-func (c *packetConn) look() {
+func (c *packetConn) look(timer **time.Timer) {
 	c.mu.Lock()
-	if c.withheld == 0 || c.through > 0 {
-		c.through = 0
-		if c.withheld > 0 {
-			c.timer = time.AfterFunc(stallTime, c.look)
-		}
+	if c.timer != *timer { // it goes by another, or by none
 		c.mu.Unlock()
 		return
 	}
+	if c.through > 0 {
+		c.watch()
+		c.mu.Unlock()
+		return
+	}
+	c.timer = nil
 	c.mu.Unlock()
 	if c.packets.Stalled != nil {
 		c.packets.Stalled()

@@ -34,6 +34,7 @@ type Socket struct {
 	ending  bool         // nothing is sent after the queue
 	closing bool         // and then the connection is closed
 	closed  bool
+	failed  error
 	heard   bool // all that there is to read
 	said    bool // all that there is to write
 }
@@ -50,7 +51,14 @@ func NewSocket(conn net.Conn, done func()) *Socket {
 
 // Join implements Joint.
 func (s *Socket) Join(other End) {
+	s.mu.Lock()
 	s.other = other
+	failed := s.failed
+	s.mu.Unlock()
+	if failed != nil { // before there was anybody to be told
+		other.Close(failed)
+		return
+	}
 	go s.read()
 }
 
@@ -149,7 +157,9 @@ func (s *Socket) Send(b *h2.Buffer) {
 		return
 	}
 	if s.writing {
-		s.queue = append(s.queue, b)
+		if n := len(s.queue); n == 0 || !s.queue[n-1].Absorb(b) {
+			s.queue = append(s.queue, b)
+		}
 		s.mu.Unlock()
 		return
 	}
@@ -205,6 +215,9 @@ func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 	batch := s.queue
 	s.queue = spare
 	if len(batch) > 0 {
+		if s.closing { // as long as it moves on
+			_ = s.conn.SetWriteDeadline(time.Now().Add(linger))
+		}
 		s.mu.Unlock()
 		return batch
 	}
@@ -259,10 +272,13 @@ func (s *Socket) half(over *bool) {
 // fail ends the connection at both Ends, unless it has been closed.
 func (s *Socket) fail(err error) {
 	s.mu.Lock()
-	expected := s.closed || s.closing
+	expected, other := s.closed || s.closing, s.other
+	if !expected && s.failed == nil {
+		s.failed = err
+	}
 	s.mu.Unlock()
-	if !expected {
-		s.other.Close(err)
+	if !expected && other != nil {
+		other.Close(err)
 	}
 	s.Close(err)
 }

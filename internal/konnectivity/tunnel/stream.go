@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/url"
 	"sync"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -41,19 +40,26 @@ func Connect(c *h2.Conn) Dial {
 			return func() {}
 		}
 		return func() {
-			s.stream.Reset(http2.ErrCodeCancel)
-			s.tell(errGivenUp)
+			if answered := s.asker(); answered != nil {
+				s.stream.Reset(http2.ErrCodeCancel)
+				answered(nil, errGivenUp)
+			}
 		}
 	}
 }
 
-// tell tells who has asked, once.
-func (s *Stream) tell(err error) {
+// asker takes who is to be told, once.
+func (s *Stream) asker() func(Joint, error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	answered := s.answered
 	s.answered = nil
-	s.mu.Unlock()
-	switch {
+	return answered
+}
+
+// tell tells who has asked.
+func (s *Stream) tell(err error) {
+	switch answered := s.asker(); {
 	case answered == nil:
 	case err != nil:
 		answered(nil, err)
@@ -99,7 +105,10 @@ func (s *Stream) dialled(other Joint, err error) {
 func (s *Stream) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 	status, _ := wire.Field(fields, ":status")
 	reason, _ := wire.Field(fields, "error")
+	other := s.joined()
 	switch {
+	case other != nil:
+		other.Close(errors.New("a header in the midst of a connection"))
 	case status == "200" && !end:
 		s.tell(nil)
 		return
@@ -179,7 +188,5 @@ func (s *Stream) Close(err error) {
 		s.stream.Reset(http2.ErrCodeInternal)
 		return
 	}
-	if s.stream.Close(nil); s.stream.Queued() > 0 {
-		time.AfterFunc(linger, func() { s.stream.Reset(http2.ErrCodeCancel) })
-	}
+	s.stream.Close(nil)
 }

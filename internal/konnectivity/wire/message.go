@@ -123,13 +123,11 @@ func (m *Messages) deliver(each func(Packet, *h2.Buffer) error) error {
 			err = each(p, h2.BufferOf(data[:h2.MaxPiece]))
 			data = data[h2.MaxPiece:]
 		}
-		last := h2.BufferOf(data)
-		last.Owe(owed, due)
 		if err == nil {
+			last := h2.BufferOf(data)
+			last.Owe(owed, due)
 			return each(p, last)
 		}
-		last.Release()
-		return err
 	}
 	if due > 0 && owed != nil {
 		owed.Credit(due)
