@@ -22,7 +22,8 @@ import (
 const (
 	initialWindow  = 64 << 10         // bytes of a stream that may wait for its reader, at first
 	maxWindow      = 1 << 20          // and where the reader keeps up
-	connWindow     = 1 << 30          // of a connection: streams alone are held back
+	leastInFlight  = 256 << 10        // bytes of all streams that are on their way, at first
+	mostInFlight   = 16 << 20         // and where that keeps a faster connection busy
 	maxHeaderBytes = 16 << 10         // of a header, decoded
 	maxAnswers     = 10_000           // frames that the other side has asked for and does not read
 	maxControl     = 4 << 20          // bytes of frames other than DATA that wait to be written when there is a header to send
@@ -82,9 +83,10 @@ type Conn struct {
 	retime  chan struct{}
 	done    chan struct{}
 
-	in      *bufio.Reader
-	framer  *http2.Framer
-	arrived uint32 // bytes of DATA that the window of the connection has not been given back for
+	in     *bufio.Reader
+	framer *http2.Framer
+	asked  atomic.Int64 // when the settings were sent, in nanoseconds
+	flight flight
 
 	mu      sync.Mutex
 	work    sync.Cond     // there is something to write, or the connection is closed
@@ -180,7 +182,8 @@ func (c *Conn) start() {
 		all = append(all, http2.Setting{ID: SettingTunnel, Val: 1})
 	}
 	_ = c.out.WriteSettings(all...) // into memory, as all that is written to out
-	_ = c.out.WriteWindowUpdate(0, connWindow-defaultWindow)
+	c.flight.window = leastInFlight
+	_ = c.out.WriteWindowUpdate(0, leastInFlight-defaultWindow)
 }
 
 // Run serves the connection until it ends, and returns why. It closes the connection below.

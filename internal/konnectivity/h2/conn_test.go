@@ -261,7 +261,7 @@ func TestStalledReader(t *testing.T) {
 func TestFewBytesGoFirst(t *testing.T) {
 	a, _ := net.Pipe()
 	c := NewClient(a, Options{})
-	c.window = connWindow
+	c.window = 1 << 30
 	var many []*Stream
 	for range 100 {
 		s := open(t, c, &stream{})

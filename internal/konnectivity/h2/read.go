@@ -126,10 +126,8 @@ func (c *Conn) readData(h http2.FrameHeader) error {
 func (c *Conn) receive(id, n uint32, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.arrived += n; c.arrived >= connWindow/2 {
-		grant := c.arrived
-		c.arrived = 0
-		_ = c.out.WriteWindowUpdate(0, grant)
+	if grant := c.flight.land(int64(n)); grant > 0 {
+		_ = c.out.WriteWindowUpdate(0, uint32(grant))
 		c.work.Signal()
 	}
 	s := c.streams[id]
@@ -226,11 +224,14 @@ func (refused) Data(_ *Stream, b *Buffer, _ bool)         { b.Release() }
 func (refused) Ended(*Stream, error)                      {}
 
 func (c *Conn) readSettings(f *http2.SettingsFrame) error {
-	if f.IsAck() {
-		return nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if f.IsAck() {
+		if asked := c.asked.Load(); asked > 0 {
+			c.flight.roundTrip = time.Since(time.Unix(0, asked))
+		}
+		return nil
+	}
 	window := c.peer.window
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		if err := s.Valid(); err != nil {

@@ -3,6 +3,7 @@ package h2
 import (
 	"encoding/binary"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -102,6 +103,9 @@ func (c *Conn) write() {
 		*out, done = c.gather((*out)[:0], done[:0])
 		c.mu.Unlock()
 		_, err := c.wire.Write(*out)
+		if c.asked.Load() == 0 {
+			c.asked.Store(time.Now().UnixNano())
+		}
 		if cap(*out) <= 4*batch {
 			outs.Put(out)
 		}
