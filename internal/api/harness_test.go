@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
+	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -43,7 +44,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
 		Fairness:      fairness.New(fairness.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
-		Discovery:     discovery.Handler(w.Live, nil),
+		Discovery:     discovery.Handler(w.Live, nil, apidiscovery.DefaultAddresses{DefaultAddress: "192.0.2.1:6443"}),
 		OpenAPI:       openapi.Handler(w.Live, nil),
 	}
 	for _, f := range change {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"reflect"
 	"strings"
@@ -193,6 +194,45 @@ func TestPretty(t *testing.T) {
 	if w := h.want(404, "GET", crontabs+"/x?pretty=true", ""); !strings.HasPrefix(w.Body.String(), "{\n  \"kind\": \"Status\"") {
 		t.Errorf("a Status: %s", w.Body)
 	}
+}
+
+// HPX-008 HPX-011: who reads along gets indented JSON that ends with a line, whatever a browser would rather have; nobody else does.
+func TestWhoReadsAlong(t *testing.T) {
+	h := withCronTabs(t)
+	const browser = "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+	const aggregated = "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	paths := map[string]int{
+		"/api": 200, "/api/": 200, "/api/v1": 200, "/apis": 200, "/apis/stable.example.com": 200, "/apis/stable.example.com/v1": 200,
+		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, crontabs: 200, crontabs + "/a": 200, crontabs + "/none": 404, "/api/v1/none": 404,
+	}
+	for path, code := range paths {
+		for _, headers := range [][]string{
+			{"User-Agent: curl/8.5.0", "Accept: */*"}, {"User-Agent: Wget/1.21.4", "Accept: */*"}, {"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", browser},
+			{"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", "Accept: text/html"}, {"Accept: application/json;pretty=1"}, {"User-Agent: curl/8.5.0", aggregated},
+		} {
+			w := h.do("GET", path, "", headers...)
+			if w.Code != code && w.Code != 406 || w.Code == 406 && headers[1] == browser || !indented(w.Body.String()) || !strings.HasPrefix(w.Header().Get("Content-Type"), mediaJSON) {
+				t.Errorf("%s %s: %d %q", path, headers, w.Code, w.Body)
+			}
+		}
+		if w := h.want(code, "GET", path+"?pretty=true", ""); !indented(w.Body.String()) {
+			t.Errorf("%s?pretty=true: %q", path, w.Body)
+		}
+		for _, other := range []*httptest.ResponseRecorder{h.want(code, "GET", path, ""), h.want(code, "GET", path+"?pretty=false", "", "User-Agent: curl/8.5.0")} {
+			if strings.Count(other.Body.String(), "\n") != 1 {
+				t.Errorf("%s: nobody reads along, but it is %q", path, other.Body)
+			}
+		}
+	}
+	for _, path := range []string{"/", "/version"} { // to everybody
+		if w := h.want(200, "GET", path, "", browser); !indented(w.Body.String()) {
+			t.Errorf("%s: %q", path, w.Body)
+		}
+	}
+}
+
+func indented(body string) bool {
+	return strings.HasPrefix(body, "{\n  \"") && strings.HasSuffix(body, "\n}\n")
 }
 
 // CRD-069

@@ -117,6 +117,7 @@ func (m media) transcode(js []byte) ([]byte, error) {
 	case m.pretty:
 		var out bytes.Buffer
 		err := json.Indent(&out, js, "", "  ")
+		out.WriteByte('\n')
 		return out.Bytes(), err
 	}
 	return append(js, '\n'), nil
