@@ -14,13 +14,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	coreapply "k8s.io/client-go/applyconfigurations/core/v1"
 	discoveryapply "k8s.io/client-go/applyconfigurations/discovery/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 
+	apidiscovery "github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/egress"
@@ -150,15 +150,14 @@ func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterfa
 // addresses are what discovery tells clients of where the server is, as kube-apiserver's: all of them its advertised address, those who come
 // out of the range of Services that of the Service kubernetes as well. What no other machine reaches is at its own.
 func (s *Server) addresses() apidiscovery.Addresses {
-	address := strings.TrimPrefix(s.URL(), "https://")
+	address, services := strings.TrimPrefix(s.URL(), "https://"), s.config.ServiceClusterIPRanges[0]
 	if ip := s.advertised(); ip != nil {
 		address = net.JoinHostPort(ip.String(), strconv.Itoa(s.listener.Addr().(*net.TCPAddr).Port))
 	}
-	r := s.config.ServiceClusterIPRanges[0]
-	return apidiscovery.DefaultAddresses{DefaultAddress: address, CIDRRules: []apidiscovery.CIDRRule{{
-		IPRange: net.IPNet{IP: r.Addr().AsSlice(), Mask: net.CIDRMask(r.Bits(), r.Addr().BitLen())},
-		Address: net.JoinHostPort(builtin.ServiceIP(r), strconv.Itoa(servicePort)),
-	}}}
+	return apidiscovery.Addresses{
+		Default: address,
+		Range:   services, InRange: net.JoinHostPort(builtin.ServiceIP(services), strconv.Itoa(servicePort)),
+	}
 }
 
 // advertised is the address at which other machines reach the server; nil if they cannot.

@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/util/wait"
-	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -130,7 +129,7 @@ func (s *Server) start(ctx context.Context) error {
 
 		Authenticator: access.NewAuthenticator(authentication),
 		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(s.engine.Live, nil, apidiscovery.DefaultAddresses{DefaultAddress: s.listener.Addr().String()}),
+		Discovery:     discovery.Handler(s.engine.Live, nil, discovery.Addresses{Default: s.listener.Addr().String()}),
 		OpenAPI:       openapi.Handler(s.engine.Live, nil),
 	})
 	s.http = serving.New(s.listener, s.handler, s.tls().Config(certificates), s.config.Logger)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
-	apidiscovery "k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
@@ -44,7 +43,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
 		Fairness:      fairness.New(fairness.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
-		Discovery:     discovery.Handler(w.Live, nil, apidiscovery.DefaultAddresses{DefaultAddress: "192.0.2.1:6443"}),
+		Discovery:     discovery.Handler(w.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
 		OpenAPI:       openapi.Handler(w.Live, nil),
 	}
 	for _, f := range change {

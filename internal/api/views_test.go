@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -224,10 +225,52 @@ func TestWhoReadsAlong(t *testing.T) {
 			}
 		}
 	}
+	// In the order of upstream's Go types, which is that of documents; else as it is.
+	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"<k>":"v"}}`)
+	for path, start := range map[string]string{
+		"/api/v1/namespaces/default":            `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"default","uid":`,
+		"/api/v1/namespaces/default/configmaps": `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":`,
+		"/api/v1/namespaces/default/secrets":    `{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":`,
+		crontabs + "/a":                         `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{`,
+	} {
+		w, plain := h.want(200, "GET", path+"?pretty=true", ""), h.want(200, "GET", path, "")
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, w.Body.Bytes()); err != nil || !strings.HasPrefix(compact.String(), start) {
+			t.Errorf("%s: %v %s", path, err, w.Body)
+		}
+		equal(t, path, tree(t, w.Body), tree(t, plain.Body))
+	}
 	for _, path := range []string{"/", "/version"} { // to everybody
 		if w := h.want(200, "GET", path, "", browser); !indented(w.Body.String()) {
 			t.Errorf("%s: %q", path, w.Body)
 		}
+	}
+}
+
+// HPX-005 HPX-008: a list of any built-in kind can be read along, and says at its beginning what it is.
+func TestListsOfAllKindsAreReadable(t *testing.T) {
+	h, lists := newHarness(t), 0
+	for d := range h.server.live.Load().Definitions() {
+		for _, v := range d.Versions {
+			if !v.Served || v.Type == nil {
+				continue
+			}
+			path := "/apis/" + v.APIVersion + "/" + d.Names.Plural
+			if v.GroupVersion.Group == "" {
+				path = "/api/v1/" + d.Names.Plural
+			}
+			w := h.do("GET", path, "", "User-Agent: curl/8.5.0")
+			start := "{\n  \"kind\": \"" + d.Names.ListKind + "\",\n  \"apiVersion\": \"" + v.APIVersion + "\",\n  \"metadata\": {\n    \"resourceVersion\": \""
+			if w.Code == 405 || w.Code == 404 { // it has no list
+				continue
+			}
+			if lists++; w.Code != 200 || !strings.HasPrefix(w.Body.String(), start) || !indented(w.Body.String()) {
+				t.Errorf("%s: %d %.300s", path, w.Code, w.Body)
+			}
+		}
+	}
+	if lists < 50 {
+		t.Errorf("%d kinds have lists", lists)
 	}
 }
 

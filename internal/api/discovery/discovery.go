@@ -5,7 +5,9 @@ package discovery
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +15,6 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apiserver/pkg/endpoints/discovery"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -24,17 +25,32 @@ import (
 // where kube-apiserver sends a line of text. Documents are made when they are first asked for after
 // a change, and only those of the groups that changed. theirs returns what is known of the resources that another server serves, nil if
 // nothing is: the same pointer until it changes. /api says by addresses where the server is.
-func Handler(live *resource.Live, theirs Theirs, addresses discovery.Addresses) http.Handler {
+func Handler(live *resource.Live, theirs Theirs, addresses Addresses) http.Handler {
 	return &handler{live: live, theirs: theirs, addresses: addresses}
 }
 
 // Theirs tells of the resources of a group version that another server serves.
 type Theirs func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
 
+// Addresses are where the server is, each a host with its port: one for everybody, and one more for clients in a range of IP addresses.
+type Addresses struct {
+	Default string
+	Range   netip.Prefix
+	InRange string
+}
+
+func (a Addresses) toldTo(client net.IP) []metav1.ServerAddressByClientCIDR {
+	told := []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: a.Default}}
+	if ip, ok := netip.AddrFromSlice(client); ok && a.Range.Contains(ip.Unmap()) {
+		told = append(told, metav1.ServerAddressByClientCIDR{ClientCIDR: a.Range.String(), ServerAddress: a.InRange})
+	}
+	return told
+}
+
 type handler struct {
 	live      *resource.Live
 	theirs    Theirs
-	addresses discovery.Addresses
+	addresses Addresses
 
 	mu   sync.Mutex
 	last *documents
@@ -96,7 +112,7 @@ func (h *handler) serveRoot(w http.ResponseWriter, r *http.Request, docs *docume
 		// Without an apiVersion, as since Kubernetes 1.1.
 		serve(w, r, &metav1.APIVersions{
 			Versions:                   docs.legacyVersions(),
-			ServerAddressByClientCIDRs: h.addresses.ServerAddressByClientCIDRs(utilnet.GetClientIP(r)),
+			ServerAddressByClientCIDRs: h.addresses.toldTo(utilnet.GetClientIP(r)),
 		}, "")
 	default:
 		serve(w, r, docs.groupList(), "v1")

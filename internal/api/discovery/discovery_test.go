@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -48,9 +48,7 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 }
 
 // addresses are those of a server that Services' clients find in another way.
-var addresses = upstream.DefaultAddresses{DefaultAddress: "192.0.2.1:6443", CIDRRules: []upstream.CIDRRule{
-	{IPRange: net.IPNet{IP: net.IPv4(10, 0, 0, 0), Mask: net.CIDRMask(24, 32)}, Address: "10.0.0.1:443"},
-}}
+var addresses = Addresses{Default: "192.0.2.1:6443", Range: netip.MustParsePrefix("10.0.0.0/24"), InRange: "10.0.0.1:443"}
 
 // cluster is a server that announces the kinds of a world.
 type cluster struct{ *fixture.Served }
