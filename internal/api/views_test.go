@@ -226,7 +226,7 @@ func TestWhoReadsAlong(t *testing.T) {
 		}
 	}
 	// In the order of upstream's Go types, which is that of documents; else as it is.
-	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"<k>":"v"}}`)
+	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"k":"<v>"}}`)
 	for path, start := range map[string]string{
 		"/api/v1/namespaces/default":            `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"default","uid":`,
 		"/api/v1/namespaces/default/configmaps": `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":`,
