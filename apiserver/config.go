@@ -5,6 +5,7 @@ package apiserver
 import (
 	"cmp"
 	"log/slog"
+	"net"
 	"net/netip"
 	"time"
 
@@ -46,6 +47,9 @@ type Config struct {
 	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a
 	// free one.
 	Address string
+	// AdvertiseAddress is where other machines reach it, for discovery and the Service kubernetes; nil is Address, or
+	// an address of this machine if that is all of them.
+	AdvertiseAddress net.IP
 	// TLS is what the server shows its clients, and demands of their connections.
 	TLS TLS
 	// Clock is what the server's own certificates age by; nil is the machine's.

@@ -14,9 +14,12 @@ import (
 
 // makeKeys reads what the server has made for itself, or makes it.
 func (s *Server) makeKeys() error {
-	names := serving.Hosts(s.listener.Addr(), "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-		builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // the last is that by which clients inside a cluster would know the API
-	return s.keys.Make(s.certificates, s.path("pki"), names, s.config.Clock.Now())
+	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+		builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is that by which clients inside a cluster would know the API
+	if ip := s.config.AdvertiseAddress; ip != nil {
+		others = append(others, ip.String())
+	}
+	return s.keys.Make(s.certificates, s.path("pki"), serving.Hosts(s.listener.Addr(), others...), s.config.Clock.Now())
 }
 
 // renewKeys replaces certificates that end soon.

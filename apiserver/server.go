@@ -296,7 +296,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Connect: func(ctx context.Context, namespace, name string, options runtime.Object, fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error) {
 			return s.nodes.Handler(ctx, namespace, name, options, fail)
 		},
-		Discovery:  discovery.Handler(s.engine.Live, s.aggregator.Discovery),
+		Discovery:  discovery.Handler(s.engine.Live, s.aggregator.Discovery, s.addresses()),
 		OpenAPI:    openapi.Handler(s.engine.Live, s.aggregator),
 		EnableCBOR: s.config.EnableCBOR,
 		Profiling:  s.config.Profiling,

@@ -5,6 +5,8 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +21,7 @@ import (
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 
+	apidiscovery "github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/egress"
@@ -76,6 +79,7 @@ func (s *Server) repairAddresses(ctx context.Context) error {
 
 const (
 	serviceName = "kubernetes" // of the Service in namespace default by which the API is known
+	servicePort = 443
 	httpsPort   = "https"
 	proxyName   = "service.kubernetes.io/service-proxy-name" // who makes the address of a Service answer, if not kube-proxy
 )
@@ -97,12 +101,12 @@ func (s *Server) publish(ctx context.Context) error {
 	services := core.Services(metav1.NamespaceDefault)
 	spec := coreapply.ServiceSpec().
 		WithType(corev1.ServiceTypeClusterIP).
-		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).WithPort(443).WithTargetPort(intstr.FromInt32(port)))
+		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).WithPort(servicePort).WithTargetPort(intstr.FromInt32(port)))
 	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
 		spec.WithClusterIP(builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // one that it has it keeps
 	}
 	labels := map[string]string{"component": "apiserver", "provider": "kubernetes"}
-	address := advertised(s.listener.Addr().(*net.TCPAddr).IP)
+	address := s.advertised()
 	if address == nil {
 		labels[proxyName] = "trellis"
 	}
@@ -145,8 +149,25 @@ func publishAddress(ctx context.Context, endpoints corev1client.EndpointsInterfa
 	return err
 }
 
-// advertised is the address at which other machines reach a listener that is bound to ip; nil if they cannot.
-func advertised(ip net.IP) net.IP {
+// addresses are what discovery tells clients of where the server is, as kube-apiserver's: all of them its advertised address, those who come
+// out of the range of Services that of the Service kubernetes as well. What no other machine reaches is at its own.
+func (s *Server) addresses() apidiscovery.Addresses {
+	address, services := strings.TrimPrefix(s.URL(), "https://"), s.config.ServiceClusterIPRanges[0]
+	if ip := s.advertised(); ip != nil {
+		address = net.JoinHostPort(ip.String(), strconv.Itoa(s.listener.Addr().(*net.TCPAddr).Port))
+	}
+	return apidiscovery.Addresses{
+		Default: address,
+		Range:   services, InRange: net.JoinHostPort(builtin.ServiceIP(services), strconv.Itoa(servicePort)),
+	}
+}
+
+// advertised is the address at which other machines reach the server; nil if they cannot.
+func (s *Server) advertised() net.IP {
+	ip := s.listener.Addr().(*net.TCPAddr).IP
+	if given := s.config.AdvertiseAddress; given != nil && !given.IsUnspecified() {
+		ip = given
+	}
 	if !ip.IsUnspecified() {
 		if ip.IsLoopback() || ip.IsLinkLocalUnicast() {
 			return nil

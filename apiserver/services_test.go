@@ -1,8 +1,12 @@
 package apiserver_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
+	"net/url"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -74,6 +78,60 @@ func TestServiceKubernetes(t *testing.T) {
 		_, left := service.Labels["service.kubernetes.io/service-proxy-name"]
 		if there := len(slices.Items) == 1; there != (address == ":0") || left == there {
 			t.Errorf("at %s its labels are %v, its endpoints %v", address, service.Labels, slices.Items)
+		}
+		server.Stop()
+	}
+}
+
+// HPX-004: the address that /api tells is that of the endpoints of the Service kubernetes, or, where no other machine reaches the server,
+// its own; who comes out of the range of Services is told that of the Service as well. The server's certificate is good at both.
+func TestAdvertisedAddress(t *testing.T) {
+	for _, c := range []struct {
+		listen, advertise, want string // the host; "": one of this machine, where it has any
+	}{
+		{"127.0.0.1:0", "", "127.0.0.1"}, {":0", "", ""}, {"127.0.0.1:0", "10.0.2.15", "10.0.2.15"}, {":0", "2001:db8::1", "2001:db8::1"},
+		{"127.0.0.1:0", "0.0.0.0", "127.0.0.1"}, {"127.0.0.1:0", "127.0.0.1", "127.0.0.1"},
+	} {
+		server := testserver.Start(t, testserver.With(func(config *apiserver.Config) {
+			config.Address, config.AdvertiseAddress = c.listen, net.ParseIP(c.advertise)
+		}))
+		client := kubernetes.NewForConfigOrDie(server.Config)
+		ask := func(from string) []metav1.ServerAddressByClientCIDR {
+			var said metav1.APIVersions
+			text, err := client.RESTClient().Get().AbsPath("/api").SetHeader("X-Forwarded-For", from).Do(t.Context()).Raw()
+			if err == nil {
+				err = json.Unmarshal(text, &said)
+			}
+			if err != nil || len(said.ServerAddressByClientCIDRs) == 0 {
+				t.Fatalf("%v: %v %s", c, err, text)
+			}
+			return said.ServerAddressByClientCIDRs
+		}
+		is := ask("192.0.2.7")
+		host, _, err := net.SplitHostPort(is[0].ServerAddress)
+		if err != nil || len(is) != 1 || is[0].ClientCIDR != "0.0.0.0/0" || c.want != "" && host != c.want {
+			t.Errorf("%v: %v, %v", c, is, err)
+		}
+		slice, err := client.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+		if err == nil {
+			endpoint := net.JoinHostPort(slice.Endpoints[0].Addresses[0], strconv.Itoa(int(*slice.Ports[0].Port)))
+			if endpoint != is[0].ServerAddress {
+				t.Errorf("%v: /api says %s, the Service has %s", c, is[0].ServerAddress, endpoint)
+			}
+		} else if host != "127.0.0.1" {
+			t.Errorf("%v: no endpoint: %v", c, err)
+		}
+		if is = ask("10.0.0.77"); len(is) != 2 || is[1] != (metav1.ServerAddressByClientCIDR{ClientCIDR: "10.0.0.0/24", ServerAddress: "10.0.0.1:443"}) {
+			t.Errorf("%v: to a client in the range of Services: %v", c, is)
+		}
+		u, err := url.Parse(server.Config.Host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{host, "10.0.0.1"} {
+			if err := shown(t, u.Host, "").VerifyHostname(name); err != nil {
+				t.Errorf("%v: %v", c, err)
+			}
 		}
 		server.Stop()
 	}

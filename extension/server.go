@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -129,7 +130,7 @@ func (s *Server) start(ctx context.Context) error {
 
 		Authenticator: access.NewAuthenticator(authentication),
 		Authorizer:    authorizer,
-		Discovery:     discovery.Handler(s.engine.Live, nil),
+		Discovery:     discovery.Handler(s.engine.Live, nil, discovery.Addresses{Default: strings.TrimPrefix(s.URL(), "https://")}),
 		OpenAPI:       openapi.Handler(s.engine.Live, nil),
 	})
 	s.http = serving.New(s.listener, s.handler, s.tls().Config(certificates), s.config.Logger)

@@ -46,7 +46,7 @@ func newKubeAPIServer() *cobra.Command {
 	})
 	flags.StringVar(&certDir, "cert-dir", "", "folder of apiserver.crt and apiserver.key, which are served if they are there")
 	changeNothing(flags, []string{"allow-privileged", "watch-cache"}, []string{
-		"advertise-address", "endpoint-reconciler-type",
+		"endpoint-reconciler-type",
 		"storage-backend", "storage-media-type", "v", "vmodule",
 	})
 	return cmd

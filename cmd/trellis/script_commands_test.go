@@ -69,17 +69,21 @@ func cmpMask(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// await waits until a file that another command writes holds a match.
+// await waits until a file that another command writes holds a match. A variable gets what is in its first brackets:
+// await FILE PATTERN [NAME].
 func await(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 2 {
-		ts.Fatalf("usage: await file pattern")
+	if neg || len(args) != 2 && len(args) != 3 {
+		ts.Fatalf("usage: await file pattern [name]")
 	}
 	pattern, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
 	deadline := time.After(patience)
 	for tick := time.NewTicker(5 * time.Millisecond); ; {
 		data, err := os.ReadFile(ts.MkAbs(args[0]))
-		if err == nil && pattern.Match(data) {
+		if match := pattern.FindSubmatch(data); err == nil && match != nil {
+			if len(args) == 3 {
+				ts.Setenv(args[2], string(match[1]))
+			}
 			return
 		}
 		select {

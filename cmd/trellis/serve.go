@@ -80,6 +80,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"folder for everything that is kept: objects, keys and certificates, admin.kubeconfig")
 	flags.StringVar(&f.bindAddress, "bind-address", "127.0.0.1",
 		"IP address to listen on; 0.0.0.0 or :: for all interfaces")
+	flags.IPVar(&c.AdvertiseAddress, "advertise-address", nil,
+		"IP address at which other machines reach the server; by default that of --bind-address, or one of this machine if that is all of them")
 	flags.IntVar(&f.securePort, "secure-port", 6443,
 		"port to serve HTTPS on; 0 picks a free one")
 	flags.StringArrayVar(&f.apply, "apply", nil,

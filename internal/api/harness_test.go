@@ -43,7 +43,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
 		Fairness:      fairness.New(fairness.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
-		Discovery:     discovery.Handler(w.Live, nil),
+		Discovery:     discovery.Handler(w.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
 		OpenAPI:       openapi.Handler(w.Live, nil),
 	}
 	for _, f := range change {

@@ -64,6 +64,9 @@ func (q *request) respondList(l *engine.List) error {
 		return q.stream(l.Items, head, tail, item)
 	}
 	js, err := q.listJSON(l)
+	if err == nil && m.pretty && m.view == viewObject && l.Version.Type != nil {
+		js, err = readable(js, l.Version.Type.NewList())
+	}
 	if err != nil {
 		return err
 	}

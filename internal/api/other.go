@@ -32,7 +32,7 @@ func (q *request) serveOther() {
 	case to != nil:
 		q.proxy(to)
 	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
-		http.NotFound(w, q.r)
+		q.notServed()
 	case native && !served:
 		q.fail(missing())
 	case q.r.Method != http.MethodGet && (native || issuer || p == "/api" || p == "/version"):
@@ -55,7 +55,7 @@ func (q *request) serveOther() {
 	case p == "" || q.r.URL.Path == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
 	default:
-		http.NotFound(w, q.r)
+		q.notServed()
 	}
 }
 
@@ -111,7 +111,7 @@ func (o *observed) Flush() { _ = http.NewResponseController(o.ResponseWriter).Fl
 // Unwrap is for http.ResponseController.
 func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
-// writeJSON writes what is no object, as upstream does: indented, without a line's end.
+// writeJSON writes what is no object: indented, as upstream does.
 func writeJSON(w http.ResponseWriter, v any) {
 	body, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -119,7 +119,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", mediaJSON)
-	_, _ = w.Write(body) // the client has gone; there is nobody to tell
+	_, _ = w.Write(append(body, '\n')) // the client has gone; there is nobody to tell
 }
 
 func serveVersion(w http.ResponseWriter) {

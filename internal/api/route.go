@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -205,7 +204,7 @@ func (q *request) notServed() {
 	h.Set("X-Content-Type-Options", "nosniff")
 	q.status = http.StatusNotFound
 	q.w.WriteHeader(q.status)
-	if body, err := json.Marshal(statusOf(missing())); err == nil {
+	if body, err := encodeStatus(media{pretty: pretty(q.r)}, statusOf(missing())); err == nil {
 		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
 	}
 }

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"reflect"
 	"strings"
@@ -193,6 +195,87 @@ func TestPretty(t *testing.T) {
 	if w := h.want(404, "GET", crontabs+"/x?pretty=true", ""); !strings.HasPrefix(w.Body.String(), "{\n  \"kind\": \"Status\"") {
 		t.Errorf("a Status: %s", w.Body)
 	}
+}
+
+// HPX-008 HPX-011: who reads along gets indented JSON that ends with a line, whatever a browser would rather have; nobody else does.
+func TestWhoReadsAlong(t *testing.T) {
+	h := withCronTabs(t)
+	const browser = "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+	const aggregated = "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+	paths := map[string]int{
+		"/api": 200, "/api/": 200, "/api/v1": 200, "/apis": 200, "/apis/stable.example.com": 200, "/apis/stable.example.com/v1": 200,
+		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, crontabs: 200, crontabs + "/a": 200, crontabs + "/none": 404, "/api/v1/none": 404,
+	}
+	for path, code := range paths {
+		for _, headers := range [][]string{
+			{"User-Agent: curl/8.5.0", "Accept: */*"}, {"User-Agent: Wget/1.21.4", "Accept: */*"}, {"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", browser},
+			{"User-Agent: Mozilla/5.0 (X11; Linux x86_64)", "Accept: text/html"}, {"Accept: application/json;pretty=1"}, {"User-Agent: curl/8.5.0", aggregated},
+		} {
+			w := h.do("GET", path, "", headers...)
+			if w.Code != code && w.Code != 406 || w.Code == 406 && headers[1] == browser || !indented(w.Body.String()) || !strings.HasPrefix(w.Header().Get("Content-Type"), mediaJSON) {
+				t.Errorf("%s %s: %d %q", path, headers, w.Code, w.Body)
+			}
+		}
+		if w := h.want(code, "GET", path+"?pretty=true", ""); !indented(w.Body.String()) {
+			t.Errorf("%s?pretty=true: %q", path, w.Body)
+		}
+		for _, other := range []*httptest.ResponseRecorder{h.want(code, "GET", path, ""), h.want(code, "GET", path+"?pretty=false", "", "User-Agent: curl/8.5.0")} {
+			if strings.Count(other.Body.String(), "\n") != 1 {
+				t.Errorf("%s: nobody reads along, but it is %q", path, other.Body)
+			}
+		}
+	}
+	// In the order of upstream's Go types, which is that of documents; else as it is.
+	h.want(201, "POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"generateName":"m-","labels":{"a":"b"}},"data":{"k":"<v>"}}`)
+	for path, start := range map[string]string{
+		"/api/v1/namespaces/default":            `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"default","uid":`,
+		"/api/v1/namespaces/default/configmaps": `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":`,
+		"/api/v1/namespaces/default/secrets":    `{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":`,
+		crontabs + "/a":                         `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{`,
+	} {
+		w, plain := h.want(200, "GET", path+"?pretty=true", ""), h.want(200, "GET", path, "")
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, w.Body.Bytes()); err != nil || !strings.HasPrefix(compact.String(), start) {
+			t.Errorf("%s: %v %s", path, err, w.Body)
+		}
+		equal(t, path, tree(t, w.Body), tree(t, plain.Body))
+	}
+	for _, path := range []string{"/", "/version"} { // to everybody
+		if w := h.want(200, "GET", path, "", browser); !indented(w.Body.String()) {
+			t.Errorf("%s: %q", path, w.Body)
+		}
+	}
+}
+
+// HPX-005 HPX-008: a list of any built-in kind can be read along, and says at its beginning what it is.
+func TestListsOfAllKindsAreReadable(t *testing.T) {
+	h, lists := newHarness(t), 0
+	for d := range h.server.live.Load().Definitions() {
+		for _, v := range d.Versions {
+			if !v.Served || v.Type == nil {
+				continue
+			}
+			path := "/apis/" + v.APIVersion + "/" + d.Names.Plural
+			if v.GroupVersion.Group == "" {
+				path = "/api/v1/" + d.Names.Plural
+			}
+			w := h.do("GET", path, "", "User-Agent: curl/8.5.0")
+			start := "{\n  \"kind\": \"" + d.Names.ListKind + "\",\n  \"apiVersion\": \"" + v.APIVersion + "\",\n  \"metadata\": {\n    \"resourceVersion\": \""
+			if w.Code == 405 || w.Code == 404 { // it has no list
+				continue
+			}
+			if lists++; w.Code != 200 || !strings.HasPrefix(w.Body.String(), start) || !indented(w.Body.String()) {
+				t.Errorf("%s: %d %.300s", path, w.Code, w.Body)
+			}
+		}
+	}
+	if lists < 50 {
+		t.Errorf("%d kinds have lists", lists)
+	}
+}
+
+func indented(body string) bool {
+	return strings.HasPrefix(body, "{\n  \"") && strings.HasSuffix(body, "\n}\n")
 }
 
 // CRD-069

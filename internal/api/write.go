@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"sigs.k8s.io/yaml"
 
@@ -117,6 +118,7 @@ func (m media) transcode(js []byte) ([]byte, error) {
 	case m.pretty:
 		var out bytes.Buffer
 		err := json.Indent(&out, js, "", "  ")
+		out.WriteByte('\n')
 		return out.Bytes(), err
 	}
 	return append(js, '\n'), nil
@@ -211,6 +213,11 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 			return appendProtobuf(dst, o)
 		}
 		dst = o.AppendJSON(dst)
+		if m.pretty && o.Version.Type != nil {
+			if dst, err = readable(dst, o.Version.Type.New()); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if m.format == formatJSON && !m.pretty {
 		return append(dst, '\n'), nil
@@ -219,6 +226,15 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 		return nil, fmt.Errorf("encode %s: %w", m.media, err)
 	}
 	return dst, nil
+}
+
+// readable puts the fields of an object, or a list, of a Go type in the order of the type, in which upstream writes them and documents show
+// them. What nobody reads along keeps that of the store.
+func readable(js []byte, typed runtime.Object) ([]byte, error) {
+	if err := json.Unmarshal(js, typed); err != nil {
+		return nil, fmt.Errorf("read what is stored: %w", err)
+	}
+	return json.Marshal(typed)
 }
 
 // appendProtobuf appends an object in its envelope.

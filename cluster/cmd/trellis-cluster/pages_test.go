@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,16 +60,35 @@ func TestPageOfSchedulers(t *testing.T) {
 	}
 	// What somebody does in the editor that opens.
 	at.env = append(at.env, "EDITOR=sed -i 's/^\\( *\\)- kube-scheduler$/&\\n\\1- my-scheduler/'")
+	at.page("schedulers.md", strings.NewReplacer())
+}
+
+// TestPageOfReach types docs/reach.md line by line, at a free port and for the world's server. HPX-001 HPX-002 HPX-003 HPX-004 HPX-005
+// HPX-006 HPX-008 HPX-009 HPX-010 HPX-011, by kubectl and curl.
+func TestPageOfReach(t *testing.T) {
+	at := whole(t).newcomer()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at.must(err)
+	_, free, err := net.SplitHostPort(l.Addr().String())
+	at.must(errors.Join(err, l.Close()))
+	at.page("reach.md", strings.NewReplacer("8080", free, "127.0.0.1:6443", strings.TrimPrefix(at.server.Config.Host, "https://")))
+}
+
+// page types a page of docs, in which what differs here is replaced.
+func (at *terminal) page(name string, here *strings.Replacer) {
+	at.Helper()
+	t := at.T
 	at.Cleanup(func() { // where a command failed
-		for _, name := range []string{".trellis/cluster.pid", "my-scheduler.pid"} {
-			if pid, err := os.ReadFile(filepath.Join(at.dir, name)); err == nil {
+		pids, _ := filepath.Glob(filepath.Join(at.dir, "*.pid"))
+		for _, name := range append(pids, filepath.Join(at.dir, ".trellis", "cluster.pid")) {
+			if pid, err := os.ReadFile(name); err == nil {
 				_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
 			}
 		}
 	})
-	text, err := os.ReadFile(filepath.Join(repository, "docs", "schedulers.md"))
+	text, err := os.ReadFile(filepath.Join(repository, "docs", name))
 	at.must(err)
-	blocks := pageBlock.FindAllStringSubmatch(string(text), -1)
+	blocks := pageBlock.FindAllStringSubmatch(here.Replace(string(text)), -1)
 	if fences := strings.Count(string(text), "```"); len(blocks) < 10 || fences != 2*len(blocks) {
 		t.Fatalf("%d fences, %d blocks are understood", fences, len(blocks))
 	}

@@ -27,7 +27,7 @@ func TestScripts(t *testing.T) {
 	self, err := os.Executable()
 	w.must(err)
 	w.must(os.Symlink(self, filepath.Join(dir, "web")))
-	begin(t, "trellis-cluster", w.upWith(dir, 2, "nginx:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
+	begin(t, "trellis-cluster", w.upWith(dir, 2, "nginx:*="+filepath.Join(dir, "web"), "gcr.io/google-samples/hello-app:*="+filepath.Join(dir, "web"), "busybox:*=/bin")...)
 	w.nodeReady("node-1")
 	w.nodeReady("node-2")
 	testscript.Run(t, testscript.Params{

@@ -82,11 +82,16 @@ func (t *terminal) shows(commands, lines string) {
 	}
 }
 
-// masks are what differs from one time to the next: ages, the ends of the names of Pods, which node it is, the width of columns.
+// masks are what differs from one time to the next: ages, times, revisions, uids, hashes of templates, the ends of the names of Pods, which
+// node it is, the width of columns.
 var masks = []struct {
 	what *regexp.Regexp
 	by   string
 }{
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "TIME"},
+	{regexp.MustCompile(`"resourceVersion": "\d+"`), "VERSION"},
+	{regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`), "UID"},
+	{regexp.MustCompile(`[bcdfghjklmnpqrstvwxz2456789]{8,10}(-?")`), "HASH$1"},
 	{regexp.MustCompile(`\b(\d+[smhd])+\b`), "AGE"},
 	{regexp.MustCompile(`\bnode-\d\b`), "NODE"},
 	{regexp.MustCompile(`(-[bcdfghjklmnpqrstvwxz2456789]{4,10})?-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), "-POD"},

@@ -18,7 +18,7 @@ import (
 // website is where the web server has its pages, and the file that makes it sick.
 const website = "/usr/share/nginx/html"
 
-// serveWeb is the program that stands for a web server's image: HTTP at port 80, HTTPS at 443, and gRPC's health protocol at 9000. It
+// serveWeb is the program that stands for a web server's image: HTTP at ports 80 and 8080, HTTPS at 443, and gRPC's health protocol at 9000. It
 // says who it is, or the page that is asked for, and what it is asked. It ends in order.
 func serveWeb() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -48,6 +48,7 @@ func serveWeb() {
 	}
 	for port, start := range map[string]func(net.Listener){
 		":80":   func(l net.Listener) { over(l).Start() },
+		":8080": func(l net.Listener) { over(l).Start() },
 		":443":  func(l net.Listener) { over(l).StartTLS() }, // nobody believes its certificate, as probes need not
 		":9000": func(l net.Listener) { go func() { end(g.Serve(l)) }() },
 	} {

@@ -7,32 +7,50 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 // Handler serves the discovery documents of live: /api, /api/v1, /apis,
 // /apis/GROUP and /apis/GROUP/VERSION, each as JSON, YAML or protobuf, and at /api and
-// /apis also aggregated discovery (KEP-3352). What is unknown gets the plain 404 that
-// kube-apiserver sends there. Documents are made when they are first asked for after
+// /apis also aggregated discovery (KEP-3352). What is unknown gets a Status sent as text,
+// where kube-apiserver sends a line of text. Documents are made when they are first asked for after
 // a change, and only those of the groups that changed. theirs returns what is known of the resources that another server serves, nil if
-// nothing is: the same pointer until it changes.
-func Handler(live *resource.Live, theirs Theirs) http.Handler {
-	return &handler{live: live, theirs: theirs}
+// nothing is: the same pointer until it changes. /api says by addresses where the server is.
+func Handler(live *resource.Live, theirs Theirs, addresses Addresses) http.Handler {
+	return &handler{live: live, theirs: theirs, addresses: addresses}
 }
 
 // Theirs tells of the resources of a group version that another server serves.
 type Theirs func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
 
+// Addresses are where the server is, each a host with its port: one for everybody, and one more for clients in a range of IP addresses.
+type Addresses struct {
+	Default string
+	Range   netip.Prefix
+	InRange string
+}
+
+func (a Addresses) toldTo(client net.IP) []metav1.ServerAddressByClientCIDR {
+	told := []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: a.Default}}
+	if ip, ok := netip.AddrFromSlice(client); ok && a.Range.Contains(ip.Unmap()) {
+		told = append(told, metav1.ServerAddressByClientCIDR{ClientCIDR: a.Range.String(), ServerAddress: a.InRange})
+	}
+	return told
+}
+
 type handler struct {
-	live   *resource.Live
-	theirs Theirs
+	live      *resource.Live
+	theirs    Theirs
+	addresses Addresses
 
 	mu   sync.Mutex
 	last *documents
@@ -76,11 +94,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			serve(w, r, &group, "v1")
 			return
 		}
-		http.NotFound(w, r)
+		notServed(w)
 	case len(parts) == 3 && parts[0] == "apis" && parts[1] != "":
 		serveVersion(w, r, docs.groups.Find(parts[1]), parts[2])
 	default:
-		http.NotFound(w, r)
+		notServed(w)
 	}
 }
 
@@ -94,26 +112,17 @@ func (h *handler) serveRoot(w http.ResponseWriter, r *http.Request, docs *docume
 		// Without an apiVersion, as since Kubernetes 1.1.
 		serve(w, r, &metav1.APIVersions{
 			Versions:                   docs.legacyVersions(),
-			ServerAddressByClientCIDRs: serverAddress(r),
+			ServerAddressByClientCIDRs: h.addresses.toldTo(utilnet.GetClientIP(r)),
 		}, "")
 	default:
 		serve(w, r, docs.groupList(), "v1")
 	}
 }
 
-// serverAddress tells every client to keep to the address it came to.
-func serverAddress(r *http.Request) []metav1.ServerAddressByClientCIDR {
-	address := r.Host
-	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
-		address = a.String()
-	}
-	return []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: address}}
-}
-
 // serveVersion answers /api/v1 and /apis/GROUP/VERSION.
 func serveVersion(w http.ResponseWriter, r *http.Request, g *group, version string) {
 	if g == nil || !slices.Contains(g.source.Versions, version) {
-		http.NotFound(w, r)
+		notServed(w)
 		return
 	}
 	list := g.resourceList(version)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -46,13 +47,16 @@ func cronTabs() *apiextensionsv1.CustomResourceDefinition {
 	}
 }
 
+// addresses are those of a server that Services' clients find in another way.
+var addresses = Addresses{Default: "192.0.2.1:6443", Range: netip.MustParsePrefix("10.0.0.0/24"), InRange: "10.0.0.1:443"}
+
 // cluster is a server that announces the kinds of a world.
 type cluster struct{ *fixture.Served }
 
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
 	w := fixture.Open(t, builtin.Config{})
-	return &cluster{w.Serve(Handler(w.Live, nil))}
+	return &cluster{w.Serve(Handler(w.Live, nil, addresses))}
 }
 
 func (c *cluster) client() *discovery.DiscoveryClient {
@@ -74,7 +78,7 @@ func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
 	for path, want := range map[string]string{
-		"/api":                          `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"` + strings.TrimPrefix(c.URL, "http://") + `"}]}` + "\n",
+		"/api":                          `{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}]}` + "\n",
 		"/apis":                         `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apiregistration.k8s.io",`,
 		"/api/v1":                       `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"bindings","singularName":"binding","namespaced":true,"kind":"Binding","verbs":["create"]},{"name":"configmaps","singularName":"configmap","namespaced":true,"kind":"ConfigMap","verbs":["create","delete","deletecollection","get","list","patch","update","watch"],"shortNames":["cm"],"storageVersionHash":"qFsyl6wFWjQ="}`,
 		"/apis/authorization.k8s.io/v1": `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"authorization.k8s.io/v1","resources":[{"name":"localsubjectaccessreviews","singularName":"localsubjectaccessreview","namespaced":true,"kind":"LocalSubjectAccessReview","verbs":["create"]},`,
@@ -96,10 +100,41 @@ func TestPlainDocuments(t *testing.T) {
 		if _, y := c.Get(path, "Accept", "application/yaml"); !strings.Contains("\n"+y, "\nkind: ") {
 			t.Errorf("%s: no YAML: %s", path, y)
 		}
-		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || strings.HasSuffix(pretty, "\n") {
+		if _, pretty := c.Get(path + "?pretty=1"); !strings.HasPrefix(pretty, "{\n  \"kind\": ") || !strings.HasSuffix(pretty, "\n}\n") {
 			t.Errorf("%s: not pretty: %s", path, pretty)
 		}
 		decodeProto(t, c, path)
+	}
+}
+
+// HPX-004: where the server is does not depend on how one has come, as through a proxy; HPX-007: nor on a slash at the end.
+func TestServerAddress(t *testing.T) {
+	c := newCluster(t)
+	const all = `"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"192.0.2.1:6443"}`
+	for header, want := range map[string]string{
+		"Host: localhost:8080": all + "]}\n", "X-Forwarded-For: 192.0.2.7": all + "]}\n",
+		"X-Forwarded-For: 10.0.0.7": all + `,{"clientCIDR":"10.0.0.0/24","serverAddress":"10.0.0.1:443"}]}` + "\n",
+	} {
+		for _, path := range []string{"/api", "/api/"} {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.URL+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, value, _ := strings.Cut(header, ": ")
+			r.Header.Set(name, value)
+			if name == "Host" {
+				r.Host = value
+			}
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if err != nil || !strings.HasSuffix(string(body), want) {
+				t.Errorf("%s with %s: %v %s", path, header, err, body)
+			}
+		}
 	}
 }
 
@@ -116,11 +151,11 @@ func decodeProto(t *testing.T, c *cluster, path string) {
 	}
 }
 
-// CRD-029
+// CRD-029, HPX-011
 func TestWhatIsNotServed(t *testing.T) {
 	c := newCluster(t)
 	for _, path := range []string{"/apis/nope.example.com", "/apis/nope.example.com/v1", "/apis/events.k8s.io/v9", "/api/v2", "/api/v1/x", "/apis//v1", "/apis/x/v1/y"} {
-		if resp, body := c.Get(path); resp.StatusCode != 404 || body != "404 page not found\n" {
+		if resp, body := c.Get(path); resp.StatusCode != 404 || !strings.Contains(body, "\"message\": \"the server could not find the requested resource\"") {
 			t.Errorf("%s: %d %q", path, resp.StatusCode, body)
 		}
 	}
@@ -309,7 +344,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 }
 
 func BenchmarkAggregated(b *testing.B) {
-	h := Handler(fixture.Open(b, builtin.Config{}).Live, nil)
+	h := Handler(fixture.Open(b, builtin.Config{}).Live, nil, addresses)
 	r := httptest.NewRequest(http.MethodGet, "/apis", nil)
 	r.Header.Set("Accept", aggregated)
 	b.ReportAllocs()

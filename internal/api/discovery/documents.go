@@ -14,7 +14,6 @@ import (
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -140,7 +139,7 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 		for _, g := range groups {
 			list.Items = append(list.Items, *g.discovery())
 		}
-		body, err := runtime.Encode(f.Serializer, list)
+		body, err := encode(f.Serializer, f.pretty, list)
 		return [][]byte{body}, err
 	}
 	parts := append(make([][]byte, 0, 2*len(groups)+2),

@@ -39,6 +39,15 @@ func (aggregation) AllowsMediaTypeTransform(_, _ string, target *schema.GroupVer
 		(target.Version == "v2" || target.Version == "v2beta1")
 }
 
+// encode ends what a human reads along with a line's end, which upstream's serializer leaves out.
+func encode(s runtime.Serializer, pretty bool, doc runtime.Object) ([]byte, error) {
+	body, err := runtime.Encode(s, doc)
+	if pretty {
+		body = append(body, '\n')
+	}
+	return body, err
+}
+
 // wantsAggregated says in which form, if a client prefers aggregated discovery.
 func wantsAggregated(r *http.Request) (form, bool) {
 	options, info, err := negotiation.NegotiateOutputMediaType(r, codecs, aggregation{negotiation.DefaultEndpointRestrictions})
@@ -52,12 +61,12 @@ func wantsAggregated(r *http.Request) (form, bool) {
 func serve(w http.ResponseWriter, r *http.Request, doc runtime.Object, apiVersion string) {
 	_, info, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions)
 	if err != nil {
-		notAcceptable(w, err)
+		refuse(w, runtime.ContentTypeJSON, err)
 		return
 	}
 	kind := strings.TrimPrefix(fmt.Sprintf("%T", doc), "*v1.")
 	doc.GetObjectKind().SetGroupVersionKind(schema.FromAPIVersionAndKind(apiVersion, kind))
-	body, err := runtime.Encode(info.Serializer, doc)
+	body, err := encode(info.Serializer, info.Serializer == info.PrettySerializer, doc)
 	if err != nil {
 		http.Error(w, fmt.Sprintf("encode %s: %v", kind, err), http.StatusInternalServerError)
 		return
@@ -67,8 +76,14 @@ func serve(w http.ResponseWriter, r *http.Request, doc runtime.Object, apiVersio
 	w.Write(body)
 }
 
-// notAcceptable answers with the Status that negotiation ended with.
-func notAcceptable(w http.ResponseWriter, err error) {
+// notServed answers a path that leads nowhere. As the API does, it keeps clients by the media type from taking the Status as it is.
+func notServed(w http.ResponseWriter) {
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	refuse(w, "text/plain; charset=utf-8", apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false))
+}
+
+// refuse answers with the Status of an error.
+func refuse(w http.ResponseWriter, mediaType string, err error) {
 	var ended apierrors.APIStatus
 	if !errors.As(err, &ended) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -81,7 +96,7 @@ func notAcceptable(w http.ResponseWriter, err error) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	w.WriteHeader(http.StatusNotAcceptable)
-	w.Write(body)
+	w.Header().Set("Content-Type", mediaType)
+	w.WriteHeader(int(status.Code))
+	w.Write(append(body, '\n'))
 }
