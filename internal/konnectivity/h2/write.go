@@ -141,7 +141,11 @@ func (c *Conn) turn(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	if c.streams[s.id] != s {
 		return out, done
 	}
-	n := int(max(0, min(int64(quantum), int64(s.queued), s.window, c.window, int64(c.peer.frame))))
+	most := quantum
+	if c.many.first == nil { // and so nobody else's
+		most = MaxPiece
+	}
+	n := int(max(0, min(int64(most), int64(s.queued), s.window, c.window, int64(c.peer.frame))))
 	end := s.ended && n == s.queued
 	if n > 0 || end && s.trailer == nil {
 		out = appendFrame(out, n, s.id, end && s.trailer == nil)

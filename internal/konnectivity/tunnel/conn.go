@@ -14,7 +14,7 @@ import (
 
 const (
 	connWindow = 256 << 10 // bytes that were written and are not through
-	piece      = 32 << 10  // of what is written
+	piece      = mostRead  // of what is written
 )
 
 // Conn is the End that a program reads and writes: a net.Conn, with CloseWrite.

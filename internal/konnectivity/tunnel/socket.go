@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	socketWindow = 128 << 10 // bytes that were read of a socket and are not through
+	socketWindow = 256 << 10 // bytes that were read of a socket and are not through
 	leastRead    = 4 << 10
-	mostRead     = 32 << 10
+	mostRead     = h2.MaxPiece - 64 // with what is put before it, one frame
 )
 
 // Socket is the End of a connection that the system has: TCP, a Unix socket, or TLS over one of them.
