@@ -30,6 +30,7 @@ type relay struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
+	over  chan struct{} // closed when it is cut
 }
 
 func newRelay(t testing.TB, network, to string, cutAfter int64, down bool) *relay {
@@ -37,7 +38,7 @@ func newRelay(t testing.TB, network, to string, cutAfter int64, down bool) *rela
 	if network == "unix" {
 		at = filepath.Join(t.TempDir(), "relay")
 	}
-	r := &relay{Listener: listen(t, network, at), network: network, to: to, down: down, conns: map[net.Conn]bool{}}
+	r := &relay{Listener: listen(t, network, at), network: network, to: to, down: down, conns: map[net.Conn]bool{}, over: make(chan struct{})}
 	r.left.Store(cutAfter)
 	go serveOn(r, r.link)
 	return r
@@ -68,11 +69,9 @@ func (r *relay) copy(to, from net.Conn, counted bool) {
 			_ = to.(interface{ CloseWrite() error }).CloseWrite()
 			return
 		}
-		for r.silent.Load() {
-			if _, err := to.Write(nil); err != nil || r.closed() {
-				return
-			}
-			time.Sleep(time.Millisecond)
+		if r.silent.Load() {
+			<-r.over
+			return
 		}
 		if counted {
 			if left := r.left.Add(-int64(n)); left < 0 {
@@ -99,6 +98,9 @@ func (r *relay) cut() {
 	defer r.mu.Unlock()
 	for c := range r.conns {
 		_ = c.Close()
+	}
+	if r.conns != nil {
+		close(r.over)
 	}
 	r.conns = nil
 	_ = r.Close()
@@ -196,10 +198,13 @@ func atRest(t testing.TB) func() {
 	goroutines, descriptors := runtime.NumGoroutine(), files()
 	return func() {
 		t.Helper()
-		for end := time.Now().Add(patience); runtime.NumGoroutine() > goroutines+2 || files() > descriptors+2; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
+		limit := time.After(patience)
+		for runtime.NumGoroutine() > goroutines+2 || files() > descriptors+2 {
+			select {
+			case <-limit:
 				stacks := make([]byte, 1<<20)
 				t.Fatalf("%d goroutines, and were %d; %d files, and were %d\n%s", runtime.NumGoroutine(), goroutines, files(), descriptors, stacks[:runtime.Stack(stacks, true)])
+			case <-time.After(5 * time.Millisecond):
 			}
 		}
 	}
@@ -361,10 +366,12 @@ func TestStalledReader(t *testing.T) {
 		}
 	})
 	stalled := open(t, r.dial, source)
+	last, since := int64(0), time.Now()
 	until(t, "nothing more is taken", func() bool {
-		before := sent.Load()
-		time.Sleep(100 * time.Millisecond)
-		return before > 0 && sent.Load() == before
+		if now := sent.Load(); now != last {
+			last, since = now, time.Now()
+		}
+		return last > 0 && time.Since(since) > 100*time.Millisecond
 	})
 	for range 20 {
 		must(t, r.once(t.Context()))

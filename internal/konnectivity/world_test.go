@@ -79,9 +79,12 @@ func must(t testing.TB, err error) {
 // until waits for something to become true.
 func until(t testing.TB, what string, true func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !true(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
+	limit := time.After(patience)
+	for !true() {
+		select {
+		case <-limit:
 			t.Fatalf("not within %v: %s", patience, what)
+		case <-time.After(2 * time.Millisecond):
 		}
 	}
 }

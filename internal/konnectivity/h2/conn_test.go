@@ -28,9 +28,12 @@ func must(t testing.TB, err error) {
 
 func until(t testing.TB, what string, true func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !true(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
+	limit := time.After(patience)
+	for !true() {
+		select {
+		case <-limit:
 			t.Fatalf("not within %v: %s", patience, what)
+		case <-time.After(time.Millisecond):
 		}
 	}
 }
@@ -380,7 +383,10 @@ func TestSilence(t *testing.T) {
 	client, server := pair(t, echoes)
 	open(t, client, &stream{})
 	client.KeepAlive(20 * time.Millisecond)
-	time.Sleep(200 * time.Millisecond) // ten times as long, in which it answers
+	began := client.heard.Load()
+	until(t, "it is pinged ten times", func() bool {
+		return client.Err() != nil || time.Duration(client.heard.Load()-began) > 200*time.Millisecond
+	})
 	if client.Err() != nil {
 		t.Error(client.Err())
 	}

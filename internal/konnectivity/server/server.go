@@ -84,7 +84,7 @@ func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 			return nil
 		default: // too many open files, for one
 			wait = min(max(2*wait, 5*time.Millisecond), time.Second)
-			time.Sleep(wait)
+			<-time.After(wait)
 		}
 	}
 }
