@@ -126,7 +126,7 @@ func otherKubectl() string {
 }
 
 // socks5Page has the chapter for users, which the script types.
-const socks5Page, socks5Chapter = "../../docs/reach-socks5.part.md", "## The API through SOCKS5"
+const socks5Page, socks5Chapter = "../../docs/reach.md", "## The API through SOCKS5"
 
 // typePage types what a chapter of a page says, each block in a shell of its own, and expects what it says to come of it.
 func typePage(ts *testscript.TestScript, neg bool, args []string) {
