@@ -19,8 +19,6 @@ func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
-	case "proxy-server", "proxy-agent":
-		konnectivityProxy()
 	case answering:
 		answer()
 	case "web":
