@@ -3,11 +3,14 @@ package main
 import (
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,17 +56,147 @@ func (f *far) box(name, command string) *corev1.Pod {
 	return f.running("default", name)
 }
 
+// TestKonnectivity goes through chapter 15 with the manifests and the script of the documentation as they are. The API server cannot dial the
+// nodes. Which requirement each part shows, stands there. KON-001 KON-002 KON-009.
 func TestKonnectivity(t *testing.T) {
-	f := behindTunnel(t)
-	f.joins(agentImage+"="+f.dir+"/path/trellis", "busybox=/bin")
+	f := behindTunnel(t, "./examples/extension-server", "./examples/conversion-webhook")
+	for _, name := range []string{"web", "refuses"} {
+		f.must(os.Symlink(program(t, ""), filepath.Join(f.dir, "path", name)))
+	}
+	stand := func(image, program string) string { return image + "=" + f.dir + "/path/" + program }
+	f.joins(stand(agentImage, "trellis"), "busybox=/bin", stand("nginx", "web"), stand("refuses", "refuses"),
+		stand("example-conversion-webhook-server", "conversion-webhook"), stand("example.com/sample-extension-apiserver:latest", "extension-server"))
+	f.box("box", "echo said; exec sleep 1000000")
+	f.makesKubeconfig()
+	f.controls(stand(serverImage, "trellis"))
+	f.runsServer()
+	f.refusesWithoutBinding()
+	f.shows("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
+	f.comes("kubectl logs box", "said")
+	f.hasServer()
+	f.hasAgents()
+	f.reachesPods()
+	f.reachesWebhooks()
+	f.reachesExtension()
+	f.refusesOthers()
+	f.survivesServer()
+}
+
+// makesKubeconfig runs the documentation's script. KON-013: a certificate of the cluster's CA for 375 days. KON-014: the address is that of the
+// administrator's kubeconfig. KON-015: the kubeconfig and its context. KON-016: who the API server takes it for. KON-017: nothing else is left.
+func (f *far) makesKubeconfig() {
+	f.Helper()
+	const config = "kubectl --kubeconfig /etc/kubernetes/konnectivity-server.conf "
 	f.shows("sh make-konnectivity-kubeconfig.sh", "")
-	f.controls(serverImage + "=" + f.dir + "/path/trellis")
+	f.shows(config+"config view --raw -o jsonpath='{.users[0].user.client-certificate-data}' | base64 -d > shown.crt && "+
+		"openssl verify -CAfile /etc/kubernetes/pki/ca.crt shown.crt && openssl x509 -in shown.crt -noout -subject -checkend $((374*86400))",
+		"shown.crt: OK\nsubject=CN = system:konnectivity-server\nCertificate will not expire")
+	f.shows("openssl x509 -in shown.crt -noout -checkend $((376*86400)) || true", "Certificate will expire")
+	f.shows(config+"config view -o jsonpath='{.clusters[0].name} {.clusters[0].cluster.server} {.current-context}'",
+		"kubernetes "+f.server.Config.Host+" system:konnectivity-server@kubernetes")
+	f.shows(config+"auth whoami -o jsonpath='{.status.userInfo.username}'", "system:konnectivity-server")
+	f.shows("ls konnectivity.crt konnectivity.key konnectivity.csr 2>&1 | grep -c 'No such file'", "3")
+}
+
+// runsServer runs the documentation's server as a static Pod. KON-007 KON-020: it listens on the socket that the API server's egress
+// configuration names. KON-026 KON-027: it answers at its ports. KON-052: it is alive, and not ready.
+func (f *far) runsServer() {
+	f.Helper()
 	f.shows("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
+	f.comes("kubectl logs box", "egress selection cluster: connect to the tunnel server at /etc/kubernetes/konnectivity-server/konnectivity-server.socket: ")
 	f.shows("mkdir -p /etc/kubernetes/manifests && cp konnectivity-server.yaml /etc/kubernetes/manifests", "")
 	f.serverSays("serving")
-	f.shows("kubectl apply -f konnectivity-rbac.yaml -f konnectivity-agent.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created\nserviceaccount/konnectivity-agent created\ndaemonset.apps/konnectivity-agent created")
-	f.box("box", "echo said; exec sleep 1000000")
-	f.comes("kubectl logs box", "said")
+	for _, address := range []string{"127.0.0.1", f.address} {
+		f.comes("curl -sS http://"+address+":8134/healthz", "ok")
+	}
+	for _, path := range []string{"ready", "readyz"} {
+		f.shows("curl -sS -w ' %{http_code}' http://127.0.0.1:8134/"+path, "no connection to any proxy agent 500")
+	}
+	f.shows("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
+	f.shows("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
+}
+
+// refusesWithoutBinding has agents come to a server that may not review their tokens. KON-049: 403, and none is accepted. KON-054: what
+// goes through the tunnel fails, and says so; other requests go on. KON-029 KON-046.
+func (f *far) refusesWithoutBinding() {
+	f.Helper()
+	f.shows("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server", "serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io \"system:konnectivity-server\" deleted")
+	f.shows("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical", "node/node-2 tainted")
+	f.shows("kubectl apply -f konnectivity-agent.yaml", "daemonset.apps/konnectivity-agent created")
+	f.serverSays(`tokenreviews.authentication.k8s.io is forbidden: User \"system:konnectivity-server\" cannot create resource \"tokenreviews\"`)
+	f.shows("curl -sS http://127.0.0.1:8134/readyz", "no connection to any proxy agent")
+	f.shows("kubectl logs box 2>&1 || true", "No agent available")
+	f.shows("kubectl get --raw /api/v1/nodes/node-1/proxy/healthz 2>&1 || true", "Error from server (ServiceUnavailable): ")
+	f.shows("kubectl get pod box", "box 1/1 Running")
+}
+
+// hasServer looks at the server's Pod. KON-018 KON-019 KON-031 KON-032: it has the node's network and the cluster's priority, its ports are
+// taken, it has the host's files, and may write those that it should.
+func (f *far) hasServer() {
+	f.Helper()
+	pod := f.running("kube-system", "konnectivity-server-control-plane")
+	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" || *pod.Spec.Priority != 2_000_000_000 || pod.Status.PodIP != f.address || !pod.Spec.HostNetwork {
+		f.Errorf("%+v", pod)
+	}
+	const server = "kubectl -n kube-system exec konnectivity-server-control-plane -- "
+	f.shows(server+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-server --logtostderr=true --uds-name=")
+	f.shows(server+"touch /etc/kubernetes/pki/new 2>&1 || true", "Read-only file system")
+	f.shows(server+"sh -c 'echo >>/etc/kubernetes/konnectivity-server.conf' 2>&1 || true", "Read-only file system")
+	f.shows(server+"touch /etc/kubernetes/konnectivity-server/new && ls /etc/kubernetes/konnectivity-server", "new")
+	for _, p := range []int32{8132, 8133, 8134} {
+		name := fmt.Sprintf("wants-%d", p)
+		f.pod(name, port(p), on("kubernetes.io/hostname", "control-plane"), func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		})
+		if said := f.unplaced(name, corev1.PodReasonUnschedulable); !strings.Contains(said, "didn't have free ports") {
+			f.Errorf("%d: %s", p, said)
+		}
+	}
+}
+
+// hasAgents looks at the agents. KON-035 KON-036 KON-047 KON-048: they run on each node that they tolerate, also on one that takes critical
+// add-ons alone.
+func (f *far) hasAgents() {
+	f.Helper()
+	until(f.world, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
+	f.pod("other", on("only", "critical"))
+	if said := f.unplaced("other", corev1.PodReasonUnschedulable); !strings.Contains(said, "untolerated taint") {
+		f.Errorf("the taint is not heeded: %s", said)
+	}
+	f.shows("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
+	f.shows("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
+	pods, err := f.CoreV1().Pods("kube-system").List(f.Context(), metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
+	f.must(err)
+	nodes := map[string]bool{}
+	for _, pod := range pods.Items {
+		nodes[pod.Spec.NodeName] = true
+		f.hasAgent(&pod)
+	}
+	if len(nodes) != 2 || nodes["control-plane"] {
+		f.Errorf("agents on %v", nodes)
+	}
+	f.comes("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
+	f.shows("curl -sS http://127.0.0.1:8134/readyz", "ok")
+	f.shows("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
+}
+
+// hasAgent looks at one. KON-037 KON-039 KON-040 KON-052: it is connected, ready, and has metrics. KON-042 KON-056: it has a token of its Pod for
+// the audience of Konnectivity, which is good there alone.
+func (f *far) hasAgent(pod *corev1.Pod) {
+	f.Helper()
+	if *pod.Spec.Priority != 2_000_000_000 {
+		f.Errorf("its priority is %d", *pod.Spec.Priority)
+	}
+	f.comes("kubectl get --raw /api/v1/namespaces/kube-system/pods/"+pod.Name+":8134/proxy/readyz", "ok")
+	agent := "kubectl -n kube-system exec " + pod.Name + " -- "
+	f.shows(agent+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-agent --logtostderr=true --ca-cert=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt --proxy-server-host="+controlAddress)
+	f.comes(agent+"curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_agent_open_server_connections 1")
+	token, err := f.types(agent + "cat /var/run/secrets/tokens/konnectivity-agent-token")
+	f.must(err)
+	f.isToken(token, pod, time.Hour)
+	token, err = f.types("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
+	f.must(err)
+	f.isToken(strings.TrimSpace(token), pod, 20*time.Minute)
 }
 
 // isToken looks at a token, and asks the server about it: it is the Pod's, for Konnectivity's server and nobody else.

@@ -23,6 +23,8 @@ func TestMain(m *testing.M) {
 		answer()
 	case "web":
 		serveWeb()
+	case "refuses":
+		serveRefusals()
 	}
 	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // as up starts them
 		main()
