@@ -190,6 +190,10 @@ func (f *far) controls(images ...string) {
 
 // leaves ends what a node has left on a machine.
 func (f *far) leaves(machine int, name string) {
+	folder := filepath.Join(f.dir, ".trellis-cluster", name, "runtime")
+	if _, err := os.Stat(folder); err != nil {
+		return // it has never been there
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	here, err := netns.Get()
@@ -198,7 +202,7 @@ func (f *far) leaves(machine int, name string) {
 	f.must(err)
 	f.must(netns.Set(there))
 	defer func() { f.must(netns.Set(here)) }()
-	f.end(filepath.Join(f.dir, ".trellis-cluster", name, "runtime"))
+	f.end(folder)
 }
 
 // unreachable fails where the control plane can dial an address by itself.
