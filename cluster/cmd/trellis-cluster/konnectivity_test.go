@@ -1,17 +1,11 @@
 package main
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -20,93 +14,189 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 const konnectivity = "../../../../shared/spec/examples/15-konnectivity"
 
-// konnectivityProxy is what runs as Konnectivity's server and as its agent: it says what it was started with and what it may write, and
-// answers at its health port. The server listens on its socket.
-func konnectivityProxy() {
-	fmt.Println(strings.Join(os.Args, "\n"))
-	port := ""
-	for _, arg := range os.Args[1:] {
-		switch name, value, _ := strings.Cut(arg, "="); name {
-		case "--health-port", "--health-server-port":
-			port = value
-		case "--cluster-cert", "--kubeconfig":
-			_, err := os.ReadFile(value)
-			file, refused := os.OpenFile(value, os.O_WRONLY, 0)
-			fmt.Printf("%s: %v, %v\n", value, err, errors.Unwrap(refused))
-			_ = file.Close()
-		case "--uds-name":
-			_, err := net.Listen("unix", value)
-			fmt.Printf("%s: %v\n", value, err)
-		}
+// The documentation's address of the control plane, and its images.
+const (
+	controlAddress = "35.225.206.7"
+	serverImage    = "registry.k8s.io/kas-network-proxy/proxy-server:v0.0.37"
+	agentImage     = "us.gcr.io/k8s-artifacts-prod/kas-network-proxy/proxy-agent:v0.0.37"
+)
+
+// behindTunnel is a far cluster with the files of the documentation, up to the kubeconfig of Konnectivity's server.
+func behindTunnel(t *testing.T, packages ...string) *far {
+	t.Helper()
+	f := newFar(t, controlAddress, packages...)
+	files, err := filepath.Glob(konnectivity + "/*")
+	f.must(err)
+	if len(files) == 0 {
+		t.Skip("the examples of the documentation are not beside this checkout")
 	}
-	fmt.Println(http.ListenAndServe(":"+port, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
-	os.Exit(1)
+	for _, file := range files {
+		f.has(filepath.Base(file), file)
+	}
+	f.starts()
+	return f
 }
 
-// KON-009 KON-035 KON-036 KON-042 KON-047 KON-048 KON-056: the documentation's agents, from its manifests as they are, run on each node,
-// also on one that takes critical add-ons alone. Each has a token of its Pod for the audience of Konnectivity, which is good there alone.
-func TestKonnectivityAgents(t *testing.T) {
-	w := whole(t)
-	at := w.terminal(t.TempDir())
-	for _, name := range []string{"konnectivity-agent.yaml", "konnectivity-rbac.yaml"} {
-		at.has(name, filepath.Join(konnectivity, name))
-	}
-	w.real(2, "us.gcr.io/k8s-artifacts-prod/kas-network-proxy/proxy-agent:v0.0.37="+program(t, ""))
-	at.twoNodes()
-	at.shows("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical", "node/node-2 tainted")
-	at.shows("kubectl apply -f konnectivity-rbac.yaml -f konnectivity-agent.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created\nserviceaccount/konnectivity-agent created\ndaemonset.apps/konnectivity-agent created")
-	until(w, w.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
-	w.pod("other", on("only", "critical"))
-	if said := w.unplaced("other", corev1.PodReasonUnschedulable); !strings.Contains(said, "untolerated taint") {
-		t.Errorf("the taint is not heeded: %s", said)
-	}
-	at.shows("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
-	at.shows("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
+// serverSays waits until the container of Konnectivity's server has said these words. Its log is there before there is a tunnel to read it by.
+func (f *far) serverSays(words string) {
+	f.Helper()
+	f.comes("cat .trellis-cluster/control-plane/kubelet/logs/kube-system_konnectivity-server-control-plane_*/konnectivity-server-container/*.log", words)
+}
 
-	pods, err := w.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
-	w.must(err)
+// box is a Pod of the nodes that runs a command.
+func (f *far) box(name, command string) *corev1.Pod {
+	f.Helper()
+	f.pod(name, func(p *corev1.Pod) {
+		p.Spec.Containers[0].Image, p.Spec.Containers[0].Command = "busybox", []string{"sh", "-c", command}
+	})
+	return f.running("default", name)
+}
+
+// TestKonnectivity goes through chapter 15 with the manifests and the script of the documentation as they are. The API server cannot dial the
+// nodes. Which requirement each part shows, stands there. KON-001 KON-002 KON-009.
+func TestKonnectivity(t *testing.T) {
+	f := behindTunnel(t, "./examples/extension-server", "./examples/conversion-webhook")
+	for _, name := range []string{"web", "refuses"} {
+		f.must(os.Symlink(program(t, ""), filepath.Join(f.dir, "path", name)))
+	}
+	stand := func(image, program string) string { return image + "=" + f.dir + "/path/" + program }
+	f.joins(stand(agentImage, "trellis"), "busybox=/bin", stand("nginx", "web"), stand("refuses", "refuses"),
+		stand("example-conversion-webhook-server", "conversion-webhook"), stand("example.com/sample-extension-apiserver:latest", "extension-server"))
+	f.box("box", "echo said; exec sleep 1000000")
+	f.makesKubeconfig()
+	f.controls(stand(serverImage, "trellis"))
+	f.runsServer()
+	f.refusesWithoutBinding()
+	f.shows("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
+	f.comes("kubectl logs box", "said")
+	f.hasServer()
+	f.hasAgents()
+	f.reachesPods()
+	f.reachesWebhooks()
+	f.reachesExtension()
+	f.refusesOthers()
+	f.survivesServer()
+}
+
+// makesKubeconfig runs the documentation's script. KON-013: a certificate of the cluster's CA for 375 days. KON-014: the address is that of the
+// administrator's kubeconfig. KON-015: the kubeconfig and its context. KON-016: who the API server takes it for. KON-017: nothing else is left.
+func (f *far) makesKubeconfig() {
+	f.Helper()
+	const config = "kubectl --kubeconfig /etc/kubernetes/konnectivity-server.conf "
+	f.shows("sh make-konnectivity-kubeconfig.sh", "")
+	f.shows(config+"config view --raw -o jsonpath='{.users[0].user.client-certificate-data}' | base64 -d > shown.crt && "+
+		"openssl verify -CAfile /etc/kubernetes/pki/ca.crt shown.crt && openssl x509 -in shown.crt -noout -subject -checkend $((374*86400))",
+		"shown.crt: OK\nsubject=CN = system:konnectivity-server\nCertificate will not expire")
+	f.shows("openssl x509 -in shown.crt -noout -checkend $((376*86400)) || true", "Certificate will expire")
+	f.shows(config+"config view -o jsonpath='{.clusters[0].name} {.clusters[0].cluster.server} {.current-context}'",
+		"kubernetes "+f.server.Config.Host+" system:konnectivity-server@kubernetes")
+	f.shows(config+"auth whoami -o jsonpath='{.status.userInfo.username}'", "system:konnectivity-server")
+	f.shows("ls konnectivity.crt konnectivity.key konnectivity.csr 2>&1 | grep -c 'No such file'", "3")
+}
+
+// runsServer runs the documentation's server as a static Pod. KON-007 KON-020: it listens on the socket that the API server's egress
+// configuration names. KON-026 KON-027: it answers at its ports. KON-052: it is alive, and not ready.
+func (f *far) runsServer() {
+	f.Helper()
+	f.shows("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
+	f.comes("kubectl logs box", "egress selection cluster: connect to the tunnel server at /etc/kubernetes/konnectivity-server/konnectivity-server.socket: ")
+	f.shows("mkdir -p /etc/kubernetes/manifests && cp konnectivity-server.yaml /etc/kubernetes/manifests", "")
+	f.serverSays("serving")
+	for _, address := range []string{"127.0.0.1", f.address} {
+		f.comes("curl -sS http://"+address+":8134/healthz", "ok")
+	}
+	for _, path := range []string{"ready", "readyz"} {
+		f.shows("curl -sS -w ' %{http_code}' http://127.0.0.1:8134/"+path, "no connection to any proxy agent 500")
+	}
+	f.shows("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
+	f.shows("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
+}
+
+// refusesWithoutBinding has agents come to a server that may not review their tokens. KON-049: 403, and none is accepted. KON-054: what
+// goes through the tunnel fails, and says so; other requests go on. KON-029 KON-046.
+func (f *far) refusesWithoutBinding() {
+	f.Helper()
+	f.shows("kubectl apply -f konnectivity-rbac.yaml && kubectl delete clusterrolebinding system:konnectivity-server", "serviceaccount/konnectivity-agent created\nclusterrolebinding.rbac.authorization.k8s.io \"system:konnectivity-server\" deleted")
+	f.shows("kubectl taint node node-2 CriticalAddonsOnly=yes:NoSchedule && kubectl label node node-2 only=critical", "node/node-2 tainted")
+	f.shows("kubectl apply -f konnectivity-agent.yaml", "daemonset.apps/konnectivity-agent created")
+	f.serverSays(`tokenreviews.authentication.k8s.io is forbidden: User \"system:konnectivity-server\" cannot create resource \"tokenreviews\"`)
+	f.shows("curl -sS http://127.0.0.1:8134/readyz", "no connection to any proxy agent")
+	f.shows("kubectl logs box 2>&1 || true", "No agent available")
+	f.shows("kubectl get --raw /api/v1/nodes/node-1/proxy/healthz 2>&1 || true", "Error from server (ServiceUnavailable): ")
+	f.shows("kubectl get pod box", "box 1/1 Running")
+}
+
+// hasServer looks at the server's Pod. KON-018 KON-019 KON-031 KON-032: it has the node's network and the cluster's priority, its ports are
+// taken, it has the host's files, and may write those that it should.
+func (f *far) hasServer() {
+	f.Helper()
+	pod := f.running("kube-system", "konnectivity-server-control-plane")
+	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" || *pod.Spec.Priority != 2_000_000_000 || pod.Status.PodIP != f.address || !pod.Spec.HostNetwork {
+		f.Errorf("%+v", pod)
+	}
+	const server = "kubectl -n kube-system exec konnectivity-server-control-plane -- "
+	f.shows(server+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-server --logtostderr=true --uds-name=")
+	f.shows(server+"touch /etc/kubernetes/pki/new 2>&1 || true", "Read-only file system")
+	f.shows(server+"sh -c 'echo >>/etc/kubernetes/konnectivity-server.conf' 2>&1 || true", "Read-only file system")
+	f.shows(server+"touch /etc/kubernetes/konnectivity-server/new && ls /etc/kubernetes/konnectivity-server", "new")
+	for _, p := range []int32{8132, 8133, 8134} {
+		name := fmt.Sprintf("wants-%d", p)
+		f.pod(name, port(p), on("kubernetes.io/hostname", "control-plane"), func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+		})
+		if said := f.unplaced(name, corev1.PodReasonUnschedulable); !strings.Contains(said, "didn't have free ports") {
+			f.Errorf("%d: %s", p, said)
+		}
+	}
+}
+
+// hasAgents looks at the agents. KON-035 KON-036 KON-047 KON-048: they run on each node that they tolerate, also on one that takes critical
+// add-ons alone.
+func (f *far) hasAgents() {
+	f.Helper()
+	until(f.world, f.AppsV1().DaemonSets("kube-system"), "konnectivity-agent", func(d *appsv1.DaemonSet) bool { return d.Status.NumberAvailable == 2 })
+	f.pod("other", on("only", "critical"))
+	if said := f.unplaced("other", corev1.PodReasonUnschedulable); !strings.Contains(said, "untolerated taint") {
+		f.Errorf("the taint is not heeded: %s", said)
+	}
+	f.shows("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
+	f.shows("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
+	pods, err := f.CoreV1().Pods("kube-system").List(f.Context(), metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
+	f.must(err)
 	nodes := map[string]bool{}
 	for _, pod := range pods.Items {
 		nodes[pod.Spec.NodeName] = true
-		if *pod.Spec.Priority != 2_000_000_000 {
-			t.Errorf("its priority is %d", *pod.Spec.Priority)
-		}
-		answers(w, pod.Status.PodIP)
-		at.shows("kubectl -n kube-system logs "+pod.Name, "/proxy-agent\n--proxy-server-host=35.225.206.7\n--service-account-token-path=/var/run/secrets/tokens/konnectivity-agent-token")
-		token, err := at.types("kubectl -n kube-system exec " + pod.Name + " -- cat /var/run/secrets/tokens/konnectivity-agent-token")
-		w.must(err)
-		w.isToken(token, &pod, time.Hour)
-		token, err = at.types("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
-		w.must(err)
-		w.isToken(strings.TrimSpace(token), &pod, 20*time.Minute)
+		f.hasAgent(&pod)
 	}
-	if len(nodes) != 2 {
-		t.Errorf("agents on %v", nodes)
+	if len(nodes) != 2 || nodes["control-plane"] {
+		f.Errorf("agents on %v", nodes)
 	}
-	at.shows("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
+	f.comes("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
+	f.shows("curl -sS http://127.0.0.1:8134/readyz", "ok")
+	f.shows("kubectl -n kube-system get events --field-selector reason=SuccessfulCreate", "daemonset/konnectivity-agent")
 }
 
-// answers returns once the health port of Konnectivity answers at an address: its Pods have no probe of readiness.
-func answers(w *world, address string) {
-	w.Helper()
-	var status string
-	err := wait.PollUntilContextTimeout(w.Context(), 100*time.Millisecond, patience, true, func(context.Context) (bool, error) {
-		resp, err := http.Get("http://" + net.JoinHostPort(address, "8134") + "/healthz")
-		if err != nil {
-			status = err.Error()
-			return false, nil
-		}
-		status = resp.Status
-		return resp.StatusCode == http.StatusOK, resp.Body.Close()
-	})
-	if err != nil {
-		w.Fatalf("%s: %s", address, status)
+// hasAgent looks at one. KON-037 KON-039 KON-040 KON-052: it is connected, ready, and has metrics. KON-042 KON-056: it has a token of its Pod for
+// the audience of Konnectivity, which is good there alone.
+func (f *far) hasAgent(pod *corev1.Pod) {
+	f.Helper()
+	if *pod.Spec.Priority != 2_000_000_000 {
+		f.Errorf("its priority is %d", *pod.Spec.Priority)
 	}
+	f.comes("kubectl get --raw /api/v1/namespaces/kube-system/pods/"+pod.Name+":8134/proxy/readyz", "ok")
+	agent := "kubectl -n kube-system exec " + pod.Name + " -- "
+	f.shows(agent+`cat /proc/1/cmdline | tr '\0' ' '`, "/proxy-agent --logtostderr=true --ca-cert=/var/run/secrets/kubernetes.io/serviceaccount/ca.crt --proxy-server-host="+controlAddress)
+	f.comes(agent+"curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_agent_open_server_connections 1")
+	token, err := f.types(agent + "cat /var/run/secrets/tokens/konnectivity-agent-token")
+	f.must(err)
+	f.isToken(token, pod, time.Hour)
+	token, err = f.types("kubectl -n kube-system create token konnectivity-agent --audience=system:konnectivity-server --duration=20m --bound-object-kind=Pod --bound-object-name=" + pod.Name)
+	f.must(err)
+	f.isToken(strings.TrimSpace(token), pod, 20*time.Minute)
 }
 
 // isToken looks at a token, and asks the server about it: it is the Pod's, for Konnectivity's server and nobody else.
@@ -129,63 +219,6 @@ func (w *world) isToken(token string, pod *corev1.Pod, lasts time.Duration) {
 		if s.Authenticated != good || good && (s.User.Username != "system:serviceaccount:kube-system:konnectivity-agent" ||
 			strings.Join(s.Audiences, " ") != audience || strings.Join(s.User.Extra["authentication.kubernetes.io/pod-name"], " ") != pod.Name) {
 			w.Errorf("for %s: %+v", wanted, s)
-		}
-	}
-}
-
-// ownEtc runs a command where /etc is a copy of its own, as on the control-plane node of kubeadm.
-const ownEtc = `mount -t tmpfs none "$0"
-mkdir "$0/upper" "$0/work"
-mount -t overlay -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" none /etc
-mkdir -p /etc/kubernetes/pki
-touch /etc/kubernetes/pki/apiserver.crt
-exec "$@"`
-
-// KON-018 KON-031 KON-032: the documentation's Konnectivity server, from its manifest as it is, is a static Pod with the node's network and
-// the priority of the cluster's own. It has the host's files, those that were not there as well, and its ports are taken.
-func TestKonnectivityServerIsAStaticPod(t *testing.T) {
-	w := whole(t)
-	manifest, err := os.ReadFile(filepath.Join(konnectivity, "konnectivity-server.yaml"))
-	if err != nil {
-		t.Skip("the examples of the documentation are not beside this checkout")
-	}
-	dir := w.folder(1)
-	static := filepath.Join(dir, ".trellis-cluster", "node-1", "manifests")
-	w.must(os.MkdirAll(static, 0o700))
-	w.must(os.WriteFile(filepath.Join(static, "konnectivity-server.yaml"), manifest, 0o600))
-	link := filepath.Join(t.TempDir(), "trellis-cluster")
-	w.must(os.Symlink(program(t, ""), link))
-	args := append([]string{"--mount", "sh", "-eu", "-c", ownEtc, t.TempDir(), link}, w.upWith(dir, 1, "registry.k8s.io/kas-network-proxy/proxy-server:v0.0.37="+program(t, ""))...)
-	p := start(t, exec.Command("unshare", args...))
-
-	pod := w.running("kube-system", "konnectivity-server-node-1")
-	if pod.Annotations[corev1.MirrorPodAnnotationKey] == "" || *pod.Spec.Priority != 2_000_000_000 || pod.Status.PodIP != pod.Status.HostIP {
-		t.Errorf("%+v", pod)
-	}
-	for _, address := range []string{"127.0.0.1", pod.Status.HostIP} {
-		answers(w, address)
-	}
-	log, err := w.CoreV1().Pods("kube-system").GetLogs(pod.Name, &corev1.PodLogOptions{}).DoRaw(t.Context())
-	w.must(err)
-	for _, want := range []string{
-		"/proxy-server\n--logtostderr=true\n", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket: <nil>\n",
-		"/etc/kubernetes/pki/apiserver.crt: <nil>, read-only file system\n", "/etc/kubernetes/konnectivity-server.conf: <nil>, read-only file system\n",
-	} {
-		if !strings.Contains(string(log), want) {
-			t.Errorf("there is no %q in\n%s", want, log)
-		}
-	}
-	etc := filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "root/etc/kubernetes")
-	for name, kind := range map[string]os.FileMode{"konnectivity-server.conf": 0, "konnectivity-server": os.ModeDir, "konnectivity-server/konnectivity-server.socket": os.ModeSocket} {
-		if is, err := os.Stat(filepath.Join(etc, name)); err != nil || is.Mode().Type() != kind {
-			t.Errorf("%s: %v %v", name, is, err)
-		}
-	}
-	for _, p := range []int32{8132, 8133, 8134} {
-		name := fmt.Sprintf("wants-%d", p)
-		w.pod(name, port(p))
-		if said := w.unplaced(name, corev1.PodReasonUnschedulable); !strings.Contains(said, "didn't have free ports") {
-			t.Errorf("%d: %s", p, said)
 		}
 	}
 }

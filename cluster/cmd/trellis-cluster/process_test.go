@@ -19,12 +19,12 @@ func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "trellis-cluster", "kube-scheduler":
 		main()
-	case "proxy-server", "proxy-agent":
-		konnectivityProxy()
 	case answering:
 		answer()
 	case "web":
 		serveWeb()
+	case "refuses":
+		serveRefusals()
 	}
 	if len(os.Args) > 1 && slices.Contains([]string{"controllers", "scheduler", "node"}, os.Args[1]) { // as up starts them
 		main()

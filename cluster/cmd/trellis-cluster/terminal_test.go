@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,8 +20,9 @@ const repository = "../../.."
 // terminal is a folder in which commands are typed. kubectl and trellis are in PATH, and talk to the world's server.
 type terminal struct {
 	*world
-	dir string
-	env []string
+	dir   string
+	env   []string
+	enter []string // what begins a command line on another machine
 }
 
 // terminal builds the programs of the repository's own module that are typed there, beside kubectl.
@@ -62,7 +64,8 @@ func (t *terminal) has(name, file string) {
 func (t *terminal) types(commands string) (said string, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
 	defer cancel()
-	c := exec.CommandContext(ctx, "sh", "-eu", "-c", commands)
+	line := slices.Concat(t.enter, []string{"sh", "-eu", "-c", commands})
+	c := exec.CommandContext(ctx, line[0], line[1:]...)
 	c.Dir, c.Env, c.WaitDelay = t.dir, t.env, patience
 	out, err := c.CombinedOutput()
 	return string(out), err
