@@ -9,9 +9,6 @@ import (
 	"testing"
 )
 
-// konnectivityPage has the chapter for users.
-const konnectivityPage, konnectivityChapter = "../../../docs/reach-konnectivity.part.md", "## The API server behind Konnectivity"
-
 // konnectivityBlock is commands on the control plane, that pass or not; commands on the machine of the nodes; or a part of what was printed.
 var konnectivityBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh nodes|text)\n(.*?)^```$")
 
@@ -33,12 +30,9 @@ func TestPageOfKonnectivity(t *testing.T) {
 	f.Cleanup(func() { f.leaves(f.control, "control-plane") })
 	f.Cleanup(f.ends)
 	f.cluster()
-	text, err := os.ReadFile(konnectivityPage)
-	f.must(err)
-	_, chapter, found := strings.Cut("\n"+string(text), "\n"+konnectivityChapter+"\n")
-	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	chapter := f.chapter("reach.md", "The API server behind Konnectivity")
 	blocks := konnectivityBlock.FindAllStringSubmatch(chapter, -1)
-	if fences := strings.Count(chapter, "\n```"); !found || len(blocks) < 20 || fences != 2*len(blocks)+2 { // and the picture
+	if fences := strings.Count(chapter, "\n```"); len(blocks) < 20 || fences != 2*len(blocks)+2 { // and the picture
 		t.Fatalf("%d fences, %d blocks are understood", fences, len(blocks))
 	}
 	said := ""
