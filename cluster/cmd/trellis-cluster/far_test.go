@@ -49,7 +49,7 @@ func newFar(t *testing.T, address string, packages ...string) *far {
 	t.Helper()
 	w := &world{T: t}
 	if os.Geteuid() != 0 {
-		t.Skip("it needs root, as it has machines of its own")
+		t.Skip("it makes network and mount namespaces: run the tests as root")
 	}
 	dir, err := os.MkdirTemp("", "far") // a short name: there are sockets in it
 	w.must(err)

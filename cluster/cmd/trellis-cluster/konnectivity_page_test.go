@@ -12,7 +12,7 @@ import (
 // konnectivityBlock is commands on the control plane, that pass or not; commands on the machine of the nodes; or a part of what was printed.
 var konnectivityBlock = regexp.MustCompile("(?ms)^```(sh test|sh refused|sh nodes|text)\n(.*?)^```$")
 
-// TestPageOfKonnectivity types the chapter line by line, with the files of the documentation. KON-002 KON-006 KON-007 KON-011 KON-013 KON-014 KON-015 KON-016
+// TestPageOfKonnectivity types the chapter line by line, with the files of the documentation. KON-002 KON-007 KON-011 KON-013 KON-014 KON-015 KON-016
 // KON-017 KON-018 KON-020 KON-027 KON-035 KON-039 KON-046 KON-049 KON-052 KON-054, by kubectl and the programs of their names.
 func TestPageOfKonnectivity(t *testing.T) {
 	f := newFar(t, "192.0.2.10")

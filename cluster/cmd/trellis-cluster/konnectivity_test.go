@@ -68,12 +68,13 @@ func TestKonnectivity(t *testing.T) {
 		stand("example-conversion-webhook-server", "conversion-webhook"), stand("example.com/sample-extension-apiserver:latest", "extension-server"))
 	f.box("box", "echo said; exec sleep 1000000")
 	f.makesKubeconfig()
-	f.controls(stand(serverImage, "trellis"))
+	f.controls(stand(serverImage, "trellis"), "busybox=/bin")
 	f.runsServer()
 	f.refusesWithoutBinding()
 	f.shows("kubectl apply -f konnectivity-rbac.yaml", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server created")
 	f.comes("kubectl logs box", "said")
 	f.hasServer()
+	f.sharesSocket()
 	f.hasAgents()
 	f.reachesPods()
 	f.reachesWebhooks()
@@ -99,7 +100,7 @@ func (f *far) makesKubeconfig() {
 }
 
 // runsServer runs the documentation's server as a static Pod. KON-007 KON-020: it listens on the socket that the API server's egress
-// configuration names. KON-026 KON-027: it answers at its ports. KON-052: it is alive, and not ready.
+// configuration names. KON-023 KON-024: there alone. KON-026 KON-027: it answers at its ports. KON-052: it is alive, and not ready.
 func (f *far) runsServer() {
 	f.Helper()
 	f.shows("kubectl taint node control-plane node-role.kubernetes.io/control-plane:NoSchedule", "node/control-plane tainted")
@@ -114,6 +115,7 @@ func (f *far) runsServer() {
 	}
 	f.shows("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 0")
 	f.shows("find /etc/kubernetes/konnectivity-server -type s", "/etc/kubernetes/konnectivity-server/konnectivity-server.socket")
+	f.shows("curl -sS http://127.0.0.1:8090/ 2>&1 || echo ended with $?", "ended with 7") // nobody listens
 }
 
 // refusesWithoutBinding has agents come to a server that may not review their tokens. KON-049: 403, and none is accepted. KON-054: what

@@ -140,15 +140,19 @@ func (f *far) refusesOthers() {
 	f.shows("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 2")
 }
 
-// survivesServer ends the server while something goes through it. KON-053: that ends, the agents come back by themselves, and the next works.
+// killServer kills the server's process, as a crash does. It is the one of that name in the control plane's network.
+const killServer = `for p in /proc/[0-9]*; do
+  if [ "$(readlink $p/ns/net)" = "$(readlink /proc/self/ns/net)" ] && grep -q ^/proxy-server $p/cmdline; then kill -9 ${p#/proc/} && echo killed; fi
+done 2>/dev/null`
+
+// survivesServer has the server crash while something goes through it. KON-053: that ends, the agents come back by themselves, and the next works.
+// KON-021: the socket that is left over is no hindrance.
 func (f *far) survivesServer() {
 	f.Helper()
 	before := f.running("kube-system", "konnectivity-server-control-plane").Status.ContainerStatuses[0].RestartCount
 	followed := f.on(f.control, f.dir+"/path/kubectl", "--kubeconfig="+f.server.Kubeconfig, "logs", "--follow", "box")
 	followed.says(1, "said")
-	if _, err := f.types("kubectl -n kube-system exec konnectivity-server-control-plane -- kill 1"); err != nil {
-		f.Logf("the command that ends the server ends with it: %v", err)
-	}
+	f.shows(killServer, "killed")
 	followed.exit()
 	f.shows("kubectl get pod box", "box 1/1 Running")
 	f.comes("kubectl logs box", "said")
@@ -156,4 +160,21 @@ func (f *far) survivesServer() {
 	until(f.world, f.CoreV1().Pods("kube-system"), "konnectivity-server-control-plane", func(p *corev1.Pod) bool {
 		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].RestartCount > before
 	})
+}
+
+// staticServer is the static Pod of an API server, which the documentation's patch is for.
+const staticServer = `cat > kube-apiserver.yaml <<EOF
+{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kube-apiserver", "namespace": "kube-system"},
+ "spec": {"hostNetwork": true, "containers": [{"name": "kube-apiserver", "image": "busybox", "command": ["sleep", "1000000"]}]}}
+EOF
+kubectl patch --local -f kube-apiserver.yaml --type=strategic --patch-file=kube-apiserver-uds-volume.yaml -o yaml > patched.yaml
+mv patched.yaml /etc/kubernetes/manifests/kube-apiserver.yaml`
+
+// sharesSocket has the documentation's patch applied to a static Pod. KON-010: it has the folder of the socket, and may write there.
+func (f *far) sharesSocket() {
+	f.Helper()
+	f.shows(staticServer, "")
+	f.running("kube-system", "kube-apiserver-control-plane")
+	f.shows("kubectl -n kube-system exec kube-apiserver-control-plane -- sh -c 'cd /etc/kubernetes/konnectivity-server && touch written && find . -type s'", "./konnectivity-server.socket")
+	f.shows("ls /etc/kubernetes/konnectivity-server", "written")
 }
