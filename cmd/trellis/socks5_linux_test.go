@@ -94,23 +94,28 @@ func inOwnNetwork(t *testing.T) {
 // setUpNetwork gives this process's network its addresses.
 func setUpNetwork(t *testing.T) {
 	t.Helper()
+	if err := addAddress(farAddress); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// addAddress gives the thread's network an address besides those of loopback.
+func addAddress(address string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer func() { _ = unix.Close(fd) }()
 	up, err := unix.NewIfreq("lo")
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	address, err := unix.NewIfreq("lo:1")
+	added, err := unix.NewIfreq("lo:1")
 	if err == nil {
-		err = address.SetInet4Addr(net.ParseIP(farAddress).To4())
+		err = added.SetInet4Addr(net.ParseIP(address).To4())
 	}
-	if err := errors.Join(err, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, address)); err != nil {
-		t.Fatal(err)
-	}
+	return errors.Join(err, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, added))
 }
 
 // otherKubectl is one of this machine, if it has any; testscript puts ours before it.

@@ -17,6 +17,7 @@ type place struct {
 	server  string // where it led last; "": nowhere yet
 	open    int    // sessions by way of it
 	dialing bool
+	again   bool // to be dialled without a pause: it has just led to a server that there was a session to
 	tried   time.Time
 	trouble string // why it could not be connected to
 	pause

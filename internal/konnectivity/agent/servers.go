@@ -218,7 +218,10 @@ func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool
 	if !twice && p.open > 0 { // a load balancer, and the search goes on
 		p.pause = pause{}
 	}
-	p.lengthen(s.SyncInterval, s.SyncIntervalCap)
+	// Of agents that dial in step, a load balancer that takes turns leads each to the same server for ever, but for the second of two dials.
+	if p.again = twice && !p.again; !p.again {
+		p.lengthen(s.SyncInterval, s.SyncIntervalCap)
+	}
 	if twice || ctx.Err() != nil {
 		x.Close()
 		return false

@@ -45,6 +45,22 @@ func TestLoadBalancer(t *testing.T) {
 	})
 }
 
+// KON-055: where a load balancer takes turns, and another agent dials whenever this one does, all servers are found nevertheless.
+func TestAgentsInStep(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.count = 2
+		w.s.connect = func(ctx context.Context, address string) (session, error) {
+			if n := len(w.dials); n == 0 || time.Since(w.dials[n-1].at) > 0 { // the other one has had its turns
+				w.behind["a:1"] = []string{"A", "B"}
+			}
+			return w.connect(ctx, address)
+		}
+	}, func(w *world) {
+		w.after(10 * time.Second)
+		w.connected("A", "B")
+	})
+}
+
 // KON-055: where servers are missing, they are looked for at a bounded rate, and connected to when they are there.
 func TestMissingServers(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -52,7 +68,10 @@ func TestMissingServers(t *testing.T) {
 		w.behind["a:1"] = []string{"A"}
 	}, func(w *world) {
 		w.after(time.Hour)
-		growing(t, pauses(w.dials))
+		growing(t, slices.DeleteFunc(pauses(w.dials), func(p time.Duration) bool { return p == 0 })) // they come in twos
+		if at := w.dials; len(at) < 4 || at[len(at)-1].at.Equal(at[len(at)-3].at) {
+			t.Errorf("dials at once are more than two: %v", pauses(at))
+		}
 		w.connected("A")
 		w.behind["a:1"] = []string{"B", "A"}
 		w.after(12 * time.Second)

@@ -80,7 +80,9 @@ func (w *world) connect(_ context.Context, address string) (session, error) {
 // after lets time pass, and returns the dials that there were in it.
 func (w *world) after(d time.Duration) []dial {
 	synctest.Wait()
+	w.s.mu.Lock() // what the test has looked at until now comes before what the agent does next
 	before := len(w.dials)
+	w.s.mu.Unlock()
 	<-time.After(d)
 	synctest.Wait()
 	return w.dials[before:]
