@@ -75,7 +75,7 @@ func TestEmptyDataOfTunnelServer(t *testing.T) {
 	go func() {
 		_, _ = io.ReadFull(far, make([]byte, len(http2.ClientPreface)))
 		f := newFrames(far)
-		go func() { _ = f.WriteSettings() }()
+		_ = f.WriteSettings()
 		for {
 			frame, err := f.ReadFrame()
 			if err != nil {
