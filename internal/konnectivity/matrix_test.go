@@ -3,13 +3,17 @@ package konnectivity_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
 // KON-004 KON-005 KON-007 KON-008 KON-043 KON-044 KON-050 KON-051: every server with every agent, over every transport, by every client:
@@ -17,22 +21,54 @@ import (
 func TestMatrix(t *testing.T) {
 	for _, tr := range transports {
 		for server, startServer := range map[string]func(testing.TB, *pki, transport) *tunnelServer{"our server": ourServer, "the reference's server": referenceServer} {
-			for agent, startAgent := range map[string]func(testing.TB, *pki, string){
-				"our agent":             func(t testing.TB, p *pki, address string) { ourAgent(t, p, address) },
-				"the reference's agent": referenceAgent,
+			for agent, startAgent := range map[string]func(testing.TB, *pki, string) (open func() int){
+				"our agent": func(t testing.TB, p *pki, address string) func() int { return ourAgent(t, p, address).Open },
+				"the reference's agent": func(t testing.TB, p *pki, address string) func() int {
+					referenceAgent(t, p, address)
+					return func() int { return 0 }
+				},
 			} {
 				for client, front := range map[string]func(testing.TB, *pki, transport, string) dialer{"our client": ourFront, "the reference's client": referenceFront} {
 					t.Run(strings.Join([]string{tr.String(), server, agent, client}, ", "), func(t *testing.T) {
 						p := newPKI(t)
 						s := startServer(t, p, tr)
-						startAgent(t, p, s.agents)
+						open := startAgent(t, p, s.agents)
 						dial := front(t, p, tr, s.front)
 						until(t, "the server is ready", s.ready)
+						nobodyListens(t, dial) // what is opened once is open
+						rest := atRest(t)
 						suite(t, dial, server, agent, client)
+						soon(t, "the agent has nothing open", func() bool { return open() == 0 })
+						rest()
+						if s.ours != nil {
+							atOnce(t, s.ours)
+						}
 					})
 				}
 			}
 		}
+	}
+}
+
+// lingers is less than how long anything is left to itself at the end of a connection, and more than it takes to end.
+const lingers = 20 * time.Second
+
+// soon waits for something to become true while nothing that lingers ends.
+func soon(t testing.TB, what string, true func() bool) {
+	t.Helper()
+	began := time.Now()
+	if until(t, what, true); time.Since(began) > lingers {
+		t.Errorf("only after %v: %s", time.Since(began), what)
+	}
+}
+
+// atOnce has a server shut down that has nothing open, and so does not wait.
+func atOnce(t testing.TB, s *server.Server) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), lingers)
+	defer cancel()
+	if s.Shutdown(ctx); ctx.Err() != nil {
+		t.Error("the server waits for a connection that nobody has")
 	}
 }
 
@@ -46,6 +82,8 @@ func suite(t *testing.T, dial dialer, server, agent, client string) {
 		"a dial that is given up":      dialGivenUp,
 		"the destination speaks first": speaksFirst,
 		"half-close":                   halfClose,
+		"what is written ends":         writtenEnds,
+		"many that end":                manyEnd,
 	}
 	if client != "our client" || server != "our server" {
 		delete(tests, "the destination speaks first") // its client drops, and its server garbles, what comes right after the connection
@@ -148,6 +186,53 @@ func clientCloses(t *testing.T, dial dialer) {
 		}
 	case <-time.After(patience):
 		t.Error("the destination does not see the end")
+	}
+}
+
+// writtenEnds: after the end of what is written there is an end of what is read, be it an error where halves are not known.
+func writtenEnds(t *testing.T, dial dialer) {
+	conn := open(t, dial, serve(t, func(c net.Conn) {
+		_, _ = io.Copy(c, c)
+		_ = c.Close()
+	}))
+	defer conn.Close()
+	_, _ = conn.Write([]byte("x"))
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	half, ok := conn.(interface{ CloseWrite() error })
+	if !ok {
+		return // the reference's client knows none
+	}
+	_ = half.CloseWrite()
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("it does not end")
+	}
+}
+
+// manyEnd ends connections by either end, and by both.
+func manyEnd(t *testing.T, dial dialer) {
+	says := serve(t, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 1))
+		_, _ = io.WriteString(c, "0123456789")
+		_ = c.(*net.TCPConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+	})
+	hears := serve(t, func(c net.Conn) {
+		_, _ = io.Copy(c, c)
+		_ = c.Close()
+	})
+	for range 10 {
+		conn := open(t, dial, says)
+		_, _ = conn.Write([]byte("x"))
+		_, _ = io.ReadAll(conn)
+		_ = conn.Close()
+		conn = open(t, dial, hears)
+		_, _ = conn.Write([]byte("x"))
+		_, _ = io.ReadFull(conn, make([]byte, 1))
+		_ = conn.Close()
 	}
 }
 

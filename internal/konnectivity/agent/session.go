@@ -63,6 +63,7 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 	s := &Session{options: o, welcome: make(chan error, 1)}
 	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.Stalled, o.Metrics.saw
 	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
+	s.packets.Over = func() { s.conn.Close(errors.New("the packets of the tunnel were given up")) }
 	go s.conn.Run()
 	if err := s.greet(ctx, address); err != nil {
 		s.conn.Close(err)
@@ -201,6 +202,6 @@ func (r *receiver) Ended(_ *h2.Stream, err error) { r.over(err) }
 
 func (r *receiver) over(err error) {
 	r.once.Do(func() { r.welcome <- err })
+	r.conn.Close(err) // first, as it is the reason
 	r.packets.Close(err)
-	r.conn.Close(err)
 }

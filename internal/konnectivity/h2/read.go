@@ -208,7 +208,7 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 func (c *Conn) accept(s *Stream, header []hpack.HeaderField) {
 	r := c.options.Accept(s, header)
 	if r == nil {
-		s.Reset(http2.ErrCodeRefusedStream)
+		c.breakOff(s.id, http2.ErrCodeRefusedStream)
 		return
 	}
 	c.mu.Lock()

@@ -162,8 +162,7 @@ func (s *Stream) Abort(trailer []hpack.HeaderField) {
 
 // hangUp tells the other side that nothing more is wanted of it.
 func (c *Conn) hangUp(s *Stream) {
-	_ = c.out.WriteRSTStream(s.id, http2.ErrCodeNo)
-	c.work.Signal()
+	c.writeReset(s.id, http2.ErrCodeNo)
 	s.over = true
 	c.remove(s)
 }
@@ -176,8 +175,7 @@ func (s *Stream) Reset(code http2.ErrCode) {
 		c.mu.Unlock()
 		return
 	}
-	_ = c.out.WriteRSTStream(s.id, code)
-	c.work.Signal()
+	c.writeReset(s.id, code)
 	unsent := s.drop()
 	c.remove(s)
 	c.mu.Unlock()

@@ -40,6 +40,17 @@ func (c *Conn) flooded() {
 	}
 }
 
+// writeReset queues a reset of this side's own, unless the other side opens ever more streams that end so.
+func (c *Conn) writeReset(id uint32, code http2.ErrCode) {
+	if len(c.control) > maxControl {
+		c.flooded()
+		return
+	}
+	_ = c.out.WriteRSTStream(id, code)
+	c.work.Signal()
+}
+
+// reset resets what the other side has done wrong.
 func (c *Conn) reset(id uint32, code http2.ErrCode) {
 	c.answer(func() error { return c.out.WriteRSTStream(id, code) })
 }

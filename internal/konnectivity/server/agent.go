@@ -66,6 +66,7 @@ func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField, let *atom
 	ctx, cancel := context.WithTimeout(context.Background(), authenticateTime)
 	a := &agent{server: s, stream: stream, end: cancel, let: let}
 	a.Shared, a.Saw, a.Stalled = true, s.seen(FromAgent, ToAgent), s.options.Metrics.Stalled
+	a.Over = func() { a.over(stream, nil) } // it may be its packets that are given up
 	a.Bind(stream)
 	refuse := func(code int, why string) h2.Receiver {
 		cancel()

@@ -74,17 +74,6 @@ func (p *Packets) send(packet wire.Packet) {
 	p.stream.Send(b)
 }
 
-// maxReplies is how many bytes of packets other than DATA may wait for the other side to take them.
-const maxReplies = 1 << 20
-
-var errFlood = errors.New("the other side of the tunnel asks for answers and does not take them")
-
-// replies are bytes that wait.
-type replies struct{ atomic.Int64 }
-
-// Credit implements h2.Creditor.
-func (r *replies) Credit(n int) { r.Add(int64(-n)) }
-
 func (p *Packets) saw(t wire.Type, received bool) {
 	if p.Saw != nil {
 		p.Saw(t, received)
@@ -211,18 +200,25 @@ func (p *Packets) dialled(packet wire.Packet) {
 		answered(nil, errors.New(packet.Error))
 	default:
 		c := &packetConn{packets: p, id: packet.ConnectID}
-		p.mu.Lock()
-		taken := p.open[c.id] != nil
-		if !taken {
-			p.open[c.id] = c
-		}
-		p.mu.Unlock()
-		if taken {
-			answered(nil, fmt.Errorf("two connections have the number %d", c.id))
+		if err := p.take(c); err != nil {
+			answered(nil, err)
 			return
 		}
 		answered(c, nil)
 	}
+}
+
+// take keeps a connection that was asked for.
+func (p *Packets) take(c *packetConn) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err == nil && p.open[c.id] != nil {
+		return fmt.Errorf("two connections have the number %d", c.id)
+	}
+	if p.err == nil {
+		p.open[c.id] = c
+	}
+	return p.err
 }
 
 // dialClosed gives up a dial: of the side that asked, or as the other side says that it has.
@@ -330,19 +326,24 @@ func (p *Packets) Close(err error) {
 	if p.linger != nil {
 		p.linger.Stop()
 	}
-	asked, dials, open := p.asked, p.dials, p.open
+	asked, dials := p.asked, p.dials
+	var joined []End
+	for _, c := range p.open {
+		if c.other != nil { // else Join closes it
+			joined = append(joined, c.other)
+		}
+	}
 	p.asked, p.dials, p.open = nil, nil, nil
 	p.mu.Unlock()
 	p.over()
-	p.messages.Close()
 	for _, answered := range asked {
 		answered(nil, lost)
 	}
 	for _, cancel := range dials {
 		cancel()
 	}
-	for _, c := range open {
-		c.other.Close(err)
+	for _, other := range joined {
+		other.Close(err)
 	}
 }
 
@@ -377,7 +378,15 @@ type packetConn struct {
 }
 
 // Join implements Joint.
-func (c *packetConn) Join(other End) { c.other = other }
+func (c *packetConn) Join(other End) {
+	c.packets.mu.Lock()
+	c.other = other
+	lost := c.packets.err
+	c.packets.mu.Unlock()
+	if lost != nil {
+		other.Close(lost)
+	}
+}
 
 // Send implements End.
 func (c *packetConn) Send(b *h2.Buffer) {

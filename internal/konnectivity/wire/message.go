@@ -68,14 +68,6 @@ func (m *Messages) owe(b *h2.Buffer) {
 	}
 }
 
-// Close gives credit for what has come of a message that will not end.
-func (m *Messages) Close() {
-	if m.due > 0 && m.owed != nil {
-		m.owed.Credit(m.due)
-	}
-	m.partial, m.due = nil, 0
-}
-
 // length is that of the message that begins here; -1: it is not known yet.
 func length(p []byte) (int, error) {
 	switch {
