@@ -204,7 +204,8 @@ func TestControlPlaneThroughTunnel(t *testing.T) {
 	if code, said := h.admit(`"url":"https://` + address + `/admit"`); code != http.StatusCreated {
 		t.Errorf("%d %s", code, said)
 	}
-	if all := far.Asked(); len(all) != 1 || all[0] != address {
+	other := func(a string) bool { return a != address } // a client may connect more than once
+	if all := far.Asked(); len(all) == 0 || slices.ContainsFunc(all, other) {
 		t.Errorf("the tunnel was asked for %q", all)
 	}
 	h.post("/api/v1/namespaces/default/services", `{"metadata":{"name":"nobody"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
@@ -213,7 +214,7 @@ func TestControlPlaneThroughTunnel(t *testing.T) {
 	if code, said := h.admit(`"service":{"namespace":"default","name":"nobody","port":1}`); code != http.StatusInternalServerError || !strings.Contains(said, "connection refused") {
 		t.Errorf("a Service: %d %s", code, said)
 	}
-	if all := far.Asked(); len(all) != 0 {
+	if all := far.Asked(); slices.ContainsFunc(all, other) {
 		t.Errorf("a Service: the tunnel was asked for %q", all)
 	}
 }

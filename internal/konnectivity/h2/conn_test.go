@@ -293,6 +293,30 @@ func TestFewBytesGoFirst(t *testing.T) {
 	}
 }
 
+// The window of a stream follows what is read of it: also where a round trip takes long, and not where nobody reads.
+func TestWindowsGrow(t *testing.T) {
+	for name, at := range map[string]struct {
+		roundTrip, took time.Duration
+		held            int
+		want            int32
+	}{
+		"near":           {0, 10 * time.Millisecond, 0, 2 * initialWindow},
+		"slow":           {0, 100 * time.Millisecond, 0, initialWindow},
+		"far":            {200 * time.Millisecond, 100 * time.Millisecond, 0, 2 * initialWindow},
+		"it is not read": {0, 10 * time.Millisecond, initialWindow, initialWindow},
+	} {
+		a, _ := net.Pipe()
+		c := NewClient(a, Options{})
+		c.flight.roundTrip = at.roundTrip
+		s := open(t, c, &stream{})
+		s.held = int32(at.held + initialWindow/2)
+		s.updated = time.Now().Add(-at.took).UnixNano()
+		if s.Credit(initialWindow / 2); s.size != at.want {
+			t.Errorf("%s: the window is %d, not %d", name, s.size, at.want)
+		}
+	}
+}
+
 // One direction ends before the other, and Close ends both once all is sent.
 func TestEnds(t *testing.T) {
 	accepted := make(chan *Stream, 1)

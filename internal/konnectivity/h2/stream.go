@@ -9,7 +9,7 @@ import (
 
 const (
 	quantum = 16 << 10 // bytes that a stream sends before it is another's turn
-	// briefly is how long the half of a window lasts at least, if the window is large enough.
+	// briefly, or two round trips, is how long the half of a window lasts at least, if the window is large enough.
 	briefly = 25 * time.Millisecond
 	// isFew is how many bytes a stream has to send at most to go before those with more.
 	isFew = 4 << 10
@@ -200,7 +200,7 @@ func (s *Stream) Credit(n int) {
 		return
 	}
 	now := time.Now().UnixNano()
-	if time.Duration(now-s.updated) < briefly && s.held <= s.size/2 && s.size < maxWindow {
+	if time.Duration(now-s.updated) < max(briefly, 2*c.flight.roundTrip) && s.held <= s.size/2 && s.size < maxWindow {
 		s.spare += s.size // its reader keeps up: a larger window keeps a faster connection busy
 		s.size *= 2
 	}
