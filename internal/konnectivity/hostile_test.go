@@ -216,16 +216,19 @@ func TestStallAmongPackets(t *testing.T) {
 			agent(t, p, s.agents)
 			until(t, "the server is ready", s.ready)
 			dial := ourFront(t, p, transports[0], s.front)
+			var closed atomic.Bool
 			stalled := open(t, dial, serve(t, func(c net.Conn) {
 				for piece := make([]byte, 32<<10); ; {
 					if _, err := c.Write(piece); err != nil {
 						_ = c.Close()
+						closed.Store(true)
 						return
 					}
 				}
 			}))
 			defer stalled.Close()
 			beside(t, dial)
+			until(t, "it is closed, as nothing is read", closed.Load)
 			_ = stalled.SetReadDeadline(time.Now().Add(patience))
 			if _, err := io.Copy(io.Discard, stalled); err == nil || !strings.Contains(err.Error(), "nothing has been read") {
 				t.Errorf("it ends with %v", err)
@@ -386,6 +389,10 @@ func TestDialTimeoutBesideTheAnswer(t *testing.T) {
 		_ = c.Close()
 	})
 	dial := ourFront(t, p, transports[0], fronts.Addr().String())
+	if conn, err := dial(t.Context(), echo); err == nil { // what is opened once is open
+		_ = conn.Close()
+	}
+	until(t, "nothing is left", func() bool { return a.Open() == 0 && left.Load() == 0 })
 	connected, late := 0, 0
 	rest := atRest(t)
 	for range 200 {
