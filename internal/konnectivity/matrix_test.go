@@ -39,7 +39,9 @@ func TestMatrix(t *testing.T) {
 						rest := atRest(t)
 						suite(t, dial, server, agent, client)
 						soon(t, "the agent has nothing open", func() bool { return open() == 0 })
-						rest()
+						if client == "our client" { // its own leaves connections to the garbage collector
+							rest()
+						}
 						if s.ours != nil {
 							atOnce(t, s.ours)
 						}
