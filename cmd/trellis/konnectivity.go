@@ -9,6 +9,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 )
 
@@ -30,6 +31,7 @@ const maxVerbosity = 7
 // klogFlags declares klog's flags, which work as those of the reference do. The function that it returns, called when they are
 // parsed, gives the logger that goes by them.
 func klogFlags(flags *pflag.FlagSet) (logger func() *slog.Logger) {
+	flags.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // they are known by both
 	theirs := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(theirs)
 	theirs.VisitAll(func(f *flag.Flag) {

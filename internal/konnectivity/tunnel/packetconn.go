@@ -1,0 +1,157 @@
+package tunnel
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+const (
+	// maxKept is how many bytes of one connection may be kept before all of its stream is held back, and
+	maxKept = 4 << 20
+	// stallTime how long its reader may then read nothing before it is closed.
+	stallTime = 5 * time.Second
+)
+
+var errStalled = fmt.Errorf("nothing has been read for %v of more than %d MiB that wait", stallTime, maxKept>>20)
+
+// packetConn is the End of a connection among packets.
+type packetConn struct {
+	packets *Packets
+	id      int64
+	other   End
+
+	// Of a stream that is shared.
+	mu       sync.Mutex
+	kept     int         // bytes that were passed on and are not through
+	through  int         // bytes that have gone through since the timer was set
+	owed     h2.Creditor // for
+	withheld int         // bytes, as too much is kept
+	timer    *time.Timer
+}
+
+// Join implements Joint.
+func (c *packetConn) Join(other End) {
+	c.packets.mu.Lock()
+	c.other = other
+	lost := c.packets.err
+	c.packets.mu.Unlock()
+	if lost != nil {
+		other.Close(lost)
+	}
+}
+
+// Send implements End.
+func (c *packetConn) Send(b *h2.Buffer) {
+	wire.PutData(b, c.id)
+	c.packets.saw(wire.Data, false)
+	c.packets.stream.Send(b)
+}
+
+// CloseWrite implements End. The reference knows no half of a connection: there it is the end of all.
+func (c *packetConn) CloseWrite() {
+	if !c.packets.HalfClose {
+		other := c.other
+		c.Close(nil)
+		other.Close(nil)
+		return
+	}
+	b := h2.NewBuffer(0)
+	wire.PutData(b, c.id)
+	c.packets.stream.Send(b)
+}
+
+// Close implements End.
+func (c *packetConn) Close(err error) {
+	if c.packets.forget(c.id) == nil {
+		return
+	}
+	p := c.packets
+	switch {
+	case err != nil && !p.Shared: // at once, whatever waits to be read
+		p.stream.Abort(wire.Trailer(wire.Unavailable, err.Error()))
+		p.Close(err)
+	case err != nil:
+		p.send(p.close(c.id, err.Error()))
+	case p.Shared || p.Answer != nil:
+		p.send(p.close(c.id, ""))
+		p.finish()
+	default: // the answer ends it, or this
+		p.send(p.close(c.id, ""))
+		p.mu.Lock()
+		if p.err == nil {
+			p.linger = time.AfterFunc(linger, func() { p.Reset(errGivenUp) })
+		}
+		p.mu.Unlock()
+	}
+}
+
+// keep counts data of a stream that is shared, on its way to the other End.
+func (c *packetConn) keep(b *h2.Buffer) {
+	owed, n := b.Debt()
+	b.Owe(c, b.Cap())
+	c.mu.Lock()
+	c.kept += b.Cap()
+	if c.kept > maxKept && n > 0 {
+		c.owed, c.withheld = owed, c.withheld+n
+		if c.timer == nil {
+			c.watch()
+		}
+		n = 0
+	}
+	c.mu.Unlock()
+	if n > 0 {
+		owed.Credit(n)
+	}
+}
+
+// watch looks again in a while. The caller holds mu.
+func (c *packetConn) watch() {
+	var mine *time.Timer
+	mine = time.AfterFunc(stallTime, func() { c.look(&mine) })
+	c.through, c.timer = 0, mine
+}
+
+// Credit implements h2.Creditor.
+func (c *packetConn) Credit(n int) {
+	c.mu.Lock()
+	c.kept -= n
+	c.through += n
+	owed, due := c.owed, c.withheld
+	if c.kept > maxKept/2 || due == 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.withheld = 0
+	if c.timer != nil {
+		c.timer.Stop()
+		c.timer = nil
+	}
+	c.mu.Unlock()
+	owed.Credit(due)
+}
+
+// look closes the connection if nothing has gone through.
+func (c *packetConn) look(timer **time.Timer) {
+	c.mu.Lock()
+	if c.timer != *timer { // it goes by another, or by none
+		c.mu.Unlock()
+		return
+	}
+	if c.through > 0 {
+		c.watch()
+		c.mu.Unlock()
+		return
+	}
+	c.timer = nil
+	c.mu.Unlock()
+	if c.packets.Stalled != nil {
+		c.packets.Stalled()
+	}
+	other := c.other
+	c.Close(errStalled)
+	other.Close(errStalled)
+}
