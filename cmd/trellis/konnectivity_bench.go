@@ -38,8 +38,9 @@ folder, in turn. Processes are new for each scenario. The medians of all rounds 
 printed; where a tunnel moved nothing any more in one direction, it says "stopped".
 Bulk streams are half to the agent and half from it.
 
-Each dial opens a connection to the server, as kube-apiserver does. The machine
-should do nothing else. Linux only.`,
+The reference's server is dialled as kube-apiserver does it, by a connection
+each, and this one as Trellis does, with GRPC by one for all. The machine should
+do nothing else. Linux only.`,
 		Example: `  trellis konnectivity bench --reference bin --json >bench.json
   trellis konnectivity bench --scenario dial --rounds 1`,
 		Args: takes("flags only", 0, 0),
