@@ -376,3 +376,45 @@ func TestStalledReader(t *testing.T) {
 	}
 	must(t, stalled.Close())
 }
+
+// KON-053: a connection to the tunnel server that has gone without a word, with nothing else on it, is not dialled over for ever: the dial
+// that waits in vain is the last.
+func TestSilentFront(t *testing.T) {
+	p := newPKI(t)
+	r, err := newRig(t, p, 0, never, never, false)
+	must(t, err)
+	defer r.end()
+	must(t, r.once(t.Context()))
+	r.front.silent.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := r.once(ctx); err == nil {
+		t.Fatal("something has gone through")
+	}
+	r.front.silent.Store(false) // for new connections: what was held up is lost
+	must(t, r.once(t.Context()))
+}
+
+// KON-055: an agent that can dial nothing has the fewest connections, and is asked once.
+func TestAgentThatFails(t *testing.T) {
+	p := newPKI(t)
+	r, err := newRig(t, p, time.Minute, never, never, false)
+	must(t, err)
+	defer r.end()
+	open(t, r.dial, r.echo) // by the one that can
+	asked := atomic.Int64{}
+	failing, err := agent.Connect(t.Context(), r.agent.Addr().String(), agent.Options{ID: "fails", TLS: p.agent, KeepaliveTime: time.Minute, Metrics: agent.NewMetrics(),
+		Dial: func(context.Context, string, string) (net.Conn, error) {
+			asked.Add(1)
+			return nil, os.ErrDeadlineExceeded
+		}})
+	must(t, err)
+	defer failing.Close()
+	until(t, "it is asked", func() bool { return r.once(t.Context()) != nil })
+	for range 20 {
+		must(t, r.once(t.Context()))
+	}
+	if asked.Load() != 1 {
+		t.Errorf("it was asked %d times", asked.Load())
+	}
+}

@@ -10,10 +10,9 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-)
 
-// AddressAnnotation of a server's Lease says where agents reach that server alone: host:port, or several with commas between them.
-const AddressAnnotation = "konnectivity.trellis.io/address"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
 
 // leaseInformer follows the Leases of servers. changed is called where there is one more, or one less.
 func leaseInformer(client kubernetes.Interface, c *Config, changed func()) cache.SharedIndexInformer {
@@ -31,27 +30,15 @@ func leaseInformer(client kubernetes.Interface, c *Config, changed func()) cache
 func countLeases(leases []any, now time.Time) (count int, addresses []string) {
 	for _, o := range leases {
 		l, ok := o.(*coordinationv1.Lease)
-		if !ok || !holds(l, now) {
+		if !ok || !wire.Holds(l.Spec, now) {
 			continue
 		}
 		count++
-		for a := range strings.SplitSeq(l.Annotations[AddressAnnotation], ",") {
+		for a := range strings.SplitSeq(l.Annotations[wire.AddressAnnotation], ",") {
 			if host, port, err := net.SplitHostPort(strings.TrimSpace(a)); err == nil && host != "" {
 				addresses = append(addresses, net.JoinHostPort(host, port))
 			}
 		}
 	}
 	return max(count, 1), addresses
-}
-
-// holds says whether a Lease has been renewed, or else acquired, less than its duration ago.
-func holds(l *coordinationv1.Lease, now time.Time) bool {
-	renewed := l.Spec.RenewTime
-	if renewed == nil {
-		renewed = l.Spec.AcquireTime
-	}
-	if renewed == nil || l.Spec.LeaseDurationSeconds == nil {
-		return false
-	}
-	return renewed.Add(time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second).After(now)
 }

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
 // lease is that of a server, renewed so long ago.
@@ -17,7 +19,7 @@ func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: "kube-system", Labels: map[string]string{"k8s-app": "konnectivity-server"},
-			Annotations: map[string]string{AddressAnnotation: address},
+			Annotations: map[string]string{wire.AddressAnnotation: address},
 		},
 		Spec: coordinationv1.LeaseSpec{RenewTime: &at, LeaseDurationSeconds: &seconds},
 	}

@@ -9,9 +9,11 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
+	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -96,8 +98,7 @@ func (c *Config) connect(ctx context.Context, address string, m *Metrics) (sessi
 
 func (c *Config) options(m *Metrics) (Options, error) {
 	config := &tls.Config{ServerName: c.Host, MinVersion: tls.VersionTLS12, NextProtos: append(slices.Clone(c.ALPN), "h2")}
-	dialer := &net.Dialer{Timeout: endpointDialTimeout}
-	o := Options{ID: c.ID, Identifiers: c.Identifiers, TLS: config, KeepaliveTime: c.KeepaliveTime, Dial: dialer.DialContext, Metrics: m}
+	o := Options{ID: c.ID, Identifiers: c.Identifiers, TLS: config, KeepaliveTime: c.KeepaliveTime, Dial: dialDestination, Metrics: m}
 	if c.TokenFile != "" {
 		o.Token = c.token
 	}
@@ -115,6 +116,21 @@ func (c *Config) options(m *Metrics) (Options, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return o, nil
+}
+
+// dialDestination connects to an address as it is. A name is looked up here, where the server cannot judge what it stands for: not for this
+// machine alone, nor for its link, where there are metadata of clouds.
+func dialDestination(ctx context.Context, network, address string) (net.Conn, error) {
+	dialer := &net.Dialer{Timeout: endpointDialTimeout}
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		dialer.Control = func(_, found string, _ syscall.RawConn) error {
+			if a, err := netip.ParseAddrPort(found); err != nil || !a.Addr().Unmap().IsGlobalUnicast() {
+				return fmt.Errorf("a name must not stand for %s", found)
+			}
+			return nil
+		}
+	}
+	return dialer.DialContext(ctx, network, address)
 }
 
 func (c *Config) token() (string, error) {

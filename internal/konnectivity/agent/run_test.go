@@ -288,3 +288,21 @@ func TestRunReadsLeases(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// KON-044: an address is dialled as it is; a name that stands for this machine is not.
+func TestNamesOfThisMachine(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	c, err := dialDestination(t.Context(), "tcp", "127.0.0.1:"+port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if c, err := dialDestination(t.Context(), "tcp", "localhost:"+port); err == nil || !strings.Contains(err.Error(), "must not stand for") {
+		t.Errorf("%v, %v", c, err)
+	}
+}

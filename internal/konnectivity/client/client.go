@@ -3,6 +3,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,7 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		return nil, fmt.Errorf("a tunnel has no connections of %s", network)
 	}
 	for again := false; ; again = true {
+		began := time.Now()
 		conn, err := c.current(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("connect to the tunnel server: %w", err)
@@ -63,17 +65,39 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		if errors.Is(err, h2.ErrGoingAway) && !again {
 			continue // it takes no more streams; another may
 		}
+		if err != nil && ctx.Err() != nil && !conn.HeardSince(began) {
+			c.leave(conn)
+		}
 		return out, err
 	}
 }
 
-// current returns the connection, or connects. All who wait for that share the attempt.
+// leave has the next dial connect anew: the other end may be gone without a word. What goes through the connection goes on.
+func (c *Client) leave(conn *h2.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != conn {
+		return
+	}
+	c.conn = nil
+	if conn.Streams() == 0 {
+		conn.Close(errSilent)
+	}
+}
+
+var errSilent = errors.New("the tunnel server has not answered")
+
+// current returns the connection, or connects, once. All who wait for that share the attempt.
 func (c *Client) current(ctx context.Context) (*h2.Conn, error) {
-	for {
+	for tried := false; ; tried = true {
 		c.mu.Lock()
 		if c.conn != nil && c.conn.Usable() {
 			defer c.mu.Unlock()
 			return c.conn, nil
+		}
+		if tried && c.conn != nil {
+			defer c.mu.Unlock()
+			return nil, cmp.Or(c.conn.Err(), h2.ErrGoingAway)
 		}
 		opening := c.opening
 		if opening == nil {

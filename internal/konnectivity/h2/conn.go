@@ -251,6 +251,9 @@ func (c *Conn) MayTunnel() bool {
 	return c.peer.tunnel
 }
 
+// HeardSince says whether anything has arrived since a time.
+func (c *Conn) HeardSince(t time.Time) bool { return c.heard.Load() > t.UnixNano() }
+
 // Streams is how many are open.
 func (c *Conn) Streams() int {
 	c.mu.Lock()
@@ -325,12 +328,12 @@ func (c *Conn) watch() {
 		case silent < every:
 			timer.Reset(every - silent)
 			continue
-		case c.Streams() == 0:
-			timer.Reset(every)
-			continue
 		case pinged == heard:
 			c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))
 			return
+		case c.Streams() == 0:
+			timer.Reset(every)
+			continue
 		}
 		pinged = heard
 		c.mu.Lock()

@@ -54,7 +54,7 @@ func (e *modelEnd) Data(s *Stream, b *Buffer, end bool) {
 		return
 	}
 	for i, c := range b.Bytes() {
-		if c != sequence(s.ID(), !e.client, e.got+i) && e.wrong == "" {
+		if c != sequence(s.id, !e.client, e.got+i) && e.wrong == "" {
 			e.wrong = "a byte that is another"
 		}
 	}
@@ -124,7 +124,7 @@ func (m *side) pick(random *rand.Rand) *modelEnd {
 func (m *side) send(e *modelEnd, n int) {
 	b := NewBuffer(n)
 	for i := range b.Bytes() {
-		b.Bytes()[i] = sequence(e.stream.ID(), m.client, e.sent+i)
+		b.Bytes()[i] = sequence(e.stream.id, m.client, e.sent+i)
 	}
 	m.due.Add(int64(n))
 	b.Owe(m, n)
@@ -188,11 +188,11 @@ func (m *side) end(e *modelEnd, trailer []hpack.HeaderField) {
 // check compares what has arrived with what the other end has sent.
 func (m *side) check(t *testing.T, others map[uint32]*modelEnd) {
 	for _, e := range m.all() {
-		other := others[e.stream.ID()]
+		other := others[e.stream.id]
 		sent := ^other.sent
 		orderly := !e.rough.Load() && !other.rough.Load()
 		if e.wrong != "" || e.ends > 1 || e.lost > 1 || e.got > sent || orderly && (e.got != sent || e.ends != 1 || e.lost != 0) {
-			t.Errorf("client %v, stream %d, orderly %v: %d bytes of %d, %d ends, broken off %d times, %s", m.client, e.stream.ID(), orderly, e.got, sent, e.ends, e.lost, e.wrong)
+			t.Errorf("client %v, stream %d, orderly %v: %d bytes of %d, %d ends, broken off %d times, %s", m.client, e.stream.id, orderly, e.got, sent, e.ends, e.lost, e.wrong)
 		}
 		m.conn.mu.Lock()
 		if s := e.stream; s.held != 0 || s.left+s.spare != s.size || s.first != nil || s.queued != 0 {
@@ -256,7 +256,7 @@ func model(t *testing.T, seed uint64) {
 func byID(m *side) map[uint32]*modelEnd {
 	ends := map[uint32]*modelEnd{}
 	for _, e := range m.all() {
-		ends[e.stream.ID()] = e
+		ends[e.stream.id] = e
 	}
 	return ends
 }

@@ -46,9 +46,6 @@ type Stream struct {
 // Conn is the connection that it is a stream of.
 func (s *Stream) Conn() *Conn { return s.conn }
 
-// ID is its number, which is unique in its connection.
-func (s *Stream) ID() uint32 { return s.id }
-
 // Header sends a header, the first or, with end, one that ends the stream without any data after it.
 func (s *Stream) Header(fields []hpack.HeaderField, end bool) {
 	c := s.conn

@@ -18,6 +18,8 @@ import (
 )
 
 const (
+	// failingTime is how long an agent is passed over after a dial that has failed.
+	failingTime      = 5 * time.Second
 	agentStreams     = 4 // of a connection, and
 	strangersStreams = 8 // in all, before one of them is an agent's
 	authenticateTime = 30 * time.Second
@@ -59,6 +61,7 @@ type agent struct {
 	welcome     atomic.Bool
 	let         *atomic.Bool // somebody on this connection
 	gone        atomic.Bool
+	failed      atomic.Int64 // when its last dial did, in nanoseconds; 0: it did not
 }
 
 // accept takes a stream of an agent.
@@ -136,6 +139,9 @@ func (a *agent) ID() string { return a.id }
 
 // Identifiers implements Agent.
 func (a *agent) Identifiers() Identifiers { return a.identifiers }
+
+// Failing implements Agent.
+func (a *agent) Failing() bool { return time.Since(time.Unix(0, a.failed.Load())) < failingTime }
 
 // Open implements Agent: how many connections it has.
 func (a *agent) Open() int {

@@ -20,6 +20,7 @@ type Agent interface {
 	ID() string // an agent may have several connections for a moment
 	Identifiers() Identifiers
 	Draining() bool // the agent goes away, and wants nothing new
+	Failing() bool  // what it was last asked to dial it could not, a moment ago
 	Open() int      // tunnelled connections
 }
 
@@ -97,13 +98,18 @@ func (a *Agents[A]) Open() (n int) {
 }
 
 // Pick chooses the connection for a destination, host:port: of the first strategy that has one, that of the agent with the fewest
-// tunnelled connections. An agent that is draining is chosen where the strategies have no other. The error is ErrNoAgent.
+// tunnelled connections. One whose dials fail, which may be its own fault, would have the fewest for ever: it is chosen where the
+// strategies have no other, and one that is draining after that. The error is ErrNoAgent.
 func (a *Agents[A]) Pick(address string) (A, error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	for _, draining := range []bool{false, true} {
+	for _, among := range []func(A) bool{
+		func(agent A) bool { return !agent.Draining() && !agent.Failing() },
+		func(agent A) bool { return !agent.Draining() },
+		func(A) bool { return true },
+	} {
 		for _, s := range a.strategies {
-			if agent, found := a.pool(s, address).pick(draining); found {
+			if agent, found := a.pool(s, address).pick(among); found {
 				return agent, nil
 			}
 		}
@@ -154,11 +160,11 @@ func (p pool[A]) find(id string) int {
 	return slices.IndexFunc(p, func(of []A) bool { return of[0].ID() == id })
 }
 
-// pick returns the one with the fewest tunnelled connections, any of several, among those that are draining or are not.
-func (p pool[A]) pick(draining bool) (best A, found bool) {
+// pick returns the one with the fewest tunnelled connections, any of several, among some.
+func (p pool[A]) pick(among func(A) bool) (best A, found bool) {
 	fewest, ties := 0, 0
 	for _, of := range p {
-		i := slices.IndexFunc(of, func(agent A) bool { return agent.Draining() == draining })
+		i := slices.IndexFunc(of, among)
 		if i < 0 {
 			continue
 		}

@@ -14,11 +14,13 @@ type fakeAgent struct {
 	of       Identifiers
 	open     int
 	draining bool
+	failing  bool
 }
 
 func (f *fakeAgent) ID() string               { return f.id }
 func (f *fakeAgent) Identifiers() Identifiers { return f.of }
 func (f *fakeAgent) Draining() bool           { return f.draining }
+func (f *fakeAgent) Failing() bool            { return f.failing }
 func (f *fakeAgent) Open() int                { return f.open }
 
 func registry(t *testing.T, strategies string, agents ...*fakeAgent) *Agents[*fakeAgent] {
@@ -104,6 +106,18 @@ func TestStrategies(t *testing.T) {
 	a.Remove(near)
 	a.Remove(node)
 	rest.pickedFor(t, a, "10.0.0.1:80")
+}
+
+// KON-055: an agent whose dials fail, and which so has the fewest connections, is passed over as long as there is another; and it is
+// better than one that goes away.
+func TestFailingPassedOver(t *testing.T) {
+	failing, busy, draining := &fakeAgent{id: "failing", failing: true}, &fakeAgent{id: "busy", open: 9}, &fakeAgent{id: "draining", draining: true}
+	a := registry(t, "default", failing, busy, draining)
+	busy.pickedFor(t, a, "192.0.2.1:80")
+	a.Remove(busy)
+	failing.pickedFor(t, a, "192.0.2.1:80")
+	a.Remove(failing)
+	draining.pickedFor(t, a, "192.0.2.1:80")
 }
 
 // KON-055: an agent that goes away gets nothing new as long as there is another.

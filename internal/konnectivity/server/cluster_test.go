@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
@@ -89,7 +91,7 @@ func TestLeaseOfAServer(t *testing.T) {
 		got, err = client.Get(t.Context(), "konnectivity-proxy-server-server-1", metav1.GetOptions{})
 		return err == nil
 	})
-	if ptr.Deref(got.Spec.HolderIdentity, "") != "server-1" || ptr.Deref(got.Spec.LeaseDurationSeconds, 0) != 30 || l.expired(got.Spec) ||
+	if ptr.Deref(got.Spec.HolderIdentity, "") != "server-1" || ptr.Deref(got.Spec.LeaseDurationSeconds, 0) != 30 || !wire.Holds(got.Spec, time.Now()) ||
 		got.Labels["k8s-app"] != "konnectivity-server" || got.Annotations["konnectivity.trellis.io/address"] != "192.0.2.1:8132" {
 		t.Errorf("got %+v", got)
 	}

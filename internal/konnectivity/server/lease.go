@@ -14,11 +14,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/apimachinery/lease"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
-)
 
-// AddressAnnotation of a server's Lease says where agents can dial that server and no other: host:port, several with commas.
-const AddressAnnotation = "konnectivity.trellis.io/address"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
 
 // The times are the reference's, whose agents and servers read the same Leases.
 const (
@@ -35,7 +33,7 @@ type Lease struct {
 	Client    kubernetes.Interface
 	Namespace string
 	Labels    map[string]string
-	Addresses []string // host:port, for AddressAnnotation; may be none
+	Addresses []string // host:port, for wire.AddressAnnotation; may be none
 }
 
 // leases keeps the Lease of a server, and removes those of servers that have gone without a word.
@@ -58,7 +56,7 @@ func (l *leases) run(ctx context.Context, id string) {
 func (l *leases) mark(own *coordinationv1.Lease) error {
 	own.Labels, own.Annotations = l.Labels, nil
 	if len(l.Addresses) > 0 {
-		own.Annotations = map[string]string{AddressAnnotation: strings.Join(l.Addresses, ",")}
+		own.Annotations = map[string]string{wire.AddressAnnotation: strings.Join(l.Addresses, ",")}
 	}
 	return nil
 }
@@ -72,7 +70,7 @@ func (l *leases) cull(ctx context.Context) {
 		return
 	}
 	for _, one := range all.Items {
-		if !l.expired(one.Spec) {
+		if wire.Holds(one.Spec, l.clock.Now()) {
 			continue
 		}
 		err := client.Delete(ctx, one.Name, *metav1.NewRVDeletionPrecondition(one.ResourceVersion))
@@ -83,14 +81,4 @@ func (l *leases) cull(ctx context.Context) {
 			l.logger.Warn("an expired Lease cannot be removed", "name", one.Name, "error", err)
 		}
 	}
-}
-
-// expired is true of a Lease that the reference does not count either.
-func (l *leases) expired(s coordinationv1.LeaseSpec) bool {
-	renewed := s.RenewTime
-	if renewed == nil {
-		renewed = s.AcquireTime
-	}
-	lasts := time.Duration(ptr.Deref(s.LeaseDurationSeconds, 0)) * time.Second
-	return renewed == nil || !renewed.Add(lasts).After(l.clock.Now())
 }

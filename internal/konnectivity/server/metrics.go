@@ -21,12 +21,8 @@ const (
 // Reasons why a dial failed, the reference's.
 const (
 	NoAgent       = "no_agent"
-	ErrorResponse = "error_response"        // the agent says so
-	UnknownDial   = "unrecognized_response" // an answer to no dial
-	LostResponse  = "send_rsp"              // the front has gone before the answer
-	AgentClosed   = "backend_close"
+	ErrorResponse = "error_response" // the agent says so
 	DialTimedOut  = "backend_dial_timeout"
-	FrontClosed   = "frontend_close"
 )
 
 // What segments and packets are called, by number (client.proto of the reference). The last is any other packet.

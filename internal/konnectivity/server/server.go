@@ -139,7 +139,7 @@ func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cance
 		answered(nil, err)
 		return func() {}
 	}
-	d := &dialled{server: s, began: time.Now(), answered: answered}
+	d := &dialled{server: s, by: a, began: time.Now(), answered: answered}
 	s.options.Metrics.Dialing()
 	d.cancel = a.dial(address, d.answer)
 	if limit := s.options.DialTimeout; limit > 0 {
@@ -151,6 +151,7 @@ func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cance
 // dialled is a connection that is being opened.
 type dialled struct {
 	server   *Server
+	by       *agent
 	began    time.Time
 	answered func(tunnel.Joint, error)
 	cancel   func()
@@ -186,10 +187,12 @@ func (d *dialled) answer(other tunnel.Joint, err error) {
 	d.mu.Unlock()
 	m := d.server.options.Metrics
 	if m.DialDone(); err != nil {
+		d.by.failed.Store(time.Now().UnixNano())
 		m.DialFailed(reason(err))
 		d.answered(nil, err)
 		return
 	}
+	d.by.failed.Store(0)
 	m.Opened(time.Since(d.began))
 	d.answered(other, nil)
 }
