@@ -38,7 +38,7 @@ func (p port) address() string { return net.JoinHostPort(p.bind, strconv.Itoa(p.
 func (p port) invalid() bool { return p.number < 0 || p.number > 65535 }
 
 // check refuses what is no number that can be, and what does not go together: the API server comes by a socket or with a client
-// certificate, agents know themselves by tokens or by client certificates.
+// certificate, agents identify themselves by tokens or by client certificates.
 func (f *konnectivityServer) check() error {
 	const together = "give it: agents' tokens are reviewed with --agent-namespace, --agent-service-account, --authentication-audience and --kubeconfig"
 	const noTLS = "leave it out with --uds-name, where there is no TLS"
@@ -63,7 +63,7 @@ func (f *konnectivityServer) check() error {
 		{!socket && front.KeyFile == "", "server-key", "give it: without --uds-name the API server connects with TLS"},
 		{agent.CertFile == "", "cluster-cert", "give it: agents connect with TLS"},
 		{agent.KeyFile == "", "cluster-key", "give it: agents connect with TLS"},
-		{tokens && agent.ClientCAFile != "", "cluster-ca-cert", "leave it out where agents know themselves by tokens (--agent-namespace and others)"},
+		{tokens && agent.ClientCAFile != "", "cluster-ca-cert", "leave it out where agents identify themselves by tokens (--agent-namespace and others)"},
 		{tokens && f.account.Namespace == "", "agent-namespace", together},
 		{tokens && f.account.Name == "", "agent-service-account", together},
 		{tokens && f.account.Audience == "", "authentication-audience", together},
@@ -86,7 +86,7 @@ func (f *konnectivityServer) check() error {
 	return nil
 }
 
-// tokens reports whether agents know themselves by tokens.
+// tokens reports whether agents identify themselves by tokens.
 func (f *konnectivityServer) tokens() bool { return f.account != (server.Account{}) }
 
 // checkFiles wants the files to be there.
