@@ -29,7 +29,7 @@ type Options struct {
 	ID, Identifiers string
 	// Token is read at each connection, to say who the agent is; nil: it has a certificate.
 	Token func() (string, error)
-	// TLS is how servers are connected to.
+	// TLS is how servers are connected to. It has a ServerName.
 	TLS *tls.Config
 	// KeepaliveTime is how long a server is silent before it is pinged.
 	KeepaliveTime time.Duration
@@ -55,8 +55,11 @@ type Session struct {
 func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	dialer := tls.Dialer{Config: o.TLS}
-	conn, err := dialer.DialContext(ctx, "tcp", address)
+	tcp, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := h2.NewTLSClient(ctx, tcp, o.TLS)
 	if err != nil {
 		return nil, err
 	}

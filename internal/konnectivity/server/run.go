@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
 // Config is what a server is started with: its Options, of which Run makes the Metrics, and all that stands around it.
@@ -96,6 +98,9 @@ func listenTLS(following context.Context, flag, address, side string, t TLS, pro
 	l, err := listen(flag, address)
 	if err != nil {
 		return nil, err
+	}
+	if protocol == "h2" {
+		return h2.NewTLSListener(l, config), nil
 	}
 	return tls.NewListener(l, config), nil
 }
