@@ -63,8 +63,10 @@ func (s *Socket) Join(other End) {
 }
 
 func (s *Socket) read() {
+	r := &reading{Socket: s}
+	r.try = r.attempt
 	for size := leastRead; s.room(); {
-		b, err := s.next(size)
+		b, err := r.next(size)
 		switch {
 		case err == io.EOF:
 			s.other.CloseWrite()
@@ -102,41 +104,55 @@ func (s *Socket) Credit(n int) {
 	s.mu.Unlock()
 }
 
+// reading is how a Socket is read. What one read needs is kept for the next, as there are very many.
+type reading struct {
+	*Socket
+	try  func(fd uintptr) bool
+	size int
+	b    *h2.Buffer
+	err  error
+}
+
 // next reads what there is, up to size bytes. While there is nothing it has no Buffer.
-func (s *Socket) next(size int) (*h2.Buffer, error) {
-	var b *h2.Buffer
-	var n int
-	var err error
-	if s.raw == nil {
-		b = h2.NewBuffer(size)
-		n, err = s.conn.Read(b.Bytes())
-	} else {
-		failed := s.raw.Read(func(fd uintptr) bool {
-			b = h2.NewBuffer(size)
-			if n, err = ignoreInterrupts(unix.Read, fd, b.Bytes()); err == unix.EAGAIN {
-				b.Release()
-				b = nil
-			}
-			return err != unix.EAGAIN
-		})
-		if failed != nil {
-			b.Release()
-			return nil, failed
-		}
-		if n == 0 && err == nil {
-			err = io.EOF
-		}
+func (r *reading) next(size int) (*h2.Buffer, error) {
+	r.size = size
+	if r.raw == nil {
+		r.b = h2.NewBuffer(size)
+		n, err := r.conn.Read(r.b.Bytes())
+		r.took(n, err)
+	} else if err := r.raw.Read(r.try); err != nil {
+		r.took(0, err)
 	}
+	b := r.b
+	if r.b = nil; b != nil {
+		r.mu.Lock()
+		r.unpaid += b.Len()
+		r.mu.Unlock()
+	}
+	return b, r.err
+}
+
+// attempt reads from the system; false: there is nothing yet.
+func (r *reading) attempt(fd uintptr) bool {
+	r.b = h2.NewBuffer(r.size)
+	n, err := ignoreInterrupts(unix.Read, fd, r.b.Bytes())
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	r.took(n, err)
+	return err != unix.EAGAIN
+}
+
+// took keeps what has been read. With nothing there is an error, and no Buffer.
+func (r *reading) took(n int, err error) {
 	if n <= 0 {
-		b.Release()
-		return nil, err
+		r.b.Release()
+		r.b, r.err = nil, err
+		return
 	}
-	b.Truncate(n)
-	b.Owe(s, n)
-	s.mu.Lock()
-	s.unpaid += n
-	s.mu.Unlock()
-	return b, nil
+	r.err = nil
+	r.b.Truncate(n)
+	r.b.Owe(r.Socket, n)
 }
 
 // ignoreInterrupts repeats a system call that a signal has interrupted.
