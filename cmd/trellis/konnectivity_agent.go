@@ -57,6 +57,7 @@ when the last has ended, after 25 seconds at most; on a second one at once.`,
 			defer stop()
 			context.AfterFunc(ctx, stop)
 			defer klog.Flush()
+			go giveMemoryBack(ctx)
 			return agent.Run(ctx, f.Config)
 		},
 	}

@@ -68,6 +68,7 @@ runs when it is called by that name: the flags are the same, and so are their de
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
 		context.AfterFunc(ctx, stop) // a second signal ends the program at once
+		go giveMemoryBack(ctx)
 		return server.Run(ctx, f.config)
 	}
 	return cmd

@@ -176,7 +176,7 @@ func idleStreams(ctx context.Context, t *tunnel) (all []sample) {
 	group.Wait()
 	close(failures)
 	t.failed = <-failures
-	pause(ctx, t.Window) // what opening has left behind is collected
+	pause(ctx, 3*t.Window) // what opening has left behind is collected
 	for i, who := range t.used() {
 		each := (who.memory - before[i].memory) / float64(t.Idle) / 1024
 		if t.failed != nil {
