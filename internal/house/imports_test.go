@@ -38,6 +38,7 @@ var rooms = []string{
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",
+	"internal/gather", // knows connections
 }
 
 // only are imports that one room alone may have, with the reason for it.

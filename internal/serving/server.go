@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/gather"
 )
 
 // The limits of a connection are upstream's.
@@ -63,7 +64,7 @@ func New(l net.Listener, handler http.Handler, tlsConfig *tls.Config, logger *sl
 
 // Serve returns when the Server is drained, or cannot go on.
 func (s *Server) Serve() error {
-	if err := s.http.ServeTLS(gatherer{s.listener}, "", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.http.ServeTLS(gather.Listener{Listener: s.listener}, "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve: %w", err)
 	}
 	return nil

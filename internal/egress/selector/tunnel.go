@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/server/egressselector/metrics"
+
+	"github.com/trellis-k8s/trellis/internal/gather"
 )
 
 // keepAlive is how often TCP asks a tunnel server that is silent whether it is there.
@@ -42,7 +44,7 @@ func (e *entrance) connect(ctx context.Context) (net.Conn, error) {
 func (e *entrance) secure(ctx context.Context, conn net.Conn) (net.Conn, error) {
 	config, err := e.secured()
 	if err == nil {
-		secured := tls.Client(conn, config)
+		secured := tls.Client(gather.Conn(conn), config)
 		if err = secured.HandshakeContext(ctx); err == nil {
 			return secured, nil
 		}

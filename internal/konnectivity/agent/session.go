@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
@@ -59,8 +60,9 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := h2.NewTLSClient(ctx, tcp, o.TLS)
-	if err != nil {
+	conn := tls.Client(gather.Conn(tcp), o.TLS)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		_ = tcp.Close()
 		return nil, err
 	}
 	s := &Session{options: o, welcome: make(chan error, 1)}

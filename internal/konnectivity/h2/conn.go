@@ -223,6 +223,7 @@ func (c *Conn) Close(err error) {
 	c.mu.Unlock()
 	if first {
 		close(c.done)
+		_ = c.wire.SetDeadline(time.Unix(1, 0)) // TLS would wait for what it has written
 		_ = c.wire.Close()
 	}
 }

@@ -98,13 +98,6 @@ func (s *Stream) sendable() bool {
 // outs are the memory of batches: a connection has one only while it writes.
 var outs = sync.Pool{New: func() any { return new([]byte) }}
 
-func release(out *[]byte) {
-	if cap(*out) <= 4*batch {
-		*out = (*out)[:0]
-		outs.Put(out)
-	}
-}
-
 // write writes what there is to write until the connection is closed.
 func (c *Conn) write() {
 	var done []*Buffer
@@ -118,13 +111,15 @@ func (c *Conn) write() {
 			return
 		}
 		out := outs.Get().(*[]byte)
-		*out, done = c.gather(*out, done[:0])
+		*out, done = c.gather((*out)[:0], done[:0])
 		c.mu.Unlock()
-		err := writeBatch(c.wire, *out)
+		_, err := c.wire.Write(*out)
 		if c.asked.Load() == 0 {
 			c.asked.Store(time.Now().UnixNano())
 		}
-		release(out)
+		if cap(*out) <= 4*batch {
+			outs.Put(out)
+		}
 		if err != nil {
 			c.Close(err)
 		}

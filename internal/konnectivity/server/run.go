@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/gather"
 )
 
 // Config is what a server is started with: its Options, of which Run makes the Metrics, and all that stands around it.
@@ -99,10 +99,7 @@ func listenTLS(following context.Context, flag, address, side string, t TLS, pro
 	if err != nil {
 		return nil, err
 	}
-	if protocol == "h2" {
-		return h2.NewTLSListener(l, config), nil
-	}
-	return tls.NewListener(l, config), nil
+	return tls.NewListener(gather.Listener{Listener: l}, config), nil
 }
 
 func listen(flag, address string) (net.Listener, error) {

@@ -1,4 +1,6 @@
-package serving
+// Package gather writes what crypto/tls makes of large pieces to the system in large pieces. crypto/tls cuts them into records of at most
+// 16 KiB, each of which would be a system call of its own, and that costs more than to encrypt it.
+package gather
 
 import (
 	"net"
@@ -7,26 +9,28 @@ import (
 )
 
 const (
-	// fullRecord is what a write has at least that is part of a large response: crypto/tls cuts it into records of 16 KiB.
+	// fullRecord is what a write has at least that is part of a large piece.
 	fullRecord = 16 << 10
 	// gatherBytes is how much is written to the system at once, and how much more may wait meanwhile.
 	gatherBytes = 128 << 10
-	// linger is how long a client may take to accept what waits when a connection is closed; crypto/tls's.
+	// linger is how long the other side may take to accept what waits when a connection is closed; crypto/tls's.
 	linger = 5 * time.Second
 )
 
-// gatherer accepts connections that write large responses in large pieces. HTTP/2 brings them in frames of 16 KiB and nine bytes,
-// crypto/tls makes two records of each, and each record would be a system call of its own.
-type gatherer struct{ net.Listener }
+// Listener accepts connections to be used by crypto/tls, as Conn makes them.
+type Listener struct{ net.Listener }
 
 // Accept implements net.Listener.
-func (g gatherer) Accept() (net.Conn, error) {
-	c, err := g.Listener.Accept()
+func (l Listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return gather(c), nil
+	return Conn(c), nil
 }
+
+// Conn returns a connection to be used by crypto/tls in place of c.
+func Conn(c net.Conn) net.Conn { return gather(c) }
 
 // gathered is a connection as crypto/tls uses it, which writes from one goroutine at a time. What is small is written at
 // once. A full record is taken over and written by a goroutine that lives as long as there is something to write; all that

@@ -1,4 +1,4 @@
-package serving
+package gather
 
 import (
 	"bytes"
@@ -156,7 +156,7 @@ func TestGatheredWritesTheSmallAtOnce(t *testing.T) {
 func BenchmarkLargeResponse(b *testing.B) {
 	body := make([]byte, 16<<20)
 	for name, wrap := range map[string]func(net.Listener) net.Listener{
-		"gathered": func(l net.Listener) net.Listener { return gatherer{l} },
+		"gathered": func(l net.Listener) net.Listener { return Listener{Listener: l} },
 		"plain":    func(l net.Listener) net.Listener { return l },
 	} {
 		b.Run(name, func(b *testing.B) {
