@@ -62,15 +62,17 @@ func (l *link) cut() {
 
 // frontLink leads to the front of a tunnel server, a Unix socket.
 func frontLink(t testing.TB, to func() (network, address string), relay func(l *link, to, from net.Conn, up bool)) *link {
-	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, to: func() (net.Conn, error) { return net.Dial(to()) }}
+	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, saw: ignored, to: func() (net.Conn, error) { return net.Dial(to()) }}
 }
 
 // agentLink leads agents to a tunnel server.
 func agentLink(t testing.TB, p *pki, to func() (address string)) *link {
-	return &link{Listener: tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server), relay: relayFrames, to: func() (net.Conn, error) {
+	return &link{Listener: tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server), relay: relayFrames, saw: ignored, to: func() (net.Conn, error) {
 		return tls.Dial("tcp", to(), p.agent)
 	}}
 }
+
+func ignored(wire.Type, bool) {}
 
 // relayBytes is of a front that asks by HTTP CONNECT: a request and its answer, and what follows, are like packets.
 func relayBytes(l *link, to, from net.Conn, up bool) {
