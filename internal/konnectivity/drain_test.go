@@ -32,16 +32,20 @@ type runs struct {
 // ready says whether it is connected to the other end.
 func (r *runs) ready() bool { return answersOK("http://" + r.health + "/readyz") }
 
-// open is how many connections an agent has, by a metric that has the reference's name.
-func (r *runs) open(t testing.TB) int {
+// open is how many connections an agent has.
+func (r *runs) open(t testing.TB) int { return r.metric(t, "agent_open_endpoint_connections") }
+
+// metric is the value of one. Their names are the reference's.
+func (r *runs) metric(t testing.TB, name string) int {
+	t.Helper()
 	resp, err := http.Get("http://" + r.admin + "/metrics")
 	must(t, err)
 	text, err := io.ReadAll(resp.Body)
 	must(t, err)
 	_ = resp.Body.Close()
-	found := regexp.MustCompile(`(?m)^konnectivity_network_proxy_agent_open_endpoint_connections (\d+)$`).FindSubmatch(text)
+	found := regexp.MustCompile(`(?m)^konnectivity_network_proxy_` + name + ` (\d+)$`).FindSubmatch(text)
 	if found == nil {
-		t.Fatalf("the agent does not say how many connections it has: %s", text)
+		t.Fatalf("there is no metric %s in %s", name, text)
 	}
 	n, err := strconv.Atoi(string(found[1]))
 	must(t, err)
@@ -178,10 +182,12 @@ func agentLeaves(t *testing.T, s *tunnelServer, dial dialer, run func(id string)
 		return second.open(t) > 0
 	})
 	echoes(t, before...)
+	had := first.open(t)
 	first.leave()
 	until(t, "the first agent is asked no more", func() bool {
-		before, after = append(before, after...), nil
-		had := first.open(t)
+		closeAll(after)
+		until(t, "connections that are closed end", func() bool { return first.open(t) == had })
+		after = nil
 		for range 20 { // some would be the first's
 			after = append(after, open(t, dial, echo))
 		}
