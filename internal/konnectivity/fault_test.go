@@ -304,7 +304,8 @@ func TestServerEndsUnderManyConnections(t *testing.T) {
 	rest()
 }
 
-// KON-055: agents come and go under a load, and those that are there serve.
+// KON-055: agents come and go under a load, and those that are there serve: each that goes breaks off what it has open, which is one connection
+// of the load at most, and is not asked again.
 func TestAgentsThatFlap(t *testing.T) {
 	rest := atRest(t)
 	p := newPKI(t)
@@ -312,6 +313,7 @@ func TestAgentsThatFlap(t *testing.T) {
 	must(t, err)
 	stop := make(chan struct{})
 	var all sync.WaitGroup
+	var left, served atomic.Int64
 	for i := range 3 {
 		all.Go(func() {
 			for {
@@ -320,61 +322,35 @@ func TestAgentsThatFlap(t *testing.T) {
 					return
 				default:
 				}
-				s, err := agent.Connect(context.Background(), r.agent.Addr().String(), agent.Options{ID: fmt.Sprint("flaps ", i), TLS: p.agent,
-					KeepaliveTime: time.Minute, Dial: (&net.Dialer{}).DialContext, Metrics: agent.NewMetrics()})
+				s, err := agent.Connect(context.Background(), r.agent.Addr().String(), agent.Options{ID: fmt.Sprint("flaps ", i), TLS: p.agent, KeepaliveTime: time.Minute, Metrics: agent.NewMetrics(),
+					Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+						served.Add(1)
+						return (&net.Dialer{}).DialContext(ctx, network, address)
+					}})
 				if err == nil {
 					_ = r.once(t.Context())
+					left.Add(1)
 					s.Close()
 					_ = s.Run()
 				}
 			}
 		})
 	}
-	passed := 0
-	for range 300 {
+	passed, failed := 0, int64(0)
+	for passed < 100 || left.Load() < 50 || served.Load() < 20 {
 		if r.once(t.Context()) == nil {
 			passed++
+		} else if failed++; failed > left.Load() {
+			t.Fatalf("%d have failed of %d, and %d agents have left", failed, failed+int64(passed), left.Load())
 		}
 	}
 	close(stop)
 	all.Wait()
-	if passed == 0 {
-		t.Error("nothing has gone through")
-	}
+	t.Logf("%d passed, %d failed, %d agents left, which had served %d", passed, failed, left.Load(), served.Load())
 	until(t, "those that have gone are forgotten, and what is left serves", func() bool { return r.once(t.Context()) == nil })
 	until(t, "the destination's connections end", func() bool { return r.open.Load() == 0 })
 	r.end()
 	rest()
-}
-
-// One reader that stalls holds up nobody, and a window of it is kept at each end.
-func TestStalledReader(t *testing.T) {
-	p := newPKI(t)
-	r, err := newRig(t, p, time.Minute, never, never, false)
-	must(t, err)
-	defer r.end()
-	var sent atomic.Int64
-	source := serve(t, func(c net.Conn) {
-		buf := make([]byte, 64<<10)
-		for {
-			n, err := c.Write(buf)
-			if sent.Add(int64(n)); err != nil {
-				return
-			}
-		}
-	})
-	stalled := open(t, r.dial, source)
-	last, since := int64(0), time.Now()
-	until(t, "nothing more is taken", func() bool {
-		if now := sent.Load(); now != last {
-			last, since = now, time.Now()
-		}
-		return last > 0 && time.Since(since) > 100*time.Millisecond
-	})
-	for range 20 {
-		must(t, r.once(t.Context()))
-	}
-	must(t, stalled.Close())
 }
 
 // KON-053: a connection to the tunnel server that has gone without a word, with nothing else on it, is not dialled over for ever: the dial
