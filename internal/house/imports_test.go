@@ -35,6 +35,7 @@ var rooms = []string{
 	"internal/egress/selector",
 	"internal/egress",       // is given functions to read by
 	"internal/konnectivity", // knows sockets and no Kubernetes but Leases and reviews of tokens
+	"internal/viaproxy",
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",
