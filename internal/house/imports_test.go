@@ -57,7 +57,7 @@ var only = map[string][]string{
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest":              {"internal/fixture", "internal/storage/storagetest"},
 	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":                                                   {"internal/fixture/tunnel", "internal/konnectivity", "internal/storage/etcd"},
+	"google.golang.org/grpc":                                                   {"internal/konnectivity", "internal/storage/etcd"},
 	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
 	"github.com/things-go/go-socks5":                                           {"internal/socks5"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},

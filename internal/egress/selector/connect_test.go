@@ -18,6 +18,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	fixture "github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
 // patience bounds what should be there at once.
@@ -88,8 +89,8 @@ func says(t *testing.T, conn net.Conn, text, want string) {
 func TestHTTPConnect(t *testing.T) {
 	f := newFolder(t)
 	tcp := f.listen("tcp", "127.0.0.1:0")
-	for transport, server := range map[string]*fixture.Server{overUDS: fixture.Start(f.socket(), nil), overTCP(tcp): fixture.Start(tcp, f.mutual())} {
-		defer server.Close()
+	for transport, far := range map[string]*fixture.Server{overUDS: f.tunnel(f.socket(), server.ModeHTTPConnect, nil), overTCP(tcp): f.tunnel(tcp, server.ModeHTTPConnect, f.mutual())} {
+		defer far.Close()
 		dial, address := f.cluster("HTTPConnect", transport), f.echo()
 		kind := "uds"
 		if strings.HasPrefix(transport, "tcp") {
@@ -102,7 +103,7 @@ func TestHTTPConnect(t *testing.T) {
 		}
 		long := strings.Repeat("0123456789abcdef", 1<<14)
 		says(t, conn, long, long)
-		if asked := server.Asked(); len(asked) != 1 || asked[0] != address {
+		if asked := far.Asked(); len(asked) != 1 || asked[0] != address {
 			t.Errorf("asked for %q", asked)
 		}
 		if after := dials(t, "http_connect", kind, ""); after != before+1 {
@@ -211,15 +212,11 @@ func TestNobodyThere(t *testing.T) {
 func TestConnectToGRPC(t *testing.T) {
 	f := newFolder(t)
 	server := rpc.NewServer()
-	go func() { _ = server.Serve(f.socket()) }()
+	l := f.socket()
+	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
 	dial := f.cluster("HTTPConnect", overUDS)
-	var err error
-	for began := time.Now(); err == nil || errors.Is(err, os.ErrNotExist); { // until it listens
-		if _, err = dial(t.Context(), "tcp", "203.0.113.1:1"); time.Since(began) > patience {
-			break
-		}
-	}
+	_, err := dial(t.Context(), "tcp", "203.0.113.1:1")
 	if err == nil || !strings.Contains(err.Error(), "this server has proxyProtocol HTTPConnect: does that one run with --mode=http-connect, or with --mode=grpc?") {
 		t.Errorf("a gRPC server: %v", err)
 	}
@@ -235,8 +232,8 @@ func TestCertificates(t *testing.T) {
 	f := newFolder(t)
 	tcp := f.listen("tcp", "127.0.0.1:0")
 	other := newFolder(t)
-	server := fixture.Start(tcp, other.mutual())
-	defer server.Close()
+	far := f.tunnel(tcp, server.ModeHTTPConnect, other.mutual())
+	defer far.Close()
 	address := f.echo()
 	for files, want := range map[string]string{
 		"caBundle: DIR/ca.crt, clientCert: DIR/admin.crt, clientKey: DIR/admin.key":                                  "certificate signed by unknown authority",
