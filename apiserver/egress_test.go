@@ -23,6 +23,7 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
@@ -39,7 +40,9 @@ func selection(t *testing.T, destination string) (file string, far *tunnel.Serve
 	if err != nil {
 		t.Fatal(err)
 	}
-	far = tunnel.Start(l, nil)
+	if far, err = tunnel.Start(l, server.ModeHTTPConnect, nil); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(far.Close)
 	file = filepath.Join(dir, "egress.yaml")
 	text := fmt.Sprintf(`apiVersion: apiserver.k8s.io/v1beta1

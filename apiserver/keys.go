@@ -16,7 +16,7 @@ import (
 func (s *Server) makeKeys() error {
 	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
 		builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is that by which clients inside a cluster would know the API
-	if ip := s.config.AdvertiseAddress; ip != nil {
+	if ip := s.config.AdvertiseAddress; ip != nil && !ip.IsUnspecified() { // which stands for one that Hosts has, as with kube-apiserver
 		others = append(others, ip.String())
 	}
 	return s.keys.Make(s.certificates, s.path("pki"), serving.Hosts(s.listener.Addr(), others...), s.config.Clock.Now())

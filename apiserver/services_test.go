@@ -84,13 +84,13 @@ func TestServiceKubernetes(t *testing.T) {
 }
 
 // HPX-004: the address that /api tells is that of the endpoints of the Service kubernetes, or, where no other machine reaches the server,
-// its own; who comes out of the range of Services is told that of the Service as well. The server's certificate is good at both.
+// its own; who comes out of the range of Services is told that of the Service as well. The server's certificate is good at both, and at no address that means all.
 func TestAdvertisedAddress(t *testing.T) {
 	for _, c := range []struct {
 		listen, advertise, want string // the host; "": one of this machine, where it has any
 	}{
 		{"127.0.0.1:0", "", "127.0.0.1"}, {":0", "", ""}, {"127.0.0.1:0", "10.0.2.15", "10.0.2.15"}, {":0", "2001:db8::1", "2001:db8::1"},
-		{"127.0.0.1:0", "0.0.0.0", "127.0.0.1"}, {"127.0.0.1:0", "127.0.0.1", "127.0.0.1"},
+		{"127.0.0.1:0", "0.0.0.0", "127.0.0.1"}, {":0", "::", ""}, {"127.0.0.1:0", "127.0.0.1", "127.0.0.1"},
 	} {
 		server := testserver.Start(t, testserver.With(func(config *apiserver.Config) {
 			config.Address, config.AdvertiseAddress = c.listen, net.ParseIP(c.advertise)
@@ -131,6 +131,11 @@ func TestAdvertisedAddress(t *testing.T) {
 		for _, name := range []string{host, "10.0.0.1"} {
 			if err := shown(t, u.Host, "").VerifyHostname(name); err != nil {
 				t.Errorf("%v: %v", c, err)
+			}
+		}
+		for _, name := range []string{"0.0.0.0", "::"} { // nobody is there
+			if shown(t, u.Host, "").VerifyHostname(name) == nil {
+				t.Errorf("%v: the certificate is for %s", c, name)
 			}
 		}
 		server.Stop()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/fixture/kubelet"
 	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
 // runKubelet runs a kubelet, whose containers are this machine, until the end of the script: kubelet FOLDER, where FOLDER has the CA that
@@ -55,9 +56,7 @@ func runTunnel(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	l, err := net.Listen("unix", ts.MkAbs(args[1]))
 	ts.Check(err)
-	begin := tunnel.Start
-	if args[0] == "grpc" {
-		begin = tunnel.StartGRPC
-	}
-	ts.Defer(begin(l, nil).Close)
+	s, err := tunnel.Start(l, server.Mode(args[0]), nil)
+	ts.Check(err)
+	ts.Defer(s.Close)
 }

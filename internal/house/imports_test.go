@@ -35,6 +35,7 @@ var rooms = []string{
 	"internal/egress/selector",
 	"internal/egress",       // is given functions to read by
 	"internal/konnectivity", // knows sockets and no Kubernetes but Leases and reviews of tokens
+	"internal/viaproxy",
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",
@@ -57,7 +58,7 @@ var only = map[string][]string{
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest":              {"internal/fixture", "internal/storage/storagetest"},
 	"go.etcd.io/etcd":                                                          {"internal/storage/etcd"},
 	"go.uber.org/zap":                                                          {"internal/storage/etcd"}, // silences etcd's client
-	"google.golang.org/grpc":                                                   {"internal/fixture/tunnel", "internal/konnectivity", "internal/storage/etcd"},
+	"google.golang.org/grpc":                                                   {"internal/konnectivity", "internal/storage/etcd"},
 	"github.com/prometheus/client_golang":                                      {"internal/access/fairness", "internal/aggregation", "internal/api", "internal/egress", "internal/konnectivity"},
 	"github.com/things-go/go-socks5":                                           {"internal/socks5"},
 	"github.com/sony/gobreaker":                                                {"internal/egress"},

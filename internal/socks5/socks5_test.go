@@ -339,6 +339,27 @@ func TestEndsAll(t *testing.T) {
 	}
 }
 
+// SOX-005: nobody is warned of clients that just go, wherever they are in what they have to say.
+func TestLeaving(t *testing.T) {
+	p := serve(t, nil)
+	to := echo(t, "127.0.0.1:0")
+	for _, linger := range []int{-1, 0} { // with an end, and with a reset
+		through := tunnel(t, p.at, to.String())
+		asks(t, through, []byte("hello"), []byte("hello"))
+		_ = through.SetLinger(linger)
+		_ = through.Close()
+		for _, said := range [][]byte{nil, {5}, {5, 1, 0}, {5, 1, 0, 5}, {5, 1, 0, 5, 1, 0, 1, 127}, {5, 1, 0, 5, 1, 0, 3, 9, 'a'}} {
+			conn := open(t, p.at)
+			asks(t, conn, said, nil)
+			_ = conn.SetLinger(linger)
+			_ = conn.Close()
+		}
+	}
+	if p.stop(); p.log.String() != "" {
+		t.Errorf("the log has:\n%s", p.log)
+	}
+}
+
 // SOX-005: whatever a client sends, the proxy goes on, and its connection ends with it.
 func FuzzServe(f *testing.F) {
 	f.Add([]byte{5, 1, 0, 5, 1, 0, 1, 127, 0, 0, 1, 0, 80})

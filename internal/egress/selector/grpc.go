@@ -13,6 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/client"
 )
 
+const reasonWait = time.Second // for what a server says that hangs up
+
 // hintGRPC is what a tunnel server may be that is not understood.
 const hintGRPC = "this server has proxyProtocol GRPC: does that one run with --mode=grpc, or with --mode=http-connect?"
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	fixture "github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
 // counted counts the connections that a listener accepts.
@@ -56,7 +57,7 @@ func TestGRPC(t *testing.T) {
 		if transport = overTCP(l); kind == "uds" {
 			l, transport, secured = &counted{Listener: f.socket()}, overUDS, nil
 		}
-		server := fixture.StartGRPC(l, secured)
+		far := f.tunnel(l, server.ModeGRPC, secured)
 		dial, address, before := f.cluster("GRPC", transport), f.echo(), dials(t, "grpc", kind, "")
 		var all []net.Conn
 		for range 3 {
@@ -69,20 +70,20 @@ func TestGRPC(t *testing.T) {
 		for _, conn := range all {
 			echoes(t, conn, strings.Repeat("0123456789abcdef", 1<<14))
 		}
-		if asked := server.Asked(); len(asked) != 3 || asked[0] != address || l.n.Load() != 1 {
+		if asked := far.Asked(); len(asked) != 3 || asked[0] != address || l.n.Load() != 1 {
 			t.Errorf("asked for %q over %d connections", asked, l.n.Load())
 		}
 		if after := dials(t, "grpc", kind, ""); after != before+3 {
 			t.Errorf("%d dials are counted, want %d", after, before+3)
 		}
-		server.Close()
+		far.Close()
 		for _, conn := range all {
 			if _, err := io.ReadAll(conn); err == nil {
 				t.Error("a connection ends as if all had come")
 			}
 			_ = conn.Close()
 		}
-		again := fixture.StartGRPC(f.listen(l.Addr().Network(), l.Addr().String()), secured)
+		again := f.tunnel(f.listen(l.Addr().Network(), l.Addr().String()), server.ModeGRPC, secured)
 		err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 			conn, err := dial(ctx, "tcp", address)
 			if err == nil { // the end of the connection before has been noticed
@@ -109,9 +110,9 @@ func TestGRPCRefused(t *testing.T) {
 	if after := dials(t, "grpc", "uds", "connect"); after != before+1 {
 		t.Errorf("%d failures are counted, want %d", after, before+1)
 	}
-	server := fixture.StartGRPC(f.socket(), nil)
+	far := f.tunnel(f.socket(), server.ModeGRPC, nil)
 	no := "No agent available"
-	server.Refusal.Store(&no)
+	far.Refusal.Store(&no)
 	before = dials(t, "grpc", "uds", "proxy")
 	if _, err := dial(t.Context(), "tcp", address); err == nil || !strings.Contains(err.Error(), no) || !strings.Contains(err.Error(), address) {
 		t.Errorf("no agent: %v", err)
@@ -119,14 +120,14 @@ func TestGRPCRefused(t *testing.T) {
 	if after := dials(t, "grpc", "uds", "proxy"); after != before+1 {
 		t.Errorf("%d failures are counted, want %d", after, before+1)
 	}
-	server.Refusal.Store(nil)
+	far.Refusal.Store(nil)
 	conn, err := dial(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatalf("with an agent again: %v", err)
 	}
 	echoes(t, conn, "told")
 	_ = conn.Close()
-	server.Close()
+	far.Close()
 	l := f.socket()
 	go func() {
 		if conn, err := l.Accept(); err == nil {
@@ -148,8 +149,8 @@ func TestGRPCRefused(t *testing.T) {
 func TestGRPCToConnect(t *testing.T) {
 	f := newFolder(t)
 	tcp := f.listen("tcp", "127.0.0.1:0")
-	for transport, server := range map[string]*fixture.Server{overUDS: fixture.Start(f.socket(), nil), overTCP(tcp): fixture.Start(tcp, f.mutual())} {
-		defer server.Close()
+	for transport, far := range map[string]*fixture.Server{overUDS: f.tunnel(f.socket(), server.ModeHTTPConnect, nil), overTCP(tcp): f.tunnel(tcp, server.ModeHTTPConnect, f.mutual())} {
+		defer far.Close()
 		if _, err := f.cluster("GRPC", transport)(t.Context(), "tcp", "203.0.113.1:1"); err == nil || !strings.Contains(err.Error(), hintGRPC) {
 			t.Errorf("%s: %v", transport, err)
 		}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/server/egressselector"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
+	fixture "github.com/trellis-k8s/trellis/internal/fixture/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
 // folder is where the files of a test lie: a CA, certificates, and the socket of a tunnel server.
@@ -104,4 +106,14 @@ func (f *folder) mutual() *tls.Config {
 	cas := x509.NewCertPool()
 	cas.AppendCertsFromPEM(ca)
 	return &tls.Config{Certificates: []tls.Certificate{own}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas}
+}
+
+// tunnel starts a tunnel server on a listener; a nil config is that of one without TLS.
+func (f *folder) tunnel(l net.Listener, mode server.Mode, c *tls.Config) *fixture.Server {
+	f.Helper()
+	s, err := fixture.Start(l, mode, c)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return s
 }

@@ -50,7 +50,7 @@ type servers struct {
 
 func newServers(c *Config, m *Metrics) *servers {
 	return &servers{
-		Config: c, metrics: m, resolve: net.DefaultResolver.LookupHost,
+		Config: c, metrics: m, resolve: c.lookup,
 		connect: func(ctx context.Context, address string) (session, error) { return c.connect(ctx, address, m) },
 		woken:   make(chan struct{}, 1), sessions: map[string]session{}, places: map[string]*place{},
 	}

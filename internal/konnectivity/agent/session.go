@@ -56,7 +56,7 @@ type Session struct {
 func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	tcp, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	tcp, err := dialServer(ctx, address, o.TLS)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,95 @@
+package node
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/access/pki"
+)
+
+// behindHTTPS is a proxy of https that lets in who has a certificate of a CA of its own, and connects all to the same server.
+func behindHTTPS(t *testing.T, keys *pki.Bundle, to string) *url.URL {
+	t.Helper()
+	p := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		server, err := net.Dial("tcp", to)
+		if err != nil || r.Method != http.MethodConnect {
+			http.Error(w, "no", http.StatusBadGateway)
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+		client, said, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		go func() {
+			_, _ = io.Copy(server, said)
+			_ = server.Close()
+		}()
+		_, _ = io.Copy(client, server)
+		_ = client.Close()
+	}))
+	cas := x509.NewCertPool()
+	cas.AddCert(keys.CA)
+	p.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas}
+	p.StartTLS()
+	t.Cleanup(p.Close)
+	at, err := url.Parse(p.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// SOX-013: a proxy of https gets the CA, the insecurity and the certificate that the kubeconfig has for the server, as from client-go.
+func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
+	keys, err := pki.Ensure("", []string{"far.example", "127.0.0.1"}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{keys.Serving}}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	at := behindHTTPS(t, keys, server.Listener.Addr().String())
+	for name, c := range map[string]struct {
+		tls rest.TLSClientConfig
+		in  bool
+	}{
+		"a CA and a certificate":             {rest.TLSClientConfig{CAData: keys.CAPEM, CertData: keys.AdminCert, KeyData: keys.AdminKey}, true},
+		"without verification":               {rest.TLSClientConfig{Insecure: true, CertData: keys.AdminCert, KeyData: keys.AdminKey}, true},
+		"without a certificate":              {rest.TLSClientConfig{CAData: keys.CAPEM}, false},
+		"without the CA":                     {rest.TLSClientConfig{CertData: keys.AdminCert, KeyData: keys.AdminKey}, false},
+		"the server's name is not the proxy": {rest.TLSClientConfig{CAData: keys.CAPEM, CertData: keys.AdminCert, KeyData: keys.AdminKey, ServerName: "other.example"}, false},
+	} {
+		config := &rest.Config{Host: "https://far.example:6443", TLSClientConfig: c.tls, Proxy: http.ProxyURL(at)}
+		theirs, err := rest.HTTPClientFor(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp, err := theirs.Get(config.Host); (err == nil) != c.in {
+			t.Errorf("%s: client-go: %v", name, err)
+		} else if err == nil {
+			_ = resp.Body.Close()
+		}
+		to, err := connector(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := to(t.Context())
+		if (err == nil) != c.in {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			_ = conn.Close()
+		}
+	}
+}
