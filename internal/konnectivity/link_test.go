@@ -62,7 +62,10 @@ func (l *link) cut() {
 
 // frontLink leads to the front of a tunnel server, a Unix socket.
 func frontLink(t testing.TB, to func() (network, address string), relay func(l *link, to, from net.Conn, up bool)) *link {
-	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, saw: ignored, to: func() (net.Conn, error) { return net.Dial(to()) }}
+	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, saw: ignored, to: func() (net.Conn, error) {
+		network, address := to()
+		return net.Dial(network, address)
+	}}
 }
 
 // agentLink leads agents to a tunnel server.

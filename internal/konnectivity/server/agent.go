@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -19,26 +20,28 @@ import (
 
 const (
 	// failingTime is how long an agent is passed over after a dial that has failed.
-	failingTime      = 5 * time.Second
-	agentStreams     = 4 // of a connection, and
-	strangersStreams = 8 // in all, before one of them is an agent's
-	authenticateTime = 30 * time.Second
+	failingTime = 5 * time.Second
+	// settleTime is how long it takes an agent at most to close a connection to a server that it has met already, as it does behind a
+	// load balancer.
+	settleTime       = time.Second
+	agentStreams     = 4                // of a connection, and
+	strangersStreams = 8                // in all, before one of them is an agent's,
+	strangersTime    = 30 * time.Second // which one has to be by then
 )
+
+// jwt is what tokens of ServiceAccounts look like (RFC 7515, 7.1).
+var jwt = regexp.MustCompile(`^[\w-]+\.[\w-]+\.[\w-]+$`)
+
+// errNoToken may be told to strangers.
+var errNoToken = errors.New("no token of a ServiceAccount: the agent needs --service-account-token-path")
 
 // ServeAgents serves agents until the listener is closed.
 func (s *Server) ServeAgents(l net.Listener) error {
 	return s.listen(l, func(conn net.Conn) {
-		var let atomic.Bool
-		streams := 0
-		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-			if streams++; streams > strangersStreams && !let.Load() {
-				stream.Conn().Close(errors.New("too many streams of nobody that is known"))
-				return nil
-			}
-			return s.accept(stream, header, &let)
-		}})
-		stranger := time.AfterFunc(2*authenticateTime, func() {
-			if !let.Load() {
+		p := &peer{Server: s, from: conn.RemoteAddr()}
+		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: p.accept})
+		stranger := time.AfterFunc(strangersTime, func() {
+			if !p.let.Load() {
 				c.Close(errors.New("no agent has said who it is"))
 			}
 		})
@@ -49,48 +52,58 @@ func (s *Server) ServeAgents(l net.Listener) error {
 	})
 }
 
+// peer is the other end of a connection to the port for agents.
+type peer struct {
+	*Server
+	from    net.Addr
+	streams int
+	let     atomic.Bool // in, as an agent
+}
+
 // agent is the stream of an agent that has connected, and what is opened by it.
 type agent struct {
-	tunnel.Packets
-	server      *Server
+	packets
+	peer        *peer
 	stream      *h2.Stream
 	id          string
-	identifiers Identifiers
+	identifiers identifiers
+	came        time.Time
 	connects    bool               // has a stream for each connection
+	open        func() int         // how many connections it has
 	end         context.CancelFunc // of its authentication
 	welcome     atomic.Bool
-	let         *atomic.Bool // somebody on this connection
 	gone        atomic.Bool
 	failed      atomic.Int64 // when its last dial did, in nanoseconds; 0: it did not
 }
 
 // accept takes a stream of an agent.
-func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField, let *atomic.Bool) h2.Receiver {
-	ctx, cancel := context.WithTimeout(context.Background(), authenticateTime)
-	a := &agent{server: s, stream: stream, end: cancel, let: let}
-	a.Shared, a.Saw, a.Stalled = true, s.seen(FromAgent, ToAgent), s.options.Metrics.Stalled
-	a.Over = func() { a.over(stream, nil) } // it may be its packets that are given up
-	a.Bind(stream)
-	refuse := func(code int, why string) h2.Receiver {
-		cancel()
-		stream.Header(wire.Refusal(code, why), true)
-		return a
+func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+	if p.streams++; p.streams > strangersStreams && !p.let.Load() {
+		stream.Conn().Close(errors.New("too many streams of nobody that is known"))
+		return nil
 	}
 	if path, _ := wire.Field(header, ":path"); path != wire.Connect {
-		return refuse(wire.Unimplemented, "this port of the tunnel server serves "+wire.Connect+" alone")
+		return refuse(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.Connect+" alone")
 	}
 	id, _ := wire.Field(header, wire.AgentID)
 	if id == "" {
-		return refuse(wire.Unknown, "an agent says who it is by "+wire.AgentID)
+		return refuse(stream, wire.Unknown, "an agent says who it is by "+wire.AgentID)
 	}
-	a.id = id
-	identifiers, _ := wire.Field(header, wire.AgentIdentifiers)
-	var err error
-	if a.identifiers, err = ParseIdentifiers(identifiers); err != nil {
-		return refuse(wire.Unknown, err.Error())
+	said, _ := wire.Field(header, wire.AgentIdentifiers)
+	identifiers, err := parseIdentifiers(said)
+	if err != nil {
+		return refuse(stream, wire.Unknown, err.Error())
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	a := &agent{peer: p, stream: stream, id: id, identifiers: identifiers, came: time.Now(), end: cancel}
+	a.Shared, a.Saw, a.Stalled = true, p.options.Metrics.sawAgents, p.options.Metrics.stalled.Inc
+	a.over, a.open = a.leave, a.Open
+	a.Over = func() { a.leave(stream, nil) } // it may be its packets that are given up
+	a.Bind(stream)
 	by, _ := wire.Field(header, wire.Tunnel)
-	a.connects = by == wire.ByConnect && stream.Conn().MayTunnel()
+	if a.connects = by == wire.ByConnect && stream.Conn().MayTunnel(); a.connects {
+		a.open = func() int { return stream.Conn().Streams() - 1 }
+	}
 	token, _ := wire.Field(header, wire.Authorization)
 	go a.admit(ctx, token)
 	return a
@@ -99,31 +112,42 @@ func (s *Server) accept(stream *h2.Stream, header []hpack.HeaderField, let *atom
 // admit has the agent open connections, if it may.
 func (a *agent) admit(ctx context.Context, authorization string) {
 	defer a.end()
-	o := a.server.options
-	if o.Authenticate != nil {
-		token, bearer := strings.CutPrefix(authorization, "Bearer ")
-		err := errors.New("an agent says who it is by a Bearer token")
-		if bearer {
-			err = o.Authenticate(ctx, token)
+	o := a.peer.options
+	if err := a.identify(ctx, authorization); err != nil {
+		o.Logger.Warn("an agent was refused", "agent", a.id, "from", a.peer.from, "error", err)
+		told := "the agent's token is not accepted: the log of the tunnel server says why"
+		if errors.Is(err, errNoToken) {
+			told = err.Error()
 		}
-		if err != nil {
-			o.Logger.Warn("an agent was refused", "agent", a.id, "error", err)
-			a.stream.Header(wire.Refusal(wire.Unauthenticated, err.Error()), true)
-			a.stream.Close(nil)
-			return
-		}
+		a.stream.Header(wire.Refusal(wire.Unauthenticated, told), true)
+		a.stream.Close(nil)
+		return
 	}
 	metadata := []string{wire.ServerID, o.ID, wire.ServerCount, strconv.Itoa(o.Count)}
 	if a.connects {
 		metadata = append(metadata, wire.Tunnel, wire.ByConnect)
 	}
 	a.welcome.Store(true)
-	a.let.Store(true)
+	a.peer.let.Store(true)
 	a.stream.Header(wire.Response(metadata...), false)
-	a.server.agents.Add(a)
+	a.peer.agents.add(a)
 	if a.gone.Load() { // meanwhile
-		a.server.agents.Remove(a)
+		a.peer.agents.remove(a)
 	}
+}
+
+// identify has its token reviewed at its turn.
+func (a *agent) identify(ctx context.Context, authorization string) error {
+	authenticate := a.peer.options.Authenticate
+	if authenticate == nil {
+		return nil
+	}
+	token, bearer := strings.CutPrefix(authorization, "Bearer ")
+	if !bearer || !jwt.MatchString(token) {
+		return errNoToken
+	}
+	host, _, _ := net.SplitHostPort(a.peer.from.String())
+	return a.peer.turns.review(ctx, a.id+" "+host, func(ctx context.Context) error { return authenticate(ctx, token) })
 }
 
 // dial has it open a connection.
@@ -134,57 +158,37 @@ func (a *agent) dial(address string, answered func(tunnel.Joint, error)) (cancel
 	return a.Dial(address, answered)
 }
 
-// ID implements Agent.
-func (a *agent) ID() string { return a.id }
-
-// Identifiers implements Agent.
-func (a *agent) Identifiers() Identifiers { return a.identifiers }
-
-// Failing implements Agent.
-func (a *agent) Failing() bool { return time.Since(time.Unix(0, a.failed.Load())) < failingTime }
-
-// Open implements Agent: how many connections it has.
-func (a *agent) Open() int {
-	if a.connects {
-		return a.stream.Conn().Streams() - 1
-	}
-	return a.Packets.Open()
-}
-
-// Header implements h2.Receiver: there is only the end.
-func (a *agent) Header(s *h2.Stream, _ []hpack.HeaderField, end bool) {
-	if end {
-		a.over(s, nil)
+// answered notes how a dial of its has ended.
+func (a *agent) answered(err error) {
+	if err == nil {
+		a.failed.Store(0)
+	} else {
+		a.failed.Store(time.Now().UnixNano())
 	}
 }
+
+// failing says that it could not open, a moment ago, what it was last asked for.
+func (a *agent) failing() bool { return time.Since(time.Unix(0, a.failed.Load())) < failingTime }
+
+// settled says that it is here to stay.
+func (a *agent) settled() bool { return !a.connects || time.Since(a.came) > settleTime }
 
 // Data implements h2.Receiver.
 func (a *agent) Data(s *h2.Stream, b *h2.Buffer, end bool) {
-	if b != nil {
-		if !a.welcome.Load() {
-			b.Release()
-			s.Reset(http2.ErrCodeProtocol)
-			a.over(s, errors.New("an agent sends before it has been let in"))
-			return
-		}
-		if err := a.Read(b); err != nil {
-			a.Reset(err)
-			end = true
-		}
+	if b != nil && !a.welcome.Load() {
+		b.Release()
+		s.Reset(http2.ErrCodeProtocol)
+		a.leave(s, errors.New("an agent sends before it has been let in"))
+		return
 	}
-	if end {
-		a.over(s, nil)
-	}
+	a.packets.Data(s, b, end)
 }
 
-// Ended implements h2.Receiver.
-func (a *agent) Ended(s *h2.Stream, err error) { a.over(s, err) }
-
-// over ends all connections by it.
-func (a *agent) over(s *h2.Stream, err error) {
+// leave ends all connections by it.
+func (a *agent) leave(s *h2.Stream, err error) {
 	a.end()
 	a.gone.Store(true)
-	a.server.agents.Remove(a)
+	a.peer.agents.remove(a)
 	if err == nil {
 		err = errors.New("the agent has left")
 	}

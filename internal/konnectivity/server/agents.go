@@ -8,167 +8,159 @@ import (
 	"sync"
 )
 
-// ErrNoAgent is that of a dial when no agent is connected, or none that is for the destination. Clients of the reference know the
+// errNoAgent is that of a dial when no agent is connected, or none that is for the destination. Clients of the reference know the
 // text.
 //
 //lint:ignore ST1005 it is the reference's
-var ErrNoAgent = errors.New("No agent available")
+var errNoAgent = errors.New("No agent available")
 
-// Agent is a connection of an agent.
-type Agent interface {
-	comparable
-	ID() string // an agent may have several connections for a moment
-	Identifiers() Identifiers
-	Draining() bool // the agent goes away, and wants nothing new
-	Failing() bool  // what it was last asked to dial it could not, a moment ago
-	Open() int      // tunnelled connections
-}
-
-// Agents are those connected.
-type Agents[A Agent] struct {
+// agents are those connected.
+type agents struct {
 	strategies []Strategy
 	metrics    *Metrics
 
 	mu     sync.RWMutex
-	all    pool[A]
-	routes pool[A]            // with default-route=true
-	hosts  map[string]pool[A] // by destination
+	all    pool
+	routes pool            // with default-route=true
+	hosts  map[string]pool // by destination
 }
 
-// NewAgents returns the registry of agents, of which there are none yet.
-func NewAgents[A Agent](strategies []Strategy, m *Metrics) *Agents[A] {
-	a := &Agents[A]{strategies: strategies, metrics: m, hosts: map[string]pool[A]{}}
-	a.count()
-	return a
+// newAgents returns the registry of agents, of which there are none yet.
+func newAgents(strategies []Strategy, m *Metrics) *agents {
+	r := &agents{strategies: strategies, metrics: m, hosts: map[string]pool{}}
+	r.count()
+	return r
 }
 
-// Add puts in a connection, once, that can be dialled through from now on.
-func (a *Agents[A]) Add(agent A) {
-	a.change(agent, pool[A].with)
-}
+// add puts in a connection, once, that can be dialled through from now on.
+func (r *agents) add(a *agent) { r.change(a, pool.with) }
 
-// Remove takes out a connection that has ended. What is not there is ignored.
-func (a *Agents[A]) Remove(agent A) {
-	a.change(agent, pool[A].without)
-}
+// remove takes out a connection that has ended. What is not there is ignored.
+func (r *agents) remove(a *agent) { r.change(a, pool.without) }
 
-func (a *Agents[A]) change(agent A, change func(pool[A], A) pool[A]) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	of := agent.Identifiers()
-	a.all = change(a.all, agent)
-	if of.DefaultRoute {
-		a.routes = change(a.routes, agent)
+func (r *agents) change(a *agent, change func(pool, *agent) pool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = change(r.all, a)
+	if a.identifiers.defaultRoute {
+		r.routes = change(r.routes, a)
 	}
-	for host := range of.hosts() {
-		if p := change(a.hosts[host], agent); len(p) > 0 {
-			a.hosts[host] = p
+	for host := range a.identifiers.hosts {
+		if p := change(r.hosts[host], a); len(p) > 0 {
+			r.hosts[host] = p
 		} else {
-			delete(a.hosts, host)
+			delete(r.hosts, host)
 		}
 	}
-	a.count()
+	r.count()
 }
 
-func (a *Agents[A]) count() {
-	a.metrics.ready.Set(float64(len(a.all)))
-	n := map[Strategy]int{Default: len(a.all), DestHost: len(a.hosts), DefaultRoute: len(a.routes)}
-	for _, s := range a.strategies {
-		a.metrics.backends.WithLabelValues(string(s)).Set(float64(n[s]))
+func (r *agents) count() {
+	r.metrics.ready.Set(float64(len(r.all)))
+	r.metrics.agentStreams.Set(float64(len(slices.Concat(r.all...))))
+	n := map[Strategy]int{Default: len(r.all), DestHost: len(r.hosts), DefaultRoute: len(r.routes)}
+	for _, s := range r.strategies {
+		r.metrics.backends.WithLabelValues(string(s)).Set(float64(n[s]))
 	}
 }
 
-// Len is how many agents are connected.
-func (a *Agents[A]) Len() int {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return len(a.all)
+// len is how many agents are connected.
+func (r *agents) len() int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return len(r.all)
 }
 
-// Open is how many tunnelled connections all of them have.
-func (a *Agents[A]) Open() (n int) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for _, of := range a.all {
-		for _, agent := range of {
-			n += agent.Open()
+// open is how many tunnelled connections all of them have.
+func (r *agents) open() (n int) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, of := range r.all {
+		for _, a := range of {
+			n += a.open()
 		}
 	}
 	return n
 }
 
-// Pick chooses the connection for a destination, host:port: of the first strategy that has one, that of the agent with the fewest
+// pick chooses the connection for a destination, host:port: of the first strategy that has one, that of the agent with the fewest
 // tunnelled connections. One whose dials fail, which may be its own fault, would have the fewest for ever: it is chosen where the
-// strategies have no other, and one that is draining after that. The error is ErrNoAgent.
-func (a *Agents[A]) Pick(address string) (A, error) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for _, among := range []func(A) bool{
-		func(agent A) bool { return !agent.Draining() && !agent.Failing() },
-		func(agent A) bool { return !agent.Draining() },
-		func(A) bool { return true },
+// strategies have no other, and one that is draining after that. The error is errNoAgent.
+func (r *agents) pick(address string) (*agent, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, among := range []func(*agent) bool{
+		func(a *agent) bool { return !a.Draining() && !a.failing() },
+		func(a *agent) bool { return !a.Draining() },
+		func(*agent) bool { return true },
 	} {
-		for _, s := range a.strategies {
-			if agent, found := a.pool(s, address).pick(among); found {
-				return agent, nil
+		for _, s := range r.strategies {
+			if a := r.pool(s, address).pick(among); a != nil {
+				return a, nil
 			}
 		}
 	}
-	var none A
-	return none, ErrNoAgent
+	return nil, errNoAgent
 }
 
-func (a *Agents[A]) pool(s Strategy, address string) pool[A] {
+func (r *agents) pool(s Strategy, address string) pool {
 	switch s {
 	case DestHost:
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
 			host = address // has no port
 		}
-		return a.hosts[canonical(host)]
+		return r.hosts[canonical(host)]
 	case DefaultRoute:
-		return a.routes
+		return r.routes
 	}
-	return a.all
+	return r.all
 }
 
-// pool is agents, each with its connections in the order in which they came. Reference agents close what they have more than one of,
-// so the first is the one to keep to.
-type pool[A Agent] [][]A
+// pool is agents, each with its connections, the one to keep to first. Reference agents close what they have more than one of: it is
+// the one that came first. Ours keep one, so that another says that those before are dead: it is the one that came last.
+type pool [][]*agent
 
-func (p pool[A]) with(agent A) pool[A] {
-	i := p.find(agent.ID())
+func (p pool) with(a *agent) pool {
+	i := p.find(a.id)
 	if i < 0 {
-		return append(p, []A{agent})
+		return append(p, []*agent{a})
 	}
-	p[i] = append(p[i], agent)
+	at := len(p[i])
+	if a.connects {
+		at = 0
+	}
+	p[i] = slices.Insert(p[i], at, a)
 	return p
 }
 
-func (p pool[A]) without(agent A) pool[A] {
-	i := p.find(agent.ID())
+func (p pool) without(a *agent) pool {
+	i := p.find(a.id)
 	if i < 0 {
 		return p
 	}
-	if p[i] = slices.DeleteFunc(p[i], func(other A) bool { return other == agent }); len(p[i]) == 0 {
+	if p[i] = slices.DeleteFunc(p[i], func(other *agent) bool { return other == a }); len(p[i]) == 0 {
 		return slices.Delete(p, i, i+1)
 	}
 	return p
 }
 
-func (p pool[A]) find(id string) int {
-	return slices.IndexFunc(p, func(of []A) bool { return of[0].ID() == id })
+func (p pool) find(id string) int {
+	return slices.IndexFunc(p, func(of []*agent) bool { return of[0].id == id })
 }
 
-// pick returns the one with the fewest tunnelled connections, any of several, among some.
-func (p pool[A]) pick(among func(A) bool) (best A, found bool) {
+// pick returns the one with the fewest tunnelled connections, any of several, among some; nil: there is none.
+func (p pool) pick(among func(*agent) bool) (best *agent) {
 	fewest, ties := 0, 0
 	for _, of := range p {
-		i := slices.IndexFunc(of, among)
+		i := slices.IndexFunc(of, func(a *agent) bool { return among(a) && a.settled() })
+		if i < 0 {
+			i = slices.IndexFunc(of, among)
+		}
 		if i < 0 {
 			continue
 		}
-		open := of[i].Open()
+		open := of[i].open()
 		if ties == 0 || open < fewest {
 			fewest, ties = open, 0
 		}
@@ -179,5 +171,5 @@ func (p pool[A]) pick(among func(A) bool) (best A, found bool) {
 			best = of[i]
 		}
 	}
-	return best, ties > 0
+	return best
 }

@@ -4,54 +4,59 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// fakeAgent is a connection that does nothing.
-type fakeAgent struct {
-	id       string
-	of       Identifiers
-	open     int
-	draining bool
-	failing  bool
+// someAgent is one with so many connections, long since.
+func someAgent(t *testing.T, id string, open int, identifiers string) *agent {
+	t.Helper()
+	of, err := parseIdentifiers(identifiers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &agent{id: id, identifiers: of, open: func() int { return open }}
 }
 
-func (f *fakeAgent) ID() string               { return f.id }
-func (f *fakeAgent) Identifiers() Identifiers { return f.of }
-func (f *fakeAgent) Draining() bool           { return f.draining }
-func (f *fakeAgent) Failing() bool            { return f.failing }
-func (f *fakeAgent) Open() int                { return f.open }
+// drain has it say that it goes away.
+func (a *agent) drain(t *testing.T) {
+	t.Helper()
+	if err := a.Read(wire.Packet{Type: wire.Drain}.Message()); err != nil {
+		t.Fatal(err)
+	}
+}
 
-func registry(t *testing.T, strategies string, agents ...*fakeAgent) *Agents[*fakeAgent] {
+func registry(t *testing.T, strategies string, all ...*agent) *agents {
 	t.Helper()
 	list, err := ParseStrategies(strategies)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := NewAgents[*fakeAgent](list, NewMetrics())
-	for _, one := range agents {
-		a.Add(one)
+	a := newAgents(list, NewMetrics())
+	for _, one := range all {
+		a.add(one)
 	}
 	return a
 }
 
 // pickedFor fails unless the agent is chosen for an address.
-func (f *fakeAgent) pickedFor(t *testing.T, a *Agents[*fakeAgent], address string) {
+func (a *agent) pickedFor(t *testing.T, among *agents, address string) {
 	t.Helper()
-	got, err := a.Pick(address)
-	if err != nil || got != f {
-		t.Errorf("%s: got %+v, %v, want %+v", address, got, err, f)
+	if got, err := among.pick(address); err != nil || got != a {
+		t.Errorf("%s: got %+v, %v, want %s", address, got, err, a.id)
 	}
 }
 
 // KON-055: several agents share the load: who has the fewest connections gets the next, and equals all get their part.
 func TestFewestConnectionsFirst(t *testing.T) {
-	busy, idle, alike := &fakeAgent{id: "busy", open: 3}, &fakeAgent{id: "idle", open: 1}, &fakeAgent{id: "alike", open: 1}
+	busy, idle, alike := someAgent(t, "busy", 3, ""), someAgent(t, "idle", 1, ""), someAgent(t, "alike", 1, "")
 	a := registry(t, "default", busy, idle, alike)
 	picked := map[string]int{}
 	for range 300 {
-		agent, err := a.Pick("10.0.0.1:80")
+		agent, err := a.pick("10.0.0.1:80")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,94 +65,114 @@ func TestFewestConnectionsFirst(t *testing.T) {
 	if picked["busy"] != 0 || picked["idle"] < 50 || picked["alike"] < 50 {
 		t.Errorf("picked %v, want about half each of idle and alike", picked)
 	}
-	idle.open, alike.open = 9, 9
+	idle.open, alike.open = func() int { return 9 }, func() int { return 9 }
 	busy.pickedFor(t, a, "10.0.0.1:80")
 }
 
 // KON-054: without an agent the error is the reference's.
 func TestNoAgent(t *testing.T) {
 	a := registry(t, "destHost,default")
-	if _, err := a.Pick("10.0.0.1:80"); !errors.Is(err, ErrNoAgent) || err.Error() != "No agent available" {
+	if _, err := a.pick("10.0.0.1:80"); !errors.Is(err, errNoAgent) || err.Error() != "No agent available" {
 		t.Errorf("no agent at all: %v", err)
 	}
-	one := &fakeAgent{id: "one"}
-	a.Add(one)
+	one := someAgent(t, "one", 0, "")
+	a.add(one)
 	one.pickedFor(t, a, "10.0.0.1:80")
-	a.Remove(&fakeAgent{id: "one"}) // another connection, which was never added
-	if a.Len() != 1 {
+	a.remove(someAgent(t, "one", 0, "")) // another connection, which was never added
+	if a.len() != 1 {
 		t.Error("removed what was not there, and with it what was")
 	}
-	a.Remove(one)
-	if _, err := a.Pick("10.0.0.1:80"); !errors.Is(err, ErrNoAgent) || a.Len() != 0 {
-		t.Errorf("the last agent has gone: %v, and %d are left", err, a.Len())
+	a.remove(one)
+	if _, err := a.pick("10.0.0.1:80"); !errors.Is(err, errNoAgent) || a.len() != 0 {
+		t.Errorf("the last agent has gone: %v, and %d are left", err, a.len())
 	}
-	if _, err := registry(t, "destHost", &fakeAgent{id: "x"}).Pick("10.0.0.1:80"); !errors.Is(err, ErrNoAgent) {
+	if _, err := registry(t, "destHost", someAgent(t, "x", 0, "")).pick("10.0.0.1:80"); !errors.Is(err, errNoAgent) {
 		t.Errorf("destHost alone, and none is for it: %v", err)
 	}
 }
 
 // KON-034: --proxy-strategies are tried in their order.
 func TestStrategies(t *testing.T) {
-	node := &fakeAgent{id: "node", of: Identifiers{IPv4: []string{"10.0.0.1"}, IPv6: []string{"2001:db8:0::1"}, Host: []string{"Node-1.example"}}, open: 9}
-	gate := &fakeAgent{id: "gate", of: Identifiers{DefaultRoute: true}, open: 5}
-	rest := &fakeAgent{id: "rest"}
+	const onNode = "ipv4=10.0.0.1&ipv6=2001:db8:0::1&host=Node-1.example"
+	node := someAgent(t, "node", 9, onNode)
+	gate := someAgent(t, "gate", 5, "default-route=true")
+	rest := someAgent(t, "rest", 0, "")
 	a := registry(t, "destHost,defaultRoute,default", node, gate, rest)
 	for _, address := range []string{"10.0.0.1:80", "10.0.0.1", "[2001:db8:0:0::1]:80", "NODE-1.example.:443"} {
 		node.pickedFor(t, a, address)
 	}
 	gate.pickedFor(t, a, "10.0.0.2:80")
-	a.Remove(gate)
+	a.remove(gate)
 	rest.pickedFor(t, a, "10.0.0.2:80")
 	rest.pickedFor(t, registry(t, "default,destHost", node, rest), "10.0.0.1:80")
 
-	near := &fakeAgent{id: "near", of: node.of, open: 2}
-	a.Add(near)
+	near := someAgent(t, "near", 2, onNode)
+	a.add(near)
 	near.pickedFor(t, a, "10.0.0.1:80") // two are for it: the one with the fewest
-	a.Remove(near)
-	a.Remove(node)
+	a.remove(near)
+	a.remove(node)
 	rest.pickedFor(t, a, "10.0.0.1:80")
 }
 
 // KON-055: an agent whose dials fail, and which so has the fewest connections, is passed over as long as there is another; and it is
 // better than one that goes away.
 func TestFailingPassedOver(t *testing.T) {
-	failing, busy, draining := &fakeAgent{id: "failing", failing: true}, &fakeAgent{id: "busy", open: 9}, &fakeAgent{id: "draining", draining: true}
+	failing, busy, draining := someAgent(t, "failing", 0, ""), someAgent(t, "busy", 9, ""), someAgent(t, "draining", 0, "")
+	failing.answered(errors.New("refused"))
+	draining.drain(t)
 	a := registry(t, "default", failing, busy, draining)
 	busy.pickedFor(t, a, "192.0.2.1:80")
-	a.Remove(busy)
+	a.remove(busy)
 	failing.pickedFor(t, a, "192.0.2.1:80")
-	a.Remove(failing)
+	a.remove(failing)
 	draining.pickedFor(t, a, "192.0.2.1:80")
 }
 
 // KON-055: an agent that goes away gets nothing new as long as there is another.
 func TestDrainingLast(t *testing.T) {
-	node := &fakeAgent{id: "node", of: Identifiers{IPv4: []string{"10.0.0.1"}}, draining: true}
-	other := &fakeAgent{id: "other", open: 9}
+	node := someAgent(t, "node", 0, "ipv4=10.0.0.1")
+	other := someAgent(t, "other", 9, "")
+	node.drain(t)
 	a := registry(t, "destHost,default", node, other)
 	other.pickedFor(t, a, "10.0.0.1:80")
-	a.Remove(other)
+	a.remove(other)
 	node.pickedFor(t, a, "10.0.0.1:80")
 }
 
 // KON-055: of several connections of one agent the first is used, as reference agents close the others, and it counts as one.
 func TestConnectionsOfOneAgent(t *testing.T) {
-	first, second := &fakeAgent{id: "a", open: 5}, &fakeAgent{id: "a"}
+	first, second := someAgent(t, "a", 5, ""), someAgent(t, "a", 0, "")
 	a := registry(t, "default", first, second)
-	if a.Len() != 1 {
-		t.Errorf("%d agents, want 1", a.Len())
+	if a.len() != 1 {
+		t.Errorf("%d agents, want 1", a.len())
 	}
 	first.pickedFor(t, a, "10.0.0.1:80")
-	first.draining = true
+	first.drain(t)
 	second.pickedFor(t, a, "10.0.0.1:80")
-	a.Remove(first)
+	a.remove(first)
 	second.pickedFor(t, a, "10.0.0.1:80")
+}
+
+// KON-053, KON-055: an agent that has a stream for each connection keeps one session to a server, so that the connection that came last
+// is the one that lives; but not at once, as it closes one that has led it to a server that it has met already.
+func TestLastConnectionOfOneAgent(t *testing.T) {
+	dead, now := someAgent(t, "a", 0, ""), someAgent(t, "a", 5, "")
+	dead.connects, now.connects = true, true
+	a := registry(t, "default", dead, now)
+	now.pickedFor(t, a, "10.0.0.1:80")
+	visit := someAgent(t, "a", 0, "")
+	visit.connects, visit.came = true, time.Now().Add(time.Hour)
+	a.add(visit)
+	now.pickedFor(t, a, "10.0.0.1:80")
+	a.remove(now)
+	a.remove(dead)
+	visit.pickedFor(t, a, "10.0.0.1:80")
 }
 
 // KON-052: the metrics say how many agents there are.
 func TestAgentsAreCounted(t *testing.T) {
-	two := Identifiers{Host: []string{"a.example", "b.example"}}
-	a := registry(t, "destHost,default", &fakeAgent{id: "1", of: two}, &fakeAgent{id: "2", of: two}, &fakeAgent{id: "3"})
+	const two = "host=a.example&host=b.example"
+	a := registry(t, "destHost,default", someAgent(t, "1", 0, two), someAgent(t, "2", 0, two), someAgent(t, "3", 0, ""))
 	const want = `
 # HELP konnectivity_network_proxy_server_ready_backend_connections Number of agents that are connected.
 # TYPE konnectivity_network_proxy_server_ready_backend_connections gauge
@@ -177,17 +202,17 @@ func TestParseStrategies(t *testing.T) {
 
 // KON-050: the identifiers of reference agents.
 func TestParseIdentifiers(t *testing.T) {
-	i, err := ParseIdentifiers("host=localhost&host=node1.example&cidr=10.0.0.0/8&ipv4=1.2.3.4&ipv4=5.6.7.8&ipv6=100%3A%3A&default-route=true&default-route=false&later=x")
-	if err != nil || len(i.Host) != 2 || len(i.CIDR) != 1 || len(i.IPv4) != 2 || i.IPv6[0] != "100::" || !i.DefaultRoute {
+	i, err := parseIdentifiers("host=localhost&host=node1.example&cidr=10.0.0.0/8&ipv4=1.2.3.4&ipv4=5.6.7.8&ipv6=100%3A%3A&default-route=true&default-route=false&later=x")
+	if err != nil || len(i.hosts) != 5 || !i.hosts["node1.example"] || !i.hosts["5.6.7.8"] || !i.hosts["100::"] || !i.defaultRoute {
 		t.Errorf("got %+v, %v", i, err)
 	}
 	for _, query := range []string{"", "default-route=maybe", "default-route=false"} {
-		if i, err := ParseIdentifiers(query); err != nil || i.DefaultRoute {
+		if i, err := parseIdentifiers(query); err != nil || i.defaultRoute {
 			t.Errorf("%q: %+v, %v", query, i, err)
 		}
 	}
 	for _, query := range []string{";", "host=%zz"} {
-		if _, err := ParseIdentifiers(query); err == nil || !strings.Contains(err.Error(), "agentIdentifiers") {
+		if _, err := parseIdentifiers(query); err == nil || !strings.Contains(err.Error(), "agentIdentifiers") {
 			t.Errorf("%q: %v", query, err)
 		}
 	}

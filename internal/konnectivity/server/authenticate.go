@@ -6,17 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientv1 "k8s.io/client-go/kubernetes/typed/authentication/v1"
-)
-
-const (
-	maxReviews    = 16               // at a time: agents that come back all at once are not to flood the API server
-	reviewTimeout = 30 * time.Second // with the waiting for others
 )
 
 // Account is what an agent has to be.
@@ -25,21 +19,9 @@ type Account struct {
 }
 
 // Authenticate returns a function that has the API server review an agent's token, and returns nil if it is one for this
-// ServiceAccount and audience. Otherwise the error says what is wrong, in words that the agent may see: the token is not among them.
+// ServiceAccount and audience. Otherwise the error says what is wrong, for the log: the token is not in it.
 func (a Account) Authenticate(reviews clientv1.TokenReviewInterface) func(ctx context.Context, token string) error {
-	turns := make(chan struct{}, maxReviews)
 	return func(ctx context.Context, token string) error {
-		if token == "" {
-			return errors.New("no token: the agent needs --service-account-token-path")
-		}
-		ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
-		defer cancel()
-		select {
-		case turns <- struct{}{}:
-			defer func() { <-turns }()
-		case <-ctx.Done():
-			return fmt.Errorf("the token was not reviewed: too many others are: %w", ctx.Err())
-		}
 		if err := a.review(ctx, reviews, token); err != nil {
 			return errors.New(strings.ReplaceAll(err.Error(), token, "[token]"))
 		}

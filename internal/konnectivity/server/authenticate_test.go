@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -53,37 +52,5 @@ func TestOddReviews(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("got %v, want %s", err, c.want)
 		}
-	}
-}
-
-// KON-045: so many reviews at a time and no more; who is not served in time is refused.
-func TestReviewsAtATime(t *testing.T) {
-	entered, release := make(chan struct{}), make(chan struct{})
-	authenticate := reviewed(func(r *authenticationv1.TokenReview) error {
-		if r.Spec.Token == "early" {
-			entered <- struct{}{}
-			<-release
-		}
-		r.Status = authenticationv1.TokenReviewStatus{Authenticated: true, Audiences: r.Spec.Audiences, User: authenticationv1.UserInfo{Username: "system:serviceaccount:kube-system:konnectivity-agent"}}
-		return nil
-	})
-	var early sync.WaitGroup
-	for range maxReviews {
-		early.Go(func() {
-			if err := authenticate(t.Context(), "early"); err != nil {
-				t.Error(err)
-			}
-		})
-		<-entered
-	}
-	late, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := authenticate(late, "late"); err == nil || !strings.Contains(err.Error(), "too many others") {
-		t.Errorf("one too many: %v", err)
-	}
-	close(release)
-	early.Wait()
-	if err := authenticate(t.Context(), "late"); err != nil {
-		t.Errorf("after the others: %v", err)
 	}
 }

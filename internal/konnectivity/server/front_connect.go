@@ -44,34 +44,35 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this proxy only supports CONNECT passthrough", http.StatusMethodNotAllowed)
 		return
 	}
-	if err := s.enter(); err != nil {
-		refuse(w, err)
+	leave, err := s.enter(s.options.Metrics.httpConnections)
+	if err != nil {
+		refuseConnect(w, err)
 		return
 	}
 	answered := make(chan error, 1)
 	cancel := s.dial(r.Host, func(other tunnel.Joint, err error) {
 		if err == nil {
-			err = s.join(w, other)
+			err = join(w, other, leave)
 		}
 		answered <- err
 	})
 	stop := context.AfterFunc(r.Context(), cancel)
-	err := <-answered
+	err = <-answered
 	if stop(); err != nil {
-		s.leave()
-		refuse(w, err)
+		leave()
+		refuseConnect(w, err)
 	}
 }
 
-// join makes the connection of a request the other End of one through the tunnel.
-func (s *Server) join(w http.ResponseWriter, other tunnel.Joint) error {
+// join makes the connection of a request the other End of one through the tunnel, and calls leave when it is over.
+func join(w http.ResponseWriter, other tunnel.Joint, leave func()) error {
 	conn, early, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		other.Close(err)
 		return err
 	}
 	_ = conn.SetDeadline(time.Time{})
-	socket := tunnel.NewSocket(conn, s.leave)
+	socket := tunnel.NewSocket(conn, leave)
 	other.Join(socket)
 	socket.Send(h2.BufferOf([]byte("HTTP/1.1 200 Connection Established\r\n\r\n")))
 	if sent, _ := early.Reader.Peek(early.Reader.Buffered()); len(sent) > 0 { // behind the request
@@ -81,11 +82,11 @@ func (s *Server) join(w http.ResponseWriter, other tunnel.Joint) error {
 	return nil
 }
 
-// refuse says why there is no connection.
-func refuse(w http.ResponseWriter, err error) {
+// refuseConnect says why there is no connection.
+func refuseConnect(w http.ResponseWriter, err error) {
 	status, text := http.StatusBadGateway, err.Error()
 	switch {
-	case errors.Is(err, ErrNoAgent):
+	case errors.Is(err, errNoAgent):
 		status, text = http.StatusServiceUnavailable, "currently no tunnels available: "+text // the reference's words
 	case errors.Is(err, errLeaving):
 		status = http.StatusServiceUnavailable

@@ -7,7 +7,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
-	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
@@ -28,74 +27,27 @@ func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
 	})
 }
 
-// front takes a stream of an API server.
+// front takes a stream of an API server, which is a connection through the tunnel.
 func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-	f := &front{}
-	f.Bind(stream)
 	if path, _ := wire.Field(header, ":path"); path != wire.Proxy {
-		stream.Header(wire.Refusal(wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone"), true)
-		return f
+		return refuse(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone")
 	}
-	f.Answer, f.Saw = s.dial, s.seen(FromFront, ToFront)
+	leave, err := s.enter(s.options.Metrics.frontStreams)
+	if err != nil {
+		return refuse(stream, wire.Unavailable, err.Error())
+	}
+	f := &packets{}
+	f.Bind(stream)
+	f.Answer, f.Saw, f.Over = s.dial, s.options.Metrics.sawFronts, leave
+	f.over = func(stream *h2.Stream, err error) {
+		f.Close(err)
+		stream.Close(wire.Trailer(wire.OK, ""))
+	}
 	var metadata []string
 	if half, _ := wire.Field(header, wire.HalfClose); half == wire.Yes {
 		f.HalfClose = true
 		metadata = []string{wire.HalfClose, wire.Yes}
 	}
-	if err := s.enter(); err != nil {
-		stream.Header(wire.Refusal(wire.Unavailable, err.Error()), true)
-		return f
-	}
-	f.Over, f.served = s.leave, true
 	stream.Header(wire.Response(metadata...), false)
 	return f
-}
-
-// seen counts packets, by where they come from or go to.
-func (s *Server) seen(from, to Segment) func(wire.Type, bool) {
-	return func(t wire.Type, received bool) {
-		segment := to
-		if received {
-			segment = from
-		}
-		s.options.Metrics.Packet(segment, int(t))
-	}
-}
-
-// front is a stream of an API server, which is a connection through the tunnel.
-type front struct {
-	tunnel.Packets
-	served bool
-}
-
-// Header implements h2.Receiver: there is only the end.
-func (f *front) Header(s *h2.Stream, _ []hpack.HeaderField, end bool) {
-	if end {
-		f.end(s, nil)
-	}
-}
-
-// Data implements h2.Receiver.
-func (f *front) Data(s *h2.Stream, b *h2.Buffer, end bool) {
-	if !f.served {
-		b.Release()
-		return
-	}
-	if b != nil {
-		if err := f.Read(b); err != nil {
-			f.Reset(err)
-			end = true
-		}
-	}
-	if end {
-		f.end(s, nil)
-	}
-}
-
-// Ended implements h2.Receiver.
-func (f *front) Ended(s *h2.Stream, err error) { f.end(s, err) }
-
-func (f *front) end(s *h2.Stream, err error) {
-	f.Close(err)
-	s.Close(wire.Trailer(wire.OK, ""))
 }

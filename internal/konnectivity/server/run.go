@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/gather"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
 )
 
 // Config is what a server is started with: its Options, of which Run makes the Metrics, and all that stands around it.
@@ -38,10 +40,11 @@ type Config struct {
 // running is a server with its listeners open.
 type running struct {
 	Config
-	server                        *Server
-	agents, fronts, admin, health net.Listener
-	draining                      atomic.Bool
-	stop                          context.CancelFunc // following the files of certificates
+	server         *Server
+	agents, fronts net.Listener
+	admin, health  *http.Server
+	draining       atomic.Bool
+	stop           context.CancelFunc // following the files of certificates
 }
 
 // Run serves until ctx is done or something fails, then drains for up to the GracePeriod. Errors name the flag of trellis
@@ -54,30 +57,27 @@ func Run(ctx context.Context, c Config) error {
 	return r.run(ctx)
 }
 
-// start opens the listeners.
-func start(c Config) (*running, error) {
+// start opens the ports.
+func start(c Config) (_ *running, err error) {
 	c.Metrics = cmp.Or(c.Metrics, NewMetrics())
 	following, stop := context.WithCancel(context.Background())
 	r := &running{Config: c, server: New(c.Options), stop: stop}
-	for _, open := range []struct {
-		l    *net.Listener
-		with func() (net.Listener, error)
-	}{
-		{&r.agents, func() (net.Listener, error) {
-			return listenTLS(following, "agent-port", c.AgentAddress, "cluster", c.AgentTLS, "h2")
-		}},
-		{&r.fronts, func() (net.Listener, error) { return c.listenFronts(following) }},
-		{&r.admin, func() (net.Listener, error) { return listen("admin-port", c.AdminAddress) }},
-		{&r.health, func() (net.Listener, error) { return listen("health-port", c.HealthAddress) }},
-	} {
-		l, err := open.with()
+	defer func() {
 		if err != nil {
 			r.close()
-			return nil, err
 		}
-		*open.l = l
+	}()
+	if r.agents, err = listenTLS(following, "agent-port", c.AgentAddress, "cluster", c.AgentTLS, "h2"); err != nil {
+		return nil, err
 	}
-	return r, nil
+	if r.fronts, err = c.listenFronts(following); err != nil {
+		return nil, err
+	}
+	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, admin.Admin(c.Metrics.registry, c.Profiling, c.ContentionProfiling)); err != nil {
+		return nil, err
+	}
+	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.Health(c.Metrics.registry, r.ready))
+	return r, err
 }
 
 func (c Config) listenFronts(following context.Context) (net.Listener, error) {
@@ -95,26 +95,23 @@ func listenTLS(following context.Context, flag, address, side string, t TLS, pro
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen(flag, address)
-	if err != nil {
-		return nil, err
-	}
-	return tls.NewListener(gather.Listener{Listener: l}, config), nil
-}
-
-func listen(flag, address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w (choose another port or address)", flag, err)
 	}
-	return l, nil
+	return tls.NewListener(gather.Listener{Listener: l}, config), nil
 }
 
 func (r *running) close() {
 	r.stop()
-	for _, l := range []net.Listener{r.agents, r.fronts, r.admin, r.health} {
+	for _, l := range []net.Listener{r.agents, r.fronts} {
 		if l != nil {
 			_ = l.Close() // most are closed by who serves them
+		}
+	}
+	for _, s := range []*http.Server{r.admin, r.health} {
+		if s != nil {
+			_ = s.Close()
 		}
 	}
 }
@@ -122,12 +119,9 @@ func (r *running) close() {
 // run serves and drains. The Lease goes first, so that agents count the server no longer.
 func (r *running) run(ctx context.Context) (err error) {
 	defer r.close()
-	health, admin := newHealth(r.Metrics, r.notReady), newAdmin(r.Metrics, r.Profiling, r.ContentionProfiling)
-	failed := make(chan error, 4) // one of each
+	failed := make(chan error, 2) // one of each
 	go func() { failed <- r.server.ServeAgents(r.agents) }()
 	go func() { failed <- r.server.ServeFronts(r.fronts, r.Mode) }()
-	go func() { failed <- admin.Serve(r.admin) }()
-	go func() { failed <- health.Serve(r.health) }()
 	published, withdraw := context.WithCancel(context.Background())
 	defer withdraw()
 	var lease sync.WaitGroup
@@ -135,7 +129,7 @@ func (r *running) run(ctx context.Context) (err error) {
 		keeper := &leases{Lease: *r.Lease, metrics: r.Metrics, logger: r.Logger, clock: clock.RealClock{}}
 		lease.Go(func() { keeper.run(published, r.ID) })
 	}
-	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.fronts.Addr(), "admin", r.admin.Addr(), "health", r.health.Addr())
+	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.fronts.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
@@ -147,16 +141,20 @@ func (r *running) run(ctx context.Context) (err error) {
 	defer cancel()
 	r.server.Shutdown(patience)
 	lease.Wait()
-	return errors.Join(err, admin.Close(), health.Close())
+	return err
 }
 
-// notReady says why nothing can be dialled through the server; "" if it can.
-func (r *running) notReady() string {
+// ready says whether it can be dialled through the server, and why not.
+func (r *running) ready(w http.ResponseWriter, _ *http.Request) {
+	why := "ok"
 	switch {
 	case r.draining.Load():
-		return "the server is shutting down"
+		why = "the server is shutting down"
 	case !r.server.Ready():
-		return "no connection to any proxy agent" // the reference's words
+		why = "no connection to any proxy agent" // the reference's words
 	}
-	return ""
+	if why != "ok" {
+		w.WriteHeader(http.StatusInternalServerError)
+	}
+	_, _ = io.WriteString(w, why)
 }

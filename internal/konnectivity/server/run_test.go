@@ -13,9 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
 // configured is a server on free ports and a socket.
@@ -30,9 +34,9 @@ func configured(t *testing.T) Config {
 }
 
 // get is a status and a body.
-func get(t *testing.T, l net.Listener, path string) (int, string) {
+func get(t *testing.T, s *http.Server, path string) (int, string) {
 	t.Helper()
-	resp, err := http.Get("http://" + l.Addr().String() + path)
+	resp, err := http.Get("http://" + s.Addr + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,80 +86,78 @@ func TestRun(t *testing.T) {
 	if n := leases(); n != 0 {
 		t.Errorf("%d Leases are left", n)
 	}
-	if why := r.notReady(); why != "the server is shutting down" {
-		t.Errorf("not ready at the end as %q", why)
+	w := httptest.NewRecorder()
+	if r.ready(w, nil); w.Code != 500 || w.Body.String() != "the server is shutting down" {
+		t.Errorf("ready at the end: %d %s", w.Code, w.Body)
 	}
-	for _, l := range []net.Listener{r.agents, r.fronts, r.admin, r.health} {
-		if c, err := net.Dial(l.Addr().Network(), l.Addr().String()); err == nil {
-			_ = c.Close()
-			t.Errorf("something still listens at %s", l.Addr())
+	for network, addresses := range map[string][]string{"tcp": {r.agents.Addr().String(), r.admin.Addr, r.health.Addr}, "unix": {r.fronts.Addr().String()}} {
+		for _, at := range addresses {
+			if c, err := net.Dial(network, at); err == nil {
+				_ = c.Close()
+				t.Errorf("something still listens at %s", at)
+			}
 		}
 	}
 }
 
 // KON-052: ready is who has an agent; the reference's texts.
 func TestReady(t *testing.T) {
-	for _, why := range []string{"", "no connection to any proxy agent"} {
-		h := newHealth(NewMetrics(), func() string { return why }).Handler
+	m := NewMetrics()
+	r := &running{server: New(Options{Strategies: []Strategy{Default}, Metrics: m})}
+	h := admin.Health(m.registry, r.ready)
+	for _, want := range []string{"500 no connection to any proxy agent", "200 ok"} {
 		for _, path := range []string{"/readyz", "/ready", "/readyz?verbose"} {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
-			want, body := 200, "ok"
-			if why != "" {
-				want, body = 500, why
-			}
-			if w.Code != want || w.Body.String() != body {
-				t.Errorf("%s: %d %s, want %d %s", path, w.Code, w.Body, want, body)
+			if got := fmt.Sprint(w.Code, " ", w.Body); got != want {
+				t.Errorf("%s: %s, want %s", path, got, want)
 			}
 		}
-	}
-}
-
-// KON-026: profiles are served where --enable-profiling says so.
-func TestNoProfiles(t *testing.T) {
-	w := httptest.NewRecorder()
-	newAdmin(NewMetrics(), false, false).Handler.ServeHTTP(w, httptest.NewRequest("GET", "/debug/pprof/", nil))
-	if w.Code != 404 {
-		t.Errorf("got %d, want 404", w.Code)
+		r.server.agents.add(someAgent(t, "a", 0, ""))
 	}
 }
 
 // KON-026: counters have the reference's names, and a packet of no known type is counted as well.
 func TestMetrics(t *testing.T) {
 	m := NewMetrics()
-	m.Dialing()
-	m.Dialing()
-	m.DialDone()
-	m.DialFailed(NoAgent)
-	m.Opened(time.Second)
-	m.Opened(time.Second)
-	m.Established(func() int { return 1 })
-	m.Stalled()
-	m.Packet(FromFront, 0)
-	m.Packet(ToAgent, 5)
-	m.Packet(ToAgent, 99)
-	m.Packet(ToAgent, -1)
-	const want = `
-# HELP konnectivity_network_proxy_server_dial_failure_count Number of failures of dials, of which one may have several.
-# TYPE konnectivity_network_proxy_server_dial_failure_count counter
-konnectivity_network_proxy_server_dial_failure_count{reason="no_agent"} 1
-# HELP konnectivity_network_proxy_server_established_connections Number of tunnelled connections that are open.
-# TYPE konnectivity_network_proxy_server_established_connections gauge
-konnectivity_network_proxy_server_established_connections 1
-# HELP konnectivity_network_proxy_server_pending_backend_dials Number of dials that agents have not answered yet.
-# TYPE konnectivity_network_proxy_server_pending_backend_dials gauge
-konnectivity_network_proxy_server_pending_backend_dials 1
-# HELP konnectivity_network_proxy_server_stalled_connections_total Number of tunnelled connections that were closed because an end took nothing.
-# TYPE konnectivity_network_proxy_server_stalled_connections_total counter
-konnectivity_network_proxy_server_stalled_connections_total 1
-`
-	const p = "konnectivity_network_proxy_server_"
-	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(want), p+"dial_failure_count", p+"established_connections", p+"pending_backend_dials", p+"stalled_connections_total"); err != nil {
-		t.Error(err)
+	s := New(Options{Strategies: []Strategy{Default}, Metrics: m})
+	_ = s.dial("a:1", func(tunnel.Joint, error) {})
+	s.agents.add(someAgent(t, "a", 3, ""))
+	s.agents.add(someAgent(t, "a", 0, ""))
+	for _, among := range []prometheus.Gauge{m.frontStreams, m.frontStreams, m.httpConnections, m.httpConnections, m.httpConnections} {
+		leave, err := s.enter(among)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer leave()
 	}
-	for labels, want := range map[[2]string]float64{{"from_client", "DIAL_REQ"}: 1, {"to_agent", "DIAL_CLS"}: 1, {"to_agent", "Unknown"}: 2, {"to_client", "DATA"}: 0} {
-		if got := testutil.ToFloat64(m.streamPackets.WithLabelValues(labels[:]...)); got != want {
-			t.Errorf("packets %v: %v, want %v", labels, got, want)
+	leave, _ := s.enter(m.frontStreams)
+	leave()
+	m.stalled.Inc()
+	m.sawFronts(wire.DialReq, true)
+	m.sawAgents(wire.DialCls, false)
+	m.sawAgents(wire.Drain, true)
+	m.sawAgents(99, false)
+	m.sawAgents(255, false)
+	w := httptest.NewRecorder()
+	admin.Admin(m.registry, false, false).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{
+		`dial_failure_count{reason="no_agent"} 1`,
+		`established_connections 3`,
+		`pending_backend_dials 0`,
+		`stalled_connections_total 1`,
+		`ready_backend_connections 1`,
+		`grpc_connections{service_method="Connect"} 2`,
+		`grpc_connections{service_method="Proxy"} 2`,
+		`http_connections 3`,
+		`stream_packets_total{packet_type="DIAL_REQ",segment="from_client"} 1`,
+		`stream_packets_total{packet_type="DIAL_CLS",segment="to_agent"} 1`,
+		`stream_packets_total{packet_type="DRAIN",segment="from_agent"} 1`,
+		`stream_packets_total{packet_type="Unknown",segment="to_agent"} 2`,
+		`stream_packets_total{packet_type="DATA",segment="to_client"} 0`,
+	} {
+		if !strings.Contains(w.Body.String(), "\nkonnectivity_network_proxy_server_"+want+"\n") {
+			t.Errorf("no %s in\n%s", want, w.Body)
 		}
 	}
 }

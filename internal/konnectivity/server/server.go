@@ -3,15 +3,20 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
@@ -47,7 +52,8 @@ const (
 // Server is a tunnel server.
 type Server struct {
 	options Options
-	agents  *Agents[*agent]
+	agents  *agents
+	turns   *turns
 
 	mu        sync.Mutex
 	listeners []net.Listener
@@ -61,13 +67,13 @@ type Server struct {
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	s := &Server{options: o, agents: NewAgents[*agent](o.Strategies, o.Metrics), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
-	o.Metrics.Established(s.agents.Open)
+	s := &Server{options: o, agents: newAgents(o.Strategies, o.Metrics), turns: newTurns(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
+	o.Metrics.established(s.agents.open)
 	return s
 }
 
 // Ready says that an agent is connected.
-func (s *Server) Ready() bool { return s.agents.Len() > 0 }
+func (s *Server) Ready() bool { return s.agents.len() > 0 }
 
 // listen accepts connections, each served by a goroutine, until the listener is closed.
 func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
@@ -112,100 +118,63 @@ func (s *Server) run(c *h2.Conn, keepalive time.Duration) error {
 
 var errLeaving = errors.New("the tunnel server is shutting down")
 
-// enter counts a connection that is asked for; leave, that it is over.
-func (s *Server) enter() error {
+// enter counts a connection that is asked for until leave is called.
+func (s *Server) enter(among prometheus.Gauge) (leave func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leaving {
-		return errLeaving
+		return nil, errLeaving
 	}
 	s.open++
-	return nil
-}
-
-func (s *Server) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open--; s.leaving && s.open == 0 {
-		close(s.idle)
-	}
+	among.Inc()
+	return func() {
+		among.Dec()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.open--; s.leaving && s.open == 0 {
+			close(s.idle)
+		}
+	}, nil
 }
 
 // dial has an agent open a connection.
 func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
-	a, err := s.agents.Pick(address)
+	m := s.options.Metrics
+	a, err := s.agents.pick(address)
 	if err != nil {
-		s.options.Metrics.DialFailed(NoAgent)
+		m.failures.WithLabelValues(noAgent).Inc()
 		answered(nil, err)
 		return func() {}
 	}
-	d := &dialled{server: s, by: a, began: time.Now(), answered: answered}
-	s.options.Metrics.Dialing()
-	d.cancel = a.dial(address, d.answer)
-	if limit := s.options.DialTimeout; limit > 0 {
-		d.limit(limit)
-	}
-	return d.cancel
-}
-
-// dialled is a connection that is being opened.
-type dialled struct {
-	server   *Server
-	by       *agent
-	began    time.Time
-	answered func(tunnel.Joint, error)
-	cancel   func()
-
-	mu    sync.Mutex
-	timer *time.Timer
-	late  bool
-	over  bool
-}
-
-func (d *dialled) limit(limit time.Duration) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.over {
-		d.timer = time.AfterFunc(limit, func() {
-			d.mu.Lock()
-			d.late = true
-			d.mu.Unlock()
-			d.cancel()
-		})
-	}
-}
-
-func (d *dialled) answer(other tunnel.Joint, err error) {
-	d.mu.Lock()
-	d.over = true
-	if d.timer != nil {
-		d.timer.Stop()
-	}
-	if err != nil && d.late {
-		err = errDialTimeout
-	}
-	d.mu.Unlock()
-	m := d.server.options.Metrics
-	if m.DialDone(); err != nil {
-		d.by.failed.Store(time.Now().UnixNano())
-		m.DialFailed(reason(err))
-		d.answered(nil, err)
-		return
-	}
-	d.by.failed.Store(0)
-	m.Opened(time.Since(d.began))
-	d.answered(other, nil)
+	began, asked := time.Now(), make(chan struct{})
+	var late atomic.Bool
+	limit := time.AfterFunc(cmp.Or(s.options.DialTimeout, math.MaxInt64), func() {
+		<-asked // until there is what cancels it
+		late.Store(true)
+		cancel()
+	})
+	m.pending.Inc()
+	cancel = a.dial(address, func(other tunnel.Joint, err error) {
+		limit.Stop()
+		m.pending.Dec()
+		reason := errorResponse
+		if err != nil && late.Load() {
+			err, reason = errDialTimeout, dialTimedOut
+		}
+		a.answered(err)
+		if err != nil {
+			m.failures.WithLabelValues(reason).Inc()
+			answered(nil, err)
+			return
+		}
+		m.dials.Observe(time.Since(began).Seconds())
+		answered(other, nil)
+	})
+	close(asked)
+	return cancel
 }
 
 var errDialTimeout = errors.New("timed out waiting for backend dial") // the reference's words
-
-// reason is what metrics say of a failure.
-func reason(err error) string {
-	if errors.Is(err, errDialTimeout) {
-		return DialTimedOut
-	}
-	return ErrorResponse
-}
 
 // Shutdown takes no new agents and no new connections, waits for those that are open until the context ends, and closes what is left.
 func (s *Server) Shutdown(ctx context.Context) {

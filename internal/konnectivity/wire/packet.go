@@ -29,7 +29,7 @@ func (t Type) String() string {
 	if int(t) < len(names) {
 		return names[t]
 	}
-	return "unknown"
+	return "Unknown"
 }
 
 var names = [...]string{"DIAL_REQ", "DIAL_RSP", "CLOSE_REQ", "CLOSE_RSP", "DATA", "DIAL_CLS", "DRAIN"}
