@@ -101,7 +101,7 @@ func newStage(t *testing.T, p *pki, mode server.Mode, packets bool) *stage {
 		relay = relayBytes
 	}
 	s.setUp(t, "server")
-	s.front = frontLink(t, func() (string, string) { return "unix", s.now().front }, relay)
+	s.front = frontLink(t, func() string { return s.now().front }, relay)
 	s.agent = agentLink(t, p, func() string { return s.now().agents })
 	s.agent.packets = packets
 	go serveOn(s.destination, s.serve)

@@ -61,11 +61,8 @@ func (l *link) cut() {
 }
 
 // frontLink leads to the front of a tunnel server, a Unix socket.
-func frontLink(t testing.TB, to func() (network, address string), relay func(l *link, to, from net.Conn, up bool)) *link {
-	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, saw: ignored, to: func() (net.Conn, error) {
-		network, address := to()
-		return net.Dial(network, address)
-	}}
+func frontLink(t testing.TB, to func() (socket string), relay func(l *link, to, from net.Conn, up bool)) *link {
+	return &link{Listener: listen(t, "unix", filepath.Join(t.TempDir(), "link")), relay: relay, saw: ignored, to: func() (net.Conn, error) { return net.Dial("unix", to()) }}
 }
 
 // agentLink leads agents to a tunnel server.

@@ -61,7 +61,7 @@ func proxies(t *testing.T, to string) (connect, socks string) {
 func TestThroughProxy(t *testing.T) {
 	dir := t.TempDir()
 	caFile, _, certificate := pair(t, dir, "server")
-	c := Config{Host: "servers.example", ID: "a", CAFile: caFile, TokenFile: write(t, dir, "token", []byte("abc")), KeepaliveTime: time.Minute,
+	c := Config{Host: "servers.example", ID: "a", CAFile: caFile, TokenFile: write(t, dir, "token", []byte("a.b.c")), KeepaliveTime: time.Minute,
 		SyncInterval: time.Millisecond, SyncIntervalCap: time.Second, HealthAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0"}
 	for i := range 2 {
 		s := server.New(server.Options{ID: "s", Count: 1, Strategies: []server.Strategy{server.Default}, KeepaliveTime: time.Minute, Metrics: server.NewMetrics(),
