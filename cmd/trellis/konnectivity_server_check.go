@@ -25,7 +25,7 @@ func (f *konnectivityServer) complete() (err error) {
 	if c.Strategies, err = server.ParseStrategies(f.strategies); err != nil {
 		return fmt.Errorf("--proxy-strategies: %w", err)
 	}
-	for _, step := range []func() error{f.check, f.checkPorts, f.checkFronts, f.checkFiles, f.completeTLS, f.completeLease, f.completeClient} {
+	for _, step := range []func() error{f.check, f.checkFiles, f.completeTLS, f.completeLease, f.completeClient} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -35,10 +35,14 @@ func (f *konnectivityServer) complete() (err error) {
 
 func (p port) address() string { return net.JoinHostPort(p.bind, strconv.Itoa(p.number)) }
 
-// check refuses what is no number that can be, and what does not go together: agents identify themselves by tokens or by client certificates.
+func (p port) invalid() bool { return p.number < 0 || p.number > 65535 }
+
+// check refuses what is no number that can be, and what does not go together: the API server comes by a socket or with a client
+// certificate, agents identify themselves by tokens or by client certificates.
 func (f *konnectivityServer) check() error {
 	const together = "give it: agents' tokens are reviewed with --agent-namespace, --agent-service-account, --authentication-audience and --kubeconfig"
-	c, agent := &f.config, f.config.AgentTLS
+	const noTLS = "leave it out with --uds-name, where there is no TLS"
+	c, front, agent := &f.config, f.config.FrontTLS, f.config.AgentTLS
 	socket, tokens, inPod := c.Socket != "", f.tokens(), os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	for _, w := range []struct {
 		wrong     bool
@@ -47,6 +51,16 @@ func (f *konnectivityServer) check() error {
 		{c.Mode != server.ModeGRPC && c.Mode != server.ModeHTTPConnect, "mode", "must be grpc or http-connect"},
 		{socket && f.front.number != 0, "server-port", "set it to 0 with --uds-name"},
 		{!socket && f.front.number == 0, "server-port", "give it, or name a socket with --uds-name"},
+		{f.front.invalid(), "server-port", "must be between 0 and 65535"},
+		{f.agent.invalid(), "agent-port", "must be between 0 and 65535"},
+		{f.admin.invalid(), "admin-port", "must be between 0 and 65535"},
+		{f.health.invalid(), "health-port", "must be between 0 and 65535"},
+		{socket && front.CertFile != "", "server-cert", noTLS},
+		{socket && front.KeyFile != "", "server-key", noTLS},
+		{socket && front.ClientCAFile != "", "server-ca-cert", noTLS},
+		{!socket && front.ClientCAFile == "", "server-ca-cert", "name the CA of the API server's client certificate, or a socket with --uds-name"},
+		{!socket && front.CertFile == "", "server-cert", "give it: without --uds-name the API server connects with TLS"},
+		{!socket && front.KeyFile == "", "server-key", "give it: without --uds-name the API server connects with TLS"},
 		{agent.CertFile == "", "cluster-cert", "give it: agents connect with TLS"},
 		{agent.KeyFile == "", "cluster-key", "give it: agents connect with TLS"},
 		{tokens && agent.ClientCAFile != "", "cluster-ca-cert", "leave it out where agents identify themselves by tokens (--agent-namespace and others)"},
@@ -67,29 +81,6 @@ func (f *konnectivityServer) check() error {
 	} {
 		if w.wrong {
 			return fmt.Errorf("--%s %q: %s", w.flag, f.flags.Lookup(w.flag).Value, w.why)
-		}
-	}
-	return nil
-}
-
-// checkPorts wants ports that can be.
-func (f *konnectivityServer) checkPorts() error {
-	for flag, p := range map[string]port{"server-port": f.front, "agent-port": f.agent, "admin-port": f.admin, "health-port": f.health} {
-		if p.number < 0 || p.number > 65535 {
-			return fmt.Errorf("--%s %d: must be between 0 and 65535", flag, p.number)
-		}
-	}
-	return nil
-}
-
-// checkFronts wants a certificate where the API server connects with TLS, and none where it comes by a socket.
-func (f *konnectivityServer) checkFronts() error {
-	for _, flag := range []string{"server-cert", "server-key", "server-ca-cert"} {
-		switch given, socket := f.flags.Lookup(flag).Value.String() != "", f.config.Socket != ""; {
-		case given && socket:
-			return fmt.Errorf("--%s: leave it out with --uds-name, where there is no TLS", flag)
-		case !given && !socket:
-			return fmt.Errorf("--%s: give it, as the API server connects with TLS, or name a socket with --uds-name", flag)
 		}
 	}
 	return nil
