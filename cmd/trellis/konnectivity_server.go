@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os/signal"
 	"strings"
@@ -19,6 +20,10 @@ import (
 // tunnelKeepalive is how long a connection of a tunnel is silent before it is looked after: below the minutes after which firewalls
 // forget it. The reference waits an hour.
 const tunnelKeepalive = 30 * time.Second
+
+// reviewQPS and reviewBurst are how many requests a second, and at once, it sends to the API server, where not told otherwise: many agents
+// may come back at a time, and strangers beside them, whose tokens are all reviewed.
+const reviewQPS, reviewBurst = 50, 100
 
 // konnectivityServer is the flags of the command as they were typed.
 type konnectivityServer struct {
@@ -134,8 +139,8 @@ func (f *konnectivityServer) bindCluster(flags *pflag.FlagSet) {
 	flags.StringVar(&f.account.Name, "agent-service-account", "", "the agents' ServiceAccount")
 	flags.StringVar(&f.account.Audience, "authentication-audience", "", "audience of the agents' tokens")
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to review agents' tokens and keep the Lease with; in a Pod by default that of its ServiceAccount")
-	flags.Float32Var(&f.qps, "kubeconfig-qps", 0, "requests a second with --kubeconfig; 0: client-go's default")
-	flags.IntVar(&f.burst, "kubeconfig-burst", 0, "requests at once with --kubeconfig; 0: client-go's default")
+	flags.Float32Var(&f.qps, "kubeconfig-qps", 0, fmt.Sprintf("requests a second with --kubeconfig; 0: %d (the reference: 5)", reviewQPS))
+	flags.IntVar(&f.burst, "kubeconfig-burst", 0, fmt.Sprintf("requests at once with --kubeconfig; 0: %d (the reference: 10)", reviewBurst))
 	flags.StringVar(&f.contentType, "kube-api-content-type", runtime.ContentTypeProtobuf, "content type of requests with --kubeconfig")
 	flags.BoolVar(&f.lease, "enable-lease-controller", false, "keep a Lease, by which agents count servers, and remove expired ones of others")
 	flags.StringVar(&f.leases.Namespace, "lease-namespace", "kube-system", "namespace of the Leases")

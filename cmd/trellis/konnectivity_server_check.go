@@ -131,9 +131,10 @@ func (f *konnectivityServer) completeLease() error {
 		}
 		f.leases.Labels[name] = value
 	}
-	for i, address := range f.leases.Addresses {
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			f.leases.Addresses[i] = net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(f.agent.number))
+	for _, address := range f.leases.Addresses {
+		_, text, err := net.SplitHostPort(address)
+		if n, wrong := strconv.ParseUint(text, 10, 16); err == nil && (wrong != nil || n == 0) {
+			return fmt.Errorf("--advertise-agent-address: %q has no port that agents can dial: leave it out for that of --agent-port", address)
 		}
 	}
 	f.config.Lease = &f.leases
@@ -152,7 +153,7 @@ func (f *konnectivityServer) completeClient() error {
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	config.QPS, config.Burst, config.ContentType = cmp.Or(f.qps, config.QPS), cmp.Or(f.burst, config.Burst), f.contentType
+	config.QPS, config.Burst, config.ContentType = cmp.Or(f.qps, reviewQPS), cmp.Or(f.burst, reviewBurst), f.contentType
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("--kubeconfig, --kube-api-content-type: %w", err)

@@ -106,6 +106,8 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 		{"server-id", with(byTokens, "--enable-lease-controller", "--server-id=A_B")},
 		{"lease-label", with(byTokens, "--enable-lease-controller", "--lease-label=x")},
 		{"advertise-agent-address", with(byTokens, "--advertise-agent-address=192.0.2.1")},
+		{"advertise-agent-address", with(byTokens, "--enable-lease-controller", "--advertise-agent-address=192.0.2.1:0")},
+		{"advertise-agent-address", with(byTokens, "--enable-lease-controller", "--advertise-agent-address=192.0.2.1:http")},
 	} {
 		if _, err := konnectivityFlags(t, c.args...); err == nil || !strings.HasPrefix(err.Error(), "--"+c.flag) {
 			t.Errorf("%v: %v, want an error of --%s", c.args, err, c.flag)
@@ -126,6 +128,9 @@ func TestKonnectivityServerOfTheDocumentation(t *testing.T) {
 		c.Authenticate == nil || f.account != (server.Account{Audience: "system:konnectivity-server", Namespace: "kube-system", Name: "konnectivity-agent"}) || c.Lease != nil {
 		t.Errorf("got %+v", c)
 	}
+	if qps := f.leases.Client.CoreV1().RESTClient().GetRateLimiter().QPS(); qps != reviewQPS {
+		t.Errorf("%v requests a second, want %d", qps, reviewQPS)
+	}
 }
 
 // KON-034: the flags of TCP, several servers and strategies; and those of the reference that do nothing here.
@@ -142,7 +147,7 @@ func TestKonnectivityServerOthers(t *testing.T) {
 		len(c.AgentTLS.CipherSuites) != 1 || c.KeepaliveTime != 30*time.Second || c.FrontendKeepaliveTime != 30*time.Second || c.Authenticate != nil {
 		t.Errorf("got %+v", c)
 	}
-	if l := c.Lease; l == nil || l.Namespace != "kube-system" || l.Labels["a"] != "b" || l.Labels["c"] != "d" || strings.Join(l.Addresses, " ") != "192.0.2.1:8091 [2001:db8::1]:9" {
+	if l := c.Lease; l == nil || l.Namespace != "kube-system" || l.Labels["a"] != "b" || l.Labels["c"] != "d" || strings.Join(l.Addresses, " ") != "192.0.2.1 [2001:db8::1]:9" {
 		t.Errorf("got %+v", l)
 	}
 	if f, err = konnectivityFlags(t, with(bySocket, "--server-id=typed")...); err != nil || f.config.ID != "typed" {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
@@ -22,8 +23,12 @@ func answer(h http.Handler, path string) (int, string) {
 func TestHealth(t *testing.T) {
 	const notReady = "[+]ping ok\n[-]server-connected failed: no servers connected\n"
 	m := NewMetrics()
+	s := newServers(&Config{}, m)
+	h := admin.Health(m.registry, s.answerReady)
 	for _, ready := range []bool{false, true} {
-		h := healthHandler(func() bool { return ready }, m.handler())
+		if ready {
+			s.sessions["one"] = &fakeSession{}
+		}
 		want := map[string]string{"/healthz": "ok", "/livez": "ok", "/readyz": "ok", "/ready": "ok", "/readyz?verbose": "[+]ping ok\n[+]server-connected ok\ncheck passed\n"}
 		if !ready {
 			want["/readyz"], want["/ready"], want["/readyz?verbose"] = notReady, notReady, notReady
@@ -54,7 +59,8 @@ func TestMetrics(t *testing.T) {
 	m.saw(wire.Data, false)
 	m.servers.Set(2)
 	m.counted.Set(3)
-	for _, h := range []http.Handler{adminHandler(m.handler(), false), healthHandler(func() bool { return false }, m.handler())} {
+	m.saw(99, true)
+	for _, h := range []http.Handler{admin.Admin(m.registry, false, false), admin.Health(m.registry, newServers(&Config{}, m).answerReady)} {
 		_, text := answer(h, "/metrics")
 		for _, want := range []string{
 			`dial_duration_seconds_bucket{le="0.1"} 1`,
@@ -65,6 +71,8 @@ func TestMetrics(t *testing.T) {
 			`open_server_connections 2`,
 			`known_server_count 3`,
 			`stream_packets_total{packet_type="DIAL_REQ",segment="to_agent"} 1`,
+			`server_connection_failure_count{direction="from_server"} 0`,
+			`stream_packets_total{packet_type="Unknown",segment="to_agent"} 1`,
 			`stream_packets_total{packet_type="DATA",segment="from_agent"} 1`,
 		} {
 			if !strings.Contains(text, "\nkonnectivity_network_proxy_agent_"+want+"\n") {
@@ -81,7 +89,7 @@ func TestMetrics(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	for profiling, want := range map[bool]int{true: http.StatusOK, false: http.StatusNotFound} {
 		for _, path := range []string{"/debug/pprof/", "/debug/pprof/block", "/debug/pprof/symbol"} {
-			if code, _ := answer(adminHandler(NewMetrics().handler(), profiling), path); code != want {
+			if code, _ := answer(admin.Admin(NewMetrics().registry, profiling, false), path); code != want {
 				t.Errorf("profiling %t, %s: %d", profiling, path, code)
 			}
 		}

@@ -9,9 +9,9 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -20,6 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
 )
 
 const endpointDialTimeout = 5 * time.Second // to connect to a destination, as the reference has it
@@ -56,19 +59,17 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	s := newServers(&c, m)
-	health, err := listen("--health-server-port", c.HealthAddress, healthHandler(s.ready, m.handler()))
+	health, err := admin.Serve("health-server-port", c.HealthAddress, admin.Health(m.registry, s.answerReady))
 	if err != nil {
 		return err
 	}
 	defer health.Close()
-	admin, err := listen("--admin-server-port", c.AdminAddress, adminHandler(m.handler(), c.Profiling))
+	ours, err := admin.Serve("admin-server-port", c.AdminAddress, admin.Admin(m.registry, c.Profiling, c.ContentionProfiling))
 	if err != nil {
 		return err
 	}
-	defer admin.Close()
-	if c.ContentionProfiling {
-		runtime.SetBlockProfileRate(1)
-	}
+	defer ours.Close()
+	klog.InfoS("Listening", "health", health.Addr, "admin", ours.Addr)
 	if c.CountLeases {
 		client, err := c.leaseClient()
 		if err != nil {
@@ -81,6 +82,19 @@ func Run(ctx context.Context, c Config) error {
 	s.run(ctx)
 	s.drain()
 	return nil
+}
+
+// answerReady says at the health port whether there is a session, in the reference's words.
+func (s *servers) answerReady(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case !s.ready():
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprint(w, "[+]ping ok\n[-]server-connected failed: no servers connected\n")
+	case r.URL.Query().Has("verbose"):
+		fmt.Fprint(w, "[+]ping ok\n[+]server-connected ok\ncheck passed\n")
+	default:
+		fmt.Fprint(w, "ok")
+	}
 }
 
 // connect is Connect by the files as they are now.

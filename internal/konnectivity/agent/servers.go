@@ -191,7 +191,7 @@ func (s *servers) dial(ctx context.Context, p *place) {
 		}
 		began := time.Now()
 		err = x.Run()
-		s.lose(p, x, time.Since(began), err)
+		s.lose(ctx, p, x, time.Since(began), err)
 	})
 }
 
@@ -234,12 +234,15 @@ func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool
 }
 
 // lose takes a session away that has ended.
-func (s *servers) lose(p *place, x session, lived time.Duration, err error) {
+func (s *servers) lose(ctx context.Context, p *place, x session, lived time.Duration, err error) {
 	x.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.wake()
 	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
+	if ctx.Err() == nil {
+		s.metrics.serverFailures.Inc()
+	}
 	p.open--
 	delete(s.sessions, x.ServerID())
 	s.metrics.servers.Set(float64(len(s.sessions)))

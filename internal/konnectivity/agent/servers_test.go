@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 // growing fails the test unless pauses begin at the sync interval, grow, and stay at its cap: 1 s and 10 s, and some jitter.
@@ -225,6 +227,9 @@ func TestServerRestarts(t *testing.T) {
 		if w.s.ready() {
 			t.Error("ready without a server")
 		}
+		if n := testutil.ToFloat64(w.s.metrics.serverFailures); n != 2 { // KON-052
+			t.Errorf("%v lost connections were counted, want 2", n)
+		}
 		w.after(time.Hour)
 		growing(t, pauses(w.dials[2:]))
 		w.behind["a:1"] = []string{"B"} // its ID is a new one
@@ -270,8 +275,8 @@ func TestDrain(t *testing.T) {
 			if took := time.Since(began); took < min(lasts, drainLimit) || took > min(lasts, drainLimit)+time.Second {
 				t.Errorf("ended after %v, with a connection that lasts %v", took, lasts)
 			}
-			if len(w.dials) != 1 {
-				t.Errorf("%d dials, want none at the end", len(w.dials)-1)
+			if n := testutil.ToFloat64(w.s.metrics.serverFailures); len(w.dials) != 1 || n != 0 {
+				t.Errorf("%d dials at the end and %v failures, want none", len(w.dials)-1, n)
 			}
 		})
 	}

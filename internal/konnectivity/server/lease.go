@@ -3,6 +3,9 @@ package server
 import (
 	"context"
 	"log/slog"
+	"net"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,7 +36,18 @@ type Lease struct {
 	Client    kubernetes.Interface
 	Namespace string
 	Labels    map[string]string
-	Addresses []string // host:port, for wire.AddressAnnotation; may be none
+	Addresses []string // host, or host:port where that is not the port for agents; for wire.AddressAnnotation; may be none
+}
+
+// at returns it with the port of addresses that have none.
+func (l Lease) at(port int) Lease {
+	l.Addresses = slices.Clone(l.Addresses)
+	for i, address := range l.Addresses {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			l.Addresses[i] = net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(port))
+		}
+	}
+	return l
 }
 
 // leases keeps the Lease of a server, and removes those of servers that have gone without a word.

@@ -126,7 +126,7 @@ func (r *running) run(ctx context.Context) (err error) {
 	defer withdraw()
 	var lease sync.WaitGroup
 	if r.Lease != nil {
-		keeper := &leases{Lease: *r.Lease, metrics: r.Metrics, logger: r.Logger, clock: clock.RealClock{}}
+		keeper := &leases{Lease: r.Lease.at(r.agents.Addr().(*net.TCPAddr).Port), metrics: r.Metrics, logger: r.Logger, clock: clock.RealClock{}}
 		lease.Go(func() { keeper.run(published, r.ID) })
 	}
 	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.fronts.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)

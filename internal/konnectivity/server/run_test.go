@@ -51,7 +51,7 @@ func get(t *testing.T, s *http.Server, path string) (int, string) {
 // KON-025, KON-026, KON-027, KON-052: what the ports serve while no agent is connected; and all of it ends, the Lease with it.
 func TestRun(t *testing.T) {
 	c, client := configured(t), fake.NewClientset()
-	c.Lease = &Lease{Client: client, Namespace: "kube-system", Labels: leaseLabels}
+	c.Lease = &Lease{Client: client, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1", "[2001:db8::1]", "b.example:9"}}
 	r, err := start(c)
 	if err != nil {
 		t.Fatal(err)
@@ -71,14 +71,22 @@ func TestRun(t *testing.T) {
 	if status, _ := get(t, r.admin, "/debug/pprof/"); status != 200 {
 		t.Errorf("/debug/pprof/: %d", status)
 	}
+	var advertised string
 	leases := func() int {
 		all, err := client.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
+		for _, l := range all.Items {
+			advertised = l.Annotations[wire.AddressAnnotation]
+		}
 		return len(all.Items)
 	}
 	eventually(t, "a Lease", func() bool { return leases() == 1 })
+	port := r.agents.Addr().(*net.TCPAddr).Port // KON-055: agents dial what it has, where --agent-port is 0
+	if want := fmt.Sprintf("192.0.2.1:%d,[2001:db8::1]:%d,b.example:9", port, port); advertised != want {
+		t.Errorf("agents are told %s, want %s", advertised, want)
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
