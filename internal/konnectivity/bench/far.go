@@ -2,10 +2,8 @@ package bench
 
 import (
 	"crypto/tls"
-	"fmt"
 	"io"
 	"net"
-	"os"
 )
 
 // What the destination is to a connection is said by its first byte.
@@ -16,44 +14,54 @@ const (
 )
 
 const (
-	chunk         = 32 << 10 // bytes in a write, as of io.Copy
-	farListeners  = 3
-	firstListener = 3 // the descriptor
-	connected     = '+'
+	chunk     = 32 << 10 // bytes in a write, as of io.Copy
+	connected = '+'
 )
 
 type dialFunc func(network, address string) (net.Conn, error)
 
-// Far is the other half of Run, in a process of its own: the destination, and two relays in a row before it, with plain TCP or
-// TLS (of cert, a file) between them. It has listeners that it inherits, until in is closed.
-func Far(cert string, in io.Reader) error {
-	pair, err := tls.LoadX509KeyPair(cert, cert)
+// startFar serves what is behind the tunnels: the destination, and two relays in a row before it, with plain TCP or TLS between them.
+func (b *bed) startFar() error {
+	pair, err := tls.LoadX509KeyPair(b.cert, b.cert)
 	if err != nil {
 		return err
 	}
-	var l [farListeners]net.Listener
-	for i := range l {
-		if l[i], err = net.FileListener(os.NewFile(uintptr(firstListener+i), "listener")); err != nil {
-			return fmt.Errorf("no listener is inherited; the bench itself starts this: %w", err)
-		}
+	target, err := b.serve(nil, destination)
+	if err != nil {
+		return err
 	}
-	go accept(l[0], destination)
+	b.far = []string{target}
 	secure := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} // whose certificate it is costs the same to know or not
-	for i, config := range []*tls.Config{nil, secure} {
-		middle, err := net.Listen("tcp", "127.0.0.1:0")
+	for _, config := range []*tls.Config{nil, secure} {
+		middle, err := b.serve(config, func(c net.Conn) { relay(c, net.Dial, target, []byte{connected}) })
 		if err != nil {
 			return err
 		}
-		address, dial := middle.Addr().String(), net.Dial
+		dial := net.Dial
 		if config != nil {
-			middle = tls.NewListener(middle, config)
 			dial = func(network, address string) (net.Conn, error) { return tls.Dial(network, address, config) }
 		}
-		go accept(l[1+i], func(c net.Conn) { relay(c, dial, address, nil) })
-		go accept(middle, func(c net.Conn) { relay(c, net.Dial, l[0].Addr().String(), []byte{connected}) })
+		first, err := b.serve(nil, func(c net.Conn) { relay(c, dial, middle, nil) })
+		if err != nil {
+			return err
+		}
+		b.far = append(b.far, first)
 	}
-	_, err = io.Copy(io.Discard, in)
-	return err
+	return nil
+}
+
+// serve handles connections, of TLS unless config is nil, until the end of the bench.
+func (b *bed) serve(config *tls.Config, handle func(net.Conn)) (address string, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	b.listeners = append(b.listeners, l)
+	if config != nil {
+		l = tls.NewListener(l, config)
+	}
+	go accept(l, handle)
+	return l.Addr().String(), nil
 }
 
 func accept(l net.Listener, serve func(net.Conn)) {
