@@ -56,6 +56,12 @@ do nothing else. Linux only.`,
 	flags.DurationVar(&f.Window, "window", 5*time.Second, "how long to measure something")
 	flags.IntVar(&f.Idle, "idle", 10000, "how many idle streams")
 	flags.BoolVar(&f.json, "json", false, "print JSON, with the numbers of each round")
+	cmd.AddCommand(&cobra.Command{
+		Use:    "far CERT",
+		Hidden: true, // the command's own processes: the destination, relays
+		Args:   takes("one CERT", 1, 1),
+		RunE:   func(cmd *cobra.Command, args []string) error { return bench.Far(args[0], cmd.InOrStdin()) },
+	})
 	return cmd
 }
 
@@ -64,6 +70,7 @@ func (f *konnectivityBenchFlags) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	f.Self = []string{own, "konnectivity", "bench", "far"}
 	f.Server, f.Agent = []string{f.server}, []string{f.agent}
 	if f.server == "" {
 		f.Server = []string{own, "konnectivity", "server"}

@@ -19,6 +19,7 @@ const cellLimit = 2 * time.Minute // for one scenario with one tunnel, beside wh
 type Options struct {
 	Server, Agent []string      // command lines, which take the flags of the reference behind them
 	Reference     string        // folder with other ones, proxy-server and proxy-agent; "" for none
+	Self          []string      // command line of a program that calls Far
 	Protocols     []string      // of GRPC, HTTPConnect
 	Scenarios     []string      // of Scenarios
 	Rounds        int           // how often; the medians count
@@ -32,14 +33,13 @@ type bed struct {
 	Options
 	dir, cert string
 	far       []string // addresses: the destination; two relays before it; the same with TLS between them
-	listeners []net.Listener
 }
 
 // Run measures. It leaves no process and no file behind. A tunnel that stands still is a result; the error is that something could
 // not be started, or that ctx is done.
 func Run(ctx context.Context, o Options) (Report, error) {
-	if most := raiseFiles()/2 - spareFiles; slices.Contains(o.Scenarios, idle) && o.Idle > most {
-		return nil, fmt.Errorf("%d idle streams: a process with both ends may have %d at most (raise ulimit -n)", o.Idle, most)
+	if most := raiseFiles() - spareFiles; slices.Contains(o.Scenarios, idle) && o.Idle > most {
+		return nil, fmt.Errorf("%d idle streams: a process may have %d at most (raise ulimit -n)", o.Idle, most)
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
@@ -50,15 +50,32 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	if err := writeCert(b.cert); err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, l := range b.listeners {
-			_ = l.Close()
-		}
-	}()
-	if err := b.startFar(); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	far, err := b.startFar(ctx)
+	defer func() { cancel(); far.wait() }()
+	if err != nil {
 		return nil, err
 	}
 	return b.report(ctx)
+}
+
+// startFar starts the process of what is behind the tunnels, on listeners that it inherits.
+func (b *bed) startFar(ctx context.Context) (*process, error) {
+	var files []*os.File
+	for range farListeners {
+		l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		f, err := l.File()
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		files, b.far = append(files, f), append(b.far, l.Addr().String())
+	}
+	return start(ctx, b.dir, append(slices.Clone(b.Self), b.cert), files...)
 }
 
 // report goes through scenarios, rounds and tunnels, so that what is compared lies next to each other in time.
@@ -91,7 +108,7 @@ func (b *bed) cell(parent context.Context, s scenario, sub subject) ([]sample, e
 	defer func() {
 		cancel()
 		for _, p := range t.processes {
-			<-p.ended
+			p.wait()
 		}
 	}()
 	if err := sub.start(ctx, t); err != nil {

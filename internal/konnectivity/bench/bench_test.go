@@ -12,14 +12,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/bench"
 )
 
+// farSide has the test's program be the process behind the tunnels.
+const farSide = "far"
+
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == farSide {
+		if err := bench.Far(os.Args[2], os.Stdin); err != nil {
+			panic(err)
+		}
+		return
+	}
 	klog.SetLogger(logr.Discard()) // the client logs each connection that ends
 	os.Exit(m.Run())
 }
 
 func run(t *testing.T, o bench.Options) bench.Report {
 	t.Helper()
-	o.Rounds, o.Progress = 1, t.Output()
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Self, o.Rounds, o.Progress = []string{own, farSide}, 1, t.Output()
 	report, err := bench.Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -78,9 +91,13 @@ func TestRun(t *testing.T) {
 // A program that cannot be measured is an error that shows what it says, and nothing is left behind.
 func TestNotReady(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	script := []string{"/bin/sh", "-c", "echo no flag is mine; exit 1"}
-	_, err := bench.Run(t.Context(), bench.Options{
-		Server: script, Agent: script, Protocols: []string{bench.GRPC}, Scenarios: []string{"dial"}, Rounds: 1, Progress: t.Output(),
+	_, err = bench.Run(t.Context(), bench.Options{
+		Server: script, Agent: script, Self: []string{own, farSide}, Protocols: []string{bench.GRPC}, Scenarios: []string{"dial"}, Rounds: 1, Progress: t.Output(),
 	})
 	if err == nil || !strings.Contains(err.Error(), "no flag is mine") {
 		t.Errorf("%v", err)

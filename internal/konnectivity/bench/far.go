@@ -2,8 +2,10 @@ package bench
 
 import (
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
+	"os"
 )
 
 // What the destination is to a connection is said by its first byte.
@@ -14,54 +16,44 @@ const (
 )
 
 const (
-	chunk     = 32 << 10 // bytes in a write, as of io.Copy
-	connected = '+'
+	chunk         = 32 << 10 // bytes in a write, as of io.Copy
+	farListeners  = 3
+	firstListener = 3 // the descriptor
+	connected     = '+'
 )
 
 type dialFunc func(network, address string) (net.Conn, error)
 
-// startFar serves what is behind the tunnels: the destination, and two relays in a row before it, with plain TCP or TLS between them.
-func (b *bed) startFar() error {
-	pair, err := tls.LoadX509KeyPair(b.cert, b.cert)
+// Far is the other half of Run, in a process of its own: the destination, and two relays in a row before it, with plain TCP or
+// TLS (of cert, a file) between them. It has listeners that it inherits, until in is closed.
+func Far(cert string, in io.Reader) error {
+	pair, err := tls.LoadX509KeyPair(cert, cert)
 	if err != nil {
 		return err
 	}
-	target, err := b.serve(nil, destination)
-	if err != nil {
-		return err
+	var l [farListeners]net.Listener
+	for i := range l {
+		if l[i], err = net.FileListener(os.NewFile(uintptr(firstListener+i), "listener")); err != nil {
+			return fmt.Errorf("no listener is inherited; the bench itself starts this: %w", err)
+		}
 	}
-	b.far = []string{target}
+	go accept(l[0], destination)
 	secure := &tls.Config{Certificates: []tls.Certificate{pair}, InsecureSkipVerify: true} // whose certificate it is costs the same to know or not
-	for _, config := range []*tls.Config{nil, secure} {
-		middle, err := b.serve(config, func(c net.Conn) { relay(c, net.Dial, target, []byte{connected}) })
+	for i, config := range []*tls.Config{nil, secure} {
+		middle, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
 		}
-		dial := net.Dial
+		address, dial := middle.Addr().String(), net.Dial
 		if config != nil {
+			middle = tls.NewListener(middle, config)
 			dial = func(network, address string) (net.Conn, error) { return tls.Dial(network, address, config) }
 		}
-		first, err := b.serve(nil, func(c net.Conn) { relay(c, dial, middle, nil) })
-		if err != nil {
-			return err
-		}
-		b.far = append(b.far, first)
+		go accept(l[1+i], func(c net.Conn) { relay(c, dial, address, nil) })
+		go accept(middle, func(c net.Conn) { relay(c, net.Dial, l[0].Addr().String(), []byte{connected}) })
 	}
-	return nil
-}
-
-// serve handles connections, of TLS unless config is nil, until the end of the bench.
-func (b *bed) serve(config *tls.Config, handle func(net.Conn)) (address string, err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	b.listeners = append(b.listeners, l)
-	if config != nil {
-		l = tls.NewListener(l, config)
-	}
-	go accept(l, handle)
-	return l.Addr().String(), nil
+	_, err = io.Copy(io.Discard, in)
+	return err
 }
 
 func accept(l net.Listener, serve func(net.Conn)) {

@@ -31,14 +31,17 @@ type process struct {
 }
 
 // start runs a command line whose output goes to a file in dir.
-func start(ctx context.Context, dir string, command []string) (*process, error) {
+func start(ctx context.Context, dir string, command []string, files ...*os.File) (*process, error) {
 	log, err := os.CreateTemp(dir, "log")
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
 	p := &process{exec.CommandContext(ctx, command[0], command[1:]...), log.Name(), make(chan struct{})}
-	p.Stdout, p.Stderr = log, log
+	p.Stdout, p.Stderr, p.ExtraFiles = log, log, files
+	if _, err := p.StdinPipe(); err != nil { // Far ends when it is closed, so also when this process is killed
+		return nil, err
+	}
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
@@ -47,6 +50,13 @@ func start(ctx context.Context, dir string, command []string) (*process, error) 
 		close(p.ended)
 	}()
 	return p, nil
+}
+
+// wait waits for the end, which the context has asked for.
+func (p *process) wait() {
+	if p != nil {
+		<-p.ended
+	}
 }
 
 // ready waits until the process says at a port that it is.
