@@ -90,7 +90,6 @@ func (t *tunnel) stream(ctx context.Context, begin <-chan struct{}, role byte, u
 		t.failed = err
 		return
 	}
-	context.AfterFunc(ctx, func() { _ = c.Close() })
 	go func() {
 		<-begin
 		if _, err := c.Write([]byte{role}); err == nil {
@@ -99,14 +98,18 @@ func (t *tunnel) stream(ctx context.Context, begin <-chan struct{}, role byte, u
 	}()
 }
 
-// open dials the destination. After a failure there is no second: it may have taken all the time there is.
+// open dials the destination; the connection ends with ctx. After a failure there is no second: it may have taken all the time there is.
 func (t *tunnel) open(ctx context.Context) (net.Conn, error) {
 	if t.failed != nil {
 		return nil, t.failed
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	dialing, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
-	return t.dial(ctx, t.target)
+	c, err := t.dial(dialing, t.target)
+	if err == nil {
+		context.AfterFunc(ctx, func() { _ = c.Close() })
+	}
+	return c, err
 }
 
 // bulk moves and counts all it can.

@@ -1,21 +1,19 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"sigs.k8s.io/apiserver-network-proxy/konnectivity-client/pkg/client"
 
 	ours "github.com/trellis-k8s/trellis/internal/konnectivity/client"
+	"github.com/trellis-k8s/trellis/internal/viaproxy"
 )
 
 // How the front talks to the tunnel server, each side as its API server does: with GRPC kube-apiserver opens a connection to it for each
@@ -28,7 +26,7 @@ const (
 // columns are what there is to measure: two tunnels, and what needs none.
 var columns = []string{"ours", "reference", "direct", "two relays", "two relays, TLS"}
 
-// dial connects to an address at the far end. ctx is for the dial alone: the connection ends with its front.
+// dial connects to an address at the far end. ctx is for the dial alone.
 type dial func(ctx context.Context, address string) (net.Conn, error)
 
 // subject is something to measure; protocol is "" where there is no tunnel.
@@ -39,9 +37,9 @@ type subject struct {
 
 // subjects are what is measured in a round, in this order.
 func (b *bed) subjects(floors bool) (all []subject) {
-	for i := 0; floors && i < farListeners; i++ {
+	for i := 0; floors && i < len(b.far); i++ {
 		all = append(all, subject{columns[2+i], "", func(ctx context.Context, t *tunnel) error {
-			t.target, t.dial = b.far[i], relayed(ctx, i > 0)
+			t.target, t.dial = b.far[i], relayed(i > 0)
 			return nil
 		}})
 	}
@@ -94,19 +92,19 @@ func (t *tunnel) start(ctx context.Context, protocol string, commands [2][]strin
 }
 
 // newFront returns the dial of a protocol to the tunnel server at a Unix socket: by the client of an API server, which for GRPC is
-// another here than there.
+// another here than there. It ends with the tunnel server, or with ctx.
 func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, error) {
+	unix := func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) }
 	switch {
 	case protocol == GRPC && !theirs:
-		c := ours.New(func(dialing context.Context) (net.Conn, error) { return dialUntil(ctx, dialing, "unix", socket) })
+		c := ours.New(unix)
+		context.AfterFunc(ctx, c.Close)
 		return func(dialing context.Context, address string) (net.Conn, error) {
 			return c.DialContext(dialing, "tcp", address)
 		}, nil
 	case protocol == GRPC:
-		unix := func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}
-		options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(unix)}
+		options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return unix(ctx) })}
 		return func(dialing context.Context, address string) (net.Conn, error) {
 			t, err := client.CreateSingleUseGrpcTunnelWithContext(dialing, ctx, "passthrough:///tunnel", options...)
 			if err != nil {
@@ -116,43 +114,20 @@ func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, 
 		}, nil
 	case protocol == HTTPConnect:
 		return func(dialing context.Context, address string) (net.Conn, error) {
-			c, err := dialUntil(ctx, dialing, "unix", socket)
-			if err == nil {
-				err = connect(c, address)
+			c, err := unix(dialing)
+			if err != nil {
+				return nil, err
 			}
-			return c, err
+			return viaproxy.Connect(dialing, c, socket, address, nil)
 		}, nil
 	}
 	return nil, fmt.Errorf("protocol %q is neither %s nor %s", protocol, GRPC, HTTPConnect)
 }
 
-// dialUntil dials, and has the connection end with life.
-func dialUntil(life, dialing context.Context, network, address string) (net.Conn, error) {
-	c, err := new(net.Dialer).DialContext(dialing, network, address)
-	if err == nil {
-		context.AfterFunc(life, func() { _ = c.Close() })
-	}
-	return c, err
-}
-
-// connect asks for an address by HTTP CONNECT. No destination speaks first, so nothing comes with the answer.
-func connect(c net.Conn, address string) error {
-	_ = c.SetDeadline(time.Now().Add(dialLimit))
-	defer func() { _ = c.SetDeadline(time.Time{}) }()
-	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address); err != nil {
-		return err
-	}
-	res, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
-	if err == nil && res.StatusCode != http.StatusOK {
-		err = fmt.Errorf("CONNECT %s: %s", address, res.Status)
-	}
-	return err
-}
-
 // relayed dials without a tunnel; where there are relays, the last of them says that it is connected.
-func relayed(life context.Context, relays bool) dial {
-	return func(dialing context.Context, address string) (net.Conn, error) {
-		c, err := dialUntil(life, dialing, "tcp", address)
+func relayed(relays bool) dial {
+	return func(ctx context.Context, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err == nil && relays {
 			_, err = io.ReadFull(c, make([]byte, 1))
 		}
