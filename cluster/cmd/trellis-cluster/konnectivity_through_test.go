@@ -110,7 +110,7 @@ EOF
 kubectl get crontabs.v1.example.com c -o jsonpath='{.host} {.port}'`, "localhost 1234")
 }
 
-// reachesExtension has an API served by a Deployment on far nodes. KON-011 AGG-062.
+// reachesExtension has an API served by a Deployment on far nodes, behind a Service whose address only these know. KON-011 AGG-062.
 func (f *far) reachesExtension() {
 	f.Helper()
 	f.steps("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
