@@ -18,6 +18,7 @@ import (
 const streams = `printf 'one\ntwo\n' | kubectl exec -i box -- sort -r | tr '\n' ' '; echo
 kubectl exec box -- sh -c 'exit 7' || echo ended with $?
 printf 'three\nfour\n' | kubectl run once -i --rm --restart=Never --image=busybox --command -- sh -c 'sleep 1; sort -r | tr "\n" " "; echo; sleep 1'
+rm -f forward.txt
 kubectl port-forward pod/web :80 > forward.txt &
 trap 'kill $!' EXIT
 until grep Forwarding forward.txt; do sleep 0.1; done
