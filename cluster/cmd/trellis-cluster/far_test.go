@@ -135,10 +135,12 @@ func connect(w *world, at *netlink.Handle, name string, address *net.IPNet) netl
 	return l
 }
 
-// starts starts an API server, which has its files where kubeadm has them, and returns once it answers.
+// starts starts an API server, which has its files where kubeadm has them, and returns once it answers. It calls aggregated APIs by the addresses
+// of their Services, as kube-apiserver does: only the nodes, by kube-proxy, know where these lead.
 func (f *far) starts() {
 	f.Helper()
-	f.serve = f.on(f.control, filepath.Join(f.dir, "path", "trellis"), "serve", "--data-dir=/etc/kubernetes", "--bind-address="+f.address, "--egress-selector-config-file=egress-selector-configuration.yaml")
+	f.serve = f.on(f.control, filepath.Join(f.dir, "path", "trellis"), "serve", "--data-dir=/etc/kubernetes", "--bind-address="+f.address, "--egress-selector-config-file=egress-selector-configuration.yaml",
+		"--enable-aggregator-routing=false")
 	f.serve.says(1, "Trellis is ready")
 	f.knows()
 }

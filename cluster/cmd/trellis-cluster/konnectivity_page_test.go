@@ -52,12 +52,13 @@ func (f *far) typesBlock(kind, block, said string) string {
 		}
 		return said
 	}
+	types := f.reads
 	if kind == "sh nodes" {
 		control := f.enter
-		f.enter = enter(f.nodes, f.dir)
+		f.enter, types = enter(f.nodes, f.dir), f.types
 		defer func() { f.enter = control }()
 	}
-	out, err := f.types(block)
+	out, err := types(block)
 	if (err != nil) != (kind == "sh refused") {
 		f.Fatalf("%s: %v\n%s", block, err, out)
 	}

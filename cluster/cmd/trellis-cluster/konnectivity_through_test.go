@@ -18,6 +18,7 @@ import (
 const streams = `printf 'one\ntwo\n' | kubectl exec -i box -- sort -r | tr '\n' ' '; echo
 kubectl exec box -- sh -c 'exit 7' || echo ended with $?
 printf 'three\nfour\n' | kubectl run once -i --rm --restart=Never --image=busybox --command -- sh -c 'sleep 1; sort -r | tr "\n" " "; echo; sleep 1'
+rm -f forward.txt
 kubectl port-forward pod/web :80 > forward.txt &
 trap 'kill $!' EXIT
 until grep Forwarding forward.txt; do sleep 0.1; done
@@ -110,7 +111,7 @@ EOF
 kubectl get crontabs.v1.example.com c -o jsonpath='{.host} {.port}'`, "localhost 1234")
 }
 
-// reachesExtension has an API served by a Deployment on far nodes. KON-011 AGG-062.
+// reachesExtension has an API served by a Deployment on far nodes, behind a Service whose address only these know. KON-011 AGG-062.
 func (f *far) reachesExtension() {
 	f.Helper()
 	f.steps("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")

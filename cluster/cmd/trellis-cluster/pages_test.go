@@ -96,10 +96,12 @@ func (at *terminal) page(name, chapter string, here *strings.Replacer) {
 	at.Helper()
 	t := at.T
 	at.Cleanup(func() { // where a command failed
-		pids, _ := filepath.Glob(filepath.Join(at.dir, "*.pid"))
-		for _, name := range append(pids, filepath.Join(at.dir, ".trellis", "cluster.pid")) {
-			if pid, err := os.ReadFile(name); err == nil {
-				_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+		for _, folder := range []string{"", ".trellis", ".trellis/try"} {
+			pids, _ := filepath.Glob(filepath.Join(at.dir, folder, "*.pid"))
+			for _, name := range pids {
+				if pid, err := os.ReadFile(name); err == nil {
+					_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
+				}
 			}
 		}
 	})
@@ -128,7 +130,7 @@ func (at *terminal) page(name, chapter string, here *strings.Replacer) {
 				t.Logf("there is no docker for %s", block)
 				continue
 			}
-			if out, err = at.types(block); err != nil {
+			if out, err = at.reads(block); err != nil {
 				t.Fatalf("%s: %v\n%s", block, err, out)
 			}
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,6 +70,12 @@ func (t *terminal) types(commands string) (said string, err error) {
 	c.Dir, c.Env, c.WaitDelay = t.dir, t.env, patience
 	out, err := c.CombinedOutput()
 	return string(out), err
+}
+
+// reads types a block of a page as its reader does: a folder that one goes to, and a variable that it exports, are those of the next as well.
+func (t *terminal) reads(block string) (said string, err error) {
+	session := filepath.Join(t.dir, ".session")
+	return t.types(fmt.Sprintf("if [ -e %[1]s ]; then . %[1]s; fi\n%[2]s\n{ export -p; echo \"cd '$PWD'\"; } > %[1]s", session, block))
 }
 
 // shows types commands that pass. They print these lines, in any order, among others.
