@@ -116,11 +116,11 @@ func serveOn(l net.Listener, handle func(net.Conn)) {
 // freePort is one that the reference's programs take, which refuse those that systems give out.
 func freePort(t testing.TB) string {
 	for port := 20000 + os.Getpid()%5000; port < 32000; port++ {
+		if taken[port] { // not to be tried: who has been given it may be about to listen
+			continue
+		}
 		if l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
 			_ = l.Close()
-			if taken[port] {
-				continue
-			}
 			taken[port] = true
 			return strconv.Itoa(port)
 		}
