@@ -48,27 +48,6 @@ func plug(t *testing.T, to *remote) {
 	ip(t, to, "link set distant up")
 }
 
-// distantEcho is an echo in another network.
-func distantEcho(t *testing.T, in *remote) *echo {
-	l := in.listen(t, nodeAddress+":0")
-	e := &echo{address: l.Addr().String()}
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			e.open.Add(1)
-			go func() {
-				_, _ = io.Copy(conn, conn)
-				_ = conn.Close()
-				e.open.Add(-1)
-			}()
-		}
-	}()
-	return e
-}
-
 // KON-043 KON-053 KON-054: a cable between server and agent that is taken away says nothing to either. Both find it out, what goes through it ends
 // at both ends, new dials say that there is no agent, and once the cable is back so is the agent.
 func TestLinkTakenDown(t *testing.T) {
@@ -93,7 +72,7 @@ func linkTakenDown(t *testing.T, pulled string) {
 	plug(t, cluster)
 	t.Cleanup(func() { ip(t, nil, "link delete near") })
 	at := map[string]*remote{"near": nil, "distant": cluster}[pulled]
-	e := distantEcho(t, cluster)
+	e := echoOn(cluster.listen(t, nodeAddress+":0"))
 	s := newTunnelServer(t, ours, keys, overSocket, filepath.Join(shortFolder(t), "s"), "--keepalive-time=1s")
 	newTunnelAgent(t, ours, cluster, keys, s.agents, "--proxy-server-host="+nearAddress, "--keepalive-time=1s")
 	by := s.through(t)

@@ -33,6 +33,10 @@ func newEcho(t *testing.T) *echo {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
+	return echoOn(l)
+}
+
+func echoOn(l net.Listener) *echo {
 	e := &echo{address: l.Addr().String()}
 	go func() {
 		for {
