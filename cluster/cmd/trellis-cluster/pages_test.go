@@ -21,7 +21,7 @@ var pageBlock = regexp.MustCompile("(?ms)^```(sh test|sh docker|text|dockerfile|
 func (w *world) newcomer() *terminal {
 	w.Helper()
 	t := w.terminal(w.folder(1))
-	for _, name := range []string{"Makefile", "cluster", "examples"} {
+	for _, name := range []string{"Makefile", "go.mod", "go.sum", "internal", "cluster", "examples"} {
 		t.has(name, filepath.Join(repository, name))
 	}
 	w.must(os.MkdirAll(filepath.Join(repository, "bin"), 0o755))
