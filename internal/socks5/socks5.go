@@ -83,7 +83,7 @@ func (s *Server) serve(ctx context.Context, proxy *socks5.Server, conn net.Conn)
 
 // leaving is true of how connections end when one side just goes. Of most errors the library keeps the text alone.
 func leaving(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
+	for _, end := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
 		if strings.HasSuffix(err.Error(), end.Error()) {
 			return true
 		}

@@ -129,7 +129,9 @@ func relayed(relays bool) dial {
 	return func(ctx context.Context, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err == nil && relays {
-			_, err = io.ReadFull(c, make([]byte, 1))
+			if _, err = io.ReadFull(c, make([]byte, 1)); err != nil {
+				_ = c.Close()
+			}
 		}
 		return c, err
 	}

@@ -159,12 +159,12 @@ func TestFloodOfStreams(t *testing.T) {
 		"refused": func(*Stream, []hpack.HeaderField) Receiver { return nil },
 		"broken off": func(s *Stream, _ []hpack.HeaderField) Receiver {
 			s.Reset(http2.ErrCodeCancel)
-			return refused{}
+			return Unserved{}
 		},
 		"answered": func(s *Stream, _ []hpack.HeaderField) Receiver {
 			s.Header([]hpack.HeaderField{{Name: "reason", Value: strings.Repeat("~", 4<<10)}}, true)
 			s.Close(nil)
-			return refused{}
+			return Unserved{}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

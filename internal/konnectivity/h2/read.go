@@ -194,7 +194,7 @@ func (c *Conn) readHeader(f *http2.MetaHeadersFrame) error {
 		c.mu.Unlock()
 		return nil
 	}
-	s = &Stream{conn: c, id: f.StreamID, receiver: refused{}, window: c.peer.window, size: initialWindow, left: initialWindow, over: f.StreamEnded()}
+	s = &Stream{conn: c, id: f.StreamID, receiver: Unserved{}, window: c.peer.window, size: initialWindow, left: initialWindow, over: f.StreamEnded()}
 	c.streams[s.id] = s
 	c.theirs++
 	c.mu.Unlock()
@@ -216,12 +216,17 @@ func (c *Conn) accept(s *Stream, header []hpack.HeaderField) {
 	c.mu.Unlock()
 }
 
-// refused is the Receiver of a stream as long as there is no other.
-type refused struct{}
+// Unserved is the Receiver of a stream that nobody serves: what arrives is dropped.
+type Unserved struct{}
 
-func (refused) Header(*Stream, []hpack.HeaderField, bool) {}
-func (refused) Data(_ *Stream, b *Buffer, _ bool)         { b.Release() }
-func (refused) Ended(*Stream, error)                      {}
+// Header implements Receiver.
+func (Unserved) Header(*Stream, []hpack.HeaderField, bool) {}
+
+// Data implements Receiver.
+func (Unserved) Data(_ *Stream, b *Buffer, _ bool) { b.Release() }
+
+// Ended implements Receiver.
+func (Unserved) Ended(*Stream, error) {}
 
 func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 	c.mu.Lock()

@@ -37,24 +37,8 @@ func (p *packets) Data(s *h2.Stream, b *h2.Buffer, end bool) {
 // Ended implements h2.Receiver.
 func (p *packets) Ended(s *h2.Stream, err error) { p.over(s, err) }
 
-// unserved is a stream that is not served.
-type unserved struct{}
-
-// Header implements h2.Receiver.
-func (unserved) Header(*h2.Stream, []hpack.HeaderField, bool) {}
-
-// Data implements h2.Receiver.
-func (unserved) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
-	if b != nil {
-		b.Release()
-	}
-}
-
-// Ended implements h2.Receiver.
-func (unserved) Ended(*h2.Stream, error) {}
-
 // refuse answers a stream with a status of gRPC.
 func refuse(s *h2.Stream, code int, why string) h2.Receiver {
 	s.Header(wire.Refusal(code, why), true)
-	return unserved{}
+	return h2.Unserved{}
 }

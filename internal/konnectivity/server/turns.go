@@ -16,8 +16,8 @@ const (
 )
 
 // turns are those of agents whose tokens are reviewed. Who has been let in before has turns of its own, so that strangers cannot keep
-// it out. It is known by its ID, which others cannot guess, and its address, as its token may be a new one; that decides when it is
-// reviewed, and nothing else.
+// it out. It is known by its ID and its address, as its token may be a new one: that decides when it is reviewed, and nothing else, so
+// that who knows an ID and shares the address gains a better place in the line alone.
 type turns struct {
 	met            *lru.Cache
 	known, strange lane
