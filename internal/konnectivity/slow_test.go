@@ -235,23 +235,21 @@ func (s *stream) overtakes(t *testing.T, dial dialer, most int64) {
 }
 
 func downBeside(t *testing.T, dial dialer, most int64) {
-	var s stream
-	conn := open(t, dial, serve(t, func(c net.Conn) {
-		_, _ = narrow(c, nil)
-		s.send(c)
-	}))
-	defer conn.Close()
-	go s.read(conn)
-	s.overtakes(t, dial, most)
+	besideBulk(t, dial, most, (*stream).read, (*stream).send)
 }
 
 func upBeside(t *testing.T, dial dialer, most int64) {
+	besideBulk(t, dial, most, (*stream).send, (*stream).read)
+}
+
+// besideBulk has a bulk stream be overtaken, of which each end does its part.
+func besideBulk(t *testing.T, dial dialer, most int64, here, there func(*stream, net.Conn)) {
 	var s stream
 	conn := open(t, dial, serve(t, func(c net.Conn) {
 		_, _ = narrow(c, nil)
-		s.read(c)
+		there(&s, c)
 	}))
 	defer conn.Close()
-	go s.send(conn)
+	go here(&s, conn)
 	s.overtakes(t, dial, most)
 }
