@@ -99,7 +99,7 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
 		"how many bytes of that history are kept at most")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
-		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk, or as much as is stored, up to 136 MiB, if that is more")
+		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk up to 1 GiB, or as much as is stored, up to 136 MiB, if that is more")
 	flags.BoolVar(&f.guards, "guard-bindings", true,
 		"refuse to bind a Pod to a node that has no room for it by what it reports and what is on it; false: bind it, as kube-apiserver does")
 	f.tls.bind(flags)

@@ -16,6 +16,9 @@ const (
 	// largestCompaction is about what the engine rewrites at once: it needs as much room
 	// until it can delete what it has rewritten.
 	largestCompaction = 128 << 20
+	// enough is the largest reserve that is made without being asked for: on a large disk a twentieth would keep
+	// far more from those who write than any deletion needs.
+	enough = 1 << 30
 	// leanGrowth is how much larger an update may make its object when room is scarce: a
 	// status, a mark that the object is to be deleted, a finalizer that goes.
 	leanGrowth = 4 << 10
@@ -56,13 +59,13 @@ func newSpace(o Options, fs vfs.FS, dir string) *space {
 	return s
 }
 
-// reserve is how much is kept free: what was asked for, or else a twentieth of the disk, and
+// reserve is how much is kept free: what was asked for, or else a twentieth of the disk up to 1 GiB, and
 // at least what the engine needs for making its files smaller; never more than half of the disk.
 func (s *space) reserve() int64 {
 	if s.asked > 0 {
 		return s.asked
 	}
-	return min(max(s.size/20, min(s.stored, largestCompaction)+s.working), s.size/2)
+	return min(max(min(s.size/20, enough), min(s.stored, largestCompaction)+s.working), s.size/2)
 }
 
 // read sees how much is free. The caller holds mu.

@@ -242,7 +242,8 @@ func (d *smallDisk) seen(free int64) error {
 // The room that is kept free goes by the disk and by what is stored.
 func TestReserveByItself(t *testing.T) {
 	for _, c := range []struct{ size, stored, asked, want int64 }{
-		{size: 1 << 40, want: 1 << 40 / 20},
+		{size: 1 << 40, want: 1 << 30},
+		{size: 10 << 30, want: 10 << 30 / 20},
 		{size: 1 << 30, stored: 10 << 20, want: 1 << 30 / 20},
 		{size: 1 << 30, stored: 100 << 20, want: 108 << 20},
 		{size: 1 << 30, stored: 500 << 20, want: (128 + 8) << 20},
