@@ -57,6 +57,7 @@ func (f *socks5Flags) run(ctx context.Context, out io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	l, err := net.ListenTCP("tcp", at)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/things-go/go-socks5"
+	"github.com/things-go/go-socks5/bufferpool"
 	"github.com/things-go/go-socks5/statute"
 )
 
@@ -25,8 +26,12 @@ const (
 	DialTimeout      = 10 * time.Second // until a connection to there is made
 )
 
-// acceptPause is how long a listener that fails, as for want of file descriptors, is let be.
-const acceptPause = 100 * time.Millisecond
+const (
+	// acceptPause is how long a listener that fails, as for want of file descriptors, is let be.
+	acceptPause = 100 * time.Millisecond
+	// copyBytes are copied at a time, where the system does not copy by itself.
+	copyBytes = 32 << 10
+)
 
 // Server is a proxy. Its fields are set before Serve, and all but Dial have to be.
 type Server struct {
@@ -45,7 +50,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = l.Close() })
-	proxy, seats := s.proxy(ctx), make(chan struct{}, s.MaxConnections)
+	seats, buffers := make(chan struct{}, s.MaxConnections), bufferpool.NewPool(copyBytes)
 	for {
 		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -63,7 +68,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 		case seats <- struct{}{}:
 			open.Go(func() {
 				defer func() { <-seats }()
-				s.serve(ctx, proxy, conn)
+				s.serve(ctx, conn, buffers)
 			})
 		default:
 			_ = conn.Close()
@@ -72,11 +77,13 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) {
 	}
 }
 
-// serve answers one connection until its end.
-func (s *Server) serve(ctx context.Context, proxy *socks5.Server, conn net.Conn) {
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+// serve answers one connection until its end, or that of ctx.
+func (s *Server) serve(ctx context.Context, conn net.Conn, buffers bufferpool.BufPool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error would come back with the first read
-	if err := proxy.ServeConn(conn); err != nil && !leaving(err) {
+	if err := s.proxy(ctx, buffers).ServeConn(conn); err != nil && !leaving(err) {
 		s.Logger.Warn("a connection has failed", "error", err, "from", conn.RemoteAddr())
 	}
 }
@@ -91,18 +98,24 @@ func leaving(err error) bool {
 	return false
 }
 
-// proxy is the library's server, which begins nothing by itself.
-func (s *Server) proxy(ctx context.Context) *socks5.Server {
+// proxy is the library's server for one connection. It begins nothing by itself. Where it has connected to is left with ctx: a client
+// that says no more would not have it end.
+func (s *Server) proxy(ctx context.Context, buffers bufferpool.BufPool) *socks5.Server {
 	dial := s.Dial
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
 	return socks5.NewServer(
+		socks5.WithBufferPool(buffers),
 		socks5.WithResolver(unresolved{}),
 		socks5.WithDial(func(_ context.Context, network, address string) (net.Conn, error) {
-			ctx, cancel := context.WithTimeout(ctx, s.DialTimeout)
+			dialing, cancel := context.WithTimeout(ctx, s.DialTimeout)
 			defer cancel()
-			return dial(ctx, network, address)
+			to, err := dial(dialing, network, address)
+			if err == nil {
+				context.AfterFunc(ctx, func() { _ = to.Close() })
+			}
+			return to, err
 		}),
 		socks5.WithConnectMiddleware(func(_ context.Context, client io.Writer, _ *socks5.Request) error {
 			return client.(net.Conn).SetDeadline(time.Time{}) // it has said where to, and may be silent for days now

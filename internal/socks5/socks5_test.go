@@ -325,12 +325,40 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
+// deaf is a destination that takes connections and leaves them alone.
+func deaf(t *testing.T) (address string, accepted chan net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	accepted = make(chan net.Conn, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err == nil {
+			_ = conn.SetDeadline(time.Now().Add(patience))
+			t.Cleanup(func() { _ = conn.Close() })
+			accepted <- conn
+		}
+	}()
+	return l.Addr().String(), accepted
+}
+
 // SOX-011: the end of the proxy is the end of what goes through it, and nothing of it is left.
 func TestEndsAll(t *testing.T) {
 	p := serve(t, nil)
 	through, half := tunnel(t, p.at, echo(t, "127.0.0.1:0").String()), open(t, p.at)
 	asks(t, half, greeting, noAuthentication)
+	to, accepted := deaf(t)
+	silent := tunnel(t, p.at, to)
+	if err := silent.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	far := <-accepted
+	ends(t, far) // it is told of the end, and says nothing
 	p.stop()
+	ends(t, silent)
 	ends(t, through)
 	ends(t, half)
 	if conn, err := net.Dial("tcp", p.at); err == nil {
