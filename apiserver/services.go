@@ -37,11 +37,11 @@ func (s *Server) services() egress.Objects {
 			}
 			return rec.Value
 		},
-		Slices: func(namespace string) iter.Seq[[]byte] {
+		Slices: func(namespace, service string) iter.Seq[[]byte] {
 			prefix := s.definition("discovery.k8s.io", "endpointslices").Key(namespace, "")
 			return func(yield func([]byte) bool) {
 				for rec := range s.store.Head().Walk(prefix, "") {
-					if !yield(rec.Value) {
+					if egress.HasSlice(service, rec.Value) && !yield(rec.Value) {
 						return
 					}
 				}

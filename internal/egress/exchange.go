@@ -19,6 +19,9 @@ const minWait = time.Second
 // errClosed ends an answer whose reader wants no more of it.
 var errClosed = errors.New("closed before its end")
 
+// errSwitched is that of a destination which turns the connection of a plain request into another protocol's.
+var errSwitched = errors.New("the answer is 101 Switching Protocols, which was not asked for")
+
 // ErrTooLarge is in the error of reading an answer that is larger than Options.MaxBytes.
 var ErrTooLarge = errors.New("the response body is larger than")
 
@@ -54,11 +57,12 @@ func (x *exchange) send(req *http.Request) (*http.Response, error) {
 	}
 	move(nil)
 	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { move(take(got.Conn)) }}
-	base := x.transport.options.Base
-	if base == nil {
-		base = x.transport.connections()
+	resp, err := x.transport.connections().RoundTrip(req.WithContext(httptrace.WithClientTrace(x.bounded, trace)))
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "" {
+		_ = resp.Body.Close() // the bare connection, which no limit holds
+		return nil, errSwitched
 	}
-	return base.RoundTrip(req.WithContext(httptrace.WithClientTrace(x.bounded, trace)))
+	return resp, err
 }
 
 // answer returns the response, whose body ends the exchange.

@@ -1,13 +1,8 @@
 package egress
 
 import (
-	"encoding/json"
 	"slices"
-	"sync"
 	"sync/atomic"
-
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -17,16 +12,10 @@ import (
 // said before: a webhook that is replaced at its address is not ready for a moment. head returns the newest state of the
 // store, key says where it has the objects of a kind; of a kind's namespace, if there is no name.
 func Generations(head func() *storage.Snapshot, key func(group, resource, namespace, name string) string) func(namespace, name string) func() uint64 {
-	g := &generations{head: head, key: key, services: map[[2]string]*endpoints{}}
+	g := &generations{head: head, key: key}
 	return func(namespace, name string) func() uint64 {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		e := g.services[[2]string{namespace, name}]
-		if e == nil {
-			e = &endpoints{all: g, namespace: namespace, name: name}
-			e.known.Store(&state{looked: -1, inNamespace: -1})
-			g.services[[2]string{namespace, name}] = e
-		}
+		e := &endpoints{all: g, namespace: namespace, name: name}
+		e.known.Store(&state{looked: -1, inNamespace: -1})
 		return e.generation
 	}
 }
@@ -35,9 +24,6 @@ type generations struct {
 	head func() *storage.Snapshot
 	key  func(group, resource, namespace, name string) string
 	last atomic.Uint64
-
-	mu       sync.Mutex
-	services map[[2]string]*endpoints // by namespace and name
 }
 
 // endpoints are those of a Service.
@@ -90,8 +76,7 @@ func (e *endpoints) look(snap *storage.Snapshot, before *state) *state {
 		return now
 	}
 	for rec := range snap.Walk(all, "") {
-		var slice metav1.PartialObjectMetadata
-		if json.Unmarshal(rec.Value, &slice) == nil && slice.Labels[discoveryv1.LabelServiceName] == e.name {
+		if HasSlice(e.name, rec.Value) {
 			now.slices = append(now.slices, rec.Modified)
 		}
 	}

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -60,11 +61,17 @@ func (m *Metrics) remove(t *Transport) {
 	m.duration.DeletePartialMatch(host)
 }
 
+// methods are those that are counted by their names.
+var methods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions}
+
 // observe counts a request, up to the header of its answer; resp is nil if there was none.
 func (m *Metrics) observe(t *Transport, method string, resp *http.Response, took time.Duration) {
 	code := "<error>"
 	if resp != nil {
 		code = strconv.Itoa(resp.StatusCode)
+	}
+	if !slices.Contains(methods, method) { // a client's own word: there is no end to them
+		method = "OTHER"
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

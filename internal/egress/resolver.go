@@ -13,14 +13,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // Objects is where the resolver reads. The JSON it gets is shared and not written to.
 type Objects struct {
 	// Get returns the JSON of the object of a kind of the core group ("services", "endpoints"), or nil.
 	Get func(resource, namespace, name string) []byte
-	// Slices yields the JSON of every EndpointSlice of a namespace.
-	Slices func(namespace string) iter.Seq[[]byte]
+	// Slices yields the JSON of every EndpointSlice of a Service (HasSlice).
+	Slices func(namespace, service string) iter.Seq[[]byte]
 	// ByClusterIP leaves it to somebody else (kube-proxy) to find an endpoint behind the address of a Service that has one.
 	ByClusterIP bool
 }
@@ -99,13 +101,10 @@ func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.Servi
 	}
 	var preferred, others []string
 	known := false
-	for raw := range o.Slices(namespace) {
+	for raw := range o.Slices(namespace, svc.Name) {
 		var slice discoveryv1.EndpointSlice
 		if err := json.Unmarshal(raw, &slice); err != nil {
 			return nil, fmt.Errorf("egress: read the endpoint slices of service %s/%s: %w", namespace, svc.Name, err)
-		}
-		if slice.Labels[discoveryv1.LabelServiceName] != svc.Name {
-			continue
 		}
 		known = true
 		if families := svc.Spec.IPFamilies; len(families) > 0 && string(families[0]) == string(slice.AddressType) {
@@ -131,6 +130,13 @@ func (o Objects) behind(svc *corev1.Service, namespace string, port corev1.Servi
 		cause = NoEndpoints
 	}
 	return nil, &UnresolvedError{cause, port.Name, apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", svc.Name))}
+}
+
+// HasSlice reports that the JSON of an EndpointSlice of its namespace is of a Service. It reads no more than that takes, as there are
+// many of others.
+func HasSlice(service string, slice []byte) bool {
+	meta, err := object.ScanMeta(slice)
+	return err == nil && meta.Labels.Get(discoveryv1.LabelServiceName) == service
 }
 
 // inSlice lists the ready addresses; of an endpoint's the first counts. What says nothing of being ready, is.

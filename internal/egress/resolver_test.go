@@ -52,10 +52,10 @@ func (w *world) objects() Objects {
 			}
 			return nil
 		},
-		Slices: func(namespace string) iter.Seq[[]byte] {
+		Slices: func(namespace, service string) iter.Seq[[]byte] {
 			return func(yield func([]byte) bool) {
 				for _, s := range w.slices {
-					if namespace == "n" && !yield(marshal(s)) {
+					if raw := marshal(s); namespace == "n" && HasSlice(service, raw) && !yield(raw) {
 						return
 					}
 				}

@@ -55,9 +55,6 @@ type Options struct {
 	Anyones bool
 	// Upgrades has each request be of HTTP/1.1 on a connection of its own, which its answer may turn into a stream.
 	Upgrades bool
-	// Base, unless nil, sends the requests, on connections of its own: a client of upstream's, which has its own way to
-	// configure TLS, is given DialContext or DialService, and wrapped. Probe does not know that way.
-	Base http.RoundTripper
 }
 
 // Transport sends the requests for one destination: behind a circuit breaker, within limits, and counted. It follows no

@@ -17,6 +17,8 @@ import (
 	"time"
 )
 
+const switched = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
+
 // Whatever a destination does, a call ends in time, says why, and the circuit breaker opens for one that does not answer.
 func TestFaults(t *testing.T) {
 	const timeout = 20 * time.Second
@@ -46,6 +48,8 @@ func TestFaults(t *testing.T) {
 		"it speaks something else":    {answer: ends("SSH-2.0-OpenSSH\r\n"), want: "malformed HTTP", trips: true},
 		"an unknown certificate":      {answer: says(ok), other: true, want: "x509: certificate signed by unknown authority", trips: true},
 		"another name's certificate":  {answer: says(ok), named: "other.example.com", want: "x509: certificate is valid for other.example.com", trips: true},
+		"another protocol, unasked":   {answer: says(switched), want: "not asked for", trips: true},
+		"and endless":                 {answer: repeats(switched, strings.Repeat("x", 1<<10), 0), want: "not asked for", trips: true},
 		"an error":                    {answer: says("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n")},
 		"a redirect":                  {answer: says("HTTP/1.1 302 Found\r\nLocation: https://elsewhere/\r\nContent-Length: 0\r\n\r\n")},
 		"a redirect of the same kind": {answer: says("HTTP/1.1 307 Temporary Redirect\r\nLocation: https://elsewhere/\r\nContent-Length: 0\r\n\r\n")},
@@ -265,7 +269,7 @@ func TestStream(t *testing.T) {
 // The connection of an upgrade is the caller's.
 func TestUpgrade(t *testing.T) {
 	d := newDestination(t, host, func(c net.Conn, _ *http.Request) {
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.WriteString(c, switched)
 		_, _ = io.Copy(c, c)
 	})
 	client := newCaller(t, d, Options{MaxBytes: 1000})
@@ -326,6 +330,24 @@ func TestMetricsOfOddHosts(t *testing.T) {
 	client := &caller{t, transport, dialer.Metrics}
 	if _, _, err := client.call(t.Context()); err != nil || client.state() != "closed" {
 		t.Errorf("the circuit breaker is %s: %v", client.state(), err)
+	}
+}
+
+// A client's own word for a method is not kept for ever.
+func TestMetricsOfOddMethods(t *testing.T) {
+	d := newDestination(t, host, says(ok))
+	client := newCaller(t, d, Options{MaxBytes: 1000})
+	defer client.Close()
+	for _, method := range []string{"PROPFIND", "X", "Y"} {
+		req, _ := http.NewRequestWithContext(t.Context(), method, "https://"+host+"/", nil)
+		resp, err := client.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+	}
+	if got := client.shows()["rest_client_requests_total{200,"+client.host+",OTHER}"]; got != 3 {
+		t.Errorf("%v are counted: %v", got, client.shows())
 	}
 }
 

@@ -104,6 +104,11 @@ func badHooks(t *testing.T) []badHook {
 		{name: "an error", handler: http.NotFoundHandler(), code: 500, message: "the server could not find the requested resource"},
 		{name: "redirects", handler: http.RedirectHandler("https://127.0.0.1:1/", http.StatusTemporaryRedirect), code: 500, message: "307"},
 		{name: "hangs up", handler: hijacked(func(c net.Conn) { _ = c.Close() }), code: 500, message: "EOF"},
+		{name: "another protocol, unasked", handler: hijacked(func(c net.Conn) {
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+			<-ended
+			_ = c.Close()
+		}), code: 500, message: "101 Switching Protocols, which was not asked for"},
 		{name: "half an answer", handler: hijacked(func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
 			_ = c.Close()

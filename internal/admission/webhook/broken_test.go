@@ -3,6 +3,7 @@ package webhook_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -39,6 +40,17 @@ var lies = map[string]struct {
 		to.Header().Set("Content-Length", "1000")
 		fmt.Fprint(to, `{"apiVersion":`)
 	}, "unexpected EOF"},
+	"another protocol": {func(to http.ResponseWriter, _ *http.Request, _ []byte) {
+		to.Header().Set("Connection", "Upgrade")
+		to.Header().Set("Upgrade", "x")
+		to.WriteHeader(http.StatusSwitchingProtocols)
+		conn, _, err := http.NewResponseController(to).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.Copy(io.Discard, conn) // it says nothing until it is left
+	}, "101 Switching Protocols, which was not asked for"},
 	"a closed connection": {func(to http.ResponseWriter, _ *http.Request, _ []byte) { panic(http.ErrAbortHandler) }, "EOF"},
 	"half a connection": {func(to http.ResponseWriter, _ *http.Request, _ []byte) {
 		conn, _, err := http.NewResponseController(to).Hijack()

@@ -24,9 +24,9 @@ import (
 type Config struct {
 	Dialer  *egress.Dialer
 	Kubelet Kubelet
-	// Get reads an object of the core group in its internal form, and Slices the JSON of every EndpointSlice of a namespace.
+	// Get reads an object of the core group in its internal form, and Slices the JSON of every EndpointSlice of a Service.
 	Get    func(ctx context.Context, plural, namespace, name string) (runtime.Object, error)
-	Slices func(namespace string) iter.Seq[[]byte]
+	Slices func(namespace, service string) iter.Seq[[]byte]
 	Family corev1.IPFamily // of the addresses of Services that are taken first
 	// Headers say who a user is to this server, and are none of anybody else's business.
 	Headers proxy.Headers

@@ -27,14 +27,12 @@ func (p *Proxy) service(ctx context.Context, namespace, id string) (*url.URL, er
 		}
 	}
 	var all []*discoveryv1.EndpointSlice
-	for raw := range p.config.Slices(namespace) {
+	for raw := range p.config.Slices(namespace, name) {
 		slice := &discoveryv1.EndpointSlice{}
 		if err := json.Unmarshal(raw, slice); err != nil {
 			return nil, apierrors.NewInternalError(err)
 		}
-		if slice.Labels[discoveryv1.LabelServiceName] == name {
-			all = append(all, slice)
-		}
+		all = append(all, slice)
 	}
 	host, err := endpoints.RandomEndpoint(name, all, port, p.config.Family, func(e *discoveryv1.Endpoint) bool { return p.isOfPod(ctx, namespace, e) })
 	if err != nil {

@@ -81,10 +81,10 @@ func newWorld(t testing.TB, change ...func(*nodes.Config)) *world {
 			CAs: cas, Certificate: func() (*tls.Certificate, error) { return &keys.Kubelet, nil },
 			AddressTypes: []string{string(core.NodeInternalIP)}, Timeout: time.Minute,
 		},
-		Get: w.get, Slices: func(string) iter.Seq[[]byte] {
+		Get: w.get, Slices: func(_, service string) iter.Seq[[]byte] {
 			return func(yield func([]byte) bool) {
 				for _, s := range w.slices {
-					if !yield(s) {
+					if egress.HasSlice(service, s) && !yield(s) {
 						return
 					}
 				}
