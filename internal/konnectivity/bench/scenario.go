@@ -36,7 +36,7 @@ var scenarios = []scenario{
 	{"stream", true, func(ctx context.Context, t *tunnel) []sample {
 		return append(oneStream(ctx, t, sink, "1 stream, to the agent"), oneStream(ctx, t, source, "1 stream, from the agent")...)
 	}},
-	{"bulk", false, func(ctx context.Context, t *tunnel) []sample { return manyStreams(ctx, t, "100 streams", false) }},
+	{"bulk", true, func(ctx context.Context, t *tunnel) []sample { return manyStreams(ctx, t, "100 streams", false) }},
 	{"stalled", false, func(ctx context.Context, t *tunnel) []sample {
 		return manyStreams(ctx, t, "100 streams, 1 stalled", true)
 	}},
