@@ -54,7 +54,8 @@ func TestFloors(t *testing.T) {
 	}
 	for _, row := range report {
 		for _, column := range without {
-			if v, measured := row.Medians[column]; !measured || v <= 0 && row.Unit == "MiB/s" { // a busy machine may answer nothing small in so short a time
+			busy := strings.HasPrefix(row.Metric, "100 streams") // in so short a time one direction may not get its turn
+			if v, measured := row.Medians[column]; !measured || v == 0 || v < 0 && !busy {
 				t.Errorf("%s, %s: %v", row.Metric, column, v)
 			}
 		}
