@@ -92,7 +92,7 @@ func TestEmptyDataOfTunnelServer(t *testing.T) {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := c.DialContext(ctx, "tcp", "a:1"); err == nil || !strings.Contains(err.Error(), "without a status") {
+	if _, err := c.DialContext(ctx, "tcp", "a:1"); err == nil || !strings.Contains(err.Error(), "has ended the stream") {
 		t.Error(err)
 	}
 }
@@ -193,14 +193,6 @@ func newPacketAgent(t testing.TB, p *pki, address string) *packetAgent {
 	}, wire.Request(wire.Connect, address, true, wire.AgentID, "packets"), false)
 	must(t, err)
 	return a
-}
-
-func (a *packetAgent) Header(*h2.Stream, []hpack.HeaderField, bool) {}
-func (a *packetAgent) Ended(_ *h2.Stream, err error)                { a.Close(err) }
-func (a *packetAgent) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
-	if err := a.Read(b); err != nil {
-		a.Reset(err)
-	}
 }
 
 // KON-050: among packets, where all connections have one window, who reads nothing of megabytes that wait is closed after a while, with a
