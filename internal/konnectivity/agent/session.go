@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +19,8 @@ import (
 )
 
 const (
+	// connectTimeout is how long it takes at most to connect to a server, TLS and its first answer included.
+	connectTimeout = 20 * time.Second
 	// politePing is more than how often the reference's server lets itself be pinged, 30 s.
 	politePing = 40 * time.Second
 )
@@ -85,7 +86,7 @@ func (s *Session) greet(ctx context.Context, address string) error {
 		if err != nil {
 			return fmt.Errorf("read the token: %w", err)
 		}
-		metadata = append(metadata, wire.Authorization, "Bearer "+strings.TrimSpace(token))
+		metadata = append(metadata, wire.Authorization, "Bearer "+token)
 	}
 	_, err := s.conn.Open(func(stream *h2.Stream) h2.Receiver {
 		s.stream = stream
@@ -126,10 +127,7 @@ func (s *Session) Close() { s.conn.Close(nil) }
 
 // accept takes a stream by which the server asks for a connection.
 func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-	if r := tunnel.Accept(stream, header, s.dial); r != nil {
-		return r
-	}
-	return nil
+	return tunnel.Accept(stream, header, s.dial)
 }
 
 // dial opens a connection to a destination.

@@ -16,6 +16,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
+// maxReplies is how many bytes of packets other than DATA may wait for the other side to take them.
+const maxReplies = 1 << 20
+
+var errFlood = errors.New("the other side of the tunnel asks for answers and does not take them")
+
+// replies are bytes that wait.
+type replies struct{ atomic.Int64 }
+
+// Credit implements h2.Creditor.
+func (r *replies) Credit(n int) { r.Add(int64(-n)) }
+
 // Packets are the connections among the packets of one stream, as the reference implementation has them. One side asks for connections:
 // an API server of a tunnel server, and that of an agent; the other dials them. It is the h2.Receiver of its stream; who wants the header
 // that answers has a Header of its own.
