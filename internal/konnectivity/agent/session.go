@@ -67,7 +67,7 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{options: o, welcome: make(chan error, 1)}
-	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.Stalled, o.Metrics.saw
+	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.stalled.Inc, o.Metrics.saw
 	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
 	s.packets.Over = s.over
 	go s.conn.Run()
@@ -137,12 +137,13 @@ func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (canc
 	go func() {
 		defer cancel()
 		conn, err := s.options.Dial(ctx, "tcp", address)
-		if s.options.Metrics.Dialled(time.Since(began), err); err != nil {
+		m := s.options.Metrics
+		if m.Dialled(time.Since(began), err); err != nil {
 			answered(nil, err)
 			return
 		}
-		s.options.Metrics.Opened()
-		answered(tunnel.NewSocket(conn, s.options.Metrics.Closed), nil)
+		m.open.Add(1)
+		answered(tunnel.NewSocket(conn, func() { m.open.Add(-1) }), nil)
 	}()
 	return cancel
 }
