@@ -100,7 +100,7 @@ func TestEmptyDataOfTunnelServer(t *testing.T) {
 // KON-045: who has not been let in as an agent opens no more than a few streams, and costs little memory.
 func TestStrangersOpenFewStreams(t *testing.T) {
 	p := newPKI(t)
-	s := server.New(server.Options{Count: 1, KeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(),
+	s := server.New(server.Options{Count: 1, KeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default},
 		Logger: slog.New(slog.DiscardHandler), Authenticate: func(context.Context, string) error { return errors.New("nobody") }})
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
@@ -359,7 +359,7 @@ func TestFrontThatGoesAwayDuringTheDial(t *testing.T) {
 // KON-054: a dial that takes about as long as it may either has a connection or an error, and nothing is left of either.
 func TestDialTimeoutBesideTheAnswer(t *testing.T) {
 	p := newPKI(t)
-	s := server.New(server.Options{ID: "s", Count: 1, DialTimeout: 2 * time.Millisecond, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(), Logger: slog.New(slog.DiscardHandler)})
+	s := server.New(server.Options{ID: "s", Count: 1, DialTimeout: 2 * time.Millisecond, Strategies: []server.Strategy{server.Default}, Logger: slog.New(slog.DiscardHandler)})
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
 	fronts := listen(t, "unix", filepath.Join(t.TempDir(), "front"))

@@ -95,7 +95,7 @@ func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &agent{peer: p, stream: stream, id: id, identifiers: identifiers, came: time.Now(), end: cancel}
-	a.Shared, a.Saw, a.Stalled = true, p.options.Metrics.sawAgents, p.options.Metrics.stalled.Inc
+	a.Shared, a.Saw, a.Stalled = true, p.metrics.sawAgents, p.metrics.stalled.Inc
 	a.Over, a.open = a.leave, a.Open
 	a.Bind(stream)
 	by, _ := wire.Field(header, wire.Tunnel)

@@ -30,7 +30,7 @@ func registry(t *testing.T, strategies string, all ...*agent) *agents {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAgents(list, NewMetrics())
+	a := New(Options{Strategies: list}).agents
 	for _, one := range all {
 		a.add(one)
 	}

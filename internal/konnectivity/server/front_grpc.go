@@ -33,11 +33,11 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 	if path, _ := wire.Field(header, ":path"); path != wire.Proxy {
 		return refuse(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone")
 	}
-	leave, err := s.enter(s.options.Metrics.frontStreams)
+	leave, err := s.enter(s.metrics.frontStreams)
 	if err != nil {
 		return refuse(stream, wire.Unavailable, err.Error())
 	}
-	f := &tunnel.Packets{Answer: s.dial, Saw: s.options.Metrics.sawFronts, Over: func(error) { leave() }}
+	f := &tunnel.Packets{Answer: s.dial, Saw: s.metrics.sawFronts, Over: func(error) { leave() }}
 	f.Bind(stream)
 	var metadata []string
 	if half, _ := wire.Field(header, wire.HalfClose); half == wire.Yes {
