@@ -122,7 +122,7 @@ type rig struct {
 
 func newRig(t testing.TB, p *pki, keepalive time.Duration, frontCut, agentCut int64, down bool) (*rig, error) {
 	r := &rig{}
-	s := server.New(server.Options{ID: "s", Count: 1, KeepaliveTime: keepalive, FrontendKeepaliveTime: keepalive, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(), Logger: slog.New(slog.DiscardHandler)})
+	s := server.New(server.Options{ID: "s", Count: 1, KeepaliveTime: keepalive, FrontendKeepaliveTime: keepalive, Strategies: []server.Strategy{server.Default}, Logger: slog.New(slog.DiscardHandler)})
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
 	fronts := listen(t, "unix", filepath.Join(t.TempDir(), "front"))

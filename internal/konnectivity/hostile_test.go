@@ -92,7 +92,7 @@ func TestEmptyDataOfTunnelServer(t *testing.T) {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := c.DialContext(ctx, "tcp", "a:1"); err == nil || !strings.Contains(err.Error(), "without a status") {
+	if _, err := c.DialContext(ctx, "tcp", "a:1"); err == nil || !strings.Contains(err.Error(), "has ended the stream") {
 		t.Error(err)
 	}
 }
@@ -100,7 +100,7 @@ func TestEmptyDataOfTunnelServer(t *testing.T) {
 // KON-045: who has not been let in as an agent opens no more than a few streams, and costs little memory.
 func TestStrangersOpenFewStreams(t *testing.T) {
 	p := newPKI(t)
-	s := server.New(server.Options{Count: 1, KeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(),
+	s := server.New(server.Options{Count: 1, KeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default},
 		Logger: slog.New(slog.DiscardHandler), Authenticate: func(context.Context, string) error { return errors.New("nobody") }})
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
@@ -193,14 +193,6 @@ func newPacketAgent(t testing.TB, p *pki, address string) *packetAgent {
 	}, wire.Request(wire.Connect, address, true, wire.AgentID, "packets"), false)
 	must(t, err)
 	return a
-}
-
-func (a *packetAgent) Header(*h2.Stream, []hpack.HeaderField, bool) {}
-func (a *packetAgent) Ended(_ *h2.Stream, err error)                { a.Close(err) }
-func (a *packetAgent) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
-	if err := a.Read(b); err != nil {
-		a.Reset(err)
-	}
 }
 
 // KON-050: among packets, where all connections have one window, who reads nothing of megabytes that wait is closed after a while, with a
@@ -367,7 +359,7 @@ func TestFrontThatGoesAwayDuringTheDial(t *testing.T) {
 // KON-054: a dial that takes about as long as it may either has a connection or an error, and nothing is left of either.
 func TestDialTimeoutBesideTheAnswer(t *testing.T) {
 	p := newPKI(t)
-	s := server.New(server.Options{ID: "s", Count: 1, DialTimeout: 2 * time.Millisecond, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(), Logger: slog.New(slog.DiscardHandler)})
+	s := server.New(server.Options{ID: "s", Count: 1, DialTimeout: 2 * time.Millisecond, Strategies: []server.Strategy{server.Default}, Logger: slog.New(slog.DiscardHandler)})
 	agents := listen(t, "tcp", "127.0.0.1:0")
 	go func() { _ = s.ServeAgents(tls.NewListener(agents, p.server)) }()
 	fronts := listen(t, "unix", filepath.Join(t.TempDir(), "front"))

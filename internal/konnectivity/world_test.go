@@ -182,7 +182,7 @@ type tunnelServer struct {
 }
 
 func ourServer(t testing.TB, p *pki, tr transport) *tunnelServer {
-	s := server.New(server.Options{ID: "ours", Count: 1, KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default}, Metrics: server.NewMetrics(), Logger: slog.New(slog.DiscardHandler)})
+	s := server.New(server.Options{ID: "ours", Count: 1, KeepaliveTime: time.Minute, FrontendKeepaliveTime: time.Minute, Strategies: []server.Strategy{server.Default}, Logger: slog.New(slog.DiscardHandler)})
 	agents := tls.NewListener(listen(t, "tcp", "127.0.0.1:0"), p.server)
 	go func() { _ = s.ServeAgents(agents) }()
 	var fronts net.Listener

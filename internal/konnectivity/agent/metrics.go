@@ -15,13 +15,13 @@ import (
 // Metrics are those of one agent. They have the reference's names where that counts the same.
 type Metrics struct {
 	registry *prometheus.Registry
-	open     atomic.Int64 // connections to destinations
+	open     atomic.Int64 // connections to destinations; the agent does not end before they have
 
-	dials                    prometheus.Histogram
-	dialFailures             *prometheus.CounterVec
-	servers, counted         prometheus.Gauge
-	serverFailures, stallers prometheus.Counter
-	saw                      func(t wire.Type, received bool)
+	dials                   prometheus.Histogram
+	dialFailures            *prometheus.CounterVec
+	servers, counted        prometheus.Gauge
+	serverFailures, stalled prometheus.Counter
+	saw                     func(t wire.Type, received bool)
 }
 
 // NewMetrics returns Metrics at zero, with a registry of their own.
@@ -41,7 +41,7 @@ func NewMetrics() *Metrics {
 		serverFailures: made.NewCounterVec(prometheus.CounterOpts{
 			Name: "server_connection_failure_count", Help: "Connections to servers that have ended while the agent has not.",
 		}, []string{"direction"}).WithLabelValues("from_server"),
-		stallers: made.NewCounter(prometheus.CounterOpts{
+		stalled: made.NewCounter(prometheus.CounterOpts{
 			Name: "stalled_connections_total", Help: "Connections that were closed because their destination read nothing.",
 		}),
 		saw: admin.Saw(admin.Packets(made), "to_agent", "from_agent"),
@@ -63,12 +63,3 @@ func (m *Metrics) Dialled(took time.Duration, err error) {
 		m.dialFailures.WithLabelValues("unknown").Inc()
 	}
 }
-
-// Opened says that there is one more connection to a destination. The agent does not end before as many are Closed.
-func (m *Metrics) Opened() { m.open.Add(1) }
-
-// Closed says that there is one less.
-func (m *Metrics) Closed() { m.open.Add(-1) }
-
-// Stalled says that a connection was closed, as its destination reads nothing.
-func (m *Metrics) Stalled() { m.stallers.Inc() }

@@ -64,7 +64,7 @@ func TestThroughProxy(t *testing.T) {
 	c := Config{Host: "servers.example", ID: "a", CAFile: caFile, TokenFile: write(t, dir, "token", []byte("a.b.c")), KeepaliveTime: time.Minute,
 		SyncInterval: time.Millisecond, SyncIntervalCap: time.Second, HealthAddress: "127.0.0.1:0", AdminAddress: "127.0.0.1:0"}
 	for i := range 2 {
-		s := server.New(server.Options{ID: "s", Count: 1, Strategies: []server.Strategy{server.Default}, KeepaliveTime: time.Minute, Metrics: server.NewMetrics(),
+		s := server.New(server.Options{ID: "s", Count: 1, Strategies: []server.Strategy{server.Default}, KeepaliveTime: time.Minute,
 			Authenticate: func(context.Context, string) error { return nil }, Logger: slog.New(slog.DiscardHandler)})
 		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}})
 		if err != nil {

@@ -12,9 +12,8 @@ import (
 )
 
 const (
-	connectTimeout = 20 * time.Second // to connect to a server, TLS and its first answer included
-	lookupTimeout  = 10 * time.Second // to resolve the name of the servers
-	maxPlaces      = 1000             // addresses that are kept in mind; of those that the name has, as many are used
+	lookupTimeout = 10 * time.Second // to resolve the name of the servers
+	maxPlaces     = 1000             // addresses that are kept in mind; of those that the name has, as many are used
 )
 
 // session is a *Session. Tests have others.
@@ -183,9 +182,7 @@ func (s *servers) look(ctx context.Context) {
 func (s *servers) dial(ctx context.Context, p *place) {
 	p.dialing = true
 	s.tasks.Go(func() {
-		within, cancel := context.WithTimeout(ctx, connectTimeout)
-		x, err := s.connect(within, p.address)
-		cancel()
+		x, err := s.connect(ctx, p.address)
 		if !s.keep(ctx, p, x, err) {
 			return
 		}

@@ -263,8 +263,8 @@ func TestDrain(t *testing.T) {
 	for _, lasts := range []time.Duration{0, 10 * time.Second, time.Hour} {
 		inWorld(t, func(w *world) { w.behind["a:1"] = []string{"A"} }, func(w *world) {
 			w.after(time.Minute)
-			w.s.metrics.Opened()
-			time.AfterFunc(lasts, w.s.metrics.Closed)
+			w.s.metrics.open.Add(1)
+			time.AfterFunc(lasts, func() { w.s.metrics.open.Add(-1) })
 			began := time.Now()
 			w.end()
 			synctest.Wait()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +19,8 @@ import (
 )
 
 const (
+	// connectTimeout is how long it takes at most to connect to a server, TLS and its first answer included.
+	connectTimeout = 20 * time.Second
 	// politePing is more than how often the reference's server lets itself be pinged, 30 s.
 	politePing = 40 * time.Second
 )
@@ -66,9 +67,9 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 		return nil, err
 	}
 	s := &Session{options: o, welcome: make(chan error, 1)}
-	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.Stalled, o.Metrics.saw
+	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.stalled.Inc, o.Metrics.saw
 	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
-	s.packets.Over = func() { s.conn.Close(errors.New("the packets of the tunnel were given up")) }
+	s.packets.Over = s.over
 	go s.conn.Run()
 	if err := s.greet(ctx, address); err != nil {
 		s.conn.Close(err)
@@ -85,12 +86,12 @@ func (s *Session) greet(ctx context.Context, address string) error {
 		if err != nil {
 			return fmt.Errorf("read the token: %w", err)
 		}
-		metadata = append(metadata, wire.Authorization, "Bearer "+strings.TrimSpace(token))
+		metadata = append(metadata, wire.Authorization, "Bearer "+token)
 	}
 	_, err := s.conn.Open(func(stream *h2.Stream) h2.Receiver {
 		s.stream = stream
 		s.packets.Bind(stream)
-		return (*receiver)(s)
+		return receiver{&s.packets, s}
 	}, wire.Request(wire.Connect, address, true, metadata...), false)
 	if err != nil {
 		return err
@@ -126,10 +127,7 @@ func (s *Session) Close() { s.conn.Close(nil) }
 
 // accept takes a stream by which the server asks for a connection.
 func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
-	if r := tunnel.Accept(stream, header, s.dial); r != nil {
-		return r
-	}
-	return nil
+	return tunnel.Accept(stream, header, s.dial)
 }
 
 // dial opens a connection to a destination.
@@ -139,38 +137,48 @@ func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (canc
 	go func() {
 		defer cancel()
 		conn, err := s.options.Dial(ctx, "tcp", address)
-		if s.options.Metrics.Dialled(time.Since(began), err); err != nil {
+		m := s.options.Metrics
+		if m.Dialled(time.Since(began), err); err != nil {
 			answered(nil, err)
 			return
 		}
-		s.options.Metrics.Opened()
-		answered(tunnel.NewSocket(conn, s.options.Metrics.Closed), nil)
+		m.open.Add(1)
+		answered(tunnel.NewSocket(conn, func() { m.open.Add(-1) }), nil)
 	}()
 	return cancel
 }
 
-// receiver is a Session as its stream sees it.
-type receiver Session
+// over closes the connection, as its packets are at their end.
+func (s *Session) over(err error) {
+	s.once.Do(func() { s.welcome <- err })
+	s.conn.Close(err)
+}
+
+// receiver is a Session as its stream sees it: its packets, and the header that answers.
+type receiver struct {
+	*tunnel.Packets
+	session *Session
+}
 
 // Header implements h2.Receiver: the server's answer, or the end.
-func (r *receiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
+func (r receiver) Header(_ *h2.Stream, fields []hpack.HeaderField, end bool) {
 	err := wire.Status(fields)
 	if err == nil && end {
 		err = errors.New("the server has ended the tunnel")
 	}
-	r.once.Do(func() {
+	r.session.once.Do(func() {
 		if err == nil {
-			err = r.read(fields)
+			err = r.session.read(fields)
 		}
-		r.welcome <- err
+		r.session.welcome <- err
 	})
 	if err != nil {
-		r.over(err)
+		r.Close(err)
 	}
 }
 
 // read reads what the server says of itself.
-func (r *receiver) read(fields []hpack.HeaderField) error {
+func (s *Session) read(fields []hpack.HeaderField) error {
 	id, ok := wire.Field(fields, wire.ServerID)
 	count, counted := wire.Field(fields, wire.ServerCount)
 	if !ok || !counted {
@@ -180,33 +188,11 @@ func (r *receiver) read(fields []hpack.HeaderField) error {
 	if err != nil {
 		return fmt.Errorf("the server says a %s that is no number: %q", wire.ServerCount, count)
 	}
-	r.id, r.count = id, n
-	every := r.options.KeepaliveTime
+	s.id, s.count = id, n
+	every := s.options.KeepaliveTime
 	if by, _ := wire.Field(fields, wire.Tunnel); by != wire.ByConnect {
 		every = max(every, politePing)
 	}
-	r.conn.KeepAlive(every)
+	s.conn.KeepAlive(every)
 	return nil
-}
-
-// Data implements h2.Receiver.
-func (r *receiver) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
-	if b != nil {
-		if err := r.packets.Read(b); err != nil {
-			r.packets.Reset(err)
-			r.over(err)
-		}
-	}
-	if end {
-		r.over(errors.New("the server has ended the tunnel"))
-	}
-}
-
-// Ended implements h2.Receiver.
-func (r *receiver) Ended(_ *h2.Stream, err error) { r.over(err) }
-
-func (r *receiver) over(err error) {
-	r.once.Do(func() { r.welcome <- err })
-	r.conn.Close(err) // first, as it is the reason
-	r.packets.Close(err)
 }

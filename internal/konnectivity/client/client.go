@@ -185,22 +185,7 @@ func (d *dialling) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) {
 		s.Conn().KeepAlive(pingOurs)
 	}
 	if err := wire.Status(fields); err != nil || end {
-		d.Packets.Close(err)
+		d.Close(err)
 		s.Close(nil)
 	}
 }
-
-// Data implements h2.Receiver.
-func (d *dialling) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
-	if b != nil {
-		if err := d.Read(b); err != nil {
-			d.Reset(err)
-		}
-	}
-	if end {
-		d.Packets.Close(errors.New("the tunnel server has ended the stream without a status"))
-	}
-}
-
-// Ended implements h2.Receiver.
-func (d *dialling) Ended(_ *h2.Stream, err error) { d.Packets.Close(err) }

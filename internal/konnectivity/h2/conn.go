@@ -79,8 +79,6 @@ type Conn struct {
 	wire    net.Conn
 	client  bool
 	heard   atomic.Int64 // when something last arrived, in nanoseconds
-	every   atomic.Int64 // nanoseconds of KeepAlive
-	retime  chan struct{}
 	done    chan struct{}
 
 	in     *bufio.Reader
@@ -104,9 +102,12 @@ type Conn struct {
 	window  int64  // that the other side has for all streams
 	peer    settings
 	encoder *hpack.Encoder
-	block   bytes.Buffer // what it has encoded
-	away    bool         // the other side takes no more streams
-	err     error        // it is closed
+	block   bytes.Buffer  // what it has encoded
+	every   time.Duration // of KeepAlive
+	alarm   *time.Timer   // looks; nil: there is no KeepAlive
+	pinged  int64         // what was heard last when the other side was pinged
+	away    bool          // the other side takes no more streams
+	err     error         // it is closed
 }
 
 // settings are the other side's.
@@ -139,7 +140,6 @@ func newConn(wire net.Conn, o Options) *Conn {
 		options: o,
 		wire:    wire,
 		done:    make(chan struct{}),
-		retime:  make(chan struct{}, 1),
 		in:      bufio.NewReaderSize(wire, readAhead(wire)),
 		streams: map[uint32]*Stream{},
 		window:  defaultWindow,
@@ -218,6 +218,9 @@ func (c *Conn) Close(err error) {
 	first := c.err == nil
 	if first {
 		c.err = err
+		if c.alarm != nil {
+			c.alarm.Stop()
+		}
 		c.work.Broadcast()
 	}
 	c.mu.Unlock()
@@ -295,52 +298,40 @@ func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end
 // KeepAlive has the connection be pinged when it has been silent for a time, and closed when it is then silent for as long again. What
 // it was told last counts; 0 is never. Without a stream it is left alone, as gRPC has it.
 func (c *Conn) KeepAlive(every time.Duration) {
-	if every <= 0 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if every <= 0 || c.err != nil {
 		return
 	}
-	if c.every.Swap(int64(every)) == 0 {
+	c.every, c.pinged = every, 0
+	if c.alarm == nil {
 		c.heard.Store(time.Now().UnixNano())
-		go c.watch()
+		c.alarm = time.AfterFunc(every, c.look)
 		return
 	}
-	select {
-	case c.retime <- struct{}{}:
-	default:
-	}
+	c.alarm.Reset(every)
 }
 
-func (c *Conn) watch() {
-	every := time.Duration(c.every.Load())
-	timer := time.NewTimer(every)
-	defer timer.Stop()
-	for pinged := int64(0); ; {
-		select {
-		case <-c.done:
-			return
-		case <-c.retime:
-			every = time.Duration(c.every.Load())
-			timer.Reset(every)
-			continue
-		case <-timer.C:
-		}
-		heard := c.heard.Load()
-		silent := time.Since(time.Unix(0, heard))
-		switch {
-		case silent < every:
-			timer.Reset(every - silent)
-			continue
-		case pinged == heard:
-			c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))
-			return
-		case c.Streams() == 0:
-			timer.Reset(every)
-			continue
-		}
-		pinged = heard
-		c.mu.Lock()
+// look pings the other end if it is silent, or gives it up, and looks again.
+func (c *Conn) look() {
+	c.mu.Lock()
+	heard, next := c.heard.Load(), c.every
+	silent := time.Since(time.Unix(0, heard))
+	switch {
+	case c.err != nil:
+		c.mu.Unlock()
+		return
+	case silent < c.every:
+		next -= silent
+	case c.pinged == heard:
+		c.mu.Unlock()
+		c.Close(fmt.Errorf("%w for %v", errSilent, silent.Round(time.Millisecond)))
+		return
+	case len(c.streams) > 0:
+		c.pinged = heard
 		_ = c.out.WritePing(false, [8]byte{})
 		c.work.Signal()
-		c.mu.Unlock()
-		timer.Reset(every)
 	}
+	c.alarm.Reset(next)
+	c.mu.Unlock()
 }

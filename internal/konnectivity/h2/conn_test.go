@@ -250,8 +250,11 @@ func TestStalledReader(t *testing.T) {
 	if n, _, _ := stalled.got(); n != initialWindow {
 		t.Errorf("%d bytes have come to a reader that stalls", n)
 	}
-	if first.Queued() != 4<<20-initialWindow {
-		t.Errorf("%d bytes wait", first.Queued())
+	client.mu.Lock()
+	queued := first.queued
+	client.mu.Unlock()
+	if queued != 4<<20-initialWindow {
+		t.Errorf("%d bytes wait", queued)
 	}
 	first.Reset(http2.ErrCodeCancel)
 	until(t, "it is broken off", func() bool { _, _, err := stalled.got(); return err != nil })

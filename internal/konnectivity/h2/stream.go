@@ -179,13 +179,6 @@ func (s *Stream) Reset(code http2.ErrCode) {
 	releaseAll(unsent)
 }
 
-// Queued is how many bytes wait to be sent.
-func (s *Stream) Queued() int {
-	s.conn.mu.Lock()
-	defer s.conn.mu.Unlock()
-	return s.queued
-}
-
 // Credit implements Creditor: the other side may send as many.
 func (s *Stream) Credit(n int) {
 	c := s.conn

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
@@ -62,7 +61,7 @@ type peer struct {
 
 // agent is the stream of an agent that has connected, and what is opened by it.
 type agent struct {
-	packets
+	tunnel.Packets
 	peer        *peer
 	stream      *h2.Stream
 	id          string
@@ -96,9 +95,8 @@ func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	a := &agent{peer: p, stream: stream, id: id, identifiers: identifiers, came: time.Now(), end: cancel}
-	a.Shared, a.Saw, a.Stalled = true, p.options.Metrics.sawAgents, p.options.Metrics.stalled.Inc
-	a.over, a.open = a.leave, a.Open
-	a.Over = func() { a.leave(stream, nil) } // it may be its packets that are given up
+	a.Shared, a.Saw, a.Stalled = true, p.metrics.sawAgents, p.metrics.stalled.Inc
+	a.Over, a.open = a.leave, a.Open
 	a.Bind(stream)
 	by, _ := wire.Field(header, wire.Tunnel)
 	if a.connects = by == wire.ByConnect && stream.Conn().MayTunnel(); a.connects {
@@ -177,23 +175,24 @@ func (a *agent) settled() bool { return !a.connects || time.Since(a.came) > sett
 func (a *agent) Data(s *h2.Stream, b *h2.Buffer, end bool) {
 	if b != nil && !a.welcome.Load() {
 		b.Release()
-		s.Reset(http2.ErrCodeProtocol)
-		a.leave(s, errors.New("an agent sends before it has been let in"))
+		a.Reset(errors.New("an agent sends before it has been let in"))
 		return
 	}
-	a.packets.Data(s, b, end)
+	a.Packets.Data(s, b, end)
 }
 
-// leave ends all connections by it.
-func (a *agent) leave(s *h2.Stream, err error) {
+// leave has no more connections be opened by it, as it has gone, and ends those that have streams.
+func (a *agent) leave(err error) {
 	a.end()
 	a.gone.Store(true)
 	a.peer.agents.remove(a)
-	if err == nil {
-		err = errors.New("the agent has left")
+	if a.stream.Close(wire.Trailer(wire.OK, "")); a.connects {
+		a.stream.Conn().Close(err)
 	}
-	a.Close(err)
-	if s.Close(wire.Trailer(wire.OK, "")); a.connects {
-		s.Conn().Close(err)
-	}
+}
+
+// refuse answers a stream with a status of gRPC.
+func refuse(s *h2.Stream, code int, why string) h2.Receiver {
+	s.Header(wire.Refusal(code, why), true)
+	return h2.Unserved{}
 }

@@ -17,7 +17,7 @@ var errNoAgent = errors.New("No agent available")
 // agents are those connected.
 type agents struct {
 	strategies []Strategy
-	metrics    *Metrics
+	metrics    *metrics
 
 	mu     sync.RWMutex
 	all    pool
@@ -26,7 +26,7 @@ type agents struct {
 }
 
 // newAgents returns the registry of agents, of which there are none yet.
-func newAgents(strategies []Strategy, m *Metrics) *agents {
+func newAgents(strategies []Strategy, m *metrics) *agents {
 	r := &agents{strategies: strategies, metrics: m, hosts: map[string]pool{}}
 	r.count()
 	return r

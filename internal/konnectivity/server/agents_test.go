@@ -22,12 +22,7 @@ func someAgent(t *testing.T, id string, open int, identifiers string) *agent {
 }
 
 // drain has it say that it goes away.
-func (a *agent) drain(t *testing.T) {
-	t.Helper()
-	if err := a.Read(wire.Packet{Type: wire.Drain}.Message()); err != nil {
-		t.Fatal(err)
-	}
-}
+func (a *agent) drain() { a.Packets.Data(nil, wire.Packet{Type: wire.Drain}.Message(), false) }
 
 func registry(t *testing.T, strategies string, all ...*agent) *agents {
 	t.Helper()
@@ -35,7 +30,7 @@ func registry(t *testing.T, strategies string, all ...*agent) *agents {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAgents(list, NewMetrics())
+	a := New(Options{Strategies: list}).agents
 	for _, one := range all {
 		a.add(one)
 	}
@@ -119,7 +114,7 @@ func TestStrategies(t *testing.T) {
 func TestFailingPassedOver(t *testing.T) {
 	failing, busy, draining := someAgent(t, "failing", 0, ""), someAgent(t, "busy", 9, ""), someAgent(t, "draining", 0, "")
 	failing.answered(errors.New("refused"))
-	draining.drain(t)
+	draining.drain()
 	a := registry(t, "default", failing, busy, draining)
 	busy.pickedFor(t, a, "192.0.2.1:80")
 	a.remove(busy)
@@ -132,7 +127,7 @@ func TestFailingPassedOver(t *testing.T) {
 func TestDrainingLast(t *testing.T) {
 	node := someAgent(t, "node", 0, "ipv4=10.0.0.1")
 	other := someAgent(t, "other", 9, "")
-	node.drain(t)
+	node.drain()
 	a := registry(t, "destHost,default", node, other)
 	other.pickedFor(t, a, "10.0.0.1:80")
 	a.remove(other)
@@ -147,7 +142,7 @@ func TestConnectionsOfOneAgent(t *testing.T) {
 		t.Errorf("%d agents, want 1", a.len())
 	}
 	first.pickedFor(t, a, "10.0.0.1:80")
-	first.drain(t)
+	first.drain()
 	second.pickedFor(t, a, "10.0.0.1:80")
 	a.remove(first)
 	second.pickedFor(t, a, "10.0.0.1:80")

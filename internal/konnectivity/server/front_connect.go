@@ -44,7 +44,7 @@ func (s *Server) connect(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this proxy only supports CONNECT passthrough", http.StatusMethodNotAllowed)
 		return
 	}
-	leave, err := s.enter(s.options.Metrics.httpConnections)
+	leave, err := s.enter(s.metrics.httpConnections)
 	if err != nil {
 		refuseConnect(w, err)
 		return

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
@@ -32,17 +33,12 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 	if path, _ := wire.Field(header, ":path"); path != wire.Proxy {
 		return refuse(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.Proxy+" alone")
 	}
-	leave, err := s.enter(s.options.Metrics.frontStreams)
+	leave, err := s.enter(s.metrics.frontStreams)
 	if err != nil {
 		return refuse(stream, wire.Unavailable, err.Error())
 	}
-	f := &packets{}
+	f := &tunnel.Packets{Answer: s.dial, Saw: s.metrics.sawFronts, Over: func(error) { leave() }}
 	f.Bind(stream)
-	f.Answer, f.Saw, f.Over = s.dial, s.options.Metrics.sawFronts, leave
-	f.over = func(stream *h2.Stream, err error) {
-		f.Close(err)
-		stream.Close(wire.Trailer(wire.OK, ""))
-	}
 	var metadata []string
 	if half, _ := wire.Field(header, wire.HalfClose); half == wire.Yes {
 		f.HalfClose = true

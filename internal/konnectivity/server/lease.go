@@ -53,7 +53,7 @@ func (l Lease) at(port int) Lease {
 // leases keeps the Lease of a server, and removes those of servers that have gone without a word.
 type leases struct {
 	Lease
-	metrics *Metrics
+	metrics *metrics
 	logger  *slog.Logger
 	clock   clock.Clock
 }

@@ -25,7 +25,7 @@ var leaseLabels = map[string]string{"k8s-app": "konnectivity-server"}
 func keeper(c kubernetes.Interface) *leases {
 	return &leases{
 		Lease:   Lease{Client: c, Namespace: "kube-system", Labels: leaseLabels, Addresses: []string{"192.0.2.1:8132"}},
-		metrics: NewMetrics(), logger: slog.New(slog.DiscardHandler), clock: clock.RealClock{},
+		metrics: New(Options{}).metrics, logger: slog.New(slog.DiscardHandler), clock: clock.RealClock{},
 	}
 }
 

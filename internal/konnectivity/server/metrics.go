@@ -14,8 +14,8 @@ const (
 	dialTimedOut  = "backend_dial_timeout"
 )
 
-// Metrics count what a server does. They have the reference's names where that counts the same.
-type Metrics struct {
+// metrics count what a server does. They have the reference's names where that counts the same.
+type metrics struct {
 	registry *prometheus.Registry
 
 	ready, pending, agentStreams, frontStreams, httpConnections prometheus.Gauge
@@ -25,14 +25,13 @@ type Metrics struct {
 	failures, packets    *prometheus.CounterVec
 	dials                prometheus.Histogram
 	sawFronts, sawAgents func(t wire.Type, received bool)
-	established          func(open func() int) // has the metric be what open says, when it is asked for
 }
 
-// NewMetrics returns Metrics of nothing yet.
-func NewMetrics() *Metrics {
+// newMetrics returns metrics of nothing yet. How many connections are open, open says when they are asked for.
+func newMetrics(open func() int) *metrics {
 	r, made := admin.NewRegistry("server")
 	streams := made.NewGaugeVec(prometheus.GaugeOpts{Name: "grpc_connections", Help: "Number of streams of gRPC."}, []string{"service_method"})
-	m := &Metrics{
+	m := &metrics{
 		registry:        r,
 		ready:           made.NewGauge(prometheus.GaugeOpts{Name: "ready_backend_connections", Help: "Number of agents that are connected."}),
 		pending:         made.NewGauge(prometheus.GaugeOpts{Name: "pending_backend_dials", Help: "Number of dials that agents have not answered yet."}),
@@ -54,11 +53,9 @@ func NewMetrics() *Metrics {
 			Name: "dial_duration_seconds", Help: "How long dials took that succeeded.",
 			Buckets: []float64{0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5, 12.5},
 		}),
-		established: func(open func() int) {
-			made.NewGaugeFunc(prometheus.GaugeOpts{Name: "established_connections", Help: "Number of tunnelled connections that are open."},
-				func() float64 { return float64(open()) })
-		},
 	}
+	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "established_connections", Help: "Number of tunnelled connections that are open."},
+		func() float64 { return float64(open()) })
 	m.sawFronts, m.sawAgents = admin.Saw(m.packets, "from_client", "to_client"), admin.Saw(m.packets, "from_agent", "to_agent")
 	return m
 }

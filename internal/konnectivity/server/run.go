@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -18,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
 )
 
-// Config is what a server is started with: its Options, of which Run makes the Metrics, and all that stands around it.
+// Config is what a server is started with: its Options, and all that stands around it.
 type Config struct {
 	Options
 	Mode Mode
@@ -59,7 +58,6 @@ func Run(ctx context.Context, c Config) error {
 
 // start opens the ports.
 func start(c Config) (_ *running, err error) {
-	c.Metrics = cmp.Or(c.Metrics, NewMetrics())
 	following, stop := context.WithCancel(context.Background())
 	r := &running{Config: c, server: New(c.Options), stop: stop}
 	defer func() {
@@ -73,10 +71,10 @@ func start(c Config) (_ *running, err error) {
 	if r.fronts, err = c.listenFronts(following); err != nil {
 		return nil, err
 	}
-	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, admin.Admin(c.Metrics.registry, c.Profiling, c.ContentionProfiling)); err != nil {
+	if r.admin, err = admin.Serve("admin-port", c.AdminAddress, admin.Admin(r.server.metrics.registry, c.Profiling, c.ContentionProfiling)); err != nil {
 		return nil, err
 	}
-	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.Health(c.Metrics.registry, r.ready))
+	r.health, err = admin.Serve("health-port", c.HealthAddress, admin.Health(r.server.metrics.registry, r.ready))
 	return r, err
 }
 
@@ -126,7 +124,7 @@ func (r *running) run(ctx context.Context) (err error) {
 	defer withdraw()
 	var lease sync.WaitGroup
 	if r.Lease != nil {
-		keeper := &leases{Lease: r.Lease.at(r.agents.Addr().(*net.TCPAddr).Port), metrics: r.Metrics, logger: r.Logger, clock: clock.RealClock{}}
+		keeper := &leases{Lease: r.Lease.at(r.agents.Addr().(*net.TCPAddr).Port), metrics: r.server.metrics, logger: r.Logger, clock: clock.RealClock{}}
 		lease.Go(func() { keeper.run(published, r.ID) })
 	}
 	r.Logger.Info("serving", "id", r.ID, "agents", r.agents.Addr(), "mode", r.Mode, "fronts", r.fronts.Addr(), "admin", r.admin.Addr, "health", r.health.Addr)

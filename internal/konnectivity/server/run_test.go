@@ -110,9 +110,8 @@ func TestRun(t *testing.T) {
 
 // KON-052: ready is who has an agent; the reference's texts.
 func TestReady(t *testing.T) {
-	m := NewMetrics()
-	r := &running{server: New(Options{Strategies: []Strategy{Default}, Metrics: m})}
-	h := admin.Health(m.registry, r.ready)
+	r := &running{server: New(Options{Strategies: []Strategy{Default}})}
+	h := admin.Health(r.server.metrics.registry, r.ready)
 	for _, want := range []string{"500 no connection to any proxy agent", "200 ok"} {
 		for _, path := range []string{"/readyz", "/ready", "/readyz?verbose"} {
 			w := httptest.NewRecorder()
@@ -127,8 +126,8 @@ func TestReady(t *testing.T) {
 
 // KON-026: counters have the reference's names, and a packet of no known type is counted as well.
 func TestMetrics(t *testing.T) {
-	m := NewMetrics()
-	s := New(Options{Strategies: []Strategy{Default}, Metrics: m})
+	s := New(Options{Strategies: []Strategy{Default}})
+	m := s.metrics
 	_ = s.dial("a:1", func(tunnel.Joint, error) {})
 	s.agents.add(someAgent(t, "a", 3, ""))
 	s.agents.add(someAgent(t, "a", 0, ""))

@@ -36,7 +36,6 @@ type Options struct {
 	DialTimeout time.Duration
 	// KeepaliveTime is how long agents are silent before they are pinged; FrontendKeepaliveTime the same of API servers.
 	KeepaliveTime, FrontendKeepaliveTime time.Duration
-	Metrics                              *Metrics
 	Logger                               *slog.Logger
 }
 
@@ -52,6 +51,7 @@ const (
 // Server is a tunnel server.
 type Server struct {
 	options Options
+	metrics *metrics
 	agents  *agents
 	turns   *turns
 
@@ -67,8 +67,9 @@ type Server struct {
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	s := &Server{options: o, agents: newAgents(o.Strategies, o.Metrics), turns: newTurns(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
-	o.Metrics.established(s.agents.open)
+	s := &Server{options: o, turns: newTurns(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
+	s.metrics = newMetrics(func() int { return s.agents.open() })
+	s.agents = newAgents(o.Strategies, s.metrics)
 	return s
 }
 
@@ -139,7 +140,7 @@ func (s *Server) enter(among prometheus.Gauge) (leave func(), err error) {
 
 // dial has an agent open a connection.
 func (s *Server) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
-	m := s.options.Metrics
+	m := s.metrics
 	a, err := s.agents.pick(address)
 	if err != nil {
 		m.failures.WithLabelValues(noAgent).Inc()

@@ -68,7 +68,7 @@ func (k *knock) told(t *testing.T) error {
 // door is a server whose port for agents is open, without TLS.
 func door(t *testing.T, authenticate func(context.Context, string) error, log slog.Handler) (s *Server, address string) {
 	t.Helper()
-	s = New(Options{ID: "s", Count: 1, Strategies: []Strategy{Default}, KeepaliveTime: time.Hour, Metrics: NewMetrics(), Logger: slog.New(log), Authenticate: authenticate})
+	s = New(Options{ID: "s", Count: 1, Strategies: []Strategy{Default}, KeepaliveTime: time.Hour, Logger: slog.New(log), Authenticate: authenticate})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -36,5 +36,6 @@ type Dial func(address string, answered func(Joint, error)) (cancel func())
 
 var (
 	errGivenUp = errors.New("the connection was given up")
+	errEnded   = errors.New("the other side of the tunnel has ended the stream")
 	errLost    = errors.New("the tunnel of the connection was lost")
 )

@@ -10,13 +10,26 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
+// maxReplies is how many bytes of packets other than DATA may wait for the other side to take them.
+const maxReplies = 1 << 20
+
+var errFlood = errors.New("the other side of the tunnel asks for answers and does not take them")
+
+// replies are bytes that wait.
+type replies struct{ atomic.Int64 }
+
+// Credit implements h2.Creditor.
+func (r *replies) Credit(n int) { r.Add(int64(-n)) }
+
 // Packets are the connections among the packets of one stream, as the reference implementation has them. One side asks for connections:
-// an API server of a tunnel server, and that of an agent; the other dials them.
+// an API server of a tunnel server, and that of an agent; the other dials them. It is the h2.Receiver of its stream; who wants the header
+// that answers has a Header of its own.
 type Packets struct {
 	// Answer dials what the other side asks for; nil: it may not ask.
 	Answer Dial
@@ -27,10 +40,9 @@ type Packets struct {
 	// Saw, unless nil, is told of each packet, and Stalled of a connection that is closed as nothing reads what it has.
 	Saw     func(t wire.Type, received bool)
 	Stalled func()
-	// Over, unless nil, is told once that nothing more comes of it: of a stream with one connection when that is closed.
-	Over func()
+	// Over, unless nil, is told once that nothing more comes of it, before its connections are closed, and why; nil: it ended in order.
+	Over func(error)
 
-	once     sync.Once
 	waiting  replies
 	used     bool        // for the one connection of a stream that is not Shared
 	linger   *time.Timer // after this side has closed that
@@ -114,8 +126,28 @@ func (p *Packets) asker(random int64) func(Joint, error) {
 	return answered
 }
 
-// Read takes what the stream has brought. The error is the other side's: the stream is to be reset.
-func (p *Packets) Read(b *h2.Buffer) error { return p.messages.Read(b, p.packet) }
+// Header implements h2.Receiver: of a header only the end counts.
+func (p *Packets) Header(s *h2.Stream, _ []hpack.HeaderField, end bool) {
+	if end {
+		p.Data(s, nil, true)
+	}
+}
+
+// Data implements h2.Receiver.
+func (p *Packets) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
+	err := p.messages.Read(b, p.packet)
+	switch {
+	case err != nil:
+		p.Reset(err)
+	case end && p.Answer != nil && !p.Shared: // who asks wants no more of its connection
+		p.finish()
+	case end:
+		p.Close(errEnded)
+	}
+}
+
+// Ended implements h2.Receiver.
+func (p *Packets) Ended(_ *h2.Stream, err error) { p.Close(err) }
 
 func (p *Packets) packet(packet wire.Packet, data *h2.Buffer) error {
 	p.saw(packet.Type, true)
@@ -297,12 +329,6 @@ func (p *Packets) finish() {
 	}
 }
 
-func (p *Packets) over() {
-	if p.Over != nil {
-		p.once.Do(p.Over)
-	}
-}
-
 func (p *Packets) forget(id int64) *packetConn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -335,7 +361,9 @@ func (p *Packets) Close(err error) {
 	}
 	p.asked, p.dials, p.open = nil, nil, nil
 	p.mu.Unlock()
-	p.over()
+	if p.Over != nil {
+		p.Over(err)
+	}
 	for _, answered := range asked {
 		answered(nil, lost)
 	}

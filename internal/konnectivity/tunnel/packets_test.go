@@ -83,7 +83,7 @@ func (r *role) Credit(n int) { r.due.Add(int64(-n)) }
 
 func newRole(t testing.TB, answers, shared, half bool) *role {
 	r := &role{}
-	r.Shared, r.HalfClose, r.Over = shared, half, func() { r.overs++ }
+	r.Shared, r.HalfClose, r.Over = shared, half, func(error) { r.overs++ }
 	if answers {
 		r.Answer = func(address string, answered func(Joint, error)) (cancel func()) {
 			var once sync.Once
@@ -211,10 +211,7 @@ func FuzzPackets(f *testing.F) {
 			b := r.piece(script[0], script[1], script[2])
 			r.due.Add(int64(b.Len()))
 			b.Owe(r, b.Len())
-			if err := r.Read(b); err != nil {
-				r.Reset(err)
-				break
-			}
+			r.Data(nil, b, false)
 		}
 		r.rest(t)
 	})
@@ -268,8 +265,8 @@ func TestPacketsThatAreClosedMeanwhile(t *testing.T) {
 			for i, random := range randoms {
 				message := wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: int64(i)}.Message()
 				half := message.Len() / 2
-				_ = r.Read(h2.BufferOf(message.Bytes()[:half]))
-				_ = r.Read(h2.BufferOf(message.Bytes()[half:]))
+				r.Data(nil, h2.BufferOf(message.Bytes()[:half]), false)
+				r.Data(nil, h2.BufferOf(message.Bytes()[half:]), false)
 			}
 		})
 		close(begin)
