@@ -53,6 +53,9 @@ func gather(c net.Conn) *gathered {
 	return g
 }
 
+// NetConn is the connection below, as tls.Conn's.
+func (g *gathered) NetConn() net.Conn { return g.Conn }
+
 // Write implements net.Conn.
 func (g *gathered) Write(p []byte) (int, error) {
 	g.mu.Lock()

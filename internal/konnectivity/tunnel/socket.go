@@ -17,6 +17,10 @@ const (
 	socketWindow = 256 << 10 // bytes that were read of a socket and are not through
 	leastRead    = 4 << 10
 	mostRead     = h2.MaxPiece - 64 // with what is put before it, one frame
+
+	// halfTime is how long nothing may come from one to whom nothing more will be said. The other side may be gone: over TLS and a Unix
+	// socket, that it has closed all is seen as the end of what it sends.
+	halfTime = 5 * time.Minute
 )
 
 // Socket is the End of a connection that the system has: TCP, a Unix socket, or TLS over one of them.
@@ -92,6 +96,9 @@ func (s *Socket) room() bool {
 	defer s.mu.Unlock()
 	for s.unpaid >= socketWindow && !s.closed && !s.closing {
 		s.changed.Wait()
+	}
+	if s.said {
+		_ = s.conn.SetReadDeadline(time.Now().Add(halfTime))
 	}
 	return !s.closed && !s.closing
 }
@@ -278,6 +285,9 @@ func (s *Socket) half(over *bool) {
 	*over = true
 	both := s.heard && s.said && !s.closed
 	s.closed = s.closed || both
+	if s.said && !s.heard { // whoever reads may be waiting
+		_ = s.conn.SetReadDeadline(time.Now().Add(halfTime))
+	}
 	s.mu.Unlock()
 	if both {
 		_ = s.conn.Close()
@@ -318,12 +328,28 @@ func (s *Socket) Close(err error) {
 	s.queue = nil
 	s.changed.Broadcast()
 	s.mu.Unlock()
-	if tcp, ok := s.conn.(*net.TCPConn); ok && err != nil && !errors.Is(err, errGivenUp) {
-		_ = tcp.SetLinger(0)
+	if err != nil && !errors.Is(err, errGivenUp) {
+		reset(s.conn)
 	}
 	_ = s.conn.Close()
 	for _, b := range queue {
 		b.Release()
 	}
 	s.done()
+}
+
+// reset breaks a connection of TCP off, below TLS, which would say that it ends in order. A Unix socket knows nothing of the kind.
+func reset(conn net.Conn) {
+	for {
+		switch c := conn.(type) {
+		case interface{ SetLinger(int) error }:
+			_ = c.SetLinger(0)
+			_ = conn.Close()
+			return
+		case interface{ NetConn() net.Conn }:
+			conn = c.NetConn()
+		default:
+			return
+		}
+	}
 }
