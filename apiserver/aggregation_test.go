@@ -51,6 +51,14 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":["list"]}]}`)
 			return
 		}
+		switch r.URL.Path {
+		case "/apis/" + group + "/v1/reviews":
+			e.review(w, r)
+			return
+		case "/apis/" + group + "/v1/conversions":
+			e.convert(w, r)
+			return
+		}
 		if r.URL.Query().Has("watch") || r.Method != http.MethodGet {
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()

@@ -61,6 +61,7 @@ func (s *Server) dialer() *egress.Dialer {
 		}),
 		Proxy:   http.ProxyFromEnvironment,
 		Metrics: egress.NewMetrics(),
+		Self:    transport(s.askItself),
 	}
 }
 

@@ -69,7 +69,7 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	if out.url, options.Address, err = withTimeout(address, options.Timeout); err != nil {
 		return nil, err
 	}
-	if out.transport, err = w.config.Egress.NewTransport(options); err != nil {
+	if out.transport, err = w.config.Egress.NewWebhookTransport(options); err != nil {
 		return nil, err
 	}
 	out.client = &http.Client{Transport: out.transport}

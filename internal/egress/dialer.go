@@ -36,6 +36,8 @@ type Dialer struct {
 	Proxy func(*http.Request) (*url.URL, error)
 	// Metrics count the requests of Transports; nil: nobody looks at them.
 	Metrics *Metrics
+	// Self, unless nil, answers for this server what its webhooks send to the API itself (NewWebhookTransport).
+	Self http.RoundTripper
 }
 
 // Service is a port of a Service.

@@ -115,7 +115,7 @@ func (c *callers) open(one *caller, config v1.WebhookClientConfig) (*rest.RESTCl
 	default:
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
-	transport, err := c.egress.NewTransport(options)
+	transport, err := c.egress.NewWebhookTransport(options)
 	if err != nil {
 		return nil, err
 	}
