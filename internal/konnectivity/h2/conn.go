@@ -105,7 +105,8 @@ type Conn struct {
 	peer    settings
 	encoder *hpack.Encoder
 	block   bytes.Buffer // what it has encoded
-	away    bool         // the other side takes no more streams
+	away    bool         // no more streams are opened
+	retired bool         // and it is closed with the last of them
 	err     error        // it is closed
 }
 
@@ -271,16 +272,31 @@ func (c *Conn) GoAway() {
 	c.work.Signal()
 }
 
+// Retire has this side open no more streams, as if the other took none, and closes the connection as soon as there are none.
+func (c *Conn) Retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.away, c.retired = true, true
+	c.closeEmpty()
+}
+
+// closeEmpty closes a connection that has been retired and has no streams. The caller holds mu.
+func (c *Conn) closeEmpty() {
+	if c.retired && len(c.streams) == 0 {
+		go c.Close(nil)
+	}
+}
+
 // Open opens a stream; end: nothing will be sent on it. Its Receiver is what bind returns, which is called before anything can arrive,
 // and may do nothing but keep the stream.
 func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.err != nil:
-		return nil, c.err
 	case c.away, c.next >= 1<<31:
 		return nil, ErrGoingAway
+	case c.err != nil:
+		return nil, c.err
 	case uint32(len(c.streams))-c.theirs >= c.peer.maxStreams:
 		return nil, ErrTooMany
 	}

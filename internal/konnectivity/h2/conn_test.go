@@ -459,6 +459,28 @@ func TestStreamsThatAreNotTaken(t *testing.T) {
 	server.Close(nil)
 }
 
+// KON-053: a connection that is retired opens no more streams, and is closed with the last of those that it has; at once if it has none.
+func TestRetire(t *testing.T) {
+	client, _ := pair(t, echoes)
+	r := &stream{}
+	s := open(t, client, r)
+	client.Retire()
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) || client.Usable() {
+		t.Error(err)
+	}
+	send(s, noise(1000))
+	until(t, "what it has goes on", func() bool { n, _, _ := r.got(); return n == 1000 })
+	s.End(nil)
+	until(t, "it is closed", func() bool { return client.Err() != nil })
+	until(t, "it has ended in order", func() bool { _, end, err := r.got(); return end && err == nil })
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) {
+		t.Error(err)
+	}
+	client, _ = pair(t, echoes)
+	client.Retire()
+	until(t, "one without streams is closed", func() bool { return client.Err() != nil })
+}
+
 // FuzzRead: no bytes of the other side do harm.
 func FuzzRead(f *testing.F) {
 	var seed bytes.Buffer

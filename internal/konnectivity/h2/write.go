@@ -224,6 +224,7 @@ func (c *Conn) remove(s *Stream) {
 	if c.isTheirs(s.id) {
 		c.theirs--
 	}
+	c.closeEmpty()
 }
 
 // isTheirs says that the other side has opened a stream: clients have odd numbers (RFC 9113, 5.1.1).
