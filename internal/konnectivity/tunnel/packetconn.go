@@ -81,12 +81,24 @@ func (c *packetConn) Close(err error) {
 		p.finish()
 	default: // the answer ends it, or this
 		p.send(p.close(c.id, ""))
-		p.mu.Lock()
-		if p.err == nil {
-			p.linger = time.AfterFunc(linger, func() { p.Reset(errGivenUp) })
-		}
-		p.mu.Unlock()
+		p.expire(p.stream.Queued())
 	}
+}
+
+// expire breaks the stream off when, in a while, nothing of what was queued has gone out and it has not ended.
+func (p *Packets) expire(queued int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return
+	}
+	p.linger = time.AfterFunc(linger, func() {
+		if left := p.stream.Queued(); left < queued {
+			p.expire(left)
+			return
+		}
+		p.Reset(errGivenUp)
+	})
 }
 
 // keep counts data of a stream that is shared, on its way to the other End.
