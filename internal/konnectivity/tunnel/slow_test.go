@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -105,4 +106,92 @@ func TestSlowDestination(t *testing.T) {
 			t.Errorf("%d bytes of %d have arrived in %v, and then %v", got, all, took, err)
 		}
 	})
+}
+
+// slowEnd is an End that lets through so many bytes a second, as a stream does whose other side reads slowly.
+type slowEnd struct {
+	rate    int
+	arrived chan *h2.Buffer
+	over    chan struct{}
+	through atomic.Int64
+	once    sync.Once
+}
+
+func (e *slowEnd) Send(b *h2.Buffer) { e.arrived <- b }
+func (e *slowEnd) CloseWrite()       {}
+func (e *slowEnd) Close(error)       { e.once.Do(func() { close(e.over) }) }
+
+func (e *slowEnd) read() {
+	for {
+		select {
+		case <-e.over:
+			for len(e.arrived) > 0 {
+				(<-e.arrived).Release()
+			}
+			return
+		case b := <-e.arrived:
+			<-time.After(time.Second * time.Duration(b.Len()) / time.Duration(e.rate))
+			e.through.Add(int64(b.Len()))
+			b.Release()
+		}
+	}
+}
+
+// KON-050: among packets, a reader that is slow and never stops holds up the others for twice stallTime at most. One that lets them through
+// more often than that is let go on; one that does not is closed and counted. What is kept is bounded.
+func TestSlowAmongPackets(t *testing.T) {
+	for name, reader := range map[string]struct {
+		rate   int // bytes a second
+		closed bool
+	}{"too slow": {16 << 10, true}, "slow": {160 << 10, false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { slowAmongPackets(t, reader.rate, reader.closed) })
+		})
+	}
+}
+
+func slowAmongPackets(t *testing.T, rate int, closed bool) {
+	var sent, stalled atomic.Int64
+	asks := joined(t, true, func(address string, c net.Conn) {
+		if address == "echo:1" {
+			_, _ = io.Copy(c, c)
+			return
+		}
+		for piece := make([]byte, 16<<10); ; sent.Add(int64(len(piece))) {
+			if _, err := c.Write(piece); err != nil {
+				return
+			}
+		}
+	})
+	asks.Stalled = func() { stalled.Add(1) }
+	echo := asks.connect(t, "echo:1")
+	defer echo.Close()
+	slow := &slowEnd{rate: rate, arrived: make(chan *h2.Buffer, 1<<16), over: make(chan struct{})}
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer slow.Close(nil)
+	reading.Go(slow.read)
+	asks.Dial("endless:1", func(other Joint, err error) {
+		if err == nil {
+			other.Join(slow)
+		}
+	})
+	for end := time.Now().Add(20 * stallTime); time.Now().Before(end); <-time.After(100 * time.Millisecond) {
+		began := time.Now()
+		if _, err := echo.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(echo, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > 2*stallTime {
+			t.Errorf("it has waited for %v", took)
+		}
+	}
+	if n := stalled.Load(); (n == 1) != closed {
+		t.Errorf("%d were closed", n)
+	}
+	if kept := sent.Load() - slow.through.Load(); !closed && kept > maxKept+2<<20 { // windows, and what is on its way
+		t.Errorf("%d KiB are kept", kept>>10)
+	}
 }
