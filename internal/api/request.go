@@ -149,7 +149,7 @@ func (q *request) listing(query url.Values) {
 
 // notShuttingDown refuses what comes to a server that is going away.
 func (q *request) notShuttingDown() bool {
-	if !q.server.draining.Load() {
+	if !q.server.draining.Load() || q.r.Context().Value(inProcess{}) != nil { // which one that came before may wait for
 		return true
 	}
 	h := q.w.Header()

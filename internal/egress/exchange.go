@@ -57,7 +57,7 @@ func (x *exchange) send(req *http.Request) (*http.Response, error) {
 	}
 	move(nil)
 	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { move(take(got.Conn)) }}
-	resp, err := x.transport.connections().RoundTrip(req.WithContext(httptrace.WithClientTrace(x.bounded, trace)))
+	resp, err := x.transport.sender().RoundTrip(req.WithContext(httptrace.WithClientTrace(x.bounded, trace)))
 	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "" {
 		_ = resp.Body.Close() // the bare connection, which no limit holds
 		return nil, errSwitched

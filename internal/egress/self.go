@@ -13,12 +13,12 @@ const self = "kubernetes.default.svc:443"
 // k8s.io/apiserver/pkg/util/webhook). What a user sends must never go this way.
 func (d *Dialer) NewWebhookTransport(o Options) (*Transport, error) {
 	if d.Self != nil && (o.Address == self || o.Service != nil && o.Service.HostPort() == self) {
-		o.Base, o.CABundle = inProcess{d.Self}, nil // nobody has to prove who they are
+		o.itself, o.CABundle = inProcess{d.Self}, nil // nobody has to prove who they are
 	}
 	return d.NewTransport(o)
 }
 
-// inProcess is a Base that needs no connection.
+// inProcess answers without a connection.
 type inProcess struct{ http.RoundTripper }
 
 // RoundTrip says that there is a connection: to the circuit breaker, who does not answer is slow, and not away.

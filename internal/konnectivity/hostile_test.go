@@ -222,7 +222,7 @@ func TestStallAmongPackets(t *testing.T) {
 			beside(t, dial)
 			until(t, "it is closed, as nothing is read", closed.Load)
 			_ = stalled.SetReadDeadline(time.Now().Add(patience))
-			if _, err := io.Copy(io.Discard, stalled); err == nil || !strings.Contains(err.Error(), "nothing has been read") {
+			if _, err := io.Copy(io.Discard, stalled); err == nil || !strings.Contains(err.Error(), "too little has been read") {
 				t.Errorf("it ends with %v", err)
 			}
 			beside(t, dial)
@@ -249,7 +249,7 @@ func TestDestinationThatStallsAmongPackets(t *testing.T) {
 	for piece := make([]byte, 32<<10); err == nil; {
 		_, err = stalled.Write(piece)
 	}
-	if !strings.Contains(err.Error(), "nothing has been read") || a.stalled.Load() != 1 {
+	if !strings.Contains(err.Error(), "too little has been read") || a.stalled.Load() != 1 {
 		t.Errorf("it ends with %v, %d are counted", err, a.stalled.Load())
 	}
 	beside(t, dial)

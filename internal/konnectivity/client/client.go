@@ -25,6 +25,9 @@ const (
 	pingOurs = 30 * time.Second
 	// connectTimeout is how long it takes at most to connect to the tunnel server.
 	connectTimeout = 10 * time.Second
+	// silentTime is how long a dial waits at least before a connection that says nothing is taken to be dead: much longer than a round
+	// trip, and less than a second, which is the timeout of some webhooks.
+	silentTime = 500 * time.Millisecond
 )
 
 // Client dials through a tunnel.
@@ -56,36 +59,21 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		return nil, fmt.Errorf("a tunnel has no connections of %s", network)
 	}
 	for again := false; ; again = true {
-		began := time.Now()
 		conn, err := c.current(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("connect to the tunnel server: %w", err)
 		}
+		began := time.Now()
 		out, err := dial(ctx, conn, address)
 		if errors.Is(err, h2.ErrGoingAway) && !again {
 			continue // it takes no more streams; another may
 		}
-		if err != nil && ctx.Err() != nil && !conn.HeardSince(began) {
-			c.leave(conn)
+		if err != nil && ctx.Err() != nil && time.Since(began) >= silentTime && !conn.HeardSince(began) {
+			conn.Retire() // the other end may be gone without a word: the next dial connects anew
 		}
 		return out, err
 	}
 }
-
-// leave has the next dial connect anew: the other end may be gone without a word. What goes through the connection goes on.
-func (c *Client) leave(conn *h2.Conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.conn != conn {
-		return
-	}
-	c.conn = nil
-	if conn.Streams() == 0 {
-		conn.Close(errSilent)
-	}
-}
-
-var errSilent = errors.New("the tunnel server has not answered")
 
 // current returns the connection, or connects, once. All who wait for that share the attempt.
 func (c *Client) current(ctx context.Context) (*h2.Conn, error) {
@@ -134,6 +122,9 @@ func (c *Client) open(opened chan struct{}) {
 	}
 	if c.failed = err; err != nil {
 		return
+	}
+	if c.conn != nil {
+		c.conn.Retire()
 	}
 	c.conn = h2.NewClient(wire, h2.Options{})
 	c.conn.KeepAlive(pingEvery)

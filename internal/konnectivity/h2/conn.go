@@ -50,6 +50,11 @@ var (
 	errFlood    = errors.New("the other end of the connection asks for answers and does not read them")
 )
 
+// started is what times are counted from: such a time is in nanoseconds, and does not step back when the clock is set.
+var started = time.Now()
+
+func now() int64 { return int64(time.Since(started)) }
+
 // Options say how a connection behaves.
 type Options struct {
 	// Accept is told of a stream that the other side has opened, and returns its Receiver; nil refuses it. Without Accept, all are.
@@ -106,7 +111,8 @@ type Conn struct {
 	every   time.Duration // of KeepAlive
 	alarm   *time.Timer   // looks; nil: there is no KeepAlive
 	pinged  int64         // what was heard last when the other side was pinged
-	away    bool          // the other side takes no more streams
+	away    bool          // no more streams are opened
+	retired bool          // and it is closed with the last of them
 	err     error         // it is closed
 }
 
@@ -256,7 +262,7 @@ func (c *Conn) MayTunnel() bool {
 }
 
 // HeardSince says whether anything has arrived since a time.
-func (c *Conn) HeardSince(t time.Time) bool { return c.heard.Load() > t.UnixNano() }
+func (c *Conn) HeardSince(t time.Time) bool { return c.heard.Load() > int64(t.Sub(started)) }
 
 // Streams is how many are open.
 func (c *Conn) Streams() int {
@@ -274,16 +280,31 @@ func (c *Conn) GoAway() {
 	c.work.Signal()
 }
 
+// Retire has this side open no more streams, as if the other took none, and closes the connection as soon as there are none.
+func (c *Conn) Retire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.away, c.retired = true, true
+	c.closeEmpty()
+}
+
+// closeEmpty closes a connection that has been retired and has no streams. The caller holds mu.
+func (c *Conn) closeEmpty() {
+	if c.retired && len(c.streams) == 0 {
+		go c.Close(nil)
+	}
+}
+
 // Open opens a stream; end: nothing will be sent on it. Its Receiver is what bind returns, which is called before anything can arrive,
 // and may do nothing but keep the stream.
 func (c *Conn) Open(bind func(*Stream) Receiver, header []hpack.HeaderField, end bool) (*Stream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.err != nil:
-		return nil, c.err
 	case c.away, c.next >= 1<<31:
 		return nil, ErrGoingAway
+	case c.err != nil:
+		return nil, c.err
 	case uint32(len(c.streams))-c.theirs >= c.peer.maxStreams:
 		return nil, ErrTooMany
 	}
@@ -305,7 +326,7 @@ func (c *Conn) KeepAlive(every time.Duration) {
 	}
 	c.every, c.pinged = every, 0
 	if c.alarm == nil {
-		c.heard.Store(time.Now().UnixNano())
+		c.heard.Store(now())
 		c.alarm = time.AfterFunc(every, c.look)
 		return
 	}
@@ -316,7 +337,7 @@ func (c *Conn) KeepAlive(every time.Duration) {
 func (c *Conn) look() {
 	c.mu.Lock()
 	heard, next := c.heard.Load(), c.every
-	silent := time.Since(time.Unix(0, heard))
+	silent := time.Duration(now() - heard)
 	switch {
 	case c.err != nil:
 		c.mu.Unlock()

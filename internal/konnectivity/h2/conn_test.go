@@ -313,7 +313,7 @@ func TestWindowsGrow(t *testing.T) {
 		c.flight.roundTrip = at.roundTrip
 		s := open(t, c, &stream{})
 		s.held = int32(at.held + initialWindow/2)
-		s.updated = time.Now().Add(-at.took).UnixNano()
+		s.updated = now() - int64(at.took)
 		if s.Credit(initialWindow / 2); s.size != at.want {
 			t.Errorf("%s: the window is %d, not %d", name, s.size, at.want)
 		}
@@ -460,6 +460,28 @@ func TestStreamsThatAreNotTaken(t *testing.T) {
 	}
 	client.Close(nil)
 	server.Close(nil)
+}
+
+// KON-053: a connection that is retired opens no more streams, and is closed with the last of those that it has; at once if it has none.
+func TestRetire(t *testing.T) {
+	client, _ := pair(t, echoes)
+	r := &stream{}
+	s := open(t, client, r)
+	client.Retire()
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) || client.Usable() {
+		t.Error(err)
+	}
+	send(s, noise(1000))
+	until(t, "what it has goes on", func() bool { n, _, _ := r.got(); return n == 1000 })
+	s.End(nil)
+	until(t, "it is closed", func() bool { return client.Err() != nil })
+	until(t, "it has ended in order", func() bool { _, end, err := r.got(); return end && err == nil })
+	if _, err := client.Open(func(*Stream) Receiver { return r }, nil, false); !errors.Is(err, ErrGoingAway) {
+		t.Error(err)
+	}
+	client, _ = pair(t, echoes)
+	client.Retire()
+	until(t, "one without streams is closed", func() bool { return client.Err() != nil })
 }
 
 // FuzzRead: no bytes of the other side do harm.

@@ -62,7 +62,7 @@ func (c *Conn) sayWhy(err error) {
 
 // readFrame reads the rest of a frame, and does what it says.
 func (c *Conn) readFrame(h http2.FrameHeader) error {
-	c.heard.Store(time.Now().UnixNano())
+	c.heard.Store(now())
 	if h.Type == http2.FrameData {
 		return c.readData(h)
 	}
@@ -232,8 +232,8 @@ func (c *Conn) readSettings(f *http2.SettingsFrame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.IsAck() {
-		if asked := c.asked.Load(); asked > 0 {
-			c.flight.roundTrip = time.Since(time.Unix(0, asked))
+		if asked := c.asked.Load(); asked != 0 {
+			c.flight.roundTrip = time.Duration(now() - asked)
 		}
 		return nil
 	}

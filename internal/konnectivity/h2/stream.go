@@ -179,6 +179,13 @@ func (s *Stream) Reset(code http2.ErrCode) {
 	releaseAll(unsent)
 }
 
+// Queued is how many bytes wait to be sent.
+func (s *Stream) Queued() int {
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	return s.queued
+}
+
 // Credit implements Creditor: the other side may send as many.
 func (s *Stream) Credit(n int) {
 	c := s.conn
@@ -189,12 +196,12 @@ func (s *Stream) Credit(n int) {
 	if s.over || s.spare < s.size/2 || c.streams[s.id] != s {
 		return
 	}
-	now := time.Now().UnixNano()
-	if time.Duration(now-s.updated) < max(briefly, 2*c.flight.roundTrip) && s.held <= s.size/2 && s.size < maxWindow {
+	at := now()
+	if time.Duration(at-s.updated) < max(briefly, 2*c.flight.roundTrip) && s.held <= s.size/2 && s.size < maxWindow {
 		s.spare += s.size // its reader keeps up: a larger window keeps a faster connection busy
 		s.size *= 2
 	}
-	s.updated = now
+	s.updated = at
 	grant := s.spare
 	s.left, s.spare = s.left+grant, 0
 	_ = c.out.WriteWindowUpdate(s.id, uint32(grant))

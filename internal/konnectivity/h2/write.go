@@ -3,7 +3,6 @@ package h2
 import (
 	"encoding/binary"
 	"sync"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -115,7 +114,7 @@ func (c *Conn) write() {
 		c.mu.Unlock()
 		_, err := c.wire.Write(*out)
 		if c.asked.Load() == 0 {
-			c.asked.Store(time.Now().UnixNano())
+			c.asked.Store(now())
 		}
 		if cap(*out) <= 4*batch {
 			outs.Put(out)
@@ -224,6 +223,7 @@ func (c *Conn) remove(s *Stream) {
 	if c.isTheirs(s.id) {
 		c.theirs--
 	}
+	c.closeEmpty()
 }
 
 // isTheirs says that the other side has opened a stream: clients have odd numbers (RFC 9113, 5.1.1).

@@ -72,7 +72,7 @@ type agent struct {
 	end         context.CancelFunc // of its authentication
 	welcome     atomic.Bool
 	gone        atomic.Bool
-	failed      atomic.Int64 // when its last dial did, in nanoseconds; 0: it did not
+	failed      atomic.Pointer[time.Time] // when its last dial did; nil: it did not
 }
 
 // accept takes a stream of an agent.
@@ -159,14 +159,18 @@ func (a *agent) dial(address string, answered func(tunnel.Joint, error)) (cancel
 // answered notes how a dial of its has ended.
 func (a *agent) answered(err error) {
 	if err == nil {
-		a.failed.Store(0)
-	} else {
-		a.failed.Store(time.Now().UnixNano())
+		a.failed.Store(nil)
+		return
 	}
+	now := time.Now()
+	a.failed.Store(&now)
 }
 
 // failing says that it could not open, a moment ago, what it was last asked for.
-func (a *agent) failing() bool { return time.Since(time.Unix(0, a.failed.Load())) < failingTime }
+func (a *agent) failing() bool {
+	failed := a.failed.Load()
+	return failed != nil && time.Since(*failed) < failingTime
+}
 
 // settled says that it is here to stay.
 func (a *agent) settled() bool { return !a.connects || time.Since(a.came) > settleTime }

@@ -84,18 +84,22 @@ func (r *agents) open() (n int) {
 }
 
 // pick chooses the connection for a destination, host:port: of the first strategy that has one, that of the agent with the fewest
-// tunnelled connections. One whose dials fail, which may be its own fault, would have the fewest for ever: it is chosen where the
-// strategies have no other, and one that is draining after that. The error is errNoAgent.
+// tunnelled connections. One whose dials fail, which may be its own fault, would have the fewest for ever: it is chosen where its
+// strategy has no other. One that is draining is chosen where no strategy has another. The error is errNoAgent.
 func (r *agents) pick(address string) (*agent, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for _, among := range []func(*agent) bool{
-		func(a *agent) bool { return !a.Draining() && !a.failing() },
+	for _, may := range []func(*agent) bool{
 		func(a *agent) bool { return !a.Draining() },
 		func(*agent) bool { return true },
 	} {
 		for _, s := range r.strategies {
-			if a := r.pool(s, address).pick(among); a != nil {
+			of := r.pool(s, address)
+			a := of.pick(func(a *agent) bool { return may(a) && !a.failing() })
+			if a == nil {
+				a = of.pick(may)
+			}
+			if a != nil {
 				return a, nil
 			}
 		}

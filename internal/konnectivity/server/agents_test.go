@@ -104,7 +104,10 @@ func TestStrategies(t *testing.T) {
 	near := someAgent(t, "near", 2, onNode)
 	a.add(near)
 	near.pickedFor(t, a, "10.0.0.1:80") // two are for it: the one with the fewest
+	node.answered(errors.New("refused"))
+	near.pickedFor(t, a, "10.0.0.1:80")
 	a.remove(near)
+	node.pickedFor(t, a, "10.0.0.1:80") // the others do not reach it
 	a.remove(node)
 	rest.pickedFor(t, a, "10.0.0.1:80")
 }

@@ -12,11 +12,13 @@ import (
 const (
 	// maxKept is how many bytes of one connection may be kept before all of its stream is held back, and
 	maxKept = 4 << 20
-	// stallTime how long its reader may then read nothing before it is closed.
-	stallTime = 5 * time.Second
+	// leastThrough how many its reader has to let through in each stallTime then, or it is closed: about as many as the other side may be
+	// allowed at a time.
+	leastThrough = 512 << 10
+	stallTime    = 5 * time.Second
 )
 
-var errStalled = fmt.Errorf("nothing has been read for %v of more than %d MiB that wait", stallTime, maxKept>>20)
+var errStalled = fmt.Errorf("too little has been read for %v of more than %d MiB that wait", stallTime, maxKept>>20)
 
 // packetConn is the End of a connection among packets.
 type packetConn struct {
@@ -26,7 +28,7 @@ type packetConn struct {
 
 	// Of a stream that is shared.
 	mu       sync.Mutex
-	kept     int         // bytes that were passed on and are not through
+	kept     int         // bytes of memory that were passed on and are not through
 	through  int         // bytes that have gone through since the timer was set
 	owed     h2.Creditor // for
 	withheld int         // bytes, as too much is kept
@@ -81,12 +83,24 @@ func (c *packetConn) Close(err error) {
 		p.finish()
 	default: // the answer ends it, or this
 		p.send(p.close(c.id, ""))
-		p.mu.Lock()
-		if p.err == nil {
-			p.linger = time.AfterFunc(linger, func() { p.Reset(errGivenUp) })
-		}
-		p.mu.Unlock()
+		p.expire(p.stream.Queued())
 	}
+}
+
+// expire breaks the stream off when, in a while, nothing of what was queued has gone out and it has not ended.
+func (p *Packets) expire(queued int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return
+	}
+	p.linger = time.AfterFunc(linger, func() {
+		if left := p.stream.Queued(); left < queued {
+			p.expire(left)
+			return
+		}
+		p.Reset(errGivenUp)
+	})
 }
 
 // keep counts data of a stream that is shared, on its way to the other End.
@@ -115,33 +129,34 @@ func (c *packetConn) watch() {
 	c.through, c.timer = 0, mine
 }
 
-// Credit implements h2.Creditor.
+// Credit implements h2.Creditor. Of what is withheld it gives as much as has gone through of what is too much: so the others move on at
+// the pace of this reader at least, and no more is kept than maxKept and what a window lets in.
 func (c *packetConn) Credit(n int) {
 	c.mu.Lock()
-	c.kept -= n
-	c.through += n
-	owed, due := c.owed, c.withheld
-	if c.kept > maxKept/2 || due == 0 {
-		c.mu.Unlock()
-		return
+	owed, due, over := c.owed, c.withheld, c.kept-maxKept
+	if c.kept -= n; n < over {
+		due = int(int64(due) * int64(n) / int64(over))
 	}
-	c.withheld = 0
-	if c.timer != nil {
+	c.withheld -= due
+	c.through += n
+	if c.withheld == 0 && c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
 	}
 	c.mu.Unlock()
-	owed.Credit(due)
+	if due > 0 {
+		owed.Credit(due)
+	}
 }
 
-// look closes the connection if nothing has gone through.
+// look closes the connection if it holds up the others.
 func (c *packetConn) look(timer **time.Timer) {
 	c.mu.Lock()
 	if c.timer != *timer { // it goes by another, or by none
 		c.mu.Unlock()
 		return
 	}
-	if c.through > 0 {
+	if c.through >= leastThrough {
 		c.watch()
 		c.mu.Unlock()
 		return

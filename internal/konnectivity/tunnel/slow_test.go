@@ -1,0 +1,181 @@
+package tunnel
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+// joined are two that speak packets to each other: one asks, the other has a socket for each connection, whose other end it serves.
+func joined(t testing.TB, shared bool, serve func(address string, c net.Conn)) (asks *Packets) {
+	asks, dials := &Packets{Shared: shared}, &Packets{Shared: shared}
+	dials.Answer = func(address string, answered func(Joint, error)) (cancel func()) {
+		near, far := net.Pipe()
+		answered(NewSocket(near, func() {}), nil)
+		go serve(address, far)
+		return func() {}
+	}
+	client, server := net.Pipe()
+	asking, dialling := h2.NewClient(client, h2.Options{}), h2.NewServer(server, h2.Options{Accept: func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+		dials.Bind(s)
+		return dials
+	}})
+	var both sync.WaitGroup
+	both.Go(func() { _ = asking.Run() })
+	both.Go(func() { _ = dialling.Run() })
+	t.Cleanup(func() {
+		asking.Close(nil)
+		dialling.Close(nil)
+		both.Wait()
+	})
+	_, err := asking.Open(func(s *h2.Stream) h2.Receiver {
+		asks.Bind(s)
+		return asks
+	}, wire.Request(wire.Proxy, "test", false), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return asks
+}
+
+// connect opens a connection for a program.
+func (p *Packets) connect(t testing.TB, address string) net.Conn {
+	answered := make(chan net.Conn, 1)
+	p.Dial(address, func(other Joint, err error) {
+		if err != nil {
+			t.Error(err)
+			close(answered)
+			return
+		}
+		answered <- NewConn(other, address)
+	})
+	return <-answered
+}
+
+// KON-044: what was written before a connection is closed arrives, and its end, however slowly it is read: as long as it moves on.
+func TestSlowDestination(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const all = 200 << 10
+		ctx, over := context.WithCancel(t.Context())
+		got, err := 0, error(nil)
+		began := time.Now()
+		asks := joined(t, false, func(_ string, c net.Conn) {
+			defer over()
+			for buf := make([]byte, 4<<10); err == nil; {
+				var n int
+				n, err = io.ReadFull(c, buf)
+				got += n
+				<-time.After(time.Second)
+			}
+		})
+		conn := asks.connect(t, "slow:1")
+		if _, err := conn.Write(make([]byte, all)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+		if took := time.Since(began); got != all || err != io.EOF || took < linger {
+			t.Errorf("%d bytes of %d have arrived in %v, and then %v", got, all, took, err)
+		}
+	})
+}
+
+// slowEnd is an End that lets through so many bytes a second, as a stream does whose other side reads slowly.
+type slowEnd struct {
+	rate    int
+	arrived chan *h2.Buffer
+	over    chan struct{}
+	through atomic.Int64
+	once    sync.Once
+}
+
+func (e *slowEnd) Send(b *h2.Buffer) { e.arrived <- b }
+func (e *slowEnd) CloseWrite()       {}
+func (e *slowEnd) Close(error)       { e.once.Do(func() { close(e.over) }) }
+
+func (e *slowEnd) read() {
+	for {
+		select {
+		case <-e.over:
+			for len(e.arrived) > 0 {
+				(<-e.arrived).Release()
+			}
+			return
+		case b := <-e.arrived:
+			<-time.After(time.Second * time.Duration(b.Len()) / time.Duration(e.rate))
+			e.through.Add(int64(b.Len()))
+			b.Release()
+		}
+	}
+}
+
+// KON-050: among packets, a reader that is slow and never stops holds up the others for twice stallTime at most. One that lets them through
+// more often than that is let go on; one that does not is closed and counted. What is kept is bounded.
+func TestSlowAmongPackets(t *testing.T) {
+	for name, reader := range map[string]struct {
+		rate   int // bytes a second
+		closed bool
+	}{"too slow": {16 << 10, true}, "slow": {160 << 10, false}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { slowAmongPackets(t, reader.rate, reader.closed) })
+		})
+	}
+}
+
+func slowAmongPackets(t *testing.T, rate int, closed bool) {
+	var sent, stalled atomic.Int64
+	asks := joined(t, true, func(address string, c net.Conn) {
+		if address == "echo:1" {
+			_, _ = io.Copy(c, c)
+			return
+		}
+		for piece := make([]byte, 16<<10); ; sent.Add(int64(len(piece))) {
+			if _, err := c.Write(piece); err != nil {
+				return
+			}
+		}
+	})
+	asks.Stalled = func() { stalled.Add(1) }
+	echo := asks.connect(t, "echo:1")
+	defer echo.Close()
+	slow := &slowEnd{rate: rate, arrived: make(chan *h2.Buffer, 1<<16), over: make(chan struct{})}
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer slow.Close(nil)
+	reading.Go(slow.read)
+	asks.Dial("endless:1", func(other Joint, err error) {
+		if err == nil {
+			other.Join(slow)
+		}
+	})
+	for end := time.Now().Add(20 * stallTime); time.Now().Before(end); <-time.After(100 * time.Millisecond) {
+		began := time.Now()
+		if _, err := echo.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(echo, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > 2*stallTime {
+			t.Errorf("it has waited for %v", took)
+		}
+	}
+	if n := stalled.Load(); (n == 1) != closed {
+		t.Errorf("%d were closed", n)
+	}
+	if kept := sent.Load() - slow.through.Load(); !closed && kept > maxKept+2<<20 { // windows, and what is on its way
+		t.Errorf("%d KiB are kept", kept>>10)
+	}
+}
