@@ -20,6 +20,7 @@ import (
 // knock is somebody who comes as an agent. answered has what they were told: nil if they have been let in.
 type knock struct {
 	conn     *h2.Conn
+	stream   *h2.Stream
 	answered chan error
 }
 
@@ -47,7 +48,7 @@ func knockAt(t *testing.T, address, id, token string) *knock {
 	go func() { _ = k.conn.Run() }()
 	t.Cleanup(func() { k.conn.Close(nil) })
 	header := wire.Request(wire.Connect, address, true, wire.AgentID, id, wire.Authorization, token)
-	if _, err := k.conn.Open(func(*h2.Stream) h2.Receiver { return k }, header, false); err != nil {
+	if k.stream, err = k.conn.Open(func(*h2.Stream) h2.Receiver { return k }, header, false); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -150,5 +151,27 @@ func TestTurnsEnd(t *testing.T) {
 	}
 	if err := turns.review(t.Context(), "late", func(context.Context) error { return nil }); err != nil {
 		t.Errorf("after the others: %v", err)
+	}
+}
+
+// KON-045: who sends packets before they have been let in is broken off, and their token is reviewed no longer.
+func TestPacketsOfStrangers(t *testing.T) {
+	reviewed, over := make(chan struct{}), make(chan error, 1)
+	_, address := door(t, func(ctx context.Context, _ string) error {
+		close(reviewed)
+		<-ctx.Done()
+		over <- context.Cause(ctx)
+		return ctx.Err()
+	}, slog.DiscardHandler)
+	k := knockAt(t, address, "a", "Bearer a.b.c")
+	<-reviewed
+	k.stream.Send(wire.Packet{Type: wire.Drain}.Message())
+	select {
+	case err := <-over:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the review ended as %v", err)
+		}
+	case <-time.After(patience):
+		t.Errorf("the review goes on after %v", patience)
 	}
 }

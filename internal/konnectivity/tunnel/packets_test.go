@@ -304,3 +304,24 @@ func TestLateCancel(t *testing.T) {
 	until(t, "it is told", func() bool { return end.closed.Load() == 1 })
 	both.Wait()
 }
+
+// Who asks for a connection and has the stream of it end is done with it, in order; a stream of many that ends is lost.
+func TestEndOfTheStream(t *testing.T) {
+	for _, c := range []struct {
+		answers, shared bool
+		want            error
+	}{{true, false, nil}, {true, true, errEnded}, {false, true, errEnded}, {false, false, errEnded}} {
+		for what, end := range map[string]func(*role){
+			"data":   func(r *role) { r.Data(nil, nil, true) },
+			"header": func(r *role) { r.Header(nil, nil, true) },
+		} {
+			r := newRole(t, c.answers, c.shared, true)
+			why := []error{}
+			r.Over = func(err error) { why = append(why, err) }
+			end(r)
+			if r.Ended(nil, errLost); len(why) != 1 || why[0] != c.want {
+				t.Errorf("%+v, %s: it ended for %v", c, what, why)
+			}
+		}
+	}
+}
