@@ -217,7 +217,7 @@ func egressError(t *testing.T, service, slice any) error {
 			}
 			return raw(service)
 		},
-		Slices: func(string) iter.Seq[[]byte] {
+		Slices: func(string, string) iter.Seq[[]byte] {
 			return func(yield func([]byte) bool) {
 				if slice != nil {
 					yield(raw(slice))

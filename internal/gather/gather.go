@@ -3,6 +3,7 @@
 package gather
 
 import (
+	"crypto/tls"
 	"net"
 	"sync"
 	"time"
@@ -42,6 +43,7 @@ type gathered struct {
 	changed sync.Cond // waiting or writing or failed
 	waiting *[]byte   // of gatherBuffers, nil if nothing waits
 	writing bool
+	patient bool // takes everything over, and heeds no deadlines
 	failed  error
 }
 
@@ -59,7 +61,7 @@ func (g *gathered) NetConn() net.Conn { return g.Conn }
 // Write implements net.Conn.
 func (g *gathered) Write(p []byte) (int, error) {
 	g.mu.Lock()
-	if !g.writing && len(p) < fullRecord {
+	if !g.writing && !g.patient && len(p) < fullRecord {
 		failed := g.failed
 		g.mu.Unlock()
 		if failed != nil {
@@ -68,7 +70,7 @@ func (g *gathered) Write(p []byte) (int, error) {
 		return g.Conn.Write(p)
 	}
 	defer g.mu.Unlock()
-	for g.failed == nil && g.waiting != nil && len(*g.waiting)+len(p) > gatherBytes {
+	for g.failed == nil && !g.patient && g.waiting != nil && len(*g.waiting)+len(p) > gatherBytes {
 		g.changed.Wait()
 	}
 	if g.failed != nil {
@@ -111,12 +113,45 @@ func (g *gathered) write() {
 // SetWriteDeadline implements net.Conn. A time that is past, which crypto/tls sets as soon as it has said good-bye, is for what
 // comes later: what has been taken over is written first.
 func (g *gathered) SetWriteDeadline(t time.Time) error {
+	g.mu.Lock()
+	patient := g.patient
+	g.mu.Unlock()
+	if patient {
+		return nil
+	}
 	if !t.IsZero() && !t.After(time.Now()) {
 		if err := g.drain(); err != nil {
 			return err
 		}
 	}
 	return g.Conn.SetWriteDeadline(t)
+}
+
+// CloseWrite is that of c, and returns when all that was written is with the system, however slowly the other side reads. By itself
+// crypto/tls waits 5 seconds, and what is not written by then is lost. A deadline that is set meanwhile holds.
+func CloseWrite(c *tls.Conn) error {
+	g, ok := c.NetConn().(*gathered)
+	if !ok {
+		return c.CloseWrite()
+	}
+	g.bePatient(true)
+	err := c.CloseWrite() // does not wait
+	g.bePatient(false)
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.writing {
+		g.changed.Wait()
+	}
+	return g.failed
+}
+
+func (g *gathered) bePatient(patient bool) {
+	g.mu.Lock()
+	g.patient = patient
+	g.mu.Unlock()
 }
 
 // drain returns when nothing waits any longer.

@@ -1,15 +1,18 @@
 package tunnel
 
 import (
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
@@ -17,6 +20,7 @@ const (
 	socketWindow = 256 << 10 // bytes that were read of a socket and are not through
 	leastRead    = 4 << 10
 	mostRead     = h2.MaxPiece - 64 // with what is put before it, one frame
+	mostWrite    = h2.MaxPiece      // of several Buffers, so that credit is given as the other side reads
 
 	// halfTime is how long nothing may come from one to whom nothing more will be said. The other side may be gone: over TLS and a Unix
 	// socket, that it has closed all is seen as the end of what it sends.
@@ -232,12 +236,17 @@ func (s *Socket) write(batch ...*h2.Buffer) {
 	}
 }
 
-// nextBatch takes what is queued; if there is nothing, nobody writes any more.
+// nextBatch takes of what is queued; if there is nothing, nobody writes any more.
 func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 	s.mu.Lock()
-	batch := s.queue
-	s.queue = spare
-	if len(batch) > 0 {
+	n, size := 0, 0
+	for n < len(s.queue) && (n == 0 || size+s.queue[n].Len() <= mostWrite) {
+		size += s.queue[n].Len()
+		n++
+	}
+	batch := append(spare, s.queue[:n]...)
+	s.queue = slices.Delete(s.queue, 0, n)
+	if n > 0 {
 		if s.closing { // as long as it moves on
 			_ = s.conn.SetWriteDeadline(time.Now().Add(linger))
 		}
@@ -266,17 +275,39 @@ func (s *Socket) CloseWrite() {
 
 // end tells the other side that nothing more comes, once all is written.
 func (s *Socket) end() {
+	c, secure := s.conn.(*tls.Conn)
 	s.mu.Lock()
 	closing := s.closing
+	s.writing = secure && !closing
 	s.mu.Unlock()
-	if closing {
+	switch {
+	case closing:
 		s.Close(errGivenUp)
-		return
+	case secure:
+		go s.endSecure(c)
+	default:
+		if c, ok := s.conn.(interface{ CloseWrite() error }); ok {
+			_ = c.CloseWrite()
+		}
+		s.half(&s.said)
 	}
-	if c, ok := s.conn.(interface{ CloseWrite() error }); ok {
-		_ = c.CloseWrite()
+}
+
+// endSecure tells it over TLS, behind what is still on its way to the system: somebody writes until then.
+func (s *Socket) endSecure(c *tls.Conn) {
+	err := gather.CloseWrite(c)
+	s.mu.Lock()
+	s.writing = false
+	closing := s.closing
+	s.mu.Unlock()
+	switch {
+	case err != nil:
+		s.fail(err)
+	case closing: // meanwhile
+		s.Close(errGivenUp)
+	default:
+		s.half(&s.said)
 	}
-	s.half(&s.said)
 }
 
 // half notes that one direction is over. With both, the connection is.
