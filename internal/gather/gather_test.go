@@ -12,6 +12,7 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -177,6 +178,45 @@ func BenchmarkLargeResponse(b *testing.B) {
 				}
 				_ = resp.Body.Close()
 			}
+		})
+	}
+}
+
+// Half of a connection ends behind all that was written, however slowly the other side reads; a deadline that is set meanwhile ends it.
+func TestCloseWrite(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	defer server.Close()
+	for _, limit := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe() // which holds nothing
+			config := server.TLS.Clone()
+			config.SessionTicketsDisabled = true // they would be written before all else, and not read
+			here, there := tls.Server(Conn(near), config), tls.Client(far, &tls.Config{InsecureSkipVerify: true})
+			text := make([]byte, 64<<10)
+			ended := make(chan error, 1)
+			go func() {
+				if _, err := here.Write(text); err != nil {
+					t.Error(err)
+				}
+				go func() { ended <- CloseWrite(here) }()
+				synctest.Wait()
+				if limit > 0 {
+					_ = here.SetWriteDeadline(time.Now().Add(limit))
+				}
+			}()
+			if err := there.HandshakeContext(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Hour)
+			got, err := io.ReadAll(there)
+			if whole := len(got) == len(text) && err == nil; whole != (limit == 0) {
+				t.Errorf("limit %v: %d bytes, %v", limit, len(got), err)
+			}
+			if err := <-ended; (err == nil) != (limit == 0) {
+				t.Errorf("limit %v: %v", limit, err)
+			}
+			_, _ = here.Close(), there.Close()
 		})
 	}
 }
