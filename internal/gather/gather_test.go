@@ -191,7 +191,7 @@ func TestCloseWrite(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe() // which holds nothing
 			config := server.TLS.Clone()
-			config.SessionTicketsDisabled = true // they would be written before all else, and not read
+			config.SessionTicketsDisabled, config.DynamicRecordSizingDisabled = true, true // what is small waits to be read
 			here, there := tls.Server(Conn(near), config), tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 			text := make([]byte, 64<<10)
 			ended := make(chan error, 1)
@@ -199,7 +199,13 @@ func TestCloseWrite(t *testing.T) {
 				if _, err := here.Write(text); err != nil {
 					t.Error(err)
 				}
-				go func() { ended <- CloseWrite(here) }()
+				go func() {
+					err := CloseWrite(here)
+					if err != nil {
+						_ = near.Close()
+					}
+					ended <- err
+				}()
 				synctest.Wait()
 				if limit > 0 {
 					_ = here.SetWriteDeadline(time.Now().Add(limit))
