@@ -42,7 +42,7 @@ func NewMetrics() *Metrics {
 			Name: "server_connection_failure_count", Help: "Connections to servers that have ended while the agent has not.",
 		}, []string{"direction"}).WithLabelValues("from_server"),
 		stalled: made.NewCounter(prometheus.CounterOpts{
-			Name: "stalled_connections_total", Help: "Connections that were closed because their destination read nothing.",
+			Name: "stalled_connections_total", Help: "Connections that were closed because their destination read too little of what waited for it.",
 		}),
 		saw: admin.Saw(admin.Packets(made), "to_agent", "from_agent"),
 	}

@@ -42,7 +42,7 @@ func newMetrics(open func() int) *metrics {
 			Name: "ready_backends", Help: "Number of agents that a strategy chooses from, or with destHost of their hosts.",
 		}, []string{"proxy_strategy"}),
 		stalled: made.NewCounter(prometheus.CounterOpts{
-			Name: "stalled_connections_total", Help: "Number of tunnelled connections that were closed because an end took nothing.",
+			Name: "stalled_connections_total", Help: "Number of tunnelled connections that were closed because an end took too little of what waited for it.",
 		}),
 		culled: made.NewCounter(prometheus.CounterOpts{Name: "culled_leases_count", Help: "Number of expired Leases of servers that were removed."}),
 		failures: made.NewCounterVec(prometheus.CounterOpts{
