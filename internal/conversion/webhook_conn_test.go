@@ -151,7 +151,7 @@ func TestBrokenConnectionsAreTold(t *testing.T) {
 // is under way, makes no difference.
 func TestGoingAwayIsTold(t *testing.T) {
 	for _, busy := range []bool{false, true} {
-		entered, leave := make(chan struct{}), make(chan struct{})
+		entered, leave, left := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		h := newRawHook(t, func(w http.ResponseWriter, q review) {
 			if len(q.Request.Objects) > 1 {
 				entered <- struct{}{}
@@ -169,14 +169,14 @@ func TestGoingAwayIsTold(t *testing.T) {
 			_, _ = w.Convert(ctx, version("v1", h.config()), []object.Tree{cronTab("a"), cronTab("b")})
 		}
 		ctx, giveUp := context.WithCancel(t.Context())
-		go func() { <-entered; giveUp(); leave <- struct{}{} }()
+		go func() { <-entered; giveUp(); leave <- struct{}{}; close(left) }()
 		two(ctx)
 		if busy {
 			go two(t.Context())
 			<-entered
 		}
 		go func() { _ = h.Config.Shutdown(context.Background()) }()
-		if busy {
+		if <-left; busy {
 			close(leave)
 		}
 		select {
