@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +20,7 @@ const (
 	socketWindow = 256 << 10 // bytes that were read of a socket and are not through
 	leastRead    = 4 << 10
 	mostRead     = h2.MaxPiece - 64 // with what is put before it, one frame
+	mostWrite    = h2.MaxPiece      // of several Buffers, so that credit is given as the other side reads
 
 	// halfTime is how long nothing may come from one to whom nothing more will be said. The other side may be gone: over TLS and a Unix
 	// socket, that it has closed all is seen as the end of what it sends.
@@ -234,12 +236,17 @@ func (s *Socket) write(batch ...*h2.Buffer) {
 	}
 }
 
-// nextBatch takes what is queued; if there is nothing, nobody writes any more.
+// nextBatch takes of what is queued; if there is nothing, nobody writes any more.
 func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 	s.mu.Lock()
-	batch := s.queue
-	s.queue = spare
-	if len(batch) > 0 {
+	n, size := 0, 0
+	for n < len(s.queue) && (n == 0 || size+s.queue[n].Len() <= mostWrite) {
+		size += s.queue[n].Len()
+		n++
+	}
+	batch := append(spare, s.queue[:n]...)
+	s.queue = slices.Delete(s.queue, 0, n)
+	if n > 0 {
 		if s.closing { // as long as it moves on
 			_ = s.conn.SetWriteDeadline(time.Now().Add(linger))
 		}
