@@ -139,7 +139,7 @@ func (c *packetConn) Credit(n int) {
 	}
 	c.withheld -= due
 	c.through += n
-	if c.withheld == 0 && c.timer != nil {
+	if c.kept <= maxKept/2 && c.timer != nil { // before, it would begin anew each time that nothing is withheld for a moment
 		c.timer.Stop()
 		c.timer = nil
 	}
@@ -156,7 +156,7 @@ func (c *packetConn) look(timer **time.Timer) {
 		c.mu.Unlock()
 		return
 	}
-	if c.through >= leastThrough {
+	if c.through >= leastThrough || c.withheld == 0 {
 		c.watch()
 		c.mu.Unlock()
 		return
