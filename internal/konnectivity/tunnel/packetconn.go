@@ -16,6 +16,8 @@ const (
 	// allowed at a time.
 	leastThrough = 512 << 10
 	stallTime    = 5 * time.Second
+	// lookTime is how often that is looked at.
+	lookTime = time.Second
 )
 
 var errStalled = fmt.Errorf("too little has been read for %v of more than %d MiB that wait", stallTime, maxKept>>20)
@@ -29,9 +31,11 @@ type packetConn struct {
 	// Of a stream that is shared.
 	mu       sync.Mutex
 	kept     int         // bytes of memory that were passed on and are not through
-	through  int         // bytes that have gone through since the timer was set
 	owed     h2.Creditor // for
 	withheld int         // bytes, as too much is kept
+	through  int         // bytes that have gone through since
+	since    time.Time
+	held     bool // something was withheld since the last look
 	timer    *time.Timer
 }
 
@@ -110,8 +114,9 @@ func (c *packetConn) keep(b *h2.Buffer) {
 	c.mu.Lock()
 	c.kept += b.Cap()
 	if c.kept > maxKept && n > 0 {
-		c.owed, c.withheld = owed, c.withheld+n
+		c.owed, c.withheld, c.held = owed, c.withheld+n, true
 		if c.timer == nil {
+			c.through, c.since = 0, time.Now()
 			c.watch()
 		}
 		n = 0
@@ -125,8 +130,8 @@ func (c *packetConn) keep(b *h2.Buffer) {
 // watch looks again in a while. The caller holds mu.
 func (c *packetConn) watch() {
 	var mine *time.Timer
-	mine = time.AfterFunc(stallTime, func() { c.look(&mine) })
-	c.through, c.timer = 0, mine
+	mine = time.AfterFunc(lookTime, func() { c.look(&mine) })
+	c.timer = mine
 }
 
 // Credit implements h2.Creditor. Of what is withheld it gives as much as has gone through of what is too much: so the others move on at
@@ -149,14 +154,19 @@ func (c *packetConn) Credit(n int) {
 	}
 }
 
-// look closes the connection if it holds up the others.
+// look closes the connection if it has held up the others for too long, and still did a moment ago: at the pace of its reader nothing is
+// withheld at times.
 func (c *packetConn) look(timer **time.Timer) {
 	c.mu.Lock()
 	if c.timer != *timer { // it goes by another, or by none
 		c.mu.Unlock()
 		return
 	}
-	if c.through >= leastThrough || c.withheld == 0 {
+	if c.through >= leastThrough {
+		c.through, c.since = 0, time.Now()
+	}
+	if time.Since(c.since) < stallTime || !c.held {
+		c.held = c.withheld > 0
 		c.watch()
 		c.mu.Unlock()
 		return

@@ -114,8 +114,11 @@ func (e *slowEnd) read() {
 			}
 			return
 		case b := <-e.arrived:
-			<-time.After(time.Second * time.Duration(b.Len()) / time.Duration(e.rate))
-			e.through.Add(int64(b.Len()))
+			select {
+			case <-e.over:
+			case <-time.After(time.Second * time.Duration(b.Len()) / time.Duration(e.rate)):
+				e.through.Add(int64(b.Len()))
+			}
 			b.Release()
 		}
 	}
@@ -179,3 +182,57 @@ func slowAmongPackets(t *testing.T, rate int, closed bool) {
 		t.Errorf("%d KiB are kept", kept>>10)
 	}
 }
+
+// KON-050: a reader that lets through too little is closed, though at its pace nothing is withheld for most of the time, and so too whenever
+// it is looked at. One that holds up nobody any longer is let go on.
+func TestSlowAtItsPace(t *testing.T) {
+	for name, more := range map[string]bool{"more comes": true, "no more comes": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var stalled atomic.Int64
+				c := &packetConn{packets: &Packets{Stalled: func() { stalled.Add(1) }}, other: &slowEnd{over: make(chan struct{})}}
+				var kept []*h2.Buffer
+				keep := func() {
+					b := h2.NewBuffer(h2.MaxPiece)
+					b.Owe(new(forgiving), b.Len())
+					c.keep(b)
+					kept = append(kept, b)
+				}
+				for c.kept <= maxKept {
+					keep()
+				}
+				if c.withheld == 0 {
+					t.Fatal("nothing is withheld of too much")
+				}
+				release := func() {
+					kept[0].Release()
+					kept = kept[1:]
+				}
+				release()
+				for end := time.Now().Add(2 * stallTime); time.Now().Before(end); {
+					time.Sleep(lookTime / 2)
+					if more {
+						keep()
+					}
+					time.Sleep(lookTime / 4)
+					if more {
+						release()
+					}
+					if c.withheld > 0 {
+						t.Fatalf("%d bytes are withheld at the pace of the reader", c.withheld)
+					}
+					time.Sleep(lookTime / 4)
+				}
+				if closed := stalled.Load() == 1; closed != more {
+					t.Errorf("closed: %v", closed)
+				}
+				c.Credit(c.kept) // so that no timer is left
+			})
+		})
+	}
+}
+
+// forgiving is a Creditor that does not count.
+type forgiving struct{}
+
+func (*forgiving) Credit(int) {}
