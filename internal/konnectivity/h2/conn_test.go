@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -286,13 +287,43 @@ func TestFewBytesGoFirst(t *testing.T) {
 	if many[0].queued == initialWindow {
 		t.Error("nor is anything of the others")
 	}
-	for c.many.first != nil {
+	for c.many.first != nil || c.few.first != nil {
 		_, done = c.gather(nil, done)
 	}
 	for i, s := range many {
 		if want := initialWindow - defaultWindow; s.queued != want {
 			t.Errorf("stream %d has %d bytes left, not %d: all have their turn", i, s.queued, want)
 		}
+	}
+}
+
+// What was sent as one piece goes out in one frame, as far as the window lets it, with others where they find room.
+func TestWholePieces(t *testing.T) {
+	a, _ := net.Pipe()
+	c := NewClient(a, Options{})
+	c.window, c.peer.frame = 1<<30, MaxPiece
+	s := open(t, c, &stream{})
+	for range 4 {
+		s.Send(NewBuffer(40 << 10))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.control, s.window = c.control[:0], 100<<10
+	var lengths []int
+	for range 2 {
+		for c.many.first != nil || c.few.first != nil {
+			out, _ := c.gather(nil, nil)
+			for len(out) > 0 {
+				n := int(out[0])<<16 | int(out[1])<<8 | int(out[2])
+				lengths = append(lengths, n>>10)
+				out = out[frameHeader+n:]
+			}
+		}
+		s.window = 1 << 20
+		c.ready(s)
+	}
+	if want := []int{40, 40, 20, 20 + 40}; !slices.Equal(lengths, want) {
+		t.Errorf("frames of %v KiB, not %v", lengths, want)
 	}
 }
 

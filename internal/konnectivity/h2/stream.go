@@ -8,11 +8,10 @@ import (
 )
 
 const (
-	quantum = 16 << 10 // bytes that a stream sends before it is another's turn
 	// briefly, or two round trips, is how long the half of a window lasts at least, if the window is large enough.
 	briefly = 25 * time.Millisecond
 	// isFew is how many bytes a stream has to send at most to go before those with more.
-	isFew = 4 << 10
+	isFew = 16 << 10
 	// linger is how long what is queued may stay as it is after Close.
 	linger = 30 * time.Second
 )

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	batch       = 64 << 10 // bytes that are written at a time, about
+	batch       = MaxPiece - headroom // bytes that are written at a time, about: a full Buffer is one
 	frameHeader = 9
 )
 
@@ -129,7 +129,7 @@ func (c *Conn) write() {
 }
 
 // gather takes about a batch of what is to be written: first what is not DATA, then up to half of streams with little to send, then
-// of the others, a quantum each in turn. The caller releases the Buffers that are done.
+// of the others, a Buffer each in turn. The caller releases the Buffers that are done.
 func (c *Conn) gather(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	out, c.control, c.answers = append(out, c.control...), c.control[:0], 0
 	if cap(c.control) > batch {
@@ -145,17 +145,13 @@ func (c *Conn) gather(out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	return out, done
 }
 
-// turn has a stream send up to a quantum. It queues again where there is more.
+// turn has a stream send a full Buffer, or so many that are not. It queues again where there is more.
 func (c *Conn) turn(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	s.waits = false
 	if c.streams[s.id] != s {
 		return out, done
 	}
-	most := quantum
-	if c.many.first == nil { // and so nobody else's
-		most = MaxPiece
-	}
-	n := int(max(0, min(int64(most), int64(s.queued), s.window, c.window, int64(c.peer.frame))))
+	n := s.whole(int(max(0, min(MaxPiece, int64(s.queued), s.window, c.window, int64(c.peer.frame)))))
 	end := s.ended && n == s.queued
 	if n > 0 || end && s.trailer == nil {
 		out = appendFrame(out, n, s.id, end && s.trailer == nil)
@@ -176,6 +172,19 @@ func (c *Conn) turn(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 		c.hangUp(s)
 	}
 	return out, done
+}
+
+// whole is how many of the first n bytes of the queue are whole Buffers, so that what was a message stays in one piece; n if the first is
+// larger.
+func (s *Stream) whole(n int) int {
+	whole := 0
+	for b := s.first; b != nil && whole+b.Len() <= n; b = b.next {
+		whole += b.Len()
+	}
+	if whole == 0 {
+		return n
+	}
+	return whole
 }
 
 // appendFrame appends the header of a DATA frame (RFC 9113, 4.1 and 6.1).

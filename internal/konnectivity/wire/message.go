@@ -27,7 +27,8 @@ func putLength(b *h2.Buffer, n int) {
 
 // Messages puts the packets together that a stream brings in pieces. The zero value is ready.
 type Messages struct {
-	partial []byte      // of a message, with its prefix
+	partial []byte      // of a message, with its prefix,
+	piece   *h2.Buffer  // whose memory it is, unless it has grown out of it; nil: no message has begun
 	owed    h2.Creditor // for
 	due     int         // bytes of it
 }
@@ -37,7 +38,7 @@ type Messages struct {
 func (m *Messages) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
 	for b.Len() > 0 {
 		n, err := length(b.Bytes())
-		if err == nil && len(m.partial) == 0 && n >= 0 && b.Len() == prefix+n {
+		if err == nil && m.piece == nil && n >= 0 && b.Len() == prefix+n {
 			return deliver(b, each)
 		}
 		if done, err := m.add(b); err != nil || !done {
@@ -60,9 +61,11 @@ func (m *Messages) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error
 // owe takes over what is owed for a Buffer whose bytes have been added, and gives credit for what is more than maxHeld.
 func (m *Messages) owe(b *h2.Buffer) {
 	to, n := b.Debt()
-	b.Release()
+	if b.Release(); n == 0 {
+		return
+	}
 	m.owed, m.due = to, m.due+n
-	if now := m.due - maxHeld; now > 0 && to != nil {
+	if now := m.due - maxHeld; now > 0 {
 		m.due = maxHeld
 		to.Credit(now)
 	}
@@ -85,6 +88,11 @@ func length(p []byte) (int, error) {
 
 // add adds what belongs to the message that has begun, and says whether it is complete.
 func (m *Messages) add(b *h2.Buffer) (done bool, err error) {
+	if m.piece == nil {
+		n, _ := length(b.Bytes())
+		m.piece = h2.NewBuffer(min(prefix+max(n, 0), h2.MaxPiece))
+		m.partial = m.piece.Bytes()[:0]
+	}
 	for {
 		n, err := length(m.partial)
 		missing := prefix - len(m.partial)
@@ -104,30 +112,29 @@ func (m *Messages) add(b *h2.Buffer) (done bool, err error) {
 
 // deliver reads the message that was put together. The last piece of its data owes what was owed for it.
 func (m *Messages) deliver(each func(Packet, *h2.Buffer) error) error {
-	message, owed, due := m.partial, m.owed, m.due
-	m.partial, m.due = m.partial[:0], 0
-	if cap(m.partial) > 2*maxHeld {
-		m.partial = nil
+	message, piece, owed, due := m.partial, m.piece, m.owed, m.due
+	m.partial, m.piece, m.due = nil, nil, 0
+	if len(message) <= cap(piece.Bytes()) {
+		piece.Truncate(len(message))
+		piece.Owe(owed, due)
+		return deliver(piece, each)
 	}
+	piece.Release()
 	p, data, err := parse(message[prefix:])
-	if err == nil && len(data) > 0 {
-		for len(data) > h2.MaxPiece && err == nil {
-			err = each(p, h2.BufferOf(data[:h2.MaxPiece]))
-			data = data[h2.MaxPiece:]
-		}
-		if err == nil {
-			last := h2.BufferOf(data)
-			last.Owe(owed, due)
-			return each(p, last)
-		}
-	}
-	if due > 0 && owed != nil {
-		owed.Credit(due)
+	for len(data) > h2.MaxPiece && err == nil {
+		err = each(p, h2.BufferOf(data[:h2.MaxPiece]))
+		data = data[h2.MaxPiece:]
 	}
 	if err != nil {
 		return err
 	}
-	return each(p, nil)
+	last := h2.BufferOf(data)
+	last.Owe(owed, due)
+	if len(data) == 0 {
+		last.Release()
+		last = nil
+	}
+	return each(p, last)
 }
 
 // deliver reads a message that is all there is in a Buffer, and leaves its data in there.

@@ -182,16 +182,23 @@ func FuzzMessages(f *testing.F) {
 	})
 }
 
+// BenchmarkReadData reads packets of 16 KiB, of which each comes in one piece, or in two as where a window ends in it.
 func BenchmarkReadData(b *testing.B) {
-	piece := make([]byte, 16<<10)
-	b.SetBytes(int64(len(piece)))
-	b.ReportAllocs()
-	var m Messages
-	for b.Loop() {
-		d := h2.BufferOf(piece)
-		PutData(d, 1)
-		if err := m.Read(d, func(_ Packet, b *h2.Buffer) error { b.Release(); return nil }); err != nil {
-			b.Fatal(err)
-		}
+	d := h2.NewBuffer(16 << 10)
+	PutData(d, 1)
+	packet := d.Bytes()
+	for name, cut := range map[string]int{"whole": len(packet), "cut": len(packet) / 2} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(16 << 10)
+			b.ReportAllocs()
+			var m Messages
+			for b.Loop() {
+				for rest := packet; len(rest) > 0; rest = rest[min(cut, len(rest)):] {
+					if err := m.Read(h2.BufferOf(rest[:min(cut, len(rest))]), func(_ Packet, b *h2.Buffer) error { b.Release(); return nil }); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
 	}
 }
