@@ -210,18 +210,18 @@ func TestSlowAtItsPace(t *testing.T) {
 				}
 				release()
 				for end := time.Now().Add(2 * stallTime); time.Now().Before(end); {
-					time.Sleep(lookTime / 2)
+					<-time.After(lookTime / 2)
 					if more {
 						keep()
 					}
-					time.Sleep(lookTime / 4)
+					<-time.After(lookTime / 4)
 					if more {
 						release()
 					}
 					if c.withheld > 0 {
 						t.Fatalf("%d bytes are withheld at the pace of the reader", c.withheld)
 					}
-					time.Sleep(lookTime / 4)
+					<-time.After(lookTime / 4)
 				}
 				if closed := stalled.Load() == 1; closed != more {
 					t.Errorf("closed: %v", closed)
