@@ -130,7 +130,10 @@ func TestDeadAndMute(t *testing.T) {
 
 // silent is a server of TLS that never answers a request.
 func (w *world) silent(t *testing.T) string {
-	w.on("silent", func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() })
+	w.on("silent", func(_ http.ResponseWriter, r *http.Request, _ []byte) {
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler) // an answer could still arrive while the client closes its connection
+	})
 	return w.hooks.URL + "/silent"
 }
 

@@ -180,6 +180,7 @@ func TestTimeoutSeconds(t *testing.T) {
 	w.on("guard", func(_ http.ResponseWriter, r *http.Request, _ []byte) {
 		<-r.Context().Done() // the server has hung up
 		close(gone)
+		panic(http.ErrAbortHandler) // an answer could still arrive
 	})
 	w.refused(t, "POST", widgets, widget("a", `{}`), 500, `/guard?timeout=1s": context deadline exceeded`)
 	<-gone
