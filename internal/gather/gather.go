@@ -127,18 +127,23 @@ func (g *gathered) SetWriteDeadline(t time.Time) error {
 	return g.Conn.SetWriteDeadline(t)
 }
 
-// CloseWrite is that of c, and returns when all that was written is with the system, however slowly the other side reads. By itself
-// crypto/tls waits 5 seconds, and what is not written by then is lost. A deadline that is set meanwhile holds.
+// CloseWrite is that of c, and does not wait until all that was written is with the system: Flush does. By itself crypto/tls waits 5
+// seconds for that, and what is not written by then is lost. A deadline that is set before it returns may not hold.
 func CloseWrite(c *tls.Conn) error {
 	g, ok := c.NetConn().(*gathered)
 	if !ok {
 		return c.CloseWrite()
 	}
 	g.bePatient(true)
-	err := c.CloseWrite() // does not wait
-	g.bePatient(false)
-	if err != nil {
-		return err
+	defer g.bePatient(false)
+	return c.CloseWrite()
+}
+
+// Flush returns when all that was written to c is with the system, however slowly the other side reads, unless there is a deadline.
+func Flush(c *tls.Conn) error {
+	g, ok := c.NetConn().(*gathered)
+	if !ok {
+		return nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

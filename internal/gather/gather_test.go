@@ -2,6 +2,7 @@ package gather
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -200,7 +201,7 @@ func TestCloseWrite(t *testing.T) {
 					t.Error(err)
 				}
 				go func() {
-					err := CloseWrite(here)
+					err := cmp.Or(CloseWrite(here), Flush(here))
 					if err != nil {
 						_ = near.Close()
 					}

@@ -2,12 +2,14 @@ package konnectivity_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -15,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/agent"
@@ -260,4 +263,71 @@ func serverLeaves(t *testing.T, mode server.Mode, packets bool, run func(t testi
 	after = append(after, open(t, dial, echo))
 	echoes(t, after...)
 	closeAll(after)
+}
+
+// KON-053: when the API server's client is closed so is all that goes through it, also by a server that takes nothing new.
+func TestClientCloses(t *testing.T) {
+	p, tr := newPKI(t), transport{server.ModeGRPC, true}
+	first, second := ourServer(t, p, tr), ourServer(t, p, tr)
+	ourAgent(t, p, first.agents)
+	ourAgent(t, p, second.agents)
+	until(t, "both servers have an agent", func() bool { return first.ready() && second.ready() })
+	fronts := make(chan string, 2)
+	fronts <- first.front
+	fronts <- second.front
+	c := client.New(func(ctx context.Context) (net.Conn, error) { return tr.connect(p, <-fronts)(ctx) })
+	dial := func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }
+	echo := serve(t, sendsBack)
+	conns := []net.Conn{open(t, dial, echo)}
+	go first.ours.Shutdown(t.Context())
+	until(t, "what is new goes through the second", func() bool {
+		conns = append(conns, open(t, dial, echo))
+		return len(fronts) == 0
+	})
+	echoes(t, conns...)
+	c.Close()
+	for i, conn := range conns {
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		if _, err := conn.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("connection %d of %d: %v", i, len(conns), err)
+		}
+	}
+}
+
+// KON-053: what a server has refused, as it begins to leave, is asked for of another.
+func TestRefusedByServerThatLeaves(t *testing.T) {
+	p, tr := newPKI(t), transport{server.ModeGRPC, true}
+	s := ourServer(t, p, tr)
+	ourAgent(t, p, s.agents)
+	until(t, "the server has the agent", s.ready)
+	near, far := net.Pipe()
+	defer far.Close()
+	go func() {
+		_, _ = io.ReadFull(far, make([]byte, len(http2.ClientPreface)))
+		f := newFrames(far)
+		_ = f.WriteSettings()
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			if frame.Header().Type == http2.FrameHeaders { // it was under way
+				_ = f.WriteGoAway(1, http2.ErrCodeNo, nil)
+				_ = f.WriteRSTStream(1, http2.ErrCodeRefusedStream)
+			}
+		}
+	}()
+	leaving := make(chan net.Conn, 1)
+	leaving <- near
+	c := client.New(func(ctx context.Context) (net.Conn, error) {
+		select {
+		case conn := <-leaving:
+			return conn, nil
+		default:
+			return tr.connect(p, s.front)(ctx)
+		}
+	})
+	defer c.Close()
+	conn := open(t, func(ctx context.Context, address string) (net.Conn, error) { return c.DialContext(ctx, "tcp", address) }, serve(t, sendsBack))
+	echoes(t, conn)
 }

@@ -36,20 +36,24 @@ type Client struct {
 
 	mu      sync.Mutex
 	conn    *h2.Conn
-	opening chan struct{} // closed when an attempt to connect has ended
-	failed  error         // it
+	running map[*h2.Conn]bool // it, and those before it that still have streams
+	opening chan struct{}     // closed when an attempt to connect has ended
+	failed  error             // it
 	closed  bool
 }
 
 // New returns a Client that connects to the tunnel server by connect when it first dials, and again when that connection has gone.
-func New(connect func(context.Context) (net.Conn, error)) *Client { return &Client{connect: connect} }
+func New(connect func(context.Context) (net.Conn, error)) *Client {
+	return &Client{connect: connect, running: map[*h2.Conn]bool{}}
+}
 
-// Close closes the connection to the tunnel server, and all that goes through it.
+// Close closes the connection to the tunnel server, and all that goes through it or went through one before it.
 func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed = true; c.conn != nil {
-		c.conn.Close(nil)
+	c.closed = true
+	for conn := range c.running {
+		conn.Close(nil)
 	}
 }
 
@@ -65,7 +69,7 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		}
 		began := time.Now()
 		out, err := dial(ctx, conn, address)
-		if errors.Is(err, h2.ErrGoingAway) && !again {
+		if (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused)) && !again {
 			continue // it takes no more streams; another may
 		}
 		if err != nil && ctx.Err() != nil && time.Since(began) >= silentTime && !conn.HeardSince(began) {
@@ -128,7 +132,15 @@ func (c *Client) open(opened chan struct{}) {
 	}
 	c.conn = h2.NewClient(wire, h2.Options{})
 	c.conn.KeepAlive(pingEvery)
-	go c.conn.Run()
+	c.running[c.conn] = true
+	go c.run(c.conn)
+}
+
+func (c *Client) run(conn *h2.Conn) {
+	_ = conn.Run() // those who dial see how it ended
+	c.mu.Lock()
+	delete(c.running, conn)
+	c.mu.Unlock()
 }
 
 // dialling is a stream on its way to become a connection.

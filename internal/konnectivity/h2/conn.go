@@ -42,6 +42,8 @@ var (
 	ErrClosed = errors.New("the connection has been closed")
 	// ErrGoingAway is that of a stream which is not opened, as the other side takes no more of them.
 	ErrGoingAway = errors.New("the other end of the connection is going away")
+	// ErrRefused is that of a stream that was opened and that the other side has not taken up: it may be asked for elsewhere (RFC 9113, 8.7).
+	ErrRefused = errors.New("the other end of the connection has refused the stream")
 	// ErrTooMany is that of a stream which is not opened, as there are as many as the other side takes.
 	ErrTooMany = errors.New("as many streams are open as the other end of the connection takes")
 	// ErrNotHTTP2 is that of a connection whose client speaks something else.

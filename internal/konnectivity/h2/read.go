@@ -78,7 +78,7 @@ func (c *Conn) readFrame(h http2.FrameHeader) error {
 	case *http2.WindowUpdateFrame:
 		return c.readWindow(f)
 	case *http2.RSTStreamFrame:
-		c.end(f.StreamID, http2.StreamError{StreamID: f.StreamID, Code: f.ErrCode})
+		c.end(f.StreamID, reason(f))
 	case *http2.PingFrame:
 		if !f.IsAck() {
 			c.mu.Lock()
@@ -91,6 +91,14 @@ func (c *Conn) readFrame(h http2.FrameHeader) error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	return nil // priorities, and frames that nobody knows
+}
+
+// reason is why the other side has broken a stream off.
+func reason(f *http2.RSTStreamFrame) error {
+	if f.ErrCode == http2.ErrCodeRefusedStream {
+		return ErrRefused
+	}
+	return http2.StreamError{StreamID: f.StreamID, Code: f.ErrCode}
 }
 
 // readData reads the payload of a DATA frame into a Buffer of its own.

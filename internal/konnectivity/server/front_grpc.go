@@ -35,7 +35,7 @@ func (s *Server) front(stream *h2.Stream, header []hpack.HeaderField) h2.Receive
 	}
 	leave, err := s.enter(s.metrics.frontStreams)
 	if err != nil {
-		return refuse(stream, wire.Unavailable, err.Error())
+		return nil // GOAWAY is on its way: it may ask another
 	}
 	f := &tunnel.Packets{Answer: s.dial, Saw: s.metrics.sawFronts, Over: func(error) { leave() }}
 	f.Bind(stream)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,10 +15,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/http2/hpack"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
@@ -121,6 +124,38 @@ func TestReady(t *testing.T) {
 			}
 		}
 		r.server.agents.add(someAgent(t, "a", 0, ""))
+	}
+}
+
+// endings is told how a stream ends.
+type endings chan error
+
+func (e endings) Header(*h2.Stream, []hpack.HeaderField, bool) {
+	e <- errors.New("it has been answered")
+}
+func (e endings) Data(*h2.Stream, *h2.Buffer, bool) {}
+func (e endings) Ended(_ *h2.Stream, err error)     { e <- err }
+
+// KON-053: what an API server asks for in the moment that the server begins to leave is refused so that it knows to ask another.
+func TestRefusedWhileLeaving(t *testing.T) {
+	s := New(Options{Strategies: []Strategy{Default}})
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	near, far := net.Pipe()
+	asks, answers := h2.NewClient(near, h2.Options{}), h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver {
+		s.Shutdown(over)
+		return s.front(stream, header)
+	}})
+	for _, c := range []*h2.Conn{asks, answers} {
+		go func() { _ = c.Run() }()
+		defer c.Close(nil)
+	}
+	ended := make(endings, 2)
+	if _, err := asks.Open(func(*h2.Stream) h2.Receiver { return ended }, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, h2.ErrRefused) {
+		t.Errorf("%v, want %v", err, h2.ErrRefused)
 	}
 }
 

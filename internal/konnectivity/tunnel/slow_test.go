@@ -92,6 +92,41 @@ func TestSlowDestination(t *testing.T) {
 	})
 }
 
+// credited counts what is given back.
+type credited struct{ atomic.Int64 }
+
+func (c *credited) Credit(n int) { c.Add(int64(n)) }
+
+// KON-044: the other side may send again what a destination has read piece by piece, not only when all that waits for it is read.
+func TestCreditFollowsTheReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pieces, size = 20, 20 << 10
+		near, far := net.Pipe() // which holds nothing
+		s := NewSocket(near, func() {})
+		s.Join(&counted{})
+		var credit credited
+		for range pieces {
+			b := h2.NewBuffer(size)
+			b.Owe(&credit, size)
+			s.Send(b)
+		}
+		buf := make([]byte, size)
+		for read := int64(size); read <= pieces*size; read += size {
+			if _, err := io.ReadFull(far, buf); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if due := read - credit.Load(); due < 0 || due >= h2.MaxPiece {
+				t.Errorf("for %d bytes of %d that were read no credit has been given", due, read)
+			}
+		}
+		if left := pieces*size - credit.Load(); left != 0 {
+			t.Errorf("for %d bytes there is no credit at the end", left)
+		}
+		_ = far.Close()
+	})
+}
+
 // slowEnd is an End that lets through so many bytes a second, as a stream does whose other side reads slowly.
 type slowEnd struct {
 	rate    int

@@ -297,6 +297,14 @@ func (s *Socket) end() {
 func (s *Socket) endSecure(c *tls.Conn) {
 	err := gather.CloseWrite(c)
 	s.mu.Lock()
+	if s.closing { // Close may have set it too soon
+		_ = c.SetWriteDeadline(time.Now().Add(linger))
+	}
+	s.mu.Unlock()
+	if err == nil {
+		err = gather.Flush(c)
+	}
+	s.mu.Lock()
 	s.writing = false
 	closing := s.closing
 	s.mu.Unlock()
