@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -44,21 +45,21 @@ func (s *server) start() {
 	s.output = &bytes.Buffer{}
 	s.cmd = exec.Command(s.binary, "serve", "--data-dir", s.dir, "--secure-port", "0")
 	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output
-	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig")
-	before, _ := os.ReadFile(kubeconfig)
+	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig") // which is written anew; the last one may be of the same port
+	if err := os.Remove(kubeconfig); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.t.Fatal(err)
+	}
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+	var err error
 	deadline := time.Now().Add(30 * time.Second)
 	for tick := time.NewTicker(2 * time.Millisecond); time.Now().Before(deadline); <-tick.C {
-		if now, err := os.ReadFile(kubeconfig); err != nil || bytes.Equal(now, before) {
-			continue
-		}
-		if s.connect(kubeconfig) == nil {
+		if err = s.connect(kubeconfig); err == nil {
 			return
 		}
 	}
-	s.t.Fatalf("the server did not become ready:\n%s", s.output)
+	s.t.Fatalf("the server did not become ready: %v\n%s", err, s.output)
 }
 
 func (s *server) connect(kubeconfig string) error {
