@@ -74,7 +74,14 @@ func (f *socks5Flags) address() (*net.TCPAddr, error) {
 	if s.MaxConnections <= 0 || s.HandshakeTimeout <= 0 || s.DialTimeout <= 0 {
 		return nil, fmt.Errorf("--max-connections, --handshake-timeout and --dial-timeout must be more than 0")
 	}
-	at, err := net.ResolveTCPAddr("tcp", f.listen)
+	_, port, err := net.SplitHostPort(f.listen)
+	if err == nil && port == "" { // which would be any port
+		err = fmt.Errorf("no port in %s", f.listen)
+	}
+	var at *net.TCPAddr
+	if err == nil {
+		at, err = net.ResolveTCPAddr("tcp", f.listen)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w; it takes an address and a port, like 127.0.0.1:1080", err)
 	}

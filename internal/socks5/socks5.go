@@ -83,9 +83,54 @@ func (s *Server) serve(ctx context.Context, conn net.Conn, buffers bufferpool.Bu
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error would come back with the first read
-	if err := s.proxy(ctx, buffers).ServeConn(conn); err != nil && !leaving(err) {
+	conn, err := speaksSOCKS5(conn)
+	if err == nil {
+		err = s.proxy(ctx, buffers).ServeConn(conn)
+	}
+	_ = conn.Close()
+	if err != nil && !leaving(err) {
 		s.Logger.Warn("a connection has failed", "error", err, "from", conn.RemoteAddr())
 	}
+}
+
+// speaksSOCKS5 refuses clients that begin otherwise, which the library would wait for, or not name. The connection that it returns has all
+// that came.
+func speaksSOCKS5(conn net.Conn) (net.Conn, error) {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return conn, nil
+	}
+	first := []byte{0}
+	if _, err := io.ReadFull(conn, first); err != nil {
+		return conn, err
+	}
+	what := fmt.Sprintf("what begins with the byte %d", first[0])
+	switch {
+	case first[0] == statute.VersionSocks5:
+		return &begunConn{tcp, first}, nil
+	case first[0] == 4:
+		what = "SOCKS4"
+	case first[0] == 0x16:
+		what = "TLS"
+	case 'A' <= first[0] && first[0] <= 'Z':
+		what = "HTTP"
+	}
+	return conn, fmt.Errorf("the client speaks %s, and this is a SOCKS5 proxy: name it socks5:// there", what)
+}
+
+// begunConn is a connection of which a byte has been read. The system may still copy what follows by itself.
+type begunConn struct {
+	*net.TCPConn
+	first []byte
+}
+
+// Read implements net.Conn.
+func (c *begunConn) Read(b []byte) (int, error) {
+	if n := copy(b, c.first); n > 0 {
+		c.first = c.first[n:]
+		return n, nil
+	}
+	return c.TCPConn.Read(b)
 }
 
 // leaving is true of how connections end when one side just goes. Of most errors the library keeps the text alone.

@@ -270,12 +270,26 @@ func TestRefuses(t *testing.T) {
 		asks(t, conn, []byte{5, 1, 2}, []byte{5, 0xff})
 		ends(t, conn)
 	})
-	t.Run("SOCKS4", func(t *testing.T) {
-		at := serve(t, nil).at
-		conn := open(t, at)
-		asks(t, conn, []byte{4, 1, 0, 80, 127, 0, 0, 1, 0}, nil)
-		ends(t, conn)
-	})
+}
+
+// SOX-005: who speaks another protocol is turned away at once, however little that is, and the log says what it was and what is wanted.
+func TestOtherProtocols(t *testing.T) {
+	for what, begins := range map[string]string{
+		"SOCKS4": "\x04\x01\x00\x50\x7f\x00\x00\x01\x00", "HTTP": "CONNECT a:1 HTTP/1.1\r\n\r\n", "TLS": "\x16\x03\x01", "what begins with the byte 7": "\x07",
+	} {
+		p := serve(t, nil)
+		conn := open(t, p.at)
+		if _, err := io.WriteString(conn, begins); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %d bytes, %v, want an end", what, n, err)
+		}
+		p.stop() // it has said all that it says
+		if want := "the client speaks " + what + ", and this is a SOCKS5 proxy"; !strings.Contains(p.log.String(), want) {
+			t.Errorf("%s: %s, want %s", what, p.log, want)
+		}
+	}
 }
 
 // SOX-005: a client that does not say where it wants to go is cut off; one that has said it may be silent for longer than that.
