@@ -25,7 +25,7 @@ func (q *request) serveOther() {
 	w := &observed{q.w, q}
 	p, _ := strings.CutSuffix(q.r.URL.Path, "/")
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
-	issuer := (p == access.ConfigurationPath || p == access.KeysPath) && q.server.config.Issuer != nil
+	issuer := (q.r.URL.Path == access.ConfigurationPath || q.r.URL.Path == access.KeysPath) && q.server.config.Issuer != nil
 	native, served := q.ofVersion(p)
 	to := q.theirs()
 	switch {

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 
@@ -54,5 +55,23 @@ func answer(w http.ResponseWriter, r *http.Request, out io.Reader, follow bool, 
 	if follow { // each piece at once
 		to = flushwriter.Wrap(w)
 	}
-	_, _ = io.Copy(to, out)
+	from := &source{Reader: out}
+	_, _ = io.Copy(to, from) // a client that has gone need not be told
+	if from.broken && !errors.Is(r.Context().Err(), context.Canceled) {
+		_ = http.NewResponseController(w).Flush() // what has come is worth reading
+		panic(http.ErrAbortHandler)               // the client must not take what it got for all
+	}
+}
+
+// source knows whether it broke off.
+type source struct {
+	io.Reader
+	broken bool
+}
+
+// Read implements io.Reader.
+func (s *source) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b)
+	s.broken = s.broken || err != nil && !errors.Is(err, io.EOF)
+	return n, err
 }

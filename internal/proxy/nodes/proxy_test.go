@@ -3,7 +3,9 @@ package nodes_test
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -84,6 +86,23 @@ func TestCertificates(t *testing.T) {
 		}
 	}
 	w.want(w.serve("p", &core.PodLogOptions{InsecureSkipTLSVerifyBackend: true}), 200, "log of ns/p/c\nasked with \"\"")
+}
+
+// KON-053: a log that breaks off, as where a tunnel does, does not end as if it were complete.
+func TestLogThatBreaksOff(t *testing.T) {
+	w := newWorld(t)
+	w.objects["pods/ns/p"].(*core.Pod).Spec.Containers[0].Name = "cut"
+	for _, follow := range []bool{false, true} {
+		resp, err := http.Get(w.serve("p", &core.PodLogOptions{Follow: follow}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if !strings.HasPrefix(string(text), "log of ns/p/cut\n") || !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("follow=%t: %q, %v, want the beginning and an unexpected end", follow, text, err)
+		}
+	}
 }
 
 func TestLogOptions(t *testing.T) {
