@@ -47,12 +47,21 @@ func (r *Runtime) makeGroup(s *sandbox, id string, limits *v1.LinuxContainerReso
 	return g
 }
 
+// manager is nil where there is an error, as where no hierarchy is mounted.
 func (g group) manager() (cgroups.Manager, error) {
 	config := &cgroups.Cgroup{Path: g.Path, Resources: &cgroups.Resources{SkipDevices: true}}
 	if cgroups.IsCgroup2UnifiedMode() {
-		return fs2.NewManager(config, "")
+		return orNil(fs2.NewManager(config, ""))
 	}
-	return fs.NewManager(config, nil)
+	return orNil(fs.NewManager(config, nil))
+}
+
+// orNil makes one of nil and an error one that compares to nil, which a nil pointer in an interface does not.
+func orNil(m cgroups.Manager, err error) (cgroups.Manager, error) {
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // limit sets what a container may have. What is not said stays.

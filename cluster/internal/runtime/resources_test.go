@@ -2,9 +2,13 @@ package runtime
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,6 +78,33 @@ func TestLimits(t *testing.T) {
 	}
 	if exists(folder) {
 		t.Error("the cgroup of a container that was removed is there")
+	}
+}
+
+// noHierarchy says that a test runs where no cgroups are mounted.
+const noHierarchy = "TEST_NO_HIERARCHY"
+
+// Where no hierarchy is mounted a container has no limits, and the node goes on.
+func TestNoHierarchy(t *testing.T) {
+	if os.Getenv(noHierarchy) == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("only root may unmount what is mounted: run the test as root")
+		}
+		cmd := exec.Command(os.Args[0], "-test.run=^TestNoHierarchy$", "-test.v")
+		cmd.Env = append(os.Environ(), noHierarchy+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL} // Go makes mounts private then
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	const root = "/sys/fs/cgroup" // with all that is mounted below it
+	if err := syscall.Unmount(root, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
+		t.Fatalf("unmount %s: %v", root, err)
+	}
+	r := &Runtime{Options: Options{CgroupParent: "/" + name, Log: slog.New(slog.DiscardHandler)}}
+	if g := r.makeGroup(&sandbox{}, "container", &v1.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}); len(g.Folders) != 0 {
+		t.Errorf("made %v", g.Folders)
 	}
 }
 
