@@ -59,9 +59,6 @@ func (b *Buffer) Len() int {
 	return b.to - b.from
 }
 
-// Cap is how many bytes of memory it takes.
-func (b *Buffer) Cap() int { return len(b.memory) }
-
 // Absorb takes in another Buffer at its end, with what is owed for it, where there is room and both owe the same. So many small pieces
 // take little memory. It says whether it has.
 func (b *Buffer) Absorb(other *Buffer) bool {

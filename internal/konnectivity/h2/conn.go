@@ -46,8 +46,8 @@ var (
 	ErrRefused = errors.New("the other end of the connection has refused the stream")
 	// ErrTooMany is that of a stream which is not opened, as there are as many as the other side takes.
 	ErrTooMany = errors.New("as many streams are open as the other end of the connection takes")
-	// ErrNotHTTP2 is that of a connection whose client speaks something else.
-	ErrNotHTTP2 = errors.New("the client does not speak HTTP/2")
+	// ErrNotHTTP2 is that of a connection whose other end speaks something else.
+	ErrNotHTTP2 = errors.New("the other end of the connection does not speak HTTP/2")
 	errSilent   = errors.New("the other end of the connection does not answer")
 	errFlood    = errors.New("the other end of the connection asks for answers and does not read them")
 )
@@ -87,6 +87,7 @@ type Conn struct {
 	client  bool
 	heard   atomic.Int64 // when something last arrived, in nanoseconds
 	done    chan struct{}
+	leaving chan struct{}
 
 	in     *bufio.Reader
 	framer *http2.Framer
@@ -148,6 +149,7 @@ func newConn(wire net.Conn, o Options) *Conn {
 		options: o,
 		wire:    wire,
 		done:    make(chan struct{}),
+		leaving: make(chan struct{}),
 		in:      bufio.NewReaderSize(wire, readAhead(wire)),
 		streams: map[uint32]*Stream{},
 		window:  defaultWindow,
@@ -226,6 +228,7 @@ func (c *Conn) Close(err error) {
 	first := c.err == nil
 	if first {
 		c.err = err
+		c.leave()
 		if c.alarm != nil {
 			c.alarm.Stop()
 		}
@@ -234,13 +237,27 @@ func (c *Conn) Close(err error) {
 	c.mu.Unlock()
 	if first {
 		close(c.done)
-		_ = c.wire.SetDeadline(time.Unix(1, 0)) // TLS would wait for what it has written
+		if secure, ok := c.wire.(*tls.Conn); ok {
+			_ = secure.NetConn().Close() // TLS would wait for what it has written
+		}
 		_ = c.wire.Close()
 	}
 }
 
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Leaving is closed when the other end has said that it takes no more streams, or the connection has ended.
+func (c *Conn) Leaving() <-chan struct{} { return c.leaving }
+
+// leave closes leaving, which may be closed. The caller holds mu.
+func (c *Conn) leave() {
+	select {
+	case <-c.leaving:
+	default:
+		close(c.leaving)
+	}
+}
 
 // Err is why it has ended; nil while it has not.
 func (c *Conn) Err() error {
@@ -282,7 +299,8 @@ func (c *Conn) GoAway() {
 	c.work.Signal()
 }
 
-// Retire has this side open no more streams, as if the other took none, and closes the connection as soon as there are none.
+// Retire has this side open no more streams, as if the other took none, and closes the connection as soon as there are none and all is
+// written.
 func (c *Conn) Retire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,10 +308,11 @@ func (c *Conn) Retire() {
 	c.closeEmpty()
 }
 
-// closeEmpty closes a connection that has been retired and has no streams. The caller holds mu.
+// closeEmpty has a connection that has been retired and has no streams be closed, when all is written or is not taken. The caller holds mu.
 func (c *Conn) closeEmpty() {
 	if c.retired && len(c.streams) == 0 {
-		go c.Close(nil)
+		_ = c.wire.SetWriteDeadline(time.Now().Add(linger)) // an error would come back with the next write
+		c.work.Signal()
 	}
 }
 

@@ -3,19 +3,24 @@ package h2
 import (
 	"bytes"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/gather"
 )
 
 const patience = time.Minute
@@ -493,6 +498,37 @@ func TestStreamsThatAreNotTaken(t *testing.T) {
 	server.Close(nil)
 }
 
+// KON-053: that the other end takes no more streams is told while those that are open go on; so is the end of the connection.
+func TestLeaving(t *testing.T) {
+	leaving := func(c *Conn) bool {
+		select {
+		case <-c.Leaving():
+			return true
+		default:
+			return false
+		}
+	}
+	client, server := pair(t, echoes)
+	r := &stream{}
+	s := open(t, client, r)
+	send(s, noise(1000))
+	until(t, "an answer", func() bool { n, _, _ := r.got(); return n == 1000 })
+	if leaving(client) || leaving(server) {
+		t.Error("nobody has said so")
+	}
+	for range 2 { // as gRPC does
+		server.GoAway()
+	}
+	until(t, "it is told", func() bool { return leaving(client) })
+	send(s, noise(1000))
+	until(t, "what is open goes on", func() bool { n, _, _ := r.got(); return n == 2000 })
+	if leaving(server) {
+		t.Error("the client has not said so")
+	}
+	client.Close(nil)
+	until(t, "the end is told", func() bool { return leaving(server) })
+}
+
 // KON-053: a connection that is retired opens no more streams, and is closed with the last of those that it has; at once if it has none.
 func TestRetire(t *testing.T) {
 	client, _ := pair(t, echoes)
@@ -538,6 +574,99 @@ func FuzzRead(f *testing.F) {
 		}()
 		if err := server.Run(); err == nil || server.Streams() != 0 {
 			t.Error("it has not ended")
+		}
+	})
+}
+
+// mute is a connection whose other side takes nothing, and that heeds no deadline in time.
+type mute struct {
+	net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (m *mute) SetWriteDeadline(time.Time) error { return nil }
+func (m *mute) SetDeadline(time.Time) error      { return nil }
+
+func (m *mute) Write(p []byte) (int, error) {
+	if len(p) < 16<<10 {
+		return m.Conn.Write(p)
+	}
+	<-m.closed
+	return 0, net.ErrClosed
+}
+
+func (m *mute) Close() error {
+	m.once.Do(func() { close(m.closed) })
+	return m.Conn.Close()
+}
+
+// KON-053: a connection over TLS to one that takes nothing is closed at once, whatever is on its way: TLS would wait for that.
+func TestCloseToTheMute(t *testing.T) {
+	certificate := httptest.NewUnstartedServer(nil)
+	certificate.StartTLS() // for its configuration alone
+	defer certificate.Close()
+	near, far := net.Pipe()
+	m := &mute{Conn: near, closed: make(chan struct{})}
+	certificate.TLS.DynamicRecordSizingDisabled = true // else the first records are small
+	server := tls.Server(gather.Conn(m), certificate.TLS)
+	client := tls.Client(far, &tls.Config{InsecureSkipVerify: true})
+	go func() { _ = server.Handshake() }()
+	must(t, client.Handshake())
+	go func() { _, _ = io.Copy(io.Discard, client) }()
+	conn := NewClient(server, Options{})
+	go func() { _ = conn.Run() }()
+	_, err := server.Write(make([]byte, 100<<10)) // is taken over
+	must(t, err)
+	ended := make(chan struct{})
+	go func() {
+		conn.Close(nil)
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Error("the connection is not closed within a minute")
+	}
+}
+
+// KON-044: the last that goes through a connection that is retired arrives before that is closed.
+func TestRetireAfterTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe() // which holds nothing
+		client := NewClient(near, Options{})
+		go func() { _ = client.Run() }()
+		f := http2.NewFramer(far, far)
+		go func() { _, _ = io.ReadFull(far, make([]byte, len(http2.ClientPreface))) }()
+		synctest.Wait()
+		must(t, f.WriteSettings())
+		s := open(t, client, &stream{})
+		frames := func(last http2.FrameType) (n int) {
+			for {
+				frame, err := f.ReadFrame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if data, ok := frame.(*http2.DataFrame); ok {
+					n += len(data.Data())
+				}
+				if h := frame.Header(); h.Type == last {
+					return n
+				}
+			}
+		}
+		frames(http2.FrameHeaders)
+		must(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: s.id, BlockFragment: []byte{0x88}, EndHeaders: true, EndStream: true})) // :status 200
+		client.Retire()
+		send(s, noise(1000))
+		s.End(nil)
+		synctest.Wait() // until it is on its way, to one who does not read yet
+		if n := frames(http2.FrameData); n != 1000 {
+			t.Errorf("%d bytes of 1000 arrive", n)
+		}
+		synctest.Wait()
+		if client.Err() == nil {
+			t.Error("it is not closed")
 		}
 	})
 }

@@ -159,6 +159,9 @@ func (m *side) step(random *rand.Rand) {
 	case what == 98:
 		e.rough.Store(true)
 		e.stream.Reset(http2.ErrCodeCancel)
+	case what == 99:
+		e.rough.Store(true)
+		e.stream.Break(http2.ErrCodeCancel)
 	}
 }
 

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,9 @@ func (c *Conn) read() error {
 		if string(preface) != http2.ClientPreface {
 			return fmt.Errorf("%w: it says %q", ErrNotHTTP2, preface)
 		}
+	} else if said, _ := c.in.Peek(len("HTTP")); string(said) == "HTTP" { // the length of no frame
+		line, _ := c.in.ReadSlice('\n') // no more than is read ahead
+		return fmt.Errorf("%w: it answers %q", ErrNotHTTP2, bytes.TrimSpace(line))
 	}
 	for first := true; ; first = false {
 		h, err := c.framer.ReadFrameHeader()
@@ -312,6 +316,7 @@ func (c *Conn) readGoAway(f *http2.GoAwayFrame) {
 	var lost []*Stream
 	c.mu.Lock()
 	c.away = true
+	c.leave()
 	for id, s := range c.streams {
 		if !c.isTheirs(id) && id > f.LastStreamID {
 			lost = append(lost, s)

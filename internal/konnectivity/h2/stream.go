@@ -29,8 +29,10 @@ type Stream struct {
 	trailer      []hpack.HeaderField // goes after the data
 	ended        bool                // nothing is sent after what is queued
 	endSent      bool
-	closing      bool // when all is sent, nothing is received any more either
-	waits        bool // in a queue of the connection
+	closing      bool          // when all is sent, nothing is received any more either
+	code         http2.ErrCode // and the end is a reset, unless this is 0
+	waits        bool          // in a queue of the connection
+	expiry       *time.Timer
 	next         *Stream
 
 	// What arrives. Under conn.mu.
@@ -115,23 +117,35 @@ func (s *Stream) Close(trailer []hpack.HeaderField) {
 	default:
 		s.closing = true
 		if s.queued > 0 {
-			s.expire(s.queued)
+			s.expire()
 		}
 	}
 }
 
-// expire resets a stream that was closed if nothing of what is queued goes out any more.
-func (s *Stream) expire(queued int) {
-	time.AfterFunc(linger, func() {
-		s.conn.mu.Lock()
-		left := s.queued
-		s.conn.mu.Unlock()
-		switch {
-		case left == 0:
-		case left < queued:
-			s.expire(left)
-		default:
-			s.Reset(http2.ErrCodeCancel)
+// Expire breaks the stream off, and tells its Receiver, if it has not ended when nothing of what is queued has gone out for a while.
+func (s *Stream) Expire() {
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	s.expire()
+}
+
+func (s *Stream) expire() {
+	c, queued := s.conn, s.queued
+	if c.streams[s.id] != s {
+		return
+	}
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+	s.expiry = time.AfterFunc(linger, func() {
+		c.mu.Lock()
+		moves := s.queued < queued
+		if moves {
+			s.expire()
+		}
+		c.mu.Unlock()
+		if !moves {
+			c.breakOff(s.id, http2.ErrCodeCancel)
 		}
 	})
 }
@@ -156,6 +170,21 @@ func (s *Stream) Abort(trailer []hpack.HeaderField) {
 	releaseAll(unsent)
 }
 
+// Break is Reset once what is queued has gone out, or does not go out any more.
+func (s *Stream) Break(code http2.ErrCode) {
+	c := s.conn
+	c.mu.Lock()
+	waits := c.streams[s.id] == s && s.queued > 0
+	if waits {
+		s.ended, s.closing, s.code = true, true, code
+		s.expire()
+	}
+	c.mu.Unlock()
+	if !waits {
+		s.Reset(code)
+	}
+}
+
 // hangUp tells the other side that nothing more is wanted of it.
 func (c *Conn) hangUp(s *Stream) {
 	c.writeReset(s.id, http2.ErrCodeNo)
@@ -176,13 +205,6 @@ func (s *Stream) Reset(code http2.ErrCode) {
 	c.remove(s)
 	c.mu.Unlock()
 	releaseAll(unsent)
-}
-
-// Queued is how many bytes wait to be sent.
-func (s *Stream) Queued() int {
-	s.conn.mu.Lock()
-	defer s.conn.mu.Unlock()
-	return s.queued
 }
 
 // Credit implements Creditor: the other side may send as many.

@@ -1,16 +1,21 @@
 package h2
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"sync"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/gather"
 )
 
 const (
 	batch       = MaxPiece - headroom // bytes that are written at a time, about: a full Buffer is one
 	frameHeader = 9
+	reasonWait  = time.Second // for what one says that hangs up
 )
 
 // sink has a Framer write into memory.
@@ -103,6 +108,14 @@ func (c *Conn) write() {
 	for {
 		c.mu.Lock()
 		for c.err == nil && len(c.control) == 0 && (c.window <= 0 || c.few.first == nil && c.many.first == nil) {
+			if c.retired && len(c.streams) == 0 {
+				c.mu.Unlock()
+				if secure, ok := c.wire.(*tls.Conn); ok {
+					_ = gather.Flush(secure) // an error is that of the connection
+				}
+				c.Close(nil)
+				return
+			}
 			c.work.Wait()
 		}
 		if c.err != nil {
@@ -119,7 +132,11 @@ func (c *Conn) write() {
 		if cap(*out) <= 4*batch {
 			outs.Put(out)
 		}
-		if err != nil {
+		if err != nil { // what the other side has said before it hung up tells more
+			select {
+			case <-c.done:
+			case <-time.After(reasonWait):
+			}
 			c.Close(err)
 		}
 		for _, b := range done {
@@ -153,14 +170,20 @@ func (c *Conn) turn(s *Stream, out []byte, done []*Buffer) ([]byte, []*Buffer) {
 	}
 	n := s.whole(int(max(0, min(MaxPiece, int64(s.queued), s.window, c.window, int64(c.peer.frame)))))
 	end := s.ended && n == s.queued
-	if n > 0 || end && s.trailer == nil {
-		out = appendFrame(out, n, s.id, end && s.trailer == nil)
+	last := end && s.trailer == nil && s.code == 0
+	if n > 0 || last {
+		out = appendFrame(out, n, s.id, last)
 		out, done = s.take(out, n, done)
 		s.window -= int64(n)
 		c.window -= int64(n)
 	}
 	if !end {
 		c.ready(s)
+		return out, done
+	}
+	if s.code != 0 {
+		c.writeReset(s.id, s.code)
+		c.remove(s)
 		return out, done
 	}
 	if s.trailer != nil {
@@ -229,6 +252,9 @@ func (c *Conn) remove(s *Stream) {
 		return
 	}
 	delete(c.streams, s.id)
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
 	if c.isTheirs(s.id) {
 		c.theirs--
 	}

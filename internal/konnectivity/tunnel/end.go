@@ -19,7 +19,8 @@ type End interface {
 	Send(b *h2.Buffer)
 	// CloseWrite says that nothing more will be sent.
 	CloseWrite()
-	// Close ends the connection: with an error at once, without one when what was sent is through.
+	// Close ends the connection, once what was sent before is through, with an error if there is one. Only a connection that nobody waits
+	// for, or that is too slow, ends at once.
 	Close(err error)
 }
 
@@ -39,3 +40,6 @@ var (
 	errEnded   = errors.New("the other side of the tunnel has ended the stream")
 	errLost    = errors.New("the tunnel of the connection was lost")
 )
+
+// atOnce says of an error that the connection which has it ends without what was sent before.
+func atOnce(err error) bool { return errors.Is(err, errGivenUp) || errors.Is(err, errStalled) }

@@ -30,7 +30,7 @@ type packetConn struct {
 
 	// Of a stream that is shared.
 	mu       sync.Mutex
-	kept     int         // bytes of memory that were passed on and are not through
+	kept     int         // bytes that were passed on and are not through; of memory they take up to twice as many
 	owed     h2.Creditor // for
 	withheld int         // bytes, as too much is kept
 	through  int         // bytes that have gone through since
@@ -41,13 +41,21 @@ type packetConn struct {
 
 // Join implements Joint.
 func (c *packetConn) Join(other End) {
-	c.packets.mu.Lock()
+	p := c.packets
+	p.mu.Lock()
 	c.other = other
-	lost := c.packets.err
-	c.packets.mu.Unlock()
-	if lost != nil {
+	lost, ended := p.err, p.open[c.id] != c
+	p.mu.Unlock()
+	if lost != nil || ended { // before there was anybody to be told
 		other.Close(lost)
 	}
+}
+
+// joined is the other End; nil: there is none yet.
+func (c *packetConn) joined() End {
+	c.packets.mu.Lock()
+	defer c.packets.mu.Unlock()
+	return c.other
 }
 
 // Send implements End.
@@ -60,9 +68,10 @@ func (c *packetConn) Send(b *h2.Buffer) {
 // CloseWrite implements End. The reference knows no half of a connection: there it is the end of all.
 func (c *packetConn) CloseWrite() {
 	if !c.packets.HalfClose {
-		other := c.other
 		c.Close(nil)
-		other.Close(nil)
+		if other := c.joined(); other != nil { // else Join closes it
+			other.Close(nil)
+		}
 		return
 	}
 	b := h2.NewBuffer(0)
@@ -77,8 +86,11 @@ func (c *packetConn) Close(err error) {
 	}
 	p := c.packets
 	switch {
-	case err != nil && !p.Shared: // at once, whatever waits to be read
+	case !p.Shared && atOnce(err):
 		p.stream.Abort(wire.Trailer(wire.Unavailable, err.Error()))
+		p.Close(err)
+	case err != nil && !p.Shared:
+		p.stream.Close(wire.Trailer(wire.Unavailable, err.Error()))
 		p.Close(err)
 	case err != nil:
 		p.send(p.close(c.id, err.Error()))
@@ -87,32 +99,16 @@ func (c *packetConn) Close(err error) {
 		p.finish()
 	default: // the answer ends it, or this
 		p.send(p.close(c.id, ""))
-		p.expire(p.stream.Queued())
+		p.stream.Expire()
 	}
-}
-
-// expire breaks the stream off when, in a while, nothing of what was queued has gone out and it has not ended.
-func (p *Packets) expire(queued int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err != nil {
-		return
-	}
-	p.linger = time.AfterFunc(linger, func() {
-		if left := p.stream.Queued(); left < queued {
-			p.expire(left)
-			return
-		}
-		p.Reset(errGivenUp)
-	})
 }
 
 // keep counts data of a stream that is shared, on its way to the other End.
 func (c *packetConn) keep(b *h2.Buffer) {
 	owed, n := b.Debt()
-	b.Owe(c, b.Cap())
+	b.Owe(c, b.Len())
 	c.mu.Lock()
-	c.kept += b.Cap()
+	c.kept += b.Len()
 	if c.kept > maxKept && n > 0 {
 		c.owed, c.withheld, c.held = owed, c.withheld+n, true
 		if c.timer == nil {

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -44,8 +43,7 @@ type Packets struct {
 	Over func(error)
 
 	waiting  replies
-	used     bool        // for the one connection of a stream that is not Shared
-	linger   *time.Timer // after this side has closed that
+	used     bool // for the one connection of a stream that is not Shared
 	stream   *h2.Stream
 	messages wire.Messages
 	draining atomic.Bool
@@ -143,6 +141,7 @@ func (p *Packets) Data(_ *h2.Stream, b *h2.Buffer, end bool) {
 		p.finish()
 	case end:
 		p.Close(errEnded)
+		p.stream.Close(nil)
 	}
 }
 
@@ -321,12 +320,11 @@ func (p *Packets) finish() {
 		return
 	}
 	p.Close(nil)
-	switch {
-	case p.Answer != nil:
-		p.stream.Close(wire.Trailer(wire.OK, ""))
-	default:
-		p.stream.Close(nil)
+	var trailer []hpack.HeaderField
+	if p.Answer != nil {
+		trailer = wire.Trailer(wire.OK, "")
 	}
+	p.stream.Close(trailer)
 }
 
 func (p *Packets) forget(id int64) *packetConn {
@@ -349,9 +347,6 @@ func (p *Packets) Close(err error) {
 		return
 	}
 	p.err = lost
-	if p.linger != nil {
-		p.linger.Stop()
-	}
 	asked, dials := p.asked, p.dials
 	var joined []End
 	for _, c := range p.open {

@@ -325,3 +325,50 @@ func TestEndOfTheStream(t *testing.T) {
 		}
 	}
 }
+
+// TestHalfCloseAtOnce: an API server ends what it sends in the very moment that it learns of its connection, which an agent has that
+// knows no halves. The connection ends, at both ends.
+//
+// KON-053
+func TestHalfCloseAtOnce(t *testing.T) {
+	agents, front := newRole(t, false, true, false), &Packets{HalfClose: true}
+	front.Answer = agents.Dial
+	front.Saw = func(typ wire.Type, received bool) {
+		if typ == wire.DialRsp && !received { // the other goroutine that there is, in this moment
+			if err := front.packet(wire.Packet{Type: wire.Data, ConnectID: 1}, nil); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	client, _ := pair(t, func(*h2.Stream, []hpack.HeaderField) h2.Receiver { return ignores{} })
+	if _, err := client.Open(func(s *h2.Stream) h2.Receiver {
+		front.Bind(s)
+		return front
+	}, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+		t.Fatal(err)
+	}
+	front.dial(wire.Packet{Type: wire.DialReq, Random: 5, Address: "a:1"})
+	for random := range agents.Packets.asked {
+		agents.dialled(wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: 9})
+	}
+	if n, m := front.Open(), agents.Open(); n+m != 0 {
+		t.Errorf("%d connections are open at the API server's end, %d at the agent's", n, m)
+	}
+}
+
+// KON-053: a tunnel server that ends a stream without a word of gRPC leaves none behind at the API server's end.
+func TestEndWithoutTrailer(t *testing.T) {
+	api, _ := pair(t, func(s *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+		s.Header(wire.Response(), false)
+		s.End(nil)
+		return ignores{}
+	})
+	p := &Packets{}
+	if _, err := api.Open(func(s *h2.Stream) h2.Receiver {
+		p.Bind(s)
+		return p
+	}, wire.Request(wire.Proxy, "tunnel", false), false); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the stream is gone", func() bool { return api.Streams() == 0 })
+}

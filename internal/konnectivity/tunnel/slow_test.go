@@ -13,7 +13,6 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
-	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
 // joined are two that speak packets to each other: one asks, the other has a socket for each connection, whose other end it serves.
@@ -38,14 +37,7 @@ func joined(t testing.TB, shared bool, serve func(address string, c net.Conn)) (
 		dialling.Close(nil)
 		both.Wait()
 	})
-	_, err := asking.Open(func(s *h2.Stream) h2.Receiver {
-		asks.Bind(s)
-		return asks
-	}, wire.Request(wire.Proxy, "test", false), false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return asks
+	return stream(t, asking, asks)
 }
 
 // connect opens a connection for a program.
@@ -271,3 +263,24 @@ func TestSlowAtItsPace(t *testing.T) {
 type forgiving struct{}
 
 func (*forgiving) Credit(int) {}
+
+// KON-044: small pieces that wait for a reader count as what they are, and not as memory that they do not take.
+func TestSmallPiecesAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pieces, size = maxKept / 512, 60 // the least memory of a Buffer is 512 bytes
+		near, far := net.Pipe()
+		s, credit := NewSocket(near, func() {}), credited{}
+		c := &packetConn{packets: &Packets{Shared: true}, other: s}
+		for range pieces {
+			b := h2.NewBuffer(size)
+			b.Owe(&credit, size)
+			c.keep(b)
+			s.Send(b)
+		}
+		if given := credit.Load(); given != pieces*size {
+			t.Errorf("credit was given for %d of %d bytes", given, pieces*size)
+		}
+		_ = far.Close()
+		synctest.Wait()
+	})
+}

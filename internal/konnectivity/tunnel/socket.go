@@ -40,11 +40,12 @@ type Socket struct {
 	queue   []*h2.Buffer // to be written
 	writing bool         // somebody writes; the queue is theirs
 	ending  bool         // nothing is sent after the queue
-	closing bool         // and then the connection is closed
+	closing bool         // and then the connection is closed,
+	why     error        // for which reason; nil: in order
 	closed  bool
-	failed  error
-	heard   bool // all that there is to read
-	said    bool // all that there is to write
+	failed  error // what is written, before all is read; or before it was joined
+	heard   bool  // all that there is to read
+	said    bool  // all that there is to write
 }
 
 // NewSocket returns the End of a connection, which it takes. It reads from when it is joined. When it is closed it calls done, once.
@@ -75,13 +76,8 @@ func (s *Socket) read() {
 	r.try = r.attempt
 	for size := leastRead; s.room(); {
 		b, err := r.next(size)
-		switch {
-		case err == io.EOF:
-			s.other.CloseWrite()
-			s.half(&s.heard)
-			return
-		case err != nil:
-			s.fail(err)
+		if err != nil {
+			s.allRead(err)
 			return
 		}
 		switch n := b.Len(); {
@@ -92,6 +88,22 @@ func (s *Socket) read() {
 		}
 		s.other.Send(b)
 	}
+}
+
+// allRead ends what is read, in order at io.EOF. Where the other side has taken nothing more before, that is why.
+func (s *Socket) allRead(err error) {
+	s.mu.Lock()
+	if s.failed != nil {
+		err = s.failed
+	}
+	s.heard = err == io.EOF
+	s.mu.Unlock()
+	if err != io.EOF {
+		s.fail(err)
+		return
+	}
+	s.other.CloseWrite()
+	s.half(&s.heard)
 }
 
 // room waits until something may be read; false: nothing more is wanted.
@@ -229,10 +241,30 @@ func (s *Socket) write(batch ...*h2.Buffer) {
 			b.Release()
 		}
 		if err != nil {
-			s.fail(err)
+			s.notWritten(err)
 			return
 		}
 		batch = s.nextBatch(batch[:0])
+	}
+}
+
+// notWritten ends what is written, as the other side takes nothing more. What it has said before that is still read: it may be an answer
+// that did not wait for all of a request.
+func (s *Socket) notWritten(err error) {
+	s.mu.Lock()
+	reads := s.other != nil && !s.heard && !s.closing && !s.closed
+	var queue []*h2.Buffer
+	if reads {
+		s.failed, s.ending, s.writing = err, true, false
+		queue, s.queue = s.queue, nil
+		_ = s.conn.SetReadDeadline(time.Now().Add(linger))
+	}
+	s.mu.Unlock()
+	for _, b := range queue {
+		b.Release()
+	}
+	if !reads {
+		s.fail(err)
 	}
 }
 
@@ -253,7 +285,7 @@ func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 		s.mu.Unlock()
 		return batch
 	}
-	s.queue, s.writing = nil, false
+	s.queue, s.writing = nil, s.ending
 	ending := s.ending
 	s.mu.Unlock()
 	if ending {
@@ -266,36 +298,39 @@ func (s *Socket) nextBatch(spare []*h2.Buffer) []*h2.Buffer {
 func (s *Socket) CloseWrite() {
 	s.mu.Lock()
 	idle := !s.writing && !s.ending && !s.closed
-	s.ending = true
+	s.ending, s.writing = true, s.writing || idle
 	s.mu.Unlock()
 	if idle {
 		s.end()
 	}
 }
 
-// end tells the other side that nothing more comes, once all is written.
+// end tells the other side that nothing more comes, once all is written. Until then somebody writes.
 func (s *Socket) end() {
-	c, secure := s.conn.(*tls.Conn)
-	s.mu.Lock()
-	closing := s.closing
-	s.writing = secure && !closing
-	s.mu.Unlock()
-	switch {
-	case closing:
-		s.Close(errGivenUp)
-	case secure:
+	if c, secure := s.conn.(*tls.Conn); secure {
 		go s.endSecure(c)
-	default:
-		if c, ok := s.conn.(interface{ CloseWrite() error }); ok {
-			_ = c.CloseWrite()
-		}
-		s.half(&s.said)
+		return
 	}
+	closing, why := s.allWritten()
+	if closing {
+		s.shut(why)
+		return
+	}
+	if c, ok := s.conn.(interface{ CloseWrite() error }); ok {
+		_ = c.CloseWrite()
+	}
+	s.half(&s.said)
 }
 
-// endSecure tells it over TLS, behind what is still on its way to the system: somebody writes until then.
+// endSecure tells it over TLS, behind what is still on its way to the system, unless there is an error to tell.
 func (s *Socket) endSecure(c *tls.Conn) {
-	err := gather.CloseWrite(c)
+	s.mu.Lock()
+	why := s.why
+	s.mu.Unlock()
+	var err error
+	if why == nil {
+		err = gather.CloseWrite(c)
+	}
 	s.mu.Lock()
 	if s.closing { // Close may have set it too soon
 		_ = c.SetWriteDeadline(time.Now().Add(linger))
@@ -304,18 +339,23 @@ func (s *Socket) endSecure(c *tls.Conn) {
 	if err == nil {
 		err = gather.Flush(c)
 	}
-	s.mu.Lock()
-	s.writing = false
-	closing := s.closing
-	s.mu.Unlock()
+	closing, why := s.allWritten()
 	switch {
 	case err != nil:
 		s.fail(err)
 	case closing: // meanwhile
-		s.Close(errGivenUp)
+		s.shut(why)
 	default:
 		s.half(&s.said)
 	}
+}
+
+// allWritten says whether the connection is to be closed, and why; nobody writes any more.
+func (s *Socket) allWritten() (closing bool, why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writing = false
+	return s.closing, s.why
 }
 
 // half notes that one direction is over. With both, the connection is.
@@ -345,21 +385,37 @@ func (s *Socket) fail(err error) {
 	if !expected && other != nil {
 		other.Close(err)
 	}
-	s.Close(err)
+	s.shut(err)
 }
 
 // Close implements End. After an error the other side sees a reset, not an end.
 func (s *Socket) Close(err error) {
 	s.mu.Lock()
-	if s.closed {
+	_, secure := s.conn.(*tls.Conn)
+	idle := !s.writing && (!secure || s.said || s.ending)
+	if s.closed || idle || atOnce(err) {
 		s.mu.Unlock()
+		s.shut(err)
 		return
 	}
-	if err == nil && s.writing {
-		s.ending, s.closing = true, true
-		s.changed.Broadcast()
+	if !s.closing {
+		s.ending, s.closing, s.why = true, true, err
+	}
+	begin := !s.writing
+	s.writing = true
+	s.changed.Broadcast()
+	s.mu.Unlock()
+	_ = s.conn.SetWriteDeadline(time.Now().Add(linger))
+	if begin {
+		s.end()
+	}
+}
+
+// shut closes the connection. What is queued is lost.
+func (s *Socket) shut(err error) {
+	s.mu.Lock()
+	if s.closed {
 		s.mu.Unlock()
-		_ = s.conn.SetWriteDeadline(time.Now().Add(linger))
 		return
 	}
 	s.closed = true
@@ -380,15 +436,14 @@ func (s *Socket) Close(err error) {
 // reset breaks a connection of TCP off, below TLS, which would say that it ends in order. A Unix socket knows nothing of the kind.
 func reset(conn net.Conn) {
 	for {
-		switch c := conn.(type) {
-		case interface{ SetLinger(int) error }:
-			_ = c.SetLinger(0)
-			_ = conn.Close()
-			return
-		case interface{ NetConn() net.Conn }:
-			conn = c.NetConn()
-		default:
-			return
+		below, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
 		}
+		conn = below.NetConn()
 	}
+	if c, ok := conn.(interface{ SetLinger(int) error }); ok {
+		_ = c.SetLinger(0)
+	}
+	_ = conn.Close()
 }

@@ -184,9 +184,12 @@ func (s *Stream) CloseWrite() { s.stream.End(nil) }
 
 // Close implements End.
 func (s *Stream) Close(err error) {
-	if err != nil {
+	switch {
+	case err == nil:
+		s.stream.Close(nil)
+	case atOnce(err):
 		s.stream.Reset(http2.ErrCodeInternal)
-		return
+	default:
+		s.stream.Break(http2.ErrCodeInternal)
 	}
-	s.stream.Close(nil)
 }

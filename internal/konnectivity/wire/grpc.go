@@ -15,6 +15,9 @@ const (
 	Connect = "/AgentService/Connect"
 )
 
+// NoAgent is what a server answers to which no agent is connected, or none for the destination: clients of the reference know the text.
+const NoAgent = "No agent available"
+
 // What agents and servers tell each other of themselves (the reference's proto/header), by the names of HTTP/2.
 const (
 	AgentID          = "agentid"

@@ -5,6 +5,7 @@ package wire
 
 import (
 	"errors"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -90,7 +91,8 @@ func appendText(to []byte, field protowire.Number, text string) []byte {
 	if field == 0 || text == "" {
 		return to
 	}
-	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text[:min(len(text), maxText)])
+	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "") // protobuf refuses what is none, cut in the midst of a character as well
+	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text)
 }
 
 func appendNumber(to []byte, field protowire.Number, n int64) []byte {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -200,5 +201,15 @@ func BenchmarkReadData(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// KON-050: the reference can read a packet whose text is too long, or is none.
+func TestTextsThatAreNone(t *testing.T) {
+	for _, text := range []string{"x" + strings.Repeat("é", maxText), "broken \xff"} {
+		var got client.Packet
+		if err := proto.Unmarshal(Packet{Type: DialRsp, Error: text, Random: 1}.Append(nil), &got); err != nil || got.GetDialResponse().Error == "" {
+			t.Errorf("%.10q: %v, %v", text, &got, err)
+		}
 	}
 }
