@@ -1,6 +1,10 @@
 package agent
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 const (
 	drainLimit = 25 * time.Second       // for connections to end; a Pod has 30 seconds by default
@@ -10,23 +14,26 @@ const (
 // drain asks all servers for no new connections, waits until none is open or the limit is reached, and ends the sessions.
 // It is called after run has returned.
 func (s *servers) drain() {
-	s.each(session.Drain)
+	for _, x := range s.all() {
+		x.Drain()
+	}
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
-	for end := time.Now().Add(drainLimit); s.ready() && time.Now().Before(end); {
+	for end := time.Now().Add(drainLimit); len(s.all()) > 0 && time.Now().Before(end); {
 		<-tick.C
 		if s.metrics.open.Load() == 0 {
 			break
 		}
 	}
-	s.each(session.Close)
+	for _, x := range s.all() {
+		x.Close()
+	}
 	s.tasks.Wait()
 }
 
-func (s *servers) each(do func(session)) {
+// all are the sessions that have not ended.
+func (s *servers) all() []session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, x := range s.sessions {
-		do(x)
-	}
+	return slices.AppendSeq(slices.Collect(maps.Values(s.sessions)), maps.Keys(s.leaving))
 }

@@ -26,7 +26,7 @@ func leaseInformer(client kubernetes.Interface, c *Config, changed func()) cache
 	return informer
 }
 
-// countLeases counts the servers whose Leases hold, at least one, and returns the addresses that these have.
+// countLeases counts the servers whose Leases hold, and returns the addresses that these have.
 func countLeases(leases []any, now time.Time) (count int, addresses []string) {
 	for _, o := range leases {
 		l, ok := o.(*coordinationv1.Lease)
@@ -40,5 +40,5 @@ func countLeases(leases []any, now time.Time) (count int, addresses []string) {
 			}
 		}
 	}
-	return max(count, 1), addresses
+	return count, addresses
 }

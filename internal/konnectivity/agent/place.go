@@ -16,6 +16,7 @@ type place struct {
 	alone   bool   // a Lease has it: it leads to no other server
 	server  string // where it led last; "": nowhere yet
 	open    int    // sessions by way of it
+	several bool   // it has led to several servers: it is a load balancer's
 	dialing bool
 	again   bool // to be dialled without a pause: it has just led to a server that there was a session to
 	tried   time.Time

@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -105,9 +107,18 @@ func (c *Config) connect(ctx context.Context, address string, m *Metrics) (sessi
 	}
 	x, err := Connect(ctx, address, o)
 	if err != nil {
-		return nil, err // and not a session that is a nil *Session
+		return nil, explain(err) // and not a session that is a nil *Session
 	}
 	return x, nil
+}
+
+// explain adds what to look at where the server has refused the agent's certificate: TLS says that something is wrong with it, and no more.
+func explain(err error) error {
+	var told *net.OpError
+	if errors.As(err, &told) && told.Op == "remote error" && strings.Contains(told.Err.Error(), "certificate") {
+		return fmt.Errorf("%w: is the certificate of --agent-cert signed by a CA that the server takes (its --cluster-ca-cert), and not expired?", err)
+	}
+	return err
 }
 
 func (c *Config) options(m *Metrics) (Options, error) {

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -141,6 +142,52 @@ func TestFilesAreReadAgain(t *testing.T) {
 			t.Errorf("--alpn-proto is not offered: %q, %v", state.NegotiatedProtocol, err)
 		}
 	}
+}
+
+// KON-038, KON-039: of a certificate that the server refuses, the error says what to look at.
+func TestRefusedCertificate(t *testing.T) {
+	dir := t.TempDir()
+	caFile, _, ours := pair(t, dir, "ca")
+	certFile, keyFile, _ := clientPair(t, dir)
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		for shown, c := range map[string]*Config{
+			"none":         {Host: "127.0.0.1", CAFile: caFile},
+			"of nobody":    {Host: "127.0.0.1", CAFile: caFile, CertFile: certFile, KeyFile: keyFile},
+			"by the agent": {Host: "other.example", CAFile: caFile}, // which refuses the server's
+		} {
+			l := listens(t, &tls.Config{Certificates: []tls.Certificate{ours}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool(), MaxVersion: version})
+			_, err := c.connect(t.Context(), l, NewMetrics())
+			want := shown == "of nobody" || shown == "none" && version == tls.VersionTLS13 // the one before says that the handshake has failed
+			if err == nil || strings.Contains(err.Error(), "--agent-cert") != want || strings.Contains(err.Error(), "--cluster-ca-cert") != want {
+				t.Errorf("%x, %s: %v", version, shown, err)
+			}
+		}
+	}
+}
+
+// What the agent itself says of a certificate is not of its own.
+func TestCertificateIsNotTheAgents(t *testing.T) {
+	local := &net.OpError{Op: "local error", Err: errors.New("tls: bad certificate")}
+	if err := explain(local); err != local {
+		t.Error(err)
+	}
+}
+
+// listens shakes hands with one client, and reads what that sends.
+func listens(t *testing.T, c *tls.Config) (address string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer l.Close()
+		if conn, err := l.Accept(); err == nil {
+			defer conn.Close()
+			_ = tls.Server(conn, c).Handshake()
+			_, _ = io.Copy(io.Discard, conn)
+		}
+	}()
+	return l.Addr().String()
 }
 
 // KON-041: the token is read at each connection, as it is renewed in its file.

@@ -20,12 +20,13 @@ const (
 type session interface {
 	ServerID() string
 	ServerCount() int
+	Leaving() <-chan struct{}
 	Run() error
 	Drain()
 	Close()
 }
 
-// servers keeps one session to each server.
+// servers keeps one session to each server. Those of servers that are leaving do not count: there may be successors.
 //
 // A place that leads to no server is dialled. One that leads to some is dialled again only where servers are missing, and no other
 // place is known to lead to these: it may be a load balancer's. After each try a place is left alone for longer, until something is new.
@@ -40,9 +41,12 @@ type servers struct {
 
 	mu       sync.Mutex
 	sessions map[string]session // by the server's ID
+	leaving  map[session]bool   // and those that have been, until they end
 	places   map[string]*place  // by address
 	answer   int                // how many servers there are, as the last said that was connected to
 	resolved []string           // the addresses of Host, as it was last resolved
+	leased   int                // how many Leases held when last any did: the control plane may be away, and nobody renew them
+	leasedAt []string           // the addresses that they had
 	lookup   pause
 	looking  bool
 }
@@ -51,7 +55,7 @@ func newServers(c *Config, m *Metrics) *servers {
 	return &servers{
 		Config: c, metrics: m, resolve: c.lookup,
 		connect: func(ctx context.Context, address string) (session, error) { return c.connect(ctx, address, m) },
-		woken:   make(chan struct{}, 1), sessions: map[string]session{}, places: map[string]*place{},
+		woken:   make(chan struct{}, 1), sessions: map[string]session{}, leaving: map[session]bool{}, places: map[string]*place{},
 	}
 }
 
@@ -99,11 +103,12 @@ func (s *servers) step(ctx context.Context) time.Duration {
 		s.look(ctx)
 	}
 	missing := s.locate() - len(s.sessions)
+	balanced := s.balanced()
 	for _, p := range s.places {
 		if p.known && s.leadsNowhere(p) && soon(p.until) {
 			s.dial(ctx, p)
 		}
-		if p.dialing || p.known && p.server != "" && s.leadsNowhere(p) {
+		if p.dialing || p.known && p.server != "" && s.leadsNowhere(p) && !balanced {
 			missing--
 		}
 	}
@@ -123,6 +128,16 @@ func (s *servers) step(ctx context.Context) time.Duration {
 func (s *servers) leadsNowhere(p *place) bool {
 	_, connected := s.sessions[p.server]
 	return p.open == 0 && !connected && !p.dialing
+}
+
+// balanced says that there is a load balancer: what another place led to may be met by way of it.
+func (s *servers) balanced() bool {
+	for _, p := range s.places {
+		if p.known && p.several {
+			return true
+		}
+	}
+	return false
 }
 
 // locate brings the places up to what the name and the Leases say now, and returns how many servers there are.
@@ -146,12 +161,14 @@ func (s *servers) locate() (count int) {
 	}
 	count = max(s.answer, 1)
 	if s.leases != nil {
-		leased, addresses := s.leases()
-		for _, a := range addresses[:min(len(addresses), maxPlaces)] {
+		if n, addresses := s.leases(); n > 0 {
+			s.leased, s.leasedAt = n, addresses[:min(len(addresses), maxPlaces)]
+		}
+		for _, a := range s.leasedAt {
 			know(a, true)
 		}
-		if !s.LargerCount || leased > count {
-			count = leased
+		if !s.LargerCount || s.leased > count {
+			count = max(s.leased, 1)
 		}
 	}
 	s.metrics.counted.Set(float64(count))
@@ -171,7 +188,11 @@ func (s *servers) look(ctx context.Context) {
 		s.looking = false
 		s.lookup.lengthen(s.SyncInterval, s.SyncIntervalCap)
 		if err != nil {
-			klog.ErrorS(err, "The servers' name cannot be resolved: its addresses stay what they were", "name", s.Host)
+			meanwhile := "its addresses stay what they were"
+			if len(s.resolved) == 0 {
+				meanwhile = "it has no addresses yet; is it what --proxy-server-host should be?"
+			}
+			klog.ErrorS(err, "The servers' name cannot be resolved: "+meanwhile, "name", s.Host)
 			return
 		}
 		s.resolved = hosts[:min(len(hosts), maxPlaces)]
@@ -187,8 +208,9 @@ func (s *servers) dial(ctx context.Context, p *place) {
 			return
 		}
 		began := time.Now()
-		err = x.Run()
-		s.lose(ctx, p, x, time.Since(began), err)
+		<-x.Leaving()
+		s.lose(p, x, time.Since(began))
+		s.ended(ctx, p, x, x.Run())
 	})
 }
 
@@ -213,7 +235,7 @@ func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool
 	p.server, p.trouble, s.answer = x.ServerID(), "", x.ServerCount()
 	_, twice := s.sessions[p.server]
 	if !twice && p.open > 0 { // a load balancer, and the search goes on
-		p.pause = pause{}
+		p.pause, p.several = pause{}, true
 	}
 	// Of agents that dial in step, a load balancer that takes turns leads each to the same server for ever, but for the second of two dials.
 	if p.again = twice && !p.again; !p.again {
@@ -230,20 +252,28 @@ func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool
 	return true
 }
 
-// lose takes a session away that has ended.
-func (s *servers) lose(ctx context.Context, p *place, x session, lived time.Duration, err error) {
-	x.Close()
+// lose takes a session away whose server takes nothing new, or that has ended.
+func (s *servers) lose(p *place, x session, lived time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer s.wake()
-	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
-	if ctx.Err() == nil {
-		s.metrics.serverFailures.Inc()
-	}
 	p.open--
 	delete(s.sessions, x.ServerID())
+	s.leaving[x] = true
 	s.metrics.servers.Set(float64(len(s.sessions)))
 	if lived >= s.SyncIntervalCap { // one that ends at once would be dialled again at once, for ever
 		p.pause, s.lookup = pause{}, pause{}
 	}
+}
+
+// ended forgets a session.
+func (s *servers) ended(ctx context.Context, p *place, x session, err error) {
+	x.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
+	if ctx.Err() == nil {
+		s.metrics.serverFailures.Inc()
+	}
+	delete(s.leaving, x)
 }

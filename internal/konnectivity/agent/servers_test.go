@@ -1,14 +1,18 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/klog/v2"
 )
 
 // growing fails the test unless pauses begin at the sync interval, grow, and stay at its cap: 1 s and 10 s, and some jitter.
@@ -145,6 +149,32 @@ func TestOneOfSeveralAddressesFails(t *testing.T) {
 	})
 }
 
+// KON-055: of a load balancer with two addresses one dies, and the name still has it: the servers that were met by way of it are met by way of
+// the other, which is then left alone.
+func TestOneAddressOfALoadBalancerDies(t *testing.T) {
+	all := []string{"A", "B", "C"}
+	inWorld(t, func(w *world) {
+		w.count = len(all)
+		w.behind["a:1"] = all
+	}, func(w *world) {
+		w.after(time.Minute)
+		w.connected(all...)
+		w.hosts("a", "b")
+		w.after(time.Minute)
+		w.behind["a:1"] = nil
+		w.fail("A")
+		w.fail("B")
+		w.fail("C")
+		w.connected()
+		w.behind["b:1"] = all // C, which the other address led to last, is met last
+		w.after(time.Minute)
+		w.connected(all...)
+		if again := w.after(time.Hour); len(again) > 0 {
+			t.Errorf("%d dials when all servers are connected to", len(again))
+		}
+	})
+}
+
 // KON-055: an address that leads nowhere, as one of IPv6 where there is none, does not end the search behind another.
 func TestLoadBalancerWithADeadAddress(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -177,12 +207,69 @@ func TestAddressesOfLeases(t *testing.T) {
 	})
 }
 
+// KON-053, KON-055: while the control plane is away, Leases expire: the servers that they were of stay known, and as many, until another holds.
+func TestLeasesExpire(t *testing.T) {
+	leased := []string{"x:8132", "y:8132"}
+	inWorld(t, func(w *world) {
+		w.hosts()
+		w.behind = map[string][]string{"x:8132": {"X"}, "y:8132": {"Y"}, "z:8132": {"Z"}}
+		w.s.leases = func() (int, []string) { return len(leased), leased }
+	}, func(w *world) {
+		hold := func(addresses ...string) {
+			w.s.mu.Lock()
+			defer w.s.mu.Unlock()
+			leased = addresses
+		}
+		w.after(time.Minute)
+		hold()
+		w.after(time.Minute)
+		w.fail("X")
+		w.after(time.Minute)
+		w.connected("X", "Y")
+		if n := testutil.ToFloat64(w.s.metrics.counted); n != 2 {
+			t.Errorf("%v servers are counted, want 2", n)
+		}
+		hold("z:8132")
+		w.after(time.Minute)
+		w.fail("X")
+		w.fail("Y")
+		w.after(time.Minute)
+		w.connected("Z")
+	})
+}
+
+// KON-039: a name that cannot be resolved is told by what it means: whether there are addresses of before.
+func TestNameIsNotResolved(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		var log bytes.Buffer
+		defer klog.CaptureState().Restore()
+		klog.SetLogger(funcr.New(func(_, args string) { log.WriteString(args) }, funcr.Options{}))
+		fail := func(w *world) {
+			w.s.mu.Lock()
+			defer w.s.mu.Unlock()
+			w.s.resolve = func(context.Context, string) ([]string, error) { return nil, errors.New("no such host") }
+		}
+		inWorld(t, func(w *world) {
+			if !before {
+				fail(w)
+			}
+		}, func(w *world) {
+			w.after(time.Minute)
+			fail(w)
+			w.after(time.Minute)
+		})
+		if kept, none := strings.Contains(log.String(), "stay what they were"), strings.Contains(log.String(), "--proxy-server-host"); kept != before || none == before {
+			t.Errorf("addresses before: %t; the log is %s", before, &log)
+		}
+	}
+}
+
 // KON-055: how many servers there are, by Leases and by what servers answer, as --server-count-source says.
 func TestCountSource(t *testing.T) {
 	for _, c := range []struct {
 		larger               bool
 		answer, leases, want int
-	}{{false, 5, 2, 2}, {true, 5, 2, 5}, {true, 2, 5, 5}, {false, 0, 1, 1}, {true, 0, 1, 1}} {
+	}{{false, 5, 2, 2}, {true, 5, 2, 5}, {true, 2, 5, 5}, {false, 0, 1, 1}, {true, 0, 1, 1}, {false, 5, 0, 1}, {true, 5, 0, 5}} {
 		s := newServers(&Config{LargerCount: c.larger}, NewMetrics())
 		s.answer, s.leases = c.answer, func() (int, []string) { return c.leases, nil }
 		if got := s.locate(); got != c.want {
@@ -238,6 +325,70 @@ func TestServerRestarts(t *testing.T) {
 	})
 }
 
+// KON-053, KON-055: a server that is leaving does not count: its successor is found by each kind of address, also by the same ID, while what goes
+// through the session to it goes on. Nothing is dialled in search of it again when that ends.
+func TestServerIsLeaving(t *testing.T) {
+	for _, next := range []string{"A", "B"} {
+		for _, leased := range []bool{false, true} {
+			inWorld(t, func(w *world) {
+				w.behind["a:1"] = []string{"A"}
+				if leased {
+					w.hosts()
+					w.s.leases = func() (int, []string) { return 1, []string{"a:1"} }
+				}
+			}, func(w *world) {
+				w.after(time.Minute)
+				w.behind["a:1"] = nil
+				old := w.leave("A")
+				if w.s.ready() {
+					t.Error("ready with no server that takes connections")
+				}
+				w.behind["a:1"] = []string{next}
+				w.after(12 * time.Second)
+				w.connected(next)
+				if !old.alive() {
+					t.Error("the session to the old server has been closed")
+				}
+				old.Close()
+				if again := w.after(time.Hour); len(again) > 0 {
+					t.Errorf("%d dials when the old server has gone", len(again))
+				}
+				w.connected(next)
+			})
+		}
+	}
+}
+
+// KON-055: behind a load balancer the successor of a server that is leaving is searched at once, and the others are left alone.
+func TestOneOfSeveralIsLeaving(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.count = 2
+		w.behind["a:1"] = []string{"A", "B"}
+	}, func(w *world) {
+		w.after(time.Minute)
+		w.behind["a:1"] = []string{"C"}
+		w.leave("A")
+		w.connected("B", "C")
+	})
+}
+
+// KON-053: a server that takes nothing new from the first is not dialled again and again.
+func TestServerLeavesAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.behind["a:1"] = []string{"A"}
+		connect := w.s.connect
+		w.s.connect = func(ctx context.Context, address string) (session, error) {
+			x, err := connect(ctx, address)
+			x.(*fakeSession).leave()
+			time.AfterFunc(time.Millisecond, x.Close)
+			return x, err
+		}
+	}, func(w *world) {
+		w.after(time.Hour)
+		growing(t, pauses(w.dials))
+	})
+}
+
 // KON-053: a server that breaks off each session at once is not dialled again and again.
 func TestServerFlaps(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -258,26 +409,37 @@ func TestServerWithoutID(t *testing.T) {
 	})
 }
 
-// KON-053: at the end servers are asked for no new connections, and those that are open may end, for a time.
+// KON-053: at the end servers are asked for no new connections, and those that are open may end, for a time. So it is when the only server is
+// leaving.
 func TestDrain(t *testing.T) {
 	for _, lasts := range []time.Duration{0, 10 * time.Second, time.Hour} {
-		inWorld(t, func(w *world) { w.behind["a:1"] = []string{"A"} }, func(w *world) {
-			w.after(time.Minute)
-			w.s.metrics.open.Add(1)
-			time.AfterFunc(lasts, func() { w.s.metrics.open.Add(-1) })
-			began := time.Now()
-			w.end()
-			synctest.Wait()
-			if x := w.open[0]; !x.drained || !x.alive() {
-				t.Errorf("drained %t, open %t", x.drained, x.alive())
-			}
-			<-w.ended
-			if took := time.Since(began); took < min(lasts, drainLimit) || took > min(lasts, drainLimit)+time.Second {
-				t.Errorf("ended after %v, with a connection that lasts %v", took, lasts)
-			}
-			if n := testutil.ToFloat64(w.s.metrics.serverFailures); len(w.dials) != 1 || n != 0 {
-				t.Errorf("%d dials at the end and %v failures, want none", len(w.dials)-1, n)
-			}
-		})
+		t.Run("", func(t *testing.T) { drains(t, lasts, false) })
+		t.Run("leaving", func(t *testing.T) { drains(t, lasts, true) })
 	}
+}
+
+func drains(t *testing.T, lasts time.Duration, leaving bool) {
+	inWorld(t, func(w *world) { w.behind["a:1"] = []string{"A"} }, func(w *world) {
+		w.after(time.Minute)
+		if leaving {
+			w.hosts() // and has no successor
+			w.after(12 * time.Second)
+			w.leave("A")
+		}
+		w.s.metrics.open.Add(1)
+		time.AfterFunc(lasts, func() { w.s.metrics.open.Add(-1) })
+		began := time.Now()
+		w.end()
+		synctest.Wait()
+		if x := w.open[0]; !x.drained || !x.alive() {
+			t.Errorf("drained %t, open %t", x.drained, x.alive())
+		}
+		<-w.ended
+		if took := time.Since(began); took < min(lasts, drainLimit) || took > min(lasts, drainLimit)+time.Second {
+			t.Errorf("ended after %v, with a connection that lasts %v", took, lasts)
+		}
+		if n := testutil.ToFloat64(w.s.metrics.serverFailures); len(w.dials) != 1 || n != 0 {
+			t.Errorf("%d dials at the end and %v failures, want none", len(w.dials)-1, n)
+		}
+	})
 }

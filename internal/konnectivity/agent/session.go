@@ -8,9 +8,11 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
+	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
@@ -48,6 +50,7 @@ type Session struct {
 	stream  *h2.Stream
 	id      string // of the server
 	count   int    // of servers, as it says
+	dialing atomic.Int64
 
 	once    sync.Once
 	welcome chan error // what the server has answered
@@ -66,6 +69,11 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 		_ = tcp.Close()
 		return nil, err
 	}
+	return begin(ctx, conn, address, o)
+}
+
+// begin opens a tunnel on a connection.
+func begin(ctx context.Context, conn net.Conn, address string, o Options) (*Session, error) {
 	s := &Session{options: o, welcome: make(chan error, 1)}
 	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.stalled.Inc, o.Metrics.saw
 	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
@@ -110,14 +118,38 @@ func (s *Session) ServerID() string { return s.id }
 // ServerCount is how many servers there are, as this one says.
 func (s *Session) ServerCount() int { return s.count }
 
-// Run returns when the tunnel has ended, and why.
+// Leaving is closed when the server takes nothing new, or the tunnel has ended.
+func (s *Session) Leaving() <-chan struct{} { return s.conn.Leaving() }
+
+// Run returns when the tunnel has ended, and why. That of a server that is leaving ends with its last connection: the reference's waits for it.
 func (s *Session) Run() error {
-	<-s.conn.Done()
+	<-s.conn.Leaving()
+	if s.conn.Err() == nil {
+		klog.InfoS("A server is leaving: its connections go on until they end", "server", s.id, "open", s.Open())
+	}
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for open := 1; open > 0; open = s.Open() {
+		select {
+		case <-s.conn.Done():
+			return s.conn.Err()
+		case <-tick.C:
+		}
+	}
+	s.stream.End(nil) // after what is queued; the server answers by its own end
+	select {
+	case <-s.conn.Done():
+	case <-time.After(drainLimit):
+		s.Close()
+	}
 	return s.conn.Err()
 }
 
-// Open is how many connections go through it.
-func (s *Session) Open() int { return max(s.packets.Open(), s.conn.Streams()-1) }
+// Open is how many connections go through it, or are about to.
+func (s *Session) Open() int {
+	dialing := int(s.dialing.Load()) // first: one that has come since is open
+	return max(dialing+s.packets.Open(), s.conn.Streams()-1)
+}
 
 // Drain asks the server for no new connections.
 func (s *Session) Drain() { s.packets.Drain() }
@@ -134,8 +166,10 @@ func (s *Session) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Recei
 func (s *Session) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
 	ctx, cancel := context.WithTimeout(context.Background(), endpointDialTimeout)
 	began := time.Now()
+	s.dialing.Add(1)
 	go func() {
 		defer cancel()
+		defer s.dialing.Add(-1)
 		conn, err := s.options.Dial(ctx, "tcp", address)
 		m := s.options.Metrics
 		if m.Dialled(time.Since(began), err); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,6 +49,9 @@ func inWorld(t *testing.T, prepare func(*world), test func(*world)) {
 		test(w)
 		w.end()
 		<-w.ended
+		if n := len(w.s.all()); n > 0 {
+			t.Errorf("%d sessions are kept at the end", n)
+		}
 		for _, x := range w.open {
 			if x.alive() {
 				t.Errorf("a session to %s is open at the end", x.id)
@@ -72,7 +76,10 @@ func (w *world) connect(_ context.Context, address string) (session, error) {
 		return nil, errRefused
 	}
 	w.behind[address] = append(slices.Clone(all[1:]), all[0])
-	x := &fakeSession{id: all[0], count: w.count, lasts: w.lasts, closed: make(chan struct{})}
+	x := newFakeSession(all[0], w.count)
+	if w.lasts > 0 {
+		time.AfterFunc(w.lasts, x.Close)
+	}
 	w.open = append(w.open, x)
 	return x, nil
 }
@@ -88,13 +95,13 @@ func (w *world) after(d time.Duration) []dial {
 	return w.dials[before:]
 }
 
-// connected fails the test unless there is one session to each of these servers, and no other.
+// connected fails the test unless there is one session to each of these servers, and no other but to those that are leaving.
 func (w *world) connected(want ...string) {
 	w.t.Helper()
 	synctest.Wait()
 	var alive []string
 	for _, x := range w.open {
-		if x.alive() {
+		if x.alive() && !isClosed(x.leaving) {
 			alive = append(alive, x.id)
 		}
 	}
@@ -115,6 +122,16 @@ func (w *world) fail(id string) {
 	synctest.Wait()
 }
 
+// leave has a server take nothing new, and returns the session to it, which goes on.
+func (w *world) leave(id string) *fakeSession {
+	w.s.mu.Lock()
+	x := w.s.sessions[id].(*fakeSession)
+	w.s.mu.Unlock()
+	x.leave()
+	synctest.Wait()
+	return x
+}
+
 func addresses(dials []dial) (all []string) {
 	for _, d := range dials {
 		all = append(all, d.address)
@@ -132,40 +149,40 @@ func pauses(dials []dial) (all []time.Duration) {
 }
 
 type fakeSession struct {
-	id      string
-	count   int
-	lasts   time.Duration
-	drained bool
-	closed  chan struct{}
+	id              string
+	count           int
+	drained         bool
+	leave, end      func()
+	leaving, closed chan struct{}
 }
 
-func (x *fakeSession) ServerID() string { return x.id }
-func (x *fakeSession) ServerCount() int { return x.count }
-func (x *fakeSession) Drain()           { x.drained = true }
+func newFakeSession(id string, count int) *fakeSession {
+	x := &fakeSession{id: id, count: count, leaving: make(chan struct{}), closed: make(chan struct{})}
+	x.leave, x.end = sync.OnceFunc(func() { close(x.leaving) }), sync.OnceFunc(func() { close(x.closed) })
+	return x
+}
+
+func (x *fakeSession) ServerID() string         { return x.id }
+func (x *fakeSession) ServerCount() int         { return x.count }
+func (x *fakeSession) Leaving() <-chan struct{} { return x.leaving }
+func (x *fakeSession) Drain()                   { x.drained = true }
+func (x *fakeSession) alive() bool              { return !isClosed(x.closed) }
 
 func (x *fakeSession) Run() error {
-	var end <-chan time.Time
-	if x.lasts > 0 {
-		end = time.After(x.lasts)
-	}
-	select {
-	case <-end:
-	case <-x.closed:
-	}
+	<-x.closed
 	return errors.New("the end")
 }
 
 func (x *fakeSession) Close() {
-	if x.alive() {
-		close(x.closed)
-	}
+	x.end()
+	x.leave()
 }
 
-func (x *fakeSession) alive() bool {
+func isClosed(c chan struct{}) bool {
 	select {
-	case <-x.closed:
-		return false
-	default:
+	case <-c:
 		return true
+	default:
+		return false
 	}
 }

@@ -28,7 +28,11 @@ const (
 	// silentTime is how long a dial waits at least before a connection that says nothing is taken to be dead: much longer than a round
 	// trip, and less than a second, which is the timeout of some webhooks.
 	silentTime = 500 * time.Millisecond
+	// elsewhereTime is how long it takes at least from one connection that is left for another server to the next.
+	elsewhereTime = time.Second
 )
+
+var errEnded = errors.New("the tunnel server has ended the connection")
 
 // Client dials through a tunnel.
 type Client struct {
@@ -40,6 +44,7 @@ type Client struct {
 	opening chan struct{}     // closed when an attempt to connect has ended
 	failed  error             // it
 	closed  bool
+	left    time.Time // when a connection was last given up for want of agents
 }
 
 // New returns a Client that connects to the tunnel server by connect when it first dials, and again when that connection has gone.
@@ -69,14 +74,35 @@ func (c *Client) DialContext(ctx context.Context, network, address string) (net.
 		}
 		began := time.Now()
 		out, err := dial(ctx, conn, address)
-		if (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused)) && !again {
-			continue // it takes no more streams; another may
+		if errors.Is(err, h2.ErrTooMany) {
+			conn.Retire() // what it has goes on
+		}
+		if !again && (errors.Is(err, h2.ErrGoingAway) || errors.Is(err, h2.ErrRefused) || errors.Is(err, h2.ErrTooMany) || isNoAgent(err) && c.elsewhere(conn)) {
+			continue // it takes no more streams, or has nobody to dial; another may
 		}
 		if err != nil && ctx.Err() != nil && time.Since(began) >= silentTime && !conn.HeardSince(began) {
 			conn.Retire() // the other end may be gone without a word: the next dial connects anew
 		}
 		return out, err
 	}
+}
+
+func isNoAgent(err error) bool { return err != nil && err.Error() == wire.NoAgent }
+
+// elsewhere has the next dial connect anew, as that may lead to a server that has agents; false: that was tried a moment ago. What goes
+// through the connection goes on.
+func (c *Client) elsewhere(from *h2.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != from || !from.Usable() { // another dial has seen to it
+		return true
+	}
+	if time.Since(c.left) < elsewhereTime {
+		return false
+	}
+	c.left = time.Now()
+	from.Retire()
+	return true
 }
 
 // current returns the connection, or connects, once. All who wait for that share the attempt.
@@ -188,7 +214,7 @@ func (d *dialling) Header(s *h2.Stream, fields []hpack.HeaderField, end bool) {
 		s.Conn().KeepAlive(pingOurs)
 	}
 	if err := wire.Status(fields); err != nil || end {
-		d.Close(err)
+		d.Close(cmp.Or(err, errEnded)) // what is over in order has been closed by a packet
 		s.Close(nil)
 	}
 }

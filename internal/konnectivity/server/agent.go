@@ -31,23 +31,32 @@ const (
 // jwt is what tokens of ServiceAccounts look like (RFC 7515, 7.1).
 var jwt = regexp.MustCompile(`^[\w-]+\.[\w-]+\.[\w-]+$`)
 
+// agentID is what agents may be called, who write it into the log: they have names of hosts, or UUIDs.
+var agentID = regexp.MustCompile(`^[ -~]{1,253}$`)
+
 // errNoToken may be told to strangers.
 var errNoToken = errors.New("no token of a ServiceAccount: the agent needs --service-account-token-path")
 
+var errNobody = errors.New("no agent has said who it is")
+
 // ServeAgents serves agents until the listener is closed.
 func (s *Server) ServeAgents(l net.Listener) error {
+	refused := newRefusals(s.options.Logger, "a connection to the port for agents was closed",
+		"a TLS handshake at the port for agents failed; have they a certificate of --cluster-ca-cert, if that is given, and do they trust --cluster-cert?")
 	return s.listen(l, func(conn net.Conn) {
 		p := &peer{Server: s, from: conn.RemoteAddr()}
 		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: p.accept})
-		stranger := time.AfterFunc(strangersTime, func() {
-			if !p.let.Load() {
-				c.Close(errors.New("no agent has said who it is"))
-			}
-		})
-		defer stranger.Stop()
-		if err := s.run(c, s.options.KeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
-			s.options.Logger.Warn("a connection to the port for agents was closed", "from", conn.RemoteAddr(), "error", err)
-		}
+		p.known = s.nobody.enter(c.Close)
+		go func() {
+			defer p.known()
+			stranger := time.AfterFunc(strangersTime, func() {
+				if !p.let.Load() {
+					c.Close(errNobody)
+				}
+			})
+			defer stranger.Stop()
+			refused.log(conn, s.run(c, false, s.options.KeepaliveTime))
+		}()
 	})
 }
 
@@ -57,6 +66,7 @@ type peer struct {
 	from    net.Addr
 	streams int
 	let     atomic.Bool // in, as an agent
+	known   func()      // says so to strangers
 }
 
 // agent is the stream of an agent that has connected, and what is opened by it.
@@ -66,9 +76,10 @@ type agent struct {
 	stream      *h2.Stream
 	id          string
 	identifiers identifiers
-	came        time.Time
+	came        time.Time          // was let in; it may be read once it is among the agents
 	connects    bool               // has a stream for each connection
-	open        func() int         // how many connections it has
+	open        func() int         // how many connections it has, those that it has not answered for included if it connects
+	unanswered  atomic.Int64       // of these
 	end         context.CancelFunc // of its authentication
 	welcome     atomic.Bool
 	gone        atomic.Bool
@@ -85,8 +96,8 @@ func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver
 		return refuse(stream, wire.Unimplemented, "this port of the tunnel server serves "+wire.Connect+" alone")
 	}
 	id, _ := wire.Field(header, wire.AgentID)
-	if id == "" {
-		return refuse(stream, wire.Unknown, "an agent says who it is by "+wire.AgentID)
+	if !agentID.MatchString(id) {
+		return refuse(stream, wire.Unknown, "an agent says who it is by "+wire.AgentID+", in at most 253 printable characters of ASCII")
 	}
 	said, _ := wire.Field(header, wire.AgentIdentifiers)
 	identifiers, err := parseIdentifiers(said)
@@ -94,7 +105,7 @@ func (p *peer) accept(stream *h2.Stream, header []hpack.HeaderField) h2.Receiver
 		return refuse(stream, wire.Unknown, err.Error())
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &agent{peer: p, stream: stream, id: id, identifiers: identifiers, came: time.Now(), end: cancel}
+	a := &agent{peer: p, stream: stream, id: id, identifiers: identifiers, end: cancel}
 	a.Shared, a.Saw, a.Stalled = true, p.metrics.sawAgents, p.metrics.stalled.Inc
 	a.Over, a.open = a.leave, a.Open
 	a.Bind(stream)
@@ -127,7 +138,9 @@ func (a *agent) admit(ctx context.Context, authorization string) {
 	}
 	a.welcome.Store(true)
 	a.peer.let.Store(true)
+	a.peer.known()
 	a.stream.Header(wire.Response(metadata...), false)
+	a.came = time.Now() // it closes the connection, if it does, by what it has just been told
 	a.peer.agents.add(a)
 	if a.gone.Load() { // meanwhile
 		a.peer.agents.remove(a)
@@ -145,16 +158,23 @@ func (a *agent) identify(ctx context.Context, authorization string) error {
 		return errNoToken
 	}
 	host, _, _ := net.SplitHostPort(a.peer.from.String())
-	return a.peer.turns.review(ctx, a.id+" "+host, func(ctx context.Context) error { return authenticate(ctx, token) })
+	return a.peer.turns.review(ctx, a.id, host, func(ctx context.Context) error { return authenticate(ctx, token) })
 }
 
 // dial has it open a connection.
 func (a *agent) dial(address string, answered func(tunnel.Joint, error)) (cancel func()) {
-	if a.connects {
-		return tunnel.Connect(a.stream.Conn())(address, answered)
+	if !a.connects {
+		return a.Dial(address, answered)
 	}
-	return a.Dial(address, answered)
+	a.unanswered.Add(1)
+	return tunnel.Connect(a.stream.Conn())(address, func(other tunnel.Joint, err error) {
+		a.unanswered.Add(-1)
+		answered(other, err)
+	})
 }
+
+// established is how many connections it has opened. One that it could not may have gone before that is told.
+func (a *agent) established() int { return max(0, a.open()-int(a.unanswered.Load())) }
 
 // answered notes how a dial of its has ended.
 func (a *agent) answered(err error) {

@@ -6,13 +6,14 @@ import (
 	"net"
 	"slices"
 	"sync"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// errNoAgent is that of a dial when no agent is connected, or none that is for the destination. Clients of the reference know the
-// text.
+// errNoAgent is that of a dial when no agent is connected, or none that is for the destination.
 //
-//lint:ignore ST1005 it is the reference's
-var errNoAgent = errors.New("No agent available")
+//lint:ignore ST1005 clients of the reference know the text
+var errNoAgent = errors.New(wire.NoAgent)
 
 // agents are those connected.
 type agents struct {
@@ -58,26 +59,36 @@ func (r *agents) change(a *agent, change func(pool, *agent) pool) {
 func (r *agents) count() {
 	r.metrics.ready.Set(float64(len(r.all)))
 	r.metrics.agentStreams.Set(float64(len(slices.Concat(r.all...))))
-	n := map[Strategy]int{Default: len(r.all), DestHost: len(r.hosts), DefaultRoute: len(r.routes)}
 	for _, s := range r.strategies {
-		r.metrics.backends.WithLabelValues(string(s)).Set(float64(n[s]))
+		r.metrics.backends.WithLabelValues(string(s)).Set(float64(r.choice(s)))
 	}
 }
 
-// len is how many agents are connected.
-func (r *agents) len() int {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
+// choice is how many agents a strategy has or, with DestHost, hosts.
+func (r *agents) choice(s Strategy) int {
+	switch s {
+	case DestHost:
+		return len(r.hosts)
+	case DefaultRoute:
+		return len(r.routes)
+	}
 	return len(r.all)
 }
 
-// open is how many tunnelled connections all of them have.
-func (r *agents) open() (n int) {
+// ready says that a strategy has an agent for some destination at least.
+func (r *agents) ready() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.ContainsFunc(r.strategies, func(s Strategy) bool { return r.choice(s) > 0 })
+}
+
+// established is how many tunnelled connections all of them have opened.
+func (r *agents) established() (n int) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, of := range r.all {
 		for _, a := range of {
-			n += a.open()
+			n += a.established()
 		}
 	}
 	return n

@@ -1,13 +1,20 @@
 package server
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2/hpack"
 
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
@@ -19,6 +26,13 @@ func someAgent(t *testing.T, id string, open int, identifiers string) *agent {
 		t.Fatal(err)
 	}
 	return &agent{id: id, identifiers: of, open: func() int { return open }}
+}
+
+// len is how many agents are connected.
+func (r *agents) len() int {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return len(r.all)
 }
 
 // drain has it say that it goes away.
@@ -167,6 +181,26 @@ func TestLastConnectionOfOneAgent(t *testing.T) {
 	visit.pickedFor(t, a, "10.0.0.1:80")
 }
 
+// KON-055: a connection that the agent may be about to close is known by when it was let in, however long its token was reviewed.
+func TestSettlesFromWhenItIsLetIn(t *testing.T) {
+	var reviewed time.Time
+	s, address := door(t, func(context.Context, string) error {
+		reviewed = time.Now()
+		return nil
+	}, slog.DiscardHandler)
+	if err := knockAt(t, address, "a", "Bearer a.b.c").told(t); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent is there", func() bool { return s.agents.len() == 1 })
+	a, err := s.agents.pick("10.0.0.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.came.Before(reviewed) {
+		t.Errorf("it came %v before its token was reviewed", reviewed.Sub(a.came))
+	}
+}
+
 // KON-052: the metrics say how many agents there are.
 func TestAgentsAreCounted(t *testing.T) {
 	const two = "host=a.example&host=b.example"
@@ -184,6 +218,48 @@ konnectivity_network_proxy_server_ready_backends{proxy_strategy="destHost"} 2
 		"konnectivity_network_proxy_server_ready_backend_connections", "konnectivity_network_proxy_server_ready_backends"); err != nil {
 		t.Error(err)
 	}
+}
+
+// KON-026: a dial counts as an established connection from when the agent has answered that it is one, until it ends.
+func TestEstablishedConnections(t *testing.T) {
+	s, address := door(t, nil, slog.DiscardHandler)
+	asked := make(chan *h2.Stream, 1)
+	knockFrom(t, "127.0.0.1", address, h2.Options{Tunnel: true, Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+		asked <- stream
+		return h2.Unserved{}
+	}}, wire.AgentID, "a", wire.Tunnel, wire.ByConnect)
+	eventually(t, "the agent is there", s.Ready)
+	dial := func() chan net.Conn {
+		opened := make(chan net.Conn, 1)
+		s.dial("10.0.0.1:80", func(other tunnel.Joint, err error) {
+			if err != nil {
+				close(opened)
+				return
+			}
+			opened <- tunnel.NewConn(other, "10.0.0.1:80")
+		})
+		return opened
+	}
+	established := func(want int) {
+		t.Helper()
+		eventually(t, fmt.Sprint(want, " connections are established"), func() bool { return s.agents.established() == want })
+	}
+	refused, opened := dial(), dial()
+	first, second := <-asked, <-asked
+	if n := s.agents.established(); n != 0 {
+		t.Errorf("%d connections before the agent has answered", n)
+	}
+	first.Header([]hpack.HeaderField{{Name: ":status", Value: "502"}}, true)
+	if c := <-refused; c != nil {
+		t.Error("what the agent could not open is open")
+	}
+	established(0)
+	second.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
+	c := <-opened
+	established(1)
+	_ = c.Close()
+	second.Close(nil)
+	established(0)
 }
 
 // KON-034: what --proxy-strategies may be.

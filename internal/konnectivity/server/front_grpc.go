@@ -1,7 +1,6 @@
 package server
 
 import (
-	"errors"
 	"net"
 
 	"golang.org/x/net/http2/hpack"
@@ -20,11 +19,11 @@ func (s *Server) ServeFronts(l net.Listener, mode Mode) error {
 	if mode == ModeHTTPConnect {
 		return s.serveConnect(l)
 	}
+	refused := newRefusals(s.options.Logger, "a connection to the port for API servers was closed; is its proxyProtocol GRPC, as --mode=grpc needs?",
+		"a TLS handshake at the port for API servers failed; have they a certificate of --server-ca-cert, and do they trust --server-cert?")
 	return s.listen(l, func(conn net.Conn) {
 		c := h2.NewServer(conn, h2.Options{Accept: s.front, MaxStreams: frontStreams})
-		if err := s.run(c, s.options.FrontendKeepaliveTime); errors.Is(err, h2.ErrNotHTTP2) {
-			s.options.Logger.Warn("a connection to the port for API servers was closed; is its proxyProtocol GRPC, as --mode=grpc needs?", "from", conn.RemoteAddr(), "error", err)
-		}
+		go func() { refused.log(conn, s.run(c, true, s.options.FrontendKeepaliveTime)) }()
 	})
 }
 

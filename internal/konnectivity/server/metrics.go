@@ -27,8 +27,8 @@ type metrics struct {
 	sawFronts, sawAgents func(t wire.Type, received bool)
 }
 
-// newMetrics returns metrics of nothing yet. How many connections are open, open says when they are asked for.
-func newMetrics(open func() int) *metrics {
+// newMetrics returns metrics of nothing yet. How many connections are open, established says when they are asked for.
+func newMetrics(established func() int) *metrics {
 	r, made := admin.NewRegistry("server")
 	streams := made.NewGaugeVec(prometheus.GaugeOpts{Name: "grpc_connections", Help: "Number of streams of gRPC."}, []string{"service_method"})
 	m := &metrics{
@@ -55,7 +55,7 @@ func newMetrics(open func() int) *metrics {
 		}),
 	}
 	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "established_connections", Help: "Number of tunnelled connections that are open."},
-		func() float64 { return float64(open()) })
+		func() float64 { return float64(established()) })
 	m.sawFronts, m.sawAgents = admin.Saw(m.packets, "from_client", "to_client"), admin.Saw(m.packets, "from_agent", "to_agent")
 	return m
 }

@@ -127,6 +127,32 @@ func TestReady(t *testing.T) {
 	}
 }
 
+// KON-034, KON-052: an agent that no strategy can choose makes nobody ready, as nothing can be dialled.
+func TestReadyByStrategy(t *testing.T) {
+	const route, host = "default-route=true", "host=a.example"
+	for _, c := range []struct {
+		strategies, agent string
+		ready             bool
+	}{
+		{"default", "", true}, {"default", route, true}, {"defaultRoute", "", false}, {"defaultRoute", host, false}, {"defaultRoute", route, true},
+		{"destHost", "", false}, {"destHost", route, false}, {"destHost", host, true}, {"destHost,defaultRoute", "", false},
+		{"destHost,defaultRoute", route, true}, {"destHost,default", "", true},
+	} {
+		strategies, err := ParseStrategies(c.strategies)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := New(Options{Strategies: strategies})
+		a := someAgent(t, "a", 0, c.agent)
+		if s.agents.add(a); s.Ready() != c.ready {
+			t.Errorf("%s, an agent with %q: ready is %t", c.strategies, c.agent, s.Ready())
+		}
+		if s.agents.remove(a); s.Ready() {
+			t.Errorf("%s: ready without an agent", c.strategies)
+		}
+	}
+}
+
 // endings is told how a stream ends.
 type endings chan error
 

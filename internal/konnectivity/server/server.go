@@ -11,7 +11,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,10 +53,11 @@ type Server struct {
 	metrics *metrics
 	agents  *agents
 	turns   *turns
+	nobody  *strangers
 
 	mu        sync.Mutex
 	listeners []net.Listener
-	conns     map[*h2.Conn]bool
+	conns     map[*h2.Conn]bool // true: of an API server
 	fronts    []*http.Server
 	leaving   bool
 	gone      bool
@@ -67,16 +67,16 @@ type Server struct {
 
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
-	s := &Server{options: o, turns: newTurns(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
-	s.metrics = newMetrics(func() int { return s.agents.open() })
+	s := &Server{options: o, turns: newTurns(), nobody: newStrangers(), conns: map[*h2.Conn]bool{}, idle: make(chan struct{})}
+	s.metrics = newMetrics(func() int { return s.agents.established() })
 	s.agents = newAgents(o.Strategies, s.metrics)
 	return s
 }
 
-// Ready says that an agent is connected.
-func (s *Server) Ready() bool { return s.agents.len() > 0 }
+// Ready says that an agent is connected, and one that can be chosen.
+func (s *Server) Ready() bool { return s.agents.ready() }
 
-// listen accepts connections, each served by a goroutine, until the listener is closed.
+// listen accepts connections, which serve may not block, until the listener is closed.
 func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 	s.mu.Lock()
 	s.listeners = append(s.listeners, l)
@@ -86,7 +86,7 @@ func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 		switch {
 		case err == nil:
 			wait = 0
-			go serve(conn)
+			serve(conn)
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		default: // too many open files, for one
@@ -97,9 +97,9 @@ func (s *Server) listen(l net.Listener, serve func(net.Conn)) error {
 }
 
 // run serves a connection of HTTP/2 to its end, which is the Server's too.
-func (s *Server) run(c *h2.Conn, keepalive time.Duration) error {
+func (s *Server) run(c *h2.Conn, front bool, keepalive time.Duration) error {
 	s.mu.Lock()
-	s.conns[c] = true
+	s.conns[c] = front
 	leaving, gone := s.leaving, s.gone
 	s.mu.Unlock()
 	switch {
@@ -197,9 +197,17 @@ func (s *Server) Shutdown(ctx context.Context) {
 	}
 	s.mu.Lock()
 	s.gone = true
-	conns, fronts := slices.Collect(maps.Keys(s.conns)), s.fronts
+	conns, fronts := maps.Clone(s.conns), s.fronts
 	s.mu.Unlock()
-	for _, c := range conns {
+	for c, front := range conns {
+		if c.Retire(); front { // what has come of connections that have ended may be on its way yet
+			select {
+			case <-c.Done():
+			case <-ctx.Done():
+			}
+		}
+	}
+	for c := range conns {
 		c.Close(nil)
 	}
 	for _, f := range fronts {

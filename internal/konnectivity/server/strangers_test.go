@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"math"
 	"net"
+	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,18 +44,31 @@ func (k *knock) Ended(*h2.Stream, error) {}
 // knockAt comes with a token.
 func knockAt(t *testing.T, address, id, token string) *knock {
 	t.Helper()
-	tcp, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := &knock{conn: h2.NewClient(tcp, h2.Options{}), answered: make(chan error, 1)}
+	return knockFrom(t, "127.0.0.1", address, h2.Options{}, wire.AgentID, id, wire.Authorization, token)
+}
+
+// knockFrom comes from a host, with metadata.
+func knockFrom(t *testing.T, host, address string, o h2.Options, metadata ...string) *knock {
+	t.Helper()
+	k := &knock{conn: h2.NewClient(dialFrom(t, host, address), o), answered: make(chan error, 1)}
 	go func() { _ = k.conn.Run() }()
 	t.Cleanup(func() { k.conn.Close(nil) })
-	header := wire.Request(wire.Connect, address, true, wire.AgentID, id, wire.Authorization, token)
-	if k.stream, err = k.conn.Open(func(*h2.Stream) h2.Receiver { return k }, header, false); err != nil {
+	var err error
+	if k.stream, err = k.conn.Open(func(*h2.Stream) h2.Receiver { return k }, wire.Request(wire.Connect, address, true, metadata...), false); err != nil {
 		t.Fatal(err)
 	}
 	return k
+}
+
+// dialFrom connects from a host, one of 127.0.0.0/8.
+func dialFrom(t *testing.T, host, address string) net.Conn {
+	t.Helper()
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}).Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 // told is what they were told.
@@ -104,7 +121,7 @@ func TestStrangersDoNotKeepAgentsOut(t *testing.T) {
 	first.conn.Close(nil)
 	eventually(t, "the agent has gone", func() bool { return s.agents.len() == 0 })
 	for i := range strangers {
-		knockAt(t, address, fmt.Sprint("stranger", i), "Bearer stranger.token.x")
+		knockFrom(t, fmt.Sprint("127.0.1.", i%250), address, h2.Options{}, wire.AgentID, fmt.Sprint("stranger", i), wire.Authorization, "Bearer stranger.token.x")
 	}
 	eventually(t, "strangers have all turns", func() bool { return reviewed.Load() >= maxReviews })
 	if err := knockAt(t, address, "known", "Bearer agent.token.second").told(t); err != nil {
@@ -137,19 +154,53 @@ func TestWhatStrangersAreTold(t *testing.T) {
 	}
 }
 
+// KON-045, KON-053: after a restart of the server, which then knows nobody, strangers of one address have a part of the turns and not all:
+// more of them are refused at once, and an agent of another address is let in. As soon as they are through others of theirs may come.
+func TestStrangersOfOneAddress(t *testing.T) {
+	through := make(chan struct{})
+	reviewed := make(chan struct{}, 3*maxReviews)
+	_, address := door(t, func(ctx context.Context, token string) error {
+		if strings.HasPrefix(token, "agent.") {
+			return nil
+		}
+		reviewed <- struct{}{}
+		<-through
+		return errors.New("nobody")
+	}, slog.DiscardHandler)
+	var all []*knock
+	for i := range maxOfHost {
+		all = append(all, knockAt(t, address, fmt.Sprint("stranger", i), "Bearer stranger.token.x"))
+		<-reviewed
+	}
+	for i := range 2 * maxReviews { // wait for these
+		all = append(all, knockAt(t, address, fmt.Sprint("more", i), "Bearer stranger.token.x"))
+	}
+	if err := knockFrom(t, "127.0.0.2", address, h2.Options{}, wire.AgentID, "agent", wire.Authorization, "Bearer agent.token.x").told(t); err != nil {
+		t.Errorf("the agent is told %v", err)
+	}
+	if len(reviewed) > 0 {
+		t.Error("one too many is reviewed")
+	}
+	close(through)
+	for _, k := range all {
+		_ = k.told(t)
+	}
+	eventually(t, "one more is let in", func() bool { return knockAt(t, address, "another", "Bearer agent.token.x").told(t) == nil })
+}
+
 // KON-045: who gets no turn in time is refused, and turns are given back.
 func TestTurnsEnd(t *testing.T) {
 	turns := newTurns()
 	turns.strange.free = make(chan struct{}, 1)
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := turns.review(t.Context(), "early", func(context.Context) error {
-		return turns.review(late, "late", func(context.Context) error { return nil })
+	err := turns.review(t.Context(), "early", "here", func(context.Context) error {
+		return turns.review(late, "late", "here", func(context.Context) error { return nil })
 	})
 	if err == nil || !strings.Contains(err.Error(), "too many others") {
 		t.Errorf("one too many: %v", err)
 	}
-	if err := turns.review(t.Context(), "late", func(context.Context) error { return nil }); err != nil {
+	if err := turns.review(t.Context(), "late", "here", func(context.Context) error { return nil }); err != nil {
 		t.Errorf("after the others: %v", err)
 	}
 }
@@ -173,5 +224,77 @@ func TestPacketsOfStrangers(t *testing.T) {
 		}
 	case <-time.After(patience):
 		t.Errorf("the review goes on after %v", patience)
+	}
+}
+
+// KON-045: an ID that no host and no UUID has is refused before anything is said of it in the log.
+func TestIDsOfStrangers(t *testing.T) {
+	var log strings.Builder
+	s, address := door(t, nil, slog.NewTextHandler(&log, nil))
+	for _, id := range []string{"", strings.Repeat("x", 254), strings.Repeat("x", 10_000), "a\xff", "naïve"} {
+		if err := knockAt(t, address, id, "").told(t); err == nil || !strings.Contains(err.Error(), "status 2: ") || !strings.Contains(err.Error(), wire.AgentID) {
+			t.Errorf("%.10q, %d bytes: told %v", id, len(id), err)
+		}
+	}
+	if log.Len() > 0 || s.agents.len() > 0 {
+		t.Errorf("%d agents, and the log has %.100q", s.agents.len(), log.String())
+	}
+	for _, id := range []string{"a", "8b7e1a4e-0c4f-4c9b-9d8e-6a3b5a0f7c11", "node 1.example", strings.Repeat("x", 253)} {
+		if err := knockAt(t, address, id, "").told(t); err != nil {
+			t.Errorf("%.10q, %d bytes: told %v", id, len(id), err)
+		}
+	}
+}
+
+// knocking is how many connections there are by which nobody has been let in.
+func (s *Server) knocking() int {
+	s.nobody.mu.Lock()
+	defer s.nobody.mu.Unlock()
+	return s.nobody.line.Len()
+}
+
+// KON-053: connections that say nothing are some part of the files that the server may open, and no more: the oldest is closed for another.
+// Who has been let in is none of them.
+func TestSilentStrangers(t *testing.T) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	s, address := door(t, nil, slog.DiscardHandler)
+	if most := uint64(s.nobody.most); most != files.Cur/4 && files.Cur < math.MaxInt32 {
+		t.Errorf("%d silent connections, of %d files", most, files.Cur)
+	}
+	s.nobody.mu.Lock()
+	s.nobody.most = 3
+	s.nobody.mu.Unlock()
+	agent := knockAt(t, address, "agent", "")
+	if err := agent.told(t); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent is no stranger", func() bool { return s.knocking() == 0 })
+	var silent []net.Conn
+	for i := range 10 {
+		silent = append(silent, dialFrom(t, "127.0.0.1", address))
+		eventually(t, "it is accepted", func() bool { return s.knocking() == min(i+1, 3) })
+		if oldest := i - 3; oldest >= 0 {
+			closed(t, silent[oldest])
+		}
+	}
+	eventually(t, "3 connections and the agent's are left", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.conns) == 4
+	})
+	if err := agent.conn.Err(); err != nil {
+		t.Errorf("the agent's is closed: %v", err)
+	}
+}
+
+// closed waits until the other side has closed a connection.
+func closed(t *testing.T, c net.Conn) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it is open after %v", patience)
 	}
 }

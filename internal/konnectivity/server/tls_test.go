@@ -190,3 +190,52 @@ func TestBadCertificates(t *testing.T) {
 		}
 	}
 }
+
+// KON-034: the least version and --cipher-suites hold at both ports: who has less is refused.
+func TestVersionsAndCipherSuites(t *testing.T) {
+	const ours, other = tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+	ca := newAuthority(t)
+	shake := func(least uint16, version, suite uint16) (agents, fronts error) {
+		t.Helper()
+		c := configured(t)
+		c.Socket, c.FrontAddress = "", "127.0.0.1:0"
+		c.AgentTLS, c.FrontTLS = ca.files(), ca.files()
+		for _, files := range []*TLS{&c.AgentTLS, &c.FrontTLS} {
+			files.MinVersion, files.CipherSuites = least, []uint16{ours}
+		}
+		r, err := start(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.close()
+		go func() { _ = r.server.ServeAgents(r.agents) }()
+		go func() { _ = r.server.ServeFronts(r.fronts, r.Mode) }()
+		roots := x509.NewCertPool()
+		roots.AddCert(ca.cert)
+		config := &tls.Config{RootCAs: roots, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*ca.issue("client")}, MaxVersion: version, CipherSuites: []uint16{suite}}
+		try := func(address string) error {
+			conn, err := tls.Dial("tcp", address, config)
+			if err == nil {
+				_ = conn.Close()
+			}
+			return err
+		}
+		return try(r.agents.Addr().String()), try(r.fronts.Addr().String())
+	}
+	for _, c := range []struct {
+		least, version, suite uint16
+		want                  string // "": it is agreed
+	}{
+		{tls.VersionTLS12, tls.VersionTLS12, ours, ""},
+		{tls.VersionTLS12, tls.VersionTLS12, other, "handshake failure"},
+		{tls.VersionTLS13, tls.VersionTLS12, ours, "protocol version"},
+		{tls.VersionTLS13, tls.VersionTLS13, other, ""}, // which has suites of its own
+	} {
+		agents, fronts := shake(c.least, c.version, c.suite)
+		for port, err := range map[string]error{"agents": agents, "API servers": fronts} {
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %x with %x where %x is the least: %v, want %q", port, c.version, c.suite, c.least, err, c.want)
+			}
+		}
+	}
+}

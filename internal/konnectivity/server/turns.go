@@ -3,14 +3,16 @@ package server
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/utils/lru"
 )
 
 const (
-	maxReviews      = 16     // at a time: agents that come back all at once are not to flood the API server
-	maxKnown        = 10_000 // agents that are known again
+	maxReviews      = 16             // at a time: agents that come back all at once are not to flood the API server
+	maxOfHost       = maxReviews / 2 // of one address, whose strangers so never have all turns
+	maxKnown        = 10_000         // agents that are known again
 	knownPatience   = 15 * time.Second
 	strangePatience = 5 * time.Second
 )
@@ -21,6 +23,15 @@ const (
 type turns struct {
 	met            *lru.Cache
 	known, strange lane
+
+	mu    sync.Mutex
+	hosts map[string]*host // by address
+}
+
+// host is where strangers come from; there may be many agents behind an address.
+type host struct {
+	lane
+	strangers int // that wait or are reviewed
 }
 
 // lane is turns that are taken in their order, with the patience to wait for one, and as much for the review.
@@ -32,17 +43,51 @@ type lane struct {
 func newTurns() *turns {
 	return &turns{
 		met:     lru.New(maxKnown),
+		hosts:   map[string]*host{},
 		known:   lane{make(chan struct{}, maxReviews), knownPatience},
 		strange: lane{make(chan struct{}, maxReviews), strangePatience},
 	}
 }
 
-// review calls one when it is somebody's turn. The error is that of the review, or says that there was none.
-func (t *turns) review(ctx context.Context, who string, review func(context.Context) error) error {
-	l := t.strange
+// review calls one when it is the turn of who has an ID, at an address. The error is that of the review, or says that there was none.
+func (t *turns) review(ctx context.Context, id, address string, review func(context.Context) error) error {
+	who := id + " " + address
 	if _, met := t.met.Get(who); met {
-		l = t.known
+		return t.known.take(ctx, review)
 	}
+	among := t.enter(address)
+	defer t.leave(address)
+	err := among.take(ctx, func(ctx context.Context) error { return t.strange.take(ctx, review) })
+	if err == nil {
+		t.met.Add(who, nil)
+	}
+	return err
+}
+
+// enter returns the lane of those strangers that come from an address. It is there until the last of them leaves.
+func (t *turns) enter(address string) lane {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.hosts[address]
+	if h == nil {
+		h = &host{lane: lane{make(chan struct{}, maxOfHost), strangePatience}}
+		t.hosts[address] = h
+	}
+	h.strangers++
+	return h.lane
+}
+
+func (t *turns) leave(address string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.hosts[address]
+	if h.strangers--; h.strangers == 0 {
+		delete(t.hosts, address)
+	}
+}
+
+// take waits for a turn, and calls review.
+func (l lane) take(ctx context.Context, review func(context.Context) error) error {
 	waiting, over := context.WithTimeout(ctx, l.patience)
 	defer over()
 	select {
@@ -53,9 +98,5 @@ func (t *turns) review(ctx context.Context, who string, review func(context.Cont
 	}
 	ctx, over = context.WithTimeout(ctx, l.patience)
 	defer over()
-	err := review(ctx)
-	if err == nil {
-		t.met.Add(who, nil)
-	}
-	return err
+	return review(ctx)
 }

@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+)
+
+// leavingServer is a tunnel server with one agent, whose dials wait until they are let.
+type leavingServer struct {
+	tunnel.Packets
+	t           *testing.T
+	conn        *h2.Conn
+	dial        tunnel.Dial
+	session     *Session
+	let         chan struct{}
+	destination net.Conn
+	ended       chan struct{} // the session has, as the agent sees it
+}
+
+// newLeavingServer is called in a bubble of synctest. It ends its side of a tunnel that the agent ends, unless it is deaf.
+func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
+	s := &leavingServer{t: t, let: make(chan struct{}), ended: make(chan struct{})}
+	near, far := net.Pipe()
+	s.conn = h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+		s.Shared = true
+		s.Over = func(error) {
+			if !deaf {
+				stream.Close(wire.Trailer(wire.OK, ""))
+			}
+		}
+		s.Bind(stream)
+		metadata := []string{wire.ServerID, "A", wire.ServerCount, "1"}
+		if s.dial = s.Dial; !packets {
+			metadata, s.dial = append(metadata, wire.Tunnel, wire.ByConnect), tunnel.Connect(s.conn)
+		}
+		stream.Header(wire.Response(metadata...), false)
+		return s
+	}})
+	go s.conn.Run()
+	var err error
+	s.session, err = begin(t.Context(), near, "a:1", Options{ID: "agent", Metrics: NewMetrics(), Dial: s.connect})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(s.ended)
+		_ = s.session.Run()
+	}()
+	return s
+}
+
+func (s *leavingServer) connect(context.Context, string, string) (net.Conn, error) {
+	<-s.let
+	near, far := net.Pipe()
+	s.destination = near
+	return far, nil
+}
+
+// lasts fails the test unless the session goes on for a time.
+func (s *leavingServer) lasts(while string) {
+	s.t.Helper()
+	<-time.After(time.Minute)
+	if synctest.Wait(); isClosed(s.ended) {
+		s.t.Fatalf("the session has ended while %s", while)
+	}
+}
+
+func (s *leavingServer) endsWithin(d time.Duration) {
+	s.t.Helper()
+	<-time.After(d)
+	if synctest.Wait(); !isClosed(s.ended) {
+		s.t.Error("the session goes on without a connection")
+	}
+	s.session.Close()
+}
+
+// KON-053: the session to a server that is leaving goes on while a connection is open on it or dialled, also one that was asked for when the server
+// had said so, and ends with the last.
+func TestSessionOfServerThatIsLeaving(t *testing.T) {
+	for name, packets := range map[string]bool{"streams": false, "packets": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newLeavingServer(t, packets, false)
+				s.lasts("the server stays")
+				s.conn.GoAway()
+				var conn net.Conn
+				s.dial("destination:1", func(other tunnel.Joint, err error) {
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					conn = tunnel.NewConn(other, "")
+				})
+				s.lasts("a destination is dialled")
+				close(s.let)
+				s.lasts("a connection is open")
+				go func() { _, _ = io.WriteString(s.destination, "still there") }()
+				if _, err := io.ReadFull(conn, make([]byte, len("still there"))); err != nil {
+					t.Error(err)
+				}
+				_ = conn.Close()
+				s.endsWithin(2 * drainPoll)
+			})
+		})
+	}
+}
+
+// KON-053: it ends also when the server does not answer by its own end.
+func TestSessionOfServerThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLeavingServer(t, true, true)
+		s.conn.GoAway()
+		s.endsWithin(drainLimit + 2*drainPoll)
+	})
+}
