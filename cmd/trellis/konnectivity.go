@@ -19,7 +19,9 @@ func newKonnectivity() *cobra.Command {
 		Short: "Tunnels from the control plane into the cluster",
 		Long: `Konnectivity is a proxy for connections from the API server to nodes, Pods and Services that it cannot reach:
 agents in the cluster connect to a server beside the API server, which dials through them.`,
-		Args: takes("a command", 0, 0),
+		SuggestionsMinimumDistance: 2, // as trellis itself
+		Args:                       noSuchCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newKonnectivityServer(), newKonnectivityAgent(), newKonnectivityBench())
 	return cmd

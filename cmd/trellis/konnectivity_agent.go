@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -105,6 +107,8 @@ func (f *agentFlags) complete() (err error) {
 	switch {
 	case f.Host == "":
 		return errors.New("--proxy-server-host: name the servers")
+	case !isHost(f.Host):
+		return fmt.Errorf("--proxy-server-host: %q is no name or address by itself: its port is --proxy-server-port, and there is no scheme", f.Host)
 	case (f.CertFile == "") != (f.KeyFile == ""):
 		return errors.New("--agent-cert and --agent-key: name both or none")
 	case f.channelSize <= 0:
@@ -132,14 +136,8 @@ func (f *agentFlags) complete() (err error) {
 			return fmt.Errorf("%s: %w", flag, err)
 		}
 	}
-	identifiers, err := url.ParseQuery(f.Identifiers)
-	if err != nil {
+	if err := checkIdentifiers(f.Identifiers); err != nil {
 		return fmt.Errorf("--agent-identifiers: %w", err)
-	}
-	for kind := range identifiers {
-		if known := []string{"host", "cidr", "ipv4", "ipv6", "default-route"}; !slices.Contains(known, kind) {
-			return fmt.Errorf("--agent-identifiers: %q is none of %v", kind, known)
-		}
 	}
 	if f.LeaseSelector, err = labels.Parse(f.leaseSelector); err != nil {
 		return fmt.Errorf("--lease-label-selector: %w", err)
@@ -149,4 +147,52 @@ func (f *agentFlags) complete() (err error) {
 	f.HealthAddress = net.JoinHostPort(f.healthHost, strconv.Itoa(f.healthPort))
 	f.AdminAddress = net.JoinHostPort(f.adminHost, strconv.Itoa(f.adminPort))
 	return nil
+}
+
+// isHost is true of an address, and of what has nothing of a URL but may be a name.
+func isHost(host string) bool {
+	_, err := netip.ParseAddr(host)
+	return err == nil || !strings.ContainsAny(host, ":/[]@?# ")
+}
+
+// identifierKinds are what an agent may say that it is for.
+var identifierKinds = []string{"host", "cidr", "ipv4", "ipv6", "default-route"}
+
+// checkIdentifiers refuses what no server could go by.
+func checkIdentifiers(query string) error {
+	identifiers, err := url.ParseQuery(query)
+	if err != nil {
+		return err
+	}
+	for kind, values := range identifiers {
+		if !slices.Contains(identifierKinds, kind) {
+			return fmt.Errorf("%q is none of %v", kind, identifierKinds)
+		}
+		for _, value := range values {
+			if wrong := wrongIdentifier(kind, value); wrong != "" {
+				return fmt.Errorf("%s: %q is %s", kind, value, wrong)
+			}
+		}
+	}
+	return nil
+}
+
+// wrongIdentifier says what an identifier is not; "": nothing is wrong.
+func wrongIdentifier(kind, value string) string {
+	address, _ := netip.ParseAddr(value)
+	_, notRange := netip.ParsePrefix(value)
+	_, notBool := strconv.ParseBool(value)
+	switch {
+	case kind == "host" && value == "":
+		return "no name"
+	case kind == "ipv4" && !address.Is4():
+		return "no IPv4 address"
+	case kind == "ipv6" && !address.Is6():
+		return "no IPv6 address"
+	case kind == "cidr" && notRange != nil:
+		return "no range of addresses like 192.0.2.0/24"
+	case kind == "default-route" && notBool != nil:
+		return "not true or false"
+	}
+	return ""
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"io"
 	"os"
@@ -14,18 +15,31 @@ import (
 
 // KON-037: the program is an agent when it is called proxy-agent, as it is in the documentation's manifest.
 func TestProxyAgent(t *testing.T) {
-	said, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if code, said := runs(t, "/proxy-agent", "--logtostderr=true", "--proxy-server-port=0"); code != 1 || !strings.Contains(said, "error: --proxy-server-port: 0 ") {
+		t.Errorf("exit code %d, %s", code, said)
+	}
+	if code, said := runs(t, "/proxy-agent", "--no-such"); code != 1 || said != "error: unknown flag: --no-such (see proxy-agent --help)\n" {
+		t.Errorf("exit code %d, %s", code, said)
+	}
+}
+
+// runs runs a command line, and returns the exit code and what it says on stderr.
+func runs(t *testing.T, args ...string) (code int, said string) {
+	t.Helper()
+	to, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer said.Close()
+	defer to.Close()
 	stderr := os.Stderr
-	os.Stderr = said
-	code := run([]string{"/proxy-agent", "--logtostderr=true", "--proxy-server-port=0"})
+	os.Stderr = to
+	code = run(args)
 	os.Stderr = stderr
-	if text, err := os.ReadFile(said.Name()); code != 1 || err != nil || !strings.Contains(string(text), "error: --proxy-server-port: 0 ") {
-		t.Errorf("exit code %d, %s, %v", code, text, err)
+	text, err := os.ReadFile(to.Name())
+	if err != nil {
+		t.Fatal(err)
 	}
+	return code, string(text)
 }
 
 // KON-037: all flags of the reference are there, with its defaults but for keepalive, and klog's under their names there.
@@ -66,6 +80,25 @@ func TestAgentID(t *testing.T) {
 	}
 }
 
+// KON-034 KON-039: where servers are, and what an agent is for, as they may be written.
+func TestAgentAccepts(t *testing.T) {
+	for _, args := range []string{
+		"--proxy-server-host=192.0.2.1", "--proxy-server-host=2001:db8::1", "--proxy-server-host=fe80::1%eth0", "--proxy-server-host=a.example",
+		"--agent-identifiers=host=a&host=b.example&ipv4=192.0.2.1&ipv6=2001:db8::1&cidr=192.0.2.0/24&cidr=2001:db8::/64&default-route=true",
+		"--agent-identifiers=default-route=0", "--agent-identifiers=",
+	} {
+		var f agentFlags
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		f.bind(flags)
+		if err := flags.Parse([]string{args}); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.complete(); err != nil {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
 // KON-037: what cannot work is refused, with its flag and what to do.
 func TestAgentRefuses(t *testing.T) {
 	for args, want := range map[string]string{
@@ -75,6 +108,15 @@ func TestAgentRefuses(t *testing.T) {
 		"--service-account-token-path none":    "--service-account-token-path: stat none: no such file or directory",
 		"--kubeconfig none":                    "--kubeconfig: stat none: no such file or directory",
 		"--proxy-server-host=":                 "--proxy-server-host: name the servers",
+		"--proxy-server-host a.example:8132":   `--proxy-server-host: "a.example:8132" is no name or address by itself: its port is --proxy-server-port`,
+		"--proxy-server-host https://a":        "its port is --proxy-server-port",
+		"--proxy-server-host [::1]":            "its port is --proxy-server-port",
+		"--agent-identifiers default-route=x":  `--agent-identifiers: default-route: "x" is not true or false`,
+		"--agent-identifiers ipv4=::1":         `--agent-identifiers: ipv4: "::1" is no IPv4 address`,
+		"--agent-identifiers ipv4=1.2.3":       `--agent-identifiers: ipv4: "1.2.3" is no IPv4 address`,
+		"--agent-identifiers ipv6=192.0.2.1":   `--agent-identifiers: ipv6: "192.0.2.1" is no IPv6 address`,
+		"--agent-identifiers cidr=192.0.2.1":   `--agent-identifiers: cidr: "192.0.2.1" is no range of addresses`,
+		"--agent-identifiers host=":            `--agent-identifiers: host: "" is no name`,
 		"--proxy-server-port 0":                "--proxy-server-port: 0 is not between 1 and 65535",
 		"--health-server-port 65536":           "--health-server-port: 65536 is not between 0 and 65535",
 		"--admin-server-port -1":               "--admin-server-port: -1 is not between 0 and 65535",
@@ -98,7 +140,9 @@ func TestAgentRefuses(t *testing.T) {
 		cmd.SetOut(io.Discard)
 		cmd.SetErr(io.Discard)
 		cmd.SetArgs(strings.Fields(args))
-		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+		ended, end := context.WithCancel(t.Context())
+		end() // one that is not refused ends at once
+		if err := cmd.ExecuteContext(ended); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestPageOfKonnectivity types the chapter about one machine as one who reads it does, in a network of its own. KON-004 KON-005 KON-006 KON-008
@@ -52,6 +56,7 @@ func TestPageOfKonnectivity(t *testing.T) {
 	if left, err := os.ReadDir(r.dir); err != nil || len(left) != 0 {
 		t.Errorf("the page leaves %v, %v", left, err)
 	}
+	r.allHaveEnded()
 }
 
 // reader types blocks of commands. A folder that one goes to, and a variable that it exports, are those of the next as well.
@@ -59,11 +64,22 @@ type reader struct {
 	*testing.T
 	dir, session string
 	env          []string
+	typed        []typed
+}
+
+// typed is a block that has ended, and what may have been left running.
+type typed struct {
+	block string
+	ended chan struct{} // closed when none of its processes is left
 }
 
 func newReader(t *testing.T) *reader {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil { // what a block leaves running is this process's to wait for
+		t.Fatal(err)
+	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "KUBECONFIG=") })
-	return &reader{t, t.TempDir(), filepath.Join(t.TempDir(), "session"), append(env, "HOME="+t.TempDir(), "PATH="+kubectlDir(t)+":"+os.Getenv("PATH"))}
+	env = append(env, "HOME="+t.TempDir(), "PATH="+kubectlDir(t)+":"+os.Getenv("PATH"))
+	return &reader{T: t, dir: t.TempDir(), session: filepath.Join(t.TempDir(), "session"), env: env}
 }
 
 // types types a block, of which the last command is refused or none, and returns what it prints. What it leaves running ends with the test.
@@ -76,8 +92,34 @@ func (r *reader) types(block string, refused bool) string {
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	out, err := c.CombinedOutput()
 	r.Cleanup(func() { _ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
+	ended := make(chan struct{})
+	r.typed = append(r.typed, typed{block, ended})
+	go reap(c.Process.Pid, ended)
 	if (err != nil) != refused {
 		r.Fatalf("%srefused: %v, want %v\n%s", block, err, refused, out)
 	}
 	return string(out)
+}
+
+// reap waits until no process of a group is left.
+func reap(group int, ended chan struct{}) {
+	for {
+		if _, err := syscall.Wait4(-group, nil, 0, nil); err != nil && !errors.Is(err, syscall.EINTR) { // there is no other child in it
+			close(ended)
+			return
+		}
+	}
+}
+
+// allHaveEnded expects that nothing which a block has started goes on.
+func (r *reader) allHaveEnded() {
+	r.Helper()
+	deadline := time.After(tunnelPatience)
+	for _, b := range r.typed {
+		select {
+		case <-b.ended:
+		case <-deadline:
+			r.Fatalf("the page leaves processes running, which this has started:\n%s", b.block)
+		}
+	}
 }

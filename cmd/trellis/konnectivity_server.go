@@ -94,7 +94,7 @@ func (f *konnectivityServer) bind(flags *pflag.FlagSet) (logger func() *slog.Log
 func (f *konnectivityServer) bindConnections(flags *pflag.FlagSet) {
 	c := &f.config
 	flags.StringVar(&f.mode, "mode", string(server.ModeGRPC), "how the API server dials, as in proxyProtocol of its egress configuration: grpc or http-connect")
-	flags.StringVar(&c.Socket, "uds-name", "", "Unix socket for the API server, which is the same as udsName of its egress configuration; empty: it connects to --server-port")
+	flags.StringVar(&c.Socket, "uds-name", "", "Unix socket for the API server, which is the same as udsName of its egress configuration; of mode 0600, so the API server is to run as the same user, or as root; empty: it connects to --server-port")
 	flags.BoolVar(&c.ReplaceSocket, "delete-existing-uds-file", true, "remove a socket --uds-name that is left over; one that answers, and a file that is no socket, is never removed")
 	flags.StringVar(&c.FrontTLS.CertFile, "server-cert", "", "certificate that the API server sees, without --uds-name; read again when it changes, as are all files of certificates")
 	flags.StringVar(&c.FrontTLS.KeyFile, "server-key", "", "key of --server-cert")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	cliflag "k8s.io/component-base/cli/flag"
 
@@ -86,8 +88,11 @@ func (f *konnectivityServer) check() error {
 	return nil
 }
 
-// tokens reports whether agents identify themselves by tokens.
-func (f *konnectivityServer) tokens() bool { return f.account != (server.Account{}) }
+// tokens reports whether agents identify themselves by tokens. A kubeconfig that is not for Leases is for that alone: who has forgotten the
+// other flags does not want a server that is open to all.
+func (f *konnectivityServer) tokens() bool {
+	return f.account != (server.Account{}) || f.kubeconfig != "" && !f.lease
+}
 
 // checkFiles wants the files to be there.
 func (f *konnectivityServer) checkFiles() error {
@@ -108,6 +113,14 @@ func (f *konnectivityServer) completeTLS() error {
 	suites, err := cliflag.TLSCipherSuites(f.cipherSuites)
 	if err != nil {
 		return fmt.Errorf("--cipher-suites: %w: want some of %s", err, strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
+	}
+	for _, name := range f.cipherSuites {
+		if _, insecure := cliflag.InsecureTLSCiphers()[name]; insecure {
+			return fmt.Errorf("--cipher-suites: %s is insecure: want some of %s", name, strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
+		}
+	}
+	if version < tls.VersionTLS12 {
+		f.config.Logger.Warn("TLS before 1.2 is insecure: leave out --tls-min-version, or make it VersionTLS12 or VersionTLS13", "tls-min-version", f.minVersion)
 	}
 	for _, t := range []*server.TLS{&f.config.FrontTLS, &f.config.AgentTLS} {
 		t.MinVersion, t.CipherSuites = version, suites
@@ -141,6 +154,18 @@ func (f *konnectivityServer) completeLease() error {
 	return nil
 }
 
+// clientConfig is that of --kubeconfig, or of a Pod's ServiceAccount.
+func (f *konnectivityServer) clientConfig() (*rest.Config, error) {
+	if f.kubeconfig != "" {
+		return clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	}
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, fmt.Errorf("give it, or a ServiceAccount whose token is mounted in the Pod: %w", err)
+	}
+	return config, nil
+}
+
 // completeClient makes the client for those who need one.
 func (f *konnectivityServer) completeClient() error {
 	if !f.tokens() && f.config.AgentTLS.ClientCAFile == "" {
@@ -149,7 +174,7 @@ func (f *konnectivityServer) completeClient() error {
 	if !f.tokens() && !f.lease {
 		return nil
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	config, err := f.clientConfig()
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}

@@ -81,6 +81,8 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 		{"cluster-key", without(bySocket, "--cluster-key")},
 		{"cluster-ca-cert", with(byTokens, "--cluster-ca-cert=THERE")},
 		{"agent-namespace", without(byTokens, "--agent-namespace")},
+		{"agent-namespace", with(bySocket, "--kubeconfig=THERE")},
+		{"cluster-ca-cert", with(bySocket, "--kubeconfig=THERE", "--cluster-ca-cert=THERE")},
 		{"agent-service-account", without(byTokens, "--agent-service-account")},
 		{"authentication-audience", without(byTokens, "--authentication-audience")},
 		{"kubeconfig", without(byTokens, "--kubeconfig")},
@@ -92,6 +94,7 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 		{"cluster-ca-cert", with(bySocket, "--cluster-ca-cert=/none")},
 		{"kubeconfig", with(byTokens, "--kubeconfig=/none")},
 		{"cipher-suites", with(bySocket, "--cipher-suites=TLS_NONE")},
+		{"cipher-suites", with(bySocket, "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_RSA_WITH_RC4_128_SHA")},
 		{"tls-min-version", with(bySocket, "--tls-min-version=VersionTLS14")},
 		{"proxy-strategies", with(bySocket, "--proxy-strategies=nearest")},
 		{"server-count", with(bySocket, "--server-count=0")},
@@ -112,6 +115,54 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 		if _, err := konnectivityFlags(t, c.args...); err == nil || !strings.HasPrefix(err.Error(), "--"+c.flag) {
 			t.Errorf("%v: %v, want an error of --%s", c.args, err, c.flag)
 		}
+	}
+}
+
+// KON-033: in a Pod without the token of a ServiceAccount, the error names the flag that is missing.
+func TestKonnectivityServerInPodWithoutToken(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "") // there may be a token where this runs
+	f := &konnectivityServer{account: server.Account{Namespace: "kube-system", Name: "konnectivity-agent", Audience: "system:konnectivity-server"}}
+	if err := f.completeClient(); err == nil || !strings.HasPrefix(err.Error(), "--kubeconfig: give it, or a ServiceAccount whose token is mounted") {
+		t.Error(err)
+	}
+}
+
+// KON-034: TLS that has been broken is warned of.
+func TestKonnectivityServerOldTLS(t *testing.T) {
+	for version, warns := range map[string]bool{"VersionTLS10": true, "VersionTLS11": true, "VersionTLS12": false, "VersionTLS13": false, "": false} {
+		var said strings.Builder
+		f := &konnectivityServer{minVersion: version}
+		f.config.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		if err := f.completeTLS(); err != nil || warns != strings.Contains(said.String(), "--tls-min-version") {
+			t.Errorf("%q: %v, %q", version, err, said.String())
+		}
+	}
+}
+
+// KON-019: called by the reference's name, it is known by it, in what it says of mistakes and in its help.
+func TestProxyServer(t *testing.T) {
+	cmd := called("proxy-server", newKonnectivityServer())
+	var help strings.Builder
+	cmd.SetOut(&help)
+	if code := execute(cmd, []string{"--help"}); code != 0 || !strings.Contains(help.String(), "\n  proxy-server [flags]\n") {
+		t.Errorf("exit code %d, %s", code, help.String())
+	}
+	if code, said := runs(t, "/proxy-server", "--no-such"); code != 1 || said != "error: unknown flag: --no-such (see proxy-server --help)\n" {
+		t.Errorf("exit code %d, %s", code, said)
+	}
+}
+
+// A command that there is not is told as such, with the nearest that there is, whatever flags are with it.
+func TestKonnectivityCommands(t *testing.T) {
+	for _, args := range [][]string{{"sever"}, {"sever", "--uds-name", "x"}} {
+		want := "error: there is no command \"sever\"; did you mean server? (see trellis konnectivity --help)\n"
+		if code, said := runs(t, append([]string{"trellis", "konnectivity"}, args...)...); code != 1 || said != want {
+			t.Errorf("%q: exit code %d, %s", args, code, said)
+		}
+	}
+	if code, said := runs(t, "trellis", "konnectivity", "--no-such"); code != 1 || said != "error: unknown flag: --no-such (see trellis konnectivity --help)\n" {
+		t.Errorf("exit code %d, %s", code, said)
 	}
 }
 

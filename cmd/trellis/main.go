@@ -25,9 +25,9 @@ func run(args []string) int {
 	case name == "etcd":
 		return execute(newStandIn(), args[1:])
 	case name == "proxy-server":
-		return execute(newKonnectivityServer(), args[1:])
+		return execute(called(name, newKonnectivityServer()), args[1:])
 	case name == "proxy-agent":
-		return execute(newKonnectivityAgent(), args[1:])
+		return execute(called(name, newKonnectivityAgent()), args[1:])
 	case locale.IsKubectl(args) && args[1] == "kubectl":
 		return embeddedKubectl(args[2:])
 	case locale.IsKubectl(args): // completion of "trellis kubectl …" is kubectl's own
@@ -36,10 +36,16 @@ func run(args []string) int {
 	return execute(newRoot(), args[1:])
 }
 
+// called is a subcommand that the program is called as.
+func called(name string, cmd *cobra.Command) *cobra.Command {
+	cmd.Use = name
+	return cmd
+}
+
 // execute runs a command that is not kubectl.
 func execute(cmd *cobra.Command, args []string) int {
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetFlagErrorFunc(seeHelp)
+	cmd.SetFlagErrorFunc(wrongFlag)
 	cmd.SetArgs(args)
 	if err := cmd.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)
@@ -69,12 +75,20 @@ Everything it keeps lies in .trellis; remove the folder to start afresh.`,
 	return root
 }
 
+// wrongFlag tells of a flag that cannot be; where it stands behind a command that there is not, of that.
+func wrongFlag(cmd *cobra.Command, err error) error {
+	if before := cmd.Flags().Args(); cmd.HasSubCommands() && len(before) > 0 {
+		return noSuchCommand(cmd, before)
+	}
+	return seeHelp(cmd, err)
+}
+
 // seeHelp says of a mistake in a command line where to read what is right.
 func seeHelp(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 }
 
-// noSuchCommand refuses all arguments of trellis itself.
+// noSuchCommand refuses all arguments of a command that has but subcommands.
 func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

@@ -2,6 +2,7 @@ package selector
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -142,6 +143,20 @@ func TestGRPCRefused(t *testing.T) {
 	})
 	if err != nil {
 		t.Errorf("a silent server: %v", err)
+	}
+}
+
+// KON-054: a tunnel server that does not accept this server's certificate is told from one that is ill, and what to look at.
+func TestGRPCWithTheWrongCertificate(t *testing.T) {
+	f, other := newFolder(t), newFolder(t)
+	for _, most := range []uint16{tls.VersionTLS12, tls.VersionTLS13} { // the alert comes in the handshake, or after it
+		l, c := f.listen("tcp", "127.0.0.1:0"), f.mutual()
+		c.ClientCAs, c.MaxVersion = other.mutual().ClientCAs, most
+		far := f.tunnel(l, server.ModeGRPC, c)
+		defer far.Close()
+		if _, err := f.cluster("GRPC", overTCP(l))(t.Context(), "tcp", "203.0.113.1:1"); err == nil || !strings.Contains(err.Error(), hintCertificate) {
+			t.Errorf("TLS %x: %v", most, err)
+		}
 	}
 }
 

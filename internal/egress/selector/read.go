@@ -18,13 +18,15 @@ func read(text []byte) (*apiserver.EgressSelectorConfiguration, error) {
 	install.Install(scheme)
 	scheme.AddKnownTypes(v1beta1.ConfigSchemeGroupVersion, &v1beta1.EgressSelectorConfiguration{})
 	utilruntime.Must(scheme.SetVersionPriority(v1beta1.SchemeGroupVersion))
-	decoded, kind, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder().Decode(text, nil, nil)
-	if err != nil {
-		return nil, err
-	}
+	decoded, _, err := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder().Decode(text, nil, nil)
 	said, ok := decoded.(*apiserver.EgressSelectorConfiguration)
-	if !ok {
-		return nil, fmt.Errorf("want an EgressSelectorConfiguration of %s, got %s", v1beta1.SchemeGroupVersion, kind)
+	switch {
+	case runtime.IsNotRegisteredError(err) || runtime.IsMissingKind(err) || runtime.IsMissingVersion(err) || err == nil && !ok:
+		return nil, errOther // upstream's names a file of its source
+	case err != nil:
+		return nil, err
 	}
 	return said, nil
 }
+
+var errOther = fmt.Errorf("it is no configuration that is known here: want \"apiVersion: %s\" and \"kind: EgressSelectorConfiguration\"", v1beta1.SchemeGroupVersion)

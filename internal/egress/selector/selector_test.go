@@ -85,6 +85,13 @@ func TestMistakes(t *testing.T) {
 		one("cluster", "proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://a:1'}}"):                                                                                 transport + `.tcp.url: Invalid value`,
 		one("cluster", "proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://'}}"):                                                                                   transport + `.tcp.url: Invalid value`,
 		one("cluster", `proxyProtocol: HTTPConnect, transport: {tcp: {url: "https://a:x"}}`):                                                                                transport + `.tcp.url: Invalid value`,
+		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:99999', "+secured+"}}"):                                                                      transport + `.tcp.url: Invalid value: "https://a:99999": the port must be between 1 and 65535`,
+		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:0', "+secured+"}}"):                                                                          transport + `.tcp.url: Invalid value: "https://a:0": the port`,
+		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1/b', "+secured+"}}"):                                                                        transport + `.tcp.url: Invalid value: "https://a:1/b": must be https://host:port, with no user, path or query`,
+		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1?b=c', "+secured+"}}"):                                                                      transport + `.tcp.url: Invalid value: "https://a:1?b=c": must be`,
+		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://b:secret@a:1', "+secured+"}}"):                                                                 transport + `.tcp.url: Invalid value: "https://b:xxxxx@a:1": must be`,
+		one("cluster", "proxyProtocol: GRPC, transport: {uds: {udsName: /"+strings.Repeat("a", 200)+"}}"):                                                                   transport + `.uds.udsName: Invalid value: "/` + strings.Repeat("a", 200) + `": has 201 bytes`,
+		one("cluster", "proxyProtocol: GRPC, transport: {uds: {udsName: DIR}}"):                                                                                             transport + `.uds.udsName: Invalid value: "` + f.dir + `": is there, and no socket`,
 		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1'}}"):                                                                                       transport + `.tcp.tlsConfig: Required value`,
 		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1', tlsConfig: {clientKey: DIR/admin.key}}}"):                                                transport + `.tcp.tlsConfig.clientCert: Required value`,
 		one("cluster", "proxyProtocol: GRPC, transport: {tcp: {url: 'https://a:1', tlsConfig: {clientCert: DIR/admin.crt}}}"):                                               transport + `.tcp.tlsConfig.clientKey: Required value`,
@@ -106,10 +113,13 @@ func TestMistakes(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	wanted := f.path("egress.yaml") + `: it is no configuration that is known here: want "apiVersion: apiserver.k8s.io/v1beta1" and "kind: EgressSelectorConfiguration"`
 	for text, want := range map[string]string{
-		"apiVersion: apiserver.k8s.io/v1\nkind: EgressSelectorConfiguration":      "no kind \"EgressSelectorConfiguration\"",
-		"apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration": "want an EgressSelectorConfiguration",
-		"": "Object 'Kind' is missing",
+		"apiVersion: apiserver.k8s.io/v1\nkind: EgressSelectorConfiguration":      wanted,
+		"apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration": wanted,
+		"apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfig":        wanted,
+		"kind: EgressSelectorConfiguration":                                       wanted,
+		"":                                                                        wanted,
 	} {
 		if _, err := Open(f.file("egress.yaml", text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
