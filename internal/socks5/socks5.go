@@ -83,9 +83,9 @@ func (s *Server) serve(ctx context.Context, conn net.Conn, buffers bufferpool.Bu
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(s.HandshakeTimeout)) // an error would come back with the first read
-	conn, err := speaksSOCKS5(conn)
+	client, err := speaksSOCKS5(conn)
 	if err == nil {
-		err = s.proxy(ctx, buffers).ServeConn(conn)
+		err = s.proxy(ctx, buffers).ServeConn(client)
 	}
 	_ = conn.Close()
 	if err != nil && !leaving(err) {
