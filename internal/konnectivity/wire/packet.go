@@ -126,10 +126,11 @@ func (p Packet) Message() *h2.Buffer {
 // parse reads a packet; data is part of the message.
 func parse(message []byte) (p Packet, data []byte, err error) {
 	var bodies [len(payload)][]byte
-	err = each(message, func(field protowire.Number, n uint64, value []byte) {
+	err = each(message, func(field protowire.Number, n uint64) {
 		if field == 1 {
 			p.Type = Type(min(n, 255))
 		}
+	}, func(field protowire.Number, value []byte) {
 		for t, of := range payload {
 			if of == field {
 				bodies[t] = value
@@ -140,16 +141,19 @@ func parse(message []byte) (p Packet, data []byte, err error) {
 		return p, nil, err
 	}
 	l := layout[p.Type]
-	err = each(bodies[p.Type], func(field protowire.Number, n uint64, value []byte) {
+	err = each(bodies[p.Type], func(field protowire.Number, n uint64) {
+		switch field {
+		case l.random:
+			p.Random = int64(n)
+		case l.connectID:
+			p.ConnectID = int64(n)
+		}
+	}, func(field protowire.Number, value []byte) {
 		switch field {
 		case l.protocol:
 			p.Protocol = text(value)
 		case l.address:
 			p.Address = text(value)
-		case l.random:
-			p.Random = int64(n)
-		case l.connectID:
-			p.ConnectID = int64(n)
 		case l.err:
 			p.Error = text(value)
 		case l.data:
@@ -161,8 +165,8 @@ func parse(message []byte) (p Packet, data []byte, err error) {
 
 func text(value []byte) string { return string(value[:min(len(value), maxText)]) }
 
-// each calls f with each field that is a number or bytes. Others are left out.
-func each(message []byte, f func(field protowire.Number, n uint64, value []byte)) error {
+// each calls number and value with each field that is one. Others are left out.
+func each(message []byte, number func(protowire.Number, uint64), value func(protowire.Number, []byte)) error {
 	for len(message) > 0 {
 		field, kind, n := protowire.ConsumeTag(message)
 		if n < 0 {
@@ -173,12 +177,12 @@ func each(message []byte, f func(field protowire.Number, n uint64, value []byte)
 		case protowire.VarintType:
 			v, size := protowire.ConsumeVarint(message)
 			if n = size; n >= 0 {
-				f(field, v, nil)
+				number(field, v)
 			}
 		case protowire.BytesType:
 			v, size := protowire.ConsumeBytes(message)
 			if n = size; n >= 0 {
-				f(field, 0, v)
+				value(field, v)
 			}
 		default:
 			n = protowire.ConsumeFieldValue(field, kind, message)

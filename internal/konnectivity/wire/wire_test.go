@@ -139,6 +139,7 @@ func FuzzMessages(f *testing.F) {
 		f.Add(p.Append(nil), 3)
 	}
 	f.Add([]byte{0x08, 4, 0x22, 3, 0x1a, 1, 'x'}, 1)
+	f.Add([]byte("\b\x01\n\x1100000000000000000"), 10) // a field that comes again as bytes is another
 	f.Fuzz(func(t *testing.T, message []byte, cut int) {
 		if len(message) > 32<<10 {
 			return
