@@ -23,6 +23,7 @@ type session interface {
 	Leaving() <-chan struct{}
 	Run() error
 	Drain()
+	Leave() error
 	Close()
 }
 
@@ -41,7 +42,7 @@ type servers struct {
 
 	mu       sync.Mutex
 	sessions map[string]session // by the server's ID
-	leaving  map[session]bool   // and those that have been, until they end
+	leaving  map[session]bool   // those that have been, and second ones to a server, until they end
 	places   map[string]*place  // by address
 	answer   int                // how many servers there are, as the last said that was connected to
 	resolved []string           // the addresses of Host, as it was last resolved
@@ -241,8 +242,16 @@ func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool
 	if p.again = twice && !p.again; !p.again {
 		p.lengthen(s.SyncInterval, s.SyncIntervalCap)
 	}
-	if twice || ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		x.Close()
+		return false
+	case twice: // the server may have asked for a connection by way of it
+		s.leaving[x] = true
+		s.tasks.Go(func() {
+			_ = x.Leave()
+			s.forget(x)
+		})
 		return false
 	}
 	klog.InfoS("Connected to a server", "address", p.address, "server", p.server, "servers", s.answer)
@@ -266,14 +275,18 @@ func (s *servers) lose(p *place, x session, lived time.Duration) {
 	}
 }
 
-// ended forgets a session.
+// ended forgets a session to a server that is connected no more.
 func (s *servers) ended(ctx context.Context, p *place, x session, err error) {
-	x.Close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	klog.InfoS("The connection to a server has ended", "address", p.address, "server", x.ServerID(), "reason", err)
 	if ctx.Err() == nil {
 		s.metrics.serverFailures.Inc()
 	}
+	s.forget(x)
+}
+
+func (s *servers) forget(x session) {
+	x.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.leaving, x)
 }

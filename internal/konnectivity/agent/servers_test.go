@@ -40,6 +40,11 @@ func TestLoadBalancer(t *testing.T) {
 		if len(w.dials) != 6 {
 			t.Errorf("%d dials, want 6", len(w.dials))
 		}
+		for i, x := range w.open {
+			if kept := w.s.sessions[x.id] == session(x); x.drained == kept || x.alive() != kept { // what it was asked for meanwhile may end
+				t.Errorf("session %d: kept %t, has taken leave %t, is open %t", i, kept, x.drained, x.alive())
+			}
+		}
 		if again := w.after(24 * time.Hour); len(again) > 0 {
 			t.Errorf("%d dials when all servers are connected to", len(again))
 		}

@@ -127,6 +127,18 @@ func (s *Session) Run() error {
 	if s.conn.Err() == nil {
 		klog.InfoS("A server is leaving: its connections go on until they end", "server", s.id, "open", s.Open())
 	}
+	return s.finish()
+}
+
+// Leave asks the server for no new connections, and returns when the tunnel has ended, and why. It ends with the last connection, of which some
+// may have been asked for before the server knew.
+func (s *Session) Leave() error {
+	s.Drain()
+	return s.finish()
+}
+
+// finish ends the tunnel when no connection goes through it.
+func (s *Session) finish() error {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	for open := 1; open > 0; open = s.Open() {

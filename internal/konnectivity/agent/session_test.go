@@ -85,34 +85,40 @@ func (s *leavingServer) endsWithin(d time.Duration) {
 }
 
 // KON-053: the session to a server that is leaving goes on while a connection is open on it or dialled, also one that was asked for when the server
-// had said so, and ends with the last.
-func TestSessionOfServerThatIsLeaving(t *testing.T) {
-	for name, packets := range map[string]bool{"streams": false, "packets": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newLeavingServer(t, packets, false)
-				s.lasts("the server stays")
-				s.conn.GoAway()
-				var conn net.Conn
-				s.dial("destination:1", func(other tunnel.Joint, err error) {
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					conn = tunnel.NewConn(other, "")
-				})
-				s.lasts("a destination is dialled")
-				close(s.let)
-				s.lasts("a connection is open")
-				go func() { _, _ = io.WriteString(s.destination, "still there") }()
-				if _, err := io.ReadFull(conn, make([]byte, len("still there"))); err != nil {
-					t.Error(err)
-				}
-				_ = conn.Close()
-				s.endsWithin(2 * drainPoll)
-			})
-		})
+// had said so, and ends with the last. So it is with a session that leaves its server, as the agent has another to it (KON-055).
+func TestSessionThatEndsWithItsLastConnection(t *testing.T) {
+	for name, leave := range map[string]func(*leavingServer){
+		"the server leaves":  func(s *leavingServer) { s.conn.GoAway() },
+		"the session leaves": func(s *leavingServer) { go func() { _ = s.session.Leave() }() },
+	} {
+		t.Run(name+", streams", func(t *testing.T) { endsWithItsLast(t, false, leave) })
+		t.Run(name+", packets", func(t *testing.T) { endsWithItsLast(t, true, leave) })
 	}
+}
+
+func endsWithItsLast(t *testing.T, packets bool, leave func(*leavingServer)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLeavingServer(t, packets, false)
+		s.lasts("the server stays")
+		leave(s)
+		var conn net.Conn
+		s.dial("destination:1", func(other tunnel.Joint, err error) {
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			conn = tunnel.NewConn(other, "")
+		})
+		s.lasts("a destination is dialled")
+		close(s.let)
+		s.lasts("a connection is open")
+		go func() { _, _ = io.WriteString(s.destination, "still there") }()
+		if _, err := io.ReadFull(conn, make([]byte, len("still there"))); err != nil {
+			t.Error(err)
+		}
+		_ = conn.Close()
+		s.endsWithin(2 * drainPoll)
+	})
 }
 
 // KON-053: it ends also when the server does not answer by its own end.

@@ -173,6 +173,16 @@ func (x *fakeSession) Run() error {
 	return errors.New("the end")
 }
 
+func (x *fakeSession) Leave() error {
+	x.Drain()
+	x.leave()
+	select {
+	case <-x.closed:
+	case <-time.After(drainPoll):
+	}
+	return errors.New("it has left")
+}
+
 func (x *fakeSession) Close() {
 	x.end()
 	x.leave()
