@@ -630,6 +630,31 @@ func TestCloseToTheMute(t *testing.T) {
 	}
 }
 
+// KON-053: a connection that is retired and has no streams waits for one that takes nothing for a time, not for ever.
+func TestRetireToTheMute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe() // which holds nothing
+		defer far.Close()
+		client := NewClient(near, Options{})
+		go func() { _ = client.Run() }()
+		must(t, http2.NewFramer(far, nil).WriteSettings())
+		s := open(t, client, &stream{})
+		synctest.Wait() // until a batch is on its way
+		s.Reset(http2.ErrCodeCancel)
+		client.Retire()
+		time.Sleep(linger - time.Millisecond)
+		if err := client.Err(); err != nil {
+			t.Errorf("it is closed before its time: %v", err)
+		}
+		time.Sleep(reasonWait + 2*time.Millisecond) // it listens for a reason
+		synctest.Wait()
+		if client.Err() == nil {
+			t.Errorf("it is open after %s", linger)
+			client.Close(nil)
+		}
+	})
+}
+
 // KON-044: the last that goes through a connection that is retired arrives before that is closed.
 func TestRetireAfterTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -641,7 +666,7 @@ func TestRetireAfterTheLast(t *testing.T) {
 		synctest.Wait()
 		must(t, f.WriteSettings())
 		s := open(t, client, &stream{})
-		frames := func(last http2.FrameType) (n int) {
+		frames := func(last http2.FrameType, flags http2.Flags) (n int) {
 			for {
 				frame, err := f.ReadFrame()
 				if err != nil {
@@ -650,18 +675,18 @@ func TestRetireAfterTheLast(t *testing.T) {
 				if data, ok := frame.(*http2.DataFrame); ok {
 					n += len(data.Data())
 				}
-				if h := frame.Header(); h.Type == last {
+				if h := frame.Header(); h.Type == last && h.Flags.Has(flags) {
 					return n
 				}
 			}
 		}
-		frames(http2.FrameHeaders)
+		frames(http2.FrameHeaders, 0)
 		must(t, f.WriteHeaders(http2.HeadersFrameParam{StreamID: s.id, BlockFragment: []byte{0x88}, EndHeaders: true, EndStream: true})) // :status 200
 		client.Retire()
 		send(s, noise(1000))
 		s.End(nil)
 		synctest.Wait() // until it is on its way, to one who does not read yet
-		if n := frames(http2.FrameData); n != 1000 {
+		if n := frames(http2.FrameData, http2.FlagDataEndStream); n != 1000 {
 			t.Errorf("%d bytes of 1000 arrive", n)
 		}
 		synctest.Wait()
