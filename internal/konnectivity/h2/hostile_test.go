@@ -170,6 +170,10 @@ func TestFloodOfStreams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := heap()
 			_, wire, server := raw(t, Options{Accept: accept})
+			go func() {
+				<-server.Done()
+				_ = wire.Close() // the system would tell of the end by and by, as nothing is read
+			}()
 			out := bufio.NewWriterSize(wire, 64<<10)
 			f := http2.NewFramer(out, nil)
 			for id := uint32(1); f.WriteHeaders(opening(id, false)) == nil && id < mostStreams; id += 2 {
