@@ -11,24 +11,26 @@ const (
 	drainPoll  = 500 * time.Millisecond // how often they are counted; a dial that was on its way then has come
 )
 
-// drain asks all servers for no new connections, waits until none is open or the limit is reached, and ends the sessions.
+// drain asks all servers for no new connections, and ends the sessions: each with its last connection, or all when the limit is reached.
 // It is called after run has returned.
 func (s *servers) drain() {
 	for _, x := range s.all() {
 		x.Drain()
+		s.tasks.Go(func() { _ = x.Finish() })
 	}
-	tick := time.NewTicker(drainPoll)
-	defer tick.Stop()
-	for end := time.Now().Add(drainLimit); len(s.all()) > 0 && time.Now().Before(end); {
-		<-tick.C
-		if s.metrics.open.Load() == 0 {
-			break
+	ended := make(chan struct{})
+	go func() {
+		s.tasks.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(drainLimit):
+		for _, x := range s.all() {
+			x.Close()
 		}
+		<-ended
 	}
-	for _, x := range s.all() {
-		x.Close()
-	}
-	s.tasks.Wait()
 }
 
 // all are the sessions that have not ended.

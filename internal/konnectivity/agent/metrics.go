@@ -15,7 +15,8 @@ import (
 // Metrics are those of one agent. They have the reference's names where that counts the same.
 type Metrics struct {
 	registry *prometheus.Registry
-	open     atomic.Int64 // connections to destinations; the agent does not end before they have
+	open     atomic.Int64 // connections to destinations
+	last     atomic.Int64 // number of one: the reference's server keeps those of an agent together, whatever tunnel they go through
 
 	dials                   prometheus.Histogram
 	dialFailures            *prometheus.CounterVec

@@ -20,10 +20,11 @@ const (
 type session interface {
 	ServerID() string
 	ServerCount() int
+	Ours() bool
 	Leaving() <-chan struct{}
 	Run() error
 	Drain()
-	Leave() error
+	Finish() error
 	Close()
 }
 
@@ -248,8 +249,11 @@ func (s *servers) keep(ctx context.Context, p *place, x session, err error) bool
 		return false
 	case twice: // the server may have asked for a connection by way of it
 		s.leaving[x] = true
+		if x.Ours() {
+			x.Drain()
+		}
 		s.tasks.Go(func() {
-			_ = x.Leave()
+			_ = x.Finish()
 			s.forget(x)
 		})
 		return false

@@ -50,6 +50,7 @@ type Session struct {
 	stream  *h2.Stream
 	id      string // of the server
 	count   int    // of servers, as it says
+	ours    bool   // it asks for connections by CONNECT
 	dialing atomic.Int64
 
 	once    sync.Once
@@ -75,7 +76,8 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 // begin opens a tunnel on a connection.
 func begin(ctx context.Context, conn net.Conn, address string, o Options) (*Session, error) {
 	s := &Session{options: o, welcome: make(chan error, 1)}
-	s.packets.Answer, s.packets.Shared, s.packets.Stalled, s.packets.Saw = s.dial, true, o.Metrics.stalled.Inc, o.Metrics.saw
+	s.packets.Answer, s.packets.Shared, s.packets.Numbers = s.dial, true, &o.Metrics.last
+	s.packets.Stalled, s.packets.Saw = o.Metrics.stalled.Inc, o.Metrics.saw
 	s.conn = h2.NewClient(conn, h2.Options{Tunnel: true, Accept: s.accept})
 	s.packets.Over = s.over
 	go s.conn.Run()
@@ -118,6 +120,9 @@ func (s *Session) ServerID() string { return s.id }
 // ServerCount is how many servers there are, as this one says.
 func (s *Session) ServerCount() int { return s.count }
 
+// Ours says that the server is Trellis', to which each of an agent's sessions is as good as another. The reference's looks at the first alone.
+func (s *Session) Ours() bool { return s.ours }
+
 // Leaving is closed when the server takes nothing new, or the tunnel has ended.
 func (s *Session) Leaving() <-chan struct{} { return s.conn.Leaving() }
 
@@ -127,18 +132,11 @@ func (s *Session) Run() error {
 	if s.conn.Err() == nil {
 		klog.InfoS("A server is leaving: its connections go on until they end", "server", s.id, "open", s.Open())
 	}
-	return s.finish()
+	return s.Finish()
 }
 
-// Leave asks the server for no new connections, and returns when the tunnel has ended, and why. It ends with the last connection, of which some
-// may have been asked for before the server knew.
-func (s *Session) Leave() error {
-	s.Drain()
-	return s.finish()
-}
-
-// finish ends the tunnel when no connection goes through it.
-func (s *Session) finish() error {
+// Finish ends the tunnel when no connection goes through it, and returns why it has ended.
+func (s *Session) Finish() error {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	for open := 1; open > 0; open = s.Open() {
@@ -236,7 +234,8 @@ func (s *Session) read(fields []hpack.HeaderField) error {
 	}
 	s.id, s.count = id, n
 	every := s.options.KeepaliveTime
-	if by, _ := wire.Field(fields, wire.Tunnel); by != wire.ByConnect {
+	by, _ := wire.Field(fields, wire.Tunnel)
+	if s.ours = by == wire.ByConnect; !s.ours {
 		every = max(every, politePing)
 	}
 	s.conn.KeepAlive(every)

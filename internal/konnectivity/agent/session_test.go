@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ type leavingServer struct {
 	conn        *h2.Conn
 	dial        tunnel.Dial
 	session     *Session
+	reads       *gate
 	let         chan struct{}
 	destination net.Conn
 	ended       chan struct{} // the session has, as the agent sees it
@@ -31,7 +33,8 @@ type leavingServer struct {
 func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
 	s := &leavingServer{t: t, let: make(chan struct{}), ended: make(chan struct{})}
 	near, far := net.Pipe()
-	s.conn = h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+	s.reads = &gate{Conn: far}
+	s.conn = h2.NewServer(s.reads, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
 		s.Shared = true
 		s.Over = func(error) {
 			if !deaf {
@@ -52,11 +55,28 @@ func newLeavingServer(t *testing.T, packets, deaf bool) *leavingServer {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s.session.Ours() == packets {
+		t.Errorf("the session to one that asks by packets: %v takes the server for Trellis': %v", packets, s.session.Ours())
+	}
 	go func() {
 		defer close(s.ended)
 		_ = s.session.Run()
 	}()
 	return s
+}
+
+// gate is a connection of which nothing more is read, once it is shut, until that is closed.
+type gate struct {
+	net.Conn
+	shut atomic.Pointer[chan struct{}]
+}
+
+func (g *gate) Read(p []byte) (int, error) {
+	n, err := g.Conn.Read(p)
+	if shut := g.shut.Load(); shut != nil {
+		<-*shut
+	}
+	return n, err
 }
 
 func (s *leavingServer) connect(context.Context, string, string) (net.Conn, error) {
@@ -89,7 +109,7 @@ func (s *leavingServer) endsWithin(d time.Duration) {
 func TestSessionThatEndsWithItsLastConnection(t *testing.T) {
 	for name, leave := range map[string]func(*leavingServer){
 		"the server leaves":  func(s *leavingServer) { s.conn.GoAway() },
-		"the session leaves": func(s *leavingServer) { go func() { _ = s.session.Leave() }() },
+		"the session leaves": func(s *leavingServer) { go func() { _ = s.session.Finish() }() },
 	} {
 		t.Run(name+", streams", func(t *testing.T) { endsWithItsLast(t, false, leave) })
 		t.Run(name+", packets", func(t *testing.T) { endsWithItsLast(t, true, leave) })
@@ -128,4 +148,103 @@ func TestSessionOfServerThatDoesNotEnd(t *testing.T) {
 		s.conn.GoAway()
 		s.endsWithin(drainLimit + 2*drainPoll)
 	})
+}
+
+// KON-053: an agent that ends waits for destinations that are dialled, and until all that they have said has gone out.
+func TestDrainIsNotTheEnd(t *testing.T) {
+	for name, packets := range map[string]bool{"streams": false, "packets": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := newLeavingServer(t, packets, false)
+				agent := newServers(&Config{}, NewMetrics())
+				agent.sessions["A"] = server.session
+				answers := make(chan net.Conn, 1)
+				server.dial("destination:1", func(other tunnel.Joint, err error) {
+					if err != nil {
+						t.Error(err)
+						close(answers)
+						return
+					}
+					answers <- tunnel.NewConn(other, "")
+				})
+				synctest.Wait()
+				drained := make(chan struct{})
+				go func() {
+					defer close(drained)
+					agent.drain()
+				}()
+				<-time.After(3 * time.Second)
+				close(server.let)
+				conn := <-answers
+				if conn == nil {
+					return
+				}
+				said := make([]byte, 100<<10)
+				go func() {
+					shut := make(chan struct{})
+					server.reads.shut.Store(&shut)
+					_, _ = server.destination.Write(said)
+					_ = server.destination.Close()
+					<-time.After(3 * time.Second)
+					close(shut)
+				}()
+				if n, err := io.Copy(io.Discard, conn); n != int64(len(said)) || err != nil {
+					t.Errorf("%d bytes of %d: %v", n, len(said), err)
+				}
+				_ = conn.Close()
+				<-time.After(2 * drainPoll)
+				if synctest.Wait(); !isClosed(drained) {
+					t.Error("the agent goes on without a connection")
+				}
+				server.session.Close()
+			})
+		})
+	}
+}
+
+// numbered is a tunnel server's end of a tunnel, that is told the numbers of connections.
+type numbered struct {
+	messages wire.Messages
+	told     chan int64
+}
+
+func (n *numbered) Header(*h2.Stream, []hpack.HeaderField, bool) {}
+func (n *numbered) Ended(*h2.Stream, error)                      {}
+
+func (n *numbered) Data(_ *h2.Stream, b *h2.Buffer, _ bool) {
+	_ = n.messages.Read(b, func(p wire.Packet, data *h2.Buffer) error {
+		data.Release()
+		if p.Type == wire.DialRsp {
+			n.told <- p.ConnectID
+		}
+		return nil
+	})
+}
+
+// KON-005: connections of an agent have different numbers, also when they go through different tunnels: the reference's server keeps them together.
+func TestNumbersOfConnections(t *testing.T) {
+	m := NewMetrics()
+	ask := func() int64 {
+		near, far := net.Pipe()
+		n := &numbered{told: make(chan int64)}
+		server := h2.NewServer(far, h2.Options{Accept: func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+			stream.Header(wire.Response(wire.ServerID, "A", wire.ServerCount, "1"), false)
+			stream.Send(wire.Packet{Type: wire.DialReq, Protocol: "tcp", Address: "destination:1", Random: 1}.Message())
+			return n
+		}})
+		go server.Run()
+		t.Cleanup(func() { server.Close(nil) })
+		s, err := begin(t.Context(), near, "a:1", Options{ID: "agent", Metrics: m, Dial: func(context.Context, string, string) (net.Conn, error) {
+			conn, _ := net.Pipe()
+			return conn, nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		return <-n.told
+	}
+	if one, other := ask(), ask(); one == other {
+		t.Errorf("two connections have the number %d", one)
+	}
 }

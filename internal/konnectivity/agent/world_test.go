@@ -21,6 +21,7 @@ type world struct {
 	behind map[string][]string // by address; none: refused
 	count  int                 // what servers answer
 	lasts  time.Duration       // of a session; 0: until it is closed
+	theirs bool                // the servers are the reference's
 	dials  []dial
 	open   []*fakeSession
 	end    context.CancelFunc
@@ -77,6 +78,7 @@ func (w *world) connect(_ context.Context, address string) (session, error) {
 	}
 	w.behind[address] = append(slices.Clone(all[1:]), all[0])
 	x := newFakeSession(all[0], w.count)
+	x.ours = !w.theirs
 	if w.lasts > 0 {
 		time.AfterFunc(w.lasts, x.Close)
 	}
@@ -151,9 +153,10 @@ func pauses(dials []dial) (all []time.Duration) {
 type fakeSession struct {
 	id              string
 	count           int
-	drained         bool
+	ours, drained   bool
 	leave, end      func()
 	leaving, closed chan struct{}
+	busy            <-chan struct{} // closed when no connection goes through it; nil: none does
 }
 
 func newFakeSession(id string, count int) *fakeSession {
@@ -165,6 +168,7 @@ func newFakeSession(id string, count int) *fakeSession {
 func (x *fakeSession) ServerID() string         { return x.id }
 func (x *fakeSession) ServerCount() int         { return x.count }
 func (x *fakeSession) Leaving() <-chan struct{} { return x.leaving }
+func (x *fakeSession) Ours() bool               { return x.ours }
 func (x *fakeSession) Drain()                   { x.drained = true }
 func (x *fakeSession) alive() bool              { return !isClosed(x.closed) }
 
@@ -173,14 +177,15 @@ func (x *fakeSession) Run() error {
 	return errors.New("the end")
 }
 
-func (x *fakeSession) Leave() error {
-	x.Drain()
-	x.leave()
-	select {
-	case <-x.closed:
-	case <-time.After(drainPoll):
+func (x *fakeSession) Finish() error {
+	if x.busy != nil {
+		select {
+		case <-x.closed:
+		case <-x.busy:
+		}
 	}
-	return errors.New("it has left")
+	x.Close()
+	return errors.New("it has finished")
 }
 
 func (x *fakeSession) Close() {

@@ -642,11 +642,11 @@ func TestRetireToTheMute(t *testing.T) {
 		synctest.Wait() // until a batch is on its way
 		s.Reset(http2.ErrCodeCancel)
 		client.Retire()
-		time.Sleep(linger - time.Millisecond)
+		<-time.After(linger - time.Millisecond)
 		if err := client.Err(); err != nil {
 			t.Errorf("it is closed before its time: %v", err)
 		}
-		time.Sleep(reasonWait + 2*time.Millisecond) // it listens for a reason
+		<-time.After(reasonWait + 2*time.Millisecond) // it listens for a reason
 		synctest.Wait()
 		if client.Err() == nil {
 			t.Errorf("it is open after %s", linger)

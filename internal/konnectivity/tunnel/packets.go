@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -36,6 +37,8 @@ type Packets struct {
 	Shared bool
 	// HalfClose says that both sides take data of no length as the end of what one of them sends. The reference's ends the connection.
 	HalfClose bool
+	// Numbers, unless nil, has the number of the connection that was dialled last, here or by others.
+	Numbers *atomic.Int64
 	// Saw, unless nil, is told of each packet, and Stalled of a connection that is closed as nothing reads what it has.
 	Saw     func(t wire.Type, received bool)
 	Stalled func()
@@ -49,7 +52,7 @@ type Packets struct {
 	draining atomic.Bool
 
 	mu    sync.Mutex
-	last  int64 // number of a connection that was dialled
+	last  atomic.Int64 // where there are no Numbers
 	asked map[int64]func(Joint, error)
 	dials map[int64]func() // to cancel
 	open  map[int64]*packetConn
@@ -212,8 +215,7 @@ func (p *Packets) answer(random int64, other Joint, err error) {
 		}
 		return
 	}
-	p.last++
-	c := &packetConn{packets: p, id: p.last, other: other}
+	c := &packetConn{packets: p, id: cmp.Or(p.Numbers, &p.last).Add(1), other: other}
 	p.open[c.id] = c
 	p.mu.Unlock()
 	p.send(wire.Packet{Type: wire.DialRsp, Random: random, ConnectID: c.id})
