@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 )
@@ -85,7 +86,7 @@ func TestAgentAccepts(t *testing.T) {
 	for _, args := range []string{
 		"--proxy-server-host=192.0.2.1", "--proxy-server-host=2001:db8::1", "--proxy-server-host=fe80::1%eth0", "--proxy-server-host=a.example",
 		"--agent-identifiers=host=a&host=b.example&ipv4=192.0.2.1&ipv6=2001:db8::1&cidr=192.0.2.0/24&cidr=2001:db8::/64&default-route=true",
-		"--agent-identifiers=default-route=0", "--agent-identifiers=",
+		"--agent-identifiers=default-route=0", "--agent-identifiers=", "--agent-identifiers=ipv4=${HOST_IP}", // as one of the reference's manifests has it
 	} {
 		var f agentFlags
 		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -95,6 +96,27 @@ func TestAgentAccepts(t *testing.T) {
 		}
 		if err := f.complete(); err != nil {
 			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+// KON-037: identifiers by which no server chooses an agent are not refused, as the reference takes them, but the log says so.
+func TestAgentWarns(t *testing.T) {
+	var log strings.Builder
+	klog.SetLogger(funcr.New(func(_, args string) { log.WriteString(args) }, funcr.Options{}))
+	t.Cleanup(klog.ClearLogger)
+	for identifiers, want := range map[string]string{
+		"ipv4=${HOST_IP}": `ipv4: \"${HOST_IP}\" is no IPv4 address`,
+		"ipv4=::1":        `ipv4: \"::1\" is no IPv4 address`,
+		"ipv6=192.0.2.1":  `ipv6: \"192.0.2.1\" is no IPv6 address`,
+		"cidr=192.0.2.1":  `cidr: \"192.0.2.1\" is no range of addresses`,
+		"host=":           `host: \"\" is no name`,
+		"default-route=x": `default-route: \"x\" is not true or false`,
+		"ipv4=192.0.2.1":  "",
+	} {
+		log.Reset()
+		if err := checkIdentifiers(identifiers); err != nil || !strings.Contains(log.String(), want) || want == "" && log.Len() > 0 {
+			t.Errorf("%s: %v; logged %s, want %s", identifiers, err, log.String(), want)
 		}
 	}
 }
@@ -111,12 +133,6 @@ func TestAgentRefuses(t *testing.T) {
 		"--proxy-server-host a.example:8132":   `--proxy-server-host: "a.example:8132" is no name or address by itself: its port is --proxy-server-port`,
 		"--proxy-server-host https://a":        "its port is --proxy-server-port",
 		"--proxy-server-host [::1]":            "its port is --proxy-server-port",
-		"--agent-identifiers default-route=x":  `--agent-identifiers: default-route: "x" is not true or false`,
-		"--agent-identifiers ipv4=::1":         `--agent-identifiers: ipv4: "::1" is no IPv4 address`,
-		"--agent-identifiers ipv4=1.2.3":       `--agent-identifiers: ipv4: "1.2.3" is no IPv4 address`,
-		"--agent-identifiers ipv6=192.0.2.1":   `--agent-identifiers: ipv6: "192.0.2.1" is no IPv6 address`,
-		"--agent-identifiers cidr=192.0.2.1":   `--agent-identifiers: cidr: "192.0.2.1" is no range of addresses`,
-		"--agent-identifiers host=":            `--agent-identifiers: host: "" is no name`,
 		"--proxy-server-port 0":                "--proxy-server-port: 0 is not between 1 and 65535",
 		"--health-server-port 65536":           "--health-server-port: 65536 is not between 0 and 65535",
 		"--admin-server-port -1":               "--admin-server-port: -1 is not between 0 and 65535",
