@@ -57,8 +57,8 @@ func newKonnectivityServer() *cobra.Command {
 		Short: "Run the end of the tunnel that the API server dials through",
 		Long: `Run a Konnectivity server: the API server connects to it through a Unix socket or with TLS, agents in the
 cluster with TLS, and what the API server dials, an agent does. It takes the place of the reference's proxy-server, as which it
-runs when it is called by that name: the flags are the same, and so are their defaults but those of --keepalive-time and
---frontend-keepalive-time.`,
+runs when it is called by that name: the flags are the same, and so are their defaults but those of --keepalive-time,
+--frontend-keepalive-time and -v.`,
 		Example: `  trellis konnectivity server --uds-name /etc/kubernetes/konnectivity-server/konnectivity-server.socket --server-port 0 \
     --cluster-cert apiserver.crt --cluster-key apiserver.key --agent-namespace kube-system --agent-service-account konnectivity-agent \
     --kubeconfig konnectivity-server.conf --authentication-audience system:konnectivity-server`,

@@ -1,6 +1,6 @@
 // Package egress is the one way out: a Dialer opens every connection that the server makes by itself, and a Transport sends
-// every request over them. It knows neither what is sent nor why. No kube-proxy runs beside it: it looks at the endpoints of
-// a Service itself.
+// every request over them. It knows neither what is sent nor why. It needs no kube-proxy: it looks at the endpoints of a
+// Service itself.
 package egress
 
 import (
