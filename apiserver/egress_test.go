@@ -304,6 +304,38 @@ func TestEtcdThroughTunnel(t *testing.T) {
 	}
 }
 
+// KON-003: the same where there is no etcd to test with. What listens here is reached by both ways, and says when one was taken.
+func TestEtcdSoughtThroughTunnel(t *testing.T) {
+	file, far := selection(t, "etcd")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	started := make(chan error, 1)
+	go func() {
+		s, err := apiserver.Start(ctx, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{"http://" + l.Addr().String()}}, EgressSelectorFile: file})
+		if err == nil {
+			_ = s.Shutdown()
+		}
+		_ = l.Close() // nobody will come any more
+		started <- err
+	}()
+	came, err := l.Accept()
+	if err != nil {
+		t.Fatalf("%v: %v", err, <-started)
+	}
+	defer came.Close()
+	if all := far.Asked(); !slices.Contains(all, l.Addr().String()) {
+		t.Errorf("the tunnel was asked for %q, want %s", all, l.Addr())
+	}
+	cancel()
+	if err := <-started; err == nil || !strings.HasPrefix(err.Error(), "load from etcd at http://"+l.Addr().String()) {
+		t.Errorf("the start without etcd ends with %v", err)
+	}
+}
+
 // KON-012: a configuration that cannot be used, or that an issuer of tokens is not found in, ends the start, with the flag that names it.
 func TestEgressMistakes(t *testing.T) {
 	file, _ := selection(t, "somewhere")

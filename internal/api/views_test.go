@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -198,13 +199,20 @@ func TestPretty(t *testing.T) {
 }
 
 // HPX-008 HPX-011: who reads along gets indented JSON that ends with a line, whatever a browser would rather have; nobody else does.
+// HPX-007: a slash at the end of a path changes nothing.
 func TestWhoReadsAlong(t *testing.T) {
 	h := withCronTabs(t)
 	const browser = "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 	const aggregated = "Accept: application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 	paths := map[string]int{
-		"/api": 200, "/api/": 200, "/api/v1": 200, "/apis": 200, "/apis/stable.example.com": 200, "/apis/stable.example.com/v1": 200,
+		"/api": 200, "/api/v1": 200, "/apis": 200, "/apis/stable.example.com": 200, "/apis/stable.example.com/v1": 200,
 		"/api/v1/namespaces": 200, "/api/v1/namespaces/default": 200, crontabs: 200, crontabs + "/a": 200, crontabs + "/none": 404, "/api/v1/none": 404,
+	}
+	for path, code := range maps.Clone(paths) {
+		paths[path+"/"] = code
+		if with, without := h.want(code, "GET", path+"/", ""), h.want(code, "GET", path, ""); with.Body.String() != without.Body.String() {
+			t.Errorf("%s/: %q, without the slash %q", path, with.Body, without.Body)
+		}
 	}
 	for path, code := range paths {
 		for _, headers := range [][]string{
@@ -240,7 +248,7 @@ func TestWhoReadsAlong(t *testing.T) {
 		}
 		equal(t, path, tree(t, w.Body), tree(t, plain.Body))
 	}
-	for _, path := range []string{"/", "/version"} { // to everybody
+	for _, path := range []string{"/", "/version", "/version/"} { // to everybody
 		if w := h.want(200, "GET", path, "", browser); !indented(w.Body.String()) {
 			t.Errorf("%s: %q", path, w.Body)
 		}

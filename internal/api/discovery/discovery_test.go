@@ -73,7 +73,7 @@ const (
 	aggregatedBeta = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
 )
 
-// CRD-049
+// CRD-049; HPX-007: with a slash at its end a path has the same document.
 func TestPlainDocuments(t *testing.T) {
 	c := newCluster(t)
 	c.Put(cronTabs())
