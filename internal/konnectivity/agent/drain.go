@@ -12,24 +12,22 @@ const (
 )
 
 // drain asks all servers for no new connections, and ends the sessions: each with its last connection, or all when the limit is reached.
-// It is called after run has returned.
+// Until then it waits as well for destinations to take what came for them. It is called after run has returned.
 func (s *servers) drain() {
+	end := time.Now().Add(drainLimit)
+	late := time.AfterFunc(drainLimit, func() {
+		for _, x := range s.all() {
+			x.Close()
+		}
+	})
+	defer late.Stop()
 	for _, x := range s.all() {
 		x.Drain()
 		s.tasks.Go(func() { _ = x.Finish() })
 	}
-	ended := make(chan struct{})
-	go func() {
-		s.tasks.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-	case <-time.After(drainLimit):
-		for _, x := range s.all() {
-			x.Close()
-		}
-		<-ended
+	s.tasks.Wait()
+	for s.metrics.open.Load() > 0 && time.Now().Before(end) { // a socket outlives its tunnel as long as it has something to write
+		<-time.After(drainPoll)
 	}
 }
 

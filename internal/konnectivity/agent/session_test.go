@@ -150,29 +150,40 @@ func TestSessionOfServerThatDoesNotEnd(t *testing.T) {
 	})
 }
 
+// asks has the server ask for a connection, which comes once dials are let.
+func (s *leavingServer) asks() <-chan net.Conn {
+	answers := make(chan net.Conn, 1)
+	s.dial("destination:1", func(other tunnel.Joint, err error) {
+		if err != nil {
+			s.t.Error(err)
+			close(answers)
+			return
+		}
+		answers <- tunnel.NewConn(other, "")
+	})
+	synctest.Wait()
+	return answers
+}
+
+// drains ends the agent, which has this session alone.
+func (s *leavingServer) drains() (drained chan struct{}) {
+	agent, drained := newServers(&Config{}, s.session.options.Metrics), make(chan struct{})
+	agent.sessions["A"] = s.session
+	go func() {
+		defer close(drained)
+		agent.drain()
+	}()
+	return drained
+}
+
 // KON-053: an agent that ends waits for destinations that are dialled, and until all that they have said has gone out.
 func TestDrainIsNotTheEnd(t *testing.T) {
 	for name, packets := range map[string]bool{"streams": false, "packets": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				server := newLeavingServer(t, packets, false)
-				agent := newServers(&Config{}, NewMetrics())
-				agent.sessions["A"] = server.session
-				answers := make(chan net.Conn, 1)
-				server.dial("destination:1", func(other tunnel.Joint, err error) {
-					if err != nil {
-						t.Error(err)
-						close(answers)
-						return
-					}
-					answers <- tunnel.NewConn(other, "")
-				})
-				synctest.Wait()
-				drained := make(chan struct{})
-				go func() {
-					defer close(drained)
-					agent.drain()
-				}()
+				answers := server.asks()
+				drained := server.drains()
 				<-time.After(3 * time.Second)
 				close(server.let)
 				conn := <-answers
@@ -200,6 +211,51 @@ func TestDrainIsNotTheEnd(t *testing.T) {
 			})
 		})
 	}
+}
+
+// KON-053: it waits as well for what destinations have yet to read of connections that are closed, also where the session that these came by
+// has ended; but not for one that reads nothing.
+func TestDrainWaitsForDestinations(t *testing.T) {
+	for name, packets := range map[string]bool{"streams": false, "packets": true} {
+		t.Run(name, func(t *testing.T) { drainWaits(t, packets, false, 3*time.Second) })
+		t.Run(name+", no session", func(t *testing.T) { drainWaits(t, packets, true, 3*time.Second) })
+		t.Run(name+", nothing is read", func(t *testing.T) { drainWaits(t, packets, false, time.Hour) })
+	}
+}
+
+func drainWaits(t *testing.T, packets, gone bool, idle time.Duration) {
+	synctest.Test(t, func(t *testing.T) {
+		const all = 50 << 10
+		server := newLeavingServer(t, packets, false)
+		close(server.let)
+		conn := <-server.asks()
+		if conn == nil {
+			return
+		}
+		_, _ = conn.Write(make([]byte, all))
+		_ = conn.Close()
+		synctest.Wait() // until all is at the agent
+		if gone {
+			server.conn.Close(nil)
+		}
+		began := time.Now()
+		drained := server.drains()
+		<-time.After(min(idle, drainLimit) - 1)
+		if synctest.Wait(); isClosed(drained) {
+			t.Error("the agent has ended before the destination has read anything")
+		}
+		if idle < drainLimit {
+			if n, err := io.Copy(io.Discard, server.destination); n != all || err != nil {
+				t.Errorf("%d bytes of %d: %v", n, all, err)
+			}
+		}
+		<-drained
+		if took := time.Since(began); took > min(idle, drainLimit)+drainPoll {
+			t.Errorf("the agent has ended after %v", took)
+		}
+		server.session.Close()
+		_ = server.destination.Close()
+	})
 }
 
 // numbered is a tunnel server's end of a tunnel, that is told the numbers of connections.

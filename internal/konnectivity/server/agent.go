@@ -44,7 +44,7 @@ func (s *Server) ServeAgents(l net.Listener) error {
 	refused := newRefusals(s.options.Logger, "a connection to the port for agents was closed",
 		"a TLS handshake at the port for agents failed; have they a certificate of --cluster-ca-cert, if that is given, and do they trust --cluster-cert?")
 	return s.listen(l, func(conn net.Conn) {
-		p := &peer{Server: s, from: conn.RemoteAddr()}
+		p := &peer{Server: s, from: conn.RemoteAddr(), refused: refused}
 		c := h2.NewServer(conn, h2.Options{MaxStreams: agentStreams, Accept: p.accept})
 		p.known = s.nobody.enter(c.Close)
 		go func() {
@@ -64,6 +64,7 @@ func (s *Server) ServeAgents(l net.Listener) error {
 type peer struct {
 	*Server
 	from    net.Addr
+	refused *refusals
 	streams int
 	let     atomic.Bool // in, as an agent
 	known   func()      // says so to strangers
@@ -123,10 +124,16 @@ func (a *agent) admit(ctx context.Context, authorization string) {
 	defer a.end()
 	o := a.peer.options
 	if err := a.identify(ctx, authorization); err != nil {
-		o.Logger.Warn("an agent was refused", "agent", a.id, "from", a.peer.from, "error", err)
+		warn := func() { o.Logger.Warn("an agent was refused", "agent", a.id, "from", a.peer.from, "error", err) }
 		told := "the agent's token is not accepted: the log of the tunnel server says why"
-		if errors.Is(err, errNoToken) {
+		switch {
+		case errors.Is(err, errNoToken):
 			told = err.Error()
+			fallthrough
+		case errors.Is(err, errNoTurn), ctx.Err() != nil: // strangers may have as many of these as they like
+			a.peer.refused.often.Do(warn)
+		default: // operators look for it
+			warn()
 		}
 		a.stream.Header(wire.Refusal(wire.Unauthenticated, told), true)
 		a.stream.Close(nil)
@@ -169,6 +176,9 @@ func (a *agent) dial(address string, answered func(tunnel.Joint, error)) (cancel
 	a.unanswered.Add(1)
 	return tunnel.Connect(a.stream.Conn())(address, func(other tunnel.Joint, err error) {
 		a.unanswered.Add(-1)
+		if errors.Is(err, h2.ErrGoingAway) { // its streams are used up: it is to come anew
+			a.stream.Conn().GoAway()
+		}
 		answered(other, err)
 	})
 }

@@ -262,6 +262,36 @@ func TestEstablishedConnections(t *testing.T) {
 	established(0)
 }
 
+// KON-053: an agent by whose connection no more streams can be opened, as its numbers are used up or it takes no more, is asked to come anew.
+// What is open goes on.
+func TestAgentWithoutStreams(t *testing.T) {
+	s, address := door(t, nil, slog.DiscardHandler)
+	accept := func(stream *h2.Stream, _ []hpack.HeaderField) h2.Receiver {
+		stream.Header([]hpack.HeaderField{{Name: ":status", Value: "200"}}, false)
+		return h2.Unserved{}
+	}
+	agent := knockFrom(t, "127.0.0.1", address, h2.Options{Tunnel: true, Accept: accept}, wire.AgentID, "a", wire.Tunnel, wire.ByConnect)
+	eventually(t, "the agent is there", s.Ready)
+	dial := func() error {
+		answered := make(chan error, 1)
+		s.dial("10.0.0.1:80", func(_ tunnel.Joint, err error) { answered <- err })
+		return <-answered
+	}
+	if err := dial(); err != nil {
+		t.Fatal(err)
+	}
+	agent.conn.GoAway()
+	eventually(t, "no more streams can be opened", func() bool { return errors.Is(dial(), h2.ErrGoingAway) })
+	select {
+	case <-agent.conn.Leaving():
+	case <-time.After(patience):
+		t.Error("the agent is not asked to come anew")
+	}
+	if n, err := agent.conn.Streams(), agent.conn.Err(); n != 2 || err != nil {
+		t.Errorf("%d streams are open, and the connection is at %v", n, err)
+	}
+}
+
 // KON-034: what --proxy-strategies may be.
 func TestParseStrategies(t *testing.T) {
 	if got, err := ParseStrategies("destHost,, default"); err != nil || len(got) != 2 || got[0] != DestHost || got[1] != Default {

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 )
 
-// refusals logs connections to a port that were closed as who came is not whom it is for: one a second at most, so that strangers do
-// not flood the log.
+// refusals logs connections to a port that were closed as who came is not whom it is for, and agents that were refused without a review:
+// one a second at most, so that strangers do not flood the log.
 type refusals struct {
 	logger             *slog.Logger
 	noHTTP2, untrusted string // what may be wrong

@@ -2,12 +2,18 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
 // logged is a log that may be read meanwhile.
@@ -76,6 +82,47 @@ func TestRefusedHandshakesDoNotFloodTheLog(t *testing.T) {
 	eventually(t, "all have gone", func() bool { return log.String() != "" && s.knocking() == 0 })
 	lines, seconds := strings.Count(log.String(), "\n"), int(time.Since(began)/time.Second)
 	if lines > seconds+1 {
+		t.Errorf("%d lines in %d seconds", lines, seconds)
+	}
+}
+
+// KON-034: nor do those that come without a token, or with one that is not reviewed, as it does not get its turn or they do not wait. Of
+// one that was reviewed the log says why it is refused, whatever others do.
+func TestRefusedAgentsDoNotFloodTheLog(t *testing.T) {
+	const strangers = 50
+	log, through := &logged{}, make(chan struct{})
+	s, address := door(t, func(_ context.Context, token string) error {
+		if token == "of.many.strangers" {
+			<-through
+		}
+		return errors.New("nobody")
+	}, slog.NewTextHandler(log, nil))
+	s.turns.strange.patience = time.Second
+	began := time.Now()
+	for token, refused := range map[string]int{"": strangers, "Bearer of.many.strangers": strangers - maxReviews} {
+		var all []*knock
+		for i := range strangers {
+			all = append(all, knockFrom(t, fmt.Sprint("127.0.1.", i), address, h2.Options{}, wire.AgentID, "stranger", wire.Authorization, token))
+		}
+		eventually(t, "they are refused", func() bool {
+			told := 0
+			for _, k := range all {
+				told += len(k.answered)
+			}
+			return told == refused
+		})
+		for _, k := range all {
+			k.conn.Close(nil)
+		}
+		eventually(t, "all have gone", func() bool { return s.knocking() == 0 })
+	}
+	close(through)
+	_ = knockAt(t, address, "agent", "Bearer of.another.cluster").told(t)
+	if !strings.Contains(log.String(), "agent=agent") {
+		t.Errorf("nothing is said of who was reviewed: %s", log)
+	}
+	lines, seconds := strings.Count(log.String(), "agent=stranger"), int(time.Since(began)/time.Second)
+	if lines == 0 || lines > seconds+1 {
 		t.Errorf("%d lines in %d seconds", lines, seconds)
 	}
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -16,6 +17,8 @@ const (
 	knownPatience   = 15 * time.Second
 	strangePatience = 5 * time.Second
 )
+
+var errNoTurn = errors.New("the token was not reviewed: too many others are")
 
 // turns are those of agents whose tokens are reviewed. Who has been let in before has turns of its own, so that strangers cannot keep
 // it out. It is known by its ID and its address, as its token may be a new one: that decides when it is reviewed, and nothing else, so
@@ -94,7 +97,7 @@ func (l lane) take(ctx context.Context, review func(context.Context) error) erro
 	case l.free <- struct{}{}:
 		defer func() { <-l.free }()
 	case <-waiting.Done():
-		return fmt.Errorf("the token was not reviewed: too many others are: %w", waiting.Err())
+		return fmt.Errorf("%w: %w", errNoTurn, waiting.Err())
 	}
 	ctx, over = context.WithTimeout(ctx, l.patience)
 	defer over()

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -25,10 +26,19 @@ type answersEarly struct {
 	read   <-chan struct{} // before it is not read
 	answer int
 	takes  error // of what is written
+	late   atomic.Pointer[time.Time]
+}
+
+func (c *answersEarly) SetReadDeadline(t time.Time) error {
+	c.late.Store(&t)
+	return nil
 }
 
 func (c *answersEarly) Read(p []byte) (int, error) {
 	<-c.read
+	if late := c.late.Load(); late != nil && time.Now().After(*late) {
+		return 0, os.ErrDeadlineExceeded
+	}
 	n := min(c.answer, len(p))
 	if c.answer -= n; n == 0 {
 		return 0, syscall.ECONNRESET
@@ -160,6 +170,49 @@ func TestAnswerBeforeWriteFails(t *testing.T) {
 		synctest.Wait()
 		if got.bytes != 100 || got.err != syscall.EPIPE || closings != 1 {
 			t.Errorf("%d bytes of 100 were read, then %v; it was closed %d times", got.bytes, got.err, closings)
+		}
+	})
+}
+
+// slowTold lets what it is told through by 64 KiB each 10 seconds.
+type slowTold struct {
+	told
+	arrived chan *h2.Buffer
+}
+
+func (e *slowTold) Send(b *h2.Buffer) {
+	e.mu.Lock()
+	e.bytes += b.Len()
+	e.mu.Unlock()
+	e.arrived <- b
+}
+
+func (e *slowTold) read() {
+	for b := range e.arrived {
+		<-time.After(10 * time.Second * time.Duration(b.Len()) / (64 << 10))
+		b.Release()
+	}
+}
+
+// However slowly such an answer is read, all of it arrives: as long as it moves on.
+//
+// KON-044, KON-053
+func TestSlowAnswerBeforeWriteFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const all = 600 << 10 // with its windows, more than moves on in linger
+		got := &slowTold{arrived: make(chan *h2.Buffer, all/leastRead)}
+		near, _ := net.Pipe()
+		ended := make(chan struct{})
+		s := NewSocket(&answersEarly{Conn: near, read: closed(), answer: all, takes: syscall.EPIPE}, func() { close(ended) })
+		s.Join(got)
+		var reading sync.WaitGroup
+		defer reading.Wait()
+		defer close(got.arrived)
+		reading.Go(got.read)
+		s.Send(h2.NewBuffer(100))
+		<-ended
+		if got.bytes != all || got.err != syscall.EPIPE {
+			t.Errorf("%d bytes of %d have arrived, and then %v", got.bytes, all, got.err)
 		}
 	})
 }

@@ -113,7 +113,10 @@ func (s *Socket) room() bool {
 	for s.unpaid >= socketWindow && !s.closed && !s.closing {
 		s.changed.Wait()
 	}
-	if s.said {
+	switch { // as long as it moves on
+	case s.failed != nil:
+		_ = s.conn.SetReadDeadline(time.Now().Add(linger))
+	case s.said:
 		_ = s.conn.SetReadDeadline(time.Now().Add(halfTime))
 	}
 	return !s.closed && !s.closing
