@@ -12,7 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
 )
 
-// Metrics are those of one agent. They have the reference's names where that counts the same.
+// Metrics are those of one agent. They have the reference's names and texts where that counts the same, as its own tests compare both.
 type Metrics struct {
 	registry *prometheus.Registry
 	open     atomic.Int64 // connections to destinations
@@ -31,14 +31,14 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		registry: r,
 		dials: made.NewHistogram(prometheus.HistogramOpts{
-			Name: "dial_duration_seconds", Help: "How long it took to connect to destinations.",
+			Name: "dial_duration_seconds", Help: "Latency of dial to the remote endpoint in seconds",
 			Buckets: []float64{0.005, 0.025, 0.1, 0.5, 2.5, 10, 30},
 		}),
 		dialFailures: made.NewCounterVec(prometheus.CounterOpts{
-			Name: "endpoint_dial_failure_total", Help: "Destinations that could not be connected to, by reason: timeout, unknown.",
+			Name: "endpoint_dial_failure_total", Help: "Number of failures dialing the remote endpoint, by reason (example: timeout).",
 		}, []string{"reason"}),
-		servers: made.NewGauge(prometheus.GaugeOpts{Name: "open_server_connections", Help: "Servers that the agent is connected to."}),
-		counted: made.NewGauge(prometheus.GaugeOpts{Name: "known_server_count", Help: "Servers that there are, as far as the agent knows."}),
+		servers: made.NewGauge(prometheus.GaugeOpts{Name: "open_server_connections", Help: "Current number of open server connections."}),
+		counted: made.NewGauge(prometheus.GaugeOpts{Name: "known_server_count", Help: "Current number of servers agent is trying to connect to."}),
 		serverFailures: made.NewCounterVec(prometheus.CounterOpts{
 			Name: "server_connection_failure_count", Help: "Connections to servers that have ended while the agent has not.",
 		}, []string{"direction"}).WithLabelValues("from_server"),
@@ -47,7 +47,7 @@ func NewMetrics() *Metrics {
 		}),
 		saw: admin.Saw(admin.Packets(made), "to_agent", "from_agent"),
 	}
-	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "open_endpoint_connections", Help: "Open connections to destinations."},
+	made.NewGaugeFunc(prometheus.GaugeOpts{Name: "open_endpoint_connections", Help: "Current number of open endpoint connections."},
 		func() float64 { return float64(m.open.Load()) })
 	return m
 }

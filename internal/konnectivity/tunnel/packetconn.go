@@ -12,6 +12,9 @@ import (
 const (
 	// maxKept is how many bytes of one connection may be kept before all of its stream is held back, and
 	maxKept = 4 << 20
+	// mostKept is how many it may come to, or it is closed at once. That takes messages much larger than a Buffer: for most of such a one
+	// credit was given before it was complete, as no window has room for it.
+	mostKept = 2 * maxKept
 	// leastThrough how many its reader has to let through in each stallTime then, or it is closed: about as many as the other side may be
 	// allowed at a time.
 	leastThrough = 512 << 10
@@ -20,7 +23,7 @@ const (
 	lookTime = time.Second
 )
 
-var errStalled = fmt.Errorf("too little has been read for %v of more than %d MiB that wait", stallTime, maxKept>>20)
+var errStalled = fmt.Errorf("too little has been read of more than %d MiB that wait", maxKept>>20)
 
 // packetConn is the End of a connection among packets.
 type packetConn struct {
@@ -81,14 +84,13 @@ func (c *packetConn) CloseWrite() {
 
 // Close implements End.
 func (c *packetConn) Close(err error) {
-	if c.packets.forget(c.id) == nil {
-		return
-	}
 	p := c.packets
+	known := p.forget(c.id) != nil
 	switch {
-	case !p.Shared && atOnce(err):
+	case !p.Shared && atOnce(err): // also where it has ended, and what came before waits for a reader
 		p.stream.Abort(wire.Trailer(wire.Unavailable, err.Error()))
 		p.Close(err)
+	case !known:
 	case err != nil && !p.Shared:
 		p.stream.Close(wire.Trailer(wire.Unavailable, err.Error()))
 		p.Close(err)
@@ -103,8 +105,8 @@ func (c *packetConn) Close(err error) {
 	}
 }
 
-// keep counts data of a stream that is shared, on its way to the other End.
-func (c *packetConn) keep(b *h2.Buffer) {
+// keep counts data of a stream that is shared, on its way to the other End, and says whether that is too much.
+func (c *packetConn) keep(b *h2.Buffer) (tooMuch bool) {
 	owed, n := b.Debt()
 	b.Owe(c, b.Len())
 	c.mu.Lock()
@@ -117,10 +119,12 @@ func (c *packetConn) keep(b *h2.Buffer) {
 		}
 		n = 0
 	}
+	tooMuch = c.kept > mostKept
 	c.mu.Unlock()
 	if n > 0 {
 		owed.Credit(n)
 	}
+	return tooMuch
 }
 
 // watch looks again in a while. The caller holds mu.
@@ -169,6 +173,11 @@ func (c *packetConn) look(timer **time.Timer) {
 	}
 	c.timer = nil
 	c.mu.Unlock()
+	c.stall()
+}
+
+// stall closes the connection at both Ends, and counts it.
+func (c *packetConn) stall() {
 	if c.packets.Stalled != nil {
 		c.packets.Stalled()
 	}

@@ -278,10 +278,10 @@ func (p *Packets) data(id int64, b *h2.Buffer) {
 		b.Release()
 		p.send(p.close(id, "unrecognized connectID"))
 	case b != nil:
-		if p.Shared {
-			c.keep(b)
+		tooMuch := p.Shared && c.keep(b)
+		if c.other.Send(b); tooMuch {
+			c.stall()
 		}
-		c.other.Send(b)
 	case p.HalfClose:
 		c.other.CloseWrite()
 	}

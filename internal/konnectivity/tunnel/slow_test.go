@@ -217,7 +217,7 @@ func TestSlowAtItsPace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var stalled atomic.Int64
-				c := &packetConn{packets: &Packets{Stalled: func() { stalled.Add(1) }}, other: &slowEnd{over: make(chan struct{})}}
+				c := &packetConn{packets: &Packets{Shared: true, Stalled: func() { stalled.Add(1) }}, other: &slowEnd{over: make(chan struct{})}}
 				var kept []*h2.Buffer
 				keep := func() {
 					b := h2.NewBuffer(h2.MaxPiece)

@@ -41,13 +41,16 @@ func (m *Messages) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error
 		if err == nil && m.piece == nil && n >= 0 && b.Len() == prefix+n {
 			return deliver(b, each)
 		}
-		if done, err := m.add(b); err != nil || !done {
-			m.owe(b)
+		had := b.Len()
+		done, err := m.add(b)
+		m.owe(b, had-b.Len())
+		if err != nil || !done {
+			b.Release()
+			if now := m.due - maxHeld; now > 0 {
+				m.due = maxHeld
+				m.owed.Credit(now)
+			}
 			return err
-		}
-		if b.Len() == 0 {
-			m.owe(b)
-			return m.deliver(each)
 		}
 		if err = m.deliver(each); err != nil {
 			b.Release()
@@ -58,17 +61,13 @@ func (m *Messages) Read(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error
 	return nil
 }
 
-// owe takes over what is owed for a Buffer whose bytes have been added, and gives credit for what is more than maxHeld.
-func (m *Messages) owe(b *h2.Buffer) {
-	to, n := b.Debt()
-	if b.Release(); n == 0 {
-		return
-	}
+// owe moves what is owed for n bytes of a Buffer, which have been added, to the message: there is no credit for it until its own data is
+// through, whatever is behind it.
+func (m *Messages) owe(b *h2.Buffer, n int) {
+	to, due := b.Debt()
+	n = min(n, due)
+	b.Owe(to, due-n)
 	m.owed, m.due = to, m.due+n
-	if now := m.due - maxHeld; now > 0 {
-		m.due = maxHeld
-		to.Credit(now)
-	}
 }
 
 // length is that of the message that begins here; -1: it is not known yet.
@@ -137,7 +136,7 @@ func (m *Messages) deliver(each func(Packet, *h2.Buffer) error) error {
 	return each(p, last)
 }
 
-// deliver reads a message that is all there is in a Buffer, and leaves its data in there.
+// deliver reads a message that is all there is in a Buffer, and leaves its data in there, unless they are the lesser part.
 func deliver(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
 	p, data, err := parse(b.Bytes()[prefix:])
 	if err != nil || len(data) == 0 {
@@ -146,6 +145,12 @@ func deliver(b *h2.Buffer, each func(Packet, *h2.Buffer) error) error {
 			return err
 		}
 		return each(p, nil)
+	}
+	if len(data) < b.Len()/2 { // as long as it waits it would keep all of the message
+		little := h2.BufferOf(data)
+		little.Owe(b.Debt())
+		b.Release()
+		return each(p, little)
 	}
 	b.Skip(cap(b.Bytes()) - cap(data))
 	b.Truncate(len(data))

@@ -2,11 +2,14 @@ package wire
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/apiserver-network-proxy/konnectivity-client/proto/client"
 
@@ -119,6 +122,68 @@ func TestMessagesInPieces(t *testing.T) {
 		if int(credit) != len(stream) {
 			t.Errorf("in pieces of up to %d: credit for %d bytes of %d", most, credit, len(stream))
 		}
+	}
+}
+
+// KON-050: credit for a message is given when its own data is done with, whatever stands before or behind it: else nobody would be held
+// back who puts something small there.
+func TestCreditIsOfItsMessage(t *testing.T) {
+	data, drain := h2.NewBuffer(60<<10), Packet{Type: Drain}.Message()
+	PutData(data, 1)
+	all := slices.Concat(drain.Bytes(), data.Bytes(), drain.Bytes())
+	const padding = 200
+	for _, cut := range []int{0, 20 << 10, len(all) - 1} {
+		var m Messages
+		var credit count
+		var kept *h2.Buffer
+		for _, piece := range [][]byte{all[:cut], all[cut:]} {
+			b := h2.BufferOf(piece)
+			b.Owe(&credit, len(piece)+padding)
+			if err := m.Read(b, func(p Packet, b *h2.Buffer) error {
+				if p.Type == Data {
+					kept = b
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if most := 2*drain.Len() + 2*padding; int(credit) > most {
+			t.Errorf("cut at %d: credit for %d bytes while the data is kept, and not for %d at most", cut, credit, most)
+		}
+		if kept.Release(); int(credit) != len(all)+2*padding {
+			t.Errorf("cut at %d: credit for %d bytes of %d in the end", cut, credit, len(all)+2*padding)
+		}
+	}
+}
+
+// KON-050: data keep memory for themselves alone, and not for what else was in their message: else little that waits could keep much.
+func TestLittleDataOfLargeMessage(t *testing.T) {
+	packet, err := proto.Marshal(theirs(Packet{Type: Data, ConnectID: 1}, []byte("x")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	packet = protowire.AppendBytes(protowire.AppendTag(packet, 1000, protowire.BytesType), make([]byte, 60<<10)) // of a field that nobody knows
+	b := h2.BufferOf(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(packet))), packet...))
+	all := b.Len()
+	var m Messages
+	var credit count
+	var kept *h2.Buffer
+	b.Owe(&credit, all)
+	if err := m.Read(b, func(_ Packet, b *h2.Buffer) error {
+		kept = b
+		return nil
+	}); err != nil || string(kept.Bytes()) != "x" {
+		t.Fatalf("%q, %v", kept.Bytes(), err)
+	}
+	if n := cap(kept.Bytes()); n > 512 {
+		t.Errorf("a byte keeps %d", n)
+	}
+	if credit != 0 {
+		t.Errorf("credit for %d bytes while it is kept", credit)
+	}
+	if kept.Release(); int(credit) != all {
+		t.Errorf("credit for %d bytes of %d in the end", credit, all)
 	}
 }
 
