@@ -81,6 +81,8 @@ func TestKonnectivity(t *testing.T) {
 	f.reachesExtension()
 	f.refusesOthers()
 	f.survivesServer()
+	f.hasDeployment()
+	f.hasDaemonSet()
 }
 
 // makesKubeconfig runs the documentation's script. KON-013: a certificate of the cluster's CA for 375 days. KON-014: the address is that of the

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -178,4 +180,45 @@ func (f *far) sharesSocket() {
 	f.running("kube-system", "kube-apiserver-control-plane")
 	f.shows("kubectl -n kube-system exec kube-apiserver-control-plane -- sh -c 'cd /etc/kubernetes/konnectivity-server && touch written && find . -type s'", "./konnectivity-server.socket")
 	f.shows("ls /etc/kubernetes/konnectivity-server", "written")
+}
+
+// hasDeployment has one agent in place of those on each node. KON-035: a Deployment of the same Pods does.
+func (f *far) hasDeployment() {
+	f.Helper()
+	text, err := os.ReadFile(konnectivity + "/konnectivity-agent.yaml")
+	f.must(err)
+	text = bytes.Replace(text, []byte("kind: DaemonSet"), []byte("kind: Deployment"), 1)
+	f.must(os.WriteFile(filepath.Join(f.dir, "agent-deployment.yaml"), text, 0o600))
+	f.shows("kubectl apply -f agent-deployment.yaml && kubectl -n kube-system rollout status deployment konnectivity-agent --timeout=60s", "deployment.apps/konnectivity-agent created")
+	f.comes("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 3")
+	f.shows("kubectl -n kube-system delete daemonset konnectivity-agent", `daemonset.apps "konnectivity-agent" deleted`)
+	f.comes("kubectl -n kube-system get pods -l k8s-app=konnectivity-agent -o jsonpath='[{.items[*].metadata.ownerReferences[*].kind}]'", "[ReplicaSet]")
+	f.comes("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 1")
+	f.shows("kubectl logs box --tail=1", "said")
+}
+
+// serverDaemonSet is what the documentation's Pod of the server becomes the template of.
+const serverDaemonSet = `apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: konnectivity-server, namespace: kube-system}
+spec:
+  selector: {matchLabels: {k8s-app: konnectivity-server}}
+  template:
+    metadata: {labels: {k8s-app: konnectivity-server}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: control-plane}
+      tolerations: [{key: node-role.kubernetes.io/control-plane, operator: Exists}]`
+
+// hasDaemonSet has the server as one in place of the static Pod. KON-018: the agent comes to it, and the API server finds it at the same socket.
+func (f *far) hasDaemonSet() {
+	f.Helper()
+	text, err := os.ReadFile(konnectivity + "/konnectivity-server.yaml")
+	f.must(err)
+	_, spec, _ := strings.Cut(string(text), "\nspec:")
+	f.must(os.WriteFile(filepath.Join(f.dir, "server-daemonset.yaml"), []byte(serverDaemonSet+strings.ReplaceAll(spec, "\n", "\n    ")), 0o600))
+	f.shows("rm /etc/kubernetes/manifests/konnectivity-server.yaml && kubectl -n kube-system wait --for=delete pod/konnectivity-server-control-plane --timeout=60s", "")
+	f.shows("curl -sS http://127.0.0.1:8134/healthz 2>&1 || echo ended with $?", "ended with 7")
+	f.shows("kubectl apply -f server-daemonset.yaml && kubectl -n kube-system rollout status daemonset konnectivity-server --timeout=60s", "daemonset.apps/konnectivity-server created")
+	f.comes("curl -sS http://127.0.0.1:8133/metrics", "konnectivity_network_proxy_server_ready_backend_connections 1")
+	f.comes("kubectl logs box --tail=1", "said")
 }

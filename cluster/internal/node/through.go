@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 
+	"golang.org/x/net/http/httpproxy"
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/viaproxy"
@@ -26,14 +28,18 @@ func connector(client *rest.Config) (func(context.Context) (net.Conn, error), er
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
-	find := client.Proxy
-	if find == nil {
-		find = http.ProxyFromEnvironment
-	}
-	through, err := find(&http.Request{URL: base})
+	through, err := proxyFor(client, base)
 	if err != nil {
 		return nil, fmt.Errorf("the proxy of the API server: %w", err)
 	}
 	dial, err := viaproxy.New(through, secure)
 	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", withPort(base)) }, err
+}
+
+// proxyFor is the proxy of a kubeconfig, or else that of the environment (HTTPS_PROXY, NO_PROXY), as net/http chooses it; nil: none.
+func proxyFor(client *rest.Config, server *url.URL) (*url.URL, error) {
+	if client.Proxy != nil {
+		return client.Proxy(&http.Request{URL: server})
+	}
+	return httpproxy.FromEnvironment().ProxyFunc()(server)
 }

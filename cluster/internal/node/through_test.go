@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,6 +92,42 @@ func TestHTTPSProxyByTheKubeconfig(t *testing.T) {
 		}
 		if err == nil {
 			_ = conn.Close()
+		}
+	}
+}
+
+// SOX-013: NO_PROXY has the Pods' way to the API server lead past the proxy of the environment, by the server's name or address; not past
+// the proxy-url of the kubeconfig, as in client-go.
+func TestNoProxy(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context()) // so that nothing is connected to
+	cancel()
+	t.Setenv("HTTPS_PROXY", "http://proxy.example:3128")
+	named := http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy.example:3128"})
+	for no, direct := range map[string]struct{ name, address bool }{
+		"":                         {false, false},
+		".example":                 {true, false},
+		"far.example":              {true, false},
+		"far.example:1":            {false, false},
+		"192.0.2.0/24":             {false, true},
+		"other.example, 192.0.2.1": {false, true},
+		"*":                        {true, true},
+	} {
+		t.Setenv("NO_PROXY", no)
+		for _, c := range []struct {
+			config rest.Config
+			direct bool
+		}{
+			{rest.Config{Host: "https://far.example:6443"}, direct.name},
+			{rest.Config{Host: "https://192.0.2.1"}, direct.address},
+			{rest.Config{Host: "https://far.example:6443", Proxy: named}, false},
+		} {
+			to, err := connector(&c.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := to(over); err == nil || strings.Contains(err.Error(), "proxy.example") == c.direct {
+				t.Errorf("NO_PROXY=%q: %s: %v", no, c.config.Host, err)
+			}
 		}
 	}
 }
