@@ -77,6 +77,12 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("no %s in\n%s", want, text)
 			}
 		}
+		for _, help := range []string{"endpoint_dial_failure_total Number of failures dialing the remote endpoint, by reason (example: timeout).",
+			"open_endpoint_connections Current number of open endpoint connections."} { // the reference's, whose tests compare it
+			if !strings.Contains(text, "\n# HELP konnectivity_network_proxy_agent_"+help+"\n") {
+				t.Errorf("no %q in\n%s", help, text)
+			}
+		}
 		if !strings.Contains(text, "\ngo_goroutines ") {
 			t.Error("no metrics of the process")
 		}
