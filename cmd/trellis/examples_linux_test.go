@@ -26,6 +26,11 @@ func example(t *testing.T, name string) string {
 	return examples + name
 }
 
+// untilProxy is a sleep that lasts until the proxy is there, on however slow a machine.
+const untilProxy = `#!/bin/sh
+exec timeout 60 sh -c 'until curl -s -o /dev/null http://127.0.0.1:8080/api; do /bin/sleep 0.1; done'
+`
+
 // HPX-001 HPX-002 HPX-003 HPX-004 HPX-005: the commands of the documentation say what it says that they do.
 func TestExampleOfHTTPProxy(t *testing.T) {
 	commands := example(t, "13-http-proxy/commands.sh")
@@ -40,7 +45,11 @@ func TestExampleOfHTTPProxy(t *testing.T) {
 	}
 	server := testserver.Start(t)
 	cmd := exec.CommandContext(t.Context(), "sh", commands)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+server.Kubeconfig, "HOME="+t.TempDir(), "PATH="+kubectlDir(t)+":"+os.Getenv("PATH"))
+	bin := kubectlDir(t)
+	if err := os.WriteFile(filepath.Join(bin, "sleep"), []byte(untilProxy), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+server.Kubeconfig, "HOME="+t.TempDir(), "PATH="+bin+":"+os.Getenv("PATH"), "no_proxy=*")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v: %s", err, out)

@@ -158,8 +158,8 @@ func isHost(host string) bool {
 // identifierKinds are what an agent may say that it is for.
 var identifierKinds = []string{"host", "cidr", "ipv4", "ipv6", "default-route"}
 
-// checkIdentifiers refuses what no server could know, and warns of values that none can go by: the reference takes any, and one of its
-// manifests has a variable there that nobody fills in.
+// checkIdentifiers refuses kinds that no server could know, and warns of values that are none of their kind: the reference takes any, and one
+// of its manifests has a variable there that nobody fills in.
 func checkIdentifiers(query string) error {
 	identifiers, err := url.ParseQuery(query)
 	if err != nil {
@@ -171,7 +171,7 @@ func checkIdentifiers(query string) error {
 		}
 		for _, value := range values {
 			if wrong := wrongIdentifier(kind, value); wrong != "" {
-				klog.Warningf("--agent-identifiers: %s: %q is %s: no server chooses this agent by it", kind, value, wrong)
+				klog.Warningf("--agent-identifiers: %s: %q is %s", kind, value, wrong)
 			}
 		}
 	}

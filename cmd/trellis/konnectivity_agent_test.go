@@ -100,7 +100,7 @@ func TestAgentAccepts(t *testing.T) {
 	}
 }
 
-// KON-037: identifiers by which no server chooses an agent are not refused, as the reference takes them, but the log says so.
+// KON-037: identifiers whose values are none of their kind are not refused, as the reference takes them, but the log says so.
 func TestAgentWarns(t *testing.T) {
 	var log strings.Builder
 	klog.SetLogger(funcr.New(func(_, args string) { log.WriteString(args) }, funcr.Options{}))

@@ -203,6 +203,7 @@ func atRest(t testing.TB) func() {
 		must(t, err)
 		return len(all)
 	}
+	manyGoroutines()
 	goroutines, descriptors, heap := runtime.NumGoroutine(), files(), inUse()
 	return func() {
 		t.Helper()
@@ -218,6 +219,17 @@ func atRest(t testing.TB) func() {
 		}
 	}
 }
+
+// manyGoroutines has there be more at once than any test has, as Go keeps what it has for each.
+var manyGoroutines = sync.OnceFunc(func() {
+	var all sync.WaitGroup
+	end := make(chan struct{})
+	for range 5000 {
+		all.Go(func() { <-end })
+	}
+	close(end)
+	all.Wait()
+})
 
 // spareHeap is less than a thousand connections have.
 const spareHeap = 1 << 20

@@ -12,8 +12,8 @@ import (
 const (
 	// maxKept is how many bytes of one connection may be kept before all of its stream is held back, and
 	maxKept = 4 << 20
-	// mostKept is how many it may come to, or it is closed at once. That takes messages much larger than a Buffer: for most of such a one
-	// credit was given before it was complete, as no window has room for it.
+	// mostKept is how many it may come to, or it is closed at once. That takes messages much larger than a Buffer, some hundred KiB: for most
+	// of such a one credit is given before it is complete.
 	mostKept = 2 * maxKept
 	// leastThrough how many its reader has to let through in each stallTime then, or it is closed: about as many as the other side may be
 	// allowed at a time.
