@@ -64,6 +64,7 @@ func (l *line) define() *resource.Definition {
 		},
 		Prefix:   "/registry/" + prefix + "/",
 		Behavior: l.behavior,
+		Limits:   limits(l.kind),
 	}
 	if l.asks != nil {
 		l.question(d)
@@ -91,7 +92,7 @@ func (l *line) strategies(d *resource.Definition) {
 	if l.noCollection {
 		d.Verbs = slices.Delete(d.Verbs, 2, 3)
 	}
-	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Permit: l.permit, Begin: l.begin, Limit: crowded}
+	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Permit: l.permit, Begin: l.begin}
 	maps.Copy(d.Strategy.Subresources, l.more)
 	if l.status != nil {
 		d.Strategy.Subresources["status"] = l.status

@@ -170,9 +170,6 @@ func (w *write) loadStored() (resource.Internal, error) {
 
 func (r strategyRules) validate(w *write) (field.ErrorList, error) {
 	t := &w.typed
-	if errs := r.Limit(t.obj); len(errs) > 0 {
-		return errs, nil
-	}
 	if t.old == nil {
 		return validateCreate(t.ctx, t.obj, r.Main), nil
 	}

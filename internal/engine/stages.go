@@ -26,6 +26,7 @@ type stage struct {
 var stages = []stage{
 	{"decode", brings | connects, (*write).decode}, // the object that the caller wants, with defaults
 	{"locate", brings, (*write).locate},            // its name and namespace are those of the request
+	{"limit", brings, (*write).limit},              // no list or map has too many items for what follows
 	{"own", brings, (*write).own},                  // who manages which fields
 	{"find", removes, (*write).find},               // what is to go, as the caller has seen it
 	{"mutate", all, (*write).mutate},               // admission that may change it
@@ -58,6 +59,9 @@ func (w *write) attempt(upTo string) error {
 		}
 		if s.of&w.way == 0 {
 			continue
+		}
+		if err := w.ctx.Err(); err != nil { // no one waits for the answer
+			return err
 		}
 		end := w.step(s.name)
 		err := s.run(w)

@@ -58,6 +58,11 @@ var shown = map[string]func(w *world) error{
 		_, err := w.create(w.cron(""), `{"metadata":{"name":"a","namespace":"other"}}`)
 		return expectError(err, "does not match the namespace sent on the request")
 	},
+	"limit": func(w *world) error {
+		_, err := w.create(w.at("authorization.k8s.io", "v1", "selfsubjectaccessreviews", ""),
+			`{"spec":{"resourceAttributes":{"labelSelector":{"requirements":[{}`+strings.Repeat(",{}", 100)+`]}}}}`)
+		return expectError(err, "must have at most 100 items")
+	},
 	"own": func(w *world) error {
 		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
 		if err != nil || len(entriesOf(w, o)) != 1 {
@@ -251,6 +256,23 @@ func TestEachStage(t *testing.T) {
 			t.Errorf("%s can be taken out", s.name)
 		}
 	}
+}
+
+// A write whose client has disconnected starts no further stage and changes nothing.
+func TestWritesEndWithTheirContext(t *testing.T) {
+	w := newWorld(t)
+	revision := w.Store.Head().Revision()
+	ctx, cancel := context.WithCancel(w.ctx)
+	w.Admission = admission.Plugins{&plugin{
+		admit:    func(context.Context, *admission.Request) error { cancel(); return nil },
+		validate: func(context.Context, *admission.Request) error { t.Error("a later stage was started"); return nil },
+	}}
+	w.ctx = ctx
+	_, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`)
+	if !apierrors.IsTimeout(err) {
+		t.Errorf("got %v, want a timeout", err)
+	}
+	equal(t, "revision", w.Store.Head().Revision(), revision)
 }
 
 // Every verb passes both stages of admission, with what plugins need to know.

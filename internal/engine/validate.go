@@ -27,8 +27,25 @@ func pathSegment(name string, prefix bool) []string {
 	return content.IsPathSegmentName(name)
 }
 
+// limit refuses an object that exceeds a limit of its kind.
+func (w *write) limit() error {
+	var errs field.ErrorList
+	for i := range w.def.Limits {
+		if err := w.def.Limits[i].Check(w.wanted); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return w.invalid(errs)
+}
+
 // validate refuses an object with something wrong.
 func (w *write) validate() error {
+	if err := w.limit(); err != nil { // admission may have added items
+		return err
+	}
 	errs, err := w.rules.validate(w)
 	if err != nil || len(errs) == 0 {
 		return err

@@ -40,6 +40,7 @@ type Definition struct {
 	Storage    *Version   // the one objects are stored at
 	Verbs      []string   // announced and served; sorted as upstream announces them
 	Behavior   Behavior
+	Limits     []Limit   // of the number of items in lists and maps
 	Strategy   *Strategy // how objects are written; nil for a custom kind, and for one whose Behavior says it all
 	PostsTo    *Place    // a subresource to which what is posted goes, by its name; nil: the kind is for itself
 

@@ -7,7 +7,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
@@ -36,9 +35,6 @@ type Strategy struct {
 	// Begin does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
 	// The error is a StatusError. nil: there is nothing to do.
 	Begin func(ctx context.Context, obj, old Internal) error
-
-	// Limit refuses an object that is too large to be validated in reasonable time.
-	Limit func(obj Internal) field.ErrorList
 
 	owned sync.Map // what MayOwn has made, by subresource
 }
