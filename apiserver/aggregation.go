@@ -37,7 +37,7 @@ func (s *Server) aggregate(out *egress.Dialer) {
 	s.apiServices = control.NewAPIServices(s.engine.Live.Load)
 	s.aggregator = aggregation.New(aggregation.Config{
 		Catalog: s.engine.Live.Load, Dialer: out, Endpoints: services.Endpoints, Certificate: s.proxyCertificate,
-		Headers: s.headers().Default(), Report: s.apiServices.Report, Timeout: s.config.RequestTimeout,
+		Headers: s.headers().Default(), Report: s.apiServices.Report,
 	})
 	follow := func(*resource.Catalog) {
 		s.aggregator.Follow()

@@ -59,6 +59,14 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 			e.convert(w, r)
 			return
 		}
+		switch r.URL.Query().Get("then") { // of an upgrade
+		case "never answers":
+			<-r.Context().Done()
+			return
+		case "echoes":
+			echo(w, r.Header.Get("Upgrade"))
+			return
+		}
 		if r.URL.Query().Has("watch") || r.Method != http.MethodGet {
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()

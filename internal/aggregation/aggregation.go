@@ -3,11 +3,9 @@
 package aggregation
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -30,9 +28,7 @@ type Config struct {
 	Headers     proxy.Headers
 	// Report is told of the Condition of an APIService when it is first known, and when it changes. It must not block.
 	Report func(s *resource.APIService, c Condition)
-	// Timeout bounds a request that is no watch or stream; 0: a minute.
-	Timeout time.Duration
-	Clock   clock.WithTicker // nil: the machine's
+	Clock  clock.WithTicker // nil: the machine's
 }
 
 // Aggregator is the way to the API servers of all APIServices.
@@ -53,7 +49,6 @@ func New(c Config) *Aggregator {
 	if c.Clock == nil {
 		c.Clock = clock.RealClock{}
 	}
-	c.Timeout = cmp.Or(c.Timeout, time.Minute)
 	a := &Aggregator{config: c, backends: map[string]*backend{}, failures: newFailures()}
 	a.ctx, a.end = context.WithCancel(context.Background())
 	return a

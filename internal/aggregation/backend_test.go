@@ -63,7 +63,6 @@ func newWorld(t *testing.T) *world {
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     proxy.Headers{}.Default(),
 		Report:      func(_ *resource.APIService, c aggregation.Condition) { w.reports <- c },
-		Timeout:     2 * time.Second, // for those that have to end by it
 	})
 	t.Cleanup(w.Close)
 	w.Live.OnSwap(func(*resource.Catalog) { w.Follow() })
@@ -110,7 +109,13 @@ func (w *world) register(spec object.Tree) *resource.APIService {
 	w.served = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header()["Audit-Id"] = []string{"the-audit-id"}
 		rw.Header()["Cache-Control"] = []string{"no-cache, private"}
-		w.ServeHTTP(rw, r, service, jane, r.URL.Query().Get("watch") != "")
+		stream := r.URL.Query().Get("watch") != ""
+		if !stream {
+			ctx, cancel := context.WithTimeout(r.Context(), 2*time.Second) // for tests of requests that end by it
+			defer cancel()
+			r = r.WithContext(ctx)
+		}
+		w.ServeHTTP(rw, r, service, jane, stream)
 	}))
 	w.served.Start()
 	w.Cleanup(w.served.Close)

@@ -1,7 +1,6 @@
 package aggregation
 
 import (
-	"context"
 	"net/http"
 	"net/http/httputil"
 
@@ -11,8 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// ServeHTTP has the server of s answer a request of u. stream says that the answer may take as long as it likes, as that of an upgrade
-// does. It returns false where that server is not available, which it answers then.
+// ServeHTTP forwards a request of u to the server of s. The context of r bounds it; stream reports that it is long-running, which only
+// selects the size of the buffers. ServeHTTP answers 503 and returns false where that server is not available.
 func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resource.APIService, u user.Info, stream bool) (available bool) {
 	b := a.backend(s)
 	if !b.condition.Load().Available {
@@ -28,11 +27,6 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 			p.Out.Header["Audit-Id"] = id
 		}
 	})
-	if !stream {
-		ctx, cancel := context.WithTimeout(r.Context(), a.config.Timeout)
-		defer cancel()
-		r = r.WithContext(ctx)
-	}
 	p.ServeHTTP(w, r)
 	return true
 }

@@ -99,6 +99,9 @@ func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, both, err := http.NewResponseController(o.ResponseWriter).Hijack()
 	if err == nil {
 		o.request.status = http.StatusSwitchingProtocols
+		if o.request.upgraded != nil {
+			o.request.upgraded()
+		}
 		o.request.auditStart()
 		context.AfterFunc(o.request.r.Context(), func() { _ = conn.Close() }) // whoever has it need not hear of the end of the request
 	}

@@ -10,39 +10,68 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// proxy has the server that serves a group version answer.
+// proxy forwards a request to the API server of a group version. A request for an upgrade has a deadline until it is upgraded: the header
+// alone exempts it from nothing.
 func (q *request) proxy(to *resource.APIService) {
 	if q.server.config.Aggregator == nil {
 		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
 	widen(0)
-	m := q.server.metrics
-	stream := q.verb == verbWatch || streams[q.subresource] || proxy.IsUpgrade(q.r)
-	switch {
-	case stream:
+	stream := q.lasts()
+	if stream {
 		defer q.unbounded()()
-	case q.verb != verbGet && q.verb != verbList:
-		m.mutating.Add(1)
-		defer m.mutating.Add(-1)
+	} else {
+		defer q.bounded()()
 	}
 	if a := q.server.config.Aggregator; !a.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream) {
-		m.terminated(q, a.Discovery(to))
+		q.server.metrics.terminated(q, a.Discovery(to))
 	}
 }
 
-// unbounded lets a request last as long as both sides of it want, and the server is there. The function that it returns ends that.
-func (q *request) unbounded() (end func()) {
-	q.seat.Release(time.Now) // which another server gives by itself
-	q.server.metrics.watches.Add(1)
-	q.readDeadline(time.Time{}) // what is sent may take as long
-	q.deadline(time.Time{})     // and what is answered
-	ctx, cancel := context.WithCancel(q.r.Context())
-	stay := context.AfterFunc(q.server.serving, cancel) // as for the server's own watches
+// bounded sets the deadline of a request that is not long-running. A request that is upgraded before its deadline becomes long-running. The
+// caller calls end when the request is answered.
+func (q *request) bounded() (end func()) {
+	short := func() {}
+	if m := q.server.metrics; q.verb != verbGet && q.verb != verbList {
+		m.mutating.Add(1)
+		short = func() { m.mutating.Add(-1) }
+	}
+	limited, stop := context.WithDeadline(q.r.Context(), q.began.Add(q.server.config.RequestTimeout))
+	if !proxy.IsUpgrade(q.r) {
+		q.r = q.r.WithContext(limited)
+		return func() { stop(); short() }
+	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(limited))
+	lift := context.AfterFunc(limited, func() { cancel(context.Cause(limited)) })
 	q.r = q.r.WithContext(ctx)
+	q.upgraded = func() {
+		if lift() { // else the deadline was first
+			short()
+			short = q.longRunning(func() { cancel(nil) })
+		}
+	}
+	return func() { stop(); cancel(nil); short() }
+}
+
+// unbounded lets a request last until one of its sides ends it, or the server shuts down. The caller calls end when the request is answered.
+func (q *request) unbounded() (end func()) {
+	ctx, cancel := context.WithCancel(q.r.Context())
+	q.r = q.r.WithContext(ctx)
+	done := q.longRunning(cancel)
+	return func() { done(); cancel() }
+}
+
+// longRunning releases what a short request holds, counts the request as a long-running one, and calls cancel when the server shuts down.
+// The caller calls done at the end of the request.
+func (q *request) longRunning(cancel func()) (done func()) {
+	q.seat.Release(time.Now)
+	q.server.metrics.watches.Add(1)
+	q.readDeadline(time.Time{})
+	q.deadline(time.Time{})
+	stay := context.AfterFunc(q.server.serving, cancel)
 	return func() {
 		stay()
-		cancel()
 		q.server.metrics.watches.Add(-1)
 	}
 }

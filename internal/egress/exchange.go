@@ -97,6 +97,9 @@ func (x *exchange) Read(p []byte) (int, error) {
 	if x.left -= int64(n); limit > 0 && x.left < 0 {
 		n, x.left, err = n-1, 0, fmt.Errorf("%w %d bytes", ErrTooLarge, limit)
 	}
+	if err == io.EOF && x.asked.Err() != nil {
+		err = context.Cause(x.asked) // a destination may end its answer in order when the request is canceled: it is not whole
+	}
 	switch {
 	case err == io.EOF:
 		x.end(nil)
@@ -131,7 +134,7 @@ func hasAnswered(err error) bool { return errors.Is(err, errClosed) || errors.Is
 // judge tells the circuit breaker, once, how the exchange has gone. What the answer says does not matter, as long as there
 // is one.
 func (x *exchange) judge(err error) {
-	breaker, ended := &x.transport.breaker, x.asked.Err()
+	breaker, ended := &x.transport.breaker, context.Cause(x.asked)
 	switch {
 	case err != nil && x.transport.options.Anyones && (ended != nil || x.on.Load() != nil):
 		x.done(errNoVerdict)

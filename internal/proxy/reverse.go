@@ -62,14 +62,14 @@ func settle(ours http.Header) func(*http.Response) error {
 // fail answers where no answer has come.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
-	case errors.Is(err, context.DeadlineExceeded) && r.Context().Err() != nil:
+	case errors.Is(context.Cause(r.Context()), context.DeadlineExceeded): // which err does not say over HTTP/2
 		http.Error(w, "the API server that serves this did not answer within the allotted time", http.StatusGatewayTimeout)
 	default:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	}
 }
 
-// IsUpgrade says that a request wants a connection to become another protocol's.
+// IsUpgrade reports whether a request asks for an upgrade of its connection. Nothing but the answer can grant it.
 func IsUpgrade(r *http.Request) bool {
 	return httpguts.HeaderValuesContainsToken(r.Header["Connection"], "Upgrade")
 }
