@@ -81,6 +81,8 @@ type Config struct {
 	// DiskReserve is how many bytes of the disk are kept free for what makes room, deletions above all;
 	// 0 leaves it to the store.
 	DiskReserve int64
+	// AcceptLossAfter opens a data directory that has lost revisions if the last one left is this; 0 refuses it.
+	AcceptLossAfter int64
 	// DiskUsage says how many bytes of the disk are free, and how many there are; nil asks the system.
 	DiskUsage func() (free, size uint64, err error)
 	// Audit is which requests are recorded, and where; nil records none.

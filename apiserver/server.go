@@ -222,6 +222,8 @@ func (s *Server) open(ctx context.Context) (storage.Store, error) {
 		DiskUsage:    s.config.DiskUsage,
 		Health:       &s.disk,
 		Logger:       s.config.Logger,
+
+		AcceptLossAfter: s.config.AcceptLossAfter,
 	})
 	if err != nil {
 		return nil, err // and not a nil of that type

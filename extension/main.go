@@ -62,6 +62,7 @@ func (c *Config) bind(flags *pflag.FlagSet) (address func() string) {
 	ip := flags.IP("bind-address", net.IPv4zero, "IP address to listen on")
 	port := flags.Uint16("secure-port", 443, "port to serve HTTPS on; 0 picks a free one")
 	flags.StringVar(&c.DataDir, "data-dir", c.DataDir, "folder that objects are kept in; without it they are kept in memory")
+	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", c.AcceptLossAfter, "last revision to keep of a damaged --data-dir, as the error of the start names it; by default such a folder is refused")
 	flags.StringVar(&c.CertFile, "tls-cert-file", c.CertFile, "file of the certificate to serve with, for SERVICE.NAMESPACE.svc; read again when it changes; by default one of a CA of its own")
 	flags.StringVar(&c.KeyFile, "tls-private-key-file", c.KeyFile, "file of its private key")
 	flags.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig of the main server; by default that of the Pod")

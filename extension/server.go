@@ -34,6 +34,8 @@ type Config struct {
 	Kinds []Kind
 	// DataDir is the folder that objects are kept in; "" keeps them in memory.
 	DataDir string
+	// AcceptLossAfter opens a folder that has lost revisions if the last one left is this; 0 refuses it.
+	AcceptLossAfter int64
 	// Address is the IP address and port to listen on; "" means 127.0.0.1:0, and port 0 picks a free one.
 	Address string
 	// CertFile and KeyFile are the certificate that the server shows, read again when they change; "": one of a CA of its own.
@@ -153,7 +155,8 @@ func (s *Server) open(ctx context.Context, kinds []*resource.Definition, asks ho
 	if dir != "" {
 		dir = filepath.Join(dir, "store")
 	}
-	if s.store, err = embedded.Open(embedded.Options{Dir: dir, Health: &s.disk, Logger: s.config.Logger}); err != nil {
+	o := embedded.Options{Dir: dir, Health: &s.disk, Logger: s.config.Logger, AcceptLossAfter: s.config.AcceptLossAfter}
+	if s.store, err = embedded.Open(o); err != nil {
 		return err
 	}
 	s.engine, err = engine.Open(ctx, engine.Config{

@@ -78,6 +78,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	flags, c := cmd.Flags(), &f.config
 	flags.StringVar(&c.DataDir, "data-dir", filepath.Dir(defaultKubeconfig),
 		"folder for everything that is kept: objects, keys and certificates, admin.kubeconfig")
+	flags.Int64Var(&c.AcceptLossAfter, "accept-data-loss-after", 0,
+		"last revision to keep of a damaged data directory, as the error of the start names it; later revisions are lost (0 means that the server does not start)")
 	flags.StringVar(&f.bindAddress, "bind-address", "127.0.0.1",
 		"IP address to listen on; 0.0.0.0 or :: for all interfaces")
 	flags.IPVar(&c.AdvertiseAddress, "advertise-address", nil,
@@ -153,6 +155,8 @@ func (f *serveFlags) complete() error {
 		return errors.New("--history-bytes: must be more than 0")
 	case (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == ""):
 		return errors.New("--etcd-certfile and --etcd-keyfile: name both or none")
+	case c.AcceptLossAfter < 0:
+		return errors.New("--accept-data-loss-after: must not be negative")
 	case c.DiskReserve < 0:
 		return errors.New("--disk-reserve-bytes: must not be negative")
 	}

@@ -25,6 +25,7 @@ type server struct {
 	binary string
 	dir    string
 	cmd    *exec.Cmd
+	exited chan struct{} // closed when the process has ended
 	output *bytes.Buffer
 	http   *http.Client
 	host   string
@@ -39,11 +40,19 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs the server on what is in its directory and waits until it is ready.
-func (s *server) start() {
+// start runs the server on its directory and waits until it is ready.
+func (s *server) start(flags ...string) {
 	s.t.Helper()
-	s.output = &bytes.Buffer{}
-	s.cmd = exec.Command(s.binary, "serve", "--data-dir", s.dir, "--secure-port", "0")
+	if !s.starts(flags...) {
+		s.t.Fatalf("the server ended: %s", s.output)
+	}
+}
+
+// starts is start; it reports false when the server ends by itself.
+func (s *server) starts(flags ...string) bool {
+	s.t.Helper()
+	s.output, s.exited = &bytes.Buffer{}, make(chan struct{})
+	s.cmd = exec.Command(s.binary, append([]string{"serve", "--data-dir", s.dir, "--secure-port", "0"}, flags...)...)
 	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output
 	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig") // which is written anew; the last one may be of the same port
 	if err := os.Remove(kubeconfig); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -52,14 +61,25 @@ func (s *server) start() {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
+	go func() {
+		_ = s.cmd.Wait()
+		close(s.exited)
+	}()
 	var err error
 	deadline := time.Now().Add(30 * time.Second)
-	for tick := time.NewTicker(2 * time.Millisecond); time.Now().Before(deadline); <-tick.C {
+	for tick := time.NewTicker(2 * time.Millisecond); time.Now().Before(deadline); {
 		if err = s.connect(kubeconfig); err == nil {
-			return
+			return true
+		}
+		select {
+		case <-s.exited:
+			return false
+		case <-tick.C:
 		}
 	}
+	s.kill()
 	s.t.Fatalf("the server did not become ready: %v\n%s", err, s.output)
+	return false
 }
 
 func (s *server) connect(kubeconfig string) error {
@@ -79,8 +99,10 @@ func (s *server) connect(kubeconfig string) error {
 // kill ends the process as a power switch would, as far as the process is concerned.
 func (s *server) kill() {
 	_ = s.cmd.Process.Signal(syscall.SIGKILL)
-	_ = s.cmd.Wait()
-	s.http.CloseIdleConnections()
+	<-s.exited
+	if s.http != nil {
+		s.http.CloseIdleConnections()
+	}
 }
 
 func (s *server) do(method, path string, body []byte) ([]byte, error) {

@@ -88,6 +88,11 @@ func appendVersionKey(dst []byte, key string, revision int64) []byte {
 	return binary.BigEndian.AppendUint64(dst, ^uint64(revision))
 }
 
+// indexKeySize is the length of an index entry's engine key.
+const indexKeySize = 9
+
+func revisionOfIndexKey(k []byte) int64 { return int64(binary.BigEndian.Uint64(k[1:])) }
+
 // cutVersionKey parts a version's engine key. key shares k's memory.
 func cutVersionKey(k []byte) (key []byte, revision int64, ok bool) {
 	at := len(k) - 9
@@ -200,7 +205,7 @@ func decodeChange(k, v []byte) (c change, err error) {
 	if v, err = unseal(k, v); err != nil {
 		return c, err
 	}
-	c.revision = int64(binary.BigEndian.Uint64(k[1:]))
+	c.revision = revisionOfIndexKey(k)
 	c.deleted = v[0] == kindDeleted
 	if v[0] != kindLive && !c.deleted {
 		return c, errors.New("not an index entry")

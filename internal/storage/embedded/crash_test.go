@@ -233,7 +233,14 @@ func sameState(s *storage.Snapshot, now map[string]*storage.Record) error {
 func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
 	o := crashOptions(fs)
 	killed := make(chan time.Time) // nobody waits for what becomes of a killed process
-	o.pause, o.patience = func(time.Duration) <-chan time.Time { return nil }, func() <-chan time.Time { return killed }
+	renew := r.IntN(2) == 0        // HEAD, all the time
+	o.pause = func(d time.Duration) <-chan time.Time {
+		if d == markEvery && renew {
+			return at()
+		}
+		return nil
+	}
+	o.patience = func() <-chan time.Time { return killed }
 	s, err := Open(o)
 	if err != nil {
 		return nil, fmt.Errorf("open: %w", err)

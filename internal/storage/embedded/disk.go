@@ -37,7 +37,14 @@ type disk struct {
 	final   error         // why it never will
 	durable tally         // a copy of tail for others
 	pending tally         // what tail becomes if the Append that runs succeeds
-	marked  int64         // the revision HEAD speaks of
+
+	written  chan struct{} // ready after a commit that HEAD may lack
+	rotated  chan struct{} // ready when the engine has begun another log file
+	marking  sync.Mutex    // held while HEAD is written
+	marked   head          // the content of HEAD
+	accepted int64         // Options.AcceptLossAfter
+	found    *survey       // of the directory before it was opened
+	loss     error         // the damage that is accepted
 
 	tight     chan struct{} // options.tight
 	compacted atomic.Int64  // the revision that Compact was last called with
@@ -53,6 +60,7 @@ func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 	l := &disk{
 		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, codecs: o.Codecs, pause: o.pause, health: o.Health,
 		renewed: make(chan struct{}), tight: make(chan struct{}, 1),
+		written: make(chan struct{}, 1), rotated: make(chan struct{}, 1), accepted: o.AcceptLossAfter,
 		now: o.Now, pace: pace{now: o.Now},
 	}
 	l.life, l.end = context.WithCancel(context.Background())
@@ -64,6 +72,7 @@ func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 func (l *disk) newEngine() *engine {
 	return &engine{
 		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, codecs: l.codecs, pause: l.pause,
+		begun: func() { l.signal(l.rotated) },
 		fatal: make(chan struct{}), closing: make(chan struct{}),
 	}
 }
@@ -80,12 +89,16 @@ func (l *disk) damage(what string, err error) error {
 	return &DamageError{Dir: l.dir, What: what, Err: err}
 }
 
-// Load reads the live records and checks all that there is against each other, and its
-// end against HEAD.
+// Load reads the live records. It compares them with the index, and the end of the index with HEAD.
 func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
 	e := l.current
 	if err := e.reading("the engine's files", e.prepare); err != nil {
 		return extent{}, err
+	}
+	if l.loss != nil {
+		if err := e.reading("the engine's files", func() error { return e.restart(l.found.next()) }); err != nil {
+			return extent{}, err
+		}
 	}
 	oldest, newest, err := e.load(add)
 	if err != nil {
@@ -94,9 +107,11 @@ func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
 	if err := l.checkMark(newest.tally); err != nil {
 		return extent{}, err
 	}
+	l.warn(newest.revision)
 	l.tail, l.durable = newest.tally, newest.tally
 	l.look()
 	l.keeping.Go(l.keep)
+	l.keeping.Go(l.keepMark)
 	return extent{newest.revision, oldest.revision, newest.bytes - oldest.bytes}, nil
 }
 
@@ -126,8 +141,9 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 		}
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.tail, l.durable, l.pending = tail, tail, tally{}
+	l.mu.Unlock()
+	l.signal(l.written)
 	return nil
 }
 

@@ -36,6 +36,10 @@ type Options struct {
 	Health    *Health        // gets to know how the log fares; may be nil
 	Codecs    storage.Codecs // of the values on disk
 
+	// AcceptLossAfter opens a store that lacks acknowledged revisions if its history ends exactly here; 0: refuse it.
+	// New revisions begin above all that were lost.
+	AcceptLossAfter int64
+
 	FS    vfs.FS                               // nil: the operating system's
 	Now   func() time.Time                     // nil: time.Now
 	After func(time.Duration) <-chan time.Time // nil: time.After
@@ -54,12 +58,12 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("the data directory %s is already in use by another trellis: stop that one first, or choose another directory", e.Dir)
 }
 
-// DamageError says that what lies on disk is not what was written there. Nothing
-// of it is served.
+// DamageError reports that the files differ from what was written. Nothing of them is served.
 type DamageError struct {
 	Dir  string
 	What string
-	Err  error // the engine's own words; may be nil
+	Err  error // of the engine; may be nil
+	Ends int64 // the last revision before the damage, if the store can continue there with AcceptLossAfter
 }
 
 func (e *DamageError) Error() string {
@@ -67,7 +71,11 @@ func (e *DamageError) Error() string {
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
-	return text + "; nothing was changed. Check the disk, keep a copy of the directory, and restore it from a backup, or start with an empty one"
+	text += "; nothing was changed. Check the disk, keep a copy of the directory, and restore it from a backup, or start with an empty one"
+	if e.Ends > 0 {
+		text += fmt.Sprintf(". To lose all revisions after %d and continue, start once with --accept-data-loss-after=%[1]d", e.Ends)
+	}
+	return text
 }
 
 func (e *DamageError) Unwrap() error { return e.Err }
@@ -136,7 +144,11 @@ func openDisk(o Options) (_ *disk, err error) {
 		return nil, lockError(dir, err)
 	}
 	l := newDisk(o, fs, dir, lock)
-	if err := l.current.open(); err != nil {
+	err = l.verify()
+	if err == nil {
+		err = l.current.open()
+	}
+	if err != nil {
 		_ = l.current.close() // the first error says more
 		_ = lock.Close()
 		return nil, err

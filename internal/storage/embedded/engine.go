@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -32,12 +33,15 @@ type engine struct {
 	once  sync.Once
 	cause error
 
+	log   atomic.Uint64 // number of the newest log file
+	begun func()        // called when another log file has been made
+
 	closing chan struct{} // closed when the engine is to be closed
 	fence   fence
 	rest    rest
 }
 
-func (e *engine) path() string { return e.fs.PathJoin(e.dir, "engine") }
+func (e *engine) path() string { return e.fs.PathJoin(e.dir, engineDir) }
 
 // open opens the engine.
 func (e *engine) open() error {
@@ -45,6 +49,11 @@ func (e *engine) open() error {
 		e.db, err = pebble.Open(e.path(), e.tuned())
 		return err
 	})
+	return e.openError(err)
+}
+
+// openError explains why the engine does not open.
+func (e *engine) openError(err error) error {
 	var damage *DamageError
 	switch {
 	case err == nil || errors.As(err, &damage):
@@ -186,6 +195,13 @@ func (e *engine) tuned() *pebble.Options {
 				}
 				e.fail(err)
 				select {}
+			},
+			// The folder has been synced by now, so that HEAD may name the file.
+			WALCreated: func(i pebble.WALCreateInfo) {
+				if i.Err == nil {
+					e.log.Store(uint64(i.FileNum))
+					e.begun()
+				}
 			},
 			// Who reads is told by an error; the engine's own choice is to stop.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {

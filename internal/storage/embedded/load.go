@@ -2,7 +2,6 @@ package embedded
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -123,7 +122,7 @@ func (e *engine) scanIndex() (oldest, newest change, err error) {
 	expect := oldest.revision
 	for ; it.Valid(); it.Next() {
 		k := it.Key()
-		if len(k) != 9 || int64(binary.BigEndian.Uint64(k[1:])) != expect {
+		if len(k) != indexKeySize || revisionOfIndexKey(k) != expect {
 			return oldest, newest, e.damage(fmt.Sprintf("revision %d is missing", expect), nil)
 		}
 		expect++

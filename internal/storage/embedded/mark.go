@@ -6,31 +6,85 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// HEAD is a small file beside the engine that says which revision was durable at
-// some time: on an orderly end, and now and then before. The engine takes a
-// damaged end of its log for the place where a crash cut it off; HEAD tells the
-// two apart as far as it reaches.
-const markFormat = "revision %d records %d digest %016x"
+// The formats of HEAD, without the checksum that follows. The program before named no log file.
+const (
+	markFormat       = "revision %d records %d digest %016x log %06d"
+	formerMarkFormat = "revision %d records %d digest %016x"
+)
 
-// mark writes HEAD if there is something new to say.
+// markEvery is the time between two writes of HEAD while commits continue. The time that a write takes comes on
+// top: HEAD is at most one second behind the newest commit.
+const markEvery = 750 * time.Millisecond
+
+// head is the content of HEAD, a small file beside the engine. It names a revision that is durable, and the newest
+// log file of the engine. A crash leaves a torn record at the end of a log, and so does a bad disk. HEAD
+// distinguishes the two: what it names was written and synced before.
+type head struct {
+	tally        // its bytes are not stored
+	log   uint64 // number of the log file; 0: none is named
+}
+
+// mark writes HEAD if it is behind.
 func (l *disk) mark() error {
+	l.marking.Lock()
+	defer l.marking.Unlock()
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	t := l.durable
-	if t.revision <= l.marked {
+	h := head{l.durable, l.current.log.Load()}
+	l.mu.Unlock()
+	if h.revision == 0 || h.revision <= l.marked.revision && h.log <= l.marked.log {
 		return nil
 	}
-	text := fmt.Sprintf(markFormat, t.revision, t.live, t.digest)
+	text := fmt.Sprintf(markFormat, h.revision, h.live, h.digest, h.log)
 	text += fmt.Sprintf(" checksum %08x\n", crc32.Checksum([]byte(text), castagnoli))
 	if err := l.replace("HEAD", []byte(text)); err != nil {
 		return fmt.Errorf("write HEAD: %w", err)
 	}
-	l.marked = t.revision
+	l.marked = h
 	return nil
+}
+
+// keepMark writes HEAD after commits and after each rotation of the log, until Close. Commits do not wait for it.
+func (l *disk) keepMark() {
+	for failed := false; ; {
+		select {
+		case <-l.life.Done():
+			return
+		case <-l.rotated:
+		case <-l.written:
+			select {
+			case <-l.life.Done():
+				return
+			case <-l.rotated:
+			case <-l.pause(markEvery):
+			}
+		}
+		select {
+		case <-l.written: // what was committed meanwhile is in HEAD now
+		default:
+		}
+		err := l.mark()
+		if err != nil {
+			l.signal(l.written) // try again
+			if !failed {
+				l.logger.Warn("HEAD is not renewed; until it is, a start cannot notice the loss of newer revisions", "err", err)
+			}
+		}
+		failed = err != nil
+	}
+}
+
+// signal makes a channel with room for one value ready.
+func (l *disk) signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // replace writes a file of the directory so that a crash leaves the old or the new.
@@ -51,29 +105,43 @@ func (l *disk) replace(name string, data []byte) (err error) {
 	return syncDir(l.fs, l.dir)
 }
 
-// checkMark compares what was loaded with HEAD.
-func (l *disk) checkMark(found tally) error {
+// readHead returns the content of HEAD; its revision is 0 where the file does not exist. An error that is a
+// *DamageError concerns HEAD alone.
+func (l *disk) readHead() (head, error) {
 	text, err := l.read("HEAD")
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return head{}, nil
 	}
 	if err != nil {
-		return fmt.Errorf("read HEAD: %w", err)
+		return head{}, fmt.Errorf("read HEAD: %w", err)
 	}
-	var t tally
-	var sum uint32
-	if _, err := fmt.Sscanf(string(text), markFormat+" checksum %08x\n", &t.revision, &t.live, &t.digest, &sum); err != nil {
-		return l.damage("HEAD", err)
+	h, err := parseHead(string(text))
+	if err != nil {
+		return head{}, l.damage("HEAD", err)
 	}
-	body := fmt.Sprintf(markFormat, t.revision, t.live, t.digest)
-	if string(text) != body+fmt.Sprintf(" checksum %08x\n", sum) || crc32.Checksum([]byte(body), castagnoli) != sum {
-		return l.damage("HEAD", errChecksum)
+	return h, nil
+}
+
+func parseHead(text string) (h head, err error) {
+	body, sum, _ := strings.Cut(text, " checksum ")
+	if sum != fmt.Sprintf("%08x\n", crc32.Checksum([]byte(body), castagnoli)) {
+		return head{}, errChecksum
 	}
-	t.bytes = found.bytes
-	if t.revision > found.revision || t.revision == found.revision && t != found {
-		return l.damage(fmt.Sprintf("the log once reached revision %d and now ends at %d", t.revision, found.revision), nil)
+	format, fields := markFormat, []any{&h.revision, &h.live, &h.digest, &h.log}
+	if !strings.Contains(body, " log ") {
+		format, fields = formerMarkFormat, fields[:3]
 	}
-	l.marked = t.revision
+	_, err = fmt.Sscanf(body, format, fields...)
+	return h, err
+}
+
+// checkMark compares what was loaded with HEAD.
+func (l *disk) checkMark(found tally) error {
+	expect := l.marked.tally
+	expect.bytes = found.bytes
+	if expect.revision > found.revision || expect.revision == found.revision && expect != found {
+		return l.damage(fmt.Sprintf("the log ends at revision %d and differs from HEAD, which confirms revision %d", found.revision, expect.revision), nil)
+	}
 	return nil
 }
 

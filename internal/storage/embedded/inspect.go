@@ -1,0 +1,244 @@
+package embedded
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/batchrepr"
+	"github.com/cockroachdb/pebble/v2/record"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/wal"
+)
+
+// engineDir is the folder of the engine in the data directory.
+const engineDir = "engine"
+
+// logFile is a write-ahead log of the engine, as far as it decodes.
+type logFile struct {
+	number      uint64
+	name        string // below the data directory
+	first, last int64  // revisions in it; 0: none
+	restart     bool   // its first revision begins a history (engine.restart)
+	size        int64  // bytes that decode, if end is not nil
+	end         error  // why the rest does not decode; nil: the log ends in order
+}
+
+// torn reports whether a crash alone explains the end of the log. The engine's records say how far a log was
+// synced before, and none that follows says so of this place.
+func (f *logFile) torn() bool { return errors.Is(f.end, record.ErrUnexpectedEOF) }
+
+// survey is the state of the directory before anything is written to it. The history begins in the tables of
+// the engine and continues in its logs.
+type survey struct {
+	exists bool // the engine
+	head   head
+	noHead error     // a *DamageError of HEAD
+	logs   []logFile // by number
+	tables int64     // the last revision in the tables
+	kept   int       // logs that continue the history without a gap
+	last   int64     // the last revision of that history
+	newest int64     // of all that decode
+}
+
+// inspect reads HEAD, the end of the tables and the logs. It changes nothing.
+func (l *disk) inspect() (*survey, error) {
+	s := &survey{}
+	var damage *DamageError
+	var err error
+	if s.head, err = l.readHead(); errors.As(err, &damage) {
+		s.noHead = err
+	} else if err != nil {
+		return nil, err
+	}
+	if s.exists, err = l.peek(s.head); err != nil || !s.exists {
+		return s, err
+	}
+	e := l.newEngine()
+	defer func() { _ = e.close() }() // nothing was written
+	err = e.reading("the engine's files", func() (err error) {
+		s.tables, err = e.endOfTables()
+		return err
+	})
+	if err != nil {
+		return nil, e.openError(err)
+	}
+	if s.logs, err = e.readLogs(); err != nil {
+		return nil, err
+	}
+	s.follow()
+	return s, nil
+}
+
+// peek reports whether the directory has an engine. One that HEAD or other files are left of is damage: the engine
+// would begin again, and delete them.
+func (l *disk) peek(h head) (exists bool, err error) {
+	dir := l.fs.PathJoin(l.dir, engineDir)
+	names, err := l.fs.List(dir)
+	if err == nil {
+		var found *pebble.DBDesc
+		if found, err = pebble.Peek(dir, l.fs); err == nil && found.Exists {
+			return true, nil
+		}
+	}
+	for _, name := range names {
+		if err == nil && strings.HasSuffix(name, ".sst") {
+			return false, l.damage(engineDir+" has tables and no manifest that names them", nil)
+		}
+	}
+	if h.revision > 0 {
+		return false, l.damage(fmt.Sprintf("%s has no manifest, and HEAD confirms revision %d", engineDir, h.revision), err)
+	}
+	return false, nil // a directory that cannot be read fails in open
+}
+
+// withoutLogs hides the logs of an engine.
+type withoutLogs struct{ vfs.FS }
+
+func (fs withoutLogs) List(dir string) ([]string, error) {
+	all, err := fs.FS.List(dir)
+	var names []string
+	for _, name := range all {
+		if !strings.HasSuffix(name, ".log") {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
+// endOfTables returns the last revision that does not depend on a log, or 0.
+func (e *engine) endOfTables() (revision int64, err error) {
+	o := e.tuned()
+	o.FS, o.ReadOnly = withoutLogs{o.FS}, true
+	if e.db, err = pebble.Open(e.path(), o); err != nil {
+		return 0, err
+	}
+	it, err := e.db.NewIter(indexBounds(0))
+	if err != nil {
+		return 0, err
+	}
+	if it.Last() {
+		var c change
+		c, err = e.change(it)
+		revision = c.revision
+	}
+	return revision, errors.Join(err, it.Error(), it.Close())
+}
+
+// readLogs reads the logs of the engine.
+func (e *engine) readLogs() ([]logFile, error) {
+	all, err := wal.Scan(wal.Dir{FS: e.fs, Dirname: e.path()})
+	if err != nil {
+		return nil, fmt.Errorf("read the logs in %s: %w", e.dir, err)
+	}
+	logs := make([]logFile, 0, len(all))
+	for _, one := range all {
+		_, name := one.SegmentLocation(0)
+		f := logFile{number: uint64(one.Num), name: path.Join(engineDir, e.fs.PathBase(name))}
+		r := one.OpenForRead()
+		err := f.read(r)
+		if err := errors.Join(err, r.Close()); err != nil {
+			return nil, fmt.Errorf("read %s in %s: %w", f.name, e.dir, err)
+		}
+		logs = append(logs, f)
+	}
+	return logs, nil
+}
+
+// read reads the revisions in a log up to its end, or to where it does not decode.
+func (f *logFile) read(r wal.Reader) error {
+	for {
+		batch, at, err := r.NextRecord()
+		var data []byte
+		if err == nil {
+			data, err = io.ReadAll(batch)
+		}
+		if err == nil {
+			err = f.add(data)
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			return nil
+		case undecodable(err):
+			f.size, f.end = at.Physical, err
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// undecodable reports whether err says that a log holds something else than records.
+func undecodable(err error) bool {
+	return errors.Is(err, record.ErrUnexpectedEOF) || errors.Is(err, record.ErrInvalidChunk) ||
+		errors.Is(err, record.ErrZeroedChunk) || pebble.IsCorruptionError(err)
+}
+
+// add notes the revisions in a batch.
+func (f *logFile) add(batch []byte) error {
+	cleared := false
+	for r := batchrepr.Read(batch); ; {
+		kind, key, end, ok, err := r.Next()
+		if err != nil || !ok {
+			return err
+		}
+		switch {
+		case kind == pebble.InternalKeyKindRangeDelete:
+			cleared = cleared || bytes.Equal(key, appendIndexKey(nil, 0)) && len(end) > 0
+		case kind == pebble.InternalKeyKindSet && len(key) == indexKeySize && key[0] == indexPrefix:
+			f.last = revisionOfIndexKey(key)
+			if f.first == 0 || cleared {
+				f.first, f.restart = f.last, cleared
+			}
+		}
+	}
+}
+
+// follow finds out how far the history goes on from the end of the tables.
+func (s *survey) follow() {
+	s.last, s.newest = s.tables, s.tables
+	whole := true
+	for i := range s.logs {
+		f := &s.logs[i]
+		s.newest = max(s.newest, f.last)
+		if whole = whole && (f.restart || f.first <= s.last+1); whole {
+			s.kept, s.last = i+1, max(s.last, f.last)
+		}
+	}
+}
+
+// file returns the name of the log file in which the history ends.
+func (s *survey) file() string {
+	if s.kept == 0 {
+		return engineDir
+	}
+	return s.logs[s.kept-1].name
+}
+
+// damaged returns what the directory lacks, or "". Of what a crash leaves nothing is damage.
+func (s *survey) damaged() string {
+	for i := range s.logs[:max(s.kept, 1)-1] { // the engine has ended these in order; one that is also in the tables is of no use any more
+		if f := &s.logs[i]; f.end != nil && f.last > s.tables {
+			return fmt.Sprintf("%s does not decode after revision %d, and HEAD confirms revision %d", f.name, f.last, s.head.revision)
+		}
+	}
+	ends := fmt.Sprintf("the history ends at revision %d, and HEAD confirms revision %d", s.last, s.head.revision)
+	switch newest := len(s.logs) - 1; {
+	case s.kept <= newest && (s.kept == 0 || s.logs[s.kept-1].end == nil):
+		return fmt.Sprintf("a log file before %s is missing, which begins at revision %d: %s", s.logs[s.kept].name, s.logs[s.kept].first, ends)
+	case s.kept <= newest:
+		return fmt.Sprintf("%s does not decode, and %s begins at revision %d: %s", s.file(), s.logs[s.kept].name, s.logs[s.kept].first, ends)
+	case s.head.log > 0 && (newest < 0 || s.logs[newest].number < s.head.log):
+		return fmt.Sprintf("%s/%06d.log is missing: %s", engineDir, s.head.log, ends)
+	case s.head.revision > s.last:
+		return fmt.Sprintf("%s is incomplete: %s", s.file(), ends)
+	case newest >= 0 && s.logs[newest].end != nil && !s.logs[newest].torn():
+		return fmt.Sprintf("%s does not decode: %s", s.file(), ends)
+	}
+	return ""
+}
