@@ -50,6 +50,8 @@ type Config struct {
 	// AdvertiseAddress is where other machines reach it, for discovery and the Service kubernetes; nil is Address, or
 	// an address of this machine if that is all of them.
 	AdvertiseAddress net.IP
+	// OpenFiles is the number of files that the process may have open, which bounds the connections; 0 is the system's limit.
+	OpenFiles uint64
 	// TLS is what the server shows its clients, and demands of their connections.
 	TLS TLS
 	// Clock is what the server's own certificates age by; nil is the machine's.

@@ -40,7 +40,7 @@ const etcdPatience = 2 * time.Second
 var errNoEtcd = errors.New("etcd does not answer")
 
 // gauges tell of the disk below the store.
-func (s *Server) gauges() []api.Gauge {
+func (s *Server) diskGauges() []api.Gauge {
 	if s.config.DataDir == "" || len(s.config.Etcd.Servers) > 0 {
 		return nil
 	}

@@ -304,7 +304,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Profiling:  s.config.Profiling,
 		Audit:      s.audit.Audit,
 	})
-	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.Logger)
+	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.OpenFiles, s.config.Logger)
 	s.takeOver(s.engine.Live.Load())
 	return nil
 }

@@ -135,7 +135,7 @@ func (s *Server) start(ctx context.Context) error {
 		Discovery:     discovery.Handler(s.engine.Live, nil, discovery.Addresses{Default: strings.TrimPrefix(s.URL(), "https://")}),
 		OpenAPI:       openapi.Handler(s.engine.Live, nil),
 	})
-	s.http = serving.New(s.listener, s.handler, s.tls().Config(certificates), s.config.Logger)
+	s.http = serving.New(s.listener, s.handler, s.tls().Config(certificates), 0, s.config.Logger)
 	s.loops.Go(func() { s.namespaces.watch.RunWithContext(s.running) })
 	s.loops.Go(func() {
 		if err := s.http.Serve(); err != nil {

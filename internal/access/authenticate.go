@@ -3,13 +3,13 @@ package access
 import (
 	"context"
 	"crypto/x509"
-	"net"
 	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 )
@@ -47,7 +47,27 @@ func NewAuthenticator(a Authentication) *Authenticator { return &Authenticator{a
 // the place at its connection where that is kept.
 type callerKey struct{}
 
-type connection = atomic.Pointer[identity]
+// connection is what is known of the connection of a request.
+type connection struct {
+	atomic.Pointer[identity]             // of its certificate
+	admitted                 atomic.Bool // a client has authenticated on it, and admit has agreed
+	admit                    func() bool // nil: it always agrees
+}
+
+// authenticated notes that a client has authenticated on the connection. The error is that of a server with too many such connections.
+func (c *connection) authenticated() error {
+	if c == nil || c.admit == nil || c.admitted.Load() {
+		return nil
+	}
+	if !c.admit() {
+		const wait = 1 // seconds
+		err := apierrors.NewServiceUnavailable("too many connections: the limit of open files of the server is reached, please try again later")
+		err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: wait}
+		return err
+	}
+	c.admitted.Store(true)
+	return nil
+}
 
 // WithUser hands in the identity of a caller inside this process. Only requests that
 // never came over a connection may carry it: it stands above every credential.
@@ -55,13 +75,13 @@ func WithUser(ctx context.Context, u user.Info) context.Context {
 	return context.WithValue(ctx, callerKey{}, u)
 }
 
-// ConnContext gives a connection a place to keep its identity; it is for
-// http.Server.ConnContext.
-func ConnContext(ctx context.Context, _ net.Conn) context.Context {
-	return context.WithValue(ctx, callerKey{}, new(connection))
+// ConnContext returns the context of the requests of a connection, with a place for its identity. It calls admit when a client first
+// authenticates on the connection, and again as long as admit returns false; such requests are refused. nil admits all.
+func ConnContext(ctx context.Context, admit func() bool) context.Context {
+	return context.WithValue(ctx, callerKey{}, &connection{admit: admit})
 }
 
-// Authenticate returns the user, or a 401 StatusError. A certificate is looked at before a token, and whoever has shown
+// Authenticate returns the user, or a StatusError: 401, or 503 for one connection too many. A certificate is looked at before a token, and whoever has shown
 // something that nobody believes is not anonymous. The identity of a client certificate is computed once a connection and
 // believed until the certificate expires, or the CAs change.
 func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
@@ -69,33 +89,43 @@ func (a *Authenticator) Authenticate(r *http.Request) (user.Info, error) {
 	if u, ok := known.(user.Info); ok {
 		return u, nil
 	}
-	disbelieved := false
-	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		slot, _ := known.(*connection)
-		id := a.certificate(slot, r.TLS.PeerCertificates)
-		proxy := id.proxied && a.FrontProxy.named(r.TLS.PeerCertificates[0].Subject.CommonName)
-		if proxy {
-			if u, ok := ask(a.FrontProxy.Headers, r, &disbelieved); ok {
-				return u, nil
-			}
+	on, _ := known.(*connection)
+	u, disbelieved := a.credentials(on, r)
+	switch {
+	case u != nil:
+		if err := on.authenticated(); err != nil {
+			return nil, err
 		}
-		switch {
-		case id.proxied && !proxy: // of the front proxy's CA, but not of the front proxy
-			return nil, unauthorized()
-		case id.user != nil:
-			return id.user, nil
-		}
-		disbelieved = disbelieved || id.disbelieved
-	}
-	if u, ok := ask(a.Tokens, r, &disbelieved); ok {
 		return u, nil
-	}
-	if !disbelieved {
+	case !disbelieved:
 		if u, ok := ask(a.Anonymous, r, &disbelieved); ok {
 			return u, nil
 		}
 	}
 	return nil, unauthorized()
+}
+
+// credentials returns the user that the credentials of a request prove, or nil. disbelieved reports that there are credentials which prove
+// nothing.
+func (a *Authenticator) credentials(on *connection, r *http.Request) (u user.Info, disbelieved bool) {
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		id := a.certificate(on, r.TLS.PeerCertificates)
+		proxy := id.proxied && a.FrontProxy.named(r.TLS.PeerCertificates[0].Subject.CommonName)
+		if proxy {
+			if u, ok := ask(a.FrontProxy.Headers, r, &disbelieved); ok {
+				return u, false
+			}
+		}
+		switch {
+		case id.proxied && !proxy: // of the front proxy's CA, but not of the front proxy
+			return nil, true
+		case id.user != nil:
+			return id.user, false
+		}
+		disbelieved = disbelieved || id.disbelieved
+	}
+	u, _ = ask(a.Tokens, r, &disbelieved)
+	return u, disbelieved
 }
 
 // ask is who sent r as one authenticator, which may be nil, sees it.

@@ -191,8 +191,8 @@ func (q *request) requestDeadline() bool {
 func (q *request) authenticate() bool {
 	u, err := q.server.config.Authenticator.Authenticate(q.r)
 	if err != nil {
-		if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) {
-			q.w.Header().Set("Connection", "close") // as upstream: strangers do not keep HTTP/2 connections
+		if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) || apierrors.IsServiceUnavailable(err) {
+			q.w.Header().Set("Connection", "close") // as upstream does with HTTP/2; and of a connection too many
 		}
 		q.failEarly(err)
 		return false

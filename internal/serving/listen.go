@@ -17,13 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// quietHandshakes logs what net/http has to say, except about clients that hang up or do not trust
-// the certificate: anybody can cause those, as often as they like.
+// quietHandshakes logs the messages of net/http. Those of handshakes that fail, and of descriptors that are used up, have the level debug:
+// every client can cause them at any rate, and connections logs the latter once a second.
 type quietHandshakes struct{ logger *slog.Logger }
 
 func (q quietHandshakes) Write(p []byte) (int, error) {
 	level := slog.LevelWarn
-	if strings.Contains(string(p), "TLS handshake error") {
+	if text := string(p); strings.Contains(text, "TLS handshake error") || strings.Contains(text, "too many open files") {
 		level = slog.LevelDebug
 	}
 	q.logger.Log(context.Background(), level, strings.TrimSpace(string(p)))

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,7 +14,6 @@ import (
 	"time"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/gather"
 )
 
 // The limits of a connection are upstream's.
@@ -34,14 +34,15 @@ const shutdownPatience = 60 * time.Second
 
 // Server is a server of HTTPS, version 1.1 and 2.
 type Server struct {
-	http     *http.Server
-	listener net.Listener
-	draining atomic.Bool
+	http        *http.Server
+	connections *connections
+	draining    atomic.Bool
 }
 
-// New returns a Server for a listener, which it closes at its end.
-func New(l net.Listener, handler http.Handler, tlsConfig *tls.Config, logger *slog.Logger) *Server {
-	s := &Server{listener: l}
+// New returns a Server for a listener, which it closes at its end. files is the number of files that the process may have open, which
+// bounds the connections; 0 is the system's limit.
+func New(l net.Listener, handler http.Handler, tlsConfig *tls.Config, files uint64, logger *slog.Logger) *Server {
+	s := &Server{connections: newConnections(l, maxConnections(cmp.Or(files, openFiles())), logger)}
 	s.http = &http.Server{
 		Handler:   handler,
 		TLSConfig: tlsConfig,
@@ -55,20 +56,25 @@ func New(l net.Listener, handler http.Handler, tlsConfig *tls.Config, logger *sl
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		WriteTimeout:      writeTimeout,
-		ConnContext:       access.ConnContext,
-		ErrorLog:          log.New(quietHandshakes{logger}, "", 0),
-		ConnState:         s.sendAwayLate,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return access.ConnContext(ctx, admission(c))
+		},
+		ErrorLog:  log.New(quietHandshakes{logger}, "", 0),
+		ConnState: s.sendAwayLate,
 	}
 	return s
 }
 
 // Serve returns when the Server is drained, or cannot go on.
 func (s *Server) Serve() error {
-	if err := s.http.ServeTLS(gather.Listener{Listener: s.listener}, "", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.http.ServeTLS(s.connections.listener(), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve: %w", err)
 	}
 	return nil
 }
+
+// Connections returns the figures of the connections of now.
+func (s *Server) Connections() Connections { return s.connections.count() }
 
 // Drain closes the listener and waits for the requests. Watches would never end by
 // themselves, so end, the handler's own, ends them meanwhile.

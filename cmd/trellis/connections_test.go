@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// fewFiles is the limit of open files of the server, and mayAuthenticate what it then leaves to authenticated connections: a half, less
+// what is for others.
+const (
+	fewFiles        = 64
+	mayAuthenticate = fewFiles/2 - 8
+)
+
+// limited is a server process that may have few files open.
+type limited struct {
+	*testing.T
+	url, address string
+	admin        *rest.Config
+}
+
+func startLimited(t *testing.T) *limited {
+	t.Helper()
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	cmd := exec.CommandContext(ctx, "sh", "-c", fmt.Sprintf(`ulimit -n %d && exec trellis serve --secure-port 0 --data-dir "$0"`, fewFiles), dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	cmd.Stderr = &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		cancel()
+		if t.Failed() {
+			t.Log(log.String())
+		}
+	})
+	l := &limited{T: t}
+	ready := regexp.MustCompile(`ready at (https://(\S+))`)
+	lines := bufio.NewScanner(out)
+	for l.url == "" && lines.Scan() {
+		if m := ready.FindStringSubmatch(lines.Text()); m != nil {
+			l.url, l.address = m[1], m[2]
+		}
+	}
+	if l.url == "" {
+		t.Fatal("the server did not start: ", log.String())
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	if l.admin, err = clientcmd.BuildConfigFromFlags("", filepath.Join(dir, "admin.kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// strangers opens idle connections until the end of the test. Every other one completes its TLS handshake.
+func (l *limited) strangers(n int) {
+	l.Helper()
+	for i := range n {
+		conn, err := net.Dial("tcp", l.address)
+		if err != nil {
+			l.Fatal(err)
+		}
+		l.Cleanup(func() { conn.Close() })
+		if i%2 == 1 {
+			_ = tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}).Handshake() // fails where it is closed
+		}
+	}
+}
+
+// healthy requests /readyz on a new connection, without credentials.
+func (l *limited) healthy() {
+	l.Helper()
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}, Timeout: time.Minute}
+	resp, err := c.Get(l.url + "/readyz")
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || string(text) != "ok" {
+		l.Fatal(resp.Status, string(text), err)
+	}
+}
+
+// client is the administrator on a connection of its own.
+func (l *limited) client() *http.Client {
+	l.Helper()
+	config, err := rest.TLSConfigFor(l.admin)
+	if err != nil {
+		l.Fatal(err)
+	}
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}}
+	l.Cleanup(c.CloseIdleConnections)
+	return c
+}
+
+// write creates a ConfigMap of 200 KiB, and returns the answer.
+func (l *limited) write(c *http.Client, name string) (status int, header http.Header, text string) {
+	l.Helper()
+	data := strings.Repeat("x", 200<<10)
+	resp, err := c.Post(l.url+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(fmt.Sprintf(`{"metadata":{"name":%q},"data":{"x":%q}}`, name, data)))
+	if err != nil {
+		l.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return resp.StatusCode, resp.Header, string(body)
+}
+
+// TestStrangersLeaveDescriptors checks a server process with few descriptors. Idle connections of clients that never authenticate stop
+// neither the store nor health checks, nor another client.
+func TestStrangersLeaveDescriptors(t *testing.T) {
+	l := startLimited(t)
+	l.strangers(3 * fewFiles)
+	c := l.client()
+	for i := range 100 { // more than the store keeps in memory, so that it opens files
+		if i%10 == 0 {
+			l.strangers(fewFiles)
+			l.healthy()
+		}
+		if status, _, text := l.write(c, fmt.Sprintf("c%d", i)); status != http.StatusCreated {
+			t.Fatal(i, text)
+		}
+	}
+}
+
+// TestAuthenticatedConnectionsLeaveDescriptors checks that authenticated connections at the limit stop neither the store nor health checks.
+// One too many gets 503, and the others go on.
+func TestAuthenticatedConnectionsLeaveDescriptors(t *testing.T) {
+	l := startLimited(t)
+	var all []*http.Client
+	for i := range mayAuthenticate {
+		c := l.client()
+		if status, _, text := l.write(c, fmt.Sprintf("c%d", i)); status != http.StatusCreated {
+			t.Fatal(i, text)
+		}
+		all = append(all, c)
+	}
+	status, header, text := l.write(l.client(), "late")
+	if status != http.StatusServiceUnavailable || header.Get("Retry-After") != "1" || !strings.Contains(text, "too many connections") {
+		t.Error(status, header, text)
+	}
+	l.strangers(fewFiles)
+	l.healthy()
+	for i, c := range all {
+		if status, _, text := l.write(c, fmt.Sprintf("d%d", i)); status != http.StatusCreated {
+			t.Error(i, text)
+		}
+	}
+	all[0].CloseIdleConnections()
+	deadline, c := time.Now().Add(time.Minute), l.client()
+	for status = 0; status != http.StatusCreated && time.Now().Before(deadline); {
+		status, _, text = l.write(c, "late")
+	}
+	if status != http.StatusCreated {
+		t.Error("a connection that has ended is still counted: ", text)
+	}
+}
