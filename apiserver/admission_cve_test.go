@@ -54,6 +54,43 @@ func TestCVE20243177(t *testing.T) {
 	}
 }
 
+// TestCVE20232728 checks that a Pod of an account that may mount certain Secrets alone gets no other one by a variable of a container,
+// whichever kind of container it is.
+func TestCVE20232728(t *testing.T) {
+	s := start(t, apiserver.Config{})
+	client := kubernetes.NewForConfigOrDie(s.ClientConfig())
+	ctx := context.Background()
+	account := &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Name: "strict", Annotations: map[string]string{"kubernetes.io/enforce-mountable-secrets": "true"}},
+	}
+	if _, err := client.CoreV1().ServiceAccounts("default").Create(ctx, account, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	env := []corev1.EnvVar{{Name: "E", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "other"}, Key: "k"}}}}
+	plain := corev1.Container{Name: "c", Image: "i"}
+	for name, spec := range map[string]corev1.PodSpec{
+		"container": {Containers: []corev1.Container{{Name: "c", Image: "i", Env: env}}},
+		"init":      {Containers: []corev1.Container{plain}, InitContainers: []corev1.Container{{Name: "i", Image: "i", Env: env}}},
+	} {
+		spec.ServiceAccountName = "strict"
+		_, err := client.CoreV1().Pods("default").Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `because service account strict does not reference that secret`) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	pod, err := client.CoreV1().Pods("default").Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{ServiceAccountName: "strict", Containers: []corev1.Container{plain}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e", Image: "i", Env: env}}}
+	_, err = client.CoreV1().Pods("default").UpdateEphemeralContainers(ctx, "p", pod, metav1.UpdateOptions{})
+	if err == nil || !strings.Contains(err.Error(), `ephemeral container e with envVar E referencing secret.secretName="other" is not allowed`) { // 500, as upstream
+		t.Errorf("ephemeral: %v", err)
+	}
+}
+
 // CVE-2025-5187: a node cannot make itself the property of another object, by whose end it would be deleted and come back with other
 // labels and taints.
 func TestCVE20255187(t *testing.T) {

@@ -141,6 +141,9 @@ func drained(c net.Conn, f *http2.Framer) {
 	}
 }
 
+// TestFramesOfHTTP2 checks that frames which no client should send stop neither the server nor another client: CVE-2023-44487 and
+// CVE-2023-39325 (rapid reset), CVE-2023-45288 (continuation), CVE-2019-9512 and CVE-2019-9515 (pings and settings), CVE-2019-9514 (resets),
+// CVE-2022-41723 (a header in pieces).
 func TestFramesOfHTTP2(t *testing.T) {
 	w := newWorld(t)
 	var attacks sync.WaitGroup
@@ -165,6 +168,29 @@ func TestFramesOfHTTP2(t *testing.T) {
 		"a flood of settings and pings": func(c net.Conn, f *http2.Framer) {
 			for range 5_000 {
 				if f.WriteSettings() != nil || f.WritePing(false, [8]byte{}) != nil {
+					return
+				}
+			}
+		},
+		"a flood of pings, unread": func(_ net.Conn, f *http2.Framer) {
+			for range 20_000 {
+				if f.WritePing(false, [8]byte{}) != nil {
+					return
+				}
+			}
+		},
+		"a flood of resets, unread": func(_ net.Conn, f *http2.Framer) {
+			block := append(headers(victim), 0, 1, 'A', 1, 'b') // no name of HTTP/2 is in capitals: the stream is reset
+			for i := range uint32(20_000) {
+				if f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil {
+					return
+				}
+			}
+		},
+		"a header in pieces": func(_ net.Conn, f *http2.Framer) { // its value has 16,510 bytes, as 0x7f 0xff 0x7f says, and more than is sent
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: append(headers(victim), 0, 1, 'a', 0x7f, 0xff, 0x7f), EndStream: true})
+			for range 16_000 {
+				if f.WriteContinuation(1, false, []byte{'b'}) != nil {
 					return
 				}
 			}
@@ -196,10 +222,15 @@ func TestFramesOfHTTP2(t *testing.T) {
 		},
 	} {
 		c, f := w.preface()
-		attacks.Go(func() { drained(c, f) })
+		if !strings.HasSuffix(name, "unread") {
+			attacks.Go(func() { drained(c, f) })
+		}
 		attack(c, f)
 		_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
 		w.must(http.MethodGet, victim, "", "")
+		if strings.HasSuffix(name, "unread") {
+			_ = c.Close()
+		}
 		if t.Failed() {
 			t.Fatal(name)
 		}
