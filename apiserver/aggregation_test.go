@@ -127,6 +127,7 @@ func TestFrontProxyFlags(t *testing.T) {
 	h.CAFile, h.AllowedNames = filepath.Join(dir, "front-proxy-ca.crt"), []string{"front-proxy-client"}
 	h.UsernameHeaders, h.GroupHeaders, h.ExtraHeaderPrefixes = []string{"X-Of-User", "X-Other"}, []string{"X-Of-Group"}, []string{"X-Of-Extra-"}
 	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
+	c.LocalServices = []string{"default/server"}
 	s := start(t, c)
 	for _, group := range []string{"a.example.com", "b.example.com"} {
 		e := newExtension(t, group, keys.ProxyCAPEM, "X-Of-User")
@@ -149,7 +150,7 @@ func TestFrontProxyOfAnotherCA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, apiserver.Config{})
+	s := start(t, apiserver.Config{LocalServices: []string{"default/server"}})
 	e := newExtension(t, "a.example.com", strangers.ProxyCAPEM, "X-Remote-User")
 	_, port, _ := net.SplitHostPort(e.Listener.Addr().String())
 	ca, err := json.Marshal(e.ca)

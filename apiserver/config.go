@@ -66,6 +66,8 @@ type Config struct {
 	Admission Admission
 	// Aggregation is how it reaches the API servers that APIServices name.
 	Aggregation Aggregation
+	// LocalServices lists, as NAMESPACE/NAME, the Services of type ExternalName that may lead to a loopback address; nil: none.
+	LocalServices []string
 	// Kubelet is how it reaches the kubelets of nodes.
 	Kubelet Kubelet
 	// EgressSelectorFile is an EgressSelectorConfiguration of apiserver.k8s.io: which of its connections go through a tunnel;

@@ -39,7 +39,7 @@ const hostCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceD
 
 // newNumbered starts a server that asks again so often, and has a Host that is read at v2 by way of the webhook.
 func newNumbered(t *testing.T, recheck time.Duration) *numbered {
-	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.ConversionRecheck = recheck }))
+	server := testserver.Start(t, testserver.LocalServices("default/hook"), testserver.With(func(c *apiserver.Config) { c.ConversionRecheck = recheck }))
 	client, err := rest.HTTPClientFor(server.Config)
 	if err != nil {
 		t.Fatal(err)

@@ -153,7 +153,7 @@ func TestClusterThroughTunnel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := apiserver.Config{EgressSelectorFile: file}
+	c := apiserver.Config{EgressSelectorFile: file, LocalServices: []string{"default/server"}}
 	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(keysDir, "front-proxy-client.crt"), filepath.Join(keysDir, "front-proxy-client.key")
 	h := newHooked(t, c)
 	asked := func(what, address string) {
@@ -202,7 +202,7 @@ func TestClusterThroughTunnel(t *testing.T) {
 // KON-003: what is called by URL goes through the tunnel of the selection controlplane, and what goes to Services does not.
 func TestControlPlaneThroughTunnel(t *testing.T) {
 	file, far := selection(t, "master")
-	h := newHooked(t, apiserver.Config{EgressSelectorFile: file})
+	h := newHooked(t, apiserver.Config{EgressSelectorFile: file, LocalServices: []string{"default/nobody"}})
 	address := fmt.Sprintf("hook.example.com:%d", h.port)
 	if code, said := h.admit(`"url":"https://` + address + `/admit"`); code != http.StatusCreated {
 		t.Errorf("%d %s", code, said)

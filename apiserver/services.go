@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -50,12 +51,15 @@ func (s *Server) services() egress.Objects {
 	}
 }
 
-// dialer is the way out for all that the server calls.
+// dialer returns the Dialer of all connections that the server opens.
 func (s *Server) dialer() *egress.Dialer {
+	services := s.services()
 	return &egress.Dialer{
 		Cluster: s.ways.To(egressselector.Cluster), ControlPlane: s.ways.To(egressselector.ControlPlane),
-		Resolve: egress.Resolver(s.services()),
-		Refuse:  egress.RefuseSpecial,
+		Resolve: egress.Resolver(services),
+		IsLocal: func(namespace, name string) bool {
+			return slices.Contains(s.config.LocalServices, namespace+"/"+name) && services.IsExternal(namespace, name)
+		},
 		Generation: egress.Generations(s.store.Head, func(group, plural, namespace, name string) string {
 			return s.definition(group, plural).Key(namespace, name)
 		}),

@@ -43,6 +43,12 @@ func OnDisk() Option {
 	return func(s *Server) { s.config.DataDir = s.t.TempDir() }
 }
 
+// LocalServices permits Services of type ExternalName, each as NAMESPACE/NAME, to lead to a loopback address, where a test serves a
+// webhook or an API.
+func LocalServices(names ...string) Option {
+	return func(s *Server) { s.config.LocalServices = append(s.config.LocalServices, names...) }
+}
+
 // With changes the server's configuration before it starts.
 func With(change func(*apiserver.Config)) Option {
 	return func(s *Server) { change(&s.config) }

@@ -27,6 +27,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
+	"github.com/trellis-k8s/trellis/internal/specialip"
 )
 
 //go:embed extension/install.yaml
@@ -54,6 +55,12 @@ type installation struct {
 	dryRun          bool
 }
 
+// Local reports whether the server runs at a loopback address of the API server's machine.
+func (i *installation) Local() bool {
+	addr, ok := specialip.Parse(i.Host)
+	return i.Image == "" && ok && addr.Unmap().IsLoopback()
+}
+
 func newExtensionInstall() *cobra.Command {
 	var i installation
 	cmd := &cobra.Command{
@@ -66,6 +73,9 @@ do what, a Service called NAME, and the APIService, with which its group and ver
 With --image it runs in the cluster, as a Deployment. Without, it runs at --external-name; then the folder --dir gets
 what it is to be started with: tls.crt, tls.key, and a kubeconfig with a token of the ServiceAccount that is good for a year.
 The certificate in that folder is used again if there is one.
+
+The API server connects to localhost, the default of --external-name, only if trellis serve was started with
+--allow-local-services=NAMESPACE/NAME.
 
 --dry-run only prints the manifests. With neither --kubeconfig nor KUBECONFIG it talks to the server of this folder.`,
 		Example: `  trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --port 8443
@@ -200,6 +210,9 @@ func (i *installation) writeKubeconfig(ctx context.Context, config *rest.Config,
 	kubeconfig := filepath.Join(i.dir, "kubeconfig")
 	if err := pki.WriteFile(kubeconfig, data); err != nil {
 		return err
+	}
+	if i.Local() {
+		fmt.Fprintf(out, "\nThe API server has to run with --allow-local-services=%s/%s.\n", i.Namespace, i.Service)
 	}
 	fmt.Fprintf(out, "\nStart it with:\n  --secure-port %d --tls-cert-file %s --tls-private-key-file %s --kubeconfig %s --authentication-kubeconfig %[4]s --authorization-kubeconfig %[4]s\n",
 		i.Port, filepath.Join(i.dir, "tls.crt"), filepath.Join(i.dir, "tls.key"), kubeconfig)

@@ -7,13 +7,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 )
 
-// runExtensionPage follows docs/extension-server.md, in which a new module requires this one: as it is in dir, from a module proxy
-// of the test. EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and EXT-029, by kubectl.
+// servedBy is the command in docs/extension-server.md that starts the server for the page.
+var servedBy = regexp.MustCompile(`(?m)^    (go run \./cmd/trellis serve .*)$`)
+
+// runExtensionPage follows docs/extension-server.md beside the server that the page starts. A new module there requires this one: as it
+// is in dir, from a module proxy of the test. EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and EXT-029, by kubectl.
 func runExtensionPage(t *testing.T, dir string, env []string) {
 	t.Helper()
 	proxy, version := t.TempDir(), fmt.Sprintf("v0.0.%d", time.Now().UnixNano())
@@ -34,7 +38,18 @@ func runExtensionPage(t *testing.T, dir string, env []string) {
 		}
 	})
 	env = append(env, "GOPROXY=file://"+proxy+","+goEnv(t, "GOPROXY"), "GOSUMDB=off", "GOMODCACHE="+cache, "GOFLAGS=-buildvcs=false -modcacherw")
-	runPage(t, "../../docs/extension-server.md", dir, env)
+	page := "../../docs/extension-server.md"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := servedBy.FindSubmatch(text)
+	if command == nil {
+		t.Fatalf("%s does not start a server", page)
+	}
+	stop := startReadmeServer(t, dir, env, string(command[1]))
+	runPage(t, page, dir, env)
+	stop()
 }
 
 // publish puts the module in dir into a folder of a module proxy.

@@ -64,8 +64,8 @@ func TestReadme(t *testing.T) {
 	runPage(t, "../../docs/admission.md", dir, env)
 	runPage(t, "../../docs/versions.md", dir, env)
 	runPage(t, "../../docs/envtest.md", dir, env)
-	runExtensionPage(t, dir, env)
 	stop()
+	runExtensionPage(t, dir, env)
 }
 
 // runPage runs every command of a page beside the running server.

@@ -47,7 +47,7 @@ func TestScripts(t *testing.T) {
 			kubeconfig := os.Getenv(otherServer)
 			if kubeconfig == "" {
 				t.Parallel()
-				kubeconfig = testserver.Start(t).Kubeconfig
+				kubeconfig = testserver.Start(t, testserver.LocalServices("default/example-conversion-webhook-server")).Kubeconfig
 			} else {
 				cleanUp(t, kubeconfig)
 			}

@@ -186,6 +186,9 @@ func (f *serveFlags) complete() error {
 	if f.config.ServiceClusterIPRanges, err = serviceRanges(f.serviceRange); err != nil {
 		return err
 	}
+	if err := checkLocalServices(f.config.LocalServices); err != nil {
+		return err
+	}
 	if _, err := builtin.Enablement(f.config.RuntimeConfig); err != nil {
 		return fmt.Errorf("--runtime-config: %w", err)
 	}

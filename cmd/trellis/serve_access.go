@@ -2,10 +2,12 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
@@ -41,6 +43,9 @@ func (f *serveFlags) bindAuthentication(flags *pflag.FlagSet) {
 	flags.StringVar(&p.ProxyClientKeyFile, "proxy-client-key-file", "", "file of its key")
 	flags.BoolVar(&f.routing, "enable-aggregator-routing", true,
 		"call them at the endpoints of their Services; false: at the cluster IP, behind which something else (kube-proxy) has to find an endpoint")
+
+	flags.StringSliceVar(&f.config.LocalServices, "allow-local-services", nil,
+		"NAMESPACE/NAME of each Service of type ExternalName that may lead to a loopback address, for a webhook or an API server on this machine (default none)")
 
 	a := &c.Accounts
 	flags.StringSliceVar(&a.Issuers, "service-account-issuer", nil,
@@ -97,6 +102,17 @@ func (f *serveFlags) bindFairness(flags *pflag.FlagSet) {
 		"how many requests may be carried out at a time, together with the next; without priority and fairness, of those that write nothing, 0 for no limit")
 	flags.IntVar(&c.MaxWrites, "max-mutating-requests-inflight", 200,
 		"and this many; without priority and fairness, of those that write, 0 for no limit")
+}
+
+// checkLocalServices validates the value of --allow-local-services.
+func checkLocalServices(all []string) error {
+	for _, one := range all {
+		namespace, name, _ := strings.Cut(one, "/")
+		if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Label(name)) > 0 {
+			return fmt.Errorf("--allow-local-services: %q is not NAMESPACE/NAME of a Service", one)
+		}
+	}
+	return nil
 }
 
 // checkFairness says what kube-apiserver says.

@@ -29,7 +29,7 @@ const all = "get,list,watch,create,update,patch,delete"
 
 // AGG-001 to AGG-006, EXT-002, EXT-003 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019: the steps of the documentation, one by one, and then what users do.
 func TestEndToEnd(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config)
 	w.start()
 	w.register()
@@ -147,7 +147,7 @@ func testCatch(t *testing.T, w *world, jane *rest.Config) {
 
 // EXT-017: with the Go types, the CA is plain PEM. It is in base64 where it is stored, and believed.
 func TestTypedAPIService(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config)
 	w.start()
 	w.registerBy(func(port int64) {
@@ -172,7 +172,7 @@ func TestTypedAPIService(t *testing.T) {
 
 // AGG-035, EXT-014, EXT-026: the main server lets the user pass, and does not answer the extension server.
 func TestWithoutDelegator(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config, "wardle:system:auth-delegator")
 	w.start()
 	w.register()
@@ -185,7 +185,7 @@ func TestWithoutDelegator(t *testing.T) {
 
 // EXT-015, EXT-026
 func TestWithoutReader(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config, "wardle-auth-reader")
 	_, err := extension.Start(t.Context(), w.config)
 	if err == nil || !strings.Contains(err.Error(), `configmaps "extension-apiserver-authentication" is forbidden`) || !strings.Contains(err.Error(), "--role=extension-apiserver-authentication-reader") {
@@ -195,7 +195,7 @@ func TestWithoutReader(t *testing.T) {
 
 // AGG-033, AGG-034, AGG-036: who comes past the main server is known by a TokenReview, and may do what a SubjectAccessReview says.
 func TestDirectly(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config)
 	w.start()
 	_, err := w.core.CoreV1().ServiceAccounts("wardle").Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "caller"}}, metav1.CreateOptions{})
@@ -224,7 +224,7 @@ func TestDirectly(t *testing.T) {
 
 // EXT-028, EXT-029
 func TestRestartAndEnd(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config)
 	w.start()
 	w.register()
@@ -254,7 +254,7 @@ func TestRestartAndEnd(t *testing.T) {
 // AGG-057: the end of a namespace takes along what another server has in it. While that server is away the namespace waits, and says
 // so (kubernetes #83332).
 func TestEndOfANamespace(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config)
 	w.start()
 	w.register()

@@ -47,7 +47,7 @@ func (w *world) startSample(etcd *storagetest.Etcd) *exec.Cmd {
 // AGG-001 AGG-003 AGG-027 AGG-034 EXT-018 EXT-019 EXT-027 EXT-028: upstream's sample, as it is, is an extension server of this one. It
 // dies, and comes back.
 func TestUpstreamsSample(t *testing.T) {
-	s := testserver.Start(t)
+	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))
 	w := prepare(t, s.Config)
 	const reads = "get,list,watch"
 	s.User("system:serviceaccount:wardle:apiserver",

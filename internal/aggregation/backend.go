@@ -137,7 +137,7 @@ type endpoint struct {
 func (b *backend) newEndpoint(address string) (e *endpoint, err error) {
 	e = &endpoint{address: address}
 	options := egress.Options{
-		Name: "aggregation", Address: address, ServerName: b.service.Service + "." + b.service.Namespace + ".svc",
+		Name: "aggregation", Address: address, EndpointOf: &egress.Service{Namespace: b.service.Namespace, Name: b.service.Service, Port: b.service.Port},
 		CABundle: b.service.CABundle, Insecure: b.service.Insecure, Certificate: b.of.config.Certificate,
 	}
 	probing := options

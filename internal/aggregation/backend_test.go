@@ -58,7 +58,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.Aggregator = aggregation.New(aggregation.Config{
 		Catalog:     w.Live.Load,
-		Dialer:      &egress.Dialer{Generation: func(string, string) func() uint64 { return w.generation.Load }},
+		Dialer:      &egress.Dialer{Generation: func(string, string) func() uint64 { return w.generation.Load }, IsLocal: func(string, string) bool { return true }},
 		Endpoints:   w.endpoints,
 		Certificate: func() (*tls.Certificate, error) { return &client.ProxyClient, nil },
 		Headers:     proxy.Headers{}.Default(),

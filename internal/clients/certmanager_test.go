@@ -67,7 +67,7 @@ func certManagerServer(t *testing.T) *rest.Config {
 		return config
 	}
 	asShipped := func(c *apiserver.Config) { c.Controllers, c.Admission.Disable = nil, nil }
-	return testserver.Start(t, testserver.With(asShipped)).Config
+	return testserver.Start(t, testserver.With(asShipped), testserver.LocalServices(certManagerNamespace+"/cert-manager-webhook")).Config
 }
 
 // certManagerGroup has its kinds.

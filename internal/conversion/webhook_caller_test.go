@@ -62,6 +62,7 @@ func TestProxy(t *testing.T) {
 			return &url.URL{Scheme: "http", Host: "proxy:1"}, nil
 		},
 		Resolve: func(context.Context, string, string, int32) (string, error) { return h.Listener.Addr().String(), nil },
+		IsLocal: everyService,
 		ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
 			if address != "proxy:1" {
 				t.Errorf("%s was dialled", address)
@@ -87,7 +88,7 @@ func TestServiceReference(t *testing.T) {
 	} {
 		h := named(t, c.name)
 		var asked string
-		w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
+		w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{IsLocal: everyService, Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
 			asked = fmt.Sprintf("%s/%s:%d", namespace, name, port)
 			return h.Listener.Addr().String(), nil
 		}}})

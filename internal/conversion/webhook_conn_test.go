@@ -200,6 +200,7 @@ func TestServiceThatLeadsElsewhere(t *testing.T) {
 	var broken atomic.Int64
 	w := NewWebhooks(WebhookConfig{
 		Egress: &egress.Dialer{
+			IsLocal: everyService,
 			Resolve: func(context.Context, string, string, int32) (string, error) {
 				return to.Load().Listener.Addr().String(), nil
 			},

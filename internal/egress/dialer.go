@@ -1,6 +1,5 @@
-// Package egress is the one way out: a Dialer opens every connection that the server makes by itself, and a Transport sends
-// every request over them. It knows neither what is sent nor why. It needs no kube-proxy: it looks at the endpoints of a
-// Service itself.
+// Package egress opens every connection of the server to another program: a Dialer connects, and a Transport sends requests. It
+// resolves Services itself and needs no kube-proxy. An address of the cluster's objects is checked as it is dialed.
 package egress
 
 import (
@@ -13,6 +12,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/trellis-k8s/trellis/internal/specialip"
 )
 
 const (
@@ -27,8 +28,10 @@ type Dialer struct {
 	Cluster, ControlPlane func(ctx context.Context, network, address string) (net.Conn, error)
 	// Resolve finds an address ("10.0.0.1:8443") behind a port of a Service, for each new connection; nil finds none.
 	Resolve func(ctx context.Context, namespace, name string, port int32) (hostPort string, err error)
-	// Refuse, unless nil, says why an address that Resolve has found must not be dialled.
-	Refuse func(netip.Addr) error
+	// Check returns an error for an address that a Service, a node or a Pod must not lead to; nil is specialip.Check.
+	Check func(netip.Addr) error
+	// IsLocal reports whether a Service may lead to a loopback address; nil: none may.
+	IsLocal func(namespace, name string) bool
 	// Generation returns the generation of the endpoints of a Service (Generations); nil: they never change.
 	Generation func(namespace, name string) func() uint64
 	// Proxy finds the proxy of a request to a host, as http.Transport has it; nil: there is none. Services are connected to
@@ -54,14 +57,9 @@ func (s Service) HostPort() string {
 	return net.JoinHostPort(s.serverName(), strconv.Itoa(int(s.Port)))
 }
 
-// DialContext connects to a host and port that a URL or a kubeconfig names.
+// DialContext connects to a host and port that a URL or a kubeconfig names, which may be this machine.
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	return dial(ctx, d.ControlPlane, network, address)
-}
-
-// DialKubelet connects to a node's kubelet, which may be on this machine.
-func (d *Dialer) DialKubelet(ctx context.Context, network, address string) (net.Conn, error) {
-	return dial(ctx, d.Cluster, network, address)
 }
 
 // dial bounds how long it takes.
@@ -83,52 +81,56 @@ func (d *Dialer) DialService(ctx context.Context, s Service) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return d.DialEndpoint(ctx, "tcp", address)
+	return d.DialEndpoint(ctx, s, "tcp", address)
 }
 
-// DialEndpoint connects to an endpoint of a Service: an address and port, or the name of a Service of type ExternalName. That
-// is looked up here, and what it stands for is judged before it is dialled, so that it cannot stand for something else by then.
-func (d *Dialer) DialEndpoint(ctx context.Context, network, address string) (net.Conn, error) {
-	return d.dialJudged(ctx, network, address, func(a netip.Addr) error {
-		if a.IsLoopback() { // a name for this machine is one that an administrator has given it
+// DialEndpoint connects to an endpoint of a Service: an IP address or a name, and a port. IsLocal may permit a loopback address.
+func (d *Dialer) DialEndpoint(ctx context.Context, s Service, network, address string) (net.Conn, error) {
+	return d.dialChecked(ctx, network, address, func(addr netip.Addr) error {
+		err := d.check(addr)
+		if err == nil || !addr.Unmap().IsLoopback() {
+			return err
+		}
+		if d.IsLocal != nil && d.IsLocal(s.Namespace, s.Name) {
 			return nil
 		}
-		return d.Refuse(a)
+		return fmt.Errorf("%w; --allow-local-services=%s/%s permits it for a Service of type ExternalName", err, s.Namespace, s.Name)
 	})
 }
 
-// DialOther connects to a node or a Pod. Unlike the name of a Service, no name of theirs may stand for this machine.
-func (d *Dialer) DialOther(ctx context.Context, network, address string) (net.Conn, error) {
-	return d.dialJudged(ctx, network, address, d.Refuse)
+// DialNode connects to a node or a Pod.
+func (d *Dialer) DialNode(ctx context.Context, network, address string) (net.Conn, error) {
+	return d.dialChecked(ctx, network, address, d.check)
 }
 
-// dialJudged asks refuse about the address that a name turns out to stand for. A tunnel looks up names where it ends.
-func (d *Dialer) dialJudged(ctx context.Context, network, address string, refuse func(netip.Addr) error) (net.Conn, error) {
-	endpoint, err := netip.ParseAddrPort(address)
-	switch {
-	case d.Refuse == nil:
-	case err == nil:
-		if err := d.Refuse(endpoint.Addr()); err != nil {
+func (d *Dialer) check(addr netip.Addr) error {
+	if d.Check != nil {
+		return d.Check(addr)
+	}
+	return specialip.Check(addr)
+}
+
+// dialChecked calls check with the address that it connects to: before the dial if the host spells one, and again as the kernel gets
+// it. A name can change its address in between. A tunnel resolves other names at its end.
+func (d *Dialer) dialChecked(ctx context.Context, network, address string, check func(netip.Addr) error) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	if addr, ok := specialip.Parse(host); ok {
+		if err := check(addr); err != nil {
 			return nil, err
 		}
-	case d.Cluster == nil:
-		named := net.Dialer{KeepAlive: keepAlive, Control: func(_, address string, _ syscall.RawConn) error {
-			endpoint, err := netip.ParseAddrPort(address)
-			if err != nil {
-				return err
-			}
-			return refuse(endpoint.Addr())
-		}}
-		return dial(ctx, named.DialContext, network, address)
 	}
-	return dial(ctx, d.Cluster, network, address)
-}
-
-// RefuseSpecial is a Dialer's Refuse: it refuses what upstream's validation has no endpoint be, an address of this machine
-// alone or of its link.
-func RefuseSpecial(a netip.Addr) error {
-	if a.Unmap().IsGlobalUnicast() {
-		return nil
+	if d.Cluster != nil {
+		return dial(ctx, d.Cluster, network, address)
 	}
-	return fmt.Errorf("%s cannot be the address of an endpoint", a)
+	checked := net.Dialer{KeepAlive: keepAlive, Control: func(_, address string, _ syscall.RawConn) error {
+		endpoint, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return err
+		}
+		return check(endpoint.Addr())
+	}}
+	return dial(ctx, checked.DialContext, network, address)
 }

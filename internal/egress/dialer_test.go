@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,58 +12,46 @@ import (
 	"time"
 )
 
-// CNV-074, KON-011: what a Dialer dials, it dials by its functions, which may be tunnels: hosts of URLs as they are named, by the control
-// plane's, and Services where they are, nodes and Pods, by the cluster's. An address is judged before.
+// CNV-074 KON-011: a Dialer calls the function of the cluster for Services, nodes and Pods, and that of the control plane for hosts of
+// URLs. Both may be tunnels.
 func TestDialer(t *testing.T) {
-	var dialled string
-	by := func(way string) func(context.Context, string, string) (net.Conn, error) {
+	var dialed string
+	by := func(name string) func(context.Context, string, string) (net.Conn, error) {
 		return func(_ context.Context, network, address string) (net.Conn, error) {
-			dialled = way + network + " " + address
-			return nil, errors.New("dialled")
+			dialed = name + network + " " + address
+			return nil, errors.New("dialed")
 		}
 	}
-	d := &Dialer{
-		Cluster: by(""), ControlPlane: by("control plane: "),
-		Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
-			if name == "none" {
-				return "", errors.New("none")
-			}
-			return map[string]string{"v4": "10.1.2.3:8443", "v6": "[2001:db8::1]:8443", "out": "localhost:443", "self": "127.0.0.1:6443", "mapped": "[::ffff:127.0.0.1]:6443", "link": "169.254.169.254:80", "any": "0.0.0.0:1", "many": "224.0.0.1:1"}[name], nil
-		},
-		Refuse: RefuseSpecial,
-	}
-	for _, c := range []struct{ service, want, err string }{
-		{"v4", "tcp 10.1.2.3:8443", "dialled"},
-		{"v6", "tcp [2001:db8::1]:8443", "dialled"},
-		{"out", "tcp localhost:443", "dialled"},
-		{"none", "", "none"},
-		{"self", "", "127.0.0.1 cannot be the address of an endpoint"},
-		{"mapped", "", "cannot be"},
-		{"link", "", "cannot be"},
-		{"any", "", "cannot be"},
-		{"many", "", "cannot be"},
-	} {
-		dialled = ""
-		_, err := d.DialService(t.Context(), Service{"n", c.service, 443})
-		if dialled != c.want || err == nil || !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: dialled %q: %v", c.service, dialled, err)
+	d := &Dialer{Cluster: by("cluster: "), ControlPlane: by("control plane: "), Resolve: func(_ context.Context, namespace, name string, port int32) (string, error) {
+		if name == "none" {
+			return "", errors.New("none")
+		}
+		return net.JoinHostPort(map[string]string{"v4": "10.1.2.3", "v6": "2001:db8::1", "name": "example.com"}[name], strconv.Itoa(int(port))), nil
+	}}
+	to := func(service string) func(context.Context, string, string) (net.Conn, error) {
+		return func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return d.DialService(ctx, Service{"n", service, 443})
 		}
 	}
-	for want, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
-		"control plane: tcp 127.0.0.1:1": d.DialContext,
-		"tcp 127.0.0.1:1":                d.DialKubelet,
-		"":                               d.DialOther,
+	for _, c := range []struct {
+		dial               func(context.Context, string, string) (net.Conn, error)
+		address, want, err string
+	}{
+		{to("v4"), "", "cluster: tcp 10.1.2.3:443", "dialed"},
+		{to("v6"), "", "cluster: tcp [2001:db8::1]:443", "dialed"},
+		{to("name"), "", "cluster: tcp example.com:443", "dialed"},
+		{to("none"), "", "", "none"},
+		{d.DialNode, "10.1.2.3:1", "cluster: tcp 10.1.2.3:1", "dialed"},
+		{d.DialContext, "127.0.0.1:1", "control plane: tcp 127.0.0.1:1", "dialed"},
+		{new(Dialer).DialContext, "127.0.0.1:0", "", "refused"},
 	} {
-		dialled = ""
-		if _, err := dial(t.Context(), "tcp", "127.0.0.1:1"); err == nil || dialled != want {
-			t.Errorf("dialled %q, want %q: %v", dialled, want, err)
+		dialed = ""
+		if _, err := c.dial(t.Context(), "tcp", c.address); dialed != c.want || err == nil || !strings.Contains(err.Error(), c.err) {
+			t.Errorf("dialed %q, want %q: %v", dialed, c.want, err)
 		}
 	}
 	if _, err := new(Dialer).DialService(t.Context(), Service{"n", "s", 1}); err == nil || !strings.Contains(err.Error(), "n/s") {
-		t.Errorf("without a way to find Services: %v", err)
-	}
-	if RefuseSpecial(netip.MustParseAddr("192.168.0.1")) != nil {
-		t.Error("a private address is refused")
+		t.Errorf("without Resolve: %v", err)
 	}
 }
 

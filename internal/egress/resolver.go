@@ -74,24 +74,38 @@ func (o Objects) Endpoints(namespace, name string, port int32) ([]string, error)
 	if namespace == "" || name == "" || port == 0 {
 		return nil, errors.New("cannot resolve an empty service name or namespace or port")
 	}
-	raw := o.Get("services", namespace, name)
-	if raw == nil {
-		// upstream's lister says it so
-		return nil, &UnresolvedError{Cause: NoService, error: apierrors.NewNotFound(corev1.Resource("service"), name)}
-	}
-	var svc corev1.Service
-	if err := json.Unmarshal(raw, &svc); err != nil {
-		return nil, fmt.Errorf("egress: read service %s/%s: %w", namespace, name, err)
+	svc, err := o.service(namespace, name)
+	if err != nil {
+		return nil, err
 	}
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return []string{net.JoinHostPort(svc.Spec.ExternalName, strconv.Itoa(int(port)))}, nil
 	}
 	for _, p := range svc.Spec.Ports {
 		if p.Port == port {
-			return o.behind(&svc, namespace, p)
+			return o.behind(svc, namespace, p)
 		}
 	}
 	return nil, &UnresolvedError{Cause: NoPort, error: apierrors.NewServiceUnavailable(fmt.Sprintf("no service port %d found for service %q", port, name))}
+}
+
+// IsExternal reports whether a Service exists and has the type ExternalName.
+func (o Objects) IsExternal(namespace, name string) bool {
+	svc, err := o.service(namespace, name)
+	return err == nil && svc.Spec.Type == corev1.ServiceTypeExternalName
+}
+
+// service reads a Service. The error of a missing one is an UnresolvedError.
+func (o Objects) service(namespace, name string) (*corev1.Service, error) {
+	raw := o.Get("services", namespace, name)
+	if raw == nil {
+		return nil, &UnresolvedError{Cause: NoService, error: apierrors.NewNotFound(corev1.Resource("service"), name)} // as upstream's lister
+	}
+	svc := &corev1.Service{}
+	if err := json.Unmarshal(raw, svc); err != nil {
+		return nil, fmt.Errorf("egress: read service %s/%s: %w", namespace, name, err)
+	}
+	return svc, nil
 }
 
 // behind are the ready addresses behind a port, which has the same name in the endpoints.

@@ -62,7 +62,7 @@ func TestWebhookAtTheAPI(t *testing.T) {
 		{Options{Service: &Service{"default", "other", 443}}, d.NewWebhookTransport, false},
 		{Options{Address: "kubernetes.default:443"}, d.NewWebhookTransport, false},
 		{Options{Service: &kubernetes}, d.NewTransport, false},
-		{Options{Address: "kubernetes.default.svc:443", ServerName: "s.n.svc"}, d.NewTransport, false},
+		{Options{Address: "kubernetes.default.svc:443", EndpointOf: &Service{"n", "s", 443}}, d.NewTransport, false},
 		{Options{Service: &kubernetes}, (&Dialer{Cluster: d.Cluster, Resolve: d.Resolve}).NewWebhookTransport, false},
 	} {
 		tr, err := c.open(c.options)

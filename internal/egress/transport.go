@@ -42,9 +42,10 @@ type Options struct {
 	Replayable bool
 	// Broke, unless nil, is told of a connection that breaks (connection). It must not block.
 	Broke func()
-	// ServerName is whom the certificate of an Address has to be for, and what requests call it; "" is the Address. Insecure
-	// trusts whoever answers. Certificate, unless nil, is asked at each handshake who this side is.
-	ServerName  string
+	// EndpointOf is the Service that Address is an endpoint of: it names the host of requests, and the certificate has to name it.
+	// nil: Address is a host of its own. Insecure accepts any certificate. Certificate, unless nil, returns the client certificate of
+	// a handshake.
+	EndpointOf  *Service
 	Insecure    bool
 	Certificate func() (*tls.Certificate, error)
 	// PingEvery is how long a connection of HTTP/2 to an Address is silent before it is pinged, and then how long it has to
@@ -115,9 +116,12 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 func (t *Transport) toAddress(d *Dialer) {
 	o, of := &t.options, t.template
 	of.DialContext, of.Proxy = d.DialContext, d.Proxy
-	of.TLSClientConfig.ServerName, of.TLSClientConfig.InsecureSkipVerify = o.ServerName, o.Insecure
-	if o.ServerName != "" { // an endpoint of a Service
-		of.DialContext, of.Proxy = d.DialEndpoint, nil
+	of.TLSClientConfig.InsecureSkipVerify = o.Insecure
+	if s := o.EndpointOf; s != nil {
+		of.TLSClientConfig.ServerName, of.Proxy = s.serverName(), nil
+		of.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			return d.DialEndpoint(ctx, *s, network, address)
+		}
 	}
 	if o.Certificate != nil {
 		of.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate() }

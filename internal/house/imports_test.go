@@ -39,7 +39,8 @@ var rooms = []string{
 	"internal/storage",
 	"internal/object",
 	"conversionwebhook",
-	"internal/gather", // knows connections
+	"internal/gather",    // knows connections
+	"internal/specialip", // knows addresses
 }
 
 // only are imports that one room alone may have, with the reason for it.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
+	"github.com/trellis-k8s/trellis/testserver"
 )
 
 // workers can be scaled, and say which Pods are theirs. Metrics of the outside come from another API server.
@@ -77,7 +78,7 @@ func metrics(w http.ResponseWriter, r *http.Request) {
 
 // SUB-025: a HorizontalPodAutoscaler scales objects of a custom kind, by a metric that an aggregated API serves.
 func TestAutoscalingOfCustomKinds(t *testing.T) {
-	w := newWorld(t, 0)
+	w := newWorld(t, 0, testserver.LocalServices("default/metrics"))
 	other := httptest.NewTLSServer(http.HandlerFunc(metrics))
 	t.Cleanup(other.Close)
 	at, err := url.Parse(other.URL)

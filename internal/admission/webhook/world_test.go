@@ -54,7 +54,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	server := testserver.Start(t)
+	server := testserver.Start(t, testserver.LocalServices("default/hook"))
 	client, err := rest.HTTPClientFor(server.Config)
 	if err != nil {
 		t.Fatal(err)

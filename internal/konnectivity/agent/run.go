@@ -25,6 +25,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
+	"github.com/trellis-k8s/trellis/internal/specialip"
 )
 
 const endpointDialTimeout = 5 * time.Second // to connect to a destination, as the reference has it
@@ -143,14 +144,18 @@ func (c *Config) options(m *Metrics) (Options, error) {
 	return o, nil
 }
 
-// dialDestination connects to an address as it is. A name is looked up here, where the server cannot judge what it stands for: not for this
-// machine alone, nor for its link, where there are metadata of clouds.
+// dialDestination connects to an IP address, which the API server has checked. It resolves a name, which the API server cannot check,
+// and refuses one that leads to this machine, its link or a metadata service.
 func dialDestination(ctx context.Context, network, address string) (net.Conn, error) {
 	dialer := &net.Dialer{Timeout: endpointDialTimeout}
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		dialer.Control = func(_, found string, _ syscall.RawConn) error {
-			if a, err := netip.ParseAddrPort(found); err != nil || !a.Addr().Unmap().IsGlobalUnicast() {
-				return fmt.Errorf("a name must not stand for %s", found)
+			endpoint, err := netip.ParseAddrPort(found)
+			if err == nil {
+				err = specialip.Check(endpoint.Addr())
+			}
+			if err != nil {
+				return fmt.Errorf("a name must not stand for %s: %w", found, err)
 			}
 			return nil
 		}

@@ -37,23 +37,21 @@ type Proxy struct {
 	config  Config
 	kubelet way // of the certificate that it has to have
 	anybody way // whatever certificate a kubelet has
-	node    way // the same as kubelet, to addresses of other machines alone
 	pod     way
 }
 
 // New returns a Proxy that the caller closes.
 func New(c Config) *Proxy {
 	p := &Proxy{config: c}
-	p.kubelet = newWay(c.Kubelet.dial(c.Dialer.DialKubelet), c.Kubelet.tls(false))
-	p.anybody = newWay(c.Kubelet.dial(c.Dialer.DialKubelet), c.Kubelet.tls(true))
-	p.node = newWay(c.Kubelet.dial(c.Dialer.DialOther), c.Kubelet.tls(false))
-	p.pod = newWay(c.Dialer.DialOther, strangers())
+	p.kubelet = newWay(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(false))
+	p.anybody = newWay(c.Kubelet.dial(c.Dialer.DialNode), c.Kubelet.tls(true))
+	p.pod = newWay(c.Dialer.DialNode, strangers())
 	return p
 }
 
 // Close closes the connections that are idle. Requests under way go on.
 func (p *Proxy) Close() {
-	for _, w := range []way{p.kubelet, p.anybody, p.node, p.pod} {
+	for _, w := range []way{p.kubelet, p.anybody, p.pod} {
 		w.requests.CloseIdleConnections()
 	}
 }
@@ -99,11 +97,11 @@ func (p *Proxy) handler(ctx context.Context, namespace, name string, options run
 		location, _, err := pod.ResourceLocation(ctx, pods, nil, name)
 		return p.pass(location, p.pod, o.Path, fail), err
 	case *core.NodeProxyOptions:
-		location, to, err := node.ResourceLocation(nil, p.kubelets(p.node.requests), p.pod.requests, ctx, name)
+		location, to, err := node.ResourceLocation(nil, p.kubelets(p.kubelet.requests), p.pod.requests, ctx, name)
 		if to == p.pod.requests {
 			return p.pass(location, p.pod, o.Path, fail), err
 		}
-		return p.pass(location, p.node, o.Path, fail), err
+		return p.pass(location, p.kubelet, o.Path, fail), err
 	case *core.ServiceProxyOptions:
 		location, err := p.service(ctx, namespace, name)
 		return p.pass(location, p.pod, o.Path, fail), err

@@ -67,7 +67,7 @@ func newWorld(t testing.TB, change ...func(*nodes.Config)) *world {
 	t.Cleanup(plain.Close)
 	to := map[string]net.Addr{nodeIP: secured.Listener.Addr(), podIP: plain.Listener.Addr()}
 	c := nodes.Config{
-		Dialer: &egress.Dialer{Refuse: egress.RefuseSpecial, Cluster: func(ctx context.Context, network, address string) (net.Conn, error) {
+		Dialer: &egress.Dialer{Cluster: func(ctx context.Context, network, address string) (net.Conn, error) {
 			w.mu.Lock()
 			w.dialled = append(w.dialled, address)
 			w.mu.Unlock()
