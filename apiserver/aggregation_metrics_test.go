@@ -21,7 +21,7 @@ func TestMetricsOfOtherServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var c apiserver.Config
+	c := apiserver.Config{LocalServices: []string{"default/server"}}
 	c.Authentication.RequestHeader.CAFile = filepath.Join(dir, "front-proxy-ca.crt")
 	c.Aggregation.ProxyClientCertFile, c.Aggregation.ProxyClientKeyFile = filepath.Join(dir, "front-proxy-client.crt"), filepath.Join(dir, "front-proxy-client.key")
 	s := start(t, c)

@@ -23,37 +23,8 @@ import (
 	"github.com/trellis-k8s/trellis/conversionwebhook"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
-	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
-
-// selection writes a configuration that has a destination reached through a tunnel server, which it starts.
-func selection(t *testing.T, destination string) (file string, far *tunnel.Server) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "egress") // the path of a socket must be short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if far, err = tunnel.Start(l, server.ModeHTTPConnect, nil); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(far.Close)
-	file = filepath.Join(dir, "egress.yaml")
-	text := fmt.Sprintf(`apiVersion: apiserver.k8s.io/v1beta1
-kind: EgressSelectorConfiguration
-egressSelections: [{name: %s, connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: %s}}}}]
-`, destination, socket)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return file, far
-}
 
 // hooked is a server, and webhooks for it: /convert for hosts.example.com, and /admit, which allows all.
 type hooked struct {
@@ -147,7 +118,7 @@ func (h *hooked) service() string {
 // KON-001 KON-002 KON-011 CNV-074 AGG-062: what goes to Services goes through the tunnel of the selection cluster: webhooks of conversion
 // and admission, and aggregated servers, whose names are looked up where it ends. Metrics count calls and dials. URLs are none of its.
 func TestClusterThroughTunnel(t *testing.T) {
-	file, far := selection(t, "cluster")
+	file, far := tunnel.Select(t, "cluster")
 	keysDir := t.TempDir()
 	keys, err := pki.Ensure(keysDir, nil, time.Now())
 	if err != nil {
@@ -201,7 +172,7 @@ func TestClusterThroughTunnel(t *testing.T) {
 
 // KON-003: what is called by URL goes through the tunnel of the selection controlplane, and what goes to Services does not.
 func TestControlPlaneThroughTunnel(t *testing.T) {
-	file, far := selection(t, "master")
+	file, far := tunnel.Select(t, "master")
 	h := newHooked(t, apiserver.Config{EgressSelectorFile: file, LocalServices: []string{"default/nobody"}})
 	address := fmt.Sprintf("hook.example.com:%d", h.port)
 	if code, said := h.admit(`"url":"https://` + address + `/admit"`); code != http.StatusCreated {
@@ -225,7 +196,7 @@ func TestControlPlaneThroughTunnel(t *testing.T) {
 // KON-011 KON-054: proxies to Pods and Services go through the tunnel. Where the tunnel server has no agent, or is not there at all, what
 // needs it fails with a status that says so, and nothing else does.
 func TestTunnelWithoutEnd(t *testing.T) {
-	file, far := selection(t, "cluster")
+	file, far := tunnel.Select(t, "cluster")
 	h := newHooked(t, apiserver.Config{EgressSelectorFile: file})
 	h.post("/api/v1/nodes", `{"metadata":{"name":"n"}}`)
 	h.post("/api/v1/namespaces/default/pods", `{"metadata":{"name":"p"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
@@ -283,7 +254,7 @@ func TestTunnelWithoutEnd(t *testing.T) {
 // KON-003: the connections to etcd go through the tunnel of the selection etcd, and need it.
 func TestEtcdThroughTunnel(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	file, far := selection(t, "etcd")
+	file, far := tunnel.Select(t, "etcd")
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(e.URL, "http://"))
 	e.URL = "http://203.0.113.9:" + port
 	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, EgressSelectorFile: file, Controllers: []string{"clusterrole-aggregation-controller"}})
@@ -306,7 +277,7 @@ func TestEtcdThroughTunnel(t *testing.T) {
 
 // KON-003: the same where there is no etcd to test with. What listens here is reached by both ways, and says when one was taken.
 func TestEtcdSoughtThroughTunnel(t *testing.T) {
-	file, far := selection(t, "etcd")
+	file, far := tunnel.Select(t, "etcd")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -338,11 +309,11 @@ func TestEtcdSoughtThroughTunnel(t *testing.T) {
 
 // KON-012: a configuration that cannot be used, or that an issuer of tokens is not found in, ends the start, with the flag that names it.
 func TestEgressMistakes(t *testing.T) {
-	file, _ := selection(t, "somewhere")
+	file, _ := tunnel.Select(t, "somewhere")
 	if s, err := apiserver.Start(t.Context(), apiserver.Config{EgressSelectorFile: file}); err == nil || !strings.HasPrefix(err.Error(), "--egress-selector-config-file: "+file+": egressSelections[0].name: Unsupported value") {
 		t.Error(s, err)
 	}
-	file, _ = selection(t, "cluster")
+	file, _ = tunnel.Select(t, "cluster")
 	c := apiserver.Config{EgressSelectorFile: file}
 	c.Authentication.ConfigFile = filepath.Join(t.TempDir(), "authn.yaml")
 	if err := os.WriteFile(c.Authentication.ConfigFile, []byte(`apiVersion: apiserver.config.k8s.io/v1

@@ -44,7 +44,7 @@ func (e *extension) convert(w http.ResponseWriter, r *http.Request) {
 // reviewed starts a server with an API server of group a.example.com that reviews and converts.
 func reviewed(t *testing.T) *apiserver.Server {
 	dir := t.TempDir()
-	s := start(t, apiserver.Config{DataDir: dir})
+	s := start(t, apiserver.Config{DataDir: dir, LocalServices: []string{"default/server"}})
 	e := newExtension(t, "a.example.com", []byte(read(t, filepath.Join(dir, "pki", "front-proxy-ca.crt"))), "X-Remote-User")
 	e.register(t, s)
 	return s

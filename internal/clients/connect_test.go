@@ -32,8 +32,12 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/fixture/kubelet"
+	"github.com/trellis-k8s/trellis/internal/fixture/tunnel"
 	"github.com/trellis-k8s/trellis/testserver"
 )
+
+// nodeAddress leads through a tunnel to this machine: a node has no loopback address.
+const nodeAddress = "203.0.113.1"
 
 // cluster is a server with a Pod "p" of one container on the node "n", which has a kubelet.
 type cluster struct {
@@ -44,7 +48,7 @@ type cluster struct {
 
 func newCluster(t *testing.T, options ...testserver.Option) *cluster {
 	t.Helper()
-	keys, err := pki.Ensure("", []string{"127.0.0.1"}, time.Now())
+	keys, err := pki.Ensure("", []string{nodeAddress}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +56,8 @@ func newCluster(t *testing.T, options ...testserver.Option) *cluster {
 	if err := os.WriteFile(ca, keys.CAPEM, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{T: t, Server: testserver.Start(t, append(options, testserver.With(func(c *apiserver.Config) { c.Kubelet.CAFile = ca }))...)}
+	selection, _ := tunnel.Select(t, "cluster")
+	c := &cluster{T: t, Server: testserver.Start(t, append(options, testserver.With(func(c *apiserver.Config) { c.Kubelet.CAFile, c.EgressSelectorFile = ca, selection }))...)}
 	if c.client, err = kubernetes.NewForConfig(c.Config); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +69,7 @@ func newCluster(t *testing.T, options ...testserver.Option) *cluster {
 	if node, err = c.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeAddress}}
 	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(k.Port())
 	if _, err := c.client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,8 @@
 //	load -kubeconfig FILE -pid PID [-clients 64] [-seconds 10]
 //	load -kubeconfig FILE -pid PID -get PATH [-watches 1000]    reads, or watches, instead
 //	load -kubeconfig FILE -pid PID -beside FILE -beside-pid PID -backend PORT
-//	    makes 100 APIServices on both servers, of which 10 of the first are dead or mute, and compares them
+//	    makes 100 APIServices on both servers, of which 10 of the first are dead or mute, and compares them; both servers have to run
+//	    with --allow-local-services=default/backend
 package main
 
 import (
