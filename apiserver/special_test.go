@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 		case "metadata.example.com.":
 			return netip.MustParseAddr("fd00:ec2::254")
 		case "rebinds.example.com.":
-			if rebound.Add(1) > 2 { // a look-up asks for both families
+			if rebound.Add(1) > 2 { // a look-up has two questions, one for each family
 				return netip.MustParseAddr("127.0.0.1")
 			}
 			return netip.MustParseAddr("192.0.2.1")
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 type trap struct {
 	port     int
 	accepted atomic.Int64
-	came     chan struct{} // receives when somebody connects
+	came     chan struct{} // receives after a connection
 }
 
 func newTrap(t *testing.T) *trap {
@@ -149,7 +149,7 @@ const (
 )
 
 // behindService are the ways in which a Service leads to a host. Each makes a Service, whose circuit breakers are closed, and sets
-// d.service. It returns false if validation refuses what would lead there.
+// d.service. It returns false if validation refuses the host.
 var behindService = map[string]func(d *dialing, host string) bool{
 	"ExternalName": func(d *dialing, host string) bool {
 		return d.serve(`"type":"ExternalName","externalName":` + strconv.Quote(host))
@@ -249,7 +249,7 @@ func newDialing(t *testing.T, c apiserver.Config) *dialing {
 	return d
 }
 
-// refused fails the test unless an answer says that an address may not be dialed.
+// refused fails the test unless the response reports a refused address.
 func (d *dialing) refused(what, host string, code int, said string) {
 	d.Helper()
 	known := func(why string) bool { return strings.Contains(said, why) }
@@ -277,7 +277,7 @@ func TestClusterLeadsToNoSpecialAddress(t *testing.T) {
 		for what, path := range callsNode {
 			for _, headers := range [][]string{nil, {"Connection: Upgrade", "Upgrade: SPDY/3.1"}} {
 				rebound.Store(0)
-				if !strings.Contains(what, "node proxy") { // which alone resolves a name before it connects
+				if !strings.Contains(what, "node proxy") { // the others do not resolve a name before they connect
 					rebound.Store(2)
 				}
 				if _, err := netip.ParseAddr(host); err != nil && (strings.HasPrefix(what, "Pod") || strings.HasPrefix(what, "Service")) {
@@ -344,7 +344,7 @@ func TestLocalServiceByFlag(t *testing.T) {
 	}
 }
 
-// An error about a loopback name says which flag permits it.
+// The error about a loopback name contains the flag that permits it.
 func TestErrorNamesTheFlag(t *testing.T) {
 	d := newDialing(t, apiserver.Config{LocalServices: []string{"other/s1", "default/s2"}})
 	behindService["ExternalName"](d, "localhost")

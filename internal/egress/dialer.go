@@ -37,9 +37,9 @@ type Dialer struct {
 	// Proxy finds the proxy of a request to a host, as http.Transport has it; nil: there is none. Services are connected to
 	// without one.
 	Proxy func(*http.Request) (*url.URL, error)
-	// Metrics count the requests of Transports; nil: nobody looks at them.
+	// Metrics count the requests of Transports; nil: they are discarded.
 	Metrics *Metrics
-	// Self, unless nil, answers for this server what its webhooks send to the API itself (NewWebhookTransport).
+	// Self, unless nil, handles the reviews for webhooks that are at this server (NewWebhookTransport).
 	Self http.RoundTripper
 }
 
@@ -49,10 +49,10 @@ type Service struct {
 	Port            int32
 }
 
-// serverName is what a certificate of the Service is for.
+// serverName returns the host name in a certificate of the Service.
 func (s Service) serverName() string { return s.Name + "." + s.Namespace + ".svc" }
 
-// HostPort is what a URL has for the Service.
+// HostPort returns the host and port of the Service in a URL.
 func (s Service) HostPort() string {
 	return net.JoinHostPort(s.serverName(), strconv.Itoa(int(s.Port)))
 }

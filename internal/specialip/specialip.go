@@ -21,7 +21,7 @@ func Check(addr netip.Addr) error {
 	return nil
 }
 
-// reason returns what is special about an address itself, or "".
+// reason returns why an address is special, without regard to embedded addresses, or "".
 func reason(addr netip.Addr) string {
 	addr = addr.Unmap().WithZone("")
 	switch {

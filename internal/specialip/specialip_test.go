@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// spellings are hosts, and what is said of the addresses that they spell: "" for one that may be dialed.
+// spellings maps hosts to part of the error of Check: "" for an ordinary address.
 var spellings = map[string]string{
 	// Loopback.
 	"127.0.0.1": "loopback", "127.255.255.254": "loopback", "::1": "loopback", "0:0:0:0:0:0:0:1": "loopback", "[::1]": "loopback",
