@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -12,10 +13,15 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 
+	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 	"github.com/trellis-k8s/trellis/cluster/internal/scheduler"
 )
 
 func main() {
+	if err := descriptors.Keep(); err != nil { // what a shell or a supervisor left open is for none of its children
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	nameRelease()
 	cobra.EnableTraverseRunHooks = true // the root's sets logging up, those of the parts their features
 	cmd := command(os.Args[0])

@@ -13,6 +13,8 @@ import (
 
 	"github.com/moby/sys/userns"
 	"golang.org/x/sys/unix"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 )
 
 // Rootless is true where this process may not do what a node has to: mount, and read the kernel's log. Then Spawn starts one
@@ -42,7 +44,8 @@ func mayMount() bool {
 // grace is how long a node that is to end may take.
 const grace = 30 * time.Second
 
-// Spawn runs this program once more, with other arguments, until it ends or ctx does. It ends with this one, however that ends. If
+// Spawn runs this program once more, with other arguments, until it ends or ctx does. The new process has out as its output and
+// no other file of this one. It ends with this process, however that ends. If
 // confined, as a node has to be where Rootless, it is root in a user and a mount namespace of its own, of which its containers are.
 func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) error {
 	self, err := os.Executable()
@@ -57,6 +60,9 @@ func Spawn(ctx context.Context, out io.Writer, confined bool, args ...string) er
 		c.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	if err := descriptors.Keep(); err != nil {
+		return err
 	}
 	runtime.LockOSThread() // whose end the process takes for ours
 	defer runtime.UnlockOSThread()

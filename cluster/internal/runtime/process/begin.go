@@ -40,7 +40,7 @@ func become(shim birth) error {
 		return err
 	}
 	syscall.Umask(0o022)
-	if err := s.User.assume(); err != nil {
+	if err := s.settleUser(); err != nil {
 		return err
 	}
 	if err := shim.tether(); err != nil {
@@ -51,17 +51,7 @@ func become(shim birth) error {
 		shim.tell(nil)
 		return rest(signals)
 	}
-	paths, err := s.paths(s.Args[0], own, own.Fd())
-	if err != nil {
-		return err
-	}
-	for i, path := range paths {
-		if own != nil && i == len(paths)-1 { // an interpreter opens it again
-			unix.FcntlInt(own.Fd(), unix.F_SETFD, 0)
-		}
-		if failed := unix.Exec(path, s.Args, s.Env); err == nil {
-			err = &os.PathError{Op: "exec", Path: path, Err: failed}
-		}
-	}
-	return err
+	return s.launch(s.Args[0], own, func(path string) error {
+		return &os.PathError{Op: "exec", Path: path, Err: unix.Exec(path, s.Args, s.Env)}
+	})
 }

@@ -67,6 +67,7 @@ func (b birth) ready() error {
 	if _, err := b.result.Write([]byte{ready}); err != nil {
 		return err
 	}
+	defer b.gate.Close()
 	if _, err := b.gate.Read(make([]byte, 1)); err != nil {
 		return errors.New("what started it has ended")
 	}

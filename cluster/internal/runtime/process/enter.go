@@ -177,38 +177,22 @@ func launchIn(leash io.Reader) (*exec.Cmd, error) {
 	if err := e.Init.join(e.Spec.spaces()); err != nil {
 		return nil, err
 	}
-	if err := unix.Chdir(e.Spec.Dir); err != nil {
-		return nil, fmt.Errorf("the working directory %s: %w", e.Spec.Dir, err)
-	}
-	if err := e.Spec.User.assume(); err != nil {
+	if err := e.Spec.settleUser(); err != nil {
 		return nil, err
 	}
 	return e.start(own)
 }
 
 // start starts the command, where this process is.
-func (e *Enter) start(own *os.File) (*exec.Cmd, error) {
-	paths, err := e.Spec.paths(e.Command[0], own, 3)
-	if err != nil {
-		return nil, err
-	}
+func (e *Enter) start(own *program) (cmd *exec.Cmd, err error) {
 	env := e.Spec.Env
 	if e.TTY && !slices.ContainsFunc(env, func(pair string) bool { return strings.HasPrefix(pair, "TERM=") }) {
 		env = append(env, "TERM=xterm")
 	}
-	for i, path := range paths {
-		cmd := &exec.Cmd{Path: path, Args: e.Command, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	err = e.Spec.launch(e.Command[0], own, func(path string) error {
+		cmd = &exec.Cmd{Path: path, Args: e.Command, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: e.TTY}
-		if own != nil && i == len(paths)-1 {
-			cmd.ExtraFiles = []*os.File{own}
-		}
-		failed := cmd.Start()
-		if failed == nil {
-			return cmd, nil
-		}
-		if err == nil {
-			err = failed
-		}
-	}
-	return nil, err
+		return cmd.Start()
+	})
+	return cmd, err
 }

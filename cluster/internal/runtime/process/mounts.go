@@ -53,9 +53,6 @@ func (s *Spec) mount() error {
 	if err == nil {
 		err = v.place(dir, true)
 	}
-	if err == nil {
-		err = os.Chdir(dir)
-	}
 	if err != nil {
 		return fmt.Errorf("the working directory %s: %w", s.Dir, err)
 	}

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trellis-k8s/trellis/cluster/internal/descriptors"
 )
 
 // Names of the processes, as ps shows them; the name a program was started under says what it is.
@@ -26,6 +28,9 @@ const (
 // themselves up, and hold 4 MiB each instead of 10.
 var _ = assume()
 
+// ownDescriptors is the number of descriptors that each role has from its parent: the standard streams and two pipes.
+const ownDescriptors = 5
+
 // assume becomes what the name says that this program was started under, and then does not return.
 func assume() bool {
 	roles := map[string]func() error{pauseName: pause, shimName: shim, initName: begin, enterName: enter}
@@ -35,7 +40,11 @@ func assume() bool {
 	}
 	os.WriteFile("/proc/self/comm", []byte(os.Args[0]), 0) // in place of exe
 	runtime.LockOSThread()                                 // namespaces, and what happens when a parent ends, are a thread's
-	if err := role(); err != nil {
+	err := descriptors.Drop(ownDescriptors)
+	if err == nil {
+		err = role()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(startFailed)
 	}

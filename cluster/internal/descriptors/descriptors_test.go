@@ -1,0 +1,70 @@
+package descriptors
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A command gets the standard streams and nothing that a library opened without close-on-exec.
+func TestKeep(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(key, unix.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	list := func() string {
+		out, err := exec.Command("sh", "-c", "readlink /proc/$$/fd/*; true").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if out := list(); !strings.Contains(out, key) {
+		t.Fatalf("the descriptor is not inherited: %s", out)
+	}
+	if err := Keep(); err != nil {
+		t.Fatal(err)
+	}
+	if out := strings.Fields(list()); len(out) != 3 {
+		t.Errorf("a command has %v", out)
+	}
+}
+
+// Drop closes an inherited descriptor, and leaves those of the process itself.
+func TestDrop(t *testing.T) {
+	pipe := make([]int, 2)
+	if err := unix.Pipe2(pipe, unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	inherited, err := unix.FcntlInt(uintptr(pipe[1]), unix.F_DUPFD, 500)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Drop(inherited); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("the inherited descriptor: %v", err)
+	}
+	own, err := unix.FcntlInt(uintptr(pipe[1]), unix.F_DUPFD_CLOEXEC, 500)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(own)
+	if err := Drop(own); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(own), unix.F_GETFD, 0); err != nil {
+		t.Errorf("its own descriptor: %v", err)
+	}
+}
