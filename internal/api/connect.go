@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	slashes "path"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -61,10 +63,19 @@ func (q *request) permitted(c *resource.Connect, query url.Values) (object.Tree,
 		return options, err
 	}
 	caller := engine.Caller{User: q.attributes.User, Warn: q.Warn, Annotate: q.annotate}
-	if options, err = q.server.engine.Connect(q.r.Context(), q.target(), options, caller); err != nil || !c.Upgrades || q.verb == verbCreate {
+	if options, err = q.server.engine.Connect(q.r.Context(), q.target(), options, caller); err != nil || !q.streams(c) || q.verb == verbCreate {
 		return options, err
 	}
 	return options, q.alsoCreates()
+}
+
+// streams reports whether the request reaches into a container: by the subresource, or by a kubelet's path behind it.
+func (q *request) streams(c *resource.Connect) bool {
+	if c.Upgrades || len(c.Streams) == 0 {
+		return c.Upgrades
+	}
+	first, _, _ := strings.Cut(strings.TrimLeft(slashes.Clean("/"+q.subpath()), "/"), "/")
+	return slices.Contains(c.Streams, first)
 }
 
 // alsoCreates refuses who may get, and not create, what becomes another protocol's connection: to run a command is no way of reading

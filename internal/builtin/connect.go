@@ -32,6 +32,13 @@ func proxy(options string) resource.Subresource {
 	return connect("proxy", options, resource.Connect{Methods: methods, Subpath: "path"}, "create", "delete", "get", "patch", "update")
 }
 
+// nodeProxy passes requests on to a kubelet, whose paths may run a command or open a connection to a container.
+func nodeProxy() resource.Subresource {
+	s := proxy("NodeProxyOptions")
+	s.Connects.Streams = []string{"attach", "exec", "portForward", "run"}
+	return s
+}
+
 // connect is a subresource whose options are of a kind of the core group.
 func connect(name, options string, c resource.Connect, verbs ...string) resource.Subresource {
 	gv := corev1.SchemeGroupVersion

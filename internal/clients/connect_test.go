@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -240,29 +239,55 @@ func TestFollowUntilTheEnd(t *testing.T) {
 // Who may get and not create gets no connection, by whatever method.
 func TestGetIsNotCreate(t *testing.T) {
 	c := newCluster(t)
-	may := func(name string, verbs ...string) *rest.Config {
-		role := map[string]any{"metadata": map[string]any{"name": name}, "rules": []any{map[string]any{"apiGroups": []string{""}, "resources": []string{"pods/exec"}, "verbs": verbs}}}
-		binding := map[string]any{"metadata": map[string]any{"name": name}, "roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-			"subjects": []any{map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}}}
-		for kind, obj := range map[string]any{"clusterroles": role, "clusterrolebindings": binding} {
-			text, err := json.Marshal(obj)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.client.RbacV1().RESTClient().Post().Resource(kind).Body(text).Do(t.Context()).Error(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		config := rest.CopyConfig(c.Config)
-		config.Impersonate.UserName = name
-		return config
-	}
-	for name, config := range map[string]*rest.Config{"SPDY WebSocket": may("both", "get", "create"), "SPDY": may("creator", "create"), "": may("reader", "get")} {
+	may := func(name, verbs string) *rest.Config { return c.User(name, testserver.May(verbs, "pods/exec")) }
+	for name, config := range map[string]*rest.Config{"SPDY WebSocket": may("both", "get,create"), "SPDY": may("creator", "create"), "": may("reader", "get")} {
 		for by, e := range c.executors(config, c.at("exec", &corev1.PodExecOptions{Stdout: true, Command: []string{"true"}})) {
 			err := e.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: io.Discard})
 			if allowed := strings.Contains(name, by); (err == nil) != allowed || !allowed && !strings.Contains(err.Error(), "forbidden") {
 				t.Errorf("%q by %s: %v", name, by, err)
 			}
+		}
+	}
+}
+
+// A caller who may get nodes/proxy, and not create it, reads a kubelet's paths and reaches into no container, in any
+// spelling of the path.
+func TestGetOfNodeProxyIsNotCreate(t *testing.T) {
+	c := newCluster(t)
+	reader, creator := c.User("reader", testserver.May("get", "nodes/proxy")), c.User("creator", testserver.May("get,create", "nodes/proxy"))
+	status := func(config *rest.Config, path string) int {
+		t.Helper()
+		client, err := rest.HTTPClientFor(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.Config.Host+"/api/v1/nodes/"+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Connection", "Upgrade")
+		request.Header.Set("Upgrade", "websocket")
+		response, err := client.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		return response.StatusCode
+	}
+	for _, path := range []string{
+		"n/proxy/exec/default/p/c?command=true&output=1", "n/proxy/run/default/p/c?cmd=true", "n/proxy/attach/default/p/c", "n/proxy/portForward/default/p",
+		"https:n:10250/proxy/exec/default/p/c", "n/proxy//exec/default/p/c", "n/proxy/pods/%2e%2e/exec/default/p/c", "n/proxy/%65xec/default/p/c", "n/proxy/exec",
+	} {
+		if code := status(reader, path); code != http.StatusForbidden {
+			t.Errorf("%s with get alone: %d", path, code)
+		}
+		if code := status(creator, path); code == http.StatusForbidden {
+			t.Errorf("%s with get and create: %d", path, code)
+		}
+	}
+	for _, path := range []string{"n/proxy/pods", "n/proxy/containerLogs/default/p/c", "n/proxy/executions"} {
+		if code := status(reader, path); code == http.StatusForbidden {
+			t.Errorf("%s with get alone: %d", path, code)
 		}
 	}
 }

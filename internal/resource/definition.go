@@ -193,6 +193,8 @@ type Connect struct {
 	// Reads says that it is a GET like any other, which admission hears nothing of (a log); Upgrades that the connection becomes
 	// another protocol's, for which the caller has to be allowed to create, too.
 	Reads, Upgrades bool
+	// Streams are first segments of the subpath where Upgrades applies, of a subresource that has it nowhere else.
+	Streams []string
 	// Subpath is the field of Options for what is behind the subresource in the path; "": there is nothing.
 	Subpath string
 	// Decode reads options from a query, with defaults; Internal is the form of them that has no version.
