@@ -98,7 +98,7 @@ func (k *kubelet) run(ctx context.Context) error {
 		return fmt.Errorf("runtime: %w", err)
 	}
 	defer r.Close(ctx)
-	o.RelayDevice = r.Bridge()
+	o.RelayDevice, o.NonRootAnnotation = r.Bridge(), runtime.NonRootAnnotation
 	if o.KubernetesService, err = node.ServerAddress(o.Kubeconfig); err != nil {
 		return err
 	}

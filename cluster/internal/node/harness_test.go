@@ -217,6 +217,7 @@ type containers struct {
 	*fake.RemoteRuntime
 	endpoint string
 	logs     string // folder
+	user     int64  // of each image; 0 is none
 
 	mu      sync.Mutex
 	configs map[string]*runtimeapi.ContainerConfig // by ID
@@ -267,6 +268,16 @@ func (c *containers) ContainerStatus(ctx context.Context, r *runtimeapi.Containe
 	response, err := c.RemoteRuntime.ContainerStatus(ctx, r)
 	if err == nil && response.Status.LogPath == "" {
 		response.Status.LogPath = filepath.Join(c.logs, r.ContainerId+".log")
+	}
+	return response, err
+}
+
+// ImageStatus has the user of an image.
+func (c *containers) ImageStatus(ctx context.Context, r *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+	response, err := c.RemoteRuntime.ImageStatus(ctx, r)
+	if err == nil && response.Image != nil && c.user != 0 {
+		i := response.Image // which is the fake's own
+		response.Image = &runtimeapi.Image{Id: i.Id, RepoTags: i.RepoTags, Size: i.Size, Spec: i.Spec, Uid: &runtimeapi.Int64Value{Value: c.user}}
 	}
 	return response, err
 }

@@ -85,7 +85,7 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 		RemoteRuntimeService:      o.Runtime,
 		RemoteImageService:        o.Images,
 		CAdvisorInterface:         machine,
-		ContainerManager:          newResources(machine),
+		ContainerManager:          newResources(machine, o.NonRootAnnotation),
 		OSInterface:               logs{root: o.Root},
 		Mounter:                   mounter,
 		Subpather:                 subpath.New(mounter),

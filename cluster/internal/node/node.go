@@ -43,6 +43,9 @@ type Options struct {
 	// KubernetesService is where Pods find the API server, in KUBERNETES_SERVICE_HOST and _PORT, if nothing here makes the
 	// addresses of Services answer; "" leaves these as they are.
 	KubernetesService string
+	// NonRootAnnotation is the annotation of a container whose Pod names no user: true if the Pod has runAsNonRoot, else false. The
+	// runtime then chooses the user. "" is none.
+	NonRootAnnotation string
 	// RelayDevice is a device of this host that gets the address of the Service `kubernetes`, and answers there; "" is none. Then
 	// KubernetesService is for Pods of the host's network alone.
 	RelayDevice string

@@ -1,11 +1,17 @@
 package node
 
 import (
+	"context"
+	"strconv"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/kubelet/cadvisor"
 	"k8s.io/kubernetes/pkg/kubelet/cm"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+	"k8s.io/kubernetes/pkg/securitycontext"
+	"k8s.io/utils/ptr"
 )
 
 // reservedMemory is what Pods do not get, and below which they are evicted: the kubelet's default.
@@ -15,11 +21,27 @@ const reservedMemory = "100Mi"
 // processors: limits are the runtime's.
 type resources struct {
 	cm.ContainerManager
-	machine *machine
+	machine           *machine
+	nonRootAnnotation string // "": none
 }
 
-func newResources(m *machine) resources {
-	return resources{ContainerManager: cm.NewStubContainerManager(), machine: m}
+func newResources(m *machine, nonRootAnnotation string) resources {
+	return resources{ContainerManager: cm.NewStubContainerManager(), machine: m, nonRootAnnotation: nonRootAnnotation}
+}
+
+// GetResources returns what a container is created with. CRI has no field for runAsNonRoot, so an annotation of the
+// container passes it on where the Pod names no user.
+func (r resources) GetResources(ctx context.Context, pod *corev1.Pod, container *corev1.Container) (*kubecontainer.RunContainerOptions, error) {
+	options, err := r.ContainerManager.GetResources(ctx, pod, container)
+	if err != nil || r.nonRootAnnotation == "" {
+		return options, err
+	}
+	effective := securitycontext.DetermineEffectiveSecurityContext(pod, container)
+	if effective.RunAsUser == nil {
+		nonRoot := strconv.FormatBool(ptr.Deref(effective.RunAsNonRoot, false))
+		options.Annotations = append(options.Annotations, kubecontainer.Annotation{Name: r.nonRootAnnotation, Value: nonRoot})
+	}
+	return options, nil
 }
 
 // GetCapacity is what the node has besides processors and memory.

@@ -154,7 +154,7 @@ func (img image) id() string {
 
 func (img image) describe() *v1.Image {
 	return &v1.Image{
-		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)), Uid: &v1.Int64Value{Value: imageUser},
+		Id: img.id(), RepoTags: []string{img.name}, Size: uint64(max(img.size, 1)), Uid: &v1.Int64Value{Value: nonRootUser},
 		Spec: &v1.ImageSpec{Image: img.id(), UserSpecifiedImage: img.name}, Pinned: true,
 	}
 }

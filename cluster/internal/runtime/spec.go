@@ -3,7 +3,6 @@ package runtime
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +24,7 @@ func (r *Runtime) spec(id string, s *sandbox, config *v1.ContainerConfig, img im
 		Program: program, Args: argv, Env: environment(s, config), Dir: config.GetWorkingDir(),
 		Shm: filepath.Join(r.sandboxFolder(s.ID), "shm"), AllDev: config.GetLinux().GetSecurityContext().GetPrivileged(),
 		OOMScoreAdj: int(config.GetLinux().GetResources().GetOomScoreAdj()),
-		User:        user(config.GetLinux().GetSecurityContext()),
+		User:        user(config),
 		TTY:         config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
 	}
 	if s.Spaces&unix.CLONE_NEWIPC == 0 {
@@ -75,7 +74,7 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	// Programs of this machine find others where they do outside.
 	const path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	home := "/"
-	if u := user(config.GetLinux().GetSecurityContext()); u == nil || u.UID == 0 {
+	if u := user(config); u == nil || u.UID == 0 {
 		home = cmp.Or(os.Getenv("HOME"), home)
 	}
 	env := []string{"HOSTNAME=" + host, "PATH=" + cmp.Or(os.Getenv("PATH"), path), "HOME=" + home}
@@ -88,17 +87,28 @@ func environment(s *sandbox, config *v1.ContainerConfig) []string {
 	return (&exec.Cmd{Env: env}).Environ() // each once: programs differ in which of two they take
 }
 
-// imageUser is the user that images say they run as: not root, which a pod may forbid, and none that a pod can ask for. It stands for
-// whoever the node runs as.
-const imageUser = math.MaxInt32 + 1
+// nonRootUser is the user and group of a container whose Pod has runAsNonRoot and names no user. Programs and folders
+// name none, so the kubelet gets it as the user of each image: it passes that on where a Pod has no runAsUser.
+const nonRootUser = 65532
 
-// user is who a container runs as; nil is who the node does.
-func user(c *v1.LinuxContainerSecurityContext) *process.User {
+// NonRootAnnotation is the annotation by which the kubelet's side reports that a Pod names no user, and whether it has
+// runAsNonRoot.
+const NonRootAnnotation = "trellis.dev/run-as-non-root"
+
+// user returns the user of a container; nil is the node's. Only a Pod that allows root gets the node's user, so a
+// container without the annotation has the user that the kubelet sent.
+func user(config *v1.ContainerConfig) *process.User {
+	c := config.GetLinux().GetSecurityContext()
 	u := &process.User{UID: int(c.GetRunAsUser().GetValue()), GID: int(c.GetRunAsGroup().GetValue())}
 	for _, g := range c.GetSupplementalGroups() {
 		u.Groups = append(u.Groups, int(g))
 	}
-	if u.UID == imageUser {
+	switch config.GetAnnotations()[NonRootAnnotation] {
+	case "true":
+		if u.UID = cmp.Or(u.UID, nonRootUser); c.GetRunAsGroup() == nil {
+			u.GID = u.UID // group 0 may read files of root
+		}
+	case "false":
 		u.UID = 0 // as the node is, if need be in a namespace
 	}
 	if u.UID == 0 && u.GID == 0 && u.Groups == nil {
