@@ -118,6 +118,9 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 	}
 	follow(ctx.Done())
 	parts.Auth = auth
+	if !o.StreamsByMethod {
+		parts.Auth = streamsAreCreated{auth}
+	}
 	return parts, nil
 }
 

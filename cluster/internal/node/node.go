@@ -33,6 +33,9 @@ type Options struct {
 	Address net.IP
 	// Port is where the kubelet's API is served; 0 is a free one.
 	Port int
+	// StreamsByMethod has the kubelet authorize commands and connections by the HTTP method, as upstream does. Otherwise they need
+	// create on nodes/proxy.
+	StreamsByMethod bool
 	// Labels are those that the Node gets when it is made.
 	Labels map[string]string
 

@@ -1,0 +1,124 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// account returns the token of a new ServiceAccount that may do what the rules say.
+func (w *world) account(name string, rules ...rbacv1.PolicyRule) string {
+	w.t.Helper()
+	accounts, ctx := w.kube.CoreV1().ServiceAccounts("default"), w.t.Context()
+	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+	w.server.User("system:serviceaccount:default:"+name, rules...)
+	token, err := accounts.CreateToken(ctx, name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return token.Status.Token
+}
+
+// kubeletCaller sends requests to a kubelet, each as a WebSocket's begin, and returns the status.
+func (w *world) kubeletCaller(node *corev1.Node) func(token, method, path string) (status int, body string) {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(w.server.Config.CAData)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	return func(token, method, path string) (int, string) {
+		request, err := http.NewRequestWithContext(w.t.Context(), method, "https://"+kubeletAddress(node)+path, nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for name, value := range map[string]string{
+			"Authorization": "Bearer " + token, "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+			"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "v4.channel.k8s.io",
+		} {
+			request.Header.Set(name, value)
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer response.Body.Close()
+		if response.StatusCode == http.StatusSwitchingProtocols {
+			return response.StatusCode, ""
+		}
+		body, _ := io.ReadAll(response.Body)
+		return response.StatusCode, string(body)
+	}
+}
+
+// Without create on nodes/proxy a caller of the kubelet runs no command and opens no connection to a container, whatever
+// the HTTP method. The right to get reads the other paths, and those that have a subresource of their own need that one.
+func TestStreamsNeedCreate(t *testing.T) {
+	w := newWorld(t)
+	w.start(w.options("streams"))
+	node := w.ready("streams")
+	w.pod("streams", "main")
+	w.running("main")
+	reader, creator := w.account("reader", testserver.May("get", "nodes/proxy")), w.account("creator", testserver.May("create", "nodes/proxy"))
+	pods := w.account("pods", testserver.May("get", "nodes/pods"), testserver.May("get", "nodes/healthz"))
+	call := w.kubeletCaller(node)
+	w.within("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
+
+	for _, path := range []string{
+		"/exec/default/main/main?command=true&output=1", "/run/default/main/main?cmd=true", "/attach/default/main/main?output=1",
+		"/portForward/default/main", "/%65xec/default/main/main?command=true&output=1", "/exec/default/main/uid/main?command=true&output=1",
+	} {
+		for _, method := range []string{"GET", "POST", "HEAD", "OPTIONS"} {
+			if code, body := call(reader, method, path); code != http.StatusForbidden {
+				t.Errorf("%s %s with get: %d %s", method, path, code, body)
+			}
+		}
+		for _, method := range []string{"GET", "POST"} {
+			if code, body := call(creator, method, path); code == http.StatusForbidden || code == http.StatusUnauthorized {
+				t.Errorf("%s %s with create: %d %s", method, path, code, body)
+			}
+		}
+	}
+	if code, body := call(reader, "GET", "//exec/default/main/main?command=true&output=1"); code != http.StatusForbidden {
+		t.Errorf("a path to be cleaned, with get: %d %s", code, body) // the client follows the redirect
+	}
+	for path, may := range map[string][]string{
+		"/pods": {reader, pods}, "/runningpods/": {reader, pods}, "/healthz": {reader, pods}, "/configz": {reader},
+		"/containerLogs/default/main/main": {reader}, "/metrics": nil, "/stats/summary": nil, "/logs/": nil,
+	} {
+		for name, token := range map[string]string{"reader": reader, "pods": pods, "creator": creator} {
+			code, body := call(token, "GET", path)
+			if allowed := code != http.StatusForbidden; allowed != slices.Contains(may, token) {
+				t.Errorf("GET %s by %s: %d %.100s", path, name, code, body)
+			}
+		}
+	}
+}
+
+// With StreamsByMethod a GET is authorized as upstream's kubelet does it.
+func TestStreamsByMethod(t *testing.T) {
+	w := newWorld(t)
+	o := w.options("method")
+	o.StreamsByMethod = true
+	w.start(o)
+	node := w.ready("method")
+	reader, call := w.account("reader", testserver.May("get", "nodes/proxy")), w.kubeletCaller(node)
+	w.within("the kubelet has a certificate of the cluster's", func(context.Context) bool { code, _ := call(reader, "GET", "/pods"); return code != 0 })
+	const path = "/exec/default/main/main?command=true&output=1"
+	if code, body := call(reader, "GET", path); code == http.StatusForbidden {
+		t.Errorf("a GET: %d %s", code, body)
+	}
+	if code, body := call(reader, "POST", path); code != http.StatusForbidden {
+		t.Errorf("a POST: %d %s", code, body)
+	}
+}
