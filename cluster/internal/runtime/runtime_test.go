@@ -445,7 +445,7 @@ func TestUser(t *testing.T) {
 func TestSandboxThatFails(t *testing.T) {
 	w := open(t, nil)
 	conf := podConfig(t.TempDir(), "other")
-	conf.Linux.Sysctls = map[string]string{"net.ipv4.no_such_sysctl": "1"}
+	conf.Linux.Sysctls = map[string]string{"kernel.shm_no_such_sysctl": "1"}
 	if id, err := w.RunPodSandbox(w.ctx, conf, ""); err == nil {
 		t.Fatalf("%s has a sysctl that there is none of", id)
 	}

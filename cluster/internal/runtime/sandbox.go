@@ -66,6 +66,9 @@ func (r *Runtime) RunPodSandbox(_ context.Context, config *v1.PodSandboxConfig, 
 		return "", fmt.Errorf("there is no runtime handler %q: the process runtime has the default one alone", handler)
 	}
 	s := &sandbox{ID: newID(), Config: config, Created: time.Now(), Spaces: r.spaces(config)}
+	if err := checkSysctls(config.GetLinux().GetSysctls(), s.Spaces); err != nil {
+		return "", err
+	}
 	if err := r.claim(s); err != nil {
 		return "", err
 	}

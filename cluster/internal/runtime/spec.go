@@ -24,8 +24,8 @@ func (r *Runtime) spec(id string, s *sandbox, config *v1.ContainerConfig, img im
 		Program: program, Args: argv, Env: environment(s, config), Dir: config.GetWorkingDir(),
 		Shm: filepath.Join(r.sandboxFolder(s.ID), "shm"), AllDev: config.GetLinux().GetSecurityContext().GetPrivileged(),
 		OOMScoreAdj: int(config.GetLinux().GetResources().GetOomScoreAdj()),
-		User:        user(config),
-		TTY:         config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
+		User:        user(config), NoNewPrivs: config.GetLinux().GetSecurityContext().GetNoNewPrivs(),
+		TTY: config.GetTty(), Stdin: config.GetStdin(), StdinOnce: config.GetStdinOnce(),
 	}
 	if s.Spaces&unix.CLONE_NEWIPC == 0 {
 		spec.Shm = "/dev/shm"

@@ -68,6 +68,57 @@ func TestRunAsNonRoot(t *testing.T) {
 	}
 }
 
+// With allowPrivilegeEscalation: false neither a container nor a command in it gains rights by a setuid program.
+func TestNoNewPrivs(t *testing.T) {
+	w := open(t, nil)
+	for _, forbidden := range []bool{true, false} {
+		config := sh("grep NoNewPrivs /proc/self/status; exec sleep 1000")
+		config.Linux.SecurityContext.RunAsUser, config.Linux.SecurityContext.NoNewPrivs = &v1.Int64Value{Value: 1000}, forbidden
+		id, want := w.start(config), map[bool]string{true: "NoNewPrivs:\t1\n", false: "NoNewPrivs:\t0\n"}[forbidden]
+		w.until("the container has written its line", func() bool { return w.said(id) == "stdout F "+want })
+		if out := w.exec(id, "grep NoNewPrivs /proc/self/status"); out != want {
+			t.Errorf("a command in it: %s", out)
+		}
+	}
+}
+
+// A pod changes its own sysctls and none of the machine's, by their name or by their value (CVE-2022-0811).
+func TestSysctls(t *testing.T) {
+	w := open(t, nil)
+	const pattern, forced = "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/shm_rmid_forced"
+	before, err := os.ReadFile(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"kernel.core_pattern": "|/evil", "net/../kernel/core_pattern": "|/evil", "net....kernel.core_pattern": "|/evil", "kernel.shm/../core_pattern": "|/evil",
+		"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil", "vm.overcommit_memory": "1",
+		"net.ipv4.ip_local_port_range": "1024 65000", // of a pod without a network of its own
+	} {
+		conf := podConfig(t.TempDir(), "evil")
+		conf.Linux.Sysctls = map[string]string{name: value}
+		if id, err := w.RunPodSandbox(w.ctx, conf, ""); err == nil {
+			t.Errorf("%s=%q: the pod runs", name, value)
+			w.RemovePodSandbox(w.ctx, id)
+		}
+	}
+	if after, err := os.ReadFile(pattern); err != nil || string(after) != string(before) {
+		t.Errorf("the machine's core_pattern is %q, %v", after, err)
+	}
+	conf := podConfig(t.TempDir(), "good")
+	conf.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1"}
+	w.conf = conf
+	if w.pod, err = w.RunPodSandbox(w.ctx, conf, ""); err != nil {
+		t.Fatal(err)
+	}
+	if log := w.run(sh("cat " + forced)); log != "stdout F 1\n" {
+		t.Errorf("the pod's own is %s", log)
+	}
+	if host, err := os.ReadFile(forced); err != nil || string(host) != "0\n" {
+		t.Errorf("the machine's is %s, %v", host, err)
+	}
+}
+
 // confinedFolder has this test, started again, be a node of this folder that starts one container with runAsNonRoot.
 const confinedFolder = "TRELLIS_TEST_CONFINED"
 

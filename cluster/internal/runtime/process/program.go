@@ -124,6 +124,11 @@ func (s *Spec) settleUser() error {
 	if err := s.User.assume(); err != nil {
 		return err
 	}
+	if s.NoNewPrivs {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("cannot forbid new privileges: %w", err)
+		}
+	}
 	dir, err := securejoin.SecureJoin("/", s.Dir) // a link of /proc is a path here, never what it leads to
 	if err == nil {
 		err = os.Chdir(dir)

@@ -32,7 +32,8 @@ type Spec struct {
 	Env     []string
 	Dir     string
 
-	User *User
+	User       *User
+	NoNewPrivs bool // no program that it runs gains rights, as by its setuid bit
 
 	Mounts []Mount
 	Shm    string // the pod's /dev/shm
