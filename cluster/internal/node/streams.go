@@ -16,10 +16,10 @@ var streamPaths = []string{"attach", "exec", "portForward", "run"}
 
 // streamsAreCreated authorizes requests to the kubelet as upstream does, except those that reach into a container. These
 // need create on nodes/proxy for each HTTP method: upstream takes the verb from the method, and a WebSocket begins with a
-// GET, so that the right to get nodes/proxy would run commands.
+// GET, so the right to get nodes/proxy would run commands.
 type streamsAreCreated struct{ server.AuthInterface }
 
-// GetRequestAttributes returns what the caller of a request has to be allowed to do.
+// GetRequestAttributes returns the rights that a request needs.
 func (s streamsAreCreated) GetRequestAttributes(ctx context.Context, u user.Info, r *http.Request) []authorizer.Attributes {
 	attributes := s.AuthInterface.GetRequestAttributes(ctx, u, r)
 	first, _, _ := strings.Cut(strings.TrimLeft(r.URL.Path, "/"), "/")

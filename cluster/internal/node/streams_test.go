@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// account returns the token of a new ServiceAccount that may do what the rules say.
+// account returns the token of a new ServiceAccount with the rights of the rules.
 func (w *world) account(name string, rules ...rbacv1.PolicyRule) string {
 	w.t.Helper()
 	accounts, ctx := w.kube.CoreV1().ServiceAccounts("default"), w.t.Context()
@@ -61,8 +61,8 @@ func (w *world) kubeletCaller(node *corev1.Node) func(token, method, path string
 	}
 }
 
-// Without create on nodes/proxy a caller of the kubelet runs no command and opens no connection to a container, whatever
-// the HTTP method. The right to get reads the other paths, and those that have a subresource of their own need that one.
+// Without create on nodes/proxy a caller of the kubelet runs no command and opens no connection to a container, with any
+// HTTP method. The right to get reads the other paths, and those that have a subresource of their own need that one.
 func TestStreamsNeedCreate(t *testing.T) {
 	w := newWorld(t)
 	w.start(w.options("streams"))

@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The runtime gets to know of each container, also those that come first, stay beside or are added later, whether its
-// Pod names no user and has runAsNonRoot. What the container says replaces what its Pod says.
+// The annotation shows the runtime that a Pod names no user, and whether it has runAsNonRoot. Init containers, sidecars
+// and ephemeral containers have it, too. A container's own fields replace those of its Pod.
 func TestNonRootAnnotation(t *testing.T) {
 	const annotation = "example.com/non-root"
 	w := newWorld(t)
@@ -57,7 +57,7 @@ func TestNonRootAnnotation(t *testing.T) {
 		}
 	}
 	if plain := w.of(w.running("plain")); plain[0].Annotations[annotation] != "false" {
-		t.Errorf("a Pod that says nothing: %v", plain[0].Annotations)
+		t.Errorf("a Pod without a security context: %v", plain[0].Annotations)
 	}
 
 	w.pod("users", "root", func(s *corev1.PodSpec) { s.Containers[0].SecurityContext = security(yes, ptr.To[int64](0)) })

@@ -18,7 +18,7 @@ import (
 )
 
 // leak opens a root-only key, the folder that holds it and the root folder, as a careless library does: without
-// close-on-exec. It returns what the descriptors of this process that an exec keeps lead to.
+// close-on-exec. It returns the targets of those descriptors of this process that an exec keeps.
 func leak(t *testing.T) (key string, kept []string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -44,7 +44,7 @@ func leak(t *testing.T) (key string, kept []string) {
 	return key, kept
 }
 
-// descriptorsOf returns what each descriptor of a process leads to.
+// descriptorsOf returns the target of each descriptor of a process.
 func descriptorsOf(t *testing.T, pid int) map[int]string {
 	t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -62,7 +62,7 @@ func descriptorsOf(t *testing.T, pid int) map[int]string {
 	return all
 }
 
-// Every process that the runtime starts has exactly its own descriptors, whatever the node has open: a container, its
+// Every process that the runtime starts has exactly its own descriptors, also if the node has others: a container, its
 // probes and commands with and without a terminal, a script that is an image, shims and the holder of a pod
 // (CVE-2024-21626, CVE-2016-9962).
 func TestDescriptors(t *testing.T) {
@@ -99,7 +99,7 @@ func TestDescriptors(t *testing.T) {
 			return string(command) == "sleep\n" && len(descriptorsOf(t, started.Init.PID)) == 3
 		})
 		if name == "a script" {
-			continue // it runs whatever is asked of it
+			continue // the image is its program: it runs in place of any command
 		}
 		const list = "echo /proc/self/fd/*" // of the shell itself, which opens the folder as 3
 		want := "/proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 /proc/self/fd/3"
@@ -121,12 +121,12 @@ func TestDescriptors(t *testing.T) {
 	w.without("the holder of a pod", w.sandbox(w.pod).Holder.PID, kept)
 }
 
-// without checks that a process has nothing of what this one leaks, and would itself leak the standard streams alone.
-func (w *world) without(what string, pid int, kept []string) {
+// without checks that a process has none of the leaked descriptors, and itself keeps only the standard streams in an exec.
+func (w *world) without(name string, pid int, kept []string) {
 	w.Helper()
 	for fd, to := range descriptorsOf(w.T, pid) {
 		if slices.Contains(kept, to) {
-			w.Errorf("%s has %s", what, to)
+			w.Errorf("%s has %s", name, to)
 		}
 		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 		var flags int
@@ -134,7 +134,7 @@ func (w *world) without(what string, pid int, kept []string) {
 			fmt.Sscanf(strings.TrimSpace(after), "%o", &flags)
 		}
 		if err == nil && fd > 2 && flags&unix.O_CLOEXEC == 0 {
-			w.Errorf("%s leaves %d, %s, to what it starts", what, fd, to)
+			w.Errorf("%s keeps %d, %s, in an exec", name, fd, to)
 		}
 	}
 }

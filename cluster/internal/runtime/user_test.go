@@ -15,8 +15,8 @@ import (
 )
 
 // A container whose Pod has runAsNonRoot and names no user runs as an unprivileged one, each time that it is started
-// (CVE-2019-11245), and so does a command in it. Other Pods without runAsUser keep the node's user, and what a Pod says
-// of user and groups is in force.
+// (CVE-2019-11245), and so does a command in it. Other Pods without runAsUser keep the node's user. A Pod's own user
+// and groups are in force.
 func TestRunAsNonRoot(t *testing.T) {
 	w := open(t, nil)
 	image, err := w.Images.ImageStatus(w.ctx, &v1.ImageSpec{Image: "shell"}, false)
@@ -146,7 +146,7 @@ func runConfined(root string) error {
 }
 
 // A node that is root of a user namespace has one user there: a container with runAsNonRoot does not start, and the
-// error says what to do.
+// error lists the fields to leave out.
 func TestRunAsNonRootWithoutRoot(t *testing.T) {
 	needRoot(t)
 	node := exec.Command("/proc/self/exe")
