@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -36,14 +37,16 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	catalog, may := func() *resource.Catalog { return s.engine.Live.Load() }, authorizer.AuthorizerFunc(s.authorizer.Authorize)
 	informers := plugins.Informers{Catalog: catalog, Head: s.store.Head}
 	s.quotas = &plugins.Quotas{From: informers, Stop: s.stopping}
+	s.warnOfNodes()
 	c := plugins.Config{
 		Enable: s.config.Admission.Enable, Disable: s.config.Admission.Disable, File: s.config.Admission.ConfigFile,
-		Informers:  informers,
-		Quotas:     s.quotas,
-		Client:     client,
-		Stop:       s.drained,
-		Authorizer: may,
-		Mapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
+		NodeAuthorizer: s.authorizer.Nodes(),
+		Informers:      informers,
+		Quotas:         s.quotas,
+		Client:         client,
+		Stop:           s.drained,
+		Authorizer:     may,
+		Mapper:         restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client.Discovery())),
 	}
 	webhooks, end, err := webhook.New(webhook.Config{Head: s.store.Head, Egress: out, Informers: informers, Client: client, Authorizer: may})
 	if err != nil {
@@ -52,6 +55,13 @@ func (s *Server) admission(out *egress.Dialer) (admission.Plugins, error) {
 	s.hangUp = end
 	c.Own = append(webhooks, policy.Plugins(policy.Config{Head: s.store.Head, Catalog: catalog, Objects: stored{s}, Client: client, Authorizer: may})...)
 	return plugins.Open(c)
+}
+
+// warnOfNodes warns where the Node authorizer works without the admission plugin that its decisions rely on.
+func (s *Server) warnOfNodes() {
+	if s.authorizer.Nodes() && slices.Contains(s.config.Admission.Disable, plugins.NodeRestriction) {
+		s.config.Logger.Warn("the admission plugin NodeRestriction is disabled, but the Node authorizer is configured: any kubelet certificate can read every Secret and act as every ServiceAccount; remove NodeRestriction from --disable-admission-plugins")
+	}
 }
 
 // stored are objects as policies read them: at the head of the store.

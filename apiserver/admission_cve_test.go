@@ -8,12 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/access/authz"
 )
 
 // CVE-2024-3177: a Pod of an account that may mount certain Secrets alone gets no other one by envFrom, whichever kind of container
@@ -88,34 +85,5 @@ func TestCVE20232728(t *testing.T) {
 	_, err = client.CoreV1().Pods("default").UpdateEphemeralContainers(ctx, "p", pod, metav1.UpdateOptions{})
 	if err == nil || !strings.Contains(err.Error(), `ephemeral container e with envVar E referencing secret.secretName="other" is not allowed`) { // 500, as upstream
 		t.Errorf("ephemeral: %v", err)
-	}
-}
-
-// CVE-2025-5187: a node cannot make itself the property of another object, by whose end it would be deleted and come back with other
-// labels and taints.
-func TestCVE20255187(t *testing.T) {
-	s := start(t, apiserver.Config{
-		Admission:     apiserver.Admission{Enable: []string{"NodeRestriction"}},
-		Authorization: authz.Config{Modes: []string{"Node", "RBAC"}},
-	})
-	admin := kubernetes.NewForConfigOrDie(s.ClientConfig())
-	ctx := context.Background()
-	config := rest.CopyConfig(s.ClientConfig())
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:n", Groups: []string{"system:nodes"}}
-	node := kubernetes.NewForConfigOrDie(config)
-	if _, err := node.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	owned := []byte(`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"u"}]}}`)
-	_, err := node.CoreV1().Nodes().Patch(ctx, "n", types.MergePatchType, owned, metav1.PatchOptions{})
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "is not allowed to modify ownerReferences") {
-		t.Errorf("its own owner: %v", err)
-	}
-	other := []byte(`{"metadata":{"labels":{"node-restriction.kubernetes.io/a":"b"}}}`)
-	if _, err := node.CoreV1().Nodes().Patch(ctx, "n", types.MergePatchType, other, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("a label that is not a node's to set: %v", err)
-	}
-	if _, err := admin.CoreV1().Nodes().Patch(ctx, "n", types.MergePatchType, other, metav1.PatchOptions{}); err != nil {
-		t.Error(err)
 	}
 }

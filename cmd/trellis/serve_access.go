@@ -88,8 +88,8 @@ func (f *serveFlags) bindAuthorization(flags *pflag.FlagSet) {
 func (f *serveFlags) bindAdmission(flags *pflag.FlagSet) {
 	c := &f.config.Admission
 	all, on := plugins.Names()
-	flags.StringSliceVar(&c.Enable, "enable-admission-plugins", nil, "admission plugins to have besides those that are on by default, out of: "+strings.Join(all, ", "))
-	flags.StringSliceVar(&c.Disable, "disable-admission-plugins", nil, "admission plugins not to have, out of those that are on by default: "+strings.Join(on, ", "))
+	flags.StringSliceVar(&c.Enable, "enable-admission-plugins", nil, "admission plugins to enable in addition to the default ones, out of: "+strings.Join(all, ", "))
+	flags.StringSliceVar(&c.Disable, "disable-admission-plugins", nil, "admission plugins to disable; enabled by default are "+plugins.NodeRestriction+" (with the Node authorizer), "+strings.Join(on, ", "))
 	flags.StringVar(&c.ConfigFile, "admission-control-config-file", "", "file of an AdmissionConfiguration of apiserver.config.k8s.io: the settings of plugins")
 }
 

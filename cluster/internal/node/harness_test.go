@@ -66,8 +66,7 @@ type world struct {
 
 func newWorld(t testing.TB, change ...func(*apiserver.Config)) *world {
 	server := testserver.Start(t, testserver.With(func(c *apiserver.Config) {
-		c.Controllers, c.Authorization.Modes = nil, []string{"Node", "RBAC"}
-		c.Admission.Enable, c.Admission.Disable = []string{"NodeRestriction"}, nil
+		c.Controllers, c.Admission.Disable = nil, nil
 		for _, of := range change {
 			of(c)
 		}

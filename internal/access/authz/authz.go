@@ -85,6 +85,9 @@ func New(c Config, roles Authorizer, nodes func() informers.SharedInformerFactor
 	return a, a.use(list)
 }
 
+// Nodes reports whether the Node authorizer is configured. The answer never changes: a file that adds or removes it later is refused.
+func (a *Authorizers) Nodes() bool { return a.node != nil }
+
 // Authorize implements access.Authorizer.
 func (a *Authorizers) Authorize(ctx context.Context, of authorizer.Attributes) (authorizer.Decision, string, error) {
 	return a.chain.Load().Authorize(ctx, of)

@@ -25,6 +25,7 @@ import (
 // Config is which plugins there are, and what they are given.
 type Config struct {
 	Enable, Disable []string // names, besides those that are on by default
+	NodeAuthorizer  bool     // whether the Node authorizer is configured; NodeRestriction is then on by default
 	File            string   // an AdmissionConfiguration of apiserver.config.k8s.io; "": none
 	Informers       Informers
 	Client          kubernetes.Interface
@@ -72,7 +73,8 @@ func (c *Config) Check() error {
 func (c *Config) enabled() (on []*entry, names []string) {
 	for i := range table {
 		e := &table[i]
-		if (e.on || slices.Contains(c.Enable, e.name)) && !slices.Contains(c.Disable, e.name) {
+		byDefault := e.on || e.name == NodeRestriction && c.NodeAuthorizer
+		if (byDefault || slices.Contains(c.Enable, e.name)) && !slices.Contains(c.Disable, e.name) {
 			on, names = append(on, e), append(names, e.name)
 		}
 	}
@@ -122,8 +124,11 @@ func Open(c Config) (all admission.Plugins, err error) {
 }
 
 func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {
-	if e.name == resourcequota.PluginName {
+	switch e.name {
+	case resourcequota.PluginName:
 		return limits{newPlugin(e, p), c.Quotas, newBounds(c.Informers.Head)}
+	case NodeRestriction:
+		return restriction{newPlugin(e, p)}
 	}
 	return newPlugin(e, p)
 }

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -134,7 +135,7 @@ func config(t testing.TB, quotas ...string) Config {
 	head := snapshot(quotas...)
 	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	return Config{
-		Informers: informers, Quotas: &Quotas{From: informers}, Client: kubernetes.NewForConfigOrDie(&rest.Config{}),
+		NodeAuthorizer: true, Informers: informers, Quotas: &Quotas{From: informers}, Client: kubernetes.NewForConfigOrDie(&rest.Config{}),
 		Authorizer: authorizer.AuthorizerFunc(nil), Mapper: meta.NewDefaultRESTMapper(nil), Stop: t.Context().Done(),
 	}
 }
@@ -143,7 +144,7 @@ func config(t testing.TB, quotas ...string) Config {
 func custom() *admission.Request {
 	gvr := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	v := &resource.Version{Definition: &resource.Definition{Names: resource.Names{Plural: "widgets", Kind: "Widget"}}, GroupVersion: gvr.GroupVersion()}
-	return &admission.Request{Operation: admission.Create, Version: v, Resource: gvr, Namespace: "default", Name: "w", Write: still{}}
+	return &admission.Request{Operation: admission.Create, User: &user.DefaultInfo{Name: "jane", Groups: []string{user.AllAuthenticated}}, Version: v, Resource: gvr, Namespace: "default", Name: "w", Write: still{}}
 }
 
 // still is a write that nobody changes.

@@ -69,7 +69,7 @@ var table = []entry{
 	{antiaffinity.PluginName, antiaffinity.Register, false, pods},
 	{limitranger.PluginName, limitranger.Register, true, of(corev1.GroupName, "pods", "persistentvolumeclaims")},
 	{serviceaccount.PluginName, serviceaccount.Register, true, pods},
-	{noderestriction.PluginName, noderestriction.Register, false, nil},
+	{NodeRestriction, noderestriction.Register, false, nil}, // on with the Node authorizer
 	{nodetaint.PluginName, nodetaint.Register, true, of(corev1.GroupName, "nodes")},
 	{alwayspullimages.PluginName, alwayspullimages.Register, false, pods},
 	{podsecurity.PluginName, podsecurity.Register, true, workloads},
