@@ -217,10 +217,7 @@ func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []st
 				return nil, nil, err
 			}
 		}
-		t, err = merge.JSON(w.ctx, live, p.Data)
-		if w.ctx.Err() != nil {
-			return nil, nil, w.ctx.Err()
-		}
+		t, err = merge.JSON(live, p.Data)
 		return t, problems, asPlain(err)
 	case types.MergePatchType:
 		t, problems, err = merge.Merge(live, p.Data)

@@ -134,7 +134,7 @@ func BenchmarkJSONPatch(b *testing.B) {
 	patch := []byte(`[{"op":"replace","path":"/spec/image","value":"other"}]`)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := JSON(b.Context(), live, patch); err != nil {
+		if _, err := JSON(live, patch); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -11,29 +11,35 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/merge"
 )
 
+// maxConflictBytes limits the text of the conflicts in an answer. Upstream lists all of them.
+const maxConflictBytes = 1 << 20
+
 // conflictError words conflicts as upstream does, in a stable order.
 func conflictError(conflicts merge.Conflicts, known *owners) error {
 	conflicts = slices.Clone(conflicts)
 	slices.SortStableFunc(conflicts, func(a, b merge.Conflict) int {
 		return cmp.Or(strings.Compare(a.Manager, b.Manager), a.Path.Compare(b.Path))
 	})
-	causes := make([]metav1.StatusCause, len(conflicts))
-	for i, c := range conflicts {
-		causes[i] = metav1.StatusCause{
+	var causes []metav1.StatusCause
+	for size, i := 0, 0; i < len(conflicts) && size < maxConflictBytes; i++ {
+		cause := metav1.StatusCause{
 			Type:    metav1.CauseTypeFieldManagerConflict,
-			Message: "conflict with " + known.print(c.Manager),
-			Field:   c.Path.String(),
+			Message: "conflict with " + known.print(conflicts[i].Manager),
+			Field:   conflicts[i].Path.String(),
 		}
+		causes = append(causes, cause)
+		size += len(cause.Message) + len(cause.Field)
 	}
-	return apierrors.NewApplyConflict(causes, conflictMessage(conflicts, known))
+	return apierrors.NewApplyConflict(causes, conflictMessage(conflicts, len(causes), known))
 }
 
-func conflictMessage(conflicts merge.Conflicts, known *owners) string {
+// conflictMessage words the first conflicts.
+func conflictMessage(conflicts merge.Conflicts, first int, known *owners) string {
 	if len(conflicts) == 1 {
 		return fmt.Sprintf("Apply failed with 1 conflict: conflict with %v: %v", known.print(conflicts[0].Manager), conflicts[0].Path)
 	}
 	var lines []string
-	for i, c := range conflicts {
+	for i, c := range conflicts[:first] {
 		if i == 0 || c.Manager != conflicts[i-1].Manager {
 			lines = append(lines, fmt.Sprintf("conflicts with %v:", known.print(c.Manager)))
 		}

@@ -64,7 +64,7 @@ var stripped = fieldpath.NewSet(
 // modifies obj's metadata, which then may share the entries of live's
 // managedFields. Both are at f.APIVersion. now is truncated to seconds.
 //
-// It never fails: where the fields cannot be compared, obj gets live's
+// The only error is a 413 StatusError, for an obj that exceeds a limit. Where the fields cannot be compared, obj gets live's
 // managedFields. An object that has none and is not new stays without.
 func (f *Fields) Update(live, obj object.Tree, manager string, now time.Time) (object.Tree, error) {
 	meta := object.EnsureMetadata(obj)
@@ -79,10 +79,14 @@ func (f *Fields) Update(live, obj object.Tree, manager string, now time.Time) (o
 		live = f.empty(object.String(obj, "kind"))
 	}
 	w := f.write(now)
-	if err := w.update(withoutManagedFields(live), obj, known, manager); err == nil {
+	err := w.update(withoutManagedFields(live), obj, known, manager)
+	switch {
+	case err == nil:
 		known.capUpdates()
 		known.encode(meta)
 		return obj, nil
+	case apierrors.IsRequestEntityTooLargeError(err):
+		return nil, err
 	}
 	if entries, ok := parseEntries(liveEntries); ok {
 		meta[managedFields] = plain(entries)
@@ -117,7 +121,7 @@ func (f *Fields) empty(kind string) object.Tree {
 
 // Apply merges the applied configuration into live (nil: a create) and gives the
 // result, which shares nothing with its arguments. Conflicts are a 409 StatusError
-// with causes as upstream writes them, unless force. An applied configuration of
+// with causes as upstream writes them, unless force. A 413 StatusError is for what exceeds a limit. An applied configuration of
 // another version or kind, or with managedFields, is a 400 StatusError. One
 // that does not fit the schema is a plain error, which upstream makes a 500 of.
 func (f *Fields) Apply(live, applied object.Tree, manager string, force bool, now time.Time) (object.Tree, error) {
@@ -133,6 +137,9 @@ func (f *Fields) Apply(live, applied object.Tree, manager string, force bool, no
 	}
 	w := f.write(now)
 	live = withoutManagedFields(live)
+	if err := w.checkApply(live, applied, known); err != nil {
+		return nil, err
+	}
 	merged, known, err := w.applyUpgrading(live, applied, known, manager, force)
 	if err != nil {
 		if conflicts, ok := err.(merge.Conflicts); ok {

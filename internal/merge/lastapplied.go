@@ -60,6 +60,9 @@ func (w *write) lastApplied(live object.Tree) (*fieldpath.Set, error) {
 	if object.String(last, "apiVersion") != w.APIVersion || object.String(last, "kind") == "" {
 		return nil, errNoLastApplied
 	}
+	if err := w.checkObject(last, w.APIVersion); err != nil {
+		return nil, err
+	}
 	lastTyped, err := w.typed(last)
 	if err != nil {
 		return nil, err

@@ -4,20 +4,14 @@ package merge
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/mergepatch"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 
@@ -28,16 +22,14 @@ const (
 	maxJSONPatchOperations = 10000
 	// maxJSONPatchCopyBytes is what upstream's server allows copy operations to add.
 	maxJSONPatchCopyBytes = 3 << 20
-	// maxJSONPatchBytes is about what the values of a patch can add: the server takes no larger body.
-	maxJSONPatchBytes = 3 << 20
 )
 
 // JSON applies a JSON patch (RFC 6902, with the negative indices that upstream
 // knows) to doc, which is not modified and shares with the result at most what it
 // does in Merge. Errors are StatusErrors: 400 for what is no
-// patch, 413 for more than 10,000 operations, 422 for one that does not apply, that
-// copies more than 3 MiB, or that leaves something other than an object; or ctx's, if its time runs out on the way.
-func JSON(ctx context.Context, doc object.Tree, patch []byte) (object.Tree, error) {
+// patch, 413 for more than 10,000 operations or one that exceeds the limits of Perform, 422 for one that does not apply, that
+// copies more than 3 MiB, or that leaves something other than an object.
+func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	operations, err := jsonpatch.DecodePatch(patch)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
@@ -51,10 +43,10 @@ func JSON(ctx context.Context, doc object.Tree, patch []byte) (object.Tree, erro
 	if aside {
 		source = withoutManagedFields(doc)
 	}
-	patched, err := Perform(ctx, operations, object.AppendJSON(nil, source))
+	patched, err := Perform(operations, object.AppendJSON(nil, source))
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return nil, ctx.Err()
+	case apierrors.IsRequestEntityTooLargeError(err):
+		return nil, err
 	case err != nil:
 		return nil, unprocessable(err)
 	}
@@ -68,29 +60,15 @@ func JSON(ctx context.Context, doc object.Tree, patch []byte) (object.Tree, erro
 	return out, nil
 }
 
-// jsonPatchPiece is how many operations are applied between two looks at the time. Each may move a whole array.
-const jsonPatchPiece = 256
-
-// Perform applies the operations of a JSON patch to a document piece by piece, as long as there is time: ten thousand moves in a
-// large array take most of a minute. The library's limit on copies counts within a piece; over all of them, the document may grow
-// as much. Errors are the library's own, or ctx's.
-func Perform(ctx context.Context, operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
-	// The library takes its limit from a variable; whoever comes first sets it.
+// Perform applies the operations of a JSON patch to a document. A patch that exceeds maxItemMoves or maxLevelBytes is a 413
+// StatusError. Other errors are the library's own.
+func Perform(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+	// The library takes its limit from a variable; the first caller sets it.
 	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
-	most := len(doc) + maxJSONPatchCopyBytes + maxJSONPatchBytes
-	patched = doc
-	for piece := range slices.Chunk(operations, jsonPatchPiece) {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if patched, err = perform(piece, patched); err != nil {
-			return nil, err
-		}
-		if len(patched) > most {
-			return nil, jsonpatch.NewAccumulatedCopySizeError(maxJSONPatchCopyBytes, int64(len(patched)-len(doc)))
-		}
+	if err := checkCost(operations, doc); err != nil {
+		return nil, err
 	}
-	return patched, nil
+	return perform(operations, doc)
 }
 
 // perform applies operations. Some that make no sense, such as a test of the root without a value, make
@@ -236,31 +214,4 @@ func dropNulls(v any) {
 			dropNulls(item)
 		}
 	}
-}
-
-// Strategic applies a strategic merge patch by the struct tags of goType, a pointer to
-// a struct of k8s.io/api. What doc and the result share is as in Merge.
-// duplicates as in object.DecodeJSON. Errors are 400 and 422 StatusErrors where
-// upstream's are, and otherwise what upstream makes a 500 of.
-func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, duplicates []string, err error) {
-	change, duplicates, err := object.DecodeJSON(patch)
-	if err != nil {
-		return nil, nil, apierrors.NewBadRequest(err.Error())
-	}
-	out, err = strategicpatch.StrategicMergeMapPatch(copyButEntries(doc), strategicpatch.JSONMap(change), goType)
-	switch {
-	case err == nil:
-		return out, duplicates, nil
-	case errors.Is(err, mergepatch.ErrBadJSONDoc), errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
-		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys), errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
-		errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):
-		return nil, nil, apierrors.NewBadRequest(err.Error())
-	case errors.Is(err, mergepatch.ErrNoListOfLists), errors.Is(err, mergepatch.ErrPatchContentNotMatchRetainKeys):
-		return nil, nil, unprocessable(err)
-	}
-	var typeError *json.UnmarshalTypeError
-	if errors.As(err, &typeError) {
-		return nil, nil, apierrors.NewBadRequest(err.Error())
-	}
-	return nil, nil, err
 }

@@ -2,7 +2,6 @@ package merge
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -156,7 +155,7 @@ func TestJSON(t *testing.T) {
 		{`[`, `unexpected end of JSON input`, 400},
 		{`[` + strings.Repeat(`{"op":"test","path":"/kind","value":"A"},`, 10000) + `{}]`, `Request entity too large: The allowed maximum operations in a JSON patch is 10000, got 10001`, 413},
 	} {
-		got, err := JSON(t.Context(), doc, []byte(c.patch))
+		got, err := JSON(doc, []byte(c.patch))
 		text := ""
 		if err == nil {
 			text = string(object.AppendJSON(nil, got))
@@ -176,11 +175,11 @@ func TestJSON(t *testing.T) {
 func TestJSONBomb(t *testing.T) {
 	doc := object.Tree{"a": []any{strings.Repeat("x", 1000)}}
 	patch := "[" + strings.TrimSuffix(strings.Repeat(`{"op":"copy","from":"/a","path":"/a/-"},`, 60), ",") + "]"
-	if _, err := JSON(t.Context(), doc, []byte(patch)); code(err) != 422 {
+	if _, err := JSON(doc, []byte(patch)); code(err) != 422 {
 		t.Fatal(err)
 	}
 	deep := `[{"op":"add","path":"/b","value":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + "}]"
-	if _, err := JSON(t.Context(), doc, []byte(deep)); code(err) != 400 {
+	if _, err := JSON(doc, []byte(deep)); code(err) != 400 {
 		t.Fatal(err)
 	}
 }
@@ -215,7 +214,7 @@ var jsonSeeds = []string{
 func checkJSON(t *testing.T, patch []byte) {
 	t.Helper()
 	doc := decode(t, `{"a":[1],"c":{"d":"e"},"metadata":{"name":"n","managedFields":[{"manager":"m"}]}}`)
-	got, gotErr := JSON(t.Context(), doc, patch)
+	got, gotErr := JSON(doc, patch)
 	if gotErr != nil && code(gotErr) == 0 {
 		t.Fatal(gotErr)
 	}
@@ -238,52 +237,20 @@ func checkJSON(t *testing.T, patch []byte) {
 // An operation that makes the library panic is refused like any other that does not apply.
 func TestJSONPanics(t *testing.T) {
 	for _, patch := range []string{`[{"op":"test","path":""}]`, `[{"op":"test","path":"","value":null}]`, `[{"op":"replace","path":"","value":null}]`, `[{"op":"replace","path":""}]`} {
-		if _, err := JSON(t.Context(), decode(t, `{"a":1}`), []byte(patch)); code(err) != 422 {
+		if _, err := JSON(decode(t, `{"a":1}`), []byte(patch)); code(err) != 422 {
 			t.Errorf("%s: %v", patch, err)
 		}
 	}
-}
-
-// expiring has its time run out at a look.
-type expiring struct {
-	context.Context
-	looks int
-}
-
-func (e *expiring) Err() error {
-	if e.looks--; e.looks < 0 {
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
-// CVE-2019-1002100: a patch that keeps the server busy, here by moves within a large list, ends when its time is over.
-func TestJSONStopsInTime(t *testing.T) {
-	doc := decode(t, `{"a":[`+strings.Repeat("1,", 2000)+`2]}`)
-	move := strings.Repeat(`{"op":"move","from":"/a/0","path":"/a/2000"},`, 4*jsonPatchPiece-1) + `{"op":"remove","path":"/a/0"}`
-	ctx := &expiring{t.Context(), 2}
-	if _, err := JSON(ctx, doc, []byte("["+move+"]")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
-	got, err := JSON(&expiring{t.Context(), 1000}, doc, []byte("["+move+"]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if items := got["a"].([]any); len(items) != 2000 {
-		t.Errorf("%d items are left", len(items))
-	}
-	checkJSON(t, []byte("["+strings.Repeat(`{"op":"add","path":"/a/-","value":{"x":[1]}},{"op":"copy","from":"/c","path":"/a/0/x"},`, 1)+
-		strings.Repeat(`{"op":"add","path":"/a/0","value":"b<>"},`, 3*jsonPatchPiece)+`{"op":"replace","path":"/c","value":null}]`))
 }
 
 // Copies may add three MiB, however many operations they are in.
 func TestJSONCopiesAreBounded(t *testing.T) {
 	doc := decode(t, `{"a":"`+strings.Repeat("x", 8<<10)+`","b":{}}`)
 	var patch []string
-	for i := range 5 * jsonPatchPiece {
+	for i := range 1000 {
 		patch = append(patch, fmt.Sprintf(`{"op":"copy","from":"/a","path":"/b/%d"}`, i))
 	}
-	if _, err := JSON(t.Context(), doc, []byte("["+strings.Join(patch, ",")+"]")); code(err) != 422 {
+	if _, err := JSON(doc, []byte("["+strings.Join(patch, ",")+"]")); code(err) != 422 {
 		t.Errorf("got %v", err)
 	}
 }

@@ -139,9 +139,10 @@ func (o *owners) capUpdates() {
 		return cmp.Or(cmp.Compare(o.owners[a].seconds(), o.owners[b].seconds()), cmp.Compare(a, b))
 	})
 	first := map[fieldpath.APIVersion]string{}
+	parts := map[string][]*fieldpath.Set{} // of the entry of ancient changes, by its id
 	for _, id := range updaters {
 		if left <= maxUpdateManagers {
-			return
+			break
 		}
 		vs := o.sets[id]
 		version := vs.APIVersion()
@@ -151,15 +152,33 @@ func (o *owners) capUpdates() {
 			continue
 		}
 		bucket := o.add(owner{manager: ancientChanges, operation: operationUpdate, apiVersion: string(version)})
-		if _, ok := o.sets[bucket]; !ok {
-			o.sets[bucket] = o.sets[oldest]
-			delete(o.sets, oldest)
+		if len(parts[bucket]) == 0 {
+			if _, ok := o.sets[bucket]; !ok {
+				o.sets[bucket] = o.sets[oldest]
+				delete(o.sets, oldest)
+			}
+			parts[bucket] = append(parts[bucket], o.sets[bucket].Set())
 		}
-		o.sets[bucket] = fieldpath.NewVersionedSet(vs.Set().Union(o.sets[bucket].Set()), version, false)
+		parts[bucket] = append(parts[bucket], vs.Set())
 		o.owners[bucket].time = o.owners[id].time
 		delete(o.sets, id)
+		if id == bucket {
+			delete(parts, bucket)
+		}
 		left--
 	}
+	for bucket, sets := range parts {
+		o.sets[bucket] = fieldpath.NewVersionedSet(union(sets), fieldpath.APIVersion(o.owners[bucket].apiVersion), false)
+	}
+}
+
+// union returns the union of some sets. It merges sets of similar size, for each merge copies both.
+func union(sets []*fieldpath.Set) *fieldpath.Set {
+	if len(sets) == 1 {
+		return sets[0]
+	}
+	half := len(sets) / 2
+	return union(sets[:half]).Union(union(sets[half:]))
 }
 
 // encode puts the entries into meta, or removes managedFields if there are none.

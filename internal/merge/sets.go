@@ -45,6 +45,9 @@ func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
+	if len(keys) > manyItems {
+		sortItems(keys)
+	}
 	names := make([]string, len(keys)) // what the field names of the elements point to
 	set.Members = fieldpath.MakePathElementSet(len(keys))
 	for i, key := range keys {
@@ -63,6 +66,33 @@ func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 			return
 		}
 		r.member(set, element, below)
+	}
+}
+
+// manyItems is a number of items that a set takes in any order at little cost.
+const manyItems = 64
+
+// sortItems brings the keys of list items into the order of a set, which takes an insertion out of order at a cost that grows with
+// its size. Keys that are no path elements, of which the caller finds out again, go first.
+func sortItems(keys []string) {
+	if strings.HasPrefix(keys[0], "f:") && strings.HasPrefix(keys[len(keys)-1], "f:") {
+		return // field names sort as text
+	}
+	type item struct {
+		key     string
+		element fieldpath.PathElement
+	}
+	items := make([]item, len(keys))
+	for i, key := range keys {
+		element, err := fieldpath.DeserializePathElement(key)
+		if err != nil {
+			element = fieldpath.PathElement{FieldName: new(string)}
+		}
+		items[i] = item{key, element}
+	}
+	slices.SortStableFunc(items, func(a, b item) int { return a.element.Compare(b.element) })
+	for i := range items {
+		keys[i] = items[i].key
 	}
 }
 

@@ -29,6 +29,12 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 			return w.owned(d, version), nil
 		}
 	}
+	if err := w.checkObject(obj, version); err != nil {
+		return nil, err
+	}
+	if w.checkObject(live, version) != nil {
+		return nil, errLargeLive
+	}
 	before, after := live, obj
 	for _, dotted := range w.Whole {
 		path := strings.Split(dotted, ".")

@@ -27,7 +27,10 @@ type conversion struct {
 	to   fieldpath.APIVersion
 }
 
-var errNoVersion = errors.New("the kind does not have this version")
+var (
+	errNoVersion = errors.New("the kind does not have this version")
+	errLargeLive = errors.New("the live object is too large to compare")
+)
 
 func (f *Fields) write(now time.Time) *write {
 	return &write{Fields: f, time: now.UTC().Format(time.RFC3339)}
@@ -93,6 +96,9 @@ func describe(t object.Tree) string {
 func (w *write) update(live, obj object.Tree, known *owners, manager string) error {
 	w.filter(known)
 	if err := w.reconcile(known); err != nil {
+		return err
+	}
+	if err := known.check(live, obj); err != nil {
 		return err
 	}
 	d, err := w.difference(live, obj, w.APIVersion, typed.AllowDuplicates)

@@ -1,0 +1,193 @@
+package merge
+
+import (
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/schema"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// limit returns a 413 StatusError if a request needs more of a resource than the server allows. The limits of this package bound
+// functions of upstream that no deadline interrupts: each accepts work for about one second of processor time.
+func limit(what string, need, most int) error {
+	if need <= most {
+		return nil
+	}
+	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("The allowed maximum of %s is %d, got %d", what, most, need))
+}
+
+const (
+	// maxInserts limits the work of structured-merge-diff on one object. The library inserts each item of a list or map into sorted
+	// slices, in any order, so its time grows with the square of their length. The limit stands for one second, or 31,000 keys of a map.
+	maxInserts = 1_000_000_000
+	// setInserts and listInserts are the cost of a set and of a list of objects with keys, in maps of the same length.
+	setInserts, listInserts = 3, 5
+	// maxPathBytes limits the paths of all fields of one object, as the library builds them for sets, conflicts and errors.
+	maxPathBytes = 128 << 20
+	// pathElement is the size of a path element without its name.
+	pathElement = 8
+	// maxOwnedFields limits the product of managers and fields. For each manager, the library merges the fields of all others.
+	maxOwnedFields = 25_000_000
+	// fewManagers is a number of managers that needs no such check: no body has too many fields for it.
+	fewManagers = 16
+)
+
+// checkObject returns a 413 StatusError for an object of a version that would keep structured-merge-diff busy.
+func (w *write) checkObject(t object.Tree, version string) error {
+	p, _ := w.Parseable(version)
+	if p.Schema == nil {
+		return nil // the comparison returns the error
+	}
+	e := extent{Schema: p.Schema}
+	e.value(t, p.TypeRef, 0)
+	if err := limit("insertions of list items and map keys", e.inserts, maxInserts); err != nil {
+		return err
+	}
+	return limitPaths(e.paths)
+}
+
+func limitPaths(bytes int) error {
+	return limit("bytes of the paths of all fields", bytes, maxPathBytes)
+}
+
+// checkApply returns a 413 StatusError for an apply that would keep structured-merge-diff busy.
+func (w *write) checkApply(live, applied object.Tree, known *owners) error {
+	for _, t := range [...]object.Tree{applied, live} {
+		if err := w.checkObject(t, w.APIVersion); err != nil {
+			return err
+		}
+	}
+	paths := 0
+	for _, vs := range known.sets { // each member may be a conflict
+		paths += pathsOf(vs.Set(), 0)
+	}
+	if err := limitPaths(paths); err != nil {
+		return err
+	}
+	return known.check(live, applied)
+}
+
+// check returns a 413 StatusError for more managers than structured-merge-diff compares in time with the fields of some objects.
+func (o *owners) check(objects ...object.Tree) error {
+	if len(o.sets) <= fewManagers {
+		return nil
+	}
+	fields := 0
+	for _, t := range objects {
+		fields += leaves(t)
+	}
+	for _, vs := range o.sets {
+		fields += vs.Set().Size()
+	}
+	return limit("fields times managers", fields*len(o.sets), maxOwnedFields)
+}
+
+// leaves returns the number of scalars and empty objects in v.
+func leaves(v any) (n int) {
+	switch v := v.(type) {
+	case object.Tree:
+		for _, below := range v {
+			n += leaves(below)
+		}
+	case []any:
+		for _, below := range v {
+			n += leaves(below)
+		}
+	}
+	return max(n, 1)
+}
+
+// pathsOf returns the bytes of the paths of all members of a set.
+func pathsOf(set *fieldpath.Set, path int) (n int) {
+	for element := range set.Members.All() {
+		n += path + lengthOf(element)
+	}
+	for element := range set.Children.All() {
+		below, _ := set.Children.Get(element)
+		n += pathsOf(below, path+lengthOf(element))
+	}
+	return n
+}
+
+func lengthOf(element fieldpath.PathElement) int {
+	n := pathElement
+	switch {
+	case element.FieldName != nil:
+		n += len(*element.FieldName)
+	case element.Value != nil:
+		n += textLength((*element.Value).Unstructured())
+	case element.Key != nil:
+		for _, field := range *element.Key {
+			n += len(field.Name) + textLength(field.Value.Unstructured())
+		}
+	}
+	return n
+}
+
+func textLength(v any) int {
+	s, _ := v.(string)
+	return len(s)
+}
+
+// extent measures an object along its schema.
+type extent struct {
+	*schema.Schema
+	inserts, paths int
+}
+
+// value adds a value, whose path has a length in bytes.
+func (e *extent) value(v any, ref schema.TypeRef, path int) {
+	e.paths += path
+	atom, _ := e.Resolve(ref) // a value of no type has no insertions
+	switch v := v.(type) {
+	case object.Tree:
+		if m := atom.Map; m != nil && m.ElementRelationship != schema.Atomic {
+			e.inserts += len(v) * len(v)
+		}
+		for key, below := range v {
+			e.value(below, fieldType(atom.Map, key), path+pathElement+len(key))
+		}
+	case []any:
+		var keys []string
+		var ref schema.TypeRef
+		associative := false
+		if atom.List != nil {
+			keys, ref, associative = atom.List.Keys, atom.List.ElementType, atom.List.ElementRelationship == schema.Associative
+		}
+		switch {
+		case associative && len(keys) > 0:
+			e.inserts += listInserts * len(v) * len(v)
+		case associative:
+			e.inserts += setInserts * len(v) * len(v)
+		}
+		for _, below := range v {
+			n := path + pathElement
+			if associative {
+				n += itemLength(below, keys)
+			}
+			e.value(below, ref, n)
+		}
+	}
+}
+
+func itemLength(v any, keys []string) (n int) {
+	t, _ := v.(object.Tree)
+	for _, key := range keys {
+		n += len(key) + textLength(t[key])
+	}
+	return n + textLength(v)
+}
+
+// fieldType returns the type of a field, which is the empty one for an unknown field.
+func fieldType(m *schema.Map, key string) schema.TypeRef {
+	if m == nil {
+		return schema.TypeRef{}
+	}
+	if f, ok := m.FindField(key); ok {
+		return f.Type
+	}
+	return m.ElementType
+}

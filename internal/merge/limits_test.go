@@ -1,0 +1,329 @@
+package merge
+
+import (
+	"fmt"
+	"math/rand"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// maxBody is the size of the largest body that the server reads.
+const maxBody = 3 << 20
+
+// series joins texts of consecutive numbers.
+func series(n int, format string) string {
+	var b strings.Builder
+	for i := range n {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+// shuffled is series in another order, always the same one.
+func shuffled(n int, format string) string {
+	var b strings.Builder
+	for k, i := range rand.New(rand.NewSource(1)).Perm(n) {
+		if k > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+// costly is a strategic merge patch that compares many list items, for a number of items.
+type costly struct {
+	name  string
+	doc   func(n int) string
+	patch func(n int) string
+	of    any
+	worst int // the number of items that the limit admits, nearly
+}
+
+var (
+	finalizers = func(n int) string { return `{"metadata":{"finalizers":[` + series(n, `"a/%d"`) + `]}}` }
+	owning     = func(n int) string { return `{"metadata":{"ownerReferences":[` + series(n, `{"uid":"u%d"}`) + `]}}` }
+	strategics = []costly{
+		{"one more scalar", finalizers, func(int) string { return `{"metadata":{"finalizers":["b/b"]}}` }, &corev1.ConfigMap{}, 7400},
+		{"order of scalars", finalizers, func(n int) string {
+			return `{"metadata":{"$setElementOrder/finalizers":[` + shuffled(n, `"a/%d"`) + `]}}`
+		}, &corev1.ConfigMap{}, 2240},
+		{"scalars and their order", finalizers, func(n int) string {
+			return `{"metadata":{"finalizers":[` + shuffled(n, `"a/%d"`) + `],"$setElementOrder/finalizers":[` + shuffled(n, `"a/%d"`) + `]}}`
+		}, &corev1.ConfigMap{}, 1910},
+		{"deleted scalars and the order of the rest", finalizers, func(n int) string {
+			return `{"metadata":{"$deleteFromPrimitiveList/finalizers":[` + shuffled(n/2, `"a/%d"`) + `],"$setElementOrder/finalizers":[` + shuffled(n, `"a/%d"`) + `]}}`
+		}, &corev1.ConfigMap{}, 2240},
+		{"one more object", owning, func(int) string { return `{"metadata":{"ownerReferences":[{"uid":"x"}]}}` }, &corev1.ConfigMap{}, 4300},
+		{"order of objects", owning, func(n int) string {
+			return `{"metadata":{"$setElementOrder/ownerReferences":[` + shuffled(n, `{"uid":"u%d"}`) + `]}}`
+		}, &corev1.ConfigMap{}, 1340},
+		{"objects in another order", owning, func(n int) string {
+			return `{"metadata":{"ownerReferences":[` + shuffled(n, `{"uid":"u%d"}`) + `]}}`
+		}, &corev1.ConfigMap{}, 1210},
+		{"deleted objects", owning, func(n int) string {
+			return `{"metadata":{"ownerReferences":[` + shuffled(n, `{"$patch":"delete","uid":"u%d"}`) + `]}}`
+		}, &corev1.ConfigMap{}, 1210},
+		{"new objects with an order", func(int) string { return `{"metadata":{}}` }, func(n int) string {
+			return `{"metadata":{"ownerReferences":[` + shuffled(n, `{"uid":"u%d"}`) + `],"$setElementOrder/ownerReferences":[` + shuffled(n, `{"uid":"u%d"}`) + `]}}`
+		}, &corev1.ConfigMap{}, 1340},
+		{"one item many times", func(n int) string {
+			return `{"spec":{"containers":[{"name":"c","env":[` + series(n, `{"name":"e%d"}`) + `]}]}}`
+		}, func(n int) string {
+			return `{"spec":{"containers":[` + series(n, `{"name":"c","env":[{"name":"x%d"}]}`) + `]}}`
+		}, &corev1.Pod{}, 193},
+	}
+)
+
+// CVE-2019-1002100: a strategic merge patch that compares more list items than upstream's library does in a second is refused.
+// A patch of one kilobyte may be one, if the live list is long.
+func TestStrategicMergePatchIsBounded(t *testing.T) {
+	for _, c := range strategics {
+		_, _, err := Strategic(decode(t, c.doc(4*c.worst)), []byte(c.patch(4*c.worst)), c.of)
+		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum of comparisons of list items in a strategic merge patch is 56000000, got ") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if _, _, err := Strategic(decode(t, c.doc(c.worst/10)), []byte(c.patch(c.worst/10)), c.of); err != nil {
+			t.Errorf("%s: a tenth: %v", c.name, err)
+		}
+	}
+}
+
+// Patches of large objects, as clients send them, are below the limit.
+func TestLargeStrategicMergePatches(t *testing.T) {
+	var live, change []string
+	for i := range 20 {
+		env := series(200, `{"name":"e%d","value":"v"}`)
+		live = append(live, fmt.Sprintf(`{"name":"c%d","image":"a","env":[%s]}`, i, env))
+		change = append(change, fmt.Sprintf(`{"name":"c%d","image":"b","$setElementOrder/env":[%s],"env":[{"name":"e7","value":"w"}]}`, i, env))
+	}
+	doc := decode(t, `{"spec":{"template":{"spec":{"containers":[`+strings.Join(live, ",")+`]}}}}`)
+	out, _, err := Strategic(doc, []byte(`{"spec":{"template":{"spec":{"containers":[`+strings.Join(change, ",")+`]}}}}`), &appsv1.Deployment{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(object.AppendJSON(nil, out)); strings.Count(text, `"image":"b"`) != 20 || strings.Count(text, `"value":"w"`) != 20 {
+		t.Error("the patch was not applied to each container")
+	}
+}
+
+// costlyJSON are JSON patches near a limit: worst is the number that the limit admits.
+var costlyJSON = []struct {
+	name  string
+	doc   func(n int) string
+	patch func(n int) string
+	worst int
+	limit string
+}{
+	{"moves in a long list", func(n int) string { return `{"a":[` + strings.Repeat("1,", 100*n) + `2]}` }, func(n int) string {
+		return strings.Repeat(`{"op":"move","from":"/a/0","path":"/a/9"},`, n) + `{"op":"remove","path":"/a/0"}`
+	}, 625, "list items that a JSON patch moves is 80000000"},
+	{"additions to a list", func(int) string { return `{"a":[]}` }, func(n int) string {
+		return strings.Repeat(`{"op":"add","path":"/a/0","value":1},`, n-1) + `{"op":"remove","path":"/a/0"}`
+	}, 9999, ""},
+	{"a deep path", func(n int) string {
+		return strings.Repeat(`{"a":`, n) + `{"b":"` + strings.Repeat("x", 1<<20) + `"}` + strings.Repeat("}", n)
+	}, func(n int) string { return `{"op":"add","path":"` + strings.Repeat("/a", n) + `/c","value":1}` }, 54, "bytes that a JSON patch reads at the levels of its paths is 58720256"},
+	{"a deep list", func(n int) string {
+		return `{"a":` + strings.Repeat("[", n) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat("]", n) + `}`
+	}, func(n int) string { return `{"op":"add","path":"/a` + strings.Repeat("/0", n-1) + `/-","value":1}` }, 54, "bytes that a JSON patch reads at the levels of its paths is 58720256"},
+	{"a deep test", func(n int) string {
+		return `{"x":` + strings.Repeat(`{"a":`, n) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat("}", n) + `}`
+	}, func(n int) string {
+		return `{"op":"test","path":"/x","value":` + strings.Repeat(`{"a":`, n) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat("}", n) + `}`
+	}, 26, "bytes that a JSON patch reads at the levels of its paths is 58720256"},
+}
+
+// CVE-2019-1002100: a JSON patch that moves more list items, or reads more levels of the document, than the library does in a
+// second is refused. Its operations are within upstream's limit.
+func TestJSONPatchIsBounded(t *testing.T) {
+	for _, c := range costlyJSON {
+		if _, err := JSON(decode(t, c.doc(c.worst/10)), []byte("["+c.patch(c.worst/10)+"]")); err != nil {
+			t.Errorf("%s: a tenth: %v", c.name, err)
+		}
+		if c.limit == "" {
+			continue
+		}
+		_, err := JSON(decode(t, c.doc(4*c.worst)), []byte("["+c.patch(4*c.worst)+"]"))
+		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum of "+c.limit+", got ") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// owned is an object with one entry of managedFields for each of its fields.
+func owned(n int, operation string) string {
+	return `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"a","uid":"u","managedFields":[` +
+		series(n, `{"manager":"m%[1]d","operation":"`+operation+`","apiVersion":"g.io/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:env":{"f:k%[1]d":{}}}}}`) +
+		`]},"spec":{"env":{` + series(n, `"k%d":"v"`) + `}}}`
+}
+
+func widget(spec string) string {
+	return `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"a"},"spec":{` + spec + `}}`
+}
+
+// costlyWrites are applies and updates near a limit: worst is the number that the limit admits.
+var costlyWrites = []struct {
+	name    string
+	live    func(n int) string // "" for a create
+	sent    func(n int) string
+	manager string
+	apply   bool
+	worst   int
+	limit   string
+}{
+	{"apply a wide map", nil, func(n int) string { return widget(`"env":{` + shuffled(n, `"k%d":"v"`) + `}`) }, "a", true, 31_000, "insertions of list items and map keys is 1000000000"},
+	{"apply a wide set", nil, func(n int) string { return widget(`"tags":[` + shuffled(n, `"k%d"`) + `]`) }, "a", true, 18_200, "insertions of list items and map keys is 1000000000"},
+	{"apply a wide list of objects", nil, func(n int) string { return widget(`"ports":[` + shuffled(n, `{"name":"k%d"}`) + `]`) }, "a", true, 14_100, "insertions of list items and map keys is 1000000000"},
+	{"apply less than before", func(n int) string {
+		return strings.Replace(widget(`"tags":[`+shuffled(n, `"k%d"`)+`]`), `"name":"a"`, `"name":"a","uid":"u","managedFields":[{"manager":"a","operation":"Apply","apiVersion":"g.io/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:tags":{`+
+			series(n, `"v:\"k%d\"":{}`)+`}}}}]`, 1)
+	}, func(int) string { return widget(`"tags":["k1"]`) }, "a", true, 18_200, "insertions of list items and map keys is 1000000000"},
+	{"update a set with a repeated item", func(int) string {
+		return strings.Replace(widget(`"tags":["b"]`), `"name"`, `"uid":"u","managedFields":[{"manager":"b","operation":"Apply","apiVersion":"g.io/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:tags":{}}}}],"name"`, 1)
+	},
+		func(n int) string {
+			return strings.Replace(widget(`"tags":["k1",`+shuffled(n, `"k%d"`)+`]`), `"name"`, `"uid":"u","name"`, 1)
+		}, "a", false, 18_200, "insertions of list items and map keys is 1000000000"},
+	{"apply below a long key", nil, func(n int) string {
+		return widget(`"extra":{"` + strings.Repeat("k", 100_000) + `":{` + series(n, `"k%d":1`) + `}}`)
+	}, "a", true, 1_250, "bytes of the paths of all fields is 134217728"},
+	{"apply wrong types below a long key", nil, func(n int) string {
+		return widget(`"env":{"` + strings.Repeat("k", 100_000) + `":[` + series(n, `%d`) + `]}`)
+	}, "a", true, 1_250, "bytes of the paths of all fields is 134217728"},
+	{"apply beside many managers", func(n int) string { return owned(n, "Apply") }, func(int) string { return widget(`"image":"x"`) }, "m1", true, 2_800, "fields times managers is 25000000"},
+	{"create with many appliers", nil, func(n int) string { return strings.Replace(owned(n, "Apply"), `"uid":"u",`, "", 1) }, "a", false, 2_800, "fields times managers is 25000000"},
+	{"create with many updaters", nil, func(n int) string { return strings.Replace(owned(n, "Update"), `"uid":"u",`, "", 1) }, "a", false, 2_800, "fields times managers is 25000000"},
+	{"update with many appliers", func(n int) string { return owned(10, "Apply") }, func(n int) string { return owned(n, "Apply") }, "a", false, 2_800, "fields times managers is 25000000"},
+}
+
+func costlyWrite(t testing.TB, i, n int) func() error {
+	c := costlyWrites[i]
+	f := newWorld(t, false).fields("g.io/v1", "")
+	var live object.Tree
+	if c.live != nil {
+		live = decode(t, c.live(n))
+	}
+	sent := decode(t, c.sent(n))
+	return func() error {
+		var err error
+		if c.apply {
+			_, err = f.Apply(live, sent, c.manager, true, time.Unix(1e9, 0))
+		} else {
+			_, err = f.Update(live, detached(sent), c.manager, time.Unix(1e9, 0))
+		}
+		return err
+	}
+}
+
+// detached copies the parts of an object that Update modifies.
+func detached(t object.Tree) object.Tree {
+	out := withoutManagedFields(t)
+	if entries, ok := object.Metadata(t)[managedFields]; ok {
+		object.Metadata(out)[managedFields] = entries
+	}
+	return out
+}
+
+// CVE-2019-1002100: an apply or an update that structured-merge-diff does not compare in a second is refused.
+func TestApplyAndUpdateAreBounded(t *testing.T) {
+	for i, c := range costlyWrites {
+		err := costlyWrite(t, i, 3*c.worst)()
+		if code(err) != 413 || !strings.Contains(err.Error(), "The allowed maximum of "+c.limit+", got ") {
+			t.Errorf("%s: %.300v", c.name, err)
+		}
+		if err := costlyWrite(t, i, c.worst/10)(); code(err) != 0 {
+			t.Errorf("%s: a tenth: %v", c.name, err)
+		}
+	}
+}
+
+// An object that is beyond a limit can still be updated to one that is not.
+func TestLargeObjectsStayUpdatable(t *testing.T) {
+	f := newWorld(t, false).fields("g.io/v1", "")
+	live := decode(t, strings.Replace(widget(`"tags":["k1",`+series(50_000, `"k%d"`)+`]`), `"name"`, `"uid":"u","managedFields":[{"manager":"a","operation":"Apply","apiVersion":"g.io/v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:tags":{}}}}],"name"`, 1))
+	got, err := f.Update(live, decode(t, strings.Replace(widget(`"tags":["a","a"]`), `"name"`, `"uid":"u","name"`, 1)), "b", time.Unix(1e9, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entries, _ := object.Metadata(got)[managedFields].([]any); len(entries) != 1 {
+		t.Errorf("managedFields: %v", entries)
+	}
+	many := decode(t, owned(10_000, "Apply"))
+	reset := decode(t, strings.Replace(widget(""), `"name"`, `"uid":"u","managedFields":[],"name"`, 1))
+	if _, err := f.Update(many, reset, "b", time.Unix(1e9, 0)); err != nil {
+		t.Error(err)
+	}
+}
+
+// An answer lists conflicts up to one MiB of text, and counts all of them.
+func TestConflictsAreBounded(t *testing.T) {
+	f := newWorld(t, false).fields("g.io/v1", "")
+	key := strings.Repeat("k", 1000)
+	live, err := f.Apply(nil, decode(t, widget(`"env":{`+series(3000, `"`+key+`%d":"v"`)+`}`)), "a", false, time.Unix(1e9, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Apply(live, decode(t, widget(`"env":{`+series(3000, `"`+key+`%d":"w"`)+`}`)), "b", false, time.Unix(1e9, 0))
+	if code(err) != 409 || !strings.HasPrefix(err.Error(), "Apply failed with 3000 conflicts: ") || len(err.Error()) > 2<<20 {
+		t.Errorf("%d bytes: %.100v", len(err.Error()), err)
+	}
+}
+
+// benchmark measures the processor time of a call, also where other programs run.
+func benchmark(b *testing.B, name string, call func() error) {
+	b.Run(strings.ReplaceAll(name, " ", "-"), func(b *testing.B) {
+		before := processorTime(b)
+		for b.Loop() {
+			if err := call(); code(err) != 0 {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64((processorTime(b)-before).Milliseconds())/float64(b.N), "cpu-ms/op")
+	})
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// The worst input that each limit admits.
+func BenchmarkWorst(b *testing.B) {
+	for _, c := range strategics {
+		doc, patch := decode(b, c.doc(c.worst)), []byte(c.patch(c.worst))
+		benchmark(b, "strategic/"+c.name, func() error {
+			_, _, err := Strategic(doc, patch, c.of)
+			return err
+		})
+	}
+	for _, c := range costlyJSON {
+		doc, patch := decode(b, c.doc(c.worst)), []byte("["+c.patch(c.worst)+"]")
+		benchmark(b, "json/"+c.name, func() error {
+			_, err := JSON(doc, patch)
+			return err
+		})
+	}
+	for i, c := range costlyWrites {
+		benchmark(b, "owners/"+c.name, costlyWrite(b, i, c.worst))
+	}
+	change := []byte(`{"data":{` + series(maxBody/16, `"k%d":null`) + `}}`)
+	doc := decode(b, `{"data":{`+series(maxBody/16, `"k%d":"v"`)+`}}`)
+	benchmark(b, "merge/all keys", func() error {
+		_, _, err := Merge(doc, change)
+		return err
+	})
+}
