@@ -144,9 +144,12 @@ func (r customRules) validate(w *write) (field.ErrorList, error) {
 		errs = append(errs, wrong...)
 	} else {
 		if status {
-			errs = append(errs, s.ValidateStatusValues(w.obj, w.old)...)
+			errs = append(errs, s.ValidateStatusValues(w.ctx, w.obj, w.old)...)
 		} else {
-			errs = append(errs, s.ValidateValues(w.obj, w.old)...)
+			errs = append(errs, s.ValidateValues(w.ctx, w.obj, w.old)...)
+		}
+		if err := w.ctx.Err(); err != nil { // it ended the validation
+			return nil, err
 		}
 		errs = append(errs, validateScale(r.v.Scale, w.obj, !status)...)
 	}

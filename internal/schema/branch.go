@@ -35,7 +35,7 @@ func (w *walk) branch(v any, n *node, at string) (outcome, bool) {
 	if w.quiet {
 		return outcome{}, w.check(v, n, at, nil)
 	}
-	b := walk{root: w.root, steps: w.steps}
+	b := walk{ctx: w.ctx, root: w.root, steps: w.steps}
 	ok := b.check(v, n, at, nil)
 	w.steps = b.steps
 	return outcome{b.problems, b.matches}, ok

@@ -13,11 +13,16 @@ import (
 const (
 	maxSteps      = 1 << 31
 	stepsOfSchema = 16
+	stepsOfLook   = 1 << 22 // between two looks at the context
 )
 
 // spend counts work and reports whether the walk may go on. If not, its verdict does not count.
 func (w *walk) spend(steps int) bool {
+	before := w.steps
 	w.steps += steps
+	if before/stepsOfLook != w.steps/stepsOfLook && w.ctx.Err() != nil {
+		w.steps = maxSteps + 1
+	}
 	return w.steps <= maxSteps
 }
 

@@ -83,7 +83,7 @@ func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path
 		}
 	} else {
 		if p := (pruner{}); c.pruned {
-			if p.value(object.CopyValue(v), n); len(p.unknown) > 0 {
+			if p.value(object.CopyValue(v), n); len(p.unknown.all) > 0 {
 				c.errs = append(c.errs, field.Invalid(path, v, "must not have unknown fields"))
 			}
 		}
@@ -98,7 +98,7 @@ func (c *defaultChecker) value(v any, n *node, at defaultPlace, path *field.Path
 			return
 		}
 	}
-	if errs := checkValues(v, asWritten(n), path, func() *correlation { return nil }); len(errs) > 0 {
+	if errs := checkValues(context.Background(), v, asWritten(n), path, func() *correlation { return nil }); len(errs) > 0 {
 		c.errs = append(c.errs, errs...)
 		return
 	}

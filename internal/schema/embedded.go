@@ -30,12 +30,12 @@ func (s *Schema) CoerceEmbedded(t object.Tree) (unknown []string, err *field.Err
 	}
 	c := coercer{}
 	err = c.children(t, root, nil)
-	slices.Sort(c.unknown)
-	return c.unknown, err
+	slices.Sort(c.unknown.all)
+	return c.unknown.all, err
 }
 
 type coercer struct {
-	unknown []string
+	unknown paths
 	drop    bool // what cannot be coerced, rather than to give an error
 }
 
@@ -103,7 +103,10 @@ func (c *coercer) embedded(t object.Tree, path *field.Path) *field.Error {
 		return field.Invalid(at, v, err.Error())
 	}
 	for _, name := range unknown {
-		c.unknown = append(c.unknown, at.String()+"."+name)
+		if c.unknown.full() {
+			break
+		}
+		c.unknown.add(at.String() + "." + name)
 	}
 	t["metadata"] = md
 	return nil

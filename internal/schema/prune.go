@@ -7,14 +7,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Prune removes from t what the schema does not know and returns the paths of
-// what it removed, sorted, as upstream's strict decoding names them ("spec.foo",
-// "spec.ports[0].bar"). apiVersion, kind and metadata of t and of every embedded resource are
-// kept as they are.
+// Prune removes the unknown fields of t. It returns their paths, sorted, and at most maxProblems of them. Upstream's strict decoding
+// names them alike ("spec.foo", "spec.ports[0].bar"). apiVersion, kind and metadata of t and of every embedded resource stay.
 //
-// A property below x-kubernetes-preserve-unknown-fields keeps what it has, but where such a node
-// names properties, additionalProperties or items, those are pruned by their own schemas.
-func (s *Schema) Prune(t object.Tree) (unknown []string) { return s.prune(t).unknown }
+// A property below x-kubernetes-preserve-unknown-fields keeps its fields. If such a node has properties, additionalProperties or
+// items, their own schemas prune those.
+func (s *Schema) Prune(t object.Tree) (unknown []string) { return s.prune(t).unknown.all }
 
 func (s *Schema) prune(t object.Tree) (p pruner) {
 	if s.preserve {
@@ -25,7 +23,7 @@ func (s *Schema) prune(t object.Tree) (p pruner) {
 		root = &node{}
 	}
 	p.fields(t, root, true, root.preserve)
-	slices.Sort(p.unknown)
+	slices.Sort(p.unknown.all)
 	return p
 }
 
@@ -38,8 +36,23 @@ type step struct {
 
 type pruner struct {
 	path    []step
-	unknown []string
+	unknown paths
 	nulls   bool // there may be nulls that have to go
+}
+
+// paths lists the first unknown fields, within the limits of a walk. Upstream's list grows with the length of a path times the
+// number of fields.
+type paths struct {
+	all     []string
+	wording int
+}
+
+// full reports whether the list takes no more paths.
+func (p *paths) full() bool { return len(p.all) >= maxProblems || p.wording >= maxWording }
+
+func (p *paths) add(path string) {
+	p.all = append(p.all, path)
+	p.wording += len(path)
 }
 
 func isTypeOrMeta(key string) bool {
@@ -48,6 +61,9 @@ func isTypeOrMeta(key string) bool {
 
 func (p *pruner) remove(t object.Tree, key string) {
 	delete(t, key)
+	if p.unknown.full() {
+		return
+	}
 	var out []byte
 	for _, s := range append(p.path, step{key: key, index: -1}) {
 		if s.index >= 0 {
@@ -59,7 +75,7 @@ func (p *pruner) remove(t object.Tree, key string) {
 		}
 		out = append(out, s.key...)
 	}
-	p.unknown = append(p.unknown, string(out))
+	p.unknown.add(string(out))
 }
 
 // value prunes v by n; a nil n knows no fields.

@@ -24,7 +24,7 @@ func (s *Schema) Fit(t object.Tree) (unknown []string, err *field.Error) {
 		s.dropNulls(t)
 	}
 	dropped, err := s.CoerceEmbedded(t)
-	return append(p.unknown, dropped...), err
+	return append(p.unknown.all, dropped...), err
 }
 
 // Restore is Shape for an object from storage: what cannot be coerced is dropped.

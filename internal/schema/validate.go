@@ -16,28 +16,29 @@ import (
 // most about a thousand. warn, which may be nil, gets the rules that ratcheting forgives. Neither t nor old may
 // change meanwhile.
 func (s *Schema) Validate(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
-	return s.ValidateExtensions(ctx, t, old, false, warn, s.ValidateValues(t, old))
+	return s.ValidateExtensions(ctx, t, old, false, warn, s.ValidateValues(ctx, t, old))
 }
 
-// ValidateValues is the first part of Validate, OpenAPI validation, which ValidateExtensions follows.
-func (s *Schema) ValidateValues(t, old object.Tree) field.ErrorList {
-	return checkValues(t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
+// ValidateValues is the first part of Validate, OpenAPI validation, which ValidateExtensions follows. It ends early, with an error, when
+// ctx does.
+func (s *Schema) ValidateValues(ctx context.Context, t, old object.Tree) field.ErrorList {
+	return checkValues(ctx, t, s.root, nil, func() *correlation { return correlate(t, old, s.root) })
 }
 
 // ValidateStatus is Validate for a write of the status subresource: of the values it checks
 // those below status only, which errors then name from there on.
 func (s *Schema) ValidateStatus(ctx context.Context, t, old object.Tree, warn func(text string)) field.ErrorList {
-	return s.ValidateExtensions(ctx, t, old, true, warn, s.ValidateStatusValues(t, old))
+	return s.ValidateExtensions(ctx, t, old, true, warn, s.ValidateStatusValues(ctx, t, old))
 }
 
 // ValidateStatusValues is the first part of ValidateStatus.
-func (s *Schema) ValidateStatusValues(t, old object.Tree) field.ErrorList {
+func (s *Schema) ValidateStatusValues(ctx context.Context, t, old object.Tree) field.ErrorList {
 	status, ok := t["status"]
 	if !ok || s.root == nil {
 		return nil
 	}
 	n := s.root.properties["status"]
-	return checkValues(status, n, field.NewPath("status"), func() *correlation {
+	return checkValues(ctx, status, n, field.NewPath("status"), func() *correlation {
 		if s.loose { // upstream cannot tell there what an old value belongs to
 			return nil
 		}
@@ -48,18 +49,18 @@ func (s *Schema) ValidateStatusValues(t, old object.Tree) field.ErrorList {
 // checkValues is OpenAPI validation, with ratcheting (KEP-4008) against what old gives.
 // Most objects are valid, so the first walk only looks for whether this one is. The second one
 // words the errors.
-func checkValues(v any, n *node, at *field.Path, old func() *correlation) field.ErrorList {
+func checkValues(ctx context.Context, v any, n *node, at *field.Path, old func() *correlation) field.ErrorList {
 	if n == nil {
 		return nil
 	}
-	quiet := walk{quiet: true}
+	quiet := walk{ctx: ctx, quiet: true}
 	switch ok := quiet.check(v, n, "", nil); {
 	case !quiet.spend(0):
 		return field.ErrorList{tooComplex(at)}
 	case ok:
 		return nil
 	}
-	w := walk{root: at}
+	w := walk{ctx: ctx, root: at}
 	w.value(v, n, "", old())
 	var errs field.ErrorList
 	for _, p := range w.problems {
@@ -74,6 +75,7 @@ func checkValues(v any, n *node, at *field.Path, old func() *correlation) field.
 // walk goes over a value beside its schema. Paths are made and problems worded unless it is quiet. Then it
 // also stops at the first problem. Each of its checks reports whether the value passed.
 type walk struct {
+	ctx      context.Context
 	quiet    bool
 	root     *field.Path
 	problems []problem
@@ -167,7 +169,7 @@ func (w *walk) list(v []any, n *node, at string, c *correlation) bool {
 		for i := range v {
 			below := ""
 			if !w.quiet {
-				below = at + "[" + strconv.Itoa(i) + "]"
+				below = w.below(at, "["+strconv.Itoa(i)+"]")
 			}
 			if !w.value(v[i], n.items, below, c.index(i)) {
 				if w.quiet {
@@ -250,7 +252,7 @@ func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
 		if !n.additional.allows {
 			ok = w.forbidden(at, name)
 		} else if n.additional.schema != nil {
-			ok = w.value(t[name], n.additional.schema, at+"."+name, c.field(name, at)) && ok
+			ok = w.value(t[name], n.additional.schema, w.below(at, "."+name), c.field(name, at)) && ok
 		}
 	}
 	for _, name := range names {
@@ -260,7 +262,7 @@ func (w *walk) fields(t object.Tree, n *node, at string, c *correlation) bool {
 		}
 		below := name
 		if at != "" {
-			below = at + "." + name
+			below = w.below(at, "."+name)
 		}
 		ok = w.value(t[name], child, below, c.field(name, at)) && ok
 	}

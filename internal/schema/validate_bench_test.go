@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"math/rand/v2"
@@ -85,7 +86,7 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 		}
 		m := maker{rand.New(rand.NewPCG(uint64(i), 4))}
 		for _, sample := range s.samples {
-			errs := s.ours.ValidateValues(sample, nil)
+			errs := s.ours.ValidateValues(context.Background(), sample, nil)
 			compareErrors(t, s.name, errs, s.theirs.validate(sample, nil), sample)
 			if len(errs) == 0 {
 				accepted++
@@ -96,13 +97,13 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 			if !ok {
 				continue
 			}
-			compareErrors(t, s.name+": create", s.ours.ValidateValues(changed, nil), s.theirs.validate(changed, nil), changed)
+			compareErrors(t, s.name+": create", s.ours.ValidateValues(context.Background(), changed, nil), s.theirs.validate(changed, nil), changed)
 			again, ok := m.change(object.Copy(changed)).(object.Tree)
 			if !ok {
 				continue
 			}
-			compareErrors(t, s.name+": update", s.ours.ValidateValues(again, changed), s.theirs.validate(again, changed), again, changed)
-			compareErrors(t, s.name+": status", s.ours.ValidateStatusValues(again, changed), s.theirs.validateStatus(again, changed), again, changed)
+			compareErrors(t, s.name+": update", s.ours.ValidateValues(context.Background(), again, changed), s.theirs.validate(again, changed), again, changed)
+			compareErrors(t, s.name+": status", s.ours.ValidateStatusValues(context.Background(), again, changed), s.theirs.validateStatus(again, changed), again, changed)
 		}
 	}
 	t.Logf("%d samples accepted, %d refused", accepted, refused)
@@ -110,7 +111,7 @@ func TestValidateCorpusAgainstUpstream(t *testing.T) {
 
 func BenchmarkValidate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(t, nil) })
+	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(context.Background(), t, nil) })
 }
 
 func BenchmarkUpstreamValidate(b *testing.B) {
@@ -120,7 +121,7 @@ func BenchmarkUpstreamValidate(b *testing.B) {
 
 func BenchmarkValidateUpdate(b *testing.B) {
 	all := corpus(b)
-	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(t, t) })
+	each(b, all, func(s *served, t object.Tree) { s.ours.ValidateValues(context.Background(), t, t) })
 }
 
 func BenchmarkUpstreamValidateUpdate(b *testing.B) {

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -376,15 +377,15 @@ func TestValidateAgainstUpstream(t *testing.T) {
 			}
 			what := fmt.Sprintf("seed %d", seed)
 			want := theirs.validate(old, nil)
-			compareErrors(t, what, ours.ValidateValues(old, nil), want, props, old)
+			compareErrors(t, what, ours.ValidateValues(context.Background(), old, nil), want, props, old)
 			changed, ok := m.change(object.Copy(old)).(object.Tree)
 			if !ok {
 				continue
 			}
 			before := len(theirs.validate(changed, nil))
 			want = theirs.validate(changed, old)
-			compareErrors(t, what+": update", ours.ValidateValues(changed, old), want, props, changed, old)
-			compareErrors(t, what+": status", ours.ValidateStatusValues(changed, old), theirs.validateStatus(changed, old), props, changed, old)
+			compareErrors(t, what+": update", ours.ValidateValues(context.Background(), changed, old), want, props, changed, old)
+			compareErrors(t, what+": status", ours.ValidateStatusValues(context.Background(), changed, old), theirs.validateStatus(changed, old), props, changed, old)
 			switch {
 			case before > len(want):
 				ratcheted++

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -251,9 +252,9 @@ func FuzzValidate(f *testing.F) {
 		if err != nil {
 			old = nil
 		}
-		quiet := walk{quiet: true}
+		quiet := walk{ctx: t.Context(), quiet: true}
 		valid := s.root == nil || quiet.check(tree, s.root, "", nil)
-		if errs := checkValues(tree, s.root, nil, func() *correlation { return nil }); valid != (len(errs) == 0) {
+		if errs := checkValues(context.Background(), tree, s.root, nil, func() *correlation { return nil }); valid != (len(errs) == 0) {
 			t.Fatalf("valid: %t, but %v", valid, errs)
 		}
 		for _, errs := range []field.ErrorList{s.Validate(t.Context(), tree, old, nil), s.ValidateStatus(t.Context(), tree, old, nil)} {

@@ -131,7 +131,7 @@ func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, differe
 	if len(got) == len(want) && len(without(got, seen)) == 0 {
 		return false, ""
 	}
-	if len(p.ours.ValidateValues(t, nil)) > 0 && sameButWords(got, want) {
+	if len(p.ours.ValidateValues(context.Background(), t, nil)) > 0 && sameButWords(got, want) {
 		return false, ""
 	}
 	return false, fmt.Sprintf("errors, of %d and %d:\nours     %q\nupstream %q", len(got), len(want), without(got, want), without(want, got))

@@ -1,0 +1,95 @@
+package schema
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// The paths of unknown fields are listed up to a number and a size: a long key above many fields would make gigabytes of them. All
+// unknown fields are removed, listed or not.
+func TestUnknownFieldsAreBounded(t *testing.T) {
+	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object","additionalProperties":{"type":"object","properties":{"a":{"type":"string"}}}},
+		"embedded":{"type":"object","additionalProperties":{"type":"object","x-kubernetes-embedded-resource":true,"x-kubernetes-preserve-unknown-fields":true}}}}`), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, length := range []int{10, 100_000} {
+		fields, resources := object.Tree{}, object.Tree{}
+		for i := range 2000 {
+			fields[fmt.Sprint("k", i)] = int64(i)
+			resources[strings.Repeat("k", length)+fmt.Sprint(i)] = object.Tree{"apiVersion": "v1", "kind": "K", "metadata": object.Tree{"x": "y"}}
+		}
+		unknown, wrong := s.Shape(object.Tree{"spec": object.Tree{strings.Repeat("k", length): fields}})
+		checkBounded(t, unknown)
+		if wrong != nil || len(fields) != 0 {
+			t.Errorf("%v, and %d fields are left", wrong, len(fields))
+		}
+		unknown, wrong = s.Shape(object.Tree{"embedded": resources})
+		checkBounded(t, unknown)
+		if wrong != nil {
+			t.Error(wrong)
+		}
+	}
+}
+
+// Validation of many items below a long key ends, and tells so, before their paths take gigabytes.
+func TestLongPathsAreBounded(t *testing.T) {
+	s, err := Compile([]byte(`{"type":"object","properties":{"spec":{"type":"object","additionalProperties":{"type":"array","items":{"type":"string"}}}}}`), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := make([]any, 150_000)
+	for i := range list {
+		list[i] = "x"
+	}
+	key := strings.Repeat("k", 1_000_000)
+	value := object.Tree{"spec": object.Tree{key: list}}
+	if errs := s.ValidateValues(context.Background(), value, nil); len(errs) > 0 {
+		t.Errorf("of a valid object: %.300v", errs)
+	}
+	list[len(list)-1] = int64(1)
+	errs := s.ValidateValues(context.Background(), value, nil)
+	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "too complex") {
+		t.Errorf("%.300v", errs)
+	}
+	list[0] = int64(1)
+	if errs := s.ValidateValues(context.Background(), value, nil); len(errs) == 0 || len(errs) > 2 {
+		t.Errorf("%d errors", len(errs))
+	}
+}
+
+// ended is a context that is over.
+type ended struct{ context.Context }
+
+func (ended) Err() error { return context.DeadlineExceeded }
+
+// Validation that takes long ends with its context.
+func TestValidationEndsWithItsContext(t *testing.T) {
+	s, err := Compile([]byte(`{"type":"object","properties":{"list":{"type":"array","items":{"type":"integer"}}}}`), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := object.Tree{"list": slices.Repeat([]any{int64(1)}, 2*stepsOfLook/stepsOfSchema)}
+	if errs := s.ValidateValues(context.Background(), value, nil); len(errs) > 0 {
+		t.Error(errs)
+	}
+	if errs := s.ValidateValues(ended{context.Background()}, value, nil); len(errs) == 0 {
+		t.Error("the context was not looked at")
+	}
+}
+
+func checkBounded(t *testing.T, unknown []string) {
+	t.Helper()
+	size := 0
+	for _, path := range unknown {
+		size += len(path)
+	}
+	if len(unknown) == 0 || len(unknown) > maxProblems || size > 2*maxWording {
+		t.Errorf("%d paths of %d bytes", len(unknown), size)
+	}
+}
