@@ -49,6 +49,7 @@ func podLimits(path string) (all []resource.Limit) {
 		"volumes.*.configMap.items volumes.*.secret.items volumes.*.downwardAPI.items volumes.*.projected.sources " +
 			"volumes.*.projected.sources.*.configMap.items volumes.*.projected.sources.*.secret.items volumes.*.projected.sources.*.downwardAPI.items",
 		"topologySpreadConstraints",
+		"readinessGates", // a Table of Pods looks for the condition of each
 	} {
 		paths := strings.Fields(together)
 		for i := range paths {

@@ -30,6 +30,7 @@ func TestItemLimits(t *testing.T) {
 		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"path":"a#","fieldRef":{"fieldPath":"metadata.name"}}`, pod(`"volumes":[{"name":"v","downwardAPI":{"items":[*]}}]`)},
 		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"secret":{"name":"a#"}}`, pod(`"volumes":[{"name":"v","projected":{"sources":[*]}}]`)},
 		{"v1", "Pod", "spec.topologySpreadConstraints", `{"topologyKey":"a#","maxSkew":1,"whenUnsatisfiable":"DoNotSchedule"}`, pod(`"topologySpreadConstraints":[*]`)},
+		{"v1", "Pod", "spec.readinessGates", `{"conditionType":"a#"}`, pod(`"readinessGates":[*]`)},
 		{"v1", "PodTemplate", "template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"template":{"metadata":{"labels":{"a":"b"}},` + pod(tolerations) + `}`},
 		{"v1", "ReplicationController", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{"template":{"metadata":{"labels":{"a":"b"}},` + pod(tolerations) + `}}`},
 		{"apps/v1", "Deployment", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
