@@ -17,10 +17,10 @@ type Trace struct {
 	Sent  object.Tree `json:"-"`
 	Steps []*Step     `json:"steps"`
 
-	seen object.Tree // the object, as the last step that ended has left it
-	told []Change    // by steps within those that are open
-	open []*Step     // innermost last
-	cost int64       // of the rules, since the last step ended
+	seen object.Tree      // the object, as the last step that ended has left it
+	told map[string][]any // values of fields, as steps within those that are open have set them
+	open []*Step          // innermost last
+	cost int64            // of the rules, since the last step ended
 }
 
 // Step is a stage of a write, or within a stage an admission plugin, or within that what it has asked.
@@ -73,7 +73,7 @@ func (w *write) step(name string) (end func(error)) {
 
 // tells is whether a change has been told of before.
 func (t *Trace) tells(c Change) bool {
-	return slices.ContainsFunc(t.told, func(told Change) bool { return told.Field == c.Field && reflect.DeepEqual(told.After, c.After) })
+	return slices.ContainsFunc(t.told[c.Field], func(after any) bool { return reflect.DeepEqual(after, c.After) })
 }
 
 func untraced(error) {}
@@ -89,7 +89,12 @@ func (t *Trace) tell(name string, took time.Duration, err error, before, after o
 	}
 	if after != nil {
 		s.Changes = differences(nil, "", before, after)
-		t.told = append(t.told, s.Changes...)
+		if t.told == nil {
+			t.told = map[string][]any{}
+		}
+		for _, c := range s.Changes {
+			t.told[c.Field] = append(t.told[c.Field], c.After)
+		}
 	}
 	t.Steps = append(t.Steps, s)
 }
