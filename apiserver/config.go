@@ -76,6 +76,8 @@ type Config struct {
 	// RequestTimeout bounds what a request that is no watch may wait for, its own body included; 0
 	// means a minute.
 	RequestTimeout time.Duration
+	// MemoryBudget is the memory in bytes for request bodies in work; 0 means 1 GiB.
+	MemoryBudget int64
 	// EventTTL is how long events are kept; 0 means an hour.
 	EventTTL time.Duration
 	// CompactionInterval is how long history is kept; 0 means five minutes.

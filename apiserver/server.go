@@ -290,6 +290,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,
+		MemoryBudget:   s.config.MemoryBudget,
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
 		Issuer:         s.issuer(),
 		Authorizer:     s.authorizer,

@@ -100,6 +100,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how long the history is kept from which watches and continued lists are answered; older revisions get 410 Gone")
 	flags.Int64Var(&c.HistoryBytes, "history-bytes", 256<<20,
 		"how many bytes of that history are kept at most")
+	flags.Int64Var(&c.MemoryBudget, "request-memory-budget", 0,
+		"memory for the bodies of requests in work, in bytes (0 means a quarter of the memory limit of the process, at most 1 GiB)")
 	flags.Int64Var(&c.DiskReserve, "disk-reserve-bytes", 0,
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk up to 1 GiB, or as much as is stored, up to 136 MiB, if that is more")
 	flags.BoolVar(&f.guards, "guard-bindings", true,
@@ -153,6 +155,8 @@ func (f *serveFlags) complete() error {
 		return errors.New("--etcd-compaction-interval: must be more than 0")
 	case c.HistoryBytes <= 0:
 		return errors.New("--history-bytes: must be more than 0")
+	case c.MemoryBudget < 0:
+		return errors.New("--request-memory-budget: must not be negative")
 	case (c.Etcd.CertFile == "") != (c.Etcd.KeyFile == ""):
 		return errors.New("--etcd-certfile and --etcd-keyfile: name both or none")
 	case c.AcceptLossAfter < 0:
@@ -248,6 +252,9 @@ func serve(ctx context.Context, f *serveFlags, out io.Writer) error {
 	began := time.Now()
 	if os.Getenv("GOGC") == "" {
 		paceCollector()
+	}
+	if limit := limitMemory(os.DirFS("/")); f.config.MemoryBudget == 0 {
+		f.config.MemoryBudget = budgetFor(limit)
 	}
 	klog.SetSlogLogger(f.config.Logger) // of upstream's packages, which tell of each beginning and end
 	utilruntime.ReallyCrash = false     // a panic in a loop of theirs is logged, and does not end the server

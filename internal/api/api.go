@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -53,6 +52,8 @@ type Config struct {
 	Audit       Audit // the caller runs its Sink
 	// RequestTimeout bounds what a request that is no watch may wait for; 0 means a minute.
 	RequestTimeout time.Duration
+	// MemoryBudget is the memory in bytes for request bodies in work; 0 means 1 GiB.
+	MemoryBudget int64
 }
 
 // Server answers all requests. All methods may be called from any goroutine.
@@ -65,8 +66,7 @@ type Server struct {
 	metrics      *metrics
 	watchCounts  watchCounts
 	impersonator http.Handler
-	bodyRoom     *semaphore.Weighted // for large bodies
-	webhookRoom  *semaphore.Weighted // for those of kinds that webhooks convert
+	budget       budget
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -84,8 +84,7 @@ func New(c Config) *Server {
 		offers:       offers(c.EnableCBOR),
 		idle:         make(chan struct{}, 1),
 		impersonator: impersonator(c.Authorizer),
-		bodyRoom:     semaphore.NewWeighted(maxHeavy),
-		webhookRoom:  semaphore.NewWeighted(maxHeavy),
+		budget:       newBudget(c.MemoryBudget),
 	}
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

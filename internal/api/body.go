@@ -103,13 +103,16 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
+		if err := q.affords(t); err != nil {
+			return engine.Body{}, err
+		}
 		return engine.Body{Tree: t, Strict: duplicates(repeated), Source: data}, q.named(data, t)
 	case formatCBOR:
 		t, err := decodeCBOR(data)
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: t}, nil
+		return engine.Body{Tree: t}, q.affords(t)
 	}
 	var fault error // which is told when the kind has been compared
 	if typed != nil {

@@ -2,23 +2,54 @@ package api
 
 import (
 	"bytes"
-	"mime"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"reflect"
+	"strings"
 
 	"golang.org/x/sync/semaphore"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/weight"
 )
 
 const (
-	// maxHeavy is how much memory is given to what bodies grow to, but for light ones.
-	maxHeavy = 1 << 30
-	// lightBody is what a body may grow to and wait for no other; one of up to tinyBody never grows to more.
-	lightBody = maxTrusted
-	tinyBody  = lightBody / yamlWeight
-	// mapWeight and itemWeight are what a map and an item of a map or a list may take in memory as they are decoded, and before they are garbage.
-	mapWeight, itemWeight = 400, 100
-	// blindWeight is how many times its size a body that cannot be looked into may grow to, and yamlWeight one in YAML: 3 MiB to 1 GiB.
-	blindWeight, yamlWeight = 100, 400
+	// defaultBudget is the memory for request bodies in work, where Config does not set it.
+	defaultBudget = 1 << 30
+	// lightBody is the largest weight of a request that waits for no other. Seats bound how many there are at once.
+	lightBody = 256 << 10
+	// webhookShare is the part of the budget that objects of webhook-converted kinds may take: their requests wait for webhooks.
+	webhookShare = 2
+	// traceFactor is how many times its weight a traced write takes: the trace holds the object as steps left it, and its answer.
+	traceFactor = 2
+	// retryAfter is the time in seconds after which a client may repeat a request that did not fit.
+	retryAfter = 1
 )
+
+// budget is the memory for request bodies in work, in bytes.
+type budget struct {
+	size  int64
+	all   *semaphore.Weighted
+	hooks *semaphore.Weighted // the part for webhook-converted kinds, each of which counts in all as well
+	// untyped and deletes are the weights of custom objects and of DeleteOptions.
+	untyped, deletes *weight.Table
+}
+
+func newBudget(size int64) budget {
+	if size <= 0 {
+		size = defaultBudget
+	}
+	return budget{
+		size: size, all: semaphore.NewWeighted(size), hooks: semaphore.NewWeighted(size / webhookShare),
+		untyped: weight.Of(reflect.TypeFor[metav1.PartialObjectMetadata]()), deletes: weight.Of(reflect.TypeFor[metav1.DeleteOptions]()),
+	}
+}
 
 // content is the body of the request, once there is room to work on it.
 func (q *request) content() ([]byte, error) {
@@ -29,63 +60,154 @@ func (q *request) content() ([]byte, error) {
 	return data, err
 }
 
-// acquireBody waits until there is room for what a body grows to, and takes it. As a tree, a body may be a hundred times as large:
-// a few dozen at once would take all memory, and one after the other they are done as soon. Upstream bounds the
-// requests in flight instead. The room is given back before the answer is sent, so that who reads slowly keeps nobody.
+// acquireBody blocks until the budget has memory for the request, and takes it. In memory a body may grow a thousand times. Upstream
+// bounds the number of requests in flight instead. releaseBody is called before the response is written, so a slow reader blocks no
+// other request.
 func (q *request) acquireBody(data []byte) error {
-	if len(data) <= tinyBody {
-		return nil
+	parse, n := q.bodyWeight(data)
+	n += q.storedWeight()
+	if q.trace != nil {
+		parse, n = parse*traceFactor, n*traceFactor
 	}
-	n := q.grown(data)
 	if n <= lightBody {
 		return nil
 	}
-	if !q.room().TryAcquire(n) {
-		ctx, cancel := q.limited()
-		defer cancel()
-		if err := q.room().Acquire(ctx, n); err != nil {
-			return timedOut()
-		}
+	b := &q.server.budget
+	if parse > b.size {
+		return tooHeavy(parse, b.size)
 	}
+	n = min(n, b.size)
+	ctx, cancel := q.limited()
+	defer cancel()
+	q.hooked = q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != ""
+	if q.hooked && b.hooks.Acquire(ctx, min(n, b.size/webhookShare)) != nil {
+		return crowded()
+	}
+	q.weight = n
+	if b.all.Acquire(ctx, n) != nil {
+		q.releaseHooks()
+		q.weight = 0
+		return crowded()
+	}
+	return nil
+}
+
+// releaseBody releases what acquireBody took, once.
+func (q *request) releaseBody() {
+	if n := q.weight; n > 0 {
+		q.server.budget.all.Release(n)
+		q.releaseHooks()
+		q.weight = 0
+	}
+}
+
+func (q *request) releaseHooks() {
+	if b := &q.server.budget; q.hooked {
+		b.hooks.Release(min(q.weight, b.size/webhookShare))
+		q.hooked = false
+	}
+}
+
+// affords is for an object whose weight the body did not show: it takes what is missing, or refuses the object. It does not wait, as
+// requests that hold memory must not wait for each other.
+func (q *request) affords(t object.Tree) error {
+	n, b := tableOf(q.sends(), &q.server.budget).Tree(t), &q.server.budget
+	switch {
+	case n > b.size:
+		return tooHeavy(n, b.size)
+	case n <= max(q.weight, lightBody):
+		return nil
+	case !b.all.TryAcquire(n - q.weight):
+		return crowded()
+	}
+	q.releaseHooks() // a part of what was taken there is not all that is held now
 	q.weight = n
 	return nil
 }
 
-// grown is about what a body takes in memory at most, as it is worked on.
-func (q *request) grown(data []byte) int64 {
-	n, text := len(data), bytes.TrimLeft(data, " \t\r\n")
-	switch {
-	case q.isYAML(data):
-		n *= yamlWeight
-	case !bytes.HasPrefix(text, []byte("{")) && !bytes.HasPrefix(text, []byte("[")):
-		n *= blindWeight // protobuf, CBOR, or nothing that can be read
-	default:
-		n += mapWeight*bytes.Count(data, []byte("{")) + itemWeight*(bytes.Count(data, []byte(","))+bytes.Count(data, []byte("[")))
+// bodyWeight is the memory that a body takes while the request is worked on. Where only its bound is known, it is at least parse, and
+// affords compares the decoded object with the budget.
+func (q *request) bodyWeight(data []byte) (parse, n int64) {
+	if len(data) == 0 {
+		return 0, 0
 	}
-	return int64(min(n, maxHeavy))
+	table := tableOf(q.sends(), &q.server.budget)
+	if q.r.Method == http.MethodDelete {
+		table = q.server.budget.deletes
+	}
+	mediaType, _, _ := strings.Cut(q.r.Header.Get("Content-Type"), ";")
+	mediaType = strings.ToLower(strings.TrimSpace(mediaType))
+	switch mediaType {
+	case mediaProtobuf:
+		n = table.Protobuf(data)
+		return n, n
+	case mediaCBOR, string(types.ApplyCBORPatchType):
+		q.unseen = true
+		return table.CBOR(data)
+	case mediaYAML:
+		return q.yamlWeight(table, data)
+	case string(types.JSONPatchType):
+		q.unseen = true
+		if parse, n = table.Opaque(data); bytes.Contains(data, []byte("copy")) || bytes.Contains(data, []byte(`\u`)) {
+			n = q.server.budget.size // what it copies may be anything
+		}
+		return parse, n
+	}
+	if _, n = table.Opaque(data); n <= lightBody && mediaType != string(types.ApplyYAMLPatchType) {
+		return n, n
+	}
+	if mediaType == string(types.ApplyYAMLPatchType) && !json.Valid(data) {
+		return q.yamlWeight(table, data)
+	}
+	n = table.JSON(data)
+	return n, n
 }
 
-// releaseBody gives back what acquireBody took, once.
-func (q *request) releaseBody() {
-	if n := q.weight; n > 0 {
-		q.weight = 0
-		q.room().Release(n)
+func (q *request) yamlWeight(table *weight.Table, data []byte) (parse, n int64) {
+	q.unseen = true
+	parse, n, aliases := table.YAML(data)
+	if aliases {
+		n = q.server.budget.size // what they repeat may be anything
 	}
+	return parse, n
 }
 
-// room is where large bodies of a kind take their turns. Those that may have to wait for a webhook have one of their own.
-func (q *request) room() *semaphore.Weighted {
-	if q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != "" {
-		return q.server.webhookRoom
+// storedWeight is the memory that the stored object takes, which an update, a patch or a deletion decodes as well.
+func (q *request) storedWeight() int64 {
+	if q.v == nil || q.name == "" || q.verb == verbCreate {
+		return 0
 	}
-	return q.server.bodyRoom
+	stored := q.server.engine.Stored(q.target())
+	table := tableOf(q.v, &q.server.budget)
+	if _, n := table.Opaque(stored); n <= lightBody {
+		return n
+	}
+	return table.JSON(stored)
 }
 
-// isYAML says that a body goes to the YAML parser, as far as can be seen.
-func (q *request) isYAML(data []byte) bool {
-	t, _, _ := mime.ParseMediaType(q.r.Header.Get("Content-Type"))
-	if t == string(types.ApplyYAMLPatchType) {
-		return !bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte("{"))
+func tableOf(v *resource.Version, b *budget) *weight.Table {
+	if v == nil || v.Type == nil {
+		return b.untyped
 	}
-	return t == mediaYAML
+	return v.Type.Weights()
+}
+
+// checked adds to c what bodies of which only a bound is known need.
+func (q *request) checked(c engine.Caller) engine.Caller {
+	if q.unseen {
+		c.Fits = q.affords
+	}
+	return c
+}
+
+// tooHeavy is the 413 for a body that no budget of this size has memory for.
+func tooHeavy(n, limit int64) error {
+	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the body takes up to %d bytes of memory, the limit is %d", n, limit))
+}
+
+// crowded is the 503 for a request whose deadline has passed before there was memory for it.
+func crowded() error {
+	err := apierrors.NewServiceUnavailable("the server has no memory for the body of this request now, please try again")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
+	return err
 }

@@ -51,7 +51,9 @@ type request struct {
 	cancel    context.CancelFunc // of the deadline that the client set, nil if it did not
 	status    int                // written, 0 before
 	size      int                // bytes of the body written
-	weight    int64              // of a large body, until the answer is sent
+	weight    int64              // memory of the budget that the request holds
+	hooked    bool               // the weight counts in the part for webhook-converted kinds
+	unseen    bool               // the body shows only a bound of its weight
 	dryRun    bool
 	apply     bool
 	uncounted bool // the path has a part that anybody can make up
@@ -331,7 +333,7 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		c.Trace = &q.trace.Trace
 		c.DryRun, q.dryRun = true, true // whatever the options in a body say
 	}
-	return c
+	return q.checked(c)
 }
 
 // mayCreate asks whether somebody may create what an update or an apply has not found.

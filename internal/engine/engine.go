@@ -59,6 +59,7 @@ type Caller struct {
 	Trace        *Trace                  // gets the steps of the write; nil: nobody wants them
 	Decoded      func(object.Tree)       // sees the body of a create or update, with defaults; nil: nobody does
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
+	Fits         func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil: none does
 	nameless     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
 }
 

@@ -35,6 +35,15 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 	return e.readerOf(t).at(ctx, rec)
 }
 
+// Stored returns the JSON of an object as it is stored, nil if there is none. The caller must not modify it.
+func (e *Engine) Stored(t Target) []byte {
+	rec := e.Store.Head().Get(t.Version.Definition.Key(t.Namespace, t.Name))
+	if rec == nil {
+		return nil
+	}
+	return rec.Value
+}
+
 // notOlder returns a state that is not older than resourceVersion: the newest there is for "".
 func (e *Engine) notOlder(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
 	if resourceVersion == "" {

@@ -151,6 +151,9 @@ func yamlProblems(text string) []string {
 func (w *write) apply(applied object.Tree, repeated string, force bool) (object.Tree, error) {
 	w.emptyFor(w.live)
 	t, err := w.fields.Apply(w.live, applied, w.caller.FieldManager, force, w.now)
+	if err == nil {
+		err = w.fits(t)
+	}
 	if err != nil {
 		return nil, asPlain(err)
 	}
@@ -168,6 +171,9 @@ func (w *write) apply(applied object.Tree, repeated string, force bool) (object.
 // patch applies a patch of the other three kinds to live. Who owns what is not looked at.
 func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	patched, problems, err := w.patched(live, p)
+	if err == nil {
+		err = w.fits(patched)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -205,6 +211,14 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 		}
 	}
 	return t, nil
+}
+
+// fits returns the caller's objection to the size of what a patch has made, which is about to be decoded.
+func (w *write) fits(t object.Tree) error {
+	if w.caller.Fits == nil {
+		return nil
+	}
+	return w.caller.Fits(t)
 }
 
 // patched is live with the patch applied, and the problems of strict decoding so far.

@@ -38,6 +38,7 @@ var rooms = []string{
 	"internal/viaproxy",
 	"internal/storage",
 	"internal/object",
+	"internal/weight", // knows Go types and wire formats
 	"conversionwebhook",
 	"internal/gather",    // knows connections
 	"internal/specialip", // knows addresses

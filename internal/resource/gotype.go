@@ -2,6 +2,8 @@ package resource
 
 import (
 	"fmt"
+	"reflect"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -9,6 +11,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/weight"
 )
 
 // GoType is how a kind uses its Go type: a built-in one that in k8s.io/api.
@@ -28,6 +31,18 @@ type GoType struct {
 	NoProtobuf bool
 	// Decoder, if not nil, decodes in place of byType, which it may use for the whole or for parts.
 	Decoder func(json []byte, byType func([]byte) (object.Tree, []string, error)) (t object.Tree, strict []string, err error)
+
+	weights atomic.Pointer[weight.Table] // nil until first used
+}
+
+// Weights returns the memory that the parts of an object take.
+func (g *GoType) Weights() *weight.Table {
+	if t := g.weights.Load(); t != nil {
+		return t
+	}
+	t := weight.Of(reflect.TypeOf(g.New()).Elem())
+	g.weights.Store(t)
+	return t
 }
 
 // Empty is an object of a built-in kind of which nothing is set, as it is encoded. It is never modified.

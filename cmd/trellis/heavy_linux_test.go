@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/fixture/heavy"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+const (
+	heavyLimit  = 512 << 20      // memory of the server
+	heavyBudget = heavyLimit / 4 // what that gives to bodies by default
+	heavyBody   = 3<<20 - 64<<10 // a little less than the largest body
+	heavyAtOnce = 64             // clients
+	heavyWait   = "timeout=10s"  // of each request: those that find no memory get 503
+	asProtobuf  = "application/vnd.kubernetes.protobuf"
+	asJSON      = "application/json"
+	asMerge     = "application/merge-patch+json"
+)
+
+// The worst body of each built-in kind does not end a server with 512 MiB: the largest that there is, which is refused with its weight,
+// and the heaviest that the budget takes, which is worked on; alone, and 64 clients at once. The same holds for traced writes, for small
+// patches of heavy objects, for YAML with aliases, and for reviews.
+func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector takes several times the memory; .ci/run has a step for this test without it")
+	}
+	s := startLimited(t)
+	var all []heavyRequest
+	for _, d := range builtin.Definitions(builtin.Config{}) {
+		v := d.Storage
+		if v.HasProtobuf() {
+			all = append(all, worstOf(v))
+		}
+	}
+	if len(all) < 50 {
+		t.Fatalf("only %d kinds", len(all))
+	}
+	for _, r := range all {
+		if code, text := s.send(r.path, asProtobuf, r.full); code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "bytes of memory, the limit is") {
+			t.Errorf("%s, %d bytes: %d %s", r.path, len(r.full), code, text)
+		}
+		s.alive(r.path)
+	}
+	for _, r := range all { // alone: each weighs nearly all of the budget
+		if code, text := s.send(r.path, asProtobuf, r.most); code == 0 || code == http.StatusRequestEntityTooLarge || code == http.StatusInternalServerError {
+			t.Errorf("%s, %d bytes: %d %s", r.path, len(r.most), code, text)
+		}
+		s.alive(r.path)
+	}
+	s.atOnce("the largest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.full })
+	s.atOnce("the heaviest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.most })
+	s.atOnce("the heaviest eighth", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.eighth })
+	s.others()
+	t.Logf("the server took %d MiB at most; its limit is held by %s", s.peak()>>20, s.held)
+	if s.peak() > heavyLimit {
+		t.Errorf("the server took %d bytes", s.peak())
+	}
+}
+
+// others sends what is heavy by other means.
+func (s *limited) others() {
+	const maps, pods = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/pods"
+	var data strings.Builder
+	for i := range 30_000 {
+		fmt.Fprintf(&data, `,"k%d":""`, i)
+	}
+	if code, text := s.send(maps, asJSON, []byte(`{"metadata":{"name":"heavy"},"data":{"a":""`+data.String()+`}}`)); code != http.StatusCreated {
+		s.Fatalf("%d %s", code, text)
+	}
+	s.atOnce("small patches of a heavy object", func(i int) (string, string, []byte) {
+		return maps + "/heavy", asMerge, fmt.Appendf(nil, `{"data":{"a":"%d"}}`, i)
+	})
+	containers := []byte(`{"metadata":{"name":"x"},"spec":{"containers":[{}` + strings.Repeat(",{}", 8_000) + `]}}`)
+	s.atOnce("traced writes", func(int) (string, string, []byte) { return pods + "?dryRun=All&trace=true", asJSON, containers })
+	aliases := []byte("a: &a [" + strings.Repeat("{},", 300) + "]\nb: &b [" + strings.Repeat("*a,", 300) + "]\nc: [*b,*b,*b]\n")
+	s.atOnce("aliases", func(int) (string, string, []byte) { return maps, "application/yaml", aliases })
+	review := worstOf(kindNamed("selfsubjectaccessreviews"))
+	s.atOnce("reviews", func(int) (string, string, []byte) { return review.path, asProtobuf, review.eighth })
+}
+
+type heavyRequest struct {
+	path               string
+	full, most, eighth []byte // of the largest size, of nearly the budget's weight, of an eighth of that
+}
+
+func kindNamed(plural string) *resource.Version {
+	for _, d := range builtin.Definitions(builtin.Config{}) {
+		if d.Names.Plural == plural {
+			return d.Storage
+		}
+	}
+	return nil
+}
+
+// worstOf is the body of a kind that grows the most.
+func worstOf(v *resource.Version) heavyRequest {
+	d, table := v.Definition, v.Type.Weights()
+	r := heavyRequest{path: "/apis/" + v.APIVersion}
+	if v.GroupVersion.Group == "" {
+		r.path = "/api/v1"
+	}
+	if d.Namespaced {
+		r.path += "/namespaces/default"
+	}
+	r.path += "/" + d.Names.Plural
+	var worst heavy.Body
+	var heaviest int64
+	for _, b := range heavy.Of(reflect.TypeOf(v.Type.New()).Elem()) {
+		if w := table.Protobuf(b.Fill(v.APIVersion, d.Names.Kind, "x", 64<<10)); w > heaviest {
+			worst, heaviest = b, w
+		}
+	}
+	r.full = worst.Fill(v.APIVersion, d.Names.Kind, "x", heavyBody)
+	size := int(int64(len(r.full)) * (heavyBudget - heavyBudget/20) / table.Protobuf(r.full))
+	r.most = worst.Fill(v.APIVersion, d.Names.Kind, "x", size)
+	r.eighth = worst.Fill(v.APIVersion, d.Names.Kind, "x", size/8)
+	return r
+}
+
+// limited is a process of trellis serve with a limited memory, and an administrator's client.
+type limited struct {
+	*testing.T
+	process *exec.Cmd
+	host    string
+	client  *http.Client
+	held    string // what holds the limit
+}
+
+func startLimited(t *testing.T) *limited {
+	t.Helper()
+	dir := t.TempDir()
+	self, err := exec.LookPath("trellis")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &limited{T: t, held: "GOMEMLIMIT"}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.process = exec.CommandContext(ctx, self, "serve", "--data-dir", dir, "--secure-port", "0")
+	s.process.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(heavyLimit))
+	if group := newGroup(t); group != "" {
+		s.held = "the cgroup " + group
+		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, self, "serve", "--data-dir", dir, "--secure-port", "0")
+	}
+	s.process.Stderr = os.Stderr
+	if err := s.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.process.Wait() }()
+	t.Cleanup(func() { cancel(); <-ended })
+	kubeconfig := filepath.Join(dir, "admin.kubeconfig")
+	for {
+		if config, err := clientcmd.BuildConfigFromFlags("", kubeconfig); err == nil {
+			s.connect(config)
+			if code, _ := s.send("/readyz", "", nil); code == http.StatusOK {
+				return s
+			}
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("the server has ended: %v", err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// newGroup makes a memory cgroup; "" where it cannot.
+func newGroup(t *testing.T) string {
+	for _, c := range []struct{ root, limit string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}} {
+		dir := filepath.Join(c.root, fmt.Sprintf("trellis-heavy-%d", os.Getpid()))
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			for range 100 { // a cgroup can be removed when its last process is gone
+				if os.Remove(dir) == nil {
+					return
+				}
+				<-time.After(10 * time.Millisecond)
+			}
+		})
+		if os.WriteFile(filepath.Join(dir, c.limit), []byte(strconv.Itoa(heavyLimit)), 0o644) == nil {
+			return dir
+		}
+	}
+	return ""
+}
+
+func (s *limited) connect(config *rest.Config) {
+	s.Helper()
+	c, err := rest.TLSConfigFor(config)
+	if err != nil {
+		s.Fatal(err)
+	}
+	c.NextProtos = []string{"http/1.1"}
+	s.host = config.Host
+	s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: c, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, MaxIdleConnsPerHost: heavyAtOnce}}
+}
+
+// send is the answer to a body; its code is 0 where there is none.
+func (s *limited) send(path, contentType string, body []byte) (code int, text string) {
+	method := http.MethodPost
+	switch contentType {
+	case "":
+		method = http.MethodGet
+	case asMerge:
+		method = http.MethodPatch
+	}
+	mark := "?"
+	if strings.Contains(path, "?") {
+		mark = "&"
+	}
+	r, err := http.NewRequest(method, s.host+path+mark+heavyWait, bytes.NewReader(body))
+	if err != nil {
+		return 0, err.Error()
+	}
+	r.Header.Set("Content-Type", contentType)
+	response, err := s.client.Do(r)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer response.Body.Close()
+	begin, _ := io.ReadAll(io.LimitReader(response.Body, 1000))
+	_, _ = io.Copy(io.Discard, response.Body)
+	return response.StatusCode, string(begin)
+}
+
+// atOnce has all clients send at once; each gets an answer.
+func (s *limited) atOnce(what string, of func(i int) (path, contentType string, body []byte)) {
+	s.Helper()
+	var wait sync.WaitGroup
+	var mu sync.Mutex
+	codes := map[int]int{}
+	for i := range heavyAtOnce {
+		wait.Go(func() {
+			path, contentType, body := of(i)
+			code, text := s.send(path, contentType, body)
+			if code == 0 || code == http.StatusInternalServerError {
+				s.Errorf("%s: %s: %d %s", what, path, code, text)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			codes[code]++
+		})
+	}
+	wait.Wait()
+	s.Logf("%s: %v, at most %d MiB so far", what, codes, s.peak()>>20)
+	s.alive(what)
+}
+
+func (s *limited) alive(after string) {
+	s.Helper()
+	if code, text := s.send("/readyz", "", nil); code != http.StatusOK {
+		s.Fatalf("after %s: %d %s", after, code, text)
+	}
+}
+
+// peak is the most memory that the server has had.
+func (s *limited) peak() int64 {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.Process.Pid))
+	for line := range strings.Lines(string(text)) {
+		if size, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			n, _ := strconv.ParseInt(strings.Fields(size)[0], 10, 64)
+			return n << 10
+		}
+	}
+	return 0
+}
