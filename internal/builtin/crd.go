@@ -33,6 +33,7 @@ func customResourceDefinitions(c Config) *resource.Definition {
 		Prefix:   resource.CRDPrefix,
 		Verbs:    []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
 		Behavior: crds(c),
+		Limits:   limits("CustomResourceDefinition"),
 	}
 	d.Storage = crdVersion(d, apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
 	d.Storage.Validate = validateCRD

@@ -20,9 +20,11 @@ func limits(kind string) []resource.Limit {
 	case "LocalSubjectAccessReview", "SelfSubjectAccessReview", "SubjectAccessReview":
 		const attributes = "spec.resourceAttributes."
 		return []resource.Limit{
-			resource.NewLimit(maxRequirements, attributes+"fieldSelector.requirements"),
-			resource.NewLimit(maxRequirements, attributes+"labelSelector.requirements"),
+			resource.NewLimit(maxRequirements, attributes+"fieldSelector.requirements", attributes+"fieldSelector.rawSelector"),
+			resource.NewLimit(maxRequirements, attributes+"labelSelector.requirements", attributes+"labelSelector.rawSelector"),
 		}
+	case "CustomResourceDefinition":
+		return []resource.Limit{resource.NewLimit(maxItems, "spec.versions")}
 	case "StorageClass":
 		return []resource.Limit{resource.NewLimit(maxItems, "allowedTopologies")}
 	case "Pod":

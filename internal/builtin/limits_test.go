@@ -85,9 +85,34 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 					t.Errorf("%s: got %.300v\nwant %s", kind, err, want)
 				}
 			}
+			raw := func(n int) string {
+				return strings.Replace(with(1, ""), `"requirements":[]`, `"rawSelector":"a=b`+strings.Repeat(",a=b", n-1)+`"`, 1)
+			}
+			if _, err := c.make(v, raw(101)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), selector+".requirements: Too many: 101") {
+				t.Errorf("%s with a long %s: got %.300v", kind, selector, err)
+			}
+			if _, err := c.make(v, raw(100)); err != nil {
+				t.Errorf("%s with 100 requirements in a %s: %v", kind, selector, err)
+			}
 			if _, err := c.make(v, with(100, `{"key":"a","operator":"In","values":["b"]}`)); err != nil {
 				t.Errorf("%s with 100 of %s: %v", kind, selector, err)
 			}
+		}
+	}
+}
+
+// A CRD has at most 1,000 versions, which upstream's validation compares with each other.
+func TestVersionsOfCRDsAreLimited(t *testing.T) {
+	c := serveCluster(t, builtin.Config{})
+	for _, apiVersion := range []string{"apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1"} {
+		var versions []string
+		for i := range 1001 {
+			versions = append(versions, fmt.Sprintf(`{"name":"v%d","served":true,"storage":%t}`, i+1, i == 0))
+		}
+		_, err := c.make(c.version(apiVersion, "CustomResourceDefinition"), `{"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",`+
+			`"names":{"plural":"evils","kind":"Evil"},"versions":[`+strings.Join(versions, ",")+`]}}`)
+		if want := "spec.versions: Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: got %.300v\nwant %s", apiVersion, err, want)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -66,7 +65,10 @@ func TestWarningsOfKinds(t *testing.T) {
 // Of many problems the first thousand are told.
 func TestProblemsAreBounded(t *testing.T) {
 	w := newWorld(t)
-	bad := slices.Repeat([]string{`"no good"`}, maxProblems+1)
+	var bad []string
+	for i := range maxProblems + 1 {
+		bad = append(bad, fmt.Sprintf(`"no good %d"`, i))
+	}
 	_, err := w.create(w.configMap(""), fmt.Sprintf(`{"metadata":{"name":"a","finalizers":[%s]}}`, strings.Join(bad, ",")))
 	s := w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.finalizers")
 	equal(t, "causes", len(s.Details.Causes), maxProblems)

@@ -2,64 +2,79 @@ package engine
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/operation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/api/validate"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// judge is a strategy that finds so many problems, and counts how often it is asked for those that are declared.
-type judge struct {
-	rest.RESTCreateStrategy
+// declares is a strategy whose declarative validation reports the same problems of every object.
+type declares struct {
 	rest.DeclarativeValidation
-	problems, asked int
+	problems field.ErrorList
+	compared int // problems that were compared with these
 }
 
-func (j *judge) find() field.ErrorList {
-	var out field.ErrorList
-	for i := range j.problems {
-		out = append(out, field.Required(field.NewPath("spec").Index(i), ""))
+// ValidateDeclaratively does what upstream's does with the problems of both validations.
+func (d *declares) ValidateDeclaratively(ctx context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type, config rest.DeclarativeValidationConfig) field.ErrorList {
+	d.compared += len(found)
+	return append(validate.FilterCoveredHandwrittenErrors(ctx, found, d.problems, true, config.NormalizationRules...), d.problems...)
+}
+
+// randomProblems returns problems of few fields, many of which match.
+func randomProblems(r *rand.Rand) (out field.ErrorList) {
+	for range r.IntN(12) {
+		path := field.NewPath("spec").Child([]string{"a", "b", "old"}[r.IntN(3)])
+		e := field.Invalid(path, r.IntN(2), "d")
+		if r.IntN(2) == 0 {
+			e = field.Required(path, "d")
+		}
+		e.Origin = []string{"", "format=x", "minimum"}[r.IntN(3)]
+		e.CoveredByDeclarative = r.IntN(2) == 0
+		if r.IntN(2) == 0 {
+			e = e.MarkBeta()
+		}
+		out = append(out, e)
 	}
 	return out
 }
 
-func (j *judge) Validate(context.Context, runtime.Object) field.ErrorList { return j.find() }
-
-func (j *judge) ValidateDeclaratively(_ context.Context, _, _ runtime.Object, found field.ErrorList, _ operation.Type, _ rest.DeclarativeValidationConfig) field.ErrorList {
-	j.asked++
-	return found
+// The problems of both validations are merged as upstream merges them, without a comparison of each with each other.
+func TestProblemsAreMergedAsUpstream(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	config := rest.DeclarativeValidationConfig{NormalizationRules: []field.NormalizationRule{{Regexp: regexp.MustCompile(`^spec\.old$`), Replacement: "spec.a"}}}
+	for range 3000 {
+		d, found := &declares{problems: randomProblems(r)}, randomProblems(r)
+		want := d.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)
+		d.compared = 0
+		got := declarative{d}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, config)
+		equal(t, "problems", fmt.Sprint(got), fmt.Sprint(want))
+		equal(t, "compared", d.compared, 0)
+		if len(got) > 0 {
+			equal(t, "status", fmt.Sprint(newInvalid(schema.GroupKind{Group: "g", Kind: "K"}, "n", got).(*apierrors.StatusError).ErrStatus),
+				fmt.Sprint(apierrors.NewInvalid(schema.GroupKind{Group: "g", Kind: "K"}, "n", got).ErrStatus))
+		}
+	}
 }
 
-// updateJudge is a judge of updates.
-type updateJudge struct {
-	rest.RESTUpdateStrategy
-	*judge
-}
-
-func (updateJudge) NamespaceScoped() bool { return true }
-
-func (j updateJudge) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
-	return j.find()
-}
-
-func (j updateJudge) DeclarativeValidationConfig(context.Context, runtime.Object, runtime.Object) rest.DeclarativeValidationConfig {
-	return rest.DeclarativeValidationConfig{}
-}
-
-// Whatever list of whatever kind it is: once there are as many problems as are told, upstream is not asked to compare them with
-// those that it has declared.
-func TestFloodsOfProblemsAreNotCompared(t *testing.T) {
-	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "b", ResourceVersion: "1"}}
-	for problems, asked := range map[int]int{1: 1, maxProblems - 1: 1, maxProblems: 0, 16 * maxProblems: 0} {
-		j := &judge{problems: problems}
-		equal(t, "found by a create", len(validateCreate(t.Context(), obj, j)), problems)
-		equal(t, "asked by a create", j.asked, asked)
-		j.asked = 0
-		equal(t, "found by an update", len(validateUpdate(t.Context(), obj, obj, updateJudge{judge: j})), problems)
-		equal(t, "asked by an update", j.asked, asked)
+// The text of a 422 is limited, also where each of few problems quotes a large value.
+func TestTextOfProblemsIsLimited(t *testing.T) {
+	var found field.ErrorList
+	for i := range 16 * maxProblems {
+		found = append(found, field.Invalid(field.NewPath("spec").Index(i), strings.Repeat("x", 1000), ""))
+	}
+	found = declarative{&declares{}}.ValidateDeclaratively(t.Context(), nil, nil, found, operation.Create, rest.DeclarativeValidationConfig{})
+	s := newInvalid(schema.GroupKind{}, "", found).(*apierrors.StatusError).ErrStatus
+	if n := len(s.Details.Causes); n > maxProblems || len(s.Message) < maxProblemText/2 || len(s.Message) > 2*maxProblemText {
+		t.Errorf("%d causes, %d bytes", n, len(s.Message))
 	}
 }

@@ -3,7 +3,6 @@ package engine
 import (
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/operation"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -14,10 +13,6 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
-
-// maxProblems is how many problems of one object are told: the time that it takes to word them grows with
-// the square of their number. Upstream tells all.
-const maxProblems = 1000
 
 // pathSegment is what every name must at least be.
 func pathSegment(name string, prefix bool) []string {
@@ -67,7 +62,7 @@ func (w *write) invalid(errs field.ErrorList) error {
 	case w.def.Strategy != nil:
 		gk = w.def.Strategy.ErrorKind
 	}
-	return apierrors.NewInvalid(gk, w.name(), errs[:min(len(errs), maxProblems)])
+	return newInvalid(gk, w.name(), errs)
 }
 
 // validateMetaUpdate checks metadata, unless only the parts differ that the server itself writes.

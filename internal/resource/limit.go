@@ -8,7 +8,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Limit bounds how many items an object may have in some of its lists and maps. It protects code that compares each item with each
+// Limit bounds how many items an object may have in some of its lists, maps and selectors. It protects code that compares each item with each
 // other and cannot be interrupted.
 type Limit struct {
 	field *field.Path
@@ -67,13 +67,35 @@ func count(v any, path []string) (n int) {
 	return n
 }
 
-// size returns the number of items of a list or map.
+// size returns the number of items of a list or map, and of the requirements of a selector in text form.
 func size(v any) int {
 	switch v := v.(type) {
 	case []any:
 		return len(v)
 	case object.Tree:
 		return len(v)
+	case string:
+		return requirements(v)
 	}
 	return 0
+}
+
+// requirements returns the number of requirements of a selector: commas that stand in parentheses separate values.
+func requirements(selector string) (n int) {
+	if selector == "" {
+		return 0
+	}
+	n = 1
+	open := false
+	for i := range len(selector) {
+		switch selector[i] {
+		case '(', ')':
+			open = selector[i] == '('
+		case ',':
+			if !open {
+				n++
+			}
+		}
+	}
+	return n
 }

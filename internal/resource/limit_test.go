@@ -22,7 +22,10 @@ func TestLimit(t *testing.T) {
 		{`{"a":[{"b":[1,2]},{},null,"x",{"b":[3]}]}`, "a[*].b: Too many: 3: must have at most 2 items", []string{"a.*.b"}},
 		{`{"a":{"x":{"b":[1,2]},"y":{"b":{"k":3}}}}`, "a[*].b: Too many: 3: must have at most 2 items", []string{"a.*.b"}},
 		{`{"a":[1],"c":{"d":[2,3]}}`, "a: Too many: 3: must have at most 2 items", []string{"a", "c.d"}},
-		{`{"a":"text","c":7}`, "", []string{"a", "a.b", "c.*.d"}},
+		{`{"a":7,"c":"text"}`, "", []string{"a", "a.b", "c.*.d"}},
+		{`{"a":"k in (v,w,x),l"}`, "", []string{"a"}},
+		{`{"a":"","b":"k,l"}`, "", []string{"a", "b"}},
+		{`{"a":"k=v,l,m notin (v,w)"}`, "a: Too many: 3: must have at most 2 items", []string{"a"}},
 	} {
 		tree, _, err := object.DecodeJSON([]byte(c.object))
 		if err != nil {
