@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	clusterrolepolicy "k8s.io/kubernetes/pkg/registry/rbac/clusterrole/policybased"
@@ -54,6 +55,16 @@ type judge interface {
 // judging has a judge look at what is to be written, over a storage that stores nothing.
 func judging(over func(rest.StandardStorage) judge) permit {
 	return func(ctx context.Context, obj, old resource.Internal) (err error) {
+		e := &effort{name: obj.GetName()}
+		ctx = context.WithValue(ctx, effortKey{}, e)
+		if err := e.ofRole(obj); err != nil {
+			return err
+		}
+		defer func() {
+			if e.refused != nil {
+				err = e.refused
+			}
+		}()
 		j := over(passing{old: old})
 		if old == nil {
 			_, err = j.Create(ctx, obj, nil, &metav1.CreateOptions{})
@@ -109,6 +120,18 @@ func (g getting) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, 
 	rules, err := g.AuthorizationRuleResolver.GetRoleReferenceRules(ctx, ref, namespace)
 	if info, ok := apirequest.RequestInfoFrom(ctx); ok && apierrors.IsNotFound(err) {
 		err = apierrors.NewNotFound(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, ref.Name)
+	}
+	if err == nil {
+		err = effortOf(ctx).ofReference(rules)
+	}
+	return rules, err
+}
+
+// RulesFor implements validation.AuthorizationRuleResolver. It is called once the rules that are given away are known.
+func (g getting) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
+	rules, err := g.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
+	if e := effortOf(ctx); !e.affordable(rules) {
+		return nil, e.refused
 	}
 	return rules, err
 }

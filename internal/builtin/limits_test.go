@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/object"
 )
 
 // Lists that upstream compares item by item are limited, wherever in an object they are: with 16,000 tolerations an update of a Pod took
@@ -113,6 +114,55 @@ func TestVersionsOfCRDsAreLimited(t *testing.T) {
 			`"names":{"plural":"evils","kind":"Evil"},"versions":[`+strings.Join(versions, ",")+`]}}`)
 		if want := "spec.versions: Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: got %.300v\nwant %s", apiVersion, err, want)
+		}
+	}
+}
+
+// Lists that upstream's declarative validation compares item by item are limited, but for those that it limits itself.
+func TestUniqueListsAreLimited(t *testing.T) {
+	for _, l := range []struct{ kind, path string }{
+		{"DeviceTaintRule", "status.conditions"},
+		{"PodCertificateRequest", "status.conditions"},
+		{"PodDisruptionBudget", "status.conditions"},
+		{"StorageVersionMigration", "status.conditions"},
+		{"ValidatingAdmissionPolicy", "status.conditions"},
+		{"ResourceClaim", "status.devices"},
+		{"ResourceClaim", "status.devices.*.conditions"},
+		{"ResourceClaim", "status.allocation.devices.results.*.skipNodeOperations"},
+		{"ResourceSlice", "spec.skipNodeOperations"},
+		{"Pod", "status.nodeAllocatableResourceClaimStatuses"},
+		{"Pod", "status.nodeAllocatableResourceClaimStatuses.*.containers"},
+		{"Pod", "status.nodeAllocatableResourceClaimStatuses.*.mapping"},
+		{"Pod", "status.nodeAllocatableResourceClaimStatuses.*.overhead"},
+		{"Pod", "status.volumeHealth"},
+	} {
+		found := false
+		for _, d := range builtin.Definitions(builtin.Config{}) {
+			if d.Names.Kind != l.kind {
+				continue
+			}
+			for n, want := range map[int]bool{500: false, 501: true} {
+				var value any = make([]any, n)
+				steps := strings.Split(l.path, ".")
+				for i := len(steps) - 1; i >= 0; i-- {
+					if steps[i] == "*" {
+						value = []any{value}
+					} else {
+						value = object.Tree{steps[i]: value}
+					}
+				}
+				refused := false
+				for i := range d.Limits {
+					refused = refused || d.Limits[i].Check(value.(object.Tree)) != nil
+				}
+				if refused != want {
+					t.Errorf("%s with %d of %s: refused %t", l.kind, n, l.path, refused)
+				}
+				found = true
+			}
+		}
+		if !found {
+			t.Errorf("no kind %s", l.kind)
 		}
 	}
 }
