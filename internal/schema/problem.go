@@ -13,7 +13,6 @@ import (
 const (
 	maxProblems = 1000
 	maxWording  = 1 << 20 // bytes
-	bytesOfStep = 2       // of a path, which take about as long as a step
 )
 
 // problem is an error and the message by which upstream tells whether it is told already.
@@ -51,10 +50,10 @@ func (w *walk) path(at string) *field.Path {
 	return w.root.Child(strings.TrimPrefix(at, "."))
 }
 
-// below returns the path of a field or item of the value at a path. It returns none if the walk does not check that value: many
+// below returns the path of a field or item of the value at a path. Each byte counts as a step. It returns none if the walk does not check that value: many
 // fields below a long key have gigabytes of paths.
 func (w *walk) below(at, element string) string {
-	if w.full() || !w.spend(len(at)/bytesOfStep) {
+	if w.full() || !w.spend(len(at)) {
 		return ""
 	}
 	return at + element

