@@ -126,7 +126,7 @@ func TestBodies(t *testing.T) {
 		{name: "repeated keys in YAML", path: maps + "?fieldValidation=Strict", contentType: asYAML, body: "metadata: {name: x}\ndata: {a: b, a: c}\n", code: 400, reason: bad},
 		{name: "16,000 equal ports", path: "/api/v1/namespaces/default/pods", contentType: asJSON, code: 422, reason: invalid,
 			body:    `{"metadata":{"name":"x"},"spec":{"containers":[{"name":"c","image":"i","ports":[{"containerPort":80}` + strings.Repeat(`,{"containerPort":80}`, 15_999) + `]}]}}`,
-			message: `Pod "x" is invalid: spec.containers.ports: Too many: 16000: must have at most 1000 items`},
+			message: `Pod "x" is invalid: spec.containers[*].ports: Too many: 16000: must have at most 1000 items`},
 		{name: "30,000 repeated keys", path: maps + "?fieldValidation=Strict", contentType: asJSON, body: `{"metadata":{"name":"x"},"data":{` + strings.Repeat(`"a":"1",`, 30_000) + `"a":"2"}}`, code: 400, reason: bad},
 	} {
 		c.method = http.MethodPost
