@@ -27,13 +27,15 @@ func limits(kind string) []resource.Limit {
 			resource.NewLimit(maxRequirements, attributes+"labelSelector.requirements", attributes+"labelSelector.rawSelector"),
 		}
 	case "CustomResourceDefinition":
-		return each(maxItems, "spec.versions")
+		return each(maxItems, "spec.versions", "spec.names.shortNames", "spec.names.categories")
 	case "DeviceTaintRule", "PodCertificateRequest", "PodDisruptionBudget", "StorageVersionMigration", "ValidatingAdmissionPolicy":
 		return each(maxUnique, "status.conditions")
 	case "ResourceClaim":
 		return each(maxUnique, "status.devices", "status.devices.*.conditions", "status.allocation.devices.results.*.skipNodeOperations")
 	case "ResourceSlice":
 		return each(maxUnique, "spec.skipNodeOperations")
+	case "Service":
+		return each(maxItems, "spec.externalIPs")
 	case "StorageClass":
 		return each(maxItems, "allowedTopologies")
 	case "Pod":

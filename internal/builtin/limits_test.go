@@ -42,6 +42,7 @@ func TestItemLimits(t *testing.T) {
 		{"batch/v1", "Job", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{"template":{"spec":{"restartPolicy":"Never",` + tolerations + `,"containers":[` + container + `]}}}`},
 		{"batch/v1", "CronJob", "spec.jobTemplate.spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
 			`"spec":{"schedule":"@daily","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never",` + tolerations + `,"containers":[` + container + `]}}}}}`},
+		{"v1", "Service", "spec.externalIPs", `"192.0.2.1"`, `"spec":{"ports":[{"port":80}],"externalIPs":[*]}`},
 		{"storage.k8s.io/v1", "StorageClass", "allowedTopologies", `{"matchLabelExpressions":[{"key":"a","values":["b#"]}]}`, `"provisioner":"p","allowedTopologies":[*]`},
 	} {
 		name := fmt.Sprintf("x%d", i)
@@ -102,18 +103,24 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 	}
 }
 
-// A CRD has at most 1,000 versions, which upstream's validation compares with each other.
-func TestVersionsOfCRDsAreLimited(t *testing.T) {
+// A CRD has at most 1,000 versions, short names and categories, which are compared with each other.
+func TestListsOfCRDsAreLimited(t *testing.T) {
 	c := serveCluster(t, builtin.Config{})
 	for _, apiVersion := range []string{"apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1"} {
-		var versions []string
-		for i := range 1001 {
-			versions = append(versions, fmt.Sprintf(`{"name":"v%d","served":true,"storage":%t}`, i+1, i == 0))
-		}
-		_, err := c.make(c.version(apiVersion, "CustomResourceDefinition"), `{"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",`+
-			`"names":{"plural":"evils","kind":"Evil"},"versions":[`+strings.Join(versions, ",")+`]}}`)
-		if want := "spec.versions: Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%s: got %.300v\nwant %s", apiVersion, err, want)
+		for path, item := range map[string]string{
+			"spec.versions": `{"name":"v#","served":true}`, "spec.names.shortNames": `"s#"`, "spec.names.categories": `"c#"`,
+		} {
+			var items []string
+			for i := range 1001 {
+				items = append(items, strings.ReplaceAll(item, "#", fmt.Sprint(i)))
+			}
+			list := path[strings.LastIndex(path, ".")+1:]
+			text := strings.Replace(`{"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",`+
+				`"names":{"plural":"evils","kind":"Evil","shortNames":[],"categories":[]},"versions":[]}}`, `"`+list+`":[`, `"`+list+`":[`+strings.Join(items, ","), 1)
+			_, err := c.make(c.version(apiVersion, "CustomResourceDefinition"), text)
+			if want := path + ": Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+				t.Errorf("%s: got %.300v\nwant %s", apiVersion, err, want)
+			}
 		}
 	}
 }
