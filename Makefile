@@ -2,7 +2,7 @@
 
 FUZZTIME ?= 30s
 
-.PHONY: trellis cluster test bench fuzz lint check torture oracle peers cert-manager
+.PHONY: trellis cluster test bench fuzz lint check sweep torture oracle peers cert-manager
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
@@ -27,6 +27,10 @@ lint:
 
 check:
 	.ci/run
+
+# Grows every list and map of every kind and measures what a request costs. It takes hours; SWEEP_ONLY names a part of the cases.
+sweep:
+	SWEEP=all go test -count=1 -timeout 24h -v -run 'TestSweep$$' ./internal/hostile
 
 # Kills a server at random a thousand times while it writes, and a fake disk ten thousand times.
 torture:
