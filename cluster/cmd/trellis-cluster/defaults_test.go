@@ -1,0 +1,88 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// promisesScript checks the promises of docs/security.md.
+const promisesScript = "testdata/defaults/promises.txtar"
+
+// TestDefaults starts a server and a cluster by the commands of README.md, and checks the promises of docs/security.md with them.
+func TestDefaults(t *testing.T) {
+	w := &world{T: t}
+	dir := w.folder(1)
+	bin := filepath.Join(dir, "bin")
+	w.must(os.Mkdir(bin, 0o755))
+	w.build(bin, "./cmd/trellis")
+	w.must(os.Symlink("trellis", filepath.Join(bin, "kubectl")))
+	self, err := os.Executable()
+	w.must(err)
+	w.must(os.Symlink(self, filepath.Join(bin, "trellis-cluster")))
+	examples, err := filepath.Abs(filepath.Join(repository, "examples"))
+	w.must(err)
+	w.must(os.Symlink(examples, filepath.Join(dir, "examples")))
+	t.Cleanup(func() {
+		for _, log := range []string{"server.log", "cluster.log"} {
+			if text, err := os.ReadFile(filepath.Join(dir, log)); t.Failed() && err == nil {
+				t.Logf("%s:\n%s", log, text)
+			}
+		}
+	})
+	testscript.Run(t, testscript.Params{
+		Dir:  filepath.Dir(promisesScript),
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"eventually": eventually},
+		Setup: func(env *testscript.Env) error {
+			for name, value := range map[string]string{
+				"FOLDER": dir, "HOME": filepath.Join(env.WorkDir, ".home"), "KUBECONFIG": filepath.Join(dir, ".trellis", "admin.kubeconfig"),
+				"PATH": bin + string(filepath.ListSeparator) + env.Getenv("PATH"), apartVariable: os.Getenv(apartVariable),
+			} {
+				env.Setenv(name, value)
+			}
+			return nil
+		},
+		RequireExplicitExec: true,
+	})
+}
+
+// TestPromisesAreChecked checks that the script has each promise of docs/security.md by the test that the page names first for it: as a
+// check, or as a line of the file elsewhere with the reason. The script has no other promise.
+func TestPromisesAreChecked(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(repository, "docs", "security.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(promisesScript)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "\n## Promises\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	var promised []string
+	for _, row := range regexp.MustCompile("(?m)^\\|.+\\|.*?`([^`]+)`").FindAllStringSubmatch(table, -1) {
+		promised = append(promised, row[1])
+	}
+	if rows := strings.Count(table, "\n|") - 2; len(promised) != rows || rows == 0 { // without the two of the head
+		t.Errorf("%d of %d promises name a test", len(promised), rows)
+	}
+	var checked []string
+	for _, line := range regexp.MustCompile("(?m)^(?:# )?`?(Test[\\w/]+|internal/\\w+)`?: ").FindAllStringSubmatch(string(script), -1) {
+		checked = append(checked, line[1])
+	}
+	for _, name := range promised {
+		if !slices.Contains(checked, name) {
+			t.Errorf("%s: docs/security.md has a promise by this test, and %s neither checks it nor says why not", name, promisesScript)
+		}
+	}
+	for _, name := range checked {
+		if !slices.Contains(promised, name) {
+			t.Errorf("%s: %s has a check of this name, and docs/security.md no promise", name, promisesScript)
+		}
+	}
+}
