@@ -91,7 +91,7 @@ var table = []entry{
 	{ctbattest.PluginName, ctbattest.Register, true, of("certificates.k8s.io", "clustertrustbundles")},
 	{subjectrestriction.PluginName, subjectrestriction.Register, true, requests},
 	{defaultingressclass.PluginName, defaultingressclass.Register, true, of("networking.k8s.io", "ingresses")},
-	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, false, of(corev1.GroupName, "services")},
+	{denyserviceexternalips.PluginName, denyserviceexternalips.Register, true, of(corev1.GroupName, "services")},
 	{podtopologylabels.PluginName, podtopologylabels.Register, true, pods},
 	{nodedeclaredfeatures.PluginName, nodedeclaredfeatures.Register, true, append(of("resource.k8s.io", "resourceslices"), pods...)},
 	{podresize.PluginName, podresize.Register, true, pods},

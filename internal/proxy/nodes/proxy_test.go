@@ -234,3 +234,18 @@ func TestFailedUpgrade(t *testing.T) {
 		}
 	}
 }
+
+// CVE-2020-8559: a kubelet cannot send an upgrade elsewhere. Neither the server nor its client follows the redirect.
+func TestRedirectOfUpgrade(t *testing.T) {
+	w := newWorld(t)
+	w.objects["pods/ns/p"].(*core.Pod).Spec.Containers[0].Name = "moved"
+	for _, protocol := range []string{"SPDY/3.1", "websocket"} {
+		resp, text := w.ask("GET", w.serve("p", &core.PodExecOptions{Stdout: true, Command: []string{"true"}}), "", "Connection: Upgrade", "Upgrade: "+protocol)
+		if resp.StatusCode < 500 || resp.Header.Get("Location") != "" || !strings.Contains(text, "invalid upgrade response: status code 302") {
+			t.Errorf("%s: %d %v %s", protocol, resp.StatusCode, resp.Header, text)
+		}
+		if path := w.heard().URL.Path; path != "/exec/ns/p/moved" {
+			t.Errorf("%s: the kubelet was asked for %s", protocol, path)
+		}
+	}
+}
