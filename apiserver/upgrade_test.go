@@ -44,7 +44,7 @@ func newUpgrading(t *testing.T) *upgrading {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u := &upgrading{T: t, Server: start(t, apiserver.Config{DataDir: dir, RequestTimeout: 2 * time.Second})}
+	u := &upgrading{T: t, Server: start(t, apiserver.Config{DataDir: dir, RequestTimeout: 2 * time.Second, LocalServices: []string{"default/server"}})}
 	u.client = client(t, u.Server)
 	if u.tls, err = rest.TLSConfigFor(u.ClientConfig()); err != nil {
 		t.Fatal(err)
