@@ -2,13 +2,14 @@ package apiserver
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
-	"os"
 
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
@@ -36,7 +37,11 @@ func (s *Server) writeKubeconfig() error {
 		return nil
 	}
 	data := s.Kubeconfig()
-	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
+	old, err := ownership.ReadKey(path)
+	if untrusted := (*ownership.Error)(nil); errors.As(err, &untrusted) {
+		return err
+	}
+	if err == nil && bytes.Equal(old, data) {
 		return nil
 	}
 	if err := pki.WriteFile(path, data); err != nil {

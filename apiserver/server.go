@@ -36,6 +36,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/serving"
@@ -209,6 +210,13 @@ func (s *Server) open(ctx context.Context) (storage.Store, error) {
 	if s.config.DataDir != "" {
 		if err := os.MkdirAll(s.config.DataDir, 0o700); err != nil {
 			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		warnings, err := ownership.Folders(s.config.DataDir, "pki", "store")
+		if err != nil {
+			return nil, fmt.Errorf("data directory: %w", err)
+		}
+		for _, warning := range warnings {
+			s.config.Logger.Warn("the data directory is open to others: " + warning)
 		}
 	}
 	if len(s.config.Etcd.Servers) > 0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/serving"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
@@ -153,6 +155,9 @@ func (s *Server) tls() serving.TLS {
 func (s *Server) open(ctx context.Context, kinds []*resource.Definition, asks hooks) (err error) {
 	dir := s.config.DataDir
 	if dir != "" {
+		if err := s.checkFolder(dir); err != nil {
+			return err
+		}
 		dir = filepath.Join(dir, "store")
 	}
 	o := embedded.Options{Dir: dir, Health: &s.disk, Logger: s.config.Logger, AcceptLossAfter: s.config.AcceptLossAfter}
@@ -166,6 +171,21 @@ func (s *Server) open(ctx context.Context, kinds []*resource.Definition, asks ho
 		Failed:    s.fail,
 	})
 	return err
+}
+
+// checkFolder makes the data directory, and refuses one that other users can change.
+func (s *Server) checkFolder(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	warnings, err := ownership.Folders(dir, "store")
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	for _, warning := range warnings {
+		s.config.Logger.Warn("the data directory is open to others: " + warning)
+	}
+	return nil
 }
 
 // delegate has the main server say whom to believe and who may do what.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/control/manifests"
+	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/specialip"
 )
 
@@ -162,8 +163,8 @@ func (i *installation) complete() error {
 // certify reads the certificate in the folder, or makes one, with a CA that signs nothing else.
 func (i *installation) certify() error {
 	file := func(name string) string { return filepath.Join(i.dir, name) }
-	certificate, err := os.ReadFile(file("tls.crt"))
-	key, keyErr := os.ReadFile(file("tls.key"))
+	certificate, err := ownership.ReadFile(file("tls.crt"))
+	key, keyErr := ownership.ReadKey(file("tls.key"))
 	if errors.Is(err, fs.ErrNotExist) {
 		name := i.Service + "." + i.Namespace + ".svc"
 		if certificate, key, err = cert.GenerateSelfSignedCertKey(name, nil, []string{i.Host}); err != nil {

@@ -42,6 +42,7 @@ var rooms = []string{
 	"conversionwebhook",
 	"internal/gather",    // knows connections
 	"internal/specialip", // knows addresses
+	"internal/ownership", // knows owners and permissions of files
 }
 
 // only are imports that one room alone may have, with the reason for it.

@@ -16,6 +16,8 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 	kubeletapp "k8s.io/kubernetes/cmd/kubelet/app"
 	"k8s.io/kubernetes/pkg/features"
+
+	"github.com/trellis-k8s/trellis/internal/ownership"
 )
 
 // Options is what a node is made of.
@@ -124,6 +126,9 @@ func (o *Options) complete() (err error) {
 			return err
 		}
 		if err := os.Chmod(dir, 0o700); err != nil {
+			return err
+		}
+		if _, err := ownership.Folder(dir); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/trellis-k8s/trellis/internal/ownership"
 )
 
 // Options are what a runtime is told.
@@ -87,6 +89,9 @@ func New(o Options) (*Runtime, error) {
 		if err := os.MkdirAll(folder, 0o711); err != nil {
 			return nil, err
 		}
+	}
+	if _, err := ownership.Folders(root, "sandboxes", "containers"); err != nil {
+		return nil, err
 	}
 	if r.lock, err = os.OpenFile(filepath.Join(root, "lock"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
 		return nil, err

@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"github.com/trellis-k8s/trellis/internal/ownership"
 )
 
 // files are where a bundle is kept.
@@ -18,12 +21,21 @@ type files interface {
 	path(name string) string
 }
 
+// folder reads only files that no other user can have written, and keys that no other user can read.
 type folder string
 
 func (f folder) path(name string) string { return filepath.Join(string(f), name) }
 
 func (f folder) read(name string) ([]byte, error) {
-	data, err := os.ReadFile(f.path(name))
+	read := ownership.ReadFile
+	if strings.HasSuffix(name, ".key") {
+		read = ownership.ReadKey
+	}
+	return f.readBy(read, name)
+}
+
+func (f folder) readBy(read func(path string) ([]byte, error), name string) ([]byte, error) {
+	data, err := read(f.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -39,6 +51,11 @@ func (f folder) write(name string, data []byte) error {
 	}
 	return nil
 }
+
+// shown is a folder whose certificates are listed. They need not be trusted: root lists those of another user.
+type shown struct{ folder }
+
+func (f shown) read(name string) ([]byte, error) { return f.readBy(os.ReadFile, name) }
 
 // inMemory has them by their names.
 type inMemory map[string][]byte

@@ -25,7 +25,7 @@ type Certificate struct {
 // List tells of the certificates in dir.
 func List(dir string, now time.Time) (list []Certificate, err error) {
 	for _, of := range authorities {
-		m := &maker{files: folder(dir), now: now}
+		m := &maker{files: shown{folder(dir)}, now: now}
 		data, err := m.storedCA(of)
 		if err != nil {
 			return nil, err

@@ -1,0 +1,158 @@
+// Package ownership checks that folders and files of keys belong to this process, and that no other user can change
+// them. It imports nothing of the project.
+package ownership
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Permissions of a file.
+const (
+	othersWrite = 0o002
+	othersRead  = 0o004
+	groupWrite  = 0o020
+)
+
+// Error reports a folder or file that cannot be trusted, and the command that corrects it.
+type Error struct{ Path, Reason, Command string }
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("cannot trust %s: %s; check its content, then run: %s", e.Path, e.Reason, e.Command)
+}
+
+// Folder checks a folder. Its owner must be the user of this process or root, and so must the owner of each symbolic
+// link on its path. Other users must not be able to write to it. Warnings name what is allowed and still weak: a folder
+// that its group can write to, as the fsGroup of a Pod makes it, and a parent folder in which others can rename it.
+func Folder(path string) (warnings []string, err error) {
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := links(path); err != nil {
+		return nil, err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := check(path, info, othersWrite); err != nil {
+		return nil, err
+	}
+	if _, known := owner(info); !known {
+		return nil, nil
+	}
+	if info.Mode()&groupWrite != 0 {
+		warnings = append(warnings, fmt.Sprintf("its group can write to %s; unless that is the fsGroup of a Pod, run: chmod g-w %s", path, quote(path)))
+	}
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err == nil && info.Mode()&othersWrite != 0 && info.Mode()&fs.ModeSticky == 0 {
+			warnings = append(warnings, fmt.Sprintf("all users can rename what is in %s; run: chmod o-w %s", dir, quote(dir)))
+		}
+		if dir == filepath.Dir(dir) {
+			return warnings, nil
+		}
+	}
+}
+
+// Folders checks a folder and those below it that exist, by name, as Folder does.
+func Folders(path string, below ...string) (warnings []string, err error) {
+	warnings, err = Folder(path)
+	for _, name := range below {
+		if err != nil {
+			return nil, err
+		}
+		var more []string
+		if more, err = Folder(filepath.Join(path, name)); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		warnings = append(warnings, more...)
+	}
+	slices.Sort(warnings)
+	return slices.Compact(warnings), err
+}
+
+// links checks the symbolic links on a path.
+func links(path string) error {
+	for ; path != filepath.Dir(path); path = filepath.Dir(path) {
+		if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			if err := check(path, info, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ReadKey reads a file that holds a private key. Its owner must be the user of this process or root, and other users
+// must not be able to read or write it. The group may, as in a volume with an fsGroup.
+func ReadKey(path string) ([]byte, error) { return read(path, othersRead|othersWrite) }
+
+// ReadFile reads a file that others may read, as a certificate. They must not be able to write it.
+func ReadFile(path string) ([]byte, error) { return read(path, othersWrite) }
+
+// read checks the file that it has opened, so that another one cannot take its place in between.
+func read(path string, denied fs.FileMode) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := check(path, info, denied); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(f)
+}
+
+// check checks an owner and the permissions that other users must not have.
+func check(path string, info fs.FileInfo, denied fs.FileMode) error {
+	uid, known := owner(info)
+	if !known {
+		return nil
+	}
+	if self := os.Geteuid(); uid != 0 && uid != self {
+		command := fmt.Sprintf("chown -Rh %d %s", self, quote(path))
+		return &Error{path, fmt.Sprintf("it belongs to user %d, and this process runs as user %d", uid, self), command}
+	}
+	switch granted := info.Mode() & denied; {
+	case granted == 0:
+		return nil
+	case granted&othersWrite != 0:
+		return &Error{path, "all users can write to it", fmt.Sprintf("chmod %s %s", without(denied), quote(path))}
+	default:
+		return &Error{path, "all users can read it", fmt.Sprintf("chmod %s %s", without(denied), quote(path))}
+	}
+}
+
+// without is the argument of chmod that takes permissions from other users.
+func without(denied fs.FileMode) string {
+	if denied&othersRead != 0 {
+		return "o-rw"
+	}
+	return "o-w"
+}
+
+var plain = regexp.MustCompile(`^[A-Za-z0-9_./+:@%-]+$`)
+
+// quote returns a path as an argument of a shell.
+func quote(path string) string {
+	if plain.MatchString(path) {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+}
