@@ -98,11 +98,14 @@ func (f *flaky) pause(d time.Duration) <-chan time.Time {
 	if d == lookEvery {
 		return nil
 	}
-	if d == markEvery {
-		return at()
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if d == markEvery {
+		if at := f.failAt.Load(); !f.sticky.Load() && at > 0 && f.ops.Load() > at { // a write of HEAD may have met the failure
+			f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
+		}
+		return at()
+	}
 	if f.retries--; d != restFor && f.retries <= 0 && !f.mended {
 		f.retries = f.random.IntN(4)
 		f.sticky.Store(f.random.IntN(2) == 0)
