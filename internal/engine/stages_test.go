@@ -268,7 +268,7 @@ func TestWritesEndWithTheirContext(t *testing.T) {
 		validate: func(context.Context, *admission.Request) error { t.Error("a later stage was started"); return nil },
 	}}
 	w.ctx = ctx
-	_, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`)
+	_, err := w.create(w.configMap(""), `{"metadata":{"name":"a"}}`)
 	if !apierrors.IsTimeout(err) {
 		t.Errorf("got %v, want a timeout", err)
 	}
