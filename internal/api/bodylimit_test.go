@@ -85,7 +85,6 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 		"protobuf": {pods, string(of[0].Make("v1", "Pod", "x", 10_000)), inProtobufBody},
 		"JSON":     {pods, pod(10_000), inJSONBody},
 		"YAML":     {pods, "# it is\n" + pod(6_000), inYAMLBody},
-		"trace":    {pods + "?dryRun=All&trace=true", pod(2_000), inJSONBody},
 	} {
 		w := h.want(http.StatusRequestEntityTooLarge, "POST", c.path, c.body, c.as)
 		if text := message(w); !strings.HasPrefix(text, "Request entity too large: the body takes up to ") || !strings.HasSuffix(text, fmt.Sprintf(" bytes of memory, the limit is %d", size)) {
@@ -93,14 +92,20 @@ func TestBodiesBeyondTheBudget(t *testing.T) {
 		}
 		h.whole(name)
 	}
+	traced := h.want(http.StatusOK, "POST", pods+"?dryRun=All&trace=true", pod(2_000), inJSONBody) // a trace holds the answer
+	if text := traced.Body.String(); !strings.Contains(text, `"code":413`) || !strings.Contains(text, fmt.Sprintf("the limit is %d", size)) {
+		t.Errorf("trace: %.300s", text)
+	}
+	h.whole("trace")
 	h.want(http.StatusUnprocessableEntity, "POST", pods, pod(1_500), inJSONBody)
-	h.want(http.StatusRequestEntityTooLarge, "PATCH", pods+"/x", `[{"op":"add","path":"/spec","value":{"containers":[`+strings.Repeat("1,", 50_000)+`1]}}]`, "Content-Type: application/json-patch+json")
 	var data strings.Builder
 	for i := range 5000 {
 		fmt.Fprintf(&data, `,"k%d":""`, i)
 	}
 	maps := "/api/v1/namespaces/default/configmaps"
 	h.want(http.StatusCreated, "POST", maps, `{"metadata":{"name":"x"},"data":{"a":""`+data.String()+`}}`, inJSONBody)
+	h.want(http.StatusRequestEntityTooLarge, "PATCH", maps+"/x", `[{"op":"add","path":"/metadata/ownerReferences","value":[`+strings.Repeat("1,", 8_000)+`1]}]`, "Content-Type: application/json-patch+json")
+	h.whole("a JSON patch")
 	h.server.config.RequestTimeout = 50 * time.Millisecond
 	h.server.budget.all.TryAcquire(size)
 	h.want(http.StatusServiceUnavailable, "PATCH", maps+"/x", `{"data":{"a":"b"}}`, "Content-Type: application/merge-patch+json")
