@@ -31,23 +31,23 @@ func TestRunAsNonRoot(t *testing.T) {
 	number := func(n int64) *v1.Int64Value { return &v1.Int64Value{Value: n} }
 	for name, of := range map[string]struct {
 		annotation, want string
-		context          c
+		context          *c
 	}{
-		"runAsNonRoot":                      {"true", "65532 65532 65532", c{RunAsUser: imageUser}},
-		"runAsNonRoot without a user":       {"true", "65532 65532 65532", c{}},
-		"runAsNonRoot with groups":          {"true", "65532 65532 65532 90", c{RunAsUser: imageUser, SupplementalGroups: []int64{90}}},
-		"runAsNonRoot with runAsGroup":      {"true", "65532 1000 1000", c{RunAsUser: imageUser, RunAsGroup: number(1000)}},
-		"runAsNonRoot with runAsGroup 0":    {"true", "65532 0 0", c{RunAsUser: imageUser, RunAsGroup: number(0)}},
-		"no word of a user":                 {"false", "0 0 0", c{RunAsUser: imageUser}},
-		"a group alone":                     {"false", "0 0 0 90", c{RunAsUser: imageUser, SupplementalGroups: []int64{90}}},
-		"runAsUser":                         {"", "1000 0 0", c{RunAsUser: number(1000)}},
-		"runAsUser that is the image's":     {"", "65532 0 0", c{RunAsUser: imageUser}},
-		"runAsUser 0":                       {"", "0 0 0", c{RunAsUser: number(0)}},
-		"an annotation of another's making": {"yes", "65532 0 0", c{RunAsUser: imageUser}},
+		"runAsNonRoot":                      {"true", "65532 65532 65532", &c{RunAsUser: imageUser}},
+		"runAsNonRoot without a user":       {"true", "65532 65532 65532", &c{}},
+		"runAsNonRoot with groups":          {"true", "65532 65532 65532 90", &c{RunAsUser: imageUser, SupplementalGroups: []int64{90}}},
+		"runAsNonRoot with runAsGroup":      {"true", "65532 1000 1000", &c{RunAsUser: imageUser, RunAsGroup: number(1000)}},
+		"runAsNonRoot with runAsGroup 0":    {"true", "65532 0 0", &c{RunAsUser: imageUser, RunAsGroup: number(0)}},
+		"no word of a user":                 {"false", "0 0 0", &c{RunAsUser: imageUser}},
+		"a group alone":                     {"false", "0 0 0 90", &c{RunAsUser: imageUser, SupplementalGroups: []int64{90}}},
+		"runAsUser":                         {"", "1000 0 0", &c{RunAsUser: number(1000)}},
+		"runAsUser that is the image's":     {"", "65532 0 0", &c{RunAsUser: imageUser}},
+		"runAsUser 0":                       {"", "0 0 0", &c{RunAsUser: number(0)}},
+		"an annotation of another's making": {"yes", "65532 0 0", &c{RunAsUser: imageUser}},
 	} {
 		config := sh("echo $(id -u) $(id -g) $(id -G)")
 		of.context.NamespaceOptions = config.Linux.SecurityContext.NamespaceOptions
-		config.Linux.SecurityContext = &of.context
+		config.Linux.SecurityContext = of.context
 		if of.annotation != "" {
 			config.Annotations = map[string]string{NonRootAnnotation: of.annotation}
 		}
