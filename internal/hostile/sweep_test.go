@@ -116,14 +116,14 @@ func (s *sweep) run(g *grown) {
 	}
 	collect()
 	const first, factor = 64, 4
-	n, at := first, times{}
+	n, at := first, s.measure(g, first)
 	for {
-		at = s.measure(g, n)
 		size := len(g.body(n, "x", "", false))
 		if at.longest() > slow || size*2 > s.limit {
 			break
 		}
 		n *= min(factor, max(2, s.limit/size))
+		at = s.measure(g, n)
 	}
 	if at.longest() < slow {
 		return
