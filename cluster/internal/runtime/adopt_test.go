@@ -187,7 +187,7 @@ func TestKilledShim(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	var o Options
 	w := open(t, func(opened *Options, _ *v1.PodSandboxConfig) {
-		if err := unix.Mount("tmpfs", opened.Root, "tmpfs", 0, "size=1m"); err != nil {
+		if err := unix.Mount("tmpfs", opened.Root, "tmpfs", 0, "size=1m,mode=0700"); err != nil {
 			t.Fatal(err)
 		}
 		root := opened.Root
