@@ -51,7 +51,7 @@ func newBudget(size int64) budget {
 	}
 }
 
-// content is the body of the request, once there is room to work on it.
+// content reads the body of the request, and blocks until the budget has memory for it.
 func (q *request) content() ([]byte, error) {
 	data, err := q.body()
 	if err == nil {
@@ -108,8 +108,8 @@ func (q *request) releaseHooks() {
 	}
 }
 
-// affords is for an object whose weight the body did not show: it takes what is missing, or refuses the object. It does not wait, as
-// requests that hold memory must not wait for each other.
+// affords weighs a decoded object of whose body only a bound was known. It takes the missing memory or refuses the object. It does not
+// block, because requests that hold memory must not wait for each other.
 func (q *request) affords(t object.Tree) error {
 	n, b := tableOf(q.sends(), &q.server.budget).Tree(t), &q.server.budget
 	switch {
@@ -125,8 +125,8 @@ func (q *request) affords(t object.Tree) error {
 	return nil
 }
 
-// bodyWeight is the memory that a body takes while the request is worked on. Where only its bound is known, it is at least parse, and
-// affords compares the decoded object with the budget.
+// bodyWeight returns the memory that a body takes while the server works on the request, in bytes. For some formats n is an upper bound
+// only: parse is then the lower one, and affords weighs the decoded object.
 func (q *request) bodyWeight(data []byte) (parse, n int64) {
 	if len(data) == 0 {
 		return 0, 0
@@ -172,7 +172,7 @@ func (q *request) yamlWeight(table *weight.Table, data []byte) (parse, n int64) 
 	return parse, n
 }
 
-// storedWeight is the memory that the stored object takes, which an update, a patch or a deletion decodes as well.
+// storedWeight returns the memory of the stored object in bytes, which an update, a patch or a deletion decodes as well.
 func (q *request) storedWeight() int64 {
 	if q.v == nil || q.name == "" || q.verb == verbCreate {
 		return 0
@@ -192,7 +192,7 @@ func tableOf(v *resource.Version, b *budget) *weight.Table {
 	return v.Type.Weights()
 }
 
-// checked adds to c what bodies of which only a bound is known need.
+// checked has the engine weigh the decoded object where only a bound of its weight is known.
 func (q *request) checked(c engine.Caller) engine.Caller {
 	if q.unseen {
 		c.Fits = q.affords
@@ -200,12 +200,12 @@ func (q *request) checked(c engine.Caller) engine.Caller {
 	return c
 }
 
-// tooHeavy is the 413 for a body that no budget of this size has memory for.
+// tooHeavy returns the 413 for a body that weighs more than the budget.
 func tooHeavy(n, limit int64) error {
 	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the body takes up to %d bytes of memory, the limit is %d", n, limit))
 }
 
-// crowded is the 503 for a request whose deadline has passed before there was memory for it.
+// crowded returns the 503 for a request that did not get memory before its deadline.
 func crowded() error {
 	err := apierrors.NewServiceUnavailable("the server has no memory for the body of this request now, please try again")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}

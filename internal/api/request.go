@@ -44,7 +44,7 @@ type request struct {
 	audited    *audited
 	trace      *Traced       // of a dry run, where the steps are asked for
 	seat       fairness.Seat // while it has one
-	upgraded   func()        // makes it long-running; nil where it is, or asks for no upgrade
+	upgraded   func()        // makes the request long-running; nil if it is already, or requests no upgrade
 	warnings
 
 	began     time.Time
