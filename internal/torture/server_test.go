@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -26,9 +28,27 @@ type server struct {
 	dir    string
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process has ended
-	output *bytes.Buffer
+	output *output
 	http   *http.Client
 	host   string
+}
+
+// output is what a process prints, readable while the process runs.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 func build(t *testing.T) string {
@@ -51,7 +71,7 @@ func (s *server) start(flags ...string) {
 // starts is start; it reports false when the server ends by itself.
 func (s *server) starts(flags ...string) bool {
 	s.t.Helper()
-	s.output, s.exited = &bytes.Buffer{}, make(chan struct{})
+	s.output, s.exited = &output{}, make(chan struct{})
 	s.cmd = exec.Command(s.binary, append([]string{"serve", "--data-dir", s.dir, "--secure-port", "0"}, flags...)...)
 	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output
 	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig") // which is written anew; the last one may be of the same port
