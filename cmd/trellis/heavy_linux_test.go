@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,47 +37,61 @@ const (
 	asMerge     = "application/merge-patch+json"
 )
 
-// The worst body of each built-in kind does not end a server with 512 MiB: the largest that there is, which is refused with its weight,
-// and the heaviest that the budget takes, which is worked on; alone, and 64 clients at once. The same holds for traced writes, for small
-// patches of heavy objects, for YAML with aliases, and for reviews.
+// The worst body of each built-in kind does not end a server with 512 MiB: the largest body, which is refused with its weight, and the
+// heaviest body that the budget admits; each alone, and from 64 clients at once. The same holds for traced writes, for small patches of
+// heavy objects, for YAML with aliases, and for reviews of a caller without rights.
 func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes several times the memory; .ci/run has a step for this test without it")
 	}
-	s := startHeavy(t)
-	var all []heavyRequest
+	all := worstOfEachKind(t)
+	t.Run("cgroup", func(t *testing.T) {
+		group := newMemoryGroup(t)
+		if group == "" {
+			t.Skip("this process cannot create a memory cgroup; the other subtest needs none")
+		}
+		s := startHeavy(t, group)
+		for _, r := range all {
+			if code, text := s.send(r.path, asProtobuf, r.full); code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "bytes of memory, the limit is") {
+				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.full), code, text)
+			}
+			s.alive(r.path)
+			if code, text := s.send(r.path, asProtobuf, r.most); code == 0 || strings.Contains(text, "bytes of memory") { // its weight is nearly the budget
+				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.most), code, text)
+			}
+			s.alive(r.path)
+		}
+		for _, r := range all {
+			s.atOnce("the largest", func(int) (string, string, []byte) { return r.path, asProtobuf, r.full })
+			s.atOnce("the heaviest", func(int) (string, string, []byte) { return r.path + "?timeout=500ms", asProtobuf, r.most })
+			s.atOnce("the heaviest eighth", func(int) (string, string, []byte) { return r.path + "?timeout=500ms", asProtobuf, r.eighth })
+		}
+		s.others()
+		s.checkPeak()
+	})
+	t.Run("GOMEMLIMIT", func(t *testing.T) {
+		s := startHeavy(t, "")
+		s.atOnce("the largest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.full })
+		s.atOnce("the heaviest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.most })
+		s.atOnce("the heaviest eighth", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.eighth })
+		s.others()
+		s.checkPeak()
+	})
+}
+
+func worstOfEachKind(t *testing.T) (all []heavyRequest) {
 	for _, d := range builtin.Definitions(builtin.Config{}) {
-		v := d.Storage
-		if v.HasProtobuf() {
+		if v := d.Storage; v.HasProtobuf() {
 			all = append(all, worstOf(v))
 		}
 	}
 	if len(all) < 50 {
 		t.Fatalf("only %d kinds", len(all))
 	}
-	for _, r := range all {
-		if code, text := s.send(r.path, asProtobuf, r.full); code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "bytes of memory, the limit is") {
-			t.Errorf("%s, %d bytes: %d %s", r.path, len(r.full), code, text)
-		}
-		s.alive(r.path)
-	}
-	for _, r := range all { // alone: each weighs nearly all of the budget
-		if code, text := s.send(r.path, asProtobuf, r.most); code == 0 || strings.Contains(text, "bytes of memory") {
-			t.Errorf("%s, %d bytes: %d %s", r.path, len(r.most), code, text)
-		}
-		s.alive(r.path)
-	}
-	s.atOnce("the largest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.full })
-	s.atOnce("the heaviest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.most })
-	s.atOnce("the heaviest eighth", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.eighth })
-	s.others()
-	t.Logf("the server took %d MiB at most; its limit is held by %s", s.peak()>>20, s.held)
-	if s.peak() > heavyLimit { // where a cgroup holds it, the server would have ended
-		t.Errorf("the server took %d bytes", s.peak())
-	}
+	return all
 }
 
-// others sends what is heavy by other means.
+// others sends requests that are heavy for other reasons than the kind of their body.
 func (s *heavyServer) others() {
 	const maps, pods = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/pods"
 	var data strings.Builder
@@ -94,7 +109,27 @@ func (s *heavyServer) others() {
 	aliases := []byte("a: &a [" + strings.Repeat("{},", 300) + "]\nb: &b [" + strings.Repeat("*a,", 300) + "]\nc: [*b,*b,*b]\n")
 	s.atOnce("aliases", func(int) (string, string, []byte) { return maps, "application/yaml", aliases })
 	review := worstOf(kindNamed("selfsubjectaccessreviews"))
-	s.atOnce("reviews", func(int) (string, string, []byte) { return review.path, asProtobuf, review.eighth })
+	s.withoutRights().atOnce("reviews", func(int) (string, string, []byte) { return review.path, asProtobuf, review.eighth })
+}
+
+// withoutRights returns a client of the same server whose ServiceAccount has no role.
+func (s *heavyServer) withoutRights() *heavyServer {
+	s.Helper()
+	const accounts = "/api/v1/namespaces/default/serviceaccounts"
+	if code, text := s.send(accounts, asJSON, []byte(`{"metadata":{"name":"stranger"}}`)); code != http.StatusCreated {
+		s.Fatalf("%d %s", code, text)
+	}
+	code, text := s.send(accounts+"/stranger/token", asJSON, []byte(`{"spec":{}}`))
+	token := regexp.MustCompile(`"token":"([^"]+)"`).FindStringSubmatch(text)
+	if code != http.StatusCreated || token == nil {
+		s.Fatalf("%d %s", code, text)
+	}
+	stranger := *s
+	stranger.connect(&rest.Config{Host: s.host, BearerToken: token[1], TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	if code, text := stranger.send("/api/v1/namespaces/default/configmaps", asJSON, []byte(`{}`)); code != http.StatusForbidden {
+		s.Fatalf("the ServiceAccount has rights: %d %s", code, text)
+	}
+	return &stranger
 }
 
 type heavyRequest struct {
@@ -145,7 +180,8 @@ type heavyServer struct {
 	held    string // what holds the limit
 }
 
-func startHeavy(t *testing.T) *heavyServer {
+// startHeavy starts a server in the memory cgroup group or, if it is "", with GOMEMLIMIT.
+func startHeavy(t *testing.T, group string) *heavyServer {
 	t.Helper()
 	dir := t.TempDir()
 	self, err := exec.LookPath("trellis")
@@ -156,7 +192,7 @@ func startHeavy(t *testing.T) *heavyServer {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.process = exec.CommandContext(ctx, self, "serve", "--data-dir", dir, "--secure-port", "0")
 	s.process.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(heavyLimit))
-	if group := newMemoryGroup(t); group != "" {
+	if group != "" {
 		s.held = "the cgroup " + group
 		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, self, "serve", "--data-dir", dir, "--secure-port", "0")
 	}
@@ -213,7 +249,12 @@ func (s *heavyServer) connect(config *rest.Config) {
 	}
 	c.NextProtos = []string{"http/1.1"}
 	s.host = config.Host
-	s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: c, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, MaxIdleConnsPerHost: heavyAtOnce}}
+	transport := &http.Transport{TLSClientConfig: c, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, MaxIdleConnsPerHost: heavyAtOnce}
+	authenticated, err := rest.HTTPWrappersForConfig(config, transport)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.client = &http.Client{Transport: authenticated}
 }
 
 // send is the answer to a body; its code is 0 where there is none.
@@ -225,11 +266,15 @@ func (s *heavyServer) send(path, contentType string, body []byte) (code int, tex
 	case asMerge:
 		method = http.MethodPatch
 	}
-	mark := "?"
-	if strings.Contains(path, "?") {
-		mark = "&"
+	url := s.host + path
+	switch {
+	case strings.Contains(path, "timeout="):
+	case strings.Contains(path, "?"):
+		url += "&" + heavyWait
+	default:
+		url += "?" + heavyWait
 	}
-	r, err := http.NewRequest(method, s.host+path+mark+heavyWait, bytes.NewReader(body))
+	r, err := http.NewRequest(method, url, bytes.NewReader(body))
 	if err != nil {
 		return 0, err.Error()
 	}
@@ -239,7 +284,7 @@ func (s *heavyServer) send(path, contentType string, body []byte) (code int, tex
 		return 0, err.Error()
 	}
 	defer response.Body.Close()
-	begin, _ := io.ReadAll(io.LimitReader(response.Body, 1000))
+	begin, _ := io.ReadAll(io.LimitReader(response.Body, 4000))
 	_, _ = io.Copy(io.Discard, response.Body)
 	return response.StatusCode, string(begin)
 }
@@ -271,6 +316,14 @@ func (s *heavyServer) alive(after string) {
 	s.Helper()
 	if code, text := s.send("/readyz", "", nil); code != http.StatusOK {
 		s.Fatalf("after %s: %d %s", after, code, text)
+	}
+}
+
+func (s *heavyServer) checkPeak() {
+	s.Helper()
+	s.Logf("the server took %d MiB at most; its limit is held by %s", s.peak()>>20, s.held)
+	if s.peak() > heavyLimit {
+		s.Errorf("the server took %d bytes, the limit is %d", s.peak(), heavyLimit)
 	}
 }
 
