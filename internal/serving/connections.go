@@ -68,6 +68,20 @@ type connection struct {
 	of     *connections
 	place  *list.Element // in waiting; nil: it has authenticated
 	closed bool
+
+	reading, writing pace
+}
+
+// Read implements net.Conn.
+func (conn *connection) Read(p []byte) (int, error) {
+	conn.reading.yield()
+	return conn.Conn.Read(p)
+}
+
+// Write implements net.Conn.
+func (conn *connection) Write(p []byte) (int, error) {
+	conn.writing.yield()
+	return conn.Conn.Write(p)
 }
 
 // Accept implements net.Listener. The process may reach its limit in spite of the reserve: then the oldest connection that never
