@@ -1,6 +1,12 @@
 package weight
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"runtime"
+)
+
+// yieldAfter is the number of bytes after which the scan lets other goroutines run.
+const yieldAfter = 64 << 10
 
 // container is an object or a list that the scan is within; of is nil where its type is not known.
 type container struct {
@@ -16,7 +22,11 @@ func (t *Table) JSON(data []byte) int64 {
 	var room [64]container
 	stack := room[:0]
 	next, key := t.top, false // the field of the next value; whether a key comes first
-	for i := 0; i < len(data); {
+	for i, yielded := 0, 0; i < len(data); {
+		if i-yielded > yieldAfter {
+			yielded = i
+			runtime.Gosched()
+		}
 		switch c := data[i]; c {
 		case ' ', '\t', '\r', '\n', ':':
 			i++
