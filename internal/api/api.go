@@ -5,6 +5,7 @@ package api
 import (
 	"context"
 	"net/http"
+	goruntime "runtime"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/fairness"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -67,6 +69,7 @@ type Server struct {
 	watchCounts  watchCounts
 	impersonator http.Handler
 	budget       budget
+	slots        *compute.Slots // of expensive requests
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -86,6 +89,7 @@ func New(c Config) *Server {
 		impersonator: impersonator(c.Authorizer),
 		budget:       newBudget(c.MemoryBudget),
 	}
+	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.budget.size/waitingShare)
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout
 	}

@@ -61,9 +61,14 @@ func (q *request) content() ([]byte, error) {
 }
 
 // acquireBody blocks until the budget has memory for the request, and takes it. In memory a body may grow a thousand times. Upstream
-// bounds the number of requests in flight instead. releaseBody is called before the response is written, so a slow reader blocks no
-// other request.
+// bounds the number of requests in flight instead. An expensive request also takes a slot: first the slot, so that users take turns.
+// releaseBody is called before the response is written, so a slow reader blocks no other request.
 func (q *request) acquireBody(data []byte) error {
+	if len(data) > expensiveBody {
+		if err := q.takeSlot(len(data)); err != nil {
+			return err
+		}
+	}
 	parse, n := q.bodyWeight(data)
 	n += q.storedWeight()
 	if q.trace != nil {
@@ -76,19 +81,36 @@ func (q *request) acquireBody(data []byte) error {
 	if parse > b.size {
 		return tooHeavy(parse, b.size)
 	}
-	n = min(n, b.size)
+	if err := q.takeSlot(len(data)); err != nil {
+		return err
+	}
+	q.hooked = q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != ""
+	return q.acquireMemory(min(n, b.size))
+}
+
+// acquireMemory takes n bytes of the budget. The request has no slot while it waits for them: those that have memory may need one.
+func (q *request) acquireMemory(n int64) error {
+	b := &q.server.budget
+	hooks := min(n, b.size/webhookShare)
+	if !q.hooked && b.all.TryAcquire(n) {
+		q.weight = n
+		return nil
+	}
 	ctx, cancel := q.limited()
 	defer cancel()
-	q.hooked = q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != ""
-	if q.hooked && b.hooks.Acquire(ctx, min(n, b.size/webhookShare)) != nil {
+	defer q.slot.Pause(ctx)()
+	if q.hooked && b.hooks.Acquire(ctx, hooks) != nil {
+		q.hooked = false
+		return crowded()
+	}
+	if b.all.Acquire(ctx, n) != nil {
+		if q.hooked {
+			b.hooks.Release(hooks)
+			q.hooked = false
+		}
 		return crowded()
 	}
 	q.weight = n
-	if b.all.Acquire(ctx, n) != nil {
-		q.releaseHooks()
-		q.weight = 0
-		return crowded()
-	}
 	return nil
 }
 

@@ -30,7 +30,10 @@ func (q *request) list() error {
 	if err != nil {
 		return err
 	}
-	l, err := q.server.engine.List(q.r.Context(), q.target(), o.engine())
+	if err := q.takeSlotForList(o); err != nil {
+		return err
+	}
+	l, err := q.server.engine.List(q.slot.Context(q.r.Context()), q.target(), o.engine())
 	if err != nil {
 		return err
 	}
@@ -39,6 +42,9 @@ func (q *request) list() error {
 
 // respondList answers with a list as it was asked for. What can fail is done before the first byte.
 func (q *request) respondList(l *engine.List) error {
+	if err := q.takeSlotToEncode(l.Items...); err != nil {
+		return err
+	}
 	m := &q.media
 	switch {
 	case m.view == viewPartial:
@@ -187,6 +193,9 @@ func (q *request) stream(items []engine.Object, head, tail []byte, item func([]b
 			continue
 		}
 		if out == nil {
+			if err := q.takeSlot(0); err != nil { // such a list is expensive
+				return err
+			}
 			out = q.open()
 		}
 		q.size += len(buf)
@@ -223,13 +232,13 @@ func (q *request) open() io.Writer {
 	q.deadline(time.Now().Add(slowClient))
 	if !gzipAccepted(q.r) {
 		q.w.WriteHeader(q.status)
-		return q.w
+		return unslotted{q}
 	}
 	h.Set("Content-Encoding", "gzip")
 	h.Add("Vary", "Accept-Encoding")
 	q.w.WriteHeader(q.status)
 	z := gzips.Get().(*gzip.Writer)
-	z.Reset(q.w)
+	z.Reset(unslotted{q})
 	return z
 }
 

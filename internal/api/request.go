@@ -20,6 +20,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -51,6 +52,7 @@ type request struct {
 	cancel    context.CancelFunc // of the deadline that the client set, nil if it did not
 	status    int                // written, 0 before
 	size      int                // bytes of the body written
+	slot      *compute.Slot      // while the request computes; nil if it is inexpensive
 	weight    int64              // memory of the budget that the request holds
 	hooked    bool               // the weight counts in the part for webhook-converted kinds
 	unseen    bool               // the body shows only a bound of its weight
@@ -62,17 +64,18 @@ type request struct {
 // steps are the way of every request, whoever sends it and whatever it asks for, in kube-apiserver's order. A step
 // returns false where it has answered.
 var steps = [...]func(*request) bool{
-	(*request).begin,           // what every answer says
-	(*request).requestInfo,     // what the path and the query are about
-	(*request).notShuttingDown, // not while the server is going away
-	(*request).requestDeadline, // the time that the client gives it
-	(*request).authenticate,    // who asks
-	(*request).audit,           // is it recorded
-	(*request).impersonate,     // as whom
-	(*request).takeSeat,        // is it their turn
-	(*request).authorize,       // may they
-	(*request).route,           // what serves it
-	(*request).perform,         // the verb, which writes the answer
+	(*request).begin,            // what every answer says
+	(*request).requestInfo,      // what the path and the query are about
+	(*request).notShuttingDown,  // not while the server is going away
+	(*request).requestDeadline,  // the time that the client gives it
+	(*request).authenticate,     // who asks
+	(*request).audit,            // is it recorded
+	(*request).impersonate,      // as whom
+	(*request).takeSeat,         // is it their turn
+	(*request).takeSlotForQuery, // before a long selector is parsed
+	(*request).authorize,        // may they
+	(*request).route,            // what serves it
+	(*request).perform,          // the verb, which writes the answer
 }
 
 // ServeHTTP answers one request.
@@ -322,6 +325,7 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		Warn:         q.Warn,
 		Options:      options,
 		Annotate:     q.annotate,
+		Slot:         q.slot,
 	}
 	if q.audited != nil {
 		c.Decoded = q.auditSent
@@ -370,6 +374,9 @@ func (q *request) finish() {
 	}
 	if q.weight > 0 {
 		q.releaseBody()
+	}
+	if q.slot != nil {
+		q.slot.Release()
 	}
 	q.seat.Release(time.Now)
 	if q.v != nil && q.status != 0 && !q.uncounted {

@@ -29,6 +29,7 @@ func (q *request) route() bool {
 		}
 	}
 	if theirs != nil {
+		q.slot.Release() // the other server computes
 		q.proxy(theirs)
 		return false
 	}

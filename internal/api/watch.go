@@ -49,7 +49,15 @@ func (q *request) watch() error {
 			return err
 		}
 	}
-	w, err := q.server.engine.Watch(q.r.Context(), q.target(), o.engine())
+	if q.slot == nil {
+		q.slot = q.newSlot() // for what the watch sends later
+	}
+	if o.ResourceVersion == "" || o.ResourceVersion == "0" { // it begins with all objects
+		if err := q.takeSlotForList(o); err != nil {
+			return err
+		}
+	}
+	w, err := q.server.engine.Watch(q.slot.Context(q.r.Context()), q.target(), o.engine())
 	if err != nil {
 		return err
 	}
@@ -185,6 +193,7 @@ func (s *stream) gather(done <-chan struct{}) bool {
 
 // forward sends all that is ready; false where the stream is over.
 func (s *stream) forward() bool {
+	defer s.slot.Release()
 	for {
 		var err error
 		s.taken, err = s.source.Take(s.taken[:0])
@@ -207,7 +216,8 @@ func (s *stream) forward() bool {
 	}
 }
 
-// add encodes an event, and sends what has been encoded when that has become much.
+// add encodes an event. It sends all encoded events once they have the size of a chunk; a stream with more than that to send takes a slot,
+// until it has sent all.
 func (s *stream) add(e engine.WatchEvent) bool {
 	buf, err := s.events.append(s.buf, e)
 	if err != nil {
@@ -216,7 +226,7 @@ func (s *stream) add(e engine.WatchEvent) bool {
 		return false
 	}
 	s.buf, s.frames = buf, append(s.frames, len(buf))
-	return len(buf) < chunk || s.flush()
+	return len(buf) < chunk || s.flush() && s.takeSlot(0) == nil
 }
 
 // fault tells the client why the stream ends.
@@ -230,7 +240,9 @@ func (s *stream) flush() bool {
 	if len(s.buf) == 0 {
 		return true
 	}
+	resume := s.slot.PauseAfter(s.r.Context(), slowWrite)
 	err := s.out.send(s.buf, s.frames)
+	resume()
 	s.counter.Add(float64(len(s.frames)))
 	s.size += len(s.buf)
 	s.buf, s.frames, s.sent = s.buf[:0], s.frames[:0], time.Now()

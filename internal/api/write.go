@@ -145,6 +145,9 @@ func (q *request) write(code int, contentType string, body []byte) {
 	if q.weight > 0 {
 		q.releaseBody()
 	}
+	if q.slot != nil && (len(body) <= gzipThreshold || !gzipAccepted(q.r)) {
+		q.slot.Release()
+	}
 	h := q.w.Header()
 	if contentType == mediaJSON {
 		h["Content-Type"] = jsonType
@@ -161,7 +164,7 @@ func (q *request) write(code int, contentType string, body []byte) {
 	h.Add("Vary", "Accept-Encoding")
 	q.w.WriteHeader(code)
 	z := gzips.Get().(*gzip.Writer)
-	z.Reset(q.w)
+	z.Reset(unslotted{q})
 	if _, err := z.Write(body); err == nil {
 		_ = z.Close()
 	}
@@ -172,6 +175,11 @@ func (q *request) write(code int, contentType string, body []byte) {
 func (q *request) respond(code int, o engine.Object) error {
 	if q.audited != nil {
 		if err := q.auditAnswer(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
+			return err
+		}
+	}
+	if len(o.Record.Value) > expensiveObject {
+		if err := q.takeSlotToEncode(o); err != nil {
 			return err
 		}
 	}

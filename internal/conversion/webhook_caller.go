@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
+	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/egress"
 )
 
@@ -100,6 +101,7 @@ func (c *caller) post(ctx context.Context, body []byte) (answer []byte, replied 
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, */*")
 	req.Header.Set("User-Agent", "trellis")
+	defer compute.Pause(ctx)()
 	resp, err := c.client.Do(req)
 	if err != nil {
 		return nil, false, err

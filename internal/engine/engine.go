@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -60,6 +61,7 @@ type Caller struct {
 	Decoded      func(object.Tree)       // sees the body of a create or update, with defaults; nil: nobody does
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
 	Fits         func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil: none does
+	Slot         *compute.Slot           // is paused while the write waits for a webhook; nil: the write is inexpensive
 	nameless     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
 }
 

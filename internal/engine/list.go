@@ -51,6 +51,15 @@ func (e *Engine) query(t Target, o *ListOptions) (*query, error) {
 	return q, nil
 }
 
+// Count returns the number of stored objects of a collection.
+func (e *Engine) Count(t Target) int {
+	prefix := t.Version.Definition.Prefix
+	if t.Namespace != "" {
+		prefix += t.Namespace + "/"
+	}
+	return e.Store.Head().Count(prefix, "")
+}
+
 // List reads a collection.
 func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, error) {
 	if err := validateListOptions(&o, false); err != nil {

@@ -97,7 +97,7 @@ func (e *Engine) newWrite(ctx context.Context, t Target, c Caller, way way) (*wr
 	if err := e.subresource(t); err != nil {
 		return nil, err
 	}
-	w := &write{ctx: ctx, engine: e, target: t, caller: c, way: way, now: e.clock()}
+	w := &write{ctx: c.Slot.Context(ctx), engine: e, target: t, caller: c, way: way, now: e.clock()}
 	w.resolve(t.Version)
 	return w, nil
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/request"
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/internal/compute"
 )
 
 // call asks a webhook. The error is a failure to (failed), or the Status of its refusal.
@@ -39,7 +41,10 @@ func (s *seen) call(ctx context.Context, h *hook, to *generic.WebhookInvocation,
 	if deadline, _ := ctx.Deadline(); time.Until(deadline) > 0 {
 		post.Timeout((time.Until(deadline) + time.Second - 1).Truncate(time.Second)) // the webhook is told
 	}
-	if err := post.Do(ctx).Into(response); err != nil {
+	resume := compute.Pause(ctx)
+	called := post.Do(ctx)
+	resume()
+	if err := called.Into(response); err != nil {
 		return nil, failed(h, "failed to call webhook: %w", err)
 	}
 	result, err := request.VerifyAdmissionResponse(uid, h.GetType() == "admit", response)

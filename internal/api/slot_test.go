@@ -1,0 +1,125 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/utils/clock"
+
+	"github.com/trellis-k8s/trellis/internal/access"
+	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/compute"
+)
+
+// allSlots acquires all free slots, and returns their number and the function that releases them.
+func (h *harness) allSlots() (n int, release func()) {
+	var held []*compute.Slot
+	for slot := h.server.slots.For("other"); slot.TryAcquire(); slot = h.server.slots.For("other") {
+		held = append(held, slot)
+	}
+	return len(held), func() {
+		for _, slot := range held {
+			slot.Release()
+		}
+	}
+}
+
+// Requests that are expensive by their body, their query, the number of objects they read, or the format of their answer, wait for a slot
+// and get 503 at their deadline; inexpensive ones do not wait. With a slot, all of them are answered, and give it back.
+func TestExpensiveRequestsWaitForSlots(t *testing.T) {
+	h := withCronTabs(t)
+	const maps = "/api/v1/namespaces/default/configmaps"
+	configMap := func(name string, size int) string {
+		return `{"metadata":{"name":"` + name + `"},"data":{"a":"` + strings.Repeat("x", size) + `"}}`
+	}
+	h.want(http.StatusCreated, "POST", maps, configMap("large", expensiveObject), inJSONBody)
+	for i := range expensiveList {
+		h.want(http.StatusCreated, "POST", maps, configMap(fmt.Sprint("m-", i), 1), inJSONBody)
+	}
+	selector := "?labelSelector=a%20in%20(" + strings.Repeat("x,", expensiveQuery/2) + "x)"
+	const asJSON, asYAML, asProtobuf = "Accept: application/json", "Accept: application/yaml", "Accept: application/vnd.kubernetes.protobuf"
+	requests := []struct {
+		expensive                  bool
+		code                       int
+		method, path, body, header string
+	}{
+		{true, 201, "POST", maps + "?dryRun=All", configMap("b", expensiveBody), inJSONBody},
+		{true, 200, "PATCH", maps + "/large", `{"data":{"b":"` + strings.Repeat("x", expensiveBody) + `"}}`, "Content-Type: application/merge-patch+json"},
+		{true, 200, "GET", crontabs + selector, "", asJSON},
+		{true, 200, "GET", maps, "", asJSON},
+		{true, 200, "GET", maps + "?limit=10&labelSelector=a", "", asJSON},
+		{true, 200, "GET", maps + "?watch=true&timeoutSeconds=1", "", asJSON},
+		{true, 200, "GET", maps + "/large", "", asYAML},
+		{true, 200, "GET", maps + "/large?pretty=true", "", asJSON},
+		{true, 200, "GET", maps + "?limit=1", "", asProtobuf},
+		{false, 201, "POST", maps + "?dryRun=All", configMap("b", 1), inJSONBody},
+		{false, 200, "GET", maps + "/large", "", asJSON},
+		{false, 200, "GET", maps + "/m-1", "", asYAML},
+		{false, 200, "GET", maps + "?limit=10", "", asJSON},
+		{false, 200, "GET", crontabs, "", asJSON},
+		{false, 200, "GET", maps + "?watch=true&timeoutSeconds=1&resourceVersion=1", "", asJSON},
+	}
+	all, release := h.allSlots()
+	h.server.config.RequestTimeout = 50 * time.Millisecond
+	for _, r := range requests {
+		if !r.expensive {
+			h.want(r.code, r.method, r.path, r.body, r.header)
+			continue
+		}
+		w := h.want(http.StatusServiceUnavailable, r.method, r.path, r.body, r.header)
+		if w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "other expensive requests") {
+			t.Errorf("%s %.100s: Retry-After %q, %s", r.method, r.path, w.Header().Get("Retry-After"), w.Body)
+		}
+	}
+	release()
+	h.server.config.RequestTimeout = time.Minute
+	for _, r := range requests {
+		h.want(r.code, r.method, r.path, r.body, r.header)
+		free, release := h.allSlots()
+		if release(); free != all {
+			t.Fatalf("%s %.100s keeps its slot", r.method, r.path)
+		}
+	}
+}
+
+// A request that waits for a slot holds no seat of its priority level. The bodies of such requests take at most their part of the budget.
+func TestRequestsWaitWithoutSeat(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.MemoryBudget = 4 << 20
+		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
+		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
+	})
+	asJane := func(body string) int {
+		r := newRequest("POST", "/api/v1/namespaces/default/configmaps", body, inJSONBody)
+		w := httptest.NewRecorder()
+		h.server.ServeHTTP(w, r.WithContext(access.WithUser(t.Context(), &user.DefaultInfo{Name: "jane"})))
+		return w.Code
+	}
+	_, release := h.allSlots()
+	codes := make(chan int)
+	for range 5 {
+		go func() {
+			codes <- asJane(`{"metadata":{"generateName":"l-"},"data":{"a":"` + strings.Repeat("x", 800<<10) + `"}}`)
+		}()
+	}
+	for range 3 { // two of them fit into a half of the budget
+		if code := <-codes; code != http.StatusTooManyRequests {
+			t.Errorf("%d", code)
+		}
+	}
+	if code := asJane(`{"metadata":{"name":"small"}}`); code != http.StatusCreated {
+		t.Errorf("%d", code)
+	}
+	release()
+	for range 2 {
+		if code := <-codes; code != http.StatusCreated {
+			t.Errorf("%d", code)
+		}
+	}
+}
