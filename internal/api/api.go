@@ -70,6 +70,7 @@ type Server struct {
 	impersonator http.Handler
 	budget       budget
 	slots        *compute.Slots // of expensive requests
+	waiting      *compute.Room  // for slots, and for the rest of bodies
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -89,7 +90,8 @@ func New(c Config) *Server {
 		impersonator: impersonator(c.Authorizer),
 		budget:       newBudget(c.MemoryBudget),
 	}
-	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.budget.size/waitingShare)
+	s.waiting = compute.NewRoom(s.budget.size / waitingShare)
+	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.waiting)
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout
 	}

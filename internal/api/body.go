@@ -43,7 +43,11 @@ func (q *request) body() ([]byte, error) {
 	if n := min(q.r.ContentLength, maxTrusted); n > 0 {
 		data.Grow(int(n) + bytes.MinRead)
 	}
-	n, err := data.ReadFrom(io.LimitReader(q.r.Body, maxBody+1))
+	arrival := q.expect(int64(data.Cap()))
+	n, err := data.ReadFrom(io.LimitReader(arrival, maxBody+1))
+	if err := arrival.arrived(); err != nil {
+		return nil, err
+	}
 	switch {
 	case n > maxBody:
 		return nil, tooLarge()

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apiserver/pkg/authentication/user"
+
 	"github.com/trellis-k8s/trellis/internal/fixture/heavy"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -116,7 +118,7 @@ func TestLargeBodiesOfWebhooks(t *testing.T) {
 	h := newHarness(t, func(c *Config) { c.RequestTimeout = 50 * time.Millisecond; c.MemoryBudget = 8 << 20 })
 	of := func(c *resource.Custom) *request {
 		q := &request{server: h.server, r: newRequest("POST", crontabs, ""), v: &resource.Version{Definition: &resource.Definition{Custom: c}}}
-		q.verb = verbCreate
+		q.verb, q.attributes.User = verbCreate, &user.DefaultInfo{Name: "jane"}
 		return q
 	}
 	hooked := &resource.Custom{Conversion: resource.Conversion{Webhook: "{}"}}
@@ -127,6 +129,7 @@ func TestLargeBodiesOfWebhooks(t *testing.T) {
 		if err := q.acquireBody(body); (err != nil) != (i == 1) {
 			t.Errorf("request %d: %v", i, err)
 		}
+		q.slot.Release()
 		held = append(held, q)
 		if i > 1 {
 			q.releaseBody()
@@ -187,6 +190,7 @@ func TestWeightsCoverWrites(t *testing.T) {
 	} {
 		r := newRequest(c.method, c.path, c.body, c.as)
 		q := &request{server: h.server, r: r}
+		q.attributes.User = &user.DefaultInfo{Name: "jane"}
 		q.parse(c.method, r.URL.Path)
 		catalog, err := h.server.live.Current(t.Context())
 		if err != nil {
@@ -201,6 +205,7 @@ func TestWeightsCoverWrites(t *testing.T) {
 		}
 		weight := q.weight
 		q.releaseBody()
+		q.slot.Release()
 		took := peakOf(func() { h.do(c.method, c.path, c.body, c.as) })
 		t.Logf("%s %s: %d KiB took %d KiB and weigh %d KiB", c.method, c.path, len(c.body)>>10, took>>10, weight>>10)
 		if took > weight+1<<20 {

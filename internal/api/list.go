@@ -229,6 +229,7 @@ func (q *request) open() io.Writer {
 	h := q.w.Header()
 	h["Content-Type"] = []string{q.media.media}
 	q.status = http.StatusOK
+	q.seat.Release(time.Now) // a client that reads slowly holds up no other one
 	q.deadline(time.Now().Add(slowClient))
 	if !gzipAccepted(q.r) {
 		q.w.WriteHeader(q.status)

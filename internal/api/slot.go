@@ -23,7 +23,7 @@ const (
 const slowWrite = 5 * time.Millisecond
 
 const (
-	// waitingShare is the part of the budget that the bodies of requests that wait for a slot may take.
+	// waitingShare is the part of the budget that the bodies of requests may take that wait for a slot, or for the rest of their body.
 	waitingShare = 2
 	// waitingRequest is the memory in bytes of such a request besides its body.
 	waitingRequest = 64 << 10
@@ -44,7 +44,7 @@ func (q *request) takeSlot(memory int) error {
 	err := q.slot.Acquire(ctx, waitingRequest+int64(memory))
 	switch {
 	case errors.Is(err, compute.ErrTooMany):
-		return apierrors.NewTooManyRequests("the server works on too many expensive requests, please try again later", retryAfter)
+		return tooMany()
 	case err != nil:
 		return busy()
 	}
@@ -95,6 +95,11 @@ type unslotted struct{ *request }
 func (u unslotted) Write(p []byte) (int, error) {
 	defer u.slot.PauseAfter(u.r.Context(), slowWrite)()
 	return u.w.Write(p)
+}
+
+// tooMany returns the 429 for a request whose user has the most memory of those that wait.
+func tooMany() error {
+	return apierrors.NewTooManyRequests("the server works on too many expensive requests, please try again later", retryAfter)
 }
 
 // busy returns the 503 for an expensive request that did not get a slot before its deadline.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -28,6 +29,14 @@ func (h *harness) allSlots() (n int, release func()) {
 			slot.Release()
 		}
 	}
+}
+
+// queueJane has jane's requests wait for seats of a level of their own.
+func (h *harness) queueJane() {
+	h.t.Helper()
+	queue := `{"type":"Queue","queuing":{"queues":1,"handSize":1,"queueLengthLimit":10}}`
+	h.want(http.StatusCreated, "POST", flowAPI+"/prioritylevelconfigurations", strings.Replace(tightLevel, `{"type":"Reject"}`, queue, 1))
+	h.want(http.StatusCreated, "POST", flowAPI+"/flowschemas", janesFlow)
 }
 
 // Requests that are expensive by their body, their query, the number of objects they read, or the format of their answer, wait for a slot
@@ -95,6 +104,7 @@ func TestRequestsWaitWithoutSeat(t *testing.T) {
 		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
 		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
 	})
+	h.queueJane()
 	asJane := func(body string) int {
 		r := newRequest("POST", "/api/v1/namespaces/default/configmaps", body, inJSONBody)
 		w := httptest.NewRecorder()
@@ -120,6 +130,53 @@ func TestRequestsWaitWithoutSeat(t *testing.T) {
 	for range 2 {
 		if code := <-codes; code != http.StatusCreated {
 			t.Errorf("%d", code)
+		}
+	}
+}
+
+// Clients that send their bodies slowly hold no seat of their priority level: another request of the level is carried out. When the rest of
+// a body has come, its request takes a seat again. Where such bodies take too much memory, the newest gets 429.
+func TestSlowBodiesHoldNoSeat(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.MemoryBudget = 4 << 20
+		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
+		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
+	})
+	h.queueJane()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), &user.DefaultInfo{Name: "jane"})))
+	}))
+	t.Cleanup(server.Close)
+	post := func(body io.Reader) int {
+		resp, err := http.Post(server.URL+"/api/v1/namespaces/default/configmaps", "application/json", body)
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode
+	}
+	codes, bodies := make(chan int), []*io.PipeWriter{}
+	for range 4 { // of which three fit into a half of the budget
+		out, in := io.Pipe()
+		bodies = append(bodies, in)
+		go func() { codes <- post(out) }()
+		if _, err := in.Write([]byte(`{"metadata":{"generateName":"s-"},"data":{"a":"` + strings.Repeat("x", 600<<10))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code := <-codes; code != http.StatusTooManyRequests {
+		t.Errorf("a body beyond the bound: %d", code)
+	}
+	if code := post(strings.NewReader(`{"metadata":{"name":"small"}}`)); code != http.StatusCreated {
+		t.Errorf("a small body: %d", code)
+	}
+	for _, in := range bodies {
+		go func() { _, _ = in.Write([]byte(`"}}`)); _ = in.Close() }()
+	}
+	for range 3 {
+		if code := <-codes; code != http.StatusCreated {
+			t.Errorf("a slow body: %d", code)
 		}
 	}
 }

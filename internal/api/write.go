@@ -145,6 +145,7 @@ func (q *request) write(code int, contentType string, body []byte) {
 	if q.weight > 0 {
 		q.releaseBody()
 	}
+	q.seat.Release(time.Now) // a client that reads slowly holds up no other one
 	if q.slot != nil && (len(body) <= gzipThreshold || !gzipAccepted(q.r)) {
 		q.slot.Release()
 	}

@@ -4,9 +4,9 @@
 package compute
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 )
@@ -15,32 +15,29 @@ import (
 var ErrTooMany = errors.New("too many expensive requests wait")
 
 // Slots is a number of slots, each for one request that computes. Users who wait take turns: a user with many requests delays another
-// user by one of them. The memory of the requests that wait is bounded: at the bound, the newest request of the user with the most memory
-// fails. It is safe for concurrent use.
+// user by one of them. It is safe for concurrent use.
 type Slots struct {
+	room *Room // of the requests that wait
+
 	mu      sync.Mutex
 	free    int
-	most    int64    // memory of the requests that may wait, in bytes
-	memory  int64    // of the requests that wait
 	waiting []*queue // of the users who wait, in the order of their turns
 }
 
 // queue holds the requests of one user that wait for a slot, the oldest first.
 type queue struct {
 	user    string
-	memory  int64
 	waiters []*waiter
 }
 
 // waiter is a request that waits.
 type waiter struct {
-	memory int64
-	done   chan struct{} // closed when the request gets a slot or an error
-	err    error
+	done chan struct{} // closed when the request gets a slot or an error
+	err  error
 }
 
-// NewSlots returns n slots, for which requests with up to most bytes of memory wait.
-func NewSlots(n int, most int64) *Slots { return &Slots{free: n, most: most} }
+// NewSlots returns n slots. The requests that wait for them are in a Room.
+func NewSlots(n int, room *Room) *Slots { return &Slots{free: n, room: room} }
 
 // For returns the Slot of one request of a user. It is not acquired yet.
 func (s *Slots) For(user string) *Slot { return &Slot{of: s, user: user} }
@@ -56,22 +53,24 @@ func (s *Slots) tryAcquire() bool {
 }
 
 // acquire blocks until there is a slot. It returns the error of ctx if that ends first, and ErrTooMany if the requests that wait have too
-// much memory. A request with no memory is never refused.
+// much memory. A request without memory is never refused.
 func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
-	s.mu.Lock()
-	if s.free > 0 {
-		s.free--
-		s.mu.Unlock()
+	if s.tryAcquire() {
 		return nil
 	}
-	w := &waiter{memory: memory, done: make(chan struct{})}
-	s.add(user, w)
-	for s.memory > s.most {
-		s.refuse()
+	w := &waiter{done: make(chan struct{})}
+	if !s.enqueue(user, w) {
+		return nil
 	}
-	s.mu.Unlock()
+	if memory > 0 {
+		stay := s.room.Enter(user, func() { s.refuse(w) })
+		stay.Set(memory)
+		defer stay.Leave()
+	}
 	select {
 	case <-w.done:
+		// Otherwise Go would run this goroutine next, before those that became runnable earlier.
+		runtime.Gosched()
 		return w.err
 	case <-ctx.Done():
 	}
@@ -83,29 +82,31 @@ func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
 	return ctx.Err()
 }
 
-func (s *Slots) add(user string, w *waiter) {
-	s.memory += w.memory
+// enqueue has the request wait. It returns false if the request got a slot that has become free meanwhile.
+func (s *Slots) enqueue(user string, w *waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.free > 0 {
+		s.free--
+		return false
+	}
 	i := slices.IndexFunc(s.waiting, func(q *queue) bool { return q.user == user })
 	if i < 0 {
 		i = len(s.waiting)
 		s.waiting = append(s.waiting, &queue{user: user})
 	}
-	q := s.waiting[i]
-	q.memory += w.memory
-	q.waiters = append(q.waiters, w)
+	s.waiting[i].waiters = append(s.waiting[i].waiters, w)
+	return true
 }
 
-// refuse fails the newest request with memory of the user whose requests have the most memory.
-func (s *Slots) refuse() {
-	largest := slices.MaxFunc(s.waiting, func(a, b *queue) int { return cmp.Compare(a.memory, b.memory) })
-	i := len(largest.waiters) - 1
-	for largest.waiters[i].memory == 0 {
-		i--
+// refuse fails a request, unless it has a slot already.
+func (s *Slots) refuse(w *waiter) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.remove(w) {
+		w.err = ErrTooMany
+		close(w.done)
 	}
-	w := largest.waiters[i]
-	w.err = ErrTooMany
-	s.remove(w)
-	close(w.done)
 }
 
 // remove takes a request out of its queue. It returns false if the request does not wait any more.
@@ -115,8 +116,6 @@ func (s *Slots) remove(w *waiter) bool {
 		if at < 0 {
 			continue
 		}
-		s.memory -= w.memory
-		q.memory -= w.memory
 		if q.waiters = slices.Delete(q.waiters, at, at+1); len(q.waiters) == 0 {
 			s.waiting = slices.Delete(s.waiting, i, i+1)
 		}

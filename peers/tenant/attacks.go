@@ -31,6 +31,7 @@ const (
 	deployment = "/apis/apps/v1/namespaces/" + attackerNamespace + "/deployments/d"
 
 	jsonType     = "application/json"
+	yamlType     = "application/yaml"
 	protobufType = "application/vnd.kubernetes.protobuf"
 
 	// largeBody is just below the limit of a request's body, 3 MiB.
@@ -51,7 +52,7 @@ func attacks() []attack {
 		{"unknown-fields", requests("stranger", workers, "POST", reviews, jsonType, func() []byte {
 			return []byte(`{"apiVersion":"authorization.k8s.io/v1","kind":"SelfSubjectAccessReview","spec":{},"x":[` + list + `{}]}`)
 		})},
-		{"yaml", requests("stranger", workers, "POST", reviews, "application/yaml", func() []byte {
+		{"yaml", requests("stranger", workers, "POST", reviews, yamlType, func() []byte {
 			return []byte("apiVersion: authorization.k8s.io/v1\nkind: SelfSubjectAccessReview\nspec: {}\nx: [" + list + "{}]\n")
 		})},
 		{"pod-protobuf", requests("attacker", workers, "POST", own+"pods", protobufType, podInProtobuf)},
@@ -65,6 +66,8 @@ func attacks() []attack {
 		{"selector", requests("attacker", workers, "GET", own+"configmaps?labelSelector="+selector(), jsonType, nil)},
 		{"list", requests("attacker", workers, "GET", own+"configmaps", jsonType, nil)},
 		{"table", requests("attacker", workers, "GET", own+"configmaps?includeObject=Object&pretty=true", jsonType, nil)},
+		{"get-yaml", get("large", yamlType)},
+		{"get-pretty", get("large?pretty=true", jsonType)},
 		{"watch", watches},
 		{"slow-body", slowBodies},
 		{"slow-reader", slowReaders},
@@ -86,6 +89,11 @@ func prepared() iter.Seq2[string, string] {
 			yield(own+"configmaps", configMap(fmt.Sprintf("list-%d", i)))
 		}
 	}
+}
+
+// get returns an attack that reads a ConfigMap in a format.
+func get(name, format string) func(context.Context, string) string {
+	return requests("attacker", workers, "GET", own+"configmaps/"+name, format, nil)
 }
 
 // requests returns an attack that keeps a number of equal requests in flight.

@@ -47,7 +47,7 @@ func do(ctx context.Context, c *http.Client, method, url, contentType string, bo
 		return 0, nil, err
 	}
 	r.Header.Set("Content-Type", contentType)
-	r.Header.Set("Accept", "application/json")
+	r.Header.Set("Accept", accept(contentType))
 	resp, err := c.Do(r)
 	if err != nil {
 		return 0, nil, err
@@ -55,6 +55,14 @@ func do(ctx context.Context, c *http.Client, method, url, contentType string, bo
 	defer resp.Body.Close()
 	out, err := io.ReadAll(resp.Body)
 	return resp.StatusCode, out, err
+}
+
+// accept returns the format of the answer to a request of a media type: YAML for YAML, else JSON.
+func accept(contentType string) string {
+	if contentType == yamlType {
+		return yamlType
+	}
+	return jsonType
 }
 
 // prepare creates the namespaces, their ServiceAccounts' and users' roles, and the objects that attacks read and patch.
@@ -67,11 +75,14 @@ func prepare(host string) {
 			log.Fatalf("create at %s: %d %s", path, code, out)
 		}
 	}
+	// The default role edit is filled by a controller, which kube-apiserver does not have.
+	post("/apis/rbac.authorization.k8s.io/v1/clusterroles", `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"tenant"},`+
+		`"rules":[{"apiGroups":["","apps"],"resources":["configmaps","pods","deployments"],"verbs":["*"]}]}`)
 	for _, tenant := range []string{attackerNamespace, victimNamespace} {
 		post("/api/v1/namespaces", `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"`+tenant+`"}}`)
 		post("/api/v1/namespaces/"+tenant+"/serviceaccounts", `{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"default"}}`)
 		post("/apis/rbac.authorization.k8s.io/v1/namespaces/"+tenant+"/rolebindings", `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"RoleBinding",`+
-			`"metadata":{"name":"edit"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"edit"},`+
+			`"metadata":{"name":"tenant"},"roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"tenant"},`+
 			`"subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"`+tenant+`"}]}`)
 	}
 	for path, body := range prepared() {

@@ -142,6 +142,9 @@ func (s *Seat) Matched() (schema, level []string) {
 	return s.flow.schemaUID, s.flow.levelUID
 }
 
+// Held reports whether the request has a seat.
+func (s *Seat) Held() bool { return s.held }
+
 // Release gives the seat to whose turn it is. A second call, or one where there is none, does nothing.
 func (s *Seat) Release(now func() time.Time) {
 	if s.held {
