@@ -6,15 +6,17 @@ import (
 )
 
 const (
-	// A connection with paceCalls reads, or writes, within paceTime is busy: it yields.
+	// paceCalls is the number of reads, or of writes, after which the time is read.
 	paceCalls = 4
-	paceTime  = 2 * time.Millisecond
+	// A connection that has been busy for paceTime yields. It is busy while paceCalls take less than that.
+	paceTime = 2 * time.Millisecond
 )
 
 // pace is the rate of one connection's reads or of its writes. It is not safe for concurrent use.
 type pace struct {
 	calls uint
-	since time.Time // of the last paceCalls
+	last  time.Time // when the time was read last
+	since time.Time // when the connection became busy, or yielded last
 }
 
 // yield lets all other goroutines run first if the connection is busy. A client that sends small frames without a pause would otherwise
@@ -24,9 +26,13 @@ func (p *pace) yield() {
 		return
 	}
 	now := time.Now()
-	busy := now.Sub(p.since) < paceTime
-	p.since = now
-	if busy {
+	idle := now.Sub(p.last) >= paceTime
+	p.last = now
+	switch {
+	case idle:
+		p.since = now
+	case now.Sub(p.since) >= paceTime:
+		p.since = now
 		runtime.Gosched()
 	}
 }
