@@ -100,7 +100,7 @@ func TestPause(t *testing.T) {
 			t.Fatal("two requests compute")
 		}
 		slow := slot.PauseAfter(ctx, time.Second)
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)
 		if !other.TryAcquire() {
 			t.Fatal("a pause keeps the slot")
 		}

@@ -38,7 +38,8 @@ var rooms = []string{
 	"internal/viaproxy",
 	"internal/storage",
 	"internal/object",
-	"internal/weight", // knows Go types and wire formats
+	"internal/weight",  // knows Go types and wire formats
+	"internal/compute", // knows users by name
 	"conversionwebhook",
 	"internal/gather",    // knows connections
 	"internal/specialip", // knows addresses
