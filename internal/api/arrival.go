@@ -1,6 +1,7 @@
 package api
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,11 +16,13 @@ const slowBody = 50 * time.Millisecond
 // arrival is a body on its way.
 type arrival struct {
 	*request
-	size    atomic.Int64 // memory of the body, in bytes
-	late    *time.Timer  // gives up the seat
-	left    chan struct{}
-	stay    atomic.Pointer[compute.Stay] // among the requests that wait; nil while it has its seat
-	refused atomic.Bool
+	size atomic.Int64                 // memory of the body, in bytes
+	late *time.Timer                  // gives up the seat; nil: there is none
+	left chan struct{}                // closed when the seat is given up
+	stay atomic.Pointer[compute.Stay] // among the requests that wait; nil while it has its seat
+
+	mu            sync.Mutex
+	over, refused bool // once it is over, it is not refused: the handler may have returned
 }
 
 // expect returns the arrival of the body, with memory reserved for it. The caller calls arrived at its end.
@@ -37,12 +40,19 @@ func (q *request) expect(reserved int64) *arrival {
 func (a *arrival) unseat() {
 	defer close(a.left)
 	a.seat.Release(time.Now)
-	stay := a.server.waiting.Enter(a.attributes.User.GetName(), func() {
-		a.refused.Store(true)
-		a.readDeadline(time.Now())
-	})
+	stay := a.server.waiting.Enter(a.attributes.User.GetName(), a.refuse)
 	a.stay.Store(stay)
 	stay.Set(a.size.Load())
+}
+
+// refuse ends the wait for the body.
+func (a *arrival) refuse() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.over {
+		a.refused = true
+		a.readDeadline(time.Now())
+	}
 }
 
 // Read implements io.Reader.
@@ -64,7 +74,10 @@ func (a *arrival) arrived() error {
 	}
 	<-a.left
 	a.stay.Load().Leave()
-	if a.refused.Load() {
+	a.mu.Lock()
+	a.over = true
+	a.mu.Unlock()
+	if a.refused {
 		return tooMany()
 	}
 	x, ok := a.server.config.Fairness, false
