@@ -22,7 +22,7 @@ type arrival struct {
 	stay atomic.Pointer[compute.Stay] // among the requests that wait; nil while it has its seat
 
 	mu            sync.Mutex
-	over, refused bool // once it is over, it is not refused: the handler may have returned
+	over, refused bool // once it is over, no deadline is set: the handler may have returned, and then net/http panics
 }
 
 // expect returns the arrival of the body, with memory reserved for it. The caller calls arrived at its end.
@@ -45,12 +45,17 @@ func (a *arrival) unseat() {
 	stay.Set(a.size.Load())
 }
 
-// refuse ends the wait for the body.
-func (a *arrival) refuse() {
+// refuse ends the wait for the body of a request that takes too much memory.
+func (a *arrival) refuse() { a.end(true) }
+
+// stall ends the wait for the body.
+func (a *arrival) stall() { a.end(false) }
+
+func (a *arrival) end(refused bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.over {
-		a.refused = true
+		a.refused = a.refused || refused
 		a.readDeadline(time.Now())
 	}
 }
@@ -69,14 +74,14 @@ func (a *arrival) Read(p []byte) (int, error) {
 // arrived takes a seat again if the request has given it up. The error is a 429: for a request that found no seat, and for one whose body
 // had to leave.
 func (a *arrival) arrived() error {
+	a.mu.Lock()
+	a.over = true
+	a.mu.Unlock()
 	if a.late == nil || a.late.Stop() {
 		return nil
 	}
 	<-a.left
 	a.stay.Load().Leave()
-	a.mu.Lock()
-	a.over = true
-	a.mu.Unlock()
 	if a.refused {
 		return tooMany()
 	}

@@ -35,15 +35,15 @@ func (q *request) body() ([]byte, error) {
 	if q.r.ContentLength > maxBody {
 		return nil, tooLarge()
 	}
-	if q.r.ProtoMajor > 1 {
-		stalled := time.AfterFunc(q.server.patience(), func() { q.readDeadline(time.Now()) })
-		defer stalled.Stop()
-	}
 	var data bytes.Buffer
 	if n := min(q.r.ContentLength, maxTrusted); n > 0 {
 		data.Grow(int(n) + bytes.MinRead)
 	}
 	arrival := q.expect(int64(data.Cap()))
+	if q.r.ProtoMajor > 1 {
+		stalled := time.AfterFunc(q.server.patience(), arrival.stall)
+		defer stalled.Stop()
+	}
 	n, err := data.ReadFrom(io.LimitReader(arrival, maxBody+1))
 	if err := arrival.arrived(); err != nil {
 		return nil, err
