@@ -36,6 +36,8 @@ func limits(kind string) []resource.Limit {
 		return each(maxUnique, "spec.skipNodeOperations")
 	case "Service":
 		return each(maxItems, "spec.externalIPs")
+	case "CSINode":
+		return each(maxItems, "spec.drivers")
 	case "StorageClass":
 		return each(maxItems, "allowedTopologies")
 	case "Pod":

@@ -43,6 +43,7 @@ func TestItemLimits(t *testing.T) {
 		{"batch/v1", "CronJob", "spec.jobTemplate.spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
 			`"spec":{"schedule":"@daily","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never",` + tolerations + `,"containers":[` + container + `]}}}}}`},
 		{"v1", "Service", "spec.externalIPs", `"192.0.2.1"`, `"spec":{"ports":[{"port":80}],"externalIPs":[*]}`},
+		{"storage.k8s.io/v1", "CSINode", "spec.drivers", `{"name":"d#","nodeID":"n"}`, `"spec":{"drivers":[*]}`},
 		{"storage.k8s.io/v1", "StorageClass", "allowedTopologies", `{"matchLabelExpressions":[{"key":"a","values":["b#"]}]}`, `"provisioner":"p","allowedTopologies":[*]`},
 	} {
 		name := fmt.Sprintf("x%d", i)
