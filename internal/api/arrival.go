@@ -87,7 +87,7 @@ func (a *arrival) arrived() error {
 	}
 	x, ok := a.server.config.Fairness, false
 	if a.seat, ok = x.Take(a.r.Context(), &a.attributes, time.Now()); !ok {
-		return apierrors.NewTooManyRequests("Too many requests, please try again later.", int(x.RetryAfter(&a.seat)))
+		return apierrors.NewTooManyRequests(noSeat, int(x.RetryAfter(&a.seat)))
 	}
 	return nil
 }

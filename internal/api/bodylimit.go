@@ -229,7 +229,12 @@ func tooHeavy(n, limit int64) error {
 
 // crowded returns the 503 for a request that did not get memory before its deadline.
 func crowded() error {
-	err := apierrors.NewServiceUnavailable("the server has no memory for the body of this request now, please try again")
+	return unavailable("the server has no memory for the body of this request now, please try again")
+}
+
+// unavailable returns a 503 after which clients try again.
+func unavailable(message string) error {
+	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 	return err
 }

@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// noSeat is upstream's answer to a request that its priority level rejects.
+const noSeat = "Too many requests, please try again later."
+
 // takeSeat waits until it is the turn of the request, as its priority level has it.
 func (q *request) takeSeat() bool {
 	x := q.server.config.Fairness
@@ -23,7 +26,7 @@ func (q *request) takeSeat() bool {
 	}
 	h["Retry-After"] = []string{strconv.FormatInt(x.RetryAfter(&q.seat), 10)}
 	q.status = http.StatusTooManyRequests
-	http.Error(q.w, "Too many requests, please try again later.", q.status)
+	http.Error(q.w, noSeat, q.status)
 	return false
 }
 

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -66,7 +65,7 @@ func (q *request) takeSlotForQuery() bool {
 	return true
 }
 
-// takeSlotForList takes a slot for a list that reads many objects.
+// takeSlotForList takes a slot for a list, or the list that a watch begins with, that reads many objects.
 func (q *request) takeSlotForList(o *listOptions) error {
 	selects := o.LabelSelector != nil && !o.LabelSelector.Empty() || o.FieldSelector != nil && !o.FieldSelector.Empty()
 	if o.Limit > 0 && o.Limit <= expensiveList && !selects || q.server.engine.Count(q.target()) <= expensiveList {
@@ -104,7 +103,5 @@ func tooMany() error {
 
 // busy returns the 503 for an expensive request that did not get a slot before its deadline.
 func busy() error {
-	err := apierrors.NewServiceUnavailable("the server works on other expensive requests now, please try again")
-	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
-	return err
+	return unavailable("the server works on other expensive requests now, please try again")
 }

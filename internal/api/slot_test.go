@@ -31,12 +31,18 @@ func (h *harness) allSlots() (n int, release func()) {
 	}
 }
 
-// queueJane has jane's requests wait for seats of a level of their own.
-func (h *harness) queueJane() {
-	h.t.Helper()
+// withFewSeats returns a server with two seats and a budget of 4 MiB. The requests of jane wait for seats at a level of their own.
+func withFewSeats(t *testing.T) *harness {
+	t.Helper()
+	h := newHarness(t, func(c *Config) {
+		c.MemoryBudget = 4 << 20
+		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
+		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
+	})
 	queue := `{"type":"Queue","queuing":{"queues":1,"handSize":1,"queueLengthLimit":10}}`
 	h.want(http.StatusCreated, "POST", flowAPI+"/prioritylevelconfigurations", strings.Replace(tightLevel, `{"type":"Reject"}`, queue, 1))
 	h.want(http.StatusCreated, "POST", flowAPI+"/flowschemas", janesFlow)
+	return h
 }
 
 // Requests that are expensive by their body, their query, the number of objects they read, or the format of their answer, wait for a slot
@@ -64,6 +70,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 		{true, 200, "GET", maps, "", asJSON},
 		{true, 200, "GET", maps + "?limit=10&labelSelector=a", "", asJSON},
 		{true, 200, "GET", maps + "?watch=true&timeoutSeconds=1", "", asJSON},
+		{true, 200, "GET", maps + "?watch=true&timeoutSeconds=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=1&allowWatchBookmarks=true", "", asJSON},
 		{true, 200, "GET", maps + "/large", "", asYAML},
 		{true, 200, "GET", maps + "/large?pretty=true", "", asJSON},
 		{true, 200, "GET", maps + "?limit=1", "", asProtobuf},
@@ -99,12 +106,7 @@ func TestExpensiveRequestsWaitForSlots(t *testing.T) {
 
 // A request that waits for a slot holds no seat of its priority level. The bodies of such requests take at most their part of the budget.
 func TestRequestsWaitWithoutSeat(t *testing.T) {
-	h := newHarness(t, func(c *Config) {
-		c.MemoryBudget = 4 << 20
-		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
-		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
-	})
-	h.queueJane()
+	h := withFewSeats(t)
 	asJane := func(body string) int {
 		r := newRequest("POST", "/api/v1/namespaces/default/configmaps", body, inJSONBody)
 		w := httptest.NewRecorder()
@@ -137,12 +139,7 @@ func TestRequestsWaitWithoutSeat(t *testing.T) {
 // Clients that send their bodies slowly hold no seat of their priority level: another request of the level is carried out. When the rest of
 // a body has come, its request takes a seat again. Where such bodies take too much memory, the newest gets 429.
 func TestSlowBodiesHoldNoSeat(t *testing.T) {
-	h := newHarness(t, func(c *Config) {
-		c.MemoryBudget = 4 << 20
-		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
-		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
-	})
-	h.queueJane()
+	h := withFewSeats(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.server.ServeHTTP(w, r.WithContext(access.WithUser(r.Context(), &user.DefaultInfo{Name: "jane"})))
 	}))

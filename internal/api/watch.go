@@ -52,7 +52,7 @@ func (q *request) watch() error {
 	if q.slot == nil {
 		q.slot = q.newSlot() // for what the watch sends later
 	}
-	if o.ResourceVersion == "" || o.ResourceVersion == "0" { // it begins with all objects
+	if o.ResourceVersion == "" || o.ResourceVersion == "0" || o.SendInitialEvents != nil && *o.SendInitialEvents { // it begins with a list
 		if err := q.takeSlotForList(o); err != nil {
 			return err
 		}

@@ -55,9 +55,6 @@ func (s *Slots) tryAcquire() bool {
 // acquire blocks until there is a slot. It returns the error of ctx if that ends first, and ErrTooMany if the requests that wait have too
 // much memory. A request without memory is never refused.
 func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
-	if s.tryAcquire() {
-		return nil
-	}
 	w := &waiter{done: make(chan struct{})}
 	if !s.enqueue(user, w) {
 		return nil
@@ -82,7 +79,7 @@ func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
 	return ctx.Err()
 }
 
-// enqueue has the request wait. It returns false if the request got a slot that has become free meanwhile.
+// enqueue adds a request to the queue of its user. It returns false if a slot is free, which the request then has.
 func (s *Slots) enqueue(user string, w *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,11 +20,14 @@ type Slot struct {
 
 // TryAcquire acquires the slot if one is free, and reports whether the request has one.
 func (s *Slot) TryAcquire() bool {
-	if s.acquired || s.of.tryAcquire() {
-		s.set()
+	if s.acquired {
 		return true
 	}
-	return false
+	free := s.of.tryAcquire()
+	if free {
+		s.set()
+	}
+	return free
 }
 
 // Acquire blocks until the request, which has a number of bytes of memory, has a slot. It returns the error of ctx if that ends first, and
@@ -43,9 +46,7 @@ func (s *Slot) Acquire(ctx context.Context, memory int64) error {
 func (s *Slot) set() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.acquired {
-		s.acquired, s.held = true, true
-	}
+	s.acquired, s.held = true, true
 }
 
 // Release gives the slot back. It does nothing if the slot is not acquired.

@@ -33,7 +33,7 @@ type server struct {
 	host   string
 }
 
-// output is what a process prints, readable while the process runs.
+// output holds the standard output and error of a process. It is safe for concurrent use.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder
