@@ -9,7 +9,7 @@ import (
 // noSeat is upstream's answer to a request that its priority level rejects.
 const noSeat = "Too many requests, please try again later."
 
-// takeSeat waits until it is the turn of the request, as its priority level has it.
+// takeSeat blocks until the priority level of the request has a seat for it. It returns false where it has answered.
 func (q *request) takeSeat() bool {
 	x := q.server.config.Fairness
 	if x == nil || q.lasts() && (q.verb != verbWatch || x.Disabled) {

@@ -64,18 +64,18 @@ type request struct {
 // steps are the way of every request, whoever sends it and whatever it asks for, in kube-apiserver's order. A step
 // returns false where it has answered.
 var steps = [...]func(*request) bool{
-	(*request).begin,            // what every answer says
-	(*request).requestInfo,      // what the path and the query are about
-	(*request).notShuttingDown,  // not while the server is going away
-	(*request).requestDeadline,  // the time that the client gives it
-	(*request).authenticate,     // who asks
-	(*request).audit,            // is it recorded
-	(*request).impersonate,      // as whom
-	(*request).takeSeat,         // is it their turn
+	(*request).begin,            // headers of every response
+	(*request).requestInfo,      // attributes from path and query
+	(*request).notShuttingDown,  // 429 while the server shuts down
+	(*request).requestDeadline,  // deadline from the query
+	(*request).authenticate,     // user
+	(*request).audit,            // audit level
+	(*request).impersonate,      // impersonated user
+	(*request).takeSeat,         // API Priority and Fairness
 	(*request).takeSlotForQuery, // before a long selector is parsed
-	(*request).authorize,        // may they
-	(*request).route,            // what serves it
-	(*request).perform,          // the verb, which writes the answer
+	(*request).authorize,        // 403 without the right
+	(*request).route,            // kind or handler
+	(*request).perform,          // the verb, which writes the response
 }
 
 // ServeHTTP answers one request.

@@ -1,4 +1,4 @@
-// Package fairness gives requests their turns, by the FlowSchemas and PriorityLevelConfigurations in a store
+// Package fairness is API Priority and Fairness by the FlowSchemas and PriorityLevelConfigurations in a store
 // (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
 package fairness
 
@@ -25,14 +25,14 @@ const (
 	priorityLevels = "/registry/prioritylevelconfigurations/"
 )
 
-// Config is what kube-apiserver's flags say.
+// Config holds the values of kube-apiserver's flags.
 type Config struct {
-	Disabled            bool // then only the two limits count, as upstream has it without priority and fairness
+	Disabled            bool // only the two limits apply, as in upstream without API Priority and Fairness
 	MaxReads, MaxWrites int  // --max-requests-inflight and --max-mutating-requests-inflight
 	RequestTimeout      time.Duration
 }
 
-// Controller says whose turn it is, by what is stored at the moment of each request: a write that has been answered is in force.
+// Controller admits, queues and rejects requests. A write of its objects is in force once it has been answered.
 // It is a prometheus.Collector.
 type Controller struct {
 	Config
@@ -67,7 +67,7 @@ func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Contr
 	return x
 }
 
-// Seat is what a request has while it is carried out. The zero value is none.
+// Seat is the seat of a request in execution. The zero value is none.
 type Seat struct {
 	flow  *flow
 	queue *queue // that it has waited in, if it has
@@ -75,7 +75,7 @@ type Seat struct {
 	held  bool
 }
 
-// Take waits for the turn of a request that has arrived at now. False: it is to be refused. Whoever gets a seat releases it.
+// Take blocks until a request that has arrived at now has a seat, which the caller releases. It returns false if the request is rejected.
 func (x *Controller) Take(ctx context.Context, a *access.Attributes, now time.Time) (Seat, bool) {
 	f := x.classify(a, now)
 	if f == nil {
@@ -89,14 +89,14 @@ func (x *Controller) Take(ctx context.Context, a *access.Attributes, now time.Ti
 		return s, true
 	}
 	if x.Disabled {
-		return Seat{}, slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) // who always gets an answer
+		return Seat{}, slices.Contains(a.User.GetGroups(), user.SystemPrivilegedGroup) // always executed, as in upstream
 	}
 	x.metrics.rejected.WithLabelValues(f.level.name, f.schema, why).Inc()
 	x.dropped.RecordDroppedRequest(f.level.name)
 	return s, false
 }
 
-// wait is for the turn of a request that is queued: as upstream has it, for a quarter of the time that the request has.
+// wait blocks until a queued request has a seat, for at most a quarter of the time of the request, as in upstream.
 func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time) (why string) {
 	patience := x.RequestTimeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -125,7 +125,7 @@ func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time
 	return why
 }
 
-// RetryAfter is how many seconds a refused request should wait.
+// RetryAfter returns the number of seconds after which a client may repeat a rejected request.
 func (x *Controller) RetryAfter(s *Seat) int64 {
 	if s.flow == nil {
 		return 1
@@ -133,8 +133,8 @@ func (x *Controller) RetryAfter(s *Seat) int64 {
 	return x.dropped.GetRetryAfter(s.flow.level.name)
 }
 
-// Matched are the values of the headers of an answer: the UIDs of the FlowSchema and of the PriorityLevelConfiguration. They are
-// shared; nobody appends to them.
+// Matched returns the values of the response headers: the UIDs of the FlowSchema and of the PriorityLevelConfiguration. They are shared;
+// callers do not append to them.
 func (s *Seat) Matched() (schema, level []string) {
 	if s.flow == nil {
 		return nil, nil
@@ -145,7 +145,7 @@ func (s *Seat) Matched() (schema, level []string) {
 // Held reports whether the request has a seat.
 func (s *Seat) Held() bool { return s.held }
 
-// Release gives the seat to whose turn it is. A second call, or one where there is none, does nothing.
+// Release passes the seat on to the next request. It does nothing if the request has no seat.
 func (s *Seat) Release(now func() time.Time) {
 	if s.held {
 		s.held = false
@@ -153,7 +153,7 @@ func (s *Seat) Release(now func() time.Time) {
 	}
 }
 
-// classify finds the flow that a request belongs to; nil: it needs no seat.
+// classify returns the flow of a request, nil if the request needs no seat.
 func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
 	if x.Disabled {
 		if a.IsReadOnly() {
@@ -166,7 +166,7 @@ func (x *Controller) classify(a *access.Attributes, now time.Time) *flow {
 	return x.plan.Load().match(a)
 }
 
-// lendWhenDue is asked by requests, as they come and while they wait: where there are none, nothing is to be lent.
+// lendWhenDue lends seats if that is due. New and waiting requests call it; without requests there is nothing to lend.
 func (x *Controller) lendWhenDue(now time.Time) {
 	if now.UnixNano() < x.due.Load() {
 		return
@@ -187,7 +187,7 @@ func (x *Controller) advance(seen, head *storage.Snapshot) {
 	}
 }
 
-// replace brings objects, by their storage keys, up to head, and says whether anything has changed.
+// replace updates objects, by their storage keys, to head and reports whether any has changed.
 func replace[T any](all map[string]*T, head, seen *storage.Snapshot, prefix string) (changed bool) {
 	for was, is := range head.Since(seen, prefix) {
 		changed = true
@@ -197,7 +197,7 @@ func replace[T any](all map[string]*T, head, seen *storage.Snapshot, prefix stri
 		}
 		object := new(T)
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(is.Value, object); err != nil {
-			delete(all, is.Key) // what cannot be read counts for nothing
+			delete(all, is.Key) // an object that does not decode is ignored
 			continue
 		}
 		all[is.Key] = object
