@@ -2,6 +2,7 @@ package object
 
 import (
 	"errors"
+	"math"
 	"runtime"
 	"strconv"
 	"strings"
@@ -22,10 +23,18 @@ const maxDepth = 10000
 // than 10,000 is an error. Numbers are int64 where they are written as an integer
 // that fits, else float64. The strings of the tree share one copy of data, which
 // itself is not kept.
-func DecodeJSON(data []byte) (t Tree, duplicates []string, err error) {
+func DecodeJSON(data []byte) (t Tree, duplicates []string, err error) { return decodeJSON(data, false) }
+
+// DecodeApplied decodes JSON as DecodeJSON does, and its numbers as DecodeYAML does: a whole number is an int64 however it is written
+// ("2.0", "1e2", "-0.0"), if it fits.
+func DecodeApplied(data []byte) (t Tree, duplicates []string, err error) {
+	return decodeJSON(data, true)
+}
+
+func decodeJSON(data []byte, whole bool) (t Tree, duplicates []string, err error) {
 	d := decoders.Get().(*decoder)
 	defer d.release()
-	d.s = string(data)
+	d.s, d.whole = string(data), whole
 	t, ok := d.document()
 	if !ok {
 		return refused(data)
@@ -74,6 +83,7 @@ type decoder struct {
 	scanner
 	depth    int
 	repeated bool
+	whole    bool    // whole numbers are integers however they are written
 	values   []any   // finished elements of the arrays that are open
 	entries  []entry // finished entries of the objects that are open
 }
@@ -242,7 +252,22 @@ func (d *decoder) number() (any, bool) {
 		}
 	}
 	f, err := strconv.ParseFloat(text, 64)
+	if d.whole && !integer {
+		return Number(f), err == nil
+	}
 	return f, err == nil
+}
+
+// Number returns the number that DecodeJSON reads from the JSON of f: an int64 if f is a whole number that fits, else f. The JSON has the
+// fewest digits that identify f, so a large number may differ from f: 1<<62 becomes 4611686018427388000, as upstream has it.
+func Number(f float64) any {
+	if f != math.Trunc(f) || math.Abs(f) > 1<<63 {
+		return f
+	}
+	if i, err := strconv.ParseInt(strconv.FormatFloat(f, 'f', -1, 64), 10, 64); err == nil {
+		return i
+	}
+	return f
 }
 
 // scanNumber returns where the number that starts at pos ends, and whether it is

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -178,16 +179,13 @@ func yamlKey(k, v any) (string, error) {
 	return "", fmt.Errorf("unsupported map key of type: %T, key: %+#v, value: %+#v", k, k, v)
 }
 
-// yamlFloat gives the number that the JSON text of f would be read as: one
-// without fraction and exponent is an integer.
+// yamlFloat returns the number that the JSON of f is decoded to. There is none of NaN and the infinities.
 func yamlFloat(f float64) (any, error) {
-	text, err := json.Marshal(f)
-	if err != nil {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		_, err := json.Marshal(f)
 		return nil, err
 	}
-	d := decoder{scanner: scanner{s: string(text)}}
-	v, _ := d.number()
-	return v, nil
+	return Number(f), nil
 }
 
 // yamlOther handles what only an explicit tag produces, such as a time.

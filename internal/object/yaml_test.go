@@ -60,6 +60,20 @@ func TestDecodeYAMLAsUpstream(t *testing.T) {
 	}
 }
 
+// The JSON of an apply has the numbers that YAML has: whole ones are integers, however they are written.
+func TestDecodeAppliedAsYAML(t *testing.T) {
+	for _, number := range []string{"2.0", "1e2", "1E+2", "-0.0", "0.0", "1.5", "100e-2", "4611686018427387904.0", "9223372036854775807.0", "-9223372036854775808.0", "1e18", "1e19", "1e20", "1e21", "1e300", "9223372036854775808", "18446744073709551615", "-7", "1e-7"} {
+		doc := []byte(`{"a":` + number + `,"b":[` + number + `]}`)
+		want, _, err := DecodeYAML(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := DecodeApplied(doc); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %#v %v, want %#v", number, got, err, want)
+		}
+	}
+}
+
 func FuzzDecodeYAML(f *testing.F) {
 	for _, s := range yamlSeeds {
 		f.Add([]byte(s))
