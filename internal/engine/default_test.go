@@ -257,7 +257,8 @@ func TestRatchetingOfEveryVerb(t *testing.T) {
 	w.refused(err, 422, metav1.StatusReasonInvalid, "spec.image: Too long")
 }
 
-// VAL-035: duplicates are refused on a create, and on an update where there were none before.
+// VAL-035: repeated items of a set are refused on a create, and on an update that changes the list. An update that leaves the list as it was
+// is accepted, and so are finalizers and a deletion.
 func TestDuplicatesInSet(t *testing.T) {
 	w := newWorld(t)
 	loose := strings.ReplaceAll(defaulting(""), `,"x-kubernetes-list-type":"set"`, "")
@@ -268,6 +269,13 @@ func TestDuplicatesInSet(t *testing.T) {
 	_, err := w.create(w.cron(""), `{"metadata":{"name":"c"},"spec":{"tags":["x","y","x"]}}`)
 	w.refused(err, 422, metav1.StatusReasonInvalid, `spec.tags[2]: Duplicate value: "x"`)
 	w.mustPatch(w.cron("a"), merging, `{"spec":{"image":"i"}}`)
+	_, err = w.patch(w.cron("a"), merging, `{"spec":{"tags":["x","x","y"]}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, `spec.tags[1]: Duplicate value: "x"`)
+	w.mustPatch(w.cron("a"), merging, `{"metadata":{"finalizers":["example.com/a"]}}`)
+	if _, _, err := w.Delete(w.ctx, w.cron("a"), metav1.DeleteOptions{}, w.caller); err != nil {
+		t.Fatal(err)
+	}
+	w.mustPatch(w.cron("a"), merging, `{"metadata":{"finalizers":null}}`)
 	_, err = w.patch(w.cron("b"), merging, `{"spec":{"tags":["x","x"]}}`)
 	w.refused(err, 422, metav1.StatusReasonInvalid, `spec.tags[1]: Duplicate value: "x"`)
 }

@@ -33,7 +33,7 @@ func BenchmarkShape(b *testing.B) {
 			for _, s := range samples {
 				t := object.Copy(s.tree)
 				_, _ = s.ours.Shape(t)
-				_ = s.ours.duplicates(t)
+				_ = s.ours.duplicates(t, nil)
 				_ = s.ours.validateEmbedded(b.Context(), t)
 				if !s.ours.Settled(t) {
 					b.Fatal(t)

@@ -11,15 +11,17 @@ import (
 
 // ValidateExtensions checks what the x-kubernetes extensions ask for: embedded resources, the items of sets and
 // maps, and the rules. It appends to errs, what is known to be wrong with t already: some of that keeps
-// rules from being evaluated. status says that t is written through /status. List items that are there
-// twice are an error only where the old object had none such. warn gets what ratcheting forgives.
+// rules from being evaluated. status says that t is written through /status. Repeated list items are no error in a list
+// that is the same in the old object. warn gets what ratcheting forgives.
 func (s *Schema) ValidateExtensions(ctx context.Context, t, old object.Tree, status bool, warn func(text string), errs field.ErrorList) field.ErrorList {
 	if !status {
 		errs = append(errs, s.validateEmbedded(ctx, t)...)
 	}
-	if twice := s.duplicates(t); len(twice) > 0 && (old == nil || len(s.duplicates(old)) == 0) {
-		errs = append(errs, twice...)
+	twice := s.duplicates(t, nil)
+	if len(twice) > 0 && old != nil {
+		twice = s.duplicates(t, old)
 	}
+	errs = append(errs, twice...)
 	switch {
 	case s.rules() == nil:
 		return errs

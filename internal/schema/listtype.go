@@ -10,27 +10,33 @@ import (
 )
 
 // duplicates finds the items that x-kubernetes-list-type forbids: in a set, those that are there before;
-// in a map, those whose keys are. Each is reported once, where it appears for the second time.
-func (s *Schema) duplicates(t object.Tree) field.ErrorList {
+// in a map, those whose keys are. Each is reported once, where it appears for the second time. Lists that are the same in
+// the old object, if there is one, are left out.
+func (s *Schema) duplicates(t, old object.Tree) field.ErrorList {
 	root := s.shaping()
 	if !root.has(listTypes) {
 		return nil
 	}
 	l := listChecker{}
-	l.tree(t, root, nil)
+	l.tree(t, old, root, nil)
 	return l.errs
 }
 
 type listChecker struct{ errs field.ErrorList }
 
-func (l *listChecker) value(v any, n *node, at *place) {
+// value checks a value. old is the value in its place in the old object, nil if there is none.
+func (l *listChecker) value(v, old any, n *node, at *place) {
 	if !n.has(listTypes) {
 		return
 	}
 	switch v := v.(type) {
 	case object.Tree:
-		l.tree(v, n, at)
+		old, _ := old.(object.Tree)
+		l.tree(v, old, n, at)
 	case []any:
+		if old, ok := old.([]any); ok && object.Equal(v, old) {
+			return
+		}
 		switch n.listType {
 		case "set":
 			l.set(v, at)
@@ -40,22 +46,49 @@ func (l *listChecker) value(v any, n *node, at *place) {
 		if !n.items.has(listTypes) {
 			return
 		}
+		before := elementsByKey(old, n)
 		for i, w := range v {
-			l.value(w, n.items, &place{up: at, index: i, kind: atIndex})
+			l.value(w, before[elementKey(w, n)], n.items, &place{up: at, index: i, kind: atIndex})
 		}
 	}
 }
 
+// elementsByKey returns the elements of an old list of type map by their keys. Those of other lists have no place.
+func elementsByKey(old any, n *node) map[string]any {
+	list, ok := old.([]any)
+	if !ok || n.listType != "map" {
+		return nil
+	}
+	elements := make(map[string]any, len(list))
+	for _, e := range list {
+		elements[elementKey(e, n)] = e
+	}
+	return elements
+}
+
+func elementKey(e any, n *node) string {
+	if n.listType != "map" {
+		return ""
+	}
+	t, _ := e.(object.Tree)
+	key := make([]any, 0, 2*len(n.listKeys))
+	for _, name := range n.listKeys {
+		k, ok := t[name]
+		key = append(key, ok, k)
+	}
+	return string(object.AppendJSON(nil, key))
+}
+
 // tree goes on below an object. As upstream, it looks at a property by additionalProperties, too.
-func (l *listChecker) tree(t object.Tree, n *node, at *place) {
+func (l *listChecker) tree(t, old object.Tree, n *node, at *place) {
 	if n.additional != nil && n.additional.schema.has(listTypes) {
 		for _, k := range sortedKeys(t) {
-			l.value(t[k], n.additional.schema, &place{up: at, key: k, kind: atKey})
+			l.value(t[k], old[k], n.additional.schema, &place{up: at, key: k, kind: atKey})
 		}
 	}
 	for _, k := range sortedKeys(t) {
 		if child := n.properties[k]; child.has(listTypes) {
-			l.value(t[k], child, &place{up: at, key: k})
+			l.value(t[k], old[k], child, &place{up: at, key: k})
 		}
 	}
 }
