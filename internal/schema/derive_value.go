@@ -62,7 +62,7 @@ func (n *node) native(v ref.Val) (any, error) {
 		}
 	case types.Double:
 		if f := float64(v); !math.IsInf(f, 0) && !math.IsNaN(f) {
-			return f, nil
+			return object.Number(f), nil
 		}
 	case types.Bytes:
 		return base64.StdEncoding.EncodeToString(v), nil

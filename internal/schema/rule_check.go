@@ -114,16 +114,19 @@ func (p *Place) convert() {
 
 // fanOut is how many values one value of n can hold of each kind; nil is any number.
 func (n *node) fanOut() *uint64 {
-	limit := int64(1)
+	most, limit := uint64(1), (*int64)(nil)
 	switch {
-	case n.typ == "array" && n.maxItems != nil:
-		limit = max(0, *n.maxItems)
-	case n.typ == "object" && n.additional != nil && n.maxProperties != nil:
-		limit = max(0, *n.maxProperties)
-	case n.typ == "array" || n.typ == "object" && n.additional != nil:
+	case n.typ == "array":
+		limit = n.mostItems()
+	case n.typ == "object" && n.additional != nil:
+		limit = n.mostProperties()
+	default:
+		return &most
+	}
+	if limit == nil {
 		return nil
 	}
-	most := uint64(limit)
+	most = uint64(max(0, *limit))
 	return &most
 }
 

@@ -242,27 +242,53 @@ func (n *node) asResource() *node {
 
 // capped is a string of at most max characters, or of what n says if that is less.
 func capped(n *node, max int64) *node {
-	if n != nil && n.maxLength != nil && *n.maxLength < max {
-		max = *n.maxLength
+	if n != nil {
+		if limit := n.mostCharacters(); limit != nil && *limit < max {
+			max = *limit
+		}
 	}
 	return &node{typ: "string", maxLength: &max}
+}
+
+// The bounds of a value, which its own keywords and those of allOf give; nil where there is none. Upstream reads the first alone, though
+// controller-gen writes the others (kubernetes#139523).
+func (n *node) mostCharacters() *int64 { return n.bound(func(n *node) *int64 { return n.maxLength }) }
+func (n *node) mostItems() *int64      { return n.bound(func(n *node) *int64 { return n.maxItems }) }
+func (n *node) mostProperties() *int64 {
+	return n.bound(func(n *node) *int64 { return n.maxProperties })
+}
+
+func (n *node) bound(own func(*node) *int64) *int64 {
+	least := own(n)
+	if n.more == nil {
+		return least
+	}
+	for _, part := range n.more.allOf {
+		if b := part.bound(own); b != nil && (least == nil || *b < *least) {
+			least = b
+		}
+	}
+	return least
 }
 
 // longest is how many characters, bytes, items or entries a value of n can have; 0 where that
 // means nothing.
 func (n *node) longest() int64 {
 	switch {
-	case n.intOrString && n.maxLength == nil:
-		return maxRequest - len64(`""`)
 	case n.intOrString:
-		return 4 * max(0, *n.maxLength)
-	case n.isMap() && n.maxProperties != nil:
-		return max(0, *n.maxProperties)
+		if most := n.mostCharacters(); most != nil {
+			return 4 * max(0, *most)
+		}
+		return maxRequest - len64(`""`)
 	case n.isMap():
+		if most := n.mostProperties(); most != nil {
+			return max(0, *most)
+		}
 		return (maxRequest - len64(`{}`)) / (n.element().smallest() + len64(`"k":,`) + 1) // upstream counts one more
-	case n.typ == "array" && n.maxItems != nil:
-		return max(0, *n.maxItems)
 	case n.typ == "array":
+		if most := n.mostItems(); most != nil {
+			return max(0, *most)
+		}
 		return (maxRequest - len64(`[]`)) / (n.element().smallest() + len64(`,`))
 	case n.typ == "string":
 		return n.longestString()
@@ -280,11 +306,11 @@ func (n *node) longestString() int64 {
 	case "date-time":
 		return apicel.MaxDatetimeSizeJSON
 	}
-	switch {
-	case n.maxLength != nil && n.format == "byte":
-		return max(0, *n.maxLength)
-	case n.maxLength != nil:
-		return 4 * max(0, *n.maxLength)
+	switch most := n.mostCharacters(); {
+	case most != nil && n.format == "byte":
+		return max(0, *most)
+	case most != nil:
+		return 4 * max(0, *most)
 	case n.enum == "" || n.format == "byte":
 		return maxRequest - len64(`""`)
 	}

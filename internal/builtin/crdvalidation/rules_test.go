@@ -137,6 +137,24 @@ func TestCostsOfExamples(t *testing.T) {
 	}
 }
 
+// Bounds inside allOf count in the estimated cost, as controller-gen writes them; the least bound counts (VAL-157).
+func TestBoundsInsideAllOf(t *testing.T) {
+	for name, c := range map[string]struct{ schema, rule string }{
+		"maxLength":     {`type: array, maxItems: 1000, items: {type: string, allOf: [{maxLength: 253}, {maxLength: 63}]}`, `self.all(a, a.matches('^[a-z]*$'))`},
+		"maxItems":      {`type: array, items: {type: string, allOf: [{allOf: [{maxLength: 20}]}]}, allOf: [{maxItems: 10}, {minItems: 1}]`, `self.all(a, self.all(b, a != b || a.matches('^[a-z]*$')))`},
+		"maxProperties": {`type: object, additionalProperties: {type: string, maxLength: 20}, allOf: [{maxProperties: 10}]`, `self.all(k, self.all(l, k != l || self[k].matches('^[a-z]*$')))`},
+		"items":         {`type: array, allOf: [{maxItems: 10}], items: {type: string, maxLength: 1000, x-kubernetes-validations: [{rule: "self.matches('^[a-z]*$')"}]}`, `true`},
+	} {
+		schema := "{type: object, properties: {spec: {" + c.schema + `, x-kubernetes-validations: [{rule: "` + c.rule + `"}]}}}`
+		if errs := Create(withSchema(t, schema)); len(errs) > 0 {
+			t.Errorf("%s: %v", name, errs)
+		}
+		if errs := Create(withSchema(t, strings.ReplaceAll(schema, "allOf", "anyOf"))); len(errs) == 0 {
+			t.Errorf("%s: bounds inside anyOf count", name)
+		}
+	}
+}
+
 // VAL-152: many rules together cost more than one may; the most expensive four are named.
 func TestTotalCost(t *testing.T) {
 	var properties []string

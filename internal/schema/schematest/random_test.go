@@ -116,6 +116,7 @@ func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, differe
 	if old != nil && !status && p.theirs.lost() {
 		return len(got) == len(ours), ""
 	}
+	accepted, got = len(got) == len(ours), without(got, p.theirs.permitted(t, old))
 	var want, seen []string
 	for range 40 { // which error upstream meets first in a map is up to chance
 		var warnings told
@@ -124,7 +125,7 @@ func (p *pair) validate(t, old object.Tree, status bool) (accepted bool, differe
 			want = append(want, "warning "+text)
 		}
 		if seen = append(seen, want...); sameErrors(got, want) {
-			return len(got) == len(ours), ""
+			return accepted, ""
 		}
 	}
 	slices.Sort(seen)

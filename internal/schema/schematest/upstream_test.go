@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -112,14 +113,14 @@ func (u *upstream) validate(ctx context.Context, t, old object.Tree) (errs field
 	if old == nil {
 		errs = append(errs, validation.ValidateCustomResource(nil, t, u.validator)...)
 		errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
-		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, u.structural, t)...)
+		errs = append(errs, u.repeated(t)...)
 		return u.evaluate(ctx, t, nil, nil, errs)
 	}
 	correlated := common.NewCorrelatedObject(t, old, &model.Structural{Structural: u.structural})
 	errs = append(errs, validation.ValidateCustomResourceUpdate(nil, t, old, u.validator, validation.WithRatcheting(correlated))...)
 	errs = append(errs, objectmeta.Validate(ctx, nil, t, u.structural, false)...)
-	if len(listtype.ValidateListSetsAndMaps(nil, u.structural, old)) == 0 {
-		errs = append(errs, listtype.ValidateListSetsAndMaps(nil, u.structural, t)...)
+	if len(u.repeated(old)) == 0 {
+		errs = append(errs, u.repeated(t)...)
 	}
 	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
 }
@@ -134,10 +135,24 @@ func (u *upstream) validateStatus(ctx context.Context, t, old object.Tree) (errs
 		}
 		errs = append(errs, validation.ValidateCustomResourceUpdate(field.NewPath("status"), status, old["status"], u.status, options...)...)
 	}
-	if twice := listtype.ValidateListSetsAndMaps(nil, u.structural, t); len(twice) > 0 && len(listtype.ValidateListSetsAndMaps(nil, u.structural, old)) == 0 {
-		errs = append(errs, twice...)
+	if len(u.repeated(old)) == 0 {
+		errs = append(errs, u.repeated(t)...)
 	}
 	return u.evaluate(ctx, t, old, []cel.Option{cel.WithRatcheting(correlated)}, errs)
+}
+
+// repeated returns the errors of list types, such as repeated items of a set.
+func (u *upstream) repeated(t object.Tree) field.ErrorList {
+	return listtype.ValidateListSetsAndMaps(nil, u.structural, t)
+}
+
+// permitted returns the errors of list types in t that upstream permits, because old has such errors somewhere. Trellis
+// permits them in unchanged lists only (docs/compatibility.md; TestRepeatedItemsOfChangedLists).
+func (u *upstream) permitted(t, old object.Tree) []string {
+	if old == nil || u.structural == nil || len(u.repeated(old)) == 0 {
+		return nil
+	}
+	return slices.Sorted(slices.Values(words(u.repeated(t))))
 }
 
 func (u *upstream) evaluate(ctx context.Context, t, old object.Tree, options []cel.Option, errs field.ErrorList) field.ErrorList {
