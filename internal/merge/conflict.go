@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 	"sigs.k8s.io/structured-merge-diff/v6/merge"
 )
 
@@ -18,7 +19,7 @@ const maxConflictBytes = 1 << 20
 func conflictError(conflicts merge.Conflicts, known *owners) error {
 	conflicts = slices.Clone(conflicts)
 	slices.SortStableFunc(conflicts, func(a, b merge.Conflict) int {
-		return cmp.Or(strings.Compare(a.Manager, b.Manager), a.Path.Compare(b.Path))
+		return cmp.Or(strings.Compare(a.Manager, b.Manager), byLevel(a.Path, b.Path))
 	})
 	var causes []metav1.StatusCause
 	for size, i := 0, 0; i < len(conflicts) && size < maxConflictBytes; i++ {
@@ -31,6 +32,22 @@ func conflictError(conflicts merge.Conflicts, known *owners) error {
 		size += len(cause.Message) + len(cause.Field)
 	}
 	return apierrors.NewApplyConflict(causes, conflictMessage(conflicts, len(causes), known))
+}
+
+// byLevel compares paths in the order of fieldpath.Set.Iterate: at each level, the fields that end there come before those below.
+func byLevel(a, b fieldpath.Path) int {
+	for i := range min(len(a), len(b)) {
+		switch aEnds, bEnds := i == len(a)-1, i == len(b)-1; {
+		case aEnds && !bEnds:
+			return -1
+		case bEnds && !aEnds:
+			return 1
+		}
+		if c := a[i].Compare(b[i]); c != 0 {
+			return c
+		}
+	}
+	return cmp.Compare(len(a), len(b))
 }
 
 // conflictMessage words the first conflicts.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"github.com/trellis-k8s/trellis/internal/object"
 )
@@ -318,6 +320,21 @@ func FuzzStrategic(f *testing.F) {
 	})
 }
 
+// Conflicts are listed in the order in which upstream's sets of fields iterate.
+func TestConflictsAreListedByLevel(t *testing.T) {
+	paths := []fieldpath.Path{
+		fieldpath.MakePathOrDie("spec", "z"), fieldpath.MakePathOrDie("spec", "img", "repo"), fieldpath.MakePathOrDie("spec", "img", "a", "b"),
+		fieldpath.MakePathOrDie("metadata", "labels", "x"), fieldpath.MakePathOrDie("data"), fieldpath.MakePathOrDie("spec", "list", fieldpath.KeyByFields("name", "c"), "image"),
+		fieldpath.MakePathOrDie("spec", "list", fieldpath.KeyByFields("name", "c")), fieldpath.MakePathOrDie("spec", "list", 3), fieldpath.MakePathOrDie("spec"),
+	}
+	var want []fieldpath.Path
+	fieldpath.NewSet(paths...).Iterate(func(p fieldpath.Path) { want = append(want, p.Copy()) })
+	slices.SortFunc(paths, byLevel)
+	if fmt.Sprint(paths) != fmt.Sprint(want) {
+		t.Errorf("%v, want %v", paths, want)
+	}
+}
+
 // The texts of conflicts are what people grep for.
 //
 // CRD-056
@@ -335,7 +352,7 @@ func TestConflictText(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	_, err = f.Apply(live, decode(t, `{"apiVersion":"g.io/v1","kind":"Widget","metadata":{"name":"w"},"spec":{"image":"b","env":{"x":"2"}}}`), "me", false, now)
-	if got, want := err.Error(), "Apply failed with 2 conflicts: conflicts with \"kubectl-edit\" using g.io/v1:\n- .spec.env.x\n- .spec.image"; got != want {
+	if got, want := err.Error(), "Apply failed with 2 conflicts: conflicts with \"kubectl-edit\" using g.io/v1:\n- .spec.image\n- .spec.env.x"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	var status *apierrors.StatusError
