@@ -3,6 +3,9 @@ package aggregation
 import (
 	"net/http"
 	"net/http/httputil"
+	"net/url"
+	"path"
+	"strings"
 
 	"k8s.io/apiserver/pkg/authentication/user"
 
@@ -20,7 +23,11 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	}
 	p := proxy.Reverse(w.Header(), b, stream, func(p *httputil.ProxyRequest) {
 		p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", b.host, b.host
+		p.Out.URL.RawPath = "" // the decoded path is the one that was authorized
 		p.SetXForwarded()
+		if !proxy.IsUpgrade(p.In) {
+			p.Out.Header.Set("X-Forwarded-Uri", forwardedURI(p.Out.URL))
+		}
 		a.config.Headers.Clear(p.Out.Header)
 		a.config.Headers.Set(p.Out.Header, u)
 		if id := w.Header()["Audit-Id"]; id != nil {
@@ -29,4 +36,13 @@ func (a *Aggregator) ServeHTTP(w http.ResponseWriter, r *http.Request, s *resour
 	})
 	p.ServeHTTP(w, r)
 	return true
+}
+
+// forwardedURI returns the path that the client has requested, in its shortest form, as k8s.io/apimachinery/pkg/util/proxy writes it.
+func forwardedURI(u *url.URL) string {
+	uri := path.Join("", u.EscapedPath())
+	if strings.HasSuffix(u.Path, "/") {
+		uri += "/"
+	}
+	return uri
 }

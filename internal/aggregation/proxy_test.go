@@ -30,6 +30,43 @@ func read(t *fixture.World, resp *http.Response) string {
 	return string(body)
 }
 
+// The path that was authorized, which is the decoded one, is the path that the backend gets and reads in X-Forwarded-Uri (AGG-015).
+func TestDecodedPathIsForwarded(t *testing.T) {
+	paths := make(chan [2]string, 1)
+	server, ca := extension(t, func(_ http.ResponseWriter, r *http.Request) {
+		paths <- [2]string{r.URL.EscapedPath(), r.Header.Get("X-Forwarded-Uri")}
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	const below = "/apis/wardle.example.com/v1alpha1/"
+	for sent, want := range map[string][2]string{
+		"flunders/x":                       {"flunders/x"},
+		"flunders/x%2Fstatus":              {"flunders/x/status"},
+		"flunders/x%2fstatus/":             {"flunders/x/status/"},
+		"namespaces/a%2Fflunders/x":        {"namespaces/a/flunders/x"},
+		"flunders/a%3Fb":                   {"flunders/a%3Fb"},
+		"flunders/a%2523":                  {"flunders/a%2523"},
+		"flunders/%C3%A9%20x":              {"flunders/%C3%A9%20x"},
+		"flunders/%61%2E%2D":               {"flunders/a.-"},
+		"flunders//x":                      {"flunders//x", "flunders/x"},
+		"namespaces/a/flunders/x%2F%2Fy?a": {"namespaces/a/flunders/x//y", "namespaces/a/flunders/x/y"},
+	} {
+		resp, err := http.Get(w.served.URL + below + sent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if want[1] == "" {
+			want[1] = want[0]
+		}
+		if got := <-paths; got != [2]string{below + want[0], below + want[1]} {
+			t.Errorf("%s: forwarded as %q, want %q below %s", sent, got, want, below)
+		}
+	}
+}
+
 // again is a server like another one that is closed, at its address.
 func again(t *testing.T, like *httptest.Server, address string) *httptest.Server {
 	t.Helper()
@@ -84,7 +121,7 @@ func TestWhoAsks(t *testing.T) {
 			t.Errorf("%s: %q, want %q once", name, got, want)
 		}
 	}
-	if got.URL.RequestURI() != "/apis/wardle.example.com/v1alpha1/namespaces/a%2Fb/flunders?fieldManager=me" || got.Header.Get("Traceparent") != "00-1-2-3" || got.Header.Get("Audit-Id") != "the-audit-id" {
+	if got.URL.RequestURI() != "/apis/wardle.example.com/v1alpha1/namespaces/a/b/flunders?fieldManager=me" || got.Header.Get("Traceparent") != "00-1-2-3" || got.Header.Get("Audit-Id") != "the-audit-id" {
 		t.Errorf("%s %v", got.URL.RequestURI(), got.Header)
 	}
 	if got.Header.Get("Authorization") != "" {
