@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -122,7 +123,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	if typed != nil {
 		d, err := typed.Decode(data)
 		if err == nil {
-			return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, nil
+			return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, q.named(data, d.Tree)
 		}
 		fault = err
 	}
@@ -133,12 +134,16 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	return engine.Body{Tree: t, Strict: duplicates(repeated), Fault: fault, Source: data}, q.named(data, t)
 }
 
-// named refuses a body whose apiVersion or kind is no string, as upstream words it.
+// named refuses a body whose apiVersion or kind is no string, or whose apiVersion has two slashes, as upstream words it.
 func (q *request) named(data []byte, t object.Tree) error {
 	for _, key := range [...]string{"apiVersion", "kind"} {
-		switch t[key].(type) {
-		case nil, string:
+		switch s := t[key].(type) {
+		case nil:
 			continue
+		case string:
+			if key == "kind" || strings.Count(s, "/") < 2 {
+				continue
+			}
 		}
 		if _, err := kjson.DefaultMetaFactory.Interpret(object.AppendJSON(nil, object.Tree{key: t[key]})); err != nil {
 			return q.unrecognized(data, err)

@@ -34,6 +34,9 @@ func TestBodiesAreQuotedAsSent(t *testing.T) {
 	const unrecognized = `the object provided is unrecognized (must be of type CronTab): Object 'Kind' is missing in `
 	h.refused(400, unrecognized+`'{"spec": {"z":1.0, "a":"<"}}' ({"spec": {"z":1.0, "a":"<"}})`, "POST", crontabs, `{"spec": {"z":1.0, "a":"<"}}`)
 	h.refused(400, unrecognized+`'spec: {z: 1}' (737065633a207b7a3a20317d)`, "POST", crontabs, `spec: {z: 1}`, "Content-Type: application/yaml")
+	for path, kind := range map[string]string{crontabs: "CronTab", builtinsInDefault + "/configmaps": "ConfigMap"} {
+		h.refused(400, "the object provided is unrecognized (must be of type "+kind+`): unexpected GroupVersion string: a/b/c ({"apiVersion":"a/b/c"})`, "POST", path, `{"apiVersion":"a/b/c"}`)
+	}
 	for number, kind := range map[string]string{"9223372036854775808": "number 9223372036854775808", "80.0": "number 80.0", `"80"`: "string"} {
 		h.refused(400, `Service in version "v1" cannot be handled as a Service: json: cannot unmarshal `+kind+` into Go struct field ServicePort.spec.ports.port of type int32`,
 			"POST", builtinsInDefault+"/services", `{"metadata":{"name":"q"},"spec":{"ports":[{"port":`+number+`}]}}`)

@@ -23,8 +23,18 @@ func (c *checker) undecoded(d *document, reason, message string) {
 			return
 		}
 	}
+	if m := placed.FindStringSubmatch(message); m != nil && d.node != nil {
+		if key, _, whole := find(d.node, m[1]); whole {
+			f.Path = m[1]
+			c.addAt(d, d.line+key.Line, key.Column, f)
+			return
+		}
+	}
 	c.addAt(d, d.line+1, 1, f)
 }
+
+// placed matches the refusal of a value that its Go type cannot decode, after the path of the value.
+var placed = regexp.MustCompile(`cannot be handled as a \w+: ([A-Za-z][^:]*): `)
 
 // findMisfit finds the first value of a kind that names lead to, and returns its key or, in a list, itself. Between
 // them may be elements of lists and keys of maps, which decoders leave out.

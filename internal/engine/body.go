@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -21,11 +23,11 @@ func (w *write) accept(b Body) (object.Tree, error) {
 	}
 	kind := object.String(t, "kind")
 	if b.Fault != nil {
-		return nil, w.undecodable(kind, b.Fault.Error())
+		return nil, w.undecodable(kind, w.placed(t, b.Fault))
 	}
 	t, unknown, err := w.rules.shape(w, t, b.Typed)
 	if err != nil {
-		return nil, w.undecodable(kind, err.Error())
+		return nil, w.undecodable(kind, w.placed(b.Tree, err))
 	}
 	if strict := append(b.Strict[:len(b.Strict):len(b.Strict)], unknown...); len(strict) > 0 {
 		switch w.caller.Validation {
@@ -49,6 +51,18 @@ func strictText(problems []string) string {
 // undecodable is the 400 for a body, of the kind that it says, that cannot be made an object.
 func (w *write) undecodable(kind, problem string) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s", kind, w.v.GroupVersion.Version, kind, problem))
+}
+
+// placed returns the text of an error of decoding t as the Go type of the kind, after the path of the field unless it names that already.
+func (w *write) placed(t object.Tree, err error) string {
+	var named *json.UnmarshalTypeError
+	if w.v.Type == nil || errors.As(err, &named) || strings.Contains(err.Error(), "Go struct field") {
+		return err.Error()
+	}
+	if at := w.v.Type.Misfit(t); at != nil {
+		return at.String() + ": " + err.Error()
+	}
+	return err.Error()
 }
 
 // asMerged is what shape makes of what an apply has merged.

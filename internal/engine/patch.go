@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -126,7 +127,7 @@ func (w *write) tellRepeated(repeated string) error {
 // decodeJSONOrYAML saves the YAML parser where the data is JSON, as clients' mostly is.
 func decodeJSONOrYAML(data []byte) (object.Tree, []string, error) {
 	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
-		if t, duplicates, err := object.DecodeJSON(data); err == nil {
+		if t, duplicates, err := object.DecodeApplied(data); err == nil {
 			return t, duplicates, nil
 		}
 	}
@@ -178,12 +179,12 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 		return nil, err
 	}
 	if w.def.Custom != nil && object.String(patched, "kind") == "" {
-		data := object.AppendJSON(nil, patched)
+		data := p.quoted(patched)
 		return nil, unfit(data, fmt.Sprintf("Object 'Kind' is missing in '%s'", data))
 	}
-	var before []byte
+	before := ""
 	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
-		before = object.AppendJSON(nil, patched) // shape is about to prune it
+		before = p.quoted(patched) // shape is about to prune it
 	}
 	t, unknown, err := w.rules.shape(w, patched, false)
 	if err != nil {
@@ -191,14 +192,14 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 		if errors.As(err, &status) {
 			return nil, err
 		}
-		return nil, unfit(object.AppendJSON(nil, patched), err.Error())
+		return nil, unfit(p.quoted(patched), w.misfit(p, patched, err))
 	}
 	if problems = append(problems, unknown...); len(problems) > 0 {
 		switch w.caller.Validation {
 		case metav1.FieldValidationIgnore:
 		case metav1.FieldValidationStrict:
-			if before == nil {
-				before = object.AppendJSON(nil, patched)
+			if before == "" {
+				before = p.quoted(patched)
 			}
 			return nil, unfit(before, strictText(problems))
 		default:
@@ -207,10 +208,31 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	}
 	if w.def.Custom == nil {
 		if err := w.checkKind(t, nil); err != nil {
-			return nil, unfit(object.AppendJSON(nil, t), err.Error())
+			return nil, unfit(p.quoted(t), err.Error())
 		}
 	}
 	return t, nil
+}
+
+// quoted returns the text that upstream quotes where it refuses a patch: a strategic merge patch itself, else its result.
+func (p Patch) quoted(patched object.Tree) string {
+	if p.Type == types.StrategicMergePatchType {
+		if sent, _, err := object.DecodeJSON(p.Data); err == nil {
+			return fmt.Sprintf("%+v", map[string]any(sent))
+		}
+	}
+	return string(object.AppendJSON(nil, patched))
+}
+
+// misfit returns the reason why the result of a patch is no object of its Go type. Upstream decodes that of a strategic merge patch by
+// another function than all others, whose errors clients look for.
+func (w *write) misfit(p Patch, patched object.Tree, err error) string {
+	if p.Type == types.StrategicMergePatchType {
+		if other := runtime.DefaultUnstructuredConverter.FromUnstructured(patched, w.v.Type.New()); other != nil {
+			return other.Error()
+		}
+	}
+	return w.placed(patched, err)
 }
 
 // fits returns the caller's objection to the size of what a patch has made, which is about to be decoded.
@@ -236,7 +258,9 @@ func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []st
 	case types.MergePatchType:
 		t, problems, err = merge.Merge(live, p.Data)
 	default:
-		t, problems, err = merge.Strategic(live, p.Data, w.v.Type.New())
+		if t, problems, err = merge.Strategic(live, p.Data, w.v.Type.New()); err == nil {
+			restoreType(t, live)
+		}
 	}
 	if !strict {
 		problems = nil
@@ -245,6 +269,17 @@ func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []st
 		problems[i] = object.DuplicateError(path)
 	}
 	return t, problems, asPlain(err)
+}
+
+// restoreType undoes what a strategic merge patch has said of the kind and the apiVersion, at which upstream does not look: clients send
+// those of a Deployment to its /scale.
+func restoreType(patched, live object.Tree) {
+	for _, key := range []string{"apiVersion", "kind"} {
+		switch patched[key].(type) {
+		case nil, string:
+			patched[key] = live[key]
+		}
+	}
 }
 
 // asPlain answers what has no Status of its own as upstream does.
@@ -256,9 +291,13 @@ func asPlain(err error) error {
 	return plain(err.Error())
 }
 
-// unfit is the 422 for a patch whose result is not an object of the kind.
-func unfit(patched []byte, problem string) error {
+// unfit is the 422 for a patch whose result is not an object of the kind. It quotes 200 bytes; upstream quotes all.
+func unfit(quoted, problem string) error {
+	const most = 200
+	if n := len(quoted); n > most {
+		quoted = fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(quoted[:most], ""), n)
+	}
 	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
-		field.Invalid(field.NewPath("patch"), string(patched), problem),
+		field.Invalid(field.NewPath("patch"), quoted, problem),
 	})
 }

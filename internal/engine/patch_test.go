@@ -2,11 +2,14 @@ package engine
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trellis-k8s/trellis/internal/object"
@@ -33,6 +36,44 @@ func TestPatchKinds(t *testing.T) {
 	w.mustCreate(w.configMap(""), `{"metadata":{"name":"a","finalizers":["example.com/a"]}}`)
 	next = w.mustPatch(w.configMap("a"), strategic, `{"metadata":{"finalizers":["example.com/b"]}}`)
 	equal(t, "finalizers", valueAt(next, "metadata.finalizers"), []string{"example.com/b", "example.com/a"})
+}
+
+// A strategic merge patch changes neither kind nor apiVersion, whatever it says of them, as with upstream. A merge patch that names
+// another kind is refused (CRD-055).
+func TestStrategicPatchKeepsTheKind(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.configMap(""), `{"metadata":{"name":"a"}}`)
+	for i, of := range []string{`"kind":"Deployment"`, `"apiVersion":"apps/v1"`, `"kind":"Scale","apiVersion":"autoscaling/v1"`, `"kind":null,"apiVersion":null`, `"kind":""`} {
+		next := w.mustPatch(w.configMap("a"), strategic, fmt.Sprintf(`{%s,"data":{"i":"%d"}}`, of, i))
+		equal(t, of, []any{next["apiVersion"], next["kind"], valueAt(next, "data.i")}, []any{"v1", "ConfigMap", fmt.Sprint(i)})
+	}
+	_, err := w.patch(w.configMap("a"), strategic, `{"kind":5}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, `patch: Invalid value: "map[kind:5]": cannot convert int64 to string`)
+	_, err = w.patch(w.configMap("a"), merging, `{"kind":"Deployment"}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, "")
+}
+
+// The refusal of a strategic merge patch quotes the patch, and says what upstream says of its result.
+func TestStrategicPatchOfAnotherType(t *testing.T) {
+	w := newWorld(t)
+	w.mustCreate(w.configMap(""), `{"metadata":{"name":"a"}}`)
+	for patch, want := range map[string]string{
+		`{"metadata":{"labels":"invalid"}}`: `"map[metadata:map[labels:invalid]]": cannot restore map from string`,
+		`{"data":{"a":{"b":1}}}`:            `"map[data:map[a:map[b:1]]]": `,
+		`{"immutable":"yes"}`:               `"map[immutable:yes]": `,
+		`{"metadata":{"generation":"x"}}`:   `"map[metadata:map[generation:x]]": `,
+	} {
+		patched := w.get(w.configMap("a"))
+		sent, _, err := object.DecodeJSON([]byte(patch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(patched, sent)
+		upstream := runtime.DefaultUnstructuredConverter.FromUnstructured(patched, &corev1.ConfigMap{})
+		_, err = w.patch(w.configMap("a"), strategic, patch)
+		w.refused(err, 422, metav1.StatusReasonInvalid, want)
+		w.refused(err, 422, metav1.StatusReasonInvalid, upstream.Error())
+	}
 }
 
 // CRD-052, CRD-053, CRD-055
