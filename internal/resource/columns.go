@@ -2,8 +2,10 @@ package resource
 
 import (
 	"bytes"
+	"maps"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -154,6 +156,17 @@ type Printer struct {
 	Columns func() []metav1.TableColumnDefinition
 	// Row is the row of an object, its Object left out. Ages in it are words as of now: it is not to be kept.
 	Row func(obj Internal) (metav1.TableRow, error)
+	// Blank is an object without defaults, which a BOOKMARK of a watch shows.
+	Blank func() (Internal, error)
+}
+
+// BlankRow is the row of an object without defaults; of a version that has a Printer.
+func (v *Version) BlankRow() (metav1.TableRow, error) {
+	obj, err := v.Printer.Blank()
+	if err != nil {
+		return metav1.TableRow{}, err
+	}
+	return v.Printer.Row(obj)
 }
 
 // Row is the row of an object whose JSON this is; of a version that has a Printer.
@@ -224,9 +237,9 @@ type pathCell struct {
 	column   Column
 	jsonPath string
 
-	mu   sync.Mutex // a JSONPath has state while it is evaluated
-	path *jsonpath.JSONPath
-	bad  bool
+	mu    sync.Mutex           // a JSONPath has state while it is evaluated
+	paths []*jsonpath.JSONPath // between wildcards
+	bad   bool
 }
 
 // newPathCell returns nil for a JSONPath that cannot be read. Compiling those that are surely well formed, which
@@ -246,11 +259,18 @@ var usualPath = sync.OnceValue(func() *regexp.Regexp {
 })
 
 func (p *pathCell) compile() bool {
-	if p.path != nil || p.bad {
+	if p.paths != nil || p.bad {
 		return !p.bad
 	}
-	p.path = jsonpath.New("").AllowMissingKeys(true)
-	p.bad = p.path.Parse("{"+p.jsonPath+"}") != nil
+	parts := []string{p.jsonPath}
+	if !strings.ContainsAny(p.jsonPath, `'"?\`) && !strings.Contains(p.jsonPath, "..") {
+		parts = strings.Split(p.jsonPath, ".*")
+	}
+	for _, part := range parts {
+		path := jsonpath.New("").AllowMissingKeys(true)
+		p.bad = p.bad || path.Parse("{"+part+"}") != nil
+		p.paths = append(p.paths, path)
+	}
 	return !p.bad
 }
 
@@ -260,9 +280,52 @@ func (p *pathCell) value(t object.Tree) any {
 	if !p.compile() {
 		return nil
 	}
-	results, err := p.path.FindResults(t)
-	if err != nil || len(results) == 0 || len(results[0]) == 0 {
+	found, err := results(p.paths, t)
+	if err != nil || len(found) == 0 {
 		return nil
 	}
-	return p.column.Value(results[0][0].Interface())
+	return p.column.Value(found[0])
+}
+
+// results returns the values that paths lead to, with a wildcard between each two of them. The entries of an object are in the order of
+// their keys; the library takes them in any order.
+func results(paths []*jsonpath.JSONPath, v any) (found []any, err error) {
+	if v == nil {
+		return nil, nil
+	}
+	lists, err := paths[0].FindResults(v)
+	if err != nil || len(lists) == 0 {
+		return nil, err
+	}
+	for _, r := range lists[0] {
+		if !r.IsValid() {
+			continue
+		}
+		value := r.Interface()
+		if len(paths) == 1 {
+			found = append(found, value)
+			continue
+		}
+		for _, e := range elements(value) {
+			below, err := results(paths[1:], e)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, below...)
+		}
+	}
+	return found, nil
+}
+
+// elements returns what a wildcard stands for.
+func elements(v any) (all []any) {
+	switch v := v.(type) {
+	case object.Tree:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			all = append(all, v[key])
+		}
+	case []any:
+		return v
+	}
+	return all
 }

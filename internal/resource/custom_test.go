@@ -166,6 +166,26 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// A wildcard of a printer column takes the entries of an object in the order of their keys, and each time the same (PRN-002).
+func TestWildcardsGoByKey(t *testing.T) {
+	tree := object.Tree{"spec": object.Tree{
+		"m": object.Tree{"c": "3", "a": "1", "b": "2"},
+		"n": object.Tree{"z": object.Tree{"v": "z"}, "a": object.Tree{"w": "none"}, "k": object.Tree{"v": "k"}, "b": nil},
+		"l": []any{object.Tree{"b": "y", "a": "x"}, object.Tree{"a": "w"}},
+		"e": object.Tree{},
+	}}
+	for path, want := range map[string]any{
+		".spec.m.*": "1", ".spec.m[*]": nil, ".spec.n.*.v": "k", ".spec.l[*].*": "x", ".spec.*.v": nil, ".spec.e.*": nil, ".spec.*.*.w": "none", ".spec.none.*": nil,
+	} {
+		cell := newPathCell(printerColumn{name: "C", typ: "string", jsonPath: path})
+		for range 20 {
+			if got := cell.value(tree); got != want {
+				t.Fatalf("%s: %v, want %v", path, got, want)
+			}
+		}
+	}
+}
+
 // CRD-064: columns show what upstream's show, for all sorts of paths and values.
 func TestColumnsAgainstUpstream(t *testing.T) {
 	paths := []string{
