@@ -77,6 +77,7 @@ func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) (
 	if w.InitialEventsEnd && include == metav1.IncludeNone {
 		e.table.include = metav1.IncludeMetadata // its annotation is the message
 	}
+	e.table.blank = w.Type == "BOOKMARK"
 	e.table.refresh()
 	dst, err := e.table.appendSingle(dst, o)
 	e.table.include, e.table.headers = include, false

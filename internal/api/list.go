@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/klauspost/compress/gzip"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 
+	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -231,23 +231,19 @@ func (q *request) open() io.Writer {
 	q.status = http.StatusOK
 	q.seat.Release(time.Now) // a client that reads slowly holds up no other one
 	q.deadline(time.Now().Add(slowClient))
-	if !gzipAccepted(q.r) {
+	if !gzipped.Accepted(q.r) {
 		q.w.WriteHeader(q.status)
 		return unslotted{q}
 	}
-	h.Set("Content-Encoding", "gzip")
-	h.Add("Vary", "Accept-Encoding")
+	gzipped.Header(h)
 	q.w.WriteHeader(q.status)
-	z := gzips.Get().(*gzip.Writer)
-	z.Reset(unslotted{q})
-	return z
+	return gzipped.NewWriter(unslotted{q})
 }
 
 // shut ends a response that open began.
 func (q *request) shut(out io.Writer) {
-	if z, ok := out.(*gzip.Writer); ok {
+	if z, ok := out.(gzipped.Writer); ok {
 		_ = z.Close() // the client has gone; there is nobody to tell
-		gzips.Put(z)
 	}
 	q.deadline(time.Time{})
 }

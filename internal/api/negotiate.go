@@ -219,16 +219,3 @@ func pretty(r *http.Request) bool {
 	agent := r.UserAgent()
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
-
-// gzipAccepted says whether the client takes gzip, by upstream's reading of the header.
-func gzipAccepted(r *http.Request) bool {
-	rest := r.Header.Get("Accept-Encoding")
-	for rest != "" {
-		var token string
-		token, rest, _ = strings.Cut(rest, ",")
-		if strings.TrimSpace(token) == "gzip" {
-			return true
-		}
-	}
-	return false
-}

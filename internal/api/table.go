@@ -32,6 +32,7 @@ type table struct {
 	place []int      // column to path, -1 for a column that is computed
 	raw   [][]byte
 	trees bool // a column is computed
+	blank bool // the next row is that of a BOOKMARK
 
 	// The last age that was told: objects are often made in bursts.
 	since string
@@ -136,7 +137,12 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 
 // appendPrinted appends the row that the kind's Printer makes.
 func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
-	row, err := t.version.Row(o.Packed().JSON())
+	row, err := metav1.TableRow{}, error(nil)
+	if t.blank {
+		row, err = t.version.BlankRow()
+	} else {
+		row, err = t.version.Row(o.Packed().JSON())
+	}
 	if err != nil {
 		return dst, apierrors.NewInternalError(err)
 	}

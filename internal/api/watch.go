@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
+	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
@@ -72,7 +73,8 @@ func (q *request) watch() error {
 			return nil // the upgrader has answered
 		}
 	} else {
-		out = q.openStream()
+		streamsList := o.SendInitialEvents != nil && *o.SendInitialEvents && o.AllowWatchBookmarks
+		out = q.openStream(streamsList && gzipped.Accepted(q.r))
 	}
 	defer out.close()
 	q.auditStart()
@@ -254,13 +256,14 @@ func (s *stream) flush() bool {
 
 // httpStream is a response that has no end yet.
 type httpStream struct {
-	w     http.ResponseWriter
-	c     *http.ResponseController
-	armed time.Time // when the deadline of writes was set; zero: there is none
+	w          http.ResponseWriter
+	c          *http.ResponseController
+	compressed bool
+	armed      time.Time // when the deadline of writes was set; zero: there is none
 }
 
-// openStream answers the request and leaves the response open.
-func (q *request) openStream() sink {
+// openStream answers the request and leaves the response open. kube-apiserver compresses watches that begin with a list (KEP-3157).
+func (q *request) openStream(compressed bool) sink {
 	media := q.media.media
 	switch q.media.format {
 	case formatProtobuf:
@@ -269,9 +272,12 @@ func (q *request) openStream() sink {
 		media = mediaCBORSeq
 	}
 	q.w.Header().Set("Content-Type", media)
+	if compressed {
+		gzipped.Header(q.w.Header())
+	}
 	q.status = http.StatusOK
 	q.w.WriteHeader(http.StatusOK)
-	s := &httpStream{w: q.w, c: http.NewResponseController(q.w)}
+	s := &httpStream{w: q.w, c: http.NewResponseController(q.w), compressed: compressed}
 	_ = s.c.SetWriteDeadline(time.Time{}) // the server's is for responses with an end
 	_ = s.c.Flush()                       // if the client has gone, the first write says so as well
 	return s
@@ -282,10 +288,24 @@ func (s *httpStream) send(frames []byte, _ []int) error {
 		s.armed = now
 		_ = s.c.SetWriteDeadline(now.Add(slowClient)) // the loopback has none
 	}
-	if _, err := s.w.Write(frames); err != nil {
+	if err := s.write(frames); err != nil {
 		return err
 	}
 	return s.c.Flush()
+}
+
+// write writes frames, compressed by themselves: an idle stream keeps no state of the compression.
+func (s *httpStream) write(frames []byte) error {
+	if !s.compressed {
+		_, err := s.w.Write(frames)
+		return err
+	}
+	z := gzipped.NewWriter(s.w)
+	_, err := z.Write(frames)
+	if err == nil {
+		err = z.Flush() // the client reads the frames before it looks for the next ones
+	}
+	return errors.Join(err, z.Close())
 }
 
 func (s *httpStream) whenGone(func()) {}

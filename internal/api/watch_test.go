@@ -3,9 +3,11 @@ package api
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -93,6 +95,48 @@ func TestInitialEventsEnd(t *testing.T) {
 	next(t, r)
 	if e := next(t, r); at(e, "object", "rows", 0, "object", "metadata", "annotations", metav1.InitialEventsAnnotationKey) != "true" {
 		t.Errorf("a Table's initial events end with %v", e)
+	}
+}
+
+// The row of a BOOKMARK is that of an object without defaults, as with upstream (CRD-064).
+func TestBookmarkRowHasNoDefaults(t *testing.T) {
+	h := newHarness(t)
+	for path, want := range map[string]any{
+		"/apis/apps/v1/namespaces/default/deployments": []any{"", "0/0", 0.0, 0.0, "<unknown>", "", "", ""},
+		"/api/v1/namespaces/default/services":          []any{"", "", "<none>", "<unknown>", "<none>", "<unknown>", "<none>"},
+	} {
+		_, r := h.follow(path+"?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", "Accept: application/json;as=Table;v=v1;g=meta.k8s.io")
+		if e := next(t, r); e["type"] != "BOOKMARK" || fmt.Sprint(at(e, "object", "rows", 0, "cells")) != fmt.Sprint(want) {
+			t.Errorf("%s: %v, want %v", path, e, want)
+		}
+	}
+}
+
+// A watch that begins with a list is compressed for clients that accept it, event by event, and others are not (CRD-063).
+func TestWatchListIsCompressed(t *testing.T) {
+	h := withCronTabs(t)
+	list := crontabs + "?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+	resp, packed := h.follow(list, "Accept-Encoding: gzip")
+	if resp.Header.Get("Content-Encoding") != "gzip" || resp.Header.Get("Vary") != "Accept-Encoding" {
+		t.Fatalf("%v", resp.Header)
+	}
+	z, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(z)
+	expect(t, next(t, r), "ADDED", "a")
+	if e := next(t, r); e["type"] != "BOOKMARK" {
+		t.Errorf("%v", e)
+	}
+	for _, name := range []string{"b", "c"} {
+		h.want(201, "POST", crontabs, strings.Replace(crontabA, `"a"`, `"`+name+`"`, 1))
+		expect(t, next(t, r), "ADDED", name)
+	}
+	for path, encoding := range map[string]string{list: "identity", crontabs + "?watch=1": "gzip", strings.Replace(list, "allowWatchBookmarks=true", "", 1): "gzip"} {
+		if resp, _ := h.follow(path, "Accept-Encoding: "+encoding); resp.Header.Get("Content-Encoding") != "" {
+			t.Errorf("%s, %s: %v", path, encoding, resp.Header)
+		}
 	}
 }
 

@@ -10,21 +10,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/klauspost/compress/gzip"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"sigs.k8s.io/yaml"
 
+	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 const (
-	// gzipThreshold is how large a body must be to be compressed; upstream's.
-	gzipThreshold = 128 << 10
 	// slowClient is how long a client may take to accept a large piece of a response.
 	slowClient = 60 * time.Second
 	// maxPooled bounds the buffers that are kept for the next response.
@@ -36,14 +34,6 @@ var jsonType = []string{mediaJSON}
 
 // buffers holds what responses are built in.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
-
-var gzips = sync.Pool{New: func() any {
-	z, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
-	if err != nil {
-		panic(err) // the level is a constant
-	}
-	return z
-}}
 
 // statusOf is the Status that an error is answered with.
 func statusOf(err error) *metav1.Status {
@@ -146,7 +136,7 @@ func (q *request) write(code int, contentType string, body []byte) {
 		q.releaseBody()
 	}
 	q.seat.Release(time.Now) // a client that reads slowly holds up no other one
-	if q.slot != nil && (len(body) <= gzipThreshold || !gzipAccepted(q.r)) {
+	if q.slot != nil && (len(body) <= gzipped.Threshold || !gzipped.Accepted(q.r)) {
 		q.slot.Release()
 	}
 	h := q.w.Header()
@@ -156,20 +146,16 @@ func (q *request) write(code int, contentType string, body []byte) {
 		h["Content-Type"] = []string{contentType}
 	}
 	q.status, q.size = code, len(body)
-	if len(body) <= gzipThreshold || !gzipAccepted(q.r) {
+	if len(body) <= gzipped.Threshold || !gzipped.Accepted(q.r) {
 		q.w.WriteHeader(code)
 		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
 		return
 	}
-	h.Set("Content-Encoding", "gzip")
-	h.Add("Vary", "Accept-Encoding")
+	gzipped.Header(h)
 	q.w.WriteHeader(code)
-	z := gzips.Get().(*gzip.Writer)
-	z.Reset(unslotted{q})
-	if _, err := z.Write(body); err == nil {
-		_ = z.Close()
-	}
-	gzips.Put(z)
+	z := gzipped.NewWriter(unslotted{q})
+	_, _ = z.Write(body) // the client has gone; there is nobody to tell
+	_ = z.Close()
 }
 
 // respond answers with one object as it was asked for.

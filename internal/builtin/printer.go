@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/printers"
@@ -53,6 +54,13 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 			row := t.Rows[0]
 			row.Object.Object = nil
 			return row, nil
+		},
+		Blank: func() (resource.Internal, error) {
+			obj, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: v.GroupVersion.Group, Version: runtime.APIVersionInternal, Kind: v.Definition.Names.Kind})
+			if err != nil {
+				return nil, fmt.Errorf("builtin: new object of kind %s: %w", v.Definition.Names.Kind, err)
+			}
+			return obj.(resource.Internal), nil
 		},
 	}
 }

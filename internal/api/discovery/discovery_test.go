@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 
+	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/fixture"
 )
@@ -195,9 +197,11 @@ func TestAggregated(t *testing.T) {
 	if again, empty := c.Get("/apis", "Accept", aggregated, "If-None-Match", etag); again.StatusCode != 304 || empty != "" {
 		t.Errorf("%d %q", again.StatusCode, empty)
 	}
-	old, oldBody := c.Get("/apis", "Accept", aggregatedBeta)
-	if old.Header.Get("Content-Type") != aggregatedBeta || oldBody != strings.Replace(body, "apidiscovery.k8s.io/v2", "apidiscovery.k8s.io/v2beta1", 1) {
-		t.Errorf("v2beta1: %s", oldBody)
+	if beta, text := c.Get("/apis", "Accept", aggregatedBeta); beta.StatusCode != http.StatusNotAcceptable { // removed in 1.37
+		t.Errorf("v2beta1: %d %s", beta.StatusCode, text)
+	}
+	if beta, _ := c.Get("/apis", "Accept", aggregatedBeta+",application/json"); beta.Header.Get("Content-Type") != "application/json" {
+		t.Errorf("v2beta1, or else JSON: %v", beta.Header)
 	}
 	_, core := c.Get("/api", "Accept", aggregated+",application/json;q=0.9")
 	for _, want := range []string{ // of the resource's own version the kind alone is told
@@ -297,12 +301,29 @@ func many(t testing.TB, n int) *cluster {
 }
 
 // plainForm is aggregated discovery in one encoding.
-func plainForm(t testing.TB, mediaType, version string) form {
+func plainForm(t testing.TB, mediaType string) form {
 	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), mediaType)
 	if !ok {
 		t.Fatal(mediaType)
 	}
-	return form{info.Serializer, mediaType, false, version}
+	return form{info.Serializer, mediaType, false}
+}
+
+// A document of more than 128 KiB is compressed for clients that accept it (CRD-050).
+func TestLargeDocumentsAreCompressed(t *testing.T) {
+	c := many(t, 200)
+	_, plain := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "identity")
+	resp, body := c.Get("/apis", "Accept", aggregated, "Accept-Encoding", "gzip")
+	z, err := gzip.NewReader(strings.NewReader(body))
+	if err != nil || resp.Header.Get("Content-Encoding") != "gzip" || !slices.Contains(resp.Header.Values("Vary"), "Accept-Encoding") {
+		t.Fatalf("%v: %v", resp.Header, err)
+	}
+	if text, err := io.ReadAll(z); err != nil || string(text) != plain || len(plain) <= gzipped.Threshold {
+		t.Errorf("%d bytes %v, want %d", len(text), err, len(plain))
+	}
+	if resp, _ := c.Get("/api", "Accept", aggregated, "Accept-Encoding", "gzip"); resp.Header.Get("Content-Encoding") != "" {
+		t.Errorf("a small document: %v", resp.Header)
+	}
 }
 
 // CRD-049, CRD-050: only what changed is made anew, and the whole is what it would be if all were.
@@ -328,7 +349,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 	if two.groups.Find(gone) != nil {
 		t.Errorf("%s is still there", gone)
 	}
-	for _, f := range []form{plainForm(t, runtime.ContentTypeJSON, "v2"), plainForm(t, runtime.ContentTypeProtobuf, "v2"), plainForm(t, runtime.ContentTypeYAML, "v2beta1")} {
+	for _, f := range []form{plainForm(t, runtime.ContentTypeJSON), plainForm(t, runtime.ContentTypeProtobuf), plainForm(t, runtime.ContentTypeYAML)} {
 		got, err := two.aggregated(f, false)
 		want, wantErr := fresh.aggregated(f, false)
 		if err != nil || wantErr != nil || !slices.EqualFunc(got, want, bytes.Equal) {
@@ -364,11 +385,11 @@ func BenchmarkOneMore(b *testing.B) {
 			"group": func(d *documents) error { return nil },
 			"etag":  func(d *documents) error { _, err := d.etags[false](); return err },
 			"aggregated": func(d *documents) error {
-				parts, err := d.aggregated(plainForm(b, runtime.ContentTypeJSON, "v2"), false)
+				parts, err := d.aggregated(plainForm(b, runtime.ContentTypeJSON), false)
 				if err != nil {
 					return err
 				}
-				return write(io.Discard, parts)
+				return write(io.Discard, 64<<10, parts)
 			},
 		}
 		for name, step := range steps {

@@ -15,6 +15,7 @@ import (
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -94,17 +95,30 @@ func (d *documents) serveAggregated(w http.ResponseWriter, r *http.Request, f fo
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	h.Set("Content-Type", f.mediaType+";g=apidiscovery.k8s.io;v="+f.version+";as=APIGroupDiscoveryList")
-	w.WriteHeader(http.StatusOK)
-	_ = write(w, parts) // the client has gone; there is nobody to tell
+	h.Set("Content-Type", f.mediaType+";g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+	respond(w, r, parts)
 }
 
-// write writes many small pieces as few larger ones.
-func write(w io.Writer, parts [][]byte) error {
+// respond answers with a document in pieces, compressed if it is large and the client accepts that.
+func respond(w http.ResponseWriter, r *http.Request, parts [][]byte) {
 	size := 0
 	for _, p := range parts {
 		size += len(p)
 	}
+	if size <= gzipped.Threshold || !gzipped.Accepted(r) {
+		w.WriteHeader(http.StatusOK)
+		_ = write(w, size, parts) // the client has gone; there is nobody to tell
+		return
+	}
+	gzipped.Header(w.Header())
+	w.WriteHeader(http.StatusOK)
+	z := gzipped.NewWriter(w)
+	_ = write(z, size, parts) // the same
+	_ = z.Close()
+}
+
+// write writes many small pieces as few larger ones.
+func write(w io.Writer, size int, parts [][]byte) error {
 	out := bufio.NewWriterSize(w, min(size, 64<<10))
 	for _, p := range parts {
 		if _, err := out.Write(p); err != nil {
@@ -129,12 +143,12 @@ func (d *documents) etag(legacy bool) (string, error) {
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`, nil
 }
 
-// aggregated is the list of the encoded groups, in pieces. v2 and v2beta1 differ in nothing but the name.
+// aggregated is the list of the encoded groups, in pieces.
 func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 	groups := d.within(legacy)
 	if !f.plainJSON() {
 		list := &apidiscoveryv2.APIGroupDiscoveryList{
-			TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/" + f.version},
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"},
 		}
 		for _, g := range groups {
 			list.Items = append(list.Items, *g.discovery())
@@ -143,7 +157,7 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 		return [][]byte{body}, err
 	}
 	parts := append(make([][]byte, 0, 2*len(groups)+2),
-		[]byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/`+f.version+`","metadata":{},"items":[`))
+		[]byte(`{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":[`))
 	comma := []byte{','}
 	for i, g := range groups {
 		text, _, err := g.json()

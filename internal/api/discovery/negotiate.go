@@ -22,7 +22,6 @@ type form struct {
 	runtime.Serializer
 	mediaType string
 	pretty    bool
-	version   string
 }
 
 // plainJSON says that the ready parts can go out as they lie.
@@ -36,7 +35,7 @@ type aggregation struct {
 // AllowsMediaTypeTransform implements negotiation.EndpointRestrictions.
 func (aggregation) AllowsMediaTypeTransform(_, _ string, target *schema.GroupVersionKind) bool {
 	return target != nil && target.Group == "apidiscovery.k8s.io" && target.Kind == "APIGroupDiscoveryList" &&
-		(target.Version == "v2" || target.Version == "v2beta1")
+		target.Version == "v2"
 }
 
 // encode ends what a human reads along with a line's end, which upstream's serializer leaves out.
@@ -54,7 +53,7 @@ func wantsAggregated(r *http.Request) (form, bool) {
 	if err != nil || options.Convert == nil {
 		return form{}, false
 	}
-	return form{info.Serializer, info.MediaType, info.Serializer == info.PrettySerializer, options.Convert.Version}, true
+	return form{info.Serializer, info.MediaType, info.Serializer == info.PrettySerializer}, true
 }
 
 // serve writes doc, which announces itself as of apiVersion, in the form the client asked for.
@@ -72,8 +71,7 @@ func serve(w http.ResponseWriter, r *http.Request, doc runtime.Object, apiVersio
 		return
 	}
 	w.Header().Set("Content-Type", info.MediaType)
-	w.WriteHeader(http.StatusOK)
-	w.Write(body)
+	respond(w, r, [][]byte{body})
 }
 
 // notServed answers a path that leads nowhere. As the API does, it keeps clients by the media type from taking the Status as it is.

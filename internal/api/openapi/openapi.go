@@ -16,6 +16,7 @@ import (
 
 	"github.com/munnerz/goautoneg"
 
+	"github.com/trellis-k8s/trellis/internal/api/gzipped"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -49,6 +50,7 @@ type server struct {
 	mu     sync.Mutex
 	last   *published
 	merged *merged // of v2; nil: it has not been asked for
+	packed *packed // the same
 }
 
 // published returns what is to be served now.
@@ -195,6 +197,13 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d serv
 	w.Header().Set("Content-Type", "application/json")
 	if protobuf {
 		w.Header().Set("Content-Type", "application/com.github.proto-openapi.spec."+map[edition]string{v2: "v2", v3: "v3"}[e]+".v1.0+protobuf")
+	}
+	if e == v2 && acceptsGzip(r) {
+		if body, err = s.compress(hash, protobuf, body); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		gzipped.Header(w.Header())
 	}
 	serveContent(w, r, body)
 }

@@ -2,8 +2,11 @@ package openapi
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -141,6 +144,51 @@ func TestCaching(t *testing.T) {
 	} {
 		if resp, _ := c.Get("/openapi/v2", "Accept", accept); resp.Header.Get("Content-Type") != want {
 			t.Errorf("%s: %s", accept, resp.Header.Get("Content-Type"))
+		}
+	}
+}
+
+// The document of v2 is compressed for clients that accept it, as kube-apiserver's is, and is the same document. Those of v3 and parts of
+// documents are not compressed.
+func TestV2IsCompressed(t *testing.T) {
+	c := newCluster(t, cronTab)
+	unpack := func(body string) string {
+		z, err := gzip.NewReader(strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(z)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	for _, accept := range []string{"application/json", "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"} {
+		plain, text := c.Get("/openapi/v2", "Accept", accept, "Accept-Encoding", "identity")
+		if plain.Header.Get("Content-Encoding") != "" {
+			t.Errorf("%s: %v", accept, plain.Header)
+		}
+		for _, encoding := range []string{"gzip", "deflate, gzip;q=0.5", "GZIP"} {
+			resp, body := c.Get("/openapi/v2", "Accept", accept, "Accept-Encoding", encoding)
+			h := resp.Header
+			if h.Get("Content-Encoding") != "gzip" || !slices.Contains(h.Values("Vary"), "Accept-Encoding") || h.Get("Etag") != plain.Header.Get("Etag") {
+				t.Fatalf("%s, %s: %v", accept, encoding, h)
+			}
+			if unpack(body) != text || len(body) > len(text)/5 {
+				t.Errorf("%s, %s: %d bytes, and %d without compression", accept, encoding, len(body), len(text))
+			}
+		}
+	}
+	c.put(strings.ReplaceAll(cronTab, "CronTab runs things.", "CronTab runs other things."))
+	if _, body := c.Get("/openapi/v2", "Accept-Encoding", "gzip"); !strings.Contains(unpack(body), "CronTab runs other things.") {
+		t.Error("the compressed document is out of date")
+	}
+	for _, request := range [][]string{
+		{"/openapi/v2", "Accept-Encoding", "gzip;q=0"}, {"/openapi/v2", "Accept-Encoding", "br"}, {"/openapi/v2", "Accept-Encoding", "gzip", "Range", "bytes=0-9"},
+		{"/openapi/v3/apis/stable.example.com/v1", "Accept-Encoding", "gzip"},
+	} {
+		if resp, _ := c.Get(request[0], request[1:]...); resp.Header.Get("Content-Encoding") != "" {
+			t.Errorf("%v: %v", request, resp.Header)
 		}
 	}
 }
