@@ -181,6 +181,9 @@ func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 func validateInternalCRD(crd crdvalidation.CRD, obj, old object.Tree, sub string) field.ErrorList {
 	errs := validateUpstream(crd, old, sub)
 	if len(errs) == 0 {
+		errs = scalePaths(obj, old)
+	}
+	if len(errs) == 0 {
 		errs = declaredConversion(obj, old)
 	}
 	return errs
