@@ -103,11 +103,11 @@ func (a *allocation) take(reason string, name *string, requested string, taken f
 
 func inUse(name string) error { return fmt.Errorf("%q is already in use", name) }
 
-// shortNames are taken all or none.
+// shortNames are taken all or none. One that equals the plural or the singular of the same CRD is no conflict (kubernetes#121641).
 func (a *allocation) shortNames() {
 	var errs []error
 	for _, name := range a.requested.ShortNames {
-		if !slices.Contains(a.accepted.ShortNames, name) && a.resourceTaken(name) {
+		if !slices.Contains(a.accepted.ShortNames, name) && a.othersHave(name) {
 			errs = append(errs, inUse(name))
 		}
 	}
@@ -119,7 +119,11 @@ func (a *allocation) shortNames() {
 }
 
 func (a *allocation) resourceTaken(name string) bool {
-	return slices.Contains(resources(a.accepted), name) || slices.ContainsFunc(a.others, func(c claim) bool { return c.resource == name })
+	return slices.Contains(resources(a.accepted), name) || a.othersHave(name)
+}
+
+func (a *allocation) othersHave(resource string) bool {
+	return slices.ContainsFunc(a.others, func(c claim) bool { return c.resource == resource })
 }
 
 func (a *allocation) kindTaken(name string) bool {

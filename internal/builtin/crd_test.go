@@ -220,6 +220,33 @@ func TestNameConflicts(t *testing.T) {
 	s.expect(touched, "Established", established)
 }
 
+// Short names that equal the plural or the singular of their own CRD are accepted, in an update as in a create; those of another CRD are
+// not (CRD-041).
+func TestShortNamesOfTheSameKind(t *testing.T) {
+	s := serve(t)
+	s.must(crd("example.com", "firsts", "First", ""))
+	s.expect(s.must(crd("example.com", "thirds", "Third", `,"shortNames":["third"]`)), "NamesAccepted", noConflicts)
+	second := s.must(crd("example.com", "seconds", "Second", `,"shortNames":["s"]`))
+	for _, names := range [][]any{{"second"}, {"s", "seconds", "second"}} {
+		second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = names
+		got, err := s.update(second, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.expect(got, "NamesAccepted", noConflicts)
+		if accepted := status(got)["acceptedNames"].(object.Tree)["shortNames"]; fmt.Sprint(accepted) != fmt.Sprint(names) {
+			t.Errorf("accepted %v, want %v", accepted, names)
+		}
+		second = got
+	}
+	second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = []any{"firsts"}
+	got, err := s.update(second, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.expect(got, "NamesAccepted", `False/ShortNamesConflict/"firsts" is already in use`)
+}
+
 // CRD-041: an established CRD that asks for a taken name keeps what it has.
 func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 	s := serve(t)
