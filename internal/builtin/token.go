@@ -3,10 +3,10 @@ package builtin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -115,26 +115,27 @@ func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAc
 	if ref == nil {
 		return b, nil
 	}
+	var uid types.UID
+	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
+	if kinds := []string{"Pod", "Node", "Secret"}; gvk.Group != "" || !slices.Contains(kinds, gvk.Kind) {
+		return b, apierrors.NewBadRequest("cannot bind token to object of type " + gvk.String())
+	}
 	if err := nameable(ref.Name); err != nil {
 		return b, err
 	}
-	var uid types.UID
-	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
-	switch gvk.GroupKind() {
-	case corev1.SchemeGroupVersion.WithKind("Pod").GroupKind():
+	switch gvk.Kind {
+	case "Pod":
 		if b, err = t.boundToPod(account, ref.Name); err == nil {
 			uid = b.pod.UID
 		}
-	case corev1.SchemeGroupVersion.WithKind("Node").GroupKind():
+	case "Node":
 		if b.node, err = internalOf[*core.Node](t.objects.nodes, ref.Name); err == nil {
 			uid = b.node.UID
 		}
-	case corev1.SchemeGroupVersion.WithKind("Secret").GroupKind():
+	case "Secret":
 		if b.secret, err = internalOf[*core.Secret](t.objects.secrets, account.Namespace+"/"+ref.Name); err == nil {
 			uid = b.secret.UID
 		}
-	default:
-		err = apierrors.NewBadRequest("cannot bind token to object of type " + gvk.String())
 	}
 	if err == nil && ref.UID != "" && uid != ref.UID {
 		err = apierrors.NewConflict(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, ref.Name, fmt.Errorf(
