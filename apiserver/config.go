@@ -101,6 +101,9 @@ type Config struct {
 	ServiceNodePortRange utilnet.PortRange
 	// UnguardedBindings lets schedulers bind Pods to nodes that have no room for them, as kube-apiserver does.
 	UnguardedBindings bool
+	// DisallowPrivileged refuses Pods with privileged containers, or hostProcess containers of Windows, as kube-apiserver does without
+	// --allow-privileged.
+	DisallowPrivileged bool
 	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is all.
 	Controllers []string
 	// ClusterSigning is which CAs sign the certificates that CertificateSigningRequests ask for; zero is the server's own.

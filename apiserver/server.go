@@ -339,7 +339,8 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 				ServiceRanges:    s.config.ServiceClusterIPRanges,
 				NodePorts:        s.config.ServiceNodePortRange,
 				NoFieldSelectors: s.config.DisableFieldSelectors, UnguardedBindings: s.config.UnguardedBindings,
-				Enabled: enabled,
+				AllowPrivileged: !s.config.DisallowPrivileged,
+				Enabled:         enabled,
 			})
 		},
 		Admission:              admits,

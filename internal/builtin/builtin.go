@@ -40,6 +40,8 @@ type Config struct {
 	NodePorts     utilnet.PortRange // of Services; zero: DefaultNodePorts
 	// UnguardedBindings lets Pods be bound to nodes that have no room for them.
 	UnguardedBindings bool
+	// AllowPrivileged accepts Pods with privileged containers, or hostProcess containers of Windows.
+	AllowPrivileged bool
 	// NoFieldSelectors drops selectableFields from CRDs that had none before.
 	NoFieldSelectors bool
 	Now              func() time.Time // nil: time.Now
@@ -67,6 +69,9 @@ func Definitions(c Config) []*resource.Definition {
 	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
 	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
+			if c.AllowPrivileged {
+				lines[i].ignore = privileged
+			}
 			all = append(all, lines[i].define())
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/generated/openapi"
@@ -42,6 +43,7 @@ type line struct {
 	begin        func(ctx context.Context, obj, old resource.Internal) error
 	behavior     resource.Behavior
 	columns      func() []resource.Column // in place of upstream's
+	ignore       func(*field.Error) bool  // problems of the strategies
 }
 
 // strategy is how a kind is created and updated.
@@ -80,6 +82,7 @@ func (l *line) define() *resource.Definition {
 	}
 	if d.Strategy != nil {
 		d.Strategy.ErrorKind = errorKind(d.Storage)
+		d.Strategy.Ignore = l.ignore
 	}
 	return d
 }

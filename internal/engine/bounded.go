@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -74,9 +75,34 @@ func normalize(path string, rules []field.NormalizationRule) string {
 	return path
 }
 
-// validateCreate is rest.ValidateCreate in linear time.
-func validateCreate(ctx context.Context, obj runtime.Object, s rest.RESTCreateStrategy) field.ErrorList {
-	if d, ok := s.(rest.DeclarativeValidationStrategy); ok {
+// lenientCreate and lenientUpdate are strategies that ignore some of the problems they find.
+type lenientCreate struct {
+	rest.RESTCreateStrategy
+	ignore func(*field.Error) bool
+}
+
+type lenientUpdate struct {
+	rest.RESTUpdateStrategy
+	ignore func(*field.Error) bool
+}
+
+// Validate implements rest.RESTCreateStrategy.
+func (l lenientCreate) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
+	return slices.DeleteFunc(l.RESTCreateStrategy.Validate(ctx, obj), l.ignore)
+}
+
+// ValidateUpdate implements rest.RESTUpdateStrategy.
+func (l lenientUpdate) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
+	return slices.DeleteFunc(l.RESTUpdateStrategy.ValidateUpdate(ctx, obj, old), l.ignore)
+}
+
+// validateCreate is rest.ValidateCreate in linear time, without the problems to ignore; nil ignores none.
+func validateCreate(ctx context.Context, obj runtime.Object, s rest.RESTCreateStrategy, ignore func(*field.Error) bool) field.ErrorList {
+	d, ok := s.(rest.DeclarativeValidationStrategy)
+	if ignore != nil {
+		s = lenientCreate{s, ignore}
+	}
+	if ok {
 		s = struct {
 			rest.RESTCreateStrategy
 			declarative
@@ -85,9 +111,13 @@ func validateCreate(ctx context.Context, obj runtime.Object, s rest.RESTCreateSt
 	return rest.ValidateCreate(ctx, obj, s)
 }
 
-// validateUpdate is rest.ValidateUpdate in linear time.
-func validateUpdate(ctx context.Context, obj, old runtime.Object, s rest.RESTUpdateStrategy) field.ErrorList {
-	if d, ok := s.(rest.DeclarativeValidationStrategy); ok {
+// validateUpdate is rest.ValidateUpdate in linear time, without the problems to ignore; nil ignores none.
+func validateUpdate(ctx context.Context, obj, old runtime.Object, s rest.RESTUpdateStrategy, ignore func(*field.Error) bool) field.ErrorList {
+	d, ok := s.(rest.DeclarativeValidationStrategy)
+	if ignore != nil {
+		s = lenientUpdate{s, ignore}
+	}
+	if ok {
 		s = struct {
 			rest.RESTUpdateStrategy
 			declarative

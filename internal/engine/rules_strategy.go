@@ -171,9 +171,9 @@ func (w *write) loadStored() (resource.Internal, error) {
 func (r strategyRules) validate(w *write) (field.ErrorList, error) {
 	t := &w.typed
 	if t.old == nil {
-		return validateCreate(t.ctx, t.obj, r.Main), nil
+		return validateCreate(t.ctx, t.obj, r.Main, r.Ignore), nil
 	}
-	return validateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource)), nil
+	return validateUpdate(t.ctx, t.obj, t.old, r.Update(w.target.Subresource), r.Ignore), nil
 }
 
 func (r strategyRules) warnings(w *write) []string {

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
@@ -35,6 +36,8 @@ type Strategy struct {
 	// Begin does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
 	// The error is a StatusError. nil: there is nothing to do.
 	Begin func(ctx context.Context, obj, old Internal) error
+	// Ignore reports a problem found by Main or a subresource that is none with the flags of this server; nil: there is none.
+	Ignore func(*field.Error) bool
 
 	owned sync.Map // what MayOwn has made, by subresource
 }
