@@ -24,6 +24,7 @@ type machine struct {
 	endpoint   string
 	processes  int64
 	byMethod   bool
+	privileged bool
 }
 
 func (m *machine) addFlags(flags *pflag.FlagSet) {
@@ -34,13 +35,14 @@ func (m *machine) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&m.podCIDR, "pod-cidr", "10.85.0.0/16", "range of which a node's bridge has a free /24")
 	flags.Int64Var(&m.processes, "pod-max-pids", 4096, "how many processes and threads a container may have, where there are cgroups; 0 is no limit")
 	flags.BoolVar(&m.byMethod, "authorize-streams-by-method", false, "authorization of the kubelet's exec, run, attach and portForward by the HTTP method, as upstream's kubelet does: get on nodes/proxy is enough for a WebSocket (false: create on nodes/proxy is required)")
+	flags.BoolVar(&m.privileged, "allow-privileged", false, "execution of privileged containers (false: an Event of the Pod names this flag)")
 	flags.StringVar(&m.endpoint, "container-runtime-endpoint", "", "socket of a container runtime (containerd, CRI-O) in place of the process runtime")
 }
 
 // args are these flags, for another process.
 func (m *machine) args() []string {
 	args := []string{"--network=" + m.network, "--pod-cidr=" + m.podCIDR, "--container-runtime-endpoint=" + m.endpoint, fmt.Sprintf("--pod-max-pids=%d", m.processes),
-		fmt.Sprintf("--authorize-streams-by-method=%t", m.byMethod)}
+		fmt.Sprintf("--authorize-streams-by-method=%t", m.byMethod), fmt.Sprintf("--allow-privileged=%t", m.privileged)}
 	for _, i := range m.images {
 		args = append(args, "--image="+i)
 	}
@@ -88,7 +90,7 @@ It takes root, or user namespaces.`,
 // run is the node until ctx ends.
 func (k *kubelet) run(ctx context.Context) error {
 	o := k.node
-	o.Endpoint, o.StreamsByMethod = k.endpoint, k.byMethod
+	o.Endpoint, o.StreamsByMethod, o.AllowPrivileged = k.endpoint, k.byMethod, k.privileged
 	if o.Kubeconfig == "" {
 		o.Kubeconfig = usual()
 	}

@@ -101,6 +101,9 @@ func (o *Options) parts(ctx context.Context, settings *options.KubeletServer, ow
 			return nil, err
 		}
 	}
+	if !o.AllowPrivileged {
+		parts.RemoteRuntimeService = unprivileged{parts.RemoteRuntimeService}
+	}
 	if o.KubernetesService != "" {
 		if parts.RemoteRuntimeService, err = newServiceEnvironment(parts.RemoteRuntimeService, o.KubernetesService, o.RelayDevice != ""); err != nil {
 			return nil, err

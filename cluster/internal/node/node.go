@@ -38,6 +38,8 @@ type Options struct {
 	// StreamsByMethod has the kubelet authorize commands and connections by the HTTP method, as upstream does. Otherwise they need
 	// create on nodes/proxy.
 	StreamsByMethod bool
+	// AllowPrivileged has the node run privileged containers.
+	AllowPrivileged bool
 	// Labels are those that the Node gets when it is made.
 	Labels map[string]string
 
