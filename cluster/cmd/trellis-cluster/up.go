@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 
@@ -35,7 +36,7 @@ func newUp() *cobra.Command {
 		Long: `The controllers, the scheduler and nodes, a process each; one that ends is started again. The first two are elected, so another one
 may stand by, on another machine, with --nodes=0. Which program or folder of this machine stands for an image, --image says; containers go on when this ends.
 
-As root, they serve health and metrics at ports 10257 and 10259. Otherwise they do not, as Pods share the ports of the machine, and
+As root, they serve health and metrics at ports 10257 and 10259, or at free ones where these are taken. Otherwise they do not, as Pods share the ports of the machine, and
 one of them may be a scheduler.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,15 +79,34 @@ func (u *up) run(ctx context.Context) error {
 // elected are the parts that act in one place of a cluster.
 func (u *up) elected() []part {
 	args := []string{"--kubeconfig=" + u.kubeconfig, fmt.Sprintf("--kube-api-qps=%v", u.qps), fmt.Sprintf("--kube-api-burst=%d", u.burst)}
-	if os.Geteuid() != 0 {
-		args = append(args, "--secure-port=0")
-	} else {
+	if os.Geteuid() == 0 {
 		args = append(args, "--authentication-kubeconfig="+u.kubeconfig, "--authorization-kubeconfig="+u.kubeconfig)
 	}
 	return []part{
-		{name: "controllers", args: slices.Concat([]string{"controllers"}, args, u.controllerArgs)},
-		{name: "scheduler", args: slices.Concat([]string{"scheduler"}, args, u.schedulerArgs)},
+		{name: "controllers", args: slices.Concat([]string{"controllers"}, args, servingPort(controllersPort), u.controllerArgs)},
+		{name: "scheduler", args: slices.Concat([]string{"scheduler"}, args, servingPort(schedulerPort), u.schedulerArgs)},
 	}
+}
+
+// The ports of health and metrics.
+const (
+	controllersPort = 10257
+	schedulerPort   = 10259
+)
+
+// servingPort returns the flag for the port of health and metrics: the usual one, or a free one where another cluster of this machine has that.
+// Only root serves them.
+func servingPort(usual int) []string {
+	if os.Geteuid() != 0 {
+		return []string{"--secure-port=0"}
+	}
+	for _, port := range []int{usual, 0} {
+		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil {
+			defer func() { _ = l.Close() }()
+			return []string{fmt.Sprintf("--secure-port=%d", l.Addr().(*net.TCPAddr).Port)}
+		}
+	}
+	return nil
 }
 
 // usual is the kubeconfig that kubectl would take; "" if there is none.
