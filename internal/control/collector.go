@@ -8,11 +8,15 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/lru"
 )
@@ -35,6 +39,8 @@ type collector struct {
 	parkedOwners   parking[ownerID]
 	// absentOwners are the owners that went last, for dependents that ask when the owner's kind is no longer there to be asked.
 	absentOwners *lru.Cache
+	events       record.EventBroadcaster
+	recorder     record.EventRecorder
 }
 
 // ownerID is an owner as a dependent's reference names it.
@@ -69,8 +75,12 @@ const orphanDelay = 100 * time.Millisecond
 const maxAbsentOwners = 4096
 
 func newCollector(c *clients, k *kinds) *collector {
-	g := newGraph()
+	g, events := newGraph(), record.NewBroadcaster()
+	if c != nil {
+		events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.core.Events("")})
+	}
 	return &collector{
+		events: events, recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "garbage-collector-controller"}),
 		clients: c, kinds: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
 		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
 		parkedAttempts: parking[objectID]{matters: func(o objectID) bool { return g.has(o.uid) }},
@@ -79,6 +89,7 @@ func newCollector(c *clients, k *kinds) *collector {
 }
 
 func (c *collector) run(ctx context.Context) {
+	defer c.events.Shutdown()
 	var running sync.WaitGroup
 	running.Go(func() { c.attempts.work(ctx, 4, c.attempt) })
 	running.Go(func() { c.deletions.work(ctx, 2, c.finish) })
@@ -127,6 +138,9 @@ func (c *collector) seen(k kind, m *metav1.PartialObjectMetadata) {
 	e := c.graph.put(k, m)
 	addAll(c.attempts, e.doubtful)
 	addAll(c.deletions, e.waiting)
+	for _, r := range e.invalid {
+		c.report(r)
+	}
 	for _, ref := range e.unknown {
 		c.owners.Add(ownerID{ref.APIVersion, ref.Kind, m.Namespace, ref.Name, ref.UID})
 	}
@@ -138,6 +152,14 @@ func (c *collector) seen(k kind, m *metav1.PartialObjectMetadata) {
 	default:
 		c.deletions.Add(id)
 	}
+}
+
+// report emits upstream's Event about a reference to an owner that is in another namespace.
+func (c *collector) report(r invalidReference) {
+	id := r.from
+	about := &corev1.ObjectReference{APIVersion: id.kind.GroupVersion().String(), Kind: id.kind.Kind, Namespace: id.namespace, Name: id.name, UID: id.uid}
+	c.recorder.Eventf(about, corev1.EventTypeWarning, "OwnerRefInvalidNamespace", "ownerRef [%s/%s, namespace: %s, name: %s, uid: %s] does not exist in namespace %q",
+		r.to.APIVersion, r.to.Kind, id.namespace, r.to.Name, r.to.UID, id.namespace)
 }
 
 func (c *collector) gone(uid types.UID) {
@@ -163,15 +185,37 @@ func (c *collector) findOwner(ctx context.Context, id ownerID) error {
 		}
 		return nil
 	case errors.Is(err, errOutOfReach):
-		return nil
+		return c.findElsewhere(ctx, k, id)
 	case err != nil:
 		return err
 	case owner == nil:
+		if err := c.findElsewhere(ctx, k, id); err != nil {
+			return err
+		}
 		dependents, _ := c.graph.dependentsOf(id.uid)
 		addAll(c.attempts, dependents)
 		return nil
 	}
 	c.seen(k, owner)
+	return nil
+}
+
+// findElsewhere reports the references to an owner that exists in another namespace than theirs.
+func (c *collector) findElsewhere(ctx context.Context, k kind, id ownerID) error {
+	if !k.Namespaced {
+		return nil
+	}
+	list, err := c.clients.metadata.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + id.name})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if m := &list.Items[i]; m.UID == id.uid && m.Namespace != id.namespace {
+			for _, r := range c.graph.referencesTo(id.uid, id.namespace) {
+				c.report(r)
+			}
+		}
+	}
 	return nil
 }
 

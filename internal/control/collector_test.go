@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -201,6 +202,28 @@ func TestDangling(t *testing.T) {
 	w.stays(t, configMaps, "default", "owner")
 }
 
+// awaitInvalidOwner waits for the Event that the garbage collector emits about an object with an invalid owner.
+func (w *world) awaitInvalidOwner(t testing.TB, namespace, name, message string) {
+	t.Helper()
+	events := w.at(schema.GroupVersionResource{Version: "v1", Resource: "events"}, namespace)
+	var seen []string
+	for begin := time.Now(); time.Since(begin) < 20*time.Second; <-time.After(50 * time.Millisecond) {
+		list, err := events.List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=OwnerRefInvalidNamespace"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen = nil
+		for _, e := range list.Items {
+			component, _, _ := unstructured.NestedString(e.Object, "source", "component")
+			if text, _, _ := unstructured.NestedString(e.Object, "message"); text == message && component == "garbage-collector-controller" {
+				return
+			}
+			seen = append(seen, fmt.Sprint(e.Object))
+		}
+	}
+	t.Errorf("no Event about %s says %s: %v", name, message, seen)
+}
+
 // CRD-066: a reference across namespaces dangles, whatever is known of the owner, and does not cut
 // the owner off from its true dependents.
 func TestOwnerInAnotherNamespace(t *testing.T) {
@@ -213,6 +236,9 @@ func TestOwnerInAnotherNamespace(t *testing.T) {
 	w.stays(t, secrets, "default", "near")
 	w.create(t, secrets, "far", owned(secret("again"), owners(reference(owner, false))))
 	w.awaitGone(t, secrets, "far", "again")
+	for _, name := range []string{"far", "again"} {
+		w.awaitInvalidOwner(t, "far", name, fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: far, name: owner, uid: %s] does not exist in namespace "far"`, owner.GetUID()))
+	}
 	w.delete(t, configMaps, "default", "owner", "")
 	w.awaitGone(t, secrets, "default", "near")
 }
@@ -222,6 +248,7 @@ func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
 	w := connect(t, testserver.Start(t))
 	owner := w.create(t, configMaps, "default", configMap("owner"))
 	w.create(t, namespaces, "", owned(object("Namespace", "v1", "kept"), owners(reference(owner, false))))
+	w.awaitInvalidOwner(t, "default", "kept", fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: , name: owner, uid: %s] does not exist in namespace ""`, owner.GetUID()))
 	w.delete(t, configMaps, "default", "owner", "")
 	w.stays(t, namespaces, "", "kept")
 }

@@ -41,6 +41,13 @@ type effect struct {
 	doubtful []objectID              // objects that may have to go
 	waiting  []objectID              // owners with a dependent less to wait for
 	finish   bool                    // the object itself waits for its dependents
+	invalid  []invalidReference      // to namespaced owners of another namespace
+}
+
+// invalidReference is a reference of an object to an owner that cannot be in its namespace.
+type invalidReference struct {
+	from objectID
+	to   metav1.OwnerReference
 }
 
 func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
@@ -82,7 +89,7 @@ func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
 	n.orphan = waitsFor(m, metav1.FinalizerOrphanDependents)
 	e.finish = n.foreground || n.orphan
 	if first {
-		e.doubtful = n.mistaken()
+		n.mistaken(&e)
 	}
 	if !sameOwners(n.owners, m.OwnerReferences) {
 		g.relink(n, m.OwnerReferences, &e)
@@ -100,16 +107,24 @@ func versionOf(m *metav1.PartialObjectMetadata) uint64 {
 	return v
 }
 
-// mistaken returns the dependents that give n's uid with another name or namespace.
-func (n *node) mistaken() (list []objectID) {
+// mistaken adds the dependents that give n's uid with another name or namespace.
+func (n *node) mistaken(e *effect) {
 	for _, d := range n.dependents {
 		for _, ref := range d.owners {
-			if ref.UID == n.id.uid && !n.is(ref, d.id.namespace) {
-				list = append(list, d.id)
+			if ref.UID != n.id.uid || n.is(ref, d.id.namespace) {
+				continue
+			}
+			e.doubtful = append(e.doubtful, d.id)
+			if !n.within(d.id.namespace) {
+				e.invalid = append(e.invalid, invalidReference{d.id, ref})
 			}
 		}
 	}
-	return list
+}
+
+// within reports whether an object in a namespace, "" for a cluster-scoped one, may refer to n.
+func (n *node) within(namespace string) bool {
+	return n.id.namespace == "" || n.id.namespace == namespace
 }
 
 // is reports whether a reference from namespace means n by more than its uid.
@@ -120,7 +135,7 @@ func (n *node) is(ref metav1.OwnerReference, namespace string) bool {
 }
 
 func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
-	old := n.owners
+	old, doubtful := n.owners, false
 	g.unlink(n)
 	n.owners = owners
 	for _, ref := range owners {
@@ -135,6 +150,10 @@ func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
 			e.unknown = append(e.unknown, ref)
 		case owner.foreground || !owner.is(ref, n.id.namespace):
 			e.doubtful = append(e.doubtful, n.id)
+			if !owner.within(n.id.namespace) && !doubtful { // upstream reports the first reference that is doubtful
+				e.invalid = append(e.invalid, invalidReference{n.id, ref})
+			}
+			doubtful = doubtful || !owner.is(ref, n.id.namespace)
 		}
 	}
 	for _, ref := range old {
@@ -142,6 +161,24 @@ func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
 			e.waiting = append(e.waiting, owner.id)
 		}
 	}
+}
+
+// referencesTo returns the references to an owner from a namespace, or from cluster-scoped objects if that is "".
+func (g *graph) referencesTo(owner types.UID, namespace string) (all []invalidReference) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.nodes[owner]
+	if n == nil {
+		return nil
+	}
+	for _, d := range n.dependents {
+		for _, ref := range d.owners {
+			if ref.UID == owner && d.id.namespace == namespace {
+				all = append(all, invalidReference{d.id, ref})
+			}
+		}
+	}
+	return all
 }
 
 func (n *node) adopt(dependent *node) {
