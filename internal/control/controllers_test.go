@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/control"
@@ -252,6 +253,30 @@ func TestQuotasAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	used("count/secrets=0 count/widgets.example.com=1 pods=0 requests.cpu=0 services=1")
+}
+
+// A quota that is older than the CRD of the kind that it counts is counted soon after the CRD is created, and not at the next resync
+// minutes later (kubernetes#67239).
+func TestQuotaOlderThanItsKind(t *testing.T) {
+	c := newCluster(t, "*")
+	w := connect(t, c.server)
+	q := &corev1.ResourceQuota{ObjectMeta: named("early"), Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/widgets.example.com": resource.MustParse("1"), "count/secrets": resource.MustParse("9")}}}
+	quotas := c.CoreV1().ResourceQuotas("default")
+	must[*corev1.ResourceQuota](t)(quotas.Create(t.Context(), q, metav1.CreateOptions{}))
+	used := func(want int) {
+		t.Helper()
+		w, err := quotas.Watch(t.Context(), metav1.ListOptions{TimeoutSeconds: ptr.To(int64(20))})
+		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+			return len(o.(*corev1.ResourceQuota).Status.Used) == want
+		})
+	}
+	used(1)
+	gvr := w.crd(t, "example.com", "Widget", "Namespaced")
+	used(2)
+	w.create(t, gvr, "default", object("Widget", "example.com/v1", "a"))
+	if _, err := w.at(gvr, "default").Create(t.Context(), object("Widget", "example.com/v1", "b"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("one more than the quota permits: %v", err)
+	}
 }
 
 // request is a CertificateSigningRequest for a kubelet's client certificate.

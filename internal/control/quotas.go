@@ -12,8 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/client-go/informers"
+	corev1informers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
@@ -24,7 +26,8 @@ import (
 
 const (
 	countQuotas = 5 * time.Minute  // all of them, anew
-	lookForNew  = 30 * time.Second // kinds that quotas may be about
+	lookForNew  = 30 * time.Second // kinds that quotas may be about, where no CRD or APIService has changed
+	betweenSync = time.Second      // the least time between two requests for discovery
 )
 
 // openQuotas makes the controller that writes what there is into the status of ResourceQuotas.
@@ -40,20 +43,89 @@ func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error)
 	}
 	begun := make(chan struct{})
 	close(begun)
+	recount := &recounted{ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas()}
 	kinds := u.client.Discovery().ServerPreferredNamespacedResources
 	c, err := resourcequota.NewController(ctx, &resourcequota.ControllerOptions{
-		QuotaClient: u.client.CoreV1(), ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas(),
+		QuotaClient: u.client.CoreV1(), ResourceQuotaInformer: recount,
 		ResyncPeriod: upstream.StaticResyncPeriodFunc(countQuotas), ReplenishmentResyncPeriod: upstream.NoResyncPeriodFunc,
 		InformerFactory: counted, InformersStarted: begun, DiscoveryFunc: kinds, IgnoredResourcesFunc: quotas.IgnoredResources,
-		Registry: generic.NewRegistry(quotas.Evaluators()), UpdateFilter: install.DefaultUpdateFilter(),
+		Registry: growing{generic.NewRegistry(quotas.Evaluators()), recount}, UpdateFilter: install.DefaultUpdateFilter(),
 	})
 	return func(ctx context.Context) {
 		defer counted.names.Shutdown()
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx, workers) })
-		running.Go(func() { c.Sync(ctx, kinds, lookForNew) })
+		running.Go(func() { c.Sync(ctx, u.kindsWhenChanged(ctx, kinds), betweenSync) })
 		running.Wait()
 	}, err
+}
+
+// kindsWhenChanged returns a function that lists resources at its first call, and at each other once a CRD or an APIService has changed,
+// or lookForNew has passed.
+func (u *Upstream) kindsWhenChanged(ctx context.Context, list resourcequota.NamespacedResourcesFunc) resourcequota.NamespacedResourcesFunc {
+	var last []*metav1.APIResourceList
+	return func() (_ []*metav1.APIResourceList, err error) {
+		if last != nil {
+			timer := time.NewTimer(lookForNew)
+			defer timer.Stop()
+			select {
+			case <-u.kindsChanged:
+			case <-timer.C:
+			case <-ctx.Done():
+				return last, nil
+			}
+		}
+		last, err = list()
+		return last, err
+	}
+}
+
+// growing is a registry of evaluators that has quotas counted again when it gets another one: a quota may be older than the
+// kind that it counts (kubernetes#67239).
+type growing struct {
+	quota.Registry
+	recount *recounted
+}
+
+// Add implements quota.Registry.
+func (g growing) Add(e quota.Evaluator) {
+	g.Registry.Add(e)
+	g.recount.matching(e)
+}
+
+// recounted is an informer of ResourceQuotas whose handler can be called for quotas that have not changed.
+type recounted struct {
+	corev1informers.ResourceQuotaInformer
+	handler cache.ResourceEventHandler
+}
+
+// Informer implements corev1informers.ResourceQuotaInformer.
+func (r *recounted) Informer() cache.SharedIndexInformer {
+	return handled{r.ResourceQuotaInformer.Informer(), r}
+}
+
+// matching calls the handler for the quotas that limit what e counts.
+func (r *recounted) matching(e quota.Evaluator) {
+	all, err := r.Lister().List(labels.Everything())
+	if err != nil || r.handler == nil {
+		return
+	}
+	for _, q := range all {
+		if len(e.MatchingResources(quota.ResourceNames(q.Spec.Hard))) > 0 {
+			r.handler.OnAdd(q, false)
+		}
+	}
+}
+
+type handled struct {
+	cache.SharedIndexInformer
+	of *recounted
+}
+
+// AddEventHandlerWithResyncPeriod implements cache.SharedInformer.
+func (h handled) AddEventHandlerWithResyncPeriod(handler cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	h.of.handler = handler
+	return h.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
 }
 
 // counter lists what quotas count, in a namespace.

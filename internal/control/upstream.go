@@ -47,11 +47,13 @@ type Upstream struct {
 	mu   sync.Mutex
 	are  map[schema.GroupKind]bool // kinds of which there has been an object
 	news chan struct{}             // receives when there is another
+
+	kindsChanged chan struct{} // receives when a CRD or an APIService has changed
 }
 
 // NewUpstream returns controllers that do not run yet.
 func NewUpstream(c UpstreamConfig) *Upstream {
-	return &Upstream{UpstreamConfig: c, are: map[schema.GroupKind]bool{}, news: make(chan struct{}, 1)}
+	return &Upstream{UpstreamConfig: c, are: map[schema.GroupKind]bool{}, news: make(chan struct{}, 1), kindsChanged: make(chan struct{}, 1)}
 }
 
 // CheckControllers refuses a name that no controller has.
@@ -78,12 +80,20 @@ func (u *Upstream) observe(ch change) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	id := ch.kind.groupKind()
+	if id == crdKind || id == apiServiceKind {
+		notify(u.kindsChanged)
+	}
 	if u.are[id] || ch.deleted || !slices.ContainsFunc(ch.objects(), func(m *metav1.PartialObjectMetadata) bool { return !serversOwn(id, m) }) {
 		return
 	}
 	u.are[id] = true
+	notify(u.news)
+}
+
+// notify sends to a channel with a buffer, unless there is something in it.
+func notify(c chan<- struct{}) {
 	select {
-	case u.news <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
