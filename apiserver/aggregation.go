@@ -39,6 +39,7 @@ func (s *Server) aggregate(out *egress.Dialer) {
 		Catalog: s.engine.Live.Load, Dialer: out, Endpoints: services.Endpoints, Certificate: s.proxyCertificate,
 		Headers: s.headers().Default(), Report: s.apiServices.Report,
 	})
+	s.apiServices.LastResources = s.aggregator.LastResources
 	follow := func(*resource.Catalog) {
 		s.aggregator.Follow()
 		s.apiServices.Follow()

@@ -22,6 +22,7 @@ import (
 type extension struct {
 	*httptest.Server
 	group   string
+	verbs   string // of things, as JSON
 	ca      []byte
 	proxies *x509.CertPool // it believes
 
@@ -35,7 +36,7 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &extension{group: group, ca: keys.CAPEM, proxies: x509.NewCertPool()}
+	e := &extension{group: group, verbs: `["list"]`, ca: keys.CAPEM, proxies: x509.NewCertPool()}
 	e.proxies.AppendCertsFromPEM(proxies)
 	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -48,7 +49,7 @@ func newExtension(t *testing.T, group string, proxies []byte, userHeader string)
 		e.seen = append(e.seen, certificate)
 		e.mu.Unlock()
 		if strings.HasSuffix(r.URL.Path, "/v1") {
-			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":["list"]}]}`)
+			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"`+group+`/v1","resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":`+e.verbs+`}]}`)
 			return
 		}
 		switch r.URL.Path {

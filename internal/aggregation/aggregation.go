@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
@@ -123,4 +124,15 @@ func (a *Aggregator) known(s *resource.APIService) *backend {
 // the same pointer until it changes.
 func (a *Aggregator) Discovery(s *resource.APIService) *apidiscoveryv2.APIVersionDiscovery {
 	return a.backend(s).resources.Load()
+}
+
+// LastResources returns the resources of the APIService with a UID and a name as its API server last listed them, nil if it has not
+// listed them since the APIService exists and a is open.
+func (a *Aggregator) LastResources(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if b := a.backends[name]; b != nil && b.service.UID == uid && b.listed.Load() {
+		return b.resources.Load()
+	}
+	return nil
 }

@@ -28,6 +28,7 @@ type backend struct {
 
 	condition atomic.Pointer[Condition]
 	resources atomic.Pointer[apidiscoveryv2.APIVersionDiscovery]
+	listed    atomic.Bool       // resources are those of an answer
 	list      [sha256.Size]byte // the hash of what resources were made of; of the watch
 	index     *document         // of OpenAPI v3
 	whole     *document         // of v2
@@ -63,6 +64,7 @@ func (b *backend) takeOver(last *backend) {
 	}
 	b.condition.Store(last.condition.Load())
 	b.resources.Store(last.resources.Load())
+	b.listed.Store(last.listed.Load())
 	b.index, b.whole = last.index, last.whole
 }
 

@@ -12,15 +12,21 @@ import (
 // maxResources is how many a group version may have: everybody who asks for discovery gets them.
 const maxResources = 10_000
 
-// describe takes a resource list as what is served. One that cannot be read says nothing: an API server that answers is there.
+// describe stores a resource list as the resources that are served. It keeps the last list if this one cannot be read: the API
+// server is available all the same.
 func (b *backend) describe(list []byte) {
 	hash := sha256.Sum256(list)
 	var all metav1.APIResourceList
-	if hash == b.list || json.Unmarshal(list, &all) != nil || len(all.APIResources) > maxResources {
+	if hash == b.list {
+		return
+	}
+	if json.Unmarshal(list, &all) != nil || len(all.APIResources) > maxResources {
+		b.listed.Store(false)
 		return
 	}
 	b.list = hash
 	b.resources.Store(b.discovery(all.APIResources))
+	b.listed.Store(true)
 }
 
 // freshen marks what is known of the resources as current, or as out of date.

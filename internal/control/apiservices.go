@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,8 +43,13 @@ var apiServiceKind = schema.GroupKind{Group: apiregistrationv1.GroupName, Kind: 
 // they are available.
 type APIServices struct {
 	catalog func() *resource.Catalog
+	// LastResources returns the resources that the API server of an APIService, given by UID and name, had when it was last asked
+	// for them; nil if it was not asked since the APIService was created and this process started, or if it is the function nil.
+	LastResources func(uid types.UID, name string) *apidiscoveryv2.APIVersionDiscovery
+
 	changed queue[string] // by name
 	clock   clock.PassiveClock
+	started time.Time
 
 	mu         sync.Mutex
 	local      *resource.PerGroup[[]schema.GroupVersion] // that the server serves by itself
@@ -62,7 +68,7 @@ type report struct {
 // NewAPIServices returns a loop for what catalog returns.
 func NewAPIServices(catalog func() *resource.Catalog) *APIServices {
 	return &APIServices{
-		catalog: catalog, changed: newQueue[string]("keep APIService"), clock: clock.RealClock{}, begun: map[string]bool{},
+		catalog: catalog, changed: newQueue[string]("keep APIService"), clock: clock.RealClock{}, started: time.Now(), begun: map[string]bool{},
 		conditions: map[string]report{}, registered: func(string) {},
 	}
 }
@@ -208,6 +214,7 @@ func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is
 		a.changed.AddAfter(is.Name, wait)
 		return nil
 	}
+	recordAvailability(is, condition.Status == apiregistrationv1.ConditionTrue, a.startedBefore(is.CreationTimestamp.Time), was)
 	helper.SetAPIServiceCondition(is, condition)
 	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
 	if err != nil {

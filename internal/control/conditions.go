@@ -21,6 +21,17 @@ func isConditionTrue(u *unstructured.Unstructured, kind string) bool {
 	return false
 }
 
+// message returns the message of a condition, "" if u does not have the condition.
+func message(u *unstructured.Unstructured, kind string) string {
+	for _, c := range conditions(u) {
+		if m, _ := c.(map[string]any); m["type"] == kind {
+			text, _ := m["message"].(string)
+			return text
+		}
+	}
+	return ""
+}
+
 func hasCondition(u *unstructured.Unstructured, kind string) bool {
 	return slices.ContainsFunc(conditions(u), isOfKind(kind))
 }

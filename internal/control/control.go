@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -24,6 +25,7 @@ type clients struct {
 	discovery discovery.DiscoveryInterface
 	dynamic   dynamic.Interface
 	metadata  metadata.Interface
+	core      typedcorev1.CoreV1Interface
 	feed      Feed // may be nil
 }
 
@@ -50,7 +52,11 @@ func newClients(config *rest.Config, feed Feed) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metadata client: %w", err)
 	}
-	return &clients{disc, dyn, meta, feed}, nil
+	core, err := typedcorev1.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("core client: %w", err)
+	}
+	return &clients{disc, dyn, meta, core, feed}, nil
 }
 
 // Run runs all loops against the API server of config until ctx is done, and
@@ -73,7 +79,7 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	loops := []loop{newDefinitions(c)}
 	for name, l := range map[string]loop{
 		known.GarbageCollectorController:       newCollector(c, kinds),
-		known.NamespaceController:              newNamespaces(c),
+		known.NamespaceController:              newNamespaces(c, services),
 		known.StorageVersionMigratorController: newMigrations(c, autoMigrate, migrating),
 	} {
 		if upstream.keeps(name) {

@@ -22,25 +22,27 @@ import (
 // stands in the way is said in the namespace's conditions, and never keeps the other kinds from
 // being deleted.
 type namespaces struct {
-	clients *clients
-	queue   queue[string]
-	ending  waiting
+	clients  *clients
+	services *APIServices
+	queue    queue[string]
+	ending   waiting
 }
 
 const (
 	namespaceFinalizer = "kubernetes"
+	discoveryFailure   = "NamespaceDeletionDiscoveryFailure"
 	// gather lets objects that go one after another lead to one new look.
 	gather = 50 * time.Millisecond
 )
 
-func newNamespaces(c *clients) *namespaces {
-	return &namespaces{clients: c, queue: newQueue[string]("empty namespace")}
+func newNamespaces(c *clients, services *APIServices) *namespaces {
+	return &namespaces{clients: c, services: services, queue: newQueue[string]("empty namespace")}
 }
 
 func (n *namespaces) run(ctx context.Context) { n.queue.work(ctx, 4, n.end) }
 
 func (n *namespaces) observe(ch change) {
-	if ch.unfollowed {
+	if ch.unfollowed || ch.kind.groupKind() == apiServiceKind {
 		n.ending.each(func(name string) { n.queue.AddAfter(name, gather) })
 		return
 	}
@@ -78,10 +80,8 @@ func (n *namespaces) end(ctx context.Context, name string) error {
 	}
 	n.ending.add(name)
 	left := n.empty(ctx, name)
-	if left.setConditions(ns) {
-		if ns, err = n.client().UpdateStatus(ctx, ns, metav1.UpdateOptions{}); err != nil {
-			return ignoreNotFound(err)
-		}
+	if err := n.report(ctx, ns, left); err != nil {
+		return ignoreNotFound(err)
 	}
 	if left.any() {
 		return left.err()
@@ -94,6 +94,24 @@ func (n *namespaces) end(ctx context.Context, name string) error {
 		return err
 	}
 	n.ending.remove(name)
+	return nil
+}
+
+// report writes the conditions of ns if they have changed, and creates an Event when it begins to wait for other APIServices than before.
+func (n *namespaces) report(ctx context.Context, ns *unstructured.Unstructured, left *remains) error {
+	before := message(ns, discoveryFailure)
+	if !left.setConditions(ns) {
+		return nil
+	}
+	is, err := n.client().UpdateStatus(ctx, ns, metav1.UpdateOptions{})
+	if err != nil {
+		return err
+	}
+	ns.Object = is.Object
+	var blocked *blockedError
+	if after := message(ns, discoveryFailure); after != before && errors.As(left.discovery, &blocked) && len(blocked.services) > 0 {
+		return event(ctx, n.clients.dynamic, ns, "Warning", "WaitingForAPIService", clip(after))
+	}
 	return nil
 }
 
@@ -118,11 +136,10 @@ func (r *remains) err() error {
 // taken from under them (KEP-5080), then the rest.
 func (n *namespaces) empty(ctx context.Context, name string) *remains {
 	left := &remains{objects: map[string]int{}, finalizers: map[string]int{}}
-	resources := n.resources(left)
+	resources := n.resources(ctx, left)
 	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	if slices.Contains(resources, pods) {
-		n.emptyOf(ctx, name, pods, left)
-		if left.any() {
+		if n.emptyOf(ctx, name, pods, left); len(left.content) > 0 || len(left.objects) > 0 {
 			return left
 		}
 	}
@@ -134,11 +151,11 @@ func (n *namespaces) empty(ctx context.Context, name string) *remains {
 	return left
 }
 
-// resources lists what can be in a namespace. A group whose discovery fails is noted and left out.
-func (n *namespaces) resources(left *remains) []schema.GroupVersionResource {
+// resources lists what can be in a namespace. A group whose discovery fails is left out, and recorded unless it holds nothing.
+func (n *namespaces) resources(ctx context.Context, left *remains) []schema.GroupVersionResource {
 	lists, err := discovery.ServerPreferredNamespacedResources(n.clients.discovery)
 	if err != nil {
-		left.discovery = err
+		left.discovery = n.blocking(ctx, err)
 	}
 	deletable := discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"delete"}}, lists)
 	set, err := discovery.GroupVersionResources(deletable)
@@ -200,7 +217,7 @@ func (r *remains) setConditions(ns *unstructured.Unstructured) bool {
 		}
 		changed = setCondition(ns, kind, status, reason, message) || changed
 	}
-	set("NamespaceDeletionDiscoveryFailure", r.discovery != nil, "DiscoveryFailed",
+	set(discoveryFailure, r.discovery != nil, "DiscoveryFailed",
 		r.discoveryMessage(), "ResourcesDiscovered", "All resources successfully discovered")
 	set("NamespaceDeletionGroupVersionParsingFailure", r.parsing != nil, "GroupVersionParsingFailed",
 		fmt.Sprint(r.parsing), "ParsedGroupVersions", "All legacy kube types successfully parsed")
