@@ -1,0 +1,43 @@
+package apiserver_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+)
+
+const numbersCRD = `{"metadata":{"name":"numbers.example.com"},"spec":{"group":"example.com","scope":"Cluster","names":{"plural":"numbers","kind":"Number"},
+	"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"scale":{"specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"}},
+	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","x-kubernetes-preserve-unknown-fields":true,"properties":{
+		"replicas":{"type":"integer","x-kubernetes-validations":[{"rule":"self % 2 == 0"}]}}},"status":{"type":"object","properties":{"replicas":{"type":"integer"}}}}}}}]}}`
+
+// apply sends text as a server-side apply and returns the answer.
+func apply(t *testing.T, s *apiserver.Server, path, text string, status int) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+path+"?fieldManager=test", strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/apply-patch+yaml")
+	resp, err := client(t, s).Do(req)
+	return body(t, resp, err, status)
+}
+
+// A whole number of a server-side apply is an integer however JSON writes it: to rules, to /scale, and in fields without a schema
+// (SUB-015, VAL-049). Minus zero is stored as zero, as kube-apiserver reads it.
+func TestWholeNumbersOfAnApply(t *testing.T) {
+	s := start(t, apiserver.Config{})
+	post(t, s, crds, numbersCRD)
+	until(t, s, "/apis/example.com/v1/numbers", http.StatusOK, "")
+	const path = "/apis/example.com/v1/numbers/a"
+	apply(t, s, path, `{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"a"},"spec":{"replicas":1e2,"x":[-0.0,2.0,4611686018427387904.0,1.5,"\ud83d\ude00\/"]}}`, http.StatusCreated)
+	until(t, s, path, http.StatusOK, `"spec":{"replicas":100,"x":[0,2,4611686018427388000,1.5,"😀/"]}`)
+	until(t, s, path+"/scale", http.StatusOK, `"spec":{"replicas":100}`)
+	if text := apply(t, s, path, `{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"a"},"spec":{"replicas":3.0}}`, http.StatusUnprocessableEntity); !strings.Contains(text, "failed rule: self % 2 == 0") {
+		t.Error(text)
+	}
+	post(t, s, "/apis/example.com/v1/numbers", `{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"b"},"spec":{"x":-0.0}}`)
+	until(t, s, "/apis/example.com/v1/numbers/b", http.StatusOK, `"spec":{"x":0}`)
+}
