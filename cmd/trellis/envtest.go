@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -57,7 +58,9 @@ func fillAssets(dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(unfinished)) }()
 	for _, name := range assets {
-		name += filepath.Ext(program) // .exe, where programs have that
+		if extension := filepath.Ext(program); strings.EqualFold(extension, ".exe") { // and not that of a version, as in trellis-v1.37.2
+			name += extension
+		}
 		if err := linkOrCopy(program, filepath.Join(unfinished, name)); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,6 +27,7 @@ func newKubeAPIServer() *cobra.Command {
 --data-dir of the stand-in for etcd that --etcd-servers names, or its objects in a real etcd, and nothing else.`,
 		Args: takes("flags only", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.useUpstreamPlugins()
 			if err := errors.Join(f.checkAuthorization(cmd.Flags()), f.complete(), f.serveCertDir(certDir)); err != nil {
 				return err
 			}
@@ -45,21 +47,23 @@ func newKubeAPIServer() *cobra.Command {
 		}
 	})
 	flags.StringVar(&certDir, "cert-dir", "", "folder of apiserver.crt and apiserver.key, which are served if they are there")
-	changeNothing(flags, []string{"allow-privileged", "watch-cache"}, []string{
-		"endpoint-reconciler-type",
-		"storage-backend", "storage-media-type", "v", "vmodule",
-	})
+	privileged := flags.Lookup("allow-privileged")
+	privileged.DefValue = "false"
+	_ = privileged.Value.Set(privileged.DefValue) // it is a boolean
+	fix(flags, "watch-cache", "bool", "true", "serving of reads and watches from memory")
+	fix(flags, "endpoint-reconciler-type", "string", "none", "upkeep of the endpoints of the Service default/kubernetes")
+	fix(flags, "storage-backend", "string", "etcd3", "API of the storage backend")
+	fix(flags, "storage-media-type", "string", "application/json", "format of stored objects")
+	klogFlags(flags)
 	return cmd
 }
 
-// changeNothing declares flags that are understood, but about what Trellis does not have, or always does.
-func changeNothing(flags *pflag.FlagSet, switches, values []string) {
-	const usage = "accepted, and changes nothing"
-	for _, name := range switches {
-		flags.Bool(name, false, usage)
-	}
-	for _, name := range values {
-		flags.String(name, "", usage)
+// useUpstreamPlugins disables the admission plugin that is on by default in Trellis alone, unless a flag enables it.
+func (f *serveFlags) useUpstreamPlugins() {
+	const plugin = "DenyServiceExternalIPs"
+	admission := &f.config.Admission
+	if !slices.Contains(admission.Enable, plugin) && !slices.Contains(admission.Disable, plugin) {
+		admission.Disable = append(admission.Disable, plugin)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -27,7 +28,8 @@ type standIn struct {
 // newStandIn is this program under the name etcd.
 func newStandIn() *cobra.Command {
 	var dataDir string
-	var clientURLs []string
+	var clientURLs, peerURLs, advertised []string
+	level := etcdLevel("info")
 	cmd := &cobra.Command{
 		Use:   "etcd",
 		Short: "What Trellis has in place of etcd for envtest",
@@ -35,21 +37,29 @@ func newStandIn() *cobra.Command {
 asks it for its --data-dir, and keeps its objects there. A real etcd does as well.`,
 		Args: takes("flags only", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runStandIn(cmd.Context(), dataDir, clientURLs)
+			if len(advertised) > 0 && !slices.Equal(advertised, clientURLs) {
+				return errors.New("--advertise-client-urls must be the URLs of --listen-client-urls, where the stand-in is reached")
+			}
+			return runStandIn(cmd.Context(), dataDir, clientURLs, peerURLs)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&dataDir, "data-dir", "", "folder for everything that is kept")
 	flags.StringSliceVar(&clientURLs, "listen-client-urls", nil, "URLs to listen on, http://HOST:PORT")
-	changeNothing(flags, []string{"unsafe-no-fsync"}, []string{
-		"advertise-client-urls", "initial-advertise-peer-urls", "initial-cluster", "listen-peer-urls", "log-level", "logger",
-		"max-request-bytes", "name", "quota-backend-bytes", "snapshot-count",
-	})
+	flags.StringSliceVar(&advertised, "advertise-client-urls", nil, "URLs at which clients reach the stand-in; only those of --listen-client-urls")
+	flags.StringSliceVar(&peerURLs, "listen-peer-urls", nil, "URLs to listen on for peers, http://HOST:PORT; a stand-in has no peers, and answers 404 there")
+	flags.Bool("unsafe-no-fsync", false, "omission of fsync; the stand-in itself writes no files, so both values mean the same")
+	flags.Var(&level, "log-level", "lowest level of logged messages: debug, info, warn, error, panic or fatal; the stand-in logs none")
+	fix(flags, "logger", "string", "zap", "logger")
+	fix(flags, "name", "string", "default", "name of this member")
+	fix(flags, "max-request-bytes", "uint", "1572864", "maximum size of a request in bytes")
+	fix(flags, "quota-backend-bytes", "int", "0", "maximum size of the store in bytes (0 means that it has no limit)")
+	fix(flags, "snapshot-count", "uint", "10000", "number of writes between snapshots")
 	return cmd
 }
 
 // runStandIn answers until ctx is done, a signal arrives or it fails.
-func runStandIn(ctx context.Context, dataDir string, clientURLs []string) error {
+func runStandIn(ctx context.Context, dataDir string, clientURLs, peerURLs []string) error {
 	if dataDir == "" || len(clientURLs) == 0 {
 		return errors.New("name a folder with --data-dir, and an address with --listen-client-urls")
 	}
@@ -62,15 +72,24 @@ func runStandIn(ctx context.Context, dataDir string, clientURLs []string) error 
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	server := &http.Server{Handler: standInHandler(dataDir), ReadHeaderTimeout: 10 * time.Second}
-	defer func() { _ = server.Close() }()
-	failed := make(chan error, len(clientURLs))
-	for _, text := range clientURLs {
-		l, err := listenAt(text)
-		if err != nil {
-			return fmt.Errorf("--listen-client-urls: %w", err)
+	failed := make(chan error, len(clientURLs)+len(peerURLs))
+	for _, listener := range []struct {
+		flag    string
+		urls    []string
+		handler http.Handler
+	}{
+		{"--listen-client-urls", clientURLs, standInHandler(dataDir)},
+		{"--listen-peer-urls", peerURLs, http.NotFoundHandler()},
+	} {
+		server := &http.Server{Handler: listener.handler, ReadHeaderTimeout: 10 * time.Second}
+		defer func() { _ = server.Close() }()
+		for _, text := range listener.urls {
+			l, err := listenAt(text)
+			if err != nil {
+				return fmt.Errorf("%s: %w", listener.flag, err)
+			}
+			go func() { failed <- server.Serve(l) }()
 		}
-		go func() { failed <- server.Serve(l) }()
 	}
 	select {
 	case <-ctx.Done():
@@ -78,6 +97,24 @@ func runStandIn(ctx context.Context, dataDir string, clientURLs []string) error 
 	case err := <-failed:
 		return err
 	}
+}
+
+// etcdLevel is a level of etcd's log.
+type etcdLevel string
+
+// String implements pflag.Value.
+func (l *etcdLevel) String() string { return string(*l) }
+
+// Type implements pflag.Value.
+func (l *etcdLevel) Type() string { return "string" }
+
+// Set implements pflag.Value.
+func (l *etcdLevel) Set(value string) error {
+	if !slices.Contains([]string{"debug", "info", "warn", "error", "panic", "fatal"}, value) {
+		return errors.New("must be debug, info, warn, error, panic or fatal")
+	}
+	*l = etcdLevel(value)
+	return nil
 }
 
 func listenAt(text string) (net.Listener, error) {

@@ -94,6 +94,16 @@ func TestEnvtest(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	yes := true
+	privileged := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "c", Image: "i", SecurityContext: &corev1.SecurityContext{Privileged: &yes}}}}}
+	external := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", Namespace: "default"}, Spec: corev1.ServiceSpec{
+		Ports: []corev1.ServicePort{{Port: 80}}, ExternalIPs: []string{"192.0.2.1"}}}
+	for _, o := range []client.Object{privileged, external} { // as with kube-apiserver and the flags that envtest passes
+		if err := admin.Create(ctx, o); err != nil {
+			t.Error(err)
+		}
+	}
 	jane, err := env.AddUser(envtest.User{Name: "jane", Groups: []string{"readers"}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -180,5 +190,53 @@ func TestEnvtestRestart(t *testing.T) {
 func TestKubeAPIServerHasNoControllers(t *testing.T) {
 	if f := newKubeAPIServer().Flags().Lookup("controllers"); f != nil {
 		t.Errorf("there is a flag --%s", f.Name)
+	}
+}
+
+// Flags of kube-apiserver that Trellis cannot set accept their one value and refuse others. Privileged Pods are refused by default, as by
+// kube-apiserver, and accepted by trellis serve.
+func TestFlagsOfKubeAPIServer(t *testing.T) {
+	for _, flag := range []string{"--watch-cache", "--watch-cache=true", "--endpoint-reconciler-type=none", "--storage-backend=etcd3", "--storage-media-type=application/json", "--allow-privileged", "--v=2"} {
+		if err := newKubeAPIServer().ParseFlags([]string{flag}); err != nil {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+	for _, flag := range []string{"--watch-cache=false", "--endpoint-reconciler-type=lease", "--storage-backend=etcd2", "--storage-media-type=application/vnd.kubernetes.protobuf", "--vmodule=a=1"} {
+		if err := newKubeAPIServer().ParseFlags([]string{flag}); err == nil || !strings.Contains(err.Error(), "is supported") {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+	for name, want := range map[string]string{"kube-apiserver": "false", "serve": "true"} {
+		of := newKubeAPIServer()
+		if name == "serve" {
+			of = newServe()
+		}
+		if got := of.Flags().Lookup("allow-privileged"); got.DefValue != want || got.Value.String() != want {
+			t.Errorf("%s: %s by default", name, got.DefValue)
+		}
+	}
+}
+
+// The stand-in for etcd accepts what envtest passes, and refuses values and flags that it cannot honour.
+func TestFlagsOfEtcd(t *testing.T) {
+	for _, flag := range []string{"--unsafe-no-fsync=true", "--listen-peer-urls=http://localhost:0", "--log-level=error", "--logger=zap", "--name=default", "--quota-backend-bytes=0"} {
+		if err := newStandIn().ParseFlags([]string{flag}); err != nil {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+	for _, flag := range []string{"--log-level=loud", "--logger=capnslog", "--max-request-bytes=1", "--quota-backend-bytes=8589934592", "--snapshot-count=1", "--initial-cluster=a=http://b"} {
+		if err := newStandIn().ParseFlags([]string{flag}); err == nil {
+			t.Errorf("%s is accepted", flag)
+		}
+	}
+	for _, flags := range [][]string{
+		{"--advertise-client-urls=http://127.0.0.1:1"},
+		{"--listen-peer-urls=unix://peer"},
+	} {
+		etcd := newStandIn()
+		etcd.SetArgs(append(flags, "--data-dir="+t.TempDir(), "--listen-client-urls=http://127.0.0.1:0"))
+		if err := etcd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), strings.SplitN(flags[0], "=", 2)[0]) {
+			t.Errorf("%s: %v", flags, err)
+		}
 	}
 }

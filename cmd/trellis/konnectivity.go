@@ -38,7 +38,7 @@ func klogFlags(flags *pflag.FlagSet) (logger func() *slog.Logger) {
 	klog.InitFlags(theirs)
 	theirs.VisitAll(func(f *flag.Flag) {
 		if f.Name == "vmodule" {
-			flags.String(f.Name, "", "accepted, without effect: by it client-go could be made to log tokens")
+			fix(flags, f.Name, "string", "", "verbosity by file, by which client-go could be made to log tokens")
 			return
 		}
 		own := pflag.PFlagFromGoFlag(f)

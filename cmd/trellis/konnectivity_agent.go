@@ -31,7 +31,7 @@ import (
 type agentFlags struct {
 	agent.Config
 	healthHost, adminHost, leaseSelector, countSource string
-	healthPort, adminPort, channelSize                int
+	healthPort, adminPort                             int
 }
 
 func newKonnectivityAgent() *cobra.Command {
@@ -83,7 +83,7 @@ func (f *agentFlags) bind(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.SyncInterval, "sync-interval", time.Second, "first pause before another try to connect to a server")
 	flags.DurationVar(&f.SyncIntervalCap, "sync-interval-cap", 10*time.Second, "longest pause, after tries in vain")
 	flags.BoolVar(&f.SyncForever, "sync-forever", false, "go on looking for servers at --sync-interval-cap when there are sessions to as many as there are said to be")
-	flags.Duration("probe-interval", time.Second, "accepted, and changes nothing: the end of a connection is seen at once")
+	fix(flags, "probe-interval", "duration", "1s", "longest time until the end of a connection is seen, which is at once")
 	flags.BoolVar(&f.CountLeases, "count-server-leases", false, "count servers by their Leases, and dial the addresses that these have")
 	flags.StringVar(&f.countSource, "server-count-source", "default", "where both Leases and servers say how many there are: default, which is Leases, or max")
 	flags.StringVar(&f.LeaseNamespace, "lease-namespace", "kube-system", "namespace of the Leases")
@@ -98,8 +98,8 @@ func (f *agentFlags) bind(flags *pflag.FlagSet) {
 	flags.IntVar(&f.adminPort, "admin-server-port", 8094, "port for these; 0 picks a free one")
 	flags.BoolVar(&f.Profiling, "enable-profiling", false, "serve profiles at /debug/pprof of the admin port")
 	flags.BoolVar(&f.ContentionProfiling, "enable-contention-profiling", false, "with --enable-profiling: /debug/pprof/block too")
-	flags.IntVar(&f.channelSize, "xfr-channel-size", 150, "accepted, and changes nothing: a tunnel holds what its flow control allows")
-	flags.Bool("warn-on-channel-limit", false, "accepted, and changes nothing")
+	fix(flags, "xfr-channel-size", "int", "150", "messages that a channel holds; a tunnel of Trellis holds the bytes that its flow control allows")
+	fix(flags, "warn-on-channel-limit", "bool", "false", "warning about a full channel")
 }
 
 // complete fills in what depends on several flags, and refuses what cannot work.
@@ -111,8 +111,6 @@ func (f *agentFlags) complete() (err error) {
 		return fmt.Errorf("--proxy-server-host: %q is no name or address by itself: its port is --proxy-server-port, and there is no scheme", f.Host)
 	case (f.CertFile == "") != (f.KeyFile == ""):
 		return errors.New("--agent-cert and --agent-key: name both or none")
-	case f.channelSize <= 0:
-		return errors.New("--xfr-channel-size: must be more than 0")
 	case f.KeepaliveTime <= 0:
 		return errors.New("--keepalive-time: must be more than 0")
 	case f.ContentionProfiling && !f.Profiling:

@@ -213,8 +213,11 @@ func TestKonnectivityServerLogsNoBodies(t *testing.T) {
 	v := flags.Lookup("v")
 	before := v.Value.String()
 	t.Cleanup(func() { _ = v.Value.Set(before) })
-	if err := flags.Parse([]string{"-v=9", "--vmodule=*=9"}); err != nil {
+	if err := flags.Parse([]string{"-v=9"}); err != nil {
 		t.Fatal(err)
+	}
+	if err := flags.Parse([]string{"--vmodule=*=9"}); err == nil {
+		t.Error("--vmodule is accepted")
 	}
 	logger()
 	if v.Value.String() != "7" || klog.V(8).Enabled() {

@@ -19,6 +19,10 @@ import (
 // defaultKubeconfig is what serve writes with its default --data-dir.
 const defaultKubeconfig = ".trellis/admin.kubeconfig"
 
+// defaultCache is kubectl's cache of what the server of this folder serves. It is deleted with the server's data, because the next server
+// has the same address and other kinds.
+const defaultCache = ".trellis/cache"
+
 // newKubectl is here for help and completion; run calls embeddedKubectl directly, so
 // that every flag is kubectl's.
 func newKubectl() *cobra.Command {
@@ -28,7 +32,8 @@ func newKubectl() *cobra.Command {
 		Long: `The kubectl of this release, unmodified: all its commands, flags and plugins.
 
 With neither --kubeconfig nor KUBECONFIG it uses .trellis/admin.kubeconfig, which
-"trellis serve" writes. A link or a copy of this program named kubectl is kubectl.`,
+"trellis serve" writes, and keeps its discovery cache in .trellis/cache (KUBECACHEDIR
+names another folder). A link or a copy of this program named kubectl is kubectl.`,
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Exit(embeddedKubectl(args))
@@ -42,6 +47,9 @@ func embeddedKubectl(args []string) int {
 	if os.Getenv("KUBECONFIG") == "" && !namesKubeconfig(args) {
 		// By the environment, so that plugins find the same server.
 		_ = os.Setenv("KUBECONFIG", defaultKubeconfig)
+		if os.Getenv("KUBECACHEDIR") == "" {
+			_ = os.Setenv("KUBECACHEDIR", defaultCache)
+		}
 		if _, err := os.Stat(defaultKubeconfig); errors.Is(err, fs.ErrNotExist) {
 			cmdutil.BehaviorOnFatal(explainMissing)
 		}
@@ -75,6 +83,7 @@ func explainMissing(text string, code int) {
 // kubectl runs one kubectl command line as the program of that name does.
 func kubectl(args []string) int {
 	stampRelease()
+	os.Args[0] = "kubectl" // the user agent, from which servers take the field manager that a command does not name
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)

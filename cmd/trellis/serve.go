@@ -42,6 +42,7 @@ type serveFlags struct {
 	signers     map[string]*control.CA
 	fairness    bool
 	guards      bool // bindings
+	privileged  bool
 
 	serviceRange string
 }
@@ -106,6 +107,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"how many bytes of the disk are kept free: below that only deletions and small updates are carried out; 0: a twentieth of the disk up to 1 GiB, or as much as is stored, up to 136 MiB, if that is more")
 	flags.BoolVar(&f.guards, "guard-bindings", true,
 		"refuse to bind a Pod to a node that has no room for it by what it reports and what is on it; false: bind it, as kube-apiserver does")
+	flags.BoolVar(&f.privileged, "allow-privileged", true,
+		"acceptance of Pods with privileged containers; nodes decide for themselves which of them they run (false: 422, as with kube-apiserver's default)")
 	f.tls.bind(flags)
 	f.bindEtcd(flags)
 	f.bindControllers(flags)
@@ -176,7 +179,7 @@ func (f *serveFlags) complete() error {
 	if err := f.tls.complete(&f.config.TLS); err != nil {
 		return err
 	}
-	f.config.Aggregation.ByClusterIP, f.config.UnguardedBindings = !f.routing, !f.guards
+	f.config.Aggregation.ByClusterIP, f.config.UnguardedBindings, f.config.DisallowPrivileged = !f.routing, !f.guards, !f.privileged
 	f.config.Address = net.JoinHostPort(f.bindAddress, strconv.Itoa(f.securePort))
 	f.config.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	if err := f.checkControllers(); err != nil {
