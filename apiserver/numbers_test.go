@@ -41,3 +41,33 @@ func TestWholeNumbersOfAnApply(t *testing.T) {
 	post(t, s, "/apis/example.com/v1/numbers", `{"apiVersion":"example.com/v1","kind":"Number","metadata":{"name":"b"},"spec":{"x":-0.0}}`)
 	until(t, s, "/apis/example.com/v1/numbers/b", http.StatusOK, `"spec":{"x":0}`)
 }
+
+// An integer of a built-in kind that a patch writes with a fraction is refused in a merge patch and a JSON patch, and accepted in a strategic
+// merge patch, as by kube-apiserver.
+func TestFractionsInPatches(t *testing.T) {
+	s := start(t, apiserver.Config{})
+	const deployments = "/apis/apps/v1/namespaces/default/deployments"
+	post(t, s, deployments, `{"metadata":{"name":"a"},"spec":{"replicas":1,"selector":{"matchLabels":{"a":"b"}},"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"a","image":"b:1.0"}]}}}}`)
+	for _, path := range []string{deployments + "/a", deployments + "/a/scale"} {
+		for _, c := range []struct {
+			kind, patch string
+			status      int
+		}{
+			{"merge-patch", `{"spec":{"replicas":2}}`, http.StatusOK},
+			{"merge-patch", `{"spec":{"replicas":2.0}}`, http.StatusUnprocessableEntity},
+			{"merge-patch", `{"spec":{"replicas":1e1}}`, http.StatusUnprocessableEntity},
+			{"json-patch", `[{"op":"replace","path":"/spec/replicas","value":3.0}]`, http.StatusUnprocessableEntity},
+			{"strategic-merge-patch", `{"spec":{"replicas":4.0}}`, http.StatusOK},
+		} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+path, strings.NewReader(c.patch))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Content-Type", "application/"+c.kind+"+json")
+			resp, err := client(t, s).Do(req)
+			if text := body(t, resp, err, c.status); c.status != http.StatusOK && !strings.Contains(text, "cannot unmarshal number") {
+				t.Errorf("%s: %s", c.patch, text)
+			}
+		}
+	}
+}

@@ -26,9 +26,45 @@ func testErrors(t *testing.T, p *pair) {
 		p.do(t, "PUT "+configMaps+"/one?"+q, "", oneMap)
 		p.do(t, "PATCH "+configMaps+"/one?"+q, asMerge, `{"data":{"x":"y"}}`)
 	}
+	testPatches(t, p)
 	testPaging(t, p)
 	testDeletions(t, p)
 	testForbidden(t, p)
+}
+
+// testPatches sends patches that name another kind, have wrong types, or write whole numbers as floats.
+func testPatches(t *testing.T, p *pair) {
+	const deployments = "/apis/apps/v1/namespaces/conformance/deployments"
+	p.do(t, "POST "+deployments, asYAML, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: patched}, spec: {replicas: 1, selector: {matchLabels: {a: b}},
+		template: {metadata: {labels: {a: b}}, spec: {containers: [{name: a, image: b}]}}}}`)
+	for _, path := range []string{configMaps + "/one", deployments + "/patched", deployments + "/patched/scale", deployments + "/patched/status"} {
+		for _, contentType := range []string{asMerge, asStrategic} {
+			for _, body := range []string{
+				`{"kind":"Secret"}`, `{"kind":"Deployment"}`, `{"apiVersion":"apps/v1"}`, `{"apiVersion":"v9"}`, `{"apiVersion":"a/b/c"}`, `{"kind":7}`,
+				`{"metadata":{"labels":"invalid"}}`, `{"metadata":"invalid"}`, `{"metadata":{"labels":["a"]}}`, `{"metadata":{"generation":99999999999999999999}}`,
+				`{"metadata":{"ownerReferences":"a"}}`, `{"metadata":{"ownerReferences":[7]}}`, `{"metadata":{"finalizers":{"a":"b"}}}`, `{"metadata":{"resourceVersion":7}}`,
+				`{"spec":{"replicas":2.0}}`, `{"spec":{"replicas":"2"}}`, `{"spec":{"replicas":2.5}}`, `{"spec":"x"}`, `{"spec":{"template":{"spec":{"containers":"x"}}}}`, `{"spec":{"template":{"spec":{"containers":[{"name":"a","ports":7}]}}}}`,
+			} {
+				p.do(t, "PATCH "+path+"?dryRun=All", contentType, body)
+			}
+		}
+	}
+	apply := func(spec string) string {
+		return `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"patched"},"spec":` + spec + `}`
+	}
+	for _, spec := range []string{`{"replicas":2.0}`, `{"replicas":2e0}`, `{"replicas":2.5}`, `{"replicas":1e99}`, `{"replicas":-0.0}`, `{"replicas":"2"}`, `[]`} {
+		p.do(t, "PATCH "+deployments+"/patched?dryRun=All&force=true&fieldManager=a", asApply, apply(spec))
+	}
+	p.do(t, "PATCH "+deployments+"/patched?dryRun=All&fieldManager=a", asApply, apply(`{"minReadySeconds":3,"replicas":7,"selector":{"matchLabels":{"a":"c"}},"template":{"spec":{"containers":[{"name":"a","image":"c"}],"hostname":"x"}}}`))
+	p.do(t, "POST /api/v1/namespaces/conformance/serviceaccounts", asYAML, `{apiVersion: v1, kind: ServiceAccount, metadata: {name: bound}}`)
+	for _, ref := range []string{`{}`, `{"kind":"Pod"}`, `{"name":"x"}`, `{"kind":"Pod","apiVersion":"v1","name":"none"}`, `{"kind":"ConfigMap","apiVersion":"v1","name":"one"}`} {
+		p.do(t, "POST /api/v1/namespaces/conformance/serviceaccounts/bound/token", "", `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"boundObjectRef":`+ref+`}}`)
+	}
+	for _, accept := range []string{"application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList", "application/json;g=apidiscovery.k8s.io;v=v3;as=APIGroupDiscoveryList"} {
+		p.send(t, request{method: "GET", path: "/apis", accept: accept})
+		p.send(t, request{method: "GET", path: "/apis", accept: accept + ",application/json"})
+	}
+	p.do(t, "DELETE "+deployments+"/patched", "", "")
 }
 
 var wrongRequests = []request{

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/trellis-k8s/trellis/internal/merge"
@@ -178,6 +180,9 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := w.integers(p, patched); err != nil {
+		return nil, unfit(p.quoted(patched), w.placed(patched, err))
+	}
 	if w.def.Custom != nil && object.String(patched, "kind") == "" {
 		data := p.quoted(patched)
 		return nil, unfit(data, fmt.Sprintf("Object 'Kind' is missing in '%s'", data))
@@ -212,6 +217,18 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 		}
 	}
 	return t, nil
+}
+
+// fraction is a number with a fraction or an exponent, or text that looks like one.
+var fraction = regexp.MustCompile(`[0-9]([.][0-9]|[eE][-+]?[0-9])`)
+
+// integers returns an error if a merge patch or a JSON patch of a built-in kind writes an integer with a fraction or an exponent (2.0), which
+// Go's decoder refuses. A strategic merge patch may do so.
+func (w *write) integers(p Patch, patched object.Tree) error {
+	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !fraction.Match(p.Data) {
+		return nil
+	}
+	return kjson.UnmarshalCaseSensitivePreserveInts(object.AppendTypedJSON(nil, patched), w.v.Type.New())
 }
 
 // quoted returns the text that upstream quotes where it refuses a patch: a strategic merge patch itself, else its result.

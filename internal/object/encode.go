@@ -27,12 +27,20 @@ func AppendJSON(dst []byte, v any) []byte {
 	return dst
 }
 
+// AppendTypedJSON appends JSON of v as AppendJSON does, but a whole float64 with a fraction (2.0), as which a decoder refuses it for an
+// integer of Go.
+func AppendTypedJSON(dst []byte, v any) []byte {
+	e := encoder{fractions: true}
+	return e.value(dst, v)
+}
+
 var encoders = sync.Pool{New: func() any { return new(encoder) }}
 
 // encoder holds the entries of the maps that are being written, sorted.
 type encoder struct {
-	entries []entry
-	room    []byte
+	entries   []entry
+	room      []byte
+	fractions bool // whole floats are written with one
 }
 
 func (e *encoder) release() {
@@ -56,6 +64,9 @@ func (e *encoder) value(dst []byte, v any) []byte {
 	case int64:
 		return strconv.AppendInt(dst, v, 10)
 	case float64:
+		if e.fractions && v == math.Trunc(v) && math.Abs(v) < 1e21 {
+			return append(appendFloat(dst, v), ".0"...)
+		}
 		return appendFloat(dst, v)
 	case Tree:
 		return e.object(dst, v)
