@@ -123,6 +123,9 @@ type Config struct {
 	// ConversionRecheck is how often a conversion webhook is asked again for a sample of what is kept of its conversions,
 	// while that is read; 0 means 30 seconds.
 	ConversionRecheck time.Duration
+	// ConversionKubeconfig is a kubeconfig whose users are named by the exact hosts of conversion webhooks, with the credentials
+	// for these; "": none.
+	ConversionKubeconfig string
 	// Logger gets what an operator should know; nil discards it.
 	Logger *slog.Logger
 }

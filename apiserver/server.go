@@ -34,6 +34,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/control"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/ownership"
@@ -269,20 +270,9 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	if err := s.decide(); err != nil {
 		return err
 	}
-	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
-		Timeout: s.config.RequestTimeout,
-		Report:  s.reachable.Report,
-		Egress:  out,
-		Names: func(crd string) string {
-			plural, group, _ := strings.Cut(crd, ".")
-			if d := s.definition(group, plural); d != nil && d.Custom != nil {
-				return d.Custom.Conversion.Webhook
-			}
-			return ""
-		},
-		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
-		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
-	})
+	if err := s.openWebhooks(out); err != nil {
+		return err
+	}
 	if s.engine, err = s.openEngine(ctx, out); err != nil {
 		return err
 	}
@@ -315,6 +305,33 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	})
 	s.http = serving.New(s.listener, s.handler, s.config.TLS.Config(s.certificates), s.config.OpenFiles, s.config.Logger)
 	s.takeOver(s.engine.Live.Load())
+	return nil
+}
+
+// openWebhooks makes what calls conversion webhooks.
+func (s *Server) openWebhooks(out *egress.Dialer) error {
+	from, warnings, err := credentials.ForConversion(s.config.ConversionKubeconfig)
+	if err != nil {
+		return fmt.Errorf("--conversion-webhook-kubeconfig: %w", err)
+	}
+	for _, warning := range warnings {
+		s.config.Logger.Warn("--conversion-webhook-kubeconfig: " + warning)
+	}
+	s.webhooks = conversion.NewWebhooks(conversion.WebhookConfig{
+		Timeout:     s.config.RequestTimeout,
+		Report:      s.reachable.Report,
+		Egress:      out,
+		Credentials: from,
+		Names: func(crd string) string {
+			plural, group, _ := strings.Cut(crd, ".")
+			if d := s.definition(group, plural); d != nil && d.Custom != nil {
+				return d.Custom.Conversion.Webhook
+			}
+			return ""
+		},
+		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
+		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
+	})
 	return nil
 }
 

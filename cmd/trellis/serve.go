@@ -95,6 +95,8 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 		"write the objects of a CustomResourceDefinition at its storage version when that has changed, as trellis migrate does")
 	flags.DurationVar(&c.ConversionRecheck, "conversion-recheck-interval", 30*time.Second,
 		"how often a conversion webhook is asked again for a sample of what it has converted, while that is read")
+	flags.StringVar(&c.ConversionKubeconfig, "conversion-webhook-kubeconfig", "",
+		"kubeconfig with client certificates for conversion webhooks, each under a user named HOST (port 443) or HOST:PORT of the webhook; tokens and passwords are sent only to Services, NAME.NAMESPACE.svc (empty means none)")
 	flags.DurationVar(&c.EventTTL, "event-ttl", time.Hour,
 		"how long events are kept")
 	flags.DurationVar(&c.CompactionInterval, "etcd-compaction-interval", 5*time.Minute,

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
@@ -32,6 +33,8 @@ const forgetAfter = 2 * time.Minute
 type WebhookConfig struct {
 	// Egress is how webhooks are reached; nil is one that finds no Services.
 	Egress *egress.Dialer
+	// Credentials are those of calls; nil: calls have none.
+	Credentials *credentials.Source
 	// Broke, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken
 	// (egress.Options). It must not block.
 	Broke func(webhook string)

@@ -70,10 +70,13 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	if out.url, options.Address, err = withTimeout(address, options.Timeout); err != nil {
 		return nil, err
 	}
+	if err := w.config.Credentials.Add(&options); err != nil {
+		return nil, err
+	}
 	if out.transport, err = w.config.Egress.NewWebhookTransport(options); err != nil {
 		return nil, err
 	}
-	out.client = &http.Client{Transport: out.transport}
+	out.client = out.transport.Client()
 	return out, nil
 }
 

@@ -43,11 +43,14 @@ type Options struct {
 	// Broke, unless nil, is told of a connection that breaks (connection). It must not block.
 	Broke func()
 	// EndpointOf is the Service that Address is an endpoint of: it names the host of requests, and the certificate has to name it.
-	// nil: Address is a host of its own. Insecure accepts any certificate. Certificate, unless nil, returns the client certificate of
-	// a handshake.
-	EndpointOf  *Service
-	Insecure    bool
+	// nil: Address is a host of its own. Insecure accepts any certificate.
+	EndpointOf *Service
+	Insecure   bool
+	// Certificate, unless nil, returns the client certificate of a handshake.
 	Certificate func() (*tls.Certificate, error)
+	// Wrap, unless nil, returns a RoundTripper that adds credentials to the headers of requests and sends them by the Transport. Only
+	// the client of Transport.Client uses it.
+	Wrap func(*Transport) (http.RoundTripper, error)
 	// PingEvery is how long a connection of HTTP/2 to an Address is silent before it is pinged, and then how long it has to
 	// answer; 0: pingTimeout.
 	PingEvery time.Duration
@@ -70,6 +73,7 @@ type Transport struct {
 	template   *http.Transport // of pools
 	pool       atomic.Pointer[pool]
 	breaker    breaker
+	client     http.Client
 }
 
 // NewTransport returns a Transport that the caller closes. The error is one of the options.
@@ -102,6 +106,14 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	} else {
 		t.toAddress(d)
 	}
+	if o.Certificate != nil {
+		t.template.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate() }
+	}
+	if t.client.Transport = t; o.Wrap != nil {
+		if t.client.Transport, err = o.Wrap(t); err != nil {
+			return nil, err
+		}
+	}
 	t.host = strings.ToValidUTF8(t.host, "\ufffd") // metrics take nothing else, and a URL may have it
 	if o.MaxBytes == 0 {
 		t.template.ResponseHeaderTimeout = o.Timeout
@@ -123,9 +135,6 @@ func (t *Transport) toAddress(d *Dialer) {
 			return d.DialEndpoint(ctx, *s, network, address)
 		}
 	}
-	if o.Certificate != nil {
-		of.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate() }
-	}
 	ping := cmp.Or(o.PingEvery, pingTimeout)
 	of.ForceAttemptHTTP2, of.DisableKeepAlives = !o.Upgrades, o.Upgrades
 	of.HTTP2 = &http.HTTP2Config{SendPingTimeout: ping, PingTimeout: ping, MaxReceiveBufferPerStream: streamBuffer, MaxEncoderHeaderTableSize: headerTable}
@@ -142,6 +151,9 @@ func certPool(bundle []byte) (*x509.CertPool, error) {
 	}
 	return pool, nil
 }
+
+// Client returns a client over the Transport, with the credentials of Options.Wrap.
+func (t *Transport) Client() *http.Client { return &t.client }
 
 // Close closes the connections that are idle. Requests under way go on.
 func (t *Transport) Close() {

@@ -33,8 +33,9 @@ var rooms = []string{
 	"internal/merge",
 	"internal/schema",
 	"internal/egress/selector",
-	"internal/egress",       // is given functions to read by
-	"internal/konnectivity", // knows sockets and no Kubernetes but Leases and reviews of tokens
+	"internal/egress/credentials", // reads kubeconfigs
+	"internal/egress",             // is given functions to read by
+	"internal/konnectivity",       // knows sockets and no Kubernetes but Leases and reviews of tokens
 	"internal/viaproxy",
 	"internal/storage",
 	"internal/object",
@@ -53,7 +54,7 @@ var only = map[string][]string{
 	"k8s.io/kubectl":                                                           {"cmd/trellis"},
 	"k8s.io/cli-runtime":                                                       {"cmd/trellis"},
 	"k8s.io/component-base/cli":                                                {"cmd/trellis"},
-	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control", "internal/admission/webhook", "internal/konnectivity"}, // controllers are clients, and so is who calls a webhook
+	"k8s.io/client-go/rest":                                                    {"cmd/trellis", "testserver", "apiserver", "extension", "internal/control", "internal/admission/webhook", "internal/egress/credentials", "internal/konnectivity"}, // controllers are clients, and so is who calls a webhook
 	"github.com/rogpeppe/go-internal":                                          {},
 	"github.com/anishathalye/porcupine":                                        {"internal/storage/storagetest"},
 	"sigs.k8s.io/controller-runtime":                                           {},
@@ -116,7 +117,7 @@ var only = map[string][]string{
 	"k8s.io/apiserver/pkg/features":                                            {},
 	"k8s.io/apiextensions-apiserver/pkg":                                       {},
 	"k8s.io/kube-aggregator/pkg":                                               {},
-	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access", "internal/admission"},
+	"k8s.io/apiserver/pkg/util/webhook":                                        {"internal/access", "internal/admission", "internal/egress/credentials"},
 	"k8s.io/apiserver/pkg/authorization":                                       {"internal/access"},
 	"k8s.io/apiserver/pkg/audit":                                               {"internal/api", "internal/builtin", "apiserver"},
 	"k8s.io/apimachinery/pkg/util/strategicpatch":                              {"internal/merge"},

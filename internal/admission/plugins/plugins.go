@@ -4,6 +4,7 @@ package plugins
 
 import (
 	"fmt"
+	"io"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -105,12 +106,12 @@ func Open(c Config) (all admission.Plugins, err error) {
 		switch {
 		case err != nil:
 			return nil, fmt.Errorf("admission plugin %s: %w", e.name, err)
-		case e.register == nil && file != nil:
-			return nil, fmt.Errorf("admission-control-config-file: %s has no settings here", e.name)
 		case e.register == nil:
-			if i := slices.IndexFunc(c.Own, func(p admission.Plugin) bool { return p.Name() == e.name }); i >= 0 {
-				all = append(all, c.Own[i])
+			p, err := c.own(e.name, file)
+			if err != nil {
+				return nil, err
 			}
+			all = append(all, p...)
 			continue
 		}
 		e.register(registry)
@@ -121,6 +122,27 @@ func Open(c Config) (all admission.Plugins, err error) {
 		all = append(all, c.wrap(e, p))
 	}
 	return all, nil
+}
+
+// own returns the server's own plugin of a name, if there is one, with the settings in a file; nil: no settings.
+func (c *Config) own(name string, file io.Reader) (one []admission.Plugin, err error) {
+	for _, p := range c.Own {
+		if p.Name() == name {
+			one = append(one, p)
+		}
+	}
+	if file == nil {
+		return one, nil
+	}
+	for _, p := range one {
+		if p, ok := p.(interface{ Configure(file io.Reader) error }); !ok {
+			break
+		} else if err := p.Configure(file); err != nil {
+			return nil, fmt.Errorf("couldn't init admission plugin %q: %w", name, err)
+		}
+		return one, nil
+	}
+	return nil, fmt.Errorf("admission-control-config-file: %s has no settings here", name)
 }
 
 func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/url"
 	"sync"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 )
 
 const (
@@ -34,7 +34,13 @@ type callers struct {
 	codec  runtime.NegotiatedSerializer
 
 	mu  sync.Mutex
-	all map[string]*caller // by the JSON of clientConfig
+	all map[destination]*caller
+}
+
+// destination identifies a caller.
+type destination struct {
+	config      string // JSON of clientConfig
+	credentials *credentials.Source
 }
 
 func newCallers(out *egress.Dialer) *callers {
@@ -43,35 +49,50 @@ func newCallers(out *egress.Dialer) *callers {
 	utilruntime.Must(admissionv1beta1.AddToScheme(scheme))
 	codec := serializer.NewCodecFactory(scheme).LegacyCodec(admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion)
 	return &callers{
-		egress: out, all: map[string]*caller{},
+		egress: out, all: map[destination]*caller{},
 		codec: serializer.NegotiatedSerializerWrapper(runtime.SerializerInfo{Serializer: codec}),
 	}
 }
 
 // caller calls what one clientConfig names.
 type caller struct {
-	config string
+	destination
 	users  int // guarded by callers.mu
 	client func() (*rest.RESTClient, error)
 	close  func() // guarded by callers.mu
 }
 
 // take returns the caller of a clientConfig, until leave.
-func (c *callers) take(config v1.WebhookClientConfig) *caller {
+func (c *callers) take(config v1.WebhookClientConfig, from *credentials.Source) *caller {
 	text, err := json.Marshal(config)
 	if err != nil {
 		panic(err) // it was decoded from JSON
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	one := c.all[string(text)]
+	to := destination{string(text), from}
+	one := c.all[to]
 	if one == nil {
-		one = &caller{config: string(text), close: func() {}}
-		one.client = sync.OnceValues(func() (*rest.RESTClient, error) { return c.open(one, config) })
-		c.all[string(text)] = one
+		one = &caller{destination: to, close: func() {}}
+		one.client = untilSuccess(func() (*rest.RESTClient, error) { return c.open(one, config) })
+		c.all[to] = one
 	}
 	one.users++
 	return one
+}
+
+// untilSuccess returns a function that calls f until it succeeds, and then returns that client.
+func untilSuccess(f func() (*rest.RESTClient, error)) func() (*rest.RESTClient, error) {
+	var mu sync.Mutex
+	var client *rest.RESTClient
+	return func() (_ *rest.RESTClient, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if client == nil {
+			client, err = f()
+		}
+		return client, err
+	}
 }
 
 // leave closes the connections of a caller that nobody has taken any longer. Calls under way go on.
@@ -80,7 +101,7 @@ func (c *callers) leave(one *caller) {
 	defer c.mu.Unlock()
 	if one.users--; one.users == 0 {
 		one.close()
-		delete(c.all, one.config)
+		delete(c.all, one.destination)
 	}
 }
 
@@ -115,6 +136,9 @@ func (c *callers) open(one *caller, config v1.WebhookClientConfig) (*rest.RESTCl
 	default:
 		return nil, errors.New("webhook configuration must have either service or URL")
 	}
+	if err := one.credentials.Add(&options); err != nil {
+		return nil, err
+	}
 	transport, err := c.egress.NewWebhookTransport(options)
 	if err != nil {
 		return nil, err
@@ -124,5 +148,5 @@ func (c *callers) open(one *caller, config v1.WebhookClientConfig) (*rest.RESTCl
 	if one.close = transport.Close; one.users == 0 {
 		transport.Close() // left meanwhile
 	}
-	return rest.UnversionedRESTClientForConfigAndClient(to, &http.Client{Transport: transport})
+	return rest.UnversionedRESTClientForConfigAndClient(to, transport.Client())
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
+	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -45,8 +46,9 @@ var validatingConfigurations = configurations{"/registry/validatingwebhookconfig
 type index struct {
 	of configurations
 	storage.Follower
-	callers *callers
-	hooks   atomic.Pointer[byResource]
+	callers     *callers
+	credentials *credentials.Source // of calls; set before the first request
+	hooks       atomic.Pointer[byResource]
 
 	known   map[string][]*hook                 // of a configuration, by storage key
 	read    func(was, is *storage.Record) bool // replace, made once: nothing is allocated where nothing has changed
@@ -97,7 +99,7 @@ func (x *index) replace(was, is *storage.Record) bool {
 		all, _ := x.of.read(is.Value) // what cannot be read has been refused
 		for _, a := range all {
 			fresh = append(fresh, &hook{
-				WebhookAccessor: a, rules: a.GetRules(), caller: x.callers.take(a.GetClientConfig()),
+				WebhookAccessor: a, rules: a.GetRules(), caller: x.callers.take(a.GetClientConfig(), x.credentials),
 				equivalent: ptr.Deref(a.GetMatchPolicy(), v1.Exact) == v1.Equivalent,
 			})
 		}

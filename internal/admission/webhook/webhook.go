@@ -5,10 +5,13 @@ package webhook
 
 import (
 	"context"
+	"errors"
+	"io"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	upstream "k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/plugin/webhook/config"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/generic"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
@@ -17,6 +20,7 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -57,6 +61,19 @@ type plugin struct {
 
 // Name implements admission.Plugin.
 func (p *plugin) Name() string { return p.name }
+
+// Configure reads a WebhookAdmissionConfiguration of apiserver.config.k8s.io, before the first request.
+func (p *plugin) Configure(file io.Reader) error {
+	settings, err := config.LoadConfig(file)
+	if err != nil {
+		return err
+	}
+	if settings.StaticManifestsDir != "" {
+		return errors.New("staticManifestsDir: not supported here")
+	}
+	p.index.credentials, err = credentials.ForAdmission(settings.KubeConfigFile)
+	return err
+}
 
 // Handles implements admission.Plugin.
 func (p *plugin) Handles(r *admission.Request) bool {
