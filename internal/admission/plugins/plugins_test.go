@@ -157,7 +157,7 @@ func (still) Replaced() int { return 0 }
 // Settings that would not be heeded are refused.
 func TestSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	for plugin, want := range map[string]string{"MutatingAdmissionWebhook": "MutatingAdmissionWebhook has no settings here", "EventRateLimit": "", "LimitRanger": ""} {
+	for plugin, want := range map[string]string{"MutatingAdmissionPolicy": "MutatingAdmissionPolicy has no settings here", "EventRateLimit": "", "LimitRanger": ""} {
 		text := "apiVersion: apiserver.config.k8s.io/v1\nkind: AdmissionConfiguration\nplugins: [{name: " + plugin + ", configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration, limits: [{type: Server, qps: 1, burst: 1}]}}]\n"
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
