@@ -79,8 +79,14 @@ func runPage(t *testing.T, page, dir string, env []string) {
 	if fences := strings.Count(string(text), "```"); len(blocks) < 10 || fences != 2*len(blocks) {
 		t.Fatalf("%s has %d fences, %d blocks are understood", page, fences, len(blocks))
 	}
+	runBlocks(t, page, string(text), dir, env)
+}
+
+// runBlocks runs the commands in a part of a page, and compares what they print.
+func runBlocks(t *testing.T, page, text, dir string, env []string) {
+	t.Helper()
 	var out []byte
-	for _, b := range blocks {
+	for _, b := range pageBlock.FindAllStringSubmatch(text, -1) {
 		switch b[1] {
 		case "text":
 			if want := strings.TrimSpace(b[2]); !strings.Contains(string(out), want) {
@@ -91,6 +97,7 @@ func runPage(t *testing.T, page, dir string, env []string) {
 		default:
 			c := exec.Command("sh", "-eu", "-c", b[2])
 			c.Dir, c.Env = dir, env
+			var err error
 			out, err = c.CombinedOutput()
 			if refused := b[1] == "sh refused"; (err != nil) != refused {
 				t.Errorf("%srefused: %v, want %v:\n%s", b[2], err, refused, out)
@@ -149,12 +156,18 @@ func startReadmeServer(t *testing.T, dir string, env []string, command string) (
 	if strings.Join(args[:3], " ") != "go run ./cmd/trellis" {
 		t.Fatalf("unexpected command %q", command)
 	}
+	return startServer(t, dir, env, filepath.Join(dir, "server.test"), args[3:]...)
+}
+
+// startServer runs a server on a free port, and returns when it says that it is ready.
+func startServer(t *testing.T, dir string, env []string, program string, args ...string) (stop func()) {
+	t.Helper()
 	output := filepath.Join(dir, "output.test")
 	f, err := os.Create(output)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(filepath.Join(dir, "server.test"), append(args[3:], "--secure-port", "0")...)
+	c := exec.Command(program, append(args, "--secure-port", "0")...)
 	c.Dir, c.Env, c.Stdout, c.Stderr = dir, env, f, f
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
