@@ -17,6 +17,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -277,6 +278,38 @@ plugins:
 		t.Fatal(err)
 	}
 	m.must("POST", maps, `{"metadata":{"name":"two"}}`) // which is another attempt
+}
+
+// pageExample finds the indented lines of a page.
+var pageExample = regexp.MustCompile(`(?m)(?:^    .*\n)+`)
+
+// The two files of docs/admission.md lead to the credentials that the page describes.
+func TestPageOfAdmissionCredentials(t *testing.T) {
+	m := newMutual(t)
+	page, err := os.ReadFile("../docs/admission.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, chapter, _ := strings.Cut(string(page), "### A webhook that demands credentials")
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	files := pageExample.FindAllString(chapter, -1)
+	if len(files) != 2 {
+		t.Fatalf("the page has %d indented examples", len(files))
+	}
+	for i, text := range files {
+		files[i] = strings.ReplaceAll("\n"+text, "\n    ", "\n")
+	}
+	hook := m.newReviews()
+	m.write("token", "secret")
+	users := m.write("kubeconfig", strings.Replace(files[1], "hook.example.com:8443", hook.Listener.Addr().String(), 1))
+	file := m.write("admission.yaml", strings.ReplaceAll(files[0], "/etc/trellis/webhooks.kubeconfig", users))
+	m.start(testserver.With(func(c *apiserver.Config) { c.Admission.ConfigFile = file }))
+	m.configure("mutating", hook.URL+"/mutate")
+	m.configure("validating", hook.URL+"/validate")
+	m.must("POST", "/api/v1/namespaces/default/configmaps", `{"metadata":{"name":"one"}}`)
+	if got := hook.take(); got != "mutate, validate" {
+		t.Errorf("the webhook got %q", got)
+	}
 }
 
 // Settings of webhooks that cannot be used are refused at the start.

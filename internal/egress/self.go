@@ -13,7 +13,8 @@ const self = "kubernetes.default.svc:443"
 // k8s.io/apiserver/pkg/util/webhook). What a user sends must never go this way.
 func (d *Dialer) NewWebhookTransport(o Options) (*Transport, error) {
 	if d.Self != nil && (o.Address == self || o.Service != nil && o.Service.HostPort() == self) {
-		o.itself, o.CABundle, o.Certificate, o.Wrap = inProcess{d.Self}, nil, nil, nil // nobody has to prove who they are
+		o.itself, o.CABundle = inProcess{d.Self}, nil // nobody has to prove who they are
+		o.Certificate, o.Rotations, o.Wrap = nil, nil, nil
 	}
 	return d.NewTransport(o)
 }

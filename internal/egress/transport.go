@@ -48,6 +48,9 @@ type Options struct {
 	Insecure   bool
 	// Certificate, unless nil, returns the client certificate of a handshake.
 	Certificate func() (*tls.Certificate, error)
+	// Rotations, unless nil, returns how often Certificate has changed: after each change, requests get new connections. It is called
+	// for each request.
+	Rotations func() uint64
 	// Wrap, unless nil, returns a RoundTripper that adds credentials to the headers of requests and sends them by the Transport. Only
 	// the client of Transport.Client uses it.
 	Wrap func(*Transport) (http.RoundTripper, error)
@@ -108,6 +111,9 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	}
 	if o.Certificate != nil {
 		t.template.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return o.Certificate() }
+	}
+	if endpoints := t.generation; o.Rotations != nil {
+		t.generation = func() uint64 { return endpoints() + o.Rotations() } // both only grow
 	}
 	if t.client.Transport = t; o.Wrap != nil {
 		if t.client.Transport, err = o.Wrap(t); err != nil {

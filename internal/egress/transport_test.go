@@ -91,6 +91,29 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// Requests get new connections after the client certificate has changed.
+func TestRotations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDestination(t, host, says(ok))
+		var n atomic.Uint64
+		client := newCaller(t, d, Options{Timeout: time.Minute, MaxBytes: 1000, Rotations: n.Load})
+		for _, want := range []int64{1, 1, 2, 2} {
+			if want == 2 {
+				n.Store(1)
+			}
+			if _, _, err := client.call(t.Context()); err != nil || d.dials.Load() != want {
+				t.Errorf("%d connections, %v; want %d", d.dials.Load(), err, want)
+			}
+		}
+		synctest.Wait()
+		if open := d.open.Load(); open != 1 {
+			t.Errorf("%d connections are open", open)
+		}
+		client.Close()
+		<-time.After(time.Hour)
+	})
+}
+
 // A redirect is the answer, and has nobody be called elsewhere.
 func TestRedirects(t *testing.T) {
 	for _, status := range []string{"301 Moved Permanently", "302 Found", "303 See Other", "307 Temporary Redirect", "308 Permanent Redirect"} {

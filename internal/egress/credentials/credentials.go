@@ -122,7 +122,9 @@ func (s *Source) Add(o *egress.Options) error {
 	if err != nil {
 		return err
 	}
-	o.Certificate = certificate
+	if o.Certificate = certificate; config.TLS.ReloadTLSFiles {
+		o.Rotations = (&rotations{certificate: certificate}).count
+	}
 	if service || !s.conversion {
 		o.Wrap = func(t *egress.Transport) (http.RoundTripper, error) {
 			return transport.HTTPWrappersForConfig(config, t)

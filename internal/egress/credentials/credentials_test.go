@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
@@ -336,6 +337,48 @@ func TestFilesAreReadAgain(t *testing.T) {
 			t.Fatal("the renewed certificate is not presented")
 		}
 	}
+}
+
+// A certificate whose files change is a rotation within a minute, after which the connections that have the old one are replaced. Files that
+// cannot be read are none.
+func TestRotations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second, dir := newPair(t, "first"), newPair(t, "second"), t.TempDir()
+		first.write(t, dir)
+		file := filepath.Join(dir, "kubeconfig")
+		if err := os.WriteFile(file, []byte("users: [{name: hook.example.com, user: {client-certificate: client.crt, client-key: client.key}}]"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		from, err := credentials.ForAdmission(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := egress.Options{Address: "hook.example.com:443"}
+		if err := from.Add(&o); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			change func()
+			want   uint64
+		}{
+			{func() {}, 0},
+			{func() { second.write(t, dir) }, 1},
+			{func() {}, 1},
+			{func() { _ = os.Remove(dir + "/client.key") }, 1},
+			{func() { second.write(t, dir) }, 1},
+			{func() { first.write(t, dir) }, 2},
+		} {
+			before := o.Rotations()
+			step.change()
+			if got := o.Rotations(); got != before {
+				t.Errorf("the files are read for each request")
+			}
+			<-time.After(time.Minute)
+			if got := o.Rotations(); got != step.want {
+				t.Errorf("%d rotations, want %d", got, step.want)
+			}
+		}
+	})
 }
 
 // A kubeconfig that cannot be used is refused at the start, with the name of the user.
