@@ -90,7 +90,7 @@ func (f *serveFlags) bindAdmission(flags *pflag.FlagSet) {
 	all, on := plugins.Names()
 	flags.StringSliceVar(&c.Enable, "enable-admission-plugins", nil, "admission plugins to enable in addition to the default ones, out of: "+strings.Join(all, ", "))
 	flags.StringSliceVar(&c.Disable, "disable-admission-plugins", nil, "admission plugins to disable; enabled by default are "+plugins.NodeRestriction+" (with the Node authorizer), "+strings.Join(on, ", "))
-	flags.StringVar(&c.ConfigFile, "admission-control-config-file", "", "file of an AdmissionConfiguration of apiserver.config.k8s.io: the settings of plugins")
+	flags.StringVar(&c.ConfigFile, "admission-control-config-file", "", "file of an AdmissionConfiguration of apiserver.config.k8s.io: the settings of plugins, and the kubeconfigs with the credentials for webhooks")
 }
 
 // bindFairness declares the flags that say how many requests are carried out at a time, and whose turn it is.
