@@ -7,13 +7,21 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/registry/rest"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/registry/core/resourcequota"
 )
 
+// wholeStrategy has the optional methods of upstream's strategy of ResourceQuotas as well.
+type wholeStrategy interface {
+	strategy
+	rest.DeclarativeValidationStrategy
+	rest.ResetFieldsStrategy
+}
+
 // quotaStrategy is upstream's strategy of ResourceQuotas with a warning for counts that leave out the group of their resource.
 type quotaStrategy struct {
-	strategy
+	wholeStrategy
 	groups func(context.Context, string) []string // of the served resources with a plural name
 }
 
@@ -21,12 +29,12 @@ func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.St
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (s quotaStrategy) WarningsOnCreate(ctx context.Context, obj runtime.Object) []string {
-	return append(s.strategy.WarningsOnCreate(ctx, obj), s.countsWithoutGroup(ctx, obj)...)
+	return append(s.wholeStrategy.WarningsOnCreate(ctx, obj), s.countsWithoutGroup(ctx, obj)...)
 }
 
 // WarningsOnUpdate implements rest.RESTUpdateStrategy.
 func (s quotaStrategy) WarningsOnUpdate(ctx context.Context, obj, old runtime.Object) []string {
-	return append(s.strategy.WarningsOnUpdate(ctx, obj, old), s.countsWithoutGroup(ctx, obj)...)
+	return append(s.wholeStrategy.WarningsOnUpdate(ctx, obj, old), s.countsWithoutGroup(ctx, obj)...)
 }
 
 // countsWithoutGroup returns a warning for each limit such as count/jobs, which limits nothing: a name without a group is one of the core

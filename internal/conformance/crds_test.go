@@ -98,6 +98,7 @@ func testCRDs(t *testing.T, p *pair) {
 		}
 	}
 	p.document(t, "/apis", asAggregated)
+	p.do(t, "POST "+crdPath+"?dryRun=All", "", boundedByAllOf)
 	for i, c := range p.crds {
 		if i%10 == 0 {
 			for _, body := range c.spoilt() {
@@ -107,6 +108,11 @@ func testCRDs(t *testing.T, p *pair) {
 		}
 	}
 }
+
+// boundedByAllOf is a CRD that upstream refuses for the estimated cost of its rule.
+const boundedByAllOf = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"bounded.example.com"},"spec":{"group":"example.com",
+	"scope":"Namespaced","names":{"plural":"bounded","kind":"Bounded"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
+	"spec":{"type":"array","maxItems":1000,"items":{"type":"string","allOf":[{"maxLength":63}]},"x-kubernetes-validations":[{"rule":"self.all(a, a.matches('^[a-z]*$'))"}]}}}}}]}}`
 
 // installCRDs creates them all, and waits until kube-apiserver serves them.
 func (p *pair) installCRDs(t *testing.T) {
