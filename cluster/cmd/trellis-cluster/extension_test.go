@@ -15,12 +15,7 @@ import (
 func (t *terminal) steps(numbers ...string) {
 	t.Helper()
 	for _, n := range numbers {
-		files, err := filepath.Glob("../../../../shared/spec/examples/11-extension-apiserver/" + n + "-*")
-		t.must(err)
-		if len(files) != 1 {
-			t.Skip("the examples of the documentation are not beside this checkout")
-		}
-		file, err := filepath.Abs(files[0])
+		file, err := filepath.Abs(document(t.T, "11-extension-apiserver/"+n+"-*"))
 		t.must(err)
 		command := "kubectl apply -f " + file
 		if filepath.Ext(file) == ".sh" {

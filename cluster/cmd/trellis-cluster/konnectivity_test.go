@@ -16,8 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-const konnectivity = "../../../../shared/spec/examples/15-konnectivity"
-
 // The documentation's address of the control plane, and its images.
 const (
 	controlAddress = "35.225.206.7"
@@ -29,12 +27,7 @@ const (
 func behindTunnel(t *testing.T, packages ...string) *far {
 	t.Helper()
 	f := newFar(t, controlAddress, packages...)
-	files, err := filepath.Glob(konnectivity + "/*")
-	f.must(err)
-	if len(files) == 0 {
-		t.Skip("the examples of the documentation are not beside this checkout")
-	}
-	for _, file := range files {
+	for _, file := range documents(t, "15-konnectivity/*") {
 		f.has(filepath.Base(file), file)
 	}
 	f.starts()

@@ -185,7 +185,7 @@ func (f *far) sharesSocket() {
 // hasDeployment has one agent in place of those on each node. KON-035: a Deployment of the same Pods does.
 func (f *far) hasDeployment() {
 	f.Helper()
-	text, err := os.ReadFile(konnectivity + "/konnectivity-agent.yaml")
+	text, err := os.ReadFile(document(f.T, "15-konnectivity/konnectivity-agent.yaml"))
 	f.must(err)
 	text = bytes.Replace(text, []byte("kind: DaemonSet"), []byte("kind: Deployment"), 1)
 	f.must(os.WriteFile(filepath.Join(f.dir, "agent-deployment.yaml"), text, 0o600))
@@ -212,7 +212,7 @@ spec:
 // hasDaemonSet has the server as one in place of the static Pod. KON-018: the agent comes to it, and the API server finds it at the same socket.
 func (f *far) hasDaemonSet() {
 	f.Helper()
-	text, err := os.ReadFile(konnectivity + "/konnectivity-server.yaml")
+	text, err := os.ReadFile(document(f.T, "15-konnectivity/konnectivity-server.yaml"))
 	f.must(err)
 	_, spec, _ := strings.Cut(string(text), "\nspec:")
 	f.must(os.WriteFile(filepath.Join(f.dir, "server-daemonset.yaml"), []byte(serverDaemonSet+strings.ReplaceAll(spec, "\n", "\n    ")), 0o600))

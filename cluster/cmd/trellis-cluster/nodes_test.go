@@ -162,7 +162,7 @@ func TestSecondSchedulerIsAPod(t *testing.T) {
 // expected is what the documentation says that a command prints.
 func (w *world) expected(name string) string {
 	w.Helper()
-	text, err := os.ReadFile(filepath.Join(examples, name))
+	text, err := os.ReadFile(document(w.T, "12-schedulers/"+name))
 	w.must(err)
 	return string(text)
 }

@@ -31,17 +31,10 @@ leaderElection:
   leaderElect: false
 `
 
-// examples are the documentation's.
-const examples = "../../../../shared/spec/examples/12-schedulers"
-
-// apply applies an example.
+// apply applies a document about schedulers.
 func (w *world) apply(name string) {
 	w.Helper()
-	file := filepath.Join(examples, name)
-	if _, err := os.Stat(file); err != nil {
-		w.Skip("the examples of the documentation are not beside this checkout")
-	}
-	w.must(manifests.Apply(w.Context(), w.server.Config, []string{file}, io.Discard))
+	w.must(manifests.Apply(w.Context(), w.server.Config, []string{document(w.T, "12-schedulers/"+name)}, io.Discard))
 }
 
 // SCD-001 SCD-002 SCD-014 SCD-015 SCD-016 SCD-030 SCD-031 SCD-032 SCD-033 SCD-034 SCD-035 SCD-036 SCD-037 SCD-039: the three Pods
@@ -85,10 +78,8 @@ func TestThreePods(t *testing.T) {
 // version of the configuration.
 func (w *world) applyScheduler() {
 	w.Helper()
-	manifest, err := os.ReadFile(filepath.Join(examples, "my-scheduler.yaml"))
-	if err != nil {
-		w.Skip("the examples of the documentation are not beside this checkout")
-	}
+	manifest, err := os.ReadFile(document(w.T, "12-schedulers/my-scheduler.yaml"))
+	w.must(err)
 	if !strings.Contains(string(manifest), "kubescheduler.config.k8s.io/v1beta2") {
 		w.Fatal("the example has changed")
 	}

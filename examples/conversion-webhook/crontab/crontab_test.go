@@ -3,6 +3,7 @@ package crontab
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -46,20 +47,43 @@ func decoded(t *testing.T, data []byte) (out any) {
 	return out
 }
 
-// CNV-011 CNV-013 CNV-027 CNV-051 CNV-052 CNV-053 CNV-056 CNV-058: requests in either version are answered as the
-// documents show.
+// The reviews of two objects, but for their version.
+const (
+	reviewRequest = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "ConversionReview", "request": {"uid": "c-3", "desiredAPIVersion": "example.com/v1", "objects": [
+		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "[::1]:80", "metadata": {"name": "nightly", "namespace": "jobs", "uid": "a-1"}},
+		{"apiVersion": "example.com/v1beta1", "kind": "CronTab", "hostPort": "b.example:81", "spec": {"kept": [1]}, "metadata": {"name": "everywhere", "generation": 2}}]}}`
+	reviewSuccess = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "ConversionReview", "response": {"uid": "c-3", "result": {"status": "Success"}, "convertedObjects": [
+		{"apiVersion": "example.com/v1", "kind": "CronTab", "host": "::1", "port": "80", "metadata": {"name": "nightly", "namespace": "jobs", "uid": "a-1"}},
+		{"apiVersion": "example.com/v1", "kind": "CronTab", "host": "b.example", "port": "81", "spec": {"kept": [1]}, "metadata": {"name": "everywhere", "generation": 2}}]}}`
+	reviewFailed = `{"apiVersion": "apiextensions.k8s.io/%s", "kind": "ConversionReview", "response": {"uid": "c-3", "result": {"status": "Failed",
+		"message": "hostPort could not be parsed into a separate host and port"}}}`
+)
+
+// TestReviews checks the answers to requests in either version. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051 CNV-052 CNV-053 CNV-056 CNV-057 CNV-058.
+func TestReviews(t *testing.T) {
+	for _, v := range []string{"v1", "v1beta1"} {
+		answers(t, v, fmt.Sprintf(reviewRequest, v), "b.example:81", fmt.Sprintf(reviewSuccess, v), fmt.Sprintf(reviewFailed, v))
+	}
+}
+
+// TestDocumentedReviews checks the same with the reviews of the documents. CNV-011 CNV-013 CNV-017 CNV-027 CNV-051 CNV-052 CNV-053 CNV-056 CNV-057
+// CNV-058.
 func TestDocumentedReviews(t *testing.T) {
 	for _, v := range []string{"v1", "v1beta1"} {
-		got := post(t, example(t, "request."+v))
-		if want := decoded(t, []byte(example(t, "response-success."+v))); !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: got %v, want %v", v, got, want)
-		}
-		// CNV-017 CNV-057
-		for _, bad := range []string{"example.com", "a:b:c"} {
-			got := post(t, strings.Replace(example(t, "request."+v), "example.com:2345", bad, 1))
-			if want := decoded(t, []byte(example(t, "response-failed."+v))); !reflect.DeepEqual(got, want) {
-				t.Errorf("%s with %s: got %v, want %v", v, bad, got, want)
-			}
+		answers(t, v, example(t, "request."+v), "example.com:2345", example(t, "response-success."+v), example(t, "response-failed."+v))
+	}
+}
+
+// answers checks that a request is answered with success, and one with a bad hostPort in place of the given one with failed.
+func answers(t *testing.T, name, request, hostPort, success, failed string) {
+	t.Helper()
+	if got, want := post(t, request), decoded(t, []byte(success)); !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: got %v, want %v", name, got, want)
+	}
+	for _, bad := range []string{"example.com", "a:b:c"} {
+		got := post(t, strings.Replace(request, hostPort, bad, 1))
+		if want := decoded(t, []byte(failed)); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s with %s: got %v, want %v", name, bad, got, want)
 		}
 	}
 }
