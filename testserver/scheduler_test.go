@@ -21,20 +21,32 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-const manifestsOfSchedulers = "../../shared/spec/examples/12-schedulers"
-
-// SCD-003 SCD-007 SCD-009 SCD-010 SCD-011 SCD-012 SCD-018 SCD-022 SCD-023 SCD-025 SCD-027 SCD-029 SCD-030 SCD-031 SCD-032: what the
-// documentation says of a second scheduler is applied unchanged, and gives its service account what it needs: no lock of its own
-// name, until that is added to the role. Each Pod says who schedules it.
+// TestObjectsOfASecondScheduler applies the objects of a second scheduler: those of this repository, and those of the documentation unchanged where
+// they are beside this checkout. They give its service account the permissions that it needs, except for a lock of its own name, which it gets by
+// an edit of the role. Each Pod names its scheduler. SCD-003 SCD-007 SCD-009 SCD-010 SCD-011 SCD-012 SCD-018 SCD-022 SCD-023 SCD-025 SCD-027
+// SCD-029 SCD-030 SCD-031 SCD-032.
 func TestObjectsOfASecondScheduler(t *testing.T) {
-	if _, err := os.Stat(manifestsOfSchedulers); err != nil {
-		t.Skip("the examples of the documentation are not beside this checkout")
+	for name, folder := range map[string]string{
+		"own":           "../cluster/cmd/trellis-cluster/testdata/documents/12-schedulers",
+		"documentation": "../../shared/spec/examples/12-schedulers",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := os.Stat(folder); name != "own" && err != nil {
+				t.Skip("the examples of the documentation are not beside this checkout")
+			}
+			hasSecondScheduler(t, folder)
+		})
 	}
+}
+
+// hasSecondScheduler applies the manifests of a folder to a server, and acts as the scheduler.
+func hasSecondScheduler(t *testing.T, folder string) {
+	t.Helper()
 	s, ctx := testserver.Start(t), t.Context()
 	admin := kubernetes.NewForConfigOrDie(s.Config)
 	var files []string
 	for _, name := range []string{"my-scheduler.yaml", "pod1.yaml", "pod2.yaml", "pod3.yaml"} {
-		files = append(files, filepath.Join(manifestsOfSchedulers, name))
+		files = append(files, filepath.Join(folder, name))
 	}
 	if err := manifests.Apply(ctx, s.Config, files, io.Discard); err != nil {
 		t.Fatal(err)
