@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -66,7 +67,10 @@ func TestSOCKS5(t *testing.T) {
 	}
 }
 
-// inOwnNetwork runs the test that calls it once more, where there is no network but its own.
+// skippedTest finds the tests that a process of tests has skipped.
+var skippedTest = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
+
+// inOwnNetwork runs the test that calls it once more, where there is no network but its own. What is skipped there is skipped here.
 func inOwnNetwork(t *testing.T) {
 	t.Helper()
 	self, err := os.Executable()
@@ -88,6 +92,28 @@ func inOwnNetwork(t *testing.T) {
 	t.Logf("%s", out)
 	if err != nil {
 		t.Error(err)
+	}
+	for _, m := range skippedTest.FindAllStringSubmatch(string(out), -1) {
+		part, isPart := strings.CutPrefix(m[1], t.Name()+"/")
+		if !isPart {
+			t.SkipNow()
+		}
+		t.Run(part, func(t *testing.T) { t.Skip("it is skipped in its own network") })
+	}
+}
+
+// TestOwnNetworkSkips checks that a test which is skipped in its own network is skipped.
+func TestOwnNetworkSkips(t *testing.T) {
+	skipped := false
+	t.Run("skips", func(t *testing.T) {
+		defer func() { skipped = t.Skipped() }()
+		if os.Getenv(ownNetwork) != "" {
+			t.Skip("there is nothing to test")
+		}
+		inOwnNetwork(t)
+	})
+	if !skipped {
+		t.Error("it passes")
 	}
 }
 

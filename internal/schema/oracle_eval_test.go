@@ -199,7 +199,7 @@ func compareEvaluation(t *testing.T, s *ruled, what string, tree, old object.Tre
 // same cost, with the same errors; so do updates (VAL-033 VAL-041 VAL-140 VAL-141).
 func TestRulesAgainstUpstream(t *testing.T) {
 	n, rounds := 20, 6
-	if testing.Verbose() {
+	if wholeCorpus() {
 		n, rounds = 1, 60
 	}
 	failed, passed := 0, 0

@@ -49,6 +49,9 @@ var readCRDs = sync.OnceValues(func() (map[string]*apiextensionsv1.CustomResourc
 	return all, nil
 })
 
+// wholeCorpus reports whether tests take all of the corpus, not a sample. -v does not: .ci/run runs every test with it.
+func wholeCorpus() bool { return os.Getenv("TRELLIS_CORPUS") == "all" }
+
 // crds is the corpus of real CRDs, which must not be changed.
 func crds(t testing.TB) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
@@ -149,7 +152,7 @@ func TestPruneCorpusAgainstUpstream(t *testing.T) {
 	all := crds(t)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		crd := all[name]
-		if n++; n%6 != 0 && !testing.Verbose() {
+		if n++; n%6 != 0 && !wholeCorpus() {
 			continue
 		}
 		for _, v := range crd.Spec.Versions {
@@ -339,7 +342,7 @@ func TestParseableAgainstUpstream(t *testing.T) {
 	all := crds(t)
 	n := 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if n++; n%40 != 0 && !testing.Verbose() {
+		if n++; n%40 != 0 && !wholeCorpus() {
 			continue
 		}
 		for _, v := range all[name].Spec.Versions {

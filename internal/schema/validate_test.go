@@ -169,7 +169,7 @@ func TestValidateGivesUp(t *testing.T) {
 		"pattern":  {`{"properties":{"s":{"pattern":"^` + strings.Repeat("a?", 10_000) + `$"}}}`, object.Tree{"s": strings.Repeat("a", 1_000_000)}},
 		"repeated": {`{"properties":{"s":{"pattern":"^((a?b?c?){300})|(d?){1000}$"}}}`, object.Tree{"s": strings.Repeat("a", 3_000_000)}},
 	}
-	if testing.Verbose() { // takes all the steps
+	if wholeCorpus() { // takes all the steps
 		list := make([]any, 100_000)
 		for i := range list {
 			list[i] = int64(i)

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// allowed is one line of the list: "PACKAGE TEST | NEEDS | REASON".
+type allowed struct {
+	folder string
+	test   string // "..." at its end: with subtests, or all tests of the package
+	needs  []string
+	reason string
+}
+
+type list []allowed
+
+// parse reads a list. Empty lines and lines that begin with # are comments.
+func parse(text string) (list, error) {
+	var all list
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		columns := strings.Split(line, " | ")
+		if len(columns) != 3 || strings.TrimSpace(columns[2]) == "" {
+			return nil, fmt.Errorf("line %d: want PACKAGE TEST | NEEDS | REASON, got %q", n, line)
+		}
+		name, needs := strings.Fields(columns[0]), strings.Fields(columns[1])
+		if len(name) != 2 || len(needs) == 0 {
+			return nil, fmt.Errorf("line %d: want PACKAGE TEST | NEEDS | REASON, got %q", n, line)
+		}
+		all = append(all, allowed{name[0], name[1], needs, strings.TrimSpace(columns[2])})
+	}
+	return all, nil
+}
+
+// refuses returns why s is not allowed, "" if it is.
+func (l list) refuses(s skip, r *requirements) string {
+	why := "no line of .ci/skips allows it"
+	for _, a := range l {
+		if a.folder != s.folder || !a.covers(s.test) {
+			continue
+		}
+		if r.missing(a.needs) {
+			return ""
+		}
+		why = "it is allowed without " + strings.Join(a.needs, " ") + ", which is here"
+	}
+	return why
+}
+
+func (a *allowed) covers(test string) bool {
+	name, more := strings.CutSuffix(a.test, "...")
+	if !more {
+		return test == name
+	}
+	return name == "" || test == strings.TrimSuffix(name, "/") || strings.HasPrefix(test, name)
+}
+
+// requirements find what a test needs on this machine.
+type requirements struct {
+	root      string // of the repository
+	lookup    func(string) (string, bool)
+	superuser bool
+}
+
+// missing reports whether one of the needs is not there. A need is
+//
+//	root      the superuser
+//	$NAME     an environment variable
+//	a/path    a file below the root of the repository, or beside it
+//	/a/path   a file
+//	name      a program
+//	!word     something that cannot be checked; it counts as missing
+func (r *requirements) missing(needs []string) bool {
+	for _, need := range needs {
+		if !r.has(need) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *requirements) has(need string) bool {
+	if name, ok := strings.CutPrefix(need, "$"); ok {
+		value, _ := r.lookup(name)
+		return value != ""
+	}
+	switch {
+	case need == "root":
+		return r.superuser
+	case strings.HasPrefix(need, "!"):
+		return false
+	case filepath.IsAbs(need):
+		return exists(need)
+	case strings.Contains(need, "/"):
+		return exists(filepath.Join(r.root, need))
+	}
+	_, err := exec.LookPath(need)
+	return err == nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
