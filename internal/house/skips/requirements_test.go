@@ -72,21 +72,13 @@ func declare(all map[string]*declaration, text string) error {
 			end = len(text)
 		}
 		more := declaration{text[start:end], map[string]bool{}}
-		var names []string
 		ast.Inspect(d, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.FuncDecl:
-				names = append(names, n.Name.Name)
-			case *ast.ValueSpec:
-				for _, name := range n.Names {
-					names = append(names, name.Name)
-				}
-			case *ast.Ident:
-				more.uses[n.Name] = true
+			if name, ok := n.(*ast.Ident); ok {
+				more.uses[name.Name] = true
 			}
 			return true
 		})
-		for _, name := range names {
+		for _, name := range declared(d) {
 			if all[name] == nil {
 				all[name] = &declaration{uses: map[string]bool{}}
 			}
@@ -95,6 +87,23 @@ func declare(all map[string]*declaration, text string) error {
 		}
 	}
 	return nil
+}
+
+// declared returns the names of a declaration.
+func declared(d ast.Decl) (names []string) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		return []string{d.Name.Name}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			if v, ok := spec.(*ast.ValueSpec); ok {
+				for _, name := range v.Names {
+					names = append(names, name.Name)
+				}
+			}
+		}
+	}
+	return names
 }
 
 // reach adds the requirements that a declaration and all that it uses name.
