@@ -13,17 +13,23 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// examples are files of the documentation as they are. They use fixed ports and paths, which a test has for itself in a network and with mounts
-// of its own.
-const examples = "../../../shared/spec/examples/"
-
-// example is the path of one.
+// example returns the path of a file of the documentation where it stands beside this checkout. Else it returns the file of that name in
+// testdata/documents, which does the same in other words. The files use fixed ports and paths, so a test runs in a network and with mounts of its
+// own.
 func example(t *testing.T, name string) string {
 	t.Helper()
-	if _, err := os.Stat(examples + name); err != nil {
-		t.Skip("the examples of the documentation are not beside this checkout")
+	for _, folder := range []string{"../../../shared/spec/examples", "testdata/documents"} {
+		if file := filepath.Join(folder, name); exists(file) {
+			return file
+		}
 	}
-	return examples + name
+	t.Fatalf("there is no document %s", name)
+	return ""
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }
 
 // untilProxy is a sleep that lasts until the proxy is there, on however slow a machine.
