@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -67,17 +69,22 @@ func (f *follower) take(e *event) {
 		folder := strings.TrimPrefix(e.Package, module)
 		f.skipped = append(f.skipped, skip{folder, e.Test, fmt.Sprint(f.own[e.Package+" "+e.Test])})
 	}
-	if e.Output != "" || e.Test != test || test == "" && e.Action != "fail" {
-		return // neither a test nor a package has ended
+	if e.Action == "pass" || e.Action == "fail" || e.Action == "skip" {
+		f.end(e, test)
 	}
+}
+
+// end forgets the output of what has ended, after that of a failure is printed.
+func (f *follower) end(e *event, test string) {
+	delete(f.own, e.Package+" "+e.Test)
 	switch {
-	case e.Action == "fail" && test == "":
-		for name := range f.held[e.Package] {
+	case e.Test == "" && e.Action == "fail":
+		for _, name := range slices.Sorted(maps.Keys(f.held[e.Package])) {
 			f.print(e.Package, name)
 		}
-	case e.Action == "fail":
+	case e.Test == test && e.Action == "fail":
 		f.print(e.Package, test)
-	case e.Action == "pass" || e.Action == "skip":
+	case e.Test == test:
 		delete(f.held[e.Package], test)
 	}
 }
