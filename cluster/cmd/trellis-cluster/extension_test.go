@@ -70,7 +70,9 @@ func (t *terminal) looksAt(w *world) {
 	if last.RestartCount == 0 || last.State.Running == nil || last.LastTerminationState.Terminated == nil || last.LastTerminationState.Terminated.ExitCode == 0 {
 		t.Errorf("it was to fail, and to be started again: %+v", last)
 	}
-	t.shows("kubectl -n wardle get endpointslices,endpoints", pod.Status.PodIP)
+	for _, resource := range []string{"endpointslices", "endpoints"} {
+		t.shows("kubectl -n wardle get "+resource+" -o wide", pod.Status.PodIP)
+	}
 	t.shows("kubectl -n wardle exec deployment/wardle-server -- sh -c 'tr \"\\0\" \" \" </proc/1/cmdline'", "--tls-cert-file=/serving-certs/tls.crt --tls-private-key-file=/serving-certs/tls.key")
 	// The address of its Service leads to a server that shows the certificate of the volume, as the CA of step 02 has signed it.
 	t.shows("curl -sS --cacert ca.crt --connect-to wardle-server.wardle.svc:443:"+pod.Status.PodIP+":8443 https://wardle-server.wardle.svc/readyz", "ok")
