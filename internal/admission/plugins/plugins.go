@@ -134,15 +134,19 @@ func (c *Config) own(name string, file io.Reader) (one []admission.Plugin, err e
 	if file == nil {
 		return one, nil
 	}
+	configured := false
 	for _, p := range one {
-		if p, ok := p.(interface{ Configure(file io.Reader) error }); !ok {
-			break
-		} else if err := p.Configure(file); err != nil {
-			return nil, fmt.Errorf("couldn't init admission plugin %q: %w", name, err)
+		if p, ok := p.(interface{ Configure(file io.Reader) error }); ok {
+			if err := p.Configure(file); err != nil {
+				return nil, fmt.Errorf("couldn't init admission plugin %q: %w", name, err)
+			}
+			configured = true
 		}
-		return one, nil
 	}
-	return nil, fmt.Errorf("admission-control-config-file: %s has no settings here", name)
+	if !configured {
+		return nil, fmt.Errorf("admission-control-config-file: %s has no settings here", name)
+	}
+	return one, nil
 }
 
 func (c *Config) wrap(e *entry, p upstream.Interface) admission.Plugin {
