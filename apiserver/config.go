@@ -106,6 +106,9 @@ type Config struct {
 	DisallowPrivileged bool
 	// Controllers are those of kube-controller-manager's that run, in the form of its flag of this name; nil is all.
 	Controllers []string
+	// NamespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller. A client that
+	// finalizes the namespace itself within this time gets no conflict.
+	NamespaceDelay time.Duration
 	// ClusterSigning is which CAs sign the certificates that CertificateSigningRequests ask for; zero is the server's own.
 	ClusterSigning control.Signing
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.

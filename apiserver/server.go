@@ -185,7 +185,8 @@ func (s *Server) upstream() *control.Upstream {
 	signing.Own = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
 	return control.NewUpstream(control.UpstreamConfig{
 		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
-		Counted: s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+		NamespaceDelay: s.config.NamespaceDelay,
+		Counted:        s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
 	})
 }
 

@@ -9,12 +9,17 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/trellis-k8s/trellis/internal/control"
 )
+
+// namespaceDelay is the time that tests have to finalize the namespaces that they delete. Tests that were written for envtest without a
+// namespace controller do so.
+const namespaceDelay = 3 * time.Second
 
 // newKubeAPIServer is this program under the name kube-apiserver.
 func newKubeAPIServer() *cobra.Command {
@@ -39,7 +44,7 @@ func newKubeAPIServer() *cobra.Command {
 	}
 	flags, ofServe := cmd.Flags(), &cobra.Command{}
 	f.bind(ofServe)
-	f.config.Controllers = []string{control.AggregateRoles}
+	f.config.Controllers, f.config.NamespaceDelay = []string{control.AggregateRoles}, namespaceDelay
 	ofServe.Flags().VisitAll(func(flag *pflag.Flag) {
 		ofControllers := flag.Name == "controllers" || strings.HasPrefix(flag.Name, clusterSigning) // of which envtest has none
 		if flag.Name != "data-dir" && flag.Name != "apply" && !ofControllers {                      // the stand-in's; for development

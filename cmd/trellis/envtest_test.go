@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -183,6 +187,66 @@ func TestEnvtestRestart(t *testing.T) {
 				t.Errorf("the store in etcd's data directory: %v", err)
 			}
 		})
+	}
+}
+
+// CRD-031: under the name of kube-apiserver, a test that deletes a namespace and then finalizes it gets no conflict, also when it is slow
+// between its requests. A namespace that no test finalizes ends as well.
+func TestEnvtestNamespaces(t *testing.T) {
+	env := &envtest.Environment{}
+	startEnvtest(t, env)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for j := range 3 {
+				finalizeNamespace(t, env.Config, fmt.Sprintf("n-%d-%d", i, j), j == 1)
+			}
+		})
+	}
+	admin := kubernetes.NewForConfigOrDie(env.Config).CoreV1().Namespaces()
+	deleteNamespace(t, env.Config, "ends")
+	all.Wait()
+	gone := func(ctx context.Context) (bool, error) {
+		_, err := admin.Get(ctx, "ends", metav1.GetOptions{})
+		return apierrors.IsNotFound(err), nil
+	}
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, gone); err != nil {
+		t.Errorf("the namespace does not end: %v", err)
+	}
+}
+
+// deleteNamespace creates a namespace, deletes it and returns what is left.
+func deleteNamespace(t *testing.T, config *rest.Config, name string) *corev1.Namespace {
+	c := kubernetes.NewForConfigOrDie(config).CoreV1().Namespaces()
+	if _, err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+	if err := c.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
+	}
+	ns, err := c.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Error(err)
+	}
+	return ns
+}
+
+// finalizeNamespace does what the specs of controller-runtime's client do, through the client of controller-runtime or that of client-go.
+func finalizeNamespace(t *testing.T, config *rest.Config, name string, typed bool) {
+	ns := deleteNamespace(t, config, name)
+	<-time.After(200 * time.Millisecond) // what a loaded machine takes
+	ns.Spec.Finalizers = nil
+	var err error
+	if typed {
+		_, err = kubernetes.NewForConfigOrDie(config).CoreV1().Namespaces().Finalize(t.Context(), ns, metav1.UpdateOptions{})
+	} else {
+		var c client.Client
+		if c, err = client.New(config, client.Options{}); err == nil {
+			err = c.SubResource("finalize").Update(t.Context(), ns)
+		}
+	}
+	if err != nil {
+		t.Errorf("finalize %s: %v", name, err)
 	}
 }
 

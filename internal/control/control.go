@@ -79,7 +79,7 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	loops := []loop{newDefinitions(c)}
 	for name, l := range map[string]loop{
 		known.GarbageCollectorController:       newCollector(c, kinds),
-		known.NamespaceController:              newNamespaces(c, services),
+		known.NamespaceController:              newNamespaces(c, services, upstream.NamespaceDelay),
 		known.StorageVersionMigratorController: newMigrations(c, autoMigrate, migrating),
 	} {
 		if upstream.keeps(name) {

@@ -24,6 +24,7 @@ import (
 type namespaces struct {
 	clients  *clients
 	services *APIServices
+	delay    time.Duration // from the start of a deletion to the first write
 	queue    queue[string]
 	ending   waiting
 }
@@ -35,8 +36,8 @@ const (
 	gather = 50 * time.Millisecond
 )
 
-func newNamespaces(c *clients, services *APIServices) *namespaces {
-	return &namespaces{clients: c, services: services, queue: newQueue[string]("empty namespace")}
+func newNamespaces(c *clients, services *APIServices, delay time.Duration) *namespaces {
+	return &namespaces{clients: c, services: services, delay: delay, queue: newQueue[string]("empty namespace")}
 }
 
 func (n *namespaces) run(ctx context.Context) { n.queue.work(ctx, 4, n.end) }
@@ -54,7 +55,7 @@ func (n *namespaces) observe(ch change) {
 	}
 	for _, m := range ch.objects() {
 		if m.DeletionTimestamp != nil {
-			n.queue.Add(m.Name)
+			n.queue.AddAfter(m.Name, n.delay)
 		}
 	}
 }

@@ -30,6 +30,8 @@ type UpstreamConfig struct {
 	Signing     Signing
 	// Counted are the objects of a resource in a namespace, with none missing that a ResourceQuota has been charged for.
 	Counted func(schema.GroupVersionResource, string) ([]runtime.Object, error)
+	// NamespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller, which is one of Loops.
+	NamespaceDelay time.Duration
 	// Elect has them run in one process at a time, of those that serve the same objects.
 	Elect  bool
 	Logger *slog.Logger
