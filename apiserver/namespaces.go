@@ -2,12 +2,16 @@ package apiserver
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 )
+
+// namespacesInterval is upstream's.
+const namespacesInterval = time.Minute
 
 // systemNamespaces makes the namespaces that every cluster has, where they are missing.
 func (s *Server) systemNamespaces(ctx context.Context) error {

@@ -76,6 +76,7 @@ type Server struct {
 	http        *serving.Server
 	stopping    chan struct{} // closed when the server begins to end
 	drained     chan struct{} // closed when no request is left
+	hooks       hooks
 	failed      chan struct{}
 	failOnce    sync.Once
 	failure     error // set before failed is closed
@@ -124,6 +125,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := s.systemNamespaces(ctx); err != nil {
 		return fmt.Errorf("system namespaces: %w", err)
 	}
+	s.hooks.done(nil, hookNamespaces)
 	addresses := make(chan error, 1)
 	go func() {
 		if !s.serves(networkingv1.SchemeGroupVersion.WithResource("servicecidrs")) {
@@ -135,9 +137,11 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err := errors.Join(control.Bootstrap(ctx, s.Loopback(), s.config.Controllers), <-addresses); err != nil {
 		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
 	}
+	s.hooks.done(nil, hookRoles, hookPriorityClasses, hookFairnessProducer, hookAddresses)
 	if err := s.publish(ctx); err != nil {
 		return fmt.Errorf("the Service kubernetes: %w", err)
 	}
+	s.hooks.done(nil, hookKubernetesService)
 	go s.serve()
 	s.runLoops()
 	return s.writeKubeconfig()
@@ -170,14 +174,32 @@ func (s *Server) runLoops() {
 		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	for _, run := range []func(context.Context, *rest.Config) error{loops, ranges, upstream.Run, s.reachable.Run, s.keepAPIServices, s.trust, control.RunTokenTracking} {
+	s.every(ctx, priorityInterval, "the priorities of requests are not kept", func() error { return control.KeepPriorities(ctx, s.Loopback()) })
+	s.every(ctx, namespacesInterval, "the system namespaces are not kept", func() error { return s.systemNamespaces(ctx) })
+	for _, loop := range []struct {
+		run   func(context.Context, *rest.Config) error
+		hooks []string // that are done when it runs
+	}{
+		{loops, []string{hookCRDControllers, hookFairnessConsumer}},
+		{ranges, []string{hookServiceCIDRs}},
+		{upstream.Run, nil},
+		{s.reachable.Run, nil},
+		{s.keepAPIServices, []string{hookLocalAvailable, hookRemoteAvailable, hookAutoregistration}},
+		{s.trust, []string{hookTrust}},
+		{control.RunTokenTracking, []string{hookTokenTracking}},
+	} {
+		s.hooks.done(nil, loop.hooks...)
 		s.loops.Go(func() {
-			if err := run(ctx, s.Loopback()); err != nil {
+			if err := loop.run(ctx, s.Loopback()); err != nil {
 				s.config.Logger.Error("the control loops do not run", "error", err)
+				s.hooks.done(err, loop.hooks...)
 			}
 		})
 	}
 }
+
+// priorityInterval is upstream's.
+const priorityInterval = time.Minute
 
 // upstream are controllers of kube-controller-manager's.
 func (s *Server) upstream() *control.Upstream {
@@ -185,8 +207,8 @@ func (s *Server) upstream() *control.Upstream {
 	signing.Own = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
 	return control.NewUpstream(control.UpstreamConfig{
 		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
-		NamespaceDelay: s.config.NamespaceDelay,
-		Counted:        s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+		NamespaceDelay: s.config.NamespaceDelay, Dangling: !s.config.Fairness.Disabled,
+		Counted: s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
 	})
 }
 
@@ -277,15 +299,17 @@ func (s *Server) connect(ctx context.Context) (err error) {
 	if s.engine, err = s.openEngine(ctx, out); err != nil {
 		return err
 	}
+	s.hooks.done(nil, hookStorage, hookCRDs)
 	s.feed = s.engine.NewFeed()
 	s.aggregate(out)
+	s.hooks.done(nil, hookRegistration, hookDiscovery)
 	if err := s.openNodes(out); err != nil {
 		return err
 	}
 	s.handler = api.New(api.Config{
 		Engine:         s.engine,
-		Live:           []api.Check{{Name: "storage", Run: s.alive}},
-		Ready:          []api.Check{{Name: "storage", Run: s.writable}},
+		Live:           append([]api.Check{{Name: "storage", Run: s.alive}}, s.checks()...),
+		Ready:          append([]api.Check{{Name: "storage", Run: s.writable}}, s.checks()...),
 		Gauges:         s.gauges(),
 		Egress:         out.Metrics,
 		RequestTimeout: s.config.RequestTimeout,

@@ -160,7 +160,9 @@ func (s *Server) paths() []string {
 	}
 	for _, c := range []string{"healthz", "livez", "readyz"} {
 		for _, check := range s.checks(c) {
-			all = append(all, "/"+c+"/"+check.Name)
+			for _, name := range check.names(c) {
+				all = append(all, "/"+c+"/"+name)
+			}
 		}
 	}
 	slices.Sort(all)
@@ -182,11 +184,22 @@ func (s *Server) checks(name string) []Check {
 	return append(all, s.config.Live...)
 }
 
+// names returns the name of a check at /healthz, /livez or /readyz, and upstream's names for the same.
+func (c *Check) names(at string) []string {
+	switch {
+	case c.Name != "storage":
+		return []string{c.Name}
+	case at == "readyz":
+		return []string{"etcd", "etcd-readiness", c.Name}
+	}
+	return []string{"etcd", c.Name}
+}
+
 // serveHealth answers a check, or all of them, in upstream's words.
 func (q *request) serveHealth(w http.ResponseWriter, name string) {
 	checks := q.server.checks(name)
 	if single, ok := strings.CutPrefix(q.r.URL.Path, "/"+name+"/"); ok { // nothing has the name ""
-		serveCheck(w, q.r, checks, single)
+		serveCheck(w, q.r, checks, name, single)
 		return
 	}
 	query := q.query()
@@ -195,14 +208,18 @@ func (q *request) serveHealth(w http.ResponseWriter, name string) {
 	var out bytes.Buffer
 	failed := false
 	for _, c := range checks {
-		if slices.Contains(excluded, c.Name) {
-			unknown = slices.DeleteFunc(unknown, func(s string) bool { return s == c.Name })
-			fmt.Fprintf(&out, "[+]%s excluded: ok\n", c.Name)
+		names := c.names(name)
+		skip := slices.ContainsFunc(names, func(n string) bool { return slices.Contains(excluded, n) })
+		unknown = slices.DeleteFunc(unknown, func(n string) bool { return slices.Contains(names, n) })
+		sign, result := '+', "ok"
+		if skip {
+			result = "excluded: ok"
 		} else if c.Run() != nil {
 			failed = true
-			fmt.Fprintf(&out, "[-]%s failed: reason withheld\n", c.Name)
-		} else {
-			fmt.Fprintf(&out, "[+]%s ok\n", c.Name)
+			sign, result = '-', "failed: reason withheld"
+		}
+		for _, n := range names {
+			fmt.Fprintf(&out, "[%c]%s %s\n", sign, n, result)
 		}
 	}
 	if len(unknown) > 0 {
@@ -225,9 +242,9 @@ func (q *request) serveHealth(w http.ResponseWriter, name string) {
 	fmt.Fprintf(w, "%s%s check passed\n", out.String(), name)
 }
 
-func serveCheck(w http.ResponseWriter, r *http.Request, checks []Check, name string) {
+func serveCheck(w http.ResponseWriter, r *http.Request, checks []Check, at, name string) {
 	for _, c := range checks {
-		if c.Name != name {
+		if !slices.Contains(c.names(at), name) {
 			continue
 		}
 		if err := c.Run(); err != nil {

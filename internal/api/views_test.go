@@ -363,6 +363,36 @@ func TestHealth(t *testing.T) {
 	h.want(404, "GET", "/readyz/nothing", "")
 }
 
+// CRD-070: the check of the storage has upstream's names as well, which the parameter exclude accepts.
+func TestHealthOfStorage(t *testing.T) {
+	var sick error
+	check := []Check{{"storage", func() error { return sick }}}
+	h := newHarness(t, func(c *Config) { c.Live, c.Ready = check, check })
+	for _, c := range []struct {
+		err    error
+		path   string
+		status int
+		want   string
+	}{
+		{nil, "/livez?verbose", 200, "[+]ping ok\n[+]etcd ok\n[+]storage ok\nlivez check passed\n"},
+		{nil, "/readyz/etcd", 200, "ok"},
+		{nil, "/readyz/etcd-readiness", 200, "ok"},
+		{nil, "/livez/etcd-readiness", 404, "404 page not found\n"},
+		{errors.New("no"), "/livez/etcd", 500, "internal server error: no\n"},
+		{errors.New("no"), "/livez/storage", 500, "internal server error: no\n"},
+		{errors.New("no"), "/livez", 500, "[+]ping ok\n[-]etcd failed: reason withheld\n[-]storage failed: reason withheld\nlivez check failed\n"},
+		{errors.New("no"), "/livez?exclude=etcd", 200, "ok"},
+		{errors.New("no"), "/livez?exclude=storage", 200, "ok"},
+		{errors.New("no"), "/livez?exclude=storage&exclude=etcd&verbose", 200, "[+]ping ok\n[+]etcd excluded: ok\n[+]storage excluded: ok\nlivez check passed\n"},
+		{errors.New("no"), "/readyz?exclude=etcd", 200, "ok"},
+	} {
+		sick = c.err
+		if w := h.want(c.status, "GET", c.path, ""); w.Body.String() != c.want {
+			t.Errorf("%s with %v: %q, want %q", c.path, c.err, w.Body, c.want)
+		}
+	}
+}
+
 // CRD-033
 func TestVersion(t *testing.T) {
 	h := newHarness(t)

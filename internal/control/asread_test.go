@@ -142,7 +142,7 @@ func TestEndsTheNamespaceItRead(t *testing.T) {
 		"/apis":                  `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
 		"/api/v1/namespaces/old": `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"old","uid":"u","resourceVersion":"7","deletionTimestamp":"2026-01-01T00:00:00Z"},"spec":{"finalizers":["kubernetes"]}}`,
 	}}
-	if err := newNamespaces(api.clients(t), nil, 0).end(t.Context(), "old"); err != nil {
+	if err := newNamespaces(api.clients(t), nil).end(t.Context(), "old"); err != nil {
 		t.Error(err)
 	}
 	const read = ` {"deletionTimestamp":"2026-01-01T00:00:00Z","name":"old","resourceVersion":"7","uid":"u"}`

@@ -76,15 +76,23 @@ func Run(ctx context.Context, config *rest.Config, feed Feed, autoMigrate bool, 
 	}
 	ctx = klog.NewContext(ctx, klog.Background().WithName("control"))
 	kinds := newKinds(c)
-	loops := []loop{newDefinitions(c)}
+	namespaces, loops := newNamespaces(c, services), []loop{newDefinitions(c)}
+	namespaces.delay = upstream.NamespaceDelay
 	for name, l := range map[string]loop{
 		known.GarbageCollectorController:       newCollector(c, kinds),
-		known.NamespaceController:              newNamespaces(c, services, upstream.NamespaceDelay),
+		known.NamespaceController:              namespaces,
 		known.StorageVersionMigratorController: newMigrations(c, autoMigrate, migrating),
 	} {
 		if upstream.keeps(name) {
 			loops = append(loops, l)
 		}
+	}
+	if upstream.Dangling {
+		d, err := newDangling(config)
+		if err != nil {
+			return err
+		}
+		loops = append(loops, d)
 	}
 	services.registered = kinds.mark
 	kinds.onChange = func(ch change) {

@@ -36,8 +36,8 @@ const (
 	gather = 50 * time.Millisecond
 )
 
-func newNamespaces(c *clients, services *APIServices, delay time.Duration) *namespaces {
-	return &namespaces{clients: c, services: services, delay: delay, queue: newQueue[string]("empty namespace")}
+func newNamespaces(c *clients, services *APIServices) *namespaces {
+	return &namespaces{clients: c, services: services, queue: newQueue[string]("empty namespace")}
 }
 
 func (n *namespaces) run(ctx context.Context) { n.queue.work(ctx, 4, n.end) }

@@ -32,6 +32,8 @@ type UpstreamConfig struct {
 	Counted func(schema.GroupVersionResource, string) ([]runtime.Object, error)
 	// NamespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller, which is one of Loops.
 	NamespaceDelay time.Duration
+	// Dangling has the condition Dangling of FlowSchemas written.
+	Dangling bool
 	// Elect has them run in one process at a time, of those that serve the same objects.
 	Elect  bool
 	Logger *slog.Logger

@@ -1,0 +1,99 @@
+package apiserver
+
+import (
+	"errors"
+	"sync"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/trellis-k8s/trellis/internal/api"
+)
+
+// The tasks of a start that kube-apiserver has as well, by the names of its post-start hooks. That of a controller is done when the
+// controller runs.
+const (
+	hookCRDControllers    = "start-apiextensions-controllers"
+	hookCRDs              = "crd-informer-synced"
+	hookNamespaces        = "start-system-namespaces-controller"
+	hookTrust             = "start-cluster-authentication-info-controller"
+	hookStorage           = "storage-readiness"
+	hookTokenTracking     = "start-legacy-token-tracking-controller"
+	hookAddresses         = "start-service-ip-repair-controllers"
+	hookRoles             = "rbac/bootstrap-roles"
+	hookPriorityClasses   = "scheduling/bootstrap-system-priority-classes"
+	hookFairnessConsumer  = "priority-and-fairness-config-consumer"
+	hookFairnessProducer  = "priority-and-fairness-config-producer"
+	hookKubernetesService = "bootstrap-controller"
+	hookServiceCIDRs      = "start-kubernetes-service-cidr-controller"
+	hookLocalAvailable    = "apiservice-status-local-available-controller"
+	hookRemoteAvailable   = "apiservice-status-remote-available-controller"
+	hookRegistration      = "apiservice-registration-controller"
+	hookDiscovery         = "apiservice-discovery-controller"
+	hookAutoregistration  = "kube-apiserver-autoregistration"
+)
+
+// hookNames lists them in kube-apiserver's order, with the kind without which the server does not have the task.
+var hookNames = []struct {
+	name string
+	of   schema.GroupVersionResource
+}{
+	{name: hookCRDControllers}, {name: hookCRDs}, {name: hookNamespaces}, {name: hookTrust}, {name: hookStorage}, {name: hookTokenTracking},
+	{hookAddresses, networkingv1.SchemeGroupVersion.WithResource("servicecidrs")},
+	{name: hookRoles},
+	{hookPriorityClasses, schedulingv1.SchemeGroupVersion.WithResource("priorityclasses")},
+	{hookFairnessConsumer, flowcontrolv1.SchemeGroupVersion.WithResource("flowschemas")},
+	{hookFairnessProducer, flowcontrolv1.SchemeGroupVersion.WithResource("flowschemas")},
+	{name: hookKubernetesService},
+	{hookServiceCIDRs, networkingv1.SchemeGroupVersion.WithResource("servicecidrs")},
+	{hookLocalAvailable, apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")},
+	{hookRemoteAvailable, apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")},
+	{name: hookRegistration}, {name: hookDiscovery},
+	{hookAutoregistration, apiregistrationv1.SchemeGroupVersion.WithResource("apiservices")},
+}
+
+var errNotFinished = errors.New("not finished")
+
+// hooks records which tasks of the start are done. The zero value records none.
+type hooks struct {
+	mu     sync.Mutex
+	states map[string]error // nil: done
+}
+
+// done records the end of tasks, nil or the error of each.
+func (h *hooks) done(err error, names ...string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.states == nil {
+		h.states = map[string]error{}
+	}
+	for _, name := range names {
+		h.states[name] = err
+	}
+}
+
+// state returns nil if a task is done.
+func (h *hooks) state(name string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err, ended := h.states[name]; ended {
+		return err
+	}
+	return errNotFinished
+}
+
+// checks returns the health checks of the tasks that the server has.
+func (s *Server) checks() (all []api.Check) {
+	for _, hook := range hookNames {
+		if hook.name == hookFairnessConsumer && s.config.Fairness.Disabled {
+			continue
+		}
+		if hook.of.Empty() || s.serves(hook.of) {
+			all = append(all, api.Check{Name: "poststarthook/" + hook.name, Run: func() error { return s.hooks.state(hook.name) }})
+		}
+	}
+	return all
+}
