@@ -138,10 +138,12 @@ func (s *Server) start(ctx context.Context) (err error) {
 		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
 	}
 	s.hooks.done(nil, hookRoles, hookPriorityClasses, hookFairnessProducer, hookAddresses)
-	if err := s.publish(ctx); err != nil {
-		return fmt.Errorf("the Service kubernetes: %w", err)
+	conditions := make(chan error, 1)
+	go func() { conditions <- s.writeDangling(ctx) }()
+	if err := errors.Join(s.publish(ctx), <-conditions); err != nil {
+		return fmt.Errorf("the Service kubernetes, and conditions of FlowSchemas: %w", err)
 	}
-	s.hooks.done(nil, hookKubernetesService)
+	s.hooks.done(nil, hookKubernetesService, hookFairnessConsumer)
 	go s.serve()
 	s.runLoops()
 	return s.writeKubeconfig()
@@ -180,7 +182,7 @@ func (s *Server) runLoops() {
 		run   func(context.Context, *rest.Config) error
 		hooks []string // that are done when it runs
 	}{
-		{loops, []string{hookCRDControllers, hookFairnessConsumer}},
+		{loops, []string{hookCRDControllers}},
 		{ranges, []string{hookServiceCIDRs}},
 		{upstream.Run, nil},
 		{s.reachable.Run, nil},
@@ -196,6 +198,14 @@ func (s *Server) runLoops() {
 			}
 		})
 	}
+}
+
+// writeDangling writes the condition Dangling of FlowSchemas, unless priority and fairness are disabled.
+func (s *Server) writeDangling(ctx context.Context) error {
+	if s.config.Fairness.Disabled {
+		return nil
+	}
+	return control.WriteDangling(ctx, s.Loopback())
 }
 
 // priorityInterval is upstream's.

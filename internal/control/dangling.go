@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -12,6 +11,8 @@ import (
 	flowcontrolapply "k8s.io/client-go/applyconfigurations/flowcontrol/v1"
 	client "k8s.io/client-go/kubernetes/typed/flowcontrol/v1"
 	"k8s.io/client-go/rest"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // dangling writes the condition Dangling of FlowSchemas: whether their priority level exists.
@@ -35,6 +36,15 @@ func newDangling(config *rest.Config) (*dangling, error) {
 	return &dangling{client: c, queue: newQueue[string]("write conditions of FlowSchemas")}, nil
 }
 
+// WriteDangling writes the condition Dangling of all FlowSchemas.
+func WriteDangling(ctx context.Context, config *rest.Config) error {
+	d, err := newDangling(config)
+	if err != nil {
+		return err
+	}
+	return d.sync(ctx, allFlowSchemas)
+}
+
 func (d *dangling) observe(ch change) {
 	if slices.Contains(priorityKinds, ch.kind.groupKind()) {
 		d.queue.AddAfter(allFlowSchemas, gather)
@@ -53,14 +63,15 @@ func (d *dangling) sync(ctx context.Context, _ string) error {
 	if err != nil {
 		return ignoreNotFound(err)
 	}
-	var failed []error
+	var writes errgroup.Group
+	writes.SetLimit(atOnce)
 	for i := range schemas.Items {
 		s := &schemas.Items[i]
 		level := s.Spec.PriorityLevelConfiguration.Name
 		exists := slices.ContainsFunc(levels.Items, func(l flowcontrolv1.PriorityLevelConfiguration) bool { return l.Name == level })
-		failed = append(failed, d.write(ctx, s, danglingCondition(level, exists)))
+		writes.Go(func() error { return d.write(ctx, s, danglingCondition(level, exists)) })
 	}
-	return errors.Join(failed...)
+	return writes.Wait()
 }
 
 // danglingCondition returns upstream's condition of a FlowSchema with this priority level.
