@@ -38,3 +38,12 @@ func (q *request) lasts() bool {
 	}
 	return strings.HasPrefix(q.r.URL.Path, "/debug/pprof/")
 }
+
+// dump returns the handler of a dump of API Priority and Fairness, nil if the path is none of one.
+func (q *request) dump() http.HandlerFunc {
+	name, below := strings.CutPrefix(q.r.URL.Path, "/debug/api_priority_and_fairness/")
+	if !below || q.server.config.Fairness == nil {
+		return nil
+	}
+	return q.server.config.Fairness.Dump(name)
+}

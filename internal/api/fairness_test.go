@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,4 +85,27 @@ func TestTurns(t *testing.T) {
 	ofJane(<-watched, 200)
 	ofJane(asJane(t.Context(), h, crontabs+"/a"), 200)
 	ofJane(asJane(t.Context(), h, crontabs+"/a"), 200)
+}
+
+// The dumps of priority and fairness are for callers whom a role permits to read exactly their paths. Without priority and fairness, and at
+// other paths, there is none.
+func TestDumps(t *testing.T) {
+	const path = "/debug/api_priority_and_fairness/"
+	h := newHarness(t)
+	for name, columns := range map[string]string{"dump_priority_levels": "PriorityLevelName, ActiveQueues, ", "dump_queues": "PriorityLevelName, Index,", "dump_requests": "PriorityLevelName, FlowSchemaName, QueueIndex, "} {
+		w := h.want(http.StatusOK, "GET", path+name, "")
+		if !strings.HasPrefix(w.Body.String(), columns) || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
+			t.Errorf("%s: %v %s", name, w.Header(), w.Body)
+		}
+		if w := asJane(t.Context(), h, path+name); w.Code != http.StatusForbidden || !strings.Contains(w.Body.String(), `cannot get path \"`+path+name+`\"`) {
+			t.Errorf("%s: %d %s", name, w.Code, w.Body)
+		}
+	}
+	if w := h.want(http.StatusOK, "GET", path+"dump_requests?includeRequestDetails=yes", ""); !strings.Contains(w.Body.String(), path+"dump_requests, ") {
+		t.Errorf("the request itself is not listed: %s", w.Body)
+	}
+	for _, none := range []string{"", "dump_nothing", "dump_queues/"} {
+		h.want(http.StatusNotFound, "GET", path+none, "")
+	}
+	newHarness(t, func(c *Config) { c.Fairness = nil }).want(http.StatusNotFound, "GET", path+"dump_queues", "")
 }

@@ -27,6 +27,7 @@ func (q *request) serveOther() {
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
 	issuer := (q.r.URL.Path == access.ConfigurationPath || q.r.URL.Path == access.KeysPath) && q.server.config.Issuer != nil
 	native, served := q.ofVersion(p)
+	dump := q.dump()
 	to := q.theirs()
 	switch {
 	case to != nil:
@@ -50,6 +51,8 @@ func (q *request) serveOther() {
 		q.server.metrics.handler.ServeHTTP(w, q.r)
 	case strings.HasPrefix(p, "/debug/pprof") && q.server.config.Profiling:
 		serveProfile(w, q.r)
+	case dump != nil:
+		dump(w, q.r)
 	case issuer:
 		q.server.config.Issuer.ServeHTTP(w, q.r)
 	case p == "" || q.r.URL.Path == "/index.html":

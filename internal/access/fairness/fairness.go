@@ -49,6 +49,7 @@ type Controller struct {
 	schemas map[string]*flowcontrolv1.FlowSchema
 	configs map[string]*flowcontrolv1.PriorityLevelConfiguration
 	levels  map[string]*level
+	retired []*level // whose objects are gone, while they have requests
 }
 
 // New returns a Controller over the state that head returns.
@@ -71,6 +72,7 @@ func New(c Config, head func() *storage.Snapshot, clock clock.WithTicker) *Contr
 type Seat struct {
 	flow  *flow
 	queue *queue // that it has waited in, if it has
+	index int    // in the running requests of the level
 	taken time.Time
 	held  bool
 }
@@ -118,7 +120,7 @@ func (x *Controller) wait(ctx context.Context, s *Seat, w *waiter, now time.Time
 		waiting = false
 	}
 	execute := "true"
-	if s.taken = x.clock.Now(); !s.flow.level.keep(w, s.queue, s.taken) {
+	if s.taken = x.clock.Now(); !s.flow.level.keep(w, s, s.taken) {
 		execute, why = "false", "time-out"
 	}
 	x.metrics.waited.WithLabelValues(s.flow.level.name, s.flow.schema, execute).Observe(s.taken.Sub(now).Seconds())

@@ -35,6 +35,14 @@ type level struct {
 	executing    int
 	queued       int
 	virtual      float64 // how far the queues have been served
+	quiescing    bool    // its object is gone; the last requests end
+
+	// What a dump shows.
+	running    []holder // the requests in execution
+	unused     []int    // of these, the indices without a request
+	dispatched int
+	rejected   int
+	canceled   int // in a queue, as their time had run out
 
 	// What would be executing if there were seats for all, since when it has been looked at last.
 	noted    time.Time
@@ -47,8 +55,18 @@ type level struct {
 type counts struct{ executing, queued, dispatched int }
 
 type queue struct {
-	next    float64 // where its next request starts, in virtual time
-	waiters []*waiter
+	next      float64 // where its next request starts, in virtual time
+	waiters   []*waiter
+	executing int // of those that have waited in it
+}
+
+// holder is a request that waits for a seat or has one. It is zero where there is none.
+type holder struct {
+	flow    *flow
+	queue   *queue // that it waits in or has waited in; nil: none
+	request *access.Attributes
+	arrived time.Time
+	started time.Time // zero while it waits
 }
 
 // bound keeps a queue from making up for a time when nobody waited in it.
@@ -59,9 +77,10 @@ func (q *queue) bound() {
 }
 
 type waiter struct {
-	*counts
+	holder
 	ready      chan struct{} // closed with its turn
 	dispatched bool
+	index      int     // in running, once it is dispatched
 	arrived    float64 // in virtual time
 }
 
@@ -90,15 +109,18 @@ func (l *level) take(f *flow, a *access.Attributes, now time.Time) (s Seat, w *w
 	switch {
 	case l.exempt || l.free() && l.queued == 0:
 		l.note(now)
-		l.execute(f.counts)
+		s.index = l.execute(holder{flow: f, request: a, arrived: now, started: now})
+		return s, nil, ""
 	case l.dealer == nil:
 		why = "concurrency-limit"
 	default:
-		if w, s.queue = l.enqueue(f, a, now); w == nil {
-			why = "queue-full"
+		if w, s.queue = l.enqueue(f, a, now); w != nil {
+			return s, w, ""
 		}
+		why = "queue-full"
 	}
-	return s, w, why
+	l.rejected++
+	return s, nil, why
 }
 
 // free says that there is a seat. One that has no seats at all, and no queues, still serves one request after the other, as upstream's does.
@@ -106,13 +128,22 @@ func (l *level) free() bool {
 	return l.executing < l.limit || l.executing == 0 && l.dealer == nil
 }
 
-func (l *level) execute(of *counts) {
+// execute enters a request that has a seat and returns its index.
+func (l *level) execute(h holder) (index int) {
 	l.executing++
+	l.dispatched++
 	l.peak = max(l.peak, l.executing+l.queued)
-	if of != nil {
+	if of := h.flow.counts; of != nil {
 		of.executing++
 		of.dispatched++
 	}
+	if last := len(l.unused) - 1; last >= 0 {
+		index, l.unused = l.unused[last], l.unused[:last]
+		l.running[index] = h
+		return index
+	}
+	l.running = append(l.running, h)
+	return len(l.running) - 1
 }
 
 // enqueue has a request wait in the shortest of the queues that its flow is dealt; nil: there is no room.
@@ -131,7 +162,7 @@ func (l *level) enqueue(f *flow, a *access.Attributes, now time.Time) (*waiter, 
 	if len(q.waiters) == 0 {
 		l.waiting = append(l.waiting, q)
 	}
-	w := &waiter{counts: f.counts, ready: make(chan struct{}), arrived: l.virtual}
+	w := &waiter{holder: holder{flow: f, queue: q, request: a, arrived: now}, ready: make(chan struct{}), arrived: l.virtual}
 	q.waiters = append(q.waiters, w)
 	q.bound()
 	l.queued++
@@ -171,7 +202,9 @@ func (l *level) dispatch() {
 		q.next += estimate
 		w.dispatched = true
 		l.drop(q, w)
-		l.execute(w.counts)
+		w.started = l.noted
+		w.index = l.execute(w.holder)
+		q.executing++
 		close(w.ready)
 	}
 }
@@ -185,16 +218,19 @@ func (l *level) drop(q *queue, w *waiter) {
 	}
 	q.bound()
 	l.queued--
-	w.counts.queued--
+	w.flow.counts.queued--
 }
 
 // keep says that a waiter has a seat, and takes it out of its queue if it has none.
-func (l *level) keep(w *waiter, q *queue, now time.Time) bool {
+func (l *level) keep(w *waiter, s *Seat, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s.index = w.index
 	if !w.dispatched {
 		l.note(now)
-		l.drop(q, w)
+		l.drop(s.queue, w)
+		l.rejected++
+		l.canceled++
 	}
 	return w.dispatched
 }
@@ -207,7 +243,10 @@ func (l *level) release(s *Seat, now time.Time) {
 	if s.flow.counts != nil {
 		s.flow.counts.executing--
 	}
+	l.running[s.index] = holder{}
+	l.unused = append(l.unused, s.index)
 	if q := s.queue; q != nil {
+		q.executing--
 		q.next += now.Sub(s.taken).Seconds() - estimate
 		q.bound()
 	}

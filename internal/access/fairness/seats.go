@@ -45,6 +45,11 @@ func (x *Controller) configure(now time.Time) {
 		l.configure(c, sum, float64(x.MaxReads+x.MaxWrites))
 		levels[name] = l
 	}
+	for name, l := range x.levels {
+		if levels[name] != l {
+			x.retire(l)
+		}
+	}
 	x.levels = levels
 	x.lend(now)
 }
