@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/informers/internalinterfaces"
 	"k8s.io/client-go/informers/networking"
 	"k8s.io/client-go/informers/node"
+	informersresource "k8s.io/client-go/informers/resource"
 	"k8s.io/client-go/informers/scheduling"
 	"k8s.io/client-go/informers/storage"
 	"k8s.io/client-go/tools/cache"
@@ -48,6 +49,11 @@ func (f Informers) Networking() networking.Interface {
 
 // Node implements informers.SharedInformerFactory.
 func (f Informers) Node() node.Interface { return node.New(f, metav1.NamespaceAll, nil) }
+
+// Resource implements informers.SharedInformerFactory.
+func (f Informers) Resource() informersresource.Interface {
+	return informersresource.New(f, metav1.NamespaceAll, nil)
+}
 
 // Scheduling implements informers.SharedInformerFactory.
 func (f Informers) Scheduling() scheduling.Interface {

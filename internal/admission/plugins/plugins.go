@@ -93,7 +93,7 @@ func Open(c Config) (all admission.Plugins, err error) {
 		return nil, fmt.Errorf("admission-control-config-file: %w", err)
 	}
 	registry := upstream.NewPlugins()
-	counts, err := newCounting()
+	counts, err := newCounting(c.Informers)
 	if err != nil {
 		return nil, fmt.Errorf("what ResourceQuotas count: %w", err)
 	}

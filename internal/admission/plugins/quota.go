@@ -8,12 +8,14 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	upstream "k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/admission/initializer"
 	quota "k8s.io/apiserver/pkg/quota/v1"
+	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/kubernetes/pkg/quota/v1/install"
 
@@ -23,13 +25,16 @@ import (
 // counting tells upstream's plugin ResourceQuota what counts.
 type counting struct{ quota.Configuration }
 
-// newCounting counts more than the number of objects for what is of the core group: upstream counts the devices of ResourceClaims by
-// informers that tell of changes.
-func newCounting() (counting, error) {
+// newCounting counts more than the number of objects for what is of the core group, by upstream's evaluators, and for ResourceClaims. Those
+// upstream counts by informers that report changes.
+func newCounting(from Informers) (counting, error) {
 	special := storage.NewResourceConfig()
 	special.EnableVersions(corev1.SchemeGroupVersion)
 	c, err := install.NewQuotaConfigurationForAdmission(nil, special)
-	return counting{c}, err
+	if err != nil {
+		return counting{}, err
+	}
+	return counting{generic.NewConfiguration(append(c.Evaluators(), newDevices(from)), c.IgnoredResources())}, nil
 }
 
 // Initialize implements upstream's PluginInitializer.
@@ -101,7 +106,7 @@ func (q *Quotas) Counted(r schema.GroupVersionResource, namespace string) (all [
 		return nil, nil
 	}
 	prefix := v.Definition.Prefix + namespace + "/"
-	if r.Group != corev1.GroupName || !slices.Contains(read, r.Resource) {
+	if !slices.Contains(read, r.GroupResource()) {
 		return slices.Repeat([]runtime.Object{&metav1.PartialObjectMetadata{}}, head.Count(prefix, "")), nil
 	}
 	for rec := range head.Walk(prefix, "") {
@@ -115,7 +120,9 @@ func (q *Quotas) Counted(r schema.GroupVersionResource, namespace string) (all [
 }
 
 // read are the resources that quotas want to know more of.
-var read = []string{"pods", "services", "persistentvolumeclaims"}
+var read = []schema.GroupResource{
+	corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), resourcev1.Resource("resourceclaims"),
+}
 
 // limits is upstream's plugin ResourceQuota, which is asked about writes in namespaces that have a ResourceQuota.
 type limits struct {
