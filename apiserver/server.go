@@ -392,6 +392,7 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 				NodePorts:        s.config.ServiceNodePortRange,
 				NoFieldSelectors: s.config.DisableFieldSelectors, UnguardedBindings: s.config.UnguardedBindings,
 				AllowPrivileged: !s.config.DisallowPrivileged,
+				StorageHealth:   s.writable,
 				Enabled:         enabled,
 			})
 		},

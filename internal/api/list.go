@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"io"
 	"net/http"
 	"strconv"
@@ -165,6 +166,9 @@ func listMeta(revision int64, token string, remaining *int64, unstructured bool)
 	if remaining != nil {
 		js = strconv.AppendInt(append(js, `"remainingItemCount":`...), *remaining, 10)
 		js = append(js, ',')
+	}
+	if revision == 0 { // of a computed kind
+		return append(bytes.TrimSuffix(js, []byte(",")), '}')
 	}
 	js = strconv.AppendInt(append(js, `"resourceVersion":"`...), revision, 10)
 	return append(js, `"}`...)

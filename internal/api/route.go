@@ -101,7 +101,7 @@ func (q *request) allowed() error {
 	if q.subresource != "" && q.verb == verbList && slices.Contains(verbs, verbGet) {
 		return nameless()
 	}
-	if !slices.Contains(verbs, q.verb) || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
+	if !slices.Contains(verbs, q.verb) && !q.watchesComputed() || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
 		switch s := q.v.Subresource(q.subresource); {
 		case s == nil || s.Connects == nil:
 			return q.unsupported()
@@ -126,6 +126,11 @@ func (q *request) allowed() error {
 		return apierrors.NewBadRequest("Namespace parameter required.")
 	}
 	return nil
+}
+
+// watchesComputed says that a list of a computed kind is to be a watch, which the list refuses, as upstream.
+func (q *request) watchesComputed() bool {
+	return q.verb == verbWatch && q.v.Definition.Behavior.Compute != nil && !q.watchPrefix
 }
 
 // wellAimed refuses a verb for one object on a collection, and for a built-in kind the other way round. A custom object is
@@ -160,7 +165,8 @@ func subresourceVerbs(v *resource.Version, name string) (verbs []string, known b
 // unsupported is the 405. What is only posted has one path, and others lead nowhere.
 func (q *request) unsupported() error {
 	d := q.v.Definition
-	if !d.Stored() && (q.name != "" || q.watchPrefix || d.Namespaced && q.namespace == "") {
+	computed := d.Behavior.Compute != nil && !q.watchPrefix // which has a path for each object
+	if !d.Stored() && !computed && (q.name != "" || q.watchPrefix || d.Namespaced && q.namespace == "") {
 		return missing()
 	}
 	if d.Custom == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gorilla/websocket"
 	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
@@ -37,6 +38,9 @@ func (q *request) watch() error {
 	o, err := q.listOptions()
 	if err != nil {
 		return err
+	}
+	if q.watchesComputed() {
+		return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
 	}
 	if !q.media.streams {
 		return negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, true))

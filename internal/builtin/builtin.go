@@ -59,6 +59,8 @@ type Config struct {
 	Issuer             serviceaccount.TokenGenerator
 	Audiences          authenticator.Audiences
 	MaxTokenExpiration time.Duration
+	// StorageHealth returns nil while the store accepts writes, for the ComponentStatus etcd-0; nil: it always does.
+	StorageHealth func() error
 	// Enabled says which resources are served, as Enablement makes it; nil: all.
 	Enabled func(schema.GroupVersionResource) bool
 }

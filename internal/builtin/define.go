@@ -32,13 +32,14 @@ type line struct {
 	scale             *resource.Scale
 	// fields are those that selectors may name, besides name and namespace: paths, separated by spaces. "a=b" names
 	// the path b "a", "a:0" is 0 where there is nothing, "a|b" is what b is where there is nothing.
-	fields       []string // by the versions in at
-	warning      string   // of a deprecated kind
-	plain        bool     // a Table has name and creation time alone
-	returned     bool     // a delete is answered with the object
-	prefix       string   // of storage keys; "": the plural
-	noCollection bool     // no deletecollection
-	asks         asker    // it is a question, in place of main
+	fields       []string                            // by the versions in at
+	warning      string                              // of a deprecated kind
+	plain        bool                                // a Table has name and creation time alone
+	returned     bool                                // a delete is answered with the object
+	prefix       string                              // of storage keys; "": the plural
+	noCollection bool                                // no deletecollection
+	asks         asker                               // it is a question, in place of main
+	compute      func(context.Context) []object.Tree // its objects are computed, in place of main
 	permit       func(ctx context.Context, obj, old resource.Internal) error
 	begin        func(ctx context.Context, obj, old resource.Internal) error
 	behavior     resource.Behavior
@@ -68,9 +69,12 @@ func (l *line) define() *resource.Definition {
 		Behavior: l.behavior,
 		Limits:   limits(l.kind),
 	}
-	if l.asks != nil {
+	switch {
+	case l.asks != nil:
 		l.question(d)
-	} else {
+	case l.compute != nil:
+		d.Verbs, d.Behavior.Compute = []string{"get", "list"}, l.compute
+	default:
 		l.strategies(d)
 	}
 	for i, gv := range l.at {

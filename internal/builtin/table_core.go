@@ -37,6 +37,7 @@ func coreKinds(c Config) []line {
 	var pods, nodes resource.Behavior
 	guardBindings(c, &pods, &nodes)
 	return []line{
+		{kind: "ComponentStatus", plural: "componentstatuses", at: v1, short: "cs", compute: c.components, warning: "v1 ComponentStatus is deprecated in v1.19+"},
 		{kind: "ConfigMap", plural: "configmaps", at: v1, short: "cm", main: configmap.Strategy},
 		{kind: "Endpoints", plural: "endpoints", at: v1, short: "ep", main: endpoint.Strategy, warning: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice", prefix: "services/endpoints"},
 		{kind: "Event", plural: "events", at: versions{corev1.SchemeGroupVersion, eventsv1.SchemeGroupVersion}, short: "ev", main: event.Strategy, fields: eventFields, behavior: resource.Behavior{TTL: int64(c.EventTTL / time.Second)}},

@@ -18,6 +18,9 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 			return Object{}, err
 		}
 	}
+	if t.Version.Definition.Behavior.Compute != nil {
+		return e.getComputed(ctx, t)
+	}
 	snap, err := e.notOlder(ctx, resourceVersion)
 	if err != nil {
 		return Object{}, err

@@ -69,6 +69,13 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 	if err != nil {
 		return nil, err
 	}
+	if d := t.Version.Definition; d.Behavior.Compute != nil {
+		snap, err := computed(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		return q.page(ctx, snap, "", 0)
+	}
 	snap, start, err := e.snapshot(ctx, q, &o)
 	if err != nil {
 		return nil, err

@@ -47,8 +47,10 @@ type Definition struct {
 	Custom *Custom // nil for a built-in kind
 }
 
-// Stored says that there are objects of the kind: it is no question, and no way to another kind.
-func (d *Definition) Stored() bool { return d.Behavior.Answer == nil && d.PostsTo == nil }
+// Stored says that there are objects of the kind: it is no question, no way to another kind, and is not computed.
+func (d *Definition) Stored() bool {
+	return d.Behavior.Answer == nil && d.PostsTo == nil && d.Behavior.Compute == nil
+}
 
 // Custom is what a Definition made from a CRD knows of it.
 type Custom struct {
@@ -298,6 +300,9 @@ type Behavior struct {
 	// of Behavior is called, metadata gets managedFields but is not checked, and nothing is stored. obj
 	// belongs to Answer; ctx tells whose request it is as upstream's do. The error is a StatusError.
 	Answer func(ctx context.Context, obj object.Tree) (object.Tree, error)
+	// Compute makes the objects of the kind, by name, for each request that reads them (ComponentStatus). Nothing is stored, the objects
+	// have no resourceVersion, and Verbs are get and list.
+	Compute func(ctx context.Context) []object.Tree
 	// Warnings for the client; old is nil on a create.
 	Warnings func(obj, old object.Tree) []string
 	// Guards of the commit that writes obj.

@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"context"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// computed returns a state that holds the objects of a computed kind alone, without a revision.
+func computed(ctx context.Context, d *resource.Definition) (*storage.Snapshot, error) {
+	var l storage.Loader
+	for _, t := range d.Behavior.Compute(ctx) {
+		rec := recordOf(object.Pack(t, 0))
+		rec.Key = d.Key("", object.Name(t))
+		if err := l.Add(rec); err != nil {
+			return nil, apierrors.NewInternalError(err)
+		}
+	}
+	return l.Snapshot(0), nil
+}
+
+func (e *Engine) getComputed(ctx context.Context, t Target) (Object, error) {
+	d := t.Version.Definition
+	snap, err := computed(ctx, d)
+	if err != nil {
+		return Object{}, err
+	}
+	rec := snap.Get(d.Key("", t.Name))
+	if rec == nil { // upstream names the singular
+		return Object{}, apierrors.NewNotFound(schema.GroupResource{Group: d.Group, Resource: d.Names.Singular}, t.Name)
+	}
+	return e.readerOf(t).at(ctx, rec)
+}
