@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -14,7 +16,9 @@ import (
 // computed returns a state that holds the objects of a computed kind alone, without a revision.
 func computed(ctx context.Context, d *resource.Definition) (*storage.Snapshot, error) {
 	var l storage.Loader
-	for _, t := range d.Behavior.Compute(ctx) {
+	objects := d.Behavior.Compute(ctx)
+	slices.SortFunc(objects, func(a, b object.Tree) int { return strings.Compare(object.Name(a), object.Name(b)) })
+	for _, t := range objects {
 		rec := recordOf(object.Pack(t, 0))
 		rec.Key = d.Key("", object.Name(t))
 		if err := l.Add(rec); err != nil {
