@@ -9,9 +9,7 @@ import (
 
 // absent is all that discovery of kube-apiserver has and Trellis has not yet: groups, resources with what is below them, and
 // subresources. docs/compatibility.md says what there is instead.
-var absent = []string{
-	"v1 componentstatuses",
-}
+var absent []string
 
 // pruning takes out of kube-apiserver's documents what is absent.
 type pruning struct{ met map[string]bool }
