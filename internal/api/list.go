@@ -254,7 +254,10 @@ func (q *request) shut(out io.Writer) {
 
 // protobufList is a list of a built-in kind, or of metadata, as protobuf.
 func (q *request) protobufList(l *engine.List) ([]byte, error) {
-	meta := &metav1.ListMeta{ResourceVersion: strconv.FormatInt(l.Revision, 10), Continue: l.Continue, RemainingItemCount: l.Remaining}
+	meta := &metav1.ListMeta{Continue: l.Continue, RemainingItemCount: l.Remaining}
+	if l.Revision > 0 { // it is 0 for a computed kind
+		meta.ResourceVersion = strconv.FormatInt(l.Revision, 10)
+	}
 	var list resource.ProtobufList
 	var buf []byte
 	for _, o := range l.Items {

@@ -269,6 +269,10 @@ func TestListsOfAllKindsAreReadable(t *testing.T) {
 			}
 			w := h.do("GET", path, "", "User-Agent: curl/8.5.0")
 			start := "{\n  \"kind\": \"" + d.Names.ListKind + "\",\n  \"apiVersion\": \"" + v.APIVersion + "\",\n  \"metadata\": {\n    \"resourceVersion\": \""
+			if d.Behavior.Compute != nil { // without a revision
+				start, _, _ = strings.Cut(start, "\n    ")
+				start += "},\n  \"items\": ["
+			}
 			if w.Code == 405 || w.Code == 404 { // it has no list
 				continue
 			}

@@ -63,10 +63,36 @@ func testBuiltin(t *testing.T, p *pair) {
 	}
 	p.do(t, "POST /api/v1/namespaces/ns/bindings", asYAML, `{apiVersion: v1, kind: Binding, metadata: {name: none}, target: {kind: Node, name: n}}`)
 	done["/api/v1/bindings"] = true
+	p.components(t)
+	done[components] = true
 	for _, name := range p.served(t) {
 		if !done[name] {
 			t.Errorf("../builtin/testdata/objects.yaml has no object of %s, and there is no review", name)
 		}
+	}
+}
+
+const components = "/api/v1/componentstatuses"
+
+// components compares the ComponentStatus of the store. The others are of processes that do not run.
+func (p *pair) components(t *testing.T) {
+	const store = "?fieldSelector=metadata.name%3Detcd-0"
+	for path, view := range map[string]string{components + "/etcd-0": "PartialObjectMetadata", components + store: "PartialObjectMetadataList"} {
+		p.get(t, path)
+		p.table(t, path)
+		for _, accept := range []string{"application/yaml", "application/vnd.kubernetes.protobuf", "application/json;as=" + view + ";v=v1;g=meta.k8s.io",
+			"application/vnd.kubernetes.protobuf;as=" + view + ";v=v1;g=meta.k8s.io"} {
+			p.send(t, request{method: http.MethodGet, path: path, accept: accept})
+		}
+	}
+	for _, line := range []string{
+		"GET " + components + "?labelSelector=a%3Db", "GET " + components + "?fieldSelector=metadata.name%3Dnone", "GET " + components + "?fieldSelector=a%3Db",
+		"GET " + components + store + "&limit=1&resourceVersion=99999999", "GET " + components + store + "&watch=true", "GET " + components + "?labelSelector=,,",
+		"GET " + components + "/none", "GET " + components + "/etcd-0/status", "GET " + components + "/etcd-0?resourceVersion=a", "GET /api/v1/watch/componentstatuses",
+		"GET /api/v1/watch/componentstatuses/etcd-0", "GET /api/v1/namespaces/ns/componentstatuses", "POST " + components, "DELETE " + components, "DELETE " + components + "/etcd-0",
+		"PUT " + components + "/etcd-0", "PATCH " + components + "/etcd-0",
+	} {
+		p.do(t, line, "", "")
 	}
 }
 
