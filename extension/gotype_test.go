@@ -210,13 +210,13 @@ func TestGoTypes(t *testing.T) {
 	t.Run("described", func(t *testing.T) { testGoTypeDescribed(t, w) })
 }
 
-// What does not fit the type is refused in the words of kube-apiserver for its Go types.
+// An object that does not fit its Go type is refused with the message of kube-apiserver, after the path of the field if the message names none.
 func testGoTypeRefusals(t *testing.T, w *world) {
 	ctx, direct := t.Context(), kubernetes.NewForConfigOrDie(w.admin).RESTClient()
 	for want, spec := range map[string]map[string]any{
 		`Boat in version "v1" cannot be handled as a Boat: json: cannot unmarshal string into Go struct field BoatSpec.spec.sails of type int32`: {"sails": "many"},
 		`Boat in version "v1" cannot be handled as a Boat: strict decoding error: unknown field "spec.wheels"`:                                   {"wheels": int64(4)},
-		`Boat in version "v1" cannot be handled as a Boat: time: invalid duration "soon"`:                                                        {"leeway": "soon"},
+		`Boat in version "v1" cannot be handled as a Boat: spec.leeway: time: invalid duration "soon"`:                                           {"leeway": "soon"},
 		`Boat.example.com "b" is invalid: spec.color: Unsupported value: "blue": supported values: "red", "white"`:                               {"color": "blue"},
 	} {
 		if _, err := w.boats.Create(ctx, boat("b", spec), metav1.CreateOptions{FieldValidation: "Strict"}); err == nil || err.Error() != want {
