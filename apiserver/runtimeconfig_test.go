@@ -83,3 +83,22 @@ func TestRuntimeConfig(t *testing.T) {
 		t.Errorf("what was stored is changed: %s", got)
 	}
 }
+
+// A Service gets its addresses also where the kind IPAddress is disabled, and where another server serves its group and version (EXT-001).
+func TestServicesWithoutIPAddresses(t *testing.T) {
+	off := start(t, apiserver.Config{RuntimeConfig: map[string]string{"networking.k8s.io/v1": "false"}})
+	post(t, off, services, `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`)
+
+	elsewhere := start(t, apiserver.Config{})
+	until(t, elsewhere, apiServices+"/v1.networking.k8s.io", http.StatusOK, "Local")
+	patch, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, elsewhere.URL()+apiServices+"/v1.networking.k8s.io",
+		strings.NewReader(`{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch.Header.Set("Content-Type", "application/merge-patch+json")
+	resp, err := client(t, elsewhere).Do(patch)
+	body(t, resp, err, http.StatusOK)
+	until(t, elsewhere, "/apis/networking.k8s.io/v1/ipaddresses", http.StatusServiceUnavailable, "")
+	post(t, elsewhere, services, `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`)
+}

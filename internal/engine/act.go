@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,10 +40,12 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 	return w.answer, w.sub.Answer != nil || w.sub.Do != nil && w.answer.Record != nil, err
 }
 
-// targetAt is an object, or with the name "" one that the body names, at a place that the server knows itself.
+// targetAt returns an object of a built-in kind, or with the name "" one that the body names. The kind need not be served: --runtime-config
+// may disable it, and an APIService may have another server serve it.
 func (e *Engine) targetAt(p resource.Place, namespace, name string) Target {
-	v := e.Live.Load().Find(p.Resource.Group, p.Resource.Version, p.Resource.Resource)
-	if !v.Definition.Namespaced {
+	d := e.Live.Load().Definition(p.Resource.Group, p.Resource.Resource)
+	v := d.Versions[slices.IndexFunc(d.Versions, func(v *resource.Version) bool { return v.GroupVersion.Version == p.Resource.Version })]
+	if !d.Namespaced {
 		namespace = ""
 	}
 	return Target{Version: v, Namespace: namespace, Name: name, Subresource: p.Subresource}
