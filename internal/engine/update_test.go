@@ -5,10 +5,14 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // CRD-018, CRD-053, SUB-013
@@ -220,4 +224,69 @@ func TestOtherVersion(t *testing.T) {
 	o := w.mustEdit(v2, func(o object.Tree) { set(o, "spec.image", "j") })
 	equal(t, "generation", valueAt(treeOf(t, o), "metadata.generation"), 2)
 	equal(t, "at v1", w.get(w.cron("a"))["spec"], map[string]any{"image": "j"})
+}
+
+// VAL-040: the server's rules for metadata are not ratcheted: an object that was stored with a label which is none cannot be updated
+// while it has the label.
+func TestMetadataIsNotRatcheted(t *testing.T) {
+	w := newWorld(t)
+	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	set(made, "metadata.labels", object.Tree{"a": "not a label"})
+	key := "/registry/stable.example.com/crontabs/default/my-cron"
+	w.commit(storage.Write{Key: key, Value: object.Pack(made, 0).JSON(), Expected: w.Store.Head().Get(key).Modified})
+	_, err := w.patch(w.cron("my-cron"), types.MergePatchType, `{"spec":{"image":"better"}}`)
+	w.refused(err, 422, metav1.StatusReasonInvalid, `metadata.labels: Invalid value: "not a label": a valid label must`)
+	equal(t, "repaired", valueAt(w.mustPatch(w.cron("my-cron"), types.MergePatchType, `{"metadata":{"labels":null},"spec":{"image":"better"}}`), "spec.image"), "better")
+}
+
+// SCH-020: a write that is refused leaves the store as it was: no object of a create, and the bytes from before of an update or a patch.
+func TestOnlyValidDataIsStored(t *testing.T) {
+	w := newWorld(t)
+	key := "/registry/stable.example.com/crontabs/default/my-cron"
+	const bad = `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"my-cron"},"spec":{"replicas":"many"}}`
+	_, created := w.create(w.cron(""), bad)
+	_, applied := w.patch(w.cron("my-cron"), types.ApplyPatchType, bad)
+	if r := w.Store.Head().Get(key); created == nil || applied == nil || r != nil {
+		t.Fatalf("%v, %v: stored is %v", created, applied, r)
+	}
+	made := treeOf(t, w.mustCreate(w.cron(""), cronTab))
+	stored := string(w.Store.Head().Get(key).Value)
+	if !strings.Contains(stored, `"image":"`) {
+		t.Fatalf("stored is %s", stored)
+	}
+	set(made, "spec.replicas", "many")
+	_, updated := w.Engine.updateWith(w, made)
+	_, patched := w.patch(w.cron("my-cron"), types.MergePatchType, `{"spec":{"replicas":"many"}}`)
+	_, applied = w.patch(w.cron("my-cron"), types.ApplyPatchType, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","spec":{"ports":[{"port":1}]}}`)
+	for about, err := range map[string]error{"update": updated, "patch": patched, "apply": applied} {
+		if err == nil || string(w.Store.Head().Get(key).Value) != stored {
+			t.Errorf("%s: %v, stored is %s", about, err, w.Store.Head().Get(key).Value)
+		}
+	}
+}
+
+// What usualMetadata accepts is valid upstream; what is common is accepted.
+func TestUsualMetadata(t *testing.T) {
+	key, long := field.NewPath("metadata"), strings.Repeat("a", 64)
+	valid := func(md object.Tree) bool {
+		o := objectMeta(object.Tree{"metadata": md})
+		return len(validation.ValidateAnnotations(o.Annotations, key)) == 0 && len(metav1validation.ValidateLabels(o.Labels, key)) == 0
+	}
+	for _, text := range []string{"", "a", "A1", "-", "a-", "_a", "a.b_c-d", "a b", "é", "/", "a/", "/a", "a/b", "a/b/c", "A/b", "a_b/c", "a.b/c", "a..b/c", "-a.b/c", "a.b-/c", ".a/b",
+		long, long[1:], long + "/a", long[1:] + "/a", strings.Repeat("a.", 126) + "ab/c", strings.Repeat("a.", 126) + "a/c", "a/" + long, "a/" + long[1:]} {
+		for _, md := range []object.Tree{{"labels": object.Tree{text: "v"}}, {"labels": object.Tree{"k": text}}, {"annotations": object.Tree{text: "v"}}, {"annotations": object.Tree{"k": text}}} {
+			if usualMetadata(md) && !valid(md) {
+				t.Errorf("%v is accepted", md)
+			}
+		}
+	}
+	for size, want := range map[int]bool{validation.TotalAnnotationSizeLimitB - 1: true, validation.TotalAnnotationSizeLimitB: false} {
+		if md := (object.Tree{"annotations": object.Tree{"k": strings.Repeat("x", size)}}); usualMetadata(md) != want || valid(md) != want {
+			t.Errorf("an annotation of %d bytes: %t, %t", size, usualMetadata(md), valid(md))
+		}
+	}
+	usual := object.Tree{"labels": object.Tree{"app.kubernetes.io/name": "a", "tier": ""}, "annotations": object.Tree{"kubectl.kubernetes.io/last-applied-configuration": "{}\n"}}
+	if !usualMetadata(usual) || usualMetadata(object.Tree{"ownerReferences": []any{}}) {
+		t.Error("what is usual is not")
+	}
 }
