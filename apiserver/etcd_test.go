@@ -105,7 +105,7 @@ func TestEtcdOverTLS(t *testing.T) {
 	}
 }
 
-// EXT-011: controllers run behind the Lease of kube-controller-manager where another server may have the same objects, and there alone.
+// Controllers run behind the Lease of kube-controller-manager where another server may have the same objects, and there alone.
 func TestControllersAreElectedOnEtcd(t *testing.T) {
 	for _, c := range []apiserver.Config{{}, {Etcd: apiserver.Etcd{Servers: []string{storagetest.StartEtcd(t).URL}}}} {
 		config := start(t, c).ClientConfig()

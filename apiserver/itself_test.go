@@ -56,7 +56,7 @@ const guardAtTheAPI = `{"metadata":{"name":"guard"},"webhooks":[{"name":"guard.e
 
 const guards = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
-// AGG-015: an API server that is known to this one by an APIService has AdmissionReviews sent to it by way of the Service kubernetes,
+// An API server that is known to this one by an APIService has AdmissionReviews sent to it by way of the Service kubernetes,
 // as kube-apiserver does. It is told that this server asks.
 func TestWebhookOfAnAggregatedAPI(t *testing.T) {
 	s := reviewed(t)
@@ -77,7 +77,7 @@ func TestWebhookOfAnAggregatedAPI(t *testing.T) {
 	}
 }
 
-// AGG-015: so it is for ConversionReviews.
+// So it is for ConversionReviews.
 func TestConversionByAnAggregatedAPI(t *testing.T) {
 	s := reviewed(t)
 	crd := strings.NewReplacer(`"caBundle":%q,`, "", `"name":"hook","port":%d`, `"name":"kubernetes","path":"/apis/a.example.com/v1/conversions"`, `"integer"`, `"string"`).Replace(hostCRD)

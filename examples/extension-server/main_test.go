@@ -90,11 +90,13 @@ func testRefusals(t *testing.T, s *testserver.Server, w *world, jane *rest.Confi
 	}
 }
 
-// EXT-027: what kubectl api-resources, explain and get show.
+// EXT-027: what kubectl api-resources, explain and get show. AGG-059: the group is in /apis, in aggregated discovery and in both OpenAPI documents.
 func testDescribed(t *testing.T, w *world, jane *rest.Config) {
 	for path, want := range map[string][]string{
-		"/apis/wardle.example.com/v1alpha1":            {`"flunders"`, `"flunders/catch"`, `"fischers"`, `"fl"`},
+		"/apis":                             {`"groupVersion":"wardle.example.com/v1alpha1"`},
+		"/apis/wardle.example.com/v1alpha1": {`"flunders"`, `"flunders/catch"`, `"fischers"`, `"fl"`},
 		"/openapi/v3/apis/wardle.example.com/v1alpha1": {"The Fischer that has caught it.", "/flunders/{name}/catch", "com.example.wardle.v1alpha1.Catch"},
+		"/openapi/v3": {`"apis/wardle.example.com/v1alpha1":{"serverRelativeURL":"/openapi/v3/apis/wardle.example.com/v1alpha1?hash=`},
 		"/openapi/v2": {"A Flunder refers to another one", "com.example.wardle.v1alpha1.Catch", "io.k8s.api.core.v1.Pod"},
 	} {
 		status, text := w.get(jane, path, "application/json")

@@ -18,6 +18,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
@@ -48,7 +49,17 @@ type world struct {
 	other      string // the address of Service other
 	unresolved error  // instead of addresses
 	generation atomic.Uint64
+	clock      fastClock
 }
+
+// fastClock is the machine's clock, put forward.
+type fastClock struct {
+	clock.RealClock
+	forward atomic.Int64
+}
+
+func (c *fastClock) Now() time.Time                  { return time.Now().Add(time.Duration(c.forward.Load())) }
+func (c *fastClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 func newWorld(t *testing.T) *world {
 	w := &world{World: fixture.Open(t, builtin.Config{}), reports: make(chan aggregation.Condition, 100)}
@@ -57,6 +68,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w.Aggregator = aggregation.New(aggregation.Config{
+		Clock:       &w.clock,
 		Catalog:     w.Live.Load,
 		Dialer:      &egress.Dialer{Generation: func(string, string) func() uint64 { return w.generation.Load }, IsLocal: func(string, string) bool { return true }},
 		Endpoints:   w.endpoints,
@@ -263,6 +275,42 @@ func TestBackendDies(t *testing.T) {
 	w.RemoveAPIService("v1alpha1.wardle.example.com")
 	w.Catalog()
 	w.expect("/apis/wardle.example.com/v1alpha1/flunders", http.StatusServiceUnavailable, "service unavailable\n")
+}
+
+// TestDocumentsAreFetchedAgain: AGG-059. The documents of an extension server are fetched by the main server's own requests, and once more
+// when they are old, so that a change there shows here.
+func TestDocumentsAreFetchedAgain(t *testing.T) {
+	var edition atomic.Int64
+	fetched := make(chan string, 10)
+	server, ca := extension(t, func(w http.ResponseWriter, r *http.Request) {
+		defer func() { fetched <- r.URL.Path + " by " + r.Header.Get("X-Remote-User") }()
+		if r.URL.Path == "/openapi/v3" {
+			fmt.Fprintf(w, `{"paths":{"apis/wardle.example.com/v1alpha1":{"serverRelativeURL":"/openapi/v3/apis/wardle.example.com/v1alpha1?hash=%d"}}}`, edition.Load())
+			return
+		}
+		fmt.Fprintf(w, `{"swagger":"2.0","info":{"version":"%d"}}`, edition.Load())
+	})
+	w := newWorld(t)
+	w.at(nil, server)
+	service := w.register(object.Tree{"caBundle": ca})
+	w.until("available", available)
+	v2 := func() string { text, _ := w.OpenAPIV2(t.Context(), service); return string(text) }
+	v3 := func() string { return w.OpenAPIV3Hash(t.Context(), service) }
+	for path, get := range map[string]func() string{"/openapi/v2": v2, "/openapi/v3": v3} {
+		edition.Store(1)
+		if first := get(); !strings.Contains(first, "1") || <-fetched != path+" by system:aggregator" {
+			t.Errorf("%s: %s", path, first)
+		}
+		edition.Store(2)
+		if soon := get(); !strings.Contains(soon, "1") || len(fetched) > 0 {
+			t.Errorf("%s is fetched for each request: %s", path, soon)
+		}
+		w.clock.forward.Add(int64(time.Minute))
+		for !strings.Contains(get(), "2") {
+			<-time.After(time.Millisecond)
+		}
+		<-fetched
+	}
 }
 
 // expect asks through the aggregator.

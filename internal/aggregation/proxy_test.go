@@ -30,7 +30,7 @@ func read(t *fixture.World, resp *http.Response) string {
 	return string(body)
 }
 
-// The path that was authorized, which is the decoded one, is the path that the backend gets and reads in X-Forwarded-Uri (AGG-015).
+// The path that was authorized, which is the decoded one, is the path that the backend gets and reads in X-Forwarded-Uri.
 func TestDecodedPathIsForwarded(t *testing.T) {
 	paths := make(chan [2]string, 1)
 	server, ca := extension(t, func(_ http.ResponseWriter, r *http.Request) {

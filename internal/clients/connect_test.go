@@ -125,7 +125,7 @@ func (s size) Next() *remotecommand.TerminalSize {
 	return nil
 }
 
-// SUB-025: a command gets what it is told, says what it says, and ends as it ends, over SPDY and WebSockets.
+// EXT-025: a command gets what it is told, says what it says, and ends as it ends, over SPDY and WebSockets.
 func TestExec(t *testing.T) {
 	c := newCluster(t)
 	script := []string{"sh", "-c", "cat; echo wrong >&2; exit 7"}

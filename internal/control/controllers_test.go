@@ -196,7 +196,7 @@ func TestControllersBeginWhenThereIsSomethingToDo(t *testing.T) {
 	}
 }
 
-// EXT-011: a Service has the addresses of its Pods, and knows which are ready, in EndpointSlices and Endpoints.
+// EXT-024: a Service has the addresses of its Pods, and knows which are ready, in EndpointSlices and Endpoints.
 func TestEndpointsOfAService(t *testing.T) {
 	c := newCluster(t, "*")
 	c.service("web", true)
@@ -211,7 +211,7 @@ func TestEndpointsOfAService(t *testing.T) {
 	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 false")
 }
 
-// EXT-011: Endpoints that somebody has made for a Service are copied to an EndpointSlice.
+// Endpoints that somebody has made for a Service are copied to an EndpointSlice.
 func TestEndpointsAreMirrored(t *testing.T) {
 	c := newCluster(t, "*")
 	c.service("outside", false)
@@ -220,7 +220,7 @@ func TestEndpointsAreMirrored(t *testing.T) {
 	c.slices("outside", "endpointslicemirroring-controller.k8s.io", "192.0.2.1 true")
 }
 
-// EXT-011: the status of a ResourceQuota counts Pods, what they ask for, and objects of custom kinds, as they come and go.
+// The status of a ResourceQuota counts Pods, what they ask for, and objects of custom kinds, as they come and go.
 func TestQuotasAreCounted(t *testing.T) {
 	c := newCluster(t, "*")
 	w := connect(t, c.server)
@@ -291,7 +291,7 @@ func request(t *testing.T, name string) *certificatesv1.CertificateSigningReques
 	}}
 }
 
-// EXT-011: who may have a kubelet's certificate is given one that the server's own CA has signed, good for a year.
+// Who may have a kubelet's certificate is given one that the server's own CA has signed, good for a year.
 func TestCertificatesOfKubelets(t *testing.T) {
 	c := newCluster(t, "*")
 	must[*certificatesv1.CertificateSigningRequest](t)(c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{}))
@@ -328,7 +328,7 @@ func alone(t *testing.T, config *rest.Config, c control.UpstreamConfig) (stop fu
 	return stop
 }
 
-// EXT-011: a CertificateSigningRequest that was approved long ago is deleted.
+// A CertificateSigningRequest that was approved long ago is deleted.
 func TestOldCertificateSigningRequestsGo(t *testing.T) {
 	c := newCluster(t, "-*")
 	requests := c.CertificatesV1().CertificateSigningRequests()
@@ -349,7 +349,7 @@ func job() *batchv1.Job {
 		Spec: corev1.PodSpec{RestartPolicy: no, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}
 }
 
-// EXT-011: a Job that is done goes when its time is over.
+// A Job that is done goes when its time is over.
 func TestFinishedJobsGo(t *testing.T) {
 	c := newCluster(t, "*")
 	jobs := c.BatchV1().Jobs("default")
@@ -375,7 +375,7 @@ func policy(expression string) *admissionregistrationv1.ValidatingAdmissionPolic
 	}}
 }
 
-// EXT-011: the status of a ValidatingAdmissionPolicy says which of its expressions cannot be right.
+// The status of a ValidatingAdmissionPolicy says which of its expressions cannot be right.
 func TestPoliciesAreTypeChecked(t *testing.T) {
 	c := newCluster(t, "*")
 	must[*admissionregistrationv1.ValidatingAdmissionPolicy](t)(c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}))
@@ -413,7 +413,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// EXT-011: of two processes that serve the same objects one runs the controllers, the one that holds the Lease of
+// Of two processes that serve the same objects one runs the controllers, the one that holds the Lease of
 // kube-controller-manager. The other does when that ends.
 func TestOneProcessLeads(t *testing.T) {
 	c := newCluster(t, "-*")

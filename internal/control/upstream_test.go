@@ -37,7 +37,7 @@ func withControllers(names ...string) testserver.Option {
 	return testserver.With(func(c *apiserver.Config) { c.Controllers = names })
 }
 
-// EXT-011: every namespace has the account default and the CA of the server, and has them back when somebody deletes or changes them.
+// Every namespace has the account default and the CA of the server, and has them back when somebody deletes or changes them.
 func TestNamespacesHaveAnAccountAndTheCA(t *testing.T) {
 	s := testserver.Start(t, withControllers("*"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
@@ -75,7 +75,7 @@ func TestNamespacesHaveAnAccountAndTheCA(t *testing.T) {
 	ca("new")
 }
 
-// EXT-011: a Secret for a token is filled in; the token is the account's, its use is noted, and it ends with the account.
+// A Secret for a token is filled in; the token is the account's, its use is noted, and it ends with the account.
 func TestTokensInSecrets(t *testing.T) {
 	s := testserver.Start(t, withControllers("serviceaccount-token-controller"))
 	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()

@@ -208,7 +208,7 @@ func TestDeleteCountsNoGeneration(t *testing.T) {
 	w.refused(err, 405, metav1.StatusReasonMethodNotAllowed, "delete is not supported on resources of kind")
 }
 
-// SUB-042: who deletes what is to go later has it go now.
+// Who deletes what is to go later has it go now.
 func TestDeleteWhatGoesLater(t *testing.T) {
 	w := newRace(t, true)
 	w.held(storage.Write{})

@@ -143,6 +143,20 @@ func TestPagesConvert(t *testing.T) {
 	equal(t, "objects converted", took[1], int64(25))
 }
 
+// VER-050: what a reader gets at another version is what the webhook has made of the object, and not the stored object with another
+// apiVersion. Only metadata that a webhook must not change is as stored.
+func TestWebhookDecides(t *testing.T) {
+	w, _, old, now := hosts(t, 1)
+	old.Name, now.Name = "h0000", "h0000"
+	want := w.get(old)
+	equal(t, "as stored", want["spec"], map[string]any{"hostPort": "h0.example.com:80"})
+	equal(t, "labels as stored", valueAt(want, "metadata.labels"), nil)
+	want["apiVersion"], want["spec"] = "example.com/v1", object.Tree{"host": "h0.example.com", "port": "80", "proto": "tcp"}
+	set(want, "metadata.labels", object.Tree{"at": "v1"})
+	equal(t, "at v1", w.get(now), want)
+	equal(t, "in a list", treeOf(t, w.list(w.at("example.com", "v1", "hosts", "default"), ListOptions{}).Items[0]), want)
+}
+
 // VER-050: labels and selectable fields are those of the version asked for.
 func TestSelectorsSeeTheConverted(t *testing.T) {
 	w, _, old, now := hosts(t, 3)

@@ -164,8 +164,8 @@ func TestRuleWords(t *testing.T) {
 			[]string{`<nil>: Invalid value: "object": 'no such overload': call arguments did not match a supported operator, function or macro signature for rule: a`}},
 		{"VAL-069: null is absent", `{rule: has(self.x)}`, `{x: null}`, ``,
 			[]string{`<nil>: Invalid value: failed rule: has(self.x)`}},
-		{"VAL-138 VAL-140: transition rules hold on updates only", `{rule: self.x == oldSelf.x, message: a}`, `{x: 1}`, ``, []string{}},
-		{"VAL-129: the same on an update", `{rule: self.x == oldSelf.x, message: a}`, `{x: 1}`, `{x: 2}`,
+		{"VAL-129 VAL-138 VAL-140: a transition rule is skipped on create", `{rule: self.x == oldSelf.x, message: a}`, `{x: 1}`, ``, []string{}},
+		{"VAL-138: it holds on an update", `{rule: self.x == oldSelf.x, message: a}`, `{x: 1}`, `{x: 2}`,
 			[]string{`<nil>: Invalid value: a`}},
 		{"VAL-128: optionalOldSelf holds on create", `{rule: oldSelf.hasValue(), optionalOldSelf: true, message: a}`, `{x: 1}`, ``,
 			[]string{`<nil>: Invalid value: a`}},
@@ -194,11 +194,13 @@ func TestRuleValues(t *testing.T) {
   number: {type: number}
   int: {type: integer, format: int32}
   nil: {type: string, nullable: true}
+  kept2: {type: object, x-kubernetes-preserve-unknown-fields: true, properties: {a: {type: integer}}}
   nulls: {type: array, items: {type: string, nullable: true}}
   text: {type: string}
   bytes: {type: string, format: byte}
   date: {type: string, format: date}
   time: {type: string, format: date-time}
+  datetime: {type: string, format: datetime}
   duration: {type: string, format: duration}
   is: {x-kubernetes-int-or-string: true}
 `
@@ -214,6 +216,7 @@ lists: [[{k: a, v: 1}, {k: b, v: 2}], [{k: b, v: 3}, {k: c, v: 4}], [{k: b, v: 2
 twos: [[{k: a, x-l: 1}, {k: a, x-l: 2}], [{k: a, x-l: 2}, {k: a, x-l: 3}]]
 map: {a: 1, b: 2}
 kept: {a: 1, b: 2}
+kept2: {a: 2, b: 2}
 embedded: {apiVersion: v1, kind: Pod, metadata: {name: p, generateName: q}}
 bool: true
 number: 1
@@ -224,6 +227,7 @@ text: abc
 bytes: aGVsbG8=
 date: "2024-01-02"
 time: "2024-01-02T03:04:05Z"
+datetime: "2024-01-02T03:04:05Z"
 duration: 90m
 is: 5%
 `)
@@ -239,7 +243,7 @@ is: 5%
 		"VAL-068":         {"has(self.int)", "self.int == 2"},
 		"VAL-090 VAL-091": {"self.map['a'] == 1", "'b' in self.map", "!('c' in self.map)", "self.map.all(k, self.map[k] > 0)", "self.map == {'b': 2, 'a': 1}", "size(self.map) == 2"},
 		"VAL-092":         {"self.embedded.kind == 'Pod'", "self.embedded.apiVersion == 'v1'", "self.embedded.metadata.name == 'p'", "self.embedded.metadata.generateName == 'q'"},
-		"VAL-075 VAL-093": {"self.kept.a == 1", "self.kept == self.kept"},
+		"VAL-093":         {"has(self.kept.a)", "self.kept.a == 1", "self.kept == self.kept", "dyn(self.kept) != dyn(self.kept2)"},
 		"VAL-094":         {"type(self.is) == string", "self.is == '5%'", "self.is != 5"},
 		"VAL-098":         {"self.bool", "type(self.bool) == bool"},
 		"VAL-099":         {"type(self.number) == double", "self.number == 1.0"},
@@ -247,10 +251,17 @@ is: 5%
 		"VAL-101":         {"!has(self.nil)", "dyn(self.nulls[1]) == null", "type(dyn(self.nulls[1])) == null_type"},
 		"VAL-102":         {"type(self.text) == string", "self.text.size() == 3"},
 		"VAL-103":         {"self.bytes == b'hello'", "size(self.bytes) == 5", "type(self.bytes) == bytes"},
-		"VAL-104 VAL-105": {"self.date < self.time", "self.date.getFullYear() == 2024", "type(self.date) == google.protobuf.Timestamp", "self.time == timestamp('2024-01-02T03:04:05Z')"},
-		"VAL-106":         {"self.duration == duration('1h30m')", "self.date + self.duration < self.time", "type(self.duration) == google.protobuf.Duration"},
-		"VAL-135":         {"self.set.exists_one(e, e == 1)", "self.set.filter(e, e > 1) == [2]", "self.set.map(e, e * 2) == [2, 4]"},
-		"VAL-136 VAL-137": {"self.text.upperAscii() == 'ABC'", "self.text.charAt(1) == 'b'", "['b', 'c'].join('-') == 'b-c'", "self.atomic.isSorted()", "self.atomic.sum() == 3", "self.atomic.max() == 2",
+		"VAL-104 VAL-105": {"self.date < self.time", "self.date.getFullYear() == 2024", "type(self.date) == google.protobuf.Timestamp", "type(self.time) == google.protobuf.Timestamp",
+			"self.time == timestamp('2024-01-02T03:04:05Z')", "self.time.getHours() == 3", "type(self.datetime) == string", "self.datetime == '2024-01-02T03:04:05Z'"},
+		"VAL-106": {"self.duration == duration('1h30m')", "self.date + self.duration < self.time", "type(self.duration) == google.protobuf.Duration"},
+		"VAL-135": {"self.set.exists_one(e, e == 1)", "self.set.filter(e, e > 1) == [2]", "self.set.map(e, e * 2) == [2, 4]"},
+		"VAL-136": {
+			"self.text.charAt(1) == 'b'", "self.text.indexOf('c') == 2", "self.text.indexOf('a', 1) == -1", "'abab'.lastIndexOf('b') == 3", "'abab'.lastIndexOf('b', 2) == 1",
+			"'ABC'.lowerAscii() == self.text", "self.text.upperAscii() == 'ABC'", "self.text.replace('b', 'x') == 'axc'", "'aaa'.replace('a', 'b', 2) == 'bba'",
+			"'a,b,c'.split(',') == ['a', 'b', 'c']", "'a,b,c'.split(',', 2) == ['a', 'b,c']", "['b', 'c'].join() == 'bc'", "['b', 'c'].join('-') == 'b-c'",
+			"self.text.substring(1) == 'bc'", "self.text.substring(1, 2) == 'b'", "' a\t'.trim() == 'a'", "'%s has %d'.format([self.text, self.int]) == 'abc has 2'",
+			`strings.quote(self.text) == "\"abc\""`},
+		"VAL-137": {"self.atomic.isSorted()", "self.atomic.sum() == 3", "self.atomic.max() == 2",
 			"self.text.find('b.') == 'bc'", "isURL('https://h:1/p')", "quantity('1Ki').asInteger() == 1024", "ip('10.0.0.1').family() == 4", "cidr('10.0.0.0/8').containsIP('10.1.1.1')", "sets.contains(self.set, [1])",
 			"[self.?nil].all(x, !x.hasValue())"},
 	} {
@@ -269,7 +280,7 @@ is: 5%
 	}
 }
 
-// VAL-049 VAL-139 VAL-141 VAL-142 VAL-144: a rule holds for every occurrence; what was before is found through
+// VAL-049 VAL-129 VAL-139 VAL-141 VAL-142 VAL-144: a rule holds for every occurrence; what was before is found through
 // properties, maps and list-maps.
 func TestRulesCorrelate(t *testing.T) {
 	s := ruledBy(t, "correlation", `
@@ -288,6 +299,7 @@ properties:
 		{`{m: {a: x, b: w}, p: z}`, ``, []string{}},
 		{`{m: {a: x, b: w}, p: z}`, `{m: {a: v}}`, []string{`m[a]: Invalid value: "x": changed`}},
 		{`{p: z}`, `{p: w}`, []string{`p: Invalid value: "z": changed`}},
+		{`{p: z}`, `{}`, []string{}}, // VAL-129: a new value
 		{`{}`, `{p: w}`, []string{}},
 		{`{l: [{k: b, v: x}, {k: a, v: w}]}`, `{l: [{k: a, v: z}, {k: b, v: x}]}`, []string{`l[1].v: Invalid value: "w": changed`}},
 		{`{l: [{k: b, v: x}]}`, `{l: [{k: c, v: z}]}`, []string{}},

@@ -269,7 +269,7 @@ func (c *cluster) v2Models() kubectlopenapi.Resources {
 	return models
 }
 
-// OAS-004, OAS-007
+// OAS-004, OAS-007: kubectl explain reads v2, the only document of the oldest clients, and finds the same kind in v3.
 func TestExplainFromV2(t *testing.T) {
 	c := newCluster(t, cronTab)
 	model := c.v2Models().LookupResource(schema.GroupVersionKind{Group: "stable.example.com", Version: "v1", Kind: "CronTab"})
@@ -282,6 +282,11 @@ func TestExplainFromV2(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "cronSpec\t<string> -required-") || !strings.Contains(out.String(), "maybe\t<>") {
 		t.Error(out.String())
+	}
+	var v3 bytes.Buffer
+	crontabs := schema.GroupVersionResource{Group: "stable.example.com", Version: "v1", Resource: "crontabs"}
+	if err := explainv2.PrintModelDescription([]string{"spec"}, &v3, c.client().OpenAPIV3(), crontabs, false, 0, "plaintext"); err != nil || !strings.Contains(v3.String(), "cronSpec\t<string> -required-") {
+		t.Errorf("v3: %v\n%s", err, v3.String())
 	}
 }
 

@@ -86,6 +86,9 @@ func TestRules(t *testing.T) {
 		{"fieldPath into a map", rules("type: object\nproperties: {a: {type: object, additionalProperties: {type: integer}}}", `{rule: "self.a['b'] > 0", fieldPath: ".a['b']"}, {rule: "self.a['b'] > 0", fieldPath: ".a.b"}`), ``},
 		{"fieldPath to nothing", rules("type: object\nproperties: {a: {type: integer}}", `{rule: "self.a > 0", fieldPath: ".b"}`), rulePath + `.fieldPath: must be a valid path`},
 		{"fieldPath into a list", rules("type: object\nproperties: {a: {type: array, items: {type: integer}}}", `{rule: "self.a[0] > 0", fieldPath: ".a[0]"}`), rulePath + `.fieldPath: must be a valid path`},
+		{"fieldPath into the objects of a list", rules("type: object\nproperties: {a: {type: array, items: {type: object, properties: {b: {type: integer}}}}}", `{rule: "self.a[0].b > 0", fieldPath: ".a[0].b"}`), rulePath + `.fieldPath: must be a valid path`},
+		{"fieldPath of all children", rules("type: object\nproperties: {a: {type: object, additionalProperties: {type: integer}}}", `{rule: "self.a['b'] > 0", fieldPath: ".a[*]"}`), rulePath + `.fieldPath: must be a valid path`},
+		{"fieldPath of descendants", rules("type: object\nproperties: {a: {type: object, properties: {b: {type: integer}}}}", `{rule: "self.a.b > 0", fieldPath: "..b"}`), rulePath + `.fieldPath: must be a valid path`},
 		// VAL-134
 		{"optionalOldSelf without oldSelf", rules(integer, `{rule: "self > 0", optionalOldSelf: true}`), rulePath + `.optionalOldSelf: may not be set if oldSelf is not used in rule`},
 		// VAL-128, VAL-131
@@ -95,6 +98,10 @@ func TestRules(t *testing.T) {
 		{"oldSelf in an atomic list", "type: array\nitems:\n  type: integer\n  x-kubernetes-validations: [{rule: self > oldSelf}]", `spec.validation.openAPIV3Schema.properties[spec].items.x-kubernetes-validations[0].rule: oldSelf cannot be used on the uncorrelatable portion of the schema within spec.validation.openAPIV3Schema.properties[spec]`},
 		{"oldSelf in a set", "type: array\nx-kubernetes-list-type: set\nitems:\n  type: integer\n  x-kubernetes-validations: [{rule: self > oldSelf}]", `spec.validation.openAPIV3Schema.properties[spec].items.x-kubernetes-validations[0].rule: oldSelf cannot be used`},
 		{"oldSelf in a list map", "type: array\nx-kubernetes-list-type: map\nx-kubernetes-list-map-keys: [k]\nitems:\n  type: object\n  required: [k]\n  properties: {k: {type: string}, v: {type: integer, x-kubernetes-validations: [{rule: self >= oldSelf}]}}", ``},
+		// VAL-093: an object with unknown fields is a message, not a map.
+		{"an object by key", rules("type: object\nx-kubernetes-preserve-unknown-fields: true\nproperties: {a: {type: integer}}", `{rule: "self['a'] > 0"}`), rulePath + `.rule: compilation failed: ERROR: <input>:1:5: found no matching overload for '_[_]'`},
+		{"a field of an object", rules("type: object\nx-kubernetes-preserve-unknown-fields: true\nproperties: {a: {type: integer}}", `{rule: "self.a > 0"}`), ``},
+		{"an unknown field of an object", rules("type: object\nx-kubernetes-preserve-unknown-fields: true\nproperties: {a: {type: integer}}", `{rule: "has(self.b)"}`), rulePath + `.rule: compilation failed: ERROR: <input>:1:4: undefined field 'b'`},
 		// VAL-075, VAL-076
 		{"unknown fields", rules("type: object\nx-kubernetes-preserve-unknown-fields: true", `{rule: "self.unknown > 0"}`), rulePath + `.rule: compilation failed: ERROR: <input>:1:5: undefined field 'unknown'`},
 		{"rules without a type", rules("x-kubernetes-preserve-unknown-fields: true", `{rule: "self.unknown > 0"}`), `spec.validation.openAPIV3Schema.properties[spec].x-kubernetes-validations: internal error: failed to construct type information for x-kubernetes-validations rules: unable to convert structural schema to CEL declarations`},

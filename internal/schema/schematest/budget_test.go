@@ -88,7 +88,7 @@ func fill(s props, name string, n int, with props) {
 	}
 }
 
-// VAL-048, PRT-001: all that a path of up to three pieces may be, as fieldPath and as a selectable field.
+// VAL-124, PRN-031: all that a path of up to three pieces may be, as fieldPath and as a selectable field.
 func TestFieldPaths(t *testing.T) {
 	str := props{"type": "string"}
 	root := props{"type": "object", "properties": props{"foo": props{"type": "object", "properties": props{"bar": str, "a.b": str, "it's": str}},
