@@ -21,7 +21,7 @@ func (readers) Authorize(_ context.Context, a authorizer.Attributes) (authorizer
 	return authorizer.DecisionNoOpinion, "because " + a.GetUser().GetName(), nil
 }
 
-// CRD-069: what kubectl auth whoami and auth can-i ask, and what other servers ask for their users.
+// CRD-069 AGG-038: what kubectl auth whoami and auth can-i ask, and what other servers ask for their users; an answer has allowed and a reason.
 func TestReviews(t *testing.T) {
 	c := serveCluster(t, builtin.Config{Authorizer: readers{}})
 	c.user = somebody

@@ -58,7 +58,7 @@ func (w *world) storedAt(name string) string {
 
 const aCron = `{"metadata":{"name":%q},"spec":{"cronSpec":"* * * * *","image":"i"}}`
 
-// VER-043 VER-044 VER-045 VER-051 VER-052 VER-053: the documents' walk-through.
+// VER-039 VER-043 VER-044 VER-045 VER-051 VER-052 VER-053: the documents' walk-through.
 func TestStoredVersionWalkThrough(t *testing.T) {
 	w := newWorld(t)
 	w.versioned(has{name: "v1beta1", served: true, stored: true})

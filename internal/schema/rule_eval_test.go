@@ -243,7 +243,7 @@ is: 5%
 		"VAL-068":         {"has(self.int)", "self.int == 2"},
 		"VAL-090 VAL-091": {"self.map['a'] == 1", "'b' in self.map", "!('c' in self.map)", "self.map.all(k, self.map[k] > 0)", "self.map == {'b': 2, 'a': 1}", "size(self.map) == 2"},
 		"VAL-092":         {"self.embedded.kind == 'Pod'", "self.embedded.apiVersion == 'v1'", "self.embedded.metadata.name == 'p'", "self.embedded.metadata.generateName == 'q'"},
-		"VAL-093":         {"has(self.kept.a)", "self.kept.a == 1", "self.kept == self.kept", "dyn(self.kept) != dyn(self.kept2)"},
+		"VAL-075":         {"has(self.kept.a)", "self.kept.a == 1", "self.kept == self.kept", "dyn(self.kept) != dyn(self.kept2)"},
 		"VAL-094":         {"type(self.is) == string", "self.is == '5%'", "self.is != 5"},
 		"VAL-098":         {"self.bool", "type(self.bool) == bool"},
 		"VAL-099":         {"type(self.number) == double", "self.number == 1.0"},
@@ -254,7 +254,7 @@ is: 5%
 		"VAL-104 VAL-105": {"self.date < self.time", "self.date.getFullYear() == 2024", "type(self.date) == google.protobuf.Timestamp", "type(self.time) == google.protobuf.Timestamp",
 			"self.time == timestamp('2024-01-02T03:04:05Z')", "self.time.getHours() == 3", "type(self.datetime) == string", "self.datetime == '2024-01-02T03:04:05Z'"},
 		"VAL-106": {"self.duration == duration('1h30m')", "self.date + self.duration < self.time", "type(self.duration) == google.protobuf.Duration"},
-		"VAL-135": {"self.set.exists_one(e, e == 1)", "self.set.filter(e, e > 1) == [2]", "self.set.map(e, e * 2) == [2, 4]"},
+		"VAL-135": {"has(self.text)", "self.set.all(e, e > 0)", "self.set.exists(e, e == 2)", "self.set.exists_one(e, e == 1)", "self.set.filter(e, e > 1) == [2]", "self.set.map(e, e * 2) == [2, 4]"},
 		"VAL-136": {
 			"self.text.charAt(1) == 'b'", "self.text.indexOf('c') == 2", "self.text.indexOf('a', 1) == -1", "'abab'.lastIndexOf('b') == 3", "'abab'.lastIndexOf('b', 2) == 1",
 			"'ABC'.lowerAscii() == self.text", "self.text.upperAscii() == 'ABC'", "self.text.replace('b', 'x') == 'axc'", "'aaa'.replace('a', 'b', 2) == 'bba'",
@@ -262,7 +262,12 @@ is: 5%
 			"self.text.substring(1) == 'bc'", "self.text.substring(1, 2) == 'b'", "' a\t'.trim() == 'a'", "'%s has %d'.format([self.text, self.int]) == 'abc has 2'",
 			`strings.quote(self.text) == "\"abc\""`},
 		"VAL-137": {"self.atomic.isSorted()", "self.atomic.sum() == 3", "self.atomic.max() == 2",
-			"self.text.find('b.') == 'bc'", "isURL('https://h:1/p')", "quantity('1Ki').asInteger() == 1024", "ip('10.0.0.1').family() == 4", "cidr('10.0.0.0/8').containsIP('10.1.1.1')", "sets.contains(self.set, [1])",
+			"self.atomic.min() == 1", "self.atomic.indexOf(2) == 1", "[1, 2, 1].lastIndexOf(1) == 2",
+			"self.text.find('b.') == 'bc'", "'a1b2'.findAll('[0-9]') == ['1', '2']", "url('https://h:1/p%20q?k=v').getScheme() == 'https'", "url('https://h:1/').getHost() == 'h:1'",
+			"url('https://h:1/').getHostname() == 'h'", "url('https://h:1/').getPort() == '1'", "url('https://h/p%20q').getEscapedPath() == '/p%20q'", "url('https://h/?k=v').getQuery() == {'k': ['v']}",
+			"!format.dns1123Label().validate(self.text).hasValue()", "format.dns1123Label().validate('A').hasValue()", "self.atomic.all(i, v, v == i + 1)", "self.map.exists(k, v, k == 'b' && v == 2)",
+			"sets.equivalent(self.set, [2, 1])", "sets.intersects(self.set, [2, 3])",
+			 "isURL('https://h:1/p')", "quantity('1Ki').asInteger() == 1024", "ip('10.0.0.1').family() == 4", "cidr('10.0.0.0/8').containsIP('10.1.1.1')", "sets.contains(self.set, [1])",
 			"[self.?nil].all(x, !x.hasValue())"},
 	} {
 		list := []map[string]string{}

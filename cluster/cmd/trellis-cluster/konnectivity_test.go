@@ -161,6 +161,7 @@ func (f *far) hasAgents() {
 		f.Errorf("the taint is not heeded: %s", said)
 	}
 	f.shows("kubectl -n kube-system get daemonsets,serviceaccounts -l addonmanager.kubernetes.io/mode=Reconcile -o name", "daemonset.apps/konnectivity-agent\nserviceaccount/konnectivity-agent")
+	f.shows("kubectl -n kube-system get serviceaccounts -l kubernetes.io/cluster-service=true -o name", "serviceaccount/konnectivity-agent")
 	f.shows("kubectl get clusterrolebindings -l addonmanager.kubernetes.io/mode=Reconcile,kubernetes.io/cluster-service=true -o name", "clusterrolebinding.rbac.authorization.k8s.io/system:konnectivity-server")
 	pods, err := f.CoreV1().Pods("kube-system").List(f.Context(), metav1.ListOptions{LabelSelector: "k8s-app=konnectivity-agent"})
 	f.must(err)

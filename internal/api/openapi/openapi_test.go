@@ -122,12 +122,24 @@ func TestCaching(t *testing.T) {
 	if resp, _ := c.Get("/openapi/v3/apis/stable.example.com/v1"); resp.StatusCode != 200 || resp.Header.Get("Cache-Control") != "" {
 		t.Errorf("without a hash: %d %v", resp.StatusCode, resp.Header)
 	}
+	tags := map[string]string{}
 	for _, path := range []string{"/openapi/v2", "/openapi/v3", url} {
 		resp, _ := c.Get(path)
 		etag := resp.Header.Get("Etag")
 		if again, body := c.Get(path, "If-None-Match", etag); etag == "" || again.StatusCode != 304 || len(body) > 0 {
 			t.Errorf("%s: %d with ETag %s", path, again.StatusCode, etag)
 		}
+		path, _, _ = strings.Cut(path, "?")
+		tags[path] = etag
+	}
+	c.put(strings.Replace(cronTab, "when to run", "when it runs", 1))
+	for path, old := range tags {
+		if resp, body := c.Get(path, "If-None-Match", old); resp.StatusCode != 200 || resp.Header.Get("Etag") == old || path != "/openapi/v3" && !strings.Contains(body, "when it runs") {
+			t.Errorf("%s: %d, ETag %s as before a change", path, resp.StatusCode, resp.Header.Get("Etag"))
+		}
+	}
+	if now := c.urls()["apis/stable.example.com/v1"]; now == url {
+		t.Errorf("after a change the URL is still %s", now)
 	}
 	for _, path := range []string{"/openapi/v3/apis/nope/v1", "/openapi/v4", "/openapi/v3/apis/stable.example.com"} {
 		if resp, _ := c.Get(path); resp.StatusCode != 404 {
