@@ -253,7 +253,7 @@ func TestRestartAndEnd(t *testing.T) {
 	}
 }
 
-// AGG-057: the end of a namespace takes along what another server has in it. While that server is away the namespace waits, and says
+// The end of a namespace takes along what another server has in it. While that server is away the namespace waits, and says
 // so (kubernetes #83332).
 func TestEndOfANamespace(t *testing.T) {
 	s := testserver.Start(t, testserver.LocalServices("wardle/wardle-server"))

@@ -306,8 +306,12 @@ func TestDocumentsAreFetchedAgain(t *testing.T) {
 			t.Errorf("%s is fetched for each request: %s", path, soon)
 		}
 		w.clock.forward.Add(int64(time.Minute))
-		for !strings.Contains(get(), "2") {
-			<-time.After(time.Millisecond)
+		for late := time.After(10 * time.Second); !strings.Contains(get(), "2"); {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-late:
+				t.Fatalf("%s is never fetched again", path)
+			}
 		}
 		<-fetched
 	}

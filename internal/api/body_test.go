@@ -28,7 +28,7 @@ func TestBodyOfAnotherKind(t *testing.T) {
 		"POST", crontabs+"?fieldValidation=Strict", `{"apiVersion":"stable.example.com/v1","kind":"Other","metadata":{"name":"x","foo":1}}`)
 }
 
-// CRD-018: what a refusal quotes is what the client has sent.
+// What a refusal quotes is what the client has sent.
 func TestBodiesAreQuotedAsSent(t *testing.T) {
 	h := withCronTabs(t)
 	const unrecognized = `the object provided is unrecognized (must be of type CronTab): Object 'Kind' is missing in `

@@ -43,7 +43,7 @@ func writtenCRD(t object.Tree) []byte {
 	return object.AppendJSON(nil, t)
 }
 
-// CRD-005: a CRD is the same whichever way it is decoded, and nearly every real one is decoded the quick way.
+// A CRD is the same whichever way it is decoded, and nearly every real one is decoded the quick way.
 func TestDecodeCRDs(t *testing.T) {
 	files, _ := filepath.Glob("../../../shared/corpus/crds/*/*.yaml")
 	if len(files) == 0 {

@@ -103,7 +103,7 @@ func TestEmptyInCRDs(t *testing.T) {
 	}
 }
 
-// CRD-005: what is stored of a CRD is what is read of its Go type, as that is written.
+// What is stored of a CRD is what is read of its Go type, as that is written.
 func TestWrittenCRDs(t *testing.T) {
 	odd := []string{`"required":[]`, `"enum":[]`, `"allOf":[]`, `"items":[]`, `"properties":{}`, `"definitions":{}`, `"x-kubernetes-validations":[]`, `"description":null`, `"title":""`, `"nullable":false`,
 		`"minimum":0`, `"minimum":1.0`, `"maximum":1e2`, `"maximum":9223372036854775807`, `"multipleOf":0.5`, `"default":{"a":[],"b":{},"c":1.0,"enum":[]}`, `"enum":[[],{},1.0,null]`, `"example":-0.0`, `"not":{"anyOf":[]}`}

@@ -41,7 +41,7 @@ func find(t *testing.T, group, plural string) *resource.Version {
 	return nil
 }
 
-// CRD-055
+// CRD-057: the fields that managers can own are those of client-go.
 func TestFieldsAreThoseOfClientGo(t *testing.T) {
 	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
 	c, seen := comparison{}, map[string]bool{}
@@ -65,7 +65,7 @@ func TestFieldsAreThoseOfClientGo(t *testing.T) {
 	c.report(t)
 }
 
-// CRD-055: of the kind that defines kinds, whose schema upstream makes from its OpenAPI.
+// CRD-057: of the kind that defines kinds, whose schema upstream makes from its OpenAPI.
 func TestFieldsOfCRDAreUpstreams(t *testing.T) {
 	models := map[string]*spec.Schema{}
 	definitions := apiextensionsopenapi.GetOpenAPIDefinitions(func(name string) spec.Ref {

@@ -36,7 +36,7 @@ func TestPrefixesAndAllowances(t *testing.T) {
 	}
 }
 
-// CRD-055: each kind can be written in protobuf and parsed for field ownership.
+// CRD-057, CRD-068: each kind can be written in protobuf and parsed for field ownership.
 func TestEveryKindIsComplete(t *testing.T) {
 	for _, v := range everyVersion() {
 		name := v.APIVersion + " " + v.Definition.Names.Kind

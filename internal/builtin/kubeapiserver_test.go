@@ -182,7 +182,7 @@ var moment = regexp.MustCompile(`"20[0-9-]+T[0-9:]+Z"`)
 // ages and times depend on when the object was looked at.
 var age = regexp.MustCompile(`^([0-9]+[smhdy])+$|^20[0-9-]+T`)
 
-// CRD-061: a Table has kube-apiserver's columns, and an object its cells.
+// CRD-064: a Table has kube-apiserver's columns, and an object its cells.
 func TestTable(t *testing.T) {
 	golden := readJSON[map[string]answered](t, "testdata/kube-apiserver.json")
 	c := serveCluster(t, builtin.Config{})

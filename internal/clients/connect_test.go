@@ -156,7 +156,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// SUB-028: a port of a Pod answers at a port of the client's, over SPDY and over WebSockets.
+// A port of a Pod answers at a port of the client's, over SPDY and over WebSockets.
 func TestPortForward(t *testing.T) {
 	c := newCluster(t)
 	pod := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
@@ -292,7 +292,7 @@ func TestGetOfNodeProxyIsNotCreate(t *testing.T) {
 	}
 }
 
-// VAL-023: policies judge who may be connected, and see with what.
+// Policies judge who may be connected, and see with what.
 func TestConnectIsAdmitted(t *testing.T) {
 	c := newCluster(t)
 	policy := `{"metadata":{"name":"calm"},"spec":{"matchConstraints":{"resourceRules":[{"apiGroups":[""],"apiVersions":["v1"],"operations":["CONNECT"],"resources":["pods/exec"]}]},

@@ -120,7 +120,7 @@ func repeat(t *testing.T, c *client, what, path string, manifest []byte, odd boo
 
 func generation(crd []byte) float64 { return nested[float64](member(crd, "metadata"), "generation") }
 
-// CRD-005, CRD-042: whoever writes a real CRD again, as it is stored or as it was written, in whatever way, changes nothing.
+// CRD-042: whoever writes a real CRD again, as it is stored or as it was written, in whatever way, changes nothing.
 // TRELLIS_CORPUS=all takes all of them.
 func TestRepeatedWritesOfCRDs(t *testing.T) {
 	requireCorpus(t)
@@ -178,7 +178,7 @@ const oddCRD = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDe
 "x":{"x-kubernetes-preserve-unknown-fields":true,"default":{"a":[],"b":{},"c":1.0}}}}}}]},
 "status":{"acceptedNames":{"kind":"","plural":""},"conditions":null,"storedVersions":[]}}`
 
-// CRD-005, CRD-042: so does who writes one that says nothing in odd ways.
+// CRD-042: so does who writes one that says nothing in odd ways.
 func TestRepeatedWritesOfOddCRDs(t *testing.T) {
 	c, accepted := newClient(t, testserver.Start(t).Config), 0
 	for seed := range 60 {

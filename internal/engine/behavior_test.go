@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// CRD-018: what a built-in kind has to say to a write is asked, by each verb.
+// What a built-in kind has to say to a write is asked, by each verb.
 func TestBuiltinKindsAreAsked(t *testing.T) {
 	w := newWorld(t)
 	w.mustCreate(w.configMap(""), `{"metadata":{"name":"fixed"},"immutable":true,"data":{"k":"1"}}`)

@@ -176,7 +176,7 @@ func TestNamespaceThatChanges(t *testing.T) {
 	equal(t, "owners", len(managedFields(object.Metadata(made))), 1)
 }
 
-// CRD-072: however often a write starts over, its caller is warned once.
+// However often a write starts over, its caller is warned once.
 func TestWarnedOnce(t *testing.T) {
 	for name, write := range map[string]func(w *world) *race{
 		"guard": func(w *world) *race {
@@ -264,7 +264,7 @@ func TestCRDThatChanges(t *testing.T) {
 	}
 }
 
-// SUB-002 SUB-017: a subresource that its version loses before the commit is not written.
+// SUB-011: a subresource that its version loses before the commit is not written.
 func TestSubresourceThatGoes(t *testing.T) {
 	for _, v := range slices.Concat(verbs, updates) {
 		if v.path == "spec.any.n" {

@@ -198,7 +198,7 @@ func TestLabelSelectors(t *testing.T) {
 	equal(t, "nothing", len(w.list(w.cron(""), ListOptions{Labels: labels.Nothing()}).Items), 0)
 }
 
-// CRD-060: field selectors on names, namespaces and what the version declares selectable.
+// PRN-022 PRN-023: field selectors on names, namespaces and what the version declares selectable.
 func TestFieldSelectors(t *testing.T) {
 	w := newWorld(t)
 	w.fill(6)

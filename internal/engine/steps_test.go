@@ -251,7 +251,7 @@ func TestOwnersAloneChange(t *testing.T) {
 	}
 }
 
-// CRD-008: what lies as another schema had it is stored anew by a write that changes nothing, be the new form as long as the old.
+// SCH-028: what lies as another schema had it is stored anew by a write that changes nothing, be the new form as long as the old.
 func TestStoredAnewUnderNewSchema(t *testing.T) {
 	w := newWorld(t)
 	w.mustCreate(w.cron(""), `{"metadata":{"name":"a"},"spec":{"color":"red"}}`)
@@ -345,7 +345,7 @@ func (a asked) Done() <-chan struct{} {
 	return a.Context.Done()
 }
 
-// CRD-018: a write of a CRD returns when the catalog knows of it, and not before.
+// CRD-015: a write of a CRD returns when the catalog knows of it, and not before.
 func TestCatalogKnowsOfTheWrite(t *testing.T) {
 	for name, write := range map[string]func(w *world, ctx context.Context, at Target) error{
 		"update": func(w *world, ctx context.Context, at Target) error {

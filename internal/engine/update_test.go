@@ -211,7 +211,7 @@ func TestUpdateDryRun(t *testing.T) {
 	w.refused(err, 422, metav1.StatusReasonInvalid, "metadata.labels: Invalid value")
 }
 
-// CRD-008, CRD-019
+// CRD-019, SCH-028: each version is pruned by its own schema, in what is read and in what is written.
 func TestOtherVersion(t *testing.T) {
 	w := newWorld(t)
 	narrow := strings.Replace(cronTabSchema, `"color":{"type":"string"},`, "", 1)

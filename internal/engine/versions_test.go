@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// CRD-018: one Event, two groups under different field names, one store.
+// One Event, two groups under different field names, one store.
 func TestEventsInTwoGroups(t *testing.T) {
 	w := newWorld(t)
 	core, events := w.at("", "v1", "events", "default"), w.at("events.k8s.io", "v1", "events", "default")
@@ -39,7 +39,7 @@ func TestEventsInTwoGroups(t *testing.T) {
 	w.refused(err, 400, metav1.StatusReasonBadRequest, "involvedObject.name")
 }
 
-// CRD-018: the source of an Event is its reporting controller where it names no component.
+// The source of an Event is its reporting controller where it names no component.
 func TestSourceOfEvents(t *testing.T) {
 	w := newWorld(t)
 	core := w.at("", "v1", "events", "default")
@@ -53,7 +53,7 @@ func TestSourceOfEvents(t *testing.T) {
 	}
 }
 
-// CRD-008: what was stored under another schema is pruned when it is read, once for all readers.
+// SCH-028: what was stored under another schema is pruned when it is read, once for all readers.
 func TestReadUnderNewSchema(t *testing.T) {
 	w := newWorld(t)
 	for i := range 3 {

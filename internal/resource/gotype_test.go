@@ -100,7 +100,7 @@ func upstream(g *resource.GoType, data []byte) (served any, strict []string, err
 	return t, strict, err
 }
 
-// CRD-052: bodies of built-in kinds are read as upstream reads them, to the word of each error.
+// CRD-068: bodies of built-in kinds are read as upstream reads them, to the word of each error.
 func TestDecodeIsUpstreams(t *testing.T) {
 	for _, c := range samples {
 		t.Run(c.name, func(t *testing.T) { compareDecode(t, c.typ, []byte(c.json)) })
@@ -290,7 +290,7 @@ func TestProtobufEvent(t *testing.T) {
 	}
 }
 
-// CRD-052
+// CRD-068: protobuf that cannot be read is refused as upstream refuses it.
 func TestProtobufRefusals(t *testing.T) {
 	for _, data := range []string{"", "k8s", "k8s\x00", "{}", "k8s\x00\xff\xff", "k8s\x00\x12\x05\x0a\xff\xff\xff\xff", "k8s\x00\x12\x7f"} {
 		_, _, theirs := theirProtobuf().Decode([]byte(data), nil, &corev1.ConfigMap{})
@@ -320,7 +320,7 @@ func nest(depth int) []byte {
 	return append([]byte("k8s\x00"), wrap(2, crd)...)
 }
 
-// CRD-052: a body of 3 MiB can nest half a million messages, which would overflow the stack.
+// CRD-068: a body of 3 MiB can nest half a million messages, which would overflow the stack.
 func TestProtobufDepth(t *testing.T) {
 	crd := typeOf[apiextensionsv1.CustomResourceDefinition, apiextensionsv1.CustomResourceDefinitionList]()
 	if _, err := crd.DecodeProtobuf(nest(500_000)); err == nil || err.Error() != "exceeded max depth" {

@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// CRD-052: the tree of any object of k8s.io/api is that of its JSON, and of any such tree comes what is read of the JSON.
+// CRD-068: the tree of any object of k8s.io/api is that of its JSON, and of any such tree comes what is read of the JSON.
 func TestTreesOfGoTypes(t *testing.T) {
 	fill := fuzzer.FuzzerFor(metafuzzer.Funcs, rand.NewSource(1), scheme.Codecs)
 	for gvk, typ := range scheme.Scheme.AllKnownTypes() {

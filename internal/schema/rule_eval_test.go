@@ -267,7 +267,7 @@ is: 5%
 			"url('https://h:1/').getHostname() == 'h'", "url('https://h:1/').getPort() == '1'", "url('https://h/p%20q').getEscapedPath() == '/p%20q'", "url('https://h/?k=v').getQuery() == {'k': ['v']}",
 			"!format.dns1123Label().validate(self.text).hasValue()", "format.dns1123Label().validate('A').hasValue()", "self.atomic.all(i, v, v == i + 1)", "self.map.exists(k, v, k == 'b' && v == 2)",
 			"sets.equivalent(self.set, [2, 1])", "sets.intersects(self.set, [2, 3])",
-			 "isURL('https://h:1/p')", "quantity('1Ki').asInteger() == 1024", "ip('10.0.0.1').family() == 4", "cidr('10.0.0.0/8').containsIP('10.1.1.1')", "sets.contains(self.set, [1])",
+			"isURL('https://h:1/p')", "quantity('1Ki').asInteger() == 1024", "ip('10.0.0.1').family() == 4", "cidr('10.0.0.0/8').containsIP('10.1.1.1')", "sets.contains(self.set, [1])",
 			"[self.?nil].all(x, !x.hasValue())"},
 	} {
 		list := []map[string]string{}

@@ -65,7 +65,7 @@ func mangle(r *rand.Rand, v any) any {
 	return odd[r.IntN(len(odd))]
 }
 
-// CRD-005: a CRD is the same whichever way it is read.
+// A CRD is the same whichever way it is read.
 func TestFromTreeIsRead(t *testing.T) {
 	r, read := rand.New(rand.NewPCG(3, 5)), 0
 	for i, f := range corpus(t) {
