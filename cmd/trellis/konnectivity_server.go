@@ -85,8 +85,8 @@ func (f *konnectivityServer) bind(flags *pflag.FlagSet) (logger func() *slog.Log
 	f.bindConnections(flags)
 	f.bindPorts(flags)
 	f.bindCluster(flags)
-	flags.Int("xfr-channel-size", 10, "accepted, without effect: what waits is counted in bytes")
-	flags.Bool("warn-on-channel-limit", true, "accepted, without effect")
+	fix(flags, "xfr-channel-size", "int", "10", "number of packets that may wait; the limit here is one of bytes")
+	fix(flags, "warn-on-channel-limit", "bool", "false", "warnings about packets that wait")
 	return klogFlags(flags)
 }
 

@@ -184,11 +184,11 @@ func TestKonnectivityServerOfTheDocumentation(t *testing.T) {
 	}
 }
 
-// KON-034: the flags of TCP, several servers and strategies; and those of the reference that do nothing here.
+// KON-034: the flags of TCP, several servers and strategies; and those of the reference that have one value here.
 func TestKonnectivityServerOthers(t *testing.T) {
 	t.Setenv("PROXY_SERVER_ID", "from-environment")
 	f, err := konnectivityFlags(t, with(byTCP, "--mode=http-connect", "--cluster-ca-cert=THERE", "--server-bind-address=::1", "--server-count=3", "--proxy-strategies=destHost,default",
-		"--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "--tls-min-version=VersionTLS13", "--xfr-channel-size=150", "--warn-on-channel-limit", "-v=4", "--log-file=",
+		"--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "--tls-min-version=VersionTLS13", "--xfr-channel-size=10", "--warn-on-channel-limit=false", "-v=4", "--log-file=",
 		"--enable-lease-controller", "--kubeconfig=THERE", "--lease-label=a=b,c=d", "--advertise-agent-address=192.0.2.1,[2001:db8::1]:9")...)
 	if err != nil {
 		t.Fatal(err)

@@ -49,6 +49,7 @@ func embeddedKubectl(args []string) int {
 		_ = os.Setenv("KUBECONFIG", defaultKubeconfig)
 		if os.Getenv("KUBECACHEDIR") == "" {
 			_ = os.Setenv("KUBECACHEDIR", defaultCache)
+			_ = os.Mkdir(defaultCache, 0o700) // kubectl would make one that others may read; without a server it fails anyway
 		}
 		if _, err := os.Stat(defaultKubeconfig); errors.Is(err, fs.ErrNotExist) {
 			cmdutil.BehaviorOnFatal(explainMissing)

@@ -214,8 +214,9 @@ func (a *APIServices) tell(ctx context.Context, c client.APIServiceInterface, is
 		a.changed.AddAfter(is.Name, wait)
 		return nil
 	}
-	recordAvailability(is, condition.Status == apiregistrationv1.ConditionTrue, a.startedBefore(is.CreationTimestamp.Time), was)
+	first := was == nil && a.startedBefore(is.CreationTimestamp.Time)
 	helper.SetAPIServiceCondition(is, condition)
+	recordAvailability(is, condition.Status == apiregistrationv1.ConditionTrue, first)
 	_, err := c.UpdateStatus(ctx, is, metav1.UpdateOptions{FieldManager: apiServer})
 	if err != nil {
 		return err

@@ -24,13 +24,13 @@ import (
 // without it may have been available.
 const neverAvailable apiregistrationv1.APIServiceConditionType = "NeverAvailable"
 
-// recordAvailability keeps the condition neverAvailable of s, whose condition Available is about to be written and was before.
-// created reports whether this process has been running since before s was created.
-func recordAvailability(s *apiregistrationv1.APIService, available, created bool, before *apiregistrationv1.APIServiceCondition) {
+// recordAvailability keeps the condition neverAvailable of s, behind the condition Available, which clients expect to be the first. first
+// reports whether the condition Available is the first one since s was created, which this process has seen.
+func recordAvailability(s *apiregistrationv1.APIService, available, first bool) {
 	switch {
 	case available:
 		s.Status.Conditions = slices.DeleteFunc(s.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool { return c.Type == neverAvailable })
-	case before == nil && created:
+	case first:
 		helper.SetAPIServiceCondition(s, apiregistrationv1.APIServiceCondition{
 			Type: neverAvailable, Status: apiregistrationv1.ConditionTrue, LastTransitionTime: metav1.Now(), Reason: "NotAvailableSinceCreation",
 			Message: "the API server has not been available since the APIService was created; deleted namespaces do not wait for it",
