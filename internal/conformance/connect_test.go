@@ -162,7 +162,8 @@ func (p *pair) proxied(t *testing.T) {
 		connectPods + "/runs/proxy", fmt.Sprintf("%s/http:runs:%d/proxy", connectPods, p.node.pod.Port()),
 		connectServices + "/s:80/proxy", connectServices + "/s:web/proxy", connectServices + "/http:s:80/proxy",
 	} {
-		for _, path := range []string{"", "/", "/a", "/a/", "/a%20b//c/?d=e&path=f", "//a", "//namespaces//x", "/page", "/moved", "/a/b/c/d/e/f/g/h"} {
+		for _, path := range []string{"", "/", "/a", "/a/", "/a%20b//c/?d=e&path=f", "//a", "//namespaces//x", "/page", "/moved", "/a/b/c/d/e/f/g/h",
+			"/x%2Fy", "/x%2fy/", "/a%25b", "/a%252Fb", "/a%3Fb?c=d", "/a%23b", "/a;b=c", "/a%3Bb", "/a%C3%A9", "/a+b%2Bc", "/a:b@c"} {
 			p.send(t, request{method: "GET", path: base + path})
 			p.send(t, request{method: "POST", path: base + path, body: "text", contentType: "text/plain"})
 		}
