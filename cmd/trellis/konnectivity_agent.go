@@ -134,8 +134,12 @@ func (f *agentFlags) complete() (err error) {
 			return fmt.Errorf("%s: %w", flag, err)
 		}
 	}
-	if err := checkIdentifiers(f.Identifiers); err != nil {
+	warnings, err := checkIdentifiers(f.Identifiers)
+	if err != nil {
 		return fmt.Errorf("--agent-identifiers: %w", err)
+	}
+	for _, w := range warnings {
+		klog.Warning("--agent-identifiers: " + w)
 	}
 	if f.LeaseSelector, err = labels.Parse(f.leaseSelector); err != nil {
 		return fmt.Errorf("--lease-label-selector: %w", err)
@@ -156,24 +160,24 @@ func isHost(host string) bool {
 // identifierKinds are what an agent may say that it is for.
 var identifierKinds = []string{"host", "cidr", "ipv4", "ipv6", "default-route"}
 
-// checkIdentifiers refuses kinds that no server could know, and warns of values that are none of their kind: the reference takes any, and one
-// of its manifests has a variable there that nobody fills in.
-func checkIdentifiers(query string) error {
+// checkIdentifiers refuses kinds that no server knows, and returns a warning for each value that does not fit its kind: the reference accepts
+// any, and one of its manifests has a variable there that is never replaced.
+func checkIdentifiers(query string) (warnings []string, err error) {
 	identifiers, err := url.ParseQuery(query)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for kind, values := range identifiers {
 		if !slices.Contains(identifierKinds, kind) {
-			return fmt.Errorf("%q is none of %v", kind, identifierKinds)
+			return nil, fmt.Errorf("%q is none of %v", kind, identifierKinds)
 		}
 		for _, value := range values {
 			if wrong := wrongIdentifier(kind, value); wrong != "" {
-				klog.Warningf("--agent-identifiers: %s: %q is %s", kind, value, wrong)
+				warnings = append(warnings, fmt.Sprintf("%s: %q is %s", kind, value, wrong))
 			}
 		}
 	}
-	return nil
+	return warnings, nil
 }
 
 // wrongIdentifier says what an identifier is not; "": nothing is wrong.

@@ -136,7 +136,9 @@ func aggregated(role *rbacv1.ClusterRole, of []rbacv1.ClusterRole) (rules []rbac
 // try runs reconcile, again where somebody else was quicker or the store is not there.
 func (b *bootstrap) try(name string, reconcile func() error) {
 	b.all.Go(func() error {
-		passing := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) }
+		passing := func(err error) bool {
+			return apierrors.IsConflict(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsTimeout(err)
+		}
 		err := retry.OnError(retry.DefaultBackoff, passing, reconcile)
 		if err != nil && !apierrors.IsNotFound(err) { // nothing serves what is switched off
 			return fmt.Errorf("%s: %w", name, err)
