@@ -3,6 +3,7 @@ package embedded
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,10 +22,13 @@ func TestLinearizable(t *testing.T) {
 		fs.sticky.Store(true)
 		fs.failAt.Store(40 + r.Int64N(400))
 		heals, enough, tries := r.IntN(2) == 0, make(chan time.Time), 0
+		var mu sync.Mutex // two loops pause
 		pause := func(d time.Duration) <-chan time.Time {
 			if d == lookEvery {
 				return nil
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			switch tries++; {
 			case tries > 2 && heals:
 				fs.failAt.Store(0)
