@@ -61,8 +61,7 @@ func TestDanglingFlowSchemas(t *testing.T) {
 		becomes(t, c, s.Name, found(s.Spec.PriorityLevelConfiguration.Name))
 	}
 	schemas, levels := c.FlowcontrolV1().FlowSchemas(), c.FlowcontrolV1().PriorityLevelConfigurations()
-	s, err := schemas.Create(t.Context(), flowSchema("mine", "mine"), metav1.CreateOptions{})
-	if err != nil {
+	if _, err := schemas.Create(t.Context(), flowSchema("mine", "mine"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	becomes(t, c, "mine", notFound("mine"))
@@ -72,7 +71,8 @@ func TestDanglingFlowSchemas(t *testing.T) {
 		t.Fatal(err)
 	}
 	becomes(t, c, "mine", found("mine"))
-	if s, err = schemas.Get(t.Context(), "mine", metav1.GetOptions{}); err != nil {
+	s, err := schemas.Get(t.Context(), "mine", metav1.GetOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.Status.Conditions[0].Status = "Unknown"
