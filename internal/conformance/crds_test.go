@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -99,6 +100,7 @@ func testCRDs(t *testing.T, p *pair) {
 	}
 	p.document(t, "/apis", asAggregated)
 	p.do(t, "POST "+crdPath+"?dryRun=All", "", boundedByAllOf)
+	p.do(t, "POST "+crdPath+"?dryRun=All", "", selectableReference)
 	for i, c := range p.crds {
 		if i%10 == 0 {
 			for _, body := range c.spoilt() {
@@ -113,6 +115,16 @@ func testCRDs(t *testing.T, p *pair) {
 const boundedByAllOf = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"bounded.example.com"},"spec":{"group":"example.com",
 	"scope":"Namespaced","names":{"plural":"bounded","kind":"Bounded"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{
 	"spec":{"type":"array","maxItems":1000,"items":{"type":"string","allOf":[{"maxLength":63}]},"x-kubernetes-validations":[{"rule":"self.all(a, a.matches('^[a-z]*$'))"}]}}}}}]}}`
+
+// selectableReference is a CRD whose validation panics in kube-apiserver, which aborts the request.
+const selectableReference = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"references.example.com"},"spec":{"group":"example.com",
+	"scope":"Namespaced","names":{"plural":"references","kind":"Reference"},"versions":[{"name":"v1","served":true,"storage":true,"selectableFields":[{"jsonPath":".spec.a"}],
+	"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"a":{"type":"string"}}},"spoilt":{"$ref":"#/definitions/x"}}}}}]}}`
+
+// refersBySelectableField reports whether r writes such a CRD.
+func refersBySelectableField(r request) bool {
+	return aboutCRD(r) && strings.Contains(r.body, `"$ref"`) && strings.Contains(r.body, `"selectableFields"`)
+}
 
 // installCRDs creates them all, and waits until kube-apiserver serves them.
 func (p *pair) installCRDs(t *testing.T) {
