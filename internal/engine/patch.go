@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -219,16 +219,30 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	return t, nil
 }
 
-// fraction is a number with a fraction or an exponent, or text that looks like one.
-var fraction = regexp.MustCompile(`[0-9]([.][0-9]|[eE][-+]?[0-9])`)
-
 // integers returns an error if a merge patch or a JSON patch of a built-in kind writes an integer with a fraction or an exponent (2.0), which
 // Go's decoder refuses. A strategic merge patch may do so.
 func (w *write) integers(p Patch, patched object.Tree) error {
-	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !fraction.Match(p.Data) {
+	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !hasWholeFloat(patched) {
 		return nil
 	}
 	return kjson.UnmarshalCaseSensitivePreserveInts(object.AppendTypedJSON(nil, patched), w.v.Type.New())
+}
+
+// hasWholeFloat reports whether a number in v was written with a fraction or an exponent and is whole.
+func hasWholeFloat(v any) bool {
+	switch v := v.(type) {
+	case float64:
+		return v == math.Trunc(v)
+	case object.Tree:
+		for _, w := range v {
+			if hasWholeFloat(w) {
+				return true
+			}
+		}
+	case []any:
+		return slices.ContainsFunc(v, hasWholeFloat)
+	}
+	return false
 }
 
 // quoted returns the text that upstream quotes where it refuses a patch: a strategic merge patch itself, else its result.
