@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // What a loop writes relies on what it has read. That the server holds a write to it is shown where the server is; here it is
@@ -23,6 +24,7 @@ import (
 type canned struct {
 	answers map[string]string
 	writes  []write
+	reads   map[string]int // GETs by path
 }
 
 type write struct {
@@ -32,6 +34,12 @@ type write struct {
 
 func (c *canned) RoundTrip(r *http.Request) (*http.Response, error) {
 	code, answer := http.StatusOK, c.answers[r.URL.Path]
+	if c.reads == nil {
+		c.reads = map[string]int{}
+	}
+	if r.Method == http.MethodGet {
+		c.reads[r.URL.Path]++
+	}
 	if r.Method != http.MethodGet {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -117,6 +125,28 @@ func TestCollectsWhatItRead(t *testing.T) {
 		t.Error(err)
 	}
 	api.expect(t, "metadata")
+}
+
+// References to many owners that do not exist do not list the kind for each of them.
+func TestSearchesForOwnersAreLimited(t *testing.T) {
+	const all = "/apis/g/v1/things"
+	api := &canned{answers: map[string]string{all: `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{},"items":[]}`}}
+	c := collecting(t, api)
+	c.searches = flowcontrol.NewFakeNeverRateLimiter()
+	owner := ownerID{apiVersion: "g/v1", kind: "Thing", namespace: "n", name: "none", uid: "none"}
+	if err := c.findOwner(t.Context(), owner); err != nil || api.reads[all] > 0 || api.reads[thingsPath+"none"] != 1 {
+		t.Errorf("%v, requests %v", err, api.reads)
+	}
+	c = collecting(t, api)
+	for i := range 4 * searchBurst {
+		owner.name = fmt.Sprint("none-", i)
+		if err := c.findOwner(t.Context(), owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := api.reads[all]; n < searchBurst || n == 4*searchBurst {
+		t.Errorf("%d lists for %d owners", n, 4*searchBurst)
+	}
 }
 
 // CRD-066: a deletion that waits for dependents is not finished before every kind has been listed: there may be some.

@@ -17,6 +17,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/lru"
 )
@@ -41,7 +42,15 @@ type collector struct {
 	absentOwners *lru.Cache
 	events       record.EventBroadcaster
 	recorder     record.EventRecorder
+	searches     flowcontrol.PassiveRateLimiter // of lists that only an Event needs
 }
+
+// At most searchBurst searches for owners in other namespaces follow each other, and then searchesPerSecond: each lists a kind, and every user who
+// creates objects with owners that do not exist causes searches.
+const (
+	searchBurst       = 25
+	searchesPerSecond = 1
+)
 
 // ownerID is an owner as a dependent's reference names it.
 type ownerID struct {
@@ -81,7 +90,8 @@ func newCollector(c *clients, k *kinds) *collector {
 	}
 	return &collector{
 		events: events, recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "garbage-collector-controller"}),
-		clients: c, kinds: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
+		searches: flowcontrol.NewTokenBucketPassiveRateLimiter(searchesPerSecond, searchBurst),
+		clients:  c, kinds: k, graph: g, absentOwners: lru.New(maxAbsentOwners), attempts: newQueue[objectID]("collect"),
 		deletions: newQueue[objectID]("finish deletion"), owners: newQueue[ownerID]("find owner"),
 		parkedAttempts: parking[objectID]{matters: func(o objectID) bool { return g.has(o.uid) }},
 		parkedOwners:   parking[ownerID]{matters: func(o ownerID) bool { return g.has(o.uid) }},
@@ -200,9 +210,10 @@ func (c *collector) findOwner(ctx context.Context, id ownerID) error {
 	return nil
 }
 
-// findElsewhere reports the references to an owner that exists in another namespace than theirs.
+// findElsewhere reports the references to an owner that exists in another namespace than theirs, unless too many owners are searched for. The
+// graph does not have owners that nothing refers to.
 func (c *collector) findElsewhere(ctx context.Context, k kind, id ownerID) error {
-	if !k.Namespaced {
+	if !k.Namespaced || !c.searches.TryAccept() {
 		return nil
 	}
 	list, err := c.clients.metadata.Resource(k.GroupVersionResource).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + id.name})
