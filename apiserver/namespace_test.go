@@ -21,6 +21,18 @@ func post(t *testing.T, s *apiserver.Server, path, text string) {
 	body(t, resp, err, http.StatusCreated)
 }
 
+// patch sends a patch of a type such as merge-patch+json and returns the response.
+func patch(t *testing.T, s *apiserver.Server, path, kind, text string, status int) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+path, strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/"+kind)
+	resp, err := client(t, s).Do(req)
+	return body(t, resp, err, status)
+}
+
 func remove(t *testing.T, s *apiserver.Server, path string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, s.URL()+path, nil)
@@ -86,14 +98,7 @@ func TestNamespaceOfServiceInPlaceOfCRD(t *testing.T) {
 	post(t, s, "/api/v1/namespaces", `{"metadata":{"name":"a"}}`)
 	until(t, s, "/apis/dead.example.com/v1/namespaces/a/things", http.StatusOK, "")
 	post(t, s, "/apis/dead.example.com/v1/namespaces/a/things", `{"apiVersion":"dead.example.com/v1","kind":"Thing","metadata":{"name":"x"}}`)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+apiServices+"/v1.dead.example.com",
-		strings.NewReader(`{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"none"}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/merge-patch+json")
-	resp, err := client(t, s).Do(req)
-	body(t, resp, err, http.StatusOK)
+	patch(t, s, apiServices+"/v1.dead.example.com", "merge-patch+json", `{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"default","name":"none"}}}`, http.StatusOK)
 	until(t, s, apiServices+"/v1.dead.example.com", http.StatusOK, `"ServiceNotFound"`)
 	remove(t, s, "/api/v1/namespaces/a")
 	until(t, s, "/api/v1/namespaces/a", http.StatusOK, "waiting for APIService v1.dead.example.com")

@@ -16,13 +16,7 @@ const numbersCRD = `{"metadata":{"name":"numbers.example.com"},"spec":{"group":"
 // apply sends text as a server-side apply and returns the answer.
 func apply(t *testing.T, s *apiserver.Server, path, text string, status int) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+path+"?fieldManager=test", strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/apply-patch+yaml")
-	resp, err := client(t, s).Do(req)
-	return body(t, resp, err, status)
+	return patch(t, s, path+"?fieldManager=test", "apply-patch+yaml", text, status)
 }
 
 // A whole number of a server-side apply is an integer however JSON writes it: to rules, to /scale, and in fields without a schema
@@ -59,13 +53,7 @@ func TestFractionsInPatches(t *testing.T) {
 			{"json-patch", `[{"op":"replace","path":"/spec/replicas","value":3.0}]`, http.StatusUnprocessableEntity},
 			{"strategic-merge-patch", `{"spec":{"replicas":4.0}}`, http.StatusOK},
 		} {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, s.URL()+path, strings.NewReader(c.patch))
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("Content-Type", "application/"+c.kind+"+json")
-			resp, err := client(t, s).Do(req)
-			if text := body(t, resp, err, c.status); c.status != http.StatusOK && !strings.Contains(text, "cannot unmarshal number") {
+			if text := patch(t, s, path, c.kind+"+json", c.patch, c.status); c.status != http.StatusOK && !strings.Contains(text, "cannot unmarshal number") {
 				t.Errorf("%s: %s", c.patch, text)
 			}
 		}

@@ -91,14 +91,7 @@ func TestServicesWithoutIPAddresses(t *testing.T) {
 
 	elsewhere := start(t, apiserver.Config{})
 	until(t, elsewhere, apiServices+"/v1.networking.k8s.io", http.StatusOK, "Local")
-	patch, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, elsewhere.URL()+apiServices+"/v1.networking.k8s.io",
-		strings.NewReader(`{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	patch.Header.Set("Content-Type", "application/merge-patch+json")
-	resp, err := client(t, elsewhere).Do(patch)
-	body(t, resp, err, http.StatusOK)
+	patch(t, elsewhere, apiServices+"/v1.networking.k8s.io", "merge-patch+json", `{"spec":{"insecureSkipTLSVerify":true,"service":{"namespace":"n","name":"s"}}}`, http.StatusOK)
 	until(t, elsewhere, "/apis/networking.k8s.io/v1/ipaddresses", http.StatusServiceUnavailable, "")
 	post(t, elsewhere, services, `{"metadata":{"name":"a"},"spec":{"ports":[{"port":80}]}}`)
 }

@@ -22,10 +22,10 @@ type wholeStrategy interface {
 // quotaStrategy is upstream's strategy of ResourceQuotas with a warning for counts that leave out the group of their resource.
 type quotaStrategy struct {
 	wholeStrategy
-	groups func(context.Context, string) []string // of the served resources with a plural name
+	groups func(context.Context) map[string][]string // of all resources by plural name
 }
 
-func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.Strategy, c.groupsOf} }
+func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.Strategy, c.groups} }
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (s quotaStrategy) WarningsOnCreate(ctx context.Context, obj runtime.Object) []string {
@@ -40,12 +40,19 @@ func (s quotaStrategy) WarningsOnUpdate(ctx context.Context, obj, old runtime.Ob
 // countsWithoutGroup returns a warning for each limit such as count/jobs, which limits nothing: a name without a group is one of the core
 // group (kubernetes#97765).
 func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Object) (warnings []string) {
+	var names []string
 	for limit := range obj.(*api.ResourceQuota).Spec.Hard {
-		name, ok := strings.CutPrefix(string(limit), "count/")
-		if !ok || strings.Contains(name, ".") {
-			continue
+		if name, ok := strings.CutPrefix(string(limit), "count/"); ok && !strings.Contains(name, ".") {
+			names = append(names, name)
 		}
-		groups := s.groups(ctx, name)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	served := s.groups(ctx)
+	for _, name := range names {
+		groups := served[name]
 		if slices.Contains(groups, "") {
 			continue
 		}
@@ -56,26 +63,25 @@ func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Objec
 		for _, g := range groups {
 			use = append(use, "count/"+name+"."+g)
 		}
-		warnings = append(warnings, fmt.Sprintf("spec.hard[%s]: limits nothing, because the core group has no resource %q; use %s", limit, name, strings.Join(use, " or ")))
+		warnings = append(warnings, fmt.Sprintf("spec.hard[count/%s]: limits nothing, because the core group has no resource %q; use %s", name, name, strings.Join(use, " or ")))
 	}
-	slices.Sort(warnings)
 	return warnings
 }
 
-// groupsOf returns the names of the groups that have a resource with a plural name.
-func (c Config) groupsOf(ctx context.Context, plural string) (groups []string) {
+// groups returns the names of the groups of all resources by plural name, in order.
+func (c Config) groups(ctx context.Context) map[string][]string {
+	all := map[string][]string{}
 	if c.Catalog == nil {
-		return nil
+		return all
 	}
 	catalog, err := c.Catalog(ctx)
 	if err != nil {
-		return nil
+		return all // a write needs no warning
 	}
-	for d := range catalog.Definitions() {
-		if d.Names.Plural == plural {
-			groups = append(groups, d.Group)
+	for d := range catalog.Definitions() { // by group
+		if names := all[d.Names.Plural]; !slices.Contains(names, d.Group) {
+			all[d.Names.Plural] = append(names, d.Group)
 		}
 	}
-	slices.Sort(groups)
-	return slices.Compact(groups)
+	return all
 }
