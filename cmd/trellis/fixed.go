@@ -23,9 +23,9 @@ func (f *fixed) Set(value string) error {
 	return nil
 }
 
-// fix declares a flag that accepts one value. what is the meaning of this value.
-func fix(flags *pflag.FlagSet, name, kind, value, what string) {
-	flags.Var(&fixed{value, kind}, name, what+"; the only value")
+// fix declares a flag that accepts one value. meaning is the help of the flag.
+func fix(flags *pflag.FlagSet, name, kind, value, meaning string) {
+	flags.Var(&fixed{value, kind}, name, meaning+"; the only value")
 	if kind == "bool" {
 		flags.Lookup(name).NoOptDefVal = "true"
 	}

@@ -85,9 +85,6 @@ const maxAbsentOwners = 4096
 
 func newCollector(c *clients, k *kinds) *collector {
 	g, events := newGraph(), record.NewBroadcaster()
-	if c != nil {
-		events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.core.Events("")})
-	}
 	return &collector{
 		events: events, recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "garbage-collector-controller"}),
 		searches: flowcontrol.NewTokenBucketPassiveRateLimiter(searchesPerSecond, searchBurst),
@@ -99,6 +96,7 @@ func newCollector(c *clients, k *kinds) *collector {
 }
 
 func (c *collector) run(ctx context.Context) {
+	c.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.clients.core.Events("")})
 	defer c.events.Shutdown()
 	var running sync.WaitGroup
 	running.Go(func() { c.attempts.work(ctx, 4, c.attempt) })

@@ -25,12 +25,12 @@ import (
 )
 
 const (
-	countQuotas = 5 * time.Minute  // all of them, anew
-	lookForNew  = 30 * time.Second // kinds that quotas may be about, where no CRD or APIService has changed
+	countQuotas = 5 * time.Minute  // interval between two counts of all quotas
+	lookForNew  = 30 * time.Second // interval between two requests for discovery if no CRD or APIService has changed
 	betweenSync = time.Second      // the least time between two requests for discovery
 )
 
-// openQuotas makes the controller that writes what there is into the status of ResourceQuotas.
+// openQuotas creates the controller that writes the usage into the status of ResourceQuotas.
 func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error) {
 	client, err := metadata.NewForConfig(u.config)
 	if err != nil {
@@ -104,7 +104,7 @@ func (r *recounted) Informer() cache.SharedIndexInformer {
 	return handled{r.ResourceQuotaInformer.Informer(), r}
 }
 
-// matching calls the handler for the quotas that limit what e counts.
+// matching calls the handler for the quotas with a limit that e counts.
 func (r *recounted) matching(e quota.Evaluator) {
 	all, err := r.Lister().List(labels.Everything())
 	if err != nil || r.handler == nil {
@@ -128,7 +128,7 @@ func (h handled) AddEventHandlerWithResyncPeriod(handler cache.ResourceEventHand
 	return h.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
 }
 
-// counter lists what quotas count, in a namespace.
+// counter lists the counted objects of a namespace.
 type counter struct {
 	cache.GenericLister // nil
 	u                   *Upstream
@@ -175,7 +175,7 @@ func (f countedInformers) Start(stop <-chan struct{}) {
 	f.names.Start(stop)
 }
 
-// onlyName lets go of all but the name of an object.
+// onlyName removes all metadata but the name of an object.
 func onlyName(obj any) (any, error) {
 	if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		m.ObjectMeta = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}

@@ -9,7 +9,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// usualMetadata reports whether metadata is valid for sure. What it does not recognize may be valid as well.
+// usualMetadata reports whether metadata has the usual form, which is always valid. Other metadata may be valid as well.
 func usualMetadata(md object.Tree) bool {
 	if md["ownerReferences"] != nil {
 		return false

@@ -67,7 +67,7 @@ func elementType(typ reflect.Type, name string) reflect.Type {
 	return nil
 }
 
-// decodesItself reports whether a type has a method to decode JSON, so that what is below it has no Go type.
+// decodesItself reports whether a type has a method to decode JSON, so that its fields have no Go types.
 func decodesItself(typ reflect.Type) bool {
 	pointer := reflect.PointerTo(typ)
 	return pointer.Implements(reflect.TypeFor[json.Unmarshaler]()) || pointer.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())

@@ -42,7 +42,7 @@ func ForConversion(file string) (s *Source, warnings []string, err error) {
 	return s, warnings, nil
 }
 
-// review returns what of a user does not apply to conversion webhooks, and whether nothing does.
+// review returns a warning about the credentials of a user that do not apply to conversion webhooks, and whether none of them applies.
 func review(name string, user *api.AuthInfo) (warning string, unused bool) {
 	headers := user.Token != "" || user.TokenFile != "" || user.Username != "" || user.Password != "" || user.Impersonate != ""
 	certificate := hasCertificate(user) || user.Exec != nil

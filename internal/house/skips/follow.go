@@ -54,7 +54,7 @@ func follow(in io.Reader, out io.Writer) ([]skip, error) {
 	}
 }
 
-// take prints or holds back what e has. All held output of a package that fails is printed, because a panic ends no test.
+// take prints or holds back the output of e. All held output of a package that fails is printed, because a panic ends no test.
 func (f *follower) take(e *event) {
 	name := e.Package + " " + e.Test
 	switch e.Action {

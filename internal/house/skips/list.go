@@ -64,7 +64,7 @@ func (a *allowed) covers(test string) bool {
 	return name == "" || test == strings.TrimSuffix(name, "/") || strings.HasPrefix(test, name)
 }
 
-// requirements find what a test needs on this machine.
+// requirements find programs, files and rights on this machine.
 type requirements struct {
 	root      string // of the repository
 	lookup    func(string) (string, bool)
