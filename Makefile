@@ -2,7 +2,7 @@
 
 FUZZTIME ?= 30s
 
-.PHONY: trellis cluster test bench fuzz lint check sweep torture oracle peers cert-manager
+.PHONY: trellis cluster test bench fuzz lint check sweep crashtest oracle peers cert-manager
 
 trellis:
 	go build -trimpath -o bin/trellis ./cmd/trellis
@@ -30,12 +30,12 @@ check:
 
 # Grows every list and map of every kind and measures what a request costs. It takes hours; SWEEP_ONLY names a part of the cases.
 sweep:
-	SWEEP=all go test -count=1 -timeout 24h -v -run 'TestSweep$$' ./internal/hostile
+	SWEEP=all go test -count=1 -timeout 24h -v -run 'TestSweep$$' ./internal/robustness
 
 # Kills a server at random a thousand times while it writes, and a fake disk ten thousand times.
-torture:
-	TORTURE=1000 go test -count=1 -timeout 2h -v ./internal/torture
-	TORTURE=10000 go test -count=1 -timeout 2h ./internal/storage/embedded
+crashtest:
+	CRASHTEST=1000 go test -count=1 -timeout 2h -v ./internal/crashtest
+	CRASHTEST=10000 go test -count=1 -timeout 2h ./internal/storage/embedded
 
 # The programs that tests compare with: see peers/README.md.
 peers: oracle cert-manager

@@ -12,7 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
 // believe decides whom the server believes.
@@ -20,7 +20,7 @@ func (s *Server) believe() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.disbelieve = cancel
 	keys := s.keys.Load()
-	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, builtin.Accounts(s.store.Head), secrets{s})
+	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, kinds.Accounts(s.store.Head), secrets{s})
 	if err != nil {
 		return err
 	}

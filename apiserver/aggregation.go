@@ -15,7 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust"
 
 	"github.com/trellis-k8s/trellis/internal/aggregation"
-	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -34,7 +34,7 @@ type Aggregation struct {
 func (s *Server) aggregate(out *egress.Dialer) {
 	services := s.services()
 	services.ByClusterIP = s.config.Aggregation.ByClusterIP
-	s.apiServices = control.NewAPIServices(s.engine.Live.Load)
+	s.apiServices = controllers.NewAPIServices(s.engine.Live.Load)
 	s.aggregator = aggregation.New(aggregation.Config{
 		Catalog: s.engine.Live.Load, Dialer: out, Endpoints: services.Endpoints, Certificate: s.proxyCertificate,
 		Headers: s.headers().Default(), Report: s.apiServices.Report,
@@ -108,7 +108,7 @@ func (s *Server) trust(ctx context.Context, c *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	return control.RunAuthenticationTrust(ctx, c, info)
+	return controllers.RunAuthenticationTrust(ctx, c, info)
 }
 
 func (s *Server) trustInfo() (info clusterauthenticationtrust.ClusterAuthenticationInfo, err error) {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
-	"github.com/trellis-k8s/trellis/internal/builtin"
-	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
 
@@ -61,7 +61,7 @@ type Config struct {
 	// Authorization is who decides what callers may do, besides system:masters, who may do all.
 	Authorization authz.Config
 	// Fairness is whose turn it is; without limits they are kube-apiserver's, 400 and 200.
-	Fairness fairness.Config
+	Fairness flowcontrol.Config
 	// Admission is what may change or stop a write.
 	Admission Admission
 	// Aggregation is how it reaches the API servers that APIServices name.
@@ -110,7 +110,7 @@ type Config struct {
 	// finalizes the namespace itself within this time gets no conflict.
 	NamespaceDelay time.Duration
 	// ClusterSigning is which CAs sign the certificates that CertificateSigningRequests ask for; zero is the server's own.
-	ClusterSigning control.Signing
+	ClusterSigning controllers.Signing
 	// AutoMigrateStorage has the objects of a CRD written at its storage version when that has changed.
 	AutoMigrateStorage bool
 	// EnableCBOR offers application/cbor.
@@ -156,10 +156,10 @@ func (c Config) withDefaults() Config {
 		c.CompactionInterval = 5 * time.Minute
 	}
 	if len(c.ServiceClusterIPRanges) == 0 {
-		c.ServiceClusterIPRanges = []netip.Prefix{builtin.DefaultServiceRange()}
+		c.ServiceClusterIPRanges = []netip.Prefix{kinds.DefaultServiceRange()}
 	}
 	if c.ServiceNodePortRange.Size == 0 {
-		c.ServiceNodePortRange = builtin.DefaultNodePorts()
+		c.ServiceNodePortRange = kinds.DefaultNodePorts()
 	}
 	if f := &c.Fairness; !f.Disabled && f.MaxReads+f.MaxWrites == 0 {
 		f.MaxReads, f.MaxWrites = 400, 200

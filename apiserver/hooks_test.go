@@ -14,7 +14,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 )
 
 // CRD-070: the health checks have the names of kube-apiserver's, for the tasks of a start that the server has. Others are not found.
@@ -48,7 +48,7 @@ func TestHooks(t *testing.T) {
 	if paths := get(all, "/", http.StatusOK); !strings.Contains(paths, `"/livez/poststarthook/rbac/bootstrap-roles"`) {
 		t.Errorf("the index has no hooks: %s", paths)
 	}
-	few := start(t, apiserver.Config{Fairness: fairness.Config{Disabled: true}, RuntimeConfig: map[string]string{"api/all": "false", "v1": "true", "networking.k8s.io/v1": "true"}})
+	few := start(t, apiserver.Config{Fairness: flowcontrol.Config{Disabled: true}, RuntimeConfig: map[string]string{"api/all": "false", "v1": "true", "networking.k8s.io/v1": "true"}})
 	get(few, "/readyz", http.StatusOK)
 	for _, name := range names {
 		get(few, "/readyz/poststarthook/"+name, http.StatusOK)

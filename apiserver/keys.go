@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/serving"
 )
@@ -16,7 +16,7 @@ import (
 // makeKeys reads what the server has made for itself, or makes it.
 func (s *Server) makeKeys() error {
 	others := []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
-		builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is that by which clients inside a cluster would know the API
+		kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])} // the last is that by which clients inside a cluster would know the API
 	if ip := s.config.AdvertiseAddress; ip != nil && !ip.IsUnspecified() { // which stands for one that Hosts has, as with kube-apiserver
 		others = append(others, ip.String())
 	}

@@ -23,20 +23,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 	"github.com/trellis-k8s/trellis/internal/access/authn"
 	"github.com/trellis-k8s/trellis/internal/access/authz"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/api"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
-	"github.com/trellis-k8s/trellis/internal/builtin"
-	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/egress/credentials"
 	"github.com/trellis-k8s/trellis/internal/egress/selector"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/proxy/nodes"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -68,8 +68,8 @@ type Server struct {
 	webhooks                   *conversion.Webhooks // nil until connect, as is
 	engine                     *engine.Engine
 	// reachable gets to know which webhooks cannot be reached, apiServices who serves what.
-	reachable   *control.Reachability
-	apiServices *control.APIServices
+	reachable   *controllers.Reachability
+	apiServices *controllers.APIServices
 	aggregator  *aggregation.Aggregator // nil until connect, as is
 	nodes       *nodes.Proxy
 	migrating   []string // CRDs that say so from before
@@ -92,7 +92,7 @@ type Server struct {
 // Start opens everything and serves. When it returns, every stored kind is served.
 // The caller ends the server with Shutdown; ctx only bounds the start.
 func Start(ctx context.Context, c Config) (*Server, error) {
-	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}), drained: make(chan struct{}), stopLoops: func() {}, hangUp: func() {}, disbelieve: func() {}, reachable: control.NewReachability()}
+	s := &Server{config: c.withDefaults(), failed: make(chan struct{}), stopping: make(chan struct{}), drained: make(chan struct{}), stopLoops: func() {}, hangUp: func() {}, disbelieve: func() {}, reachable: controllers.NewReachability()}
 	s.closed = sync.OnceValue(s.close)
 	if err := s.start(ctx); err != nil {
 		return nil, errors.Join(err, s.Shutdown())
@@ -132,9 +132,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 			addresses <- nil
 			return
 		}
-		addresses <- errors.Join(control.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
+		addresses <- errors.Join(controllers.EnsureServiceCIDR(ctx, s.Loopback(), s.config.ServiceClusterIPRanges), s.repairAddresses(ctx))
 	}()
-	if err := errors.Join(control.Bootstrap(ctx, s.Loopback(), s.config.Controllers), <-addresses); err != nil {
+	if err := errors.Join(controllers.Bootstrap(ctx, s.Loopback(), s.config.Controllers), <-addresses); err != nil {
 		return fmt.Errorf("what every cluster has, and the addresses of Services: %w", err)
 	}
 	s.hooks.done(nil, hookRoles, hookPriorityClasses, hookFairnessProducer, hookAddresses)
@@ -152,7 +152,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
-	ctx = control.Quietly(ctx, s.config.Logger)
+	ctx = controllers.Quietly(ctx, s.config.Logger)
 	s.loops.Go(func() {
 		if err := s.feed.Run(ctx); ctx.Err() == nil {
 			s.fail(fmt.Errorf("tell the control loops of changes: %w", err))
@@ -160,7 +160,7 @@ func (s *Server) runLoops() {
 	})
 	upstream := s.upstream()
 	loops := func(ctx context.Context, c *rest.Config) error {
-		return control.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices, upstream)
+		return controllers.Run(ctx, c, s.feed.Follow, s.config.AutoMigrateStorage, s.migrating, s.apiServices, upstream)
 	}
 	s.loops.Go(func() { s.authorizer.Run(ctx, s.report) })
 	s.certificates.Run(ctx)
@@ -174,9 +174,9 @@ func (s *Server) runLoops() {
 			return nil
 		}
 		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
-		return control.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
+		return controllers.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	s.every(ctx, priorityInterval, "the priorities of requests are not kept", func() error { return control.KeepPriorities(ctx, s.Loopback()) })
+	s.every(ctx, priorityInterval, "the priorities of requests are not kept", func() error { return controllers.KeepPriorities(ctx, s.Loopback()) })
 	s.every(ctx, namespacesInterval, "the system namespaces are not kept", func() error { return s.systemNamespaces(ctx) })
 	for _, loop := range []struct {
 		run   func(context.Context, *rest.Config) error
@@ -188,7 +188,7 @@ func (s *Server) runLoops() {
 		{s.reachable.Run, nil},
 		{s.keepAPIServices, []string{hookLocalAvailable, hookRemoteAvailable, hookAutoregistration}},
 		{s.trust, []string{hookTrust}},
-		{control.RunTokenTracking, []string{hookTokenTracking}},
+		{controllers.RunTokenTracking, []string{hookTokenTracking}},
 	} {
 		s.hooks.done(nil, loop.hooks...)
 		s.loops.Go(func() {
@@ -205,17 +205,17 @@ func (s *Server) writeDangling(ctx context.Context) error {
 	if s.config.Fairness.Disabled {
 		return nil
 	}
-	return control.WriteDangling(ctx, s.Loopback())
+	return controllers.WriteDangling(ctx, s.Loopback())
 }
 
 // priorityInterval is upstream's.
 const priorityInterval = time.Minute
 
 // upstream are controllers of kube-controller-manager's.
-func (s *Server) upstream() *control.Upstream {
+func (s *Server) upstream() *controllers.Upstream {
 	signing := s.config.ClusterSigning
 	signing.Own = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
-	return control.NewUpstream(control.UpstreamConfig{
+	return controllers.NewUpstream(controllers.UpstreamConfig{
 		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
 		NamespaceDelay: s.config.NamespaceDelay, Dangling: !s.config.Fairness.Disabled,
 		Counted: s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
@@ -327,7 +327,7 @@ func (s *Server) connect(ctx context.Context) (err error) {
 		Authenticator:  access.NewAuthenticator(s.authn.Authentication),
 		Issuer:         s.issuer(),
 		Authorizer:     s.authorizer,
-		Fairness:       fairness.New(s.config.Fairness, s.store.Head, s.config.Clock),
+		Fairness:       flowcontrol.New(s.config.Fairness, s.store.Head, s.config.Clock),
 		Aggregator:     s.aggregator,
 		Connect: func(ctx context.Context, namespace, name string, options runtime.Object, fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error) {
 			return s.nodes.Handler(ctx, namespace, name, options, fail)
@@ -372,7 +372,7 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 
 // openEngine returns once all that is stored is known.
 func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.Engine, error) {
-	enabled, err := builtin.Enablement(s.config.RuntimeConfig)
+	enabled, err := kinds.Enablement(s.config.RuntimeConfig)
 	if err != nil {
 		return nil, fmt.Errorf("runtime config: %w", err)
 	}
@@ -383,7 +383,7 @@ func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.En
 	return engine.Open(ctx, engine.Config{
 		Store: s.store,
 		Kinds: func(live *resource.Live) []*resource.Definition {
-			return builtin.Definitions(builtin.Config{
+			return kinds.Definitions(kinds.Config{
 				Catalog: live.Current, Head: s.store.Head,
 				EventTTL:   s.config.EventTTL,
 				Authorizer: s.authorizer, Rules: s.authorizer, RoleRules: rbac.Resolver{Index: s.roles},

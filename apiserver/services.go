@@ -23,9 +23,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	apidiscovery "github.com/trellis-k8s/trellis/internal/api/discovery"
-	"github.com/trellis-k8s/trellis/internal/builtin"
-	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 	"github.com/trellis-k8s/trellis/internal/egress"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
 // services is how the way out to Services reads the store. Built-in kinds are stored as they are served.
@@ -74,12 +74,12 @@ const repairInterval = 3 * time.Minute
 
 // repairAddresses has the IPAddresses and the Services agree again: somebody may have deleted one.
 func (s *Server) repairAddresses(ctx context.Context) error {
-	wrong, missing := builtin.RepairAddresses(s.store.Head())
+	wrong, missing := kinds.RepairAddresses(s.store.Head())
 	if len(wrong)+len(missing) == 0 {
 		return nil
 	}
 	s.config.Logger.Warn("IPAddresses are not those of the Services; repairing", "wrong", len(wrong), "missing", len(missing))
-	return control.RepairAddresses(ctx, s.Loopback(), wrong, missing)
+	return controllers.RepairAddresses(ctx, s.Loopback(), wrong, missing)
 }
 
 const (
@@ -108,7 +108,7 @@ func (s *Server) publish(ctx context.Context) error {
 		WithType(corev1.ServiceTypeClusterIP).
 		WithPorts(coreapply.ServicePort().WithName(httpsPort).WithProtocol(corev1.ProtocolTCP).WithPort(servicePort).WithTargetPort(intstr.FromInt32(port)))
 	if _, err := services.Get(ctx, serviceName, metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		spec.WithClusterIP(builtin.ServiceIP(s.config.ServiceClusterIPRanges[0])) // one that it has it keeps
+		spec.WithClusterIP(kinds.ServiceIP(s.config.ServiceClusterIPRanges[0])) // one that it has it keeps
 	}
 	labels := map[string]string{"component": "apiserver", "provider": "kubernetes"}
 	address := s.advertised()
@@ -163,7 +163,7 @@ func (s *Server) addresses() apidiscovery.Addresses {
 	}
 	return apidiscovery.Addresses{
 		Default: address,
-		Range:   services, InRange: net.JoinHostPort(builtin.ServiceIP(services), strconv.Itoa(servicePort)),
+		Range:   services, InRange: net.JoinHostPort(kinds.ServiceIP(services), strconv.Itoa(servicePort)),
 	}
 }
 

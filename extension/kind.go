@@ -13,8 +13,8 @@ import (
 	"k8s.io/kube-openapi/pkg/common"
 	"sigs.k8s.io/yaml"
 
-	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/trellis-k8s/trellis/apiserver"
-	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 )
 
 // Server is a running server that ends with its test.
@@ -58,7 +58,7 @@ func With(change func(*apiserver.Config)) Option {
 // the test is over. It ends the test if there is none to be had.
 func Start(t testing.TB, options ...Option) *Server {
 	t.Helper()
-	s := &Server{t: t, config: apiserver.Config{Controllers: []string{control.AggregateRoles}}}
+	s := &Server{t: t, config: apiserver.Config{Controllers: []string{controllers.AggregateRoles}}}
 	s.config.Authentication.Anonymous = true
 	s.config.Admission.Disable = []string{"ServiceAccount"} // as no controller makes the accounts that it looks for
 	for _, o := range options {

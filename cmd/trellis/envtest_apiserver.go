@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/trellis-k8s/trellis/internal/control"
+	"github.com/trellis-k8s/trellis/internal/controllers"
 )
 
 // namespaceDelay is the time that tests have to finalize the namespaces that they delete. Tests that were written for envtest without a
@@ -44,7 +44,7 @@ func newKubeAPIServer() *cobra.Command {
 	}
 	flags, ofServe := cmd.Flags(), &cobra.Command{}
 	f.bind(ofServe)
-	f.config.Controllers, f.config.NamespaceDelay = []string{control.AggregateRoles}, namespaceDelay
+	f.config.Controllers, f.config.NamespaceDelay = []string{controllers.AggregateRoles}, namespaceDelay
 	ofServe.Flags().VisitAll(func(flag *pflag.Flag) {
 		ofControllers := flag.Name == "controllers" || strings.HasPrefix(flag.Name, clusterSigning) // of which envtest has none
 		if flag.Name != "data-dir" && flag.Name != "apply" && !ofControllers {                      // the stand-in's; for development

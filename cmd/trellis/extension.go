@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/util/cert"
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
-	"github.com/trellis-k8s/trellis/internal/control/manifests"
+	"github.com/trellis-k8s/trellis/internal/controllers/manifests"
 	"github.com/trellis-k8s/trellis/internal/ownership"
 	"github.com/trellis-k8s/trellis/internal/specialip"
 )

@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/fixture/heavy"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -80,7 +80,7 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 }
 
 func worstOfEachKind(t *testing.T) (all []heavyRequest) {
-	for _, d := range builtin.Definitions(builtin.Config{}) {
+	for _, d := range kinds.Definitions(kinds.Config{}) {
 		if v := d.Storage; v.HasProtobuf() && d.Behavior.Compute == nil { // a computed kind accepts no body
 			all = append(all, worstOf(v))
 		}
@@ -138,7 +138,7 @@ type heavyRequest struct {
 }
 
 func kindNamed(plural string) *resource.Version {
-	for _, d := range builtin.Definitions(builtin.Config{}) {
+	for _, d := range kinds.Definitions(kinds.Config{}) {
 		if d.Names.Plural == plural {
 			return d.Storage
 		}

@@ -25,9 +25,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/apiserver"
 	"github.com/trellis-k8s/trellis/internal/admission/plugins"
-	"github.com/trellis-k8s/trellis/internal/builtin"
-	"github.com/trellis-k8s/trellis/internal/control"
-	"github.com/trellis-k8s/trellis/internal/control/manifests"
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/controllers/manifests"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
 // serveFlags are the flags of serve as they were typed.
@@ -39,7 +39,7 @@ type serveFlags struct {
 	gates       map[string]string
 	tls         tlsFlags
 	routing     bool // to endpoints
-	signers     map[string]*control.CA
+	signers     map[string]*controllers.CA
 	fairness    bool
 	guards      bool // bindings
 	privileged  bool
@@ -121,9 +121,9 @@ func (f *serveFlags) bind(cmd *cobra.Command) {
 	f.bindAuthorization(flags)
 	f.bindAdmission(flags)
 	f.bindFairness(flags)
-	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", builtin.DefaultServiceRange().String(),
+	flags.StringVar(&f.serviceRange, "service-cluster-ip-range", kinds.DefaultServiceRange().String(),
 		"range of addresses that Services get their cluster IPs from, or one of IPv4 and one of IPv6, the default family first; ServiceCIDRs add more")
-	c.ServiceNodePortRange = builtin.DefaultNodePorts()
+	c.ServiceNodePortRange = kinds.DefaultNodePorts()
 	flags.Var(&c.ServiceNodePortRange, "service-node-port-range",
 		"range of ports that Services of type NodePort and LoadBalancer get theirs from, both ends included")
 	c.RuntimeConfig = map[string]string{}
@@ -198,7 +198,7 @@ func (f *serveFlags) complete() error {
 	if err := checkLocalServices(f.config.LocalServices); err != nil {
 		return err
 	}
-	if _, err := builtin.Enablement(f.config.RuntimeConfig); err != nil {
+	if _, err := kinds.Enablement(f.config.RuntimeConfig); err != nil {
 		return fmt.Errorf("--runtime-config: %w", err)
 	}
 	for name, value := range f.gates {
@@ -236,7 +236,7 @@ func serviceRanges(text string) (all []netip.Prefix, err error) {
 	for word := range strings.SplitSeq(text, ",") {
 		r, err := netip.ParsePrefix(strings.TrimSpace(word))
 		if err != nil {
-			return nil, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", word, builtin.DefaultServiceRange())
+			return nil, fmt.Errorf("--service-cluster-ip-range: %q is no range like %s", word, kinds.DefaultServiceRange())
 		}
 		if r.Addr().BitLen()-r.Bits() < 3 {
 			return nil, errors.New("--service-cluster-ip-range: the service cluster IP range must be at least 8 IP addresses")

@@ -22,9 +22,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/egress"
 	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/proxy"
 	"github.com/trellis-k8s/trellis/internal/resource"
@@ -62,7 +62,7 @@ func (c *fastClock) Now() time.Time                  { return time.Now().Add(tim
 func (c *fastClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 func newWorld(t *testing.T) *world {
-	w := &world{World: fixture.Open(t, builtin.Config{}), reports: make(chan aggregation.Condition, 100)}
+	w := &world{World: fixture.Open(t, kinds.Config{}), reports: make(chan aggregation.Condition, 100)}
 	client, err := pki.Ensure("", nil, time.Now())
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/aggregation"
 	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -38,7 +38,7 @@ type Config struct {
 	Engine        *engine.Engine
 	Authenticator *access.Authenticator
 	Authorizer    access.Authorizer
-	Fairness      *fairness.Controller    // whose turn it is; nil: everybody's
+	Fairness      *flowcontrol.Controller // whose turn it is; nil: everybody's
 	Discovery     http.Handler            // /api, /apis and below, where no resource is addressed
 	OpenAPI       http.Handler            // /openapi/v2, /openapi/v3 and below
 	Aggregator    *aggregation.Aggregator // of what other servers serve; nil: none does

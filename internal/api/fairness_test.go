@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 )
 
 const (
@@ -47,7 +47,7 @@ func TestTurns(t *testing.T) {
 	wait := &held{make(chan struct{}), make(chan struct{})}
 	h := withCronTabs(t, func(c *Config) {
 		c.Authorizer = wait
-		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
+		c.Fairness = flowcontrol.New(flowcontrol.Config{MaxReads: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
 	})
 	level := tree(t, h.want(201, "POST", flowAPI+"/prioritylevelconfigurations", tightLevel).Body)
 	flow := tree(t, h.want(201, "POST", flowAPI+"/flowschemas", janesFlow).Body)

@@ -14,12 +14,12 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/access/rbac"
 	"github.com/trellis-k8s/trellis/internal/api/discovery"
 	"github.com/trellis-k8s/trellis/internal/api/openapi"
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
@@ -37,12 +37,12 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w = fixture.Open(t, builtin.Config{Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles}})
+	w = fixture.Open(t, kinds.Config{Authorizer: authorizer, Rules: roles, RoleRules: rbac.Resolver{Index: roles}})
 	c := Config{
 		Engine:        w.Engine,
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
-		Fairness:      fairness.New(fairness.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
+		Fairness:      flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
 		Discovery:     discovery.Handler(w.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
 		OpenAPI:       openapi.Handler(w.Live, nil),
 	}

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/compute"
 	"github.com/trellis-k8s/trellis/internal/conversion"
 	"github.com/trellis-k8s/trellis/internal/engine"
@@ -43,9 +43,9 @@ type request struct {
 	v          *resource.Version // what the path addresses, once it is known
 	media      media             // of the response, once it is negotiated
 	audited    *audited
-	trace      *Traced       // of a dry run, where the steps are asked for
-	seat       fairness.Seat // while it has one
-	upgraded   func()        // makes the request long-running; nil if it is already, or requests no upgrade
+	trace      *Traced          // of a dry run, where the steps are asked for
+	seat       flowcontrol.Seat // while it has one
+	upgraded   func()           // makes the request long-running; nil if it is already, or requests no upgrade
 	warnings
 
 	began     time.Time

@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/trellis-k8s/trellis/internal/access"
-	"github.com/trellis-k8s/trellis/internal/access/fairness"
+	"github.com/trellis-k8s/trellis/internal/access/flowcontrol"
 	"github.com/trellis-k8s/trellis/internal/compute"
 )
 
@@ -37,7 +37,7 @@ func withFewSeats(t *testing.T) *harness {
 	h := newHarness(t, func(c *Config) {
 		c.MemoryBudget = 4 << 20
 		c.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
-		c.Fairness = fairness.New(fairness.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
+		c.Fairness = flowcontrol.New(flowcontrol.Config{MaxReads: 1, MaxWrites: 1, RequestTimeout: time.Minute}, c.Engine.Store.Head, clock.RealClock{})
 	})
 	queue := `{"type":"Queue","queuing":{"queues":1,"handSize":1,"queueLengthLimit":10}}`
 	h.want(http.StatusCreated, "POST", flowAPI+"/prioritylevelconfigurations", strings.Replace(tightLevel, `{"type":"Reject"}`, queue, 1))

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/schema"
 )

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
@@ -36,7 +36,7 @@ func newScratch(ctx context.Context) (*scratch, error) {
 	s.engine, err = engine.Open(ctx, engine.Config{
 		Store: store, Webhook: s.leave,
 		Kinds: func(live *resource.Live) []*resource.Definition {
-			return builtin.Definitions(builtin.Config{Catalog: live.Current, Head: store.Head})
+			return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
 		},
 	})
 	if err != nil {

@@ -26,7 +26,7 @@ type object = map[string]any
 
 // One object of each built-in kind, and what a client does with it.
 func testBuiltin(t *testing.T, p *pair) {
-	data, err := os.ReadFile("../builtin/testdata/objects.yaml")
+	data, err := os.ReadFile("../kinds/testdata/objects.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func testBuiltin(t *testing.T, p *pair) {
 	done[components] = true
 	for _, name := range p.served(t) {
 		if !done[name] {
-			t.Errorf("../builtin/testdata/objects.yaml has no object of %s, and there is no review", name)
+			t.Errorf("../kinds/testdata/objects.yaml has no object of %s, and there is no review", name)
 		}
 	}
 }

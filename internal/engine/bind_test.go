@@ -7,7 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -264,7 +264,7 @@ func TestNodesGoWithTheirLedgers(t *testing.T) {
 func (w *world) beside(store storage.Store) *world {
 	w.Helper()
 	e, err := Open(w.ctx, Config{Store: store, Now: func() time.Time { return w.now }, Kinds: func(live *resource.Live) []*resource.Definition {
-		return builtin.Definitions(builtin.Config{Catalog: live.Current, Head: store.Head})
+		return kinds.Definitions(kinds.Config{Catalog: live.Current, Head: store.Head})
 	}})
 	if err != nil {
 		w.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -75,7 +75,7 @@ func newWorldOn(t testing.TB, store storage.Store) *world {
 	w := &world{TB: t, ctx: context.Background(), now: time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC), start: store.Head().Revision()}
 	var err error
 	w.Engine, err = Open(w.ctx, Config{Store: store, Now: func() time.Time { return w.now }, Kinds: func(live *resource.Live) []*resource.Definition {
-		return builtin.Definitions(builtin.Config{
+		return kinds.Definitions(kinds.Config{
 			Catalog:  func(ctx context.Context) (*resource.Catalog, error) { w.looks(); return live.Current(ctx) },
 			Head:     func() *storage.Snapshot { w.looks(); return store.Head() },
 			EventTTL: time.Hour,

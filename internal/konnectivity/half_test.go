@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/agent"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 // halfTime is how long nothing may come on a connection of which the other half is over.
@@ -135,7 +135,9 @@ func TestHalfThatIsSlow(t *testing.T) {
 			s := ourServer(t, p, tr)
 			a, dialled := timedAgent(t, p, s)
 			fronts := timedListener{listen(t, "tcp", "127.0.0.1:0"), make(chan *timed, 1)}
-			go func() { _ = s.ours.ServeFronts(tls.NewListener(gather.Listener{Listener: fronts}, p.server), tr.mode) }()
+			go func() {
+				_ = s.ours.ServeFronts(tls.NewListener(tlsbatch.Listener{Listener: fronts}, p.server), tr.mode)
+			}()
 			accepted := make(chan net.Conn, 1)
 			front := open(t, ourFront(t, p, tr, fronts.Addr().String()), serve(t, func(c net.Conn) { accepted <- c }))
 			destination := <-accepted

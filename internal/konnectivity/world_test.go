@@ -29,10 +29,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	konnectivity "sigs.k8s.io/apiserver-network-proxy/konnectivity-client/pkg/client"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/agent"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/client"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 // patience is how long anything may take before a test gives up.
@@ -190,7 +190,7 @@ func ourServer(t testing.TB, p *pki, tr transport) *tunnelServer {
 	if tr.uds {
 		fronts = listen(t, "unix", filepath.Join(t.TempDir(), "front"))
 	} else {
-		fronts = tls.NewListener(gather.Listener{Listener: listen(t, "tcp", "127.0.0.1:0")}, p.server)
+		fronts = tls.NewListener(tlsbatch.Listener{Listener: listen(t, "tcp", "127.0.0.1:0")}, p.server)
 	}
 	go func() { _ = s.ServeFronts(fronts, tr.mode) }()
 	t.Cleanup(func() {

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 const (
@@ -206,7 +206,7 @@ func admission(c net.Conn) func() bool {
 }
 
 // listener returns what the http.Server accepts connections from.
-func (c *connections) listener() net.Listener { return gather.Listener{Listener: c} }
+func (c *connections) listener() net.Listener { return tlsbatch.Listener{Listener: c} }
 
 // Connections are the figures of the connections of a Server.
 type Connections struct {

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 var aLongTimeAgo = time.Unix(1, 0)
@@ -138,7 +138,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	clients := &pipes{}
 	c := newConnections(clients, 100, slog.New(slog.DiscardHandler))
-	conn, err := (gather.Listener{Listener: c}).Accept()
+	conn, err := (tlsbatch.Listener{Listener: c}).Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http/httpproxy"
 	"k8s.io/client-go/rest"
 
-	"github.com/trellis-k8s/trellis/internal/viaproxy"
+	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
 // dialTimeout is how long it may take to reach the API server for a Pod, by way of a proxy if there is one.
@@ -32,7 +32,7 @@ func connector(client *rest.Config) (func(context.Context) (net.Conn, error), er
 	if err != nil {
 		return nil, fmt.Errorf("the proxy of the API server: %w", err)
 	}
-	dial, err := viaproxy.New(through, secure)
+	dial, err := proxydial.New(through, secure)
 	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", withPort(base)) }, err
 }
 

@@ -6,14 +6,14 @@ import (
 
 	corev1 "k8s.io/client-go/listers/core/v1"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
 // accounts is a lister of the service accounts a and b of default, as of a revision.
 func accounts(t testing.TB) (corev1.ServiceAccountNamespaceLister, func(revision int64)) {
-	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
+	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
 	var head *storage.Snapshot
 	at := func(revision int64) {
 		l := new(storage.Loader)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubeapiserver/options"
 
 	"github.com/trellis-k8s/trellis/internal/admission"
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
@@ -133,7 +133,7 @@ func snapshot(quotas ...string) *storage.Snapshot {
 }
 
 func config(t testing.TB, quotas ...string) Config {
-	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return builtin.Definitions(builtin.Config{}) })
+	kinds := resource.NewLive(nil, func(*resource.Live) []*resource.Definition { return kinds.Definitions(kinds.Config{}) })
 	head := snapshot(quotas...)
 	informers := Informers{Catalog: kinds.Load, Head: func() *storage.Snapshot { return head }}
 	return Config{

@@ -16,9 +16,9 @@ import (
 
 	"github.com/trellis-k8s/trellis/internal/admission"
 	"github.com/trellis-k8s/trellis/internal/admission/policy"
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/engine"
 	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/object"
 	"github.com/trellis-k8s/trellis/internal/resource"
 	"github.com/trellis-k8s/trellis/internal/storage"
@@ -34,7 +34,7 @@ type world struct {
 }
 
 func open(t testing.TB) *world {
-	w := &world{World: fixture.Open(t, builtin.Config{Authorizer: allow}), audit: map[string]string{}}
+	w := &world{World: fixture.Open(t, kinds.Config{Authorizer: allow}), audit: map[string]string{}}
 	catalog := func() *resource.Catalog { return w.Live.Load() }
 	w.plugins = policy.Plugins(policy.Config{
 		Head: w.Store.Head, Catalog: catalog, Objects: w, Authorizer: allow,

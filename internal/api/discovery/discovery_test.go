@@ -26,8 +26,8 @@ import (
 	"k8s.io/client-go/restmapper"
 
 	"github.com/trellis-k8s/trellis/internal/api/gzipped"
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
 // cronTabs is an established CRD with two versions, of which the older is stored.
@@ -57,7 +57,7 @@ type cluster struct{ *fixture.Served }
 
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
-	w := fixture.Open(t, builtin.Config{})
+	w := fixture.Open(t, kinds.Config{})
 	return &cluster{w.Serve(Handler(w.Live, nil, addresses))}
 }
 
@@ -365,7 +365,7 @@ func TestGroupsThatDoNotChangeAreKept(t *testing.T) {
 }
 
 func BenchmarkAggregated(b *testing.B) {
-	h := Handler(fixture.Open(b, builtin.Config{}).Live, nil, addresses)
+	h := Handler(fixture.Open(b, kinds.Config{}).Live, nil, addresses)
 	r := httptest.NewRequest(http.MethodGet, "/apis", nil)
 	r.Header.Set("Accept", aggregated)
 	b.ReportAllocs()

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -88,7 +88,7 @@ func BenchmarkProtobuf(b *testing.B) {
 	for _, e := range []edition{v2, v3} {
 		b.Run(fmt.Sprintf("v%d", e), func(b *testing.B) {
 			var all []*resource.Version
-			for _, d := range builtin.Definitions(builtin.Config{}) {
+			for _, d := range kinds.Definitions(kinds.Config{}) {
 				all = append(all, d.Versions...)
 			}
 			d, err := newDocument(e, append(all, manyVersions(b, 10)...))

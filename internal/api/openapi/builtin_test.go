@@ -9,12 +9,12 @@ import (
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
 func builtinVersions(group string) (out []*resource.Version) {
-	for _, d := range builtin.Definitions(builtin.Config{}) {
+	for _, d := range kinds.Definitions(kinds.Config{}) {
 		for _, v := range d.Versions {
 			if v.GroupVersion.Group == group {
 				out = append(out, v)

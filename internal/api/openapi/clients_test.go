@@ -13,7 +13,7 @@ import (
 	openapi_v2 "github.com/google/gnostic-models/openapiv2"
 	openapi_v3 "github.com/google/gnostic-models/openapiv3"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -91,7 +91,7 @@ func clientsRead(t *testing.T, e edition, text []byte) {
 // OAS-008, OAS-012: what an old kubectl reads says nothing of null, and of nothing else that it does not know.
 func TestDocumentsAreForOtherClients(t *testing.T) {
 	var all []*resource.Version
-	for _, d := range builtin.Definitions(builtin.Config{}) {
+	for _, d := range kinds.Definitions(kinds.Config{}) {
 		all = append(all, d.Versions...)
 	}
 	for _, file := range sampled(t, 200) {

@@ -20,8 +20,8 @@ import (
 	kubectlopenapi "k8s.io/kubectl/pkg/util/openapi"
 	"k8s.io/kubectl/pkg/validation"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
 	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
 const cronTab = `
@@ -63,7 +63,7 @@ type cluster struct{ *fixture.Served }
 
 func newCluster(t testing.TB, manifests ...string) *cluster {
 	t.Helper()
-	w := fixture.Open(t, builtin.Config{})
+	w := fixture.Open(t, kinds.Config{})
 	c := &cluster{w.Serve(Handler(w.Live, nil))}
 	for _, m := range manifests {
 		c.put(m)

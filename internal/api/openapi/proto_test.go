@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/trellis-k8s/trellis/internal/builtin"
+	"github.com/trellis-k8s/trellis/internal/kinds"
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
@@ -77,7 +77,7 @@ func TestProtobufIsGnostics(t *testing.T) {
 // OAS-016
 func TestProtobufOfBuiltinKindsIsGnostics(t *testing.T) {
 	var all []*resource.Version
-	for _, d := range builtin.Definitions(builtin.Config{}) {
+	for _, d := range kinds.Definitions(kinds.Config{}) {
 		all = append(all, d.Versions...)
 	}
 	compareProto(t, v2, all)

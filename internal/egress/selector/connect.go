@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/trellis-k8s/trellis/internal/viaproxy"
+	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
 // viaConnect opens a connection to the tunnel server and asks for one by HTTP CONNECT (RFC 9110, 9.3.6).
@@ -15,8 +15,8 @@ func (t *tunnel) viaConnect(ctx context.Context, address string) (net.Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	through, err := viaproxy.Connect(ctx, conn, t.address, address, nil)
-	if errors.Is(err, viaproxy.ErrNotHTTP) { // but a gRPC server's, it may be
+	through, err := proxydial.Connect(ctx, conn, t.address, address, nil)
+	if errors.Is(err, proxydial.ErrNotHTTP) { // but a gRPC server's, it may be
 		err = fmt.Errorf("%w; this server has proxyProtocol HTTPConnect: does that one run with --mode=http-connect, or with --mode=grpc?", err)
 	}
 	return through, err

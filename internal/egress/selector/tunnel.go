@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apiserver/pkg/server/egressselector/metrics"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 // keepAlive is how often TCP asks a tunnel server that is silent whether it is there.
@@ -44,7 +44,7 @@ func (e *entrance) connect(ctx context.Context) (net.Conn, error) {
 func (e *entrance) secure(ctx context.Context, conn net.Conn) (net.Conn, error) {
 	config, err := e.secured()
 	if err == nil {
-		secured := tls.Client(gather.Conn(conn), config)
+		secured := tls.Client(tlsbatch.Conn(conn), config)
 		if err = secured.HandshakeContext(ctx); err == nil {
 			return secured, nil
 		}

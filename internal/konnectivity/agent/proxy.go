@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/net/http/httpproxy"
 
-	"github.com/trellis-k8s/trellis/internal/viaproxy"
+	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
 // proxyFor is the proxy of the environment (HTTPS_PROXY, NO_PROXY) for a server, as gRPC and net/http choose it; nil: none.
@@ -32,7 +32,7 @@ func dialServer(ctx context.Context, address string, secure *tls.Config) (net.Co
 	}
 	config := secure.Clone()
 	config.ServerName = "" // the proxy's is its own
-	dial, err := viaproxy.New(by, config)
+	dial, err := proxydial.New(by, config)
 	if err != nil {
 		return nil, err
 	}

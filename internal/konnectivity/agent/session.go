@@ -14,10 +14,10 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"k8s.io/klog/v2"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/tunnel"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 const (
@@ -65,7 +65,7 @@ func Connect(ctx context.Context, address string, o Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(gather.Conn(tcp), o.TLS)
+	conn := tls.Client(tlsbatch.Conn(tcp), o.TLS)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = tcp.Close()
 		return nil, err

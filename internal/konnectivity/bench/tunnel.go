@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/apiserver-network-proxy/konnectivity-client/pkg/client"
 
 	ours "github.com/trellis-k8s/trellis/internal/konnectivity/client"
-	"github.com/trellis-k8s/trellis/internal/viaproxy"
+	"github.com/trellis-k8s/trellis/internal/proxydial"
 )
 
 // How the front talks to the tunnel server, each side as its API server does: with GRPC kube-apiserver opens a connection to it for each
@@ -118,7 +118,7 @@ func newFront(ctx context.Context, protocol, socket string, theirs bool) (dial, 
 			if err != nil {
 				return nil, err
 			}
-			return viaproxy.Connect(dialing, c, socket, address, nil)
+			return proxydial.Connect(dialing, c, socket, address, nil)
 		}, nil
 	}
 	return nil, fmt.Errorf("protocol %q is neither %s nor %s", protocol, GRPC, HTTPConnect)

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 const patience = time.Minute
@@ -609,7 +609,7 @@ func TestCloseToTheMute(t *testing.T) {
 	near, far := net.Pipe()
 	m := &mute{Conn: near, closed: make(chan struct{})}
 	certificate.TLS.DynamicRecordSizingDisabled = true // else the first records are small
-	server := tls.Server(gather.Conn(m), certificate.TLS)
+	server := tls.Server(tlsbatch.Conn(m), certificate.TLS)
 	client := tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 	go func() { _ = server.Handshake() }()
 	must(t, client.Handshake())

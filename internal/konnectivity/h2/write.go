@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 const (
@@ -111,7 +111,7 @@ func (c *Conn) write() {
 			if c.retired && len(c.streams) == 0 {
 				c.mu.Unlock()
 				if secure, ok := c.wire.(*tls.Conn); ok {
-					_ = gather.Flush(secure) // an error is that of the connection
+					_ = tlsbatch.Flush(secure) // an error is that of the connection
 				}
 				c.Close(nil)
 				return

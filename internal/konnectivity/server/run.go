@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/admin"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 // Config is what a server is started with: its Options, and all that stands around it.
@@ -97,7 +97,7 @@ func listenTLS(following context.Context, flag, address, side string, t TLS, pro
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w (choose another port or address)", flag, err)
 	}
-	return tls.NewListener(gather.Listener{Listener: l}, config), nil
+	return tls.NewListener(tlsbatch.Listener{Listener: l}, config), nil
 }
 
 func (r *running) close() {

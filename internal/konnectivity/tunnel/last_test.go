@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/wire"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 // answersEarly is a destination that answers, and then breaks the connection off.
@@ -225,7 +225,7 @@ func secured(t *testing.T) (s *Socket, client *tls.Conn) {
 	config.DynamicRecordSizingDisabled = true // else the first records are small, and none is gathered
 	certificate.Close()
 	near, far := net.Pipe()
-	server := tls.Server(gather.Conn(near), config)
+	server := tls.Server(tlsbatch.Conn(near), config)
 	client = tls.Client(far, &tls.Config{InsecureSkipVerify: true})
 	go func() { _ = server.Handshake() }()
 	if err := client.Handshake(); err != nil {

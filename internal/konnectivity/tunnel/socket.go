@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/trellis-k8s/trellis/internal/gather"
 	"github.com/trellis-k8s/trellis/internal/konnectivity/h2"
+	"github.com/trellis-k8s/trellis/internal/tlsbatch"
 )
 
 const (
@@ -332,7 +332,7 @@ func (s *Socket) endSecure(c *tls.Conn) {
 	s.mu.Unlock()
 	var err error
 	if why == nil {
-		err = gather.CloseWrite(c)
+		err = tlsbatch.CloseWrite(c)
 	}
 	s.mu.Lock()
 	if s.closing { // Close may have set it too soon
@@ -340,7 +340,7 @@ func (s *Socket) endSecure(c *tls.Conn) {
 	}
 	s.mu.Unlock()
 	if err == nil {
-		err = gather.Flush(c)
+		err = tlsbatch.Flush(c)
 	}
 	closing, why := s.allWritten()
 	switch {

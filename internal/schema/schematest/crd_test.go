@@ -13,7 +13,7 @@ import (
 	crdupstream "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trellis-k8s/trellis/internal/builtin/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
 )
 
 // crdOf is a CRD of one version with the schema root.

@@ -18,10 +18,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// iterations is how often a crash test runs: 10,000 times with TORTURE=1 (or as
-// often as TORTURE says), else few.
+// iterations is how often a crash test runs: 10,000 times with CRASHTEST=1 (or as
+// often as CRASHTEST says), else few.
 func iterations(few int) int {
-	switch v := os.Getenv("TORTURE"); v {
+	switch v := os.Getenv("CRASHTEST"); v {
 	case "", "0":
 		return few
 	case "1":
@@ -29,7 +29,7 @@ func iterations(few int) int {
 	default:
 		n, err := strconv.Atoi(v)
 		if err != nil {
-			panic("TORTURE is not a number: " + v)
+			panic("CRASHTEST is not a number: " + v)
 		}
 		return n
 	}

@@ -1,0 +1,268 @@
+package compat_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
+)
+
+const (
+	certManagerNamespace = "cert-manager"
+	certManagerWebhook   = "cert-manager-webhook" // its Deployment, and its configurations
+)
+
+// certManager is cert-manager as its chart has it, but for the Pods: their programs run here, as their service accounts and with
+// the arguments of their Deployments.
+type certManager struct {
+	*testing.T
+	admin    *rest.Config
+	core     kubernetes.Interface
+	any      dynamic.Interface
+	port     int // of the webhook
+	programs map[string]*program
+	deployed map[string]*appsv1.Deployment // both by the name of the Deployment
+}
+
+// program is one that runs, and what it says.
+type program struct {
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	mu     sync.Mutex
+	errors []string
+	serves chan struct{} // closed when a webhook has its certificate
+}
+
+// installCertManager makes all objects of the chart, and then starts the programs.
+func installCertManager(t *testing.T, admin *rest.Config) *certManager {
+	t.Helper()
+	manifest, found := storagetest.Program(t, "cert-manager.yaml")
+	if !found {
+		t.Skip("there is no cert-manager: make cert-manager builds it, see peers/README.md")
+	}
+	c := &certManager{T: t, admin: admin, core: kubernetes.NewForConfigOrDie(admin), any: dynamic.NewForConfigOrDie(admin),
+		port: freePort(t), programs: map[string]*program{}, deployed: map[string]*appsv1.Deployment{}}
+	text, err := os.ReadFile(manifest)
+	c.must(err)
+	groups, err := restmapper.GetAPIGroupResources(c.core.Discovery())
+	c.must(err)
+	kinds := restmapper.NewDiscoveryRESTMapper(groups)
+	_, err = c.core.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: certManagerNamespace}}, metav1.CreateOptions{})
+	c.must(err)
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
+		o := &unstructured.Unstructured{}
+		if err := documents.Decode(&o.Object); err == io.EOF {
+			break
+		} else if c.must(err); len(o.Object) > 0 {
+			c.install(kinds, o)
+		}
+	}
+	for name := range c.deployed {
+		c.start(name)
+	}
+	return c
+}
+
+func (c *certManager) install(kinds meta.RESTMapper, o *unstructured.Unstructured) {
+	c.Helper()
+	switch o.GetKind() {
+	case "Service": // this machine, as no Pod is behind it; the webhook has a port that is free here
+		c.must(unstructured.SetNestedField(o.Object, "ExternalName", "spec", "type"))
+		c.must(unstructured.SetNestedField(o.Object, "localhost", "spec", "externalName"))
+	case "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration":
+		for _, w := range o.Object["webhooks"].([]any) {
+			c.must(unstructured.SetNestedField(w.(map[string]any), int64(c.port), "clientConfig", "service", "port"))
+		}
+	case "Deployment":
+		d := &appsv1.Deployment{}
+		c.must(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, d))
+		c.deployed[d.Name] = d
+	}
+	kind := o.GroupVersionKind()
+	at, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
+	c.must(err)
+	resource := dynamic.ResourceInterface(c.any.Resource(at.Resource))
+	if at.Scope.Name() == meta.RESTScopeNameNamespace {
+		resource = c.any.Resource(at.Resource).Namespace(o.GetNamespace())
+	}
+	_, err = resource.Apply(c.Context(), o.GetName(), o, metav1.ApplyOptions{FieldManager: "helm"})
+	c.must(err)
+}
+
+// start runs what a Deployment would.
+func (c *certManager) start(deployment string) {
+	c.Helper()
+	pod := c.deployed[deployment].Spec.Template.Spec
+	image, _, _ := strings.Cut(path.Base(pod.Containers[0].Image), ":")
+	file, found := storagetest.Program(c, image)
+	if !found {
+		c.Fatalf("there is no %s: make cert-manager builds it", image)
+	}
+	args := append([]string{"--kubeconfig=" + c.kubeconfig(pod.ServiceAccountName)}, pod.Containers[0].Args...)
+	switch image { // ports that are free here
+	case "cert-manager-webhook":
+		args = append(args, fmt.Sprintf("--secure-port=%d", c.port), "--healthz-port=0")
+	case "cert-manager-controller":
+		args = append(args, "--metrics-listen-address=127.0.0.1:0")
+	}
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", certManagerNamespace)
+	}
+	p := &program{cmd: exec.Command(file, args...), ended: make(chan struct{}), serves: make(chan struct{})}
+	said, err := p.cmd.StderrPipe()
+	c.must(err)
+	log, err := os.OpenFile(filepath.Join(c.ArtifactDir(), deployment+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	c.must(err)
+	c.must(p.cmd.Start())
+	go p.listen(io.TeeReader(said, log))
+	c.programs[deployment] = p
+	c.Cleanup(func() {
+		c.kill(deployment)
+		_ = log.Close()
+	})
+}
+
+// listen reads what it says, until it has ended.
+func (p *program) listen(said io.Reader) {
+	defer close(p.ended)
+	served := sync.OnceFunc(func() { close(p.serves) })
+	for lines := bufio.NewScanner(said); lines.Scan(); {
+		line := lines.Text()
+		if strings.Contains(line, "Updated cert-manager webhook TLS certificate") {
+			served()
+		}
+		if strings.HasPrefix(line, "E") {
+			p.mu.Lock()
+			p.errors = append(p.errors, line)
+			p.mu.Unlock()
+		}
+	}
+}
+
+// serves waits until the webhook does.
+func (c *certManager) serves() {
+	c.Helper()
+	p := c.programs[certManagerWebhook]
+	select {
+	case <-p.serves:
+	case <-p.ended:
+		c.Fatalf("the webhook has ended: %v", c.errors())
+	case <-time.After(time.Minute):
+		c.Fatalf("the webhook has no certificate: %v", c.errors())
+	}
+}
+
+func (c *certManager) kill(deployment string) {
+	p := c.programs[deployment]
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+	_ = p.cmd.Wait()
+}
+
+// kubeconfig is that of a service account.
+func (c *certManager) kubeconfig(account string) string {
+	c.Helper()
+	got, err := c.core.CoreV1().ServiceAccounts(certManagerNamespace).CreateToken(c.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	c.must(err)
+	as := rest.AnonymousClientConfig(c.admin)
+	config := clientcmdapi.NewConfig()
+	config.Clusters["it"] = &clientcmdapi.Cluster{Server: as.Host, CertificateAuthorityData: as.CAData, InsecureSkipTLSVerify: as.Insecure, TLSServerName: as.ServerName}
+	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{Token: got.Status.Token}
+	config.Contexts["it"], config.CurrentContext = &clientcmdapi.Context{Cluster: "it", AuthInfo: "me"}, "it"
+	file := filepath.Join(c.TempDir(), "kubeconfig")
+	c.must(clientcmd.WriteToFile(*config, file))
+	return file
+}
+
+// until returns an object when it is as it is to be, or the test has failed.
+func (c *certManager) until(in dynamic.ResourceInterface, name string, is func(*unstructured.Unstructured) bool) *unstructured.Unstructured {
+	c.Helper()
+	ctx, cancel := context.WithTimeout(c.Context(), time.Minute)
+	defer cancel()
+	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
+	var last *unstructured.Unstructured
+	for ctx.Err() == nil { // a watch may end before
+		events, err := in.Watch(ctx, one)
+		if err != nil {
+			c.Error(err)
+			break
+		}
+		for e := range events.ResultChan() {
+			last, _ = e.Object.(*unstructured.Unstructured)
+			if last != nil && is(last) {
+				events.Stop()
+				return last
+			}
+		}
+	}
+	c.Fatalf("%s is not as it is to be: %v\n%s", name, last, strings.Join(c.errors(), "\n"))
+	return nil
+}
+
+// usual is what they complain of beside kube-apiserver, too: a write that was overtaken, and what one of them has just written and
+// its or another's cache does not have yet. They try again.
+var usual = regexp.MustCompile(`the object has been modified; please apply your changes to the latest version and try again` +
+	`|secrets \\"[a-z]+-[a-z0-9]{5}\\" already exists` +
+	`|Referenced secret default/[a-z]+-[a-z0-9]{5} not found` +
+	`|unable to fetch associated secret" "error"="Secret \\"cert-manager-webhook-ca\\" not found` +
+	`|Failed to generate initial serving certificate, retrying`)
+
+// errors is what the programs have complained of, but for what is usual.
+func (c *certManager) errors() (all []string) {
+	for name, p := range c.programs {
+		p.mu.Lock()
+		for _, e := range p.errors {
+			if !usual.MatchString(e) {
+				all = append(all, name+": "+e)
+			}
+		}
+		p.mu.Unlock()
+	}
+	return all
+}
+
+func (c *certManager) must(err error) {
+	c.Helper()
+	if err != nil {
+		c.Fatal(err)
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}

@@ -1,5 +1,0 @@
-//go:build race
-
-package control_test
-
-const slower = 4

@@ -1,0 +1,112 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	networkingapply "k8s.io/client-go/applyconfigurations/networking/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/kubernetes/pkg/controller/servicecidrs"
+	"k8s.io/kubernetes/pkg/controlplane/controller/defaultservicecidr"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// EnsureServiceCIDR makes the ServiceCIDR of the ranges that the server is told, or gives it the second of them if it has the
+// first alone. That is the beginning of what RunServiceCIDRs goes on with, for whoever needs an address at once.
+func EnsureServiceCIDR(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for addresses: %w", err)
+	}
+	var cidrs []string
+	for _, r := range ranges {
+		cidrs = append(cidrs, r.String())
+	}
+	all := client.NetworkingV1().ServiceCIDRs()
+	have, err := all.Get(ctx, defaultservicecidr.DefaultServiceCIDRName, metav1.GetOptions{})
+	switch {
+	case err == nil && len(cidrs) == 2 && slices.Equal(have.Spec.CIDRs, cidrs[:1]):
+		have.Spec.CIDRs = cidrs
+		_, err = all.Update(ctx, have, metav1.UpdateOptions{FieldManager: "kube-apiserver"})
+		return err
+	case !apierrors.IsNotFound(err):
+		return err
+	}
+	made := &networkingv1.ServiceCIDR{ // with all that the loop would add
+		ObjectMeta: metav1.ObjectMeta{Name: defaultservicecidr.DefaultServiceCIDRName, Finalizers: []string{servicecidrs.ServiceCIDRProtectionFinalizer}},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+	}
+	if _, err := all.Create(ctx, made, metav1.CreateOptions{FieldManager: "kube-apiserver"}); err != nil {
+		return err
+	}
+	ready := metaapply.Condition().WithType(networkingv1.ServiceCIDRConditionReady).WithStatus(metav1.ConditionTrue).
+		WithMessage("Kubernetes Service CIDR is ready").WithLastTransitionTime(metav1.Now())
+	status := networkingapply.ServiceCIDR(made.Name).WithStatus(networkingapply.ServiceCIDRStatus().WithConditions(ready))
+	_, err = all.ApplyStatus(ctx, status, metav1.ApplyOptions{FieldManager: "kubernetes-service-cidr-controller", Force: true})
+	return err
+}
+
+// RunServiceCIDRs keeps that ServiceCIDR, or says that it is another one than the server is told, and looks after all of them:
+// which are ready, and which may go. It returns when ctx is done.
+func RunServiceCIDRs(ctx context.Context, config *rest.Config, ranges []netip.Prefix) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for addresses: %w", err)
+	}
+	told := make([]net.IPNet, 2)
+	for i, r := range ranges {
+		told[i] = net.IPNet{IP: r.Addr().AsSlice(), Mask: net.CIDRMask(r.Bits(), r.Addr().BitLen())}
+	}
+	defaultservicecidr.NewController(told[0], told[1], client).Start(ctx)
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutOwners))
+	network := factory.Networking().V1()
+	loop := servicecidrs.NewController(ctx, network.ServiceCIDRs(), network.IPAddresses(), client)
+	factory.Start(ctx.Done())
+	loop.Run(ctx, 1)
+	factory.Shutdown()
+	return nil
+}
+
+// withoutOwners drops what no loop looks at, and what is half of an object.
+func withoutOwners(obj any) (any, error) {
+	if o, ok := obj.(metav1.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// RepairAddresses deletes the IPAddresses that are wrong and makes those that are missing.
+func RepairAddresses(ctx context.Context, config *rest.Config, wrong []string, missing []*networkingv1.IPAddress) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for addresses: %w", err)
+	}
+	all := client.NetworkingV1().IPAddresses()
+	for _, ip := range wrong {
+		if err := all.Delete(ctx, ip, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete IPAddress %s: %w", ip, err)
+		}
+	}
+	var made errgroup.Group
+	made.SetLimit(atOnce)
+	for _, address := range missing {
+		made.Go(func() error {
+			_, err := all.Create(ctx, address, metav1.CreateOptions{FieldManager: "kube-apiserver"})
+			if err != nil && !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("create IPAddress %s: %w", address.Name, err)
+			}
+			return nil
+		})
+	}
+	return made.Wait()
+}

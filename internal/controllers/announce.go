@@ -1,0 +1,44 @@
+package controllers
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	known "k8s.io/kubernetes/cmd/kube-controller-manager/names"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	serverLease           = "trellis-serve"
+	controllersAnnotation = "trellis.dev/controllers"
+)
+
+// announce has a Lease say which controllers run here, so that a program that could run them too (trellis-cluster) does not. It needs
+// no renewal: without a server nobody can ask for it.
+func (b *bootstrap) announce(ctx context.Context, chosen []string) {
+	c := UpstreamConfig{Controllers: chosen}
+	names := slices.DeleteFunc(Controllers(), func(name string) bool { return !c.enabled(name) })
+	names = append(names, slices.DeleteFunc(slices.Clone(Loops), func(name string) bool { return !c.keeps(name) })...)
+	names = append(names, known.ServiceCIDRController) // which nothing switches off
+	slices.Sort(names)
+	next := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: serverLease, Annotations: map[string]string{controllersAnnotation: strings.Join(names, ",")}},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To(serverLease)},
+	}
+	leases := b.client.CoordinationV1().Leases(metav1.NamespaceSystem)
+	b.try(serverLease, func() error {
+		was, err := leases.Get(ctx, serverLease, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			_, err = leases.Create(ctx, next, metav1.CreateOptions{})
+		case err == nil && was.Annotations[controllersAnnotation] != next.Annotations[controllersAnnotation]:
+			was.Annotations, was.Spec = next.Annotations, next.Spec
+			_, err = leases.Update(ctx, was, metav1.UpdateOptions{})
+		}
+		return err
+	})
+}

@@ -1,0 +1,50 @@
+package controllers_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// A server names the controllers that it runs, at each start those of then, so that no other program runs them as well.
+func TestControllersAreAnnounced(t *testing.T) {
+	s := testserver.Start(t)
+	leases := kubernetes.NewForConfigOrDie(s.Config).CoordinationV1().Leases(metav1.NamespaceSystem)
+	announced := func() (names []string, version string) {
+		t.Helper()
+		l, err := leases.Get(t.Context(), "trellis-serve", metav1.GetOptions{})
+		if err != nil || *l.Spec.HolderIdentity != "trellis-serve" {
+			t.Fatal(l, err)
+		}
+		return strings.Split(l.Annotations["trellis.dev/controllers"], ","), l.ResourceVersion
+	}
+	own := append([]string{"service-cidr-controller"}, controllers.Loops...)
+	for _, c := range []struct{ chosen, want []string }{
+		{[]string{controllers.AggregateRoles}, append(slices.Clone(own), controllers.AggregateRoles)}, // the test server's
+		{[]string{"*"}, append(slices.Clone(own), controllers.Controllers()...)},
+		{[]string{"-*"}, own[:1]},
+	} {
+		for range 2 {
+			if err := controllers.Bootstrap(t.Context(), s.Config, c.chosen); err != nil {
+				t.Fatal(err)
+			}
+			want := slices.Sorted(slices.Values(c.want))
+			if is, _ := announced(); !slices.Equal(is, want) {
+				t.Errorf("%v: %v", c.chosen, is)
+			}
+		}
+	}
+	_, was := announced()
+	if err := controllers.Bootstrap(t.Context(), s.Config, []string{"-*"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, is := announced(); is != was {
+		t.Error("it was written though nothing had changed")
+	}
+}

@@ -1,0 +1,80 @@
+package controllers_test
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+	"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/trellis-k8s/trellis/internal/aggregation"
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// TestServersDisagree: of two servers on one store one reaches another server and one does not. Each writes what it sees at once
+// when that changes, and else not more than once in half a minute.
+func TestServersDisagree(t *testing.T) {
+	const name = "v1alpha1.wardle.example.com"
+	store := fake.NewSimpleClientset(&apiregistrationv1.APIService{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "1"},
+		Spec:       apiregistrationv1.APIServiceSpec{Group: "wardle.example.com", Version: "v1alpha1", Service: &apiregistrationv1.ServiceReference{Namespace: "wardle", Name: "server"}},
+	})
+	clock := clocktesting.NewFakePassiveClock(time.Now())
+	catalog := fixture.Open(t, kinds.Config{}).Live.Load
+	one, two := controllers.NewAPIServices(catalog).At(clock), controllers.NewAPIServices(catalog).At(clock)
+	one.Follow()
+	two.Follow()
+	writes := func() (n int) {
+		store.ClearActions()
+		for range 50 {
+			for _, s := range []*controllers.APIServices{one, two} {
+				if err := s.Sync(t.Context(), store.ApiregistrationV1().APIServices(), name); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, action := range store.Actions() {
+			if action.GetSubresource() == "status" {
+				n++
+			}
+		}
+		return n
+	}
+	is := func() bool {
+		s, err := store.ApiregistrationV1().APIServices().Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available)
+	}
+	report := func(s *controllers.APIServices, available bool) {
+		s.Report(&resource.APIService{Name: name, UID: "1"}, aggregation.Condition{Available: available, Reason: "R"})
+	}
+	report(one, true)
+	report(two, false)
+	if n := writes(); n != 2 || is() {
+		t.Errorf("%d writes of two servers, available: %v", n, is())
+	}
+	clock.SetTime(clock.Now().Add(29 * time.Second))
+	if n := writes(); n != 0 {
+		t.Errorf("%d writes before the half minute is over", n)
+	}
+	clock.SetTime(clock.Now().Add(time.Second))
+	if n := writes(); n != 2 {
+		t.Errorf("%d writes after it", n)
+	}
+	report(two, true)
+	if n := writes(); n != 1 || !is() {
+		t.Errorf("%d writes where they agree at last, available: %v", n, is())
+	}
+	report(one, false)
+	if n := writes(); n != 1 || is() {
+		t.Errorf("%d writes of a change, available: %v", n, is())
+	}
+}

@@ -1,0 +1,100 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// usage is the heap, stacks included, and the processor time of the process so far.
+func usage() (heap float64, goroutines float64, cpu time.Duration) {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	var r syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &r)
+	return float64(m.HeapInuse + m.StackInuse), float64(runtime.NumGoroutine()),
+		time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// settle waits until the number of goroutines has stopped growing: every kind is followed.
+func settle() {
+	for last, same := 0, 0; same < 20; {
+		n := runtime.NumGoroutine()
+		if n == last {
+			same++
+		} else {
+			last, same = n, 0
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+// BenchmarkFollow is what one more CRD costs a server that nobody talks to: server and loops
+// together, in bytes of heap and stack, in goroutines, in processor time until it is followed and,
+// once it is, in processor time a second of idleness.
+func BenchmarkFollow(b *testing.B) {
+	for _, count := range []int{300} {
+		b.Run(fmt.Sprint(count), func(b *testing.B) {
+			s := testserver.Start(b)
+			c := connect(b, s)
+			settle()
+			heap, goroutines, cpu := usage()
+			for i := range count {
+				c.crd(b, fmt.Sprintf("g%d.example.com", i), fmt.Sprintf("Thing%d", i), "Namespaced")
+			}
+			settle()
+			after, goroutinesAfter, cpuAfter := usage()
+			idle := time.Now()
+			for time.Since(idle) < 2*time.Second {
+				<-time.After(100 * time.Millisecond)
+			}
+			_, _, end := usage()
+			n := float64(count)
+			b.ReportMetric((after-heap)/n, "B/crd")
+			b.ReportMetric((goroutinesAfter-goroutines)/n, "goroutines/crd")
+			b.ReportMetric(float64((cpuAfter-cpu).Microseconds())/n, "µs-cpu/crd")
+			b.ReportMetric(float64((end-cpuAfter).Microseconds())/2, "µs-cpu/idle-s")
+		})
+	}
+}
+
+// BenchmarkCreateFollowed creates objects of a kind that the loops follow.
+func BenchmarkCreateFollowed(b *testing.B) {
+	for _, owned := range []bool{false, true} {
+		b.Run(fmt.Sprintf("owned=%v", owned), func(b *testing.B) {
+			s := testserver.Start(b)
+			c := connect(b, s)
+			gvr := c.crd(b, "example.com", "Widget", "Namespaced")
+			var owners []metav1.OwnerReference
+			if owned {
+				owner := c.create(b, configMaps, "default", object("ConfigMap", "v1", "owner"))
+				owners = append(owners, reference(owner, false))
+			}
+			settle()
+			ctx := context.Background()
+			b.ReportAllocs()
+			_, _, cpu := usage()
+			for i := 0; b.Loop(); i++ {
+				o := object("Widget", "example.com/v1", fmt.Sprintf("w%d", i))
+				o.SetOwnerReferences(owners)
+				if _, err := c.dynamic.Resource(gvr).Namespace("default").Create(ctx, o, metav1.CreateOptions{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			_, _, end := usage()
+			b.ReportMetric(float64((end-cpu).Microseconds())/float64(b.N), "µs-cpu/op")
+		})
+	}
+}
+
+var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}

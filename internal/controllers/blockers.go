@@ -1,0 +1,108 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
+)
+
+// neverAvailable is a condition of an APIService whose API server has not been available since the APIService was created. It is an
+// extension of Trellis: it survives restarts, and a namespace does not wait for such an APIService (kubernetes#60807). An APIService
+// without it may have been available.
+const neverAvailable apiregistrationv1.APIServiceConditionType = "NeverAvailable"
+
+// recordAvailability keeps the condition neverAvailable of s, behind the condition Available, which clients expect to be the first. first
+// reports whether the condition Available is the first one since s was created, which this process has seen.
+func recordAvailability(s *apiregistrationv1.APIService, available, first bool) {
+	switch {
+	case available:
+		s.Status.Conditions = slices.DeleteFunc(s.Status.Conditions, func(c apiregistrationv1.APIServiceCondition) bool { return c.Type == neverAvailable })
+	case first:
+		helper.SetAPIServiceCondition(s, apiregistrationv1.APIServiceCondition{
+			Type: neverAvailable, Status: apiregistrationv1.ConditionTrue, LastTransitionTime: metav1.Now(), Reason: "NotAvailableSinceCreation",
+			Message: "the API server has not been available since the APIService was created; deleted namespaces do not wait for it",
+		})
+	}
+}
+
+// startedBefore reports whether the loop runs since before t, the time of a creation, which has whole seconds.
+func (a *APIServices) startedBefore(t time.Time) bool {
+	return !t.Before(a.started.Truncate(time.Second))
+}
+
+// holdsNothing reports whether no object in a namespace can exist at gv, whose API server is not available: either
+// is, the APIService of gv, has never been available, or its last known resources include none that a namespace's deletion has to delete.
+func (a *APIServices) holdsNothing(gv schema.GroupVersion, is *unstructured.Unstructured) bool {
+	a.mu.Lock()
+	local, reported := slices.Contains(a.local.Find(gv.Group), gv), a.conditions[is.GetName()]
+	a.mu.Unlock()
+	if local { // a CRD has the same group and version, and its objects come back once the APIService is gone
+		return false
+	}
+	if isConditionTrue(is, string(neverAvailable)) && !(reported.of == is.GetUID() && reported.Available) {
+		return true
+	}
+	if a.LastResources == nil {
+		return false
+	}
+	last := a.LastResources(is.GetUID(), is.GetName())
+	return last != nil && !slices.ContainsFunc(last.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool {
+		return r.Scope == apidiscoveryv2.ScopeNamespace && (slices.Contains(r.Verbs, "delete") || slices.Contains(r.Verbs, "deletecollection"))
+	})
+}
+
+// blockedError is a failure of discovery because of APIServices that may hold objects of a namespace.
+type blockedError struct {
+	error
+	services []string // by name
+}
+
+// Error names the APIServices, after the failure itself.
+func (e *blockedError) Error() string {
+	return fmt.Sprintf("%v; waiting for APIService %s: make its API server available, or delete the APIService if its objects in this namespace are no longer needed",
+		e.error, strings.Join(e.services, ", "))
+}
+
+// Unwrap returns the failure of discovery.
+func (e *blockedError) Unwrap() error { return e.error }
+
+// blocking returns what of err, a failure of discovery, has to be waited for: not the group versions that hold nothing.
+func (n *namespaces) blocking(ctx context.Context, err error) error {
+	failed, ok := discovery.GroupDiscoveryFailedErrorGroups(err)
+	if !ok {
+		return err
+	}
+	failed = maps.Clone(failed)
+	services := n.clients.dynamic.Resource(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"))
+	var names []string
+	for gv := range failed {
+		is, err := services.Get(ctx, gv.Version+"."+gv.Group, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return errors.Join(&discovery.ErrGroupDiscoveryFailed{Groups: failed}, err)
+		case n.services.holdsNothing(gv, is):
+			delete(failed, gv)
+		default:
+			names = append(names, is.GetName())
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	return &blockedError{&discovery.ErrGroupDiscoveryFailed{Groups: failed}, names}
+}

@@ -1,0 +1,400 @@
+package controllers_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+const hold = "example.com/hold"
+
+func configMap(name string) *unstructured.Unstructured { return object("ConfigMap", "v1", name) }
+func secret(name string) *unstructured.Unstructured    { return object("Secret", "v1", name) }
+
+// stays fails unless an object is there, not being deleted, after the loops have provably handled what
+// came before: a dangling object made last has been collected.
+func (w *world) stays(t *testing.T, gvr schema.GroupVersionResource, namespace, name string) {
+	t.Helper()
+	for range 2 { // once for what is queued, once for what that led to
+		ghost := owned(configMap("ghost"), owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"}))
+		w.create(t, configMaps, "default", ghost)
+		w.awaitGone(t, configMaps, "default", "ghost")
+	}
+	if o := w.get(t, gvr, namespace, name); o.GetDeletionTimestamp() != nil {
+		t.Errorf("%s %s is being deleted", gvr.Resource, name)
+	}
+}
+
+// followed waits until the loops know a kind: they have found out that it has no object of a name.
+func (w *world) followed(t *testing.T, apiVersion, kind string) {
+	t.Helper()
+	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none"}
+	w.create(t, configMaps, "default", owned(configMap("asks"), owners(none)))
+	w.awaitGone(t, configMaps, "default", "asks")
+}
+
+// unfollowed waits until the loops no longer find a kind: they keep what names an owner of it that was
+// never there, asks.
+func (w *world) unfollowed(t *testing.T, apiVersion, kind string) {
+	t.Helper()
+	none := metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "none", UID: "none-of-" + types.UID(kind)}
+	eventually(t, kind+" is not followed", func(ctx context.Context) bool {
+		_, err := w.at(configMaps, "default").Create(ctx, owned(configMap("asks"), owners(none)), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		for range 12 { // more than the loops pause before they look a group up
+			w.create(t, configMaps, "default", owned(configMap("ghost"), owners(metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "none"})))
+			w.awaitGone(t, configMaps, "default", "ghost")
+		}
+		_, err = w.at(configMaps, "default").Get(ctx, "asks", metav1.GetOptions{})
+		return err == nil
+	})
+}
+
+// CRD-066
+func TestBackground(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	for i := range 20 {
+		w.create(t, secrets, "default", owned(secret(fmt.Sprint("s", i)), owners(reference(owner, true))))
+	}
+	w.create(t, secrets, "default", secret("other"))
+	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationBackground)
+	for i := range 20 {
+		w.awaitGone(t, secrets, "default", fmt.Sprint("s", i))
+	}
+	w.stays(t, secrets, "default", "other")
+}
+
+// CRD-066
+func TestForeground(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	w.create(t, secrets, "default", owned(secret("blocks"), owners(reference(owner, true)), hold))
+	w.create(t, secrets, "default", owned(secret("lets"), owners(reference(owner, false)), hold))
+	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
+	ending := func(o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil }
+	w.await(t, secrets, "default", "blocks", "is being deleted", ending)
+	w.await(t, secrets, "default", "lets", "is being deleted", ending)
+	if o := w.get(t, configMaps, "default", "owner"); !slices.Contains(o.GetFinalizers(), metav1.FinalizerDeleteDependents) {
+		t.Errorf("the owner does not wait: finalizers %v", o.GetFinalizers())
+	}
+	w.release(t, secrets, "default", "blocks")
+	w.awaitGone(t, configMaps, "default", "owner")
+	w.get(t, secrets, "default", "lets")
+	w.release(t, secrets, "default", "lets")
+	w.awaitGone(t, secrets, "default", "lets")
+}
+
+// CRD-066: an owner without dependents is not kept.
+func TestForegroundAlone(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	w.create(t, configMaps, "default", configMap("owner"))
+	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
+	w.awaitGone(t, configMaps, "default", "owner")
+}
+
+// CRD-066: the owner goes on when a dependent stops blocking without being deleted.
+func TestForegroundUnblocked(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, true)), hold))
+	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
+	w.await(t, secrets, "default", "s", "is being deleted", func(o *unstructured.Unstructured) bool { return o.GetDeletionTimestamp() != nil })
+	w.patch(t, secrets, "default", "s", `{"metadata":{"ownerReferences":null}}`)
+	w.awaitGone(t, configMaps, "default", "owner")
+}
+
+// CRD-066: two that own each other do not wait for each other.
+func TestForegroundCircle(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	a := w.create(t, configMaps, "default", configMap("a"))
+	b := w.create(t, configMaps, "default", owned(configMap("b"), owners(reference(a, true))))
+	c := w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(b, true))))
+	w.patch(t, configMaps, "default", "a", fmt.Sprintf(
+		`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"c","uid":%q,"blockOwnerDeletion":true}]}}`, c.GetUID()))
+	w.delete(t, configMaps, "default", "a", metav1.DeletePropagationForeground)
+	for _, name := range []string{"a", "b", "c"} {
+		w.awaitGone(t, configMaps, "default", name)
+	}
+}
+
+// CRD-066
+func TestOrphan(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	keep := w.create(t, configMaps, "default", configMap("keep"))
+	w.create(t, secrets, "default", owned(secret("one"), owners(reference(owner, true))))
+	w.create(t, secrets, "default", owned(secret("both"), owners(reference(keep, false), reference(owner, false))))
+	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationOrphan)
+	w.awaitGone(t, configMaps, "default", "owner")
+	if o := w.get(t, secrets, "default", "one"); len(o.GetOwnerReferences()) != 0 {
+		t.Errorf("references left: %v", o.GetOwnerReferences())
+	}
+	if o := w.get(t, secrets, "default", "both"); len(o.GetOwnerReferences()) != 1 || o.GetOwnerReferences()[0].UID != keep.GetUID() {
+		t.Errorf("references left: %v", o.GetOwnerReferences())
+	}
+	w.stays(t, secrets, "default", "one")
+}
+
+// CRD-066
+func TestOwnerChain(t *testing.T) {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+		t.Run(string(policy), func(t *testing.T) {
+			w := connect(t, testserver.Start(t))
+			last := w.create(t, configMaps, "default", configMap("c0"))
+			for i := range 6 {
+				last = w.create(t, configMaps, "default", owned(configMap(fmt.Sprint("c", i+1)), owners(reference(last, true))))
+			}
+			w.delete(t, configMaps, "default", "c0", policy)
+			for i := range 7 {
+				w.awaitGone(t, configMaps, "default", fmt.Sprint("c", i))
+			}
+		})
+	}
+}
+
+// CRD-066: with one owner left, only the reference to the other goes; and a foreground deletion
+// does not wait for a dependent that stays.
+func TestTwoOwners(t *testing.T) {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+		t.Run(string(policy), func(t *testing.T) {
+			w := connect(t, testserver.Start(t))
+			a := w.create(t, configMaps, "default", configMap("a"))
+			b := w.create(t, configMaps, "default", configMap("b"))
+			w.create(t, secrets, "default", owned(secret("s"), owners(reference(a, true), reference(b, true))))
+			w.delete(t, configMaps, "default", "a", policy)
+			w.awaitGone(t, configMaps, "default", "a")
+			w.await(t, secrets, "default", "s", "has one owner", func(o *unstructured.Unstructured) bool {
+				refs := o.GetOwnerReferences()
+				return o.GetDeletionTimestamp() == nil && len(refs) == 1 && refs[0].UID == b.GetUID()
+			})
+			w.delete(t, configMaps, "default", "b", policy)
+			w.awaitGone(t, secrets, "default", "s")
+		})
+	}
+}
+
+// CRD-066: an owner that never was, one of another uid, and one in another namespace are none.
+func TestDangling(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	never := reference(owner, false)
+	never.Name, never.UID = "never", "never"
+	changed := reference(owner, false)
+	changed.UID = types.UID("before")
+	w.create(t, secrets, "default", owned(secret("never"), owners(never)))
+	w.create(t, secrets, "default", owned(secret("changed"), owners(changed)))
+	w.awaitGone(t, secrets, "default", "never")
+	w.awaitGone(t, secrets, "default", "changed")
+	w.stays(t, configMaps, "default", "owner")
+}
+
+// awaitInvalidOwner waits for the Event that the garbage collector emits about an object with an invalid owner.
+func (w *world) awaitInvalidOwner(t testing.TB, namespace, name, message string) {
+	t.Helper()
+	events := w.at(schema.GroupVersionResource{Version: "v1", Resource: "events"}, namespace)
+	var seen []string
+	for begin := time.Now(); time.Since(begin) < 20*time.Second; <-time.After(50 * time.Millisecond) {
+		list, err := events.List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=OwnerRefInvalidNamespace"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen = nil
+		for _, e := range list.Items {
+			component, _, _ := unstructured.NestedString(e.Object, "source", "component")
+			if text, _, _ := unstructured.NestedString(e.Object, "message"); text == message && component == "garbage-collector-controller" {
+				return
+			}
+			seen = append(seen, fmt.Sprint(e.Object))
+		}
+	}
+	t.Errorf("no Event about %s says %s: %v", name, message, seen)
+}
+
+// CRD-066: a reference across namespaces dangles, whatever is known of the owner, and does not cut
+// the owner off from its true dependents.
+func TestOwnerInAnotherNamespace(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	w.create(t, namespaces, "", object("Namespace", "v1", "far"))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	w.create(t, secrets, "default", owned(secret("near"), owners(reference(owner, false))))
+	w.create(t, secrets, "far", owned(secret("far"), owners(reference(owner, false))))
+	w.awaitGone(t, secrets, "far", "far")
+	w.stays(t, secrets, "default", "near")
+	w.create(t, secrets, "far", owned(secret("again"), owners(reference(owner, false))))
+	w.awaitGone(t, secrets, "far", "again")
+	for _, name := range []string{"far", "again"} {
+		w.awaitInvalidOwner(t, "far", name, fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: far, name: owner, uid: %s] does not exist in namespace "far"`, owner.GetUID()))
+	}
+	w.delete(t, configMaps, "default", "owner", "")
+	w.awaitGone(t, secrets, "default", "near")
+}
+
+// CRD-066: a namespaced owner of a cluster-scoped object cannot be found; the object stays.
+func TestNamespacedOwnerOfClusterScoped(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	w.create(t, namespaces, "", owned(object("Namespace", "v1", "kept"), owners(reference(owner, false))))
+	w.awaitInvalidOwner(t, "default", "kept", fmt.Sprintf(`ownerRef [v1/ConfigMap, namespace: , name: owner, uid: %s] does not exist in namespace ""`, owner.GetUID()))
+	w.delete(t, configMaps, "default", "owner", "")
+	w.stays(t, namespaces, "", "kept")
+}
+
+// CRD-066
+func TestCustomOwner(t *testing.T) {
+	for _, policy := range []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground} {
+		t.Run(string(policy), func(t *testing.T) {
+			w := connect(t, testserver.Start(t))
+			widgets := w.crd(t, "example.com", "Widget", "Namespaced")
+			owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", "w"))
+			w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(owner, true))))
+			w.create(t, accounts, "default", owned(object("ServiceAccount", "v1", "a"), owners(reference(owner, true))))
+			w.delete(t, widgets, "default", "w", policy)
+			w.awaitGone(t, widgets, "default", "w")
+			w.awaitGone(t, configMaps, "default", "c")
+			w.awaitGone(t, accounts, "default", "a")
+		})
+	}
+}
+
+// CRD-066
+func TestCustomDependent(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
+	owner := w.create(t, configMaps, "default", configMap("c"))
+	w.create(t, widgets, "default", owned(object("Widget", "example.com/v1", "w"), owners(reference(owner, false))))
+	w.delete(t, configMaps, "default", "c", "")
+	w.awaitGone(t, widgets, "default", "w")
+}
+
+// CRD-066
+func TestClusterScopedOwner(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	hosts := w.crd(t, "example.com", "Host", "Cluster")
+	owner := w.create(t, hosts, "", object("Host", "example.com/v1", "h"))
+	w.create(t, namespaces, "", object("Namespace", "v1", "far"))
+	w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(owner, false))))
+	w.create(t, secrets, "far", owned(secret("s"), owners(reference(owner, false))))
+	w.create(t, hosts, "", owned(object("Host", "example.com/v1", "child"), owners(reference(owner, false))))
+	w.delete(t, hosts, "", "h", "")
+	w.awaitGone(t, configMaps, "default", "c")
+	w.awaitGone(t, secrets, "far", "s")
+	w.awaitGone(t, hosts, "", "child")
+}
+
+// CRD-066: an owner's kind that is not served yet is no reason to delete; when it comes, the owner
+// is asked for.
+func TestOwnerKindAppearsLater(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	later := metav1.OwnerReference{APIVersion: "later.example.com/v1", Kind: "Late", Name: "l", UID: "l"}
+	w.create(t, configMaps, "default", owned(configMap("c"), owners(later)))
+	w.stays(t, configMaps, "default", "c")
+	w.crd(t, "later.example.com", "Late", "Namespaced")
+	w.awaitGone(t, configMaps, "default", "c")
+}
+
+// CRD-066: a dependents' kind that comes after the owner is followed, and waited for.
+func TestDependentKindAppearsLater(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, false))))
+	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
+	w.create(t, widgets, "default", owned(object("Widget", "example.com/v1", "w"), owners(reference(owner, true)), hold))
+	w.await(t, widgets, "default", "w", "is being deleted", func(o *unstructured.Unstructured) bool {
+		_ = w.at(configMaps, "default").Delete(t.Context(), "owner", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground)})
+		return o.GetDeletionTimestamp() != nil
+	})
+	w.release(t, widgets, "default", "w")
+	w.awaitGone(t, configMaps, "default", "owner")
+}
+
+// CRD-066, CRD-027: the dependents of a CRD's objects go with the CRD, though their owners' kind
+// can no longer be asked.
+func TestDependentsOfEndedKind(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	widgets := w.crd(t, "example.com", "Widget", "Namespaced")
+	w.followed(t, "example.com/v1", "Widget")
+	for i := range 10 {
+		owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", fmt.Sprint("w", i)))
+		w.create(t, configMaps, "default", owned(configMap(fmt.Sprint("c", i)), owners(reference(owner, false))))
+	}
+	w.delete(t, crds, "", "widgets.example.com", "")
+	for i := range 10 {
+		w.awaitGone(t, configMaps, "default", fmt.Sprint("c", i))
+	}
+}
+
+// CRD-066: owners that are not served for a while are not gone, and still own when they are back.
+func TestOwnerKindUnserved(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1", true, true), version("v2", true, false)))
+	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+	w.followed(t, "example.com/v1", "Widget")
+	owner := w.create(t, widgets, "default", object("Widget", "example.com/v1", "w"))
+	w.create(t, configMaps, "default", owned(configMap("c"), owners(reference(owner, false))))
+	w.stays(t, configMaps, "default", "c") // and its owner is known now
+	serve := func(v1, v2 bool) {
+		t.Helper()
+		eventually(t, "served", func(ctx context.Context) bool {
+			crd := w.get(t, crds, "", "widgets.example.com")
+			_ = unstructured.SetNestedSlice(crd.Object, []any{version("v1", v1, true), version("v2", v2, false)}, "spec", "versions")
+			_, err := w.at(crds, "").Update(ctx, crd, metav1.UpdateOptions{})
+			return err == nil
+		})
+	}
+	serve(false, false)
+	w.unfollowed(t, "example.com/v1", "Widget")
+	w.create(t, secrets, "default", owned(secret("s"), owners(reference(owner, false))))
+	lost := metav1.OwnerReference{APIVersion: "v1", Kind: "Secret", Name: "none", UID: "lost"}
+	patch, err := json.Marshal(owners(reference(owner, false), lost))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.patch(t, configMaps, "default", "c", `{"metadata":{"ownerReferences":`+string(patch)+`}}`) // has it judged
+	w.stays(t, configMaps, "default", "c")
+	w.stays(t, secrets, "default", "s")
+	serve(false, true)
+	w.awaitGone(t, configMaps, "default", "asks")
+	w.await(t, configMaps, "default", "c", "has the owner that lives", func(o *unstructured.Unstructured) bool {
+		refs := o.GetOwnerReferences()
+		return len(refs) == 1 && refs[0].UID == owner.GetUID()
+	})
+	w.stays(t, secrets, "default", "s")
+	widgets.Version = "v2"
+	w.delete(t, widgets, "default", "w", "")
+	w.awaitGone(t, configMaps, "default", "c")
+	w.awaitGone(t, secrets, "default", "s")
+}
+
+// CRD-066: what the loops had not done before a restart they do after it.
+func TestCollectAfterRestart(t *testing.T) {
+	s := testserver.Start(t, testserver.OnDisk())
+	w := connect(t, s)
+	owner := w.create(t, configMaps, "default", configMap("owner"))
+	for i := range 50 {
+		w.create(t, secrets, "default", owned(secret(fmt.Sprint("s", i)), owners(reference(owner, true))))
+	}
+	w.delete(t, configMaps, "default", "owner", metav1.DeletePropagationForeground)
+	s.Restart()
+	w = connect(t, s)
+	w.awaitGone(t, configMaps, "default", "owner")
+	for i := range 50 {
+		_, err := w.at(secrets, "default").Get(t.Context(), fmt.Sprint("s", i), metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("secret s%d: %v", i, err)
+		}
+	}
+}

@@ -1,0 +1,462 @@
+package controllers_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// journal is a log that knows which controllers have begun.
+type journal struct {
+	slog.Handler
+	mu    sync.Mutex
+	begun []string
+	told  chan struct{} // receives when there is one more
+}
+
+func newJournal() *journal {
+	return &journal{Handler: slog.DiscardHandler, told: make(chan struct{}, 100)}
+}
+
+func (*journal) Enabled(context.Context, slog.Level) bool { return true }
+
+func (j *journal) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "a controller begins" {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		r.Attrs(func(a slog.Attr) bool { j.begun = append(j.begun, a.Value.String()); return true })
+		j.told <- struct{}{}
+	}
+	return nil
+}
+
+// await waits until so many have begun, and returns them.
+func (j *journal) await(n int) []string {
+	for ; ; <-j.told {
+		j.mu.Lock()
+		begun := slices.Sorted(slices.Values(j.begun))
+		j.mu.Unlock()
+		if len(begun) >= n {
+			return begun
+		}
+	}
+}
+
+// cluster is a server with all controllers, and a client.
+type cluster struct {
+	*testing.T
+	*kubernetes.Clientset
+	server  *testserver.Server
+	journal *journal
+}
+
+func newCluster(t *testing.T, controllers ...string) *cluster {
+	t.Helper()
+	j := newJournal()
+	s := testserver.Start(t, withControllers(controllers...), testserver.With(func(c *apiserver.Config) { c.Logger = slog.New(j) }))
+	return &cluster{t, kubernetes.NewForConfigOrDie(s.Config), s, j}
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func named(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name} }
+
+// service makes a Service of Pods with the label app=name, or of none that it names.
+func (c *cluster) service(name string, selects bool) {
+	c.Helper()
+	s := &corev1.Service{ObjectMeta: named(name), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+	if selects {
+		s.Spec.Selector = map[string]string{"app": name}
+	}
+	must[*corev1.Service](c)(c.CoreV1().Services("default").Create(c.Context(), s, metav1.CreateOptions{}))
+}
+
+// pod makes one that runs on a node, at an address. It needs the account of its namespace.
+func (c *cluster) pod(name, ip string) *corev1.Pod {
+	c.Helper()
+	must[*corev1.Node](c)(c.CoreV1().Nodes().Create(c.Context(), &corev1.Node{ObjectMeta: named("node")}, metav1.CreateOptions{}))
+	w, err := c.CoreV1().ServiceAccounts("default").Watch(c.Context(), metav1.ListOptions{})
+	seen(c.T, w, err, func(of watch.EventType, o runtime.Object) bool { return of == watch.Added })
+	pods := c.CoreV1().Pods("default")
+	p := must[*corev1.Pod](c)(pods.Create(c.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}},
+		Spec: corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("250m")}, Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")},
+		}}}},
+	}, metav1.CreateOptions{}))
+	p.Status.Phase, p.Status.PodIP, p.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
+	return c.ready(p, corev1.ConditionTrue)
+}
+
+func (c *cluster) ready(p *corev1.Pod, is corev1.ConditionStatus) *corev1.Pod {
+	c.Helper()
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: is}}
+	return must[*corev1.Pod](c)(c.CoreV1().Pods("default").UpdateStatus(c.Context(), p, metav1.UpdateOptions{}))
+}
+
+// slices waits until the EndpointSlices of a Service, made by a controller, have these endpoints: address and whether it is ready.
+func (c *cluster) slices(service, by string, want ...string) {
+	c.Helper()
+	w, err := c.DiscoveryV1().EndpointSlices("default").Watch(c.Context(), metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=" + service + "," + discoveryv1.LabelManagedBy + "=" + by,
+	})
+	seen(c.T, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		var have []string
+		for _, e := range o.(*discoveryv1.EndpointSlice).Endpoints {
+			have = append(have, fmt.Sprint(e.Addresses[0], " ", *e.Conditions.Ready))
+		}
+		return slices.Equal(slices.Sorted(slices.Values(have)), want)
+	})
+}
+
+// A controller begins with the first object that it is about. At a server where there is nothing only those run that look after
+// roles and namespaces.
+func TestControllersBeginWhenThereIsSomethingToDo(t *testing.T) {
+	c := newCluster(t, "*")
+	want := []string{"clusterrole-aggregation-controller", "root-ca-certificate-publisher-controller", "serviceaccount-controller"}
+	for _, of := range []struct {
+		begin []string
+		make  func() error
+	}{
+		{nil, func() error { return nil }},
+		{[]string{"serviceaccount-token-controller"}, func() error {
+			_, err := c.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: named("a")}, metav1.CreateOptions{})
+			return err
+		}},
+		{[]string{"ttl-after-finished-controller"}, func() error {
+			_, err := c.BatchV1().Jobs("default").Create(t.Context(), job(), metav1.CreateOptions{})
+			return err
+		}},
+		{[]string{"resourcequota-controller"}, func() error {
+			_, err := c.CoreV1().ResourceQuotas("default").Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: named("a")}, metav1.CreateOptions{})
+			return err
+		}},
+		{[]string{"validatingadmissionpolicy-status-controller"}, func() error {
+			_, err := c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("true"), metav1.CreateOptions{})
+			return err
+		}},
+		{[]string{"certificatesigningrequest-approving-controller", "certificatesigningrequest-cleaner-controller", "certificatesigningrequest-signing-controller"}, func() error {
+			_, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{})
+			return err
+		}},
+		{[]string{"endpoints-controller", "endpointslice-controller"}, func() error { c.service("outside", false); return nil }},
+		{[]string{"endpointslice-mirroring-controller"}, func() error {
+			_, err := c.CoreV1().Endpoints("default").Create(t.Context(), &corev1.Endpoints{ObjectMeta: named("outside")}, metav1.CreateOptions{})
+			return err
+		}},
+	} {
+		if err := of.make(); err != nil {
+			t.Fatal(err)
+		}
+		want = slices.Sorted(slices.Values(append(want, of.begin...)))
+		if got := c.journal.await(len(want)); !slices.Equal(got, want) {
+			t.Fatalf("%v run, and not %v", got, want)
+		}
+	}
+	if !slices.Equal(want, controllers.Controllers()) {
+		t.Errorf("not all of them are known here: %v", want)
+	}
+}
+
+// EXT-024: a Service has the addresses of its Pods, and knows which are ready, in EndpointSlices and Endpoints.
+func TestEndpointsOfAService(t *testing.T) {
+	c := newCluster(t, "*")
+	c.service("web", true)
+	p := c.pod("a", "10.1.0.1")
+	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
+	w, err := c.CoreV1().Endpoints("default").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=web"})
+	seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		subsets := o.(*corev1.Endpoints).Subsets
+		return len(subsets) == 1 && subsets[0].Addresses[0].IP == "10.1.0.1"
+	})
+	c.ready(p, corev1.ConditionFalse)
+	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 false")
+}
+
+// Endpoints that somebody has made for a Service are copied to an EndpointSlice.
+func TestEndpointsAreMirrored(t *testing.T) {
+	c := newCluster(t, "*")
+	c.service("outside", false)
+	e := &corev1.Endpoints{ObjectMeta: named("outside"), Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "192.0.2.1"}}, Ports: []corev1.EndpointPort{{Port: 80}}}}}
+	must[*corev1.Endpoints](t)(c.CoreV1().Endpoints("default").Create(t.Context(), e, metav1.CreateOptions{}))
+	c.slices("outside", "endpointslicemirroring-controller.k8s.io", "192.0.2.1 true")
+}
+
+// The status of a ResourceQuota counts Pods, what they ask for, and objects of custom kinds, as they come and go.
+func TestQuotasAreCounted(t *testing.T) {
+	c := newCluster(t, "*")
+	w := connect(t, c.server)
+	gvr := w.crd(t, "example.com", "Widget", "Namespaced")
+	w.create(t, gvr, "default", object("Widget", "example.com/v1", "a"))
+	w.create(t, gvr, "default", object("Widget", "example.com/v1", "b"))
+	c.pod("a", "10.1.0.1")
+	limit := resource.MustParse("10")
+	q := &corev1.ResourceQuota{ObjectMeta: named("all"), Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{}}}
+	for _, name := range []corev1.ResourceName{"pods", "services", "requests.cpu", "count/widgets.example.com", "count/secrets"} {
+		q.Spec.Hard[name] = limit
+	}
+	must[*corev1.ResourceQuota](t)(c.CoreV1().ResourceQuotas("default").Create(t.Context(), q, metav1.CreateOptions{}))
+	used := func(want string) {
+		t.Helper()
+		w, err := c.CoreV1().ResourceQuotas("default").Watch(t.Context(), metav1.ListOptions{})
+		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+			var have []string
+			for name, n := range o.(*corev1.ResourceQuota).Status.Used {
+				have = append(have, fmt.Sprintf("%s=%s", name, n.String()))
+			}
+			return strings.Join(slices.Sorted(slices.Values(have)), " ") == want
+		})
+	}
+	used("count/secrets=0 count/widgets.example.com=2 pods=1 requests.cpu=250m services=1")
+	w.delete(t, gvr, "default", "a", "")
+	used("count/secrets=0 count/widgets.example.com=1 pods=1 requests.cpu=250m services=1")
+	now := int64(0)
+	if err := c.CoreV1().Pods("default").Delete(t.Context(), "a", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		t.Fatal(err)
+	}
+	used("count/secrets=0 count/widgets.example.com=1 pods=0 requests.cpu=0 services=1")
+}
+
+// A quota that is older than the CRD of the kind that it counts is counted soon after the CRD is created, and not at the next resync
+// minutes later (kubernetes#67239).
+func TestQuotaOlderThanItsKind(t *testing.T) {
+	c := newCluster(t, "*")
+	w := connect(t, c.server)
+	q := &corev1.ResourceQuota{ObjectMeta: named("early"), Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{"count/widgets.example.com": resource.MustParse("1"), "count/secrets": resource.MustParse("9")}}}
+	quotas := c.CoreV1().ResourceQuotas("default")
+	must[*corev1.ResourceQuota](t)(quotas.Create(t.Context(), q, metav1.CreateOptions{}))
+	used := func(want int) {
+		t.Helper()
+		w, err := quotas.Watch(t.Context(), metav1.ListOptions{TimeoutSeconds: ptr.To(int64(20))})
+		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+			return len(o.(*corev1.ResourceQuota).Status.Used) == want
+		})
+	}
+	used(1)
+	gvr := w.crd(t, "example.com", "Widget", "Namespaced")
+	used(2)
+	w.create(t, gvr, "default", object("Widget", "example.com/v1", "a"))
+	if _, err := w.at(gvr, "default").Create(t.Context(), object("Widget", "example.com/v1", "b"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("one more than the quota permits: %v", err)
+	}
+}
+
+// request is a CertificateSigningRequest for a kubelet's client certificate.
+func request(t *testing.T, name string) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
+	of := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:n", Organization: []string{"system:nodes"}}}
+	der := must[[]byte](t)(x509.CreateCertificateRequest(rand.Reader, of, key))
+	return &certificatesv1.CertificateSigningRequest{ObjectMeta: named(name), Spec: certificatesv1.CertificateSigningRequestSpec{
+		Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment, certificatesv1.UsageClientAuth},
+	}}
+}
+
+// Who may have a kubelet's certificate is given one that the server's own CA has signed, good for a year.
+func TestCertificatesOfKubelets(t *testing.T) {
+	c := newCluster(t, "*")
+	must[*certificatesv1.CertificateSigningRequest](t)(c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), request(t, "a"), metav1.CreateOptions{}))
+	var text []byte
+	w, err := c.CertificatesV1().CertificateSigningRequests().Watch(t.Context(), metav1.ListOptions{})
+	seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		text = o.(*certificatesv1.CertificateSigningRequest).Status.Certificate
+		return len(text) > 0
+	})
+	block, _ := pem.Decode(text)
+	cert := must[*x509.Certificate](t)(x509.ParseCertificate(block.Bytes))
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(c.server.Config.CAData)
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || cert.Subject.CommonName != "system:node:n" {
+		t.Errorf("%v, for %s", err, cert.Subject)
+	}
+	if days := time.Until(cert.NotAfter).Hours() / 24; days < 364 || days > 365 {
+		t.Errorf("it is good for %f days", days)
+	}
+}
+
+// alone runs controllers in a process of their own, until the test ends or stop is called.
+func alone(t *testing.T, config *rest.Config, c controllers.UpstreamConfig) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := controllers.NewUpstream(c).RunAlone(ctx, config); err != nil {
+			t.Error(err)
+		}
+	})
+	stop = func() { cancel(); running.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+// A CertificateSigningRequest that was approved long ago is deleted.
+func TestOldCertificateSigningRequestsGo(t *testing.T) {
+	c := newCluster(t, "-*")
+	requests := c.CertificatesV1().CertificateSigningRequests()
+	r := request(t, "old")
+	r.Spec.SignerName = "example.com/nobody" // signs it
+	r = must[*certificatesv1.CertificateSigningRequest](t)(requests.Create(t.Context(), r, metav1.CreateOptions{}))
+	long := metav1.NewTime(time.Now().Add(-25 * time.Hour))
+	r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, LastUpdateTime: long, Reason: "Test"}}
+	must[*certificatesv1.CertificateSigningRequest](t)(requests.UpdateApproval(t.Context(), "old", r, metav1.UpdateOptions{}))
+	alone(t, c.server.Config, controllers.UpstreamConfig{Controllers: []string{"certificatesigningrequest-cleaner-controller"}, Logger: slog.New(c.journal)})
+	w, err := requests.Watch(t.Context(), metav1.ListOptions{})
+	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+}
+
+func job() *batchv1.Job {
+	at, no := int32(0), corev1.RestartPolicyNever
+	return &batchv1.Job{ObjectMeta: named("done"), Spec: batchv1.JobSpec{TTLSecondsAfterFinished: &at, Template: corev1.PodTemplateSpec{
+		Spec: corev1.PodSpec{RestartPolicy: no, Containers: []corev1.Container{{Name: "c", Image: "i"}}}}}}
+}
+
+// A Job that is done goes when its time is over.
+func TestFinishedJobsGo(t *testing.T) {
+	c := newCluster(t, "*")
+	jobs := c.BatchV1().Jobs("default")
+	j := must[*batchv1.Job](t)(jobs.Create(t.Context(), job(), metav1.CreateOptions{}))
+	now := metav1.Now()
+	j.Status.StartTime = &now
+	for _, kind := range []batchv1.JobConditionType{batchv1.JobFailureTarget, batchv1.JobFailed} {
+		j.Status.Conditions = append(j.Status.Conditions, batchv1.JobCondition{Type: kind, Status: corev1.ConditionTrue, LastTransitionTime: now, LastProbeTime: now})
+	}
+	must[*batchv1.Job](t)(jobs.UpdateStatus(t.Context(), j, metav1.UpdateOptions{}))
+	w, err := jobs.Watch(t.Context(), metav1.ListOptions{ResourceVersion: j.ResourceVersion})
+	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+}
+
+func policy(expression string) *admissionregistrationv1.ValidatingAdmissionPolicy {
+	rule := admissionregistrationv1.RuleWithOperations{
+		Operations: []admissionregistrationv1.OperationType{"CREATE"},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"apps", "example.com"}, APIVersions: []string{"v1"}, Resources: []string{"deployments", "widgets"}},
+	}
+	return &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: named("p"), Spec: admissionregistrationv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
+		Validations:      []admissionregistrationv1.Validation{{Expression: expression}},
+	}}
+}
+
+// The status of a ValidatingAdmissionPolicy says which of its expressions cannot be right.
+func TestPoliciesAreTypeChecked(t *testing.T) {
+	c := newCluster(t, "*")
+	must[*admissionregistrationv1.ValidatingAdmissionPolicy](t)(c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(t.Context(), policy("object.spec.replica > 1"), metav1.CreateOptions{}))
+	var told string
+	w, err := c.AdmissionregistrationV1().ValidatingAdmissionPolicies().Watch(t.Context(), metav1.ListOptions{})
+	seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+		p := o.(*admissionregistrationv1.ValidatingAdmissionPolicy)
+		if p.Status.ObservedGeneration == p.Generation && p.Status.TypeChecking != nil {
+			for _, warning := range p.Status.TypeChecking.ExpressionWarnings {
+				told += warning.FieldRef + ": " + warning.Warning
+			}
+		}
+		return told != ""
+	})
+	if !strings.HasPrefix(told, "spec.validations[0].expression: apps/v1, Kind=Deployment: ERROR: <input>:1:12: undefined field 'replica'") {
+		t.Error(told)
+	}
+}
+
+// A controller that is switched off does not run, and the others do.
+func TestControllerSwitchedOff(t *testing.T) {
+	c := newCluster(t, "*", "-endpoints-controller")
+	c.service("web", true)
+	c.pod("a", "10.1.0.1")
+	c.slices("web", "endpointslice-controller.k8s.io", "10.1.0.1 true")
+	if slices.Contains(c.journal.await(4), "endpoints-controller") {
+		t.Error("it runs")
+	}
+	if _, err := c.CoreV1().Endpoints("default").Get(t.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Of two processes that serve the same objects one runs the controllers, the one that holds the Lease of
+// kube-controller-manager. The other does when that ends.
+func TestOneProcessLeads(t *testing.T) {
+	c := newCluster(t, "-*")
+	leader := func(transitions int32) string {
+		t.Helper()
+		var holder string
+		w, err := c.CoordinationV1().Leases(metav1.NamespaceSystem).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=kube-controller-manager"})
+		seen(t, w, err, func(_ watch.EventType, o runtime.Object) bool {
+			l := o.(*coordinationv1.Lease)
+			if l.Spec.HolderIdentity != nil {
+				holder = *l.Spec.HolderIdentity
+			}
+			return holder != "" && *l.Spec.LeaseTransitions == transitions
+		})
+		return holder
+	}
+	config := func(j *journal) controllers.UpstreamConfig {
+		return controllers.UpstreamConfig{Controllers: []string{controllers.AggregateRoles}, Elect: true, Logger: slog.New(j)}
+	}
+	first, second := newJournal(), newJournal()
+	stop := alone(t, c.server.Config, config(first))
+	first.await(1)
+	was := leader(0)
+	asked := make(chan struct{}, 1000)
+	counted := rest.CopyConfig(c.server.Config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/leases/kube-controller-manager") {
+				asked <- struct{}{}
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	alone(t, counted, config(second))
+	for range 2 { // so that it has had the time to begin in vain
+		<-asked
+	}
+	if n := len(second.await(0)); n != 0 {
+		t.Errorf("%d controllers run twice", n)
+	}
+	stop()
+	second.await(1)
+	if is := leader(1); is == was {
+		t.Errorf("%s leads, as before", is)
+	}
+}

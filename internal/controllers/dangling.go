@@ -1,0 +1,99 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	flowcontrolapply "k8s.io/client-go/applyconfigurations/flowcontrol/v1"
+	client "k8s.io/client-go/kubernetes/typed/flowcontrol/v1"
+	"k8s.io/client-go/rest"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// dangling writes the condition Dangling of FlowSchemas: whether their priority level exists.
+type dangling struct {
+	client client.FlowcontrolV1Interface
+	queue  queue[string] // has one key
+}
+
+const (
+	allFlowSchemas = "*"
+	configConsumer = "api-priority-and-fairness-config-consumer-v1" // whose fields the conditions are, as upstream
+)
+
+var priorityKinds = []schema.GroupKind{{Group: flowcontrolv1.GroupName, Kind: "FlowSchema"}, {Group: flowcontrolv1.GroupName, Kind: "PriorityLevelConfiguration"}}
+
+func newDangling(config *rest.Config) (*dangling, error) {
+	c, err := client.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client for FlowSchemas: %w", err)
+	}
+	return &dangling{client: c, queue: newQueue[string]("write conditions of FlowSchemas")}, nil
+}
+
+// WriteDangling writes the condition Dangling of all FlowSchemas.
+func WriteDangling(ctx context.Context, config *rest.Config) error {
+	d, err := newDangling(config)
+	if err != nil {
+		return err
+	}
+	return d.sync(ctx, allFlowSchemas)
+}
+
+func (d *dangling) observe(ch change) {
+	if slices.Contains(priorityKinds, ch.kind.groupKind()) {
+		d.queue.AddAfter(allFlowSchemas, gather)
+	}
+}
+
+func (d *dangling) run(ctx context.Context) { d.queue.work(ctx, 1, d.sync) }
+
+// sync writes the conditions that are not as they should be.
+func (d *dangling) sync(ctx context.Context, _ string) error {
+	levels, err := d.client.PriorityLevelConfigurations().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return ignoreNotFound(err) // the kind is not served
+	}
+	schemas, err := d.client.FlowSchemas().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	var writes errgroup.Group
+	writes.SetLimit(atOnce)
+	for i := range schemas.Items {
+		s := &schemas.Items[i]
+		level := s.Spec.PriorityLevelConfiguration.Name
+		exists := slices.ContainsFunc(levels.Items, func(l flowcontrolv1.PriorityLevelConfiguration) bool { return l.Name == level })
+		writes.Go(func() error { return d.write(ctx, s, danglingCondition(level, exists)) })
+	}
+	return writes.Wait()
+}
+
+// danglingCondition returns upstream's condition of a FlowSchema with this priority level.
+func danglingCondition(level string, exists bool) flowcontrolv1.FlowSchemaCondition {
+	c := flowcontrolv1.FlowSchemaCondition{Type: flowcontrolv1.FlowSchemaConditionDangling, Status: flowcontrolv1.ConditionTrue, Reason: "NotFound"}
+	c.Message = fmt.Sprintf("This FlowSchema references the PriorityLevelConfiguration object named %q but there is no such object", level)
+	if exists {
+		c.Status, c.Reason = flowcontrolv1.ConditionFalse, "Found"
+		c.Message = fmt.Sprintf("This FlowSchema references the PriorityLevelConfiguration object named %q and it exists", level)
+	}
+	return c
+}
+
+func (d *dangling) write(ctx context.Context, s *flowcontrolv1.FlowSchema, want flowcontrolv1.FlowSchemaCondition) error {
+	if slices.ContainsFunc(s.Status.Conditions, func(c flowcontrolv1.FlowSchemaCondition) bool {
+		return c.Type == want.Type && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
+	}) {
+		return nil
+	}
+	condition := flowcontrolapply.FlowSchemaCondition().WithType(want.Type).WithStatus(want.Status).WithReason(want.Reason).
+		WithMessage(want.Message).WithLastTransitionTime(metav1.Now())
+	status := flowcontrolapply.FlowSchema(s.Name).WithStatus(flowcontrolapply.FlowSchemaStatus().WithConditions(condition))
+	_, err := d.client.FlowSchemas().ApplyStatus(ctx, status, metav1.ApplyOptions{FieldManager: configConsumer, Force: true})
+	return ignoreNotFound(err) // it has been deleted meanwhile
+}

@@ -1,0 +1,293 @@
+package controllers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+)
+
+// definitions ends CRDs that are being deleted, once their objects are gone, and
+// gives names that become free to the CRDs that wait for them.
+type definitions struct {
+	clients *clients
+	ending  queue[string]
+	naming  queue[string] // by group
+
+	emptying waiting // CRDs whose objects have finalizers left
+
+	mu     sync.Mutex
+	groups map[string]map[string]int64 // group -> its CRDs and their generations
+}
+
+const cleanupFinalizer = "customresourcecleanup.apiextensions.k8s.io"
+
+func newDefinitions(c *clients) *definitions {
+	return &definitions{
+		clients: c, ending: newQueue[string]("end CRD"), naming: newQueue[string]("name CRDs"),
+		groups: map[string]map[string]int64{},
+	}
+}
+
+func (d *definitions) run(ctx context.Context) {
+	var running sync.WaitGroup
+	running.Go(func() { d.ending.work(ctx, 4, d.end) })
+	running.Go(func() { d.naming.work(ctx, 1, d.name) })
+	running.Wait()
+}
+
+func (d *definitions) observe(ch change) {
+	if ch.kind.groupKind() != crdKind {
+		if name := ch.kind.Resource + "." + ch.kind.Group; ch.deleted && d.emptying.has(name) {
+			d.ending.AddAfter(name, gather)
+		}
+		return
+	}
+	if ch.object == nil {
+		d.relist(ch.listed)
+	}
+	for _, m := range ch.objects() {
+		if !ch.deleted && m.DeletionTimestamp != nil {
+			d.ending.Add(m.Name)
+		}
+	}
+	if ch.object != nil && d.freesNames(ch.object, ch.deleted) {
+		d.naming.AddAfter(groupOf(ch.object), gather)
+	}
+}
+
+func groupOf(crd *metav1.PartialObjectMetadata) string {
+	_, group, _ := strings.Cut(crd.Name, ".")
+	return group
+}
+
+// relist starts over: names may have become free meanwhile wherever more than one CRD could
+// want them.
+func (d *definitions) relist(crds []*metav1.PartialObjectMetadata) {
+	d.mu.Lock()
+	clear(d.groups)
+	d.mu.Unlock()
+	for _, m := range crds {
+		d.freesNames(m, false)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for group, names := range d.groups {
+		if len(names) > 1 {
+			d.naming.Add(group)
+		}
+	}
+}
+
+// freesNames records a CRD and reports whether others of its group may get names that it has had: it
+// is gone or its spec has changed. One that is new takes names, and its own are decided when it is written.
+func (d *definitions) freesNames(m *metav1.PartialObjectMetadata, deleted bool) bool {
+	group := groupOf(m)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	known := d.groups[group]
+	if known == nil {
+		known = map[string]int64{}
+		d.groups[group] = known
+	}
+	generation, old := known[m.Name]
+	if !deleted {
+		known[m.Name] = m.Generation
+		return old && generation != m.Generation && len(known) > 1
+	}
+	delete(known, m.Name)
+	if len(known) == 0 {
+		delete(d.groups, group)
+	}
+	return len(known) > 0
+}
+
+func (d *definitions) crds() dynamic.ResourceInterface {
+	return d.clients.dynamic.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
+}
+
+// end deletes the objects of a CRD that is being deleted, then lets it go.
+func (d *definitions) end(ctx context.Context, name string) error {
+	crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		d.emptying.remove(name)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if crd.GetDeletionTimestamp() == nil || !slices.Contains(crd.GetFinalizers(), cleanupFinalizer) {
+		d.emptying.remove(name) // another has ended it
+		return nil
+	}
+	reason, message := "NeverEstablished", "resource was never established"
+	if isConditionTrue(crd, "Established") {
+		d.emptying.add(name)
+		if err := d.empty(ctx, crd); err != nil {
+			return errors.Join(err, d.explain(ctx, crd, err))
+		}
+		reason, message = "InstanceDeletionCompleted", "removed all instances"
+	}
+	d.emptying.remove(name)
+	setCondition(crd, "Terminating", "False", reason, message)
+	if crd, err = d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{}); err != nil {
+		return ignoreNotFound(err)
+	}
+	crd.SetFinalizers(slices.DeleteFunc(crd.GetFinalizers(), func(f string) bool { return f == cleanupFinalizer }))
+	_, err = d.crds().Update(ctx, crd, metav1.UpdateOptions{})
+	return ignoreNotFound(err)
+}
+
+// silence is how long objects may take to go before the CRD says that they do not, as upstream's
+// finalizer waits for them.
+const silence = time.Minute
+
+// explain says in a CRD's condition why its objects are still there.
+func (d *definitions) explain(ctx context.Context, crd *unstructured.Unstructured, why error) error {
+	reason, message := "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", why)
+	if errors.Is(why, errRemaining) {
+		if time.Since(crd.GetDeletionTimestamp().Time) < silence {
+			return nil
+		}
+		reason, message = "InstanceDeletionCheck", "could not confirm zero CustomResources remaining: timed out waiting for the condition"
+	}
+	if !setCondition(crd, "Terminating", "True", reason, message) {
+		return nil
+	}
+	_, err := d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+	return ignoreNotFound(err)
+}
+
+// empty deletes all objects of a CRD; errRemaining while finalizers keep some.
+func (d *definitions) empty(ctx context.Context, crd *unstructured.Unstructured) error {
+	client, err := d.objects(ctx, crd)
+	if err != nil {
+		return err
+	}
+	emptied := map[string]bool{}
+	options := metav1.ListOptions{Limit: 500}
+	for {
+		page, err := client.List(ctx, options)
+		if err != nil {
+			return ignoreNotFound(err)
+		}
+		for i := range page.Items {
+			namespace := page.Items[i].Namespace
+			if emptied[namespace] {
+				continue
+			}
+			err := purge(ctx, client.Namespace(namespace), metav1.DeleteOptions{})
+			if ignoreNotFound(err) != nil {
+				return err
+			}
+			emptied[namespace] = true
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			break
+		}
+	}
+	left, err := client.List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	if len(left.Items) > 0 {
+		return errRemaining
+	}
+	return nil
+}
+
+// objects is a client for the custom objects at a served version. A CRD that serves none
+// is made to serve its storage version: it is terminating, so nothing can be created.
+func (d *definitions) objects(ctx context.Context, crd *unstructured.Unstructured) (metadata.Getter, error) {
+	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+	for _, v := range versions {
+		if version, _ := v.(map[string]any); version["served"] == true {
+			name, _ := version["name"].(string)
+			return d.clients.metadata.Resource(schema.GroupVersionResource{Group: group, Version: name, Resource: plural}), nil
+		}
+	}
+	for _, v := range versions {
+		if version, _ := v.(map[string]any); version["storage"] == true {
+			version["served"] = true
+		}
+	}
+	if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
+		return nil, err
+	}
+	if _, err := d.crds().Update(ctx, crd, metav1.UpdateOptions{}); err != nil {
+		return nil, err
+	}
+	return nil, errRemaining
+}
+
+// name writes the status of each CRD of a group that has not got all its names: the
+// server decides anew which it may have.
+func (d *definitions) name(ctx context.Context, group string) error {
+	d.mu.Lock()
+	var names []string
+	for name := range d.groups[group] {
+		names = append(names, name)
+	}
+	d.mu.Unlock()
+	slices.Sort(names)
+	for _, name := range names {
+		waits, err := d.waitsForNames(ctx, name)
+		if err != nil {
+			return err
+		}
+		if !waits {
+			continue
+		}
+		crd, err := d.crds().Get(ctx, name, metav1.GetOptions{})
+		if err == nil {
+			_, err = d.crds().UpdateStatus(ctx, crd, metav1.UpdateOptions{})
+		}
+		if ignoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitsForNames reads of a CRD, which may be large, only what it takes to know.
+func (d *definitions) waitsForNames(ctx context.Context, name string) (bool, error) {
+	raw, err := d.clients.discovery.RESTClient().Get().
+		AbsPath("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", name).
+		SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if err != nil {
+		return false, ignoreNotFound(err)
+	}
+	var crd struct {
+		Metadata struct {
+			DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
+		} `json:"metadata"`
+		Status struct {
+			Conditions []metav1.Condition `json:"conditions"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(raw, &crd); err != nil {
+		return false, fmt.Errorf("read CRD %s: %w", name, err)
+	}
+	return crd.Metadata.DeletionTimestamp == nil && !meta.IsStatusConditionTrue(crd.Status.Conditions, "NamesAccepted"), nil
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

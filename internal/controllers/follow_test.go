@@ -1,0 +1,80 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// Loops that have no feed, as in a process of their own, hear of objects through the API: of those there are, of new
+// ones, of those of new kinds.
+func TestFollowThroughAPI(t *testing.T) {
+	s := testserver.Start(t)
+	w := connect(t, s)
+	first := w.crd(t, "first.example.com", "First", "Namespaced")
+	w.create(t, first, "default", object("First", "first.example.com/v1", "a"))
+
+	told := make(chan string, 10000)
+	go func() {
+		_ = controllers.Follow(t.Context(), s.Config, func(resource string, m *metav1.PartialObjectMetadata, deleted bool) {
+			if m.UID == "" || m.ResourceVersion == "" || m.Labels != nil {
+				t.Errorf("told of %+v", m)
+			}
+			select {
+			case told <- fmt.Sprintf("%s/%s %v %d %t", resource, m.Name, m.Finalizers, len(m.OwnerReferences), deleted):
+			case <-t.Context().Done():
+			}
+		})
+	}()
+	hear := func(want string) {
+		t.Helper()
+		late := time.After(20 * time.Second)
+		for {
+			select {
+			case got := <-told:
+				if got == want {
+					return
+				}
+			case <-late:
+				t.Fatalf("nobody was told %q", want)
+			}
+		}
+	}
+	hear("firsts/a [] 0 false")
+	owner := w.create(t, first, "default", object("First", "first.example.com/v1", "b"))
+	hear("firsts/b [] 0 false")
+	second := w.crd(t, "second.example.com", "Second", "Cluster")
+	w.create(t, second, "", owned(object("Second", "second.example.com/v1", "c"), nil, "example.com/x"))
+	hear("seconds/c [example.com/x] 0 false")
+	w.create(t, first, "default", owned(object("First", "first.example.com/v1", "d"), owners(reference(owner, false))))
+	hear("firsts/d [] 1 false")
+	w.delete(t, first, "default", "a", "")
+	hear("firsts/a [] 0 true")
+}
+
+// Who follows through the API has stopped when it says so.
+func TestFollowThroughAPIEnds(t *testing.T) {
+	s := testserver.Start(t)
+	ctx, stop := context.WithCancel(t.Context())
+	once, ended := sync.Once{}, make(chan struct{})
+	if err := controllers.Follow(ctx, s.Config, func(string, *metav1.PartialObjectMetadata, bool) {
+		once.Do(func() {
+			stop()
+			select {
+			case <-ended:
+				t.Error("it says that it has ended while it tells something")
+			case <-time.After(200 * time.Millisecond):
+			}
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	close(ended)
+}

@@ -1,0 +1,334 @@
+package controllers
+
+import (
+	"strconv"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// graph is who owns whom: only objects that own, are owned, or wait for their
+// dependents are in it, so that everything else costs nothing.
+type graph struct {
+	mu    sync.Mutex
+	nodes map[types.UID]*node
+}
+
+// node is one object. Fields are read and written under the graph's lock.
+type node struct {
+	id         objectID
+	version    uint64
+	owners     []metav1.OwnerReference
+	dependents map[types.UID]*node
+	// seen is false while only an owner reference speaks of the object.
+	seen       bool
+	foreground bool // waits for its blocking dependents
+	orphan     bool // waits for its dependents to be let go
+}
+
+// objectID names an object well enough to find it again.
+type objectID struct {
+	kind            kind
+	namespace, name string
+	uid             types.UID
+}
+
+// effect is what follows from a change of the graph.
+type effect struct {
+	unknown  []metav1.OwnerReference // owners to look up
+	doubtful []objectID              // objects that may have to go
+	waiting  []objectID              // owners with a dependent less to wait for
+	finish   bool                    // the object itself waits for its dependents
+	invalid  []invalidReference      // to namespaced owners of another namespace
+}
+
+// invalidReference is a reference of an object to an owner that cannot be in its namespace.
+type invalidReference struct {
+	from objectID
+	to   metav1.OwnerReference
+}
+
+func newGraph() *graph { return &graph{nodes: map[types.UID]*node{}} }
+
+// matters reports whether an object has to be in the graph for its own sake.
+func matters(m *metav1.PartialObjectMetadata) bool {
+	return len(m.OwnerReferences) > 0 || waitsFor(m, metav1.FinalizerDeleteDependents) || waitsFor(m, metav1.FinalizerOrphanDependents)
+}
+
+// waitsFor reports whether an object is being deleted and has a finalizer.
+func waitsFor(m *metav1.PartialObjectMetadata, finalizer string) bool {
+	return m.DeletionTimestamp != nil && hasFinalizer(m, finalizer)
+}
+
+// has reports whether an object matters or one that does refers to it.
+func (g *graph) has(uid types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.nodes[uid] != nil
+}
+
+// put records an object as it is now, unless something newer is known. The graph keeps m's owner references.
+func (g *graph) put(k kind, m *metav1.PartialObjectMetadata) (e effect) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n, version := g.nodes[m.UID], versionOf(m)
+	if n == nil {
+		if !matters(m) {
+			return e
+		}
+		n = &node{}
+		g.nodes[m.UID] = n
+	} else if n.seen && n.version > version {
+		return e
+	}
+	first := !n.seen
+	n.id, n.seen, n.version = objectID{k, m.Namespace, m.Name, m.UID}, true, version
+	n.foreground = waitsFor(m, metav1.FinalizerDeleteDependents)
+	n.orphan = waitsFor(m, metav1.FinalizerOrphanDependents)
+	e.finish = n.foreground || n.orphan
+	if first {
+		n.mistaken(&e)
+	}
+	if !sameOwners(n.owners, m.OwnerReferences) {
+		g.relink(n, m.OwnerReferences, &e)
+	}
+	if !matters(m) && len(n.dependents) == 0 {
+		delete(g.nodes, m.UID)
+	}
+	return e
+}
+
+// versionOf is where in the one ordered history an object was written (resourceVersions can
+// be compared since KEP-5504), 0 if it does not say.
+func versionOf(m *metav1.PartialObjectMetadata) uint64 {
+	v, _ := strconv.ParseUint(m.ResourceVersion, 10, 64)
+	return v
+}
+
+// mistaken adds the dependents that give n's uid with another name or namespace.
+func (n *node) mistaken(e *effect) {
+	for _, d := range n.dependents {
+		for _, ref := range d.owners {
+			if ref.UID != n.id.uid || n.is(ref, d.id.namespace) {
+				continue
+			}
+			e.doubtful = append(e.doubtful, d.id)
+			if !n.within(d.id.namespace) {
+				e.invalid = append(e.invalid, invalidReference{d.id, ref})
+			}
+		}
+	}
+}
+
+// within reports whether an object in a namespace, "" for a cluster-scoped one, may refer to n.
+func (n *node) within(namespace string) bool {
+	return n.id.namespace == "" || n.id.namespace == namespace
+}
+
+// is reports whether a reference from namespace means n by more than its uid.
+func (n *node) is(ref metav1.OwnerReference, namespace string) bool {
+	gv, err := schema.ParseGroupVersion(ref.APIVersion)
+	return err == nil && gv.Group == n.id.kind.Group && ref.Kind == n.id.kind.Kind && ref.Name == n.id.name &&
+		(!n.id.kind.Namespaced || n.id.namespace == namespace)
+}
+
+func (g *graph) relink(n *node, owners []metav1.OwnerReference, e *effect) {
+	old, doubtful := n.owners, false
+	g.unlink(n)
+	n.owners = owners
+	for _, ref := range owners {
+		owner := g.nodes[ref.UID]
+		if owner == nil {
+			owner = &node{id: objectID{name: ref.Name, uid: ref.UID}}
+			g.nodes[ref.UID] = owner
+		}
+		owner.adopt(n)
+		switch {
+		case !owner.seen:
+			e.unknown = append(e.unknown, ref)
+		case owner.foreground || !owner.is(ref, n.id.namespace):
+			e.doubtful = append(e.doubtful, n.id)
+			if !owner.within(n.id.namespace) && !doubtful { // upstream reports the first reference that is doubtful
+				e.invalid = append(e.invalid, invalidReference{n.id, ref})
+			}
+			doubtful = doubtful || !owner.is(ref, n.id.namespace)
+		}
+	}
+	for _, ref := range old {
+		if owner := g.nodes[ref.UID]; owner != nil && owner.foreground && !blocks(owners, ref.UID) {
+			e.waiting = append(e.waiting, owner.id)
+		}
+	}
+}
+
+// referencesTo returns the references to an owner from a namespace, or from cluster-scoped objects if that is "".
+func (g *graph) referencesTo(owner types.UID, namespace string) (all []invalidReference) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.nodes[owner]
+	if n == nil {
+		return nil
+	}
+	for _, d := range n.dependents {
+		for _, ref := range d.owners {
+			if ref.UID == owner && d.id.namespace == namespace {
+				all = append(all, invalidReference{d.id, ref})
+			}
+		}
+	}
+	return all
+}
+
+func (n *node) adopt(dependent *node) {
+	if n.dependents == nil {
+		n.dependents = map[types.UID]*node{}
+	}
+	n.dependents[dependent.id.uid] = dependent
+}
+
+func (g *graph) unlink(n *node) {
+	for _, ref := range n.owners {
+		owner := g.nodes[ref.UID]
+		if owner == nil {
+			continue
+		}
+		delete(owner.dependents, n.id.uid)
+		if len(owner.dependents) == 0 && len(owner.owners) == 0 && !owner.foreground && !owner.orphan {
+			delete(g.nodes, ref.UID)
+		}
+	}
+	n.owners = nil
+}
+
+// remove forgets an object that is gone. It returns its dependents, and the
+// owners that wait for theirs.
+func (g *graph) remove(uid types.UID) (dependents, waiting []objectID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.nodes[uid]
+	if n == nil {
+		return nil, nil
+	}
+	for _, d := range n.dependents {
+		dependents = append(dependents, d.id)
+	}
+	waiting = g.detach(n)
+	delete(g.nodes, uid)
+	return dependents, waiting
+}
+
+// detach takes n from its owners and returns those that wait for their dependents.
+func (g *graph) detach(n *node) (waiting []objectID) {
+	for _, ref := range n.owners {
+		if owner := g.nodes[ref.UID]; owner != nil && owner.foreground {
+			waiting = append(waiting, owner.id)
+		}
+	}
+	g.unlink(n)
+	return waiting
+}
+
+// hide forgets what is known of the objects of a kind that is followed no longer but
+// may still be stored. Their dependents stay theirs.
+func (g *graph) hide(k kind) (waiting []objectID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for uid, n := range g.nodes {
+		if !n.seen || n.id.kind.groupKind() != k.groupKind() {
+			continue
+		}
+		waiting = append(waiting, g.detach(n)...)
+		n.seen, n.foreground, n.orphan = false, false, false
+		if len(n.dependents) == 0 {
+			delete(g.nodes, uid)
+		}
+	}
+	return waiting
+}
+
+// dependentsOf returns the dependents of an object, and of those the ones whose reference
+// blocks its foreground deletion.
+func (g *graph) dependentsOf(uid types.UID) (all, blocking []objectID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.nodes[uid]
+	if n == nil {
+		return nil, nil
+	}
+	for _, d := range n.dependents {
+		all = append(all, d.id)
+		if blocks(d.owners, uid) {
+			blocking = append(blocking, d.id)
+		}
+	}
+	return all, blocking
+}
+
+// inCircle reports whether a dependent of an object waits for its own dependents, of which the object may be one.
+func (g *graph) inCircle(uid types.UID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.nodes[uid]
+	if n == nil {
+		return false
+	}
+	for _, d := range n.dependents {
+		if d.foreground {
+			return true
+		}
+	}
+	return false
+}
+
+// missing returns the seen nodes of a kind, as they were at version at the latest, that are
+// not among the given objects.
+func (g *graph) missing(k kind, present []*metav1.PartialObjectMetadata, version uint64) (gone []types.UID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	there := make(map[types.UID]bool, len(present))
+	for _, m := range present {
+		there[m.UID] = true
+	}
+	for uid, n := range g.nodes {
+		if n.seen && n.version <= version && n.id.kind.groupKind() == k.groupKind() && !there[uid] {
+			gone = append(gone, uid)
+		}
+	}
+	return gone
+}
+
+func sameOwners(a, b []metav1.OwnerReference) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].UID != b[i].UID || a[i].APIVersion != b[i].APIVersion || a[i].Kind != b[i].Kind || a[i].Name != b[i].Name ||
+			isTrue(a[i].BlockOwnerDeletion) != isTrue(b[i].BlockOwnerDeletion) {
+			return false
+		}
+	}
+	return true
+}
+
+// blocks reports whether one of the references keeps uid from going first.
+func blocks(owners []metav1.OwnerReference, uid types.UID) bool {
+	for _, ref := range owners {
+		if ref.UID == uid && isTrue(ref.BlockOwnerDeletion) {
+			return true
+		}
+	}
+	return false
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+func hasFinalizer(m *metav1.PartialObjectMetadata, name string) bool {
+	for _, f := range m.Finalizers {
+		if f == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,239 @@
+package controllers
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var things = kind{schema.GroupVersionResource{Group: "g", Version: "v1", Resource: "things"}, "Thing", true}
+
+// thing is an object whose uid is its name, owned by others of its kind; "!" before an owner's
+// name makes the reference block.
+func thing(name string, version int, owners ...string) *metav1.PartialObjectMetadata {
+	m := &metav1.PartialObjectMetadata{}
+	m.Name, m.UID, m.Namespace, m.ResourceVersion = name, types.UID(name), "n", fmt.Sprint(version)
+	for _, o := range owners {
+		ref := metav1.OwnerReference{APIVersion: "g/v1", Kind: "Thing", BlockOwnerDeletion: new(o[0] == '!')}
+		if o[0] == '!' {
+			o = o[1:]
+		}
+		ref.Name, ref.UID = o, types.UID(o)
+		m.OwnerReferences = append(m.OwnerReferences, ref)
+	}
+	return m
+}
+
+func ending(m *metav1.PartialObjectMetadata, finalizer string) *metav1.PartialObjectMetadata {
+	m.DeletionTimestamp, m.Finalizers = &metav1.Time{}, []string{finalizer}
+	return m
+}
+
+func names(ids []objectID) string {
+	list := map[string]bool{}
+	for _, id := range ids {
+		list[id.name] = true
+	}
+	return fmt.Sprint(list)
+}
+
+// CRD-066
+func TestGraphKeepsOnlyWhatMatters(t *testing.T) {
+	g := newGraph()
+	g.put(things, thing("plain", 1))
+	if len(g.nodes) != 0 {
+		t.Error("an object that owns nothing is kept")
+	}
+	e := g.put(things, thing("child", 2, "owner"))
+	if len(e.unknown) != 1 || len(g.nodes) != 2 {
+		t.Errorf("unknown owners %v, %d nodes", e.unknown, len(g.nodes))
+	}
+	g.put(things, thing("owner", 1))
+	if e := g.put(things, thing("second", 3, "owner")); len(e.unknown) != 0 || len(e.doubtful) != 0 {
+		t.Errorf("an owner that was seen is asked for again: %+v", e)
+	}
+	g.put(things, thing("child", 4))
+	g.put(things, thing("second", 4))
+	if len(g.nodes) != 0 {
+		t.Errorf("%d nodes left when nothing owns anything", len(g.nodes))
+	}
+}
+
+// CRD-066: what is older than what is known changes nothing.
+func TestGraphIgnoresThePast(t *testing.T) {
+	g := newGraph()
+	g.put(things, thing("child", 1, "owner"))
+	g.put(things, ending(thing("owner", 5), metav1.FinalizerDeleteDependents))
+	g.put(things, thing("owner", 3))
+	if !g.nodes["owner"].foreground {
+		t.Error("an old state of the owner replaced a new one")
+	}
+	if gone := g.missing(things, nil, 4); len(gone) != 1 || gone[0] != "child" {
+		t.Errorf("as of 4, missing: %v", gone)
+	}
+}
+
+// CRD-066
+func TestGraphForeground(t *testing.T) {
+	g := newGraph()
+	g.put(things, thing("a", 1, "!owner"))
+	g.put(things, thing("b", 2, "owner"))
+	g.put(things, thing("c", 3, "!owner"))
+	if e := g.put(things, ending(thing("owner", 4), metav1.FinalizerDeleteDependents)); !e.finish {
+		t.Error("nothing to finish")
+	}
+	all, blocking := g.dependentsOf("owner")
+	if names(all) != "map[a:true b:true c:true]" || names(blocking) != "map[a:true c:true]" {
+		t.Errorf("dependents %v, blocking %v", names(all), names(blocking))
+	}
+	if e := g.put(things, thing("d", 5, "owner")); names(e.doubtful) != "map[d:true]" {
+		t.Errorf("a new dependent of an owner that goes: %+v", e)
+	}
+	if e := g.put(things, thing("c", 6, "owner")); names(e.waiting) != "map[owner:true]" {
+		t.Errorf("a dependent that blocks no longer: %+v", e)
+	}
+	if _, waiting := g.remove("a"); names(waiting) != "map[owner:true]" {
+		t.Errorf("owners that wait for a: %v", waiting)
+	}
+	if _, blocking := g.dependentsOf("owner"); len(blocking) != 0 {
+		t.Errorf("still blocking: %v", blocking)
+	}
+}
+
+// CRD-066: a uid alone does not make a reference right.
+func TestGraphMistakenReferences(t *testing.T) {
+	far := thing("far", 1, "owner")
+	far.Namespace = "elsewhere"
+	misnamed := thing("misnamed", 2, "owner")
+	misnamed.OwnerReferences[0].Name = "another"
+	otherVersion := thing("right", 3, "owner")
+	otherVersion.OwnerReferences[0].APIVersion = "g/v2"
+	for _, ownerFirst := range []bool{true, false} {
+		g := newGraph()
+		g.put(things, thing("right too", 4, "owner"))
+		if ownerFirst {
+			g.put(things, thing("owner", 5))
+		}
+		var doubtful []objectID
+		for _, m := range []*metav1.PartialObjectMetadata{far, misnamed, otherVersion} {
+			doubtful = append(doubtful, g.put(things, m).doubtful...)
+		}
+		doubtful = append(doubtful, g.put(things, thing("owner", 6)).doubtful...)
+		if names(doubtful) != "map[far:true misnamed:true]" {
+			t.Errorf("owner first %v: doubtful %v", ownerFirst, names(doubtful))
+		}
+	}
+}
+
+// CRD-066: a kind that is hidden loses no dependents, and owns again when it is back.
+func TestGraphHide(t *testing.T) {
+	others := kind{schema.GroupVersionResource{Group: "o", Version: "v1", Resource: "others"}, "Other", true}
+	g := newGraph()
+	g.put(others, thing("child", 1, "owner"))
+	g.put(things, thing("owner", 2))
+	g.put(others, ending(thing("waits", 3), metav1.FinalizerDeleteDependents))
+	g.put(things, thing("sub", 4, "!waits"))
+	if waiting := g.hide(things); names(waiting) != "map[waits:true]" {
+		t.Errorf("waiting for what is hidden: %v", names(waiting))
+	}
+	if e := g.put(others, thing("child2", 5, "owner")); len(e.unknown) != 1 {
+		t.Errorf("a hidden owner is taken for seen: %+v", e)
+	}
+	g.put(things, thing("owner", 2))
+	if dependents, _ := g.remove("owner"); names(dependents) != "map[child:true child2:true]" {
+		t.Errorf("dependents after all: %v", names(dependents))
+	}
+}
+
+// CRD-066: after any changes in any order the graph is what a new one would be, and empty when all is gone.
+func TestGraphRandom(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		g, now := newGraph(), map[string]*metav1.PartialObjectMetadata{}
+		var lives [12]int // a uid does not come back
+		pick := func() (int, string) { i := r.IntN(len(lives)); return i, fmt.Sprint("o", i, ".", lives[i]) }
+		for step := range 200 {
+			i, name := pick()
+			if r.IntN(4) == 0 {
+				g.remove(types.UID(name))
+				delete(now, name)
+				lives[i]++
+				continue
+			}
+			var owners []string
+			for range r.IntN(3) {
+				_, owner := pick()
+				owners = append(owners, owner)
+			}
+			m := thing(name, step+1, owners...)
+			if r.IntN(4) == 0 {
+				m = ending(m, metav1.FinalizerDeleteDependents)
+			}
+			g.put(things, m)
+			now[name] = m
+		}
+		for name, m := range now {
+			for _, ref := range m.OwnerReferences {
+				if n := g.nodes[m.UID]; n == nil || !has(n.owners, ref.Name) {
+					t.Fatalf("seed %d: %s does not know its owner %s", seed, name, ref.Name)
+				}
+				if owner := g.nodes[ref.UID]; now[ref.Name] != nil && (owner == nil || owner.dependents[m.UID] == nil) {
+					t.Fatalf("seed %d: %s does not know its dependent %s", seed, ref.Name, name)
+				}
+			}
+		}
+		for name := range now {
+			g.remove(types.UID(name))
+		}
+		for uid, n := range g.nodes {
+			if len(n.dependents) == 0 {
+				t.Fatalf("seed %d: %s is left", seed, uid)
+			}
+			for _, d := range n.dependents {
+				if _, there := now[d.id.name]; there {
+					t.Fatalf("seed %d: %s keeps %s", seed, uid, d.id.name)
+				}
+			}
+		}
+	}
+}
+
+func has(owners []metav1.OwnerReference, name string) bool {
+	for _, ref := range owners {
+		if ref.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// CRD-066
+func TestAbsentOwnersAreBounded(t *testing.T) {
+	c := newCollector(nil, newKinds(nil))
+	for i := range 3 * maxAbsentOwners {
+		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
+		c.absentOwners.Add(types.UID(fmt.Sprint(i)), nil)
+	}
+	if c.absentOwners.Len() != maxAbsentOwners || c.isAbsent("0") || !c.isAbsent(types.UID(fmt.Sprint(3*maxAbsentOwners-1))) {
+		t.Errorf("%d remembered", c.absentOwners.Len())
+	}
+}
+
+// BenchmarkGraph records an object that nothing owns, and one that an object owns.
+func BenchmarkGraph(b *testing.B) {
+	for name, m := range map[string]*metav1.PartialObjectMetadata{"plain": thing("p", 1), "owned": thing("o", 1, "owner")} {
+		b.Run(name, func(b *testing.B) {
+			g := newGraph()
+			g.put(things, thing("keep", 1, "owner"))
+			b.ReportAllocs()
+			for b.Loop() {
+				g.put(things, m)
+				g.remove(m.UID)
+			}
+		})
+	}
+}

@@ -1,0 +1,48 @@
+package controllers_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/controllers"
+)
+
+type transport func(*http.Request) *http.Response
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r), nil }
+
+// TestLooksWhileAnotherServerIsAway: as long as a group is stale, all of discovery is read twice a minute, and not all the time.
+func TestLooksWhileAnotherServerIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		config := &rest.Config{Host: "https://x", Transport: transport(func(r *http.Request) *http.Response {
+			items := ""
+			if r.URL.Path == "/apis" {
+				looks.Add(1)
+				items = `{"metadata":{"name":"wardle.example.com"},"versions":[{"version":"v1","freshness":"Stale"}]}`
+			}
+			body := `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{},"items":[` + items + `]}`
+			return &http.Response{
+				StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body)), Request: r,
+				Header: http.Header{"Content-Type": {"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}},
+			}
+		})}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+		defer cancel()
+		if err := controllers.Follow(ctx, config, func(string, *metav1.PartialObjectMetadata, bool) {}); err != nil {
+			t.Fatal(err)
+		}
+		if n := looks.Load(); n != 4 {
+			t.Errorf("%d looks in 100 seconds", n)
+		}
+	})
+}

@@ -1,0 +1,99 @@
+package controllers_test
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+const gadgetCRD = "gadgets.example.com"
+
+// say gives a CRD a condition, as a server would that ended then.
+func (w *world) say(t *testing.T, name, kind, status string) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		crd := w.get(t, crds, "", name)
+		list, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
+		list = append(list, map[string]any{
+			"type": kind, "status": status, "reason": "Left", "message": "left", "lastTransitionTime": "2026-01-01T00:00:00Z",
+		})
+		if err := unstructured.SetNestedSlice(crd.Object, list, "status", "conditions"); err != nil {
+			return err
+		}
+		_, err := w.at(crds, "").UpdateStatus(t.Context(), crd, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// VER-060: a CRD whose migration was deleted when the server ended says so after the next start; one whose migration is still
+// there goes on saying that it is being migrated, until that is deleted too.
+func TestMigrationDeletedAtTheEndOfAServer(t *testing.T) {
+	s := testserver.Start(t, testserver.OnDisk())
+	d := &drill{T: t, world: connect(t, s), hook: newHook(t)}
+	d.create(t, crds, "", d.hook.definition("v1"))
+	d.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	storeAt(t, d.world, widgetCRD, "v2")
+	d.hook.die()
+	d.migrate("move", "widgets")
+	d.migrating("True/StorageVersionMigrationInProgress/")
+	d.create(t, crds, "", definition("example.com", "Gadget", "Namespaced"))
+	d.say(t, gadgetCRD, resource.StorageMigrating, "True")
+
+	s.Restart()
+	d.world = connect(t, s)
+	deleted := "False/StorageVersionMigrationDeleted/the StorageVersionMigration was deleted before its end"
+	d.await(t, crds, "", gadgetCRD, "is not being migrated", func(o *unstructured.Unstructured) bool {
+		return condition(o, resource.StorageMigrating) == deleted
+	})
+	if c := condition(d.get(t, crds, "", widgetCRD), resource.StorageMigrating); c[:5] != "True/" {
+		t.Errorf("the CRD whose migration is under way says %s", c)
+	}
+	d.delete(t, storageMigrations, "", "move", "")
+	d.migrating(deleted)
+	d.stored("v1", "v2")
+}
+
+// CNV-025 CNV-059: that a webhook cannot be reached, as an earlier server has left it in a CRD, is put right without a call;
+// the webhook of a CRD that says nothing of the kind is left alone.
+func TestUnreachableWebhookOfAnEarlierServer(t *testing.T) {
+	s := testserver.Start(t, testserver.OnDisk())
+	w := connect(t, s)
+	hook, silent := newHook(t), newHook(t)
+	gadget := definition("example.com", "Gadget", "Namespaced")
+	if err := unstructured.SetNestedMap(gadget.Object, silent.conversion(), "spec", "conversion"); err != nil {
+		t.Fatal(err)
+	}
+	w.create(t, crds, "", hook.definition("v1"))
+	w.create(t, crds, "", gadget)
+	w.create(t, crds, "", definition("example.com", "Gizmo", "Namespaced"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	w.say(t, widgetCRD, resource.WebhookReachable, "False")
+	w.say(t, "gizmos.example.com", resource.WebhookReachable, "False")
+
+	s.Restart()
+	w = connect(t, s)
+	w.await(t, crds, "", "gizmos.example.com", "speaks of no webhook, as it has none", func(o *unstructured.Unstructured) bool {
+		return condition(o, resource.WebhookReachable) == ""
+	})
+	w.await(t, crds, "", widgetCRD, "says that it is there", func(o *unstructured.Unstructured) bool {
+		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
+	})
+	w.awaitEvent(t, "ConversionWebhookReachable", "Normal")
+	if n := hook.calls.Load(); n != 0 {
+		t.Errorf("that took %d calls", n)
+	}
+	if n := silent.connections.Load(); n != 0 {
+		t.Errorf("a webhook of which nothing was said was connected to %d times", n)
+	}
+	if c := condition(w.get(t, crds, "", gadgetCRD), resource.WebhookReachable); c != "" {
+		t.Errorf("its CRD says %s", c)
+	}
+}

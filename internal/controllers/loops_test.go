@@ -1,0 +1,77 @@
+package controllers_test
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// With -* what kube-controller-manager does is left to it: namespaces and dependents stay as they are. The ends of CRDs, which are
+// no business of its, do not.
+func TestLoopsSwitchedOff(t *testing.T) {
+	s := testserver.Start(t, withControllers("-*"))
+	client, ctx := kubernetes.NewForConfigOrDie(s.Config).CoreV1(), t.Context()
+	if _, err := client.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: named("ends")}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	owner, err := client.ConfigMaps("ends").Create(ctx, &corev1.ConfigMap{ObjectMeta: named("owner")}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	owned := &corev1.ConfigMap{ObjectMeta: named("owned")}
+	owned.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID}}
+	if _, err := client.ConfigMaps("ends").Create(ctx, owned, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.ConfigMaps("ends").Delete(ctx, "owner", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Namespaces().Delete(ctx, "ends", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	crds := apiextensions.NewForConfigOrDie(s.Config).CustomResourceDefinitions()
+	yes := true
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: named("xs.example.com"), Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+		Group: "example.com", Scope: apiextensionsv1.NamespaceScoped, Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "xs", Kind: "X"},
+		Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true, Schema: &apiextensionsv1.CustomResourceValidation{
+			OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &yes}}}}}}
+	if crd, err = crds.Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := crds.Delete(ctx, crd.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := crds.Watch(ctx, metav1.ListOptions{ResourceVersion: crd.ResourceVersion})
+	seen(t, w, err, func(of watch.EventType, _ runtime.Object) bool { return of == watch.Deleted })
+
+	if n, err := client.Namespaces().Get(ctx, "ends", metav1.GetOptions{}); err != nil || n.DeletionTimestamp == nil || len(n.Status.Conditions) > 0 {
+		t.Errorf("the namespace has been touched: %v %+v", err, n)
+	}
+	if _, err := client.ConfigMaps("ends").Get(ctx, "owned", metav1.GetOptions{}); err != nil {
+		t.Errorf("what a ConfigMap that is gone has owned: %v", err)
+	}
+}
+
+// Loops of the server's own run unless they are switched off.
+func TestKeeps(t *testing.T) {
+	const name = "namespace-controller"
+	for _, c := range []struct {
+		names []string
+		want  bool
+	}{{nil, true}, {[]string{"*"}, true}, {[]string{"resourcequota-controller"}, true}, {[]string{"*", "-" + name}, false}, {[]string{"-*"}, false},
+		{[]string{"-*", name}, true}, {[]string{"-garbage-collector-controller"}, true}} {
+		if got := controllers.NewUpstream(controllers.UpstreamConfig{Controllers: c.names}).Keeps(name); got != c.want {
+			t.Errorf("%v: %v", c.names, got)
+		}
+	}
+}

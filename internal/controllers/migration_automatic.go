@@ -1,0 +1,66 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// automaticLabel is on the StorageVersionMigrations that nobody but the server has asked for.
+const automaticLabel = "trellis.dev/automatic-migration"
+
+// ask creates the StorageVersionMigration of a CRD that has objects at other versions than the storage version. There is
+// one for each generation of the CRD: one that has failed is not tried for ever.
+func (m *migrations) ask(ctx context.Context, name string) error {
+	crd, err := m.crds().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	_, storage := versionsOf(crd)
+	stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions")
+	if crd.GetDeletionTimestamp() != nil || len(stored) == 0 || len(stored) == 1 && stored[0] == storage {
+		return nil
+	}
+	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
+	plural, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "plural")
+	svm := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": migrationResources.GroupVersion().String(), "kind": migrationKind.Kind,
+		"metadata": map[string]any{
+			"name":   fmt.Sprintf("%s-%.8s-%d", name, crd.GetUID(), crd.GetGeneration()),
+			"labels": map[string]any{automaticLabel: "true"},
+		},
+		"spec": map[string]any{"resource": map[string]any{"group": group, "resource": plural}},
+	}}
+	_, err = m.clients.dynamic.Resource(migrationResources).Create(ctx, svm, metav1.CreateOptions{FieldManager: migrator})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// forgetOthers deletes the finished migrations of the same resource that nobody has asked for, if this is another of them.
+func (g *migration) forgetOthers(ctx context.Context) error {
+	if g.object.GetLabels()[automaticLabel] == "" {
+		return nil
+	}
+	client := g.clients.dynamic.Resource(migrationResources)
+	all, err := client.List(ctx, metav1.ListOptions{LabelSelector: automaticLabel})
+	if err != nil {
+		return err
+	}
+	for i := range all.Items {
+		o := &all.Items[i]
+		if o.GetName() == g.object.GetName() || resourceOf(o) != resourceOf(g.object) || !finished(o) {
+			continue
+		}
+		uid := o.GetUID()
+		err := client.Delete(ctx, o.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+		if ignoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return nil
+}

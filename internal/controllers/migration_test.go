@@ -1,0 +1,143 @@
+package controllers_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/trellis-k8s/trellis/apiserver"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+var storageMigrations = schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: "v1", Resource: "storageversionmigrations"}
+
+// VER-055 VER-056 VER-059: a migration writes exactly the objects that are stored at another version, while clients go on
+// reading and writing at both, and takes that version out of storedVersions.
+func TestMigrationMovesWhatIsStoredElsewhere(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	old := widgets
+	old.Version = "v1beta1"
+	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+	for i := range 700 {
+		w.create(t, old, "default", object("Widget", "example.com/v1beta1", fmt.Sprintf("old%03d", i)))
+	}
+	storeAt(t, w, crd.GetName(), "v1")
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "new"))
+	before := revisions(t, w)
+	migration := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "move")
+	migration.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
+	w.create(t, storageMigrations, "", migration)
+	for i := 0; ; i++ {
+		gvr := []schema.GroupVersionResource{old, widgets}[i%2]
+		patch := fmt.Appendf(nil, `{"spec":{"n":%d}}`, i)
+		if _, err := w.at(gvr, "default").Patch(t.Context(), "old699", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if succeeded(w.get(t, storageMigrations, "", "move")) {
+			break
+		}
+	}
+	after := revisions(t, w)
+	for name, revision := range before {
+		if moved := after[name] != revision; moved != (name != "new") {
+			t.Errorf("%s was written: %v", name, moved)
+		}
+	}
+	stored, _, _ := unstructured.NestedStringSlice(w.get(t, crds, "", crd.GetName()).Object, "status", "storedVersions")
+	if !slices.Equal(stored, []string{"v1"}) {
+		t.Errorf("stored versions are %v", stored)
+	}
+}
+
+// VER-055: a CRD that was deleted and is there again is migrated by itself as the first was.
+func TestMigrationOfARecreatedCRD(t *testing.T) {
+	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
+	old := widgets
+	old.Version = "v1beta1"
+	for range 2 {
+		crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+		w.create(t, old, "default", object("Widget", "example.com/v1beta1", "a"))
+		storeAt(t, w, crd.GetName(), "v1")
+		w.await(t, crds, "", crd.GetName(), "status.storedVersions to be v1 alone", func(o *unstructured.Unstructured) bool {
+			stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
+			return slices.Equal(stored, []string{"v1"})
+		})
+		w.delete(t, crds, "", crd.GetName(), "")
+		w.awaitGone(t, crds, "", crd.GetName())
+	}
+}
+
+// Migrations that nobody has asked for do not pile up: of a resource's, the newest that has ended stays, as do those that
+// somebody has asked for.
+func TestAutomaticMigrationsDoNotPileUp(t *testing.T) {
+	w := connect(t, testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.AutoMigrateStorage = true })))
+	crd := w.create(t, crds, "", definition("example.com", "Widget", "Namespaced", version("v1beta1", true, true), version("v1", true, false)))
+	asked := object("StorageVersionMigration", "storagemigration.k8s.io/v1", "asked")
+	asked.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
+	w.create(t, storageMigrations, "", asked)
+	w.await(t, storageMigrations, "", "asked", "is through, so that it does none of the following", succeeded)
+	for _, storage := range []string{"v1", "v1beta1", "v1", "v1beta1"} {
+		storeAt(t, w, crd.GetName(), storage)
+		w.await(t, crds, "", crd.GetName(), "status.storedVersions to be one", func(o *unstructured.Unstructured) bool {
+			stored, _, _ := unstructured.NestedStringSlice(o.Object, "status", "storedVersions")
+			return slices.Equal(stored, []string{storage})
+		})
+	}
+	eventually(t, "the last one stays alone", func(ctx context.Context) bool {
+		list, err := w.at(storageMigrations, "").List(ctx, metav1.ListOptions{})
+		if err != nil || len(list.Items) != 2 || list.Items[0].GetName() != "asked" {
+			return false
+		}
+		last := list.Items[1]
+		return last.GetName() == fmt.Sprintf("%s-%.8s-5", crd.GetName(), crd.GetUID()) && succeeded(&last)
+	})
+}
+
+// storeAt makes one of a CRD's versions the storage version.
+func storeAt(t *testing.T, w *world, name, storage string) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the server writes its status meanwhile
+		crd := w.get(t, crds, "", name)
+		versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		for _, v := range versions {
+			v := v.(map[string]any)
+			v["storage"] = v["name"] == storage
+		}
+		if err := unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions"); err != nil {
+			return err
+		}
+		_, err := w.at(crds, "").Update(t.Context(), crd, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func revisions(t *testing.T, w *world) map[string]string {
+	t.Helper()
+	list, err := w.at(widgets, "default").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, o := range list.Items {
+		out[o.GetName()] = o.GetResourceVersion()
+	}
+	return out
+}
+
+func succeeded(o *unstructured.Unstructured) bool {
+	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+	return slices.ContainsFunc(list, func(c any) bool {
+		m, _ := c.(map[string]any)
+		return m["type"] == "Succeeded" && m["status"] == "True"
+	})
+}

@@ -1,0 +1,100 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	flow "k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	schedulingv1 "k8s.io/kubernetes/pkg/apis/scheduling/v1"
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/ensurer"
+)
+
+// priorities makes the priorities of Pods and of requests that every cluster has. Those of requests are brought up to date where nobody has changed
+// them, and the mandatory ones in any case (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#maintenance-of-the-mandatory-and-suggested-configuration-objects).
+func (b *bootstrap) priorities(ctx context.Context) {
+	classes := b.client.SchedulingV1().PriorityClasses()
+	for _, class := range schedulingv1.SystemPriorityClasses() {
+		b.try(class.Name, func() error {
+			if _, err := classes.Get(ctx, class.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				return err
+			}
+			_, err := classes.Create(ctx, class, metav1.CreateOptions{})
+			return err
+		})
+	}
+	b.requestPriorities(ctx)
+}
+
+// KeepPriorities creates and updates the FlowSchemas and PriorityLevelConfigurations that every cluster has, and deletes those that earlier
+// releases had.
+func KeepPriorities(ctx context.Context, config *rest.Config) error {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("client for priorities: %w", err)
+	}
+	b := bootstrap{client: client}
+	b.requestPriorities(ctx)
+	return b.all.Wait()
+}
+
+func (b *bootstrap) requestPriorities(ctx context.Context) {
+	levels, schemas := b.client.FlowcontrolV1().PriorityLevelConfigurations(), b.client.FlowcontrolV1().FlowSchemas()
+	ensure(ctx, b, ensurer.NewPriorityLevelConfigurationOps(levels, now[*flowcontrolv1.PriorityLevelConfiguration]{ctx, levels.Get, func() (all []*flowcontrolv1.PriorityLevelConfiguration, err error) {
+		list, err := levels.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return pointers(list.Items), nil
+	}}), flow.MandatoryPriorityLevelConfigurations, flow.SuggestedPriorityLevelConfigurations)
+	ensure(ctx, b, ensurer.NewFlowSchemaOps(schemas, now[*flowcontrolv1.FlowSchema]{ctx, schemas.Get, func() ([]*flowcontrolv1.FlowSchema, error) {
+		list, err := schemas.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		return pointers(list.Items), nil
+	}}), flow.MandatoryFlowSchemas, flow.SuggestedFlowSchemas)
+}
+
+func pointers[T any](items []T) (all []*T) {
+	for i := range items {
+		all = append(all, &items[i])
+	}
+	return all
+}
+
+// ensure looks after objects of one kind. It deletes other objects that the annotation apf.kubernetes.io/autoupdate-spec gives to it.
+func ensure[T interface {
+	comparable
+	metav1.Object
+	runtime.Object
+}](ctx context.Context, b *bootstrap, ops ensurer.ObjectOps[T], mandatory, suggested []T) {
+	for strategy, objects := range map[ensurer.EnsureStrategy[T]][]T{
+		ensurer.NewMandatoryEnsureStrategy[T](): mandatory, ensurer.NewSuggestedEnsureStrategy[T](): suggested,
+	} {
+		for _, o := range objects {
+			b.try(o.GetName(), func() error { return ensurer.EnsureConfiguration(ctx, ops, o, strategy) })
+		}
+	}
+	b.try("unwanted objects", func() error { return ensurer.RemoveUnwantedObjects(ctx, ops, slices.Concat(mandatory, suggested)) })
+}
+
+// now is a lister of what the server has at the moment.
+type now[T any] struct {
+	ctx  context.Context
+	get  func(context.Context, string, metav1.GetOptions) (T, error)
+	list func() ([]T, error)
+}
+
+// Get is the object of a name.
+func (n now[T]) Get(name string) (T, error) { return n.get(n.ctx, name, metav1.GetOptions{}) }
+
+// List returns all objects.
+func (n now[T]) List(labels.Selector) ([]T, error) { return n.list() }

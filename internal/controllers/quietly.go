@@ -1,0 +1,49 @@
+package controllers
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/klog/v2"
+)
+
+// Quietly has loops of upstream's, which tell of their end as of something that went wrong, log by l until ctx is done.
+func Quietly(ctx context.Context, l *slog.Logger) context.Context {
+	return klog.NewContext(ctx, logr.FromSlogHandler(untilDone{l.Handler(), ctx.Err}))
+}
+
+type untilDone struct {
+	slog.Handler
+	done func() error
+}
+
+// Handle implements slog.Handler.
+func (h untilDone) Handle(ctx context.Context, r slog.Record) error {
+	if h.done() != nil || conflicted(r) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// conflicted is true of a failure that is a conflict, which each of the loops expects: it tries again.
+func conflicted(r slog.Record) (is bool) {
+	r.Attrs(func(a slog.Attr) bool {
+		err, ok := a.Value.Any().(error)
+		is = ok && utilerrors.FilterOut(err, apierrors.IsConflict) == nil
+		return !is
+	})
+	return is
+}
+
+// WithAttrs implements slog.Handler.
+func (h untilDone) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return untilDone{h.Handler.WithAttrs(attrs), h.done}
+}
+
+// WithGroup implements slog.Handler.
+func (h untilDone) WithGroup(name string) slog.Handler {
+	return untilDone{h.Handler.WithGroup(name), h.done}
+}

@@ -1,0 +1,184 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	quota "k8s.io/apiserver/pkg/quota/v1"
+	"k8s.io/apiserver/pkg/quota/v1/generic"
+	"k8s.io/client-go/informers"
+	corev1informers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/tools/cache"
+	upstream "k8s.io/kubernetes/pkg/controller"
+	"k8s.io/kubernetes/pkg/controller/resourcequota"
+	"k8s.io/kubernetes/pkg/quota/v1/install"
+)
+
+const (
+	countQuotas = 5 * time.Minute  // interval between two counts of all quotas
+	lookForNew  = 30 * time.Second // interval between two requests for discovery if no CRD or APIService has changed
+	betweenSync = time.Second      // the least time between two requests for discovery
+)
+
+// openQuotas creates the controller that writes the usage into the status of ResourceQuotas.
+func openQuotas(ctx context.Context, u *Upstream) (func(context.Context), error) {
+	client, err := metadata.NewForConfig(u.config)
+	if err != nil {
+		return nil, fmt.Errorf("metadata client: %w", err)
+	}
+	counted := countedInformers{u.informers, metadatainformer.NewSharedInformerFactoryWithOptions(client, 0, metadatainformer.WithTransform(onlyName))}
+	quotas, err := install.NewQuotaConfigurationForControllers(func(r schema.GroupVersionResource) (cache.GenericLister, error) { return counter{u: u, r: r}, nil }, u.informers)
+	if err != nil {
+		return nil, err
+	}
+	begun := make(chan struct{})
+	close(begun)
+	recount := &recounted{ResourceQuotaInformer: u.informers.Core().V1().ResourceQuotas()}
+	kinds := u.client.Discovery().ServerPreferredNamespacedResources
+	c, err := resourcequota.NewController(ctx, &resourcequota.ControllerOptions{
+		QuotaClient: u.client.CoreV1(), ResourceQuotaInformer: recount,
+		ResyncPeriod: upstream.StaticResyncPeriodFunc(countQuotas), ReplenishmentResyncPeriod: upstream.NoResyncPeriodFunc,
+		InformerFactory: counted, InformersStarted: begun, DiscoveryFunc: kinds, IgnoredResourcesFunc: quotas.IgnoredResources,
+		Registry: growing{generic.NewRegistry(quotas.Evaluators()), recount}, UpdateFilter: install.DefaultUpdateFilter(),
+	})
+	return func(ctx context.Context) {
+		defer counted.names.Shutdown()
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx, workers) })
+		running.Go(func() { c.Sync(ctx, u.kindsWhenChanged(ctx, kinds), betweenSync) })
+		running.Wait()
+	}, err
+}
+
+// kindsWhenChanged returns a function that lists resources at its first call, and at each other once a CRD or an APIService has changed,
+// or lookForNew has passed.
+func (u *Upstream) kindsWhenChanged(ctx context.Context, list resourcequota.NamespacedResourcesFunc) resourcequota.NamespacedResourcesFunc {
+	var last []*metav1.APIResourceList
+	return func() (_ []*metav1.APIResourceList, err error) {
+		if last != nil {
+			timer := time.NewTimer(lookForNew)
+			defer timer.Stop()
+			select {
+			case <-u.kindsChanged:
+			case <-timer.C:
+			case <-ctx.Done():
+				return last, nil
+			}
+		}
+		last, err = list()
+		return last, err
+	}
+}
+
+// growing is a registry of evaluators that has quotas counted again when it gets another one: a quota may be older than the
+// kind that it counts (kubernetes#67239).
+type growing struct {
+	quota.Registry
+	recount *recounted
+}
+
+// Add implements quota.Registry.
+func (g growing) Add(e quota.Evaluator) {
+	g.Registry.Add(e)
+	g.recount.matching(e)
+}
+
+// recounted is an informer of ResourceQuotas whose handler can be called for quotas that have not changed.
+type recounted struct {
+	corev1informers.ResourceQuotaInformer
+	handler cache.ResourceEventHandler
+}
+
+// Informer implements corev1informers.ResourceQuotaInformer.
+func (r *recounted) Informer() cache.SharedIndexInformer {
+	return handled{r.ResourceQuotaInformer.Informer(), r}
+}
+
+// matching calls the handler for the quotas with a limit that e counts.
+func (r *recounted) matching(e quota.Evaluator) {
+	all, err := r.Lister().List(labels.Everything())
+	if err != nil || r.handler == nil {
+		return
+	}
+	for _, q := range all {
+		if len(e.MatchingResources(quota.ResourceNames(q.Spec.Hard))) > 0 {
+			r.handler.OnAdd(q, false)
+		}
+	}
+}
+
+type handled struct {
+	cache.SharedIndexInformer
+	of *recounted
+}
+
+// AddEventHandlerWithResyncPeriod implements cache.SharedInformer.
+func (h handled) AddEventHandlerWithResyncPeriod(handler cache.ResourceEventHandler, resync time.Duration) (cache.ResourceEventHandlerRegistration, error) {
+	h.of.handler = handler
+	return h.SharedIndexInformer.AddEventHandlerWithResyncPeriod(handler, resync)
+}
+
+// counter lists the counted objects of a namespace.
+type counter struct {
+	cache.GenericLister // nil
+	u                   *Upstream
+	r                   schema.GroupVersionResource
+	namespace           string
+}
+
+// ByNamespace implements cache.GenericLister.
+func (c counter) ByNamespace(namespace string) cache.GenericNamespaceLister {
+	c.namespace = namespace
+	return c
+}
+
+// List implements cache.GenericNamespaceLister.
+func (c counter) List(labels.Selector) ([]runtime.Object, error) {
+	return c.u.Counted(c.r, c.namespace)
+}
+
+// countedInformers keep whole objects of those kinds of which a quota wants to know more than how many there are, of the others
+// names.
+type countedInformers struct {
+	whole informers.SharedInformerFactory
+	names metadatainformer.SharedInformerFactory
+}
+
+// ForResource implements informerfactory.InformerFactory.
+func (f countedInformers) ForResource(r schema.GroupVersionResource) (informers.GenericInformer, error) {
+	switch r.GroupResource() {
+	case corev1.Resource("pods"), corev1.Resource("services"), corev1.Resource("persistentvolumeclaims"), schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}:
+		return f.whole.ForResource(r)
+	}
+	i := f.names.ForResource(r)
+	_ = i.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) { // unless it runs and has it
+		if !apierrors.IsNotFound(err) { // a kind may go
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		}
+	})
+	return i, nil
+}
+
+// Start implements informerfactory.InformerFactory.
+func (f countedInformers) Start(stop <-chan struct{}) {
+	f.whole.Start(stop)
+	f.names.Start(stop)
+}
+
+// onlyName removes all metadata but the name of an object.
+func onlyName(obj any) (any, error) {
+	if m, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		m.ObjectMeta = metav1.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion}
+	}
+	return obj, nil
+}

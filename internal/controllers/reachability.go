@@ -1,0 +1,158 @@
+package controllers
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// maxMessage bounds what a condition and an Event say of an error.
+const maxMessage = 1024
+
+func clip(message string) string {
+	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")
+}
+
+// Reachability writes down whether the conversion webhooks of CRDs can be reached: in a condition, and in Events.
+type Reachability struct {
+	changed queue[string] // by name of the CRD
+
+	mu     sync.Mutex
+	latest map[string]error // reports that are not written yet
+}
+
+// NewReachability returns a loop that has been told nothing.
+func NewReachability() *Reachability {
+	return &Reachability{changed: newQueue[string]("tell whether a webhook can be reached"), latest: map[string]error{}}
+}
+
+// Report says that the webhook of a CRD cannot be reached because of err, or that it can be or there is none any longer.
+// It never blocks; of several reports the latest counts.
+func (r *Reachability) Report(crd string, err error) {
+	r.mu.Lock()
+	r.latest[crd] = err
+	r.mu.Unlock()
+	r.changed.Add(crd)
+}
+
+// Run writes what is reported, until ctx is done. The error is one of configuration.
+func (r *Reachability) Run(ctx context.Context, config *rest.Config) error {
+	c, err := newClients(config, nil)
+	if err != nil {
+		return err
+	}
+	r.changed.work(ctx, 1, func(ctx context.Context, crd string) error {
+		why, more := r.take(crd)
+		if !more {
+			return nil
+		}
+		err := tell(ctx, c.dynamic, crd, why)
+		if err != nil {
+			r.giveBack(crd, why)
+		}
+		return err
+	})
+	return nil
+}
+
+func (r *Reachability) take(crd string) (why error, more bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	why, more = r.latest[crd]
+	delete(r.latest, crd)
+	return why, more
+}
+
+// giveBack is for a report that could not be written. One that has come meanwhile counts more.
+func (r *Reachability) giveBack(crd string, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, newer := r.latest[crd]; !newer {
+		r.latest[crd] = why
+	}
+}
+
+// tell brings the condition of a CRD up to date, with an Event where that changes whether its webhook can be reached. One
+// whose webhook was always there has no condition, as has one without a webhook.
+func tell(ctx context.Context, client dynamic.Interface, name string, why error) error {
+	crds := client.Resource(crdKind.WithVersion("v1").GroupVersion().WithResource("customresourcedefinitions"))
+	crd, err := crds.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ignoreNotFound(err)
+	}
+	status, message, known := reachable(why), reached, hasCondition(crd, resource.WebhookReachable)
+	strategy, _, _ := unstructured.NestedString(crd.Object, "spec", "conversion", "strategy")
+	switch {
+	case strategy != "Webhook" && known:
+		removeCondition(crd, resource.WebhookReachable)
+		return patchConditions(ctx, crds, crd)
+	case strategy != "Webhook", why == nil && !known:
+		return nil
+	case why != nil:
+		message = clip(why.Error())
+	}
+	turned := isConditionTrue(crd, resource.WebhookReachable) != (why == nil) || !known
+	if !setCondition(crd, resource.WebhookReachable, status.condition, status.reason, message) {
+		return nil
+	}
+	if err := patchConditions(ctx, crds, crd); err != nil || !turned {
+		return err
+	}
+	return event(ctx, client, crd, status.kind, status.event, message)
+}
+
+const reached = "the conversion webhook answers"
+
+// reachability is how a condition and an Event say something.
+type reachability struct{ condition, reason, kind, event string }
+
+func reachable(why error) reachability {
+	if why != nil {
+		return reachability{"False", "CallFailed", "Warning", "ConversionWebhookUnreachable"}
+	}
+	return reachability{"True", "Reached", "Normal", "ConversionWebhookReachable"}
+}
+
+// patchConditions writes the conditions of a CRD. One that is gone has none.
+func patchConditions(ctx context.Context, crds dynamic.ResourceInterface, crd *unstructured.Unstructured) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": crd.GetResourceVersion()},
+		"status":   map[string]any{"conditions": conditions(crd)},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = crds.Patch(ctx, crd.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return ignoreNotFound(err)
+}
+
+// event makes an Event about an object of the cluster.
+func event(ctx context.Context, client dynamic.Interface, about *unstructured.Unstructured, kind, reason, message string) error {
+	now := time.Now().UTC()
+	e := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "Event",
+		"metadata": map[string]any{"name": fmt.Sprintf("%s.%x", about.GetName(), now.UnixNano()), "namespace": metav1.NamespaceDefault},
+		"involvedObject": map[string]any{
+			"apiVersion": about.GetAPIVersion(), "kind": about.GetKind(), "name": about.GetName(),
+			"uid": string(about.GetUID()), "resourceVersion": about.GetResourceVersion(),
+		},
+		"type": kind, "reason": reason, "message": message, "count": int64(1),
+		"source":         map[string]any{"component": "trellis"},
+		"firstTimestamp": now.Format(time.RFC3339), "lastTimestamp": now.Format(time.RFC3339),
+	}}
+	events := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "events"}).Namespace(metav1.NamespaceDefault)
+	_, err := events.Create(ctx, e, metav1.CreateOptions{})
+	return err
+}

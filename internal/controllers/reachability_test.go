@@ -1,0 +1,148 @@
+package controllers_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/trellis-k8s/trellis/internal/controllers"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// CNV-025 CNV-059: a CRD says that its webhook cannot be reached, and why, and that it can be again; one whose webhook
+// was always there says nothing. It recovers by itself within two seconds of the webhook.
+func TestUnreachableWebhookShows(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	hook := newHook(t)
+	w.create(t, crds, "", hook.definition("v1"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "b"))
+	v2 := widgets.GroupVersion().WithResource("widgets")
+	v2.Version = "v2"
+	hook.die() // before anything was converted: what is kept would be asked for again, which takes a call
+
+	watching, err := w.at(widgets, "default").Watch(t.Context(), metav1.ListOptions{ResourceVersion: w.get(t, widgets, "default", "b").GetResourceVersion()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watching.Stop()
+	for range 10 {
+		if _, err := w.at(v2, "default").Get(t.Context(), "b", metav1.GetOptions{}); err == nil || !strings.Contains(err.Error(), "connection refused") {
+			t.Fatalf("without its webhook: %v", err)
+		}
+	}
+	crd := w.get(t, crds, "", "widgets.example.com")
+	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
+		crd = o
+		c := condition(o, resource.WebhookReachable)
+		return strings.HasPrefix(c, `False/CallFailed/Post "`+hook.server.URL) && strings.Contains(c, "connection refused")
+	})
+	if crd.GetGeneration() != 1 || condition(crd, "Established") == "" {
+		t.Errorf("the CRD has become %v", crd.Object)
+	}
+	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning")
+	w.get(t, widgets, "default", "b")
+
+	calls := hook.calls.Load()
+	hook.revive()
+	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
+		return condition(o, resource.WebhookReachable) == "True/Reached/the conversion webhook answers"
+	})
+	w.awaitEvent(t, "ConversionWebhookReachable", "Normal")
+	if n := hook.calls.Load() - calls; n != 0 {
+		t.Errorf("that took %d calls", n)
+	}
+	w.get(t, v2, "default", "b")
+	w.awaitEvent(t, "ConversionWebhookUnreachable", "Warning") // still one
+
+	w.patch(t, widgets, "default", "a", `{"metadata":{"labels":{"a":"b"}}}`)
+	if e := <-watching.ResultChan(); e.Type != "MODIFIED" {
+		t.Errorf("a watch at the stored version has seen %v", e)
+	}
+}
+
+// A condition that an earlier server has left behind is put right by the first answer, one that is not there is not made.
+func TestReachableWebhookShows(t *testing.T) {
+	s := testserver.Start(t)
+	w := connect(t, s)
+	v2 := widgets.GroupVersion().WithResource("widgets")
+	v2.Version = "v2"
+	w.create(t, crds, "", newHook(t).definition("v1"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	w.get(t, v2, "default", "a")
+	before := w.get(t, crds, "", "widgets.example.com")
+	if c := condition(before, resource.WebhookReachable); c != "" {
+		t.Errorf("a webhook that was always there has the condition %s", c)
+	}
+
+	r := controllers.NewReachability()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx, s.Config) }()
+	r.Report("widgets.example.com", nil)
+	r.Report("gone.example.com", nil)
+	r.Report("widgets.example.com", io.ErrUnexpectedEOF)
+	w.await(t, crds, "", "widgets.example.com", "says so", func(o *unstructured.Unstructured) bool {
+		return condition(o, resource.WebhookReachable) == "False/CallFailed/unexpected EOF"
+	})
+	r.Report("widgets.example.com", nil)
+	w.await(t, crds, "", "widgets.example.com", "says that it is back", func(o *unstructured.Unstructured) bool {
+		return strings.HasPrefix(condition(o, resource.WebhookReachable), "True/")
+	})
+	eventually(t, "nothing is remembered of what is written", func(context.Context) bool { return r.Unwritten() == 0 })
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// CNV-073: what a CRD says of a dead webhook goes when it names none any longer, and is about another when it names that.
+func TestReplacedWebhookShows(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	dead, alive := newHook(t), newHook(t)
+	w.create(t, crds, "", dead.definition("v1"))
+	w.create(t, widgets, "default", object("Widget", "example.com/v1", "a"))
+	v2 := widgets
+	v2.Version = "v2"
+	dead.die()
+	says := func(want string) {
+		t.Helper()
+		w.await(t, crds, "", "widgets.example.com", "says "+want, func(o *unstructured.Unstructured) bool {
+			_, _ = w.at(v2, "default").Get(t.Context(), "a", metav1.GetOptions{})
+			c := condition(o, resource.WebhookReachable)
+			return c == want || want != "" && strings.HasPrefix(c, want)
+		})
+	}
+	names := func(conversion map[string]any) {
+		t.Helper()
+		patch, err := json.Marshal(map[string]any{"spec": map[string]any{"conversion": conversion}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.patch(t, crds, "", "widgets.example.com", string(patch))
+	}
+	says("False/")
+	names(alive.conversion())
+	says("True/")
+	names(dead.conversion())
+	says("False/")
+	names(map[string]any{"strategy": "None", "webhook": nil})
+	says("")
+}
+
+// awaitEvent waits for an Event about the CRD of Widgets.
+func (w *world) awaitEvent(t *testing.T, reason, kind string) {
+	t.Helper()
+	events := schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	eventually(t, "an Event "+reason, func(ctx context.Context) bool {
+		list, err := w.at(events, "default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=widgets.example.com,reason=" + reason})
+		return err == nil && len(list.Items) == 1 && list.Items[0].Object["type"] == kind
+	})
+}

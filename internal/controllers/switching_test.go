@@ -1,0 +1,210 @@
+package controllers_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// switching is a CRD whose versions come and go, beside a model of what must be true of it.
+type switching struct {
+	*testing.T
+	*world
+	random *rand.Rand
+	made   int
+
+	versions map[string]bool // of the CRD -> served
+	storage  string
+	stored   []string          // status.storedVersions
+	values   map[string]string // of the objects
+	at       map[string]string // the version that each object was written at last
+}
+
+var everyVersion = []string{"v1alpha1", "v1beta1", "v1"}
+
+func (s *switching) client(version string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "example.com", Version: version, Resource: "widgets"}
+}
+
+func (s *switching) served() (all []string) {
+	for _, v := range everyVersion {
+		if s.versions[v] {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+func (s *switching) pick(from []string) string { return from[s.random.IntN(len(from))] }
+
+// change gives the CRD random versions; those that objects may be stored at cannot be left out.
+func (s *switching) change() {
+	next := map[string]bool{s.pick(everyVersion): true}
+	for _, v := range everyVersion {
+		if s.random.IntN(4) > 0 {
+			next[v] = next[v] || s.random.IntN(3) > 0
+		}
+	}
+	storage := s.pick(slices.Sorted(maps.Keys(next)))
+	var versions []any
+	for _, v := range everyVersion {
+		if served, has := next[v]; has {
+			versions = append(versions, version(v, served, v == storage))
+		}
+	}
+	crd := s.get(s.T, crds, "", "widgets.example.com")
+	_ = unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions")
+	_, err := s.world.at(crds, "").Update(s.Context(), crd, metav1.UpdateOptions{})
+	missing := slices.ContainsFunc(s.stored, func(v string) bool { _, has := next[v]; return !has })
+	switch {
+	case missing && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must remain in spec.versions until a storage migration")):
+		s.Fatalf("versions %v, stored %v: %v", next, s.stored, err)
+	case !missing && err != nil:
+		s.Fatalf("versions %v, stored %v: %v", next, s.stored, err)
+	case missing:
+		return
+	}
+	s.versions, s.storage = next, storage
+	if !slices.Contains(s.stored, storage) {
+		s.stored = append(s.stored, storage)
+	}
+}
+
+// write creates, changes or deletes an object at a version that is served.
+func (s *switching) write() {
+	at, name := s.pick(s.served()), fmt.Sprint("w", s.random.IntN(12))
+	objects := s.world.at(s.client(at), "default")
+	s.made++
+	value := fmt.Sprint("value ", s.made)
+	var err error
+	if _, exists := s.values[name]; !exists {
+		o := object("Widget", "example.com/"+at, name)
+		o.Object["value"] = value
+		_, err = objects.Create(s.Context(), o, metav1.CreateOptions{})
+	} else if s.random.IntN(6) == 0 {
+		s.delete(s.T, s.client(at), "default", name, "")
+		delete(s.values, name)
+		delete(s.at, name)
+		return
+	} else {
+		_, err = objects.Patch(s.Context(), name, types.MergePatchType, []byte(`{"value":"`+value+`"}`), metav1.PatchOptions{})
+	}
+	if err != nil {
+		s.Fatalf("write %s at %s: %v", name, at, err)
+	}
+	s.values[name], s.at[name] = value, s.storage
+}
+
+// touch writes an object as it is, which must change it exactly if it is stored at another version, or if fields are owned
+// at a version that the CRD has no more: a write drops such owners.
+func (s *switching) touch(name string) {
+	at := s.client(s.pick(s.served()))
+	before := s.get(s.T, at, "default", name)
+	s.patch(s.T, at, "default", name, `{}`)
+	changed := s.get(s.T, at, "default", name).GetResourceVersion() != before.GetResourceVersion()
+	want := s.at[name] != s.storage || slices.ContainsFunc(before.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool {
+		_, has := s.versions[strings.TrimPrefix(m.APIVersion, "example.com/")]
+		return !has
+	})
+	if changed != want {
+		s.Fatalf("%s, written at %s, storage version %s: changed is %v", name, s.at[name], s.storage, changed)
+	}
+	s.at[name] = s.storage
+}
+
+// migrate is the documents' migration by hand: read all, write all back, shorten storedVersions.
+func (s *switching) migrate() {
+	objects := s.world.at(s.client(s.pick(s.served())), "default")
+	all, err := objects.List(s.Context(), metav1.ListOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	for i := range all.Items {
+		if _, err := objects.Update(s.Context(), &all.Items[i], metav1.UpdateOptions{}); err != nil {
+			s.Fatal(err)
+		}
+	}
+	crd := s.get(s.T, crds, "", "widgets.example.com")
+	_ = unstructured.SetNestedStringSlice(crd.Object, []string{s.storage}, "status", "storedVersions")
+	if _, err := s.world.at(crds, "").UpdateStatus(s.Context(), crd, metav1.UpdateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.stored = []string{s.storage}
+	for name := range s.values {
+		s.at[name] = s.storage
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.values)) {
+		s.touch(name) // moves nothing: the migration has left none behind
+	}
+}
+
+// check compares all that can be read with the model.
+func (s *switching) check() {
+	crd := s.get(s.T, crds, "", "widgets.example.com")
+	if stored, _, _ := unstructured.NestedStringSlice(crd.Object, "status", "storedVersions"); !slices.Equal(stored, s.stored) {
+		s.Fatalf("storedVersions are %v, want %v", stored, s.stored)
+	}
+	for _, v := range everyVersion {
+		list, err := s.world.at(s.client(v), "default").List(s.Context(), metav1.ListOptions{})
+		if !s.versions[v] {
+			if !apierrors.IsNotFound(err) {
+				s.Fatalf("%s is not served: %v", v, err)
+			}
+			continue
+		}
+		if err != nil {
+			s.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, o := range list.Items {
+			got[o.GetName()], _ = o.Object["value"].(string)
+			if o.GetAPIVersion() != "example.com/"+v {
+				s.Fatalf("%s read at %s is at %s", o.GetName(), v, o.GetAPIVersion())
+			}
+		}
+		if !maps.Equal(got, s.values) {
+			s.Fatalf("at %s: %v, want %v", v, got, s.values)
+		}
+	}
+}
+
+// VER-003 VER-036 VER-038 VER-041 VER-047 VER-054 VER-057 VER-058: whatever the order of version switches, writes at any
+// served version and migrations by hand, every object is readable at every served version, and storedVersions are true.
+func TestVersionSwitches(t *testing.T) {
+	w := connect(t, testserver.Start(t))
+	for seed := range uint64(6) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			s := &switching{
+				T: t, world: w, random: rand.New(rand.NewPCG(seed, 8)), versions: map[string]bool{"v1": true},
+				storage: "v1", stored: []string{"v1"}, values: map[string]string{}, at: map[string]string{},
+			}
+			w.create(t, crds, "", definition("example.com", "Widget", "Namespaced"))
+			for range 60 {
+				switch n := s.random.IntN(10); {
+				case n < 3:
+					s.change()
+				case n < 7:
+					s.write()
+				case n < 9 && len(s.values) > 0:
+					s.touch(s.pick(slices.Sorted(maps.Keys(s.values))))
+				case n == 9:
+					s.migrate()
+				}
+				s.check()
+			}
+			w.delete(t, crds, "", "widgets.example.com", "")
+			w.awaitGone(t, crds, "", "widgets.example.com")
+		})
+	}
+}

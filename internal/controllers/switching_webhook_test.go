@@ -1,0 +1,411 @@
+package controllers_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/testserver"
+)
+
+// switchingHook is a CRD whose versions and strategy change while its webhook comes and goes, its objects are written and
+// migrated, and the server is started again. What migrations have done so far is not known until they end, so the model
+// says what may be.
+type switchingHook struct {
+	*testing.T
+	*world
+	server *testserver.Server
+	hook   *hook
+	random *rand.Rand
+	steps  []string // what was done
+	made   int
+
+	versions map[string]bool // of the CRD -> served
+	storage  string
+	remote   bool     // strategy Webhook
+	stored   []string // what may be in status.storedVersions
+	objects  map[string]*switched
+	running  []string // migrations that may not have ended
+
+	revived time.Time // when the webhook came back
+}
+
+// switched is what must be true of an object.
+type switched struct {
+	value, status string
+	at            map[string]bool // the versions that it may be stored at
+}
+
+func (s *switchingHook) did(format string, args ...any) {
+	s.steps = append(s.steps, fmt.Sprintf(format, args...))
+}
+
+func (s *switchingHook) fail(format string, args ...any) {
+	s.Helper()
+	s.Fatalf("%s\nafter\n  %s", fmt.Sprintf(format, args...), strings.Join(s.steps, "\n  "))
+}
+
+func (s *switchingHook) pick(from []string) string { return from[s.random.IntN(len(from))] }
+
+func (s *switchingHook) served() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.versions)), func(v string) bool { return !s.versions[v] })
+}
+
+func (s *switchingHook) resource(version string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: "example.com", Version: version, Resource: "widgets"}
+}
+
+// excused says that an error is that of a webhook which is not there, or was not two seconds ago.
+func (s *switchingHook) excused(err error) bool {
+	return err != nil && s.remote && (s.hook.dead.Load() || time.Since(s.revived) < 2*time.Second) && apierrors.IsInternalError(err) && strings.Contains(err.Error(), "conversion webhook for")
+}
+
+// change gives the CRD other versions, and perhaps another strategy.
+func (s *switchingHook) change() {
+	next := map[string]bool{s.pick(everyVersion): true}
+	for _, v := range everyVersion {
+		if s.random.IntN(5) > 0 {
+			next[v] = next[v] || s.random.IntN(3) > 0
+		}
+	}
+	storage, remote := s.pick(slices.Sorted(maps.Keys(next))), s.random.IntN(3) > 0
+	s.did("change to %v, stored at %s, webhook %v", next, storage, remote)
+	var versions []any
+	for _, v := range everyVersion {
+		if served, has := next[v]; has {
+			spec := version(v, served, v == storage)
+			spec["subresources"] = map[string]any{"status": map[string]any{}}
+			versions = append(versions, spec)
+		}
+	}
+	conversion := map[string]any{"strategy": "None", "webhook": nil}
+	if remote {
+		conversion = s.hook.conversion()
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"versions": versions, "conversion": conversion}})
+	if err != nil {
+		s.Fatal(err)
+	}
+	_, err = s.at(crds, "").Patch(s.Context(), widgetCRD, types.MergePatchType, patch, metav1.PatchOptions{})
+	missing := slices.ContainsFunc(s.stored, func(v string) bool { _, has := next[v]; return !has })
+	if err != nil {
+		if !missing || !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "must remain in spec.versions until a storage migration") {
+			s.fail("the change: %v", err)
+		}
+		return
+	}
+	if missing && len(s.running) == 0 {
+		s.fail("a version was taken away at which objects are stored: %v", s.stored)
+	}
+	s.versions, s.storage, s.remote = next, storage, remote
+	gone := func(v string) bool { _, has := next[v]; return !has }
+	s.stored = slices.DeleteFunc(s.stored, gone)
+	if !slices.Contains(s.stored, storage) {
+		s.stored = append(s.stored, storage)
+	}
+	for _, o := range s.objects {
+		maps.DeleteFunc(o.at, func(v string, _ bool) bool { return gone(v) })
+		if len(s.running) > 0 {
+			o.at[storage] = true
+		}
+	}
+}
+
+// write creates, changes or deletes an object, or writes its status.
+func (s *switchingHook) write() {
+	at, name := s.pick(s.served()), fmt.Sprint("w", s.random.IntN(8))
+	client := s.at(s.resource(at), "default")
+	s.made++
+	value := fmt.Sprint(s.made)
+	fields := map[string]any{at: value}
+	known := s.objects[name]
+	var err error
+	switch n := s.random.IntN(8); {
+	case known == nil:
+		s.did("create %s at %s: %s", name, at, value)
+		o := object("Widget", "example.com/"+at, name)
+		o.Object[at] = value
+		if _, err = client.Create(s.Context(), o, metav1.CreateOptions{}); err == nil {
+			s.objects[name] = &switched{value: value}
+			known = s.objects[name]
+		}
+	case n == 0:
+		s.did("delete %s at %s", name, at)
+		if err = client.Delete(s.Context(), name, metav1.DeleteOptions{}); err == nil {
+			delete(s.objects, name)
+			return
+		}
+	case n < 3:
+		s.did("write the status of %s at %s: %s", name, at, value)
+		patch := fmt.Appendf(nil, `{"status":{"is":%q}}`, value)
+		if _, err = client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err == nil {
+			known.status = value
+		}
+	default:
+		s.did("write %s at %s: %s", name, at, value)
+		for _, v := range everyVersion {
+			if v != at {
+				fields[v] = nil
+			}
+		}
+		patch, _ := json.Marshal(fields)
+		if _, err = client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err == nil {
+			known.value = value
+		}
+	}
+	switch {
+	case s.excused(err):
+		s.did("  which needed the webhook")
+	case err != nil:
+		s.fail("the write: %v", err)
+	default:
+		known.at = map[string]bool{s.storage: true}
+	}
+}
+
+// migrate asks for a migration.
+func (s *switchingHook) migrate() {
+	s.made++
+	name := fmt.Sprint("m", s.made)
+	s.did("migrate: %s", name)
+	svm := object("StorageVersionMigration", "storagemigration.k8s.io/v1", name)
+	svm.Object["spec"] = map[string]any{"resource": map[string]any{"group": "example.com", "resource": "widgets"}}
+	s.create(s.T, storageMigrations, "", svm)
+	s.running = append(s.running, name)
+	for _, o := range s.objects {
+		o.at[s.storage] = true
+	}
+}
+
+// settle waits until all migrations have ended. Then storedVersions say where objects may be.
+func (s *switchingHook) settle() {
+	if s.hook.dead.Load() {
+		s.revive()
+	}
+	s.did("settle")
+	for _, name := range s.running {
+		until := time.Now().Add(4 * soon)
+		for !succeeded(s.get(s.T, storageMigrations, "", name)) {
+			if time.Now().After(until) {
+				s.fail("%s does not end: %v", name, s.get(s.T, storageMigrations, "", name).Object["status"])
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+		s.delete(s.T, storageMigrations, "", name, "")
+	}
+	s.running = nil
+	s.stored = s.storedVersions()
+	for name, o := range s.objects {
+		maps.DeleteFunc(o.at, func(v string, _ bool) bool { return !slices.Contains(s.stored, v) })
+		if len(o.at) == 0 {
+			s.fail("%s is stored at none of %v", name, s.stored)
+		}
+	}
+	if len(s.stored) > 1 || !s.versions[s.storage] {
+		return
+	}
+	calls := s.hook.calls.Load()
+	if _, err := s.at(s.resource(s.storage), "default").List(s.Context(), metav1.ListOptions{}); err != nil {
+		s.fail("all are at %s, and yet: %v", s.storage, err)
+	}
+	if s.hook.calls.Load() != calls {
+		s.fail("all are at %s, and yet some are converted to it", s.storage)
+	}
+}
+
+func (s *switchingHook) revive() {
+	s.did("the webhook is back")
+	s.hook.revive()
+	s.revived = time.Now()
+}
+
+// readable waits until every object can be read at every served version.
+func (s *switchingHook) readable() {
+	for _, v := range s.served() {
+		eventually(s.T, "all are readable at "+v, func(ctx context.Context) bool {
+			_, err := s.at(s.resource(v), "default").List(ctx, metav1.ListOptions{})
+			return err == nil
+		})
+	}
+}
+
+func (s *switchingHook) restart() {
+	s.did("restart")
+	s.server.Restart()
+	s.world = connect(s.T, s.server)
+}
+
+// touch writes an object as it is, which must change one that is stored at another version.
+func (s *switchingHook) touch() {
+	if len(s.objects) == 0 {
+		return
+	}
+	name, at := s.pick(slices.Sorted(maps.Keys(s.objects))), s.pick(s.served())
+	o, client := s.objects[name], s.at(s.resource(at), "default")
+	s.did("touch %s at %s", name, at)
+	before, err := client.Get(s.Context(), name, metav1.GetOptions{})
+	if err == nil {
+		var after *unstructured.Unstructured
+		after, err = client.Patch(s.Context(), name, types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+		if err == nil && !o.at[s.storage] && after.GetResourceVersion() == before.GetResourceVersion() {
+			s.fail("%s is at %v and was not moved to %s", name, o.at, s.storage)
+		}
+	}
+	switch {
+	case err == nil:
+		o.at = map[string]bool{s.storage: true}
+	case !s.excused(err):
+		s.fail("touch %s: %v", name, err)
+	}
+}
+
+func (s *switchingHook) storedVersions() []string {
+	stored, _, _ := unstructured.NestedStringSlice(s.get(s.T, crds, "", widgetCRD).Object, "status", "storedVersions")
+	return stored
+}
+
+// check compares all that can be read with the model.
+func (s *switchingHook) check() {
+	stored := s.storedVersions()
+	for _, v := range stored {
+		if !slices.Contains(s.stored, v) {
+			s.fail("storedVersions are %v, of %v", stored, s.stored)
+		}
+	}
+	if !slices.Contains(stored, s.storage) || len(s.running) == 0 && len(stored) != len(s.stored) {
+		s.fail("storedVersions are %v, want %v with %s", stored, s.stored, s.storage)
+	}
+	for name, o := range s.objects {
+		if !slices.ContainsFunc(stored, func(v string) bool { return o.at[v] }) {
+			s.fail("%s is at %v, storedVersions are %v", name, o.at, stored)
+		}
+	}
+	for _, v := range everyVersion {
+		list, err := s.at(s.resource(v), "default").List(s.Context(), metav1.ListOptions{})
+		switch {
+		case !s.versions[v]:
+			if !apierrors.IsNotFound(err) {
+				s.fail("%s is not served: %v", v, err)
+			}
+		case err == nil:
+			s.compare(v, list)
+		case !s.excused(err):
+			s.fail("at %s: %v", v, err)
+		}
+	}
+}
+
+func (s *switchingHook) compare(version string, list *unstructured.UnstructuredList) {
+	got := map[string]string{}
+	want := map[string]string{}
+	for name, o := range s.objects {
+		want[name] = o.value + "/" + o.status
+	}
+	for _, o := range list.Items {
+		var values []string
+		for _, v := range everyVersion {
+			if value, has := o.Object[v].(string); has {
+				values = append(values, value)
+				if known := s.objects[o.GetName()]; v != version && s.remote && known != nil && !known.at[version] {
+					s.fail("%s, which is at %v, was not converted to %s: %v", o.GetName(), known.at, version, o.Object)
+				}
+			}
+		}
+		status, _, _ := unstructured.NestedString(o.Object, "status", "is")
+		got[o.GetName()] = strings.Join(values, "+") + "/" + status
+		if o.GetAPIVersion() != "example.com/"+version {
+			s.fail("%s read at %s is at %s", o.GetName(), version, o.GetAPIVersion())
+		}
+	}
+	if !maps.Equal(got, want) {
+		s.fail("at %s: %v, want %v", version, got, want)
+	}
+}
+
+// clear makes room for the next.
+func (s *switchingHook) clear() {
+	s.world.delete(s.T, crds, "", widgetCRD, "")
+	s.awaitGone(s.T, crds, "", widgetCRD)
+	if err := s.at(storageMigrations, "").DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		s.Error(err)
+	}
+}
+
+func (s *switchingHook) step() {
+	switch n := s.random.IntN(24); {
+	case n < 5:
+		s.change()
+	case n < 14:
+		s.write()
+	case n < 16:
+		s.touch()
+	case n < 18:
+		s.migrate()
+	case n < 20 && s.hook.dead.Load():
+		s.revive()
+	case n < 20:
+		s.did("the webhook dies")
+		s.hook.die()
+	case n < 21:
+		s.restart()
+	case n < 22:
+		s.settle()
+	default:
+		s.did("wait a little") // for migrations to come further
+		<-time.After(time.Duration(s.random.IntN(30)) * time.Millisecond)
+	}
+}
+
+// VER-036 VER-041 VER-054 VER-056 VER-058 VER-059 CNV-059 CNV-073: whatever the order of version switches, changes of
+// strategy, writes, migrations, deaths of the webhook and of the server, every object is readable at every served version
+// once the webhook is there, and storedVersions are true. TEST_SEEDS says how many orders are tried.
+func TestConversionSwitches(t *testing.T) {
+	first, seeds := uint64(0), uint64(2)
+	if n, err := strconv.ParseUint(os.Getenv("TEST_SEEDS"), 10, 32); err == nil {
+		seeds = n
+	}
+	if n, err := strconv.ParseUint(os.Getenv("TEST_FIRST_SEED"), 10, 32); err == nil {
+		first = n
+	}
+	server := testserver.Start(t, testserver.OnDisk())
+	for seed := first; seed < first+seeds; seed++ {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			s := &switchingHook{
+				T: t, world: connect(t, server), server: server, hook: newHook(t), random: rand.New(rand.NewPCG(seed, 9)),
+				versions: map[string]bool{"v1": true}, storage: "v1", stored: []string{"v1"}, objects: map[string]*switched{},
+			}
+			first := version("v1", true, true)
+			first["subresources"] = map[string]any{"status": map[string]any{}}
+			s.create(t, crds, "", definition("example.com", "Widget", "Namespaced", first))
+			defer s.clear()
+			for range 60 {
+				s.step()
+				s.check()
+			}
+			s.settle()
+			s.migrate()
+			s.settle()
+			s.restart()
+			s.settle() // now nothing is remembered
+			s.readable()
+			s.check()
+			if len(s.stored) != 1 {
+				s.fail("after all migrations, storedVersions are %v", s.stored)
+			}
+		})
+	}
+}

@@ -1,0 +1,30 @@
+package controllers
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// CRD-031: an object that goes has its namespace looked at again, if that one ends, however long the
+// attempts before have put it off.
+func TestObjectThatGoesWakesItsNamespace(t *testing.T) {
+	n := newNamespaces(nil, nil)
+	defer time.AfterFunc(10*time.Second, n.queue.ShutDown).Stop()
+	n.ending.add("ends")
+	k := kind{schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, "ConfigMap", true}
+	for _, name := range []string{"lives", "ends"} {
+		o := &metav1.PartialObjectMetadata{}
+		o.Name, o.Namespace = "c", name
+		n.observe(change{kind: k, object: o})
+		n.observe(change{kind: k, object: o, deleted: true})
+	}
+	if got, shutdown := n.queue.Get(); shutdown || got != "ends" {
+		t.Errorf("woken: %q", got)
+	}
+	if n.queue.Len() > 0 {
+		t.Error("more than one was woken")
+	}
+}

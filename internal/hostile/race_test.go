@@ -1,6 +1,0 @@
-//go:build race
-
-package hostile_test
-
-// slower is by how much the race detector makes megabytes of text take longer.
-const slower = 5

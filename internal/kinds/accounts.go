@@ -1,0 +1,73 @@
+package kinds
+
+import (
+	"context"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// accounts finds the objects that tokens of service accounts name, as they are now.
+type accounts struct{ serviceAccounts, pods, secrets, nodes, validating, mutating lister }
+
+// Accounts looks for the objects that tokens name in the state that head returns.
+func Accounts(head func() *storage.Snapshot) serviceaccount.ServiceAccountTokenGetter {
+	return newAccounts(head)
+}
+
+func newAccounts(head func() *storage.Snapshot) *accounts {
+	c := Config{Head: head}
+	of := func(gv schema.GroupVersion, kind, plural string) lister { return c.lister(gv, kind, plural) }
+	return &accounts{
+		serviceAccounts: of(corev1.SchemeGroupVersion, "ServiceAccount", "serviceaccounts"),
+		pods:            of(corev1.SchemeGroupVersion, "Pod", "pods"),
+		secrets:         of(corev1.SchemeGroupVersion, "Secret", "secrets"),
+		nodes:           lister{c.Head, corev1.Resource("nodes"), "/registry/minions/", typeAt(corev1.SchemeGroupVersion, resource.Names{Kind: "Node", ListKind: "NodeList"})},
+		validating:      of(admissionv1.SchemeGroupVersion, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations"),
+		mutating:        of(admissionv1.SchemeGroupVersion, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"),
+	}
+}
+
+// found is the object of a name, of the Go type that its kind has at the version it is stored at.
+func found[T runtime.Object](l lister, name string) (out T, err error) {
+	rec, err := l.record(name)
+	if err != nil {
+		return out, err
+	}
+	obj, err := l.goType.Object(rec.Value)
+	if err != nil {
+		return out, err
+	}
+	return obj.(T), nil
+}
+
+// GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter, as do those below.
+func (a *accounts) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
+	return found[*corev1.ServiceAccount](a.serviceAccounts, namespace+"/"+name)
+}
+
+func (a *accounts) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
+	return found[*corev1.Pod](a.pods, namespace+"/"+name)
+}
+
+func (a *accounts) GetSecret(_ context.Context, namespace, name string) (*corev1.Secret, error) {
+	return found[*corev1.Secret](a.secrets, namespace+"/"+name)
+}
+
+func (a *accounts) GetNode(_ context.Context, name string) (*corev1.Node, error) {
+	return found[*corev1.Node](a.nodes, name)
+}
+
+func (a *accounts) GetValidatingWebhookConfiguration(_ context.Context, name string) (*admissionv1.ValidatingWebhookConfiguration, error) {
+	return found[*admissionv1.ValidatingWebhookConfiguration](a.validating, name)
+}
+
+func (a *accounts) GetMutatingWebhookConfiguration(_ context.Context, name string) (*admissionv1.MutatingWebhookConfiguration, error) {
+	return found[*admissionv1.MutatingWebhookConfiguration](a.mutating, name)
+}

@@ -1,0 +1,80 @@
+package kinds_test
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/kinds"
+)
+
+// A Pod is bound to one of 1,000 nodes, on which are 5,000 Pods and more; those on its node have been written since somebody looked there.
+func BenchmarkBind(b *testing.B) {
+	for _, guarded := range []bool{false, true} {
+		c := serveCluster(b, kinds.Config{UnguardedBindings: !guarded})
+		v, n := c.version("v1", "Pod"), 0
+		bindings := v.Subresource("binding").Body
+		for i := range 1000 {
+			name := fmt.Sprintf("n%d", i)
+			c.mustMake(c.version("v1", "Node"), name, `{metadata: {name: `+name+`}, status: {allocatable: {cpu: "32", memory: 256Gi, pods: "11000", ephemeral-storage: 500Gi}}}`)
+		}
+		create := func() (pod string) {
+			n++
+			d, err := v.Type.Decode(fmt.Appendf(nil, writtenPod, n))
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
+				b.Fatal(err)
+			}
+			return fmt.Sprintf("a%d", n)
+		}
+		bind := func(pod, text string) {
+			d, err := bindings.Type.Decode([]byte(text))
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, _, err := c.Engine.Act(b.Context(), c.at(v, pod, "binding"), engine.Body{Tree: d.Tree, Made: d.Internal, Typed: true}, c.by()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		binding := func(pod string) string {
+			return fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"kind":"Node","name":"n%d"}}`, pod, n%1000)
+		}
+		started := func(pod string) {
+			p := engine.Patch{Type: types.StrategicMergePatchType, Data: fmt.Appendf(nil, patchedStatus, n)}
+			if _, _, err := c.Engine.Patch(b.Context(), c.at(v, pod, "status"), p, c.by()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for range 5000 {
+			pod := create()
+			bind(pod, binding(pod))
+			started(pod)
+		}
+		b.Run(fmt.Sprintf("guarded=%v", guarded), func(b *testing.B) {
+			b.ReportAllocs()
+			b.ResetTimer()
+			for done := 0; done < b.N; {
+				b.StopTimer() // seldom, for that empties the caches of the allocator
+				var pods, texts []string
+				for range min(1000, b.N-done) {
+					pods = append(pods, create())
+					texts = append(texts, binding(pods[len(pods)-1]))
+				}
+				b.StartTimer()
+				for i, pod := range pods {
+					bind(pod, texts[i])
+				}
+				b.StopTimer()
+				for _, pod := range pods {
+					started(pod)
+				}
+				done += len(pods)
+				b.StartTimer()
+			}
+		})
+	}
+}

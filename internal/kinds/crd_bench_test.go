@@ -1,0 +1,62 @@
+package kinds
+
+import (
+	"os"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// bigCRD is the JSON of a real CRD of about 50 KiB.
+func bigCRD(b *testing.B) []byte {
+	manifest, err := os.ReadFile("../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
+	if err != nil {
+		b.Skip("the corpus of CRDs is not beside this module")
+	}
+	js, err := yaml.YAMLToJSON(manifest)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return js
+}
+
+// BenchmarkStepsOfCRD is what the kind itself does in the course of a create.
+func BenchmarkStepsOfCRD(b *testing.B) {
+	js := bigCRD(b)
+	k := customResourceDefinitions(Config{})
+	v := k.Storage
+	decode := func() object.Tree {
+		d, err := v.Type.Decode(js)
+		if err != nil {
+			b.Fatal(err)
+		}
+		t := d.Tree
+		defaultCRD(t)
+		t["status"] = object.Tree{"storedVersions": []any{"v1"}}
+		return t
+	}
+	b.Run("decode", func(b *testing.B) {
+		b.SetBytes(int64(len(js)))
+		b.ReportAllocs()
+		for b.Loop() {
+			decode()
+		}
+	})
+	t := decode()
+	b.Run("warnings", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			crdWarnings(t, nil)
+		}
+	})
+	b.Run("validate", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if errs := validateCRD(t, t, nil, ""); len(errs) > 0 {
+				b.Fatal(errs)
+			}
+		}
+	})
+}

@@ -1,0 +1,40 @@
+package kinds
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/conversion"
+	"github.com/trellis-k8s/trellis/internal/kinds/crdvalidation"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// declaredConversion checks the conversion that a CRD declares in an annotation, unless neither that nor its spec has
+// changed. There is nothing else wrong with the CRD. Its expressions may cost what the rules of one schema may.
+func declaredConversion(obj, old object.Tree) field.ErrorList {
+	text, _ := object.Annotation(obj, resource.ConversionAnnotation)
+	was, _ := object.Annotation(old, resource.ConversionAnnotation)
+	if text == "" || text == was && object.Equal(obj["spec"], old["spec"]) {
+		return nil
+	}
+	d := resource.FromCRD(&storage.Record{Value: object.Pack(obj, 0).JSON()})
+	if d == nil {
+		return nil
+	}
+	costs, errs := conversion.CheckDeclared(context.Background(), d)
+	total := uint64(0)
+	for _, c := range costs {
+		total = max(total, total+c.Cost)
+		if c.Cost > crdvalidation.MaxRuleCost {
+			errs = append(errs, field.Forbidden(c.Path, crdvalidation.Exceeds("estimated expression cost", c.Cost, crdvalidation.MaxRuleCost)))
+		}
+	}
+	if total > crdvalidation.MaxCRDCost {
+		errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(resource.ConversionAnnotation),
+			crdvalidation.Exceeds("estimated expression cost total for the conversion", total, crdvalidation.MaxCRDCost)))
+	}
+	return errs
+}

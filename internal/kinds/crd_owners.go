@@ -1,0 +1,77 @@
+package kinds
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"sync"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
+	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/trellis-k8s/trellis/internal/merge"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// statusManager is who owns what the server writes into the status of a CRD.
+const statusManager = "kube-apiserver"
+
+var exceptSpec = merge.Except("spec")
+
+// crdOwners keeps who owns the fields of CRDs, for a write of the status.
+func crdOwners() merge.Fields {
+	types := map[string]func() (typed.ParseableType, error){
+		apiextensionsv1.SchemeGroupVersion.String():      crdFields(apiextensionsv1.CustomResourceDefinition{}),
+		apiextensionsv1beta1.SchemeGroupVersion.String(): crdFields(apiextensionsv1beta1.CustomResourceDefinition{}),
+	}
+	return merge.Fields{
+		APIVersion:  apiextensionsv1.SchemeGroupVersion.String(),
+		Kind:        "CustomResourceDefinition",
+		Subresource: "status",
+		Parseable: func(apiVersion string) (typed.ParseableType, bool) {
+			derive := types[apiVersion]
+			if derive == nil {
+				return typed.ParseableType{}, false
+			}
+			p, err := derive()
+			return p, err == nil
+		},
+		Convert: convertCRD,
+		Reset:   func(string) fieldpath.Filter { return exceptSpec },
+		Whole:   []string{"spec.versions"},
+	}
+}
+
+func crdFields(of any) func() (typed.ParseableType, error) {
+	g := &resource.GoType{New: maker(reflect.TypeOf(of))}
+	return sync.OnceValues(g.Parseable)
+}
+
+// convertCRD is t, which is not modified, at another version.
+func convertCRD(t object.Tree, apiVersion string) (object.Tree, error) {
+	from := text(t, "apiVersion")
+	switch {
+	case from == apiVersion:
+		return t, nil
+	case apiVersion == apiextensionsv1.SchemeGroupVersion.String():
+		return fromLegacyCRD(t)
+	case apiVersion == apiextensionsv1beta1.SchemeGroupVersion.String():
+		return toLegacyCRD(t)
+	}
+	return nil, fmt.Errorf("builtin: CRDs have no version %s", apiVersion)
+}
+
+// own notes in the metadata of obj, which becomes a copy, that its status was before and is now what the server made of it.
+func (s crdStatus) own(obj, before object.Tree) error {
+	if object.Equal(before, obj["status"]) {
+		return nil
+	}
+	obj["metadata"] = maps.Clone(object.EnsureMetadata(obj))
+	live := maps.Clone(obj)
+	live["metadata"], live["status"] = maps.Clone(object.Metadata(obj)), before
+	_, err := s.owners.Update(live, obj, statusManager, s.now())
+	return err
+}

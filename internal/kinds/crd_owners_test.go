@@ -1,0 +1,71 @@
+package kinds_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// ownersOf renders "manager operation subresource fields" of each entry of managedFields.
+func ownersOf(t object.Tree) (all []string) {
+	list, _ := object.Metadata(t)["managedFields"].([]any)
+	for _, e := range list {
+		e := e.(object.Tree)
+		all = append(all, fmt.Sprintf("%v %v %v %s", e["manager"], e["operation"], e["subresource"], object.AppendJSON(nil, e["fieldsV1"])))
+	}
+	return all
+}
+
+// CRD-041: what the server writes into the status is its own, as upstream; the versions that objects are stored at are nobody's.
+func TestServerOwnsStatus(t *testing.T) {
+	s := serve(t)
+	created := s.must(crd("example.com", "foos", "Foo", ""))
+	condition := `{".":{},"f:lastTransitionTime":{},"f:message":{},"f:observedGeneration":{},"f:reason":{},"f:status":{},"f:type":{}}`
+	want := `kube-apiserver Update status {"f:status":{"f:acceptedNames":{"f:kind":{},"f:listKind":{},"f:plural":{},"f:singular":{}},` +
+		`"f:conditions":{"k:{\"type\":\"Established\"}":` + condition + `,"k:{\"type\":\"NamesAccepted\"}":` + condition + `},"f:observedGeneration":{}}}`
+	if owners := ownersOf(created); len(owners) != 2 || owners[0] != want {
+		t.Errorf("created: %s\nwant %s", strings.Join(owners, "\n"), want)
+	}
+	names := created["spec"].(object.Tree)["names"].(object.Tree)
+	names["shortNames"] = []any{"f"}
+	changed, err := s.update(created, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owners := ownersOf(changed); len(owners) != 2 || !strings.Contains(owners[0], `"f:shortNames":{}`) || !strings.HasPrefix(owners[0], "kube-apiserver") {
+		t.Errorf("changed: %s", strings.Join(owners, "\n"))
+	}
+}
+
+// CRD-041: what a client writes into the status stays as it was written, and is its own; where that leaves the conditions of the
+// server out, they come back when the names are judged.
+func TestStatusOfClients(t *testing.T) {
+	s := serve(t)
+	written := s.must(crd("example.com", "foos", "Foo", ""))
+	status(written)["conditions"] = []any{object.Tree{"type": "Mine", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "R", "message": "m"}}
+	status(written)["observedGeneration"] = int64(77)
+	want := string(object.AppendJSON(nil, status(written)))
+	written, err := s.update(written, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(object.AppendJSON(nil, status(written))); got != want {
+		t.Errorf("the status was written as\n%s\nand is\n%s", want, got)
+	}
+	mine := `test Update status {"f:status":{"f:conditions":{"k:{\"type\":\"Mine\"}":`
+	if owners := strings.Join(ownersOf(written), "\n"); !strings.Contains(owners, mine) || strings.Contains(owners, `type\":\"Established`) {
+		t.Errorf("owners\n%s", owners)
+	}
+	if written, err = s.update(written, ""); err != nil {
+		t.Fatal(err)
+	}
+	s.expect(written, "Mine", "True/R/m")
+	s.expect(written, "NamesAccepted", noConflicts)
+	s.expect(written, "Established", established)
+	all, _ := status(written)["conditions"].([]any)
+	if first, _ := all[0].(object.Tree); first["observedGeneration"] != nil {
+		t.Errorf("the client's condition became %v", first)
+	}
+}

@@ -1,0 +1,54 @@
+package kinds
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// scalePath is one of the paths of a scale subresource.
+type scalePath struct {
+	at    *field.Path
+	value string
+}
+
+// scalePaths checks that the paths of scale subresources are in the dot notation, as documented: upstream accepts brackets, wildcards and
+// empty fields, with which /scale then fails. Paths that the old CRD has are accepted; nil means that there is no old one.
+func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
+	known := pathsOfScale(old)
+	for _, p := range pathsOfScale(obj) {
+		if !inDotNotation(p.value) && !slices.ContainsFunc(known, func(k scalePath) bool { return k.value == p.value }) {
+			errs = append(errs, field.Invalid(p.at, p.value, "must be a json path in the dot notation"))
+		}
+	}
+	return errs
+}
+
+// pathsOfScale returns those of all versions; the API v1beta1 has one scale subresource for all of them.
+func pathsOfScale(crd object.Tree) (paths []scalePath) {
+	spec := tree(crd, "spec")
+	add := func(in object.Tree, at *field.Path) {
+		for _, name := range []string{"specReplicasPath", "statusReplicasPath", "labelSelectorPath"} {
+			if value := text(tree(in, "subresources", "scale"), name); value != "" {
+				paths = append(paths, scalePath{at.Child("subresources", "scale", name), value})
+			}
+		}
+	}
+	at := field.NewPath("spec")
+	add(spec, at)
+	versions, _ := spec["versions"].([]any)
+	for i, v := range versions {
+		version, _ := v.(object.Tree)
+		add(version, at.Child("versions").Index(i))
+	}
+	return paths
+}
+
+// inDotNotation reports whether a path is a sequence of names, each after a dot.
+func inDotNotation(path string) bool {
+	names := strings.Split(path, ".")
+	return len(names) > 1 && names[0] == "" && !slices.Contains(names[1:], "") && !strings.ContainsAny(path, "[]*")
+}

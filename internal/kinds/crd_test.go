@@ -1,0 +1,377 @@
+package kinds_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/engine"
+	"github.com/trellis-k8s/trellis/internal/fixture"
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// server is a world, and its CustomResourceDefinitions.
+type server struct {
+	*fixture.World
+	kind *resource.Version
+
+	mu       sync.Mutex
+	warnings []string
+}
+
+func serve(t testing.TB) *server { return serveKinds(t, kinds.Config{}) }
+
+func serveKinds(t testing.TB, c kinds.Config) *server {
+	w := fixture.Open(t, c)
+	return &server{World: w, kind: w.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
+}
+
+func (s *server) caller() engine.Caller {
+	return engine.Caller{FieldManager: "test", Validation: "Strict", Warn: func(text string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.warnings = append(s.warnings, text)
+	}}
+}
+
+func (s *server) target(name, sub string) engine.Target {
+	return engine.Target{Version: s.kind, Name: name, Subresource: sub}
+}
+
+func (s *server) decode(crd string) engine.Body {
+	s.Helper()
+	d, err := s.kind.Type.Decode([]byte(crd))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return engine.Body{Tree: d.Tree, Strict: d.Strict}
+}
+
+func (s *server) create(crd string) (object.Tree, error) {
+	s.Helper()
+	o, err := s.Engine.Create(s.Context(), s.target("", ""), s.decode(crd), s.caller())
+	if err != nil {
+		return nil, err
+	}
+	return s.tree(o), nil
+}
+
+func (s *server) must(crd string) object.Tree {
+	s.Helper()
+	t, err := s.create(crd)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return t
+}
+
+func (s *server) tree(o engine.Object) object.Tree {
+	s.Helper()
+	t, err := o.Tree()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return t
+}
+
+func (s *server) update(t object.Tree, sub string) (object.Tree, error) {
+	s.Helper()
+	o, _, err := s.Engine.Update(s.Context(), s.target(object.Name(t), sub), engine.Body{Tree: t}, s.caller())
+	if err != nil {
+		return nil, err
+	}
+	return s.tree(o), nil
+}
+
+// crd is a manifest; names is JSON members beside plural and kind.
+func crd(group, plural, kind, names string) string {
+	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%[2]s.%[1]s"},
+"spec":{"group":%[1]q,"scope":"Namespaced","names":{"plural":%[2]q,"kind":%[3]q%[4]s},
+"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]},
+"status":{"acceptedNames":{"kind":"","plural":""},"conditions":[],"storedVersions":[]}}`, group, plural, kind, names)
+}
+
+func status(t object.Tree) object.Tree {
+	s, _ := t["status"].(object.Tree)
+	return s
+}
+
+// conditions renders "type=status/reason/message" of each condition.
+func conditions(t object.Tree) map[string]string {
+	out := map[string]string{}
+	all, _ := status(t)["conditions"].([]any)
+	for _, c := range all {
+		c := c.(object.Tree)
+		out[c["type"].(string)] = fmt.Sprintf("%v/%v/%v", c["status"], c["reason"], c["message"])
+	}
+	return out
+}
+
+func (s *server) expect(t object.Tree, condition, want string) {
+	s.Helper()
+	if got := conditions(t)[condition]; got != want {
+		s.Errorf("%s: %s is %q, want %q", object.Name(t), condition, got, want)
+	}
+}
+
+const (
+	established = "True/InitialNamesAccepted/the initial names have been accepted"
+	noConflicts = "True/NoConflicts/no conflicts found"
+)
+
+// CRD-001, CRD-015, CRD-038, CRD-040: when the create returns, the CRD is established and served.
+func TestCreateEstablishes(t *testing.T) {
+	s := serve(t)
+	got := s.must(crd("stable.example.com", "crontabs", "CronTab", `,"shortNames":["ct"]`))
+	s.expect(got, "Established", established)
+	s.expect(got, "NamesAccepted", noConflicts)
+	if n := len(conditions(got)); n != 2 {
+		t.Errorf("%d conditions", n)
+	}
+	names, _ := status(got)["acceptedNames"].(object.Tree)
+	if names["singular"] != "crontab" || names["listKind"] != "CronTabList" || fmt.Sprint(names["shortNames"]) != "[ct]" {
+		t.Errorf("accepted names %v", names)
+	}
+	if stored := object.Strings(status(got), "storedVersions"); len(stored) != 1 || stored[0] != "v1" {
+		t.Errorf("stored versions %v", stored)
+	}
+	if status(got)["observedGeneration"] != int64(1) || object.Generation(got) != 1 {
+		t.Errorf("generation %v observed at %v", object.Generation(got), status(got)["observedGeneration"])
+	}
+	if conversion := got["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
+		t.Errorf("conversion %v", conversion)
+	}
+	empty := strings.Replace(crd("stable.example.com", "empties", "Empty", ""), `"scope"`, `"conversion":{"strategy":"None","webhook":{}},"scope"`, 1)
+	if conversion := s.must(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
+		t.Errorf("conversion with an empty webhook: %v", conversion)
+	}
+	c, err := s.Live.Current(t.Context())
+	if err != nil || c.Find("stable.example.com", "v1", "crontabs") == nil {
+		t.Errorf("not served: %v", err)
+	}
+}
+
+// CRD-005, CRD-009, CRD-036, CRD-037, CRD-039, CRD-046
+func TestRefusals(t *testing.T) {
+	s := serve(t)
+	for what, want := range map[string]struct{ crd, message string }{
+		"name": {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), "crontabs.stable", "other.stable", 1),
+			`CustomResourceDefinition.apiextensions.k8s.io "other.stable.example.com" is invalid: metadata.name: Invalid value: "other.stable.example.com": must be spec.names.plural+"."+spec.group`},
+		"group":    {crd("stable", "crontabs", "CronTab", ""), "should be a domain with at least one dot"},
+		"kind":     {crd("stable.example.com", "crontabs", "CronTab", `,"listKind":"CronTab"`), "kind and listKind may not be the same"},
+		"storage":  {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `"storage":true`, `"storage":false`, 1), "must have exactly one version marked as storage version"},
+		"approval": {crd("stable.k8s.io", "crontabs", "CronTab", ""), `metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation "api-approved.kubernetes.io", see https://github.com/kubernetes/enhancements/pull/1111`},
+		"schema":   {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `{"type":"object"}`, `{"type":"array"}`, 1), "spec.validation.openAPIV3Schema.type: Invalid value: \"array\": must be object at the root"},
+	} {
+		_, err := s.create(want.crd)
+		if !apierrors.IsInvalid(err) || strings.Count(err.Error(), want.message) != 1 {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// CRD-041: who comes second waits, and gets the name once it is free and its status is touched.
+func TestNameConflicts(t *testing.T) {
+	s := serve(t)
+	s.must(crd("example.com", "firsts", "First", `,"singular":"one","shortNames":["f"]`))
+	second := s.must(crd("example.com", "seconds", "Second", `,"singular":"one","shortNames":["f"]`))
+	s.expect(second, "NamesAccepted", `False/ShortNamesConflict/"f" is already in use`)
+	s.expect(second, "Established", "False/NotAccepted/not all names are accepted")
+	if accepted := status(second)["acceptedNames"].(object.Tree); accepted["plural"] != "seconds" || accepted["singular"] != nil || accepted["kind"] != "Second" {
+		t.Errorf("accepted %v", accepted)
+	}
+	s.expect(s.must(crd("other.com", "seconds", "First", `,"singular":"one","shortNames":["f"]`)), "Established", established)
+	s.expect(s.must(crd("example.com", "thirds", "Second", `,"listKind":"Thirds"`)), "NamesAccepted", `False/KindConflict/"Second" is already in use`)
+	s.expect(s.must(crd("example.com", "fourths", "Fourth", `,"listKind":"FirstList"`)), "NamesAccepted", `False/ListKindConflict/"FirstList" is already in use`)
+	s.expect(s.must(crd("example.com", "one", "Fifth", "")), "NamesAccepted", `False/PluralConflict/"one" is already in use`)
+
+	if _, gone, err := s.Engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{}, s.caller()); err != nil || gone {
+		t.Fatalf("gone %v: %v", gone, err)
+	}
+	first, err := s.Engine.Get(t.Context(), s.target("firsts.example.com", ""), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ending := s.tree(first)
+	s.expect(ending, "Terminating", "True/InstanceDeletionInProgress/CustomResource deletion is in progress")
+	if f := object.Finalizers(ending); len(f) != 1 || f[0] != "customresourcecleanup.apiextensions.k8s.io" || object.Generation(ending) != 1 {
+		t.Errorf("finalizers %v, generation %d", f, object.Generation(ending)) // CRD-043
+	}
+	object.SetFinalizers(ending, nil)
+	if _, err := s.update(ending, ""); err != nil {
+		t.Fatal(err)
+	}
+	o, err := s.Engine.Get(t.Context(), s.target("seconds.example.com", ""), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	touched, err := s.update(s.tree(o), "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.expect(touched, "NamesAccepted", noConflicts)
+	s.expect(touched, "Established", established)
+}
+
+// Short names that equal the plural or the singular of their own CRD are accepted, in an update as in a create; those of another CRD are
+// not (CRD-041).
+func TestShortNamesOfTheSameKind(t *testing.T) {
+	s := serve(t)
+	s.must(crd("example.com", "firsts", "First", ""))
+	s.expect(s.must(crd("example.com", "thirds", "Third", `,"shortNames":["third"]`)), "NamesAccepted", noConflicts)
+	second := s.must(crd("example.com", "seconds", "Second", `,"shortNames":["s"]`))
+	for _, names := range [][]any{{"second"}, {"s", "seconds", "second"}} {
+		second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = names
+		got, err := s.update(second, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.expect(got, "NamesAccepted", noConflicts)
+		if accepted := status(got)["acceptedNames"].(object.Tree)["shortNames"]; fmt.Sprint(accepted) != fmt.Sprint(names) {
+			t.Errorf("accepted %v, want %v", accepted, names)
+		}
+		second = got
+	}
+	second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = []any{"firsts"}
+	got, err := s.update(second, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.expect(got, "NamesAccepted", `False/ShortNamesConflict/"firsts" is already in use`)
+}
+
+// CRD-041: an established CRD that asks for a taken name keeps what it has.
+func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
+	s := serve(t)
+	s.must(crd("example.com", "firsts", "First", `,"singular":"one"`))
+	second := s.must(crd("example.com", "seconds", "Second", ""))
+	second["spec"].(object.Tree)["names"].(object.Tree)["singular"] = "one"
+	got, err := s.update(second, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.expect(got, "NamesAccepted", `False/SingularConflict/"one" is already in use`)
+	s.expect(got, "Established", established)
+	if accepted := status(got)["acceptedNames"].(object.Tree); accepted["singular"] != "second" {
+		t.Errorf("accepted %v", accepted)
+	}
+	if object.Generation(got) != 2 || status(got)["observedGeneration"] != int64(2) {
+		t.Errorf("generation %d observed at %v", object.Generation(got), status(got)["observedGeneration"])
+	}
+}
+
+// A CRD that a built-in kind is in the way of never serves its objects.
+func TestBuiltinNamesAreTaken(t *testing.T) {
+	s := serve(t)
+	leases := strings.Replace(crd("coordination.k8s.io", "leases", "Lease", ""), `"metadata":{`, `"metadata":{"annotations":{"api-approved.kubernetes.io":"unapproved, a test"},`, 1)
+	got := s.must(leases)
+	s.expect(got, "NamesAccepted", `False/ListKindConflict/"LeaseList" is already in use`)
+	s.expect(got, "KubernetesAPIApprovalPolicyConformant", `False/UnapprovedAnnotation/not approved: "unapproved, a test"`)
+}
+
+// CRD-042 CRD-048 VER-036 VER-038 VER-040: what was ever the storage version is on record, whatever an update says of it, and cannot be dropped.
+func TestUpdates(t *testing.T) {
+	s := serve(t)
+	base := s.must(crd("example.com", "foos", "Foo", ""))
+	change := func(f func(spec object.Tree)) error {
+		c := object.Copy(base)
+		f(c["spec"].(object.Tree))
+		_, err := s.update(c, "")
+		return err
+	}
+	for name, f := range map[string]func(object.Tree){
+		"spec.scope":        func(spec object.Tree) { spec["scope"] = "Cluster" },
+		"spec.group":        func(spec object.Tree) { spec["group"] = "other.com" },
+		"spec.names.plural": func(spec object.Tree) { spec["names"].(object.Tree)["plural"] = "bars" },
+		"spec.names.kind":   func(spec object.Tree) { spec["names"].(object.Tree)["kind"] = "Bar" },
+	} {
+		if err := change(f); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), name+": Invalid value") || !strings.Contains(err.Error(), "field is immutable") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	moved := object.Copy(base)
+	versions := moved["spec"].(object.Tree)["versions"].([]any)
+	v2 := object.Copy(versions[0].(object.Tree))
+	v2["name"] = "v2"
+	versions[0].(object.Tree)["storage"] = false
+	moved["spec"].(object.Tree)["versions"] = append(versions, v2)
+	moved["status"] = object.Tree{"storedVersions": []any{"v9"}}
+	got, err := s.update(moved, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stored := fmt.Sprint(object.Strings(status(got), "storedVersions")); stored != "[v1 v2]" {
+		t.Errorf("stored versions %s", stored)
+	}
+	s.expect(got, "Established", established)
+	got["spec"].(object.Tree)["versions"] = got["spec"].(object.Tree)["versions"].([]any)[1:]
+	if _, err := s.update(object.Copy(got), ""); err == nil || !strings.Contains(err.Error(), "v1 was previously a storage version") {
+		t.Errorf("dropped a stored version: %v", err)
+	}
+	status(got)["storedVersions"] = []any{"v2"}
+	if got, err = s.update(got, "status"); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(got["spec"].(object.Tree)["versions"].([]any)); n != 2 {
+		t.Errorf("a write of status changed the spec: %d versions", n)
+	}
+}
+
+// CRD-041: of many that want the same name at the same time, one gets it.
+func TestConcurrentConflicts(t *testing.T) {
+	s := serve(t)
+	var g sync.WaitGroup
+	var mu sync.Mutex
+	accepted := 0
+	for i := range 12 {
+		g.Go(func() {
+			o, err := s.Engine.Create(t.Context(), s.target("", ""), s.decode(crd("example.com", fmt.Sprintf("kind%ds", i), fmt.Sprint("Kind", i), `,"shortNames":["same"]`)), s.caller())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			tree, err := o.Tree()
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if conditions(tree)["NamesAccepted"] == noConflicts {
+				accepted++
+			}
+		})
+	}
+	g.Wait()
+	if accepted != 1 {
+		t.Errorf("%d CRDs got the name", accepted)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	s := serve(t)
+	s.must(strings.Replace(crd("example.com", "foos", "Foo", ""), `{"type":"object"}`,
+		`{"type":"object","properties":{"a":{"type":"string","format":"odd"},"b":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"object","x-kubernetes-map-type":"atomic"}}}}`, 1))
+	want := []string{`unrecognized format "odd"`, `x-kubernetes-list-type: set for items of type "object" is not supported by server-side apply or CEL validation rules`}
+	if fmt.Sprint(s.warnings) != fmt.Sprint(want) {
+		t.Errorf("warnings %q", s.warnings)
+	}
+}
+
+// BenchmarkCreateCRD is the whole way of a small CRD, the store in memory.
+func BenchmarkCreateCRD(b *testing.B) {
+	s := serve(b)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		body := s.decode(crd(fmt.Sprintf("g%d.example.com", i), "foos", "Foo", ""))
+		if _, err := s.Engine.Create(context.Background(), s.target("", ""), body, engine.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

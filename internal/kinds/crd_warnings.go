@@ -1,0 +1,144 @@
+package kinds
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+// crdWarnings tells of formats that nothing checks and of sets that nothing can merge, unless the
+// CRD had them before.
+func crdWarnings(obj, old object.Tree) []string {
+	if old != nil && object.Equal(obj["spec"], old["spec"]) {
+		return nil
+	}
+	found, before := schemaWarnings(obj), schemaWarnings(old)
+	return slices.DeleteFunc(found, func(w string) bool { return slices.Contains(before, w) })
+}
+
+func schemaWarnings(crd object.Tree) []string {
+	if crd == nil || !hasWarnings(crd) {
+		return nil
+	}
+	var formats, sets []string
+	add := func(to *[]string, text string) {
+		if !slices.Contains(*to, text) {
+			*to = append(*to, text)
+		}
+	}
+	for _, v := range list(crd, "spec", "versions") {
+		version, _ := v.(object.Tree)
+		eachSchema(tree(version, "schema", "openAPIV3Schema"), func(s object.Tree) {
+			if format := unknownFormat(s); format != "" {
+				add(&formats, fmt.Sprintf("unrecognized format %q", format))
+			}
+			if typ := setOf(s); typ != "" {
+				add(&sets, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", typ))
+			}
+		})
+	}
+	slices.Sort(sets)
+	return append(formats, sets...)
+}
+
+// hasWarnings looks whether there is anything to warn of, in no order: mostly there is not.
+func hasWarnings(crd object.Tree) bool {
+	return slices.ContainsFunc(list(crd, "spec", "versions"), func(v any) bool {
+		version, _ := v.(object.Tree)
+		return isWarnable(tree(version, "schema", "openAPIV3Schema"))
+	})
+}
+
+// isWarnable is true of a schema if eachSchema comes upon something to warn of.
+func isWarnable(v any) bool {
+	s, _ := v.(object.Tree)
+	for key, below := range s {
+		found := false
+		switch key {
+		case "format":
+			found = unknownFormat(s) != ""
+		case "x-kubernetes-list-type":
+			found = setOf(s) != ""
+		case "items", "allOf", "anyOf", "oneOf", "not", "additionalProperties", "additionalItems":
+			list, _ := below.([]any)
+			found = isWarnable(below) || slices.ContainsFunc(list, isWarnable)
+		case "properties", "patternProperties", "definitions", "dependencies":
+			named, _ := below.(object.Tree)
+			for _, one := range named {
+				if found = found || isWarnable(one); found {
+					break
+				}
+			}
+		}
+		if found {
+			return true
+		}
+	}
+	return false
+}
+
+// unknownFormat is the format of s if nothing checks it.
+func unknownFormat(s object.Tree) string {
+	if format := text(s, "format"); format != "" && !isKnownFormat(text(s, "type"), format) {
+		return format
+	}
+	return ""
+}
+
+// setOf is the type of the items of a set that cannot be merged.
+func setOf(s object.Tree) string {
+	if text(s, "x-kubernetes-list-type") != "set" {
+		return ""
+	}
+	if typ := text(s, "items", "type"); typ == "object" || typ == "array" {
+		return typ
+	}
+	return ""
+}
+
+// eachSchema calls f with s and every schema in it.
+func eachSchema(s object.Tree, f func(object.Tree)) {
+	if s == nil {
+		return
+	}
+	f(s)
+	for _, key := range []string{"items", "allOf", "anyOf", "oneOf", "not", "additionalProperties", "additionalItems"} {
+		switch below := s[key].(type) {
+		case object.Tree:
+			eachSchema(below, f)
+		case []any:
+			for _, item := range below {
+				t, _ := item.(object.Tree)
+				eachSchema(t, f)
+			}
+		}
+	}
+	for _, key := range []string{"properties", "patternProperties", "definitions", "dependencies"} {
+		below := tree(s, key)
+		for _, name := range slices.Sorted(maps.Keys(below)) {
+			t, _ := below[name].(object.Tree)
+			eachSchema(t, f)
+		}
+	}
+}
+
+// isKnownFormat is true of the formats that the server checks for values of a type.
+func isKnownFormat(typ, format string) bool {
+	switch typ {
+	case "", "string":
+		switch strings.ReplaceAll(format, "-", "") {
+		case "bsonobjectid", "uri", "email", "hostname", "ipv4", "ipv6", "cidr", "mac", "uuid", "uuid3", "uuid4", "uuid5",
+			"isbn", "isbn10", "isbn13", "creditcard", "ssn", "hexcolor", "rgbcolor", "byte", "password", "date", "duration",
+			"datetime", "k8sshortname", "k8slongname":
+			return true
+		}
+	case "integer":
+		return format == "int32" || format == "int64"
+	case "number":
+		return format == "float" || format == "double"
+	}
+	return false
+}

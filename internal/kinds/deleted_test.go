@@ -1,0 +1,110 @@
+package kinds_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/object"
+)
+
+var somebody = &user.DefaultInfo{Name: "somebody"}
+
+func expectError(t *testing.T, err error, want string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func contains(lines []string, part string) bool {
+	return slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, part) })
+}
+
+// a Pod that runs on a node is given time to end, which a later delete can only shorten; without any it goes.
+func TestGracefulDelete(t *testing.T) {
+	s := findSample(t, "v1-Pod")
+	for _, q := range []struct {
+		grace []int64 // of one delete after the other; -1: not said
+		want  int64   // that is left; -1: the Pod is gone
+	}{
+		{[]int64{-1}, 30}, {[]int64{5}, 5}, {[]int64{0}, -1},
+		{[]int64{-1, -1}, 30}, {[]int64{-1, 5}, 5}, {[]int64{5, -1}, 5}, {[]int64{-1, 0}, -1},
+	} {
+		c := serveCluster(t, kinds.Config{})
+		v := c.version(s.apiVersion, s.kind)
+		c.mustMake(v, s.object, s.text)
+		var gone bool
+		for _, grace := range q.grace {
+			var o metav1.DeleteOptions
+			if grace >= 0 {
+				o.GracePeriodSeconds = &grace
+			}
+			var err error
+			if _, gone, err = c.Engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		left := c.stored(v, s.object)
+		if gone != (q.want < 0) || gone != (left == nil) {
+			t.Errorf("%v: gone is %v, there is left %s", q.grace, gone, left)
+		}
+		if left == nil {
+			continue
+		}
+		obj, err := v.Type.Load(left)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if grace := obj.GetDeletionGracePeriodSeconds(); obj.GetDeletionTimestamp() == nil || grace == nil || *grace != q.want {
+			t.Errorf("%v: left with %s", q.grace, left)
+		}
+	}
+}
+
+// other kinds go at once, whatever time they are given, and not at all where the caller means another object.
+func TestDeleteWithoutGrace(t *testing.T) {
+	s, c := findSample(t, "v1-ConfigMap"), serveCluster(t, kinds.Config{})
+	v := c.version(s.apiVersion, s.kind)
+	c.mustMake(v, s.object, s.text)
+	other := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID("other"))}}
+	if _, _, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), other, c.by()); !apierrors.IsConflict(err) {
+		t.Errorf("got %v", err)
+	}
+	grace := metav1.DeleteOptions{GracePeriodSeconds: new(int64(5))}
+	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), grace, c.by()); !gone || err != nil {
+		t.Errorf("gone is %v, %v", gone, err)
+	}
+}
+
+// dependents are left alone by default where the kind is older than owners; nobody looks for those of an Event.
+func TestDependents(t *testing.T) {
+	for name, want := range map[string]string{
+		"batch-v1-Job": "orphan", "v1-ReplicationController": "orphan", "apps-v1-Deployment": "gone", "v1-ConfigMap": "gone",
+	} {
+		s, c := findSample(t, name), serveCluster(t, kinds.Config{})
+		v := c.version(s.apiVersion, s.kind)
+		c.mustMake(v, s.object, s.text)
+		o, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
+		got := "gone"
+		if !gone && err == nil {
+			got = strings.Join(object.Finalizers(c.tree(o)), " ")
+		}
+		if err != nil || got != want {
+			t.Errorf("%s: %s, want %s, %v", name, got, want, err)
+		}
+	}
+	s, c := findSample(t, "v1-Event"), serveCluster(t, kinds.Config{})
+	v := c.version(s.apiVersion, s.kind)
+	c.mustMake(v, s.object, s.text)
+	o := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)}
+	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); !gone || err != nil {
+		t.Errorf("an Event waits: %v", err)
+	}
+}

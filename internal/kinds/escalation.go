@@ -1,0 +1,137 @@
+package kinds
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation/path"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	clusterrolepolicy "k8s.io/kubernetes/pkg/registry/rbac/clusterrole/policybased"
+	clusterrolebindingpolicy "k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding/policybased"
+	rolepolicy "k8s.io/kubernetes/pkg/registry/rbac/role/policybased"
+	rolebindingpolicy "k8s.io/kubernetes/pkg/registry/rbac/rolebinding/policybased"
+	"k8s.io/kubernetes/pkg/registry/rbac/validation"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// escalation is the permission for writes of the kinds that give rights away: who has them not, and may neither escalate nor bind, is
+// refused (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping).
+type escalation struct{ role, clusterRole, roleBinding, clusterRoleBinding permit }
+
+// permit is a Strategy's Permit.
+type permit = func(ctx context.Context, obj, old resource.Internal) error
+
+func (c Config) escalation() escalation {
+	c.RoleRules = getting{c.RoleRules}
+	return escalation{
+		role: judging(func(s rest.StandardStorage) judge { return rolepolicy.NewStorage(s, c.Authorizer, c.RoleRules) }),
+		clusterRole: judging(func(s rest.StandardStorage) judge {
+			return clusterrolepolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
+		roleBinding: judging(func(s rest.StandardStorage) judge {
+			return rolebindingpolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
+		clusterRoleBinding: judging(func(s rest.StandardStorage) judge {
+			return clusterrolebindingpolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
+	}
+}
+
+// judge is upstream's storage of such a kind, which judges what it is given before it stores it.
+type judge interface {
+	rest.Creater
+	rest.Updater
+}
+
+// judging has a judge look at what is to be written, over a storage that stores nothing.
+func judging(over func(rest.StandardStorage) judge) permit {
+	return func(ctx context.Context, obj, old resource.Internal) (err error) {
+		e := &effort{name: obj.GetName()}
+		ctx = context.WithValue(ctx, effortKey{}, e)
+		if err := e.ofRole(obj); err != nil {
+			return err
+		}
+		defer func() {
+			if e.refused != nil {
+				err = e.refused
+			}
+		}()
+		j := over(passing{old: old})
+		if old == nil {
+			_, err = j.Create(ctx, obj, nil, &metav1.CreateOptions{})
+		} else {
+			_, _, err = j.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), nil, nil, false, &metav1.UpdateOptions{})
+		}
+		return err
+	}
+}
+
+// passing is a storage that stores nothing.
+type passing struct {
+	rest.StandardStorage // nil
+	old                  resource.Internal
+}
+
+// Create implements rest.Creater.
+func (passing) Create(_ context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+	return obj, nil
+}
+
+// Update implements rest.Updater.
+func (p passing) Update(ctx context.Context, _ string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc, _ rest.ValidateObjectUpdateFunc, _ bool, _ *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	obj, err := info.UpdatedObject(ctx, p.old)
+	return obj, false, err
+}
+
+// nameable is what upstream's stores say of a name that no object can have.
+func nameable(name string) error {
+	if name == "" {
+		return apierrors.NewBadRequest("Name parameter required.")
+	}
+	if problems := path.IsValidPathSegmentName(name); len(problems) > 0 {
+		return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", name, strings.Join(problems, ";")))
+	}
+	return nil
+}
+
+// getting words what is wrong with a roleRef as upstream does, which gets the role in the name of the request.
+type getting struct {
+	validation.AuthorizationRuleResolver
+}
+
+// GetRoleReferenceRules implements validation.AuthorizationRuleResolver.
+func (g getting) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+	known := ref.Kind == "Role" || ref.Kind == "ClusterRole"
+	if ref.Kind == "Role" && namespace == "" {
+		return nil, apierrors.NewBadRequest("Namespace parameter required.")
+	}
+	if err := nameable(ref.Name); err != nil && known {
+		return nil, err
+	}
+	rules, err := g.AuthorizationRuleResolver.GetRoleReferenceRules(ctx, ref, namespace)
+	if info, ok := apirequest.RequestInfoFrom(ctx); ok && apierrors.IsNotFound(err) {
+		err = apierrors.NewNotFound(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, ref.Name)
+	}
+	if err == nil {
+		err = effortOf(ctx).ofReference(rules)
+	}
+	return rules, err
+}
+
+// RulesFor implements validation.AuthorizationRuleResolver. It is called once the rules that are given away are known.
+func (g getting) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
+	rules, err := g.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
+	if e := effortOf(ctx); !e.affordable(rules) {
+		return nil, e.refused
+	}
+	return rules, err
+}

@@ -1,0 +1,132 @@
+package kinds
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	policyv1beta1 "k8s.io/api/policy/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	podutil "k8s.io/kubernetes/pkg/api/pod"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/apis/policy"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// eviction is the subresource by which a Pod is asked to go, as far as its PodDisruptionBudget allows
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/).
+func (c Config) eviction() resource.Subresource {
+	body := posted(policyv1.SchemeGroupVersion, resource.Names{Kind: "Eviction", Plural: "evictions"})
+	e := evictor{c.Now, c.lister(policyv1.SchemeGroupVersion, "PodDisruptionBudget", "poddisruptionbudgets")}
+	return resource.Subresource{
+		Name: "eviction", Verbs: body.Definition.Verbs, Body: body, AlsoAt: policyv1beta1.SchemeGroupVersion.String(), Check: checkEviction, Delete: e.evict,
+	}
+}
+
+func checkEviction(name string, body resource.Internal) error {
+	e := body.(*policy.Eviction)
+	if e.Name != name {
+		return apierrors.NewBadRequest("name in URL does not match name in Eviction object")
+	}
+	if o := e.DeleteOptions; o != nil && o.IgnoreStoreReadErrorWithClusterBreakingPotential != nil && *o.IgnoreStoreReadErrorWithClusterBreakingPotential {
+		return apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), name, field.ErrorList{field.Invalid(
+			field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true, "can not be set for pod eviction, try after removing the option")})
+	}
+	return nil
+}
+
+// evictor decides whether Pods may be evicted.
+type evictor struct {
+	now     func() time.Time
+	budgets lister
+}
+
+// evict says how a Pod goes that may, as upstream's EvictionREST does: with a disruption of its budget where it needs one.
+func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dryRun bool) (d resource.Deletion, err error) {
+	pod := obj.(*core.Pod)
+	if d.Options, err = evictionOptions(body.(*policy.Eviction), dryRun); err != nil {
+		return d, err
+	}
+	if disruptive(pod) {
+		if d.With, err = e.disruption(stored, pod); err != nil {
+			return d, err
+		}
+		d.Guards = []storage.Guard{{Key: e.budgets.prefix + pod.Namespace + "/", Prefix: true, Revision: stored.Revision()}}
+	}
+	podutil.UpdatePodCondition(&pod.Status, &core.PodCondition{
+		Type: core.DisruptionTarget, Status: core.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting",
+	})
+	return d, nil
+}
+
+// evictionOptions are those of the deletion. The request and the Eviction may both say that it is a dry run.
+func evictionOptions(e *policy.Eviction, dryRun bool) (o metav1.DeleteOptions, err error) {
+	if e.DeleteOptions != nil {
+		o = *e.DeleteOptions
+	}
+	asked := []string{metav1.DryRunAll}
+	switch {
+	case !dryRun:
+	case len(o.DryRun) == 0:
+		o.DryRun = asked
+	case !slices.Equal(o.DryRun, asked):
+		//lint:ignore ST1005 upstream's words
+		err = fmt.Errorf("Non-matching dry-run options in request and content: %v and %v", asked, o.DryRun)
+	}
+	return o, err
+}
+
+// disruptive says that the Pod runs, so that something is disrupted when it goes.
+func disruptive(p *core.Pod) bool {
+	return p.Status.Phase != core.PodSucceeded && p.Status.Phase != core.PodFailed && p.Status.Phase != core.PodPending && p.DeletionTimestamp.IsZero()
+}
+
+// disruption is what the eviction of a Pod takes from its budget; nil where it takes nothing.
+func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.Change, error) {
+	budgets, err := e.of(stored, pod)
+	switch {
+	case err != nil || len(budgets) == 0:
+		return nil, err
+	case len(budgets) > 1:
+		return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 500,
+			Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
+	case !podutil.IsPodReady(pod) && unhealthyMayGo(budgets[0]):
+		return nil, nil
+	}
+	return &resource.Change{
+		Of:   resource.Place{Resource: policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), Subresource: "status"},
+		Name: budgets[0].Name,
+		Do: func(obj resource.Internal) error {
+			return disrupt(obj.(*policy.PodDisruptionBudget), pod.Name, e.now())
+		},
+	}, nil
+}
+
+// of is the budgets that a Pod falls under.
+func (e evictor) of(stored *storage.Snapshot, pod *core.Pod) (all []*policy.PodDisruptionBudget, err error) {
+	for rec := range stored.Walk(e.budgets.prefix+pod.Namespace+"/", "") {
+		obj, err := e.budgets.goType.Load(rec.Value)
+		if err != nil {
+			return nil, err
+		}
+		b := obj.(*policy.PodDisruptionBudget)
+		if s, err := metav1.LabelSelectorAsSelector(b.Spec.Selector); err == nil && s.Matches(labels.Set(pod.Labels)) {
+			all = append(all, b)
+		}
+	}
+	return all, nil
+}
+
+// unhealthyMayGo says whether a Pod that is not ready may go without being counted.
+func unhealthyMayGo(b *policy.PodDisruptionBudget) bool {
+	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policy.AlwaysAllow {
+		return true
+	}
+	return b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0
+}

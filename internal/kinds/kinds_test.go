@@ -1,0 +1,142 @@
+package kinds
+
+import (
+	"context"
+	"reflect"
+	"runtime"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+	"github.com/trellis-k8s/trellis/internal/storage"
+	"github.com/trellis-k8s/trellis/internal/storage/embedded"
+)
+
+// where kube-apiserver stores kinds, if not by their plurals, and what a PUT may do without: an object, a resourceVersion.
+func TestPrefixesAndAllowances(t *testing.T) {
+	for _, c := range []struct {
+		group, plural, prefix string
+		creates, blind        bool
+	}{
+		{"", "configmaps", "configmaps", false, true}, {"", "services", "services/specs", true, true},
+		{"", "endpoints", "services/endpoints", true, true}, {"", "events", "events", true, true},
+		{"", "nodes", "minions", false, true}, {"", "replicationcontrollers", "controllers", false, true},
+		{"coordination.k8s.io", "leases", "leases", true, false}, {"discovery.k8s.io", "endpointslices", "endpointslices", false, true},
+		{"networking.k8s.io", "ingresses", "ingress", false, true}, {"networking.k8s.io", "ipaddresses", "ipaddresses", false, true},
+	} {
+		d := find(t, c.group, c.plural).Definition
+		if d.Prefix != "/registry/"+c.prefix+"/" || d.Behavior.CreateOnUpdate != c.creates || d.Behavior.UnconditionalUpdate != c.blind {
+			t.Errorf("%s: %s, creates %v, blind %v", c.plural, d.Prefix, d.Behavior.CreateOnUpdate, d.Behavior.UnconditionalUpdate)
+		}
+	}
+}
+
+// CRD-057, CRD-068: each kind can be written in protobuf and parsed for field ownership.
+func TestEveryKindIsComplete(t *testing.T) {
+	for _, v := range everyVersion() {
+		name := v.APIVersion + " " + v.Definition.Names.Kind
+		if _, err := resource.AppendProtobuf(nil, v.APIVersion, v.Definition.Names.Kind, v.Type.New()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		p, err := v.Parseable()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if _, err := p.FromUnstructured(object.Tree{"metadata": object.Tree{"name": "a"}}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, c := range v.Columns {
+			if c.Description == "" || c.Path == nil && c.Cell == nil {
+				t.Errorf("%s: column %+v", name, c)
+			}
+			if c.Cell != nil {
+				c.Cell(object.Tree{}) // must not panic
+			}
+		}
+	}
+}
+
+// EXT-020: what is taken lies in the store: a node port that another Service holds by the time of the commit is not committed.
+func TestNodePortsAreGuarded(t *testing.T) {
+	store, err := embedded.Open(embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	p, ctx := newPool(Config{Head: store.Head}), context.Background()
+	commit := func(name string, guards ...storage.Guard) error {
+		_, err := store.Commit(ctx, []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(portHolder(name), 0).JSON()}}, guards...)
+		return err
+	}
+	early := p.guards(ctx, portHolder("late"))
+	if err := commit("first", p.guards(ctx, portHolder("first"))...); err != nil {
+		t.Fatal(err)
+	}
+	for _, guards := range [][]storage.Guard{early, p.guards(ctx, portHolder("late"))} {
+		if err := commit("late", guards...); err == nil {
+			t.Fatal("a port was given twice")
+		}
+	}
+}
+
+// portHolder is a Service that holds 30007.
+func portHolder(name string) object.Tree {
+	return object.Tree{"apiVersion": "v1", "kind": "Service", "metadata": object.Tree{"name": name, "namespace": "ns"},
+		"spec": object.Tree{"ports": []any{object.Tree{"port": int64(80), "nodePort": int64(30007)}}}}
+}
+
+// An Event means the same in both groups, whatever fields it has, and comes back unchanged.
+func TestEventConversion(t *testing.T) {
+	at, micro := metav1.NewTime(time.Unix(1_700_000_000, 0).UTC()), metav1.NewMicroTime(time.Unix(1_700_000_000, 123_000).UTC())
+	ref := corev1.ObjectReference{Kind: "Pod", Name: "p", UID: "u"}
+	for _, c := range []struct {
+		core corev1.Event
+		new  eventsv1.Event
+	}{
+		{},
+		{
+			corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Name: "e"}, InvolvedObject: ref, Reason: "r", Message: "m", Source: corev1.EventSource{Component: "c", Host: "h"},
+				FirstTimestamp: at, LastTimestamp: at, Count: 2, Type: "Normal", EventTime: micro, Series: &corev1.EventSeries{Count: 3, LastObservedTime: micro},
+				Action: "a", Related: &ref, ReportingController: "rc", ReportingInstance: "ri",
+			},
+			eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Name: "e"}, Regarding: ref, Reason: "r", Note: "m", DeprecatedSource: corev1.EventSource{Component: "c", Host: "h"},
+				DeprecatedFirstTimestamp: at, DeprecatedLastTimestamp: at, DeprecatedCount: 2, Type: "Normal", EventTime: micro, Series: &eventsv1.EventSeries{Count: 3, LastObservedTime: micro},
+				Action: "a", Related: &ref, ReportingController: "rc", ReportingInstance: "ri",
+			},
+		},
+	} {
+		c.core.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Event"}
+		c.new.TypeMeta = metav1.TypeMeta{APIVersion: "events.k8s.io/v1", Kind: "Event"}
+		core, err := resource.ToTree(&c.core)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := resource.ToTree(&c.new)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := find(t, "events.k8s.io", "events")
+		if got, err := v.ConvertTo(other); err != nil || !reflect.DeepEqual(got, core) {
+			t.Errorf("%v\ngot  %v\nwant %v", err, got, core)
+		}
+		if got, err := v.ConvertFrom(core); err != nil || !reflect.DeepEqual(got, other) {
+			t.Errorf("%v\ngot  %v\nwant %v", err, got, other)
+		}
+	}
+}
+
+// The table must cost nothing at start.
+func BenchmarkDefinitions(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		runtime.KeepAlive(Definitions(Config{}))
+	}
+}

@@ -1,0 +1,42 @@
+package kinds_test
+
+import (
+	"testing"
+
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+
+	"github.com/trellis-k8s/trellis/internal/kinds"
+)
+
+// CRD-068: the protobuf message of an object is made once, and yet it is of the version that is asked for.
+func TestMessageOfEachVersion(t *testing.T) {
+	c := serveCluster(t, kinds.Config{})
+	v1, v2 := c.version("autoscaling/v1", "HorizontalPodAutoscaler"), c.version("autoscaling/v2", "HorizontalPodAutoscaler")
+	c.mustMake(v2, "a", `{metadata: {name: a}, spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a},
+metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 70}}}]}}`)
+	for range 2 {
+		var first autoscalingv1.HorizontalPodAutoscaler
+		o, err := c.Engine.Get(t.Context(), c.at(v1, "a", ""), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		message, err := o.Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := first.Unmarshal(message); err != nil || first.Spec.TargetCPUUtilizationPercentage == nil || *first.Spec.TargetCPUUtilizationPercentage != 70 {
+			t.Errorf("%v %+v", err, first)
+		}
+		var second autoscalingv2.HorizontalPodAutoscaler
+		if o, err = c.Engine.Get(t.Context(), c.at(v2, "a", ""), ""); err != nil {
+			t.Fatal(err)
+		}
+		if message, err = o.Message(); err != nil {
+			t.Fatal(err)
+		}
+		if err := second.Unmarshal(message); err != nil || len(second.Spec.Metrics) != 1 {
+			t.Errorf("%v %+v", err, second)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package kinds_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"sigs.k8s.io/yaml"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// beforeCreate is what upstream's store says of an object before it is stored.
+func beforeCreate(t *testing.T, v *resource.Version, text string) error {
+	t.Helper()
+	js, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj, err := v.Type.Load(js)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj.SetUID("uid")
+	obj.SetCreationTimestamp(metav1.Now())
+	gv, namespace := v.GroupVersion, obj.GetNamespace()
+	ctx := apirequest.WithUser(apirequest.WithNamespace(context.Background(), namespace), tester)
+	ctx = apirequest.WithRequestInfo(ctx, &apirequest.RequestInfo{
+		IsResourceRequest: true, Verb: "create", APIGroup: gv.Group, APIVersion: gv.Version, Namespace: namespace, Resource: v.Definition.Names.Plural,
+	})
+	s := v.Definition.Strategy
+	if s.Begin != nil {
+		if err := s.Begin(ctx, obj, nil); err != nil {
+			return err
+		}
+	}
+	return rest.BeforeCreate(s.Main, ctx, obj)
+}
+
+// an invalid object is refused in upstream's words.
+func TestRefusedInUpstreamsWords(t *testing.T) {
+	c := serveCluster(t, kinds.Config{})
+	for _, s := range samples(t) {
+		t.Run(s.name, func(t *testing.T) {
+			body := s.with(t, func(o map[string]any) {
+				for key := range o {
+					if key != "apiVersion" && key != "kind" && key != "metadata" {
+						delete(o, key)
+					}
+				}
+				o["metadata"].(map[string]any)["name"] = "Not/Valid"
+			})
+			v := c.version(s.apiVersion, s.kind)
+			want := beforeCreate(t, v, body)
+			if _, err := c.make(v, body); err == nil || want == nil || err.Error() != want.Error() {
+				t.Errorf("got  %v\nwant %v", err, want)
+			}
+		})
+	}
+}
+
+// who may do nothing is told so by the kinds that ask, and what strategies ask of the server harms nobody.
+func TestZeroConfig(t *testing.T) {
+	params := map[string]any{"apiVersion": "example.com/v1", "kind": "Param"}
+	ref := map[string]any{"name": "x", "parameterNotFoundAction": "Deny"}
+	for _, q := range []struct {
+		sample string
+		change func(spec map[string]any)
+		want   string
+	}{
+		{"admissionregistration.k8s.io-v1-ValidatingAdmissionPolicy", func(spec map[string]any) { spec["paramKind"] = params }, "spec.paramKind: Forbidden"},
+		{"admissionregistration.k8s.io-v1-MutatingAdmissionPolicy", func(spec map[string]any) { spec["paramKind"] = params }, "spec.paramKind: Forbidden"},
+		{"admissionregistration.k8s.io-v1-ValidatingAdmissionPolicyBinding", func(spec map[string]any) { spec["paramRef"] = ref }, "spec.paramRef: Forbidden: unable to get policy p"},
+		{"admissionregistration.k8s.io-v1-MutatingAdmissionPolicyBinding", func(spec map[string]any) { spec["paramRef"] = ref }, "spec.paramRef: Forbidden: unable to get policy p"},
+		{"resource.k8s.io-v1-ResourceClaim", func(spec map[string]any) {
+			request := spec["devices"].(map[string]any)["requests"].([]any)[0].(map[string]any)
+			request["exactly"].(map[string]any)["adminAccess"] = true
+		}, "adminAccess"},
+	} {
+		s, c := findSample(t, q.sample), serveCluster(t, kinds.Config{})
+		c.user = somebody // tester is of system:masters, who are not asked
+		_, err := c.make(c.version(s.apiVersion, s.kind), s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
+		expectError(t, err, q.want)
+	}
+}
+
+// who asks is written down where a kind wants to know, and warnings reach the client.
+func TestStrategiesKnowTheRequest(t *testing.T) {
+	c := serveCluster(t, kinds.Config{})
+	s := findSample(t, "certificates.k8s.io-v1-CertificateSigningRequest")
+	var o struct{ Spec struct{ Username string } }
+	if err := json.Unmarshal(c.mustMake(c.version(s.apiVersion, s.kind), s.object, s.text), &o); err != nil || o.Spec.Username != "tester" {
+		t.Errorf("got %v, %v", o, err)
+	}
+	s = findSample(t, "v1-Pod")
+	c.mustMake(c.version(s.apiVersion, s.kind), s.object, s.with(t, func(o map[string]any) {
+		o["spec"].(map[string]any)["nodeSelector"] = map[string]any{"beta.kubernetes.io/os": "linux"}
+	}))
+	if !contains(c.warnings, "beta.kubernetes.io/os") {
+		t.Errorf("got %q", c.warnings)
+	}
+}

@@ -1,0 +1,135 @@
+package kinds
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/kubernetes/pkg/apis/core"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+const servicePrefix = "/registry/services/specs/"
+
+// DefaultServiceRange is kube-apiserver's.
+func DefaultServiceRange() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{10}), 24) }
+
+// DefaultNodePorts are kube-apiserver's.
+func DefaultNodePorts() utilnet.PortRange { return utilnet.PortRange{Base: 30000, Size: 2768} }
+
+// ServiceIP is the address in the range of Services that the API server itself is known by: the first.
+func ServiceIP(r netip.Prefix) string { return r.Masked().Addr().Next().String() }
+
+var (
+	errFull      = errors.New("range is full")
+	errTakenIP   = errors.New("provided IP is already allocated")
+	errOutside   = errors.New("the provided network does not match the current range")
+	errTakenPort = errors.New("provided port is already allocated")
+)
+
+// pool is where the addresses and node ports of Services come from.
+type pool struct {
+	head   func() *storage.Snapshot
+	ranges []netip.Prefix // one of each family that is configured
+	ports  utilnet.PortRange
+}
+
+func newPool(c Config) pool {
+	p := pool{head: c.Head, ranges: c.ServiceRanges, ports: c.NodePorts}
+	if p.head == nil {
+		p.head = func() *storage.Snapshot { return new(storage.Snapshot) }
+	}
+	if len(p.ranges) == 0 {
+		p.ranges = []netip.Prefix{DefaultServiceRange()}
+	}
+	if p.ports.Size == 0 {
+		p.ports = DefaultNodePorts()
+	}
+	return p
+}
+
+func (p pool) has(family core.IPFamily) bool {
+	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) == family })
+}
+
+// taken are the node ports that Services hold. What is taken is what the stored Services say: there is no other book to keep
+// in step. The commit of a Service that takes a new one is guarded on all Services.
+type taken map[int32]bool
+
+func (t taken) add(s *corev1.ServiceSpec) {
+	for _, p := range s.Ports {
+		if p.NodePort != 0 {
+			t[p.NodePort] = true
+		}
+	}
+	if s.HealthCheckNodePort != 0 {
+		t[s.HealthCheckNodePort] = true
+	}
+}
+
+func (t taken) addStored(rec *storage.Record) {
+	if !bytes.Contains(rec.Value, []byte(`odePort":`)) {
+		return // as most
+	}
+	raw, _ := object.Field(rec.Value, "spec")
+	var spec corev1.ServiceSpec
+	if json.Unmarshal(raw, &spec) == nil {
+		t.add(&spec)
+	}
+}
+
+// specOf is the Go form of the spec of a Service that is about to be stored.
+func specOf(v any) *corev1.ServiceSpec {
+	spec := new(corev1.ServiceSpec)
+	if t, ok := v.(object.Tree); ok {
+		_ = runtime.DefaultUnstructuredConverter.FromUnstructured(t, spec) // it came out of the type
+	}
+	return spec
+}
+
+// heldByOthers is what all Services hold but the one at key.
+func heldByOthers(snap *storage.Snapshot, key string) taken {
+	held := taken{}
+	for rec := range snap.Walk(servicePrefix, "") {
+		if rec.Key != key {
+			held.addStored(rec)
+		}
+	}
+	return held
+}
+
+func serviceKey(namespace, name string) string { return servicePrefix + namespace + "/" + name }
+
+// guards lets nobody else take what obj takes beyond what it has already.
+func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
+	fresh, before := taken{}, taken{}
+	fresh.add(specOf(value(obj, "spec")))
+	if len(fresh) == 0 {
+		return nil
+	}
+	snap, key := p.head(), serviceKey(object.Namespace(obj), object.Name(obj))
+	if rec := snap.Get(key); rec != nil {
+		before.addStored(rec)
+	}
+	for port := range before {
+		delete(fresh, port)
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	others := heldByOthers(snap, key)
+	for port := range fresh {
+		if others[port] {
+			return []storage.Guard{stale}
+		}
+	}
+	return []storage.Guard{{Key: servicePrefix, Prefix: true, Revision: snap.Revision()}}
+}

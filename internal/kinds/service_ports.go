@@ -1,0 +1,121 @@
+package kinds
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kubernetes/pkg/apis/core"
+)
+
+// others is what is taken by other Services, and by this one since the attempt began.
+func (a *assignment) others() taken {
+	if a.held == nil {
+		a.held = heldByOthers(a.head(), serviceKey(a.svc.Namespace, a.svc.Name))
+		for _, p := range a.svc.Spec.Ports {
+			if a.old != nil && hasNodePort(a.old, p.NodePort) {
+				a.held[p.NodePort] = true
+			}
+		}
+	}
+	return a.held
+}
+
+// nodePorts gives every port one, where the Service wants any. Ports of the same number, of different protocols,
+// share one when the Service is made.
+func (a *assignment) nodePorts() error {
+	ports, shared := a.svc.Spec.Ports, map[int32]int32{}
+	wanted := !isLoadBalancer(a.svc) || a.svc.Spec.AllocateLoadBalancerNodePorts == nil || *a.svc.Spec.AllocateLoadBalancerNodePorts
+	for i := range ports {
+		p := &ports[i]
+		if p.NodePort == 0 && !wanted || a.old != nil && p.NodePort != 0 && hasNodePort(a.old, p.NodePort) {
+			continue
+		}
+		if a.old == nil {
+			if p.NodePort == 0 {
+				p.NodePort = shared[p.Port]
+			}
+			if p.NodePort == 0 {
+				p.NodePort = requested(ports, p.Port)
+			}
+			if p.NodePort != 0 && p.NodePort == shared[p.Port] {
+				continue
+			}
+		}
+		if err := a.port(&p.NodePort); errors.Is(err, errFull) {
+			return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
+		} else if err != nil {
+			return a.invalid(field.Invalid(field.NewPath("spec", "ports").Index(i).Child("nodePort"), p.NodePort, err.Error()))
+		}
+		shared[p.Port] = p.NodePort
+	}
+	return nil
+}
+
+// requested is the node port that a port of this number asks for, 0 for none.
+func requested(ports []core.ServicePort, number int32) int32 {
+	for _, p := range ports {
+		if p.Port == number && p.NodePort != 0 {
+			return p.NodePort
+		}
+	}
+	return 0
+}
+
+// port takes the node port *port, or any for 0.
+func (a *assignment) port(port *int32) error {
+	held := a.others()
+	switch {
+	case *port == 0:
+		n, ok := pick(a.ports.Size, clamp(a.ports.Size/32, 16, 128), func(n int) bool { return held[int32(a.ports.Base+n)] })
+		if !ok {
+			return errFull
+		}
+		*port = int32(a.ports.Base + n)
+	case !a.ports.Contains(int(*port)):
+		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", a.ports)
+	case held[*port]:
+		return errTakenPort
+	}
+	held[*port] = true
+	return nil
+}
+
+func (a *assignment) healthCheckPort() error {
+	port := &a.svc.Spec.HealthCheckNodePort
+	err := a.port(port)
+	switch {
+	case err == nil:
+		return nil
+	case *port == 0:
+		err = fmt.Errorf("failed to allocate a HealthCheck NodePort %v: %w", *port, err)
+	default:
+		err = fmt.Errorf("failed to allocate requested HealthCheck NodePort %v: %w", *port, err)
+	}
+	return apierrors.NewInternalError(err)
+}
+
+// pick finds a free number below size, at random: from those above reserved while there are any, the lower
+// ones being left to those who ask for one (KEP-3070, KEP-3668).
+func pick(size, reserved int, taken func(int) bool) (int, bool) {
+	if size <= 16 {
+		reserved = 0
+	}
+	for _, band := range [2][2]int{{reserved, size}, {0, reserved}} {
+		n := band[1] - band[0]
+		if n <= 0 {
+			continue
+		}
+		start := rand.IntN(n)
+		for i := range n {
+			if k := band[0] + (start+i)%n; !taken(k) {
+				return k, true
+			}
+		}
+	}
+	return 0, false
+}
+
+func clamp(n, low, high int) int { return min(max(n, low), high) }

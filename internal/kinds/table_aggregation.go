@@ -1,0 +1,56 @@
+package kinds
+
+import (
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration/install"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	"k8s.io/kube-aggregator/pkg/registry/apiservice"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/trellis-k8s/trellis/internal/object"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// aggregation is the kind that has another server serve a group version.
+func aggregation() []line {
+	return []line{{
+		kind: "APIService", plural: "apiservices", at: versions{apiregistrationv1.SchemeGroupVersion}, categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
+		main: apiservice.NewStrategy(aggregator), status: apiservice.NewStatusStrategy(aggregator), columns: apiServiceColumns,
+	}}
+}
+
+// aggregator is the scheme with the types of k8s.io/kube-aggregator, which do not join it by themselves.
+var aggregator = func() *runtime.Scheme {
+	install.Install(legacyscheme.Scheme)
+	return legacyscheme.Scheme
+}()
+
+func apiServiceColumns() []resource.Column {
+	return []resource.Column{
+		nameColumn(),
+		cellColumn("Service", "The reference to the service that hosts this API endpoint.", func(t object.Tree) any {
+			if name := text(t, "spec", "service", "name"); name != "" {
+				return text(t, "spec", "service", "namespace") + "/" + name
+			}
+			return "Local"
+		}),
+		cellColumn("Available", "Whether this service is available.", available),
+		ageColumn(),
+	}
+}
+
+// available is the status of the condition Available, with the reason unless that is True.
+func available(t object.Tree) any {
+	for _, c := range list(t, "status", "conditions") {
+		c, _ := c.(object.Tree)
+		if text(c, "type") != string(apiregistrationv1.Available) {
+			continue
+		}
+		status, reason := text(c, "status"), text(c, "reason")
+		if status != string(apiregistrationv1.ConditionTrue) && reason != "" {
+			status += " (" + reason + ")"
+		}
+		return status
+	}
+	return string(apiregistrationv1.ConditionUnknown)
+}

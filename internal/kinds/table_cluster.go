@@ -1,0 +1,68 @@
+package kinds
+
+import (
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	nodev1 "k8s.io/api/node/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/kubernetes/pkg/registry/certificates/certificates"
+	"k8s.io/kubernetes/pkg/registry/certificates/clustertrustbundle"
+	"k8s.io/kubernetes/pkg/registry/coordination/lease"
+	"k8s.io/kubernetes/pkg/registry/discovery/endpointslice"
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/flowschema"
+	"k8s.io/kubernetes/pkg/registry/flowcontrol/prioritylevelconfiguration"
+	"k8s.io/kubernetes/pkg/registry/networking/ingress"
+	"k8s.io/kubernetes/pkg/registry/networking/ingressclass"
+	"k8s.io/kubernetes/pkg/registry/networking/ipaddress"
+	"k8s.io/kubernetes/pkg/registry/networking/networkpolicy"
+	"k8s.io/kubernetes/pkg/registry/networking/servicecidr"
+	"k8s.io/kubernetes/pkg/registry/node/runtimeclass"
+	"k8s.io/kubernetes/pkg/registry/rbac/clusterrole"
+	"k8s.io/kubernetes/pkg/registry/rbac/clusterrolebinding"
+	"k8s.io/kubernetes/pkg/registry/rbac/role"
+	"k8s.io/kubernetes/pkg/registry/rbac/rolebinding"
+	"k8s.io/kubernetes/pkg/registry/storage/csidriver"
+	"k8s.io/kubernetes/pkg/registry/storage/csinode"
+	"k8s.io/kubernetes/pkg/registry/storage/csistoragecapacity"
+	"k8s.io/kubernetes/pkg/registry/storage/storageclass"
+	"k8s.io/kubernetes/pkg/registry/storage/volumeattachment"
+	"k8s.io/kubernetes/pkg/registry/storage/volumeattributesclass"
+	"k8s.io/kubernetes/pkg/registry/storagemigration/storagemigration"
+)
+
+// cluster is the kinds that say what a cluster consists of, and who may do what in it.
+func cluster(c Config) []line {
+	certs, flow, network := versions{certificatesv1.SchemeGroupVersion}, versions{flowcontrolv1.SchemeGroupVersion}, versions{networkingv1.SchemeGroupVersion}
+	rbac, storage := versions{rbacv1.SchemeGroupVersion}, versions{storagev1.SchemeGroupVersion}
+	gives := c.escalation()
+	return []line{
+		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", at: certs, short: "csr", main: certificates.Strategy, status: certificates.StatusStrategy, more: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
+		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", at: certs, main: clustertrustbundle.Strategy, fields: []string{"spec.signerName"}},
+		{kind: "Lease", plural: "leases", at: versions{coordinationv1.SchemeGroupVersion}, main: lease.Strategy},
+		{kind: "EndpointSlice", plural: "endpointslices", at: versions{discoveryv1.SchemeGroupVersion}, main: endpointslice.Strategy},
+		{kind: "FlowSchema", plural: "flowschemas", at: flow, main: flowschema.Strategy, status: flowschema.StatusStrategy},
+		{kind: "PriorityLevelConfiguration", plural: "prioritylevelconfigurations", at: flow, main: prioritylevelconfiguration.Strategy, status: prioritylevelconfiguration.StatusStrategy},
+		{kind: "Ingress", plural: "ingresses", at: network, short: "ing", main: ingress.Strategy, status: ingress.StatusStrategy, prefix: "ingress"},
+		{kind: "IngressClass", plural: "ingressclasses", at: network, main: ingressclass.Strategy},
+		{kind: "IPAddress", plural: "ipaddresses", at: network, short: "ip", main: ipaddress.Strategy},
+		{kind: "NetworkPolicy", plural: "networkpolicies", at: network, short: "netpol", main: networkpolicy.Strategy},
+		{kind: "ServiceCIDR", plural: "servicecidrs", at: network, main: servicecidr.Strategy, status: servicecidr.StatusStrategy},
+		{kind: "RuntimeClass", plural: "runtimeclasses", at: versions{nodev1.SchemeGroupVersion}, main: runtimeclass.Strategy},
+		{kind: "ClusterRole", plural: "clusterroles", at: rbac, main: clusterrole.Strategy, plain: true, permit: gives.clusterRole},
+		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", at: rbac, main: clusterrolebinding.Strategy, permit: gives.clusterRoleBinding},
+		{kind: "Role", plural: "roles", at: rbac, main: role.Strategy, plain: true, permit: gives.role},
+		{kind: "RoleBinding", plural: "rolebindings", at: rbac, main: rolebinding.Strategy, permit: gives.roleBinding},
+		{kind: "CSIDriver", plural: "csidrivers", at: storage, main: csidriver.Strategy, returned: true},
+		{kind: "CSINode", plural: "csinodes", at: storage, main: csinode.Strategy, status: csinode.StatusStrategy, returned: true},
+		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", at: storage, main: csistoragecapacity.Strategy, plain: true},
+		{kind: "StorageClass", plural: "storageclasses", at: storage, short: "sc", main: storageclass.Strategy, returned: true},
+		{kind: "VolumeAttachment", plural: "volumeattachments", at: storage, main: volumeattachment.Strategy, status: volumeattachment.StatusStrategy, returned: true},
+		{kind: "VolumeAttributesClass", plural: "volumeattributesclasses", at: storage, short: "vac", main: volumeattributesclass.Strategy, returned: true},
+		{kind: "StorageVersionMigration", plural: "storageversionmigrations", at: versions{storagemigrationv1.SchemeGroupVersion}, main: storagemigration.Strategy, status: storagemigration.StatusStrategy, columns: migrationColumns},
+	}
+}

@@ -1,0 +1,24 @@
+package kinds
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/kubernetes/pkg/registry/resource/deviceclass"
+	"k8s.io/kubernetes/pkg/registry/resource/devicetaintrule"
+	"k8s.io/kubernetes/pkg/registry/resource/resourceclaim"
+	"k8s.io/kubernetes/pkg/registry/resource/resourceclaimtemplate"
+	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
+)
+
+// devices is the kinds by which Pods get at devices.
+func devices(c Config) []line {
+	v1, namespaces := versions{resourcev1.SchemeGroupVersion}, namespaceLister{lister: c.lister(corev1.SchemeGroupVersion, "Namespace", "namespaces")}
+	claim := resourceclaim.NewStrategy(namespaces, c.Authorizer)
+	return []line{
+		{kind: "DeviceClass", plural: "deviceclasses", at: v1, main: deviceclass.Strategy, returned: true},
+		{kind: "DeviceTaintRule", plural: "devicetaintrules", at: v1, main: devicetaintrule.Strategy, status: devicetaintrule.StatusStrategy},
+		{kind: "ResourceClaim", plural: "resourceclaims", at: v1, main: claim, status: resourceclaim.NewStatusStrategy(claim), returned: true},
+		{kind: "ResourceClaimTemplate", plural: "resourceclaimtemplates", at: v1, main: resourceclaimtemplate.NewStrategy(namespaces), returned: true},
+		{kind: "ResourceSlice", plural: "resourceslices", at: v1, main: resourceslice.Strategy, fields: []string{"spec.driver spec.nodeName spec.pool.name"}, returned: true},
+	}
+}

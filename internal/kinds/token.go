@@ -1,0 +1,204 @@
+package kinds
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/audit"
+	apiserveraccount "k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/token/jwt"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/kubernetes/pkg/apis/authentication"
+	"k8s.io/kubernetes/pkg/apis/authentication/validation"
+	"k8s.io/kubernetes/pkg/apis/core"
+	"k8s.io/kubernetes/pkg/serviceaccount"
+
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// token is the subresource that makes tokens of a ServiceAccount
+// (https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-request-v1/).
+func (c Config) token() resource.Subresource {
+	body := posted(authenticationv1.SchemeGroupVersion, resource.Names{Kind: "TokenRequest", Plural: "tokenrequests"})
+	t := &tokens{Config: c, objects: newAccounts(c.Head)}
+	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Answer: t.answer}
+}
+
+// accountActs is what a ServiceAccount takes a POST for: tokens, where somebody signs them.
+func (c Config) accountActs() []resource.Subresource {
+	if c.Issuer == nil {
+		return nil
+	}
+	return []resource.Subresource{c.token()}
+}
+
+// tokens makes them.
+type tokens struct {
+	Config
+	objects *accounts
+}
+
+var tokenRequest = schema.GroupKind{Group: authenticationv1.GroupName, Kind: "TokenRequest"}
+
+// answer makes the token that is asked for, of the account of that name, as upstream's TokenREST does.
+func (t *tokens) answer(ctx context.Context, name string, body resource.Internal) (resource.Internal, error) {
+	req, namespace := body.(*authentication.TokenRequest), apirequest.NamespaceValue(ctx)
+	if err := addressed(req, namespace, name); err != nil {
+		return nil, err
+	}
+	account, err := internalOf[*core.ServiceAccount](t.objects.serviceAccounts, namespace+"/"+name)
+	if err != nil {
+		return nil, err
+	}
+	if req.UID != "" && req.UID != account.UID {
+		return nil, apierrors.NewConflict(schema.GroupResource{Group: tokenRequest.Group, Resource: tokenRequest.Kind}, name,
+			fmt.Errorf("the UID in the token request (%s) does not match the UID of the service account (%s)", req.UID, account.UID))
+	}
+	if len(req.Spec.Audiences) == 0 {
+		req.Spec.Audiences = t.Audiences
+	}
+	now := t.Now()
+	req.Name, req.Namespace, req.UID, req.CreationTimestamp = account.Name, account.Namespace, account.UID, metav1.NewTime(now)
+	req.Status = authentication.TokenRequestStatus{}
+	if errs := validation.ValidateTokenRequest(req); len(errs) != 0 {
+		return nil, apierrors.NewInvalid(tokenRequest, "", errs)
+	}
+	bound, err := t.bound(req, account)
+	if err != nil {
+		return nil, err
+	}
+	if longest := int64(t.MaxTokenExpiration / time.Second); longest > 0 && req.Spec.ExpirationSeconds > longest {
+		warning.AddWarning(ctx, "", fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds", req.Spec.ExpirationSeconds, longest))
+		req.Spec.ExpirationSeconds = longest
+	}
+	if req.Status.Token, err = t.sign(ctx, req, account, bound); err != nil {
+		return nil, err
+	}
+	req.Status.ExpirationTimestamp = metav1.NewTime(now.Add(time.Duration(req.Spec.ExpirationSeconds) * time.Second))
+	return req, nil
+}
+
+// addressed checks that a request is for the account whose path it came by.
+func addressed(req *authentication.TokenRequest, namespace, name string) error {
+	problem := func(part, value string) error {
+		return apierrors.NewInvalid(tokenRequest, name, field.ErrorList{
+			field.Invalid(field.NewPath("metadata", part), value, "must match the service account "+part+" if specified")})
+	}
+	switch {
+	case req.Name != "" && req.Name != name:
+		return problem("name", req.Name)
+	case req.Namespace != "" && req.Namespace != namespace:
+		return problem("namespace", req.Namespace)
+	}
+	return nil
+}
+
+// boundTo is what a token ends with; nil for what it does not name.
+type boundTo struct {
+	pod    *core.Pod
+	secret *core.Secret
+	node   *core.Node
+}
+
+// bound finds the object that the token is to be bound to, if any.
+func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAccount) (b boundTo, err error) {
+	ref := req.Spec.BoundObjectRef
+	if ref == nil {
+		return b, nil
+	}
+	var uid types.UID
+	gvk := schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind)
+	if kinds := []string{"Pod", "Node", "Secret"}; gvk.Group != "" || !slices.Contains(kinds, gvk.Kind) {
+		return b, apierrors.NewBadRequest("cannot bind token to object of type " + gvk.String())
+	}
+	if err := nameable(ref.Name); err != nil {
+		return b, err
+	}
+	switch gvk.Kind {
+	case "Pod":
+		if b, err = t.boundToPod(account, ref.Name); err == nil {
+			uid = b.pod.UID
+		}
+	case "Node":
+		if b.node, err = internalOf[*core.Node](t.objects.nodes, ref.Name); err == nil {
+			uid = b.node.UID
+		}
+	case "Secret":
+		if b.secret, err = internalOf[*core.Secret](t.objects.secrets, account.Namespace+"/"+ref.Name); err == nil {
+			uid = b.secret.UID
+		}
+	}
+	if err == nil && ref.UID != "" && uid != ref.UID {
+		err = apierrors.NewConflict(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, ref.Name, fmt.Errorf(
+			"the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
+	}
+	return b, err
+}
+
+// boundToPod is a Pod of the account, and the node that it is on.
+func (t *tokens) boundToPod(account *core.ServiceAccount, name string) (b boundTo, err error) {
+	if b.pod, err = internalOf[*core.Pod](t.objects.pods, account.Namespace+"/"+name); err != nil {
+		return b, err
+	}
+	if b.pod.Spec.ServiceAccountName != account.Name {
+		return b, apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount %q to pod running with different serviceaccount name.", account.Name))
+	}
+	node := b.pod.Spec.NodeName
+	if node == "" {
+		return b, nil
+	}
+	b.node, err = internalOf[*core.Node](t.objects.nodes, node)
+	if apierrors.IsNotFound(err) {
+		b.node, err = &core.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, nil // its name tells where the Pod is
+	}
+	return b, err
+}
+
+// longLife is how long a token is good for that a Pod's volume asks for. Clients of old that do not read it again go on working; it says
+// when to warn.
+const longLife = 365 * 24 * time.Hour
+
+// sign makes the token.
+func (t *tokens) sign(ctx context.Context, req *authentication.TokenRequest, account *core.ServiceAccount, b boundTo) (string, error) {
+	var warnAfter int64
+	lasts := req.Spec.ExpirationSeconds
+	if b.pod != nil && lasts == serviceaccount.WarnOnlyBoundTokenExpirationSeconds && t.own(req.Spec.Audiences) {
+		warnAfter, lasts = lasts, int64(longLife/time.Second)
+		if t.MaxTokenExpiration > 0 {
+			lasts = min(lasts, int64(t.MaxTokenExpiration/time.Second))
+		}
+	}
+	public, private, err := serviceaccount.Claims(*account, b.pod, b.secret, b.node, nil, nil, lasts, warnAfter, req.Spec.Audiences, req.Spec.Attestations)
+	if err != nil {
+		return "", err
+	}
+	signed, err := t.Issuer.GenerateToken(ctx, public, private)
+	if err != nil {
+		return "", apierrors.NewInternalError(fmt.Errorf("failed to generate token: %v", err))
+	}
+	audit.AddAuditAnnotation(ctx, apiserveraccount.IssuedCredentialIDAuditAnnotationKey, jwt.CredentialIDForJTI(public.ID))
+	return signed, nil
+}
+
+// own reports that a token is for this server alone.
+func (t *tokens) own(audiences []string) bool {
+	return len(t.Audiences.Intersect(audiences)) == len(audiences)
+}
+
+// internalOf is the object of a name in the internal form.
+func internalOf[T resource.Internal](l lister, name string) (out T, err error) {
+	obj, err := l.internal(name)
+	if err != nil {
+		return out, err
+	}
+	return obj.(T), nil
+}

@@ -1,0 +1,380 @@
+package robustness_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// said is what a server answers on a connection, up to its end or the deadline.
+func said(c net.Conn, wait time.Duration) string {
+	_ = c.SetReadDeadline(time.Now().Add(wait))
+	data, _ := io.ReadAll(io.LimitReader(c, 1<<20))
+	return string(data)
+}
+
+// What is no HTTP, too much of it, or half of it.
+func TestRequestsAsBytes(t *testing.T) {
+	w := newWorld(t)
+	get := "GET " + victim + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+	post := "POST " + maps + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+	body := `{"metadata":{"name":"smuggled"}}`
+	for _, c := range []struct{ name, sent, want string }{
+		{"plain", get + "\r\n", "HTTP/1.1 200 "},
+		{"nonsense", "\x16\x03\x01\x00\r\n\r\n", "HTTP/1.1 400 "},
+		{"no host", "GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 400 "},
+		{"an old version", "GET / HTTP/0.9\r\n\r\n", "HTTP/1.1 505 "},
+		{"one header of 2 MiB", get + "X: " + strings.Repeat("x", 2<<20) + "\r\n\r\n", "HTTP/1.1 431 "},
+		{"too many headers", get + strings.Repeat("X: y\r\n", 400_000) + "\r\n", "HTTP/1.1 431 "},
+		{"100,000 headers", get + strings.Repeat("X: y\r\n", 100_000) + "\r\n", "HTTP/1.1 200 "},
+		{"50,000 impersonations", get + strings.Repeat("Impersonate-Group: g\r\n", 40_000) + "\r\n", "HTTP/1.1 "},
+		{"a line of 2 MiB", "GET /" + strings.Repeat("x", 2<<20) + " HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 431 "},
+		{"NUL in a header", get + "X: \x00\r\n\r\n", "HTTP/1.1 400 "},
+		{"space before a colon", get + "X : y\r\n\r\n", "HTTP/1.1 400 "},
+		{"two slashes", strings.Replace(get, "/api", "//api", 1) + "\r\n", "HTTP/1.1 404 "},
+		{"a path without a slash", "GET api/v1/namespaces HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 400 "},
+		{"an absolute address", "GET http://elsewhere" + victim + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "HTTP/1.1 200 "},
+		{"two lengths", post + "Content-Length: 32\r\nContent-Length: 5\r\n\r\n" + body, "HTTP/1.1 400 "},
+		{"a negative length", post + "Content-Length: -1\r\n\r\n" + body, "HTTP/1.1 400 "},
+		{"unknown coding", post + "Transfer-Encoding: gzip\r\n\r\n" + body, "HTTP/1.1 501 "},
+		{"a bad chunk", post + "Transfer-Encoding: chunked\r\n\r\nZZ\r\n" + body, "HTTP/1.1 400 "},
+		{"a huge chunk", post + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n" + body, "HTTP/1.1 400 "},
+		{"too long by its word", post + "Content-Length: 99999999999\r\n\r\n" + body, "HTTP/1.1 413 "},
+		{"less than promised", post + "Content-Length: 100\r\n\r\n" + body, "HTTP/1.1 400 "},
+		{"an unknown expectation", post + "Expect: everything\r\nContent-Length: 2\r\n\r\n{}", "HTTP/1.1 417 "},
+		{"an upgrade to nothing", get + "Upgrade: h2c\r\n\r\n", "HTTP/1.1 200 "},
+	} {
+		conn := w.dial("http/1.1")
+		go func() {
+			_, _ = io.WriteString(conn, c.sent)
+			_ = conn.CloseWrite()
+		}()
+		if got := said(conn, patience); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: got %q, want %q", c.name, short(got), c.want)
+		}
+		_ = conn.Close()
+	}
+	w.unharmed()
+}
+
+// Hundreds of clients that say half of something, and then nothing, keep nobody else waiting.
+func TestSlowClients(t *testing.T) {
+	w := newWorld(t)
+	var all []net.Conn
+	for _, half := range []string{
+		"", "GET / HTTP/1.1\r\nX: ",
+		"POST " + maps + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"metadata\":",
+		"POST " + maps + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{\"",
+		"GET " + victim + " HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+		"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+	} {
+		for range 30 {
+			c := w.dial("http/1.1")
+			_, _ = io.WriteString(c, half)
+			all = append(all, c)
+		}
+	}
+	for range 100 {
+		c, err := net.Dial("tcp", w.host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	began := time.Now()
+	w.must(http.MethodGet, victim, "", "")
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("others wait %v", took)
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+	w.unharmed()
+}
+
+// preface opens HTTP/2 with the settings given.
+func (w *world) preface(settings ...http2.Setting) (net.Conn, *http2.Framer) {
+	w.t.Helper()
+	c := w.dial("h2")
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		w.t.Fatal(err)
+	}
+	f := http2.NewFramer(c, c)
+	f.AllowIllegalWrites = true
+	if err := f.WriteSettings(settings...); err != nil {
+		w.t.Fatal(err)
+	}
+	return c, f
+}
+
+func headers(path string, more ...string) []byte {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", "x"}, {":path", path}} {
+		_ = e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	for i, v := range more {
+		_ = e.WriteField(hpack.HeaderField{Name: fmt.Sprintf("x-%d", i), Value: v})
+	}
+	return b.Bytes()
+}
+
+// drained reads all that the server says, so that it can end.
+func drained(c net.Conn, f *http2.Framer) {
+	for {
+		if _, err := f.ReadFrame(); err != nil {
+			_ = c.Close()
+			return
+		}
+	}
+}
+
+// TestFramesOfHTTP2 checks that frames which no client should send stop neither the server nor another client: CVE-2023-44487 and
+// CVE-2023-39325 (rapid reset), CVE-2023-45288 (continuation), CVE-2019-9512 and CVE-2019-9515 (pings and settings), CVE-2019-9514 (resets),
+// CVE-2022-41723 (a header in pieces).
+func TestFramesOfHTTP2(t *testing.T) {
+	w := newWorld(t)
+	var attacks sync.WaitGroup
+	for name, attack := range map[string]func(c net.Conn, f *http2.Framer){
+		"continuation without end": func(c net.Conn, f *http2.Framer) {
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers(victim), EndStream: true})
+			for range 5_000 {
+				if f.WriteContinuation(1, false, []byte{0x40, 1, 'a', 1, 'b'}) != nil {
+					return
+				}
+			}
+		},
+		"rapid reset": func(c net.Conn, f *http2.Framer) {
+			block := headers(maps)
+			for i := range uint32(5_000) {
+				if f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil ||
+					f.WriteRSTStream(2*i+1, http2.ErrCodeCancel) != nil {
+					return
+				}
+			}
+		},
+		"a flood of settings and pings": func(c net.Conn, f *http2.Framer) {
+			for range 5_000 {
+				if f.WriteSettings() != nil || f.WritePing(false, [8]byte{}) != nil {
+					return
+				}
+			}
+		},
+		"a flood of pings, unread": func(_ net.Conn, f *http2.Framer) {
+			for range 20_000 {
+				if f.WritePing(false, [8]byte{}) != nil {
+					return
+				}
+			}
+		},
+		"a flood of resets, unread": func(_ net.Conn, f *http2.Framer) {
+			block := append(headers(victim), 0, 1, 'A', 1, 'b') // no name of HTTP/2 is in capitals: the stream is reset
+			for i := range uint32(20_000) {
+				if f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: block, EndHeaders: true, EndStream: true}) != nil {
+					return
+				}
+			}
+		},
+		"a header in pieces": func(_ net.Conn, f *http2.Framer) { // its value has 16,510 bytes, as 0x7f 0xff 0x7f says, and more than is sent
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: append(headers(victim), 0, 1, 'a', 0x7f, 0xff, 0x7f), EndStream: true})
+			for range 16_000 {
+				if f.WriteContinuation(1, false, []byte{'b'}) != nil {
+					return
+				}
+			}
+		},
+		"headers of 2 MiB": func(c net.Conn, f *http2.Framer) {
+			block := headers(victim, strings.Repeat("y", 2<<20))
+			for first := true; len(block) > 0; first = false {
+				n := min(len(block), 16<<10)
+				part, rest := block[:n], block[n:]
+				if first {
+					_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: part, EndStream: true})
+				} else if f.WriteContinuation(1, len(rest) == 0, part) != nil {
+					return
+				}
+				block = rest
+			}
+		},
+		"header bomb": func(c net.Conn, f *http2.Framer) { // one entry of the table, named often
+			block := append(headers(victim, strings.Repeat("y", 3000)), bytes.Repeat([]byte{0xbe}, 12<<10)...)
+			_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block, EndHeaders: true, EndStream: true})
+		},
+		"nonsense": func(c net.Conn, f *http2.Framer) {
+			_, _ = c.Write(bytes.Repeat([]byte{0xff}, 100_000))
+		},
+		"data on no stream": func(c net.Conn, f *http2.Framer) { _ = f.WriteData(99, true, make([]byte, 10_000)) },
+		"window overflow": func(c net.Conn, f *http2.Framer) {
+			_ = f.WriteWindowUpdate(0, 1<<31-1)
+			_ = f.WriteWindowUpdate(0, 1<<31-1)
+		},
+	} {
+		c, f := w.preface()
+		if !strings.HasSuffix(name, "unread") {
+			attacks.Go(func() { drained(c, f) })
+		}
+		attack(c, f)
+		_ = c.SetDeadline(time.Now().Add(200 * time.Millisecond))
+		w.must(http.MethodGet, victim, "", "")
+		if strings.HasSuffix(name, "unread") {
+			_ = c.Close()
+		}
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+	attacks.Wait()
+	w.unharmed()
+}
+
+// A client that never takes its answers, on all streams that it may have.
+func TestNoWindow(t *testing.T) {
+	w := newWorld(t)
+	c, f := w.preface(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	for i := range uint32(100) {
+		path := victim
+		if i%2 > 0 {
+			path = "/openapi/v2"
+		}
+		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, BlockFragment: headers(path), EndHeaders: true, EndStream: true})
+	}
+	w.must(http.MethodGet, victim, "", "")
+	_ = c.Close()
+	w.unharmed()
+}
+
+// Watchers and listers that never read hold nobody up, and cost no more than what a connection buffers.
+func TestNeverRead(t *testing.T) {
+	w := newWorld(t)
+	big := `{"data":{"x":"` + strings.Repeat("x", 200_000) + `"}}`
+	for i := range 20 {
+		w.must(http.MethodPost, maps, asJSON, fmt.Sprintf(`{"metadata":{"name":"big-%d"},%s`, i, big[1:]))
+	}
+	var all []net.Conn
+	before := heap()
+	for range 20 {
+		for _, path := range []string{maps + "?watch=1", maps, maps + "?pretty=1", maps + "/big-1"} {
+			c := w.dial("http/1.1")
+			_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
+			all = append(all, c)
+		}
+	}
+	for i := range 60 {
+		w.must(http.MethodPatch, fmt.Sprintf("%s/big-%d", maps, i%20), asMerge, fmt.Sprintf(`{"data":{"y":"%d"}}`, i))
+	}
+	if grown := heap() - before; grown > 300<<20 {
+		t.Errorf("%d MiB are held for clients that do not read", grown>>20)
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+	w.settled()
+}
+
+// Thousands of watches end without a trace.
+func TestManyWatches(t *testing.T) {
+	w := newWorld(t)
+	client := w.client(true)
+	client.Timeout = 0
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	before := heap()
+	count := 5000
+	if testing.Short() {
+		count = 500
+	}
+	bodies := make(chan io.ReadCloser, count)
+	var opening sync.WaitGroup
+	for i := range 50 {
+		path := []string{maps, tabs, "/api/v1/secrets", "/api/v1/namespaces"}[i%4] + "?watch=1&allowWatchBookmarks=true"
+		opening.Go(func() {
+			for range count / 50 {
+				r, _ := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+w.host+path, nil)
+				resp, err := client.Do(r)
+				if err != nil || resp.StatusCode != http.StatusOK {
+					t.Errorf("watch: %v %v", resp, err)
+					return
+				}
+				bodies <- resp.Body
+			}
+		})
+	}
+	opening.Wait()
+	close(bodies)
+	w.must(http.MethodPatch, victim, asMerge, `{"data":{"a":"c"}}`)
+	cancel()
+	for b := range bodies {
+		_ = b.Close()
+	}
+	w.settled()
+	if grown := heap() - before; grown > 16<<20 {
+		t.Errorf("%d MiB remain of closed watches", grown>>20)
+	}
+}
+
+func frame(head byte, mask bool, length uint64, payload string) []byte {
+	b := []byte{head, 127}
+	if mask {
+		b[1] |= 0x80
+	}
+	b = binary.BigEndian.AppendUint64(b, length)
+	if mask {
+		b = append(b, 0, 0, 0, 0)
+	}
+	return append(b, payload...)
+}
+
+func TestWebSockets(t *testing.T) {
+	w := newWorld(t)
+	hello := "GET " + maps + "?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+	for name, sent := range map[string][]byte{
+		"unmasked":            frame(0x81, false, 3, "abc"),
+		"reserved code":       frame(0x83, true, 3, "abc"),
+		"reserved bits":       frame(0xf1, true, 3, "abc"),
+		"too long":            frame(0x82, true, 1<<62, "abc"),
+		"negative length":     frame(0x82, true, 1<<63, "abc"),
+		"a megabyte":          frame(0x82, true, 1<<20, strings.Repeat("x", 1<<20)),
+		"a long ping":         frame(0x89, true, 1000, strings.Repeat("x", 1000)),
+		"a ping in fragments": frame(0x09, true, 3, "abc"),
+		"goes on with what":   frame(0x80, true, 3, "abc"),
+		"pings":               bytes.Repeat([]byte{0x89, 0x80, 0, 0, 0, 0}, 20_000),
+		"bad close":           {0x88, 0x81, 0, 0, 0, 0, 1},
+		"bad text":            frame(0x81, true, 1, "\xff"),
+		"silence and the end": {},
+	} {
+		c := w.dial("http/1.1")
+		_, _ = io.WriteString(c, hello+"\r\n")
+		r := bufio.NewReader(c)
+		if line, err := r.ReadString('\n'); err != nil || !strings.Contains(line, " 101 ") {
+			t.Fatalf("%s: %q %v", name, line, err)
+		}
+		go func() { _, _ = c.Write(sent) }()
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		_, _ = io.Copy(io.Discard, r)
+		_ = c.Close()
+	}
+	for name, change := range map[string][2]string{
+		"version": {"Version: 13", "Version: 99"}, "key": {"dGhlIHNhbXBsZSBub25jZQ==", "x"}, "no key": {"Sec-WebSocket-Key", "X"}, "method": {"GET", "POST"},
+	} {
+		c := w.dial("http/1.1")
+		_, _ = io.WriteString(c, strings.Replace(hello, change[0], change[1], 1)+"Content-Length: 0\r\n\r\n")
+		line, _ := bufio.NewReader(c).ReadString('\n')
+		if !strings.HasPrefix(line, "HTTP/1.1 4") {
+			t.Errorf("bad %s: %q", name, line)
+		}
+		_ = c.Close()
+	}
+	w.unharmed()
+}

@@ -1,0 +1,231 @@
+package robustness_test
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+// leaf reports whether t is written as one value, though it may be a struct or a list in Go.
+func leaf(t reflect.Type) bool {
+	switch t {
+	case reflect.TypeFor[metav1.Time](), reflect.TypeFor[metav1.MicroTime](), reflect.TypeFor[metav1.Duration](),
+		reflect.TypeFor[resource.Quantity](), reflect.TypeFor[intstr.IntOrString]():
+		return true
+	}
+	_, raw := reflect.PointerTo(t).MethodByName("UnmarshalJSON")
+	return raw && t.Kind() != reflect.Slice || t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
+}
+
+// place is a list or map in objects of a Go type.
+type place struct {
+	steps []int // fields of structs; pointers, lists and maps on the way are entered
+	name  string
+	owner string // the Go type and field, which many places share
+}
+
+// recursion is how often a type may contain itself on the way to a place: schemas of CRDs do.
+const recursion = 1
+
+// places returns all lists and maps of t, and those in their items.
+func places(t reflect.Type) (all []place) {
+	seen := map[reflect.Type]int{}
+	var visit func(t reflect.Type, p place)
+	visit = func(t reflect.Type, p place) {
+		for {
+			if leaf(t) {
+				return
+			}
+			switch t.Kind() {
+			case reflect.Slice, reflect.Map:
+				if t.Elem() == reflect.TypeFor[metav1.ManagedFieldsEntry]() { // server-side apply has limits and tests of its own
+					return
+				}
+				all = append(all, p)
+				p.name += "[*]"
+				t = t.Elem()
+				continue
+			case reflect.Pointer:
+				t = t.Elem()
+				continue
+			}
+			break
+		}
+		if t.Kind() != reflect.Struct || seen[t] > recursion {
+			return
+		}
+		seen[t]++
+		for i := range t.NumField() {
+			f := t.Field(i)
+			name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if f.PkgPath != "" || name == "-" {
+				continue
+			}
+			next := place{append(slices.Clone(p.steps), i), p.name, t.String() + "." + f.Name}
+			if !strings.Contains(options, "inline") && name != "" {
+				next.name = strings.TrimPrefix(p.name+"."+name, ".")
+			}
+			visit(f.Type, next)
+		}
+		seen[t]--
+	}
+	visit(t, place{})
+	return all
+}
+
+// at returns the list or map at a place of obj, where it makes what is on the way.
+func (p place) at(obj reflect.Value, then func(reflect.Value)) {
+	enter(obj, p.steps, then)
+}
+
+func enter(v reflect.Value, steps []int, then func(reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		enter(v.Elem(), steps, then)
+		return
+	case reflect.Slice:
+		if len(steps) == 0 {
+			break
+		}
+		if v.Len() == 0 {
+			v.Set(reflect.Append(v, filled(v.Type().Elem(), "", 0)))
+		}
+		enter(v.Index(0), steps, then)
+		return
+	case reflect.Map:
+		if len(steps) == 0 {
+			break
+		}
+		key, item := filled(v.Type().Key(), "", 0), reflect.New(v.Type().Elem()).Elem()
+		if v.IsNil() {
+			v.Set(reflect.MakeMap(v.Type()))
+		} else if had := v.MapKeys(); len(had) > 0 {
+			key = had[0]
+			item.Set(v.MapIndex(key))
+		}
+		enter(item, steps, then)
+		v.SetMapIndex(key, item)
+		return
+	}
+	if len(steps) == 0 {
+		then(v)
+		return
+	}
+	enter(v.Field(steps[0]), steps[1:], then)
+}
+
+// variant is what grown items look like.
+type variant string
+
+const (
+	empty    variant = "empty"    // nothing is set
+	equal    variant = "equal"    // every string is the same, also where few are allowed
+	distinct variant = "distinct" // names, keys and the like differ, and most are valid
+)
+
+var variants = []variant{distinct, equal, empty}
+
+// grow gives a list or map n items. Keys of maps always differ.
+func grow(v reflect.Value, name string, kind variant, n int) {
+	item := func(i int) reflect.Value {
+		switch kind {
+		case empty:
+			return reflect.Zero(v.Type().Elem())
+		case equal:
+			out := reflect.New(v.Type().Elem()).Elem()
+			fill(out, name, 1, true)
+			return out
+		}
+		return filled(v.Type().Elem(), name, i)
+	}
+	if v.Kind() == reflect.Map {
+		m := reflect.MakeMapWithSize(v.Type(), n)
+		for i := range n {
+			m.SetMapIndex(filled(v.Type().Key(), "", i), item(i))
+		}
+		v.Set(m)
+		return
+	}
+	s := reflect.MakeSlice(v.Type(), n, n)
+	for i := range n {
+		s.Index(i).Set(item(i))
+	}
+	v.Set(s)
+}
+
+func filled(t reflect.Type, name string, i int) reflect.Value {
+	v := reflect.New(t).Elem()
+	fill(v, name, i, false)
+	return v
+}
+
+// fill sets what v has in it: values that most fields of that name accept, or with all, every string and pointer.
+func fill(v reflect.Value, name string, i int, all bool) {
+	switch value := v.Addr().Interface().(type) {
+	case *resource.Quantity:
+		*value = *resource.NewQuantity(int64(i+1), resource.DecimalSI)
+		return
+	case *intstr.IntOrString:
+		*value = intstr.FromInt32(int32(i%60000 + 1))
+		return
+	}
+	if leaf(v.Type()) {
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		if text, known := valid(name, i); known || all || v.Type() == reflect.TypeFor[string]() || name == "" {
+			v.SetString(text)
+		}
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(int64(i%60000 + 1))
+	case reflect.Slice: // of strings that a list has lists of
+		if v.Type().Elem().Kind() == reflect.String {
+			v.Set(reflect.Append(v, filled(v.Type().Elem(), name, i)))
+		}
+	case reflect.Pointer:
+		if all && v.Type().Elem().Kind() != reflect.Struct {
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(v.Elem(), name, i, all)
+		}
+	case reflect.Struct:
+		for f := range v.NumField() {
+			if v.Type().Field(f).PkgPath == "" {
+				fill(v.Field(f), strings.ToLower(v.Type().Field(f).Name), i, all)
+			}
+		}
+	}
+}
+
+// valid returns the i-th of many values of a string field, and whether it is of a field with few.
+func valid(name string, i int) (string, bool) {
+	switch {
+	case name == "operator":
+		return "Exists", true
+	case name == "effect":
+		return "NoSchedule", true
+	case name == "status":
+		return "True", true
+	case name == "conditionType" || name == "type":
+		return fmt.Sprint("A", i), true
+	case strings.HasSuffix(name, "ip"), strings.HasSuffix(name, "ips"), name == "addresses":
+		return fmt.Sprintf("10.%d.%d.%d", i>>16&255, i>>8&255, i&255), false
+	case strings.HasSuffix(name, "cidr"), strings.HasSuffix(name, "cidrs"):
+		return fmt.Sprintf("%d.%d.%d.0/24", i>>16&255+1, i>>8&255, i&255), false
+	case strings.HasSuffix(name, "path"):
+		return fmt.Sprint("/a", i), false
+	case name == "finalizers":
+		return fmt.Sprint("example.com/a", i), false
+	case name == "expression":
+		return fmt.Sprint(i, " > 0"), false
+	}
+	return fmt.Sprint("a", i), false
+}

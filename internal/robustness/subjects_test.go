@@ -1,0 +1,130 @@
+package robustness_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"math/big"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/trellis-k8s/trellis/internal/kinds"
+	"github.com/trellis-k8s/trellis/internal/resource"
+)
+
+// bases are objects of kinds that the samples lack.
+var bases = map[string]string{
+	"LocalSubjectAccessReview": `{"metadata":{"namespace":"ns"},"spec":{"user":"u","resourceAttributes":{"namespace":"ns","verb":"get","resource":"pods"}}}`,
+	"SelfSubjectAccessReview":  `{"spec":{"resourceAttributes":{"verb":"get","resource":"pods"}}}`,
+	"SubjectAccessReview":      `{"spec":{"user":"u","resourceAttributes":{"verb":"get","resource":"pods"}}}`,
+	"SelfSubjectRulesReview":   `{"spec":{"namespace":"ns"}}`,
+	"TokenReview":              `{"spec":{"token":"t"}}`,
+	"Binding":                  `{"metadata":{"name":"base"},"target":{"kind":"Node","name":"n"}}`,
+	"Eviction":                 `{"metadata":{"name":"base"}}`,
+	"TokenRequest":             `{"metadata":{"name":"base"},"spec":{"expirationSeconds":3600}}`,
+	"CustomResourceDefinition": `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"bases.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
+		"names":{"plural":"bases","kind":"Base"},"versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]}}`,
+}
+
+// subjects returns every kind at every version, and the bodies of subresources, with an object of each on the server.
+func (s *sweep) subjects() (all []subject) {
+	texts := s.samples()
+	for _, d := range kinds.Definitions(kinds.Config{}) {
+		for _, v := range d.Versions {
+			if !v.Served {
+				continue
+			}
+			o := subject{v: v, path: "/apis/" + v.APIVersion + "/", base: texts[v.APIVersion+" "+d.Names.Kind]}
+			if d.Group == "" && v.GroupVersion.Group == "" {
+				o.path = "/api/" + v.APIVersion + "/"
+			}
+			if d.Namespaced {
+				o.path += "namespaces/ns/"
+			}
+			o.path += d.Names.Plural
+			if o.base == nil {
+				o.base = base(v)
+			}
+			if d.Strategy != nil {
+				for name := range d.Strategy.Subresources {
+					o.subs = append(o.subs, "/"+name)
+				}
+			}
+			if d.Stored() {
+				s.send(http.MethodPost, o.path, asJSON, o.base)
+			}
+			all = append(all, o)
+			for _, sub := range v.Subresources {
+				if sub.Body != nil {
+					all = append(all, subject{v: sub.Body, path: o.path + "/base/" + sub.Name, base: base(sub.Body)})
+				}
+			}
+		}
+	}
+	return all
+}
+
+func base(v *resource.Version) []byte {
+	if text := bases[v.Definition.Names.Kind]; text != "" {
+		return []byte(text)
+	}
+	return []byte(`{}`)
+}
+
+// samples returns an object of most kinds, by apiVersion and kind, which is named base where the kind leaves that open.
+func (s *sweep) samples() map[string][]byte {
+	s.t.Helper()
+	data, err := os.ReadFile("../kinds/testdata/objects.yaml")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	request, certificate := s.certificates()
+	text := strings.NewReplacer(`"@request"`, request, `"@stub"`, request, `"@certificate"`, certificate).Replace(string(data))
+	all := map[string][]byte{}
+	for _, doc := range strings.Split(text, "\n---\n")[1:] {
+		var o map[string]any
+		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
+			s.t.Fatal(err)
+		}
+		if md := o["metadata"].(map[string]any); md["name"] == "a" {
+			md["name"] = "base"
+		}
+		js, err := json.Marshal(o)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		all[o["apiVersion"].(string)+" "+o["kind"].(string)] = js
+	}
+	return all
+}
+
+// certificates returns a signing request and the certificate of a CA, as YAML.
+func (s *sweep) certificates() (request, certificate string) {
+	s.t.Helper()
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<32, 0),
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	quoted, err := json.Marshal(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})), string(quoted)
+}

@@ -1,0 +1,229 @@
+package tlsbatch
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/tls"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// counted counts the writes to a connection.
+type counted struct {
+	net.Conn
+	writes atomic.Int64
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// connected are the two ends of a connection of the system.
+func connected(t testing.TB) (here *counted, there net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	there, err = net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = c.Close(), there.Close() })
+	return &counted{Conn: c}, there
+}
+
+// What is written in pieces of any size comes as it was written, all of it before the end.
+func TestGatheredKeepsTheOrder(t *testing.T) {
+	conn, there := connected(t)
+	here := gather(conn)
+	text := make([]byte, 8<<20)
+	random := rand.NewChaCha8([32]byte{})
+	_, _ = random.Read(text)
+	go func() {
+		sizes := rand.New(random)
+		for rest := text; len(rest) > 0; {
+			n := min(len(rest), []int{1, 40, 5000, fullRecord, fullRecord + 22, 3 * gatherBytes}[sizes.IntN(6)])
+			if _, err := here.Write(rest[:n]); err != nil {
+				t.Error(err)
+			}
+			rest = rest[n:]
+		}
+		_ = here.SetWriteDeadline(time.Now())
+		_ = here.Close()
+	}()
+	got, err := io.ReadAll(there)
+	if err != nil || !bytes.Equal(got, text) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if here.waiting != nil {
+		t.Error("a buffer is kept")
+	}
+}
+
+// A response over TLS ends with all of its bytes and a good-bye even where the connection is closed right behind it, and is
+// written in a fraction of the system calls.
+func TestGatheredUnderTLS(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	defer server.Close()
+	text := bytes.Repeat([]byte("0123456789abcdef"), 1<<18)
+	const frame = 16<<10 + 9
+	respond := func(conn net.Conn, there net.Conn) []byte {
+		done := make(chan struct{})
+		defer func() { <-done }()
+		go func() {
+			defer close(done)
+			c := tls.Server(conn, server.TLS)
+			for rest := text; len(rest) > 0; {
+				n := min(len(rest), frame)
+				if _, err := c.Write(rest[:n]); err != nil {
+					t.Error(err)
+					break
+				}
+				rest = rest[n:]
+			}
+			_ = c.Close()
+		}()
+		client := server.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+		client.ServerName = "example.com"
+		got, err := io.ReadAll(tls.Client(there, client))
+		if err != nil {
+			t.Error(err)
+			_ = there.Close()
+		}
+		return got
+	}
+	conn, there := connected(t)
+	if got := respond(gather(conn), there); !bytes.Equal(got, text) {
+		t.Errorf("%d bytes", len(got))
+	}
+	plain, there := connected(t)
+	respond(plain, there)
+	if conn.writes.Load() >= plain.writes.Load() {
+		t.Errorf("%d writes, %d without", conn.writes.Load(), plain.writes.Load())
+	}
+}
+
+// A client that does not read is noticed by the deadline, at the latest with the write after it, and the goroutine ends.
+func TestGatheredTimesOut(t *testing.T) {
+	conn, _ := connected(t)
+	here := gather(conn)
+	if err := here.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	piece := make([]byte, fullRecord)
+	var err error
+	for i := 0; err == nil && i < 1<<16; i++ {
+		_, err = here.Write(piece)
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if _, again := here.Write([]byte("x")); again != err {
+		t.Errorf("a small write after it: %v", again)
+	}
+	if err := here.drain(); err != nil || here.writing || here.waiting != nil {
+		t.Errorf("%v: still writing", err)
+	}
+}
+
+// What is small is written at once, by whoever writes it.
+func TestGatheredWritesTheSmallAtOnce(t *testing.T) {
+	conn, _ := connected(t)
+	here := gather(conn)
+	for n := int64(1); n < 10; n++ {
+		if _, err := here.Write(make([]byte, 100)); err != nil || conn.writes.Load() != n || here.writing {
+			t.Fatalf("%d: %d writes, %v", n, conn.writes.Load(), err)
+		}
+	}
+}
+
+// BenchmarkLargeResponse is 16 MiB over HTTPS and HTTP/2, client included.
+func BenchmarkLargeResponse(b *testing.B) {
+	body := make([]byte, 16<<20)
+	for name, wrap := range map[string]func(net.Listener) net.Listener{
+		"gathered": func(l net.Listener) net.Listener { return Listener{Listener: l} },
+		"plain":    func(l net.Listener) net.Listener { return l },
+	} {
+		b.Run(name, func(b *testing.B) {
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) }))
+			server.EnableHTTP2 = true
+			server.Listener = wrap(server.Listener)
+			server.StartTLS()
+			defer server.Close()
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				resp, err := server.Client().Get(server.URL)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if n, err := io.Copy(io.Discard, resp.Body); err != nil || n != int64(len(body)) {
+					b.Fatal(n, err)
+				}
+				_ = resp.Body.Close()
+			}
+		})
+	}
+}
+
+// Half of a connection ends behind all that was written, however slowly the other side reads; a deadline that is set meanwhile ends it.
+func TestCloseWrite(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	defer server.Close()
+	for _, limit := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe() // which holds nothing
+			config := server.TLS.Clone()
+			config.SessionTicketsDisabled, config.DynamicRecordSizingDisabled = true, true // what is small waits to be read
+			here, there := tls.Server(Conn(near), config), tls.Client(far, &tls.Config{InsecureSkipVerify: true})
+			text := make([]byte, 64<<10)
+			ended := make(chan error, 1)
+			go func() {
+				if _, err := here.Write(text); err != nil {
+					t.Error(err)
+				}
+				go func() {
+					err := cmp.Or(CloseWrite(here), Flush(here))
+					if err != nil {
+						_ = near.Close()
+					}
+					ended <- err
+				}()
+				synctest.Wait()
+				if limit > 0 {
+					_ = here.SetWriteDeadline(time.Now().Add(limit))
+				}
+			}()
+			if err := there.HandshakeContext(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Hour)
+			got, err := io.ReadAll(there)
+			if whole := len(got) == len(text) && err == nil; whole != (limit == 0) {
+				t.Errorf("limit %v: %d bytes, %v", limit, len(got), err)
+			}
+			if err := <-ended; (err == nil) != (limit == 0) {
+				t.Errorf("limit %v: %v", limit, err)
+			}
+			_, _ = here.Close(), there.Close()
+		})
+	}
+}
