@@ -20,7 +20,7 @@ func (s *Server) believe() (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.disbelieve = cancel
 	keys := s.keys.Load()
-	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, kinds.Accounts(s.store.Head), secrets{s})
+	s.authn, err = authn.New(ctx, s.config.Authentication, keys.CAPEM, keys.AccountKey, kinds.TokenGetter(s.store.Head), secrets{s})
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func (s *Server) aggregate(out *egress.Dialer) {
 		s.aggregator.Follow()
 		s.apiServices.Follow()
 	}
-	s.engine.Live.OnSwap(follow)
+	s.engine.Live.OnUpdate(follow)
 	follow(nil)
 }
 

@@ -52,11 +52,11 @@ func (s *Server) diskGauges() []api.Gauge {
 			return 1
 		}},
 		{Name: "trellis_storage_disk_free_bytes", Help: "Free bytes of the disk that the data directory is on.", Read: func() float64 {
-			free, _ := s.disk.Room()
+			free, _ := s.disk.FreeSpace()
 			return float64(free)
 		}},
 		{Name: "trellis_storage_disk_reserve_bytes", Help: "Bytes of the disk that are kept free for what makes room.", Read: func() float64 {
-			_, reserve := s.disk.Room()
+			_, reserve := s.disk.FreeSpace()
 			return float64(reserve)
 		}},
 		{Name: "trellis_storage_disk_failures", Help: "How often the disk has failed a write since the server was started.", Read: func() float64 {

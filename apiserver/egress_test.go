@@ -129,7 +129,7 @@ func TestClusterThroughTunnel(t *testing.T) {
 	h := newHooked(t, c)
 	asked := func(what, address string) {
 		t.Helper()
-		if all := far.Asked(); !slices.Contains(all, address) {
+		if all := far.Requests(); !slices.Contains(all, address) {
 			t.Errorf("%s: the tunnel was asked for %q, want %s", what, all, address)
 		}
 	}
@@ -159,13 +159,13 @@ func TestClusterThroughTunnel(t *testing.T) {
 			t.Errorf("metrics have no %s", want)
 		}
 	}
-	far.Asked()
+	far.Requests()
 	h.send("DELETE", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/hook", "")
 	h.send("DELETE", "/api/v1/namespaces/default/configmaps/m", "")
 	if code, said := h.admit(fmt.Sprintf(`"url":"https://127.0.0.1:%d/admit"`, h.port)); code != http.StatusInternalServerError || !strings.Contains(said, "127.0.0.1") { // its certificate has another name
 		t.Errorf("a URL: %d %s", code, said)
 	}
-	if all := far.Asked(); slices.Contains(all, fmt.Sprintf("127.0.0.1:%d", h.port)) {
+	if all := far.Requests(); slices.Contains(all, fmt.Sprintf("127.0.0.1:%d", h.port)) {
 		t.Errorf("a URL: the tunnel was asked for %q", all)
 	}
 }
@@ -179,7 +179,7 @@ func TestControlPlaneThroughTunnel(t *testing.T) {
 		t.Errorf("%d %s", code, said)
 	}
 	other := func(a string) bool { return a != address } // a client may connect more than once
-	if all := far.Asked(); len(all) == 0 || slices.ContainsFunc(all, other) {
+	if all := far.Requests(); len(all) == 0 || slices.ContainsFunc(all, other) {
 		t.Errorf("the tunnel was asked for %q", all)
 	}
 	h.post("/api/v1/namespaces/default/services", `{"metadata":{"name":"nobody"},"spec":{"type":"ExternalName","externalName":"localhost"}}`)
@@ -188,7 +188,7 @@ func TestControlPlaneThroughTunnel(t *testing.T) {
 	if code, said := h.admit(`"service":{"namespace":"default","name":"nobody","port":1}`); code != http.StatusInternalServerError || !strings.Contains(said, "connection refused") {
 		t.Errorf("a Service: %d %s", code, said)
 	}
-	if all := far.Asked(); slices.ContainsFunc(all, other) {
+	if all := far.Requests(); slices.ContainsFunc(all, other) {
 		t.Errorf("a Service: the tunnel was asked for %q", all)
 	}
 }
@@ -218,14 +218,14 @@ func TestTunnelWithoutEnd(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, said)
 		}
 	}
-	if all := far.Asked(); len(all) == 0 || all[0] != fmt.Sprintf("203.0.113.5:%d", h.port) {
+	if all := far.Requests(); len(all) == 0 || all[0] != fmt.Sprintf("203.0.113.5:%d", h.port) {
 		t.Errorf("the tunnel was asked for %q", all)
 	}
 	// of which nobody has asked yet, as connections are kept
 	h.post("/api/v1/namespaces/default/pods", `{"metadata":{"name":"q"},"spec":{"nodeName":"n","containers":[{"name":"c","image":"i"}]}}`)
 	patch("/api/v1/namespaces/default/pods/q/status", `{"podIPs":[{"ip":"203.0.113.3"}],"podIP":"203.0.113.3"}`)
 	no := "No agent available" // the reference's words
-	far.Refusal.Store(&no)
+	far.DialError.Store(&no)
 	if code, said := h.convert(); code != http.StatusInternalServerError || !strings.Contains(said, "No agent available") {
 		t.Errorf("conversion: %d %s", code, said)
 	}
@@ -260,7 +260,7 @@ func TestEtcdThroughTunnel(t *testing.T) {
 	s := start(t, apiserver.Config{Etcd: apiserver.Etcd{Servers: []string{e.URL}}, EgressSelectorFile: file, Controllers: []string{"clusterrole-aggregation-controller"}})
 	resp, err := client(t, s).Post(s.URL()+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(`{"metadata":{"name":"m"}}`))
 	body(t, resp, err, http.StatusCreated)
-	if all := far.Asked(); len(all) == 0 || all[0] != "203.0.113.9:"+port {
+	if all := far.Requests(); len(all) == 0 || all[0] != "203.0.113.9:"+port {
 		t.Errorf("the tunnel was asked for %q", all)
 	}
 	if err := s.Shutdown(); err != nil {
@@ -298,7 +298,7 @@ func TestEtcdSoughtThroughTunnel(t *testing.T) {
 		t.Fatalf("%v: %v", err, <-started)
 	}
 	defer came.Close()
-	if all := far.Asked(); !slices.Contains(all, l.Addr().String()) {
+	if all := far.Requests(); !slices.Contains(all, l.Addr().String()) {
 		t.Errorf("the tunnel was asked for %q, want %s", all, l.Addr())
 	}
 	cancel()

@@ -66,7 +66,7 @@ func (s *Server) ClientConfig() *rest.Config {
 
 // serverName is that by which the administrator asks for the server's own certificate; "" where there is no other.
 func (s *Server) serverName() string {
-	if s.config.TLS.Given() {
+	if s.config.TLS.IsSet() {
 		return serving.LoopbackName
 	}
 	return ""

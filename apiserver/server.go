@@ -152,7 +152,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 func (s *Server) runLoops() {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stopLoops = cancel
-	ctx = controllers.Quietly(ctx, s.config.Logger)
+	ctx = controllers.WithLogger(ctx, s.config.Logger)
 	s.loops.Go(func() {
 		if err := s.feed.Run(ctx); ctx.Err() == nil {
 			s.fail(fmt.Errorf("tell the control loops of changes: %w", err))
@@ -176,7 +176,7 @@ func (s *Server) runLoops() {
 		s.every(ctx, repairInterval, "the addresses of Services are not repaired", func() error { return s.repairAddresses(ctx) })
 		return controllers.RunServiceCIDRs(ctx, c, s.config.ServiceClusterIPRanges)
 	}
-	s.every(ctx, priorityInterval, "the priorities of requests are not kept", func() error { return controllers.KeepPriorities(ctx, s.Loopback()) })
+	s.every(ctx, priorityInterval, "the priorities of requests are not kept", func() error { return controllers.ReconcileFlowControl(ctx, s.Loopback()) })
 	s.every(ctx, namespacesInterval, "the system namespaces are not kept", func() error { return s.systemNamespaces(ctx) })
 	for _, loop := range []struct {
 		run   func(context.Context, *rest.Config) error
@@ -205,7 +205,7 @@ func (s *Server) writeDangling(ctx context.Context) error {
 	if s.config.Fairness.Disabled {
 		return nil
 	}
-	return controllers.WriteDangling(ctx, s.Loopback())
+	return controllers.ReconcileDangling(ctx, s.Loopback())
 }
 
 // priorityInterval is upstream's.
@@ -214,11 +214,11 @@ const priorityInterval = time.Minute
 // upstream are controllers of kube-controller-manager's.
 func (s *Server) upstream() *controllers.Upstream {
 	signing := s.config.ClusterSigning
-	signing.Own = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
+	signing.ServerCA = func() (cert, key string, done func(), err error) { return s.keys.Load().CAFiles() }
 	return controllers.NewUpstream(controllers.UpstreamConfig{
 		Controllers: s.config.Controllers, RootCA: s.keys.Load().CAPEM, Tokens: s.authn.LegacyIssuer, Signing: signing,
 		NamespaceDelay: s.config.NamespaceDelay, Dangling: !s.config.Fairness.Disabled,
-		Counted: s.quotas.Counted, Elect: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
+		QuotaObjects: s.quotas.Objects, LeaderElection: len(s.config.Etcd.Servers) > 0, Logger: s.config.Logger,
 	})
 }
 
@@ -357,22 +357,22 @@ func (s *Server) openWebhooks(out *egress.Dialer) error {
 		Report:      s.reachable.Report,
 		Egress:      out,
 		Credentials: from,
-		Names: func(crd string) string {
+		WebhookOf: func(crd string) string {
 			plural, group, _ := strings.Cut(crd, ".")
 			if d := s.definition(group, plural); d != nil && d.Custom != nil {
 				return d.Custom.Conversion.Webhook
 			}
 			return ""
 		},
-		Observe: func(c conversion.Call) { s.handler.ObserveConversion(c) },
-		Broke:   func(webhook string) { s.engine.WebhookBroke(webhook) },
+		Observe:      func(c conversion.Call) { s.handler.ObserveConversion(c) },
+		Disconnected: func(webhook string) { s.engine.WebhookDisconnected(webhook) },
 	})
 	return nil
 }
 
 // openEngine returns once all that is stored is known.
 func (s *Server) openEngine(ctx context.Context, out *egress.Dialer) (*engine.Engine, error) {
-	enabled, err := kinds.Enablement(s.config.RuntimeConfig)
+	enabled, err := kinds.ParseRuntimeConfig(s.config.RuntimeConfig)
 	if err != nil {
 		return nil, fmt.Errorf("runtime config: %w", err)
 	}
@@ -423,8 +423,8 @@ func (s *Server) takeOver(catalog *resource.Catalog) {
 		if d.Custom.Migrating {
 			s.migrating = append(s.migrating, crd)
 		}
-		if d.Custom.Unreachable {
-			s.webhooks.Suspect(crd)
+		if d.Custom.ConversionUnavailable {
+			s.webhooks.HalfOpen(crd)
 		}
 	}
 }

@@ -198,7 +198,7 @@ func (f *serveFlags) complete() error {
 	if err := checkLocalServices(f.config.LocalServices); err != nil {
 		return err
 	}
-	if _, err := kinds.Enablement(f.config.RuntimeConfig); err != nil {
+	if _, err := kinds.ParseRuntimeConfig(f.config.RuntimeConfig); err != nil {
 		return fmt.Errorf("--runtime-config: %w", err)
 	}
 	for name, value := range f.gates {

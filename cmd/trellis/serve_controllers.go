@@ -20,7 +20,7 @@ func (f *serveFlags) bindControllers(flags *pflag.FlagSet) {
 		"controllers of kube-controller-manager that run, '*' for all, '-name' for one that does not: "+strings.Join(controllers.Controllers(), ", ")+"; these run unless '-name' or '-*' says otherwise: "+strings.Join(controllers.Loops, ", "))
 	flags.DurationVar(&f.config.ClusterSigning.Duration, clusterSigning+"duration", 365*24*time.Hour,
 		"how long the certificates are good for at most that CertificateSigningRequests ask for")
-	all := &f.config.ClusterSigning.All
+	all := &f.config.ClusterSigning.DefaultCA
 	flags.StringVar(&all.CertFile, clusterSigning+"cert-file", "", "file of the CA that signs these certificates; by default the CA in the data directory does")
 	flags.StringVar(&all.KeyFile, clusterSigning+"key-file", "", "file of its key")
 	f.signers = map[string]*controllers.CA{}
@@ -40,18 +40,18 @@ func (f *serveFlags) checkControllers() error {
 	if c.Duration <= 0 {
 		return errors.New("--cluster-signing-duration: must be more than 0")
 	}
-	if c.All.Half() {
+	if c.DefaultCA.Incomplete() {
 		return errors.New("--cluster-signing-cert-file and --cluster-signing-key-file: name both or none")
 	}
-	c.By = map[string]controllers.CA{}
+	c.SignerCAs = map[string]controllers.CA{}
 	for name, ca := range f.signers {
 		switch {
-		case ca.Half():
+		case ca.Incomplete():
 			return fmt.Errorf("--%s%s-cert-file and --%[1]s%[2]s-key-file: name both or none", clusterSigning, name)
-		case ca.CertFile != "" && c.All.CertFile != "":
+		case ca.CertFile != "" && c.DefaultCA.CertFile != "":
 			return fmt.Errorf("--%scert-file, --%[1]s%s-cert-file: cannot specify default and per controller certs at the same time", clusterSigning, name)
 		case ca.CertFile != "":
-			c.By[name] = *ca
+			c.SignerCAs[name] = *ca
 		}
 	}
 	return nil

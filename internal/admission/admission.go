@@ -40,10 +40,10 @@ type Request struct {
 	Reinvoked bool
 	// Validated says that an earlier attempt at the same create has passed Validate.
 	Validated bool
-	// Kept is what plugins keep, by their names, from when they are asked to when they are asked again, in this attempt or the next. It
+	// PluginState is what plugins keep, by their names, from when they are asked to when they are asked again, in this attempt or the next. It
 	// may be nil.
-	Kept  map[string]any
-	Write // nil where a plugin is only asked whether it handles the request
+	PluginState map[string]any
+	Write       // nil where a plugin is only asked whether it handles the request
 }
 
 // Write is what a request is about, and who hears of it.

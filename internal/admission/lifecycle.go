@@ -41,7 +41,7 @@ func (l Lifecycle) Admit(ctx context.Context, r *Request) error {
 	if c := r.Version.Definition.Custom; r.Operation == Create && c != nil && c.Terminating {
 		return apierrors.NewForbidden(gr, r.ObjectName(ctx), errTerminating)
 	}
-	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Answer != nil {
+	if d := r.Version.Definition; !d.Namespaced || r.Operation != Create || d.Behavior.Review != nil {
 		return nil // what is there is in a namespace that is there, too; and everything may be asked
 	}
 	kind := l.Namespaces()

@@ -173,7 +173,7 @@ func (b *backend) examine(e *endpoint) (a answer) {
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, handshakeTimeout)
 	defer cancel()
-	if a.err = e.probe.Shake(ctx); a.err == nil {
+	if a.err = e.probe.Handshake(ctx); a.err == nil {
 		a.list, a.http2, a.err = b.ask(e, probeTimeout)
 	}
 	e.well.Store(a.err == nil && e.breaks.Load() == breaks)

@@ -143,10 +143,10 @@ func (b *backend) newEndpoint(address string) (e *endpoint, err error) {
 		CABundle: b.service.CABundle, Insecure: b.service.Insecure, Certificate: b.of.config.Certificate,
 	}
 	probing := options
-	options.Anyones = true
+	options.ClientTimeouts = true
 	upgrading := options
 	probing.PingEvery, probing.MaxBytes, probing.Timeout = pingEvery, maxDiscovery, probeTimeout
-	probing.Broke = func() {
+	probing.Disconnected = func() {
 		e.breaks.Add(1)
 		e.well.Store(false)
 		b.poke()

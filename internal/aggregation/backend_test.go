@@ -39,7 +39,7 @@ const (
 
 // world is an Aggregator, and the API servers that it finds.
 type world struct {
-	*fixture.World
+	*fixture.Env
 	*aggregation.Aggregator
 	reports chan aggregation.Condition
 	served  *httptest.Server // proxies everything to the one APIService
@@ -62,7 +62,7 @@ func (c *fastClock) Now() time.Time                  { return time.Now().Add(tim
 func (c *fastClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 func newWorld(t *testing.T) *world {
-	w := &world{World: fixture.Open(t, kinds.Config{}), reports: make(chan aggregation.Condition, 100)}
+	w := &world{Env: fixture.Open(t, kinds.Config{}), reports: make(chan aggregation.Condition, 100)}
 	client, err := pki.Ensure("", nil, time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func newWorld(t *testing.T) *world {
 		Report:      func(_ *resource.APIService, c aggregation.Condition) { w.reports <- c },
 	})
 	t.Cleanup(w.Close)
-	w.Live.OnSwap(func(*resource.Catalog) { w.Follow() })
+	w.Live.OnUpdate(func(*resource.Catalog) { w.Follow() })
 	return w
 }
 
@@ -325,7 +325,7 @@ func (w *world) expect(path string, status int, body string) {
 		w.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if got := read(w.World, resp); resp.StatusCode != status || got != body {
+	if got := read(w.Env, resp); resp.StatusCode != status || got != body {
 		w.Errorf("%s: %d %q, want %d %q", path, resp.StatusCode, got, status, body)
 	}
 }

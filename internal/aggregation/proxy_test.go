@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-func read(t *fixture.World, resp *http.Response) string {
+func read(t *fixture.Env, resp *http.Response) string {
 	t.Helper()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -113,7 +113,7 @@ func TestWhoAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if body := read(w.World, resp); resp.StatusCode != http.StatusTeapot || body != "the body" {
+	if body := read(w.Env, resp); resp.StatusCode != http.StatusTeapot || body != "the body" {
 		t.Errorf("%d %q", resp.StatusCode, body)
 	}
 	for name, want := range map[string]string{"Audit-Id": "the-audit-id", "Cache-Control": "public", "Warning": `299 - "careful"`} {
@@ -243,7 +243,7 @@ func TestStream(t *testing.T) {
 	}()
 	resp = w.ask(ctx, http.MethodPost, url, body)
 	defer resp.Body.Close()
-	if got, want := read(w.World, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
+	if got, want := read(w.Env, resp), fmt.Sprintln(large+held, "<nil>"); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

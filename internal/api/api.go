@@ -69,8 +69,8 @@ type Server struct {
 	watchCounts  watchCounts
 	impersonator http.Handler
 	budget       budget
-	slots        *compute.Slots // of expensive requests
-	waiting      *compute.Room  // for slots, and for the rest of bodies
+	slots        *compute.Slots  // of expensive requests
+	waiting      *compute.Budget // for slots, and for the rest of bodies
 
 	inflight atomic.Int64
 	draining atomic.Bool
@@ -90,7 +90,7 @@ func New(c Config) *Server {
 		impersonator: impersonator(c.Authorizer),
 		budget:       newBudget(c.MemoryBudget),
 	}
-	s.waiting = compute.NewRoom(s.budget.size / waitingShare)
+	s.waiting = compute.NewBudget(s.budget.size / waitingShare)
 	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.waiting)
 	if c.RequestTimeout == 0 {
 		s.config.RequestTimeout = requestTimeout

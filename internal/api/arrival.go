@@ -16,10 +16,10 @@ const slowBody = 50 * time.Millisecond
 // arrival is a body on its way.
 type arrival struct {
 	*request
-	size atomic.Int64                 // memory of the body, in bytes
-	late *time.Timer                  // gives up the seat; nil: there is none
-	left chan struct{}                // closed when the seat is given up
-	stay atomic.Pointer[compute.Stay] // among the requests that wait; nil while it has its seat
+	size atomic.Int64                        // memory of the body, in bytes
+	late *time.Timer                         // gives up the seat; nil: there is none
+	left chan struct{}                       // closed when the seat is given up
+	stay atomic.Pointer[compute.Reservation] // among the requests that wait; nil while it has its seat
 
 	mu            sync.Mutex
 	over, refused bool // once it is over, no deadline is set: the handler may have returned, and then net/http panics
@@ -40,9 +40,9 @@ func (q *request) expect(reserved int64) *arrival {
 func (a *arrival) unseat() {
 	defer close(a.left)
 	a.seat.Release(time.Now)
-	stay := a.server.waiting.Enter(a.attributes.User.GetName(), a.refuse)
+	stay := a.server.waiting.Reserve(a.attributes.User.GetName(), a.refuse)
 	a.stay.Store(stay)
-	stay.Set(a.size.Load())
+	stay.Resize(a.size.Load())
 }
 
 // refuse ends the wait for the body of a request that takes too much memory.
@@ -65,7 +65,7 @@ func (a *arrival) Read(p []byte) (int, error) {
 	n, err := a.r.Body.Read(p)
 	if size := a.size.Add(int64(n)); n > 0 {
 		if stay := a.stay.Load(); stay != nil {
-			stay.Set(size)
+			stay.Resize(size)
 		}
 	}
 	return n, err
@@ -81,7 +81,7 @@ func (a *arrival) arrived() error {
 		return nil
 	}
 	<-a.left
-	a.stay.Load().Leave()
+	a.stay.Load().Release()
 	if a.refused {
 		return tooMany()
 	}

@@ -102,7 +102,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: d.Tree, Made: d.Internal, Typed: true}, nil
+		return engine.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, nil
 	case formatYAML:
 		t, repeated, err := object.DecodeYAML(data)
 		if err != nil {
@@ -123,7 +123,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	if typed != nil {
 		d, err := typed.Decode(data)
 		if err == nil {
-			return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, q.named(data, d.Tree)
+			return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}, q.named(data, d.Tree)
 		}
 		fault = err
 	}
@@ -131,7 +131,7 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 	if err != nil {
 		return engine.Body{}, q.malformed(data, err)
 	}
-	return engine.Body{Tree: t, Strict: duplicates(repeated), Fault: fault, Source: data}, q.named(data, t)
+	return engine.Body{Tree: t, Strict: duplicates(repeated), DecodeError: fault, Source: data}, q.named(data, t)
 }
 
 // named refuses a body whose apiVersion or kind is no string, or whose apiVersion has two slashes, as upstream words it.

@@ -217,7 +217,7 @@ func tableOf(v *resource.Version, b *budget) *weight.Table {
 // checked has the engine weigh the decoded object where only a bound of its weight is known.
 func (q *request) checked(c engine.Caller) engine.Caller {
 	if q.unseen {
-		c.Fits = q.affords
+		c.CheckMemory = q.affords
 	}
 	return c
 }

@@ -93,7 +93,7 @@ func (q *request) alsoCreates() error {
 // leadsFurther says that what is behind the subresource in the path is for whom it leads to.
 func (q *request) leadsFurther() bool {
 	s := q.v.Subresource(q.subresource)
-	return s != nil && s.Connects != nil && s.Connects.Subpath != ""
+	return s != nil && s.Connect != nil && s.Connect.Subpath != ""
 }
 
 // subpath is what is behind the subresource in the path, from the slash on.

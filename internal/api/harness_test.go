@@ -31,7 +31,7 @@ type harness struct {
 
 func newHarness(t testing.TB, change ...func(*Config)) *harness {
 	t.Helper()
-	var w *fixture.World
+	var w *fixture.Env
 	roles := rbac.New(func() *storage.Snapshot { return w.Store.Head() })
 	authorizer, err := access.Chain(access.Named("rbac", roles))
 	if err != nil {

@@ -96,7 +96,7 @@ func newMetrics(s *Server) *metrics {
 		series:      map[seriesKey]*series{},
 		kinds:       map[kind][]seriesKey{},
 	}
-	s.live.OnSwap(m.prune)
+	s.live.OnUpdate(m.prune)
 	r := prometheus.NewRegistry()
 	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated, m.terminations,
 		m.conversions.byCRD, m.conversions.byResult, m.conversions.requests,

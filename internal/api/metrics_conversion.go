@@ -75,7 +75,7 @@ func (s *Server) ObserveConversion(c conversion.Call) {
 	if c.Failure != "" {
 		result = "failure"
 	}
-	seconds := c.Took.Seconds()
+	seconds := c.Duration.Seconds()
 	m.observe(s.live, c, seconds)
 	m.byResult.WithLabelValues(result, c.Failure).Observe(seconds)
 	m.requests.WithLabelValues(result, c.Failure).Inc()

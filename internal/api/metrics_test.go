@@ -15,7 +15,7 @@ func TestMetricsGoWithTheirKinds(t *testing.T) {
 	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/crontabs.stable.example.com"
 	v := h.server.live.Load().Find("stable.example.com", "v1", "crontabs")
 	used := func() {
-		h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1", Took: time.Second})
+		h.server.ObserveConversion(conversion.Call{CRD: "crontabs.stable.example.com", From: "v1", To: "v1beta1", Duration: time.Second})
 	}
 	h.want(200, "GET", crontabs, "")
 	h.want(200, "GET", crontabs+"/a", "")

@@ -68,9 +68,9 @@ func (q *request) ofVersion(path string) (native, served bool) {
 	parts := strings.Split(path, "/")
 	switch catalog := q.server.live.Load(); {
 	case len(parts) == 3 && parts[1] == "api":
-		return catalog.Native("", parts[2])
+		return catalog.LocalGroup("", parts[2])
 	case len(parts) == 4 && parts[1] == "apis" && parts[2] != "":
-		return catalog.Native(parts[2], parts[3])
+		return catalog.LocalGroup(parts[2], parts[3])
 	}
 	return false, false
 }

@@ -306,7 +306,7 @@ func (q *request) target() engine.Target {
 	// A webhook that is down shall not hold up namespaces, garbage and the end of CRDs: where a control loop
 	// asks, and metadata is all it wants to see, nothing is converted.
 	if q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete {
-		t.AsStored = conversion.Remote(q.v.Definition) && q.r.Context().Value(inProcess{}) != nil
+		t.AsStored = conversion.UsesWebhook(q.v.Definition) && q.r.Context().Value(inProcess{}) != nil
 	}
 	return t
 }
@@ -328,7 +328,7 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		Slot:         q.slot,
 	}
 	if q.audited != nil {
-		c.Decoded = q.auditSent
+		c.OnDecoded = q.auditSent
 	}
 	if q.verb != verbCreate {
 		c.MayCreate = q.mayCreate

@@ -50,8 +50,8 @@ func (q *request) route() bool {
 		return false
 	}
 	if q.subresource != "" {
-		if s := q.v.Subresource(q.subresource); s != nil && s.Connects != nil {
-			q.connect(s.Connects)
+		if s := q.v.Subresource(q.subresource); s != nil && s.Connect != nil {
+			q.connect(s.Connect)
 			return false
 		}
 	}
@@ -103,11 +103,11 @@ func (q *request) allowed() error {
 	}
 	if !slices.Contains(verbs, q.verb) && !q.watchesComputed() || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
 		switch s := q.v.Subresource(q.subresource); {
-		case s == nil || s.Connects == nil:
+		case s == nil || s.Connect == nil:
 			return q.unsupported()
 		case q.watchPrefix:
 			return missing()
-		case !slices.Contains(s.Connects.Methods, q.r.Method):
+		case !slices.Contains(s.Connect.Methods, q.r.Method):
 			return q.unsupported()
 		}
 	}
@@ -200,7 +200,7 @@ func missing() error {
 // notServed is what kube-apiserver says to a path that no handler has: a Status below
 // its own groups, a line of text elsewhere, from which clients make the same Status.
 func (q *request) notServed() {
-	if native, _ := q.server.live.Load().Native(q.group, ""); native && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {
+	if native, _ := q.server.live.Load().LocalGroup(q.group, ""); native && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {
 		q.fail(missing())
 		return
 	}

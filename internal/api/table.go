@@ -139,7 +139,7 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
 	row, err := metav1.TableRow{}, error(nil)
 	if t.blank {
-		row, err = t.version.BlankRow()
+		row, err = t.version.EmptyRow()
 	} else {
 		row, err = t.version.Row(o.Packed().JSON())
 	}

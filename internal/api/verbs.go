@@ -64,7 +64,7 @@ func (q *request) create() error {
 
 // act does what a POST to a subresource asks for.
 func (q *request) act(ctx context.Context, b engine.Body, c engine.Caller) error {
-	obj, said, err := q.server.engine.Act(ctx, q.target(), b, c)
+	obj, said, err := q.server.engine.PostSubresource(ctx, q.target(), b, c)
 	if err != nil {
 		return err
 	}

@@ -234,7 +234,7 @@ func readable(js []byte, typed runtime.Object) ([]byte, error) {
 
 // appendProtobuf appends an object in its envelope.
 func appendProtobuf(dst []byte, o engine.Object) ([]byte, error) {
-	message, err := o.Message()
+	message, err := o.Protobuf()
 	if err != nil {
 		return dst, err
 	}

@@ -69,7 +69,7 @@ func (c *checker) costs(d *document) {
 			continue // the schema is refused
 		}
 		w := costing{root: root, rules: newRules(root), path: version.path + ".schema.openAPIV3Schema"}
-		w.walk(s.RootPlace(), root, nil)
+		w.walk(s.RootRuleNode(), root, nil)
 		for _, r := range w.found {
 			r.File = d.file
 			r.Line, r.Column = d.position(r.Path)
@@ -114,7 +114,7 @@ func (s down) schema(t object.Tree) object.Tree {
 	return below
 }
 
-func (s down) place(p *schema.Place) *schema.Place {
+func (s down) place(p *schema.RuleNode) *schema.RuleNode {
 	switch s.keyword {
 	case "items":
 		return p.Items()
@@ -133,7 +133,7 @@ func steps(t object.Tree) (all []down) {
 	return append(all, down{"items", ""}, down{"additionalProperties", ""})
 }
 
-func (w *costing) walk(p *schema.Place, t object.Tree, at []down) {
+func (w *costing) walk(p *schema.RuleNode, t object.Tree, at []down) {
 	if p == nil || t == nil {
 		return
 	}
@@ -219,7 +219,7 @@ func (w *costing) cost(at []down) (Estimate, bool) {
 	if err != nil {
 		return 0, false
 	}
-	p := s.RootPlace()
+	p := s.RootRuleNode()
 	for _, step := range at {
 		p = step.place(p)
 	}

@@ -17,7 +17,7 @@ var ErrTooMany = errors.New("too many expensive requests wait")
 // Slots is a number of slots, each for one request that computes. Users who wait take turns: a user with many requests delays another
 // user by one of them. It is safe for concurrent use.
 type Slots struct {
-	room *Room // of the requests that wait
+	room *Budget // of the requests that wait
 
 	mu      sync.Mutex
 	free    int
@@ -37,7 +37,7 @@ type waiter struct {
 }
 
 // NewSlots returns n slots. The requests that wait for them are in a Room.
-func NewSlots(n int, room *Room) *Slots { return &Slots{free: n, room: room} }
+func NewSlots(n int, room *Budget) *Slots { return &Slots{free: n, room: room} }
 
 // For returns the Slot of one request of a user. It is not acquired yet.
 func (s *Slots) For(user string) *Slot { return &Slot{of: s, user: user} }
@@ -60,9 +60,9 @@ func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
 		return nil
 	}
 	if memory > 0 {
-		stay := s.room.Enter(user, func() { s.refuse(w) })
-		stay.Set(memory)
-		defer stay.Leave()
+		stay := s.room.Reserve(user, func() { s.refuse(w) })
+		stay.Resize(memory)
+		defer stay.Release()
 	}
 	select {
 	case <-w.done:

@@ -15,7 +15,7 @@ import (
 // Users take turns, whatever the number and the order of their requests.
 func TestUsersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewSlots(1, NewRoom(1<<30))
+		s := NewSlots(1, NewBudget(1<<30))
 		first := s.For("a")
 		if !first.TryAcquire() {
 			t.Fatal("no slot")
@@ -46,7 +46,7 @@ func TestUsersTakeTurns(t *testing.T) {
 // At the bound of memory, the newest request of the user with the most memory is refused; another user's request still waits.
 func TestBoundOfWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewSlots(1, NewRoom(100))
+		s := NewSlots(1, NewBudget(100))
 		first := s.For("a")
 		first.TryAcquire()
 		results := map[string]chan error{}
@@ -77,7 +77,7 @@ func TestBoundOfWaiting(t *testing.T) {
 // share the slot.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := NewSlots(1, NewRoom(0))
+		s := NewSlots(1, NewBudget(0))
 		slot, other := s.For("a"), s.For("b")
 		slot.TryAcquire()
 		ctx := slot.Context(t.Context())
@@ -117,7 +117,7 @@ func TestPause(t *testing.T) {
 // Whatever requests do at the same time, no more of them compute than there are slots, and all slots are free in the end.
 func TestSlotsUnderLoad(t *testing.T) {
 	const slots = 3
-	s := NewSlots(slots, NewRoom(50))
+	s := NewSlots(slots, NewBudget(50))
 	var computing atomic.Int64
 	var all sync.WaitGroup
 	for i := range 16 {
@@ -149,28 +149,28 @@ func TestSlotsUnderLoad(t *testing.T) {
 
 // A Room refuses the newest requests of the user with the most memory until the others fit, and forgets the requests that leave.
 func TestRoom(t *testing.T) {
-	r := NewRoom(100)
+	r := NewBudget(100)
 	var refused []string
-	enter := func(user, name string, memory int64) *Stay {
-		s := r.Enter(user, func() { refused = append(refused, name) })
-		s.Set(memory)
+	enter := func(user, name string, memory int64) *Reservation {
+		s := r.Reserve(user, func() { refused = append(refused, name) })
+		s.Resize(memory)
 		return s
 	}
 	a1, a2, b1 := enter("a", "a1", 40), enter("a", "a2", 0), enter("b", "b1", 50)
-	a2.Set(5)
-	b1.Set(60) // 105: b has the most
+	a2.Resize(5)
+	b1.Resize(60) // 105: b has the most
 	if !slices.Equal(refused, []string{"b1"}) {
 		t.Errorf("%v", refused)
 	}
-	b1.Set(90) // it is refused already
+	b1.Resize(90) // it is refused already
 	enter("c", "c1", 55)
-	a1.Set(60) // 120: a has the most, and a2 is the newest
+	a1.Resize(60) // 120: a has the most, and a2 is the newest
 	if !slices.Equal(refused, []string{"b1", "a2", "a1"}) {
 		t.Errorf("%v", refused)
 	}
-	a1.Leave()
-	for _, s := range []*Stay{a2, b1} {
-		s.Leave()
+	a1.Release()
+	for _, s := range []*Reservation{a2, b1} {
+		s.Release()
 	}
 	if r.used != 55 || len(r.users) != 1 {
 		t.Errorf("%d bytes of %d users", r.used, len(r.users))

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Room bounds the memory of requests that wait: for a slot, or for the rest of their body. At the bound, the newest request of the user
+// Budget bounds the memory of requests that wait: for a slot, or for the rest of their body. At the bound, the newest request of the user
 // whose requests have the most memory is refused. It is safe for concurrent use.
-type Room struct {
+type Budget struct {
 	mu    sync.Mutex
 	most  int64 // bytes
 	used  int64
@@ -20,23 +20,23 @@ type Room struct {
 type occupant struct {
 	name   string
 	memory int64
-	stays  []*Stay // the oldest first
+	stays  []*Reservation // the oldest first
 }
 
-// Stay is the time that one request spends in a Room.
-type Stay struct {
-	room   *Room
+// Reservation is the time that one request spends in a Room.
+type Reservation struct {
+	room   *Budget
 	of     *occupant
 	memory int64
 	refuse func()
 	over   bool
 }
 
-// NewRoom returns a Room for a number of bytes.
-func NewRoom(most int64) *Room { return &Room{most: most, users: map[string]*occupant{}} }
+// NewBudget returns a Room for a number of bytes.
+func NewBudget(most int64) *Budget { return &Budget{most: most, users: map[string]*occupant{}} }
 
-// Enter adds a request of a user, which has no memory yet. refuse is called at most once, by any goroutine, if the request has to leave.
-func (r *Room) Enter(user string, refuse func()) *Stay {
+// Reserve adds a request of a user, which has no memory yet. refuse is called at most once, by any goroutine, if the request has to leave.
+func (r *Budget) Reserve(user string, refuse func()) *Reservation {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := r.users[user]
@@ -44,16 +44,16 @@ func (r *Room) Enter(user string, refuse func()) *Stay {
 		o = &occupant{name: user}
 		r.users[user] = o
 	}
-	s := &Stay{room: r, of: o, refuse: refuse}
+	s := &Reservation{room: r, of: o, refuse: refuse}
 	o.stays = append(o.stays, s)
 	return s
 }
 
-// Set sets the memory of the request in bytes. It refuses requests, which may include this one, until the rest fits.
-func (s *Stay) Set(memory int64) {
+// Resize sets the memory of the request in bytes. It refuses requests, which may include this one, until the rest fits.
+func (s *Reservation) Resize(memory int64) {
 	r := s.room
 	r.mu.Lock()
-	var refused []*Stay
+	var refused []*Reservation
 	if !s.over {
 		r.add(s, memory-s.memory)
 		for r.used > r.most {
@@ -66,21 +66,21 @@ func (s *Stay) Set(memory int64) {
 	}
 }
 
-// Leave removes the request. A second call does nothing.
-func (s *Stay) Leave() {
+// Release removes the request. A second call does nothing.
+func (s *Reservation) Release() {
 	s.room.mu.Lock()
 	defer s.room.mu.Unlock()
 	s.room.remove(s)
 }
 
-func (r *Room) add(s *Stay, n int64) {
+func (r *Budget) add(s *Reservation, n int64) {
 	s.memory += n
 	s.of.memory += n
 	r.used += n
 }
 
 // evict removes the newest request with memory of the user with the most memory. There is one, because memory is in use.
-func (r *Room) evict() *Stay {
+func (r *Budget) evict() *Reservation {
 	largest := slices.MaxFunc(slices.Collect(maps.Values(r.users)), func(a, b *occupant) int { return cmp.Compare(a.memory, b.memory) })
 	i := len(largest.stays) - 1
 	for largest.stays[i].memory == 0 {
@@ -91,7 +91,7 @@ func (r *Room) evict() *Stay {
 	return s
 }
 
-func (r *Room) remove(s *Stay) {
+func (r *Budget) remove(s *Reservation) {
 	if s.over {
 		return
 	}

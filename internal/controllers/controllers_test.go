@@ -431,7 +431,7 @@ func TestOneProcessLeads(t *testing.T) {
 		return holder
 	}
 	config := func(j *journal) controllers.UpstreamConfig {
-		return controllers.UpstreamConfig{Controllers: []string{controllers.AggregateRoles}, Elect: true, Logger: slog.New(j)}
+		return controllers.UpstreamConfig{Controllers: []string{controllers.AggregateRoles}, LeaderElection: true, Logger: slog.New(j)}
 	}
 	first, second := newJournal(), newJournal()
 	stop := alone(t, c.server.Config, config(first))

@@ -36,8 +36,8 @@ func newDangling(config *rest.Config) (*dangling, error) {
 	return &dangling{client: c, queue: newQueue[string]("write conditions of FlowSchemas")}, nil
 }
 
-// WriteDangling writes the condition Dangling of all FlowSchemas.
-func WriteDangling(ctx context.Context, config *rest.Config) error {
+// ReconcileDangling writes the condition Dangling of all FlowSchemas.
+func ReconcileDangling(ctx context.Context, config *rest.Config) error {
 	d, err := newDangling(config)
 	if err != nil {
 		return err

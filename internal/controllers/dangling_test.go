@@ -146,7 +146,7 @@ func TestKeepPriorities(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := controllers.KeepPriorities(t.Context(), s.Config); err != nil {
+	if err := controllers.ReconcileFlowControl(t.Context(), s.Config); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{"mine": true, "kept": true, "odd": true, "exempt": true, "probes": true, "old": false} {

@@ -33,9 +33,9 @@ func (b *bootstrap) priorities(ctx context.Context) {
 	b.requestPriorities(ctx)
 }
 
-// KeepPriorities creates and updates the FlowSchemas and PriorityLevelConfigurations that every cluster has, and deletes those that earlier
+// ReconcileFlowControl creates and updates the FlowSchemas and PriorityLevelConfigurations that every cluster has, and deletes those that earlier
 // releases had.
-func KeepPriorities(ctx context.Context, config *rest.Config) error {
+func ReconcileFlowControl(ctx context.Context, config *rest.Config) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("client for priorities: %w", err)

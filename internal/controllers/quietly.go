@@ -10,8 +10,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Quietly has loops of upstream's, which tell of their end as of something that went wrong, log by l until ctx is done.
-func Quietly(ctx context.Context, l *slog.Logger) context.Context {
+// WithLogger has loops of upstream's, which tell of their end as of something that went wrong, log by l until ctx is done.
+func WithLogger(ctx context.Context, l *slog.Logger) context.Context {
 	return klog.NewContext(ctx, logr.FromSlogHandler(untilDone{l.Handler(), ctx.Err}))
 }
 

@@ -144,7 +144,7 @@ func (c counter) ByNamespace(namespace string) cache.GenericNamespaceLister {
 
 // List implements cache.GenericNamespaceLister.
 func (c counter) List(labels.Selector) ([]runtime.Object, error) {
-	return c.u.Counted(c.r, c.namespace)
+	return c.u.QuotaObjects(c.r, c.namespace)
 }
 
 // countedInformers keep whole objects of those kinds of which a quota wants to know more than how many there are, of the others

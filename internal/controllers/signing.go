@@ -12,19 +12,19 @@ import (
 
 // Signing says who signs the certificates that CertificateSigningRequests ask for.
 type Signing struct {
-	// Own returns the files of the CA that signs for all where no other is given, and what to do when they are needed no longer.
-	Own func() (cert, key string, done func(), err error)
-	// All is the CA of all signers that is given, By those of single ones; then the others sign nothing.
-	All      CA
-	By       map[string]CA
-	Duration time.Duration // that certificates are good for at most; 0: a year
+	// ServerCA returns the files of the CA that signs for all where no other is given, and what to do when they are needed no longer.
+	ServerCA func() (cert, key string, done func(), err error)
+	// DefaultCA is the CA of all signers that is given, By those of single ones; then the others sign nothing.
+	DefaultCA CA
+	SignerCAs map[string]CA
+	Duration  time.Duration // that certificates are good for at most; 0: a year
 }
 
 // CA are the files of a certificate and of its key.
 type CA struct{ CertFile, KeyFile string }
 
-// Half is true where one of the two is missing.
-func (c CA) Half() bool { return (c.CertFile == "") != (c.KeyFile == "") }
+// Incomplete is true where one of the two is missing.
+func (c CA) Incomplete() bool { return (c.CertFile == "") != (c.KeyFile == "") }
 
 // Signers are the signers of Kubernetes', by what the flags of kube-controller-manager call them.
 var Signers = map[string]string{
@@ -36,9 +36,9 @@ var Signers = map[string]string{
 
 // openSigners makes the controller that signs what has been approved.
 func openSigners(ctx context.Context, u *Upstream) (run func(context.Context), err error) {
-	all, done := u.Signing.All, func() {}
-	if all == (CA{}) && len(u.Signing.By) == 0 {
-		if all.CertFile, all.KeyFile, done, err = u.Signing.Own(); err != nil {
+	all, done := u.Signing.DefaultCA, func() {}
+	if all == (CA{}) && len(u.Signing.SignerCAs) == 0 {
+		if all.CertFile, all.KeyFile, done, err = u.Signing.ServerCA(); err != nil {
 			return nil, err
 		}
 	}
@@ -49,8 +49,8 @@ func openSigners(ctx context.Context, u *Upstream) (run func(context.Context), e
 	var runs []func(context.Context)
 	for name, of := range Signers {
 		ca := all
-		if len(u.Signing.By) > 0 {
-			ca = u.Signing.By[name]
+		if len(u.Signing.SignerCAs) > 0 {
+			ca = u.Signing.SignerCAs[name]
 		}
 		if ca == (CA{}) {
 			continue

@@ -28,15 +28,15 @@ type UpstreamConfig struct {
 	RootCA      []byte                        // that ConfigMaps and Secrets tell clients, PEM
 	Tokens      serviceaccount.TokenGenerator // for Secrets
 	Signing     Signing
-	// Counted are the objects of a resource in a namespace, with none missing that a ResourceQuota has been charged for.
-	Counted func(schema.GroupVersionResource, string) ([]runtime.Object, error)
+	// QuotaObjects are the objects of a resource in a namespace, with none missing that a ResourceQuota has been charged for.
+	QuotaObjects func(schema.GroupVersionResource, string) ([]runtime.Object, error)
 	// NamespaceDelay is the time from the deletion of a namespace to the first write of the namespace controller, which is one of Loops.
 	NamespaceDelay time.Duration
 	// Dangling has the condition Dangling of FlowSchemas written.
 	Dangling bool
-	// Elect has them run in one process at a time, of those that serve the same objects.
-	Elect  bool
-	Logger *slog.Logger
+	// LeaderElection has them run in one process at a time, of those that serve the same objects.
+	LeaderElection bool
+	Logger         *slog.Logger
 }
 
 // Upstream are controllers of kube-controller-manager's. Each begins with the first object that it is about, and so costs nothing
@@ -130,7 +130,7 @@ func (u *Upstream) Run(ctx context.Context, config *rest.Config) (err error) {
 	if u.client, err = kubernetes.NewForConfig(u.config); err != nil {
 		return fmt.Errorf("client of controllers: %w", err)
 	}
-	if u.Elect {
+	if u.LeaderElection {
 		return u.elected(ctx, u.run)
 	}
 	u.run(ctx)

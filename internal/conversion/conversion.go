@@ -16,8 +16,10 @@ import (
 // been pruned. One object that fails fails all. The error is for clients, worded as upstream's.
 type Webhook func(ctx context.Context, to *resource.Version, objects []object.Tree) ([]object.Tree, error)
 
-// Remote reports whether a kind's objects are converted by a webhook: in batches, and kept once converted.
-func Remote(d *resource.Definition) bool { return d.Custom != nil && d.Custom.Conversion.Webhook != "" }
+// UsesWebhook reports whether a kind's objects are converted by a webhook: in batches, and kept once converted.
+func UsesWebhook(d *resource.Definition) bool {
+	return d.Custom != nil && d.Custom.Conversion.Webhook != ""
+}
 
 // Convert translates t from one version of a Definition that is not Remote to another, by way of the
 // storage version. from may be nil if the version is no longer known; then t is
@@ -61,5 +63,5 @@ func Trivial(from, to *resource.Version) bool {
 	if c := declared(to.Definition); c != nil {
 		return c.trivial(from, to)
 	}
-	return !Remote(to.Definition) && (from == nil || from.ConvertTo == nil) && to.ConvertFrom == nil
+	return !UsesWebhook(to.Definition) && (from == nil || from.ConvertTo == nil) && to.ConvertFrom == nil
 }

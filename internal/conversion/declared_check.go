@@ -63,8 +63,8 @@ func (c *compiler) reads(_ context.Context, from, to *resource.Version) {
 	for _, d := range c.result.ways[route{versionName(from), versionName(to)}] {
 		set, read = append(set, d.Target), append(read, d.Reads...)
 	}
-	for _, l := range schema.Losses(a, b, set, read) {
-		c.refuse(from, to, l.Path, l.Why)
+	for _, l := range schema.LostFields(a, b, set, read) {
+		c.refuse(from, to, l.Path, l.Reason)
 	}
 }
 

@@ -35,9 +35,9 @@ type WebhookConfig struct {
 	Egress *egress.Dialer
 	// Credentials are those of calls; nil: calls have none.
 	Credentials *credentials.Source
-	// Broke, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken
+	// Disconnected, unless nil, is told the JSON of spec.conversion.webhook to whose webhook a connection has broken
 	// (egress.Options). It must not block.
-	Broke func(webhook string)
+	Disconnected func(webhook string)
 	// Timeout bounds what one request may wait for, all its calls together, and so each of them; 0 means a minute.
 	Timeout time.Duration
 	// Observe, unless nil, gets every call that was made or refused; it must not block.
@@ -46,15 +46,15 @@ type WebhookConfig struct {
 	// first time that it does, and after each time that it could not be reached. One that could not is looked for until it
 	// accepts a connection. err is nil too for a CRD that names no webhook any longer. It must not block.
 	Report func(crd string, err error)
-	// Names, unless nil, returns the JSON of spec.conversion.webhook that a CRD has now; "" if it has none. It must not block.
-	Names func(crd string) string
+	// WebhookOf, unless nil, returns the JSON of spec.conversion.webhook that a CRD has now; "" if it has none. It must not block.
+	WebhookOf func(crd string) string
 }
 
 // Call is one call to a webhook, as metrics count it.
 type Call struct {
 	CRD      string // its name
 	From, To string // versions; From is the first object's
-	Took     time.Duration
+	Duration time.Duration
 	Failure  string // upstream's failure_type; "" for a success
 }
 
@@ -85,8 +85,8 @@ func NewWebhooks(c WebhookConfig) *Webhooks {
 	if c.Report == nil {
 		c.Report = func(string, error) {}
 	}
-	if c.Broke == nil {
-		c.Broke = func(string) {}
+	if c.Disconnected == nil {
+		c.Disconnected = func(string) {}
 	}
 	ended, end := context.WithCancel(context.Background())
 	return &Webhooks{

@@ -56,8 +56,8 @@ func newCaller(text string, w *Webhooks) (*caller, error) {
 	options := egress.Options{
 		Name: "conversion", CABundle: c.ClientConfig.CABundle,
 		Timeout: min(callTimeout, w.config.Timeout), MaxBytes: maxAnswerBytes,
-		Replayable: true, // converting twice does no harm
-		Broke:      func() { w.config.Broke(text) },
+		Replayable:   true, // converting twice does no harm
+		Disconnected: func() { w.config.Disconnected(text) },
 	}
 	var address string
 	if s := c.ClientConfig.Service; s != nil {

@@ -443,7 +443,7 @@ func TestCallsAreObserved(t *testing.T) {
 		var got []Call
 		w := NewWebhooks(WebhookConfig{Observe: func(c Call) { got = append(got, c) }})
 		_ = convertOne(w, newHook(t, c.change).config())
-		if len(got) != 1 || got[0].Failure != c.want || got[0].CRD != "crontabs.example.com" || got[0].From != "v1beta1" || got[0].To != "v1" || got[0].Took <= 0 {
+		if len(got) != 1 || got[0].Failure != c.want || got[0].CRD != "crontabs.example.com" || got[0].From != "v1beta1" || got[0].To != "v1" || got[0].Duration <= 0 {
 			t.Errorf("got %+v, want one call that ends with %q", got, c.want)
 		}
 		w.Close()

@@ -125,7 +125,7 @@ func TestBrokenConnectionsAreTold(t *testing.T) {
 				s := newSpeaker(t, c.answer, c.later)
 				config := s.webhook()
 				var told atomic.Int64
-				w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{ControlPlane: s.dial}, Broke: func(text string) {
+				w := NewWebhooks(WebhookConfig{Egress: &egress.Dialer{ControlPlane: s.dial}, Disconnected: func(text string) {
 					if text == config {
 						told.Add(1)
 					}
@@ -160,7 +160,7 @@ func TestGoingAwayIsTold(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(answered(q, nil))
 		}).quiet()
 		told := make(chan string, 10)
-		w := NewWebhooks(WebhookConfig{Broke: func(text string) { told <- text }})
+		w := NewWebhooks(WebhookConfig{Disconnected: func(text string) { told <- text }})
 		defer w.Close()
 		if err := convertOne(w, h.config()); err != nil || h.last.Load().ProtoMajor != 2 {
 			t.Fatal(err, h.last.Load().Proto)
@@ -211,7 +211,7 @@ func TestServiceThatLeadsElsewhere(t *testing.T) {
 				return number.Load
 			},
 		},
-		Broke: func(string) { broken.Add(1) },
+		Disconnected: func(string) { broken.Add(1) },
 	})
 	defer w.Close()
 	config := fmt.Sprintf(`{"conversionReviewVersions":["v1"],"clientConfig":{"service":{"namespace":"default","name":"plain"},"caBundle":%s}}`, strconv.Quote(before.ca()))

@@ -83,7 +83,7 @@ func (s *site) dial() (net.Conn, error) {
 
 // callSites returns Webhooks that reach some hosts.
 func callSites(said *reports, names func(string) string, sites ...*site) *Webhooks {
-	return NewWebhooks(WebhookConfig{Report: said.report, Names: names, Egress: &egress.Dialer{ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
+	return NewWebhooks(WebhookConfig{Report: said.report, WebhookOf: names, Egress: &egress.Dialer{ControlPlane: func(_ context.Context, _, address string) (net.Conn, error) {
 		for _, s := range sites {
 			if address == s.name+":443" {
 				return s.dial()
@@ -177,7 +177,7 @@ func TestMuteWebhookAfterARestart(t *testing.T) {
 		s.alive, s.mute = true, true
 		w := callSites(&said, func(string) string { return s.config() }, s)
 		defer w.Close()
-		w.Suspect("crontabs.example.com")
+		w.HalfOpen("crontabs.example.com")
 		<-time.After(2 * time.Second)
 		if got := said.take(); got != "crontabs.example.com: <nil>" {
 			t.Fatalf("reported %q of one that takes connections", got)

@@ -61,7 +61,7 @@ func (r *reachability) suspect(c *caller, crd string) {
 		r.say(crd, verdict{by: c, told: true}, err)
 	} else {
 		r.crds[crd] = verdict{by: c}
-		c.transport.Suspect()
+		c.transport.HalfOpen()
 	}
 	r.probe(c)
 }
@@ -150,16 +150,16 @@ func (r *reachability) back(c *caller) {
 	}
 }
 
-// Suspect is for a CRD that says, since before there were these Webhooks, that its webhook cannot be reached: that is probed
+// HalfOpen is for a CRD that says, since before there were these Webhooks, that its webhook cannot be reached: that is probed
 // until it can be. It is not called.
-func (w *Webhooks) Suspect(crd string) { w.follow(crd, nil) }
+func (w *Webhooks) HalfOpen(crd string) { w.follow(crd, nil) }
 
 // follow has a CRD that names another webhook than was's by now hear of that one.
 func (w *Webhooks) follow(crd string, was *caller) {
-	if w.config.Names == nil {
+	if w.config.WebhookOf == nil {
 		return
 	}
-	text := w.config.Names(crd)
+	text := w.config.WebhookOf(crd)
 	if was != nil && text == was.text {
 		return
 	}

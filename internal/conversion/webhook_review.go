@@ -37,7 +37,7 @@ func (c *caller) convert(ctx context.Context, to *resource.Version, b batch) ([]
 	crd := to.Definition.Names.Plural + "." + to.Definition.Group
 	from := kindOf(b.objects[0])
 	out, failure, err := c.call(ctx, crd, to, b)
-	c.webhooks.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Took: time.Since(start), Failure: failure})
+	c.webhooks.config.Observe(Call{CRD: crd, From: from.Version, To: to.GroupVersion.Version, Duration: time.Since(start), Failure: failure})
 	if err = bounded(err); failure == callFailure {
 		err = unreachable{err}
 	}

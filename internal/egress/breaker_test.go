@@ -118,7 +118,7 @@ func TestSuspect(t *testing.T) {
 		for _, answered := range []bool{false, true} {
 			d := newDestination(t, host, ends(ok))
 			client := newCaller(t, d, Options{MaxBytes: 1000})
-			client.Suspect()
+			client.HalfOpen()
 			if answered {
 				if _, _, err := client.call(t.Context()); err != nil {
 					t.Fatal(err)
@@ -146,7 +146,7 @@ func TestProbe(t *testing.T) {
 		if client.Probe(t.Context()) {
 			t.Error("it was always there")
 		}
-		client.Suspect()
+		client.HalfOpen()
 		if !client.Probe(t.Context()) || client.Probe(t.Context()) {
 			t.Error("it is back, once")
 		}

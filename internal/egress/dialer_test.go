@@ -91,7 +91,7 @@ func TestServiceIsConnectedToAnew(t *testing.T) {
 			},
 			Generation: func(string, string) func() uint64 { return generation.Load },
 		}
-		transport, err := dialer.NewTransport(Options{Service: &Service{"n", "s", 443}, CABundle: old.ca, MaxBytes: 1000, Broke: func() { broke.Add(1) }})
+		transport, err := dialer.NewTransport(Options{Service: &Service{"n", "s", 443}, CABundle: old.ca, MaxBytes: 1000, Disconnected: func() { broke.Add(1) }})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -136,7 +136,7 @@ func hasAnswered(err error) bool { return errors.Is(err, errClosed) || errors.Is
 func (x *exchange) judge(err error) {
 	breaker, ended := &x.transport.breaker, context.Cause(x.asked)
 	switch {
-	case err != nil && x.transport.options.Anyones && (ended != nil || x.on.Load() != nil):
+	case err != nil && x.transport.options.ClientTimeouts && (ended != nil || x.on.Load() != nil):
 		x.done(errNoVerdict)
 	case err != nil && (errors.Is(ended, context.Canceled) || ended != nil && time.Since(x.began) < minWait):
 		x.done(errNoVerdict)

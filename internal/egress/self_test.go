@@ -110,7 +110,7 @@ func TestLimitsOfTheAPI(t *testing.T) {
 	if back := hangs.Probe(t.Context()); back || hangs.Err() == nil {
 		t.Errorf("back %t, %v", back, hangs.Err())
 	}
-	hangs.Suspect() // as after a start, when nothing has been asked
+	hangs.HalfOpen() // as after a start, when nothing has been asked
 	if back := hangs.Probe(t.Context()); !back {
 		t.Error("a server that is there is taken as away")
 	}

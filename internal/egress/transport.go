@@ -40,8 +40,8 @@ type Options struct {
 	MaxBytes int64
 	// Replayable says that two requests do no harm in place of one: one that is refused or broken off is sent once more.
 	Replayable bool
-	// Broke, unless nil, is told of a connection that breaks (connection). It must not block.
-	Broke func()
+	// Disconnected, unless nil, is told of a connection that breaks (connection). It must not block.
+	Disconnected func()
 	// EndpointOf is the Service that Address is an endpoint of: it names the host of requests, and the certificate has to name it.
 	// nil: Address is a host of its own. Insecure accepts any certificate.
 	EndpointOf *Service
@@ -57,9 +57,9 @@ type Options struct {
 	// PingEvery is how long a connection of HTTP/2 to an Address is silent before it is pinged, and then how long it has to
 	// answer; 0: pingTimeout.
 	PingEvery time.Duration
-	// Anyones says that clients decide how long they wait, and break off as they like: the circuit breaker then counts only
+	// ClientTimeouts says that clients decide how long they wait, and break off as they like: the circuit breaker then counts only
 	// connections that do not come to be.
-	Anyones bool
+	ClientTimeouts bool
 	// Upgrades has each request be of HTTP/1.1 on a connection of its own, which its answer may turn into a stream.
 	Upgrades bool
 
@@ -85,8 +85,8 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Broke == nil {
-		o.Broke = func() {}
+	if o.Disconnected == nil {
+		o.Disconnected = func() {}
 	}
 	t := &Transport{options: o, host: o.Address, metrics: d.Metrics, generation: func() uint64 { return 0 }}
 	if t.metrics == nil {
@@ -125,7 +125,7 @@ func (d *Dialer) NewTransport(o Options) (*Transport, error) {
 		t.template.ResponseHeaderTimeout = o.Timeout
 	}
 	t.breaker.reset()
-	t.pool.Store(newPool(t.template, t.generation(), o.Broke))
+	t.pool.Store(newPool(t.template, t.generation(), o.Disconnected))
 	t.metrics.add(t)
 	return t, nil
 }
@@ -177,7 +177,7 @@ func (t *Transport) connections() *pool {
 		if now <= p.generation {
 			return p
 		}
-		if fresh := newPool(t.template, now, t.options.Broke); t.pool.CompareAndSwap(p, fresh) {
+		if fresh := newPool(t.template, now, t.options.Disconnected); t.pool.CompareAndSwap(p, fresh) {
 			p.retire()
 			return fresh
 		}
@@ -195,9 +195,9 @@ func (t *Transport) sender() http.RoundTripper {
 // Err is why requests fail at once, but for one at a time; nil while the circuit breaker is closed.
 func (t *Transport) Err() error { return t.breaker.err() }
 
-// Suspect says that the destination could not be reached before there was this Transport, so that Probe tells if it can be, and
+// HalfOpen says that the destination could not be reached before there was this Transport, so that Probe tells if it can be, and
 // that the first request to fail is one too many: it may accept connections and answer nothing.
-func (t *Transport) Suspect() {
+func (t *Transport) HalfOpen() {
 	t.breaker.refused.Store(true)
 	t.breaker.suspect.Store(true)
 }
@@ -208,11 +208,11 @@ func (t *Transport) Suspect() {
 func (t *Transport) Probe(ctx context.Context) (back bool) {
 	ctx, cancel := context.WithTimeout(ctx, openFor)
 	defer cancel()
-	return t.breaker.probed(t.Shake(ctx))
+	return t.breaker.probed(t.Handshake(ctx))
 }
 
-// Shake opens a connection and closes it, with all of TLS and no request.
-func (t *Transport) Shake(ctx context.Context) error {
+// Handshake opens a connection and closes it, with all of TLS and no request.
+func (t *Transport) Handshake(ctx context.Context) error {
 	if t.options.itself != nil {
 		return nil
 	}

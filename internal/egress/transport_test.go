@@ -149,7 +149,7 @@ func TestGoAway(t *testing.T) {
 	dialer := &Dialer{ControlPlane: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, to)
 	}}
-	transport, err := dialer.NewTransport(Options{Address: "example.com:443", MaxBytes: 1000, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.Certificate().Raw}), Broke: func() { broke <- struct{}{} }})
+	transport, err := dialer.NewTransport(Options{Address: "example.com:443", MaxBytes: 1000, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: first.Certificate().Raw}), Disconnected: func() { broke <- struct{}{} }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestPings(t *testing.T) {
 			listener <- server
 			return cut{client, dead}, nil
 		}}
-		transport, err := dialer.NewTransport(Options{Address: host + ":443", MaxBytes: 1000, Timeout: time.Hour, CABundle: d.ca, Broke: func() { broke.Add(1) }})
+		transport, err := dialer.NewTransport(Options{Address: host + ":443", MaxBytes: 1000, Timeout: time.Hour, CABundle: d.ca, Disconnected: func() { broke.Add(1) }})
 		if err != nil {
 			t.Fatal(err)
 		}

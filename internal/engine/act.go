@@ -11,9 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Act does what a POST to a subresource asks for: the binding of a Pod, its eviction, a token. It is the body that goes through the
+// PostSubresource does what a POST to a subresource asks for: the binding of a Pod, its eviction, a token. It is the body that goes through the
 // stages. Where there is an answer, said is true.
-func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object, said bool, err error) {
+func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller) (o Object, said bool, err error) {
 	w, err := e.newWrite(ctx, t, c, acts)
 	if err != nil {
 		return o, false, err
@@ -25,7 +25,7 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 	w.sub = w.onto.Version.Subresource(w.onto.Subresource)
 	w.resolve(w.sub.Body)
 	w.change = func(w *write) (object.Tree, error) {
-		if object.String(b.Tree, "apiVersion") == w.sub.AlsoAt {
+		if object.String(b.Tree, "apiVersion") == w.sub.AlternateAPIVersion {
 			b.Tree["apiVersion"] = w.v.APIVersion
 		}
 		sent, err := w.accept(b)
@@ -37,12 +37,12 @@ func (e *Engine) Act(ctx context.Context, t Target, b Body, c Caller) (o Object,
 	if err = w.run(); err == nil && w.deletion != nil && w.deletion.goesNext {
 		err = w.deletion.removeMarked()
 	}
-	return w.answer, w.sub.Answer != nil || w.sub.Do != nil && w.answer.Record != nil, err
+	return w.answer, w.sub.Respond != nil || w.sub.Do != nil && w.answer.Record != nil, err
 }
 
 // targetAt returns an object of a built-in kind, or with the name "" one that the body names. The kind need not be served: --runtime-config
 // may disable it, and an APIService may have another server serve it.
-func (e *Engine) targetAt(p resource.Place, namespace, name string) Target {
+func (e *Engine) targetAt(p resource.Endpoint, namespace, name string) Target {
 	d := e.Live.Load().Definition(p.Resource.Group, p.Resource.Resource)
 	v := d.Versions[slices.IndexFunc(d.Versions, func(v *resource.Version) bool { return v.GroupVersion.Version == p.Resource.Version })]
 	if !d.Namespaced {
@@ -74,7 +74,7 @@ func (w *write) check() (err error) {
 
 // say answers what is posted.
 func (w *write) say() error {
-	said, err := w.sub.Answer(w.strategyContext(), w.target.Name, w.typed.obj)
+	said, err := w.sub.Respond(w.strategyContext(), w.target.Name, w.typed.obj)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (w *write) onObject(way way) *write {
 // act stores what becomes of the object. As with upstream's, its strategy has no say in that, and whoever asks owns nothing of it.
 func (w *write) act() (err error) {
 	switch {
-	case w.sub.Answer != nil:
+	case w.sub.Respond != nil:
 		return w.say()
 	case w.sub.Delete != nil:
 		return w.delete()

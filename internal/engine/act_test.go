@@ -32,7 +32,7 @@ func (w *world) bind(name, text string) error {
 	t := w.pods(name).sub("binding")
 	body := Body{Tree: decode(w, text)}
 	body.Tree["apiVersion"], body.Tree["kind"] = "v1", "Binding"
-	_, _, err := w.Act(w.ctx, t, body, w.caller)
+	_, _, err := w.PostSubresource(w.ctx, t, body, w.caller)
 	return err
 }
 

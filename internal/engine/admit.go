@@ -86,7 +86,7 @@ func (w *write) admit() error {
 func (w *write) admission() *admission.Request {
 	w.request = admission.Request{
 		Operation: w.op, Version: w.v, Target: w.target.Version, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
-		User: w.caller.User, DryRun: w.caller.DryRun, Kept: w.request.Kept, Write: admitted{w},
+		User: w.caller.User, DryRun: w.caller.DryRun, PluginState: w.request.PluginState, Write: admitted{w},
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.wanted)

@@ -16,14 +16,14 @@ func (w *write) along() error {
 	if w.goes {
 		obj = nil
 	}
-	if along := w.def.Behavior.Along; along != nil {
+	if along := w.def.Behavior.RelatedWrites; along != nil {
 		for _, c := range along(w.rec, obj) {
 			if err := w.with(&c); err != nil {
 				return err
 			}
 		}
 	}
-	if w.def.Behavior.Ledger == nil {
+	if w.def.Behavior.ReserveCapacity == nil {
 		return nil
 	}
 	return w.enter(obj)
@@ -31,24 +31,24 @@ func (w *write) along() error {
 
 // enter adds to the commit what the ledger of the kind says. What refuses a write is looked at once more in the newest state there is.
 func (w *write) enter(obj object.Tree) error {
-	e, err := w.def.Behavior.Ledger(w.rec, w.old, obj, w.packed.JSON())
+	e, err := w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
 	if err != nil {
 		if _, err := w.engine.newest(w.ctx); err != nil {
 			return err
 		}
-		e, err = w.def.Behavior.Ledger(w.rec, w.old, obj, w.packed.JSON())
+		e, err = w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
 	}
 	w.also, w.guards = append(w.also, e.Writes...), append(w.guards, e.Guards...)
 	return asPlain(err)
 }
 
 // with adds to the commit the write of another object, by the server itself.
-func (w *write) with(c *resource.Change) error {
+func (w *write) with(c *resource.RelatedWrite) error {
 	way := stores
 	if c.Delete {
 		way = removes
 	}
-	o, err := w.engine.newWrite(w.ctx, w.engine.targetAt(c.Of, w.target.Namespace, c.Name), itself, way)
+	o, err := w.engine.newWrite(w.ctx, w.engine.targetAt(c.Endpoint, w.target.Namespace, c.Name), itself, way)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (w *write) with(c *resource.Change) error {
 }
 
 // changedBy is the object as c wants it.
-func (w *write) changedBy(c *resource.Change) (object.Tree, error) {
+func (w *write) changedBy(c *resource.RelatedWrite) (object.Tree, error) {
 	if c.Create != nil {
 		return detach(c.Create), nil
 	}

@@ -107,7 +107,7 @@ func (b *binder) place(bind bool) error {
 		return nil
 	}
 	binding := fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"name":%q}}`, pod, node)
-	_, _, err := b.Act(b.ctx, b.of(pod).sub("binding"), Body{Tree: decode(b, binding)}, b.quiet())
+	_, _, err := b.PostSubresource(b.ctx, b.of(pod).sub("binding"), Body{Tree: decode(b, binding)}, b.quiet())
 	switch {
 	case err == nil:
 		b.bound.Add(1)

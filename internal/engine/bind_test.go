@@ -55,7 +55,7 @@ func (w *world) resize(pod, cpu string) {
 // unguarded has bindings as kube-apiserver has them.
 func (w *world) unguarded() {
 	w.Helper()
-	w.pods("").Version.Definition.Behavior.Ledger = nil
+	w.pods("").Version.Definition.Behavior.ReserveCapacity = nil
 }
 
 // roomOvertaken is what happens to the node n between the judgement of a binding to it and its commit. The node has a cpu, of which c

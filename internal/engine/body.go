@@ -22,8 +22,8 @@ func (w *write) accept(b Body) (object.Tree, error) {
 		return nil, err
 	}
 	kind := object.String(t, "kind")
-	if b.Fault != nil {
-		return nil, w.undecodable(kind, w.placed(t, b.Fault))
+	if b.DecodeError != nil {
+		return nil, w.undecodable(kind, w.placed(t, b.DecodeError))
 	}
 	t, unknown, err := w.rules.shape(w, t, b.Typed)
 	if err != nil {
@@ -38,8 +38,8 @@ func (w *write) accept(b Body) (object.Tree, error) {
 			w.warn(strict...)
 		}
 	}
-	if w.caller.Decoded != nil {
-		w.caller.Decoded(t)
+	if w.caller.OnDecoded != nil {
+		w.caller.OnDecoded(t)
 	}
 	return t, nil
 }
@@ -59,7 +59,7 @@ func (w *write) placed(t object.Tree, err error) string {
 	if w.v.Type == nil || errors.As(err, &named) || strings.Contains(err.Error(), "Go struct field") {
 		return err.Error()
 	}
-	if at := w.v.Type.Misfit(t); at != nil {
+	if at := w.v.Type.TypeMismatch(t); at != nil {
 		return at.String() + ": " + err.Error()
 	}
 	return err.Error()

@@ -11,7 +11,7 @@ import (
 func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
 	t.Name = "" // the object says it
 	way := stores
-	if t.Version.Definition.Behavior.Answer != nil {
+	if t.Version.Definition.Behavior.Review != nil {
 		way = asks
 	}
 	w, err := e.newWrite(ctx, t, c, way)
@@ -57,8 +57,8 @@ func sent(b Body) change {
 				wipeSystemFields(object.EnsureMetadata(t))
 			}
 			accepted, warned = t, w.warned
-			if b.Made != nil {
-				w.typed.made = b.Made
+			if b.Internal != nil {
+				w.typed.made = b.Internal
 			}
 		}
 		w.warned = warned[:len(warned):len(warned)]

@@ -18,7 +18,7 @@ import (
 
 // reply answers a question.
 func (w *write) reply() error {
-	out, err := w.def.Behavior.Answer(w.strategyContext(), w.wanted)
+	out, err := w.def.Behavior.Review(w.strategyContext(), w.wanted)
 	w.answer = ObjectOf(w.v, 0, object.Pack(out, 0))
 	return err
 }

@@ -13,7 +13,7 @@ func (e *Engine) Connect(ctx context.Context, t Target, options object.Tree, c C
 	if err != nil {
 		return nil, err
 	}
-	w.resolve(t.Version.Subresource(t.Subresource).Connects.Options)
+	w.resolve(t.Version.Subresource(t.Subresource).Connect.Options)
 	w.change = func(*write) (object.Tree, error) { return options, nil }
 	err = w.run()
 	return w.wanted, err

@@ -26,7 +26,7 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 	}
 	warnOfOrphans(t, &d, c)
 	batch := collectionBatch
-	if t.Version.Definition.Behavior.Along != nil {
+	if t.Version.Definition.Behavior.RelatedWrites != nil {
 		batch /= 3 // a Service goes with its addresses, and etcd takes 128 writes at a time
 	}
 	limited := o.Limit > 0

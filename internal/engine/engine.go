@@ -58,9 +58,9 @@ type Caller struct {
 	Options      runtime.Object          // of the verb, for admission
 	Annotate     func(key, value string) // adds to the audit record; nil: there is none
 	Trace        *Trace                  // gets the steps of the write; nil: nobody wants them
-	Decoded      func(object.Tree)       // sees the body of a create or update, with defaults; nil: nobody does
+	OnDecoded    func(object.Tree)       // sees the body of a create or update, with defaults; nil: nobody does
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
-	Fits         func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil: none does
+	CheckMemory  func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil: none does
 	Slot         *compute.Slot           // is paused while the write waits for a webhook; nil: the write is inexpensive
 	nameless     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
 }
@@ -110,12 +110,12 @@ type Body struct {
 	// Typed says that Tree was made by Version.Type (Decode, Normalize or DecodeProtobuf) and need not go
 	// through it once more.
 	Typed bool
-	// Made is the same object in the internal form, or nil. It belongs to the engine too.
-	Made resource.Internal
+	// Internal is the same object in the internal form, or nil. It belongs to the engine too.
+	Internal resource.Internal
 	// Strict are strict decoding errors so far: `duplicate field "spec.foo"`, `unknown field …`.
 	Strict []string
-	// Fault is why Version.Type did not take the body, where that has been tried.
-	Fault error
+	// DecodeError is why Version.Type did not take the body, where that has been tried.
+	DecodeError error
 	// Source is the body as it came, for errors that quote it; nil: they quote Tree.
 	Source []byte
 }

@@ -23,8 +23,8 @@ func (w *write) delete() error {
 		return asPlain(err)
 	}
 	d.guards = append(d.guards, how.Guards...)
-	if how.With != nil {
-		if err := d.with(how.With); err != nil {
+	if how.Related != nil {
+		if err := d.with(how.Related); err != nil {
 			return err
 		}
 	}

@@ -45,7 +45,7 @@ func (w *world) budget(name, spec, status string) {
 func (w *world) evict(pod, options string) error {
 	w.Helper()
 	body := Body{Tree: decode(w, fmt.Sprintf(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":%q},"deleteOptions":{%s}}`, pod, options))}
-	_, _, err := w.Act(w.ctx, w.pods(pod).sub("eviction"), body, w.caller)
+	_, _, err := w.PostSubresource(w.ctx, w.pods(pod).sub("eviction"), body, w.caller)
 	return err
 }
 
@@ -279,7 +279,7 @@ func TestEvictionRefused(t *testing.T) {
 	w := newWorld(t)
 	w.web("p")
 	post := func(text string) error {
-		_, _, err := w.Act(w.ctx, w.pods("p").sub("eviction"), Body{Tree: decode(t, text)}, w.caller)
+		_, _, err := w.PostSubresource(w.ctx, w.pods("p").sub("eviction"), Body{Tree: decode(t, text)}, w.caller)
 		return err
 	}
 	w.refused(post(`{"metadata":{"name":"q"}}`), 400, metav1.StatusReasonBadRequest, "name in URL does not match name in Eviction object")
@@ -302,7 +302,7 @@ func TestLegacyBinding(t *testing.T) {
 	w := newWorld(t)
 	w.pod("p")
 	post := func(text string) error {
-		_, _, err := w.Act(w.ctx, w.at("", "v1", "bindings", "default"), Body{Tree: decode(t, text)}, w.caller)
+		_, _, err := w.PostSubresource(w.ctx, w.at("", "v1", "bindings", "default"), Body{Tree: decode(t, text)}, w.caller)
 		return err
 	}
 	w.refused(post(`{"target":{"kind":"X","name":"m"}}`), 500, metav1.StatusReasonUnknown, `target.kind: Unsupported value: "X"`)

@@ -81,7 +81,7 @@ func (f *Feed) leave(one *follow) {
 func (f *Feed) Run(ctx context.Context) error {
 	for {
 		err := f.run(ctx)
-		if !storage.Missed(err) {
+		if !storage.MissedEvents(err) {
 			return err
 		}
 		f.mu.Lock()
@@ -163,7 +163,7 @@ func (f *Feed) tell(ev *storage.Event) {
 
 // summary is what followers hear of an object. It is copied, for it would keep all of the object in memory.
 func summary(rec *storage.Record, revision int64) *metav1.PartialObjectMetadata {
-	m, owners, err := object.ScanOwned(rec.Value)
+	m, owners, err := object.ScanOwners(rec.Value)
 	if err != nil {
 		m = &object.Meta{}
 	}

@@ -43,16 +43,16 @@ func (o Object) AppendItem(dst []byte) []byte {
 // Meta returns the object's metadata, scanned at most once per record.
 func (o Object) Meta() *object.Meta { return metaOf(o.Record).meta }
 
-// Message is the object's protobuf message at its version, not to be modified. It is made once for all who want it about the same
+// Protobuf is the object's protobuf message at its version, not to be modified. It is made once for all who want it about the same
 // time, as the answer to a write and the watches that tell of it: it stays until garbage is collected.
-func (o Object) Message() ([]byte, error) {
+func (o Object) Protobuf() ([]byte, error) {
 	d := derive(o.Record)
 	if kept := d.message.Load(); kept != nil {
 		if m := kept.Value(); m != nil && m.version == o.Version && m.revision == o.Revision {
 			return m.bytes, nil
 		}
 	}
-	bytes, err := o.Version.Type.Message(o.AppendJSON(nil))
+	bytes, err := o.Version.Type.Protobuf(o.AppendJSON(nil))
 	if err != nil {
 		return nil, err
 	}

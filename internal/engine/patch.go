@@ -268,10 +268,10 @@ func (w *write) misfit(p Patch, patched object.Tree, err error) string {
 
 // fits returns the caller's objection to the size of what a patch has made, which is about to be decoded.
 func (w *write) fits(t object.Tree) error {
-	if w.caller.Fits == nil {
+	if w.caller.CheckMemory == nil {
 		return nil
 	}
-	return w.caller.Fits(t)
+	return w.caller.CheckMemory(t)
 }
 
 // patched is live with the patch applied, and the problems of strict decoding so far.

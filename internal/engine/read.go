@@ -28,7 +28,7 @@ type reader struct {
 }
 
 func (e *Engine) reader(v *resource.Version) reader {
-	return reader{engine: e, version: v, convert: v.ConvertFrom != nil, remote: conversion.Remote(v.Definition)}
+	return reader{engine: e, version: v, convert: v.ConvertFrom != nil, remote: conversion.UsesWebhook(v.Definition)}
 }
 
 // readerOf is the reader for what a request addresses.
@@ -151,7 +151,7 @@ func settle(rec *storage.Record, d *resource.Definition) object.Packed {
 		if err != nil {
 			return p
 		}
-		if t, err := p.Tree(0); err == nil && s.Settled(t) {
+		if t, err := p.Tree(0); err == nil && s.IsNormalized(t) {
 			found = s.Fingerprint()
 		}
 		break
@@ -163,7 +163,7 @@ func settle(rec *storage.Record, d *resource.Definition) object.Packed {
 // unchanged reports that p looks at r's version as it is, but for its apiVersion: the version that it was
 // stored at, and the one that it is read at, both leave it alone.
 func (r reader) unchanged(p object.Packed) bool {
-	if r.convert || p.Foreign() {
+	if r.convert || p.MustDecode() {
 		return false
 	}
 	if r.asStored {
@@ -262,7 +262,7 @@ func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.
 	if err != nil {
 		return nil, nil, err
 	}
-	s.Restore(t)
+	s.NormalizeStored(t)
 	return t, from, nil
 }
 
@@ -329,7 +329,7 @@ func fit(v *resource.Version, t object.Tree) error {
 	if err != nil {
 		return err
 	}
-	if _, wrong := s.Fit(t); wrong != nil {
+	if _, wrong := s.PruneAndCoerce(t); wrong != nil {
 		return apierrors.NewInternalError(wrong)
 	}
 	return nil
@@ -339,7 +339,7 @@ func fit(v *resource.Version, t object.Tree) error {
 func fillIn(v *resource.Version, t object.Tree) (object.Tree, error) {
 	s, err := schemaOf(v)
 	if err == nil {
-		s.Fill(t)
+		s.FillDefaults(t)
 	}
 	return t, err
 }

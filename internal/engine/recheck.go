@@ -32,7 +32,7 @@ const (
 
 // originOf returns the origin of what the webhook of a kind makes now, nil for a kind that has none.
 func (e *Engine) originOf(d *resource.Definition, now time.Time) *origin {
-	if !conversion.Remote(d) {
+	if !conversion.UsesWebhook(d) {
 		return nil
 	}
 	generation := uint64(0)
@@ -46,8 +46,8 @@ func (e *Engine) originOf(d *resource.Definition, now time.Time) *origin {
 	return o
 }
 
-// WebhookBroke has the webhook of all CRDs that say so in spec.conversion.webhook asked again: a connection to it has broken.
-func (e *Engine) WebhookBroke(webhook string) {
+// WebhookDisconnected has the webhook of all CRDs that say so in spec.conversion.webhook asked again: a connection to it has broken.
+func (e *Engine) WebhookDisconnected(webhook string) {
 	catalog := e.Live.Load()
 	which := func(o *origin) bool {
 		d := catalog.Definition(o.kind.Group, o.kind.Resource)

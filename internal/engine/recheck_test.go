@@ -226,12 +226,12 @@ func TestConnectionBreaks(t *testing.T) {
 		r.list(r.now, ListOptions{})
 		r.calls()
 		<-time.After(10 * time.Second)
-		r.WebhookBroke("another")
+		r.WebhookDisconnected("another")
 		equal(t, "calls where another one broke", r.calls(), [2]int64{0, 0})
-		r.WebhookBroke(hostsWebhook)
+		r.WebhookDisconnected(hostsWebhook)
 		equal(t, "calls", r.calls(), [2]int64{1, 3})
 		<-time.After(5 * time.Second)
-		r.WebhookBroke(hostsWebhook)
+		r.WebhookDisconnected(hostsWebhook)
 		equal(t, "calls when another one breaks", r.calls(), [2]int64{1, 3})
 
 		<-time.After(time.Minute)
@@ -240,7 +240,7 @@ func TestConnectionBreaks(t *testing.T) {
 		<-time.After(time.Minute)
 		r.c.by.Store(1)
 		r.c.down.Store(true)
-		r.WebhookBroke(hostsWebhook)
+		r.WebhookDisconnected(hostsWebhook)
 		<-time.After(5500 * time.Millisecond)
 		equal(t, "calls while it starts", r.calls()[0], 6)
 		r.c.down.Store(false)
@@ -256,7 +256,7 @@ func TestConnectionsThatBreakAllTheTime(t *testing.T) {
 		r.by()
 		r.calls()
 		for range 100 {
-			r.WebhookBroke(hostsWebhook)
+			r.WebhookDisconnected(hostsWebhook)
 			<-time.After(100 * time.Millisecond)
 		}
 		if calls := r.calls()[0]; calls > 12 {
@@ -265,11 +265,11 @@ func TestConnectionsThatBreakAllTheTime(t *testing.T) {
 		<-time.After(2 * time.Minute)
 		r.by()
 		<-time.After(29 * time.Second)
-		r.WebhookBroke(hostsWebhook)
+		r.WebhookDisconnected(hostsWebhook)
 		r.calls()
 		<-time.After(10 * time.Second)
 		r.c.by.Store(1)
-		r.WebhookBroke(hostsWebhook)
+		r.WebhookDisconnected(hostsWebhook)
 		equal(t, "calls when nobody has read since", r.calls(), [2]int64{0, 0})
 		equal(t, "who reads next", r.by(), "")
 		equal(t, "calls then", r.calls(), [2]int64{1, 1})
@@ -339,13 +339,13 @@ func TestCloseEndsTheAsking(t *testing.T) {
 		r.c.enter = make(chan struct{})
 		for range 10 {
 			r.by()
-			r.WebhookBroke(hostsWebhook)
+			r.WebhookDisconnected(hostsWebhook)
 		}
 		equal(t, "calls", r.calls(), [2]int64{1, 1})
 		r.Close()
 		<-time.After(time.Minute)
 		r.by()
-		r.WebhookBroke(hostsWebhook)
+		r.WebhookDisconnected(hostsWebhook)
 		equal(t, "calls after the end", r.calls(), [2]int64{0, 0})
 	})
 }

@@ -32,7 +32,7 @@ func (r customRules) shape(_ *write, t object.Tree, typed bool) (out object.Tree
 		if err != nil {
 			return nil, nil, err
 		}
-		more, wrong := s.Shape(t)
+		more, wrong := s.Normalize(t)
 		if wrong != nil {
 			return nil, nil, wrong
 		}
@@ -206,7 +206,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	t := w.obj
 	switch {
 	case r.v == to:
-	case conversion.Remote(w.def):
+	case conversion.UsesWebhook(w.def):
 		t, err = w.convertRemote(t, to)
 	default:
 		// the copy, since t may be needed again as it is, if the storage version changes meanwhile
@@ -215,7 +215,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	if err != nil {
 		return object.Packed{}, err
 	}
-	if !s.Settled(t) {
+	if !s.IsNormalized(t) {
 		return object.Pack(t, unsettled), nil
 	}
 	return object.Pack(t, s.Fingerprint()), nil

@@ -57,14 +57,14 @@ func (r strategyRules) fill(w *write, t object.Tree) (object.Tree, error) {
 }
 
 func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter {
-	filters := r.MayOwn(subresource)
+	filters := r.ResetFields(subresource)
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 
 // permit refuses who may write objects of a kind, but not one as this: of roles and their bindings.
 func (w *write) permit() error {
 	s := w.def.Strategy
-	if s == nil || s.Permit == nil {
+	if s == nil || s.Authorize == nil {
 		return nil
 	}
 	obj, err := w.wantedInternal()
@@ -76,7 +76,7 @@ func (w *write) permit() error {
 	if err != nil {
 		return asInternal(err)
 	}
-	return asPlain(s.Permit(w.strategyContext(), obj, old))
+	return asPlain(s.Authorize(w.strategyContext(), obj, old))
 }
 
 func (r strategyRules) prepare(w *write) (err error) {
@@ -86,8 +86,8 @@ func (r strategyRules) prepare(w *write) (err error) {
 		return err
 	}
 	if w.op == admission.Create {
-		if r.Begin != nil {
-			if err := r.Begin(t.ctx, t.obj, nil); err != nil {
+		if r.Prepare != nil {
+			if err := r.Prepare(t.ctx, t.obj, nil); err != nil {
 				return err
 			}
 		}
@@ -101,8 +101,8 @@ func (r strategyRules) prepare(w *write) (err error) {
 		return asInternal(err)
 	}
 	t.obj.SetGeneration(t.old.GetGeneration()) // the strategy raises it
-	if r.Begin != nil && w.target.Subresource == "" {
-		if err := r.Begin(t.ctx, t.obj, t.old); err != nil {
+	if r.Prepare != nil && w.target.Subresource == "" {
+		if err := r.Prepare(t.ctx, t.obj, t.old); err != nil {
 			return err
 		}
 	}

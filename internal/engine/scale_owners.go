@@ -13,8 +13,8 @@ import (
 
 // scaleFields keeps the owners of a Scale. Those of the one field that a Scale and its object share are
 // carried from one to the other, as upstream's scale handler does (KEP-555).
-func scaleFields() merge.Fields {
-	return merge.Fields{
+func scaleFields() merge.ManagedFields {
+	return merge.ManagedFields{
 		APIVersion:  ScaleVersion.APIVersion,
 		Kind:        ScaleVersion.Definition.Names.Kind,
 		Subresource: "scale",

@@ -165,8 +165,8 @@ func (s *selector) values(rec *storage.Record) []string {
 		f.values[i] = fieldText(raw[i])
 	}
 	for i, own := range s.reader.version.SelectableFields {
-		if f.values[i] == "" && own.Otherwise != "" {
-			if other, err := fieldPlace(s.reader.version, own.Otherwise); err == nil {
+		if f.values[i] == "" && own.Fallback != "" {
+			if other, err := fieldPlace(s.reader.version, own.Fallback); err == nil {
 				f.values[i] = f.values[other]
 			}
 		}

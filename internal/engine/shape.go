@@ -57,7 +57,7 @@ func (e *Engine) use(rec *storage.Record) *shape {
 	}
 	if all.byKey == nil {
 		all.byKey, all.store = map[string]*shape{}, e.Store
-		e.Live.Tell(all.changed)
+		e.Live.OnEvents(all.changed)
 	}
 	s := &shape{all: all, record: rec, users: 1, ended: make(chan struct{})}
 	all.byKey[rec.Key] = s

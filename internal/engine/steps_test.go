@@ -365,7 +365,7 @@ func TestCatalogKnowsOfTheWrite(t *testing.T) {
 			t.Cleanup(open)
 			var judged int64
 			w.before(func(storage.Write) { // the catalog is held up in what comes before the write
-				w.Live.Tell(func([]*storage.Event) {
+				w.Live.OnEvents(func([]*storage.Event) {
 					select {
 					case held <- struct{}{}:
 						<-gate

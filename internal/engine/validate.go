@@ -25,8 +25,8 @@ func pathSegment(name string, prefix bool) []string {
 // limit refuses an object that exceeds a limit of its kind.
 func (w *write) limit() error {
 	var errs field.ErrorList
-	for i := range w.def.Limits {
-		if err := w.def.Limits[i].Check(w.wanted); err != nil {
+	for i := range w.def.ItemLimits {
+		if err := w.def.ItemLimits[i].Check(w.wanted); err != nil {
 			errs = append(errs, err)
 		}
 	}

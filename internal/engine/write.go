@@ -50,7 +50,7 @@ type write struct {
 	v      *resource.Version
 	def    *resource.Definition
 	rules  rules
-	fields merge.Fields
+	fields merge.ManagedFields
 	reader reader
 
 	progress
@@ -113,14 +113,14 @@ func (e *Engine) clock() time.Time {
 func (w *write) resolve(v *resource.Version) {
 	w.v, w.def, w.memo = v, v.Definition, nil
 	w.rules = rulesOf(v)
-	w.fields = merge.Fields{
+	w.fields = merge.ManagedFields{
 		APIVersion:  v.APIVersion,
 		Kind:        v.Definition.Names.Kind,
 		Subresource: w.target.Subresource,
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
 		Reset:       w.rules.mayOwn(w.target.Subresource),
-		Whole:       v.Definition.Behavior.OwnedWhole,
+		AtomicLists: v.Definition.Behavior.AtomicLists,
 	}
 	t := w.target
 	t.Version = v
@@ -342,7 +342,7 @@ func (w *write) convertTo(t object.Tree, apiVersion string) (object.Tree, error)
 	if from == to {
 		return t, nil
 	}
-	if conversion.Remote(w.def) {
+	if conversion.UsesWebhook(w.def) {
 		return w.convertRemote(t, to)
 	}
 	out, err := conversion.Convert(w.ctx, maps.Clone(t), from, to)

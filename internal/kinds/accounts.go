@@ -16,8 +16,8 @@ import (
 // accounts finds the objects that tokens of service accounts name, as they are now.
 type accounts struct{ serviceAccounts, pods, secrets, nodes, validating, mutating lister }
 
-// Accounts looks for the objects that tokens name in the state that head returns.
-func Accounts(head func() *storage.Snapshot) serviceaccount.ServiceAccountTokenGetter {
+// TokenGetter looks for the objects that tokens name in the state that head returns.
+func TokenGetter(head func() *storage.Snapshot) serviceaccount.ServiceAccountTokenGetter {
 	return newAccounts(head)
 }
 

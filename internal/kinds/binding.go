@@ -28,14 +28,14 @@ func guardBindings(c Config, pod, node *resource.Behavior) {
 		return
 	}
 	ledger := capacity.New(c.Head)
-	pod.Ledger, node.Ledger = ledger.Pod, ledger.Node
+	pod.ReserveCapacity, node.ReserveCapacity = ledger.Pod, ledger.Node
 }
 
 // legacyBindings is what schedulers of old post Bindings to: a kind of which nothing is ever stored.
 func legacyBindings() *resource.Definition {
 	body := posted(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings", Singular: "binding"})
 	body.Served = true
-	body.Definition.PostsTo = &resource.Place{Resource: corev1.SchemeGroupVersion.WithResource("pods"), Subresource: "binding"}
+	body.Definition.PostsTo = &resource.Endpoint{Resource: corev1.SchemeGroupVersion.WithResource("pods"), Subresource: "binding"}
 	return body.Definition
 }
 

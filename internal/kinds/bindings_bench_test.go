@@ -26,7 +26,7 @@ func BenchmarkBind(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
+			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
 				b.Fatal(err)
 			}
 			return fmt.Sprintf("a%d", n)
@@ -36,7 +36,7 @@ func BenchmarkBind(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, _, err := c.Engine.Act(b.Context(), c.at(v, pod, "binding"), engine.Body{Tree: d.Tree, Made: d.Internal, Typed: true}, c.by()); err != nil {
+			if _, _, err := c.Engine.PostSubresource(b.Context(), c.at(v, pod, "binding"), engine.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, c.by()); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -17,7 +17,7 @@ func (c *cluster) bind(pod, node string, by engine.Caller) error {
 	v := c.version("v1", "Pod")
 	at := c.at(v, pod, "binding")
 	body := c.body(v.Subresource("binding").Body, fmt.Sprintf(`{metadata: {name: %s}, target: {name: %s}}`, pod, node))
-	_, _, err := c.Engine.Act(c.Context(), at, body, by)
+	_, _, err := c.Engine.PostSubresource(c.Context(), at, body, by)
 	return err
 }
 

@@ -35,7 +35,7 @@ func proxy(options string) resource.Subresource {
 // nodeProxy passes requests on to a kubelet, whose paths may run a command or open a connection to a container.
 func nodeProxy() resource.Subresource {
 	s := proxy("NodeProxyOptions")
-	s.Connects.Streams = []string{"attach", "exec", "portForward", "run"}
+	s.Connect.Streams = []string{"attach", "exec", "portForward", "run"}
 	return s
 }
 
@@ -64,5 +64,5 @@ func connect(name, options string, c resource.Connect, verbs ...string) resource
 		}
 		return legacyscheme.Scheme.UnsafeConvertToVersion(obj, core.SchemeGroupVersion)
 	}
-	return resource.Subresource{Name: name, Verbs: verbs, Connects: &c}
+	return resource.Subresource{Name: name, Verbs: verbs, Connect: &c}
 }

@@ -30,10 +30,10 @@ func customResourceDefinitions(c Config) *resource.Definition {
 			Kind: "CustomResourceDefinition", ListKind: "CustomResourceDefinitionList",
 			ShortNames: []string{"crd", "crds"}, Categories: []string{"api-extensions"},
 		},
-		Prefix:   resource.CRDPrefix,
-		Verbs:    []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
-		Behavior: crds(c),
-		Limits:   limits("CustomResourceDefinition"),
+		Prefix:     resource.CRDPrefix,
+		Verbs:      []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
+		Behavior:   crds(c),
+		ItemLimits: limits("CustomResourceDefinition"),
 	}
 	d.Storage = crdVersion(d, apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
 	d.Storage.Validate = validateCRD
@@ -60,7 +60,7 @@ func crds(c Config) resource.Behavior {
 		Warnings:      crdWarnings,
 		Guards:        s.guards,
 		BeforeDelete:  s.beforeDelete,
-		OwnedWhole:    []string{"spec.versions"},
+		AtomicLists:   []string{"spec.versions"},
 
 		PreconditionFailed: "precondition failed", // of a namespace the first letter is a capital, as upstream has it
 	}

@@ -38,7 +38,7 @@ func decodeBothWays(t *testing.T, what string, js []byte) (quick bool) {
 
 func writtenCRD(t object.Tree) []byte {
 	if spec, ok := t["spec"].(object.Tree); ok {
-		t["spec"] = crdvalidation.Written(spec)
+		t["spec"] = crdvalidation.RoundTrip(spec)
 	}
 	return object.AppendJSON(nil, t)
 }

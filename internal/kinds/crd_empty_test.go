@@ -49,7 +49,7 @@ func judged(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	form := d.Tree
 	defaultCRD(form)
 	obj := maps.Clone(form)
-	obj["spec"], obj["status"] = crdvalidation.Written(tree(form, "spec")), object.Tree{"storedVersions": []any{"v1"}}
+	obj["spec"], obj["status"] = crdvalidation.RoundTrip(tree(form, "spec")), object.Tree{"storedVersions": []any{"v1"}}
 	return validateCRD(form, obj, nil, ""), tree(obj, "spec")
 }
 

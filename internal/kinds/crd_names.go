@@ -47,14 +47,14 @@ func kinds(n resource.Names) []string { return []string{n.Kind, n.ListKind} }
 // claim is a name that another kind of the group holds, and that kind.
 type claim struct {
 	resource, kind string // one of them
-	holder         resource.Holder
+	holder         resource.NameOwner
 }
 
 // others finds which of the names another kind than the CRD itself holds in its group.
 func others(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all []claim) {
 	group, plural := text(crd, "spec", "group"), text(crd, "spec", "names", "plural")
 	self := resource.CRDPrefix + plural + "." + group
-	for holder := range catalog.Holders(group) {
+	for holder := range catalog.NameOwners(group) {
 		if holder.Key == self {
 			continue
 		}

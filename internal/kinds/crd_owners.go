@@ -22,12 +22,12 @@ const statusManager = "kube-apiserver"
 var exceptSpec = merge.Except("spec")
 
 // crdOwners keeps who owns the fields of CRDs, for a write of the status.
-func crdOwners() merge.Fields {
+func crdOwners() merge.ManagedFields {
 	types := map[string]func() (typed.ParseableType, error){
 		apiextensionsv1.SchemeGroupVersion.String():      crdFields(apiextensionsv1.CustomResourceDefinition{}),
 		apiextensionsv1beta1.SchemeGroupVersion.String(): crdFields(apiextensionsv1beta1.CustomResourceDefinition{}),
 	}
-	return merge.Fields{
+	return merge.ManagedFields{
 		APIVersion:  apiextensionsv1.SchemeGroupVersion.String(),
 		Kind:        "CustomResourceDefinition",
 		Subresource: "status",
@@ -39,9 +39,9 @@ func crdOwners() merge.Fields {
 			p, err := derive()
 			return p, err == nil
 		},
-		Convert: convertCRD,
-		Reset:   func(string) fieldpath.Filter { return exceptSpec },
-		Whole:   []string{"spec.versions"},
+		Convert:     convertCRD,
+		Reset:       func(string) fieldpath.Filter { return exceptSpec },
+		AtomicLists: []string{"spec.versions"},
 	}
 }
 

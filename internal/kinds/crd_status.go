@@ -24,11 +24,11 @@ import (
 type crdStatus struct {
 	catalog func(context.Context) (*resource.Catalog, error)
 	now     func() time.Time
-	owners  merge.Fields
+	owners  merge.ManagedFields
 }
 
 func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
-	obj["spec"] = crdvalidation.Written(tree(obj, "spec"))
+	obj["spec"] = crdvalidation.RoundTrip(tree(obj, "spec"))
 	status := object.Tree{"acceptedNames": object.Tree{"kind": "", "plural": ""}, "conditions": nil}
 	addStoredVersion(status, obj)
 	return s.decide(ctx, obj, status, true)
@@ -43,7 +43,7 @@ func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub 
 		carry(status, tree(old, "status"), "acceptedNames")
 		return s.decide(ctx, obj, status, !sameNames(namesOf(tree(obj, "spec", "names")), acceptedNames(status)))
 	}
-	obj["spec"] = crdvalidation.Written(tree(obj, "spec"))
+	obj["spec"] = crdvalidation.RoundTrip(tree(obj, "spec"))
 	status := object.Copy(tree(old, "status"))
 	addStoredVersion(status, obj)
 	if !object.Equal(obj["spec"], old["spec"]) {

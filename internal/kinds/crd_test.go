@@ -19,7 +19,7 @@ import (
 
 // server is a world, and its CustomResourceDefinitions.
 type server struct {
-	*fixture.World
+	*fixture.Env
 	kind *resource.Version
 
 	mu       sync.Mutex
@@ -30,7 +30,7 @@ func serve(t testing.TB) *server { return serveKinds(t, kinds.Config{}) }
 
 func serveKinds(t testing.TB, c kinds.Config) *server {
 	w := fixture.Open(t, c)
-	return &server{World: w, kind: w.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
+	return &server{Env: w, kind: w.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
 }
 
 func (s *server) caller() engine.Caller {

@@ -65,9 +65,9 @@ func (l *line) define() *resource.Definition {
 			Plural: l.plural, Singular: strings.ToLower(l.kind), Kind: l.kind, ListKind: l.kind + "List",
 			ShortNames: strings.Fields(l.short), Categories: strings.Fields(l.categories),
 		},
-		Prefix:   "/registry/" + prefix + "/",
-		Behavior: l.behavior,
-		Limits:   limits(l.kind),
+		Prefix:     "/registry/" + prefix + "/",
+		Behavior:   l.behavior,
+		ItemLimits: limits(l.kind),
 	}
 	switch {
 	case l.asks != nil:
@@ -99,7 +99,7 @@ func (l *line) strategies(d *resource.Definition) {
 	if l.noCollection {
 		d.Verbs = slices.Delete(d.Verbs, 2, 3)
 	}
-	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Permit: l.permit, Begin: l.begin}
+	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Authorize: l.permit, Prepare: l.begin}
 	maps.Copy(d.Strategy.Subresources, l.more)
 	if l.status != nil {
 		d.Strategy.Subresources["status"] = l.status
@@ -206,7 +206,7 @@ func selectable(text string) []resource.SelectableField {
 	for word := range strings.FieldsSeq(text) {
 		var f resource.SelectableField
 		word, f.Zero, _ = strings.Cut(word, ":")
-		word, f.Otherwise, _ = strings.Cut(word, "|")
+		word, f.Fallback, _ = strings.Cut(word, "|")
 		var path string
 		if f.Name, path, _ = strings.Cut(word, "="); path == "" {
 			path = f.Name

@@ -16,9 +16,9 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// Enablement says which resources are served, by what --runtime-config says (apps/v1=false, batch/v1/jobs=false, api/beta=false):
+// ParseRuntimeConfig says which resources are served, by what --runtime-config says (apps/v1=false, batch/v1/jobs=false, api/beta=false):
 // upstream's rule, its words. What is stored stays.
-func Enablement(says map[string]string) (func(schema.GroupVersionResource) bool, error) {
+func ParseRuntimeConfig(says map[string]string) (func(schema.GroupVersionResource) bool, error) {
 	if len(says) == 0 {
 		return nil, nil
 	}

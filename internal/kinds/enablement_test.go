@@ -9,7 +9,7 @@ import (
 // served are the kinds of Definitions that are served, "version plural".
 func served(t *testing.T, says ...string) (all []string) {
 	t.Helper()
-	enabled, err := Enablement(runtimeConfig(says))
+	enabled, err := ParseRuntimeConfig(runtimeConfig(says))
 	if err != nil {
 		t.Fatalf("%q: %v", says, err)
 	}
@@ -72,7 +72,7 @@ func TestEnablementRefused(t *testing.T) {
 		"networking.k8s.io/v1beta1=true": "group version networking.k8s.io/v1beta1 is not served by this server",
 		"v1=false":                       "the core group v1 cannot be switched off",
 	} {
-		if _, err := Enablement(runtimeConfig(strings.Split(says, ","))); err == nil || err.Error() != want {
+		if _, err := ParseRuntimeConfig(runtimeConfig(strings.Split(says, ","))); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", says, err, want)
 		}
 	}

@@ -25,7 +25,7 @@ func (c Config) eviction() resource.Subresource {
 	body := posted(policyv1.SchemeGroupVersion, resource.Names{Kind: "Eviction", Plural: "evictions"})
 	e := evictor{c.Now, c.lister(policyv1.SchemeGroupVersion, "PodDisruptionBudget", "poddisruptionbudgets")}
 	return resource.Subresource{
-		Name: "eviction", Verbs: body.Definition.Verbs, Body: body, AlsoAt: policyv1beta1.SchemeGroupVersion.String(), Check: checkEviction, Delete: e.evict,
+		Name: "eviction", Verbs: body.Definition.Verbs, Body: body, AlternateAPIVersion: policyv1beta1.SchemeGroupVersion.String(), Check: checkEviction, Delete: e.evict,
 	}
 }
 
@@ -54,7 +54,7 @@ func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dr
 		return d, err
 	}
 	if disruptive(pod) {
-		if d.With, err = e.disruption(stored, pod); err != nil {
+		if d.Related, err = e.disruption(stored, pod); err != nil {
 			return d, err
 		}
 		d.Guards = []storage.Guard{{Key: e.budgets.prefix + pod.Namespace + "/", Prefix: true, Revision: stored.Revision()}}
@@ -88,7 +88,7 @@ func disruptive(p *core.Pod) bool {
 }
 
 // disruption is what the eviction of a Pod takes from its budget; nil where it takes nothing.
-func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.Change, error) {
+func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.RelatedWrite, error) {
 	budgets, err := e.of(stored, pod)
 	switch {
 	case err != nil || len(budgets) == 0:
@@ -99,9 +99,9 @@ func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.
 	case !podutil.IsPodReady(pod) && unhealthyMayGo(budgets[0]):
 		return nil, nil
 	}
-	return &resource.Change{
-		Of:   resource.Place{Resource: policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), Subresource: "status"},
-		Name: budgets[0].Name,
+	return &resource.RelatedWrite{
+		Endpoint: resource.Endpoint{Resource: policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), Subresource: "status"},
+		Name:     budgets[0].Name,
 		Do: func(obj resource.Internal) error {
 			return disrupt(obj.(*policy.PodDisruptionBudget), pod.Name, e.now())
 		},

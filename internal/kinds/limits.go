@@ -18,13 +18,13 @@ const (
 )
 
 // limits returns the limits of a kind.
-func limits(kind string) []resource.Limit {
+func limits(kind string) []resource.ItemLimit {
 	switch kind {
 	case "LocalSubjectAccessReview", "SelfSubjectAccessReview", "SubjectAccessReview":
 		const attributes = "spec.resourceAttributes."
-		return []resource.Limit{
-			resource.NewLimit(maxRequirements, attributes+"fieldSelector.requirements", attributes+"fieldSelector.rawSelector"),
-			resource.NewLimit(maxRequirements, attributes+"labelSelector.requirements", attributes+"labelSelector.rawSelector"),
+		return []resource.ItemLimit{
+			resource.NewItemLimit(maxRequirements, attributes+"fieldSelector.requirements", attributes+"fieldSelector.rawSelector"),
+			resource.NewItemLimit(maxRequirements, attributes+"labelSelector.requirements", attributes+"labelSelector.rawSelector"),
 		}
 	case "CustomResourceDefinition":
 		return each(maxItems, "spec.versions", "spec.names.shortNames", "spec.names.categories")
@@ -48,7 +48,7 @@ func limits(kind string) []resource.Limit {
 	case "CronJob":
 		return podLimits("spec.jobTemplate.spec.template.spec.")
 	case "StatefulSet":
-		return append(podLimits("spec.template.spec."), resource.NewLimit(maxItems, "spec.volumeClaimTemplates"))
+		return append(podLimits("spec.template.spec."), resource.NewItemLimit(maxItems, "spec.volumeClaimTemplates"))
 	case "DaemonSet", "Deployment", "Job", "ReplicaSet", "ReplicationController":
 		return podLimits("spec.template.spec.")
 	}
@@ -56,15 +56,15 @@ func limits(kind string) []resource.Limit {
 }
 
 // each returns the same limit for each path.
-func each(most int, paths ...string) (all []resource.Limit) {
+func each(most int, paths ...string) (all []resource.ItemLimit) {
 	for _, path := range paths {
-		all = append(all, resource.NewLimit(most, path))
+		all = append(all, resource.NewItemLimit(most, path))
 	}
 	return all
 }
 
 // podLimits returns the limits of a PodSpec, whose path ends with a dot.
-func podLimits(path string) (all []resource.Limit) {
+func podLimits(path string) (all []resource.ItemLimit) {
 	for _, together := range []string{
 		"tolerations",
 		"containers initContainers ephemeralContainers",
@@ -79,7 +79,7 @@ func podLimits(path string) (all []resource.Limit) {
 		for i := range paths {
 			paths[i] = path + paths[i]
 		}
-		all = append(all, resource.NewLimit(maxItems, paths...))
+		all = append(all, resource.NewItemLimit(maxItems, paths...))
 	}
 	return all
 }

@@ -160,8 +160,8 @@ func TestUniqueListsAreLimited(t *testing.T) {
 					}
 				}
 				refused := false
-				for i := range d.Limits {
-					refused = refused || d.Limits[i].Check(value.(object.Tree)) != nil
+				for i := range d.ItemLimits {
+					refused = refused || d.ItemLimits[i].Check(value.(object.Tree)) != nil
 				}
 				if refused != want {
 					t.Errorf("%s with %d of %s: refused %t", l.kind, n, l.path, refused)

@@ -21,7 +21,7 @@ metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, ave
 		if err != nil {
 			t.Fatal(err)
 		}
-		message, err := o.Message()
+		message, err := o.Protobuf()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -32,7 +32,7 @@ metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, ave
 		if o, err = c.Engine.Get(t.Context(), c.at(v2, "a", ""), ""); err != nil {
 			t.Fatal(err)
 		}
-		if message, err = o.Message(); err != nil {
+		if message, err = o.Protobuf(); err != nil {
 			t.Fatal(err)
 		}
 		if err := second.Unmarshal(message); err != nil || len(second.Spec.Metrics) != 1 {

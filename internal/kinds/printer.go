@@ -55,7 +55,7 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 			row.Object.Object = nil
 			return row, nil
 		},
-		Blank: func() (resource.Internal, error) {
+		Empty: func() (resource.Internal, error) {
 			obj, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: v.GroupVersion.Group, Version: runtime.APIVersionInternal, Kind: v.Definition.Names.Kind})
 			if err != nil {
 				return nil, fmt.Errorf("builtin: new object of kind %s: %w", v.Definition.Names.Kind, err)

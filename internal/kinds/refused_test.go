@@ -34,8 +34,8 @@ func beforeCreate(t *testing.T, v *resource.Version, text string) error {
 		IsResourceRequest: true, Verb: "create", APIGroup: gv.Group, APIVersion: gv.Version, Namespace: namespace, Resource: v.Definition.Names.Plural,
 	})
 	s := v.Definition.Strategy
-	if s.Begin != nil {
-		if err := s.Begin(ctx, obj, nil); err != nil {
+	if s.Prepare != nil {
+		if err := s.Prepare(ctx, obj, nil); err != nil {
 			return err
 		}
 	}

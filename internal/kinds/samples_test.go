@@ -80,7 +80,7 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 		c.Fatal(err)
 	}
 	d.Tree["apiVersion"], d.Tree["kind"] = v.APIVersion, v.Definition.Names.Kind
-	return engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}
+	return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}
 }
 
 // make creates an object of YAML.

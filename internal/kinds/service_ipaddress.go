@@ -26,11 +26,11 @@ const (
 )
 
 // along makes the IPAddresses of what a Service comes to hold, and deletes those of what it no longer holds.
-func (p pool) along(was *storage.Record, obj object.Tree) (all []resource.Change) {
+func (p pool) along(was *storage.Record, obj object.Tree) (all []resource.RelatedWrite) {
 	snap := p.head()
 	before, after := storedIPs(was), ips(object.Strings(tree(obj, "spec"), "clusterIPs"))
-	change := func(ip string) resource.Change {
-		return resource.Change{Of: resource.Place{Resource: networkingv1.SchemeGroupVersion.WithResource("ipaddresses")}, Name: ip}
+	change := func(ip string) resource.RelatedWrite {
+		return resource.RelatedWrite{Endpoint: resource.Endpoint{Resource: networkingv1.SchemeGroupVersion.WithResource("ipaddresses")}, Name: ip}
 	}
 	for _, ip := range before {
 		if rec := snap.Get(addressPrefix + ip); rec != nil && !slices.Contains(after, ip) && holder(rec) == was.Key {

@@ -51,7 +51,7 @@ func coreKinds(c Config) []line {
 		{kind: "ReplicationController", plural: "replicationcontrollers", at: v1, short: "rc", categories: "all", main: replicationcontroller.Strategy, status: replicationcontroller.StatusStrategy, scale: scaleBy(setText), fields: []string{"status.replicas:0"}, prefix: "controllers"},
 		{kind: "ResourceQuota", plural: "resourcequotas", at: v1, short: "quota", main: c.quotaStrategy(), status: resourcequota.StatusStrategy, returned: true},
 		{kind: "Secret", plural: "secrets", at: v1, main: secret.Strategy, fields: []string{"type"}},
-		{kind: "Service", plural: "services", at: v1, short: "svc", categories: "all", main: service.Strategy, status: service.StatusStrategy, acts: []resource.Subresource{proxy("ServiceProxyOptions")}, fields: []string{"spec.clusterIP spec.type"}, begin: addresses.begin, behavior: resource.Behavior{Guards: addresses.guards, Along: addresses.along}, returned: true, prefix: "services/specs"},
+		{kind: "Service", plural: "services", at: v1, short: "svc", categories: "all", main: service.Strategy, status: service.StatusStrategy, acts: []resource.Subresource{proxy("ServiceProxyOptions")}, fields: []string{"spec.clusterIP spec.type"}, begin: addresses.begin, behavior: resource.Behavior{Guards: addresses.guards, RelatedWrites: addresses.along}, returned: true, prefix: "services/specs"},
 		{kind: "ServiceAccount", plural: "serviceaccounts", at: v1, short: "sa", main: serviceaccount.Strategy, returned: true, acts: c.accountActs()},
 	}
 }

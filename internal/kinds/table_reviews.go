@@ -43,7 +43,7 @@ func (l *line) question(d *resource.Definition) {
 	d.Namespaced = l.asks.NamespaceScoped()
 	d.Verbs = []string{"create"}
 	goType := typeAt(l.at[0], d.Names)
-	d.Behavior.Answer = func(ctx context.Context, t object.Tree) (object.Tree, error) {
+	d.Behavior.Review = func(ctx context.Context, t object.Tree) (object.Tree, error) {
 		obj, err := goType.ToInternal(t)
 		if err != nil {
 			return nil, err

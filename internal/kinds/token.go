@@ -30,7 +30,7 @@ import (
 func (c Config) token() resource.Subresource {
 	body := posted(authenticationv1.SchemeGroupVersion, resource.Names{Kind: "TokenRequest", Plural: "tokenrequests"})
 	t := &tokens{Config: c, objects: newAccounts(c.Head)}
-	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Answer: t.answer}
+	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Respond: t.answer}
 }
 
 // accountActs is what a ServiceAccount takes a POST for: tokens, where somebody signs them.

@@ -45,7 +45,7 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 		IsResourceRequest: true, Verb: "update", APIGroup: v.GroupVersion.Group, APIVersion: v.GroupVersion.Version,
 		Namespace: obj.GetNamespace(), Resource: d.Names.Plural, Subresource: sub, Name: obj.GetName(),
 	})
-	if begin := d.Strategy.Begin; begin != nil && sub == "" {
+	if begin := d.Strategy.Prepare; begin != nil && sub == "" {
 		if err := begin(ctx, obj, live); err != nil {
 			return nil, nil, err
 		}

@@ -40,7 +40,7 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Made: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
+				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
 					b.Fatal(err)
 				}
 			}

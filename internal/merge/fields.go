@@ -13,9 +13,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Fields keeps metadata.managedFields of the objects of one kind, as written
+// ManagedFields keeps metadata.managedFields of the objects of one kind, as written
 // through one endpoint (a version and a subresource). It may be used concurrently.
-type Fields struct {
+type ManagedFields struct {
 	APIVersion string
 	// Kind, if set, is what an applied configuration must be of.
 	Kind        string
@@ -27,9 +27,9 @@ type Fields struct {
 	Convert func(t object.Tree, apiVersion string) (object.Tree, error)
 	// Reset says what of an object at a version a write through this endpoint may own; nil: all. It may be nil itself.
 	Reset func(apiVersion string) fieldpath.Filter
-	// Whole are dotted paths of lists of objects that are atomic and known to fit their type: whether they
+	// AtomicLists are dotted paths of lists of objects that are atomic and known to fit their type: whether they
 	// differ is all that a comparison looks at.
-	Whole []string
+	AtomicLists []string
 	// Empty is the object that a create starts from, which is never modified: for a
 	// built-in kind what its zero Go value is encoded as ("spec":{} and the like, whose
 	// presence nobody then owns); nil stands for apiVersion and kind alone.
@@ -66,7 +66,7 @@ var stripped = fieldpath.NewSet(
 //
 // The only error is a 413 StatusError, for an obj that exceeds a limit. Where the fields cannot be compared, obj gets live's
 // managedFields. An object that has none and is not new stays without.
-func (f *Fields) Update(live, obj object.Tree, manager string, now time.Time) (object.Tree, error) {
+func (f *ManagedFields) Update(live, obj object.Tree, manager string, now time.Time) (object.Tree, error) {
 	meta := object.EnsureMetadata(obj)
 	liveEntries := object.Metadata(live)[managedFields]
 	known := f.ownersForUpdate(liveEntries, meta[managedFields])
@@ -96,7 +96,7 @@ func (f *Fields) Update(live, obj object.Tree, manager string, now time.Time) (o
 
 // ownersForUpdate gives the owners that an update starts from: those that the
 // client sends, if it may set them and they make sense; else those of the live object.
-func (f *Fields) ownersForUpdate(live, sent any) *owners {
+func (f *ManagedFields) ownersForUpdate(live, sent any) *owners {
 	if f.Subresource == "" {
 		if isReset(sent) {
 			return newOwners(1)
@@ -112,7 +112,7 @@ func (f *Fields) ownersForUpdate(live, sent any) *owners {
 	return o
 }
 
-func (f *Fields) empty(kind string) object.Tree {
+func (f *ManagedFields) empty(kind string) object.Tree {
 	if f.Empty != nil {
 		return f.Empty
 	}
@@ -124,7 +124,7 @@ func (f *Fields) empty(kind string) object.Tree {
 // with causes as upstream writes them, unless force. A 413 StatusError is for what exceeds a limit. An applied configuration of
 // another version or kind, or with managedFields, is a 400 StatusError. One
 // that does not fit the schema is a plain error, which upstream makes a 500 of.
-func (f *Fields) Apply(live, applied object.Tree, manager string, force bool, now time.Time) (object.Tree, error) {
+func (f *ManagedFields) Apply(live, applied object.Tree, manager string, force bool, now time.Time) (object.Tree, error) {
 	known, err := f.decodeOwners(object.Metadata(live)[managedFields])
 	if err != nil {
 		return nil, fmt.Errorf("failed to decode managed fields: %w", err)
@@ -155,7 +155,7 @@ func (f *Fields) Apply(live, applied object.Tree, manager string, force bool, no
 	return out, nil
 }
 
-func (f *Fields) checkApplied(applied object.Tree) error {
+func (f *ManagedFields) checkApplied(applied object.Tree) error {
 	var gvk schema.GroupVersionKind
 	if gv, err := schema.ParseGroupVersion(object.String(applied, "apiVersion")); err == nil {
 		gvk = gv.WithKind(object.String(applied, "kind"))

@@ -43,7 +43,7 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	if aside {
 		source = withoutManagedFields(doc)
 	}
-	patched, err := Perform(operations, object.AppendJSON(nil, source))
+	patched, err := ApplyOperations(operations, object.AppendJSON(nil, source))
 	switch {
 	case apierrors.IsRequestEntityTooLargeError(err):
 		return nil, err
@@ -60,9 +60,9 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	return out, nil
 }
 
-// Perform applies the operations of a JSON patch to a document. A patch that exceeds maxItemMoves or maxLevelBytes is a 413
+// ApplyOperations applies the operations of a JSON patch to a document. A patch that exceeds maxItemMoves or maxLevelBytes is a 413
 // StatusError. Other errors are the library's own.
-func Perform(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+func ApplyOperations(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
 	// The library takes its limit from a variable; the first caller sets it.
 	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
 	if err := checkCost(operations, doc); err != nil {

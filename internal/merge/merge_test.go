@@ -373,7 +373,7 @@ func TestWhole(t *testing.T) {
 	}
 	write := func(whole []string, states ...string) string {
 		f := w.fields("g.io/v1", "")
-		f.Whole = whole
+		f.AtomicLists = whole
 		live, err := f.Update(nil, widget(states[0]), "first", time.Unix(1e9, 0))
 		for _, state := range states[1:] {
 			if err == nil {

@@ -145,8 +145,8 @@ func (w *world) typeOf(version string) typed.ParseableType {
 	return w.parseable
 }
 
-func (w *world) fields(version, subresource string) *Fields {
-	return &Fields{
+func (w *world) fields(version, subresource string) *ManagedFields {
+	return &ManagedFields{
 		APIVersion: version, Kind: "Widget", Subresource: subresource,
 		Reset: func(at string) fieldpath.Filter {
 			if subresource == "" && at != version {

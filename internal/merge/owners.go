@@ -257,7 +257,7 @@ func isReset(v any) bool {
 }
 
 // decodeOwners reads managedFields; nil gives no owners. The errors are upstream's.
-func (f *Fields) decodeOwners(v any) (*owners, error) {
+func (f *ManagedFields) decodeOwners(v any) (*owners, error) {
 	entries, ok := parseEntries(v)
 	if !ok {
 		return newOwners(1), nil

@@ -36,7 +36,7 @@ func (w *write) difference(live, obj object.Tree, version string, options ...typ
 		return nil, errLargeLive
 	}
 	before, after := live, obj
-	for _, dotted := range w.Whole {
+	for _, dotted := range w.AtomicLists {
 		path := strings.Split(dotted, ".")
 		live, obj = standIn(live, path, 1), standIn(obj, path, 2)
 	}

@@ -12,7 +12,7 @@ import (
 // suits tells that an object fits a schema, but for the fields in Whole, which are known to. It costs far
 // less than structured-merge-diff's own look at it; false says only that one has to ask that.
 func (w *write) suits(t object.Tree, p typed.ParseableType, options ...typed.ValidationOptions) bool {
-	for _, dotted := range w.Whole {
+	for _, dotted := range w.AtomicLists {
 		t = standIn(t, strings.Split(dotted, "."), 0)
 	}
 	s := suiting{p.Schema, len(options) > 0}

@@ -16,7 +16,7 @@ import (
 
 // write is one write through a Fields: it remembers what was converted.
 type write struct {
-	*Fields
+	*ManagedFields
 	time      string
 	ignore    map[fieldpath.APIVersion]fieldpath.Filter // by version, what Reset takes from a set
 	converted map[conversion]*typed.TypedValue
@@ -32,8 +32,8 @@ var (
 	errLargeLive = errors.New("the live object is too large to compare")
 )
 
-func (f *Fields) write(now time.Time) *write {
-	return &write{Fields: f, time: now.UTC().Format(time.RFC3339)}
+func (f *ManagedFields) write(now time.Time) *write {
+	return &write{ManagedFields: f, time: now.UTC().Format(time.RFC3339)}
 }
 
 // Except is a filter for Fields.Reset that lets pass all but the fields at dotted paths ("status").
@@ -242,7 +242,7 @@ func (c converter) Convert(v *typed.TypedValue, version fieldpath.APIVersion) (*
 	if _, ok := w.Parseable(string(version)); !ok {
 		return v, errNoVersion
 	}
-	converted, err := w.Fields.Convert(t, string(version))
+	converted, err := w.ManagedFields.Convert(t, string(version))
 	if err != nil {
 		return v, err
 	}

@@ -55,8 +55,8 @@ func (l Labels) Lookup(key string) (string, bool) {
 // object without metadata gives an empty Meta.
 func ScanMeta(js []byte) (*Meta, error) { return scanMeta(js, nil) }
 
-// ScanOwned is ScanMeta, and gives the owner references as well. They share nothing with js.
-func ScanOwned(js []byte) (*Meta, []v1.OwnerReference, error) {
+// ScanOwners is ScanMeta, and gives the owner references as well. They share nothing with js.
+func ScanOwners(js []byte) (*Meta, []v1.OwnerReference, error) {
 	var raw string
 	m, err := scanMeta(js, &raw)
 	if err != nil || raw == "" {

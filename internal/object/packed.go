@@ -187,8 +187,8 @@ func (p Packed) JSON() []byte { return p.json }
 // Fingerprint returns what Pack was given; 0 of what has been unpacked.
 func (p Packed) Fingerprint() uint64 { return p.fingerprint }
 
-// Foreign reports that the object has to be decoded before it can be served.
-func (p Packed) Foreign() bool { return p.how == foreign }
+// MustDecode reports that the object has to be decoded before it can be served.
+func (p Packed) MustDecode() bool { return p.how == foreign }
 
 // version returns where in the JSON the value of apiVersion lies.
 func (p Packed) version() (start, end int) {

@@ -114,7 +114,7 @@ func FuzzUnpack(f *testing.F) {
 		p.AppendUntyped(nil, 5)
 		p.AppendMetadata(nil, 5)
 		tree, duplicates, err := DecodeJSON(data)
-		if err != nil || len(duplicates) > 0 || p.Foreign() {
+		if err != nil || len(duplicates) > 0 || p.MustDecode() {
 			return
 		}
 		again, _, err := DecodeJSON(p.AppendJSON(nil, 5))
@@ -140,7 +140,7 @@ var foreignSeeds = []string{
 // What others have encoded is served as it lies where that can be, and decoded where not.
 func TestUnpackForeign(t *testing.T) {
 	for _, s := range foreignSeeds {
-		if !Unpack([]byte(s)).Foreign() {
+		if !Unpack([]byte(s)).MustDecode() {
 			t.Errorf("%s passes", s)
 		}
 	}
@@ -150,7 +150,7 @@ func TestUnpackForeign(t *testing.T) {
 		`{"metadata": { } }`: `{"metadata": {"resourceVersion":"7" } }`,
 	} {
 		p := Unpack([]byte(s))
-		if got := string(p.AppendJSON(nil, 7)); p.Foreign() || got != want {
+		if got := string(p.AppendJSON(nil, 7)); p.MustDecode() || got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
@@ -160,7 +160,7 @@ func TestUnpackForeign(t *testing.T) {
 	}
 	good := Pack(mustDecode(t, packSeeds[2]), 1).JSON()
 	for n := range len(good) {
-		if p := Unpack(good[:n]); !p.Foreign() {
+		if p := Unpack(good[:n]); !p.MustDecode() {
 			if _, err := p.Tree(0); err == nil {
 				t.Errorf("truncated to %d unnoticed", n)
 			}

@@ -85,8 +85,8 @@ func (c *Catalog) Definition(group, plural string) *Definition {
 	return kinds[i].is
 }
 
-// Native says whether built-in kinds are served in a group, and whether any kind is at a version of it.
-func (c *Catalog) Native(group, version string) (native, served bool) {
+// LocalGroup says whether built-in kinds are served in a group, and whether any kind is at a version of it.
+func (c *Catalog) LocalGroup(group, version string) (native, served bool) {
 	i, ok := c.groups.find(group)
 	if !ok {
 		return false, false
@@ -117,11 +117,11 @@ func (c *Catalog) Definitions() iter.Seq[*Definition] {
 
 // Group is what discovery says of a group.
 type Group struct {
-	Name      string
-	Versions  []string // served, by priority
-	Preferred string
-	Resources map[string][]*Version // per version name, ordered by plural
-	Theirs    []*APIService         // whose versions are among them, and have no Resources
+	Name       string
+	Versions   []string // served, by priority
+	Preferred  string
+	Resources  map[string][]*Version // per version name, ordered by plural
+	Aggregated []*APIService         // whose versions are among them, and have no Resources
 }
 
 // Groups yields the served groups in the order of discovery: by their priority, which
@@ -312,26 +312,26 @@ func (e *edit) writable(name string) *group {
 	return e.groups[i].is
 }
 
-// Holder is a kind that holds names in a group.
-type Holder struct {
+// NameOwner is a kind that holds names in a group.
+type NameOwner struct {
 	Names
 	Key      string // of the CRD and
 	Revision int64  // its Modified; "" and 0 for a built-in kind
 }
 
-// Holders yields who holds names in a group: the accepted names of each CRD, established or
+// NameOwners yields who holds names in a group: the accepted names of each CRD, established or
 // not, and those of the built-in kinds.
-func (c *Catalog) Holders(groupName string) iter.Seq[Holder] {
-	return func(yield func(Holder) bool) {
+func (c *Catalog) NameOwners(groupName string) iter.Seq[NameOwner] {
+	return func(yield func(NameOwner) bool) {
 		i, ok := c.groups.find(groupName)
 		if !ok {
 			return
 		}
 		for _, kind := range c.groups[i].is.kinds {
 			d := kind.is
-			h := Holder{Names: d.Names}
+			h := NameOwner{Names: d.Names}
 			if d.Custom != nil {
-				h = Holder{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}
+				h = NameOwner{d.Custom.accepted, d.Custom.Key, d.Custom.Revision}
 			}
 			if !yield(h) {
 				return

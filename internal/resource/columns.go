@@ -156,13 +156,13 @@ type Printer struct {
 	Columns func() []metav1.TableColumnDefinition
 	// Row is the row of an object, its Object left out. Ages in it are words as of now: it is not to be kept.
 	Row func(obj Internal) (metav1.TableRow, error)
-	// Blank is an object without defaults, which a BOOKMARK of a watch shows.
-	Blank func() (Internal, error)
+	// Empty is an object without defaults, which a BOOKMARK of a watch shows.
+	Empty func() (Internal, error)
 }
 
-// BlankRow is the row of an object without defaults; of a version that has a Printer.
-func (v *Version) BlankRow() (metav1.TableRow, error) {
-	obj, err := v.Printer.Blank()
+// EmptyRow is the row of an object without defaults; of a version that has a Printer.
+func (v *Version) EmptyRow() (metav1.TableRow, error) {
+	obj, err := v.Printer.Empty()
 	if err != nil {
 		return metav1.TableRow{}, err
 	}

@@ -39,7 +39,7 @@ func FromCRD(r *storage.Record) *Definition {
 		Namespaced: h.namespaced,
 		Prefix:     "/registry/" + h.group + "/" + h.names.Plural + "/",
 		Verbs:      customVerbs,
-		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, Migrating: h.migrating, Unreachable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
+		Custom:     &Custom{Key: r.Key, Revision: r.Modified, Established: h.established, Terminating: h.terminating, Migrating: h.migrating, ConversionUnavailable: h.unreachable, PreserveUnknownFields: h.preserve, Conversion: h.conversion(), SpecHash: sync.OnceValue(func() uint64 { return specHash(js, h.declared) }), accepted: h.accepted},
 	}
 	if h.established && h.accepted.Plural == h.names.Plural && h.accepted.Kind != "" {
 		d.Names = h.accepted

@@ -40,26 +40,26 @@ type Definition struct {
 	Storage    *Version   // the one objects are stored at
 	Verbs      []string   // announced and served; sorted as upstream announces them
 	Behavior   Behavior
-	Limits     []Limit   // of the number of items in lists and maps
-	Strategy   *Strategy // how objects are written; nil for a custom kind, and for one whose Behavior says it all
-	PostsTo    *Place    // a subresource to which what is posted goes, by its name; nil: the kind is for itself
+	ItemLimits []ItemLimit // of the number of items in lists and maps
+	Strategy   *Strategy   // how objects are written; nil for a custom kind, and for one whose Behavior says it all
+	PostsTo    *Endpoint   // a subresource to which what is posted goes, by its name; nil: the kind is for itself
 
 	Custom *Custom // nil for a built-in kind
 }
 
 // Stored says that there are objects of the kind: it is no question, no way to another kind, and is not computed.
 func (d *Definition) Stored() bool {
-	return d.Behavior.Answer == nil && d.PostsTo == nil && d.Behavior.Compute == nil
+	return d.Behavior.Review == nil && d.PostsTo == nil && d.Behavior.Compute == nil
 }
 
 // Custom is what a Definition made from a CRD knows of it.
 type Custom struct {
-	Key         string // storage key of the CRD; "" for one that is stored nowhere and never changes
-	Revision    int64  // its Modified
-	Established bool
-	Terminating bool // being deleted: its objects can no longer be created
-	Migrating   bool // the condition StorageMigrating is True
-	Unreachable bool // the condition WebhookReachable is False
+	Key                   string // storage key of the CRD; "" for one that is stored nowhere and never changes
+	Revision              int64  // its Modified
+	Established           bool
+	Terminating           bool // being deleted: its objects can no longer be created
+	Migrating             bool // the condition StorageMigrating is True
+	ConversionUnavailable bool // the condition WebhookReachable is False
 
 	PreserveUnknownFields bool // spec.preserveUnknownFields, as only old CRDs have it
 
@@ -69,7 +69,7 @@ type Custom struct {
 	// SpecHash is a hash of all that a CRD says of its objects: its spec, and the conversion it declares. It is made on first
 	// use, and means nothing to another process.
 	SpecHash func() uint64
-	Compiled Slot // what internal/conversion makes of Conversion.Declared
+	Compiled LazyValue // what internal/conversion makes of Conversion.Declared
 
 	accepted Names // status.acceptedNames
 }
@@ -84,14 +84,14 @@ type Conversion struct {
 	Declared string
 }
 
-// Slot keeps what one package makes of a Definition, so that it is made once and dropped with it.
-type Slot struct {
+// LazyValue keeps what one package makes of a Definition, so that it is made once and dropped with it.
+type LazyValue struct {
 	once  sync.Once
 	value any
 }
 
 // Get returns what the first call's compile has returned. It is safe for concurrent use.
-func (s *Slot) Get(compile func() any) any {
+func (s *LazyValue) Get(compile func() any) any {
 	s.once.Do(func() { s.value = compile() })
 	return s.value
 }
@@ -174,17 +174,17 @@ type Subresource struct {
 	Body  *Version                               `json:"-"`
 	Check func(name string, body Internal) error `json:"-"`
 	Act   func(obj, body Internal) error         `json:"-"`
-	// AlsoAt is another apiVersion that Body may have, with the same fields; "" for none.
-	AlsoAt string
+	// AlternateAPIVersion is another apiVersion that Body may have, with the same fields; "" for none.
+	AlternateAPIVersion string
 	// Delete, in place of Act, says how what is posted deletes the object. It may change obj before.
 	Delete func(stored *storage.Snapshot, obj, body Internal, dryRun bool) (Deletion, error) `json:"-"`
 	// Do, in place of all of these, does to the object, which it may change, what a body that has a schema asks for. The object is
 	// at its storage version. Where the answer is nil, the client gets a Status.
 	Do func(ctx context.Context, obj, body object.Tree) (answer object.Tree, err error) `json:"-"`
-	// Answer, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
-	Answer func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
-	// Connects, in place of all of these, leads a request on to somebody else, whatever its method. nil: it does not.
-	Connects *Connect `json:"-"`
+	// Respond, if not nil, makes the answer to what is posted, in place of Check and Act; name is the object's.
+	Respond func(ctx context.Context, name string, body Internal) (Internal, error) `json:"-"`
+	// Connect, in place of all of these, leads a request on to somebody else, whatever its method. nil: it does not.
+	Connect *Connect `json:"-"`
 }
 
 // Connect is a way to what runs behind an object: a container, a node, a Pod.
@@ -204,8 +204,8 @@ type Connect struct {
 	Internal func(object.Tree) (runtime.Object, error)
 }
 
-// Place is a way to the objects of a kind; Subresource is "" for themselves.
-type Place struct {
+// Endpoint is a way to the objects of a kind; Subresource is "" for themselves.
+type Endpoint struct {
 	Resource    schema.GroupVersionResource
 	Subresource string
 }
@@ -214,21 +214,21 @@ type Place struct {
 type Deletion struct {
 	Options metav1.DeleteOptions
 	Guards  []storage.Guard // what it relies on
-	With    *Change         // of another object, in the same commit; nil: of none
+	Related *RelatedWrite   // of another object, in the same commit; nil: of none
 }
 
-// Change is what happens to an object of the namespace, or of none, along with another one. The error of Do is what the client gets.
-type Change struct {
-	Of   Place
-	Name string
-	Do   func(obj Internal) error
+// RelatedWrite is what happens to an object of the namespace, or of none, along with another one. The error of Do is what the client gets.
+type RelatedWrite struct {
+	Endpoint Endpoint
+	Name     string
+	Do       func(obj Internal) error
 	// Create, in place of Do, makes the object, which then must not exist; Delete deletes it, if it is there.
 	Create object.Tree
 	Delete bool
 }
 
-// Entry is what a commit holds besides objects of some kind.
-type Entry struct {
+// ExtraWrites is what a commit holds besides objects of some kind.
+type ExtraWrites struct {
 	Writes []storage.Write
 	Guards []storage.Guard
 }
@@ -272,8 +272,8 @@ type Column struct {
 type SelectableField struct {
 	Name string   // as selectors write it: "spec.color"
 	Path []string // where it lies
-	// Otherwise is the name of the selectable field whose value counts where this one has none; "" for no other.
-	Otherwise string
+	// Fallback is the name of the selectable field whose value counts where this one has none; "" for no other.
+	Fallback string
 	// Zero is the value where there is none ("false").
 	Zero string
 }
@@ -295,11 +295,11 @@ type Behavior struct {
 	// the subresource written to.
 	PrepareCreate func(ctx context.Context, obj object.Tree) error
 	PrepareUpdate func(ctx context.Context, obj, old object.Tree, sub string) error
-	// Answer makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
+	// Review makes the kind a question (SelfSubjectReview): the body of a POST is decoded, strictly
 	// if asked to, admitted, and then answered 201 with what Answer returns; no other function
 	// of Behavior is called, metadata gets managedFields but is not checked, and nothing is stored. obj
 	// belongs to Answer; ctx tells whose request it is as upstream's do. The error is a StatusError.
-	Answer func(ctx context.Context, obj object.Tree) (object.Tree, error)
+	Review func(ctx context.Context, obj object.Tree) (object.Tree, error)
 	// Compute makes the objects of the kind, by name, for each request that reads them (ComponentStatus). Nothing is stored, the objects
 	// have no resourceVersion, and Verbs are get and list.
 	Compute func(ctx context.Context) []object.Tree
@@ -307,12 +307,12 @@ type Behavior struct {
 	Warnings func(obj, old object.Tree) []string
 	// Guards of the commit that writes obj.
 	Guards func(ctx context.Context, obj object.Tree) []storage.Guard
-	// Along is what happens to other objects in the commit of a write: was is what is stored, nil on a create, and obj what is to
+	// RelatedWrites is what happens to other objects in the commit of a write: was is what is stored, nil on a create, and obj what is to
 	// be stored, nil where the object goes.
-	Along func(was *storage.Record, obj object.Tree) []Change
-	// Ledger is what else the commit of a write enters, by the state that there is at the time: was is what is stored and old the
+	RelatedWrites func(was *storage.Record, obj object.Tree) []RelatedWrite
+	// ReserveCapacity is what else the commit of a write enters, by the state that there is at the time: was is what is stored and old the
 	// same as a tree, both nil on a create; obj is what is to be stored, nil where the object goes, and stored the same as JSON.
-	Ledger func(was *storage.Record, old, obj object.Tree, stored []byte) (Entry, error)
+	ReserveCapacity func(was *storage.Record, old, obj object.Tree, stored []byte) (ExtraWrites, error)
 	// BeforeDelete may refuse a delete, or change the object (set a phase) when deletion
 	// starts; obj is a copy.
 	BeforeDelete func(ctx context.Context, obj object.Tree) error
@@ -324,8 +324,8 @@ type Behavior struct {
 	UnconditionalUpdate bool
 	// CreateOnUpdate: a PUT of a name that does not exist creates it.
 	CreateOnUpdate bool
-	// OwnedWhole are the dotted paths of large lists that managedFields only ever names as a whole.
-	OwnedWhole []string
+	// AtomicLists are the dotted paths of large lists that managedFields only ever names as a whole.
+	AtomicLists []string
 	// TTL of new and updated objects in seconds, 0 none (Event).
 	TTL int64
 	// OrphanWarning is for who deletes an object without saying what becomes of its dependents; "" for no warning.

@@ -189,7 +189,7 @@ func TestProtobufRoundTrip(t *testing.T) {
 			continue
 		}
 		kind, _ := tree["kind"].(string)
-		message, err := c.typ.Message(object.AppendJSON(nil, tree))
+		message, err := c.typ.Protobuf(object.AppendJSON(nil, tree))
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
@@ -358,7 +358,7 @@ func decodeAfter(g *resource.GoType, before string, envelope []byte) error {
 
 func FuzzDecodeProtobuf(f *testing.F) {
 	for _, c := range samples {
-		message, err := c.typ.Message([]byte(c.json))
+		message, err := c.typ.Protobuf([]byte(c.json))
 		if err != nil {
 			continue
 		}
@@ -401,7 +401,7 @@ func BenchmarkMessage(b *testing.B) {
 	body := benchmarkBody()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := configMap.Message(body); err != nil {
+		if _, err := configMap.Protobuf(body); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -26,7 +26,7 @@ type group struct {
 // served is what discovery says of g, nil if g has no served version. It is made when it is first asked for.
 func (g *group) served() *Group {
 	g.once.Do(func() {
-		out := &Group{Name: g.name, Resources: map[string][]*Version{}, Theirs: g.theirs}
+		out := &Group{Name: g.name, Resources: map[string][]*Version{}, Aggregated: g.theirs}
 		priority := map[string]int{} // by version
 		for _, d := range g.kinds {
 			for _, v := range d.is.Versions {

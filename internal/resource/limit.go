@@ -8,18 +8,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Limit bounds how many items an object may have in some of its lists, maps and selectors. It protects code that compares each item with each
+// ItemLimit bounds how many items an object may have in some of its lists, maps and selectors. It protects code that compares each item with each
 // other and cannot be interrupted.
-type Limit struct {
+type ItemLimit struct {
 	field *field.Path
 	paths [][]string // counted together
 	most  int
 }
 
-// NewLimit returns a limit on the items of all paths together. A path consists of field names with dots between them; "*" stands for
+// NewItemLimit returns a limit on the items of all paths together. A path consists of field names with dots between them; "*" stands for
 // every item of a list or map. Errors name the first path.
-func NewLimit(most int, paths ...string) Limit {
-	l := Limit{most: most}
+func NewItemLimit(most int, paths ...string) ItemLimit {
+	l := ItemLimit{most: most}
 	for _, p := range paths {
 		l.paths = append(l.paths, strings.Split(p, "."))
 	}
@@ -34,7 +34,7 @@ func NewLimit(most int, paths ...string) Limit {
 }
 
 // Check returns an error if t exceeds the limit, nil otherwise.
-func (l *Limit) Check(t object.Tree) *field.Error {
+func (l *ItemLimit) Check(t object.Tree) *field.Error {
 	n := 0
 	for _, p := range l.paths {
 		n += count(t, p)

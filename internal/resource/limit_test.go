@@ -31,7 +31,7 @@ func TestLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := resource.NewLimit(2, c.paths...)
+		l := resource.NewItemLimit(2, c.paths...)
 		got := ""
 		if err := l.Check(tree); err != nil {
 			got = err.Error()

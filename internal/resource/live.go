@@ -100,12 +100,12 @@ func (l *Live) wanted() (revision int64) {
 	return revision
 }
 
-// Tell has f called, by the goroutine that runs Follow, with all later changes of CRDs in their order, and with nil where
+// OnEvents has f called, by the goroutine that runs Follow, with all later changes of CRDs in their order, and with nil where
 // changes have been missed. There is one f.
-func (l *Live) Tell(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
+func (l *Live) OnEvents(f func(changes []*storage.Event)) { l.watcher.Store(&f) }
 
-// OnSwap has f called with each later catalog, by the goroutine that runs Follow.
-func (l *Live) OnSwap(f func(*Catalog)) {
+// OnUpdate has f called with each later catalog, by the goroutine that runs Follow.
+func (l *Live) OnUpdate(f func(*Catalog)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.swapped = append(l.swapped, f)
@@ -145,7 +145,7 @@ func (l *Live) Follow(ctx context.Context) error {
 		l.publish(l.builtin.withRecords(snapshot.Walk(CRDPrefix, ""), l.apiServices(snapshot)), snapshot.Revision())
 		l.tell(nil)
 		err := l.follow(ctx, snapshot.Revision())
-		if !storage.Missed(err) {
+		if !storage.MissedEvents(err) {
 			return err
 		}
 	}

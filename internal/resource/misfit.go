@@ -14,9 +14,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Misfit returns the path of the first field of t whose value the Go type cannot decode, with fields in the order of their names; nil if
+// TypeMismatch returns the path of the first field of t whose value the Go type cannot decode, with fields in the order of their names; nil if
 // all can be decoded.
-func (g *GoType) Misfit(t object.Tree) *field.Path {
+func (g *GoType) TypeMismatch(t object.Tree) *field.Path {
 	at, _ := misfit(reflect.TypeOf(g.New()).Elem(), t, nil)
 	return at
 }

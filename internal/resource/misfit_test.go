@@ -33,7 +33,7 @@ func TestMisfit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := fmt.Sprint(c.of.Misfit(tree)); got != c.want {
+		if got := fmt.Sprint(c.of.TypeMismatch(tree)); got != c.want {
 			t.Errorf("%s: %s, want %s", c.js, got, c.want)
 		}
 	}

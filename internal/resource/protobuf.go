@@ -62,8 +62,8 @@ func appendEnvelope(dst []byte, apiVersion, kind string, m runtime.ProtobufMarsh
 	return dst[:len(dst)+n], nil
 }
 
-// Message is the protobuf message of the object that lies as json: its protobuf form without the envelope.
-func (g *GoType) Message(json []byte) ([]byte, error) {
+// Protobuf is the protobuf message of the object that lies as json: its protobuf form without the envelope.
+func (g *GoType) Protobuf(json []byte) ([]byte, error) {
 	obj, err := g.Object(json)
 	if err != nil {
 		return nil, err

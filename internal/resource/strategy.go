@@ -30,21 +30,21 @@ type Strategy struct {
 	Subresources map[string]rest.RESTUpdateStrategy
 	// ErrorKind is what a refused object is said to be.
 	ErrorKind schema.GroupKind
-	// Permit refuses who may not write obj, as it was sent: without a generated name, at whatever resourceVersion. old is nil on
+	// Authorize refuses who may not write obj, as it was sent: without a generated name, at whatever resourceVersion. old is nil on
 	// a create. nil: whoever may write the kind may write all of it.
-	Permit func(ctx context.Context, obj, old Internal) error
-	// Begin does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
+	Authorize func(ctx context.Context, obj, old Internal) error
+	// Prepare does what strategies leave to a store (the addresses of a Service), before they are asked; old is nil on a create.
 	// The error is a StatusError. nil: there is nothing to do.
-	Begin func(ctx context.Context, obj, old Internal) error
+	Prepare func(ctx context.Context, obj, old Internal) error
 	// Ignore reports a problem found by Main or a subresource that is none with the flags of this server; nil: there is none.
 	Ignore func(*field.Error) bool
 
 	owned sync.Map // what MayOwn has made, by subresource
 }
 
-// MayOwn is what of an object at each version a write through a subresource may own; all of it where there is no filter. It is
+// ResetFields is what of an object at each version a write through a subresource may own; all of it where there is no filter. It is
 // made once, and shared.
-func (s *Strategy) MayOwn(subresource string) map[fieldpath.APIVersion]fieldpath.Filter {
+func (s *Strategy) ResetFields(subresource string) map[fieldpath.APIVersion]fieldpath.Filter {
 	if made, ok := s.owned.Load(subresource); ok {
 		return made.(map[fieldpath.APIVersion]fieldpath.Filter)
 	}

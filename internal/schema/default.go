@@ -9,12 +9,12 @@ import (
 // nothing beyond the look for nulls.
 func (s *Schema) Default(t object.Tree) {
 	s.dropNulls(t)
-	s.Fill(t)
+	s.FillDefaults(t)
 }
 
-// Fill is Default without the look for nulls, as upstream's defaulter does it after an apply and after
+// FillDefaults is Default without the look for nulls, as upstream's defaulter does it after an apply and after
 // admission: only a null with a default is replaced.
-func (s *Schema) Fill(t object.Tree) {
+func (s *Schema) FillDefaults(t object.Tree) {
 	if root := s.shaping(); root.has(defaults) {
 		root.fill(t)
 	}

@@ -32,10 +32,10 @@ func BenchmarkShape(b *testing.B) {
 		for b.Loop() {
 			for _, s := range samples {
 				t := object.Copy(s.tree)
-				_, _ = s.ours.Shape(t)
+				_, _ = s.ours.Normalize(t)
 				_ = s.ours.duplicates(t, nil)
 				_ = s.ours.validateEmbedded(b.Context(), t)
-				if !s.ours.Settled(t) {
+				if !s.ours.IsNormalized(t) {
 					b.Fatal(t)
 				}
 			}

@@ -150,8 +150,8 @@ func TestShapeAgainstUpstream(t *testing.T) {
 				a, b := object.Copy(tree), object.Copy(tree)
 				want, wantErr := upstreamShape(b, theirs, drop)
 				if drop {
-					ours.Restore(a)
-				} else if got, err := ours.Shape(a); (err == nil) != (wantErr == nil) {
+					ours.NormalizeStored(a)
+				} else if got, err := ours.Normalize(a); (err == nil) != (wantErr == nil) {
 					t.Fatalf("seed %d: ours %v, upstream %v", seed, err, wantErr)
 				} else if err != nil {
 					refused++
@@ -166,13 +166,13 @@ func TestShapeAgainstUpstream(t *testing.T) {
 					filled++
 				}
 				again := object.Copy(a)
-				ours.Restore(again)
-				if settled := ours.Settled(a); settled && !object.Equal(again, a) {
+				ours.NormalizeStored(again)
+				if settled := ours.IsNormalized(a); settled && !object.Equal(again, a) {
 					t.Fatalf("seed %d: settled, but becomes other\nbefore %v\nafter  %v", seed, a, again)
 				} else if !settled {
 					unsettled++
 				}
-				if ours.Settled(tree) && !ours.root.has(embedded) && !object.Equal(tree, a) {
+				if ours.IsNormalized(tree) && !ours.root.has(embedded) && !object.Equal(tree, a) {
 					t.Fatalf("seed %d: settled, but becomes other\nbefore %v\nafter  %v", seed, tree, a)
 				}
 			}

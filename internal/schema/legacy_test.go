@@ -38,7 +38,7 @@ func TestSchemaThatIsNotStructural(t *testing.T) {
 		}
 		tree := object.Tree{"spec": object.Tree{"set": []any{"x", "x"}, "more": nil}}
 		before := object.Copy(tree)
-		unknown, wrong := s.Shape(tree)
+		unknown, wrong := s.Normalize(tree)
 		if len(unknown) > 0 || wrong != nil || !object.Equal(tree, before) {
 			t.Errorf("%s: nothing is to be pruned: %q %v, left %v", below, unknown, wrong, tree)
 		}

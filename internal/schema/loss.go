@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// Loss is a field of one schema that objects of another cannot hold.
-type Loss struct {
-	Path string // ".spec.ports[*].name"
-	Why  string
+// LostField is a field of one schema that objects of another cannot hold.
+type LostField struct {
+	Path   string // ".spec.ports[*].name"
+	Reason string
 }
 
 // maxLosses bounds how many are told.
 const maxLosses = 20
 
-// Losses are the fields of from that are gone when an object is carried over to schema to: they are neither carried
+// LostFields are the fields of from that are gone when an object is carried over to schema to: they are neither carried
 // over, because to has the same field of a type that holds all that from's may be, nor among those that something
 // reads. The fields set are not carried over. metadata is no matter here. Fields are paths of names.
-func Losses(from, to *Schema, set, read [][]string) []Loss {
+func LostFields(from, to *Schema, set, read [][]string) []LostField {
 	if from.root == nil || to.root == nil {
-		return []Loss{{".", "a version has no schema"}}
+		return []LostField{{".", "a version has no schema"}}
 	}
 	w := losses{set: set, read: read}
 	if w.keeps(from.root, to.root, nil) {
@@ -31,12 +31,12 @@ func Losses(from, to *Schema, set, read [][]string) []Loss {
 
 type losses struct {
 	set, read [][]string
-	found     []Loss
+	found     []LostField
 }
 
 func (w *losses) add(path []string, why string) {
 	if len(w.found) < maxLosses {
-		w.found = append(w.found, Loss{PathText(path), why})
+		w.found = append(w.found, LostField{PathText(path), why})
 	}
 }
 

@@ -7,9 +7,9 @@ import (
 	apicel "k8s.io/apiserver/pkg/cel"
 )
 
-// Place is where a walk over a schema stands that checks its rules, as a write of a CRD does. Only
+// RuleNode is where a walk over a schema stands that checks its rules, as a write of a CRD does. Only
 // what has rules at or below it has places: of all else they are nil, which every method accepts.
-type Place struct {
+type RuleNode struct {
 	node   *node
 	seen   *node // the type of self in rules, if any are here or above
 	err    error // why there is none
@@ -44,13 +44,13 @@ func NewRuleChecker(schemas [][]byte, stored func(expr string, isMessage bool) b
 	return &RuleChecker{c}
 }
 
-// RootPlace is where a walk begins.
-func (s *Schema) RootPlace() *Place {
+// RootRuleNode is where a walk begins.
+func (s *Schema) RootRuleNode() *RuleNode {
 	if !s.root.hasRules() {
 		return nil
 	}
 	once := uint64(1)
-	p := &Place{node: s.root, often: &once, scoped: s.root.rules != ""}
+	p := &RuleNode{node: s.root, often: &once, scoped: s.root.rules != ""}
 	switch {
 	case p.scoped && s.root.hidden():
 		p.err = errHidden
@@ -61,7 +61,7 @@ func (s *Schema) RootPlace() *Place {
 }
 
 // Property is the place of the property name.
-func (p *Place) Property(name string) *Place {
+func (p *RuleNode) Property(name string) *RuleNode {
 	if p == nil || !p.node.properties[name].hasRules() {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (p *Place) Property(name string) *Place {
 }
 
 // Items is the place of the items of a list.
-func (p *Place) Items() *Place {
+func (p *RuleNode) Items() *RuleNode {
 	if p == nil || !p.node.items.hasRules() {
 		return nil
 	}
@@ -85,7 +85,7 @@ func (p *Place) Items() *Place {
 }
 
 // Additional is the place of the values of a map.
-func (p *Place) Additional() *Place {
+func (p *RuleNode) Additional() *RuleNode {
 	if p == nil || p.node.additional == nil || !p.node.additional.schema.hasRules() {
 		return nil
 	}
@@ -93,8 +93,8 @@ func (p *Place) Additional() *Place {
 }
 
 // below is the place of n, which expressions at p or above see as seen.
-func (p *Place) below(n, seen *node) *Place {
-	c := &Place{node: n, seen: seen, err: p.err, scoped: p.scoped}
+func (p *RuleNode) below(n, seen *node) *RuleNode {
+	c := &RuleNode{node: n, seen: seen, err: p.err, scoped: p.scoped}
 	if most := p.node.fanOut(); p.often != nil && most != nil {
 		often := multiply(*p.often, *most)
 		c.often = &often
@@ -106,7 +106,7 @@ func (p *Place) below(n, seen *node) *Place {
 	return c
 }
 
-func (p *Place) convert() {
+func (p *RuleNode) convert() {
 	if p.seen = visible(p.node); p.seen == nil {
 		p.err = errHidden
 	}
@@ -131,7 +131,7 @@ func (n *node) fanOut() *uint64 {
 }
 
 // Check compiles the rules at p and estimates their cost. The error is that of the type that they stand on.
-func (c *RuleChecker) Check(p *Place) ([]CheckedRule, error) {
+func (c *RuleChecker) Check(p *RuleNode) ([]CheckedRule, error) {
 	if p == nil || p.node.rules == "" {
 		return nil, nil
 	}

@@ -6,19 +6,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Shape makes of the object in a request, whose own metadata is in order, what its schema lets it be: it
+// Normalize makes of the object in a request, whose own metadata is in order, what its schema lets it be: it
 // prunes, drops nulls, coerces embedded resources and fills in defaults, in upstream's order. unknown are
 // the paths of what was dropped for being unknown, as Prune and CoerceEmbedded give them. An error is a
 // value in an embedded resource that cannot be coerced; t is then half done.
-func (s *Schema) Shape(t object.Tree) (unknown []string, err *field.Error) {
-	if unknown, err = s.Fit(t); err == nil { // else it names the value as it was sent
-		s.Fill(t)
+func (s *Schema) Normalize(t object.Tree) (unknown []string, err *field.Error) {
+	if unknown, err = s.PruneAndCoerce(t); err == nil { // else it names the value as it was sent
+		s.FillDefaults(t)
 	}
 	return unknown, err
 }
 
-// Fit is Shape without defaults: what conversion has made of an object goes through it.
-func (s *Schema) Fit(t object.Tree) (unknown []string, err *field.Error) {
+// PruneAndCoerce is Shape without defaults: what conversion has made of an object goes through it.
+func (s *Schema) PruneAndCoerce(t object.Tree) (unknown []string, err *field.Error) {
 	p := s.prune(t)
 	if p.nulls {
 		s.dropNulls(t)
@@ -27,8 +27,8 @@ func (s *Schema) Fit(t object.Tree) (unknown []string, err *field.Error) {
 	return append(p.unknown.all, dropped...), err
 }
 
-// Restore is Shape for an object from storage: what cannot be coerced is dropped.
-func (s *Schema) Restore(t object.Tree) {
+// NormalizeStored is Shape for an object from storage: what cannot be coerced is dropped.
+func (s *Schema) NormalizeStored(t object.Tree) {
 	if s.prune(t).nulls {
 		s.dropNulls(t)
 	}
@@ -36,13 +36,13 @@ func (s *Schema) Restore(t object.Tree) {
 		c := coercer{drop: true}
 		_ = c.children(t, root, nil) // it drops
 	}
-	s.Fill(t)
+	s.FillDefaults(t)
 }
 
-// Settled reports that Restore would leave t as it is: it may be stored with the schema's fingerprint.
+// IsNormalized reports that Restore would leave t as it is: it may be stored with the schema's fingerprint.
 // false is always safe. Of embedded resources only the fields are looked at, for those of a t that
 // Shape has seen are in order.
-func (s *Schema) Settled(t object.Tree) bool {
+func (s *Schema) IsNormalized(t object.Tree) bool {
 	root := s.shaping()
 	switch {
 	case s.preserve:

@@ -24,12 +24,12 @@ func TestUnknownFieldsAreBounded(t *testing.T) {
 			fields[fmt.Sprint("k", i)] = int64(i)
 			resources[strings.Repeat("k", length)+fmt.Sprint(i)] = object.Tree{"apiVersion": "v1", "kind": "K", "metadata": object.Tree{"x": "y"}}
 		}
-		unknown, wrong := s.Shape(object.Tree{"spec": object.Tree{strings.Repeat("k", length): fields}})
+		unknown, wrong := s.Normalize(object.Tree{"spec": object.Tree{strings.Repeat("k", length): fields}})
 		checkBounded(t, unknown)
 		if wrong != nil || len(fields) != 0 {
 			t.Errorf("%v, and %d fields are left", wrong, len(fields))
 		}
-		unknown, wrong = s.Shape(object.Tree{"embedded": resources})
+		unknown, wrong = s.Normalize(object.Tree{"embedded": resources})
 		checkBounded(t, unknown)
 		if wrong != nil {
 			t.Error(wrong)

@@ -33,8 +33,8 @@ type SNICertKey struct {
 	Names             []string
 }
 
-// Given reports whether there are other certificates than the server's own.
-func (t TLS) Given() bool { return t.CertFile != "" || len(t.SNI) > 0 }
+// IsSet reports whether there are other certificates than the server's own.
+func (t TLS) IsSet() bool { return t.CertFile != "" || len(t.SNI) > 0 }
 
 // check refuses what HTTP/2 does not go with (RFC 9113, 9.2.2).
 func (t TLS) check() error {

@@ -128,7 +128,7 @@ func forget[T any](s []T, n int, dropped *spare) []T {
 }
 
 // at returns the state at a revision.
-func (h *history) at(ctx context.Context, past Past, revision int64) (*Snapshot, error) {
+func (h *history) at(ctx context.Context, past HistoryReader, revision int64) (*Snapshot, error) {
 	st := h.state.Load()
 	if revision == st.head.revision {
 		return st.head, nil
@@ -169,13 +169,13 @@ func (st *state) undo(revision int64) *Snapshot {
 }
 
 // rewind returns the state at a revision older than recent.
-func (h *history) rewind(ctx context.Context, past Past, st *state, revision int64) (*Snapshot, error) {
+func (h *history) rewind(ctx context.Context, past HistoryReader, st *state, revision int64) (*Snapshot, error) {
 	if s := h.rewound.get(revision); s != nil {
 		return s, nil
 	}
 	base := st.undo(st.base)
 	edit := base.tree.Edit()
-	err := past.Rewind(ctx, revision, base, func(key string, r *Record) {
+	err := past.ReadAt(ctx, revision, base, func(key string, r *Record) {
 		now, _ := base.tree.Get(key)
 		switch {
 		case r == nil:

@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Past is where a Replica reads what has left its memory.
-type Past interface {
+// HistoryReader is where a Replica reads what has left its memory.
+type HistoryReader interface {
 	// Replay returns the events of keys that start with prefix in (after, until], looking at
 	// no more than a bounded number of revisions: reached is the last one looked at, with
 	// all of its events. *CompactedError if after is older than the history.
 	Replay(ctx context.Context, prefix string, after, until int64) (events []*Event, reached int64, err error)
-	// Rewind calls put with the record, or nil, that a key had at revision target, for all
+	// ReadAt calls put with the record, or nil, that a key had at revision target, for all
 	// keys where that is another one than in base. *CompactedError if target is too old.
-	Rewind(ctx context.Context, target int64, base *Snapshot, put func(key string, r *Record)) error
+	ReadAt(ctx context.Context, target int64, base *Snapshot, put func(key string, r *Record)) error
 }
 
 // ReplicaOptions tune a Replica. The zero value of each field means its default.
@@ -27,7 +27,7 @@ type ReplicaOptions struct {
 // the events that led there, and who reads along. It decides nothing: whoever owns the log
 // publishes what has happened. Every Store has one.
 type Replica struct {
-	past    Past
+	past    HistoryReader
 	history history
 	hub     hub
 	waiters waiters
@@ -40,7 +40,7 @@ type Replica struct {
 }
 
 // NewReplica starts from a state; oldest is the oldest revision that past can be asked for.
-func NewReplica(head *Snapshot, oldest int64, past Past, o ReplicaOptions) *Replica {
+func NewReplica(head *Snapshot, oldest int64, past HistoryReader, o ReplicaOptions) *Replica {
 	if o.RecentBytes <= 0 {
 		o.RecentBytes = 8 << 20
 	}
@@ -149,11 +149,11 @@ func (r *Replica) Reset(head *Snapshot, oldest int64) {
 // Oldest is the oldest revision that may be read.
 func (r *Replica) Oldest() int64 { return r.history.oldest.Load() }
 
-// Remembered is the oldest revision that can be read without asking the past.
-func (r *Replica) Remembered() int64 { return r.history.state.Load().base }
+// HistoryBytes is the oldest revision that can be read without asking the past.
+func (r *Replica) HistoryBytes() int64 { return r.history.state.Load().base }
 
-// Forget makes what is older than revision be gone, if it can be read.
-func (r *Replica) Forget(revision int64) error {
+// DropHistory makes what is older than revision be gone, if it can be read.
+func (r *Replica) DropHistory(revision int64) error {
 	if err := r.history.check(revision); err != nil {
 		return err
 	}
@@ -162,8 +162,8 @@ func (r *Replica) Forget(revision int64) error {
 	return nil
 }
 
-// Shrink lets go of what publishing would let go of, where nothing is published.
-func (r *Replica) Shrink() {
+// TrimHistory lets go of what publishing would let go of, where nothing is published.
+func (r *Replica) TrimHistory() {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
 	r.history.shrink(r.hub.published.Load())

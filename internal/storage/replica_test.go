@@ -6,20 +6,20 @@ import (
 	"testing"
 )
 
-// noPast is for replicas that remember everything.
-type noPast struct{}
+// noHistory is for replicas that remember everything.
+type noHistory struct{}
 
-func (noPast) Replay(context.Context, string, int64, int64) ([]*Event, int64, error) {
+func (noHistory) Replay(context.Context, string, int64, int64) ([]*Event, int64, error) {
 	panic("it was asked for the past")
 }
 
-func (noPast) Rewind(context.Context, int64, *Snapshot, func(string, *Record)) error {
+func (noHistory) ReadAt(context.Context, int64, *Snapshot, func(string, *Record)) error {
 	panic("it was asked for the past")
 }
 
 // A cursor that catches up gives all of a revision or none, however many it gives at once: where it goes on from is a revision.
 func TestCatchUpBySharedRevisions(t *testing.T) {
-	r := NewReplica(new(Loader).Snapshot(1), 1, noPast{}, ReplicaOptions{})
+	r := NewReplica(new(Loader).Snapshot(1), 1, noHistory{}, ReplicaOptions{})
 	defer r.Close()
 	const revisions, each = 400, 3
 	for i := range revisions {

@@ -145,8 +145,8 @@ var (
 	ErrLagging = errors.New("storage: the cursor cannot keep up")
 )
 
-// Missed says of a cursor's error that it has missed changes, for who can begin anew from the head.
-func Missed(err error) bool {
+// MissedEvents says of a cursor's error that it has missed changes, for who can begin anew from the head.
+func MissedEvents(err error) bool {
 	var compacted *CompactedError
 	return errors.As(err, &compacted) || errors.Is(err, ErrLagging) || errors.Is(err, ErrUnavailable)
 }

@@ -94,9 +94,9 @@ func (q *Quotas) settle(namespace string) error {
 	return nil
 }
 
-// Counted are the objects of a resource in a namespace, after every write that had been charged has ended. A kind of which a quota wants
+// Objects are the objects of a resource in a namespace, after every write that had been charged has ended. A kind of which a quota wants
 // to know no more than how many there are is not read.
-func (q *Quotas) Counted(r schema.GroupVersionResource, namespace string) (all []runtime.Object, err error) {
+func (q *Quotas) Objects(r schema.GroupVersionResource, namespace string) (all []runtime.Object, err error) {
 	if err := q.settle(namespace); err != nil {
 		return nil, err
 	}

@@ -58,13 +58,13 @@ func (i reinvocation) Value(plugin string) any {
 	if !i.Request.Reinvoked {
 		return nil
 	}
-	return i.Request.Kept[plugin]
+	return i.Request.PluginState[plugin]
 }
 func (i reinvocation) SetValue(plugin string, v any) {
-	if i.Request.Kept == nil {
-		i.Request.Kept = map[string]any{}
+	if i.Request.PluginState == nil {
+		i.Request.PluginState = map[string]any{}
 	}
-	i.Request.Kept[plugin] = v
+	i.Request.PluginState[plugin] = v
 }
 
 // GetEquivalentResourceMapper implements upstream's ObjectInterfaces.
@@ -111,7 +111,7 @@ func (c *converter) Default(obj runtime.Object) {
 		return
 	}
 	if s, err := at.Schema(); err == nil {
-		s.Fill(u.Object)
+		s.FillDefaults(u.Object)
 	}
 }
 

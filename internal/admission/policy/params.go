@@ -36,7 +36,7 @@ func (c *Config) params(ctx context.Context, kind *admissionregistrationv1.Param
 
 // versionOf is the served version of a kind.
 func versionOf(c *resource.Catalog, gvk schema.GroupVersionKind) *resource.Version {
-	for h := range c.Holders(gvk.Group) {
+	for h := range c.NameOwners(gvk.Group) {
 		if h.Kind != gvk.Kind {
 			continue
 		}

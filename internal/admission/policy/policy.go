@@ -61,7 +61,7 @@ func exempt(r *admission.Request) bool {
 	if r.Resource.Group == admissionregistrationv1.GroupName {
 		return strings.HasSuffix(r.Resource.Resource, "admissionpolicies") || strings.HasSuffix(r.Resource.Resource, "admissionpolicybindings")
 	}
-	return r.Version.Definition.Behavior.Answer != nil
+	return r.Version.Definition.Behavior.Review != nil
 }
 
 type validator struct {

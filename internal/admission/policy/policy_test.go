@@ -26,7 +26,7 @@ import (
 
 // world is an engine with policies, and what it has told its caller.
 type world struct {
-	*fixture.World
+	*fixture.Env
 	plugins  admission.Plugins
 	warnings []string
 	audit    map[string]string
@@ -34,7 +34,7 @@ type world struct {
 }
 
 func open(t testing.TB) *world {
-	w := &world{World: fixture.Open(t, kinds.Config{Authorizer: allow}), audit: map[string]string{}}
+	w := &world{Env: fixture.Open(t, kinds.Config{Authorizer: allow}), audit: map[string]string{}}
 	catalog := func() *resource.Catalog { return w.Live.Load() }
 	w.plugins = policy.Plugins(policy.Config{
 		Head: w.Store.Head, Catalog: catalog, Objects: w, Authorizer: allow,
@@ -382,7 +382,7 @@ func benchmarkCreate(b *testing.B, prepare func(w *world)) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := w.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Made: d.Internal}, caller); err != nil {
+		if _, err := w.Create(b.Context(), t, engine.Body{Tree: d.Tree, Typed: true, Internal: d.Internal}, caller); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -73,7 +73,7 @@ func newIndex(of configurations, head func() *storage.Snapshot, callers *callers
 // they hear neither of what they are configured by nor of questions who somebody is and what he may do, by which a cluster would be
 // locked up.
 func (x *index) about(r *admission.Request) []*hook {
-	if r.Resource.Group == v1.GroupName || r.Target.Definition.Behavior.Answer != nil {
+	if r.Resource.Group == v1.GroupName || r.Target.Definition.Behavior.Review != nil {
 		return nil
 	}
 	x.Refresh()

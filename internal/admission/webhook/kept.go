@@ -30,14 +30,14 @@ type answer struct {
 
 // keptOf is what the plugin has kept of a write.
 func (p *plugin) keptOf(r *admission.Request) *kept {
-	if k, ok := r.Kept[p.name].(*kept); ok {
+	if k, ok := r.PluginState[p.name].(*kept); ok {
 		return k
 	}
-	if r.Kept == nil {
-		r.Kept = map[string]any{}
+	if r.PluginState == nil {
+		r.PluginState = map[string]any{}
 	}
 	k := &kept{answers: map[question]answer{}}
-	r.Kept[p.name] = k
+	r.PluginState[p.name] = k
 	return k
 }
 

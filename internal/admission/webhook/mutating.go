@@ -118,7 +118,7 @@ func (s *seen) apply(h *hook, to *generic.WebhookInvocation, result *request.Adm
 	if err != nil {
 		return false, err
 	}
-	patched, err := merge.Perform(operations, object.AppendJSON(nil, before))
+	patched, err := merge.ApplyOperations(operations, object.AppendJSON(nil, before))
 	if err != nil {
 		return false, apierrors.NewInternalError(err)
 	}

@@ -25,12 +25,12 @@ import (
 // where kube-apiserver sends a line of text. Documents are made when they are first asked for after
 // a change, and only those of the groups that changed. theirs returns what is known of the resources that another server serves, nil if
 // nothing is: the same pointer until it changes. /api says by addresses where the server is.
-func Handler(live *resource.Live, theirs Theirs, addresses Addresses) http.Handler {
+func Handler(live *resource.Live, theirs Aggregated, addresses Addresses) http.Handler {
 	return &handler{live: live, theirs: theirs, addresses: addresses}
 }
 
-// Theirs tells of the resources of a group version that another server serves.
-type Theirs func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
+// Aggregated tells of the resources of a group version that another server serves.
+type Aggregated func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
 
 // Addresses are where the server is, each a host with its port: one for everybody, and one more for clients in a range of IP addresses.
 type Addresses struct {
@@ -49,7 +49,7 @@ func (a Addresses) toldTo(client net.IP) []metav1.ServerAddressByClientCIDR {
 
 type handler struct {
 	live      *resource.Live
-	theirs    Theirs
+	theirs    Aggregated
 	addresses Addresses
 
 	mu   sync.Mutex

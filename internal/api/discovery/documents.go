@@ -27,7 +27,7 @@ type documents struct {
 }
 
 // newDocuments describes catalog, with those groups of last (which may be nil) that are still the same.
-func newDocuments(catalog *resource.Catalog, last *documents, theirs Theirs) *documents {
+func newDocuments(catalog *resource.Catalog, last *documents, theirs Aggregated) *documents {
 	var known *resource.PerGroup[*group]
 	if last != nil {
 		known = last.groups
@@ -175,7 +175,7 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 // group is one group, with its part of aggregated discovery, made once, and again when another server's part of it changes.
 type group struct {
 	source *resource.Group
-	theirs Theirs
+	theirs Aggregated
 
 	mu   sync.Mutex
 	of   []*apidiscoveryv2.APIVersionDiscovery // what others said when it was made
@@ -186,7 +186,7 @@ type group struct {
 // json is the group in aggregated discovery, and its hash.
 func (g *group) json() ([]byte, [sha256.Size]byte, error) {
 	var of []*apidiscoveryv2.APIVersionDiscovery
-	for _, s := range g.source.Theirs {
+	for _, s := range g.source.Aggregated {
 		of = append(of, g.theirs(s))
 	}
 	g.mu.Lock()
@@ -228,9 +228,9 @@ func (g *group) discovery() *apidiscoveryv2.APIGroupDiscovery {
 			Version:   name,
 			Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
 		}
-		if i := slices.IndexFunc(g.source.Theirs, func(s *resource.APIService) bool { return s.GroupVersion.Version == name }); i >= 0 {
+		if i := slices.IndexFunc(g.source.Aggregated, func(s *resource.APIService) bool { return s.GroupVersion.Version == name }); i >= 0 {
 			version.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
-			if known := g.theirs(g.source.Theirs[i]); known != nil {
+			if known := g.theirs(g.source.Aggregated[i]); known != nil {
 				version = *known
 			}
 		}

@@ -36,8 +36,8 @@ func subresources(v *resource.Version) []subresource {
 		switch {
 		case s.Body != nil:
 			kind = s.Body.GroupVersionKind()
-		case s.Connects != nil && !s.Connects.Reads:
-			kind = s.Connects.Options.GroupVersionKind()
+		case s.Connect != nil && !s.Connect.Reads:
+			kind = s.Connect.Options.GroupVersionKind()
 		}
 		subs = append(subs, subresource{s.Name, kind, s.Verbs})
 	}

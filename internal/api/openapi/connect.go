@@ -9,7 +9,7 @@ import (
 
 // connecting are the paths of a subresource that leads to somebody else: each has an operation for each method, all alike.
 func connecting(k kind, path, scope string, sub resource.Subresource) []pathItem {
-	c := sub.Connects
+	c := sub.Connect
 	options := c.Options.Type.New()
 	params := queryParams(reflect.ValueOf(options).Elem().Interface(), options.(interface{ SwaggerDoc() map[string]string }).SwaggerDoc())
 	if c.Reads {

@@ -28,12 +28,12 @@ const keepBytes = 4 << 20
 // may be kept for ever, and with another one the client is sent to the right one. All have
 // an ETag, so that a client which has the newest costs nothing. A change of a CRD changes only the documents of
 // its group and versions. What other servers serve is described by theirs.
-func Handler(live *resource.Live, theirs Theirs) http.Handler {
+func Handler(live *resource.Live, theirs Aggregated) http.Handler {
 	return &server{live: live, theirs: theirs, now: time.Now, cache: newCache(keepBytes)}
 }
 
-// Theirs are the documents of group versions that other servers serve.
-type Theirs interface {
+// Aggregated are the documents of group versions that other servers serve.
+type Aggregated interface {
 	// ServeOpenAPIV3 answers with that of v3, and OpenAPIV3Hash names its content; "" where there is none, and that of v2 counts.
 	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
 	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
@@ -43,7 +43,7 @@ type Theirs interface {
 
 type server struct {
 	live   *resource.Live
-	theirs Theirs
+	theirs Aggregated
 	now    func() time.Time
 	cache  *cache
 

@@ -133,7 +133,7 @@ func (o *options) paths(k kind) []pathItem {
 		items = append(items, item)
 	}
 	for _, sub := range k.Subresources {
-		if sub.Connects != nil {
+		if sub.Connect != nil {
 			items = append(items, connecting(k, root+"/{name}/"+sub.Name, scope, sub)...)
 			continue
 		}

@@ -103,7 +103,7 @@ func TestHTTPConnect(t *testing.T) {
 		}
 		long := strings.Repeat("0123456789abcdef", 1<<14)
 		says(t, conn, long, long)
-		if asked := far.Asked(); len(asked) != 1 || asked[0] != address {
+		if asked := far.Requests(); len(asked) != 1 || asked[0] != address {
 			t.Errorf("asked for %q", asked)
 		}
 		if after := dials(t, "http_connect", kind, ""); after != before+1 {

@@ -71,7 +71,7 @@ func TestGRPC(t *testing.T) {
 		for _, conn := range all {
 			echoes(t, conn, strings.Repeat("0123456789abcdef", 1<<14))
 		}
-		if asked := far.Asked(); len(asked) != 3 || asked[0] != address || l.n.Load() != 1 {
+		if asked := far.Requests(); len(asked) != 3 || asked[0] != address || l.n.Load() != 1 {
 			t.Errorf("asked for %q over %d connections", asked, l.n.Load())
 		}
 		if after := dials(t, "grpc", kind, ""); after != before+3 {
@@ -113,7 +113,7 @@ func TestGRPCRefused(t *testing.T) {
 	}
 	far := f.tunnel(f.socket(), server.ModeGRPC, nil)
 	no := "No agent available"
-	far.Refusal.Store(&no)
+	far.DialError.Store(&no)
 	before = dials(t, "grpc", "uds", "proxy")
 	if _, err := dial(t.Context(), "tcp", address); err == nil || !strings.Contains(err.Error(), no) || !strings.Contains(err.Error(), address) {
 		t.Errorf("no agent: %v", err)
@@ -121,7 +121,7 @@ func TestGRPCRefused(t *testing.T) {
 	if after := dials(t, "grpc", "uds", "proxy"); after != before+1 {
 		t.Errorf("%d failures are counted, want %d", after, before+1)
 	}
-	far.Refusal.Store(nil)
+	far.DialError.Store(nil)
 	conn, err := dial(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatalf("with an agent again: %v", err)

@@ -20,8 +20,8 @@ const (
 	ledgers = "/registry/nodeledgers/"
 )
 
-// Ledger is what is on each node at the head of a store.
-type Ledger struct {
+// NodeUsage is what is on each node at the head of a store.
+type NodeUsage struct {
 	head func() *storage.Snapshot
 
 	mu    sync.Mutex
@@ -38,12 +38,12 @@ type placed struct {
 }
 
 // New returns the Ledger of the state that head returns.
-func New(head func() *storage.Snapshot) *Ledger {
-	return &Ledger{head: head, seen: new(storage.Snapshot), pods: map[string]*placed{}, nodes: map[string]map[*placed]bool{}}
+func New(head func() *storage.Snapshot) *NodeUsage {
+	return &NodeUsage{head: head, seen: new(storage.Snapshot), pods: map[string]*placed{}, nodes: map[string]map[*placed]bool{}}
 }
 
 // refresh brings it to the head of the store. The caller holds x.mu.
-func (x *Ledger) refresh() {
+func (x *NodeUsage) refresh() {
 	head := x.head()
 	for was, is := range head.Since(x.seen, pods) {
 		x.replace(was, is)
@@ -51,7 +51,7 @@ func (x *Ledger) refresh() {
 	x.seen = head.Part(pods)
 }
 
-func (x *Ledger) replace(was, is *storage.Record) {
+func (x *NodeUsage) replace(was, is *storage.Record) {
 	key, node := "", ""
 	if is != nil {
 		raw, _ := object.Field(is.Value, "spec", "nodeName")
@@ -91,30 +91,30 @@ func unquoted(raw []byte) string {
 
 // Pod says what the write of a Pod enters: nothing, unless it adds to what is on a node. A binding is refused if the node has no room
 // for it. All else is the kubelet's to admit: what is created with a node, a static Pod above all, and what is resized.
-func (x *Ledger) Pod(was *storage.Record, old, obj object.Tree, stored []byte) (resource.Entry, error) {
+func (x *NodeUsage) Pod(was *storage.Record, old, obj object.Tree, stored []byte) (resource.ExtraWrites, error) {
 	node := nodeName(obj)
 	if node == "" {
-		return resource.Entry{}, nil
+		return resource.ExtraWrites{}, nil
 	}
 	binds := old != nil && nodeName(old) == ""
 	if old != nil && !binds && takesTheSame(old, obj) {
-		return resource.Entry{}, nil
+		return resource.ExtraWrites{}, nil
 	}
 	now, before := loadOf(stored), load{}
 	if old != nil && !binds {
 		before = loadOf(was.Value)
 	}
 	if !now.exceeds(&before) {
-		return resource.Entry{}, nil
+		return resource.ExtraWrites{}, nil
 	}
 	head := x.head() // what follows looks at no older state
 	if binds {
 		if err := x.fits(head, was, object.Name(obj), node, &now); err != nil {
-			return resource.Entry{}, err
+			return resource.ExtraWrites{}, err
 		}
 	}
 	rec := head.Get(nodes + node)
-	entry := resource.Entry{Guards: []storage.Guard{{Key: nodes + node, Revision: revision(rec)}}}
+	entry := resource.ExtraWrites{Guards: []storage.Guard{{Key: nodes + node, Revision: revision(rec)}}}
 	if rec != nil { // else it is the guard that tells who judges by a node that comes
 		entry.Writes = []storage.Write{{Key: ledgers + node, Value: []byte("{}"), Expected: revision(head.Get(ledgers + node))}}
 	}
@@ -122,7 +122,7 @@ func (x *Ledger) Pod(was *storage.Record, old, obj object.Tree, stored []byte) (
 }
 
 // Node says what the write of a Node enters: its ledger goes with it. Nobody has judged by that alone.
-func (x *Ledger) Node(was *storage.Record, _, obj object.Tree, _ []byte) (entry resource.Entry, _ error) {
+func (x *NodeUsage) Node(was *storage.Record, _, obj object.Tree, _ []byte) (entry resource.ExtraWrites, _ error) {
 	if obj != nil {
 		return entry, nil
 	}

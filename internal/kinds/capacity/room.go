@@ -17,7 +17,7 @@ import (
 
 // fits refuses a Pod for which a node has no room, as of head or later. What a node does not report, nobody is held to. A Pod that is on
 // a node by then has been bound by somebody else, and would count twice: this binding starts over, and is told so.
-func (x *Ledger) fits(head *storage.Snapshot, was *storage.Record, pod, node string, want *load) error {
+func (x *NodeUsage) fits(head *storage.Snapshot, was *storage.Record, pod, node string, want *load) error {
 	has := allocatable(head.Get(nodes + node))
 	if len(has) == 0 {
 		return nil
@@ -53,7 +53,7 @@ func allocatable(rec *storage.Record) corev1.ResourceList {
 type occupants map[*placed]bool
 
 // on is who is on a node. The caller holds x.mu.
-func (x *Ledger) on(node string) occupants {
+func (x *NodeUsage) on(node string) occupants {
 	all := x.nodes[node]
 	for p := range all {
 		if p.rec != nil {

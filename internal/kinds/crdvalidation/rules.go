@@ -92,7 +92,7 @@ func (w *walker) compiledRules(s *schema, path *field.Path, at place) {
 // cost counts what an expression costs.
 func (w *walker) cost(path *field.Path, what string, cost uint64) {
 	if cost > MaxRuleCost && !w.costly() {
-		w.ruleErrs = append(w.ruleErrs, field.Forbidden(path, Exceeds(what, cost, MaxRuleCost)))
+		w.ruleErrs = append(w.ruleErrs, field.Forbidden(path, CostMessage(what, cost, MaxRuleCost)))
 	}
 	w.costs.add(path, cost)
 }
@@ -128,11 +128,11 @@ func (c *costs) exceeded(path *field.Path) (errs field.ErrorList) {
 	for _, r := range c.most {
 		errs = append(errs, field.Forbidden(r.path, "contributed to estimated rule cost total exceeding cost limit for entire OpenAPIv3 schema"))
 	}
-	return append(errs, field.Forbidden(path, Exceeds("x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema", c.total, MaxCRDCost)))
+	return append(errs, field.Forbidden(path, CostMessage("x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema", c.total, MaxCRDCost)))
 }
 
-// Exceeds says of an estimated cost by how much it is above the limit.
-func Exceeds(what string, cost, limit uint64) string {
+// CostMessage says of an estimated cost by how much it is above the limit.
+func CostMessage(what string, cost, limit uint64) string {
 	times := float64(cost) / float64(limit)
 	factor := fmt.Sprintf("%.1fx", times)
 	switch {

@@ -129,7 +129,7 @@ func (w *walker) compile(js []byte, path *field.Path, at *place) field.ErrorList
 	}
 	errs := s.CheckDefaults(context.Background(), path, w.prunedDefaults)
 	if len(errs) == 0 {
-		at.rules = s.RootPlace()
+		at.rules = s.RootRuleNode()
 	}
 	return errs
 }
@@ -167,8 +167,8 @@ type place struct {
 	meta      bool   // inside of apiVersion, kind or metadata of an object
 	noDefault string // why defaults are forbidden, "" if they are not
 
-	rules          *ourschema.Place // nil: rules are not compiled
-	uncorrelatable *field.Path      // of the first list above whose items have no identity
+	rules          *ourschema.RuleNode // nil: rules are not compiled
+	uncorrelatable *field.Path         // of the first list above whose items have no identity
 }
 
 func (w *walker) add(errs ...*field.Error) { w.errs = append(w.errs, errs...) }

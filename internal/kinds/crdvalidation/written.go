@@ -30,8 +30,8 @@ func isEmpty(v any) bool {
 	return false
 }
 
-// Written is the spec of a CRD as it is when what is written of it is read again. spec is not modified.
-func Written(spec object.Tree) object.Tree {
+// RoundTrip is the spec of a CRD as it is when what is written of it is read again. spec is not modified.
+func RoundTrip(spec object.Tree) object.Tree {
 	list, _ := spec["versions"].([]any)
 	if !slices.ContainsFunc(list, isUnwritten) {
 		return spec

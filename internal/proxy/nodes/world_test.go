@@ -60,7 +60,7 @@ func newWorld(t testing.TB, change ...func(*nodes.Config)) *world {
 		defer w.mu.Unlock()
 		w.asked = append(w.asked, r)
 	}
-	secured, plain := &kubelet.Server{Asked: hear}, &kubelet.Server{Asked: hear}
+	secured, plain := &kubelet.Server{OnRequest: hear}, &kubelet.Server{OnRequest: hear}
 	secured.Start(listen(t), &tls.Config{Certificates: []tls.Certificate{keys.Serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: cas})
 	t.Cleanup(secured.Close)
 	plain.Start(listen(t), nil)

@@ -79,7 +79,7 @@ func BenchmarkBeside(b *testing.B) {
 		}
 		return func() {
 				for _, t := range shaped {
-					if _, err := p.ours.Shape(t); err != nil {
+					if _, err := p.ours.Normalize(t); err != nil {
 						b.Fatal(err)
 					}
 					p.ours.Validate(ctx, t, nil, nil)

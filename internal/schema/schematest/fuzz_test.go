@@ -62,9 +62,9 @@ func FuzzJSON(f *testing.F) {
 		if err != nil {
 			old = nil
 		} else {
-			s.Restore(old)
+			s.NormalizeStored(old)
 		}
-		if _, err := s.Shape(obj); err != nil {
+		if _, err := s.Normalize(obj); err != nil {
 			return
 		}
 		ctx := context.Background()

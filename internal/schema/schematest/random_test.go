@@ -50,7 +50,7 @@ const (
 // shape makes t fit both ways; it is nil where that is an error.
 func (p *pair) shape(t object.Tree) (object.Tree, string) {
 	a, b := object.Copy(t), object.Copy(t)
-	got, gotErr := p.ours.Shape(a)
+	got, gotErr := p.ours.Normalize(a)
 	want, wantErr := p.theirs.shape(b, true)
 	switch {
 	case (gotErr == nil) != (wantErr == nil):
@@ -91,7 +91,7 @@ func sameTrees(a, b object.Tree) string {
 // restore is shape for old objects.
 func (p *pair) restore(t object.Tree) (object.Tree, string) {
 	a, b := object.Copy(t), object.Copy(t)
-	p.ours.Restore(a)
+	p.ours.NormalizeStored(a)
 	p.theirs.restore(b)
 	return a, sameTrees(a, b)
 }

@@ -33,7 +33,7 @@ func whole(t *testing.T, text []byte, obj, old object.Tree) (errs int, first str
 			t.Error(err)
 			return
 		}
-		if _, err := s.Shape(obj); err != nil {
+		if _, err := s.Normalize(obj); err != nil {
 			t.Error(err)
 			return
 		}

@@ -36,11 +36,11 @@ func (l *disk) decide(s *survey, damage error) error {
 	case !errors.As(damage, &d) || s.last == 0:
 		return damage
 	case l.accepted != s.last:
-		d.Ends = s.last
+		d.LastRevision = s.last
 		return damage
 	}
 	l.logger.Warn("the store continues without revisions that are lost, as --accept-data-loss-after demands",
-		"damage", d.What, "last", s.last, "HEAD", s.head.revision, "next", s.next())
+		"damage", d.Detail, "last", s.last, "HEAD", s.head.revision, "next", s.next())
 	l.loss, l.marked = damage, head{}
 	return l.cut(s)
 }

@@ -81,7 +81,7 @@ func (s *Store) commitGroup(group []*request) {
 		r.events, r.err = s.decide(d, r)
 	}
 	if len(d.Events) == 0 {
-		s.Shrink()
+		s.TrimHistory()
 		return
 	}
 	err := s.append(d.Events)

@@ -86,7 +86,7 @@ func (l *disk) engine() *engine {
 
 // damage wraps what was found.
 func (l *disk) damage(what string, err error) error {
-	return &DamageError{Dir: l.dir, What: what, Err: err}
+	return &DamageError{Dir: l.dir, Detail: what, Err: err}
 }
 
 // Load reads the live records. It compares them with the index, and the end of the index with HEAD.

@@ -60,20 +60,20 @@ func (e *InUseError) Error() string {
 
 // DamageError reports that the files differ from what was written. Nothing of them is served.
 type DamageError struct {
-	Dir  string
-	What string
-	Err  error // of the engine; may be nil
-	Ends int64 // the last revision before the damage, if the store can continue there with AcceptLossAfter
+	Dir          string
+	Detail       string
+	Err          error // of the engine; may be nil
+	LastRevision int64 // the last revision before the damage, if the store can continue there with AcceptLossAfter
 }
 
 func (e *DamageError) Error() string {
-	text := "the data in " + e.Dir + " is damaged: " + e.What
+	text := "the data in " + e.Dir + " is damaged: " + e.Detail
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
 	text += "; nothing was changed. Check the disk, keep a copy of the directory, and restore it from a backup, or start with an empty one"
-	if e.Ends > 0 {
-		text += fmt.Sprintf(". To lose all revisions after %d and continue, start once with --accept-data-loss-after=%[1]d", e.Ends)
+	if e.LastRevision > 0 {
+		text += fmt.Sprintf(". To lose all revisions after %d and continue, start once with --accept-data-loss-after=%[1]d", e.LastRevision)
 	}
 	return text
 }

@@ -86,7 +86,7 @@ func (e *engine) guarded(work func() error) error {
 
 // damage wraps what was found.
 func (e *engine) damage(what string, err error) error {
-	return &DamageError{Dir: e.dir, What: what, Err: err}
+	return &DamageError{Dir: e.dir, Detail: what, Err: err}
 }
 
 // reading runs work, which reads from the engine, guarded. A panic, which the engine

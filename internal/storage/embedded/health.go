@@ -28,8 +28,8 @@ func (h *Health) Err() error {
 	return h.lacking
 }
 
-// Room is how many bytes of the disk are free, and how many are kept free.
-func (h *Health) Room() (free, reserve int64) {
+// FreeSpace is how many bytes of the disk are free, and how many are kept free.
+func (h *Health) FreeSpace() (free, reserve int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.free, h.reserve

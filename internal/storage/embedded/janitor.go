@@ -25,7 +25,7 @@ func (s *Store) janitor() {
 		s.sweep()
 		s.note(tick)
 		s.retire(s.options.compactAfter)
-		s.Shrink()
+		s.TrimHistory()
 	}
 }
 
@@ -55,14 +55,14 @@ func (s *Store) compact(revision int64) error {
 		if revision < s.Oldest() {
 			return nil
 		}
-		if err := s.Forget(revision); err != nil { // first, so that nobody starts on what is about to go
+		if err := s.DropHistory(revision); err != nil { // first, so that nobody starts on what is about to go
 			return err
 		}
 		if err := s.log.Compact(revision); err != nil {
 			return err
 		}
 		s.retention.compacted(revision)
-		s.Shrink()
+		s.TrimHistory()
 		return nil
 	})
 }

@@ -12,7 +12,7 @@ import (
 // All methods but Append may be called at any time from any goroutine. An error of any
 // of them wraps storage.ErrUnavailable if it passes by itself.
 type log interface {
-	storage.Past
+	storage.HistoryReader
 	// Load calls add once for each live record, in key order, and returns where
 	// the history stands. It is called once, first.
 	Load(add func(*storage.Record) error) (extent, error)

@@ -189,7 +189,7 @@ func (r *recorded) refused(fs *vfs.MemFS, words ...any) int64 {
 			r.t.Errorf("the refused start has changed %s", name)
 		}
 	}
-	return damage.Ends
+	return damage.LastRevision
 }
 
 // accepted continues an image without what follows revision last, and checks the rest of its life.

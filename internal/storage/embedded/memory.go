@@ -60,8 +60,8 @@ func (m *memory) Replay(_ context.Context, prefix string, after, until int64) ([
 	return events, until, nil
 }
 
-// Rewind tells what each key was before the first event that changed it.
-func (m *memory) Rewind(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+// ReadAt tells what each key was before the first event that changed it.
+func (m *memory) ReadAt(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
 	events, err := m.between(target, base.Revision())
 	if err != nil {
 		return err

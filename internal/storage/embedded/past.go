@@ -141,8 +141,8 @@ func (e *engine) event(view *pebble.Snapshot, c change) (*storage.Event, error) 
 	return ev, nil
 }
 
-// Rewind reads, for each key that changed since, what its first change replaced.
-func (l *disk) Rewind(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+// ReadAt reads, for each key that changed since, what its first change replaced.
+func (l *disk) ReadAt(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
 	return l.past(func(e *engine) error { return e.rewind(target, base.Revision(), put) })
 }
 

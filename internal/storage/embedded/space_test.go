@@ -233,7 +233,7 @@ var errNotSeen = errors.New("the log has not looked yet")
 
 // seen says whether the log knows how much is free.
 func (d *smallDisk) seen(free int64) error {
-	if known, _ := d.health.Room(); known != free {
+	if known, _ := d.health.FreeSpace(); known != free {
 		return errNotSeen
 	}
 	return nil

@@ -165,7 +165,7 @@ func (p *past) Replay(ctx context.Context, prefix string, after, until int64) (e
 	return events, reached, err
 }
 
-// Rewind is the log's.
-func (p *past) Rewind(ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
-	return p.use(func() error { return p.log.Rewind(ctx, target, base, put) })
+// ReadAt is the log's.
+func (p *past) ReadAt(ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+	return p.use(func() error { return p.log.ReadAt(ctx, target, base, put) })
 }

@@ -34,7 +34,7 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if err := s.Failed(); err != nil {
 		return nil, err
 	}
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.options.Patience)
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.options.Timeout)
 	defer cancel()
 	t, err := s.transaction(limited, writes, guards)
 	if err != nil {

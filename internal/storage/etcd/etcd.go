@@ -43,9 +43,9 @@ type Options struct {
 	CompactAfter time.Duration // how long history is kept; 0: 5 minutes
 	Logger       *slog.Logger  // nil: none
 
-	Patience time.Duration                        // how long etcd is waited for; 0: 10 seconds
-	Now      func() time.Time                     // nil: time.Now
-	After    func(time.Duration) <-chan time.Time // nil: time.After
+	Timeout time.Duration                        // how long etcd is waited for; 0: 10 seconds
+	Now     func() time.Time                     // nil: time.Now
+	After   func(time.Duration) <-chan time.Time // nil: time.After
 
 	replica storage.ReplicaOptions
 }
@@ -63,8 +63,8 @@ func (o *Options) setDefaults() {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if o.Patience <= 0 {
-		o.Patience = 10 * time.Second
+	if o.Timeout <= 0 {
+		o.Timeout = 10 * time.Second
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -104,7 +104,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints: o.Servers, TLS: secure, Logger: zap.NewNop(),
-		DialTimeout: o.Patience, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
+		DialTimeout: o.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
 		MaxCallSendMsgSize: math.MaxInt32, // etcd says what is too large
 		DialOptions:        o.dialling(),
 	})
@@ -214,17 +214,17 @@ func (s *Store) compactor() {
 
 // Compact forgets history up to revision (that revision's own state stays readable).
 func (s *Store) Compact(ctx context.Context, revision int64) error {
-	ctx, cancel := context.WithTimeout(ctx, s.options.Patience)
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
 	if revision <= s.Oldest() {
 		return nil
 	}
-	if err := s.Forget(revision); err != nil {
+	if err := s.DropHistory(revision); err != nil {
 		return err
 	}
 	if _, err := s.client.Compact(ctx, revision); err != nil && !compacted(err) {
 		return unavailable(err)
 	}
-	s.Shrink()
+	s.TrimHistory()
 	return nil
 }

@@ -205,7 +205,7 @@ func TestCompactedWhileAway(t *testing.T) {
 		<-w.Ready()
 		_, _, err = w.Take(nil)
 	}
-	if !storage.Missed(err) {
+	if !storage.MissedEvents(err) {
 		t.Errorf("the cursor ended with %v", err)
 	}
 	var gone *storage.CompactedError
@@ -268,7 +268,7 @@ func TestLostAnswer(t *testing.T) {
 func TestAway(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	put(t, open(t, etcd.Options{Servers: []string{e.URL}}), storage.Write{Key: "a", Value: []byte("1")})
-	s := open(t, etcd.Options{Servers: []string{e.URL}, Patience: time.Second})
+	s := open(t, etcd.Options{Servers: []string{e.URL}, Timeout: time.Second})
 	put(t, s, storage.Write{Key: "a", Value: []byte("2")})
 	e.Kill()
 	if _, err := s.Fresh(t.Context()); !errors.Is(err, storage.ErrUnavailable) {
@@ -298,7 +298,7 @@ func TestAway(t *testing.T) {
 		t.Error(err)
 	}
 	put(t, s, storage.Write{Key: "a", Value: []byte("3")})
-	if _, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{"http://127.0.0.1:1"}, Prefix: "/x/", Patience: 100 * time.Millisecond}); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
+	if _, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{"http://127.0.0.1:1"}, Prefix: "/x/", Timeout: 100 * time.Millisecond}); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
 		t.Errorf("no etcd there: %v", err)
 	}
 }
@@ -307,7 +307,7 @@ func TestAway(t *testing.T) {
 func TestRestored(t *testing.T) {
 	e, empty := storagetest.StartEtcd(t), storagetest.StartEtcd(t)
 	p := newProxy(t, e.URL)
-	s := open(t, etcd.Options{Servers: []string{p.url}, Patience: 4 * time.Second})
+	s := open(t, etcd.Options{Servers: []string{p.url}, Timeout: 4 * time.Second})
 	for range 5 {
 		put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 	}

@@ -22,7 +22,7 @@ const pageSize = 1000
 func (s *Store) pages(ctx context.Context, revision int64, add func(*mvccpb.KeyValue) error) (int64, error) {
 	key, end := s.options.Prefix, clientv3.GetPrefixRangeEnd(s.options.Prefix)
 	for {
-		limited, cancel := context.WithTimeout(ctx, s.options.Patience)
+		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 		resp, err := s.client.Get(limited, key, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
 		cancel()
 		if err != nil {

@@ -26,7 +26,7 @@ func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 
 // revision reads etcd's revision, linearizably.
 func (s *Store) revision() (int64, error) {
-	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Patience/4) // there is time left for another try
+	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout/4) // there is time left for another try
 	defer cancel()
 	head := s.Head().Revision()
 	resp, err := s.client.Get(ctx, s.options.Prefix, clientv3.WithKeysOnly())
@@ -49,7 +49,7 @@ const nudgeAfter = 20 * time.Millisecond
 
 // reach waits for the replica to reach a revision that etcd has reached.
 func (s *Store) reach(ctx context.Context, revision int64) (*storage.Snapshot, error) {
-	whole, cancel := context.WithTimeoutCause(ctx, s.options.Patience, storage.ErrUnavailable)
+	whole, cancel := context.WithTimeoutCause(ctx, s.options.Timeout, storage.ErrUnavailable)
 	defer cancel()
 	for {
 		limited, cancel := context.WithTimeout(whole, nudgeAfter)

@@ -15,8 +15,8 @@ import (
 
 // Watch asks etcd whether it still has what this process has not.
 func (s *Store) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
-	if s.lifetime.Err() == nil && after < s.Remembered() && after >= s.Oldest() {
-		limited, cancel := context.WithTimeout(ctx, s.options.Patience)
+	if s.lifetime.Err() == nil && after < s.HistoryBytes() && after >= s.Oldest() {
+		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 		defer cancel()
 		if _, err := s.client.Get(limited, s.options.Prefix, clientv3.WithRev(after), clientv3.WithKeysOnly()); err != nil {
 			return nil, s.reading(err, after)
@@ -42,7 +42,7 @@ func (s *Store) Replay(ctx context.Context, prefix string, after, until int64) (
 	told := s.client.Watch(ctx, s.key(prefix), clientv3.WithPrefix(), clientv3.WithRev(after+1), clientv3.WithPrevKV())
 	ask := time.NewTicker(askProgress)
 	defer ask.Stop()
-	patience := time.NewTimer(s.options.Patience)
+	patience := time.NewTimer(s.options.Timeout)
 	defer patience.Stop()
 	_ = s.client.RequestProgress(ctx) // else the ticker will
 	for {
@@ -78,8 +78,8 @@ func (s *Store) Replay(ctx context.Context, prefix string, after, until int64) (
 	}
 }
 
-// Rewind reads all that there was, and tells what is another now.
-func (s *Store) Rewind(ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+// ReadAt reads all that there was, and tells what is another now.
+func (s *Store) ReadAt(ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
 	there := map[string]bool{}
 	_, err := s.pages(ctx, target, func(kv *mvccpb.KeyValue) error {
 		key := s.ours(kv.Key)

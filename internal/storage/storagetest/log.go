@@ -238,7 +238,7 @@ func (s *Store) Close() error {
 
 // Compact makes the log forget, which the stores find out when they ask it.
 func (s *Store) Compact(_ context.Context, revision int64) error {
-	if err := s.Forget(revision); err != nil {
+	if err := s.DropHistory(revision); err != nil {
 		return err
 	}
 	s.log.mu.Lock()
@@ -283,8 +283,8 @@ func (l *Log) Replay(_ context.Context, prefix string, after, until int64) (even
 	return events, until, nil
 }
 
-// Rewind is storage.Past's.
-func (l *Log) Rewind(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+// ReadAt is storage.Past's.
+func (l *Log) ReadAt(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
 	entries, err := l.between(target, base.Revision())
 	seen := map[string]bool{}
 	for _, e := range entries {

@@ -435,7 +435,7 @@ func testCompaction(t *testing.T, p place) {
 		if err == nil {
 			_, _, err = c.Take(nil)
 		}
-		if !storage.Missed(err) {
+		if !storage.MissedEvents(err) {
 			t.Errorf("before, of another: %v", err)
 		}
 		if _, err := other.At(t.Context(), at-1); !errors.As(err, &gone) {
