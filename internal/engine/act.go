@@ -14,30 +14,30 @@ import (
 // PostSubresource does what a POST to a subresource asks for: the binding of a Pod, its eviction, a token. It is the body that goes through the
 // stages. Where there is an answer, said is true.
 func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller) (o Object, said bool, err error) {
-	w, err := e.newWrite(ctx, t, c, acts)
+	w, err := e.newWrite(ctx, t, c, opAction)
 	if err != nil {
 		return o, false, err
 	}
-	w.onto, w.posts = t, true
+	w.parent, w.createOnly = t, true
 	if p := t.Version.Definition.PostsTo; p != nil {
-		w.onto = e.targetAt(*p, t.Namespace, "")
+		w.parent = e.targetAt(*p, t.Namespace, "")
 	}
-	w.sub = w.onto.Version.Subresource(w.onto.Subresource)
-	w.resolve(w.sub.Body)
+	w.sub = w.parent.Version.Subresource(w.parent.Subresource)
+	w.setVersion(w.sub.Body)
 	w.change = func(w *write) (object.Tree, error) {
 		if object.String(b.Tree, "apiVersion") == w.sub.AlternateAPIVersion {
 			b.Tree["apiVersion"] = w.v.APIVersion
 		}
-		sent, err := w.accept(b)
+		sent, err := w.decodeBody(b)
 		if err == nil && w.target.Subresource == "" {
 			wipeSystemFields(object.EnsureMetadata(sent))
 		}
-		return detach(sent), err
+		return shallowCopy(sent), err
 	}
-	if err = w.run(); err == nil && w.deletion != nil && w.deletion.goesNext {
-		err = w.deletion.removeMarked()
+	if err = w.run(); err == nil && w.deletion != nil && w.deletion.deleteAfterMark {
+		err = w.deletion.deleteMarked()
 	}
-	return w.answer, w.sub.Respond != nil || w.sub.Do != nil && w.answer.Record != nil, err
+	return w.result, w.sub.Respond != nil || w.sub.Do != nil && w.result.Record != nil, err
 }
 
 // targetAt returns an object of a built-in kind, or with the name "" one that the body names. The kind need not be served: --runtime-config
@@ -54,43 +54,43 @@ func (e *Engine) targetAt(p resource.Endpoint, namespace, name string) Target {
 // check judges what is posted.
 func (w *write) check() (err error) {
 	if w.sub.Do != nil {
-		w.obj = w.wanted
+		w.obj = w.desired
 		return w.validate()
 	}
-	if w.typed.obj, err = w.v.Type.ToInternal(w.wanted); err != nil {
-		return asInternal(err)
+	if w.typed.obj, err = w.v.Type.ToInternal(w.desired); err != nil {
+		return asInternalError(err)
 	}
-	if w.onto.Name == "" {
-		w.onto.Name = w.typed.obj.GetName()
+	if w.parent.Name == "" {
+		w.parent.Name = w.typed.obj.GetName()
 	}
 	if w.sub.Check != nil {
-		err = w.sub.Check(w.onto.Name, w.typed.obj)
+		err = w.sub.Check(w.parent.Name, w.typed.obj)
 	}
-	if err == nil && w.onto.Name == "" {
+	if err == nil && w.parent.Name == "" {
 		err = apierrors.NewBadRequest("Name parameter required.")
 	}
-	return asPlain(err)
+	return asUnknownError(err)
 }
 
-// say answers what is posted.
-func (w *write) say() error {
+// respond answers what is posted.
+func (w *write) respond() error {
 	said, err := w.sub.Respond(w.strategyContext(), w.target.Name, w.typed.obj)
 	if err != nil {
 		return err
 	}
 	t, err := w.v.Type.FromInternal(said)
 	if err != nil {
-		return asInternal(err)
+		return asInternalError(err)
 	}
-	w.answer = ObjectOf(w.v, 0, object.Pack(t, 0))
+	w.result = ObjectOf(w.v, 0, object.Pack(t, 0))
 	return nil
 }
 
-// onObject is the write of the object that is posted to. Admission has been asked about what is posted.
-func (w *write) onObject(way way) *write {
-	o := &write{ctx: w.ctx, engine: w.engine, within: w, target: w.onto, caller: w.caller, way: way, now: w.now, admitted: true}
-	o.resolve(w.onto.Version)
-	o.progress = progress{head: w.head, guards: w.guards}
+// parentWrite is the write of the object that is posted to. Admission has been asked about what is posted.
+func (w *write) parentWrite(way opKind) *write {
+	o := &write{ctx: w.ctx, engine: w.engine, outer: w, target: w.parent, caller: w.caller, kind: way, now: w.now, skipAdmission: true}
+	o.setVersion(w.parent.Version)
+	o.attemptState = attemptState{head: w.head, guards: w.guards}
 	return o
 }
 
@@ -98,36 +98,36 @@ func (w *write) onObject(way way) *write {
 func (w *write) act() (err error) {
 	switch {
 	case w.sub.Respond != nil:
-		return w.say()
+		return w.respond()
 	case w.sub.Delete != nil:
-		return w.delete()
+		return w.deleteParent()
 	case w.sub.Do != nil:
 		return w.do()
 	}
-	body, o := w.typed.obj, w.onObject(stores)
-	o.uid = string(body.GetUID())
+	body, o := w.typed.obj, w.parentWrite(opStore)
+	o.wantUID = string(body.GetUID())
 	if err := o.load(); err != nil {
 		return err
 	}
 	now := strconv.FormatInt(o.rec.Modified, 10)
 	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return o.mismatch("ResourceVersion", wants, now)
+		return o.storagePreconditionError("ResourceVersion", wants, now)
 	}
-	obj, err := o.loadStored()
+	obj, err := o.liveInternal()
 	if err != nil {
 		return err
 	}
 	if err := w.sub.Act(obj, body); err != nil {
-		return asPlain(err)
+		return asUnknownError(err)
 	}
 	obj.SetResourceVersion("")
 	if o.obj, err = o.def.Storage.Type.FromInternal(obj); err != nil {
-		return asInternal(err)
+		return asInternalError(err)
 	}
 	if o.old, err = o.liveAtStorage(); err != nil {
 		return err
 	}
-	for _, step := range []func() error{o.convert, o.along, o.commit} {
+	for _, step := range []func() error{o.convert, o.relatedWrites, o.commit} {
 		if err := step(); err != nil {
 			return err
 		}
@@ -137,27 +137,27 @@ func (w *write) act() (err error) {
 
 // do has Go code do what is posted, and stores what it has made of the object, if that is valid.
 func (w *write) do() error {
-	o := w.onObject(stores)
-	o.resolve(o.def.Storage)
+	o := w.parentWrite(opStore)
+	o.setVersion(o.def.Storage)
 	if err := o.load(); err != nil {
 		return err
 	}
 	o.old, o.obj = o.live, object.Copy(o.live)
 	answer, err := w.sub.Do(w.strategyContext(), o.obj, object.Copy(w.obj))
 	if err != nil {
-		return asPlain(err)
+		return asUnknownError(err)
 	}
-	if respecified(o.obj, o.old, o.v.Status) {
+	if generationChanged(o.obj, o.old, o.v.Status) {
 		object.SetGeneration(o.obj, object.Generation(o.old)+1)
 	}
-	o.wanted = o.obj
+	o.desired = o.obj
 	for _, step := range []func() error{o.validate, o.convert, o.commit} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
 	if answer != nil {
-		w.answer = ObjectOf(w.v, 0, object.Pack(answer, 0))
+		w.result = ObjectOf(w.v, 0, object.Pack(answer, 0))
 	}
 	return nil
 }

@@ -18,46 +18,46 @@ import (
 
 // mutate asks admission to change or refuse what is wanted: the life cycle of namespaces and kinds first.
 func (w *write) mutate() error {
-	if w.admitted {
+	if w.skipAdmission {
 		return nil
 	}
-	r := w.admission()
+	r := w.admissionRequest()
 	if err := (admission.Lifecycle{Namespaces: w.engine.namespaces}).Admit(w.ctx, r); err != nil {
 		return err
 	}
-	owners := object.Metadata(w.wanted)["managedFields"]
+	owners := object.Metadata(w.desired)["managedFields"]
 	if err := w.engine.Admission.Admit(w.ctx, w.hideName(r)); err != nil {
 		return err
 	}
-	if err := w.takeInternal(); err != nil {
+	if err := w.applyPluginObject(); err != nil {
 		return err
 	}
-	if w.way == stores && (w.patches || w.replaced > 0) {
+	if w.kind == opStore && (w.isPatch || w.replacements > 0) {
 		w.dedup(" after mutating admission happens")
 	}
-	if w.replaced == 0 || w.wanted == nil || w.way == connects {
+	if w.replacements == 0 || w.desired == nil || w.kind == opConnect {
 		return nil
 	}
-	w.keepOwners(owners)
+	w.restoreManagedFields(owners)
 	return w.locate()
 }
 
-// keepOwners puts managedFields back of which admission has made something that is none.
-func (w *write) keepOwners(before any) {
-	if object.Equal(before, object.Metadata(w.wanted)["managedFields"]) {
+// restoreManagedFields puts managedFields back of which admission has made something that is none.
+func (w *write) restoreManagedFields(before any) {
+	if object.Equal(before, object.Metadata(w.desired)["managedFields"]) {
 		return
 	}
-	err := managedfields.ValidateManagedFields((&unstructured.Unstructured{Object: w.wanted}).GetManagedFields())
+	err := managedfields.ValidateManagedFields((&unstructured.Unstructured{Object: w.desired}).GetManagedFields())
 	if err == nil {
 		return
 	}
-	object.EnsureMetadata(w.wanted)["managedFields"] = before
+	object.EnsureMetadata(w.desired)["managedFields"] = before
 	w.warn(".metadata.managedFields was in an invalid state after admission; this could be caused by an outdated mutating admission controller; please fix your requests: " + err.Error())
 }
 
 // hideName takes the name out where an object goes with a collection: as upstream has it, plugins are not told.
 func (w *write) hideName(r *admission.Request) *admission.Request {
-	if w.caller.nameless {
+	if w.caller.hideName {
 		r.Name = ""
 	}
 	return r
@@ -67,29 +67,29 @@ func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Defini
 
 // admit asks admission to refuse what would be stored.
 func (w *write) admit() error {
-	if w.op == admission.Create && !w.posts && w.caller.MayCreate != nil { // here, as upstream has it: what is invalid is refused before
+	if w.op == admission.Create && !w.createOnly && w.caller.MayCreate != nil { // here, as upstream has it: what is invalid is refused before
 		if err := w.caller.MayCreate(); err != nil {
 			return err
 		}
 	}
-	if w.admitted {
+	if w.skipAdmission {
 		return nil
 	}
-	r := w.hideName(w.admission())
+	r := w.hideName(w.admissionRequest())
 	r.Validated = w.validated
 	err := w.engine.Admission.Validate(w.ctx, r)
 	w.validated = err == nil && w.op == admission.Create
 	return err
 }
 
-// admission is the write as plugins see it, until it is asked for again.
-func (w *write) admission() *admission.Request {
+// admissionRequest is the write as plugins see it, until it is asked for again.
+func (w *write) admissionRequest() *admission.Request {
 	w.request = admission.Request{
 		Operation: w.op, Version: w.v, Target: w.target.Version, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
-		User: w.caller.User, DryRun: w.caller.DryRun, PluginState: w.request.PluginState, Write: admitted{w},
+		User: w.caller.User, DryRun: w.caller.DryRun, PluginState: w.request.PluginState, Write: pluginWrite{w},
 	}
 	if w.request.Name == "" {
-		w.request.Name = object.Name(w.wanted)
+		w.request.Name = object.Name(w.desired)
 	}
 	if w.def == w.engine.namespaces() { // as upstream has it, a Namespace is in itself
 		w.request.Namespace = w.request.Name
@@ -105,15 +105,15 @@ func (t *Target) resource() schema.GroupVersionResource {
 	return t.Version.GroupVersion.WithResource(t.Version.Definition.Names.Plural)
 }
 
-// admitted is a write for plugins.
-type admitted struct{ w *write }
+// pluginWrite is a write for plugins.
+type pluginWrite struct{ w *write }
 
 // New implements admission.Write.
-func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, error) {
-	if err := a.w.takeInternal(); err != nil {
+func (a pluginWrite) New(ctx context.Context, at *resource.Version) (object.Tree, error) {
+	if err := a.w.applyPluginObject(); err != nil {
 		return nil, err
 	}
-	t := a.w.wanted
+	t := a.w.desired
 	switch {
 	case a.w.obj != nil:
 		t = a.w.obj
@@ -125,7 +125,7 @@ func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, e
 	if at == ScaleVersion {
 		return a.w.asScale(ctx, t)
 	}
-	out, err := a.w.at(ctx, object.Copy(t), at)
+	out, err := a.w.atVersion(ctx, object.Copy(t), at)
 	if a.w.reader.remote {
 		out = object.Copy(out) // of what the write knows of conversions
 	}
@@ -133,7 +133,7 @@ func (a admitted) New(ctx context.Context, at *resource.Version) (object.Tree, e
 }
 
 // Old implements admission.Write.
-func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, error) {
+func (a pluginWrite) Old(ctx context.Context, at *resource.Version) (object.Tree, error) {
 	if a.w.rec == nil {
 		return nil, nil
 	}
@@ -146,42 +146,42 @@ func (a admitted) Old(ctx context.Context, at *resource.Version) (object.Tree, e
 	if a.w.live != nil && at == a.w.v {
 		return object.Copy(a.w.live), nil
 	}
-	return a.w.engine.reader(at).tree(ctx, packed(a.w.rec), a.w.rec.Modified)
+	return a.w.engine.readerAt(at).tree(ctx, packed(a.w.rec), a.w.rec.Modified)
 }
 
 // Replace implements admission.Write.
-func (a admitted) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
-	a.w.replaced++
-	a.w.typed.shown, a.w.typed.made = nil, nil
+func (a pluginWrite) Replace(ctx context.Context, t object.Tree, at *resource.Version) (err error) {
+	a.w.replacements++
+	a.w.typed.pluginObj, a.w.typed.decoded = nil, nil
 	if at == ScaleVersion {
-		a.w.wanted, err = a.w.rescaled(t)
+		a.w.desired, err = a.w.withScale(t)
 		return err
 	}
 	if a.w.def.Custom != nil {
 		dropInvalidMetadata(t)
 	}
-	if t, err = rulesOf(at).fill(a.w, t); err == nil {
-		a.w.wanted, err = a.w.at(ctx, t, a.w.v)
+	if t, err = rulesOf(at).fillDefaults(a.w, t); err == nil {
+		a.w.desired, err = a.w.atVersion(ctx, t, a.w.v)
 	}
 	return err
 }
 
 // Replaced implements admission.Write.
-func (a admitted) Replaced() int { return a.w.replaced }
+func (a pluginWrite) Replaced() int { return a.w.replacements }
 
 // Internal implements admission.Write.
-func (a admitted) Internal() (obj, old resource.Internal, err error) {
+func (a pluginWrite) Internal() (obj, old resource.Internal, err error) {
 	w := a.w
 	if w.v.Type == nil || w.v.Type.Internal == nil {
 		return nil, nil, nil
 	}
-	if old, err = w.oldInternal(); err != nil || w.typed.obj != nil || w.wanted == nil {
+	if old, err = w.oldInternal(); err != nil || w.typed.obj != nil || w.desired == nil {
 		return w.typed.obj, old, err
 	}
-	if w.typed.shown == nil {
-		w.typed.shown, err = w.wantedInternal()
+	if w.typed.pluginObj == nil {
+		w.typed.pluginObj, err = w.desiredInternal()
 	}
-	return w.typed.shown, old, err
+	return w.typed.pluginObj, old, err
 }
 
 // oldInternal is the live object in the internal form, nil where there is none.
@@ -190,31 +190,31 @@ func (w *write) oldInternal() (old resource.Internal, err error) {
 	switch {
 	case t.old != nil || w.rec == nil:
 		return t.old, nil
-	case t.before == nil && w.live == nil:
-		t.before, err = w.loadStored()
-	case t.before == nil:
-		t.before, err = w.v.Type.ToInternal(w.live)
+	case t.pluginOld == nil && w.live == nil:
+		t.pluginOld, err = w.liveInternal()
+	case t.pluginOld == nil:
+		t.pluginOld, err = w.v.Type.ToInternal(w.live)
 	}
-	return t.before, asInternal(err)
+	return t.pluginOld, asInternalError(err)
 }
 
-// takeInternal makes wanted what plugins have made of its internal form.
-func (w *write) takeInternal() error {
-	obj := w.typed.shown
+// applyPluginObject makes wanted what plugins have made of its internal form.
+func (w *write) applyPluginObject() error {
+	obj := w.typed.pluginObj
 	if obj == nil {
 		return nil
 	}
 	t, err := w.v.Type.FromInternal(obj)
 	if err != nil {
-		return asInternal(err)
+		return asInternalError(err)
 	}
-	keep(object.EnsureMetadata(t), object.Metadata(w.wanted), "managedFields")
-	w.typed.shown, w.typed.made, w.wanted = nil, obj, t
+	carryOver(object.EnsureMetadata(t), object.Metadata(w.desired), "managedFields")
+	w.typed.pluginObj, w.typed.decoded, w.desired = nil, obj, t
 	return nil
 }
 
 // Read implements admission.Write.
-func (a admitted) Read(d *resource.Definition, namespace, name string) *object.Meta {
+func (a pluginWrite) Read(d *resource.Definition, namespace, name string) *object.Meta {
 	guard := storage.Guard{Key: d.Key(namespace, name)}
 	rec := a.w.head.Get(guard.Key)
 	if rec != nil {
@@ -228,7 +228,7 @@ func (a admitted) Read(d *resource.Definition, namespace, name string) *object.M
 }
 
 // Options implements admission.Write. They are those of the operation, whatever the verb, as upstream has it.
-func (a admitted) Options() runtime.Object {
+func (a pluginWrite) Options() runtime.Object {
 	var dryRun []string
 	var manager, validation string
 	switch o := a.w.caller.Options.(type) {
@@ -255,40 +255,40 @@ func (a admitted) Options() runtime.Object {
 var optionsVersion = metav1.SchemeGroupVersion.String()
 
 // Warn implements admission.Write.
-func (a admitted) Warn(text string) { a.w.warn(text) }
+func (a pluginWrite) Warn(text string) { a.w.warn(text) }
 
 // Annotate implements admission.Write.
-func (a admitted) Annotate(key, value string) {
+func (a pluginWrite) Annotate(key, value string) {
 	if a.w.caller.Annotate != nil {
 		a.w.caller.Annotate(key, value)
 	}
 }
 
 // Step implements admission.Write.
-func (a admitted) Step(name string) func(error) { return a.w.step(name) }
+func (a pluginWrite) Step(name string) func(error) { return a.w.step(name) }
 
 // Told implements admission.Write.
-func (a admitted) Told(name string, took time.Duration, err error, before, after object.Tree) {
-	a.w.caller.Trace.tell(name, took, err, before, after)
+func (a pluginWrite) Told(name string, took time.Duration, err error, before, after object.Tree) {
+	a.w.caller.Trace.addStep(name, took, err, before, after)
 }
 
 // Traced implements admission.Write.
-func (a admitted) Traced() bool { return a.w.caller.Trace != nil }
+func (a pluginWrite) Traced() bool { return a.w.caller.Trace != nil }
 
 // Waits implements admission.Write.
-func (a admitted) Waits() { a.w.leave() }
+func (a pluginWrite) Waits() { a.w.leaveQueue() }
 
 // Ended implements admission.Write.
-func (a admitted) Ended(do func()) { a.w.ended = append(a.w.ended, do) }
+func (a pluginWrite) Ended(do func()) { a.w.afterAttempt = append(a.w.afterAttempt, do) }
 
-// at is t, which belongs to the caller, at a version of the kind.
-func (w *write) at(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
+// atVersion is t, which belongs to the caller, at a version of the kind.
+func (w *write) atVersion(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
 	from := versionOf(w.def, object.String(t, "apiVersion"))
 	if from == to {
 		return t, nil
 	}
 	if w.reader.remote {
-		return w.convertRemote(t, to)
+		return w.convertByWebhook(t, to)
 	}
 	return w.engine.convert(ctx, t, from, to)
 }

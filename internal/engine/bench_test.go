@@ -184,7 +184,7 @@ func BenchmarkWatchEvent(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		var err error
-		if buf, err = watch.judge(buf[:0], ev); err != nil || len(buf) != 1 {
+		if buf, err = watch.appendEvent(buf[:0], ev); err != nil || len(buf) != 1 {
 			b.Fatal(buf, err)
 		}
 	}
@@ -205,7 +205,7 @@ func BenchmarkListConverted(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if !warm {
-					w.views = views{}
+					w.conversions = conversionCache{}
 				}
 				if l := w.list(now, ListOptions{}); len(l.Items) != 5000 {
 					b.Fatal(len(l.Items))

@@ -13,27 +13,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// accept turns the body of a create or update into an object at the target's
+// decodeBody turns the body of a create or update into an object at the target's
 // version: of the right kind, pruned, with regular metadata. What the caller wants to
 // hear of unknown fields, it hears.
-func (w *write) accept(b Body) (object.Tree, error) {
+func (w *write) decodeBody(b Body) (object.Tree, error) {
 	t := b.Tree
 	if err := w.checkKind(t, b.Source); err != nil {
 		return nil, err
 	}
 	kind := object.String(t, "kind")
 	if b.DecodeError != nil {
-		return nil, w.undecodable(kind, w.placed(t, b.DecodeError))
+		return nil, w.undecodableError(kind, w.withFieldPath(t, b.DecodeError))
 	}
-	t, unknown, err := w.rules.shape(w, t, b.Typed)
+	t, unknown, err := w.rules.normalize(w, t, b.Typed)
 	if err != nil {
-		return nil, w.undecodable(kind, w.placed(b.Tree, err))
+		return nil, w.undecodableError(kind, w.withFieldPath(b.Tree, err))
 	}
 	if strict := append(b.Strict[:len(b.Strict):len(b.Strict)], unknown...); len(strict) > 0 {
 		switch w.caller.Validation {
 		case metav1.FieldValidationIgnore:
 		case metav1.FieldValidationStrict:
-			return nil, w.undecodable(kind, strictText(strict))
+			return nil, w.undecodableError(kind, strictText(strict))
 		default:
 			w.warn(strict...)
 		}
@@ -48,13 +48,13 @@ func strictText(problems []string) string {
 	return "strict decoding error: " + strings.Join(problems, ", ")
 }
 
-// undecodable is the 400 for a body, of the kind that it says, that cannot be made an object.
-func (w *write) undecodable(kind, problem string) error {
+// undecodableError is the 400 for a body, of the kind that it says, that cannot be made an object.
+func (w *write) undecodableError(kind, problem string) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s", kind, w.v.GroupVersion.Version, kind, problem))
 }
 
-// placed returns the text of an error of decoding t as the Go type of the kind, after the path of the field unless it names that already.
-func (w *write) placed(t object.Tree, err error) string {
+// withFieldPath returns the text of an error of decoding t as the Go type of the kind, after the path of the field unless it names that already.
+func (w *write) withFieldPath(t object.Tree, err error) string {
 	var named *json.UnmarshalTypeError
 	if w.v.Type == nil || errors.As(err, &named) || strings.Contains(err.Error(), "Go struct field") {
 		return err.Error()
@@ -65,10 +65,10 @@ func (w *write) placed(t object.Tree, err error) string {
 	return err.Error()
 }
 
-// asMerged is what shape makes of what an apply has merged.
-func (w *write) asMerged(t object.Tree, _ []string, err error) (object.Tree, error) {
+// mergeDecodeError is what shape makes of what an apply has merged.
+func (w *write) mergeDecodeError(t object.Tree, _ []string, err error) (object.Tree, error) {
 	if err != nil {
-		err = w.undecodable(w.def.Names.Kind, err.Error())
+		err = w.undecodableError(w.def.Names.Kind, err.Error())
 	}
 	return t, err
 }

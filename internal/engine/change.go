@@ -10,24 +10,24 @@ import (
 // Create stores a new object, or answers a question.
 func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
 	t.Name = "" // the object says it
-	way := stores
+	way := opStore
 	if t.Version.Definition.Behavior.Review != nil {
-		way = asks
+		way = opReview
 	}
 	w, err := e.newWrite(ctx, t, c, way)
 	if err != nil {
 		return Object{}, err
 	}
-	w.posts, w.change = true, sent(b)
+	w.createOnly, w.change = true, bodyChange(b)
 	if err := w.run(); err != nil {
 		return Object{}, err
 	}
-	return w.answer, nil
+	return w.result, nil
 }
 
 // Update replaces an object, or its subresource. created is true where a PUT made it.
 func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Object, created bool, err error) {
-	w, err := e.newWrite(ctx, t, c, stores)
+	w, err := e.newWrite(ctx, t, c, opStore)
 	if err != nil {
 		return Object{}, false, err
 	}
@@ -35,39 +35,39 @@ func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Obje
 		o, err = w.updateScale(b)
 		return o, false, err
 	}
-	w.change, w.uid = sent(b), string(object.UID(b.Tree))
+	w.change, w.wantUID = bodyChange(b), string(object.UID(b.Tree))
 	w.upserts = w.def.Behavior.CreateOnUpdate && t.Subresource == ""
 	if err := w.run(); err != nil {
 		return Object{}, false, err
 	}
-	return w.answer, w.rec == nil, nil
+	return w.result, w.rec == nil, nil
 }
 
-// sent is the change that a whole object in the body makes. What it says is found out once.
-func sent(b Body) change {
+// bodyChange is the change that a whole object in the body makes. What it says is found out once.
+func bodyChange(b Body) changeFunc {
 	var accepted object.Tree
 	var warned []string
 	return func(w *write) (object.Tree, error) {
 		if accepted == nil {
-			t, err := w.accept(b)
+			t, err := w.decodeBody(b)
 			if err != nil {
 				return nil, err
 			}
-			if w.posts && w.way == stores {
+			if w.createOnly && w.kind == opStore {
 				wipeSystemFields(object.EnsureMetadata(t))
 			}
-			accepted, warned = t, w.warned
+			accepted, warned = t, w.pendingWarnings
 			if b.Internal != nil {
-				w.typed.made = b.Internal
+				w.typed.decoded = b.Internal
 			}
 		}
-		w.warned = warned[:len(warned):len(warned)]
-		return detach(accepted), nil
+		w.pendingWarnings = warned[:len(warned):len(warned)]
+		return shallowCopy(accepted), nil
 	}
 }
 
-// detach copies the two levels of a tree that an attempt changes in place.
-func detach(t object.Tree) object.Tree {
+// shallowCopy copies the two levels of a tree that an attempt changes in place.
+func shallowCopy(t object.Tree) object.Tree {
 	out := maps.Clone(t)
 	if md := object.Metadata(t); md != nil {
 		out["metadata"] = maps.Clone(md)
@@ -77,6 +77,6 @@ func detach(t object.Tree) object.Tree {
 
 // decode makes the object that is wanted.
 func (w *write) decode() (err error) {
-	w.wanted, err = w.change(w)
+	w.desired, err = w.change(w)
 	return err
 }

@@ -16,22 +16,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// reply answers a question.
-func (w *write) reply() error {
-	out, err := w.def.Behavior.Review(w.strategyContext(), w.wanted)
-	w.answer = ObjectOf(w.v, 0, object.Pack(out, 0))
+// review answers a question.
+func (w *write) review() error {
+	out, err := w.def.Behavior.Review(w.strategyContext(), w.desired)
+	w.result = ObjectOf(w.v, 0, object.Pack(out, 0))
 	return err
 }
 
 // convert gives the object the form in which it is stored, and finds out whether it is stored at all.
 func (w *write) convert() (err error) {
-	if w.posts && !w.caller.DryRun && w.sentVersion() != 0 {
-		return plain("resourceVersion should not be set on objects to be created")
+	if w.createOnly && !w.caller.DryRun && w.sentVersion() != 0 {
+		return unknownError("resourceVersion should not be set on objects to be created")
 	}
 	if c := w.def.Custom; c != nil {
 		w.guards = append(w.guards, storage.Guard{Key: c.Key, Revision: c.Revision})
 	}
-	w.goes = w.op == admission.Update && w.emptied()
+	w.deleted = w.op == admission.Update && w.completesDeletion()
 	delete(object.Metadata(w.obj), "selfLink") // nobody has set it since release 1.20
 	w.packed, err = w.rules.pack(w)
 	return err
@@ -46,8 +46,8 @@ func (w *write) sentVersion() uint64 {
 	return revision
 }
 
-// emptied reports that an update takes away the last thing that a deletion waits for.
-func (w *write) emptied() bool {
+// completesDeletion reports that an update takes away the last thing that a deletion waits for.
+func (w *write) completesDeletion() bool {
 	if len(object.Finalizers(w.obj)) > 0 || !deletionStarted(w.old) || !immediate(w.old) {
 		return false
 	}
@@ -58,18 +58,18 @@ func (w *write) emptied() bool {
 // commit writes what the stages before it have made, under the guards that they have set, and answers.
 func (w *write) commit() (err error) {
 	switch {
-	case w.untouched || !w.goes && w.unchanged():
-		w.answer, err = w.reader.at(w.ctx, w.rec)
+	case w.noop || !w.deleted && w.unchanged():
+		w.result, err = w.reader.read(w.ctx, w.rec)
 		return err
 	case w.caller.DryRun:
-		return w.pretend()
+		return w.respondDryRun()
 	}
-	events, err := w.engine.commit(w.ctx, append([]storage.Write{w.stored()}, w.also...), w.guards...)
+	events, err := w.engine.commit(w.ctx, append([]storage.Write{w.storageWrite()}, w.related...), w.guards...)
 	if err != nil {
-		return w.lost(err)
+		return w.conflictError(err)
 	}
-	w.settle()
-	return w.committed(events[0])
+	w.waitForCatalog()
+	return w.respondCommitted(events[0])
 }
 
 // commit stores what has been judged, unless something that it relies on has changed since. Every write goes through here.
@@ -84,18 +84,18 @@ func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...s
 	return events, err
 }
 
-// stored is what is written.
-func (w *write) stored() storage.Write {
+// storageWrite is what is written.
+func (w *write) storageWrite() storage.Write {
 	out := storage.Write{Key: w.key()}
 	if w.rec != nil {
 		out.Expected = w.rec.Modified
 	}
-	if w.goes {
+	if w.deleted {
 		return out
 	}
 	known := newDerived(w.packed)
-	if w.way == stores && !w.target.AsStored && w.reader.unchanged(w.packed) {
-		known.passes.Store(w.v)
+	if w.kind == opStore && !w.target.AsStored && w.reader.unchanged(w.packed) {
+		known.servedAs.Store(w.v)
 	}
 	out.Value, out.TTL, out.Derived = w.packed.JSON(), time.Duration(w.def.Behavior.TTL)*time.Second, known
 	return out
@@ -104,27 +104,27 @@ func (w *write) stored() storage.Write {
 // name is that of the object written.
 func (w *write) name() string {
 	if w.target.Name == "" {
-		return object.Name(w.wanted)
+		return object.Name(w.desired)
 	}
 	return w.target.Name
 }
 
-// lost says what it means that somebody else was quicker.
-func (w *write) lost(err error) error {
-	conflict, ok := overtaken(err)
+// conflictError says what it means that somebody else was quicker.
+func (w *write) conflictError(err error) error {
+	conflict, ok := asConflict(err)
 	switch {
 	case !ok || conflict.Guard || conflict.Key != w.key():
 		return err
-	case w.posts:
-		return w.exists(conflict.Current)
-	case w.goes && w.way == stores && conflict.Current == nil:
-		return w.farewell(w.rec.Modified) // somebody else has removed it: as upstream, that is success
+	case w.createOnly:
+		return w.alreadyExists(conflict.Current)
+	case w.deleted && w.kind == opStore && conflict.Current == nil:
+		return w.respondDeleted(w.rec.Modified) // somebody else has removed it: as upstream, that is success
 	}
 	return err
 }
 
-// exists is the 409 for a name that is taken by rec.
-func (w *write) exists(rec *storage.Record) error {
+// alreadyExists is the 409 for a name that is taken by rec.
+func (w *write) alreadyExists(rec *storage.Record) error {
 	gr := w.v.GroupResource()
 	err := apierrors.NewAlreadyExists(gr, w.name())
 	if object.String(object.Metadata(w.obj), "generateName") != "" {
@@ -136,58 +136,58 @@ func (w *write) exists(rec *storage.Record) error {
 	return err
 }
 
-// committed answers with what has been written.
-func (w *write) committed(e *storage.Event) (err error) {
-	if w.goes {
-		return w.farewell(e.Revision)
+// respondCommitted answers with what has been written.
+func (w *write) respondCommitted(e *storage.Event) (err error) {
+	if w.deleted {
+		return w.respondDeleted(e.Revision)
 	}
-	w.answer, err = w.reader.at(w.ctx, e.Record)
+	w.result, err = w.reader.read(w.ctx, e.Record)
 	return err
 }
 
-// pretend is the answer of a dry run.
-func (w *write) pretend() error {
+// respondDryRun is the answer of a dry run.
+func (w *write) respondDryRun() error {
 	var revision int64
 	if w.rec != nil {
 		revision = w.rec.Modified
 	}
-	if w.posts {
+	if w.createOnly {
 		revision = int64(min(w.sentVersion(), math.MaxInt64)) // as upstream, which shows what was sent
 		if rec := w.head.Get(w.key()); rec != nil {
-			return w.exists(rec)
+			return w.alreadyExists(rec)
 		}
 	}
-	if w.goes {
-		return w.farewell(revision)
+	if w.deleted {
+		return w.respondDeleted(revision)
 	}
-	return w.show(revision)
+	return w.respondUnstored(revision)
 }
 
-// farewell answers with the last state of an object that is gone. One that a delete has removed is shown as it was
+// respondDeleted answers with the last state of an object that is gone. One that a delete has removed is shown as it was
 // stored: no conversion is needed to say farewell.
-func (w *write) farewell(revision int64) error {
-	if w.way == stores {
-		return w.show(w.rec.Modified)
+func (w *write) respondDeleted(revision int64) error {
+	if w.kind == opStore {
+		return w.respondUnstored(w.rec.Modified)
 	}
-	w.answer = Object{Version: w.v, Revision: revision, Record: w.rec}
+	w.result = Object{Version: w.v, Revision: revision, Record: w.rec}
 	return nil
 }
 
-// show answers with an object that is not stored.
-func (w *write) show(revision int64) error {
+// respondUnstored answers with an object that is not stored.
+func (w *write) respondUnstored(revision int64) error {
 	recs := []*storage.Record{recordOf(w.packed)}
 	if !w.reader.unchanged(w.packed) {
 		var err error
-		if recs, err = w.reader.make(w.ctx, recs); err != nil {
+		if recs, err = w.reader.convertAll(w.ctx, recs); err != nil {
 			return err
 		}
 	}
-	w.answer = Object{Version: w.v, Revision: revision, Record: recs[0]}
+	w.result = Object{Version: w.v, Revision: revision, Record: recs[0]}
 	return nil
 }
 
-// settle waits, after a write of a CRD, until the catalog knows of it: the next request shall go by it.
-func (w *write) settle() {
+// waitForCatalog waits, after a write of a CRD, until the catalog knows of it: the next request shall go by it.
+func (w *write) waitForCatalog() {
 	if w.def.Prefix == resource.CRDPrefix {
 		_, _ = w.engine.Live.Current(w.ctx) // stored it is, whether or not the caller waits
 	}
@@ -196,7 +196,7 @@ func (w *write) settle() {
 // unchanged reports whether the live object is what would be stored. The times in managedFields do not count; those of
 // old are as long as the new ones.
 func (w *write) unchanged() bool {
-	if w.rec == nil || w.way != stores || len(w.packed.JSON()) != len(w.rec.Value) {
+	if w.rec == nil || w.kind != opStore || len(w.packed.JSON()) != len(w.rec.Value) {
 		return false
 	}
 	p, stored := w.packed, packed(w.rec)

@@ -38,5 +38,5 @@ func (e *Engine) getComputed(ctx context.Context, t Target) (Object, error) {
 	if rec == nil { // upstream names the singular
 		return Object{}, apierrors.NewNotFound(schema.GroupResource{Group: d.Group, Resource: d.Names.Singular}, t.Name)
 	}
-	return e.readerOf(t).at(ctx, rec)
+	return e.readerOf(t).read(ctx, rec)
 }

@@ -25,29 +25,29 @@ func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c
 		return Object{}, false, err
 	}
 	warnOfOrphans(t, &o, c)
-	if err = w.run(); err == nil && w.goesNext {
-		err = w.removeMarked()
+	if err = w.run(); err == nil && w.deleteAfterMark {
+		err = w.deleteMarked()
 	}
 	if err != nil {
 		return Object{}, false, err
 	}
-	return w.answer, w.goes, nil
+	return w.result, w.deleted, nil
 }
 
-// removeMarked removes what has been marked as going at once. Upstream's store also does the one after the other, and watchers see both.
-func (w *write) removeMarked() error {
-	marked := w.answer
+// deleteMarked removes what has been marked as going at once. Upstream's store also does the one after the other, and watchers see both.
+func (w *write) deleteMarked() error {
+	marked := w.result
 	if w.caller.DryRun {
-		w.goes = true
+		w.deleted = true
 		return nil
 	}
-	if pre := w.removal.Preconditions; pre != nil && pre.ResourceVersion != nil {
-		w.removal.Preconditions = &metav1.Preconditions{UID: pre.UID, ResourceVersion: new(strconv.FormatInt(marked.Revision, 10))}
+	if pre := w.deleteOptions.Preconditions; pre != nil && pre.ResourceVersion != nil {
+		w.deleteOptions.Preconditions = &metav1.Preconditions{UID: pre.UID, ResourceVersion: new(strconv.FormatInt(marked.Revision, 10))}
 	}
-	w.uid = string(marked.Meta().UID)
+	w.wantUID = string(marked.Meta().UID)
 	err := w.run()
 	if apierrors.IsNotFound(err) { // somebody else has removed it: as upstream, that is success
-		w.answer, w.goes, err = marked, true, nil
+		w.result, w.deleted, err = marked, true, nil
 	}
 	return err
 }
@@ -66,9 +66,9 @@ func (e *Engine) newDeletion(ctx context.Context, t Target, o metav1.DeleteOptio
 	if t.Subresource != "" {
 		return nil, apierrors.NewMethodNotSupported(t.Version.GroupResource(), "delete")
 	}
-	w, err := e.newWrite(ctx, t, c, removes)
+	w, err := e.newWrite(ctx, t, c, opDelete)
 	if err == nil {
-		w.removal = o
+		w.deleteOptions = o
 	}
 	return w, err
 }
@@ -82,25 +82,25 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 
 // find looks for what is to go, and compares it with what the caller knows. It is not decoded: what cannot be converted can go.
 func (w *write) find() error {
-	if err := w.lookup(); err != nil {
+	if err := w.findRecord(); err != nil {
 		return err
 	}
-	if w.rec == nil || w.uid != "" && string(metaOf(w.rec).meta.UID) != w.uid {
+	if w.rec == nil || w.wantUID != "" && string(metaOf(w.rec).meta.UID) != w.wantUID {
 		return apierrors.NewNotFound(w.v.GroupResource(), w.target.Name)
 	}
-	return w.checkDelete(w.rec, metaOf(w.rec).meta, &w.removal)
+	return w.checkPreconditions(w.rec, metaOf(w.rec).meta, &w.deleteOptions)
 }
 
 // mark works out what a deletion leaves of the object, as it is stored: nothing, or one that is marked as going.
 func (w *write) mark() error {
 	b := &w.def.Behavior
-	finalizers := w.finalizers(metaOf(w.rec).meta.Finalizers, &w.removal)
-	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil && !w.graceful() {
-		w.goes = true
+	finalizers := w.finalizersOnDelete(metaOf(w.rec).meta.Finalizers, &w.deleteOptions)
+	if len(finalizers) == 0 && b.Deletable == nil && b.BeforeDelete == nil && !w.supportsGrace() {
+		w.deleted = true
 		return nil
 	}
-	t, grace, err := w.ending(finalizers)
-	if err != nil || w.untouched {
+	t, grace, err := w.markedObject(finalizers)
+	if err != nil || w.noop {
 		return err
 	}
 	if grace == nil {
@@ -112,38 +112,38 @@ func (w *write) mark() error {
 		}
 	}
 	if (grace == nil || *grace == 0) && len(object.Finalizers(t)) == 0 && (b.Deletable == nil || b.Deletable(t)) {
-		if w.goes = grace == nil; w.goes {
+		if w.deleted = grace == nil; w.deleted {
 			return nil
 		}
-		w.goesNext = true
+		w.deleteAfterMark = true
 	}
 	w.packed = object.Pack(t, packed(w.rec).Fingerprint())
-	w.untouched = bytes.Equal(w.packed.JSON(), w.rec.Value)
-	_, err = w.reader.at(w.ctx, w.rec) // it will be shown: where that cannot be, nothing changes
+	w.noop = bytes.Equal(w.packed.JSON(), w.rec.Value)
+	_, err = w.reader.read(w.ctx, w.rec) // it will be shown: where that cannot be, nothing changes
 	return err
 }
 
-// ending is the stored object, marked as going with the time that it is given to end, which is nil where it has no graceful end.
+// markedObject is the stored object, marked as going with the time that it is given to end, which is nil where it has no graceful end.
 // It sets untouched where an object is on its way out already; the finalizers of such a one stay as they are.
-func (w *write) ending(finalizers []string) (t object.Tree, grace *int64, err error) {
-	if !w.graceful() {
+func (w *write) markedObject(finalizers []string) (t object.Tree, grace *int64, err error) {
+	if !w.supportsGrace() {
 		t, err := packed(w.rec).Tree(w.rec.Modified)
 		if b := &w.def.Behavior; err == nil && b.Deletable != nil {
-			w.untouched = deletionStarted(t) && !b.Deletable(t)
+			w.noop = deletionStarted(t) && !b.Deletable(t)
 		}
 		object.SetFinalizers(t, finalizers)
-		return t, nil, asInternal(err)
+		return t, nil, asInternalError(err)
 	}
-	obj := w.changed
+	obj := w.modified
 	if obj == nil {
-		if obj, err = w.loadStored(); err != nil {
+		if obj, err = w.liveInternal(); err != nil {
 			return nil, nil, err
 		}
 	}
-	o := w.removal.DeepCopy()
+	o := w.deleteOptions.DeepCopy()
 	graceful, pending, err := rest.BeforeDelete(w.def.Strategy.Main, w.strategyContext(), obj, o)
-	if err != nil || pending && w.changed == nil {
-		w.untouched = pending
+	if err != nil || pending && w.modified == nil {
+		w.noop = pending
 		return nil, nil, err
 	}
 	if graceful || pending {
@@ -154,11 +154,11 @@ func (w *write) ending(finalizers []string) (t object.Tree, grace *int64, err er
 	}
 	obj.SetResourceVersion("")
 	t, err = w.def.Storage.Type.FromInternal(obj)
-	return t, grace, asInternal(err)
+	return t, grace, asInternalError(err)
 }
 
-// graceful reports that a delete may leave an object of the kind for a while.
-func (w *write) graceful() bool {
+// supportsGrace reports that a delete may leave an object of the kind for a while.
+func (w *write) supportsGrace() bool {
 	if w.def.Strategy == nil {
 		return false
 	}
@@ -166,23 +166,23 @@ func (w *write) graceful() bool {
 	return ok
 }
 
-// checkDelete enforces the preconditions.
-func (w *write) checkDelete(rec *storage.Record, meta *object.Meta, o *metav1.DeleteOptions) error {
+// checkPreconditions enforces the preconditions.
+func (w *write) checkPreconditions(rec *storage.Record, meta *object.Meta, o *metav1.DeleteOptions) error {
 	pre := o.Preconditions
 	if pre == nil {
 		return nil
 	}
 	if pre.UID != nil && *pre.UID != meta.UID {
-		return w.unmet("UID", string(*pre.UID), string(meta.UID), "deleted and then recreated")
+		return w.preconditionError("UID", string(*pre.UID), string(meta.UID), "deleted and then recreated")
 	}
 	if rv := strconv.FormatInt(rec.Modified, 10); pre.ResourceVersion != nil && *pre.ResourceVersion != rv {
-		return w.unmet("ResourceVersion", *pre.ResourceVersion, rv, "modified")
+		return w.preconditionError("ResourceVersion", *pre.ResourceVersion, rv, "modified")
 	}
 	return nil
 }
 
-// unmet is the 409 of a precondition that the object does not meet.
-func (w *write) unmet(what, wants, has, since string) error {
+// preconditionError is the 409 of a precondition that the object does not meet.
+func (w *write) preconditionError(what, wants, has, since string) error {
 	if failed := w.def.Behavior.PreconditionFailed; failed != "" {
 		return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf("%s: %s in precondition: %s, %[2]s in object meta: %[4]s", failed, what, wants, has))
 	}
@@ -205,9 +205,9 @@ func (w *write) markDeleting(t object.Tree) {
 	md["deletionGracePeriodSeconds"] = int64(0)
 }
 
-// finalizers are the object's, with those of the garbage collector as the options and what
+// finalizersOnDelete are the object's, with those of the garbage collector as the options and what
 // is there already demand.
-func (w *write) finalizers(current []string, o *metav1.DeleteOptions) []string {
+func (w *write) finalizersOnDelete(current []string, o *metav1.DeleteOptions) []string {
 	policy := rest.DeleteDependents
 	if s, ok := w.gcStrategy(); ok {
 		policy = s.DefaultGarbageCollectionPolicy(w.strategyContext())

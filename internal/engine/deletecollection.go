@@ -71,7 +71,7 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 			return err
 		}
 	}
-	c.nameless = true
+	c.hideName = true
 	for _, item := range items {
 		one := t
 		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
@@ -94,17 +94,17 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		if err != nil {
 			return false, err
 		}
-		defer w.end()
+		defer w.endAttempt()
 		switch err := w.attempt(commitStage); {
 		case apierrors.IsNotFound(err):
 			continue
 		case err != nil:
 			return false, nil
 		}
-		if !w.untouched {
-			writes, guards = append(append(writes, w.stored()), w.also...), append(guards, w.guards...)
+		if !w.noop {
+			writes, guards = append(append(writes, w.storageWrite()), w.related...), append(guards, w.guards...)
 		}
-		if w.goesNext {
+		if w.deleteAfterMark {
 			marked = append(marked, item)
 		}
 	}
@@ -112,7 +112,7 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		return true, nil
 	}
 	if _, err := e.commit(ctx, writes, guards...); err != nil {
-		if _, ok := overtaken(err); ok || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) { // for some there may be room
+		if _, ok := asConflict(err); ok || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) { // for some there may be room
 			return false, nil
 		}
 		return false, storageError(err)

@@ -31,8 +31,8 @@ type Engine struct {
 	upToCommit func(*write) error // takes a write up to its commit: a stage cannot itself refer to the stages
 
 	tasks   tasks
-	views   views
-	shapes  shapes
+	conversions   conversionCache
+	schemaGenerations  schemaGenerations
 	queues  queues
 	indexes indexes
 }
@@ -62,7 +62,7 @@ type Caller struct {
 	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
 	CheckMemory  func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil: none does
 	Slot         *compute.Slot           // is paused while the write waits for a webhook; nil: the write is inexpensive
-	nameless     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
+	hideName     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
 }
 
 // Object is one object at one version; its bytes are shared and never modified.

@@ -14,8 +14,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// freshness is how long a read waits for a revision from the future.
-const freshness = 3 * time.Second
+// futureRevisionTimeout is how long a read waits for a revision from the future.
+const futureRevisionTimeout = 3 * time.Second
 
 // retryAfter is in how many seconds to try again what the store cannot do at the moment. client-go
 // does so ten times.
@@ -29,8 +29,8 @@ func notServed() error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, true)
 }
 
-// plain is upstream's answer for an error that has no Status of its own.
-func plain(message string) error {
+// unknownError is upstream's answer for an error that has no Status of its own.
+func unknownError(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
 		Code:    http.StatusInternalServerError,
@@ -62,9 +62,9 @@ func storageError(err error) error {
 	case errors.Is(err, storage.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError("the object is too large for the storage of the server")
 	case errors.Is(err, storage.ErrNoSpace):
-		return later("the disk of the server is nearly full: until there is room, only deletions and small updates are carried out")
+		return retryLater("the disk of the server is nearly full: until there is room, only deletions and small updates are carried out")
 	case errors.Is(err, storage.ErrUnavailable):
-		return later("the storage of the server is not available at the moment: this was not carried out")
+		return retryLater("the storage of the server is not available at the moment: this was not carried out")
 	case errors.Is(err, storage.ErrFailed):
 		return apierrors.NewInternalError(storage.ErrFailed)
 	case errors.Is(err, storage.ErrUnreadable):
@@ -75,8 +75,8 @@ func storageError(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// later is the 503 for what may be tried again, as client-go does by itself.
-func later(message string) error {
+// retryLater is the 503 for what may be tried again, as client-go does by itself.
+func retryLater(message string) error {
 	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 	return err

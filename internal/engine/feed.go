@@ -21,25 +21,25 @@ import (
 // one goroutine for all kinds, where a watch of each would be some 20 KiB a kind.
 type Feed struct {
 	engine *Engine
-	joined chan struct{} // receives when somebody has joined
+	newFollower chan struct{} // receives when somebody has joined
 
 	mu        sync.Mutex
-	joining   []*follow
-	following map[string]*follow // by prefix
+	pending   []*follower
+	followers map[string]*follower // by prefix
 }
 
-// follow is one follower's part of the feed.
-type follow struct {
-	listed  func(objects []*metav1.PartialObjectMetadata, revision int64)
-	changed func(object *metav1.PartialObjectMetadata, deleted bool)
+// follower is one follower's part of the feed.
+type follower struct {
+	onList  func(objects []*metav1.PartialObjectMetadata, revision int64)
+	onChange func(object *metav1.PartialObjectMetadata, deleted bool)
 	prefix  string
-	floor   int64 // events up to here are in the list; of the goroutine that runs Run
+	listRevision   int64 // events up to here are in the list; of the goroutine that runs Run
 	stopped bool  // guarded by Feed.mu
 }
 
 // NewFeed returns a Feed of what e stores, which tells nobody anything until Run.
 func (e *Engine) NewFeed() *Feed {
-	return &Feed{engine: e, joined: make(chan struct{}, 1), following: map[string]*follow{}}
+	return &Feed{engine: e, newFollower: make(chan struct{}, 1), followers: map[string]*follower{}}
 }
 
 // Follow has one goroutine call the functions until stop is called, after which a call that has begun may still come to its end:
@@ -53,116 +53,116 @@ func (f *Feed) Follow(r schema.GroupVersionResource, listed func(objects []*meta
 	if v == nil || !v.Definition.Stored() {
 		return nil, false
 	}
-	one := &follow{listed: listed, changed: changed, prefix: v.Definition.Prefix, floor: math.MaxInt64}
+	one := &follower{onList: listed, onChange: changed, prefix: v.Definition.Prefix, listRevision: math.MaxInt64}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if old := f.following[one.prefix]; old != nil {
+	if old := f.followers[one.prefix]; old != nil {
 		old.stopped = true
 	}
-	f.following[one.prefix] = one
-	f.joining = append(f.joining, one)
+	f.followers[one.prefix] = one
+	f.pending = append(f.pending, one)
 	select {
-	case f.joined <- struct{}{}:
+	case f.newFollower <- struct{}{}:
 	default:
 	}
-	return func() { f.leave(one) }, true
+	return func() { f.unfollow(one) }, true
 }
 
-func (f *Feed) leave(one *follow) {
+func (f *Feed) unfollow(one *follower) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	one.stopped = true
-	if f.following[one.prefix] == one {
-		delete(f.following, one.prefix)
+	if f.followers[one.prefix] == one {
+		delete(f.followers, one.prefix)
 	}
 }
 
 // Run tells the followers until ctx ends, whose error it then returns, or the store fails. It runs once.
 func (f *Feed) Run(ctx context.Context) error {
 	for {
-		err := f.run(ctx)
+		err := f.dispatchEvents(ctx)
 		if !storage.MissedEvents(err) {
 			return err
 		}
 		f.mu.Lock()
-		f.joining = f.joining[:0]
-		for _, one := range f.following {
-			f.joining = append(f.joining, one)
+		f.pending = f.pending[:0]
+		for _, one := range f.followers {
+			f.pending = append(f.pending, one)
 		}
 		f.mu.Unlock()
 	}
 }
 
-// everything is the prefix of all keys.
-const everything = "/registry/"
+// allKeys is the prefix of all keys.
+const allKeys = "/registry/"
 
-// run tells until a change has been missed.
-func (f *Feed) run(ctx context.Context) error {
-	cursor, err := f.engine.Store.Watch(ctx, everything, f.engine.Store.Head().Revision())
+// dispatchEvents tells until a change has been missed.
+func (f *Feed) dispatchEvents(ctx context.Context) error {
+	cursor, err := f.engine.Store.Watch(ctx, allKeys, f.engine.Store.Head().Revision())
 	if err != nil {
 		return err
 	}
 	defer cursor.Close()
 	var events []*storage.Event
 	for {
-		f.list()
+		f.listPending()
 		if events, _, err = cursor.Take(events[:0]); err != nil {
 			return err
 		}
 		for _, ev := range events {
-			f.tell(ev)
+			f.dispatch(ev)
 		}
 		clear(events)
 		select {
 		case <-cursor.Ready():
-		case <-f.joined:
+		case <-f.newFollower:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// list gives those who have joined the objects that there are.
-func (f *Feed) list() {
+// listPending gives those who have joined the objects that there are.
+func (f *Feed) listPending() {
 	f.mu.Lock()
-	joining := slices.DeleteFunc(f.joining, func(one *follow) bool { return one.stopped })
-	f.joining = nil
+	joining := slices.DeleteFunc(f.pending, func(one *follower) bool { return one.stopped })
+	f.pending = nil
 	f.mu.Unlock()
 	for _, one := range joining {
 		head := f.engine.Store.Head()
 		objects := make([]*metav1.PartialObjectMetadata, 0, head.Count(one.prefix, ""))
 		for rec := range head.Walk(one.prefix, "") {
-			objects = append(objects, summary(rec, rec.Modified))
+			objects = append(objects, summarize(rec, rec.Modified))
 		}
-		one.floor = head.Revision()
-		one.listed(objects, one.floor)
+		one.listRevision = head.Revision()
+		one.onList(objects, one.listRevision)
 	}
 }
 
-// tell passes an event on to who follows its kind.
-func (f *Feed) tell(ev *storage.Event) {
+// dispatch passes an event on to who follows its kind.
+func (f *Feed) dispatch(ev *storage.Event) {
 	f.mu.Lock()
-	var one *follow
-	for end := len(everything); one == nil; {
+	var one *follower
+	for end := len(allKeys); one == nil; {
 		i := strings.IndexByte(ev.Key[end:], '/')
 		if i < 0 {
 			break
 		}
 		end += i + 1
-		one = f.following[ev.Key[:end]]
+		one = f.followers[ev.Key[:end]]
 	}
 	f.mu.Unlock()
 	switch {
-	case one == nil || ev.Revision <= one.floor:
+	case one == nil || ev.Revision <= one.listRevision:
 	case ev.Record != nil:
-		one.changed(summary(ev.Record, ev.Revision), false)
+		one.onChange(summarize(ev.Record, ev.Revision), false)
 	default:
-		one.changed(summary(ev.Previous, ev.Revision), true)
+		one.onChange(summarize(ev.Previous, ev.Revision), true)
 	}
 }
 
-// summary is what followers hear of an object. It is copied, for it would keep all of the object in memory.
-func summary(rec *storage.Record, revision int64) *metav1.PartialObjectMetadata {
+// summarize is what followers hear of an object. It is copied, for it would keep all of the object in memory.
+func summarize(rec *storage.Record, revision int64) *metav1.PartialObjectMetadata {
 	m, owners, err := object.ScanOwners(rec.Value)
 	if err != nil {
 		m = &object.Meta{}

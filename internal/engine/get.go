@@ -14,14 +14,14 @@ import (
 // Get reads one object. resourceVersion is the request's: "", "0" or a number to wait for.
 func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Object, error) {
 	if t.Subresource != "" {
-		if err := e.subresource(t); err != nil {
+		if err := e.checkSubresource(t); err != nil {
 			return Object{}, err
 		}
 	}
 	if t.Version.Definition.Behavior.Compute != nil {
 		return e.getComputed(ctx, t)
 	}
-	snap, err := e.notOlder(ctx, resourceVersion)
+	snap, err := e.notOlderThan(ctx, resourceVersion)
 	if err != nil {
 		return Object{}, err
 	}
@@ -32,10 +32,10 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 	if t.Subresource == "scale" {
 		return e.readScale(ctx, t, rec)
 	}
-	if known, ok := rec.Derived.Load().(*derived); ok && known.passes.Load() == t.Version {
+	if known, ok := rec.Derived.Load().(*derived); ok && known.servedAs.Load() == t.Version {
 		return Object{Version: t.Version, Revision: rec.Modified, Record: rec}, nil
 	}
-	return e.readerOf(t).at(ctx, rec)
+	return e.readerOf(t).read(ctx, rec)
 }
 
 // Stored returns the JSON of an object as it is stored, nil if there is none. The caller must not modify it.
@@ -47,8 +47,8 @@ func (e *Engine) Stored(t Target) []byte {
 	return rec.Value
 }
 
-// notOlder returns a state that is not older than resourceVersion: the newest there is for "".
-func (e *Engine) notOlder(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
+// notOlderThan returns a state that is not older than resourceVersion: the newest there is for "".
+func (e *Engine) notOlderThan(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
 	if resourceVersion == "" {
 		snap, err := e.Store.Fresh(ctx)
 		if err != nil {
@@ -58,13 +58,13 @@ func (e *Engine) notOlder(ctx context.Context, resourceVersion string) (*storage
 	}
 	revision, err := parseRevision(resourceVersion)
 	if err != nil {
-		return nil, plain(err.Error())
+		return nil, unknownError(err.Error())
 	}
-	return e.wait(ctx, revision)
+	return e.waitForRevision(ctx, revision)
 }
 
 // newest returns the newest state there is, in this process or another.
-func (e *Engine) newest(ctx context.Context) (*storage.Snapshot, error) { return e.notOlder(ctx, "") }
+func (e *Engine) newest(ctx context.Context) (*storage.Snapshot, error) { return e.notOlderThan(ctx, "") }
 
 // Catalog returns one that knows all kinds that are stored, by this process or another.
 func (e *Engine) Catalog(ctx context.Context) (*resource.Catalog, error) {
@@ -76,12 +76,12 @@ func (e *Engine) Catalog(ctx context.Context) (*resource.Catalog, error) {
 	return catalog, storageError(err)
 }
 
-// wait returns a state not older than revision, or the 504 that upstream gives after 3 s.
-func (e *Engine) wait(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+// waitForRevision returns a state not older than revision, or the 504 that upstream gives after 3 s.
+func (e *Engine) waitForRevision(ctx context.Context, revision int64) (*storage.Snapshot, error) {
 	if head := e.Store.Head(); head.Revision() >= revision {
 		return head, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, freshness)
+	limited, cancel := context.WithTimeout(ctx, futureRevisionTimeout)
 	defer cancel()
 	head, err := e.Store.Wait(limited, revision)
 	if err == nil {
@@ -105,8 +105,8 @@ func parseRevision(resourceVersion string) (int64, error) {
 	return int64(min(revision, 1<<63-1)), nil
 }
 
-// subresource answers 404 for one that the kind does not have.
-func (e *Engine) subresource(t Target) error {
+// checkSubresource answers 404 for one that the kind does not have.
+func (e *Engine) checkSubresource(t Target) error {
 	v := t.Version
 	if t.Subresource == "" || t.Subresource == "status" && v.Status || t.Subresource == "scale" && v.Scale != nil || v.Subresource(t.Subresource) != nil {
 		return nil

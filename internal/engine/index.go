@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// indexFrom is how many objects make a list by a field worth an index.
-	indexFrom = 256
-	// indexWorth is how many times fewer objects an index must name than there are.
-	indexWorth = 4
+	// indexMinObjects is how many objects make a list by a field worth an index.
+	indexMinObjects = 256
+	// indexMinFactor is how many times fewer objects an index must name than there are.
+	indexMinFactor = 4
 	// maxIndexBytes bounds what all indexes take together, the least recently used one going first.
 	maxIndexBytes = 64 << 20
-	// indexIdle is how long an index is kept that nobody uses.
-	indexIdle = 10 * time.Minute
+	// indexIdleTimeout is how long an index is kept that nobody uses.
+	indexIdleTimeout = 10 * time.Minute
 	// entryBytes is about what an entry takes besides its key.
 	entryBytes = 72
 )
@@ -34,17 +34,17 @@ const (
 type indexes struct {
 	mu      sync.Mutex
 	byField map[indexKey]*fieldIndex
-	sweeper *time.Timer
+	evictTimer *time.Timer
 }
 
 type indexKey struct {
 	version *resource.Version
-	place   int // in version.SelectableFields
+	field   int // in version.SelectableFields
 }
 
 // fieldIndex is the index of one field.
 type fieldIndex struct {
-	place int
+	field int
 	used  atomic.Int64 // when, in Unix time
 	state atomic.Pointer[indexState]
 	mu    sync.Mutex // held by who makes the next state
@@ -57,13 +57,13 @@ type indexState struct {
 	// have got another one, or are gone, may still be there.
 	keys  tree.Tree[string]
 	bytes int
-	large bool // takes too much: there are no keys, and all is walked
+	tooLarge bool // takes too much: there are no keys, and all is walked
 }
 
 // records yields the records from which a list is made, in the order of their keys: those that an index names,
 // if one helps, or all.
 func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.Record] {
-	ix, st, value := q.narrowest(snap)
+	ix, st, value := q.bestIndex(snap)
 	if ix == nil {
 		return snap.Walk(q.prefix, after)
 	}
@@ -75,32 +75,32 @@ func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.
 		}
 		st.keys.Walk(bucket+q.prefix, after, func(key string) bool {
 			rec := snap.Get(key)
-			if rec == nil || hashOf(q, rec, ix.place) != hash {
+			if rec == nil || fieldHash(q, rec, ix.field) != hash {
 				stale = append(stale, bucket+key)
 				return true
 			}
 			return yield(rec)
 		})
-		ix.forget(st, stale)
+		ix.removeStale(st, stale)
 	}
 }
 
-// narrowest finds the index that names the fewest objects, as of snap; nil if it is better to walk.
-func (q *query) narrowest(snap *storage.Snapshot) (ix *fieldIndex, st *indexState, value string) {
+// bestIndex finds the index that names the fewest objects, as of snap; nil if it is better to walk.
+func (q *query) bestIndex(snap *storage.Snapshot) (ix *fieldIndex, st *indexState, value string) {
 	if q.paths == nil || q.reader.asStored || q.reader.mayFail() {
 		return nil, nil, ""
 	}
 	least := snap.Count(q.prefix, "")
-	if least < indexFrom {
+	if least < indexMinObjects {
 		return nil, nil, ""
 	}
-	least /= indexWorth
+	least /= indexMinFactor
 	for _, term := range q.fields {
-		if term.place < 0 || term.not || term.value == "" {
+		if term.field < 0 || term.not || term.value == "" {
 			continue
 		}
-		candidate := q.indexes.find(q.reader.version, term.place)
-		state := candidate.at(q, snap)
+		candidate := q.indexes.find(q.reader.version, term.field)
+		state := candidate.atSnapshot(q, snap)
 		if state == nil {
 			continue
 		}
@@ -109,7 +109,7 @@ func (q *query) narrowest(snap *storage.Snapshot) (ix *fieldIndex, st *indexStat
 		}
 	}
 	if ix != nil {
-		q.indexes.trim(ix)
+		q.indexes.evictLeastRecent(ix)
 	}
 	return ix, st, value
 }
@@ -129,11 +129,11 @@ func hashValue(value string) uint64 {
 	if value == "" {
 		return 0
 	}
-	return maphash.String(markSeed, value) | 1
+	return maphash.String(hashSeed, value) | 1
 }
 
-// hashOf is of the value that a record has in a selectable field, 0 if it has none.
-func hashOf(q *query, rec *storage.Record, place int) uint64 {
+// fieldHash is of the value that a record has in a selectable field, 0 if it has none.
+func fieldHash(q *query, rec *storage.Record, place int) uint64 {
 	values := q.values(rec)
 	if values == nil {
 		return 0
@@ -141,19 +141,19 @@ func hashOf(q *query, rec *storage.Record, place int) uint64 {
 	return hashValue(values[place])
 }
 
-// at returns the index as of snap, making it or bringing it up to date; nil if it is newer than snap, or too large.
-func (ix *fieldIndex) at(q *query, snap *storage.Snapshot) *indexState {
+// atSnapshot returns the index as of snap, making it or bringing it up to date; nil if it is newer than snap, or too large.
+func (ix *fieldIndex) atSnapshot(q *query, snap *storage.Snapshot) *indexState {
 	st := ix.state.Load()
 	if st == nil || st.revision < snap.Revision() {
-		st = ix.follow(q, snap)
+		st = ix.advance(q, snap)
 	}
-	if st.revision != snap.Revision() || st.large {
+	if st.revision != snap.Revision() || st.tooLarge {
 		return nil
 	}
 	return st
 }
 
-func (ix *fieldIndex) follow(q *query, snap *storage.Snapshot) *indexState {
+func (ix *fieldIndex) advance(q *query, snap *storage.Snapshot) *indexState {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
 	st := ix.state.Load()
@@ -162,15 +162,15 @@ func (ix *fieldIndex) follow(q *query, snap *storage.Snapshot) *indexState {
 		st = ix.build(q, snap)
 	case st.revision >= snap.Revision():
 		return st
-	case st.large:
-		st = &indexState{revision: snap.Revision(), large: true}
+	case st.tooLarge:
+		st = &indexState{revision: snap.Revision(), tooLarge: true}
 	default:
-		if st = st.with(q, snap, ix.place); st.keys.Len() > 2*snap.Count(q.reader.version.Definition.Prefix, "")+indexFrom {
+		if st = st.updated(q, snap, ix.field); st.keys.Len() > 2*snap.Count(q.reader.version.Definition.Prefix, "")+indexMinObjects {
 			st = ix.build(q, snap)
 		}
 	}
 	if st.bytes > maxIndexBytes {
-		st = &indexState{revision: st.revision, large: true}
+		st = &indexState{revision: st.revision, tooLarge: true}
 	}
 	ix.state.Store(st)
 	return st
@@ -181,7 +181,7 @@ func (ix *fieldIndex) build(q *query, snap *storage.Snapshot) *indexState {
 	st := &indexState{revision: snap.Revision()}
 	var keys []string
 	for rec := range snap.Walk(q.reader.version.Definition.Prefix, "") {
-		if h := hashOf(q, rec, ix.place); h != 0 {
+		if h := fieldHash(q, rec, ix.field); h != 0 {
 			keys = append(keys, bucket(h)+rec.Key)
 			st.bytes += bucketLength + len(rec.Key) + entryBytes
 		}
@@ -195,12 +195,12 @@ func (ix *fieldIndex) build(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
-// with is st with what has been written until snap.
-func (st *indexState) with(q *query, snap *storage.Snapshot, place int) *indexState {
+// updated is st with what has been written until snap.
+func (st *indexState) updated(q *query, snap *storage.Snapshot, place int) *indexState {
 	next := &indexState{revision: snap.Revision(), keys: st.keys, bytes: st.bytes}
 	edit := st.keys.Edit()
 	for rec := range snap.Changed(q.reader.version.Definition.Prefix, st.revision) {
-		h := hashOf(q, rec, place)
+		h := fieldHash(q, rec, place)
 		if h == 0 {
 			continue
 		}
@@ -214,8 +214,8 @@ func (st *indexState) with(q *query, snap *storage.Snapshot, place int) *indexSt
 	return next
 }
 
-// forget drops entries that were found to be stale in st, unless the index has moved on.
-func (ix *fieldIndex) forget(st *indexState, stale []string) {
+// removeStale drops entries that were found to be stale in st, unless the index has moved on.
+func (ix *fieldIndex) removeStale(st *indexState, stale []string) {
 	if len(stale) == 0 {
 		return
 	}
@@ -242,37 +242,37 @@ func (x *indexes) find(v *resource.Version, place int) *fieldIndex {
 	key := indexKey{v, place}
 	ix := x.byField[key]
 	if ix == nil {
-		ix = &fieldIndex{place: place}
+		ix = &fieldIndex{field: place}
 		if x.byField == nil {
 			x.byField = map[indexKey]*fieldIndex{}
 		}
 		x.byField[key] = ix
-		if x.sweeper == nil {
-			x.sweeper = time.AfterFunc(indexIdle, func() { x.sweep(time.Now()) })
+		if x.evictTimer == nil {
+			x.evictTimer = time.AfterFunc(indexIdleTimeout, func() { x.evictIdle(time.Now()) })
 		}
 	}
 	ix.used.Store(time.Now().Unix())
 	return ix
 }
 
-// sweep drops the indexes that nobody has used for a while, and comes back if there are others.
-func (x *indexes) sweep(now time.Time) {
+// evictIdle drops the indexes that nobody has used for a while, and comes back if there are others.
+func (x *indexes) evictIdle(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for key, ix := range x.byField {
-		if now.Unix()-ix.used.Load() >= int64(indexIdle/time.Second) {
+		if now.Unix()-ix.used.Load() >= int64(indexIdleTimeout/time.Second) {
 			delete(x.byField, key)
 		}
 	}
 	if len(x.byField) == 0 {
-		x.sweeper = nil
+		x.evictTimer = nil
 	} else {
-		x.sweeper.Reset(indexIdle)
+		x.evictTimer.Reset(indexIdleTimeout)
 	}
 }
 
-// trim drops the least recently used indexes but one until all fit.
-func (x *indexes) trim(keep *fieldIndex) {
+// evictLeastRecent drops the least recently used indexes but one until all fit.
+func (x *indexes) evictLeastRecent(keep *fieldIndex) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for len(x.byField) > 1 {

@@ -26,11 +26,11 @@ func selectable(t testing.TB) *world {
 // indexed reports whether a list would be made from an index.
 func (w *world) indexed(t Target, o ListOptions) bool {
 	w.Helper()
-	q, err := w.query(t, &o)
+	q, err := w.newQuery(t, &o)
 	if err != nil {
 		w.Fatal(err)
 	}
-	ix, _, _ := q.narrowest(w.Store.Head())
+	ix, _, _ := q.bestIndex(w.Store.Head())
 	return ix != nil
 }
 
@@ -228,18 +228,18 @@ func TestIndexForgets(t *testing.T) {
 	}
 	w.selected(w.cron(""), blue)
 	ix := w.indexes.find(w.cron("").Version, 0)
-	if st := ix.state.Load(); st.keys.Count(bucket(hashValue("blue")), "") != 0 || st.keys.Len() > 2*300+indexFrom {
+	if st := ix.state.Load(); st.keys.Count(bucket(hashValue("blue")), "") != 0 || st.keys.Len() > 2*300+indexMinObjects {
 		t.Errorf("%d entries, %d of them blue", st.keys.Len(), st.keys.Count(bucket(hashValue("blue")), ""))
 	}
 	if got := w.selected(w.cron(""), ListOptions{Fields: fieldSelector(t, "spec.color=new")}); len(got) != 0 {
 		t.Errorf("%d are new", len(got))
 	}
-	w.indexes.sweep(time.Now())
+	w.indexes.evictIdle(time.Now())
 	if len(w.indexes.byField) != 1 {
 		t.Error("one in use was dropped")
 	}
-	w.indexes.sweep(time.Now().Add(indexIdle + time.Second))
-	if len(w.indexes.byField) != 0 || w.indexes.sweeper != nil {
+	w.indexes.evictIdle(time.Now().Add(indexIdleTimeout + time.Second))
+	if len(w.indexes.byField) != 0 || w.indexes.evictTimer != nil {
 		t.Error("it is still there")
 	}
 	// The least recently used goes when there is too much.
@@ -247,7 +247,7 @@ func TestIndexForgets(t *testing.T) {
 	a.used.Store(1)
 	a.state.Store(&indexState{bytes: maxIndexBytes})
 	b.state.Store(&indexState{bytes: 1})
-	w.indexes.trim(b)
+	w.indexes.evictLeastRecent(b)
 	if len(w.indexes.byField) != 1 || w.indexes.find(w.cron("").Version, 1) != b {
 		t.Error("the wrong one was dropped")
 	}
@@ -320,7 +320,7 @@ func BenchmarkSelectByIndexAfterWrite(b *testing.B) {
 
 func BenchmarkSelectByWalk(b *testing.B) {
 	benchmarkSelect(b, func(w *world, o ListOptions) int {
-		q, err := w.query(w.cron(""), &o)
+		q, err := w.newQuery(w.cron(""), &o)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -336,11 +336,11 @@ func BenchmarkSelectByWalk(b *testing.B) {
 
 func BenchmarkBuildIndex(b *testing.B) {
 	benchmarkSelect(b, func(w *world, o ListOptions) int {
-		q, err := w.query(w.cron(""), &o)
+		q, err := w.newQuery(w.cron(""), &o)
 		if err != nil {
 			b.Fatal(err)
 		}
 		ix := &fieldIndex{}
-		return ix.at(q, w.Store.Head()).keys.Count(bucket(hashValue("c7")), "")
+		return ix.atSnapshot(q, w.Store.Head()).keys.Count(bucket(hashValue("c7")), "")
 	})
 }

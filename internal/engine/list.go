@@ -30,9 +30,9 @@ type query struct {
 	indexes *indexes
 }
 
-// query prepares a list or watch.
-func (e *Engine) query(t Target, o *ListOptions) (*query, error) {
-	s, err := e.selector(e.readerOf(t), o)
+// newQuery prepares a list or watch.
+func (e *Engine) newQuery(t Target, o *ListOptions) (*query, error) {
+	s, err := e.newSelector(e.readerOf(t), o)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 	if err := validateListOptions(&o, false); err != nil {
 		return nil, err
 	}
-	q, err := e.query(t, &o)
+	q, err := e.newQuery(t, &o)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 		o.Limit = 0 // as upstream, whose cache answers such a list whole
 	}
 	if q.single {
-		return q.one(ctx, snap)
+		return q.listOne(ctx, snap)
 	}
 	return q.page(ctx, snap, start, o.Limit)
 }
@@ -122,20 +122,20 @@ func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*stora
 	}
 	if o.ResourceVersionMatch == metav1.ResourceVersionMatchExact ||
 		o.ResourceVersionMatch == "" && o.Limit > 0 && revision > 0 && !q.single {
-		snap, err := e.exactly(ctx, revision)
+		snap, err := e.atRevision(ctx, revision)
 		var compacted *storage.CompactedError
 		if errors.As(err, &compacted) {
 			err = apierrors.NewResourceExpired(listExpired)
 		}
 		return snap, "", storageError(err)
 	}
-	snap, err := e.wait(ctx, revision)
+	snap, err := e.waitForRevision(ctx, revision)
 	return snap, "", err
 }
 
-// exactly returns the state at revision, waiting for one from the future.
-func (e *Engine) exactly(ctx context.Context, revision int64) (*storage.Snapshot, error) {
-	head, err := e.wait(ctx, revision)
+// atRevision returns the state at revision, waiting for one from the future.
+func (e *Engine) atRevision(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+	head, err := e.waitForRevision(ctx, revision)
 	if err != nil || head.Revision() == revision {
 		return head, err
 	}
@@ -155,24 +155,24 @@ func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage
 		snap, err := e.newest(ctx)
 		return snap, start, err
 	}
-	snap, err := e.exactly(ctx, revision)
+	snap, err := e.atRevision(ctx, revision)
 	var compacted *storage.CompactedError
 	if errors.As(err, &compacted) {
 		expired := apierrors.NewResourceExpired(tokenExpired)
-		expired.ErrStatus.ListMeta.Continue = encodeToken(strings.TrimSuffix(start, "\x00"), q.prefix, latest)
+		expired.ErrStatus.ListMeta.Continue = encodeToken(strings.TrimSuffix(start, "\x00"), q.prefix, latestRevision)
 		return nil, "", expired
 	}
 	return snap, start, storageError(err)
 }
 
-// one is the list of a single name.
-func (q *query) one(ctx context.Context, snap *storage.Snapshot) (*List, error) {
+// listOne is the list of a single name.
+func (q *query) listOne(ctx context.Context, snap *storage.Snapshot) (*List, error) {
 	l := &List{Version: q.reader.version, Revision: snap.Revision()}
 	rec := snap.Get(q.prefix)
 	if rec == nil {
 		return l, nil
 	}
-	looked, err := q.reader.look(ctx, []*storage.Record{rec})
+	looked, err := q.reader.preconvert(ctx, []*storage.Record{rec})
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 	l := &List{Version: q.reader.version, Revision: snap.Revision()}
 	after := strings.TrimSuffix(start, "\x00")
 	if q.empty() {
-		l.Items = make([]Object, 0, q.expected(snap, after, limit))
+		l.Items = make([]Object, 0, q.expectedCount(snap, after, limit))
 	}
 	// A token that is not of our making may name its first key itself.
 	walk := q.records(snap, after)
@@ -194,7 +194,7 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 	}
 	var failed error
 	if q.reader.remote {
-		walk = q.looked(ctx, walk, limit, &failed)
+		walk = q.preconverted(ctx, walk, limit, &failed)
 	}
 	for rec := range walk {
 		more, err := q.add(ctx, l, rec, limit)
@@ -220,20 +220,20 @@ func startingWith(first *storage.Record, rest iter.Seq[*storage.Record]) iter.Se
 	}
 }
 
-// lookAhead is how many objects of a list are converted in one go.
-const lookAhead = 2500
+// preconvertBatch is how many objects of a list are converted in one go.
+const preconvertBatch = 2500
 
-// looked is walk through the eyes of a webhook, some objects at a time. failed is set where that cannot be done.
-func (q *query) looked(ctx context.Context, walk iter.Seq[*storage.Record], limit int64, failed *error) iter.Seq[*storage.Record] {
-	size := lookAhead
+// preconverted is walk through the eyes of a webhook, some objects at a time. failed is set where that cannot be done.
+func (q *query) preconverted(ctx context.Context, walk iter.Seq[*storage.Record], limit int64, failed *error) iter.Seq[*storage.Record] {
+	size := preconvertBatch
 	if limit > 0 && q.empty() {
-		size = int(min(limit+1, lookAhead)) // one more tells that there is one
+		size = int(min(limit+1, preconvertBatch)) // one more tells that there is one
 	}
 	return func(yield func(*storage.Record) bool) {
 		ahead := make([]*storage.Record, 0, size)
 		flush := func() bool {
 			var looked []*storage.Record
-			looked, *failed = q.reader.look(ctx, ahead)
+			looked, *failed = q.reader.preconvert(ctx, ahead)
 			ahead = ahead[:0]
 			for _, rec := range looked {
 				if !yield(rec) {
@@ -251,7 +251,7 @@ func (q *query) looked(ctx context.Context, walk iter.Seq[*storage.Record], limi
 	}
 }
 
-func (q *query) expected(snap *storage.Snapshot, after string, limit int64) int64 {
+func (q *query) expectedCount(snap *storage.Snapshot, after string, limit int64) int64 {
 	n := int64(snap.Count(q.prefix, after))
 	if limit > 0 {
 		n = min(n, limit)
@@ -267,7 +267,7 @@ func (q *query) add(ctx context.Context, l *List, rec *storage.Record, limit int
 	if !q.matches(rec) {
 		return false, nil
 	}
-	o, err := q.reader.at(ctx, rec)
+	o, err := q.reader.read(ctx, rec)
 	if err == nil {
 		l.Items = append(l.Items, o)
 	}

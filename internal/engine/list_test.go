@@ -230,7 +230,7 @@ func TestSelectorAllocatesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.fill(50)
 	o := ListOptions{Labels: labelSelector(t, "shard=3"), Fields: fieldSelector(t, "spec.color=red")}
-	q, err := w.query(w.cron(""), &o)
+	q, err := w.newQuery(w.cron(""), &o)
 	if err != nil {
 		t.Fatal(err)
 	}

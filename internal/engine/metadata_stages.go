@@ -24,15 +24,15 @@ const (
 
 // locate compares name and namespace with the request's.
 func (w *write) locate() error {
-	if err := w.inNamespace(w.wanted); err != nil {
+	if err := w.inNamespace(w.desired); err != nil {
 		return err
 	}
-	if !w.posts {
-		if err := w.checkName(w.wanted); err != nil {
+	if !w.createOnly {
+		if err := w.checkName(w.desired); err != nil {
 			return err
 		}
 	}
-	if !w.patches {
+	if !w.isPatch {
 		w.dedup("")
 	}
 	return nil
@@ -68,25 +68,25 @@ const duplicateOwners = ".metadata.ownerReferences contains duplicate entries%s;
 
 // dedup drops repeated owner references with a warning.
 func (w *write) dedup(when string) {
-	if duplicates := dedupOwners(object.Metadata(w.wanted)); duplicates != nil {
+	if duplicates := dedupOwners(object.Metadata(w.desired)); duplicates != nil {
 		w.warn(fmt.Sprintf(duplicateOwners, when, strings.Join(duplicates, ", ")))
 	}
 }
 
-// own records in managedFields what the caller changes. An apply has done so.
-func (w *write) own() error {
-	if err := w.load(); err != nil || w.owned {
+// updateManagedFields records in managedFields what the caller changes. An apply has done so.
+func (w *write) updateManagedFields() error {
+	if err := w.load(); err != nil || w.managed {
 		return err
 	}
-	w.emptyFor(w.live)
-	owned, err := w.fields.Update(w.live, w.wanted, w.caller.FieldManager, w.now)
-	w.wanted = owned
-	return asPlain(err)
+	w.setEmptyObject(w.live)
+	owned, err := w.fields.Update(w.live, w.desired, w.caller.FieldManager, w.now)
+	w.desired = owned
+	return asUnknownError(err)
 }
 
-// emptyFor gives a create of a built-in kind, or the first apply to one of which nobody
+// setEmptyObject gives a create of a built-in kind, or the first apply to one of which nobody
 // knows the owners, the object it starts from.
-func (w *write) emptyFor(live object.Tree) {
+func (w *write) setEmptyObject(live object.Tree) {
 	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
 	}
@@ -97,9 +97,9 @@ func (w *write) emptyFor(live object.Tree) {
 
 // identify gives a new object name, uid and time, and compares an old one with what the caller has seen of it.
 func (w *write) identify() error {
-	md := object.EnsureMetadata(w.wanted)
+	md := object.EnsureMetadata(w.desired)
 	if w.op == admission.Create {
-		if _, err := parseVersion(object.ResourceVersion(w.wanted)); err != nil && w.upserts {
+		if _, err := parseVersion(object.ResourceVersion(w.desired)); err != nil && w.upserts {
 			return err
 		}
 		w.generateName(md)
@@ -116,15 +116,15 @@ func (w *write) identify() error {
 	}
 	live := object.Metadata(w.live)
 	if object.String(md, "uid") == "" {
-		keep(md, live, "uid")
+		carryOver(md, live, "uid")
 	}
 	for _, key := range []string{"creationTimestamp", "deletionTimestamp"} {
 		if object.String(live, key) != "" {
-			keep(md, live, key)
+			carryOver(md, live, key)
 		}
 	}
 	if _, ok := md["deletionGracePeriodSeconds"]; !ok {
-		keep(md, live, "deletionGracePeriodSeconds")
+		carryOver(md, live, "deletionGracePeriodSeconds")
 	}
 	return nil
 }
@@ -137,22 +137,22 @@ func (w *write) generateName(md object.Tree) {
 	}
 	if w.newName == "" {
 		w.newName = base[:min(len(base), longestBase)] + utilrand.String(randomLength)
-		w.names++
+		w.generatedNames++
 	}
 	md["name"] = w.newName
 }
 
-// renamed reports that a failed attempt is to be made again under another name.
-func (w *write) renamed(err error) bool {
+// retryWithNewName reports that a failed attempt is to be made again under another name.
+func (w *write) retryWithNewName(err error) bool {
 	w.newName = ""
-	return w.names > 0 && w.names < nameAttempts && apierrors.IsAlreadyExists(err)
+	return w.generatedNames > 0 && w.generatedNames < nameAttempts && apierrors.IsAlreadyExists(err)
 }
 
 // parseVersion reads the resourceVersion that a client sent, 0 if none.
 func parseVersion(rv string) (uint64, error) {
 	revision, err := strconv.ParseUint(rv, 10, 64)
 	if rv != "" && err != nil {
-		return 0, plain(err.Error())
+		return 0, unknownError(err.Error())
 	}
 	return revision, nil
 }
@@ -160,7 +160,7 @@ func parseVersion(rv string) (uint64, error) {
 // checkVersion compares the resourceVersion with the live object's.
 func (w *write) checkVersion() error {
 	gr := w.v.GroupResource()
-	switch revision, err := parseVersion(object.ResourceVersion(w.wanted)); {
+	switch revision, err := parseVersion(object.ResourceVersion(w.desired)); {
 	case err != nil:
 		return err
 	case revision == uint64(w.rec.Modified):
@@ -169,7 +169,7 @@ func (w *write) checkVersion() error {
 		return apierrors.NewConflict(gr, w.target.Name, errStaleObject)
 	}
 	if w.def.Custom == nil && w.def.Behavior.UnconditionalUpdate {
-		object.SetResourceVersion(w.wanted, strconv.FormatInt(w.rec.Modified, 10))
+		object.SetResourceVersion(w.desired, strconv.FormatInt(w.rec.Modified, 10))
 		return nil
 	}
 	return apierrors.NewInvalid(schema.GroupKind{Group: gr.Group, Kind: gr.Resource}, w.target.Name, field.ErrorList{
@@ -177,8 +177,8 @@ func (w *write) checkVersion() error {
 	})
 }
 
-// keep carries a field over from old.
-func keep(t, old object.Tree, key string) {
+// carryOver carries a field over from old.
+func carryOver(t, old object.Tree, key string) {
 	if v, ok := old[key]; ok {
 		t[key] = v
 	} else {

@@ -85,14 +85,14 @@ type derived struct {
 	metadata    atomic.Pointer[metadata]
 	fields      atomic.Pointer[fieldValues]
 	message     atomic.Pointer[weak.Pointer[message]]
-	passes      atomic.Pointer[resource.Version] // one at which the bytes are served as they are
+	servedAs      atomic.Pointer[resource.Version] // one at which the bytes are served as they are
 }
 
 // metadata is what selectors go by.
 type metadata struct {
 	meta   *object.Meta
 	labels labels.Labels // meta.Labels, put into an interface once
-	marks  uint64        // a Bloom filter of the labels and their keys
+	bloom  uint64        // a Bloom filter of the labels and their keys
 }
 
 // fieldValues are the values of the selectable fields of one version.
@@ -135,18 +135,18 @@ func metaOf(rec *storage.Record) *metadata {
 	}
 	m := &metadata{meta: found, labels: found.Labels}
 	for _, l := range found.Labels {
-		m.marks |= keyMark(l.Key) | pairMark(l.Key, l.Value)
+		m.bloom |= keyBits(l.Key) | pairBits(l.Key, l.Value)
 	}
 	d.metadata.Store(m)
 	return m
 }
 
-var markSeed = maphash.MakeSeed()
+var hashSeed = maphash.MakeSeed()
 
-func keyMark(key string) uint64 { return 1 << (maphash.String(markSeed, key) & 63) }
+func keyBits(key string) uint64 { return 1 << (maphash.String(hashSeed, key) & 63) }
 
-// pairMark has two bits, for a selector that names a value shall rarely look closer in vain.
-func pairMark(key, value string) uint64 {
-	h := maphash.String(markSeed, key) ^ maphash.String(markSeed, value)*0x9e3779b97f4a7c15
+// pairBits has two bits, for a selector that names a value shall rarely look closer in vain.
+func pairBits(key, value string) uint64 {
+	h := maphash.String(hashSeed, key) ^ maphash.String(hashSeed, value)*0x9e3779b97f4a7c15
 	return 1<<(h>>58) | 1<<(h>>52&63)
 }

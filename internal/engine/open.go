@@ -41,7 +41,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	e.tasks.start(func(following context.Context) { e.follow(following, giveUp) })
+	e.tasks.start(func(following context.Context) { e.followCatalog(following, giveUp) })
 	if _, err := e.Live.Current(ctx); err != nil {
 		e.Close()
 		return nil, fmt.Errorf("read the definitions of kinds: %w", context.Cause(ctx))
@@ -49,8 +49,8 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	return e, nil
 }
 
-// follow keeps the catalog up with the store.
-func (e *Engine) follow(ctx context.Context, failed context.CancelCauseFunc) {
+// followCatalog keeps the catalog up with the store.
+func (e *Engine) followCatalog(ctx context.Context, failed context.CancelCauseFunc) {
 	err := e.Live.Follow(ctx)
 	if ctx.Err() != nil {
 		return // as it should

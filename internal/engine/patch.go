@@ -31,26 +31,26 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 	if err := checkPatch(t, p, c); err != nil {
 		return Object{}, false, err
 	}
-	w, err := e.newWrite(ctx, t, c, stores)
+	w, err := e.newWrite(ctx, t, c, opStore)
 	if err != nil {
 		return Object{}, false, err
 	}
-	w.patches = true
+	w.isPatch = true
 	if t.Subresource == "scale" {
 		o, err = w.patchScale(p)
 		return o, false, err
 	}
-	if w.change, err = w.patching(p); err != nil {
+	if w.change, err = w.patchChange(p); err != nil {
 		return Object{}, false, err
 	}
 	if err := w.run(); err != nil {
 		return Object{}, false, err
 	}
-	return w.answer, w.rec == nil, nil
+	return w.result, w.rec == nil, nil
 }
 
-// patching is the change that a patch makes.
-func (w *write) patching(p Patch) (change, error) {
+// patchChange is the change that a patch makes.
+func (w *write) patchChange(p Patch) (changeFunc, error) {
 	if p.Type != types.ApplyYAMLPatchType {
 		return func(w *write) (object.Tree, error) {
 			if err := w.load(); err != nil {
@@ -65,7 +65,7 @@ func (w *write) patching(p Patch) (change, error) {
 		if err := w.load(); err != nil {
 			return nil, err
 		}
-		w.owned = true
+		w.managed = true
 		return w.apply(applied, repeated, p.Force)
 	}, err
 }
@@ -114,8 +114,8 @@ func (w *write) decodeApplied(data []byte) (applied object.Tree, repeated string
 	return applied, repeated, nil
 }
 
-// tellRepeated is for what an applied configuration has twice, which upstream tells once it is merged: a conflict goes first.
-func (w *write) tellRepeated(repeated string) error {
+// reportRepeated is for what an applied configuration has twice, which upstream tells once it is merged: a conflict goes first.
+func (w *write) reportRepeated(repeated string) error {
 	if repeated == "" {
 		return nil
 	}
@@ -152,18 +152,18 @@ func yamlProblems(text string) []string {
 
 // apply merges an applied configuration into the live object, or makes a new one of it.
 func (w *write) apply(applied object.Tree, repeated string, force bool) (object.Tree, error) {
-	w.emptyFor(w.live)
+	w.setEmptyObject(w.live)
 	t, err := w.fields.Apply(w.live, applied, w.caller.FieldManager, force, w.now)
 	if err == nil {
-		err = w.fits(t)
+		err = w.checkMemory(t)
 	}
 	if err != nil {
-		return nil, asPlain(err)
+		return nil, asUnknownError(err)
 	}
-	if err := w.tellRepeated(repeated); err != nil {
+	if err := w.reportRepeated(repeated); err != nil {
 		return nil, err
 	}
-	t, err = w.rules.complete(w, t)
+	t, err = w.rules.normalizeMerged(w, t)
 	if err == nil && w.live == nil && object.UID(t) != "" {
 		err = apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
 			"uid mismatch: the provided object specified uid %s, and no existing object was found", object.UID(t)))
@@ -173,55 +173,55 @@ func (w *write) apply(applied object.Tree, repeated string, force bool) (object.
 
 // patch applies a patch of the other three kinds to live. Who owns what is not looked at.
 func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
-	patched, problems, err := w.patched(live, p)
+	patched, problems, err := w.applyPatch(live, p)
 	if err == nil {
-		err = w.fits(patched)
+		err = w.checkMemory(patched)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := w.integers(p, patched); err != nil {
-		return nil, unfit(p.quoted(patched), w.placed(patched, err))
+	if err := w.checkIntegers(p, patched); err != nil {
+		return nil, invalidPatch(p.quotedText(patched), w.withFieldPath(patched, err))
 	}
 	if w.def.Custom != nil && object.String(patched, "kind") == "" {
-		data := p.quoted(patched)
-		return nil, unfit(data, fmt.Sprintf("Object 'Kind' is missing in '%s'", data))
+		data := p.quotedText(patched)
+		return nil, invalidPatch(data, fmt.Sprintf("Object 'Kind' is missing in '%s'", data))
 	}
 	before := ""
 	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
-		before = p.quoted(patched) // shape is about to prune it
+		before = p.quotedText(patched) // shape is about to prune it
 	}
-	t, unknown, err := w.rules.shape(w, patched, false)
+	t, unknown, err := w.rules.normalize(w, patched, false)
 	if err != nil {
 		var status *apierrors.StatusError
 		if errors.As(err, &status) {
 			return nil, err
 		}
-		return nil, unfit(p.quoted(patched), w.misfit(p, patched, err))
+		return nil, invalidPatch(p.quotedText(patched), w.typeMismatch(p, patched, err))
 	}
 	if problems = append(problems, unknown...); len(problems) > 0 {
 		switch w.caller.Validation {
 		case metav1.FieldValidationIgnore:
 		case metav1.FieldValidationStrict:
 			if before == "" {
-				before = p.quoted(patched)
+				before = p.quotedText(patched)
 			}
-			return nil, unfit(before, strictText(problems))
+			return nil, invalidPatch(before, strictText(problems))
 		default:
 			w.warn(problems...)
 		}
 	}
 	if w.def.Custom == nil {
 		if err := w.checkKind(t, nil); err != nil {
-			return nil, unfit(p.quoted(t), err.Error())
+			return nil, invalidPatch(p.quotedText(t), err.Error())
 		}
 	}
 	return t, nil
 }
 
-// integers returns an error if a merge patch or a JSON patch of a built-in kind writes an integer with a fraction or an exponent (2.0), which
+// checkIntegers returns an error if a merge patch or a JSON patch of a built-in kind writes an integer with a fraction or an exponent (2.0), which
 // Go's decoder refuses. A strategic merge patch may do so.
-func (w *write) integers(p Patch, patched object.Tree) error {
+func (w *write) checkIntegers(p Patch, patched object.Tree) error {
 	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !hasWholeFloat(patched) {
 		return nil
 	}
@@ -245,8 +245,8 @@ func hasWholeFloat(v any) bool {
 	return false
 }
 
-// quoted returns the text that upstream quotes where it refuses a patch: a strategic merge patch itself, else its result.
-func (p Patch) quoted(patched object.Tree) string {
+// quotedText returns the text that upstream quotes where it refuses a patch: a strategic merge patch itself, else its result.
+func (p Patch) quotedText(patched object.Tree) string {
 	if p.Type == types.StrategicMergePatchType {
 		if sent, _, err := object.DecodeJSON(p.Data); err == nil {
 			return fmt.Sprintf("%+v", map[string]any(sent))
@@ -255,27 +255,27 @@ func (p Patch) quoted(patched object.Tree) string {
 	return string(object.AppendJSON(nil, patched))
 }
 
-// misfit returns the reason why the result of a patch is no object of its Go type. Upstream decodes that of a strategic merge patch by
+// typeMismatch returns the reason why the result of a patch is no object of its Go type. Upstream decodes that of a strategic merge patch by
 // another function than all others, whose errors clients look for.
-func (w *write) misfit(p Patch, patched object.Tree, err error) string {
+func (w *write) typeMismatch(p Patch, patched object.Tree, err error) string {
 	if p.Type == types.StrategicMergePatchType {
 		if other := runtime.DefaultUnstructuredConverter.FromUnstructured(patched, w.v.Type.New()); other != nil {
 			return other.Error()
 		}
 	}
-	return w.placed(patched, err)
+	return w.withFieldPath(patched, err)
 }
 
-// fits returns the caller's objection to the size of what a patch has made, which is about to be decoded.
-func (w *write) fits(t object.Tree) error {
+// checkMemory returns the caller's objection to the size of what a patch has made, which is about to be decoded.
+func (w *write) checkMemory(t object.Tree) error {
 	if w.caller.CheckMemory == nil {
 		return nil
 	}
 	return w.caller.CheckMemory(t)
 }
 
-// patched is live with the patch applied, and the problems of strict decoding so far.
-func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
+// applyPatch is live with the patch applied, and the problems of strict decoding so far.
+func (w *write) applyPatch(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
 	strict := w.caller.Validation != metav1.FieldValidationIgnore
 	switch p.Type {
 	case types.JSONPatchType:
@@ -285,7 +285,7 @@ func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []st
 			}
 		}
 		t, err = merge.JSON(live, p.Data)
-		return t, problems, asPlain(err)
+		return t, problems, asUnknownError(err)
 	case types.MergePatchType:
 		t, problems, err = merge.Merge(live, p.Data)
 	default:
@@ -299,7 +299,7 @@ func (w *write) patched(live object.Tree, p Patch) (t object.Tree, problems []st
 	for i, path := range problems {
 		problems[i] = object.DuplicateError(path)
 	}
-	return t, problems, asPlain(err)
+	return t, problems, asUnknownError(err)
 }
 
 // restoreType undoes what a strategic merge patch has said of the kind and the apiVersion, at which upstream does not look: clients send
@@ -313,17 +313,17 @@ func restoreType(patched, live object.Tree) {
 	}
 }
 
-// asPlain answers what has no Status of its own as upstream does.
-func asPlain(err error) error {
+// asUnknownError answers what has no Status of its own as upstream does.
+func asUnknownError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {
 		return err
 	}
-	return plain(err.Error())
+	return unknownError(err.Error())
 }
 
-// unfit is the 422 for a patch whose result is not an object of the kind. It quotes 200 bytes; upstream quotes all.
-func unfit(quoted, problem string) error {
+// invalidPatch is the 422 for a patch whose result is not an object of the kind. It quotes 200 bytes; upstream quotes all.
+func invalidPatch(quoted, problem string) error {
 	const most = 200
 	if n := len(quoted); n > most {
 		quoted = fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(quoted[:most], ""), n)

@@ -11,41 +11,41 @@ import (
 // nothing. Writes that meet nobody never come here. The zero value is ready.
 type queues struct {
 	once sync.Once
-	some [64]chan struct{}
+	slots [64]chan struct{}
 }
 
-func (q *queues) of(key string) chan struct{} {
+func (q *queues) slotOf(key string) chan struct{} {
 	q.once.Do(func() {
-		for i := range q.some {
-			q.some[i] = make(chan struct{}, 1)
+		for i := range q.slots {
+			q.slots[i] = make(chan struct{}, 1)
 		}
 	})
-	return q.some[maphash.String(markSeed, key)%uint64(len(q.some))]
+	return q.slots[maphash.String(hashSeed, key)%uint64(len(q.slots))]
 }
 
-// queue waits until it is this write's turn among those that lost a key.
-func (w *write) queue(ctx context.Context, key string) error {
-	if w.turn != nil || w.reader.remote { // who converts by a webhook may hold the others up
+// enterQueue waits until it is this write's turn among those that lost a key.
+func (w *write) enterQueue(ctx context.Context, key string) error {
+	if w.queued != nil || w.reader.remote { // who converts by a webhook may hold the others up
 		return nil
 	}
-	turn := w.engine.queues.of(key)
+	turn := w.engine.queues.slotOf(key)
 	select {
 	case turn <- struct{}{}:
-		w.turn = turn
+		w.queued = turn
 		return nil
 	case <-ctx.Done():
 		return storageError(ctx.Err())
 	}
 }
 
-// leave lets the next one try: this one has ended, or asks somebody who may take longer than all of them together. What it is part of
+// leaveQueue lets the next one try: this one has ended, or asks somebody who may take longer than all of them together. What it is part of
 // waits as well.
-func (w *write) leave() {
-	if w.within != nil {
-		w.within.leave()
+func (w *write) leaveQueue() {
+	if w.outer != nil {
+		w.outer.leaveQueue()
 	}
-	if w.turn != nil {
-		<-w.turn
-		w.turn = nil
+	if w.queued != nil {
+		<-w.queued
+		w.queued = nil
 	}
 }

@@ -27,13 +27,13 @@ type reader struct {
 	asStored bool // Target.AsStored
 }
 
-func (e *Engine) reader(v *resource.Version) reader {
+func (e *Engine) readerAt(v *resource.Version) reader {
 	return reader{engine: e, version: v, convert: v.ConvertFrom != nil, remote: conversion.UsesWebhook(v.Definition)}
 }
 
 // readerOf is the reader for what a request addresses.
 func (e *Engine) readerOf(t Target) reader {
-	r := e.reader(t.Version)
+	r := e.readerAt(t.Version)
 	if r.asStored = t.AsStored; r.asStored {
 		r.convert, r.remote = false, false
 	}
@@ -64,8 +64,8 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 
 // Fingerprints of custom objects that are not those of a schema.
 const (
-	unknown   = 0 // nobody has looked yet: see settle
-	unsettled = 1 // it reads otherwise than it is stored
+	fingerprintUnknown   = 0 // nobody has looked yet: see settle
+	fingerprintNotCanonical = 1 // it reads otherwise than it is stored
 )
 
 // mayFail reports that an object may be there which cannot be read at r's version.
@@ -74,10 +74,10 @@ func (r reader) mayFail() bool {
 	return r.remote || c != nil && c.Conversion.Declared != ""
 }
 
-// at returns the object in rec.
-func (r reader) at(ctx context.Context, rec *storage.Record) (Object, error) {
-	if !r.passes(rec) {
-		viewed, err := r.views(ctx, []*storage.Record{rec})
+// read returns the object in rec.
+func (r reader) read(ctx context.Context, rec *storage.Record) (Object, error) {
+	if !r.servesAsStored(rec) {
+		viewed, err := r.converted(ctx, []*storage.Record{rec})
 		if err != nil {
 			return Object{}, err
 		}
@@ -86,23 +86,23 @@ func (r reader) at(ctx context.Context, rec *storage.Record) (Object, error) {
 	return Object{Version: r.version, Revision: rec.Modified, Record: rec}, nil
 }
 
-// look makes of records what they are at r's version, where a webhook has a say in that: all that follows
+// preconvert makes of records what they are at r's version, where a webhook has a say in that: all that follows
 // (selectors, at) then goes by the views. Where there is no webhook, recs come back as they are.
-func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
+func (r reader) preconvert(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	if !r.remote {
 		return recs, nil
 	}
 	var missing []*storage.Record
 	var places []int
 	for i, rec := range recs {
-		if rec != nil && !r.passes(rec) {
+		if rec != nil && !r.servesAsStored(rec) {
 			missing, places = append(missing, rec), append(places, i)
 		}
 	}
 	if len(missing) == 0 {
 		return recs, nil
 	}
-	viewed, err := r.views(ctx, missing)
+	viewed, err := r.converted(ctx, missing)
 	if err != nil {
 		return nil, err
 	}
@@ -113,36 +113,36 @@ func (r reader) look(ctx context.Context, recs []*storage.Record) ([]*storage.Re
 	return out, nil
 }
 
-// views returns what recs are at r's version, made now or kept from before.
-func (r reader) views(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
+// converted returns what recs are at r's version, made now or kept from before.
+func (r reader) converted(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	now := r.engine.clock()
-	key := viewsAt(r.version, r.engine.originOf(r.version.Definition, now))
-	return r.engine.views.get(ctx, key, now, recs, r.make)
+	key := conversionKeyAt(r.version, r.engine.epochOf(r.version.Definition, now))
+	return r.engine.conversions.get(ctx, key, now, recs, r.convertAll)
 }
 
-// passes reports that the object in rec looks at r's version as it is.
-func (r reader) passes(rec *storage.Record) bool {
+// servesAsStored reports that the object in rec looks at r's version as it is.
+func (r reader) servesAsStored(rec *storage.Record) bool {
 	known := derive(rec)
-	if known.passes.Load() == r.version {
+	if known.servedAs.Load() == r.version {
 		return true
 	}
 	p := packed(rec)
-	if p.Fingerprint() == unknown && r.version.Definition.Custom != nil && !r.asStored {
-		p = settle(rec, r.version.Definition)
+	if p.Fingerprint() == fingerprintUnknown && r.version.Definition.Custom != nil && !r.asStored {
+		p = checkCanonical(rec, r.version.Definition)
 	}
 	if !r.unchanged(p) {
 		return false
 	}
 	if !r.asStored {
-		known.passes.Store(r.version)
+		known.servedAs.Store(r.version)
 	}
 	return true
 }
 
-// settle finds out whether reading a custom object, of which that is not known since it was loaded, adds or takes away
+// checkCanonical finds out whether reading a custom object, of which that is not known since it was loaded, adds or takes away
 // anything.
-func settle(rec *storage.Record, d *resource.Definition) object.Packed {
-	p, found := packed(rec), uint64(unsettled)
+func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
+	p, found := packed(rec), uint64(fingerprintNotCanonical)
 	for _, v := range d.Versions {
 		if !p.HasAPIVersion(v.APIVersion) {
 			continue
@@ -185,8 +185,8 @@ func (r reader) unchanged(p object.Packed) bool {
 	return false
 }
 
-// make makes the views of recs.
-func (r reader) make(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
+// convertAll makes the views of recs.
+func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	fp, err := fingerprint(r.version)
 	if err != nil {
 		return nil, err
@@ -244,7 +244,7 @@ func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tr
 	if len(foreign) == 0 {
 		return out, nil
 	}
-	return out, r.engine.convertRemotely(ctx, out, foreign, r.version)
+	return out, r.engine.convertByWebhook(ctx, out, foreign, r.version)
 }
 
 // decode decodes p at the version that it is stored at, which it returns, nil where it is no longer known. It fills in
@@ -266,34 +266,34 @@ func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.
 	return t, from, nil
 }
 
-// unversioned is t without a resourceVersion, which webhooks do not see; t stays as it is.
-func unversioned(t object.Tree) object.Tree {
+// withoutResourceVersion is t without a resourceVersion, which webhooks do not see; t stays as it is.
+func withoutResourceVersion(t object.Tree) object.Tree {
 	if object.ResourceVersion(t) == "" {
 		return t
 	}
-	t = detach(t)
+	t = shallowCopy(t)
 	delete(object.Metadata(t), "resourceVersion")
 	return t
 }
 
-// convertRemotely has a webhook convert some of the objects.
-func (e *Engine) convertRemotely(ctx context.Context, objects []object.Tree, which []int, to *resource.Version) error {
+// convertByWebhook has a webhook convert some of the objects.
+func (e *Engine) convertByWebhook(ctx context.Context, objects []object.Tree, which []int, to *resource.Version) error {
 	if e.Webhook == nil {
 		return apierrors.NewInternalError(errors.New("this server calls no conversion webhooks"))
 	}
 	in := make([]object.Tree, len(which))
 	for i, at := range which {
-		in[i] = unversioned(objects[at])
+		in[i] = withoutResourceVersion(objects[at])
 	}
 	out, err := e.Webhook(ctx, to, in)
 	if err != nil {
 		return storageError(err)
 	}
 	for i, at := range which {
-		if err := fit(to, out[i]); err != nil {
+		if err := pruneConverted(to, out[i]); err != nil {
 			return err
 		}
-		if _, err := fillIn(to, out[i]); err != nil {
+		if _, err := fillDefaults(to, out[i]); err != nil {
 			return err
 		}
 		objects[at] = out[i]
@@ -306,16 +306,16 @@ func (e *Engine) convertRemotely(ctx context.Context, objects []object.Tree, whi
 func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
 	out, err := conversion.Convert(ctx, t, from, to)
 	if err != nil {
-		return nil, asInternal(err)
+		return nil, asInternalError(err)
 	}
 	if to.Definition.Custom != nil && from != to {
-		err = fit(to, out)
+		err = pruneConverted(to, out)
 	}
 	return out, err
 }
 
-// asInternal answers what has no Status of its own with a 500.
-func asInternal(err error) error {
+// asInternalError answers what has no Status of its own with a 500.
+func asInternalError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {
 		return err
@@ -323,8 +323,8 @@ func asInternal(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// fit prunes what a conversion to v has made.
-func fit(v *resource.Version, t object.Tree) error {
+// pruneConverted prunes what a conversion to v has made.
+func pruneConverted(v *resource.Version, t object.Tree) error {
 	s, err := schemaOf(v)
 	if err != nil {
 		return err
@@ -335,8 +335,8 @@ func fit(v *resource.Version, t object.Tree) error {
 	return nil
 }
 
-// fillIn fills in the defaults of a custom kind's version.
-func fillIn(v *resource.Version, t object.Tree) (object.Tree, error) {
+// fillDefaults fills in the defaults of a custom kind's version.
+func fillDefaults(v *resource.Version, t object.Tree) (object.Tree, error) {
 	s, err := schemaOf(v)
 	if err == nil {
 		s.FillDefaults(t)

@@ -13,15 +13,15 @@ import (
 // rules are what a kind does by itself in the course of a write: by the schemas of its CRD (rules_custom.go),
 // by upstream's strategy (rules_strategy.go), or by a Behavior (rules_builtin.go).
 type rules interface {
-	// shape makes of what a client sends an object of the kind, at the version of the request: of the right types, without
+	// normalize makes of what a client sends an object of the kind, at the version of the request: of the right types, without
 	// what the kind does not have, with defaults. It lists the unknown fields. typed says that t comes from the kind's Go type.
-	shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error)
-	// fill fills in the defaults of an object that something else than a client has changed.
-	fill(w *write, t object.Tree) (object.Tree, error)
-	// complete makes of what an apply has merged an object of the kind, as shape does.
-	complete(w *write, merged object.Tree) (object.Tree, error)
-	// mayOwn says what of an object at a version a write through a subresource ("" for none) may own; a nil filter lets all pass.
-	mayOwn(subresource string) func(apiVersion string) fieldpath.Filter
+	normalize(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error)
+	// fillDefaults fills in the defaults of an object that something else than a client has changed.
+	fillDefaults(w *write, t object.Tree) (object.Tree, error)
+	// normalizeMerged makes of what an apply has merged an object of the kind, as shape does.
+	normalizeMerged(w *write, merged object.Tree) (object.Tree, error)
+	// ownableFields says what of an object at a version a write through a subresource ("" for none) may own; a nil filter lets all pass.
+	ownableFields(subresource string) func(apiVersion string) fieldpath.Filter
 	// prepare sets obj and old, and resets in obj what the caller may not set.
 	prepare(w *write) error
 	// validate checks obj, which is to replace old if there is one.

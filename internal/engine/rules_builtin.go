@@ -18,7 +18,7 @@ type builtinRules struct{ v *resource.Version }
 
 func (r builtinRules) behavior() *resource.Behavior { return &r.v.Definition.Behavior }
 
-func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+func (r builtinRules) normalize(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if r.v.Type != nil && !typed {
 		d, err := r.v.Type.Normalize(t)
 		if err != nil {
@@ -26,15 +26,15 @@ func (r builtinRules) shape(w *write, t object.Tree, typed bool) (out object.Tre
 		}
 		t, unknown = d.Tree, d.Strict
 	}
-	t, err = r.fill(w, t)
+	t, err = r.fillDefaults(w, t)
 	return t, unknown, err
 }
 
-func (r builtinRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	return w.asMerged(r.shape(w, merged, false))
+func (r builtinRules) normalizeMerged(w *write, merged object.Tree) (object.Tree, error) {
+	return w.mergeDecodeError(r.normalize(w, merged, false))
 }
 
-func (r builtinRules) fill(w *write, t object.Tree) (object.Tree, error) {
+func (r builtinRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) {
 	if own := r.v.Default; own != nil {
 		own(t)
 		return t, nil
@@ -59,7 +59,7 @@ func (r builtinRules) toStorage(w *write, t object.Tree) (object.Tree, error) {
 	return w.engine.convert(w.ctx, t, r.v, r.v.Definition.Storage)
 }
 
-func (r builtinRules) mayOwn(subresource string) func(string) fieldpath.Filter {
+func (r builtinRules) ownableFields(subresource string) func(string) fieldpath.Filter {
 	except := exceptStatus
 	switch {
 	case !r.v.Status:
@@ -77,7 +77,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 	if w.old, err = w.liveAtStorage(); err != nil {
 		return err
 	}
-	if w.obj, err = r.toStorage(w, w.wanted); err != nil {
+	if w.obj, err = r.toStorage(w, w.desired); err != nil {
 		return err
 	}
 	object.SetGeneration(w.obj, object.Generation(w.old))
@@ -86,10 +86,10 @@ func (r builtinRules) prepare(w *write) (err error) {
 	case sub == "status":
 		from := w.obj
 		w.obj = maps.Clone(w.old)
-		keep(w.obj, from, "status")
-		keep(w.obj, from, "metadata")
+		carryOver(w.obj, from, "status")
+		carryOver(w.obj, from, "metadata")
 	case r.v.Status:
-		keep(w.obj, w.old, "status")
+		carryOver(w.obj, w.old, "status")
 	}
 	if prepare := r.behavior().PrepareUpdate; prepare != nil {
 		w.obj = object.Copy(w.obj) // the next attempt starts from what the client sent
@@ -97,7 +97,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 			return err
 		}
 	}
-	if sub != "status" && respecified(w.obj, w.old, r.v.Status) {
+	if sub != "status" && generationChanged(w.obj, w.old, r.v.Status) {
 		object.SetGeneration(w.obj, object.Generation(w.old)+1)
 	}
 	return nil
@@ -105,10 +105,10 @@ func (r builtinRules) prepare(w *write) (err error) {
 
 func (r builtinRules) prepareCreate(w *write) (err error) {
 	if r.v.Status {
-		delete(w.wanted, "status")
+		delete(w.desired, "status")
 	}
-	object.SetGeneration(w.wanted, 1)
-	if w.obj, err = r.toStorage(w, w.wanted); err != nil {
+	object.SetGeneration(w.desired, 1)
+	if w.obj, err = r.toStorage(w, w.desired); err != nil {
 		return err
 	}
 	if prepare := r.behavior().PrepareCreate; prepare != nil {
@@ -129,7 +129,7 @@ func (w *write) liveAtStorage() (object.Tree, error) {
 		old["apiVersion"] = storage.APIVersion
 		return old, nil
 	}
-	return w.engine.reader(storage).tree(w.ctx, packed(w.rec), w.rec.Modified)
+	return w.engine.readerAt(storage).tree(w.ctx, packed(w.rec), w.rec.Modified)
 }
 
 func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
@@ -142,7 +142,7 @@ func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
 		}
 	}
 	if f := r.v.Validate; f != nil {
-		errs = append(errs, f(w.wanted, w.obj, w.old, sub)...)
+		errs = append(errs, f(w.desired, w.obj, w.old, sub)...)
 	}
 	return errs, nil
 }

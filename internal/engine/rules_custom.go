@@ -17,9 +17,9 @@ import (
 // customRules are those of a kind that a CRD defines. They work on objects at the version of the request.
 type customRules struct{ v *resource.Version }
 
-func (r customRules) shape(_ *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+func (r customRules) normalize(_ *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if !typed {
-		if t, unknown, err = r.normalize(t); err != nil {
+		if t, unknown, err = r.normalizeType(t); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -44,8 +44,8 @@ func (r customRules) shape(_ *write, t object.Tree, typed bool) (out object.Tree
 	return t, unknown, nil
 }
 
-// normalize makes of t what the kind's Go type has it be, where there is one.
-func (r customRules) normalize(t object.Tree) (out object.Tree, unknown []string, err error) {
+// normalizeType makes of t what the kind's Go type has it be, where there is one.
+func (r customRules) normalizeType(t object.Tree) (out object.Tree, unknown []string, err error) {
 	if r.v.Type == nil {
 		return t, nil, nil
 	}
@@ -60,16 +60,16 @@ func (r customRules) normalize(t object.Tree) (out object.Tree, unknown []string
 	return d.Tree, d.Strict, err
 }
 
-func (r customRules) fill(w *write, t object.Tree) (object.Tree, error) {
-	t, err := w.asMerged(r.normalize(t))
+func (r customRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) {
+	t, err := w.mergeDecodeError(r.normalizeType(t))
 	if err != nil {
 		return nil, err
 	}
-	return fillIn(r.v, t)
+	return fillDefaults(r.v, t)
 }
 
-// mayOwn: of the whole object the status is left out at its own version alone, as upstream does.
-func (r customRules) mayOwn(subresource string) func(string) fieldpath.Filter {
+// ownableFields: of the whole object the status is left out at its own version alone, as upstream does.
+func (r customRules) ownableFields(subresource string) func(string) fieldpath.Filter {
 	switch {
 	case subresource == "status":
 		return func(string) fieldpath.Filter { return onlyStatus }
@@ -85,7 +85,7 @@ func (r customRules) mayOwn(subresource string) func(string) fieldpath.Filter {
 }
 
 func (r customRules) prepare(w *write) error {
-	w.obj, w.old = w.wanted, w.live
+	w.obj, w.old = w.desired, w.live
 	if w.op == admission.Create {
 		if r.v.Status {
 			delete(w.obj, "status")
@@ -98,9 +98,9 @@ func (r customRules) prepare(w *write) error {
 	case w.target.Subresource == "status":
 		w.obj = statusOnly(w.obj, w.old)
 	case r.v.Status:
-		keep(w.obj, w.old, "status")
+		carryOver(w.obj, w.old, "status")
 	}
-	if w.target.Subresource != "status" && respecified(w.obj, w.old, r.v.Status) {
+	if w.target.Subresource != "status" && generationChanged(w.obj, w.old, r.v.Status) {
 		object.SetGeneration(w.obj, object.Generation(w.old)+1)
 	}
 	return nil
@@ -108,14 +108,14 @@ func (r customRules) prepare(w *write) error {
 
 // statusOnly is old with the status of t and its managedFields.
 func statusOnly(t, old object.Tree) object.Tree {
-	out := detach(old)
-	keep(out, t, "status")
-	keep(object.EnsureMetadata(out), object.Metadata(t), "managedFields")
+	out := shallowCopy(old)
+	carryOver(out, t, "status")
+	carryOver(object.EnsureMetadata(out), object.Metadata(t), "managedFields")
 	return out
 }
 
-// respecified reports a difference that the generation counts.
-func respecified(t, old object.Tree, hasStatus bool) bool {
+// generationChanged reports a difference that the generation counts.
+func generationChanged(t, old object.Tree, hasStatus bool) bool {
 	ignore := func(key string) bool {
 		return key == "metadata" || key == "apiVersion" || key == "kind" || key == "status" && hasStatus
 	}
@@ -187,7 +187,7 @@ func (customRules) warnings(w *write) []string {
 	if w.target.Subresource == "status" {
 		return nil
 	}
-	return finalizerWarnings(added(object.Finalizers(w.obj), object.Finalizers(w.old)))
+	return finalizerWarnings(addedItems(object.Finalizers(w.obj), object.Finalizers(w.old)))
 }
 
 func (customRules) canonicalize(*write) error { return nil }
@@ -207,7 +207,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	switch {
 	case r.v == to:
 	case conversion.UsesWebhook(w.def):
-		t, err = w.convertRemote(t, to)
+		t, err = w.convertByWebhook(t, to)
 	default:
 		// the copy, since t may be needed again as it is, if the storage version changes meanwhile
 		t, err = w.engine.convert(w.ctx, object.Copy(t), r.v, to)
@@ -216,15 +216,15 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 		return object.Packed{}, err
 	}
 	if !s.IsNormalized(t) {
-		return object.Pack(t, unsettled), nil
+		return object.Pack(t, fingerprintNotCanonical), nil
 	}
 	return object.Pack(t, s.Fingerprint()), nil
 }
 
-// complete: the schema of a custom object that was merged has been seen to, but for defaults, its metadata
+// normalizeMerged: the schema of a custom object that was merged has been seen to, but for defaults, its metadata
 // and that of embedded resources only as far as ownership goes by it. Malformed times and numbers that the server sets
 // anyway are not looked at.
-func (r customRules) complete(w *write, t object.Tree) (object.Tree, error) {
+func (r customRules) normalizeMerged(w *write, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
 		md := object.EnsureMetadata(t)
 		delete(md, "creationTimestamp")
@@ -242,5 +242,5 @@ func (r customRules) complete(w *write, t object.Tree) (object.Tree, error) {
 		return nil, err
 	}
 	_, _ = s.CoerceEmbedded(t) // validation says what is wrong
-	return r.fill(w, t)
+	return r.fillDefaults(w, t)
 }

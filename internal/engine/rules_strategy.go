@@ -24,12 +24,12 @@ type strategyRules struct {
 type typedWrite struct {
 	ctx      context.Context
 	obj, old resource.Internal // old is nil on a create
-	made     resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
-	// shown is wanted as plugins have it, which may have changed it since it was made; before is live as they have it.
-	shown, before resource.Internal
+	decoded     resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
+	// pluginObj is wanted as plugins have it, which may have changed it since it was made; before is live as they have it.
+	pluginObj, pluginOld resource.Internal
 }
 
-func (r strategyRules) shape(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
+func (r strategyRules) normalize(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
 	if typed {
 		return t, nil, nil
 	}
@@ -37,52 +37,52 @@ func (r strategyRules) shape(w *write, t object.Tree, typed bool) (out object.Tr
 	regular, none := regularList(entries, regularManagedFields)
 	apart := regular && !none
 	if apart {
-		t = withoutOwners(t)
+		t = withoutManagedFields(t)
 	}
 	d, err := r.v.Type.Normalize(t)
 	if err == nil && apart {
 		object.EnsureMetadata(d.Tree)["managedFields"] = entries
 	}
-	w.typed.made = d.Internal
+	w.typed.decoded = d.Internal
 	return d.Tree, d.Strict, err
 }
 
-func (r strategyRules) complete(w *write, merged object.Tree) (object.Tree, error) {
-	return w.asMerged(r.shape(w, merged, false))
+func (r strategyRules) normalizeMerged(w *write, merged object.Tree) (object.Tree, error) {
+	return w.mergeDecodeError(r.normalize(w, merged, false))
 }
 
-func (r strategyRules) fill(w *write, t object.Tree) (object.Tree, error) {
-	out, _, err := r.shape(w, t, false)
+func (r strategyRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) {
+	out, _, err := r.normalize(w, t, false)
 	return out, err
 }
 
-func (r strategyRules) mayOwn(subresource string) func(string) fieldpath.Filter {
+func (r strategyRules) ownableFields(subresource string) func(string) fieldpath.Filter {
 	filters := r.ResetFields(subresource)
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 
-// permit refuses who may write objects of a kind, but not one as this: of roles and their bindings.
-func (w *write) permit() error {
+// authorize refuses who may write objects of a kind, but not one as this: of roles and their bindings.
+func (w *write) authorize() error {
 	s := w.def.Strategy
 	if s == nil || s.Authorize == nil {
 		return nil
 	}
-	obj, err := w.wantedInternal()
-	w.typed.made = obj
+	obj, err := w.desiredInternal()
+	w.typed.decoded = obj
 	var old resource.Internal
 	if err == nil && w.live != nil {
 		old, err = w.v.Type.ToInternal(w.live)
 	}
 	if err != nil {
-		return asInternal(err)
+		return asInternalError(err)
 	}
-	return asPlain(s.Authorize(w.strategyContext(), obj, old))
+	return asUnknownError(s.Authorize(w.strategyContext(), obj, old))
 }
 
 func (r strategyRules) prepare(w *write) (err error) {
 	t := &w.typed
 	t.ctx = w.strategyContext()
-	if t.obj, err = w.wantedInternal(); err != nil {
+	if t.obj, err = w.desiredInternal(); err != nil {
 		return err
 	}
 	if w.op == admission.Create {
@@ -97,8 +97,8 @@ func (r strategyRules) prepare(w *write) (err error) {
 	if w.old, err = w.liveAtStorage(); err != nil {
 		return err
 	}
-	if t.old, err = internal(w.def.Storage.Type.LoadTree, w.old); err != nil {
-		return asInternal(err)
+	if t.old, err = toInternal(w.def.Storage.Type.LoadTree, w.old); err != nil {
+		return asInternalError(err)
 	}
 	t.obj.SetGeneration(t.old.GetGeneration()) // the strategy raises it
 	if r.Prepare != nil && w.target.Subresource == "" {
@@ -111,33 +111,33 @@ func (r strategyRules) prepare(w *write) (err error) {
 	return nil
 }
 
-// wantedInternal is wanted in the internal form. What was made when it was decoded is taken once: strategies change it.
-func (w *write) wantedInternal() (resource.Internal, error) {
-	obj := w.typed.made
+// desiredInternal is wanted in the internal form. What was made when it was decoded is taken once: strategies change it.
+func (w *write) desiredInternal() (resource.Internal, error) {
+	obj := w.typed.decoded
 	if obj == nil {
-		obj, err := internal(w.v.Type.ToInternal, w.wanted)
-		return obj, asInternal(err)
+		obj, err := toInternal(w.v.Type.ToInternal, w.desired)
+		return obj, asInternalError(err)
 	}
-	w.typed.made = nil
-	md := objectMeta(w.wanted)
+	w.typed.decoded = nil
+	md := objectMeta(w.desired)
 	md.Labels, md.Annotations = obj.GetLabels(), obj.GetAnnotations() // which some kinds have in fields of their own
 	*obj.(metav1.ObjectMetaAccessor).GetObjectMeta().(*metav1.ObjectMeta) = *md
 	return obj, nil
 }
 
-// internal is the internal form of t, without the sets of fields in its managedFields: they are the better part of many objects,
+// toInternal is the internal form of t, without the sets of fields in its managedFields: they are the better part of many objects,
 // the server's own, and no strategy looks at them.
-func internal(convert func(object.Tree) (resource.Internal, error), t object.Tree) (resource.Internal, error) {
-	obj, err := convert(withoutOwners(t))
+func toInternal(convert func(object.Tree) (resource.Internal, error), t object.Tree) (resource.Internal, error) {
+	obj, err := convert(withoutManagedFields(t))
 	if err == nil {
 		obj.SetManagedFields(managedFields(object.Metadata(t)))
 	}
 	return obj, err
 }
 
-// withoutOwners is t without managedFields.
-func withoutOwners(t object.Tree) object.Tree {
-	t = detach(t)
+// withoutManagedFields is t without managedFields.
+func withoutManagedFields(t object.Tree) object.Tree {
+	t = shallowCopy(t)
 	delete(object.Metadata(t), "managedFields")
 	return t
 }
@@ -158,11 +158,11 @@ func keepSystemFields(obj, old resource.Internal) {
 	}
 }
 
-// loadStored is the live object in the internal form.
-func (w *write) loadStored() (resource.Internal, error) {
+// liveInternal is the live object in the internal form.
+func (w *write) liveInternal() (resource.Internal, error) {
 	old, err := w.def.Storage.Type.Load(w.rec.Value)
 	if err != nil {
-		return nil, asInternal(err)
+		return nil, asInternalError(err)
 	}
 	old.SetResourceVersion(strconv.FormatInt(w.rec.Modified, 10))
 	return old, nil
@@ -190,9 +190,9 @@ func (r strategyRules) canonicalize(w *write) (err error) {
 	owned := len(obj.GetManagedFields()) > 0
 	obj.SetManagedFields(nil)
 	if w.obj, err = r.v.Definition.Storage.Type.Stored(obj); err == nil && owned {
-		keep(object.EnsureMetadata(w.obj), object.Metadata(w.wanted), "managedFields")
+		carryOver(object.EnsureMetadata(w.obj), object.Metadata(w.desired), "managedFields")
 	}
-	return asInternal(err)
+	return asInternalError(err)
 }
 
 func (r strategyRules) pack(w *write) (object.Packed, error) {

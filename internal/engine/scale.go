@@ -45,21 +45,21 @@ func newScaleVersion(builtin bool) *resource.Version {
 
 // readScale is a GET of /scale.
 func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (Object, error) {
-	parent, err := e.reader(t.Version).tree(ctx, packed(rec), rec.Modified)
+	parent, err := e.readerAt(t.Version).tree(ctx, packed(rec), rec.Modified)
 	if err != nil {
 		return Object{}, err
 	}
 	scale, found, err := scaleOf(t.Version.Scale, parent)
 	if err != nil {
-		return Object{}, plain(err.Error())
+		return Object{}, unknownError(err.Error())
 	}
 	if !found {
-		return Object{}, apierrors.NewInternalError(fmt.Errorf("the spec replicas field %q does not exist", dotted(t.Version.Scale.SpecReplicas)))
+		return Object{}, apierrors.NewInternalError(fmt.Errorf("the spec replicas field %q does not exist", dotPath(t.Version.Scale.SpecReplicas)))
 	}
 	return ObjectOf(ScaleVersion, rec.Modified, object.Pack(scale, 0)), nil
 }
 
-func dotted(path []string) string { return "." + strings.Join(path, ".") }
+func dotPath(path []string) string { return "." + strings.Join(path, ".") }
 
 // scaleOf is the Scale that an object shows. found is false if it has no replicas in its spec.
 func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bool, err error) {
@@ -79,7 +79,7 @@ func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bo
 	}
 	md := object.Tree{}
 	for _, key := range []string{"name", "namespace", "uid", "resourceVersion", "creationTimestamp"} {
-		keep(md, object.Metadata(parent), key)
+		carryOver(md, object.Metadata(parent), key)
 	}
 	spec, status := object.Tree{}, object.Tree{"replicas": current}
 	if replicas != 0 {
@@ -109,101 +109,101 @@ func selectorOf(s *resource.Scale, parent object.Tree) (string, error) {
 func int32At(t object.Tree, path []string) (int64, bool, error) {
 	n, found, err := unstructured.NestedInt64(t, path...)
 	if err == nil && (n > math.MaxInt32 || n < math.MinInt32) {
-		err = fmt.Errorf("%s: %d does not fit 32 bits", dotted(path), n)
+		err = fmt.Errorf("%s: %d does not fit 32 bits", dotPath(path), n)
 	}
 	return n, found, err
 }
 
 // updateScale is a PUT to /scale.
 func (w *write) updateScale(b Body) (Object, error) {
-	s := w.ofBody(ScaleVersion)
-	scale, err := s.accept(b)
+	s := w.bodyWrite(ScaleVersion)
+	scale, err := s.decodeBody(b)
 	if err == nil {
-		err = s.locates(scale)
+		err = s.locateBody(scale)
 	}
 	if err != nil {
 		return Object{}, err
 	}
-	w.uid = string(object.UID(scale))
-	return w.rescale(func(before object.Tree) (object.Tree, error) {
-		w.warn(s.warned...)
-		return w.scaled(before, scale)
+	w.wantUID = string(object.UID(scale))
+	return w.changeScale(func(before object.Tree) (object.Tree, error) {
+		w.warn(s.pendingWarnings...)
+		return w.withUpdatedScale(before, scale)
 	})
 }
 
-// ofBody is for what the body of a request to a subresource says, which is of a kind of its own.
-func (w *write) ofBody(v *resource.Version) *write {
+// bodyWrite is for what the body of a request to a subresource says, which is of a kind of its own.
+func (w *write) bodyWrite(v *resource.Version) *write {
 	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: v, def: v.Definition, rules: rulesOf(v)}
 }
 
-// locates checks name and namespace of such a body.
-func (w *write) locates(scale object.Tree) error {
-	w.wanted = scale
+// locateBody checks name and namespace of such a body.
+func (w *write) locateBody(scale object.Tree) error {
+	w.desired = scale
 	return w.locate()
 }
 
 // patchScale is a PATCH of /scale.
 func (w *write) patchScale(p Patch) (Object, error) {
-	s := w.ofBody(ScaleVersion)
+	s := w.bodyWrite(ScaleVersion)
 	if p.Type == types.ApplyYAMLPatchType {
 		applied, repeated, err := s.decodeApplied(p.Data)
 		if err != nil {
 			return Object{}, err
 		}
-		return w.rescale(func(before object.Tree) (object.Tree, error) {
-			s.warned = nil
+		return w.changeScale(func(before object.Tree) (object.Tree, error) {
+			s.pendingWarnings = nil
 			scale, err := w.applyScale(s, before, applied, p.Force)
 			if err == nil {
-				err = s.tellRepeated(repeated)
+				err = s.reportRepeated(repeated)
 			}
-			w.warn(s.warned...)
+			w.warn(s.pendingWarnings...)
 			return scale, err
 		})
 	}
-	return w.rescale(func(before object.Tree) (object.Tree, error) {
-		s.warned = nil
+	return w.changeScale(func(before object.Tree) (object.Tree, error) {
+		s.pendingWarnings = nil
 		out, err := s.patch(before, p)
 		if err == nil {
-			err = s.locates(out)
+			err = s.locateBody(out)
 		}
-		w.warn(s.warned...)
+		w.warn(s.pendingWarnings...)
 		if err != nil {
 			return nil, err
 		}
 		if spec, _ := out["spec"].(object.Tree); object.Int64(spec, "replicas") == unsetReplicas {
-			return nil, w.withoutReplicas()
+			return nil, w.missingReplicas()
 		}
-		return w.scaled(before, out)
+		return w.withUpdatedScale(before, out)
 	})
 }
 
 // unsetReplicas is a number that no client sends: it marks what the caller of a Scale that has no replicas has to set.
 const unsetReplicas = math.MinInt32
 
-func (w *write) withoutReplicas() error {
-	return apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotted(w.v.Scale.SpecReplicas)))
+func (w *write) missingReplicas() error {
+	return apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotPath(w.v.Scale.SpecReplicas)))
 }
 
-// rescale runs a change of the object, which f makes out of the object's Scale, and shows the result as a Scale.
-func (w *write) rescale(f func(before object.Tree) (object.Tree, error)) (Object, error) {
+// changeScale runs a change of the object, which f makes out of the object's Scale, and shows the result as a Scale.
+func (w *write) changeScale(f func(before object.Tree) (object.Tree, error)) (Object, error) {
 	w.change = func(w *write) (object.Tree, error) {
 		if err := w.load(); err != nil {
 			return nil, err
 		}
 		before, found, err := scaleOf(w.v.Scale, w.live)
 		if err != nil {
-			return nil, plain(err.Error())
+			return nil, unknownError(err.Error())
 		}
 		if spec, _ := before["spec"].(object.Tree); !found {
 			spec["replicas"] = int64(unsetReplicas)
 		}
-		w.owned, w.scale.was = true, before
+		w.managed, w.scale.was = true, before
 		return f(before)
 	}
 	if err := w.run(); err != nil {
 		return Object{}, err
 	}
-	parent, err := w.answer.Tree()
+	parent, err := w.result.Tree()
 	if err != nil {
 		return Object{}, apierrors.NewInternalError(err)
 	}
@@ -211,24 +211,24 @@ func (w *write) rescale(f func(before object.Tree) (object.Tree, error)) (Object
 	if err != nil {
 		return Object{}, apierrors.NewBadRequest(err.Error())
 	}
-	return ObjectOf(ScaleVersion, w.answer.Revision, object.Pack(scale, 0)), nil
+	return ObjectOf(ScaleVersion, w.result.Revision, object.Pack(scale, 0)), nil
 }
 
-// scaled is the live object with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of
+// withUpdatedScale is the live object with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of
 // before, the Scale of the live object.
-func (w *write) scaled(before, scale object.Tree) (object.Tree, error) {
+func (w *write) withUpdatedScale(before, scale object.Tree) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
-	fields := scaleFields()
-	w.ownScale(before, entries)
+	fields := scaleManagedFields()
+	w.setScaleOwners(before, entries)
 	scale, err := fields.Update(before, scale, w.caller.FieldManager, w.now)
 	if err != nil {
-		return nil, asPlain(err)
+		return nil, asUnknownError(err)
 	}
-	return w.rescaled(scale)
+	return w.withScale(scale)
 }
 
-// ownScale gives a Scale the owners that its object's managedFields name.
-func (w *write) ownScale(scale object.Tree, entries []any) {
+// setScaleOwners gives a Scale the owners that its object's managedFields name.
+func (w *write) setScaleOwners(scale object.Tree, entries []any) {
 	if owners := w.scaleOwners(entries); len(owners) > 0 {
 		object.EnsureMetadata(scale)["managedFields"] = owners
 	}
@@ -236,7 +236,7 @@ func (w *write) ownScale(scale object.Tree, entries []any) {
 
 // asScale is the Scale of the object, as t has it.
 func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error) {
-	t, err := w.at(ctx, object.Copy(t), w.v)
+	t, err := w.atVersion(ctx, object.Copy(t), w.v)
 	if err != nil {
 		return nil, err
 	}
@@ -244,16 +244,16 @@ func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error)
 	return scale, err
 }
 
-// rescaled is the live object with what has become of its Scale.
-func (w *write) rescaled(scale object.Tree) (object.Tree, error) {
+// withScale is the live object with what has become of its Scale.
+func (w *write) withScale(scale object.Tree) (object.Tree, error) {
 	w.scale.is = scale
 	spec, _ := scale["spec"].(object.Tree)
 	if err := w.checkScale(scale, object.Int64(spec, "replicas")); err != nil {
 		return nil, err
 	}
-	t := detach(w.live)
-	if err := setCopied(t, object.Int64(spec, "replicas"), w.v.Scale.SpecReplicas); err != nil {
-		return nil, plain(err.Error())
+	t := shallowCopy(w.live)
+	if err := setCopyOnWrite(t, object.Int64(spec, "replicas"), w.v.Scale.SpecReplicas); err != nil {
+		return nil, unknownError(err.Error())
 	}
 	md := object.EnsureMetadata(t)
 	if rv := object.ResourceVersion(scale); rv != "" {
@@ -289,27 +289,27 @@ func (w *write) checkScale(scale object.Tree, replicas int64) error {
 // applyScale applies a Scale.
 func (w *write) applyScale(s *write, before, applied object.Tree, force bool) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
-	w.ownScale(before, entries)
-	fields := scaleFields()
+	w.setScaleOwners(before, entries)
+	fields := scaleManagedFields()
 	scale, err := fields.Apply(before, applied, w.caller.FieldManager, force, w.now)
 	if err != nil {
-		return nil, asPlain(err)
+		return nil, asUnknownError(err)
 	}
-	if err := s.locates(scale); err != nil {
+	if err := s.locateBody(scale); err != nil {
 		return nil, err
 	}
 	if spec, _ := scale["spec"].(object.Tree); object.Int64(spec, "replicas") == unsetReplicas {
-		return nil, w.withoutReplicas()
+		return nil, w.missingReplicas()
 	}
-	return w.rescaled(scale)
+	return w.withScale(scale)
 }
 
-// setCopied sets a value at a path, copying the objects on the way.
-func setCopied(t object.Tree, value any, path []string) error {
+// setCopyOnWrite sets a value at a path, copying the objects on the way.
+func setCopyOnWrite(t object.Tree, value any, path []string) error {
 	for i, name := range path[:len(path)-1] {
 		next, ok := t[name].(object.Tree)
 		if t[name] != nil && !ok {
-			return fmt.Errorf("value cannot be set because %s is not an object", dotted(path[:i+1]))
+			return fmt.Errorf("value cannot be set because %s is not an object", dotPath(path[:i+1]))
 		}
 		copied := make(object.Tree, len(next)+1)
 		for k, v := range next {
@@ -333,7 +333,7 @@ func validateScale(s *resource.Scale, t object.Tree, spec bool) (errs field.Erro
 	errs = append(errs, validateReplicas(t, s.StatusReplicas)...)
 	if len(s.LabelSelector) > 0 {
 		if text, _, err := unstructured.NestedString(t, s.LabelSelector...); err != nil {
-			errs = append(errs, field.Invalid(field.NewPath(dotted(s.LabelSelector)), text, err.Error()))
+			errs = append(errs, field.Invalid(field.NewPath(dotPath(s.LabelSelector)), text, err.Error()))
 		}
 	}
 	return errs
@@ -352,5 +352,5 @@ func validateReplicas(t object.Tree, path []string) field.ErrorList {
 	default:
 		return nil
 	}
-	return field.ErrorList{field.Invalid(field.NewPath(dotted(path)), n, problem)}
+	return field.ErrorList{field.Invalid(field.NewPath(dotPath(path)), n, problem)}
 }

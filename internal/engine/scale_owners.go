@@ -11,9 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// scaleFields keeps the owners of a Scale. Those of the one field that a Scale and its object share are
+// scaleManagedFields keeps the owners of a Scale. Those of the one field that a Scale and its object share are
 // carried from one to the other, as upstream's scale handler does (KEP-555).
-func scaleFields() merge.ManagedFields {
+func scaleManagedFields() merge.ManagedFields {
 	return merge.ManagedFields{
 		APIVersion:  ScaleVersion.APIVersion,
 		Kind:        ScaleVersion.Definition.Names.Kind,
@@ -38,7 +38,7 @@ func (w *write) scaleOwners(entries []any) (out []any) {
 	for _, e := range entries {
 		entry, _ := e.(object.Tree)
 		if path, _ := w.replicasPath(object.String(entry, "apiVersion")); path != nil && owns(entry["fieldsV1"], path) {
-			out = append(out, reowned(entry, ScaleVersion.APIVersion, []string{"spec", "replicas"}))
+			out = append(out, entryOwning(entry, ScaleVersion.APIVersion, []string{"spec", "replicas"}))
 		}
 	}
 	return out
@@ -50,13 +50,13 @@ func (w *write) parentOwners(entries, scale []any) (out []any) {
 	own := map[string]object.Tree{}
 	for _, e := range scale {
 		if entry, _ := e.(object.Tree); owns(entry["fieldsV1"], []string{"spec", "replicas"}) {
-			own[whose(entry)] = entry
+			own[managerKey(entry)] = entry
 		}
 	}
 	for _, e := range entries {
 		entry, _ := e.(object.Tree)
 		path, known := w.replicasPath(object.String(entry, "apiVersion"))
-		who := whose(entry)
+		who := managerKey(entry)
 		switch {
 		case !known:
 		case path == nil || !owns(entry["fieldsV1"], path):
@@ -65,7 +65,7 @@ func (w *write) parentOwners(entries, scale []any) (out []any) {
 			out = append(out, e)
 			delete(own, who)
 		default:
-			if rest := without(entry["fieldsV1"], path); len(rest) > 0 {
+			if rest := removePath(entry["fieldsV1"], path); len(rest) > 0 {
 				lost := maps.Clone(entry)
 				lost["fieldsV1"] = rest
 				out = append(out, lost)
@@ -73,7 +73,7 @@ func (w *write) parentOwners(entries, scale []any) (out []any) {
 		}
 	}
 	for _, entry := range own {
-		out = append(out, reowned(entry, w.v.APIVersion, w.v.Scale.SpecReplicas))
+		out = append(out, entryOwning(entry, w.v.APIVersion, w.v.Scale.SpecReplicas))
 	}
 	slices.SortStableFunc(out, func(a, b any) int {
 		x, _ := a.(object.Tree)
@@ -88,13 +88,13 @@ func (w *write) parentOwners(entries, scale []any) (out []any) {
 	return out
 }
 
-// whose tells the entries of one object apart.
-func whose(entry object.Tree) string {
+// managerKey tells the entries of one object apart.
+func managerKey(entry object.Tree) string {
 	return object.String(entry, "operation") + " " + object.String(entry, "subresource") + " " + object.String(entry, "manager")
 }
 
-// reowned is an entry at another version that owns one path.
-func reowned(entry object.Tree, apiVersion string, path []string) object.Tree {
+// entryOwning is an entry at another version that owns one path.
+func entryOwning(entry object.Tree, apiVersion string, path []string) object.Tree {
 	out := maps.Clone(entry)
 	var fields any = object.Tree{}
 	for _, name := range slices.Backward(path) {
@@ -114,14 +114,14 @@ func owns(fields any, path []string) bool {
 	return ok && (len(set) == 0 || set["."] != nil)
 }
 
-// without is a set of fields without a path that it owns; it is empty if nothing is left.
-func without(fields any, path []string) object.Tree {
+// removePath is a set of fields without a path that it owns; it is empty if nothing is left.
+func removePath(fields any, path []string) object.Tree {
 	set, _ := fields.(object.Tree)
 	out, key := maps.Clone(set), "f:"+path[0]
 	below, _ := set[key].(object.Tree)
 	switch {
 	case len(path) > 1 && len(below) > 0:
-		below = without(below, path[1:])
+		below = removePath(below, path[1:])
 	default:
 		below = maps.Clone(below)
 		delete(below, ".")

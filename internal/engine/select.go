@@ -27,34 +27,34 @@ const (
 type selector struct {
 	reader  reader
 	labels  labels.Selector // nil: everything
-	mask    uint64          // marks that every match has
-	nothing bool
+	bloomMask    uint64          // marks that every match has
+	matchesNothing bool
 	fields  []fieldTerm
 	paths   [][]string // of the selectable fields, if a term names one
 }
 
 type fieldTerm struct {
-	place int // index of a selectable field, or fieldName, fieldNamespace
+	field int // index of a selectable field, or fieldName, fieldNamespace
 	value string
 	not   bool
 }
 
-// selector compiles the selectors of o.
-func (e *Engine) selector(r reader, o *ListOptions) (*selector, error) {
+// newSelector compiles the selectors of o.
+func (e *Engine) newSelector(r reader, o *ListOptions) (*selector, error) {
 	s := &selector{reader: r}
 	if o.Labels != nil && !o.Labels.Empty() {
 		s.labels = o.Labels
 		requirements, selectable := o.Labels.Requirements()
-		s.nothing = !selectable
+		s.matchesNothing = !selectable
 		for _, q := range requirements {
-			s.mask |= requirementMask(q)
+			s.bloomMask |= requirementMask(q)
 		}
 	}
 	if o.Fields == nil || o.Fields.Empty() {
 		return s, nil
 	}
 	for _, q := range o.Fields.Requirements() {
-		place, err := fieldPlace(r.version, q.Field)
+		place, err := fieldIndexOf(r.version, q.Field)
 		if err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
@@ -78,17 +78,17 @@ func requirementMask(q labels.Requirement) uint64 {
 	switch q.Operator() {
 	case selection.In, selection.Equals, selection.DoubleEquals:
 		if values := q.ValuesUnsorted(); len(values) == 1 {
-			return pairMark(q.Key(), values[0])
+			return pairBits(q.Key(), values[0])
 		}
-		return keyMark(q.Key())
+		return keyBits(q.Key())
 	case selection.Exists, selection.GreaterThan, selection.LessThan:
-		return keyMark(q.Key())
+		return keyBits(q.Key())
 	}
 	return 0
 }
 
-// fieldPlace finds what a field selector names; the error is worded as upstream's.
-func fieldPlace(v *resource.Version, name string) (int, error) {
+// fieldIndexOf finds what a field selector names; the error is worded as upstream's.
+func fieldIndexOf(v *resource.Version, name string) (int, error) {
 	custom := v.Definition.Custom != nil
 	switch {
 	case name == "metadata.name":
@@ -115,7 +115,7 @@ func (s *selector) matches(rec *storage.Record) bool {
 		return true
 	}
 	m := metaOf(rec)
-	if m.marks&s.mask != s.mask || s.nothing {
+	if m.bloom&s.bloomMask != s.bloomMask || s.matchesNothing {
 		return false
 	}
 	if s.labels != nil && !s.labels.Matches(m.labels) {
@@ -133,13 +133,13 @@ func (s *selector) matchFields(m *object.Meta, rec *storage.Record) bool {
 	}
 	for _, term := range s.fields {
 		var value string
-		switch term.place {
+		switch term.field {
 		case fieldName:
 			value = m.Name
 		case fieldNamespace:
 			value = m.Namespace
 		default:
-			value = values[term.place]
+			value = values[term.field]
 		}
 		if (value == term.value) == term.not {
 			return false
@@ -154,7 +154,7 @@ func (s *selector) values(rec *storage.Record) []string {
 	if f := d.fields.Load(); f != nil && f.version == s.reader.version {
 		return f.values
 	}
-	o, err := s.reader.at(context.Background(), rec) // no webhook: look has been called
+	o, err := s.reader.read(context.Background(), rec) // no webhook: look has been called
 	if err != nil {
 		return nil
 	}
@@ -162,11 +162,11 @@ func (s *selector) values(rec *storage.Record) []string {
 	raw := make([][]byte, len(s.paths))
 	object.Fields(o.Packed().JSON(), s.paths, raw)
 	for i := range raw {
-		f.values[i] = fieldText(raw[i])
+		f.values[i] = selectorText(raw[i])
 	}
 	for i, own := range s.reader.version.SelectableFields {
 		if f.values[i] == "" && own.Fallback != "" {
-			if other, err := fieldPlace(s.reader.version, own.Fallback); err == nil {
+			if other, err := fieldIndexOf(s.reader.version, own.Fallback); err == nil {
 				f.values[i] = f.values[other]
 			}
 		}
@@ -178,8 +178,8 @@ func (s *selector) values(rec *storage.Record) []string {
 	return f.values
 }
 
-// fieldText is a selectable field as selectors write it; "" where it is not set.
-func fieldText(raw []byte) string {
+// selectorText is a selectable field as selectors write it; "" where it is not set.
+func selectorText(raw []byte) string {
 	if len(raw) == 0 || string(raw) == "null" {
 		return ""
 	}

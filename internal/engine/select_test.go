@@ -27,7 +27,7 @@ func TestSelectableValues(t *testing.T) {
 			t.Fatal(err)
 		}
 		stored, _ := object.Field(object.AppendJSON(nil, tree), "v")
-		if got := fieldText(stored); got != want {
+		if got := selectorText(stored); got != want {
 			t.Errorf("%s: %q, want %q", raw, got, want)
 		}
 	}

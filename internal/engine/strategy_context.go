@@ -43,9 +43,9 @@ func (w *write) verb() string {
 	switch {
 	case w.op == admission.Delete:
 		return "delete"
-	case w.patches:
+	case w.isPatch:
 		return "patch"
-	case w.posts:
+	case w.createOnly:
 		return "create"
 	}
 	return "update"

@@ -14,8 +14,8 @@ import (
 // revision of the snapshot and the key to go on from, relative to the collection.
 const tokenVersion = "meta.k8s.io/v1"
 
-// latest is the revision in a token that goes on in the newest state.
-const latest = -1
+// latestRevision is the revision in a token that goes on in the newest state.
+const latestRevision = -1
 
 type token struct {
 	Version  string `json:"v"`

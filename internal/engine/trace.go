@@ -18,7 +18,7 @@ type Trace struct {
 	Steps []*Step     `json:"steps"`
 
 	seen object.Tree      // the object, as the last step that ended has left it
-	told map[string][]any // values of fields, as steps within those that are open have set them
+	reported map[string][]any // values of fields, as steps within those that are open have set them
 	open []*Step          // innermost last
 	cost int64            // of the rules, since the last step ended
 }
@@ -46,7 +46,7 @@ func (t *Trace) begin(scale bool) {
 	if t == nil {
 		return
 	}
-	if t.Steps, t.open, t.told, t.seen = nil, nil, nil, t.Sent; scale {
+	if t.Steps, t.open, t.reported, t.seen = nil, nil, nil, t.Sent; scale {
 		t.seen = nil
 	}
 }
@@ -66,20 +66,20 @@ func (w *write) step(name string) (end func(error)) {
 			s.Refused = err.Error()
 			return
 		}
-		s.Changes = slices.DeleteFunc(t.changed(w), t.tells)
-		t.told = nil
+		s.Changes = slices.DeleteFunc(t.changesSinceLast(w), t.wasReported)
+		t.reported = nil
 	}
 }
 
-// tells is whether a change has been told of before.
-func (t *Trace) tells(c Change) bool {
-	return slices.ContainsFunc(t.told[c.Field], func(after any) bool { return reflect.DeepEqual(after, c.After) })
+// wasReported is whether a change has been told of before.
+func (t *Trace) wasReported(c Change) bool {
+	return slices.ContainsFunc(t.reported[c.Field], func(after any) bool { return reflect.DeepEqual(after, c.After) })
 }
 
 func untraced(error) {}
 
-// tell adds a step that has ended.
-func (t *Trace) tell(name string, took time.Duration, err error, before, after object.Tree) {
+// addStep adds a step that has ended.
+func (t *Trace) addStep(name string, took time.Duration, err error, before, after object.Tree) {
 	if t == nil {
 		return
 	}
@@ -89,24 +89,24 @@ func (t *Trace) tell(name string, took time.Duration, err error, before, after o
 	}
 	if after != nil {
 		s.Changes = differences(nil, "", before, after)
-		if t.told == nil {
-			t.told = map[string][]any{}
+		if t.reported == nil {
+			t.reported = map[string][]any{}
 		}
 		for _, c := range s.Changes {
-			t.told[c.Field] = append(t.told[c.Field], c.After)
+			t.reported[c.Field] = append(t.reported[c.Field], c.After)
 		}
 	}
 	t.Steps = append(t.Steps, s)
 }
 
-// changed is what has become of the object since the last step ended.
-func (t *Trace) changed(w *write) (all []Change) {
-	if w.typed.shown != nil {
-		if err := w.takeInternal(); err != nil {
+// changesSinceLast is what has become of the object since the last step ended.
+func (t *Trace) changesSinceLast(w *write) (all []Change) {
+	if w.typed.pluginObj != nil {
+		if err := w.applyPluginObject(); err != nil {
 			return nil // it will be met where the object is needed
 		}
 	}
-	is := w.wanted
+	is := w.desired
 	if w.obj != nil {
 		is = w.obj
 	}
@@ -114,7 +114,7 @@ func (t *Trace) changed(w *write) (all []Change) {
 		return nil
 	}
 	before := t.seen
-	if len(t.Steps) == 1 && w.patches && w.live != nil || before == nil { // a patch says what is to change
+	if len(t.Steps) == 1 && w.isPatch && w.live != nil || before == nil { // a patch says what is to change
 		before = w.live
 	}
 	t.seen = object.Copy(is)
@@ -133,7 +133,7 @@ func differences(all []Change, field string, before, after any) []Change {
 		maps.Copy(keys, was)
 		for _, key := range slices.Sorted(maps.Keys(keys)) {
 			if key != "managedFields" || field != "metadata" {
-				all = differences(all, joined(field, key), was[key], is[key])
+				all = differences(all, joinPath(field, key), was[key], is[key])
 			}
 		}
 		return all
@@ -153,7 +153,7 @@ func differences(all []Change, field string, before, after any) []Change {
 	return append(all, Change{field, before, after})
 }
 
-func joined(field, key string) string {
+func joinPath(field, key string) string {
 	if field == "" {
 		return key
 	}

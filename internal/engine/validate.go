@@ -26,7 +26,7 @@ func pathSegment(name string, prefix bool) []string {
 func (w *write) limit() error {
 	var errs field.ErrorList
 	for i := range w.def.ItemLimits {
-		if err := w.def.ItemLimits[i].Check(w.wanted); err != nil {
+		if err := w.def.ItemLimits[i].Check(w.desired); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -58,7 +58,7 @@ func (w *write) invalid(errs field.ErrorList) error {
 	gk := w.v.GroupVersionKind().GroupKind()
 	switch {
 	case w.def.Custom != nil: // it tells what the object says it is
-		gk = schema.FromAPIVersionAndKind(object.String(w.wanted, "apiVersion"), object.String(w.wanted, "kind")).GroupKind()
+		gk = schema.FromAPIVersionAndKind(object.String(w.desired, "apiVersion"), object.String(w.desired, "kind")).GroupKind()
 	case w.def.Strategy != nil:
 		gk = w.def.Strategy.ErrorKind
 	}
@@ -85,10 +85,10 @@ func validateMetaUpdate(w *write) field.ErrorList {
 
 // sameMetadata compares all metadata but what does not need validation.
 func sameMetadata(a, b object.Tree) bool {
-	return covers(a, b) && covers(b, a)
+	return containsFields(a, b) && containsFields(b, a)
 }
 
-func covers(a, b object.Tree) bool {
+func containsFields(a, b object.Tree) bool {
 	for key, v := range a {
 		switch key {
 		case "managedFields", "resourceVersion", "generation":
@@ -101,8 +101,8 @@ func covers(a, b object.Tree) bool {
 	return true
 }
 
-// added lists what is in after but not in before.
-func added(after, before []string) []string {
+// addedItems lists what is in after but not in before.
+func addedItems(after, before []string) []string {
 	if slices.Equal(after, before) {
 		return nil
 	}

@@ -81,13 +81,13 @@ func TestReadUnderNewSchema(t *testing.T) {
 
 // The views kept are bounded in bytes.
 func TestViewsAreBounded(t *testing.T) {
-	var v views
+	var v conversionCache
 	made := 0
 	large := func(_ context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 		made++
-		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxViewBytes/10)}}, nil
+		return []*storage.Record{{Modified: recs[0].Modified, Value: make([]byte, maxConversionBytes/10)}}, nil
 	}
-	at := viewsAt(&resource.Version{Definition: &resource.Definition{}}, nil)
+	at := conversionKeyAt(&resource.Version{Definition: &resource.Definition{}}, nil)
 	look := func(revision int64) {
 		if _, err := v.get(t.Context(), at, time.Now(), []*storage.Record{{Modified: revision}}, large); err != nil {
 			t.Fatal(err)
@@ -96,7 +96,7 @@ func TestViewsAreBounded(t *testing.T) {
 	for i := range 100 {
 		look(int64(i))
 	}
-	if v.bytes > maxViewBytes || len(v.byKey) != v.order.Len() || len(v.byKey) > 10 {
+	if v.bytes > maxConversionBytes || len(v.byKey) != v.order.Len() || len(v.byKey) > 10 {
 		t.Fatalf("%d bytes in %d views", v.bytes, len(v.byKey))
 	}
 	look(99)

@@ -12,25 +12,25 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// takeAtMost bounds the events of one Take of a watch's beginning.
-const takeAtMost = 500
+// initialBatch bounds the events of one Take of a watch's beginning.
+const initialBatch = 500
 
 // Watch is a running watch, used by one goroutine.
 type Watch struct {
 	*query
 	ctx    context.Context // of the request: what is taken may have to be converted
 	cursor *storage.Cursor
-	shape  *shape        // of the CRD; nil for a built-in kind
+	generation  *schemaGeneration        // of the CRD; nil for a built-in kind
 	ready  chan struct{} // ready for good: there are initial events, or an error, to take
 	err    error         // to be given by Take
 
 	initial   *storage.Snapshot // whose objects come first; nil when they have
-	last      string            // key of the initial object given last
-	floor     int64             // events up to here are not for this watch
+	lastKey      string            // key of the initial object given last
+	startRevision     int64             // events up to here are not for this watch
 	markEnd   bool              // the end of the initial events is marked
 	bookmarks bool
 	progress  int64 // all events up to here have been taken
-	told      int64 // the revision that the client knows of
+	lastSent      int64 // the revision that the client knows of
 	events    []*storage.Event
 }
 
@@ -42,15 +42,15 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 	}
 	revision, err := parseRevision(o.ResourceVersion)
 	if err != nil {
-		return nil, plain(err.Error())
+		return nil, unknownError(err.Error())
 	}
 	w := &Watch{ctx: ctx, bookmarks: o.AllowWatchBookmarks}
 	if c := t.Version.Definition.Custom; c != nil && c.Key != "" {
-		if t.Version, w.shape, err = e.shapeOf(ctx, t.Version); err != nil {
+		if t.Version, w.generation, err = e.schemaGenerationOf(ctx, t.Version); err != nil {
 			return nil, err
 		}
 	}
-	if w.query, err = e.query(t, &o); err != nil {
+	if w.query, err = e.newQuery(t, &o); err != nil {
 		w.Close()
 		return nil, err
 	}
@@ -87,21 +87,21 @@ func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOpt
 	switch {
 	case o.SendInitialEvents != nil && *o.SendInitialEvents:
 		if revision > head.Revision() {
-			if head, err = e.wait(ctx, revision); err != nil {
+			if head, err = e.waitForRevision(ctx, revision); err != nil {
 				return err
 			}
 		}
 		w.initial, w.markEnd = head, w.bookmarks
 		revision = head.Revision()
-		w.wake()
+		w.signalReady()
 	case revision == 0:
 		revision = head.Revision()
 	}
-	w.floor = revision
+	w.startRevision = revision
 	if revision > head.Revision() { // from the future: the changes until then are left out
 		revision = head.Revision()
 	}
-	w.progress, w.told = revision, w.floor
+	w.progress, w.lastSent = revision, w.startRevision
 	w.cursor, err = e.Store.Watch(ctx, w.prefix, revision)
 	var compacted *storage.CompactedError
 	if errors.As(err, &compacted) {
@@ -117,11 +117,11 @@ func expired(c *storage.CompactedError) error {
 
 func (w *Watch) fail(err error) {
 	w.initial, w.err = nil, err
-	w.wake()
+	w.signalReady()
 }
 
-// wake makes the watch ready for good.
-func (w *Watch) wake() {
+// signalReady makes the watch ready for good.
+func (w *Watch) signalReady() {
 	if w.ready == nil {
 		w.ready = make(chan struct{})
 		close(w.ready)
@@ -139,10 +139,10 @@ func (w *Watch) Ready() <-chan struct{} {
 // Ended is closed when the kind has changed under the watch, so that Take gives io.EOF. It is nil
 // for a built-in kind.
 func (w *Watch) Ended() <-chan struct{} {
-	if w.shape == nil {
+	if w.generation == nil {
 		return nil
 	}
-	return w.shape.ended
+	return w.generation.changed
 }
 
 // Take returns what is ready, without blocking: initial events first, a bounded number a call; when it
@@ -164,10 +164,10 @@ func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	before := len(buf)
 	events, progress, err := w.cursor.Take(w.events[:0])
 	if w.reader.remote {
-		w.lookAhead(events)
+		w.preconvertEvents(events)
 	}
 	for i, ev := range events {
-		if buf, w.err = w.judge(buf, ev); w.err != nil {
+		if buf, w.err = w.appendEvent(buf, ev); w.err != nil {
 			break
 		}
 		events[i] = nil
@@ -180,7 +180,7 @@ func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	if w.err == nil {
 		return buf, nil
 	}
-	w.wake()
+	w.signalReady()
 	if len(buf) > before {
 		return buf, nil
 	}
@@ -195,29 +195,29 @@ func (w *Watch) takeInitial(buf []WatchEvent) ([]WatchEvent, error) {
 			buf, w.err = w.addInitial(buf, []*storage.Record{rec})
 		}
 	} else {
-		recs := make([]*storage.Record, 0, min(takeAtMost, snap.Count(w.prefix, w.last)))
-		for rec := range snap.Walk(w.prefix, w.last) {
-			w.last = rec.Key
-			if recs = append(recs, rec); len(recs) == takeAtMost {
+		recs := make([]*storage.Record, 0, min(initialBatch, snap.Count(w.prefix, w.lastKey)))
+		for rec := range snap.Walk(w.prefix, w.lastKey) {
+			w.lastKey = rec.Key
+			if recs = append(recs, rec); len(recs) == initialBatch {
 				break
 			}
 		}
 		seen = len(recs)
 		buf, w.err = w.addInitial(buf, recs)
 	}
-	if w.err != nil || seen == takeAtMost {
+	if w.err != nil || seen == initialBatch {
 		return buf, w.err
 	}
 	w.initial = nil
 	if w.markEnd {
 		buf = append(buf, w.bookmark(snap.Revision(), true))
 	}
-	w.told = snap.Revision()
+	w.lastSent = snap.Revision()
 	return buf, nil
 }
 
 func (w *Watch) addInitial(buf []WatchEvent, recs []*storage.Record) ([]WatchEvent, error) {
-	recs, err := w.reader.look(w.ctx, recs)
+	recs, err := w.reader.preconvert(w.ctx, recs)
 	if err != nil {
 		return buf, err
 	}
@@ -225,7 +225,7 @@ func (w *Watch) addInitial(buf []WatchEvent, recs []*storage.Record) ([]WatchEve
 		if !w.matches(rec) {
 			continue
 		}
-		o, err := w.reader.at(w.ctx, rec)
+		o, err := w.reader.read(w.ctx, rec)
 		if err != nil {
 			return buf, err
 		}
@@ -234,8 +234,8 @@ func (w *Watch) addInitial(buf []WatchEvent, recs []*storage.Record) ([]WatchEve
 	return buf, nil
 }
 
-// lookAhead has what events will need converted in one go. Where that fails judge will meet the error in its place.
-func (w *Watch) lookAhead(events []*storage.Event) {
+// preconvertEvents has what events will need converted in one go. Where that fails judge will meet the error in its place.
+func (w *Watch) preconvertEvents(events []*storage.Event) {
 	var recs []*storage.Record
 	for _, ev := range events {
 		if ev.Record != nil {
@@ -246,12 +246,12 @@ func (w *Watch) lookAhead(events []*storage.Event) {
 		}
 	}
 	if len(recs) > 1 {
-		_, _ = w.reader.look(w.ctx, recs)
+		_, _ = w.reader.preconvert(w.ctx, recs)
 	}
 }
 
-// look is ev's two records at the version of the watch, as far as they are needed.
-func (w *Watch) look(ev *storage.Event) (rec, previous *storage.Record, err error) {
+// preconvertEvent is ev's two records at the version of the watch, as far as they are needed.
+func (w *Watch) preconvertEvent(ev *storage.Event) (rec, previous *storage.Record, err error) {
 	rec, previous = ev.Record, ev.Previous
 	if !w.reader.remote {
 		return rec, previous, nil
@@ -260,7 +260,7 @@ func (w *Watch) look(ev *storage.Event) (rec, previous *storage.Record, err erro
 	if rec == nil || !w.empty() {
 		pair[1] = previous
 	}
-	if pair, err = w.reader.look(w.ctx, pair); err != nil {
+	if pair, err = w.reader.preconvert(w.ctx, pair); err != nil {
 		return nil, nil, err
 	}
 	if pair[1] != nil {
@@ -269,13 +269,13 @@ func (w *Watch) look(ev *storage.Event) (rec, previous *storage.Record, err erro
 	return pair[0], previous, nil
 }
 
-// judge appends what the watch sees of a change: an object that comes to match is added, one
+// appendEvent appends what the watch sees of a change: an object that comes to match is added, one
 // that no longer matches is deleted, as it was, at the revision of the change.
-func (w *Watch) judge(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error) {
-	if ev.Revision <= w.floor || w.single && ev.Key != w.prefix {
+func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error) {
+	if ev.Revision <= w.startRevision || w.single && ev.Key != w.prefix {
 		return buf, nil
 	}
-	rec, previous, err := w.look(ev)
+	rec, previous, err := w.preconvertEvent(ev)
 	if err != nil {
 		return buf, err
 	}
@@ -290,22 +290,22 @@ func (w *Watch) judge(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error)
 	case !now:
 		kind, rec = "DELETED", previous
 	}
-	o, err := w.reader.at(w.ctx, rec)
+	o, err := w.reader.read(w.ctx, rec)
 	if err != nil {
 		return buf, err
 	}
-	o.Revision, w.told = ev.Revision, ev.Revision
+	o.Revision, w.lastSent = ev.Revision, ev.Revision
 	return append(buf, WatchEvent{Type: kind, Object: o}), nil
 }
 
 // Bookmark returns a BOOKMARK event for all that Take has returned, if bookmarks were asked for
 // and there is progress to report.
 func (w *Watch) Bookmark() (WatchEvent, bool) {
-	if !w.bookmarks || w.initial != nil || w.err != nil || w.progress <= w.told {
+	if !w.bookmarks || w.initial != nil || w.err != nil || w.progress <= w.lastSent {
 		return WatchEvent{}, false
 	}
-	w.told = w.progress
-	return w.bookmark(w.told, false), true
+	w.lastSent = w.progress
+	return w.bookmark(w.lastSent, false), true
 }
 
 func (w *Watch) bookmark(revision int64, end bool) WatchEvent {
@@ -321,8 +321,8 @@ func (w *Watch) Close() {
 	if w.cursor != nil {
 		w.cursor.Close()
 	}
-	if w.shape != nil {
-		w.shape.release()
-		w.shape = nil
+	if w.generation != nil {
+		w.generation.release()
+		w.generation = nil
 	}
 }

@@ -140,7 +140,7 @@ func TestInitialEvents(t *testing.T) {
 // CRD-063
 func TestManyInitialEvents(t *testing.T) {
 	w := newWorld(t)
-	const n = 2*takeAtMost + 7
+	const n = 2*initialBatch + 7
 	for i := range n {
 		w.mustCreate(w.cron(""), fmt.Sprintf(`{"metadata":{"name":"c%05d"}}`, i))
 	}

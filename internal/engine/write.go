@@ -26,25 +26,25 @@ type write struct {
 	engine  *Engine
 	target  Target
 	caller  Caller
-	way     way
-	change  change                // how the object that is wanted comes about; nil for a deletion
-	posts   bool                  // it creates, and nothing else
+	kind     opKind
+	change  changeFunc                // how the object that is wanted comes about; nil for a deletion
+	createOnly   bool                  // it creates, and nothing else
 	upserts bool                  // it creates what it does not find
-	patches bool                  // it is a patch or an apply
+	isPatch bool                  // it is a patch or an apply
 	sub     *resource.Subresource // that is posted to, if one is
-	onto    Target                // and the object whose it is
-	uid     string                // that the live object must have, unless ""
-	removal metav1.DeleteOptions  // of a deletion
+	parent    Target                // and the object whose it is
+	wantUID     string                // that the live object must have, unless ""
+	deleteOptions metav1.DeleteOptions  // of a deletion
 	now     time.Time
-	memo    memo
-	within  *write        // that this one is part of, if any
-	turn    chan struct{} // the queue this write is at the head of, if any
-	names   int           // that have been generated
+	conversions    writeConversions
+	outer  *write        // that this one is part of, if any
+	queued    chan struct{} // the queue this write is at the head of, if any
+	generatedNames   int           // that have been generated
 	// newName and newUID are what has been generated for a new object. Each attempt is at the same one, unless its name is taken.
 	newName, newUID string
 	// deletion is what became of the object by what was posted; admitted says that admission is not asked about this write.
 	deletion *write
-	admitted bool
+	skipAdmission bool
 
 	// The kind, as the catalog has it.
 	v      *resource.Version
@@ -53,15 +53,15 @@ type write struct {
 	fields merge.ManagedFields
 	reader reader
 
-	progress
+	attemptState
 	request admission.Request // as plugins see it
-	ended   []func()          // to be called when the attempt has ended
+	afterAttempt   []func()          // to be called when the attempt has ended
 	// validated says that an attempt at this create has passed admission.
 	validated bool
 }
 
-// progress is what the stages make of a write in one attempt.
-type progress struct {
+// attemptState is what the stages make of a write in one attempt.
+type attemptState struct {
 	head   *storage.Snapshot // that it starts from
 	loaded bool              // rec and live have been looked for
 	rec    *storage.Record   // the live object, nil where there is none
@@ -69,36 +69,36 @@ type progress struct {
 
 	// live is the live object, wanted what it is to become, both at the version of the request. live is never modified; of
 	// wanted only the fields at the top and those of its metadata, for an attempt after this one may start from the rest.
-	live, wanted object.Tree
-	owned        bool // wanted has its managedFields
+	live, desired object.Tree
+	managed        bool // wanted has its managedFields
 	// old and obj are the same in the form that the kind's rules want.
 	old, obj object.Tree
 	typed    typedWrite                    // of a kind with a Strategy
-	replaced int                           // times that admission has replaced wanted
+	replacements int                           // times that admission has replaced wanted
 	scale    struct{ is, was object.Tree } // the Scale that wanted is made of, and that of live, with their owners
 
 	packed    object.Packed     // obj as it is to be stored, or as it was last
-	changed   resource.Internal // the object, where it is changed before it is deleted
-	also      []storage.Write   // of other objects, in the same commit
-	goes      bool              // the object is deleted
-	goesNext  bool              // it is deleted once it has been stored as marked
-	untouched bool              // a deletion that changes nothing
+	modified   resource.Internal // the object, where it is changed before it is deleted
+	related      []storage.Write   // of other objects, in the same commit
+	deleted      bool              // the object is deleted
+	deleteAfterMark  bool              // it is deleted once it has been stored as marked
+	noop bool              // a deletion that changes nothing
 	guards    []storage.Guard
-	warned    []string
-	answer    Object
+	pendingWarnings    []string
+	result    Object
 }
 
-// change is what a caller asks for: it makes the object that is wanted, at the version of the request. What it returns is
+// changeFunc is what a caller asks for: it makes the object that is wanted, at the version of the request. What it returns is
 // the attempt's own down to its metadata.
-type change func(w *write) (object.Tree, error)
+type changeFunc func(w *write) (object.Tree, error)
 
 // newWrite is a write that has not begun.
-func (e *Engine) newWrite(ctx context.Context, t Target, c Caller, way way) (*write, error) {
-	if err := e.subresource(t); err != nil {
+func (e *Engine) newWrite(ctx context.Context, t Target, c Caller, way opKind) (*write, error) {
+	if err := e.checkSubresource(t); err != nil {
 		return nil, err
 	}
-	w := &write{ctx: c.Slot.Context(ctx), engine: e, target: t, caller: c, way: way, now: e.clock()}
-	w.resolve(t.Version)
+	w := &write{ctx: c.Slot.Context(ctx), engine: e, target: t, caller: c, kind: way, now: e.clock()}
+	w.setVersion(t.Version)
 	return w, nil
 }
 
@@ -109,9 +109,9 @@ func (e *Engine) clock() time.Time {
 	return time.Now()
 }
 
-// resolve points w at one version of a kind.
-func (w *write) resolve(v *resource.Version) {
-	w.v, w.def, w.memo = v, v.Definition, nil
+// setVersion points w at one version of a kind.
+func (w *write) setVersion(v *resource.Version) {
+	w.v, w.def, w.conversions = v, v.Definition, nil
 	w.rules = rulesOf(v)
 	w.fields = merge.ManagedFields{
 		APIVersion:  v.APIVersion,
@@ -119,7 +119,7 @@ func (w *write) resolve(v *resource.Version) {
 		Subresource: w.target.Subresource,
 		Parseable:   w.parseable,
 		Convert:     w.convertTo,
-		Reset:       w.rules.mayOwn(w.target.Subresource),
+		Reset:       w.rules.ownableFields(w.target.Subresource),
 		AtomicLists: v.Definition.Behavior.AtomicLists,
 	}
 	t := w.target
@@ -129,44 +129,44 @@ func (w *write) resolve(v *resource.Version) {
 
 // run makes attempts until no other write gets in between. The caller hears the warnings of the last one.
 func (w *write) run() error {
-	defer w.leave()
+	defer w.leaveQueue()
 	for {
 		err := w.attemptAll()
 		if err == nil {
 			break
 		}
-		if again, err := w.again(err); !again {
-			w.tell()
+		if again, err := w.shouldRetry(err); !again {
+			w.sendWarnings()
 			return storageError(err)
 		}
 	}
-	w.tell()
+	w.sendWarnings()
 	return nil
 }
 
 func (w *write) attemptAll() error {
-	defer w.end()
+	defer w.endAttempt()
 	return w.attempt("")
 }
 
-// end tells the plugins that want to know it that an attempt has ended.
-func (w *write) end() {
-	for _, do := range w.ended {
+// endAttempt tells the plugins that want to know it that an attempt has ended.
+func (w *write) endAttempt() {
+	for _, do := range w.afterAttempt {
 		do()
 	}
-	w.ended = nil
+	w.afterAttempt = nil
 }
 
-// begin starts an attempt from the newest state.
-func (w *write) begin() {
-	w.progress = progress{head: w.engine.Store.Head()}
+// beginAttempt starts an attempt from the newest state.
+func (w *write) beginAttempt() {
+	w.attemptState = attemptState{head: w.engine.Store.Head()}
 	w.caller.Trace.begin(w.target.Subresource == "scale")
 	switch {
-	case w.way == removes:
+	case w.kind == opDelete:
 		w.op = admission.Delete
-	case w.posts:
+	case w.createOnly:
 		w.op, w.loaded = admission.Create, true
-	case w.way == connects:
+	case w.kind == opConnect:
 		w.op, w.loaded = admission.Connect, true
 	}
 }
@@ -177,7 +177,7 @@ func (w *write) load() error {
 		return nil
 	}
 	w.loaded = true
-	if err := w.lookup(); err != nil {
+	if err := w.findRecord(); err != nil {
 		return err
 	}
 	if w.rec == nil && !w.upserts {
@@ -193,7 +193,7 @@ func (w *write) load() error {
 	w.op = admission.Update
 	if w.target.AsStored {
 		if at := versionOf(w.def, apiVersion(w.rec)); at != nil {
-			w.resolve(at)
+			w.setVersion(at)
 		}
 	}
 	var err error
@@ -201,8 +201,8 @@ func (w *write) load() error {
 	return err
 }
 
-// lookup finds the live object. Only the newest state there is can tell that there is none.
-func (w *write) lookup() (err error) {
+// findRecord finds the live object. Only the newest state there is can tell that there is none.
+func (w *write) findRecord() (err error) {
 	if w.rec = w.head.Get(w.key()); w.rec != nil {
 		return nil
 	}
@@ -217,7 +217,7 @@ func (w *write) readLive() (object.Tree, error) {
 	if !w.reader.remote {
 		return w.reader.tree(w.ctx, packed(w.rec), w.rec.Modified)
 	}
-	seen, err := w.reader.at(w.ctx, w.rec) // as it has been read before, most likely
+	seen, err := w.reader.read(w.ctx, w.rec) // as it has been read before, most likely
 	if err != nil {
 		return nil, err
 	}
@@ -226,27 +226,27 @@ func (w *write) readLive() (object.Tree, error) {
 		return nil, apierrors.NewInternalError(err)
 	}
 	stored, _, err := w.reader.decode(packed(w.rec), 0)
-	w.memo = memo{{in: live, out: stored}}
+	w.conversions = writeConversions{{in: live, out: stored}}
 	return live, err
 }
 
 // checkUID is upstream's answer where the object is not the one that the caller means.
 func (w *write) checkUID() error {
-	if w.uid == "" {
+	if w.wantUID == "" {
 		return nil
 	}
 	var uid string
 	if w.rec != nil {
 		uid = string(metaOf(w.rec).meta.UID)
 	}
-	if uid == w.uid {
+	if uid == w.wantUID {
 		return nil
 	}
-	return w.mismatch("UID", w.uid, uid)
+	return w.storagePreconditionError("UID", w.wantUID, uid)
 }
 
-// mismatch is upstream's answer where the object is not the one, or not as, the caller wants. Its dry runs ask above the prefix of keys.
-func (w *write) mismatch(what, wants, has string) error {
+// storagePreconditionError is upstream's answer where the object is not the one, or not as, the caller wants. Its dry runs ask above the prefix of keys.
+func (w *write) storagePreconditionError(what, wants, has string) error {
 	key := w.key()
 	if w.caller.DryRun {
 		key = strings.TrimPrefix(key, "/registry")
@@ -256,18 +256,18 @@ func (w *write) mismatch(what, wants, has string) error {
 		key, what, wants, has))
 }
 
-// again decides what a failed attempt means: whether to make one more, or the error to give.
-func (w *write) again(err error) (bool, error) {
-	lost, ok := overtaken(err)
+// shouldRetry decides what a failed attempt means: whether to make one more, or the error to give.
+func (w *write) shouldRetry(err error) (bool, error) {
+	lost, ok := asConflict(err)
 	switch {
 	case !ok:
-		return w.renamed(err), err
+		return w.retryWithNewName(err), err
 	case lost.Guard:
 		err = w.refresh(lost)
 		return err == nil, err
 	}
-	if w.way&(stores|acts) != 0 { // a deletion is soon done, and waits for nobody
-		if err := w.queue(w.ctx, lost.Key); err != nil {
+	if w.kind&(opStore|opAction) != 0 { // a deletion is soon done, and waits for nobody
+		if err := w.enterQueue(w.ctx, lost.Key); err != nil {
 			return false, err
 		}
 	}
@@ -289,10 +289,10 @@ func (w *write) refresh(lost *storage.ConflictError) error {
 	if v == nil || v.Definition.Custom == nil {
 		return notServed()
 	}
-	if err := w.engine.subresource(Target{Version: v, Subresource: w.target.Subresource}); err != nil {
+	if err := w.engine.checkSubresource(Target{Version: v, Subresource: w.target.Subresource}); err != nil {
 		return err
 	}
-	w.resolve(v)
+	w.setVersion(v)
 	return nil
 }
 
@@ -302,20 +302,20 @@ func (e *Engine) catchUp(ctx context.Context, lost *storage.ConflictError) error
 	return storageError(err)
 }
 
-// overtaken reports that another write came first: to the same object, or to what this one relies on.
-func overtaken(err error) (*storage.ConflictError, bool) {
+// asConflict reports that another write came first: to the same object, or to what this one relies on.
+func asConflict(err error) (*storage.ConflictError, bool) {
 	var c *storage.ConflictError
 	return c, errors.As(err, &c)
 }
 
-func (w *write) warn(texts ...string) { w.warned = append(w.warned, texts...) }
+func (w *write) warn(texts ...string) { w.pendingWarnings = append(w.pendingWarnings, texts...) }
 
-// tell gives the caller the warnings.
-func (w *write) tell() {
+// sendWarnings gives the caller the warnings.
+func (w *write) sendWarnings() {
 	if w.caller.Warn == nil {
 		return
 	}
-	for _, text := range w.warned {
+	for _, text := range w.pendingWarnings {
 		w.caller.Warn(text)
 	}
 }
@@ -343,8 +343,8 @@ func (w *write) convertTo(t object.Tree, apiVersion string) (object.Tree, error)
 		return t, nil
 	}
 	if conversion.UsesWebhook(w.def) {
-		return w.convertRemote(t, to)
+		return w.convertByWebhook(t, to)
 	}
 	out, err := conversion.Convert(w.ctx, maps.Clone(t), from, to)
-	return out, asInternal(err)
+	return out, asInternalError(err)
 }

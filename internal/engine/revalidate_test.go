@@ -311,8 +311,8 @@ func TestConversionUnderWay(t *testing.T) {
 		r.c.enter = nil
 		r.by()
 		equal(t, "one is kept", r.calls(), [2]int64{0, 0})
-		kept := r.views.order.Front().Value.(*view)
-		equal(t, "views", []int{len(r.views.byKey), r.views.order.Len(), r.views.bytes}, []int{1, 1, len(kept.record.Value)})
+		kept := r.conversions.order.Front().Value.(*cachedConversion)
+		equal(t, "views", []int{len(r.conversions.byKey), r.conversions.order.Len(), r.conversions.bytes}, []int{1, 1, len(kept.record.Value)})
 	})
 }
 

@@ -50,7 +50,7 @@ func TestLoadedObjectThatIsUnsettled(t *testing.T) {
 	if first.Record == rec || strings.Contains(string(first.AppendJSON(nil)), "unheard") {
 		t.Errorf("%s", first.AppendJSON(nil))
 	}
-	if fp := packed(rec).Fingerprint(); fp != unsettled {
+	if fp := packed(rec).Fingerprint(); fp != fingerprintNotCanonical {
 		t.Errorf("fingerprint %x", fp)
 	}
 	if again, _ := w.Get(w.ctx, target, ""); again.Record != first.Record {

@@ -5,26 +5,26 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// memo is what a write knows of conversions by a webhook. Field management asks for the same ones that
+// writeConversions is what a write knows of conversions by a webhook. Field management asks for the same ones that
 // storing does, and the live object has been converted before.
-type memo []converted
+type writeConversions []convertedPair
 
-// converted is one object at two versions.
-type converted struct{ in, out object.Tree }
+// convertedPair is one object at two versions.
+type convertedPair struct{ in, out object.Tree }
 
-// convertRemote translates t, which it does not modify, by way of the kind's webhook.
-func (w *write) convertRemote(t object.Tree, to *resource.Version) (object.Tree, error) {
-	for _, known := range w.memo {
+// convertByWebhook translates t, which it does not modify, by way of the kind's webhook.
+func (w *write) convertByWebhook(t object.Tree, to *resource.Version) (object.Tree, error) {
+	for _, known := range w.conversions {
 		if object.String(known.out, "apiVersion") == to.APIVersion && sameContent(known.in, t) {
 			return withContentMetadata(known.out, t), nil
 		}
 	}
 	one := []object.Tree{t}
-	if err := w.engine.convertRemotely(w.ctx, one, []int{0}, to); err != nil {
+	if err := w.engine.convertByWebhook(w.ctx, one, []int{0}, to); err != nil {
 		return nil, err
 	}
-	w.memo = append(w.memo, converted{object.Copy(t), one[0]}) // t will change yet
-	return detach(one[0]), nil
+	w.conversions = append(w.conversions, convertedPair{object.Copy(t), one[0]}) // t will change yet
+	return shallowCopy(one[0]), nil
 }
 
 // sameContent compares all that a webhook converts: everything but the metadata that is the server's own.
@@ -46,13 +46,13 @@ func sameContent(a, b object.Tree) bool {
 
 // withContentMetadata is t with the metadata of from, but for labels and annotations.
 func withContentMetadata(t, from object.Tree) object.Tree {
-	out := detach(t)
+	out := shallowCopy(t)
 	md := make(object.Tree, len(object.Metadata(from)))
 	for key, v := range object.Metadata(from) {
 		md[key] = v
 	}
-	keep(md, object.Metadata(t), "labels")
-	keep(md, object.Metadata(t), "annotations")
+	carryOver(md, object.Metadata(t), "labels")
+	carryOver(md, object.Metadata(t), "annotations")
 	out["metadata"] = md
 	return out
 }

@@ -13,56 +13,56 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// maxViewBytes bounds what views keeps.
-const maxViewBytes = 64 << 20
+// maxConversionBytes bounds what views keeps.
+const maxConversionBytes = 64 << 20
 
-// views keeps objects as they look at versions they were not stored at, the least
+// conversionCache keeps objects as they look at versions they were not stored at, the least
 // recently used ones going first. A view is a record: what it would be had the object been stored like that, so that
 // all that is derived from records (labels, selectable fields) is derived from views alike. Each is made once, however
 // many want it at the same time. The zero value is ready.
-type views struct {
+type conversionCache struct {
 	mu      sync.Mutex
-	byKey   map[viewKey]*list.Element
+	byKey   map[conversionKey]*list.Element
 	order   list.List // of *view, the most recently used first
 	bytes   int
-	origins map[schema.GroupResource]*origin // of the kinds whose objects a webhook converts
+	epochs map[schema.GroupResource]*conversionEpoch // of the kinds whose objects a webhook converts
 }
 
-// viewKey names a view.
-type viewKey struct {
+// conversionKey names a view.
+type conversionKey struct {
 	key        string // in the store
 	revision   int64
 	apiVersion string
-	spec       uint64  // of the CRD: a write of its status or labels changes no view
-	origin     *origin // nil where no webhook has a say
+	specHash       uint64  // of the CRD: a write of its status or labels changes no view
+	epoch     *conversionEpoch // nil where no webhook has a say
 }
 
-// viewsAt is the key of views at a version, but for the object.
-func viewsAt(v *resource.Version, from *origin) viewKey {
-	key := viewKey{apiVersion: v.APIVersion, origin: from}
+// conversionKeyAt is the key of views at a version, but for the object.
+func conversionKeyAt(v *resource.Version, from *conversionEpoch) conversionKey {
+	key := conversionKey{apiVersion: v.APIVersion, epoch: from}
 	if c := v.Definition.Custom; c != nil {
-		key.spec = c.SpecHash()
+		key.specHash = c.SpecHash()
 	}
 	return key
 }
 
 var errPanicked = errors.New("a panic while an object was converted")
 
-// view is one entry, in the map from the moment that somebody makes it.
-type view struct {
-	key    viewKey
-	begun  time.Time
-	made   chan struct{} // closed when record or err is there
+// cachedConversion is one entry, in the map from the moment that somebody makes it.
+type cachedConversion struct {
+	key    conversionKey
+	started  time.Time
+	done   chan struct{} // closed when record or err is there
 	record *storage.Record
 	err    error
-	gone   bool // who was to make it gave up: whoever waits may try
+	abandoned   bool // who was to make it gave up: whoever waits may try
 }
 
-// maker makes the views of some records at a version, all or none.
-type maker func(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error)
+// convertFunc makes the views of some records at a version, all or none.
+type convertFunc func(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error)
 
 // get returns the views of recs with a key but for the object, in their order. Those that are missing are made in one go.
-func (v *views) get(ctx context.Context, key viewKey, now time.Time, recs []*storage.Record, make maker) ([]*storage.Record, error) {
+func (v *conversionCache) get(ctx context.Context, key conversionKey, now time.Time, recs []*storage.Record, make convertFunc) ([]*storage.Record, error) {
 	for {
 		entries, mine := v.claim(key, now, recs)
 		if len(mine) > 0 {
@@ -76,24 +76,24 @@ func (v *views) get(ctx context.Context, key viewKey, now time.Time, recs []*sto
 }
 
 // claim finds the entries of recs, and lists those that the caller is to make.
-func (v *views) claim(key viewKey, now time.Time, recs []*storage.Record) (entries []*view, mine []int) {
-	entries = make([]*view, len(recs))
+func (v *conversionCache) claim(key conversionKey, now time.Time, recs []*storage.Record) (entries []*cachedConversion, mine []int) {
+	entries = make([]*cachedConversion, len(recs))
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.byKey == nil {
-		v.byKey = map[viewKey]*list.Element{}
+		v.byKey = map[conversionKey]*list.Element{}
 	}
 	for i, rec := range recs {
 		key.key, key.revision = rec.Key, rec.Modified
 		if e := v.byKey[key]; e != nil {
-			if known := e.Value.(*view); key.origin == nil || now.Sub(known.begun) < maxConversionAge {
+			if known := e.Value.(*cachedConversion); key.epoch == nil || now.Sub(known.started) < maxConversionAge {
 				v.order.MoveToFront(e)
 				entries[i] = known
 				continue
 			}
 			v.remove(e)
 		}
-		entries[i] = &view{key: key, begun: now, made: make(chan struct{})}
+		entries[i] = &cachedConversion{key: key, started: now, done: make(chan struct{})}
 		v.byKey[key] = v.order.PushFront(entries[i])
 		mine = append(mine, i)
 	}
@@ -101,7 +101,7 @@ func (v *views) claim(key viewKey, now time.Time, recs []*storage.Record) (entri
 }
 
 // fill makes the entries that are mine. Failures are not kept.
-func (v *views) fill(ctx context.Context, maker maker, recs []*storage.Record, entries []*view, mine []int) {
+func (v *conversionCache) fill(ctx context.Context, maker convertFunc, recs []*storage.Record, entries []*cachedConversion, mine []int) {
 	wanted := make([]*storage.Record, len(mine))
 	for i, at := range mine {
 		wanted[i] = recs[at]
@@ -112,7 +112,7 @@ func (v *views) fill(ctx context.Context, maker maker, recs []*storage.Record, e
 		defer v.mu.Unlock()
 		for i, at := range mine {
 			e := entries[at]
-			if e.err, e.gone = err, ctx.Err() != nil; err == nil {
+			if e.err, e.abandoned = err, ctx.Err() != nil; err == nil {
 				e.record = made[i]
 			}
 			if known := v.byKey[e.key]; known == nil || known.Value != e {
@@ -122,26 +122,26 @@ func (v *views) fill(ctx context.Context, maker maker, recs []*storage.Record, e
 			} else {
 				v.remove(known)
 			}
-			close(e.made)
+			close(e.done)
 		}
-		v.shrink()
+		v.evict()
 	}()
 	made, err = maker(ctx, wanted)
 }
 
-// shrink forgets what has not been used for the longest time.
-func (v *views) shrink() {
-	for last := v.order.Back(); last != nil && v.bytes > maxViewBytes && v.order.Len() > 1; {
+// evict forgets what has not been used for the longest time.
+func (v *conversionCache) evict() {
+	for last := v.order.Back(); last != nil && v.bytes > maxConversionBytes && v.order.Len() > 1; {
 		e := last
 		last = last.Prev()
-		if e.Value.(*view).record != nil { // not under way
+		if e.Value.(*cachedConversion).record != nil { // not under way
 			v.remove(e)
 		}
 	}
 }
 
-func (v *views) remove(e *list.Element) {
-	known := v.order.Remove(e).(*view)
+func (v *conversionCache) remove(e *list.Element) {
+	known := v.order.Remove(e).(*cachedConversion)
 	delete(v.byKey, known.key)
 	if known.record != nil {
 		v.bytes -= len(known.record.Value)
@@ -149,16 +149,16 @@ func (v *views) remove(e *list.Element) {
 }
 
 // collect waits for the entries. again says that one was given up by somebody whose request had ended.
-func collect(ctx context.Context, entries []*view) (out []*storage.Record, again bool, err error) {
+func collect(ctx context.Context, entries []*cachedConversion) (out []*storage.Record, again bool, err error) {
 	out = make([]*storage.Record, len(entries))
 	for i, e := range entries {
 		select {
-		case <-e.made:
+		case <-e.done:
 		case <-ctx.Done():
 			return nil, false, storageError(ctx.Err())
 		}
 		if e.err != nil {
-			return nil, e.gone && ctx.Err() == nil, e.err
+			return nil, e.abandoned && ctx.Err() == nil, e.err
 		}
 		out[i] = e.record
 	}

@@ -40,7 +40,7 @@ func (d declarative) ValidateDeclaratively(ctx context.Context, obj, old runtime
 	for _, e := range declared {
 		if e.IsBeta() {
 			superseding[problem{e.Type, e.Field, e.Origin}] = true
-			superseding[problem{e.Type, normalize(e.Field, config.NormalizationRules), e.Origin}] = true
+			superseding[problem{e.Type, normalizePath(e.Field, config.NormalizationRules), e.Origin}] = true
 		}
 	}
 	var left field.ErrorList
@@ -65,8 +65,8 @@ type problem struct {
 	field, origin string
 }
 
-// normalize returns the path of a field as the internal form of a kind has it.
-func normalize(path string, rules []field.NormalizationRule) string {
+// normalizePath returns the path of a field as the internal form of a kind has it.
+func normalizePath(path string, rules []field.NormalizationRule) string {
 	for _, rule := range rules {
 		if out := rule.Regexp.ReplaceAllString(path, rule.Replacement); out != path {
 			return out

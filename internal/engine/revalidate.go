@@ -15,23 +15,23 @@ import (
 // is read, every so often, and at once when a connection breaks. No request waits for it.
 
 const (
-	recheckEvery  = 30 * time.Second // unless Engine.RecheckEvery says otherwise
-	recheckPause  = time.Second      // from one try to the next
+	defaultRevalidateInterval  = 30 * time.Second // unless Engine.RecheckEvery says otherwise
+	revalidatePause  = time.Second      // from one try to the next
 	sampleObjects = 20
 	sampleBytes   = 1 << 20 // unless one object alone is larger
 )
 
-// answer is what comes of asking again.
-type answer int
+// checkResult is what comes of asking again.
+type checkResult int
 
 const (
-	none answer = iota
-	same
-	another
+	checkFailed checkResult = iota
+	checkUnchanged
+	checkChanged
 )
 
-// originOf returns the origin of what the webhook of a kind makes now, nil for a kind that has none.
-func (e *Engine) originOf(d *resource.Definition, now time.Time) *origin {
+// epochOf returns the origin of what the webhook of a kind makes now, nil for a kind that has none.
+func (e *Engine) epochOf(d *resource.Definition, now time.Time) *conversionEpoch {
 	if !conversion.UsesWebhook(d) {
 		return nil
 	}
@@ -39,9 +39,9 @@ func (e *Engine) originOf(d *resource.Definition, now time.Time) *origin {
 	if e.Generation != nil {
 		generation = e.Generation(d.Custom.Conversion.Webhook)
 	}
-	o, again := e.views.origin(d, generation, now, e.recheckEvery())
+	o, again := e.conversions.epoch(d, generation, now, e.revalidateInterval())
 	if again {
-		e.tasks.start(func(ctx context.Context) { e.recheck(ctx, o) })
+		e.tasks.start(func(ctx context.Context) { e.revalidate(ctx, o) })
 	}
 	return o
 }
@@ -49,64 +49,64 @@ func (e *Engine) originOf(d *resource.Definition, now time.Time) *origin {
 // WebhookDisconnected has the webhook of all CRDs that say so in spec.conversion.webhook asked again: a connection to it has broken.
 func (e *Engine) WebhookDisconnected(webhook string) {
 	catalog := e.Live.Load()
-	which := func(o *origin) bool {
+	which := func(o *conversionEpoch) bool {
 		d := catalog.Definition(o.kind.Group, o.kind.Resource)
 		return d != nil && d.Custom != nil && d.Custom.Conversion.Webhook == webhook
 	}
-	for _, o := range e.views.broken(which, e.clock(), e.recheckEvery()) {
-		e.tasks.start(func(ctx context.Context) { e.recheck(ctx, o) })
+	for _, o := range e.conversions.connectionLost(which, e.clock(), e.revalidateInterval()) {
+		e.tasks.start(func(ctx context.Context) { e.revalidate(ctx, o) })
 	}
 }
 
-func (e *Engine) recheckEvery() time.Duration {
+func (e *Engine) revalidateInterval() time.Duration {
 	if e.RecheckEvery > 0 {
 		return e.RecheckEvery
 	}
-	return recheckEvery
+	return defaultRevalidateInterval
 }
 
-// recheck asks an origin again until it has answered, or until nobody reads its objects any longer.
-func (e *Engine) recheck(ctx context.Context, o *origin) {
-	every := e.recheckEvery()
+// revalidate asks an origin again until it has answered, or until nobody reads its objects any longer.
+func (e *Engine) revalidate(ctx context.Context, o *conversionEpoch) {
+	every := e.revalidateInterval()
 	for again := true; again; {
 		now := e.clock()
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(o.tried.Add(min(recheckPause, every)).Sub(now)):
+		case <-time.After(o.lastChecked.Add(min(revalidatePause, every)).Sub(now)):
 		}
-		e.views.trying(o, e.clock())
-		got := e.ask(ctx, o)
-		again = e.views.tried(o, got, e.clock(), every)
+		e.conversions.beginCheck(o, e.clock())
+		got := e.compareSample(ctx, o)
+		again = e.conversions.endCheck(o, got, e.clock(), every)
 	}
 }
 
-// ask has a sample of what is kept made anew, in one call for each version.
-func (e *Engine) ask(ctx context.Context, o *origin) answer {
+// compareSample has a sample of what is kept made anew, in one call for each version.
+func (e *Engine) compareSample(ctx context.Context, o *conversionEpoch) checkResult {
 	d := e.Live.Load().Definition(o.kind.Group, o.kind.Resource)
 	if d == nil || d.Custom == nil || d.Custom.ConversionSince != o.since {
-		return another
+		return checkChanged
 	}
 	for _, v := range d.Versions {
-		recs, before := e.views.sample(o, v, e.Store.Head())
+		recs, before := e.conversions.sample(o, v, e.Store.Head())
 		if len(recs) == 0 {
 			continue
 		}
-		now, err := e.reader(v).make(ctx, recs)
+		now, err := e.readerAt(v).convertAll(ctx, recs)
 		var unreachable *conversion.UnreachableError
 		switch {
 		case ctx.Err() != nil, errors.As(err, &unreachable):
-			return none
+			return checkFailed
 		case err != nil:
-			return another
+			return checkChanged
 		}
 		for i := range before {
 			if !bytes.Equal(now[i].Value, before[i].Value) {
-				return another
+				return checkChanged
 			}
 		}
 	}
-	return same
+	return checkUnchanged
 }
 
 // tasks run beside the requests until they are ended. The zero value is ready.
