@@ -11,9 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// PostSubresource does what a POST to a subresource asks for: the binding of a Pod, its eviction, a token. It is the body that goes through the
-// stages. Where there is an answer, said is true.
-func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller) (o Object, said bool, err error) {
+// PostSubresource handles a POST to a subresource, such as the binding of a Pod, its eviction or a token
+// request. The stages process the body, not the object. hasResponse reports whether o holds a response.
+func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller) (o Object, hasResponse bool, err error) {
 	w, err := e.newWrite(ctx, t, c, opAction)
 	if err != nil {
 		return o, false, err
@@ -28,11 +28,11 @@ func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller
 		if object.String(b.Tree, "apiVersion") == w.sub.AlternateAPIVersion {
 			b.Tree["apiVersion"] = w.v.APIVersion
 		}
-		sent, err := w.decodeBody(b)
+		body, err := w.decodeBody(b)
 		if err == nil && w.target.Subresource == "" {
-			wipeSystemFields(object.EnsureMetadata(sent))
+			wipeSystemFields(object.EnsureMetadata(body))
 		}
-		return shallowCopy(sent), err
+		return shallowCopy(body), err
 	}
 	if err = w.run(); err == nil && w.deletion != nil && w.deletion.deleteAfterMark {
 		err = w.deletion.deleteMarked()
@@ -40,18 +40,21 @@ func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller
 	return w.result, w.sub.Respond != nil || w.sub.Do != nil && w.result.Record != nil, err
 }
 
-// targetAt returns an object of a built-in kind, or with the name "" one that the body names. The kind need not be served: --runtime-config
-// may disable it, and an APIService may have another server serve it.
+// targetAt returns the target of an object of a built-in kind. An empty name means that the body names the
+// object. The kind need not be served: --runtime-config may disable it, and an APIService may delegate it to
+// another server.
 func (e *Engine) targetAt(p resource.Endpoint, namespace, name string) Target {
 	d := e.Live.Load().Definition(p.Resource.Group, p.Resource.Resource)
-	v := d.Versions[slices.IndexFunc(d.Versions, func(v *resource.Version) bool { return v.GroupVersion.Version == p.Resource.Version })]
+	i := slices.IndexFunc(d.Versions, func(v *resource.Version) bool {
+		return v.GroupVersion.Version == p.Resource.Version
+	})
 	if !d.Namespaced {
 		namespace = ""
 	}
-	return Target{Version: v, Namespace: namespace, Name: name, Subresource: p.Subresource}
+	return Target{Version: d.Versions[i], Namespace: namespace, Name: name, Subresource: p.Subresource}
 }
 
-// check judges what is posted.
+// check validates the body of a POST to a subresource.
 func (w *write) check() (err error) {
 	if w.sub.Do != nil {
 		w.obj = w.desired
@@ -72,13 +75,13 @@ func (w *write) check() (err error) {
 	return asUnknownError(err)
 }
 
-// respond answers what is posted.
+// respond computes the response to the posted body.
 func (w *write) respond() error {
-	said, err := w.sub.Respond(w.strategyContext(), w.target.Name, w.typed.obj)
+	response, err := w.sub.Respond(w.strategyContext(), w.target.Name, w.typed.obj)
 	if err != nil {
 		return err
 	}
-	t, err := w.v.Type.FromInternal(said)
+	t, err := w.v.Type.FromInternal(response)
 	if err != nil {
 		return asInternalError(err)
 	}
@@ -86,15 +89,20 @@ func (w *write) respond() error {
 	return nil
 }
 
-// parentWrite is the write of the object that is posted to. Admission has been asked about what is posted.
-func (w *write) parentWrite(way opKind) *write {
-	o := &write{ctx: w.ctx, engine: w.engine, outer: w, target: w.parent, caller: w.caller, kind: way, now: w.now, skipAdmission: true}
+// parentWrite returns a write of the object whose subresource the body was posted to. Admission has already
+// seen the body and is not called again.
+func (w *write) parentWrite(kind opKind) *write {
+	o := &write{
+		ctx: w.ctx, engine: w.engine, outer: w, target: w.parent,
+		caller: w.caller, kind: kind, now: w.now, skipAdmission: true,
+	}
 	o.setVersion(w.parent.Version)
 	o.attemptState = attemptState{head: w.head, guards: w.guards}
 	return o
 }
 
-// act stores what becomes of the object. As with upstream's, its strategy has no say in that, and whoever asks owns nothing of it.
+// act applies the posted body to the parent object and commits the result. As upstream does, it bypasses the
+// kind's strategy and records no field manager.
 func (w *write) act() (err error) {
 	switch {
 	case w.sub.Respond != nil:
@@ -109,9 +117,9 @@ func (w *write) act() (err error) {
 	if err := o.load(); err != nil {
 		return err
 	}
-	now := strconv.FormatInt(o.rec.Modified, 10)
-	if wants := body.GetResourceVersion(); wants != "" && wants != now {
-		return o.storagePreconditionError("ResourceVersion", wants, now)
+	current := strconv.FormatInt(o.rec.Modified, 10)
+	if wants := body.GetResourceVersion(); wants != "" && wants != current {
+		return o.storagePreconditionError("ResourceVersion", wants, current)
 	}
 	obj, err := o.liveInternal()
 	if err != nil {
@@ -135,7 +143,7 @@ func (w *write) act() (err error) {
 	return nil
 }
 
-// do has Go code do what is posted, and stores what it has made of the object, if that is valid.
+// do runs the subresource's Do function on a copy of the parent object, and stores the object if it is valid.
 func (w *write) do() error {
 	o := w.parentWrite(opStore)
 	o.setVersion(o.def.Storage)
@@ -143,7 +151,7 @@ func (w *write) do() error {
 		return err
 	}
 	o.old, o.obj = o.live, object.Copy(o.live)
-	answer, err := w.sub.Do(w.strategyContext(), o.obj, object.Copy(w.obj))
+	response, err := w.sub.Do(w.strategyContext(), o.obj, object.Copy(w.obj))
 	if err != nil {
 		return asUnknownError(err)
 	}
@@ -156,8 +164,8 @@ func (w *write) do() error {
 			return err
 		}
 	}
-	if answer != nil {
-		w.result = ObjectOf(w.v, 0, object.Pack(answer, 0))
+	if response != nil {
+		w.result = ObjectOf(w.v, 0, object.Pack(response, 0))
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// mutate asks admission to change or refuse what is wanted: the life cycle of namespaces and kinds first.
+// mutate runs admission.Lifecycle and then the mutating admission plugins.
 func (w *write) mutate() error {
 	if w.skipAdmission {
 		return nil
@@ -42,7 +42,7 @@ func (w *write) mutate() error {
 	return w.locate()
 }
 
-// restoreManagedFields puts managedFields back of which admission has made something that is none.
+// restoreManagedFields puts the former managedFields back if admission has made them invalid.
 func (w *write) restoreManagedFields(before any) {
 	if object.Equal(before, object.Metadata(w.desired)["managedFields"]) {
 		return
@@ -52,10 +52,11 @@ func (w *write) restoreManagedFields(before any) {
 		return
 	}
 	object.EnsureMetadata(w.desired)["managedFields"] = before
-	w.warn(".metadata.managedFields was in an invalid state after admission; this could be caused by an outdated mutating admission controller; please fix your requests: " + err.Error())
+	w.warn(".metadata.managedFields was in an invalid state after admission; this could be caused by an outdated " +
+		"mutating admission controller; please fix your requests: " + err.Error())
 }
 
-// hideName takes the name out where an object goes with a collection: as upstream has it, plugins are not told.
+// hideName clears the name during a DeleteCollection. Upstream does not pass it to plugins.
 func (w *write) hideName(r *admission.Request) *admission.Request {
 	if w.caller.hideName {
 		r.Name = ""
@@ -65,9 +66,10 @@ func (w *write) hideName(r *admission.Request) *admission.Request {
 
 func (e *Engine) namespaces() *resource.Definition { return e.Live.Load().Definition("", "namespaces") }
 
-// admit asks admission to refuse what would be stored.
+// admit runs the validating admission plugins.
 func (w *write) admit() error {
-	if w.op == admission.Create && !w.createOnly && w.caller.MayCreate != nil { // here, as upstream has it: what is invalid is refused before
+	// As in upstream, an invalid object is refused before this authorization.
+	if w.op == admission.Create && !w.createOnly && w.caller.MayCreate != nil {
 		if err := w.caller.MayCreate(); err != nil {
 			return err
 		}
@@ -82,16 +84,25 @@ func (w *write) admit() error {
 	return err
 }
 
-// admissionRequest is the write as plugins see it, until it is asked for again.
+// admissionRequest returns the write as plugins see it. The next call overwrites the result.
 func (w *write) admissionRequest() *admission.Request {
 	w.request = admission.Request{
-		Operation: w.op, Version: w.v, Target: w.target.Version, Resource: w.target.resource(), Subresource: w.target.Subresource, Namespace: w.target.Namespace, Name: w.target.Name,
-		User: w.caller.User, DryRun: w.caller.DryRun, PluginState: w.request.PluginState, Write: pluginWrite{w},
+		Operation:   w.op,
+		Version:     w.v,
+		Target:      w.target.Version,
+		Resource:    w.target.resource(),
+		Subresource: w.target.Subresource,
+		Namespace:   w.target.Namespace,
+		Name:        w.target.Name,
+		User:        w.caller.User,
+		DryRun:      w.caller.DryRun,
+		PluginState: w.request.PluginState,
+		Write:       pluginWrite{w},
 	}
 	if w.request.Name == "" {
 		w.request.Name = object.Name(w.desired)
 	}
-	if w.def == w.engine.namespaces() { // as upstream has it, a Namespace is in itself
+	if w.def == w.engine.namespaces() { // in upstream a Namespace is in the namespace of its own name
 		w.request.Namespace = w.request.Name
 	}
 	if w.target.Subresource == "scale" {
@@ -100,12 +111,13 @@ func (w *write) admissionRequest() *admission.Request {
 	return &w.request
 }
 
-// resource is what a request addresses: of what is posted to a subresource not the kind of that.
+// resource returns the resource that a request addresses. For a POST to a subresource it is the parent's, not
+// that of the body's kind.
 func (t *Target) resource() schema.GroupVersionResource {
 	return t.Version.GroupVersion.WithResource(t.Version.Definition.Names.Plural)
 }
 
-// pluginWrite is a write for plugins.
+// pluginWrite implements admission.Write for w.
 type pluginWrite struct{ w *write }
 
 // New implements admission.Write.
@@ -118,7 +130,7 @@ func (a pluginWrite) New(ctx context.Context, at *resource.Version) (object.Tree
 	case a.w.obj != nil:
 		t = a.w.obj
 	case at == ScaleVersion:
-		return object.Copy(a.w.scale.is), nil
+		return object.Copy(a.w.scale.desired), nil
 	case t == nil:
 		return nil, nil
 	}
@@ -127,7 +139,7 @@ func (a pluginWrite) New(ctx context.Context, at *resource.Version) (object.Tree
 	}
 	out, err := a.w.atVersion(ctx, object.Copy(t), at)
 	if a.w.reader.remote {
-		out = object.Copy(out) // of what the write knows of conversions
+		out = object.Copy(out) // it may be shared with w.conversions
 	}
 	return out, err
 }
@@ -141,7 +153,7 @@ func (a pluginWrite) Old(ctx context.Context, at *resource.Version) (object.Tree
 		if a.w.obj != nil {
 			return a.w.asScale(ctx, a.w.live)
 		}
-		return object.Copy(a.w.scale.was), nil
+		return object.Copy(a.w.scale.live), nil
 	}
 	if a.w.live != nil && at == a.w.v {
 		return object.Copy(a.w.live), nil
@@ -184,7 +196,7 @@ func (a pluginWrite) Internal() (obj, old resource.Internal, err error) {
 	return w.typed.pluginObj, old, err
 }
 
-// oldInternal is the live object in the internal form, nil where there is none.
+// oldInternal returns the live object in the internal form, or nil if it does not exist.
 func (w *write) oldInternal() (old resource.Internal, err error) {
 	t := &w.typed
 	switch {
@@ -198,7 +210,8 @@ func (w *write) oldInternal() (old resource.Internal, err error) {
 	return t.pluginOld, asInternalError(err)
 }
 
-// applyPluginObject makes wanted what plugins have made of its internal form.
+// applyPluginObject converts the internal object that plugins have seen, and may have changed, to the new
+// desired object.
 func (w *write) applyPluginObject() error {
 	obj := w.typed.pluginObj
 	if obj == nil {
@@ -227,7 +240,8 @@ func (a pluginWrite) Read(d *resource.Definition, namespace, name string) *objec
 	return metaOf(rec).meta
 }
 
-// Options implements admission.Write. They are those of the operation, whatever the verb, as upstream has it.
+// Options implements admission.Write. As in upstream, the type of the options follows the operation, not the
+// verb.
 func (a pluginWrite) Options() runtime.Object {
 	var dryRun []string
 	var manager, validation string
@@ -281,7 +295,7 @@ func (a pluginWrite) Waits() { a.w.leaveQueue() }
 // Ended implements admission.Write.
 func (a pluginWrite) Ended(do func()) { a.w.afterAttempt = append(a.w.afterAttempt, do) }
 
-// atVersion is t, which belongs to the caller, at a version of the kind.
+// atVersion converts t, which it may modify, to a version of the kind.
 func (w *write) atVersion(ctx context.Context, t object.Tree, to *resource.Version) (object.Tree, error) {
 	from := versionOf(w.def, object.String(t, "apiVersion"))
 	if from == to {

@@ -13,9 +13,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// decodeBody turns the body of a create or update into an object at the target's
-// version: of the right kind, pruned, with regular metadata. What the caller wants to
-// hear of unknown fields, it hears.
+// decodeBody turns the body of a create or update into an object at the target's version. It checks the kind,
+// prunes unknown fields and normalizes the metadata. Strict decoding errors are returned, reported as warnings
+// or ignored, as the caller's field validation requests.
 func (w *write) decodeBody(b Body) (object.Tree, error) {
 	t := b.Tree
 	if err := w.checkKind(t, b.Source); err != nil {
@@ -48,12 +48,14 @@ func strictText(problems []string) string {
 	return "strict decoding error: " + strings.Join(problems, ", ")
 }
 
-// undecodableError is the 400 for a body, of the kind that it says, that cannot be made an object.
+// undecodableError returns the 400 for a body that cannot be decoded as the kind that it names.
 func (w *write) undecodableError(kind, problem string) error {
-	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s", kind, w.v.GroupVersion.Version, kind, problem))
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %s",
+		kind, w.v.GroupVersion.Version, kind, problem))
 }
 
-// withFieldPath returns the text of an error of decoding t as the Go type of the kind, after the path of the field unless it names that already.
+// withFieldPath returns the text of an error of decoding t as the kind's Go type, with the path of the field in
+// front unless the text has it.
 func (w *write) withFieldPath(t object.Tree, err error) string {
 	var named *json.UnmarshalTypeError
 	if w.v.Type == nil || errors.As(err, &named) || strings.Contains(err.Error(), "Go struct field") {
@@ -65,7 +67,8 @@ func (w *write) withFieldPath(t object.Tree, err error) string {
 	return err.Error()
 }
 
-// mergeDecodeError is what shape makes of what an apply has merged.
+// mergeDecodeError passes on the results of rules.normalize for an applied configuration. It words err as a
+// decoding error.
 func (w *write) mergeDecodeError(t object.Tree, _ []string, err error) (object.Tree, error) {
 	if err != nil {
 		err = w.undecodableError(w.def.Names.Kind, err.Error())
@@ -73,8 +76,9 @@ func (w *write) mergeDecodeError(t object.Tree, _ []string, err error) (object.T
 	return t, err
 }
 
-// checkKind compares apiVersion and kind with the endpoint. A built-in kind may leave them out; another kind than
-// a custom one is found by validateType. source is what an error quotes, nil for t.
+// checkKind compares apiVersion and kind with the endpoint. The body of a built-in kind may leave them out.
+// validateType reports a wrong kind in the body of a custom resource. Errors quote source, or t if source is
+// nil.
 func (w *write) checkKind(t object.Tree, source []byte) error {
 	apiVersion, kind := object.String(t, "apiVersion"), object.String(t, "kind")
 	want := w.def.Names.Kind
@@ -92,13 +96,18 @@ func (w *write) checkKind(t object.Tree, source []byte) error {
 		if source == nil {
 			source = object.AppendJSON(nil, t)
 		}
-		return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): Object 'Kind' is missing in '%s' (%s)", want, source, object.Summary(source)))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"the object provided is unrecognized (must be of type %s): Object 'Kind' is missing in '%s' (%s)",
+			want, source, object.Summary(source)))
 	}
 	if gv, err := schema.ParseGroupVersion(apiVersion); err != nil || gv != w.v.GroupVersion {
-		return apierrors.NewBadRequest(fmt.Sprintf("the API version in the data (%s) does not match the expected API version (%s)", apiVersion, w.v.APIVersion))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"the API version in the data (%s) does not match the expected API version (%s)", apiVersion, w.v.APIVersion))
 	}
 	if kind != want && w.def.Custom == nil {
-		return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: kind: Invalid value: %q: must be %s", kind, w.v.GroupVersion.Version, want, kind, want))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"%s in version %q cannot be handled as a %s: kind: Invalid value: %q: must be %s",
+			kind, w.v.GroupVersion.Version, want, kind, want))
 	}
 	return nil
 }

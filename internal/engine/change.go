@@ -7,14 +7,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Create stores a new object, or answers a question.
+// Create stores a new object, or evaluates a review.
 func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object, error) {
-	t.Name = "" // the object says it
-	way := opStore
+	t.Name = "" // the body names the object
+	kind := opStore
 	if t.Version.Definition.Behavior.Review != nil {
-		way = opReview
+		kind = opReview
 	}
-	w, err := e.newWrite(ctx, t, c, way)
+	w, err := e.newWrite(ctx, t, c, kind)
 	if err != nil {
 		return Object{}, err
 	}
@@ -25,7 +25,7 @@ func (e *Engine) Create(ctx context.Context, t Target, b Body, c Caller) (Object
 	return w.result, nil
 }
 
-// Update replaces an object, or its subresource. created is true where a PUT made it.
+// Update replaces an object or its subresource. created reports whether the PUT has created the object.
 func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Object, created bool, err error) {
 	w, err := e.newWrite(ctx, t, c, opStore)
 	if err != nil {
@@ -43,7 +43,7 @@ func (e *Engine) Update(ctx context.Context, t Target, b Body, c Caller) (o Obje
 	return w.result, w.rec == nil, nil
 }
 
-// bodyChange is the change that a whole object in the body makes. What it says is found out once.
+// bodyChange returns a change that replaces the whole object by the body. The body is decoded only once.
 func bodyChange(b Body) changeFunc {
 	var accepted object.Tree
 	var warned []string
@@ -66,7 +66,8 @@ func bodyChange(b Body) changeFunc {
 	}
 }
 
-// shallowCopy copies the two levels of a tree that an attempt changes in place.
+// shallowCopy copies t and its metadata, but not the values in them. An attempt modifies only these two levels
+// in place.
 func shallowCopy(t object.Tree) object.Tree {
 	out := maps.Clone(t)
 	if md := object.Metadata(t); md != nil {
@@ -75,7 +76,7 @@ func shallowCopy(t object.Tree) object.Tree {
 	return out
 }
 
-// decode makes the object that is wanted.
+// decode builds the desired object.
 func (w *write) decode() (err error) {
 	w.desired, err = w.change(w)
 	return err

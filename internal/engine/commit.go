@@ -16,14 +16,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// review answers a question.
+// review evaluates a review such as a TokenReview.
 func (w *write) review() error {
 	out, err := w.def.Behavior.Review(w.strategyContext(), w.desired)
 	w.result = ObjectOf(w.v, 0, object.Pack(out, 0))
 	return err
 }
 
-// convert gives the object the form in which it is stored, and finds out whether it is stored at all.
+// convert packs the object at its storage version, and sets deleted if the update completes a deletion.
 func (w *write) convert() (err error) {
 	if w.createOnly && !w.caller.DryRun && w.sentVersion() != 0 {
 		return unknownError("resourceVersion should not be set on objects to be created")
@@ -32,12 +32,12 @@ func (w *write) convert() (err error) {
 		w.guards = append(w.guards, storage.Guard{Key: c.Key, Revision: c.Revision})
 	}
 	w.deleted = w.op == admission.Update && w.completesDeletion()
-	delete(object.Metadata(w.obj), "selfLink") // nobody has set it since release 1.20
+	delete(object.Metadata(w.obj), "selfLink") // not set by any client or server since release 1.20
 	w.packed, err = w.rules.pack(w)
 	return err
 }
 
-// sentVersion is the resourceVersion that a new object came with.
+// sentVersion returns the resourceVersion that the client sent with a new object.
 func (w *write) sentVersion() uint64 {
 	revision, err := strconv.ParseUint(object.ResourceVersion(w.obj), 10, 64)
 	if err != nil {
@@ -46,7 +46,7 @@ func (w *write) sentVersion() uint64 {
 	return revision
 }
 
-// completesDeletion reports that an update takes away the last thing that a deletion waits for.
+// completesDeletion reports whether an update removes the last thing that the object's deletion waits for.
 func (w *write) completesDeletion() bool {
 	if len(object.Finalizers(w.obj)) > 0 || !deletionStarted(w.old) || !immediate(w.old) {
 		return false
@@ -55,7 +55,7 @@ func (w *write) completesDeletion() bool {
 	return deletable == nil || deletable(w.obj)
 }
 
-// commit writes what the stages before it have made, under the guards that they have set, and answers.
+// commit stores the result of the earlier stages under their guards, and sets w.result.
 func (w *write) commit() (err error) {
 	switch {
 	case w.noop || !w.deleted && w.unchanged():
@@ -72,19 +72,20 @@ func (w *write) commit() (err error) {
 	return w.respondCommitted(events[0])
 }
 
-// commit stores what has been judged, unless something that it relies on has changed since. Every write goes through here.
+// commit commits writes, unless an object that a guard names has changed. All writes of the engine use it.
+// After a write of an APIService it waits until the catalog reflects the write.
 func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
 	if e.beforeCommit != nil {
 		e.beforeCommit(writes)
 	}
 	events, err := e.Store.Commit(ctx, writes, guards...)
 	if err == nil && strings.HasPrefix(writes[0].Key, resource.APIServicePrefix) {
-		_, _ = e.Live.Wait(ctx, events[0].Revision) // who serves what is in force when this is answered, which it is in any case
+		_, _ = e.Live.Wait(ctx, events[0].Revision) // a failure to wait does not undo the commit
 	}
 	return events, err
 }
 
-// storageWrite is what is written.
+// storageWrite returns the write of the object for the store.
 func (w *write) storageWrite() storage.Write {
 	out := storage.Write{Key: w.key()}
 	if w.rec != nil {
@@ -93,15 +94,15 @@ func (w *write) storageWrite() storage.Write {
 	if w.deleted {
 		return out
 	}
-	known := newDerived(w.packed)
+	derived := newDerived(w.packed)
 	if w.kind == opStore && !w.target.AsStored && w.reader.unchanged(w.packed) {
-		known.servedAs.Store(w.v)
+		derived.servedAs.Store(w.v)
 	}
-	out.Value, out.TTL, out.Derived = w.packed.JSON(), time.Duration(w.def.Behavior.TTL)*time.Second, known
+	out.Value, out.TTL, out.Derived = w.packed.JSON(), time.Duration(w.def.Behavior.TTL)*time.Second, derived
 	return out
 }
 
-// name is that of the object written.
+// name returns the name of the object being written.
 func (w *write) name() string {
 	if w.target.Name == "" {
 		return object.Name(w.desired)
@@ -109,7 +110,8 @@ func (w *write) name() string {
 	return w.target.Name
 }
 
-// conflictError says what it means that somebody else was quicker.
+// conflictError maps a lost race for the object's key to the API error. A conflict on another key is returned
+// unchanged.
 func (w *write) conflictError(err error) error {
 	conflict, ok := asConflict(err)
 	switch {
@@ -118,12 +120,12 @@ func (w *write) conflictError(err error) error {
 	case w.createOnly:
 		return w.alreadyExists(conflict.Current)
 	case w.deleted && w.kind == opStore && conflict.Current == nil:
-		return w.respondDeleted(w.rec.Modified) // somebody else has removed it: as upstream, that is success
+		return w.respondDeleted(w.rec.Modified) // another writer has removed the object: success, as in upstream
 	}
 	return err
 }
 
-// alreadyExists is the 409 for a name that is taken by rec.
+// alreadyExists returns the 409 for a name that the object in rec already has.
 func (w *write) alreadyExists(rec *storage.Record) error {
 	gr := w.v.GroupResource()
 	err := apierrors.NewAlreadyExists(gr, w.name())
@@ -136,7 +138,7 @@ func (w *write) alreadyExists(rec *storage.Record) error {
 	return err
 }
 
-// respondCommitted answers with what has been written.
+// respondCommitted sets the result to the committed object.
 func (w *write) respondCommitted(e *storage.Event) (err error) {
 	if w.deleted {
 		return w.respondDeleted(e.Revision)
@@ -145,14 +147,14 @@ func (w *write) respondCommitted(e *storage.Event) (err error) {
 	return err
 }
 
-// respondDryRun is the answer of a dry run.
+// respondDryRun sets the result of a dry run.
 func (w *write) respondDryRun() error {
 	var revision int64
 	if w.rec != nil {
 		revision = w.rec.Modified
 	}
 	if w.createOnly {
-		revision = int64(min(w.sentVersion(), math.MaxInt64)) // as upstream, which shows what was sent
+		revision = int64(min(w.sentVersion(), math.MaxInt64)) // as upstream, which returns the version that was sent
 		if rec := w.head.Get(w.key()); rec != nil {
 			return w.alreadyExists(rec)
 		}
@@ -163,8 +165,9 @@ func (w *write) respondDryRun() error {
 	return w.respondUnstored(revision)
 }
 
-// respondDeleted answers with the last state of an object that is gone. One that a delete has removed is shown as it was
-// stored: no conversion is needed to say farewell.
+// respondDeleted sets the result to the last state of a deleted object. After a delete request that is the
+// stored state, so that no conversion is needed. After an update that completes a deletion it is the updated
+// object.
 func (w *write) respondDeleted(revision int64) error {
 	if w.kind == opStore {
 		return w.respondUnstored(w.rec.Modified)
@@ -173,7 +176,7 @@ func (w *write) respondDeleted(revision int64) error {
 	return nil
 }
 
-// respondUnstored answers with an object that is not stored.
+// respondUnstored sets the result to an object that is not stored.
 func (w *write) respondUnstored(revision int64) error {
 	recs := []*storage.Record{recordOf(w.packed)}
 	if !w.reader.unchanged(w.packed) {
@@ -186,24 +189,26 @@ func (w *write) respondUnstored(revision int64) error {
 	return nil
 }
 
-// waitForCatalog waits, after a write of a CRD, until the catalog knows of it: the next request shall go by it.
+// waitForCatalog waits, after a write of a CRD, until the catalog includes it. The next request then uses the
+// new definition.
 func (w *write) waitForCatalog() {
 	if w.def.Prefix == resource.CRDPrefix {
-		_, _ = w.engine.Live.Current(w.ctx) // stored it is, whether or not the caller waits
+		_, _ = w.engine.Live.Current(w.ctx) // a failure to wait does not undo the commit
 	}
 }
 
-// unchanged reports whether the live object is what would be stored. The times in managedFields do not count; those of
-// old are as long as the new ones.
+// unchanged reports whether storing the object would change nothing but the times in managedFields. The
+// comparison of lengths is valid because all these times have the same length.
 func (w *write) unchanged() bool {
 	if w.rec == nil || w.kind != opStore || len(w.packed.JSON()) != len(w.rec.Value) {
 		return false
 	}
 	p, stored := w.packed, packed(w.rec)
 	if bytes.Equal(p.JSON(), stored.JSON()) {
-		return true // though it may have been stored under another schema
+		return true // although it may have been stored under another schema
 	}
-	if !sameAPIVersion(stored, p) || stored.Fingerprint() != p.Fingerprint() && !bytes.Equal(object.Pack(w.old, 0).JSON(), stored.JSON()) {
+	if !sameAPIVersion(stored, p) ||
+		stored.Fingerprint() != p.Fingerprint() && !bytes.Equal(object.Pack(w.old, 0).JSON(), stored.JSON()) {
 		return false
 	}
 	for key, v := range w.obj {
@@ -219,10 +224,10 @@ func (w *write) unchanged() bool {
 	entries, _ := md["managedFields"].([]any)
 	former, _ := oldMeta["managedFields"].([]any)
 	return len(w.obj) == len(w.old) && object.Generation(w.obj) == object.Generation(w.old) &&
-		sameMetadata(md, oldMeta) && sameButTimes(entries, former)
+		sameMetadata(md, oldMeta) && equalExceptTimes(entries, former)
 }
 
-// apiVersion is the version that an object is stored at.
+// apiVersion returns the version that an object is stored at.
 func apiVersion(rec *storage.Record) string {
 	raw, _ := object.Field(rec.Value, "apiVersion")
 	return strings.Trim(string(raw), `"`)
@@ -234,7 +239,8 @@ func sameAPIVersion(a, b object.Packed) bool {
 	return bytes.Equal(x, y)
 }
 
-func sameButTimes(a, b []any) bool {
+// equalExceptTimes compares managedFields, ignoring the times of their entries.
+func equalExceptTimes(a, b []any) bool {
 	if len(a) != len(b) || len(a) == 0 {
 		return false
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// computed returns a state that holds the objects of a computed kind alone, without a revision.
+// computed returns a snapshot of the objects of a computed kind. The snapshot has no revision.
 func computed(ctx context.Context, d *resource.Definition) (*storage.Snapshot, error) {
 	var l storage.Loader
 	objects := d.Behavior.Compute(ctx)
@@ -35,7 +35,7 @@ func (e *Engine) getComputed(ctx context.Context, t Target) (Object, error) {
 		return Object{}, err
 	}
 	rec := snap.Get(d.Key("", t.Name))
-	if rec == nil { // upstream names the singular
+	if rec == nil { // upstream uses the singular in this error
 		return Object{}, apierrors.NewNotFound(schema.GroupResource{Group: d.Group, Resource: d.Names.Singular}, t.Name)
 	}
 	return e.readerOf(t).read(ctx, rec)

@@ -6,8 +6,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Connect asks admission whether a caller may be connected to what runs behind an object. It returns the options of that, which
-// belong to the engine from the call on, as admission has left them. Nothing is stored.
+// Connect runs admission for a connection to the target's subresource, such as exec. It returns the options of
+// the connection as admission has left them. The engine owns options from the call on. Nothing is stored.
 func (e *Engine) Connect(ctx context.Context, t Target, options object.Tree, c Caller) (object.Tree, error) {
 	w, err := e.newWrite(ctx, t, c, opConnect)
 	if err != nil {

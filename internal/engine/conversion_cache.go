@@ -13,70 +13,76 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// maxConversionBytes bounds what views keeps.
+// maxConversionBytes limits the size of a conversionCache.
 const maxConversionBytes = 64 << 20
 
-// conversionCache keeps objects as they look at versions they were not stored at, the least
-// recently used ones going first. A view is a record: what it would be had the object been stored like that, so that
-// all that is derived from records (labels, selectable fields) is derived from views alike. Each is made once, however
-// many want it at the same time. The zero value is ready.
+// conversionCache caches objects at versions that they are not stored at. Over its size limit it evicts the
+// least recently used ones. A converted object is a record, equal to the record of the object had it been
+// stored at that version. Everything that is derived from records, such as labels and selectable fields, can
+// therefore be derived from it too. Concurrent requests for the same conversion share one call. The zero value
+// is ready to use.
 type conversionCache struct {
-	mu      sync.Mutex
-	byKey   map[conversionKey]*list.Element
-	order   list.List // of *view, the most recently used first
-	bytes   int
-	epochs map[schema.GroupResource]*conversionEpoch // of the kinds whose objects a webhook converts
+	mu     sync.Mutex
+	byKey  map[conversionKey]*list.Element
+	order  list.List // of *cachedConversion, the most recently used first
+	bytes  int
+	epochs map[schema.GroupResource]*conversionEpoch // of the kinds that a webhook converts
 }
 
-// conversionKey names a view.
+// conversionKey identifies a converted object.
 type conversionKey struct {
-	key        string // in the store
+	key        string // storage key
 	revision   int64
 	apiVersion string
-	specHash       uint64  // of the CRD: a write of its status or labels changes no view
-	epoch     *conversionEpoch // nil where no webhook has a say
+	specHash   uint64           // of the CRD: a change of only its status or labels affects no conversion
+	epoch      *conversionEpoch // nil for a conversion without a webhook
 }
 
-// conversionKeyAt is the key of views at a version, but for the object.
-func conversionKeyAt(v *resource.Version, from *conversionEpoch) conversionKey {
-	key := conversionKey{apiVersion: v.APIVersion, epoch: from}
+// conversionKeyAt returns a key without an object, for conversions to v.
+func conversionKeyAt(v *resource.Version, epoch *conversionEpoch) conversionKey {
+	key := conversionKey{apiVersion: v.APIVersion, epoch: epoch}
 	if c := v.Definition.Custom; c != nil {
 		key.specHash = c.SpecHash()
 	}
 	return key
 }
 
-var errPanicked = errors.New("a panic while an object was converted")
+var errPanicked = errors.New("panic during the conversion of an object")
 
-// cachedConversion is one entry, in the map from the moment that somebody makes it.
+// cachedConversion is one entry of a conversionCache. It is added before its conversion starts.
 type cachedConversion struct {
-	key    conversionKey
-	started  time.Time
-	done   chan struct{} // closed when record or err is there
-	record *storage.Record
-	err    error
-	abandoned   bool // who was to make it gave up: whoever waits may try
+	key       conversionKey
+	started   time.Time
+	done      chan struct{} // closed when record or err is set
+	record    *storage.Record
+	err       error
+	abandoned bool // the converting request was cancelled: a waiting one may try again
 }
 
-// convertFunc makes the views of some records at a version, all or none.
+// convertFunc converts records. It returns all of them or an error.
 type convertFunc func(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error)
 
-// get returns the views of recs with a key but for the object, in their order. Those that are missing are made in one go.
-func (v *conversionCache) get(ctx context.Context, key conversionKey, now time.Time, recs []*storage.Record, make convertFunc) ([]*storage.Record, error) {
+// get returns the conversions of recs, in their order. key lacks the object. Missing conversions are made in
+// one call of convert.
+func (v *conversionCache) get(
+	ctx context.Context, key conversionKey, now time.Time, recs []*storage.Record, convert convertFunc,
+) ([]*storage.Record, error) {
 	for {
-		entries, mine := v.claim(key, now, recs)
-		if len(mine) > 0 {
-			v.fill(ctx, make, recs, entries, mine)
+		entries, missing := v.claim(key, now, recs)
+		if len(missing) > 0 {
+			v.fill(ctx, convert, recs, entries, missing)
 		}
-		out, again, err := collect(ctx, entries)
-		if !again {
+		out, retry, err := collect(ctx, entries)
+		if !retry {
 			return out, err
 		}
 	}
 }
 
-// claim finds the entries of recs, and lists those that the caller is to make.
-func (v *conversionCache) claim(key conversionKey, now time.Time, recs []*storage.Record) (entries []*cachedConversion, mine []int) {
+// claim returns the entries of recs. missing holds the indices of those that the caller has to fill.
+func (v *conversionCache) claim(
+	key conversionKey, now time.Time, recs []*storage.Record,
+) (entries []*cachedConversion, missing []int) {
 	entries = make([]*cachedConversion, len(recs))
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -86,70 +92,73 @@ func (v *conversionCache) claim(key conversionKey, now time.Time, recs []*storag
 	for i, rec := range recs {
 		key.key, key.revision = rec.Key, rec.Modified
 		if e := v.byKey[key]; e != nil {
-			if known := e.Value.(*cachedConversion); key.epoch == nil || now.Sub(known.started) < maxConversionAge {
+			if cached := e.Value.(*cachedConversion); key.epoch == nil || now.Sub(cached.started) < maxConversionAge {
 				v.order.MoveToFront(e)
-				entries[i] = known
+				entries[i] = cached
 				continue
 			}
 			v.remove(e)
 		}
 		entries[i] = &cachedConversion{key: key, started: now, done: make(chan struct{})}
 		v.byKey[key] = v.order.PushFront(entries[i])
-		mine = append(mine, i)
+		missing = append(missing, i)
 	}
-	return entries, mine
+	return entries, missing
 }
 
-// fill makes the entries that are mine. Failures are not kept.
-func (v *conversionCache) fill(ctx context.Context, maker convertFunc, recs []*storage.Record, entries []*cachedConversion, mine []int) {
-	wanted := make([]*storage.Record, len(mine))
-	for i, at := range mine {
-		wanted[i] = recs[at]
+// fill converts the missing entries. Errors are not cached.
+func (v *conversionCache) fill(
+	ctx context.Context, convert convertFunc, recs []*storage.Record, entries []*cachedConversion, missing []int,
+) {
+	in := make([]*storage.Record, len(missing))
+	for i, at := range missing {
+		in[i] = recs[at]
 	}
-	made, err := []*storage.Record(nil), errPanicked
+	out, err := []*storage.Record(nil), errPanicked
 	defer func() {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		for i, at := range mine {
+		for i, at := range missing {
 			e := entries[at]
 			if e.err, e.abandoned = err, ctx.Err() != nil; err == nil {
-				e.record = made[i]
+				e.record = out[i]
 			}
-			if known := v.byKey[e.key]; known == nil || known.Value != e {
-				// dropped meanwhile, and for those alone who wait
+			if cached := v.byKey[e.key]; cached == nil || cached.Value != e {
+				// The entry has been dropped meanwhile. Only the waiting requests use it.
 			} else if err == nil {
 				v.bytes += len(e.record.Value)
 			} else {
-				v.remove(known)
+				v.remove(cached)
 			}
 			close(e.done)
 		}
 		v.evict()
 	}()
-	made, err = maker(ctx, wanted)
+	out, err = convert(ctx, in)
 }
 
-// evict forgets what has not been used for the longest time.
+// evict removes the least recently used entries while the cache is over its size limit.
 func (v *conversionCache) evict() {
 	for last := v.order.Back(); last != nil && v.bytes > maxConversionBytes && v.order.Len() > 1; {
 		e := last
 		last = last.Prev()
-		if e.Value.(*cachedConversion).record != nil { // not under way
+		if e.Value.(*cachedConversion).record != nil { // not in progress
 			v.remove(e)
 		}
 	}
 }
 
 func (v *conversionCache) remove(e *list.Element) {
-	known := v.order.Remove(e).(*cachedConversion)
-	delete(v.byKey, known.key)
-	if known.record != nil {
-		v.bytes -= len(known.record.Value)
+	cached := v.order.Remove(e).(*cachedConversion)
+	delete(v.byKey, cached.key)
+	if cached.record != nil {
+		v.bytes -= len(cached.record.Value)
 	}
 }
 
-// collect waits for the entries. again says that one was given up by somebody whose request had ended.
-func collect(ctx context.Context, entries []*cachedConversion) (out []*storage.Record, again bool, err error) {
+// collect waits until the entries are converted. retry reports that another request was to convert one and was
+// cancelled.
+func collect(ctx context.Context, entries []*cachedConversion) (out []*storage.Record, retry bool, err error) {
 	out = make([]*storage.Record, len(entries))
 	for i, e := range entries {
 		select {

@@ -10,140 +10,154 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// maxConversionAge is how long a conversion by a webhook is kept at most.
+// maxConversionAge is the maximum time that a conversion by a webhook is cached.
 const maxConversionAge = 10 * time.Minute
 
-// conversionEpoch is the webhook of a kind, as long as nothing tells that it may be another one. What it has made is kept under it
-// (viewKey), and nobody looks there once the kind has another origin; what was under way then is kept for nobody.
+// conversionEpoch is a period during which the webhook of a kind is assumed to convert the same way.
+// Conversions are cached under their epoch (conversionKey). When a new epoch starts, the cached conversions are
+// dropped. Results in flight at that moment are not cached.
 type conversionEpoch struct {
 	kind       schema.GroupResource
 	since      int64  // Custom.ConversionSince
-	generation uint64 // of its endpoints, Engine.Generation
+	generation uint64 // of the webhook's endpoints, from Config.Generation
 
-	// guarded by views.mu
-	lastRead   time.Time // when somebody last read what it has made
-	lastDisconnect  time.Time // when a connection to it last broke, if its objects were being read
-	lastChecked  time.Time // when it was last asked again
-	lastConfirmed   time.Time // when it was last known to answer as before
-	doubtful  bool      // something has happened since it was tried
-	checking bool      // it is being asked again
+	// Guarded by conversionCache.mu.
+	lastRead       time.Time // when the kind's conversions were last read
+	lastDisconnect time.Time // when a connection to the webhook last broke while the kind was being read
+	lastChecked    time.Time // when the last check started
+	lastConfirmed  time.Time // when a check last found the conversions unchanged
+	doubtful       bool      // something has happened since the last check started, or the check failed
+	checking       bool      // a check is running or scheduled
 }
 
 func kindOf(d *resource.Definition) schema.GroupResource {
 	return schema.GroupResource{Group: d.Group, Resource: d.Names.Plural}
 }
 
-// epoch returns the origin of what the webhook of a kind makes now. again says that the caller is to have it asked again
-// (Engine.recheck).
-func (v *conversionCache) epoch(d *resource.Definition, generation uint64, now time.Time, every time.Duration) (o *conversionEpoch, again bool) {
+// epoch returns the current epoch of a kind and starts a new one if the CRD or the webhook's endpoints have
+// changed. check tells the caller to start a check (Engine.revalidate).
+func (v *conversionCache) epoch(
+	d *resource.Definition, generation uint64, now time.Time, interval time.Duration,
+) (e *conversionEpoch, check bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	o = v.epochs[kindOf(d)]
+	e = v.epochs[kindOf(d)]
 	since := d.Custom.ConversionSince
-	if o != nil && (o.since > since || o.since == since && o.generation > generation) {
-		return o, false // for a request that goes by the CRD, or by the endpoints of the Service, as they were
+	if e != nil && (e.since > since || e.since == since && e.generation > generation) {
+		return e, false // the request still uses an older CRD, or older endpoints of the Service
 	}
-	if o == nil || o.since < since || o.generation < generation {
-		v.dropEpochs(func(other *conversionEpoch) bool { return other == o || now.Sub(other.lastRead) > maxConversionAge })
-		o = &conversionEpoch{kind: kindOf(d), since: since, generation: generation, lastConfirmed: now}
-		o.kind.Group, o.kind.Resource = strings.Clone(o.kind.Group), strings.Clone(o.kind.Resource) // not all of the CRD
+	if e == nil || e.since < since || e.generation < generation {
+		v.dropEpochs(func(other *conversionEpoch) bool {
+			return other == e || now.Sub(other.lastRead) > maxConversionAge
+		})
+		e = &conversionEpoch{kind: kindOf(d), since: since, generation: generation, lastConfirmed: now}
+		// Cloned, so that the strings do not keep the whole CRD in memory.
+		e.kind.Group, e.kind.Resource = strings.Clone(e.kind.Group), strings.Clone(e.kind.Resource)
 		if v.epochs == nil {
 			v.epochs = map[schema.GroupResource]*conversionEpoch{}
 		}
-		v.epochs[o.kind] = o
+		v.epochs[e.kind] = e
 	}
-	o.lastRead = now
-	if !o.checking && (o.doubtful || now.Sub(o.lastConfirmed) >= every) {
-		o.checking, again = true, true
+	e.lastRead = now
+	if !e.checking && (e.doubtful || now.Sub(e.lastConfirmed) >= interval) {
+		e.checking, check = true, true
 	}
-	return o, again
+	return e, check
 }
 
-// dropEpochs forgets some origins, and what they have made.
-func (v *conversionCache) dropEpochs(which func(*conversionEpoch) bool) {
-	gone := map[*conversionEpoch]bool{}
-	for kind, o := range v.epochs {
-		if which(o) {
-			gone[o] = true
+// dropEpochs drops the epochs for which drop is true, and their cached conversions.
+func (v *conversionCache) dropEpochs(drop func(*conversionEpoch) bool) {
+	dropped := map[*conversionEpoch]bool{}
+	for kind, e := range v.epochs {
+		if drop(e) {
+			dropped[e] = true
 			delete(v.epochs, kind)
 		}
 	}
-	if len(gone) == 0 {
+	if len(dropped) == 0 {
 		return
 	}
-	for e := v.order.Front(); e != nil; {
-		next := e.Next()
-		if gone[e.Value.(*cachedConversion).key.epoch] {
-			v.remove(e)
+	for entry := v.order.Front(); entry != nil; {
+		next := entry.Next()
+		if dropped[entry.Value.(*cachedConversion).key.epoch] {
+			v.remove(entry)
 		}
-		e = next
+		entry = next
 	}
 }
 
-// connectionLost notes that a connection to the webhook of some kinds has broken, and returns what is to be asked again: those whose
-// objects are being read, or have been read since they were asked last. The others wait for the next read.
-func (v *conversionCache) connectionLost(which func(*conversionEpoch) bool, now time.Time, every time.Duration) (ask []*conversionEpoch) {
+// connectionLost records that a connection to the webhook of the matching epochs has broken. It returns the
+// epochs to check now: those that are being read, or have been read since their last check. The others are
+// checked at their next read.
+func (v *conversionCache) connectionLost(
+	matches func(*conversionEpoch) bool, now time.Time, interval time.Duration,
+) (check []*conversionEpoch) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, o := range v.epochs {
-		if !which(o) {
+	for _, e := range v.epochs {
+		if !matches(e) {
 			continue
 		}
-		o.doubtful = true
-		if !o.lastRead.Before(o.lastChecked) || now.Sub(o.lastRead) < every {
-			o.lastDisconnect = now
-			if !o.checking {
-				o.checking = true
-				ask = append(ask, o)
+		e.doubtful = true
+		if !e.lastRead.Before(e.lastChecked) || now.Sub(e.lastRead) < interval {
+			e.lastDisconnect = now
+			if !e.checking {
+				e.checking = true
+				check = append(check, e)
 			}
 		}
 	}
-	return ask
+	return check
 }
 
-// beginCheck notes that an origin is being asked; a break from here on is another doubt.
-func (v *conversionCache) beginCheck(o *conversionEpoch, now time.Time) {
+// beginCheck records the start of a check. A connection that breaks later makes the epoch doubtful again.
+func (v *conversionCache) beginCheck(e *conversionEpoch, now time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	o.lastChecked, o.doubtful = now, false
+	e.lastChecked, e.doubtful = now, false
 }
 
-// endCheck notes the answer, and says whether to ask once more.
-func (v *conversionCache) endCheck(o *conversionEpoch, got checkResult, now time.Time, every time.Duration) (again bool) {
+// endCheck records the result of a check and reports whether to check again.
+func (v *conversionCache) endCheck(
+	e *conversionEpoch, result checkResult, now time.Time, interval time.Duration,
+) (again bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	switch got {
+	switch result {
 	case checkChanged:
-		v.dropEpochs(func(other *conversionEpoch) bool { return other == o })
+		v.dropEpochs(func(other *conversionEpoch) bool { return other == e })
 		return false
 	case checkUnchanged:
-		o.lastConfirmed = now
+		e.lastConfirmed = now
 	case checkFailed:
-		o.doubtful = true
+		e.doubtful = true
 	}
-	o.checking = o.doubtful && (now.Sub(o.lastRead) < every || now.Sub(o.lastDisconnect) < every)
-	return o.checking
+	e.checking = e.doubtful && (now.Sub(e.lastRead) < interval || now.Sub(e.lastDisconnect) < interval)
+	return e.checking
 }
 
-// sample returns some records and what an origin has made of them at a version, those that were read last.
-func (v *conversionCache) sample(o *conversionEpoch, at *resource.Version, snap *storage.Snapshot) (recs, made []*storage.Record) {
-	want, bytes := conversionKeyAt(at, o), 0
+// sample returns the most recently read conversions of an epoch to a version: the stored records and their
+// conversions. The sample is limited by sampleObjects and sampleBytes.
+func (v *conversionCache) sample(
+	epoch *conversionEpoch, at *resource.Version, snap *storage.Snapshot,
+) (recs, converted []*storage.Record) {
+	want, bytes := conversionKeyAt(at, epoch), 0
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for e := v.order.Front(); e != nil && len(recs) < sampleObjects; e = e.Next() {
-		known := e.Value.(*cachedConversion)
-		want.key, want.revision = known.key.key, known.key.revision
-		if known.key != want || known.record == nil {
+		cached := e.Value.(*cachedConversion)
+		want.key, want.revision = cached.key.key, cached.key.revision
+		if cached.key != want || cached.record == nil {
 			continue
 		}
-		rec := snap.Get(known.key.key)
-		if rec == nil || rec.Modified != known.key.revision || packed(rec).HasAPIVersion(at.APIVersion) {
-			continue // of the past, or not by the webhook
+		rec := snap.Get(cached.key.key)
+		if rec == nil || rec.Modified != cached.key.revision || packed(rec).HasAPIVersion(at.APIVersion) {
+			continue // an older revision, or not converted by the webhook
 		}
 		if bytes += len(rec.Value); bytes > sampleBytes && len(recs) > 0 {
 			break
 		}
-		recs, made = append(recs, rec), append(made, known.record)
+		recs, converted = append(recs, rec), append(converted, cached.record)
 	}
-	return recs, made
+	return recs, converted
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Delete removes an object or starts its deletion. gone says that it is no longer stored; obj is
+// Delete removes an object or starts its deletion. gone reports whether the object is no longer stored. obj is
 // then its last state, as it was stored.
 func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c Caller) (obj Object, gone bool, err error) {
 	w, err := e.newDeletion(ctx, t, o, c)
@@ -34,7 +34,8 @@ func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c
 	return w.result, w.deleted, nil
 }
 
-// deleteMarked removes what has been marked as going at once. Upstream's store also does the one after the other, and watchers see both.
+// deleteMarked deletes an object right after it has been stored as marked for deletion. Upstream's store also
+// makes two writes, and watchers see both.
 func (w *write) deleteMarked() error {
 	marked := w.result
 	if w.caller.DryRun {
@@ -46,15 +47,17 @@ func (w *write) deleteMarked() error {
 	}
 	w.wantUID = string(marked.Meta().UID)
 	err := w.run()
-	if apierrors.IsNotFound(err) { // somebody else has removed it: as upstream, that is success
+	if apierrors.IsNotFound(err) { // another writer has removed the object: success, as in upstream
 		w.result, w.deleted, err = marked, true, nil
 	}
 	return err
 }
 
-// warnOfOrphans tells who does not say what becomes of an object's dependents that they stay, if upstream does so for the kind.
+// warnOfOrphans adds upstream's warning for kinds whose dependents are orphaned by default, if the request
+// specifies no propagation policy.
 func warnOfOrphans(t Target, o *metav1.DeleteOptions, c Caller) {
-	if text := t.Version.Definition.Behavior.OrphanWarning; text != "" && c.Warn != nil && o.PropagationPolicy == nil && o.OrphanDependents == nil {
+	text := t.Version.Definition.Behavior.OrphanWarning
+	if text != "" && c.Warn != nil && o.PropagationPolicy == nil && o.OrphanDependents == nil {
 		c.Warn(text)
 	}
 }
@@ -80,7 +83,8 @@ func validateDeleteOptions(o *metav1.DeleteOptions) error {
 	return nil
 }
 
-// find looks for what is to go, and compares it with what the caller knows. It is not decoded: what cannot be converted can go.
+// find looks up the object to delete and checks the preconditions. It does not decode the object, so an object
+// that cannot be converted can be deleted.
 func (w *write) find() error {
 	if err := w.findRecord(); err != nil {
 		return err
@@ -91,7 +95,7 @@ func (w *write) find() error {
 	return w.checkPreconditions(w.rec, metaOf(w.rec).meta, &w.deleteOptions)
 }
 
-// mark works out what a deletion leaves of the object, as it is stored: nothing, or one that is marked as going.
+// mark computes what a deletion leaves of the stored object: nothing, or the object marked for deletion.
 func (w *write) mark() error {
 	b := &w.def.Behavior
 	finalizers := w.finalizersOnDelete(metaOf(w.rec).meta.Finalizers, &w.deleteOptions)
@@ -119,12 +123,14 @@ func (w *write) mark() error {
 	}
 	w.packed = object.Pack(t, packed(w.rec).Fingerprint())
 	w.noop = bytes.Equal(w.packed.JSON(), w.rec.Value)
-	_, err = w.reader.read(w.ctx, w.rec) // it will be shown: where that cannot be, nothing changes
+	// The response contains the object. An object that cannot be read fails here, before anything changes.
+	_, err = w.reader.read(w.ctx, w.rec)
 	return err
 }
 
-// markedObject is the stored object, marked as going with the time that it is given to end, which is nil where it has no graceful end.
-// It sets untouched where an object is on its way out already; the finalizers of such a one stay as they are.
+// markedObject returns the stored object with the finalizers of a deletion, and its grace period. grace is nil
+// for a deletion that is not graceful. For an object whose deletion has already started it sets noop and keeps
+// the finalizers.
 func (w *write) markedObject(finalizers []string) (t object.Tree, grace *int64, err error) {
 	if !w.supportsGrace() {
 		t, err := packed(w.rec).Tree(w.rec.Modified)
@@ -157,7 +163,7 @@ func (w *write) markedObject(finalizers []string) (t object.Tree, grace *int64, 
 	return t, grace, asInternalError(err)
 }
 
-// supportsGrace reports that a delete may leave an object of the kind for a while.
+// supportsGrace reports whether objects of the kind may be deleted gracefully.
 func (w *write) supportsGrace() bool {
 	if w.def.Strategy == nil {
 		return false
@@ -166,7 +172,7 @@ func (w *write) supportsGrace() bool {
 	return ok
 }
 
-// checkPreconditions enforces the preconditions.
+// checkPreconditions returns a conflict if the object does not meet the preconditions of the deletion.
 func (w *write) checkPreconditions(rec *storage.Record, meta *object.Meta, o *metav1.DeleteOptions) error {
 	pre := o.Preconditions
 	if pre == nil {
@@ -181,18 +187,21 @@ func (w *write) checkPreconditions(rec *storage.Record, meta *object.Meta, o *me
 	return nil
 }
 
-// preconditionError is the 409 of a precondition that the object does not meet.
-func (w *write) preconditionError(what, wants, has, since string) error {
+// preconditionError returns the 409 for an unmet precondition. change says what may have happened to the
+// object.
+func (w *write) preconditionError(field, wants, has, change string) error {
 	if failed := w.def.Behavior.PreconditionFailed; failed != "" {
-		return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf("%s: %s in precondition: %s, %[2]s in object meta: %[4]s", failed, what, wants, has))
+		return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
+			"%s: %s in precondition: %s, %[2]s in object meta: %[4]s", failed, field, wants, has))
 	}
 	gr := schema.GroupResource{Group: w.v.GroupVersion.Group, Resource: w.def.Names.Kind}
 	return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf(
-		"the %s in the precondition (%s) does not match the %[1]s in record (%[3]s). The object might have been %[4]s", what, wants, has, since))
+		"the %s in the precondition (%s) does not match the %[1]s in record (%[3]s). The object might have been %[4]s",
+		field, wants, has, change))
 }
 
-// markDeleting sets what says that an object is to go. On one that says so already it changes nothing, but
-// that a time in the future becomes now.
+// markDeleting sets the deletion timestamp. If the object already has one, only a time in the future is
+// replaced by the current time.
 func (w *write) markDeleting(t object.Tree) {
 	md := object.EnsureMetadata(t)
 	existing := optionalTime(md["deletionTimestamp"])
@@ -205,18 +214,19 @@ func (w *write) markDeleting(t object.Tree) {
 	md["deletionGracePeriodSeconds"] = int64(0)
 }
 
-// finalizersOnDelete are the object's, with those of the garbage collector as the options and what
-// is there already demand.
+// finalizersOnDelete returns the object's finalizers after a deletion starts. The garbage collector's
+// finalizers are added or removed as the options and the current finalizers require.
 func (w *write) finalizersOnDelete(current []string, o *metav1.DeleteOptions) []string {
 	policy := rest.DeleteDependents
 	if s, ok := w.gcStrategy(); ok {
 		policy = s.DefaultGarbageCollectionPolicy(w.strategyContext())
 	}
 	if policy == rest.Unsupported {
-		return current // Events are never collected
+		return current // such as Events, which are never garbage collected
 	}
 	orphan, foreground := propagation(current, o, policy == rest.OrphanDependents)
-	if orphan == slices.Contains(current, metav1.FinalizerOrphanDependents) && foreground == slices.Contains(current, metav1.FinalizerDeleteDependents) {
+	if orphan == slices.Contains(current, metav1.FinalizerOrphanDependents) &&
+		foreground == slices.Contains(current, metav1.FinalizerDeleteDependents) {
 		return current
 	}
 	var out []string
@@ -234,7 +244,7 @@ func (w *write) finalizersOnDelete(current []string, o *metav1.DeleteOptions) []
 	return out
 }
 
-// gcStrategy is that of a kind that has a rule of its own for its objects' dependents.
+// gcStrategy returns the kind's garbage collection strategy, if it has one.
 func (w *write) gcStrategy() (rest.GarbageCollectionDeleteStrategy, bool) {
 	if w.def.Strategy == nil {
 		return nil, false
@@ -243,14 +253,15 @@ func (w *write) gcStrategy() (rest.GarbageCollectionDeleteStrategy, bool) {
 	return s, ok
 }
 
-// propagation says what becomes of an object's dependents; with neither, they are deleted in the background. orphans says
-// what the kind does where nobody says it.
-func propagation(current []string, o *metav1.DeleteOptions, orphans bool) (orphan, foreground bool) {
-	if legacy := o.OrphanDependents; legacy != nil { // clients still send it
+// propagation returns the effective propagation policy. If both results are false, dependents are deleted in
+// the background.
+func propagation(current []string, o *metav1.DeleteOptions, orphanByDefault bool) (orphan, foreground bool) {
+	if legacy := o.OrphanDependents; legacy != nil { // deprecated, but clients still send it
 		return *legacy, false
 	}
 	if o.PropagationPolicy != nil {
-		return *o.PropagationPolicy == metav1.DeletePropagationOrphan, *o.PropagationPolicy == metav1.DeletePropagationForeground
+		policy := *o.PropagationPolicy
+		return policy == metav1.DeletePropagationOrphan, policy == metav1.DeletePropagationForeground
 	}
 	for _, f := range current {
 		switch f {
@@ -260,5 +271,5 @@ func propagation(current []string, o *metav1.DeleteOptions, orphans bool) (orpha
 			return false, true
 		}
 	}
-	return orphans, false
+	return orphanByDefault, false
 }

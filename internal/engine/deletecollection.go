@@ -12,22 +12,24 @@ import (
 )
 
 const (
-	// collectionPage is how many objects are listed at a time where the caller sets no limit.
+	// collectionPage is how many objects are listed at a time if the caller sets no limit.
 	collectionPage = 1000
 	// collectionBatch is how many deletions share a commit.
 	collectionBatch = 100
 )
 
-// DeleteCollection deletes what o selects and returns it as it was. What is gone by the
-// time its turn comes does not matter; another failure ends it, with some objects deleted.
-func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.DeleteOptions, o ListOptions, c Caller) (*List, error) {
+// DeleteCollection deletes the objects that o selects and returns them as they were listed. An object that no
+// longer exists is skipped. Any other error aborts the call, after some objects may have been deleted.
+func (e *Engine) DeleteCollection(
+	ctx context.Context, t Target, d metav1.DeleteOptions, o ListOptions, c Caller,
+) (*List, error) {
 	if err := validateDeleteOptions(&d); err != nil {
 		return nil, err
 	}
 	warnOfOrphans(t, &d, c)
 	batch := collectionBatch
 	if t.Version.Definition.Behavior.RelatedWrites != nil {
-		batch /= 3 // a Service goes with its addresses, and etcd takes 128 writes at a time
+		batch /= 3 // deleting a Service also deletes its addresses, and etcd takes 128 writes per commit
 	}
 	limited := o.Limit > 0
 	if !limited {
@@ -62,10 +64,18 @@ func (e *Engine) DeleteCollection(ctx context.Context, t Target, d metav1.Delete
 	}
 }
 
-// deleteBatch deletes some objects in one commit, or one by one where that fails.
+// deleteBatch deletes some objects in one commit, or one by one if that fails.
 func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) error {
-	r := admission.Request{Operation: admission.Delete, Version: t.Version, Target: t.Version, Resource: t.resource(), Namespace: t.Namespace, User: c.User}
-	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(&r) { // plugins are asked once about each
+	r := admission.Request{
+		Operation: admission.Delete,
+		Version:   t.Version,
+		Target:    t.Version,
+		Resource:  t.resource(),
+		Namespace: t.Namespace,
+		User:      c.User,
+	}
+	// Plugins must see each deletion exactly once, so a batch that may be repeated is only for requests without plugins.
+	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(&r) {
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {
 			return err
@@ -73,24 +83,27 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 	}
 	c.hideName = true
 	for _, item := range items {
-		one := t
-		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
-		if _, _, err := e.Delete(ctx, one, d, c); err != nil && !apierrors.IsNotFound(err) {
+		target := t
+		target.Namespace, target.Name = item.Meta().Namespace, item.Meta().Name
+		if _, _, err := e.Delete(ctx, target, d, c); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-// deleteTogether commits the deletion of all items, if none of them changes meanwhile or may not be deleted.
-func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller) (done bool, err error) {
+// deleteTogether deletes all items in one commit. done is false if some item may not be deleted or has changed
+// meanwhile. Nothing is deleted then.
+func (e *Engine) deleteTogether(
+	ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller,
+) (done bool, err error) {
 	writes := make([]storage.Write, 0, len(items))
 	var guards []storage.Guard
 	var marked []Object
 	for _, item := range items {
-		one := t
-		one.Namespace, one.Name = item.Meta().Namespace, item.Meta().Name
-		w, err := e.newDeletion(ctx, one, d, c)
+		target := t
+		target.Namespace, target.Name = item.Meta().Namespace, item.Meta().Name
+		w, err := e.newDeletion(ctx, target, d, c)
 		if err != nil {
 			return false, err
 		}
@@ -102,7 +115,8 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 			return false, nil
 		}
 		if !w.noop {
-			writes, guards = append(append(writes, w.storageWrite()), w.related...), append(guards, w.guards...)
+			writes = append(append(writes, w.storageWrite()), w.related...)
+			guards = append(guards, w.guards...)
 		}
 		if w.deleteAfterMark {
 			marked = append(marked, item)
@@ -112,7 +126,9 @@ func (e *Engine) deleteTogether(ctx context.Context, t Target, d metav1.DeleteOp
 		return true, nil
 	}
 	if _, err := e.commit(ctx, writes, guards...); err != nil {
-		if _, ok := asConflict(err); ok || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) { // for some there may be room
+		_, conflict := asConflict(err)
+		// Without space or room in one commit for all items, single deletions may still succeed.
+		if conflict || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) {
 			return false, nil
 		}
 		return false, storageError(err)

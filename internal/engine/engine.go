@@ -1,8 +1,9 @@
-// Package engine is the verbs for any Definition over a store. It knows no HTTP:
-// what comes in is decoded, what goes out are objects that lie as bytes.
+// Package engine implements the Kubernetes verbs for any resource.Definition on top of a storage.Store. Callers
+// pass decoded objects, and results hold encoded bytes. The package knows nothing of HTTP and must not import
+// packages that do, such as internal/api.
 //
-// Every error that a client may see is a *StatusError of
-// k8s.io/apimachinery/pkg/api/errors with upstream's code, reason, causes and message.
+// Every error that a client may see is a *StatusError of k8s.io/apimachinery/pkg/api/errors, with the code,
+// reason, causes and message that upstream uses.
 package engine
 
 import (
@@ -19,74 +20,77 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Engine serves the verbs. Open makes one.
+// Engine implements the verbs. Open creates it.
 type Engine struct {
 	Config
-	Live *resource.Live // the kinds that are served
+	Live *resource.Live // the served kinds
 
-	// beforeCommit, if not nil, is called with what has been judged and is about to be committed: tests let other
-	// writes come in between.
+	// beforeCommit is a test hook, called with the writes of each commit before they are committed. Tests use
+	// it to let other writes get in between. nil means no hook.
 	beforeCommit func([]storage.Write)
 
-	upToCommit func(*write) error // takes a write up to its commit: a stage cannot itself refer to the stages
+	// upToCommit runs a write through all stages before the commit. It is a field because a stage that referred
+	// to the list of stages would be an initialization cycle.
+	upToCommit func(*write) error
 
-	tasks   tasks
-	conversions   conversionCache
-	schemaGenerations  schemaGenerations
-	queues  queues
-	indexes indexes
+	tasks             tasks
+	conversions       conversionCache
+	schemaGenerations schemaGenerations
+	queues            queues
+	indexes           indexes
 }
 
-// Target is what a request addresses.
+// Target is the object or collection that a request addresses.
 type Target struct {
 	Version     *resource.Version
-	Namespace   string // "" for all namespaces, or a cluster-scoped kind
+	Namespace   string // "" for all namespaces, or for a cluster-scoped kind
 	Name        string // "" for a collection
 	Subresource string // "", "status" or "scale"
-	// AsStored leaves objects at the version they are stored at, so that no conversion can get in the way of
-	// who looks at metadata only: the control loops. A write leaves them there, too.
+	// AsStored makes reads and writes leave objects at the version they are stored at. Controllers, which need
+	// only the metadata, set it so that a failing conversion cannot block them.
 	AsStored bool
 }
 
-// Caller is who asks, and how the request wants its write recorded.
+// Caller describes who sends a request and which options the request has.
 type Caller struct {
 	User         user.Info
-	FieldManager string // explicit, or from the User-Agent; never empty for writes
+	FieldManager string // explicit, or derived from the User-Agent; never empty for writes
 	Validation   string // FieldValidation: "Ignore", "Warn" or "Strict"
 	DryRun       bool
-	Warn         func(text string)       // adds a Warning header
-	Options      runtime.Object          // of the verb, for admission
-	Annotate     func(key, value string) // adds to the audit record; nil: there is none
-	Trace        *Trace                  // gets the steps of the write; nil: nobody wants them
-	OnDecoded    func(object.Tree)       // sees the body of a create or update, with defaults; nil: nobody does
-	MayCreate    func() error            // refuses an update or apply that would create; nil: it may
-	CheckMemory  func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil: none does
-	Slot         *compute.Slot           // is paused while the write waits for a webhook; nil: the write is inexpensive
-	hideName     bool                    // deletes objects of a collection, whose names admission is not told, as upstream has it
+	Warn         func(text string)       // adds a Warning header; nil discards warnings
+	Options      runtime.Object          // the options of the verb, for admission
+	Annotate     func(key, value string) // adds an annotation to the audit event; nil means there is no event
+	Trace        *Trace                  // records the steps of the write; nil disables tracing
+	OnDecoded    func(object.Tree)       // receives the body of a create or update, with defaults; may be nil
+	MayCreate    func() error            // authorizes an update or apply that would create the object; nil allows it
+	CheckMemory  func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil allows any size
+	Slot         *compute.Slot           // released while the write waits for a webhook; nil for an inexpensive write
+	hideName     bool                    // during a DeleteCollection: admission does not see the names of the objects, as upstream
 }
 
-// Object is one object at one version; its bytes are shared and never modified.
+// Object is one object at one version. Its bytes are shared and must not be modified.
 type Object struct {
 	Version  *resource.Version
-	Revision int64 // its resourceVersion
-	// Record is what it was read from, or would be. What is derived from it is kept there.
+	Revision int64 // the object's resourceVersion
+	// Record is the record that the object was read from, or an equivalent one. It caches the values derived
+	// from the object.
 	Record *storage.Record
 }
 
-// ListOptions are the options of list and watch, selectors parsed.
+// ListOptions are the options of list and watch, with parsed selectors.
 type ListOptions struct {
-	Labels               labels.Selector // nil: everything
-	Fields               fields.Selector // nil: everything
+	Labels               labels.Selector // nil selects everything
+	Fields               fields.Selector // nil selects everything
 	ResourceVersion      string
 	ResourceVersionMatch metav1.ResourceVersionMatch
 	Limit                int64
 	Continue             string
-	// of a watch
+	// Options of a watch.
 	AllowWatchBookmarks bool
 	SendInitialEvents   *bool
 }
 
-// List is a consistent page of a collection.
+// List is one page of a consistent list.
 type List struct {
 	Version   *resource.Version
 	Revision  int64
@@ -95,7 +99,7 @@ type List struct {
 	Items     []Object
 }
 
-// WatchEvent is one event as a watcher sees it.
+// WatchEvent is one event of a watch.
 type WatchEvent struct {
 	Type   string // "ADDED", "MODIFIED", "DELETED", "BOOKMARK"
 	Object Object // for a BOOKMARK only Revision and Version are set
@@ -105,24 +109,26 @@ type WatchEvent struct {
 
 // Body is a decoded request body at the target's version.
 type Body struct {
-	// Tree belongs to the engine from the call on, which modifies it.
+	// Tree is the decoded object. The engine owns and modifies it from the call on.
 	Tree object.Tree
-	// Typed says that Tree was made by Version.Type (Decode, Normalize or DecodeProtobuf) and need not go
-	// through it once more.
+	// Typed means that Version.Type produced Tree (Decode, Normalize or DecodeProtobuf), so that it needs no
+	// further normalization.
 	Typed bool
-	// Internal is the same object in the internal form, or nil. It belongs to the engine too.
+	// Internal is the same object in the internal form, or nil. The engine owns it from the call on.
 	Internal resource.Internal
-	// Strict are strict decoding errors so far: `duplicate field "spec.foo"`, `unknown field …`.
+	// Strict lists the strict decoding errors found so far, such as `duplicate field "spec.foo"` or `unknown
+	// field …`.
 	Strict []string
-	// DecodeError is why Version.Type did not take the body, where that has been tried.
+	// DecodeError is the error of Version.Type when it could not decode the body. nil means success, or that
+	// decoding was not tried.
 	DecodeError error
-	// Source is the body as it came, for errors that quote it; nil: they quote Tree.
+	// Source is the original body, quoted in errors. nil means that errors quote Tree.
 	Source []byte
 }
 
-// Patch is a patch and its kind. For an apply patch Data is YAML or JSON.
+// Patch is a patch and its type. For an apply patch Data is YAML or JSON.
 type Patch struct {
 	Type  types.PatchType
 	Data  []byte
-	Force bool // apply
+	Force bool // of an apply: take over fields that other managers own
 }

@@ -14,22 +14,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// futureRevisionTimeout is how long a read waits for a revision from the future.
+// futureRevisionTimeout is how long a read waits for a revision that the store has not reached.
 const futureRevisionTimeout = 3 * time.Second
 
-// retryAfter is in how many seconds to try again what the store cannot do at the moment. client-go
-// does so ten times.
+// retryAfter is the Retry-After, in seconds, of requests that the store cannot serve at the moment. client-go
+// makes up to ten retries.
 const retryAfter = 1
 
 // errStaleObject is the cause of every 409 for an outdated resourceVersion.
 var errStaleObject = errors.New("the object has been modified; please apply your changes to the latest version and try again")
 
-// notServed is the 404 of a resource or subresource that is not there.
+// notServed returns the 404 for a resource or subresource that is not served.
 func notServed() error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, true)
 }
 
-// unknownError is upstream's answer for an error that has no Status of its own.
+// unknownError returns the Status that upstream gives an error without one.
 func unknownError(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -48,8 +48,8 @@ func tooLargeRevision(requested, current int64) error {
 	return err
 }
 
-// storageError gives an error of the store that nobody interpreted its Status. What went wrong on
-// disk is for the log: its paths are not for clients.
+// storageError returns the Status for an error of the store. Details of disk errors are left to the log,
+// because they contain paths.
 func storageError(err error) error {
 	var status *apierrors.StatusError
 	switch {
@@ -58,24 +58,24 @@ func storageError(err error) error {
 	case errors.Is(err, storage.ErrClosed):
 		return apierrors.NewServiceUnavailable("the server is shutting down")
 	case errors.Is(err, storage.ErrInDoubt):
-		return apierrors.NewTimeoutError("it is not known yet whether the write was carried out: look before you try again", 0)
+		return apierrors.NewTimeoutError("the outcome of the write is unknown: read the object before you retry", 0)
 	case errors.Is(err, storage.ErrTooLarge):
-		return apierrors.NewRequestEntityTooLargeError("the object is too large for the storage of the server")
+		return apierrors.NewRequestEntityTooLargeError("the object exceeds the size limit of the server's storage")
 	case errors.Is(err, storage.ErrNoSpace):
-		return retryLater("the disk of the server is nearly full: until there is room, only deletions and small updates are carried out")
+		return retryLater("the server's disk is nearly full: only deletions and small updates are accepted until space is freed")
 	case errors.Is(err, storage.ErrUnavailable):
-		return retryLater("the storage of the server is not available at the moment: this was not carried out")
+		return retryLater("the server's storage is unavailable: the request was not executed")
 	case errors.Is(err, storage.ErrFailed):
 		return apierrors.NewInternalError(storage.ErrFailed)
 	case errors.Is(err, storage.ErrUnreadable):
 		return apierrors.NewInternalError(storage.ErrUnreadable)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled): // those above may have come of one
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled): // the errors above may wrap one
 		return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	}
 	return apierrors.NewInternalError(err)
 }
 
-// retryLater is the 503 for what may be tried again, as client-go does by itself.
+// retryLater returns a 503 with Retry-After, which client-go retries by itself.
 func retryLater(message string) error {
 	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}

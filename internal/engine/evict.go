@@ -4,10 +4,14 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// serverCaller is the server, where it writes an object that nobody has asked it to write.
-var serverCaller = Caller{User: &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}, FieldManager: "kube-apiserver"}
+// serverCaller is the caller of writes that the server makes on its own behalf.
+var serverCaller = Caller{
+	User:         &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}},
+	FieldManager: "kube-apiserver",
+}
 
-// deleteParent deletes the object as what is posted (an Eviction) asks, or begins to. What it changes besides goes with it in one commit.
+// deleteParent deletes the parent object, or starts its deletion, as the posted body (an Eviction) requests.
+// Related changes are part of the same commit.
 func (w *write) deleteParent() error {
 	d := w.parentWrite(opDelete)
 	defer d.endAttempt()
@@ -18,20 +22,20 @@ func (w *write) deleteParent() error {
 	if err != nil {
 		return err
 	}
-	how, err := w.sub.Delete(d.head, obj, w.typed.obj, w.caller.DryRun)
+	deletion, err := w.sub.Delete(d.head, obj, w.typed.obj, w.caller.DryRun)
 	if err != nil {
 		return asUnknownError(err)
 	}
-	d.guards = append(d.guards, how.Guards...)
-	if how.Related != nil {
-		if err := d.addRelated(how.Related); err != nil {
+	d.guards = append(d.guards, deletion.Guards...)
+	if deletion.Related != nil {
+		if err := d.addRelated(deletion.Related); err != nil {
 			return err
 		}
 	}
-	if err := validateDeleteOptions(&how.Options); err != nil {
+	if err := validateDeleteOptions(&deletion.Options); err != nil {
 		return err
 	}
-	d.deleteOptions, d.caller.DryRun, d.modified = how.Options, len(how.Options.DryRun) > 0, obj
+	d.deleteOptions, d.caller.DryRun, d.modified = deletion.Options, len(deletion.Options.DryRun) > 0, obj
 	w.deletion = d
 	if err := d.mark(); err != nil {
 		return err

@@ -17,67 +17,72 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Feed tells followers in this process of the metadata of all objects of the kinds they follow. It is one cursor and
-// one goroutine for all kinds, where a watch of each would be some 20 KiB a kind.
+// Feed notifies followers in this process of metadata changes of all objects of the kinds they follow. It uses
+// one cursor and one goroutine for all kinds. A watch of each kind would take some 20 KiB a kind.
 type Feed struct {
-	engine *Engine
-	newFollower chan struct{} // receives when somebody has joined
+	engine      *Engine
+	newFollower chan struct{} // signals a follower in pending
 
 	mu        sync.Mutex
-	pending   []*follower
-	followers map[string]*follower // by prefix
+	pending   []*follower          // followers without the initial list
+	followers map[string]*follower // by key prefix
 }
 
-// follower is one follower's part of the feed.
+// follower receives the changes of one kind.
 type follower struct {
-	onList  func(objects []*metav1.PartialObjectMetadata, revision int64)
-	onChange func(object *metav1.PartialObjectMetadata, deleted bool)
-	prefix  string
-	listRevision   int64 // events up to here are in the list; of the goroutine that runs Run
-	stopped bool  // guarded by Feed.mu
+	onList       func(objects []*metav1.PartialObjectMetadata, revision int64)
+	onChange     func(object *metav1.PartialObjectMetadata, deleted bool)
+	prefix       string
+	listRevision int64 // the revision of the list, used only by the goroutine of Run; older events are skipped
+	stopped      bool  // guarded by Feed.mu
 }
 
-// NewFeed returns a Feed of what e stores, which tells nobody anything until Run.
+// NewFeed returns a Feed of the objects in e's store. It notifies nobody before Run.
 func (e *Engine) NewFeed() *Feed {
 	return &Feed{engine: e, newFollower: make(chan struct{}, 1), followers: map[string]*follower{}}
 }
 
-// Follow has one goroutine call the functions until stop is called, after which a call that has begun may still come to its end:
-// listed first, and again where changes have been missed, with all objects of a kind as of a revision; changed for each change
-// since, for one that is deleted with the revision of the deletion. Of an object they are told the name, namespace, uid,
-// resourceVersion, generation, deletionTimestamp, finalizers and owner references, which are theirs. It returns false for a kind
-// that is not served or not stored. Who else followed the kind is told no more.
-func (f *Feed) Follow(r schema.GroupVersionResource, listed func(objects []*metav1.PartialObjectMetadata, revision int64),
-	changed func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool) {
+// Follow starts to call the functions for the objects of a kind, all from the goroutine of Run, until stop is
+// called. A call that is running may still finish after stop has returned. ok is false for a kind that is not
+// served or not stored. A kind has at most one follower: a new one replaces the earlier one.
+//
+// onList receives all objects of the kind as of a revision. It is called first, and again if changes were
+// missed. onChange receives each later change; for a deleted object the resourceVersion is that of the
+// deletion. The functions own the objects, which have only the name, namespace, UID, resourceVersion,
+// generation, deletionTimestamp, finalizers and owner references.
+func (f *Feed) Follow(r schema.GroupVersionResource,
+	onList func(objects []*metav1.PartialObjectMetadata, revision int64),
+	onChange func(object *metav1.PartialObjectMetadata, deleted bool)) (stop func(), ok bool) {
 	v := f.engine.Live.Load().Find(r.Group, r.Version, r.Resource)
 	if v == nil || !v.Definition.Stored() {
 		return nil, false
 	}
-	one := &follower{onList: listed, onChange: changed, prefix: v.Definition.Prefix, listRevision: math.MaxInt64}
+	fw := &follower{onList: onList, onChange: onChange, prefix: v.Definition.Prefix, listRevision: math.MaxInt64}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if old := f.followers[one.prefix]; old != nil {
+	if old := f.followers[fw.prefix]; old != nil {
 		old.stopped = true
 	}
-	f.followers[one.prefix] = one
-	f.pending = append(f.pending, one)
+	f.followers[fw.prefix] = fw
+	f.pending = append(f.pending, fw)
 	select {
 	case f.newFollower <- struct{}{}:
 	default:
 	}
-	return func() { f.unfollow(one) }, true
+	return func() { f.unfollow(fw) }, true
 }
 
-func (f *Feed) unfollow(one *follower) {
+func (f *Feed) unfollow(fw *follower) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	one.stopped = true
-	if f.followers[one.prefix] == one {
-		delete(f.followers, one.prefix)
+	fw.stopped = true
+	if f.followers[fw.prefix] == fw {
+		delete(f.followers, fw.prefix)
 	}
 }
 
-// Run tells the followers until ctx ends, whose error it then returns, or the store fails. It runs once.
+// Run notifies the followers until ctx ends or the store fails, and returns the error of ctx or the store. It
+// must be called only once.
 func (f *Feed) Run(ctx context.Context) error {
 	for {
 		err := f.dispatchEvents(ctx)
@@ -86,17 +91,17 @@ func (f *Feed) Run(ctx context.Context) error {
 		}
 		f.mu.Lock()
 		f.pending = f.pending[:0]
-		for _, one := range f.followers {
-			f.pending = append(f.pending, one)
+		for _, fw := range f.followers {
+			f.pending = append(f.pending, fw)
 		}
 		f.mu.Unlock()
 	}
 }
 
-// allKeys is the prefix of all keys.
+// allKeys is the prefix of all storage keys.
 const allKeys = "/registry/"
 
-// dispatchEvents tells until a change has been missed.
+// dispatchEvents notifies the followers until an event has been missed.
 func (f *Feed) dispatchEvents(ctx context.Context) error {
 	cursor, err := f.engine.Store.Watch(ctx, allKeys, f.engine.Store.Head().Revision())
 	if err != nil {
@@ -122,46 +127,47 @@ func (f *Feed) dispatchEvents(ctx context.Context) error {
 	}
 }
 
-// listPending gives those who have joined the objects that there are.
+// listPending sends the current objects to the followers in pending.
 func (f *Feed) listPending() {
 	f.mu.Lock()
-	joining := slices.DeleteFunc(f.pending, func(one *follower) bool { return one.stopped })
+	pending := slices.DeleteFunc(f.pending, func(fw *follower) bool { return fw.stopped })
 	f.pending = nil
 	f.mu.Unlock()
-	for _, one := range joining {
+	for _, fw := range pending {
 		head := f.engine.Store.Head()
-		objects := make([]*metav1.PartialObjectMetadata, 0, head.Count(one.prefix, ""))
-		for rec := range head.Walk(one.prefix, "") {
+		objects := make([]*metav1.PartialObjectMetadata, 0, head.Count(fw.prefix, ""))
+		for rec := range head.Walk(fw.prefix, "") {
 			objects = append(objects, summarize(rec, rec.Modified))
 		}
-		one.listRevision = head.Revision()
-		one.onList(objects, one.listRevision)
+		fw.listRevision = head.Revision()
+		fw.onList(objects, fw.listRevision)
 	}
 }
 
-// dispatch passes an event on to who follows its kind.
+// dispatch passes an event to the follower of its kind.
 func (f *Feed) dispatch(ev *storage.Event) {
 	f.mu.Lock()
-	var one *follower
-	for end := len(allKeys); one == nil; {
+	var fw *follower
+	for end := len(allKeys); fw == nil; {
 		i := strings.IndexByte(ev.Key[end:], '/')
 		if i < 0 {
 			break
 		}
 		end += i + 1
-		one = f.followers[ev.Key[:end]]
+		fw = f.followers[ev.Key[:end]]
 	}
 	f.mu.Unlock()
 	switch {
-	case one == nil || ev.Revision <= one.listRevision:
+	case fw == nil || ev.Revision <= fw.listRevision:
 	case ev.Record != nil:
-		one.onChange(summarize(ev.Record, ev.Revision), false)
+		fw.onChange(summarize(ev.Record, ev.Revision), false)
 	default:
-		one.onChange(summarize(ev.Previous, ev.Revision), true)
+		fw.onChange(summarize(ev.Previous, ev.Revision), true)
 	}
 }
 
-// summarize is what followers hear of an object. It is copied, for it would keep all of the object in memory.
+// summarize returns the part of an object's metadata that followers receive. All strings are copied, because a
+// substring would keep the whole object in memory.
 func summarize(rec *storage.Record, revision int64) *metav1.PartialObjectMetadata {
 	m, owners, err := object.ScanOwners(rec.Value)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Get reads one object. resourceVersion is the request's: "", "0" or a number to wait for.
+// Get reads one object. resourceVersion is that of the request: "", "0", or a revision to wait for.
 func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Object, error) {
 	if t.Subresource != "" {
 		if err := e.checkSubresource(t); err != nil {
@@ -32,13 +32,14 @@ func (e *Engine) Get(ctx context.Context, t Target, resourceVersion string) (Obj
 	if t.Subresource == "scale" {
 		return e.readScale(ctx, t, rec)
 	}
-	if known, ok := rec.Derived.Load().(*derived); ok && known.servedAs.Load() == t.Version {
+	if d, ok := rec.Derived.Load().(*derived); ok && d.servedAs.Load() == t.Version {
 		return Object{Version: t.Version, Revision: rec.Modified, Record: rec}, nil
 	}
 	return e.readerOf(t).read(ctx, rec)
 }
 
-// Stored returns the JSON of an object as it is stored, nil if there is none. The caller must not modify it.
+// Stored returns the JSON of an object as it is stored, or nil if the object does not exist. The caller must
+// not modify it.
 func (e *Engine) Stored(t Target) []byte {
 	rec := e.Store.Head().Get(t.Version.Definition.Key(t.Namespace, t.Name))
 	if rec == nil {
@@ -47,7 +48,7 @@ func (e *Engine) Stored(t Target) []byte {
 	return rec.Value
 }
 
-// notOlderThan returns a state that is not older than resourceVersion: the newest there is for "".
+// notOlderThan returns a snapshot at or after resourceVersion. "" means the newest state of the store.
 func (e *Engine) notOlderThan(ctx context.Context, resourceVersion string) (*storage.Snapshot, error) {
 	if resourceVersion == "" {
 		snap, err := e.Store.Fresh(ctx)
@@ -63,10 +64,12 @@ func (e *Engine) notOlderThan(ctx context.Context, resourceVersion string) (*sto
 	return e.waitForRevision(ctx, revision)
 }
 
-// newest returns the newest state there is, in this process or another.
-func (e *Engine) newest(ctx context.Context) (*storage.Snapshot, error) { return e.notOlderThan(ctx, "") }
+// newest returns the newest state of the store, including writes of other processes.
+func (e *Engine) newest(ctx context.Context) (*storage.Snapshot, error) {
+	return e.notOlderThan(ctx, "")
+}
 
-// Catalog returns one that knows all kinds that are stored, by this process or another.
+// Catalog returns a catalog of all kinds that are stored, including those that another process has written.
 func (e *Engine) Catalog(ctx context.Context) (*resource.Catalog, error) {
 	snap, err := e.newest(ctx)
 	if err != nil {
@@ -76,7 +79,7 @@ func (e *Engine) Catalog(ctx context.Context) (*resource.Catalog, error) {
 	return catalog, storageError(err)
 }
 
-// waitForRevision returns a state not older than revision, or the 504 that upstream gives after 3 s.
+// waitForRevision returns a snapshot at or after revision. After 3 s it returns upstream's 504.
 func (e *Engine) waitForRevision(ctx context.Context, revision int64) (*storage.Snapshot, error) {
 	if head := e.Store.Head(); head.Revision() >= revision {
 		return head, nil
@@ -93,7 +96,7 @@ func (e *Engine) waitForRevision(ctx context.Context, revision int64) (*storage.
 	return nil, storageError(err)
 }
 
-// parseRevision reads a resourceVersion of a request; "" is 0. The error is worded as upstream's.
+// parseRevision parses the resourceVersion of a request. "" is 0. The error equals upstream's.
 func parseRevision(resourceVersion string) (int64, error) {
 	if resourceVersion == "" {
 		return 0, nil
@@ -105,10 +108,11 @@ func parseRevision(resourceVersion string) (int64, error) {
 	return int64(min(revision, 1<<63-1)), nil
 }
 
-// checkSubresource answers 404 for one that the kind does not have.
+// checkSubresource returns a 404 if the kind does not have the target's subresource.
 func (e *Engine) checkSubresource(t Target) error {
 	v := t.Version
-	if t.Subresource == "" || t.Subresource == "status" && v.Status || t.Subresource == "scale" && v.Scale != nil || v.Subresource(t.Subresource) != nil {
+	if t.Subresource == "" || t.Subresource == "status" && v.Status ||
+		t.Subresource == "scale" && v.Scale != nil || v.Subresource(t.Subresource) != nil {
 		return nil
 	}
 	return notServed()

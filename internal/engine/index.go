@@ -15,53 +15,54 @@ import (
 )
 
 const (
-	// indexMinObjects is how many objects make a list by a field worth an index.
+	// indexMinObjects is the minimum number of objects for which a list by a field uses an index.
 	indexMinObjects = 256
-	// indexMinFactor is how many times fewer objects an index must name than there are.
+	// indexMinFactor is the minimum ratio of all objects to the objects that an index yields. Below it a list
+	// walks all objects.
 	indexMinFactor = 4
-	// maxIndexBytes bounds what all indexes take together, the least recently used one going first.
+	// maxIndexBytes limits the size of all indexes. The least recently used index is evicted first.
 	maxIndexBytes = 64 << 20
-	// indexIdleTimeout is how long an index is kept that nobody uses.
+	// indexIdleTimeout is how long an unused index is kept.
 	indexIdleTimeout = 10 * time.Minute
-	// entryBytes is about what an entry takes besides its key.
+	// entryBytes is the approximate size of an index entry without its key.
 	entryBytes = 72
 )
 
-// indexes are over the values of selectable fields. A write knows nothing of them: a list that
-// demands a value brings the index of the field up to its snapshot, by what has been written since the last
-// one did. What an index names is looked up in the snapshot and judged there, so that it may name too
-// much, but never too little. The zero value is ready.
+// indexes holds indexes over the values of selectable fields. Writes do not update them. A list that requires a
+// value brings the field's index up to its snapshot with the changes since the last use. An index may yield
+// records that do not match, but never misses one: the list looks each record up in its snapshot and evaluates
+// it there. The zero value is ready to use.
 type indexes struct {
-	mu      sync.Mutex
-	byField map[indexKey]*fieldIndex
+	mu         sync.Mutex
+	byField    map[indexKey]*fieldIndex
 	evictTimer *time.Timer
 }
 
 type indexKey struct {
 	version *resource.Version
-	field   int // in version.SelectableFields
+	field   int // index in version.SelectableFields
 }
 
 // fieldIndex is the index of one field.
 type fieldIndex struct {
-	field int
-	used  atomic.Int64 // when, in Unix time
+	field int          // index in version.SelectableFields
+	used  atomic.Int64 // time of the last use, in Unix seconds
 	state atomic.Pointer[indexState]
-	mu    sync.Mutex // held by who makes the next state
+	mu    sync.Mutex // held while the next state is built
 }
 
-// indexState is an index as of one revision. It is immutable.
+// indexState is an index at one revision. It is immutable.
 type indexState struct {
 	revision int64
-	// keys are storage keys, each under bucket(hash of the value)+key. Objects without a value are left out; those that
-	// have got another one, or are gone, may still be there.
-	keys  tree.Tree[string]
-	bytes int
-	tooLarge bool // takes too much: there are no keys, and all is walked
+	// keys holds storage keys, each prefixed with the bucket of its value's hash. Objects without a value are
+	// left out. Entries of objects that were deleted or have another value now may remain.
+	keys     tree.Tree[string]
+	bytes    int
+	tooLarge bool // over the size limit: keys is empty and lists walk all objects
 }
 
-// records yields the records from which a list is made, in the order of their keys: those that an index names,
-// if one helps, or all.
+// records yields the candidate records of a list in the order of their keys: those that an index yields if one
+// helps, or all.
 func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.Record] {
 	ix, st, value := q.bestIndex(snap)
 	if ix == nil {
@@ -85,7 +86,8 @@ func (q *query) records(snap *storage.Snapshot, after string) iter.Seq[*storage.
 	}
 }
 
-// bestIndex finds the index that names the fewest objects, as of snap; nil if it is better to walk.
+// bestIndex returns the index that yields the fewest objects, and its state at snap. It returns nil if a walk
+// over all objects is better.
 func (q *query) bestIndex(snap *storage.Snapshot) (ix *fieldIndex, st *indexState, value string) {
 	if q.paths == nil || q.reader.asStored || q.reader.mayFail() {
 		return nil, nil, ""
@@ -114,17 +116,17 @@ func (q *query) bestIndex(snap *storage.Snapshot) (ix *fieldIndex, st *indexStat
 	return ix, st, value
 }
 
-// bucketLength is the length of every bucket.
+// bucketLength is the length in bytes of every bucket.
 const bucketLength = 8
 
-// bucket is what an index keeps the keys of one value under, and maybe of others with that hash.
+// bucket returns the prefix of the index entries of all values with the given hash.
 func bucket(hash uint64) string {
 	var b [bucketLength]byte
 	binary.BigEndian.PutUint64(b[:], hash)
 	return string(b[:])
 }
 
-// hashValue is not 0 but for "".
+// hashValue returns the hash of a value. It is 0 only for "".
 func hashValue(value string) uint64 {
 	if value == "" {
 		return 0
@@ -132,16 +134,17 @@ func hashValue(value string) uint64 {
 	return maphash.String(hashSeed, value) | 1
 }
 
-// fieldHash is of the value that a record has in a selectable field, 0 if it has none.
-func fieldHash(q *query, rec *storage.Record, place int) uint64 {
+// fieldHash returns the hash of a record's value in a selectable field, or 0 if the record has none.
+func fieldHash(q *query, rec *storage.Record, field int) uint64 {
 	values := q.values(rec)
 	if values == nil {
 		return 0
 	}
-	return hashValue(values[place])
+	return hashValue(values[field])
 }
 
-// atSnapshot returns the index as of snap, making it or bringing it up to date; nil if it is newer than snap, or too large.
+// atSnapshot returns the index at snap, building or updating it as needed. It returns nil if the index is
+// already newer than snap, or too large.
 func (ix *fieldIndex) atSnapshot(q *query, snap *storage.Snapshot) *indexState {
 	st := ix.state.Load()
 	if st == nil || st.revision < snap.Revision() {
@@ -153,6 +156,7 @@ func (ix *fieldIndex) atSnapshot(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
+// advance brings the index up to snap, unless it is already there.
 func (ix *fieldIndex) advance(q *query, snap *storage.Snapshot) *indexState {
 	ix.mu.Lock()
 	defer ix.mu.Unlock()
@@ -176,7 +180,7 @@ func (ix *fieldIndex) advance(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
-// build makes the index of a snapshot.
+// build returns the index of a snapshot.
 func (ix *fieldIndex) build(q *query, snap *storage.Snapshot) *indexState {
 	st := &indexState{revision: snap.Revision()}
 	var keys []string
@@ -195,12 +199,12 @@ func (ix *fieldIndex) build(q *query, snap *storage.Snapshot) *indexState {
 	return st
 }
 
-// updated is st with what has been written until snap.
-func (st *indexState) updated(q *query, snap *storage.Snapshot, place int) *indexState {
+// updated returns st with the changes up to snap added.
+func (st *indexState) updated(q *query, snap *storage.Snapshot, field int) *indexState {
 	next := &indexState{revision: snap.Revision(), keys: st.keys, bytes: st.bytes}
 	edit := st.keys.Edit()
 	for rec := range snap.Changed(q.reader.version.Definition.Prefix, st.revision) {
-		h := fieldHash(q, rec, place)
+		h := fieldHash(q, rec, field)
 		if h == 0 {
 			continue
 		}
@@ -214,7 +218,7 @@ func (st *indexState) updated(q *query, snap *storage.Snapshot, place int) *inde
 	return next
 }
 
-// removeStale drops entries that were found to be stale in st, unless the index has moved on.
+// removeStale removes the entries that a list has found to be stale in st, unless ix has a newer state by now.
 func (ix *fieldIndex) removeStale(st *indexState, stale []string) {
 	if len(stale) == 0 {
 		return
@@ -235,14 +239,14 @@ func (ix *fieldIndex) removeStale(st *indexState, stale []string) {
 	ix.state.Store(next)
 }
 
-// find returns the index of a field, which may have to be made yet.
-func (x *indexes) find(v *resource.Version, place int) *fieldIndex {
+// find returns the index of a field, creating an empty one if necessary.
+func (x *indexes) find(v *resource.Version, field int) *fieldIndex {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	key := indexKey{v, place}
+	key := indexKey{v, field}
 	ix := x.byField[key]
 	if ix == nil {
-		ix = &fieldIndex{field: place}
+		ix = &fieldIndex{field: field}
 		if x.byField == nil {
 			x.byField = map[indexKey]*fieldIndex{}
 		}
@@ -255,7 +259,7 @@ func (x *indexes) find(v *resource.Version, place int) *fieldIndex {
 	return ix
 }
 
-// evictIdle drops the indexes that nobody has used for a while, and comes back if there are others.
+// evictIdle evicts the indexes that have not been used for indexIdleTimeout. It runs again later if any remain.
 func (x *indexes) evictIdle(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -271,7 +275,8 @@ func (x *indexes) evictIdle(now time.Time) {
 	}
 }
 
-// evictLeastRecent drops the least recently used indexes but one until all fit.
+// evictLeastRecent evicts the least recently used indexes, but never keep, until the others fit into
+// maxIndexBytes.
 func (x *indexes) evictLeastRecent(keep *fieldIndex) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

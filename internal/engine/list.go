@@ -17,20 +17,25 @@ import (
 )
 
 const (
-	listExpired         = "The resourceVersion for the provided list is too old."
-	tokenExpired        = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list."
+	listExpired  = "The resourceVersion for the provided list is too old."
+	tokenExpired = "The provided continue parameter is too old to display a consistent list result. " +
+		"You can start a new list without the continue parameter, " +
+		"or use the continue token in this response to retrieve the remainder of the results. " +
+		"Continuing with the provided token results in an inconsistent list - " +
+		"objects that were created, modified, or deleted between the time the first chunk was returned and now " +
+		"may show up in the list."
 	noRevisionWithToken = "specifying resource version is not allowed when using continue"
 )
 
-// query is a list or watch as it is put to the store.
+// query is a list or watch in terms of storage keys.
 type query struct {
 	*selector
-	prefix  string // of the keys it may touch; the whole key if single
+	prefix  string // the keys it reads start with prefix; a whole key if single
 	single  bool
 	indexes *indexes
 }
 
-// newQuery prepares a list or watch.
+// newQuery returns the query of a list or watch.
 func (e *Engine) newQuery(t Target, o *ListOptions) (*query, error) {
 	s, err := e.newSelector(e.readerOf(t), o)
 	if err != nil {
@@ -45,7 +50,8 @@ func (e *Engine) newQuery(t Target, o *ListOptions) (*query, error) {
 	if d.Namespaced && namespace != "" {
 		q.prefix += namespace + "/"
 	}
-	if name, ok := exact(o.Fields, "metadata.name"); ok && name != "" && !strings.Contains(name, "/") && (namespace != "" || !d.Namespaced) {
+	name, ok := exact(o.Fields, "metadata.name")
+	if ok && name != "" && !strings.Contains(name, "/") && (namespace != "" || !d.Namespaced) {
 		q.prefix, q.single = d.Key(namespace, name), true
 	}
 	return q, nil
@@ -60,7 +66,7 @@ func (e *Engine) Count(t Target) int {
 	return e.Store.Head().Count(prefix, "")
 }
 
-// List reads a collection.
+// List returns the objects of a collection.
 func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, error) {
 	if err := validateListOptions(&o, false); err != nil {
 		return nil, err
@@ -81,7 +87,7 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 		return nil, err
 	}
 	if o.ResourceVersion == "0" && o.Continue == "" {
-		o.Limit = 0 // as upstream, whose cache answers such a list whole
+		o.Limit = 0 // as in upstream, whose watch cache ignores the limit of such a list
 	}
 	if q.single {
 		return q.listOne(ctx, snap)
@@ -89,7 +95,7 @@ func (e *Engine) List(ctx context.Context, t Target, o ListOptions) (*List, erro
 	return q.page(ctx, snap, start, o.Limit)
 }
 
-// validateListOptions checks the combinations that a list or watch may carry.
+// validateListOptions checks the combination of options of a list or watch.
 func validateListOptions(o *ListOptions, watch bool) error {
 	if o.ResourceVersionMatch == "" && o.SendInitialEvents == nil {
 		return nil
@@ -107,7 +113,7 @@ func validateListOptions(o *ListOptions, watch bool) error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
 }
 
-// snapshot returns the state to list and the first key to list from, "" for all.
+// snapshot returns the snapshot to list and the key to start from, "" for the first.
 func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
 	if o.Continue != "" {
 		return e.resume(ctx, q, o)
@@ -133,7 +139,7 @@ func (e *Engine) snapshot(ctx context.Context, q *query, o *ListOptions) (*stora
 	return snap, "", err
 }
 
-// atRevision returns the state at revision, waiting for one from the future.
+// atRevision returns the snapshot at revision. It waits for a revision that the store has not reached.
 func (e *Engine) atRevision(ctx context.Context, revision int64) (*storage.Snapshot, error) {
 	head, err := e.waitForRevision(ctx, revision)
 	if err != nil || head.Revision() == revision {
@@ -142,7 +148,7 @@ func (e *Engine) atRevision(ctx context.Context, revision int64) (*storage.Snaps
 	return e.Store.At(ctx, revision)
 }
 
-// resume returns the state of a continue token and its first key.
+// resume returns the snapshot of a continue token and the key to start from.
 func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage.Snapshot, string, error) {
 	start, revision, err := decodeToken(o.Continue, q.prefix)
 	if err != nil {
@@ -165,29 +171,29 @@ func (e *Engine) resume(ctx context.Context, q *query, o *ListOptions) (*storage
 	return snap, start, storageError(err)
 }
 
-// listOne is the list of a single name.
+// listOne returns the list of a query for a single name.
 func (q *query) listOne(ctx context.Context, snap *storage.Snapshot) (*List, error) {
 	l := &List{Version: q.reader.version, Revision: snap.Revision()}
 	rec := snap.Get(q.prefix)
 	if rec == nil {
 		return l, nil
 	}
-	looked, err := q.reader.preconvert(ctx, []*storage.Record{rec})
+	recs, err := q.reader.preconvert(ctx, []*storage.Record{rec})
 	if err != nil {
 		return nil, err
 	}
-	_, err = q.add(ctx, l, looked[0], 0)
+	_, err = q.add(ctx, l, recs[0], 0)
 	return l, err
 }
 
-// page walks the snapshot from start on until limit objects are found.
+// page returns up to limit matching objects of the snapshot, beginning at start. A limit of 0 means no limit.
 func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, limit int64) (*List, error) {
 	l := &List{Version: q.reader.version, Revision: snap.Revision()}
 	after := strings.TrimSuffix(start, "\x00")
 	if q.empty() {
 		l.Items = make([]Object, 0, q.expectedCount(snap, after, limit))
 	}
-	// A token that is not of our making may name its first key itself.
+	// The start of a token that another server has made may be an existing key, which the page then includes.
 	walk := q.records(snap, after)
 	if rec := snap.Get(start); rec != nil && start == after {
 		walk = startingWith(rec, walk)
@@ -197,11 +203,11 @@ func (q *query) page(ctx context.Context, snap *storage.Snapshot, start string, 
 		walk = q.preconverted(ctx, walk, limit, &failed)
 	}
 	for rec := range walk {
-		more, err := q.add(ctx, l, rec, limit)
+		full, err := q.add(ctx, l, rec, limit)
 		if err != nil {
 			return nil, err
 		}
-		if more {
+		if full {
 			q.truncate(l, snap)
 			break
 		}
@@ -220,22 +226,25 @@ func startingWith(first *storage.Record, rest iter.Seq[*storage.Record]) iter.Se
 	}
 }
 
-// preconvertBatch is how many objects of a list are converted in one go.
+// preconvertBatch is how many objects of a list a webhook converts in one call.
 const preconvertBatch = 2500
 
-// preconverted is walk through the eyes of a webhook, some objects at a time. failed is set where that cannot be done.
-func (q *query) preconverted(ctx context.Context, walk iter.Seq[*storage.Record], limit int64, failed *error) iter.Seq[*storage.Record] {
+// preconverted yields the records of walk as a webhook converts them, a batch at a time. It sets failed and
+// stops if a conversion fails.
+func (q *query) preconverted(
+	ctx context.Context, walk iter.Seq[*storage.Record], limit int64, failed *error,
+) iter.Seq[*storage.Record] {
 	size := preconvertBatch
 	if limit > 0 && q.empty() {
-		size = int(min(limit+1, preconvertBatch)) // one more tells that there is one
+		size = int(min(limit+1, preconvertBatch)) // the extra object shows that there is another page
 	}
 	return func(yield func(*storage.Record) bool) {
 		ahead := make([]*storage.Record, 0, size)
 		flush := func() bool {
-			var looked []*storage.Record
-			looked, *failed = q.reader.preconvert(ctx, ahead)
+			var converted []*storage.Record
+			converted, *failed = q.reader.preconvert(ctx, ahead)
 			ahead = ahead[:0]
-			for _, rec := range looked {
+			for _, rec := range converted {
 				if !yield(rec) {
 					return false
 				}
@@ -259,7 +268,7 @@ func (q *query) expectedCount(snap *storage.Snapshot, after string, limit int64)
 	return n
 }
 
-// add appends rec if it matches. full is true, and nothing is added, if the page was full before.
+// add appends rec to the page if it matches. If the page is already full, add appends nothing and returns full.
 func (q *query) add(ctx context.Context, l *List, rec *storage.Record, limit int64) (full bool, err error) {
 	if limit > 0 && int64(len(l.Items)) >= limit {
 		return true, nil
@@ -274,7 +283,7 @@ func (q *query) add(ctx context.Context, l *List, rec *storage.Record, limit int
 	return false, err
 }
 
-// truncate marks a page that others follow.
+// truncate sets the continue token of a page that is not the last.
 func (q *query) truncate(l *List, snap *storage.Snapshot) {
 	last := l.Items[len(l.Items)-1].Record.Key
 	l.Continue = encodeToken(last, q.prefix, l.Revision)

@@ -14,10 +14,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// normalizeMetadata brings the metadata of a custom object into the form that
-// metav1.ObjectMeta would give it: unknown fields are dropped and returned by their
-// paths, empty ones are left out. An error is a field of a wrong type, worded as
-// upstream's.
+// normalizeMetadata converts the metadata of a custom object to the form that metav1.ObjectMeta has in JSON. It
+// drops unknown fields and returns their paths, and drops empty fields. The error for a field of the wrong type
+// equals upstream's.
 func normalizeMetadata(t object.Tree) (unknown []string, err error) {
 	raw, ok := t["metadata"]
 	if !ok {
@@ -45,7 +44,8 @@ func normalizeMetadata(t object.Tree) (unknown []string, err error) {
 	return unknown, err
 }
 
-// dropInvalidMetadata drops the fields of metadata that are of a wrong type, as upstream does with what a webhook has made of it.
+// dropInvalidMetadata drops the fields of metadata that have the wrong type, as upstream does with the result
+// of a webhook.
 func dropInvalidMetadata(t object.Tree) {
 	if _, err := normalizeMetadata(t); err == nil {
 		return
@@ -59,8 +59,8 @@ func dropInvalidMetadata(t object.Tree) {
 	t["metadata"] = md
 }
 
-// regularMetadata does the work in place where all is as expected; false means that
-// md has to take the long way.
+// regularMetadata normalizes metadata in place if all its fields have the expected form. If it returns false,
+// md needs the slow path in normalizeMetadata.
 func regularMetadata(md object.Tree) bool {
 	for key, v := range md {
 		ok, empty := true, v == nil
@@ -98,7 +98,7 @@ func regularMetadata(md object.Tree) bool {
 	return true
 }
 
-// canonicalTime reports whether v is a time as the server itself writes it.
+// canonicalTime reports whether v is a time in the format that the server writes.
 func canonicalTime(v any) bool {
 	s, _ := v.(string)
 	if len(s) != len("2006-01-02T15:04:05Z") {
@@ -181,14 +181,14 @@ func regularManagedFields(m object.Tree) bool {
 	return true
 }
 
-// wipeSystemFields removes what only the server sets.
+// wipeSystemFields removes the fields that only the server sets.
 func wipeSystemFields(md object.Tree) {
 	for _, key := range []string{"creationTimestamp", "uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"} {
 		delete(md, key)
 	}
 }
 
-// objectMeta reads metadata for validation. Of managedFields the sets of fields are left out.
+// objectMeta decodes metadata for validation. The entries of managedFields have no field sets.
 func objectMeta(t object.Tree) *metav1.ObjectMeta {
 	md := object.Metadata(t)
 	return &metav1.ObjectMeta{
@@ -256,18 +256,17 @@ func optionalInt(v any) *int64 {
 	return &n
 }
 
-// timestamp is t as metadata has it.
+// timestamp formats t for metadata.
 func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// dedupOwners drops owner references that say the same twice and returns the uids of
-// the dropped ones.
+// dedupOwners drops duplicate owner references and returns the UIDs of those it has dropped.
 func dedupOwners(md object.Tree) (duplicates []string) {
 	list, _ := md["ownerReferences"].([]any)
 	if len(list) < 2 {
 		return nil
 	}
-	kept := make([]any, 0, len(list))
-	seen := make(map[string]bool, len(list)) // as text: there may be tens of thousands
+	unique := make([]any, 0, len(list))
+	seen := make(map[string]bool, len(list)) // by JSON, because there may be tens of thousands
 	for _, ref := range list {
 		m, _ := ref.(object.Tree)
 		text := string(object.AppendJSON(nil, object.Tree{"": ref}))
@@ -276,25 +275,27 @@ func dedupOwners(md object.Tree) (duplicates []string) {
 			continue
 		}
 		seen[text] = true
-		kept = append(kept, ref)
+		unique = append(unique, ref)
 	}
 	if duplicates != nil {
-		md["ownerReferences"] = kept
+		md["ownerReferences"] = unique
 	}
 	return duplicates
 }
 
-// finalizerWarnings are for finalizers whose names others might take too.
+// finalizerWarnings returns warnings for finalizer names that are not domain-qualified.
 func finalizerWarnings(added []string) (warnings []string) {
 	for _, name := range slices.Sorted(slices.Values(added)) {
-		if strings.Contains(name, "/") || name == metav1.FinalizerOrphanDependents || name == metav1.FinalizerDeleteDependents || name == "kubernetes" {
+		if strings.Contains(name, "/") || name == "kubernetes" ||
+			name == metav1.FinalizerOrphanDependents || name == metav1.FinalizerDeleteDependents {
 			continue
 		}
 		with := ""
 		if strings.Contains(name, ".") {
 			with = " including a path (/)"
 		}
-		warnings = append(warnings, `metadata.finalizers: "`+name+`": prefer a domain-qualified finalizer name`+with+` to avoid accidental conflicts with other finalizer writers`)
+		warnings = append(warnings, `metadata.finalizers: "`+name+`": prefer a domain-qualified finalizer name`+with+
+			` to avoid accidental conflicts with other finalizer writers`)
 	}
 	return warnings
 }

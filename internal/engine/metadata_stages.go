@@ -18,11 +18,11 @@ import (
 const (
 	// nameAttempts is how many names are tried for a generateName.
 	nameAttempts = 8
-	// longestBase and randomLength make generated names of at most 63 characters.
+	// longestBase and randomLength limit generated names to 63 characters.
 	longestBase, randomLength = 58, 5
 )
 
-// locate compares name and namespace with the request's.
+// locate compares the object's name and namespace with the request's.
 func (w *write) locate() error {
 	if err := w.inNamespace(w.desired); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (w *write) locate() error {
 	return nil
 }
 
-// inNamespace sets the namespace of an object written through a request for namespace.
+// inNamespace sets the object's namespace to the request's, or returns an error if they differ.
 func (w *write) inNamespace(t object.Tree) error {
 	md := object.EnsureMetadata(t)
 	namespace := ""
@@ -46,34 +46,40 @@ func (w *write) inNamespace(t object.Tree) error {
 		namespace = w.target.Namespace
 	}
 	if own := object.String(md, "namespace"); own != "" && namespace != "" && own != namespace {
-		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+		return apierrors.NewBadRequest(
+			"the namespace of the provided object does not match the namespace sent on the request")
 	}
 	object.SetString(md, "namespace", namespace)
 	return nil
 }
 
-// checkName compares the name with the one in the URL.
+// checkName compares the object's name with the name in the URL.
 func (w *write) checkName(t object.Tree) error {
 	switch name := object.Name(t); name {
 	case w.target.Name:
 		return nil
 	case "":
-		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s based on URL) was undeterminable: name must be provided", w.target.Name))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"the name of the object (%s based on URL) was undeterminable: name must be provided", w.target.Name))
 	default:
-		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", name, w.target.Name))
+		return apierrors.NewBadRequest(fmt.Sprintf(
+			"the name of the object (%s) does not match the name on the URL (%s)", name, w.target.Name))
 	}
 }
 
-const duplicateOwners = ".metadata.ownerReferences contains duplicate entries%s; API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) observed: %v"
+const duplicateOwners = ".metadata.ownerReferences contains duplicate entries%s; " +
+	"API server dedups owner references in 1.20+, and may reject such requests as early as 1.24; " +
+	"please fix your requests; duplicate UID(s) observed: %v"
 
-// dedup drops repeated owner references with a warning.
+// dedup drops duplicate owner references and adds upstream's warning.
 func (w *write) dedup(when string) {
 	if duplicates := dedupOwners(object.Metadata(w.desired)); duplicates != nil {
 		w.warn(fmt.Sprintf(duplicateOwners, when, strings.Join(duplicates, ", ")))
 	}
 }
 
-// updateManagedFields records in managedFields what the caller changes. An apply has done so.
+// updateManagedFields records the fields that the caller changes in managedFields, unless an apply has already
+// done so.
 func (w *write) updateManagedFields() error {
 	if err := w.load(); err != nil || w.managed {
 		return err
@@ -84,8 +90,8 @@ func (w *write) updateManagedFields() error {
 	return asUnknownError(err)
 }
 
-// setEmptyObject gives a create of a built-in kind, or the first apply to one of which nobody
-// knows the owners, the object it starts from.
+// setEmptyObject sets the empty object from which field management starts. It is needed for built-in kinds
+// whose live object has no managedFields.
 func (w *write) setEmptyObject(live object.Tree) {
 	if object.Metadata(live)["managedFields"] != nil || w.v.Type == nil || w.fields.Empty != nil {
 		return
@@ -95,7 +101,8 @@ func (w *write) setEmptyObject(live object.Tree) {
 	}
 }
 
-// identify gives a new object name, uid and time, and compares an old one with what the caller has seen of it.
+// identify sets the name, UID and creation time of a new object. For an existing object it checks the
+// resourceVersion, and keeps the UID and times.
 func (w *write) identify() error {
 	md := object.EnsureMetadata(w.desired)
 	if w.op == admission.Create {
@@ -129,7 +136,7 @@ func (w *write) identify() error {
 	return nil
 }
 
-// generateName gives an object that has none a name, unless it names no beginning of one.
+// generateName sets the name of an object that has only a generateName.
 func (w *write) generateName(md object.Tree) {
 	base := object.String(md, "generateName")
 	if base == "" || object.String(md, "name") != "" {
@@ -142,13 +149,14 @@ func (w *write) generateName(md object.Tree) {
 	md["name"] = w.newName
 }
 
-// retryWithNewName reports that a failed attempt is to be made again under another name.
+// retryWithNewName reports whether to make another attempt with another generated name, because the previous
+// one was taken.
 func (w *write) retryWithNewName(err error) bool {
 	w.newName = ""
 	return w.generatedNames > 0 && w.generatedNames < nameAttempts && apierrors.IsAlreadyExists(err)
 }
 
-// parseVersion reads the resourceVersion that a client sent, 0 if none.
+// parseVersion parses the resourceVersion that a client sent. "" is 0.
 func parseVersion(rv string) (uint64, error) {
 	revision, err := strconv.ParseUint(rv, 10, 64)
 	if rv != "" && err != nil {
@@ -157,7 +165,7 @@ func parseVersion(rv string) (uint64, error) {
 	return revision, nil
 }
 
-// checkVersion compares the resourceVersion with the live object's.
+// checkVersion compares the resourceVersion of the request with the live object's.
 func (w *write) checkVersion() error {
 	gr := w.v.GroupResource()
 	switch revision, err := parseVersion(object.ResourceVersion(w.desired)); {
@@ -177,7 +185,7 @@ func (w *write) checkVersion() error {
 	})
 }
 
-// carryOver carries a field over from old.
+// carryOver sets a field of t to its value in old, or deletes it if old does not have it.
 func carryOver(t, old object.Tree, key string) {
 	if v, ok := old[key]; ok {
 		t[key] = v

@@ -9,7 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// usualMetadata reports whether metadata has the usual form, which is always valid. Other metadata may be valid as well.
+// usualMetadata reports whether metadata is of the common form that is always valid. Other metadata may be
+// valid too, and needs the full validation.
 func usualMetadata(md object.Tree) bool {
 	if md["ownerReferences"] != nil {
 		return false
@@ -32,7 +33,7 @@ func usualMetadata(md object.Tree) bool {
 	return size <= validation.TotalAnnotationSizeLimitB
 }
 
-// usualKey reports whether a key of labels is a name, or a domain in lower case and a name.
+// usualKey reports whether a label key is a name, or a lower-case domain and a name.
 func usualKey(key string) bool {
 	domain, name, ok := strings.Cut(key, "/")
 	if !ok {
@@ -49,7 +50,7 @@ func usualKey(key string) bool {
 	return usualName(name)
 }
 
-// usualName reports whether text may be the value of a label.
+// usualName reports whether text is a valid, non-empty label value.
 func usualName(text string) bool {
 	if text == "" || len(text) > utilvalidation.LabelValueMaxLength || !alphanumeric(text[0]) || !alphanumeric(text[len(text)-1]) {
 		return false

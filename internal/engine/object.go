@@ -12,7 +12,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// ObjectOf is an object that is not stored.
+// ObjectOf returns an Object that is not stored.
 func ObjectOf(v *resource.Version, revision int64, p object.Packed) Object {
 	return Object{Version: v, Revision: revision, Record: recordOf(p)}
 }
@@ -23,7 +23,7 @@ func recordOf(p object.Packed) *storage.Record {
 	return rec
 }
 
-// Packed is the object as it lies in storage.
+// Packed returns the object in its stored form.
 func (o Object) Packed() object.Packed { return packed(o.Record) }
 
 // AppendJSON appends the object's JSON at its version.
@@ -31,8 +31,8 @@ func (o Object) AppendJSON(dst []byte) []byte {
 	return o.Packed().AppendJSONAs(dst, o.Version.APIVersion, o.Revision)
 }
 
-// AppendItem appends the object's JSON as it stands in a list: there the items of built-in kinds, other than those of custom
-// ones, do not say their kind again.
+// AppendItem appends the object's JSON as an item of a list. As in upstream, items of built-in kinds have no
+// apiVersion and kind.
 func (o Object) AppendItem(dst []byte) []byte {
 	if o.Version.Definition.Custom != nil {
 		return o.AppendJSON(dst)
@@ -43,12 +43,12 @@ func (o Object) AppendItem(dst []byte) []byte {
 // Meta returns the object's metadata, scanned at most once per record.
 func (o Object) Meta() *object.Meta { return metaOf(o.Record).meta }
 
-// Protobuf is the object's protobuf message at its version, not to be modified. It is made once for all who want it about the same
-// time, as the answer to a write and the watches that tell of it: it stays until garbage is collected.
+// Protobuf returns the object's protobuf message at its version, which must not be modified. The message is
+// cached until the next garbage collection, so the response to a write and the watches of the object share it.
 func (o Object) Protobuf() ([]byte, error) {
 	d := derive(o.Record)
-	if kept := d.message.Load(); kept != nil {
-		if m := kept.Value(); m != nil && m.version == o.Version && m.revision == o.Revision {
+	if cached := d.message.Load(); cached != nil {
+		if m := cached.Value(); m != nil && m.version == o.Version && m.revision == o.Revision {
 			return m.bytes, nil
 		}
 	}
@@ -56,19 +56,19 @@ func (o Object) Protobuf() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept := weak.Make(&message{o.Version, o.Revision, bytes})
-	d.message.Store(&kept)
+	cached := weak.Make(&message{o.Version, o.Revision, bytes})
+	d.message.Store(&cached)
 	return bytes, nil
 }
 
-// message is the protobuf form of an object, as its version is served, told of at a revision.
+// message is the protobuf message of an object at a version and revision.
 type message struct {
 	version  *resource.Version
 	revision int64
 	bytes    []byte
 }
 
-// Tree decodes the object into a fresh tree.
+// Tree decodes the object. The caller owns the result.
 func (o Object) Tree() (object.Tree, error) {
 	t, err := o.Packed().Tree(o.Revision)
 	if err == nil {
@@ -77,31 +77,31 @@ func (o Object) Tree() (object.Tree, error) {
 	return t, err
 }
 
-// derived is what the engine keeps in a Record's Derived, always by pointer. Who writes an object knows its header; of one
-// that was loaded it is read when it is needed.
+// derived caches the values that the engine derives from a Record, in Record.Derived and always by pointer. A
+// write sets the header of its record. For a loaded record the header is read on first use.
 type derived struct {
 	header      object.Header
 	fingerprint atomic.Uint64
 	metadata    atomic.Pointer[metadata]
 	fields      atomic.Pointer[fieldValues]
 	message     atomic.Pointer[weak.Pointer[message]]
-	servedAs      atomic.Pointer[resource.Version] // one at which the bytes are served as they are
+	servedAs    atomic.Pointer[resource.Version] // a version at which the stored bytes are served unchanged
 }
 
-// metadata is what selectors go by.
+// metadata is the part of an object that selectors use.
 type metadata struct {
 	meta   *object.Meta
-	labels labels.Labels // meta.Labels, put into an interface once
-	bloom  uint64        // a Bloom filter of the labels and their keys
+	labels labels.Labels // meta.Labels as an interface, converted once
+	bloom  uint64        // a Bloom filter of the label keys and of the labels
 }
 
-// fieldValues are the values of the selectable fields of one version.
+// fieldValues are the values of the selectable fields at one version.
 type fieldValues struct {
 	version *resource.Version
 	values  []string
 }
 
-// derive returns what is known of a record, computed once.
+// derive returns the values derived from a record, which it computes once.
 func derive(rec *storage.Record) *derived {
 	if d, ok := rec.Derived.Load().(*derived); ok {
 		return d
@@ -117,24 +117,24 @@ func newDerived(p object.Packed) *derived {
 	return d
 }
 
-// packed is the object in a record.
+// packed returns the object in a record.
 func packed(rec *storage.Record) object.Packed {
 	d := derive(rec)
 	return d.header.Of(rec.Value, d.fingerprint.Load())
 }
 
-// metaOf returns a record's metadata, scanned once.
+// metaOf returns a record's metadata, which it parses once.
 func metaOf(rec *storage.Record) *metadata {
 	d := derive(rec)
 	if m := d.metadata.Load(); m != nil {
 		return m
 	}
-	found, err := object.ScanMeta(rec.Value)
+	meta, err := object.ScanMeta(rec.Value)
 	if err != nil {
-		found = &object.Meta{}
+		meta = &object.Meta{}
 	}
-	m := &metadata{meta: found, labels: found.Labels}
-	for _, l := range found.Labels {
+	m := &metadata{meta: meta, labels: meta.Labels}
+	for _, l := range meta.Labels {
 		m.bloom |= keyBits(l.Key) | pairBits(l.Key, l.Value)
 	}
 	d.metadata.Store(m)
@@ -143,9 +143,11 @@ func metaOf(rec *storage.Record) *metadata {
 
 var hashSeed = maphash.MakeSeed()
 
+// keyBits returns the bit of a label key in the Bloom filter.
 func keyBits(key string) uint64 { return 1 << (maphash.String(hashSeed, key) & 63) }
 
-// pairBits has two bits, for a selector that names a value shall rarely look closer in vain.
+// pairBits returns the two bits of a label in the Bloom filter. With two bits, a selector for a value rarely
+// needs a full comparison that then fails.
 func pairBits(key, value string) uint64 {
 	h := maphash.String(hashSeed, key) ^ maphash.String(hashSeed, value)*0x9e3779b97f4a7c15
 	return 1<<(h>>58) | 1<<(h>>52&63)

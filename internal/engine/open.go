@@ -11,56 +11,63 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Config is what an Engine is made of.
+// Config holds the dependencies and settings of an Engine.
 type Config struct {
-	Store storage.Store // who has opened it closes it, after the Engine
-	// Kinds returns the built-in kinds, which may ask Live what is served.
+	Store storage.Store // the caller closes it, after the Engine
+	// Kinds returns the built-in kinds. They may use Live to look up the served kinds.
 	Kinds func(*resource.Live) []*resource.Definition
-	// IgnoreSelectableFields has all CRDs read as if they had none.
+	// IgnoreSelectableFields ignores spec.versions[*].selectableFields of all CRDs.
 	IgnoreSelectableFields bool
-	Now                    func() time.Time // nil: the system's clock
-	// Webhook converts the objects of kinds that have one; nil: they cannot be converted.
+	Now                    func() time.Time // nil means the system clock
+	// Webhook converts the objects of kinds with a conversion webhook. nil means that these objects cannot be
+	// converted.
 	Webhook conversion.Webhook
-	// Generation is that of the endpoints of a webhook, by the JSON of spec.conversion.webhook; nil: nobody knows. What was
-	// converted at an earlier one is not kept.
+	// Generation returns a number that changes with the endpoints of a conversion webhook. The argument is the
+	// JSON of spec.conversion.webhook. Conversions of an earlier generation are not cached. nil means that
+	// endpoints are not tracked.
 	Generation func(webhook string) uint64
-	// RecheckEvery is how often a webhook is asked again for a sample of what is kept of its conversions, while that is
-	// read; 0 means 30 seconds.
+	// RecheckEvery is the interval at which a sample of the cached conversions of a webhook is converted again
+	// and compared, as long as its objects are read. 0 means 30 seconds.
 	RecheckEvery time.Duration
-	// Admission are the plugins that writes pass, after admission.Lifecycle.
+	// Admission are the admission plugins of writes, which run after admission.Lifecycle.
 	Admission admission.Plugins
-	// Failed is told when the Engine can no longer follow the CRDs of the store; nil: nobody is.
+	// Failed is called when the Engine can no longer follow the CRDs in the store. It may be nil.
 	Failed func(error)
 }
 
-// Open returns an Engine that knows every kind that is stored, and follows them until Close. ctx bounds no more than the call.
+// Open returns an Engine that serves every kind in the store, and follows changes of CRDs until Close. ctx
+// bounds only this call.
 func Open(ctx context.Context, c Config) (*Engine, error) {
-	e := &Engine{Config: c, Live: resource.NewLive(c.Store, c.Kinds), upToCommit: func(w *write) error { return w.attempt(commitStage) }}
+	e := &Engine{
+		Config:     c,
+		Live:       resource.NewLive(c.Store, c.Kinds),
+		upToCommit: func(w *write) error { return w.attempt(commitStage) },
+	}
 	if c.IgnoreSelectableFields {
 		e.Live.IgnoreSelectableFields()
 	}
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	e.tasks.start(func(following context.Context) { e.followCatalog(following, giveUp) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	e.tasks.start(func(taskCtx context.Context) { e.followCatalog(taskCtx, cancel) })
 	if _, err := e.Live.Current(ctx); err != nil {
 		e.Close()
-		return nil, fmt.Errorf("read the definitions of kinds: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("cannot read resource definitions: %w", context.Cause(ctx))
 	}
 	return e, nil
 }
 
-// followCatalog keeps the catalog up with the store.
+// followCatalog updates the catalog with changes in the store until ctx ends.
 func (e *Engine) followCatalog(ctx context.Context, failed context.CancelCauseFunc) {
 	err := e.Live.Follow(ctx)
 	if ctx.Err() != nil {
-		return // as it should
+		return // Close was called
 	}
-	err = fmt.Errorf("follow the definitions of kinds: %w", err)
+	err = fmt.Errorf("cannot follow resource definitions: %w", err)
 	failed(err)
 	if e.Failed != nil {
 		e.Failed(err)
 	}
 }
 
-// Close ends what runs beside the requests.
+// Close stops the background tasks and waits for their end.
 func (e *Engine) Close() { e.tasks.end() }

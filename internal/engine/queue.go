@@ -10,7 +10,7 @@ import (
 // many writers of one object, or one ledger, would mostly work in vain: all but one of them decode and merge for
 // nothing. Writes that meet nobody never come here. The zero value is ready.
 type queues struct {
-	once sync.Once
+	once  sync.Once
 	slots [64]chan struct{}
 }
 

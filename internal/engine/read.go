@@ -64,7 +64,7 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 
 // Fingerprints of custom objects that are not those of a schema.
 const (
-	fingerprintUnknown   = 0 // nobody has looked yet: see settle
+	fingerprintUnknown      = 0 // nobody has looked yet: see settle
 	fingerprintNotCanonical = 1 // it reads otherwise than it is stored
 )
 

@@ -7,7 +7,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// relatedWrites adds to the commit what happens to other objects, and what the kind keeps besides.
+// relatedWrites adds the related writes of the kind to the commit, and the records that reserve capacity.
 func (w *write) relatedWrites() error {
 	if w.kind == opDelete && !w.deleted {
 		return nil
@@ -16,8 +16,8 @@ func (w *write) relatedWrites() error {
 	if w.deleted {
 		obj = nil
 	}
-	if along := w.def.Behavior.RelatedWrites; along != nil {
-		for _, c := range along(w.rec, obj) {
+	if relatedWrites := w.def.Behavior.RelatedWrites; relatedWrites != nil {
+		for _, c := range relatedWrites(w.rec, obj) {
 			if err := w.addRelated(&c); err != nil {
 				return err
 			}
@@ -29,44 +29,47 @@ func (w *write) relatedWrites() error {
 	return w.reserveCapacity(obj)
 }
 
-// reserveCapacity adds to the commit what the ledger of the kind says. What refuses a write is looked at once more in the newest state there is.
+// reserveCapacity adds the writes and guards of Behavior.ReserveCapacity to the commit. An error is only
+// returned after a second try with the newest state of the store.
 func (w *write) reserveCapacity(obj object.Tree) error {
-	e, err := w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
+	extra, err := w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
 	if err != nil {
 		if _, err := w.engine.newest(w.ctx); err != nil {
 			return err
 		}
-		e, err = w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
+		extra, err = w.def.Behavior.ReserveCapacity(w.rec, w.old, obj, w.packed.JSON())
 	}
-	w.related, w.guards = append(w.related, e.Writes...), append(w.guards, e.Guards...)
+	w.related, w.guards = append(w.related, extra.Writes...), append(w.guards, extra.Guards...)
 	return asUnknownError(err)
 }
 
-// addRelated adds to the commit the write of another object, by the server itself.
+// addRelated adds the write of another object, which the server itself makes, to the commit.
 func (w *write) addRelated(c *resource.RelatedWrite) error {
-	way := opStore
+	kind := opStore
 	if c.Delete {
-		way = opDelete
+		kind = opDelete
 	}
-	o, err := w.engine.newWrite(w.ctx, w.engine.targetAt(c.Endpoint, w.target.Namespace, c.Name), serverCaller, way)
+	o, err := w.engine.newWrite(w.ctx, w.engine.targetAt(c.Endpoint, w.target.Namespace, c.Name), serverCaller, kind)
 	if err != nil {
 		return err
 	}
-	o.outer, o.createOnly, o.change = w, c.Create != nil, func(o *write) (object.Tree, error) { return o.applyRelated(c) }
+	o.outer, o.createOnly = w, c.Create != nil
+	o.change = func(o *write) (object.Tree, error) { return o.applyRelated(c) }
 	err = w.engine.upToCommit(o)
-	w.afterAttempt = append(w.afterAttempt, o.afterAttempt...) // they are one commit
+	w.afterAttempt = append(w.afterAttempt, o.afterAttempt...) // both writes end with the commit
 	switch {
 	case c.Delete && apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
 		return err
 	case !o.noop:
-		w.related, w.guards = append(append(w.related, o.storageWrite()), o.related...), append(w.guards, o.guards...)
+		w.related = append(append(w.related, o.storageWrite()), o.related...)
+		w.guards = append(w.guards, o.guards...)
 	}
 	return nil
 }
 
-// applyRelated is the object as c wants it.
+// applyRelated returns the object that c creates, or the live object as c changes it.
 func (w *write) applyRelated(c *resource.RelatedWrite) (object.Tree, error) {
 	if c.Create != nil {
 		return shallowCopy(c.Create), nil

@@ -11,17 +11,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// A webhook that is mended or replaced need not show it. So it is asked again for a sample of what it has made: while that
-// is read, every so often, and at once when a connection breaks. No request waits for it.
+// The server is not notified when a conversion webhook starts to convert differently, for example after a new version
+// of it is deployed. So a sample of its cached conversions is converted again and compared. This happens periodically
+// while the conversions are read, and immediately when a connection to the webhook breaks. No request waits for it.
 
 const (
-	defaultRevalidateInterval  = 30 * time.Second // unless Engine.RecheckEvery says otherwise
-	revalidatePause  = time.Second      // from one try to the next
-	sampleObjects = 20
-	sampleBytes   = 1 << 20 // unless one object alone is larger
+	defaultRevalidateInterval = 30 * time.Second // if Config.RevalidateInterval is 0
+	revalidatePause           = time.Second      // minimum time between two checks
+	sampleObjects             = 20
+	sampleBytes               = 1 << 20 // unless a single object is larger
 )
 
-// checkResult is what comes of asking again.
+// checkResult is the result of converting a sample again.
 type checkResult int
 
 const (
@@ -30,7 +31,8 @@ const (
 	checkChanged
 )
 
-// epochOf returns the origin of what the webhook of a kind makes now, nil for a kind that has none.
+// epochOf returns the current epoch of a kind's conversion webhook, or nil for a kind without one. It starts a
+// check if one is due.
 func (e *Engine) epochOf(d *resource.Definition, now time.Time) *conversionEpoch {
 	if !conversion.UsesWebhook(d) {
 		return nil
@@ -39,22 +41,23 @@ func (e *Engine) epochOf(d *resource.Definition, now time.Time) *conversionEpoch
 	if e.Generation != nil {
 		generation = e.Generation(d.Custom.Conversion.Webhook)
 	}
-	o, again := e.conversions.epoch(d, generation, now, e.revalidateInterval())
-	if again {
-		e.tasks.start(func(ctx context.Context) { e.revalidate(ctx, o) })
+	epoch, check := e.conversions.epoch(d, generation, now, e.revalidateInterval())
+	if check {
+		e.tasks.start(func(ctx context.Context) { e.revalidate(ctx, epoch) })
 	}
-	return o
+	return epoch
 }
 
-// WebhookDisconnected has the webhook of all CRDs that say so in spec.conversion.webhook asked again: a connection to it has broken.
+// WebhookDisconnected starts a check of all kinds whose spec.conversion.webhook is webhook, because a
+// connection to it has broken.
 func (e *Engine) WebhookDisconnected(webhook string) {
 	catalog := e.Live.Load()
-	which := func(o *conversionEpoch) bool {
-		d := catalog.Definition(o.kind.Group, o.kind.Resource)
+	matches := func(epoch *conversionEpoch) bool {
+		d := catalog.Definition(epoch.kind.Group, epoch.kind.Resource)
 		return d != nil && d.Custom != nil && d.Custom.Conversion.Webhook == webhook
 	}
-	for _, o := range e.conversions.connectionLost(which, e.clock(), e.revalidateInterval()) {
-		e.tasks.start(func(ctx context.Context) { e.revalidate(ctx, o) })
+	for _, epoch := range e.conversions.connectionLost(matches, e.clock(), e.revalidateInterval()) {
+		e.tasks.start(func(ctx context.Context) { e.revalidate(ctx, epoch) })
 	}
 }
 
@@ -65,30 +68,31 @@ func (e *Engine) revalidateInterval() time.Duration {
 	return defaultRevalidateInterval
 }
 
-// revalidate asks an origin again until it has answered, or until nobody reads its objects any longer.
-func (e *Engine) revalidate(ctx context.Context, o *conversionEpoch) {
-	every := e.revalidateInterval()
+// revalidate checks an epoch until the webhook has responded, or until the kind is no longer read.
+func (e *Engine) revalidate(ctx context.Context, epoch *conversionEpoch) {
+	interval := e.revalidateInterval()
 	for again := true; again; {
 		now := e.clock()
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(o.lastChecked.Add(min(revalidatePause, every)).Sub(now)):
+		case <-time.After(epoch.lastChecked.Add(min(revalidatePause, interval)).Sub(now)):
 		}
-		e.conversions.beginCheck(o, e.clock())
-		got := e.compareSample(ctx, o)
-		again = e.conversions.endCheck(o, got, e.clock(), every)
+		e.conversions.beginCheck(epoch, e.clock())
+		result := e.compareSample(ctx, epoch)
+		again = e.conversions.endCheck(epoch, result, e.clock(), interval)
 	}
 }
 
-// compareSample has a sample of what is kept made anew, in one call for each version.
-func (e *Engine) compareSample(ctx context.Context, o *conversionEpoch) checkResult {
-	d := e.Live.Load().Definition(o.kind.Group, o.kind.Resource)
-	if d == nil || d.Custom == nil || d.Custom.ConversionSince != o.since {
+// compareSample converts a sample of the cached conversions again, in one call per version, and compares the
+// results.
+func (e *Engine) compareSample(ctx context.Context, epoch *conversionEpoch) checkResult {
+	d := e.Live.Load().Definition(epoch.kind.Group, epoch.kind.Resource)
+	if d == nil || d.Custom == nil || d.Custom.ConversionSince != epoch.since {
 		return checkChanged
 	}
 	for _, v := range d.Versions {
-		recs, before := e.conversions.sample(o, v, e.Store.Head())
+		recs, before := e.conversions.sample(epoch, v, e.Store.Head())
 		if len(recs) == 0 {
 			continue
 		}
@@ -109,7 +113,7 @@ func (e *Engine) compareSample(ctx context.Context, o *conversionEpoch) checkRes
 	return checkUnchanged
 }
 
-// tasks run beside the requests until they are ended. The zero value is ready.
+// tasks is a group of background goroutines with a common context. The zero value is ready to use.
 type tasks struct {
 	mu      sync.Mutex
 	ctx     context.Context
@@ -124,6 +128,7 @@ func (t *tasks) context() context.Context {
 	return t.ctx
 }
 
+// start runs f in a new goroutine, unless end has been called.
 func (t *tasks) start(f func(context.Context)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,7 +137,7 @@ func (t *tasks) start(f func(context.Context)) {
 	}
 }
 
-// end ends all, and returns when they have.
+// end cancels all goroutines and waits for their end.
 func (t *tasks) end() {
 	t.mu.Lock()
 	t.context()

@@ -24,7 +24,7 @@ type strategyRules struct {
 type typedWrite struct {
 	ctx      context.Context
 	obj, old resource.Internal // old is nil on a create
-	decoded     resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
+	decoded  resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
 	// pluginObj is wanted as plugins have it, which may have changed it since it was made; before is live as they have it.
 	pluginObj, pluginOld resource.Internal
 }

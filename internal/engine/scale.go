@@ -197,7 +197,7 @@ func (w *write) changeScale(f func(before object.Tree) (object.Tree, error)) (Ob
 		if spec, _ := before["spec"].(object.Tree); !found {
 			spec["replicas"] = int64(unsetReplicas)
 		}
-		w.managed, w.scale.was = true, before
+		w.managed, w.scale.live = true, before
 		return f(before)
 	}
 	if err := w.run(); err != nil {
@@ -246,7 +246,7 @@ func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error)
 
 // withScale is the live object with what has become of its Scale.
 func (w *write) withScale(scale object.Tree) (object.Tree, error) {
-	w.scale.is = scale
+	w.scale.desired = scale
 	spec, _ := scale["spec"].(object.Tree)
 	if err := w.checkScale(scale, object.Int64(spec, "replicas")); err != nil {
 		return nil, err

@@ -19,10 +19,10 @@ type schemaGenerations struct {
 
 // schemaGeneration is what all watches of a CRD's objects rely on, until it changes so that they must start anew.
 type schemaGeneration struct {
-	set    *schemaGenerations
-	record *storage.Record // of the CRD when the first watch began
-	users  int
-	changed  chan struct{} // closed when the shape has changed
+	set     *schemaGenerations
+	record  *storage.Record // of the CRD when the first watch began
+	users   int
+	changed chan struct{} // closed when the shape has changed
 }
 
 // schemaGenerationOf returns the newest state of a custom version, and the shape it has. The

@@ -25,12 +25,12 @@ const (
 
 // selector is the label and field selector of a request, made for a tight loop.
 type selector struct {
-	reader  reader
-	labels  labels.Selector // nil: everything
-	bloomMask    uint64          // marks that every match has
+	reader         reader
+	labels         labels.Selector // nil: everything
+	bloomMask      uint64          // marks that every match has
 	matchesNothing bool
-	fields  []fieldTerm
-	paths   [][]string // of the selectable fields, if a term names one
+	fields         []fieldTerm
+	paths          [][]string // of the selectable fields, if a term names one
 }
 
 type fieldTerm struct {

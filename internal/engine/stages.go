@@ -1,55 +1,55 @@
 package engine
 
-// opKind is which kind of write this is.
+// opKind is a set of kinds of write. The kind of one write is a single bit.
 type opKind uint8
 
 const (
-	opStore   opKind = 1 << iota // an object is to be created or changed
-	opDelete                  // an object is to be deleted, or marked as going
-	opReview                     // a question (TokenReview and the like): answered, never stored
-	opAction                     // what is posted to a subresource (a Binding): done to the object, never stored
-	opConnect                 // options of a connection to what runs behind an object: judged, never stored
-	opBody   = opStore | opReview | opAction
-	opAll      = opBody | opDelete | opConnect
+	opStore   opKind = 1 << iota // creates or changes an object
+	opDelete                     // deletes an object, or marks it for deletion
+	opReview                     // evaluates an object that is never stored, such as a TokenReview
+	opAction                     // handles a POST to a subresource, such as a Binding, whose body is never stored
+	opConnect                    // checks the options of a connection (exec, proxy), which are never stored
+	opBody    = opStore | opReview | opAction
+	opAll     = opBody | opDelete | opConnect
 )
 
-// stage is one step of a write. An error ends the attempt.
+// stage is one step of a write. If run returns an error, the attempt ends.
 type stage struct {
-	name string
-	kinds   opKind
-	run  func(*write) error
+	name  string
+	kinds opKind // the kinds of write that have this stage
+	run   func(*write) error
 }
 
-// stages are what every write goes through, in upstream's order: of its handlers, then of its rest.BeforeCreate,
-// BeforeUpdate and BeforeDelete, then of its store. What is overtaken by another write goes through all of them again, from
-// the newest state.
+// stages are the steps of every write in upstream's order: the steps of its handlers, then of
+// rest.BeforeCreate, BeforeUpdate and BeforeDelete, then of its store. After a conflict with another write all
+// stages run again from the newest state.
 var stages = []stage{
-	{"decode", opBody | opConnect, (*write).decode}, // the object that the caller wants, with defaults
-	{"locate", opBody, (*write).locate},            // its name and namespace are those of the request
-	{"limit", opBody, (*write).limit},              // no list or map has too many items for what follows
-	{"own", opBody, (*write).updateManagedFields},                  // who manages which fields
-	{"find", opDelete, (*write).find},               // what is to go, as the caller has seen it
-	{"mutate", opAll, (*write).mutate},               // admission that may change it
-	{"permit", opStore, (*write).authorize},            // may this caller write just this?
-	{"identify", opStore, (*write).identify},        // generated name, uid, times; is it the object that was meant?
-	{"prepare", opStore, (*write).prepare},          // what the caller may not set is as it was
-	{"mark", opDelete, (*write).mark},               // what is left of an object that is to go
+	{"decode", opBody | opConnect, (*write).decode}, // builds the desired object, with defaults
+	{"locate", opBody, (*write).locate},             // compares its name and namespace with the request's
+	{"limit", opBody, (*write).limit},               // checks the number of items in its lists and maps
+	{"own", opBody, (*write).updateManagedFields},   // records the field manager in managedFields
+	{"find", opDelete, (*write).find},               // finds the object to delete and checks the preconditions
+	{"mutate", opAll, (*write).mutate},              // runs mutating admission
+	{"authorize", opStore, (*write).authorize},      // checks RBAC escalation
+	{"identify", opStore, (*write).identify},        // sets name, UID and times; checks resourceVersion
+	{"prepare", opStore, (*write).prepare},          // resets fields that the caller may not set
+	{"mark", opDelete, (*write).mark},               // computes what a deletion leaves of the object
 	{"validate", opStore, (*write).validate},
-	{"check", opAction, (*write).check}, // what is posted, by itself
+	{"check", opAction, (*write).check}, // validates the body of a POST to a subresource
 	{"warn", opStore, (*write).warnings},
 	{"canonicalize", opStore, (*write).canonicalize},
-	{"admit", opAll, (*write).admit}, // admission that may only refuse
-	{"answer", opReview, (*write).review},
+	{"admit", opAll, (*write).admit}, // runs validating admission
+	{"review", opReview, (*write).review},
 	{"act", opAction, (*write).act},
-	{"convert", opStore, (*write).convert}, // to the version it is stored at
-	{"along", opStore | opDelete, (*write).relatedWrites},
+	{"convert", opStore, (*write).convert},                  // converts the object to its storage version
+	{"related", opStore | opDelete, (*write).relatedWrites}, // adds the writes of other objects to the commit
 	{commitStage, opStore | opDelete, (*write).commit},
 }
 
-// commitStage is the last: what went before has changed nothing.
+// commitStage is the name of the last stage. The stages before it change nothing in the store.
 const commitStage = "commit"
 
-// attempt takes a write once through the stages up to the one named, or through all of them.
+// attempt runs the stages of the write once, up to but not including the stage named upTo. "" runs all of them.
 func (w *write) attempt(upTo string) error {
 	w.beginAttempt()
 	for i := range stages {
@@ -60,7 +60,7 @@ func (w *write) attempt(upTo string) error {
 		if s.kinds&w.kind == 0 {
 			continue
 		}
-		if err := w.ctx.Err(); err != nil { // no one waits for the answer
+		if err := w.ctx.Err(); err != nil { // the client has disconnected, or the deadline has passed
 			return err
 		}
 		end := w.step(s.name)

@@ -17,10 +17,10 @@ type Trace struct {
 	Sent  object.Tree `json:"-"`
 	Steps []*Step     `json:"steps"`
 
-	seen object.Tree      // the object, as the last step that ended has left it
+	seen     object.Tree      // the object, as the last step that ended has left it
 	reported map[string][]any // values of fields, as steps within those that are open have set them
-	open []*Step          // innermost last
-	cost int64            // of the rules, since the last step ended
+	open     []*Step          // innermost last
+	cost     int64            // of the rules, since the last step ended
 }
 
 // Step is a stage of a write, or within a stage an admission plugin, or within that what it has asked.

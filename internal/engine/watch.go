@@ -18,20 +18,20 @@ const initialBatch = 500
 // Watch is a running watch, used by one goroutine.
 type Watch struct {
 	*query
-	ctx    context.Context // of the request: what is taken may have to be converted
-	cursor *storage.Cursor
-	generation  *schemaGeneration        // of the CRD; nil for a built-in kind
-	ready  chan struct{} // ready for good: there are initial events, or an error, to take
-	err    error         // to be given by Take
+	ctx        context.Context // of the request: what is taken may have to be converted
+	cursor     *storage.Cursor
+	generation *schemaGeneration // of the CRD; nil for a built-in kind
+	ready      chan struct{}     // ready for good: there are initial events, or an error, to take
+	err        error             // to be given by Take
 
-	initial   *storage.Snapshot // whose objects come first; nil when they have
-	lastKey      string            // key of the initial object given last
-	startRevision     int64             // events up to here are not for this watch
-	markEnd   bool              // the end of the initial events is marked
-	bookmarks bool
-	progress  int64 // all events up to here have been taken
+	initial       *storage.Snapshot // whose objects come first; nil when they have
+	lastKey       string            // key of the initial object given last
+	startRevision int64             // events up to here are not for this watch
+	markEnd       bool              // the end of the initial events is marked
+	bookmarks     bool
+	progress      int64 // all events up to here have been taken
 	lastSent      int64 // the revision that the client knows of
-	events    []*storage.Event
+	events        []*storage.Event
 }
 
 // Watch starts a watch. An error here is answered as a response; one of Take as an ERROR event.

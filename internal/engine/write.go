@@ -20,33 +20,35 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// write is one request to write, on its way through the stages.
+// write is the state of one write request while the stages run.
 type write struct {
-	ctx     context.Context // of the request: reading and storing may take a conversion
-	engine  *Engine
-	target  Target
-	caller  Caller
-	kind     opKind
-	change  changeFunc                // how the object that is wanted comes about; nil for a deletion
-	createOnly   bool                  // it creates, and nothing else
-	upserts bool                  // it creates what it does not find
-	isPatch bool                  // it is a patch or an apply
-	sub     *resource.Subresource // that is posted to, if one is
-	parent    Target                // and the object whose it is
-	wantUID     string                // that the live object must have, unless ""
-	deleteOptions metav1.DeleteOptions  // of a deletion
-	now     time.Time
+	ctx            context.Context // of the request: reading and storing may wait for a conversion
+	engine         *Engine
+	target         Target
+	caller         Caller
+	kind           opKind
+	change         changeFunc            // builds the desired object; nil for a deletion
+	createOnly     bool                  // the write only creates
+	upserts        bool                  // the write creates the object if it does not exist
+	isPatch        bool                  // the write is a patch or an apply
+	sub            *resource.Subresource // the subresource of an opAction; nil for other kinds of write
+	parent         Target                // the object that sub belongs to
+	wantUID        string                // the required UID of the live object; "" allows any
+	deleteOptions  metav1.DeleteOptions  // of an opDelete
+	now            time.Time
 	conversions    writeConversions
-	outer  *write        // that this one is part of, if any
-	queued    chan struct{} // the queue this write is at the head of, if any
-	generatedNames   int           // that have been generated
-	// newName and newUID are what has been generated for a new object. Each attempt is at the same one, unless its name is taken.
+	outer          *write        // the write that this write is part of; nil if there is none
+	queued         chan struct{} // the queue of writers whose head this write is; nil if it is in none
+	generatedNames int           // how many names have been generated
+	// newName and newUID are the generated name and UID of a new object. They are reused by all attempts, but a
+	// name that is taken is replaced.
 	newName, newUID string
-	// deletion is what became of the object by what was posted; admitted says that admission is not asked about this write.
-	deletion *write
+	// deletion is the delete of the parent that an opAction (an Eviction) has run. skipAdmission is set for a
+	// write that is part of an opAction, whose body has passed admission.
+	deletion      *write
 	skipAdmission bool
 
-	// The kind, as the catalog has it.
+	// The version and the kind, as the catalog defines them.
 	v      *resource.Version
 	def    *resource.Definition
 	rules  rules
@@ -54,50 +56,51 @@ type write struct {
 	reader reader
 
 	attemptState
-	request admission.Request // as plugins see it
-	afterAttempt   []func()          // to be called when the attempt has ended
-	// validated says that an attempt at this create has passed admission.
+	request      admission.Request // the write as plugins see it
+	afterAttempt []func()          // called when the attempt has ended
+	// validated means that an earlier attempt at this create has passed validating admission.
 	validated bool
 }
 
-// attemptState is what the stages make of a write in one attempt.
+// attemptState is the part of a write that each attempt starts afresh.
 type attemptState struct {
-	head   *storage.Snapshot // that it starts from
-	loaded bool              // rec and live have been looked for
-	rec    *storage.Record   // the live object, nil where there is none
+	head   *storage.Snapshot // the snapshot that the attempt reads
+	loaded bool              // rec and live have been looked up
+	rec    *storage.Record   // the live object's record; nil if the object does not exist
 	op     admission.Operation
 
-	// live is the live object, wanted what it is to become, both at the version of the request. live is never modified; of
-	// wanted only the fields at the top and those of its metadata, for an attempt after this one may start from the rest.
+	// live is the live object and desired the object that the write wants, both at the version of the request.
+	// live is never modified. Of desired only the top-level fields and those of its metadata may be modified,
+	// because the next attempt may share the rest.
 	live, desired object.Tree
-	managed        bool // wanted has its managedFields
-	// old and obj are the same in the form that the kind's rules want.
-	old, obj object.Tree
-	typed    typedWrite                    // of a kind with a Strategy
-	replacements int                           // times that admission has replaced wanted
-	scale    struct{ is, was object.Tree } // the Scale that wanted is made of, and that of live, with their owners
+	managed       bool // the managedFields of desired are up to date
+	// old and obj are live and desired in the form that the kind's rules work on.
+	old, obj     object.Tree
+	typed        typedWrite                          // for kinds with a Strategy
+	replacements int                                 // how often admission has replaced desired
+	scale        struct{ desired, live object.Tree } // the Scales of desired and live, with managedFields
 
-	packed    object.Packed     // obj as it is to be stored, or as it was last
-	modified   resource.Internal // the object, where it is changed before it is deleted
-	related      []storage.Write   // of other objects, in the same commit
-	deleted      bool              // the object is deleted
-	deleteAfterMark  bool              // it is deleted once it has been stored as marked
-	noop bool              // a deletion that changes nothing
-	guards    []storage.Guard
-	pendingWarnings    []string
-	result    Object
+	packed          object.Packed     // the object to store, or the last state of a deleted one
+	modified        resource.Internal // the object as changed before its deletion; nil if unchanged
+	related         []storage.Write   // writes of other objects in the same commit
+	deleted         bool              // the write deletes the object
+	deleteAfterMark bool              // the object is deleted right after it has been stored as marked
+	noop            bool              // the deletion changes nothing
+	guards          []storage.Guard
+	pendingWarnings []string
+	result          Object
 }
 
-// changeFunc is what a caller asks for: it makes the object that is wanted, at the version of the request. What it returns is
-// the attempt's own down to its metadata.
+// changeFunc builds the desired object of a write, at the version of the request. The attempt may modify the
+// result's top-level fields and those of its metadata.
 type changeFunc func(w *write) (object.Tree, error)
 
-// newWrite is a write that has not begun.
-func (e *Engine) newWrite(ctx context.Context, t Target, c Caller, way opKind) (*write, error) {
+// newWrite returns a write that has not started.
+func (e *Engine) newWrite(ctx context.Context, t Target, c Caller, kind opKind) (*write, error) {
 	if err := e.checkSubresource(t); err != nil {
 		return nil, err
 	}
-	w := &write{ctx: c.Slot.Context(ctx), engine: e, target: t, caller: c, kind: way, now: e.clock()}
+	w := &write{ctx: c.Slot.Context(ctx), engine: e, target: t, caller: c, kind: kind, now: e.clock()}
 	w.setVersion(t.Version)
 	return w, nil
 }
@@ -109,7 +112,7 @@ func (e *Engine) clock() time.Time {
 	return time.Now()
 }
 
-// setVersion points w at one version of a kind.
+// setVersion makes v the version of the kind that w works with.
 func (w *write) setVersion(v *resource.Version) {
 	w.v, w.def, w.conversions = v, v.Definition, nil
 	w.rules = rulesOf(v)
@@ -127,7 +130,7 @@ func (w *write) setVersion(v *resource.Version) {
 	w.reader = w.engine.readerOf(t)
 }
 
-// run makes attempts until no other write gets in between. The caller hears the warnings of the last one.
+// run makes attempts until none conflicts with another write. The caller gets the warnings of the last attempt.
 func (w *write) run() error {
 	defer w.leaveQueue()
 	for {
@@ -149,7 +152,7 @@ func (w *write) attemptAll() error {
 	return w.attempt("")
 }
 
-// endAttempt tells the plugins that want to know it that an attempt has ended.
+// endAttempt calls the functions that plugins have registered for the end of the attempt.
 func (w *write) endAttempt() {
 	for _, do := range w.afterAttempt {
 		do()
@@ -157,7 +160,7 @@ func (w *write) endAttempt() {
 	w.afterAttempt = nil
 }
 
-// beginAttempt starts an attempt from the newest state.
+// beginAttempt resets the attempt's state and starts from the newest snapshot.
 func (w *write) beginAttempt() {
 	w.attemptState = attemptState{head: w.engine.Store.Head()}
 	w.caller.Trace.begin(w.target.Subresource == "scale")
@@ -171,7 +174,7 @@ func (w *write) beginAttempt() {
 	}
 }
 
-// load finds the live object, once an attempt.
+// load looks up and decodes the live object, once per attempt.
 func (w *write) load() error {
 	if w.loaded {
 		return nil
@@ -201,7 +204,8 @@ func (w *write) load() error {
 	return err
 }
 
-// findRecord finds the live object. Only the newest state there is can tell that there is none.
+// findRecord looks up the live object's record. If the current snapshot has none, it looks again in the newest
+// state of the store.
 func (w *write) findRecord() (err error) {
 	if w.rec = w.head.Get(w.key()); w.rec != nil {
 		return nil
@@ -217,7 +221,7 @@ func (w *write) readLive() (object.Tree, error) {
 	if !w.reader.remote {
 		return w.reader.tree(w.ctx, packed(w.rec), w.rec.Modified)
 	}
-	seen, err := w.reader.read(w.ctx, w.rec) // as it has been read before, most likely
+	seen, err := w.reader.read(w.ctx, w.rec) // usually cached by an earlier read
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +234,7 @@ func (w *write) readLive() (object.Tree, error) {
 	return live, err
 }
 
-// checkUID is upstream's answer where the object is not the one that the caller means.
+// checkUID returns upstream's conflict if the live object does not have the UID that the caller requires.
 func (w *write) checkUID() error {
 	if w.wantUID == "" {
 		return nil
@@ -245,47 +249,51 @@ func (w *write) checkUID() error {
 	return w.storagePreconditionError("UID", w.wantUID, uid)
 }
 
-// storagePreconditionError is upstream's answer where the object is not the one, or not as, the caller wants. Its dry runs ask above the prefix of keys.
-func (w *write) storagePreconditionError(what, wants, has string) error {
+// storagePreconditionError returns upstream's conflict of its storage layer for an unmet precondition. In a dry
+// run upstream's key lacks the prefix of keys.
+func (w *write) storagePreconditionError(field, wants, has string) error {
 	key := w.key()
 	if w.caller.DryRun {
 		key = strings.TrimPrefix(key, "/registry")
 	}
 	return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(
-		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: %s in precondition: %s, %[2]s in object meta: %[4]s",
-		key, what, wants, has))
+		"StorageError: invalid object, Code: 4, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: "+
+			"Precondition failed: %s in precondition: %s, %[2]s in object meta: %[4]s",
+		key, field, wants, has))
 }
 
-// shouldRetry decides what a failed attempt means: whether to make one more, or the error to give.
+// shouldRetry reports whether to make another attempt after err. If not, it returns the error for the caller.
+// After a conflict it waits until the next attempt sees the conflicting write.
 func (w *write) shouldRetry(err error) (bool, error) {
-	lost, ok := asConflict(err)
+	conflict, ok := asConflict(err)
 	switch {
 	case !ok:
 		return w.retryWithNewName(err), err
-	case lost.Guard:
-		err = w.refresh(lost)
+	case conflict.Guard:
+		err = w.refresh(conflict)
 		return err == nil, err
 	}
-	if w.kind&(opStore|opAction) != 0 { // a deletion is soon done, and waits for nobody
-		if err := w.enterQueue(w.ctx, lost.Key); err != nil {
+	if w.kind&(opStore|opAction) != 0 { // a deletion is quick and does not queue
+		if err := w.enterQueue(w.ctx, conflict.Key); err != nil {
 			return false, err
 		}
 	}
-	err = w.engine.catchUp(w.ctx, lost)
+	err = w.engine.catchUp(w.ctx, conflict)
 	return err == nil, err
 }
 
-// refresh looks the kind up again after the CRD or the namespace has changed under a write.
-func (w *write) refresh(lost *storage.ConflictError) error {
-	if err := w.engine.catchUp(w.ctx, lost); err != nil || w.def.Custom == nil {
+// refresh waits for the conflicting write of a guarded object, such as the CRD or the namespace. For a custom
+// kind it then looks the version up again in the catalog.
+func (w *write) refresh(conflict *storage.ConflictError) error {
+	if err := w.engine.catchUp(w.ctx, conflict); err != nil || w.def.Custom == nil {
 		return err
 	}
 	catalog, err := w.engine.Live.Wait(w.ctx, w.engine.Store.Head().Revision())
 	if err != nil {
 		return storageError(err)
 	}
-	asked := w.target.Version.GroupVersion // w.v may be one that is not served
-	v := catalog.Find(asked.Group, asked.Version, w.def.Names.Plural)
+	requested := w.target.Version.GroupVersion // w.v may be a version that is not served
+	v := catalog.Find(requested.Group, requested.Version, w.def.Names.Plural)
 	if v == nil || v.Definition.Custom == nil {
 		return notServed()
 	}
@@ -296,13 +304,14 @@ func (w *write) refresh(lost *storage.ConflictError) error {
 	return nil
 }
 
-// catchUp makes sure that the next attempt sees what this one lost against.
-func (e *Engine) catchUp(ctx context.Context, lost *storage.ConflictError) error {
-	_, err := e.Store.Wait(ctx, lost.Revision)
+// catchUp waits until the store has the revision of the conflicting write.
+func (e *Engine) catchUp(ctx context.Context, conflict *storage.ConflictError) error {
+	_, err := e.Store.Wait(ctx, conflict.Revision)
 	return storageError(err)
 }
 
-// asConflict reports that another write came first: to the same object, or to what this one relies on.
+// asConflict returns the conflict in err, if any. Another write has changed the same object, or an object that
+// a guard names.
 func asConflict(err error) (*storage.ConflictError, bool) {
 	var c *storage.ConflictError
 	return c, errors.As(err, &c)
@@ -310,7 +319,7 @@ func asConflict(err error) (*storage.ConflictError, bool) {
 
 func (w *write) warn(texts ...string) { w.pendingWarnings = append(w.pendingWarnings, texts...) }
 
-// sendWarnings gives the caller the warnings.
+// sendWarnings passes the warnings to the caller.
 func (w *write) sendWarnings() {
 	if w.caller.Warn == nil {
 		return
@@ -320,7 +329,7 @@ func (w *write) sendWarnings() {
 	}
 }
 
-// key is the storage key of the target.
+// key returns the storage key of the target.
 func (w *write) key() string { return w.def.Key(w.target.Namespace, w.name()) }
 
 func (w *write) parseable(apiVersion string) (typed.ParseableType, bool) {
@@ -332,11 +341,11 @@ func (w *write) parseable(apiVersion string) (typed.ParseableType, bool) {
 	return p, err == nil
 }
 
-// convertTo translates t, which it does not modify, for field management.
+// convertTo converts t for field management. It does not modify t.
 func (w *write) convertTo(t object.Tree, apiVersion string) (object.Tree, error) {
 	to := versionOf(w.def, apiVersion)
 	if to == nil {
-		return nil, errors.New("engine: version " + apiVersion + " is not known")
+		return nil, errors.New("cannot convert object: unknown version " + apiVersion)
 	}
 	from := versionOf(w.def, object.String(t, "apiVersion"))
 	if from == to {

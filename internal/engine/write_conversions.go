@@ -5,29 +5,30 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// writeConversions is what a write knows of conversions by a webhook. Field management asks for the same ones that
-// storing does, and the live object has been converted before.
+// writeConversions caches the conversions of a webhook within one write. Field management and storing need the
+// same conversions, and the live object has often been converted by an earlier read.
 type writeConversions []convertedPair
 
 // convertedPair is one object at two versions.
 type convertedPair struct{ in, out object.Tree }
 
-// convertByWebhook translates t, which it does not modify, by way of the kind's webhook.
+// convertByWebhook converts t with the kind's webhook. It does not modify t.
 func (w *write) convertByWebhook(t object.Tree, to *resource.Version) (object.Tree, error) {
-	for _, known := range w.conversions {
-		if object.String(known.out, "apiVersion") == to.APIVersion && sameContent(known.in, t) {
-			return withContentMetadata(known.out, t), nil
+	for _, cached := range w.conversions {
+		if object.String(cached.out, "apiVersion") == to.APIVersion && sameContent(cached.in, t) {
+			return withContentMetadata(cached.out, t), nil
 		}
 	}
 	one := []object.Tree{t}
 	if err := w.engine.convertByWebhook(w.ctx, one, []int{0}, to); err != nil {
 		return nil, err
 	}
-	w.conversions = append(w.conversions, convertedPair{object.Copy(t), one[0]}) // t will change yet
+	w.conversions = append(w.conversions, convertedPair{object.Copy(t), one[0]}) // a copy, because later stages modify t
 	return shallowCopy(one[0]), nil
 }
 
-// sameContent compares all that a webhook converts: everything but the metadata that is the server's own.
+// sameContent compares everything that a webhook may convert: all fields except metadata, and of metadata the
+// labels and annotations.
 func sameContent(a, b object.Tree) bool {
 	if len(a) != len(b) {
 		return false
@@ -44,7 +45,7 @@ func sameContent(a, b object.Tree) bool {
 	return object.Equal(x["labels"], y["labels"]) && object.Equal(x["annotations"], y["annotations"])
 }
 
-// withContentMetadata is t with the metadata of from, but for labels and annotations.
+// withContentMetadata returns t with the metadata of from, except that labels and annotations are t's.
 func withContentMetadata(t, from object.Tree) object.Tree {
 	out := shallowCopy(t)
 	md := make(object.Tree, len(object.Metadata(from)))
