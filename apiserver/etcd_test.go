@@ -203,11 +203,11 @@ func toldAway(t *testing.T, s *apiserver.Server, method, path, text string) {
 	said, _ := io.ReadAll(resp.Body)
 	switch resp.StatusCode {
 	case http.StatusServiceUnavailable:
-		if !strings.Contains(string(said), "the storage of the server is not available at the moment") {
+		if !strings.Contains(string(said), "the server's storage is unavailable") {
 			t.Errorf("%s %s: %s", method, path, said)
 		}
 	case http.StatusGatewayTimeout: // of a write
-		if method == http.MethodGet || !strings.Contains(string(said), "it is not known yet whether the write was carried out") {
+		if method == http.MethodGet || !strings.Contains(string(said), "the outcome of the write is unknown") {
 			t.Errorf("%s %s: %s", method, path, said)
 		}
 	default:

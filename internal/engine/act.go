@@ -13,7 +13,9 @@ import (
 
 // PostSubresource handles a POST to a subresource, such as the binding of a Pod, its eviction or a token
 // request. The stages process the body, not the object. hasResponse reports whether o holds a response.
-func (e *Engine) PostSubresource(ctx context.Context, t Target, b Body, c Caller) (o Object, hasResponse bool, err error) {
+func (e *Engine) PostSubresource(
+	ctx context.Context, t Target, b Body, c Caller,
+) (o Object, hasResponse bool, err error) {
 	w, err := e.newWrite(ctx, t, c, opAction)
 	if err != nil {
 		return o, false, err

@@ -102,7 +102,8 @@ func (w *write) checkKind(t object.Tree, source []byte) error {
 	}
 	if gv, err := schema.ParseGroupVersion(apiVersion); err != nil || gv != w.v.GroupVersion {
 		return apierrors.NewBadRequest(fmt.Sprintf(
-			"the API version in the data (%s) does not match the expected API version (%s)", apiVersion, w.v.APIVersion))
+			"the API version in the data (%s) does not match the expected API version (%s)",
+			apiVersion, w.v.APIVersion))
 	}
 	if kind != want && w.def.Custom == nil {
 		return apierrors.NewBadRequest(fmt.Sprintf(

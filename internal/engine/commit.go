@@ -74,7 +74,9 @@ func (w *write) commit() (err error) {
 
 // commit commits writes, unless an object that a guard names has changed. All writes of the engine use it.
 // After a write of an APIService it waits until the catalog reflects the write.
-func (e *Engine) commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
+func (e *Engine) commit(
+	ctx context.Context, writes []storage.Write, guards ...storage.Guard,
+) ([]*storage.Event, error) {
 	if e.beforeCommit != nil {
 		e.beforeCommit(writes)
 	}

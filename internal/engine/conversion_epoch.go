@@ -34,8 +34,8 @@ func kindOf(d *resource.Definition) schema.GroupResource {
 	return schema.GroupResource{Group: d.Group, Resource: d.Names.Plural}
 }
 
-// epoch returns the current epoch of a kind and starts a new one if the CRD or the webhook's endpoints have
-// changed. check tells the caller to start a check (Engine.revalidate).
+// epoch returns the current epoch of a kind. It starts a new one if the CRD or the webhook's endpoints have
+// changed. If check is true, the caller must start a check (Engine.revalidate).
 func (v *conversionCache) epoch(
 	d *resource.Definition, generation uint64, now time.Time, interval time.Duration,
 ) (e *conversionEpoch, check bool) {

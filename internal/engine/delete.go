@@ -17,9 +17,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Delete removes an object or starts its deletion. gone reports whether the object is no longer stored. obj is
-// then its last state, as it was stored.
-func (e *Engine) Delete(ctx context.Context, t Target, o metav1.DeleteOptions, c Caller) (obj Object, gone bool, err error) {
+// Delete deletes an object or starts its deletion. deleted reports whether the object is no longer stored. obj
+// is then its last state, as it was stored.
+func (e *Engine) Delete(
+	ctx context.Context, t Target, o metav1.DeleteOptions, c Caller,
+) (obj Object, deleted bool, err error) {
 	w, err := e.newDeletion(ctx, t, o, c)
 	if err != nil {
 		return Object{}, false, err
@@ -43,7 +45,10 @@ func (w *write) deleteMarked() error {
 		return nil
 	}
 	if pre := w.deleteOptions.Preconditions; pre != nil && pre.ResourceVersion != nil {
-		w.deleteOptions.Preconditions = &metav1.Preconditions{UID: pre.UID, ResourceVersion: new(strconv.FormatInt(marked.Revision, 10))}
+		w.deleteOptions.Preconditions = &metav1.Preconditions{
+			UID:             pre.UID,
+			ResourceVersion: new(strconv.FormatInt(marked.Revision, 10)),
+		}
 	}
 	w.wantUID = string(marked.Meta().UID)
 	err := w.run()
@@ -95,7 +100,7 @@ func (w *write) find() error {
 	return w.checkPreconditions(w.rec, metaOf(w.rec).meta, &w.deleteOptions)
 }
 
-// mark computes what a deletion leaves of the stored object: nothing, or the object marked for deletion.
+// mark computes the state of the object after the deletion request: deleted, or marked for deletion and stored.
 func (w *write) mark() error {
 	b := &w.def.Behavior
 	finalizers := w.finalizersOnDelete(metaOf(w.rec).meta.Finalizers, &w.deleteOptions)
@@ -187,8 +192,8 @@ func (w *write) checkPreconditions(rec *storage.Record, meta *object.Meta, o *me
 	return nil
 }
 
-// preconditionError returns the 409 for an unmet precondition. change says what may have happened to the
-// object.
+// preconditionError returns the 409 for an unmet precondition. change is the change that the object may have
+// had.
 func (w *write) preconditionError(field, wants, has, change string) error {
 	if failed := w.def.Behavior.PreconditionFailed; failed != "" {
 		return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(

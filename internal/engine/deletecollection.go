@@ -74,7 +74,8 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 		Namespace: t.Namespace,
 		User:      c.User,
 	}
-	// Plugins must see each deletion exactly once, so a batch that may be repeated is only for requests without plugins.
+	// Plugins must see each deletion exactly once. A batch may have to be repeated, so it is only for requests that no
+	// plugin handles.
 	if !c.DryRun && d.Preconditions == nil && !e.Admission.Handles(&r) {
 		done, err := e.deleteTogether(ctx, t, d, items, c)
 		if done || err != nil {

@@ -51,7 +51,7 @@ type Target struct {
 	AsStored bool
 }
 
-// Caller describes who sends a request and which options the request has.
+// Caller describes the sender of a request, and the options of the request.
 type Caller struct {
 	User         user.Info
 	FieldManager string // explicit, or derived from the User-Agent; never empty for writes
@@ -63,9 +63,12 @@ type Caller struct {
 	Trace        *Trace                  // records the steps of the write; nil disables tracing
 	OnDecoded    func(object.Tree)       // receives the body of a create or update, with defaults; may be nil
 	MayCreate    func() error            // authorizes an update or apply that would create the object; nil allows it
-	CheckMemory  func(object.Tree) error // refuses the result of a patch or apply that takes too much memory; nil allows any size
-	Slot         *compute.Slot           // released while the write waits for a webhook; nil for an inexpensive write
-	hideName     bool                    // during a DeleteCollection: admission does not see the names of the objects, as upstream
+	// CheckMemory refuses the result of a patch or apply that takes too much memory. nil allows any size.
+	CheckMemory func(object.Tree) error
+	Slot        *compute.Slot // released while the write waits for a webhook; nil for an inexpensive write
+	// hideName is set during a DeleteCollection: as in upstream, admission does not see the names of the
+	// objects.
+	hideName bool
 }
 
 // Object is one object at one version. Its bytes are shared and must not be modified.

@@ -22,7 +22,8 @@ const futureRevisionTimeout = 3 * time.Second
 const retryAfter = 1
 
 // errStaleObject is the cause of every 409 for an outdated resourceVersion.
-var errStaleObject = errors.New("the object has been modified; please apply your changes to the latest version and try again")
+var errStaleObject = errors.New(
+	"the object has been modified; please apply your changes to the latest version and try again")
 
 // notServed returns the 404 for a resource or subresource that is not served.
 func notServed() error {
@@ -62,7 +63,8 @@ func storageError(err error) error {
 	case errors.Is(err, storage.ErrTooLarge):
 		return apierrors.NewRequestEntityTooLargeError("the object exceeds the size limit of the server's storage")
 	case errors.Is(err, storage.ErrNoSpace):
-		return retryLater("the server's disk is nearly full: only deletions and small updates are accepted until space is freed")
+		return retryLater("the server's disk is nearly full: " +
+			"only deletions and small updates are accepted until space is freed")
 	case errors.Is(err, storage.ErrUnavailable):
 		return retryLater("the server's storage is unavailable: the request was not executed")
 	case errors.Is(err, storage.ErrFailed):

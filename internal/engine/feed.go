@@ -37,7 +37,7 @@ type follower struct {
 	stopped      bool  // guarded by Feed.mu
 }
 
-// NewFeed returns a Feed of the objects in e's store. It notifies nobody before Run.
+// NewFeed returns a Feed of the objects in e's store. It sends no notifications before Run.
 func (e *Engine) NewFeed() *Feed {
 	return &Feed{engine: e, newFollower: make(chan struct{}, 1), followers: map[string]*follower{}}
 }

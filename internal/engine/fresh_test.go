@@ -108,7 +108,7 @@ func TestNewestCatalog(t *testing.T) {
 func TestNewestUnavailable(t *testing.T) {
 	w, log, _ := lagging(t)
 	log.Away(true)
-	const away = "the storage of the server is not available at the moment"
+	const away = "the server's storage is unavailable"
 	_, err := w.Get(w.ctx, w.configMap("a"), "")
 	w.refused(err, 503, metav1.StatusReasonServiceUnavailable, away)
 	_, err = w.List(w.ctx, w.configMap(""), ListOptions{})

@@ -169,7 +169,8 @@ func (ix *fieldIndex) advance(q *query, snap *storage.Snapshot) *indexState {
 	case st.tooLarge:
 		st = &indexState{revision: snap.Revision(), tooLarge: true}
 	default:
-		if st = st.updated(q, snap, ix.field); st.keys.Len() > 2*snap.Count(q.reader.version.Definition.Prefix, "")+indexMinObjects {
+		st = st.updated(q, snap, ix.field)
+		if st.keys.Len() > 2*snap.Count(q.reader.version.Definition.Prefix, "")+indexMinObjects {
 			st = ix.build(q, snap)
 		}
 	}
@@ -209,7 +210,7 @@ func (st *indexState) updated(q *query, snap *storage.Snapshot, field int) *inde
 			continue
 		}
 		key := bucket(h) + rec.Key
-		if _, known := edit.Get(key); !known {
+		if _, exists := edit.Get(key); !exists {
 			edit.Put(key, 0, key[bucketLength:])
 			next.bytes += len(key) + entryBytes
 		}

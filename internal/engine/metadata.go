@@ -183,7 +183,9 @@ func regularManagedFields(m object.Tree) bool {
 
 // wipeSystemFields removes the fields that only the server sets.
 func wipeSystemFields(md object.Tree) {
-	for _, key := range []string{"creationTimestamp", "uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink"} {
+	for _, key := range []string{
+		"creationTimestamp", "uid", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink",
+	} {
 		delete(md, key)
 	}
 }

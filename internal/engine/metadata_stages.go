@@ -45,7 +45,7 @@ func (w *write) inNamespace(t object.Tree) error {
 	if w.def.Namespaced {
 		namespace = w.target.Namespace
 	}
-	if own := object.String(md, "namespace"); own != "" && namespace != "" && own != namespace {
+	if got := object.String(md, "namespace"); got != "" && namespace != "" && got != namespace {
 		return apierrors.NewBadRequest(
 			"the namespace of the provided object does not match the namespace sent on the request")
 	}

@@ -43,7 +43,8 @@ func usualKey(key string) bool {
 		return false
 	}
 	for label := range strings.SplitSeq(domain, ".") {
-		if !usualName(label) || strings.ContainsFunc(label, func(c rune) bool { return c == '_' || 'A' <= c && c <= 'Z' }) {
+		if !usualName(label) ||
+			strings.ContainsFunc(label, func(c rune) bool { return c == '_' || 'A' <= c && c <= 'Z' }) {
 			return false
 		}
 	}
@@ -52,7 +53,8 @@ func usualKey(key string) bool {
 
 // usualName reports whether text is a valid, non-empty label value.
 func usualName(text string) bool {
-	if text == "" || len(text) > utilvalidation.LabelValueMaxLength || !alphanumeric(text[0]) || !alphanumeric(text[len(text)-1]) {
+	if text == "" || len(text) > utilvalidation.LabelValueMaxLength ||
+		!alphanumeric(text[0]) || !alphanumeric(text[len(text)-1]) {
 		return false
 	}
 	for i := range len(text) {

@@ -25,8 +25,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Patch changes an object, as often as other writes get in between, unless the patch
-// carries a resourceVersion. created is true where an apply made it.
+// Patch applies a patch to an object. After a conflict with another write it tries again, unless the patch sets
+// a resourceVersion. created reports whether an apply has created the object.
 func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Object, created bool, err error) {
 	if err := checkPatch(t, p, c); err != nil {
 		return Object{}, false, err
@@ -49,7 +49,7 @@ func (e *Engine) Patch(ctx context.Context, t Target, p Patch, c Caller) (o Obje
 	return w.result, w.rec == nil, nil
 }
 
-// patchChange is the change that a patch makes.
+// patchChange returns the change that a patch makes.
 func (w *write) patchChange(p Patch) (changeFunc, error) {
 	if p.Type != types.ApplyYAMLPatchType {
 		return func(w *write) (object.Tree, error) {
@@ -70,7 +70,7 @@ func (w *write) patchChange(p Patch) (changeFunc, error) {
 	}, err
 }
 
-// checkPatch answers what is wrong with a patch whatever it is applied to.
+// checkPatch returns the errors of a patch that do not depend on the object.
 func checkPatch(t Target, p Patch, c Caller) error {
 	accepted := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if t.Version.Type != nil || t.Subresource == "scale" {
@@ -79,10 +79,11 @@ func checkPatch(t Target, p Patch, c Caller) error {
 	accepted = append(accepted, string(types.ApplyYAMLPatchType))
 	if !slices.Contains(accepted, string(p.Type)) {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status:  metav1.StatusFailure,
-			Code:    http.StatusUnsupportedMediaType,
-			Reason:  metav1.StatusReasonUnsupportedMediaType,
-			Message: "the body of the request was in an unknown format - accepted media types include: " + strings.Join(accepted, ", "),
+			Status: metav1.StatusFailure,
+			Code:   http.StatusUnsupportedMediaType,
+			Reason: metav1.StatusReasonUnsupportedMediaType,
+			Message: "the body of the request was in an unknown format - accepted media types include: " +
+				strings.Join(accepted, ", "),
 		}}
 	}
 	options := &metav1.PatchOptions{FieldManager: c.FieldManager}
@@ -98,8 +99,8 @@ func checkPatch(t Target, p Patch, c Caller) error {
 	return nil
 }
 
-// decodeApplied reads the configuration of an apply. repeated says which fields it has twice, "" if none, or if
-// the caller does not want to know.
+// decodeApplied decodes the configuration of an apply. repeated lists its duplicate fields. It is "" if there
+// are none or if field validation is Ignore.
 func (w *write) decodeApplied(data []byte) (applied object.Tree, repeated string, err error) {
 	applied, duplicates, err := decodeJSONOrYAML(data)
 	if err != nil {
@@ -114,7 +115,8 @@ func (w *write) decodeApplied(data []byte) (applied object.Tree, repeated string
 	return applied, repeated, nil
 }
 
-// reportRepeated is for what an applied configuration has twice, which upstream tells once it is merged: a conflict goes first.
+// reportRepeated returns an error or adds warnings for the duplicate fields of an applied configuration. As in
+// upstream, it runs after the merge, so a conflict is reported first.
 func (w *write) reportRepeated(repeated string) error {
 	if repeated == "" {
 		return nil
@@ -126,7 +128,7 @@ func (w *write) reportRepeated(repeated string) error {
 	return nil
 }
 
-// decodeJSONOrYAML saves the YAML parser where the data is JSON, as clients' mostly is.
+// decodeJSONOrYAML avoids the slow YAML parser for JSON, which most clients send.
 func decodeJSONOrYAML(data []byte) (object.Tree, []string, error) {
 	if trimmed := bytes.TrimLeft(data, " \t\r\n"); len(trimmed) > 0 && trimmed[0] == '{' {
 		if t, duplicates, err := object.DecodeApplied(data); err == nil {
@@ -136,7 +138,7 @@ func decodeJSONOrYAML(data []byte) (object.Tree, []string, error) {
 	return object.DecodeYAML(data)
 }
 
-// yamlProblems takes the message of the YAML parser apart, one warning each.
+// yamlProblems splits the message of the YAML parser into one warning per problem.
 func yamlProblems(text string) []string {
 	const mark = "unmarshal errors:\n"
 	i := strings.Index(text, mark)
@@ -150,7 +152,7 @@ func yamlProblems(text string) []string {
 	return lines
 }
 
-// apply merges an applied configuration into the live object, or makes a new one of it.
+// apply merges an applied configuration into the live object, or creates an object from it.
 func (w *write) apply(applied object.Tree, repeated string, force bool) (object.Tree, error) {
 	w.setEmptyObject(w.live)
 	t, err := w.fields.Apply(w.live, applied, w.caller.FieldManager, force, w.now)
@@ -171,7 +173,7 @@ func (w *write) apply(applied object.Tree, repeated string, force bool) (object.
 	return t, err
 }
 
-// patch applies a patch of the other three kinds to live. Who owns what is not looked at.
+// patch applies a patch to live that is not an apply. It does not update managedFields.
 func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	patched, problems, err := w.applyPatch(live, p)
 	if err == nil {
@@ -189,7 +191,7 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	}
 	before := ""
 	if w.caller.Validation == metav1.FieldValidationStrict && w.def.Custom != nil {
-		before = p.quotedText(patched) // shape is about to prune it
+		before = p.quotedText(patched) // normalize prunes it
 	}
 	t, unknown, err := w.rules.normalize(w, patched, false)
 	if err != nil {
@@ -219,8 +221,9 @@ func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	return t, nil
 }
 
-// checkIntegers returns an error if a merge patch or a JSON patch of a built-in kind writes an integer with a fraction or an exponent (2.0), which
-// Go's decoder refuses. A strategic merge patch may do so.
+// checkIntegers returns an error if a JSON patch or merge patch of a built-in kind writes an integer with a
+// fraction or an exponent, such as 2.0. Go's decoder refuses such a number. A strategic merge patch may contain
+// it.
 func (w *write) checkIntegers(p Patch, patched object.Tree) error {
 	if w.v.Type == nil || p.Type == types.StrategicMergePatchType || !hasWholeFloat(patched) {
 		return nil
@@ -245,7 +248,8 @@ func hasWholeFloat(v any) bool {
 	return false
 }
 
-// quotedText returns the text that upstream quotes where it refuses a patch: a strategic merge patch itself, else its result.
+// quotedText returns the text that upstream quotes in the error for a patch: a strategic merge patch itself, or
+// the result of another patch.
 func (p Patch) quotedText(patched object.Tree) string {
 	if p.Type == types.StrategicMergePatchType {
 		if sent, _, err := object.DecodeJSON(p.Data); err == nil {
@@ -255,18 +259,19 @@ func (p Patch) quotedText(patched object.Tree) string {
 	return string(object.AppendJSON(nil, patched))
 }
 
-// typeMismatch returns the reason why the result of a patch is no object of its Go type. Upstream decodes that of a strategic merge patch by
-// another function than all others, whose errors clients look for.
+// typeMismatch returns why the result of a patch does not decode into the kind's Go type. Upstream decodes the
+// result of a strategic merge patch with a different function, and clients look for the texts of its errors.
 func (w *write) typeMismatch(p Patch, patched object.Tree, err error) string {
 	if p.Type == types.StrategicMergePatchType {
-		if other := runtime.DefaultUnstructuredConverter.FromUnstructured(patched, w.v.Type.New()); other != nil {
-			return other.Error()
+		if unstructuredErr := runtime.DefaultUnstructuredConverter.FromUnstructured(
+			patched, w.v.Type.New()); unstructuredErr != nil {
+			return unstructuredErr.Error()
 		}
 	}
 	return w.withFieldPath(patched, err)
 }
 
-// checkMemory returns the caller's objection to the size of what a patch has made, which is about to be decoded.
+// checkMemory returns the caller's error if the result of a patch would take too much memory to decode.
 func (w *write) checkMemory(t object.Tree) error {
 	if w.caller.CheckMemory == nil {
 		return nil
@@ -274,7 +279,7 @@ func (w *write) checkMemory(t object.Tree) error {
 	return w.caller.CheckMemory(t)
 }
 
-// applyPatch is live with the patch applied, and the problems of strict decoding so far.
+// applyPatch returns live with the patch applied, and the strict decoding errors of the patch.
 func (w *write) applyPatch(live object.Tree, p Patch) (t object.Tree, problems []string, err error) {
 	strict := w.caller.Validation != metav1.FieldValidationIgnore
 	switch p.Type {
@@ -302,8 +307,8 @@ func (w *write) applyPatch(live object.Tree, p Patch) (t object.Tree, problems [
 	return t, problems, asUnknownError(err)
 }
 
-// restoreType undoes what a strategic merge patch has said of the kind and the apiVersion, at which upstream does not look: clients send
-// those of a Deployment to its /scale.
+// restoreType restores the kind and apiVersion after a strategic merge patch. Upstream ignores those in the
+// patch, and clients send those of a Deployment to its /scale.
 func restoreType(patched, live object.Tree) {
 	for _, key := range []string{"apiVersion", "kind"} {
 		switch patched[key].(type) {
@@ -313,7 +318,7 @@ func restoreType(patched, live object.Tree) {
 	}
 }
 
-// asUnknownError answers what has no Status of its own as upstream does.
+// asUnknownError gives an error without a Status upstream's 500.
 func asUnknownError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {
@@ -322,11 +327,12 @@ func asUnknownError(err error) error {
 	return unknownError(err.Error())
 }
 
-// invalidPatch is the 422 for a patch whose result is not an object of the kind. It quotes 200 bytes; upstream quotes all.
+// invalidPatch returns the 422 for a patch whose result is not an object of the kind. It quotes at most 200
+// bytes, whereas upstream quotes everything.
 func invalidPatch(quoted, problem string) error {
-	const most = 200
-	if n := len(quoted); n > most {
-		quoted = fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(quoted[:most], ""), n)
+	const maxQuoted = 200
+	if n := len(quoted); n > maxQuoted {
+		quoted = fmt.Sprintf("%s… (%d bytes)", strings.ToValidUTF8(quoted[:maxQuoted], ""), n)
 	}
 	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
 		field.Invalid(field.NewPath("patch"), quoted, problem),

@@ -6,14 +6,15 @@ import (
 	"sync"
 )
 
-// queues let writes that have lost against others try again one after the other. Without,
-// many writers of one object, or one ledger, would mostly work in vain: all but one of them decode and merge for
-// nothing. Writes that meet nobody never come here. The zero value is ready.
+// queues makes writes that have lost a conflict retry one after another. Without a queue, many writers of one
+// object or of one kind's node usage would decode and merge repeatedly, and all but one of them would conflict
+// again. Writes without conflicts never queue. The zero value is ready to use.
 type queues struct {
 	once  sync.Once
 	slots [64]chan struct{}
 }
 
+// slotOf returns the queue of a key. Keys may share a queue.
 func (q *queues) slotOf(key string) chan struct{} {
 	q.once.Do(func() {
 		for i := range q.slots {
@@ -23,23 +24,23 @@ func (q *queues) slotOf(key string) chan struct{} {
 	return q.slots[maphash.String(hashSeed, key)%uint64(len(q.slots))]
 }
 
-// enterQueue waits until it is this write's turn among those that lost a key.
+// enterQueue waits until this write is at the head of the queue of writes that conflicted on key.
 func (w *write) enterQueue(ctx context.Context, key string) error {
-	if w.queued != nil || w.reader.remote { // who converts by a webhook may hold the others up
+	if w.queued != nil || w.reader.remote { // a write that calls a webhook could block the others for long
 		return nil
 	}
-	turn := w.engine.queues.slotOf(key)
+	slot := w.engine.queues.slotOf(key)
 	select {
-	case turn <- struct{}{}:
-		w.queued = turn
+	case slot <- struct{}{}:
+		w.queued = slot
 		return nil
 	case <-ctx.Done():
 		return storageError(ctx.Err())
 	}
 }
 
-// leaveQueue lets the next one try: this one has ended, or asks somebody who may take longer than all of them together. What it is part of
-// waits as well.
+// leaveQueue lets the next write of the queue retry. It is called at the end of a write, and before a write
+// waits for a webhook. It also releases the queue of the outer write.
 func (w *write) leaveQueue() {
 	if w.outer != nil {
 		w.outer.leaveQueue()

@@ -15,15 +15,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// reader reads records at one version. Most pass as the bytes they are; the
-// others are decoded, shaped, converted and encoded again, once for all readers.
+// reader reads records at one version. Most records can be served as the stored bytes. The others are decoded,
+// defaulted, converted and encoded once, and cached for all readers.
 //
-// It compiles no schema before it meets an object: a kind that has none costs nothing.
+// A reader compiles no schema before it reads an object, so a kind without objects costs nothing.
 type reader struct {
 	engine   *Engine
 	version  *resource.Version
-	convert  bool // objects of the storage version do not pass
-	remote   bool // a webhook converts: better many at a time, and labels may change
+	convert  bool // objects at the storage version need a conversion
+	remote   bool // a webhook converts: many objects per call are faster, and labels may change
 	asStored bool // Target.AsStored
 }
 
@@ -31,7 +31,7 @@ func (e *Engine) readerAt(v *resource.Version) reader {
 	return reader{engine: e, version: v, convert: v.ConvertFrom != nil, remote: conversion.UsesWebhook(v.Definition)}
 }
 
-// readerOf is the reader for what a request addresses.
+// readerOf returns the reader for the target of a request.
 func (e *Engine) readerOf(t Target) reader {
 	r := e.readerAt(t.Version)
 	if r.asStored = t.AsStored; r.asStored {
@@ -40,8 +40,8 @@ func (e *Engine) readerOf(t Target) reader {
 	return r
 }
 
-// fingerprint is of what pruning and defaulting at v do; 0 for built-in kinds, whose Go type
-// does not change under a running server.
+// fingerprint identifies what pruning and defaulting do at v. It is 0 for built-in kinds, whose Go type does
+// not change while the server runs.
 func fingerprint(v *resource.Version) (uint64, error) {
 	if v.Definition.Custom == nil {
 		return 0, nil
@@ -62,13 +62,13 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 	return s, nil
 }
 
-// Fingerprints of custom objects that are not those of a schema.
+// Special fingerprints of custom objects, in place of that of a schema.
 const (
-	fingerprintUnknown      = 0 // nobody has looked yet: see settle
-	fingerprintNotCanonical = 1 // it reads otherwise than it is stored
+	fingerprintUnknown      = 0 // not computed yet: see checkCanonical
+	fingerprintNotCanonical = 1 // reading the object changes its stored form
 )
 
-// mayFail reports that an object may be there which cannot be read at r's version.
+// mayFail reports whether an object may exist that cannot be read at r's version.
 func (r reader) mayFail() bool {
 	c := r.version.Definition.Custom
 	return r.remote || c != nil && c.Conversion.Declared != ""
@@ -77,53 +77,54 @@ func (r reader) mayFail() bool {
 // read returns the object in rec.
 func (r reader) read(ctx context.Context, rec *storage.Record) (Object, error) {
 	if !r.servesAsStored(rec) {
-		viewed, err := r.converted(ctx, []*storage.Record{rec})
+		recs, err := r.converted(ctx, []*storage.Record{rec})
 		if err != nil {
 			return Object{}, err
 		}
-		rec = viewed[0]
+		rec = recs[0]
 	}
 	return Object{Version: r.version, Revision: rec.Modified, Record: rec}, nil
 }
 
-// preconvert makes of records what they are at r's version, where a webhook has a say in that: all that follows
-// (selectors, at) then goes by the views. Where there is no webhook, recs come back as they are.
+// preconvert returns recs with the records that need a webhook replaced by their conversions. Selectors and
+// read then use the conversions. For a kind without a webhook it returns recs unchanged. Records may be nil.
 func (r reader) preconvert(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	if !r.remote {
 		return recs, nil
 	}
 	var missing []*storage.Record
-	var places []int
+	var indices []int
 	for i, rec := range recs {
 		if rec != nil && !r.servesAsStored(rec) {
-			missing, places = append(missing, rec), append(places, i)
+			missing, indices = append(missing, rec), append(indices, i)
 		}
 	}
 	if len(missing) == 0 {
 		return recs, nil
 	}
-	viewed, err := r.converted(ctx, missing)
+	converted, err := r.converted(ctx, missing)
 	if err != nil {
 		return nil, err
 	}
 	out := slices.Clone(recs)
-	for i, place := range places {
-		out[place] = viewed[i]
+	for i, at := range indices {
+		out[at] = converted[i]
 	}
 	return out, nil
 }
 
-// converted returns what recs are at r's version, made now or kept from before.
+// converted returns recs converted to r's version, from the cache where possible.
 func (r reader) converted(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	now := r.engine.clock()
 	key := conversionKeyAt(r.version, r.engine.epochOf(r.version.Definition, now))
 	return r.engine.conversions.get(ctx, key, now, recs, r.convertAll)
 }
 
-// servesAsStored reports that the object in rec looks at r's version as it is.
+// servesAsStored reports whether the stored bytes of rec can be served at r's version. It caches a positive
+// result in rec.
 func (r reader) servesAsStored(rec *storage.Record) bool {
-	known := derive(rec)
-	if known.servedAs.Load() == r.version {
+	d := derive(rec)
+	if d.servedAs.Load() == r.version {
 		return true
 	}
 	p := packed(rec)
@@ -134,13 +135,13 @@ func (r reader) servesAsStored(rec *storage.Record) bool {
 		return false
 	}
 	if !r.asStored {
-		known.servedAs.Store(r.version)
+		d.servedAs.Store(r.version)
 	}
 	return true
 }
 
-// checkCanonical finds out whether reading a custom object, of which that is not known since it was loaded, adds or takes away
-// anything.
+// checkCanonical computes the fingerprint of a loaded custom object. It is that of its schema if pruning and
+// defaulting would not change the object, and fingerprintNotCanonical otherwise.
 func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
 	p, found := packed(rec), uint64(fingerprintNotCanonical)
 	for _, v := range d.Versions {
@@ -160,8 +161,8 @@ func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
 	return p.Header.Of(rec.Value, found)
 }
 
-// unchanged reports that p looks at r's version as it is, but for its apiVersion: the version that it was
-// stored at, and the one that it is read at, both leave it alone.
+// unchanged reports whether p can be served at r's version with only its apiVersion changed. Neither the
+// version it is stored at nor the one it is read at may prune or default anything.
 func (r reader) unchanged(p object.Packed) bool {
 	if r.convert || p.MustDecode() {
 		return false
@@ -185,7 +186,7 @@ func (r reader) unchanged(p object.Packed) bool {
 	return false
 }
 
-// convertAll makes the views of recs.
+// convertAll converts recs to r's version, without the cache.
 func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	fp, err := fingerprint(r.version)
 	if err != nil {
@@ -201,14 +202,13 @@ func (r reader) convertAll(ctx context.Context, recs []*storage.Record) ([]*stor
 	}
 	out := make([]*storage.Record, len(recs))
 	for i, rec := range recs {
-		view := recordOf(object.Pack(trees[i], fp))
-		view.Key, view.Created, view.Modified, view.Expires = rec.Key, rec.Created, rec.Modified, rec.Expires
-		out[i] = view
+		out[i] = recordOf(object.Pack(trees[i], fp))
+		out[i].Key, out[i].Created, out[i].Modified, out[i].Expires = rec.Key, rec.Created, rec.Modified, rec.Expires
 	}
 	return out, nil
 }
 
-// tree decodes p at r's version, with resourceVersion set to revision unless that is 0.
+// tree decodes p at r's version and sets resourceVersion to revision. A revision of 0 sets none.
 func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (object.Tree, error) {
 	if r.remote {
 		trees, err := r.trees(ctx, []object.Packed{p})
@@ -225,30 +225,32 @@ func (r reader) tree(ctx context.Context, p object.Packed, revision int64) (obje
 	return r.engine.convert(ctx, t, from, r.version)
 }
 
-// trees decodes objects at r's version, none with a resourceVersion.
+// trees decodes objects at r's version, without a resourceVersion. Objects that need a webhook are converted in
+// one call.
 func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tree, error) {
 	out := make([]object.Tree, len(objects))
-	var foreign []int
+	var unconverted []int
 	for i, p := range objects {
 		var from *resource.Version
 		var err error
 		if !r.remote {
 			out[i], err = r.tree(ctx, p, 0)
 		} else if out[i], from, err = r.decode(p, 0); from != r.version {
-			foreign = append(foreign, i)
+			unconverted = append(unconverted, i)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
-	if len(foreign) == 0 {
+	if len(unconverted) == 0 {
 		return out, nil
 	}
-	return out, r.engine.convertByWebhook(ctx, out, foreign, r.version)
+	return out, r.engine.convertByWebhook(ctx, out, unconverted, r.version)
 }
 
-// decode decodes p at the version that it is stored at, which it returns, nil where it is no longer known. It fills in
-// that version's defaults. Those of the version it is read at are for requests, and for what comes from a webhook.
+// decode decodes p at the version that it is stored at, with that version's defaults. It returns this version,
+// or nil if the kind no longer has it. Defaults of r's version are only for request bodies and for the results
+// of a webhook.
 func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.Version, error) {
 	t, err := p.Tree(revision)
 	if err != nil {
@@ -266,7 +268,7 @@ func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.
 	return t, from, nil
 }
 
-// withoutResourceVersion is t without a resourceVersion, which webhooks do not see; t stays as it is.
+// withoutResourceVersion returns t without a resourceVersion, which webhooks do not get. It does not modify t.
 func withoutResourceVersion(t object.Tree) object.Tree {
 	if object.ResourceVersion(t) == "" {
 		return t
@@ -276,20 +278,23 @@ func withoutResourceVersion(t object.Tree) object.Tree {
 	return t
 }
 
-// convertByWebhook has a webhook convert some of the objects.
-func (e *Engine) convertByWebhook(ctx context.Context, objects []object.Tree, which []int, to *resource.Version) error {
+// convertByWebhook replaces the objects at the given indices by their conversions to version to.
+func (e *Engine) convertByWebhook(
+	ctx context.Context, objects []object.Tree, indices []int, to *resource.Version,
+) error {
 	if e.Webhook == nil {
-		return apierrors.NewInternalError(errors.New("this server calls no conversion webhooks"))
+		return apierrors.NewInternalError(
+			errors.New("cannot convert object: this server does not call conversion webhooks"))
 	}
-	in := make([]object.Tree, len(which))
-	for i, at := range which {
+	in := make([]object.Tree, len(indices))
+	for i, at := range indices {
 		in[i] = withoutResourceVersion(objects[at])
 	}
 	out, err := e.Webhook(ctx, to, in)
 	if err != nil {
 		return storageError(err)
 	}
-	for i, at := range which {
+	for i, at := range indices {
 		if err := pruneConverted(to, out[i]); err != nil {
 			return err
 		}
@@ -301,8 +306,8 @@ func (e *Engine) convertByWebhook(ctx context.Context, objects []object.Tree, wh
 	return nil
 }
 
-// convert translates an object of a kind that has no webhook, and prunes what comes out where the kind is custom. from is
-// nil where its version is no longer known.
+// convert converts an object of a kind without a webhook, and prunes the result if the kind is custom. from is
+// nil if the kind no longer has the version.
 func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.Version) (object.Tree, error) {
 	out, err := conversion.Convert(ctx, t, from, to)
 	if err != nil {
@@ -314,7 +319,7 @@ func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.
 	return out, err
 }
 
-// asInternalError answers what has no Status of its own with a 500.
+// asInternalError wraps an error without a Status in a 500.
 func asInternalError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {
@@ -323,19 +328,19 @@ func asInternalError(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// pruneConverted prunes what a conversion to v has made.
+// pruneConverted prunes the result of a conversion to v.
 func pruneConverted(v *resource.Version, t object.Tree) error {
 	s, err := schemaOf(v)
 	if err != nil {
 		return err
 	}
-	if _, wrong := s.PruneAndCoerce(t); wrong != nil {
-		return apierrors.NewInternalError(wrong)
+	if _, err := s.PruneAndCoerce(t); err != nil {
+		return apierrors.NewInternalError(err)
 	}
 	return nil
 }
 
-// fillDefaults fills in the defaults of a custom kind's version.
+// fillDefaults applies the defaults of a custom kind's version.
 func fillDefaults(v *resource.Version, t object.Tree) (object.Tree, error) {
 	s, err := schemaOf(v)
 	if err == nil {

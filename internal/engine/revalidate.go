@@ -26,9 +26,9 @@ const (
 type checkResult int
 
 const (
-	checkFailed checkResult = iota
+	checkFailed checkResult = iota // the webhook could not be reached
 	checkUnchanged
-	checkChanged
+	checkChanged // at least one conversion differs, or failed
 )
 
 // epochOf returns the current epoch of a kind's conversion webhook, or nil for a kind without one. It starts a

@@ -10,31 +10,33 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// rules are what a kind does by itself in the course of a write: by the schemas of its CRD (rules_custom.go),
-// by upstream's strategy (rules_strategy.go), or by a Behavior (rules_builtin.go).
+// rules is the behaviour of a kind in a write. It is defined by the schemas of a CRD (rules_custom.go), by
+// upstream's strategy (rules_strategy.go), or by a Behavior (rules_builtin.go).
 type rules interface {
-	// normalize makes of what a client sends an object of the kind, at the version of the request: of the right types, without
-	// what the kind does not have, with defaults. It lists the unknown fields. typed says that t comes from the kind's Go type.
+	// normalize turns a decoded body into an object of the kind, at the version of the request: it checks
+	// types, prunes unknown fields and applies defaults. unknown lists the unknown fields. typed means that t
+	// comes from the kind's Go type.
 	normalize(w *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error)
-	// fillDefaults fills in the defaults of an object that something else than a client has changed.
+	// fillDefaults applies the defaults to an object that the server has changed, for example in admission.
 	fillDefaults(w *write, t object.Tree) (object.Tree, error)
-	// normalizeMerged makes of what an apply has merged an object of the kind, as shape does.
+	// normalizeMerged is normalize for the result of an apply.
 	normalizeMerged(w *write, merged object.Tree) (object.Tree, error)
-	// ownableFields says what of an object at a version a write through a subresource ("" for none) may own; a nil filter lets all pass.
+	// ownableFields returns a function that maps an apiVersion to the filter of the fields that a write through
+	// a subresource may own. The subresource is "" for the main resource. A nil filter allows all fields.
 	ownableFields(subresource string) func(apiVersion string) fieldpath.Filter
-	// prepare sets obj and old, and resets in obj what the caller may not set.
+	// prepare sets obj and old, and resets the fields of obj that the caller may not set.
 	prepare(w *write) error
-	// validate checks obj, which is to replace old if there is one.
+	// validate validates obj, as an update of old unless old is nil.
 	validate(w *write) (field.ErrorList, error)
-	// warnings are for an object that is valid.
+	// warnings returns the warnings for a valid object.
 	warnings(w *write) []string
-	// canonicalize gives a valid obj the form in which admission sees it.
+	// canonicalize converts a valid obj to the form that validating admission sees.
 	canonicalize(w *write) error
-	// pack gives obj the form in which it is stored.
+	// pack encodes obj for the store.
 	pack(w *write) (object.Packed, error)
 }
 
-// rulesOf are the rules for writes at a version.
+// rulesOf returns the rules for writes at a version.
 func rulesOf(v *resource.Version) rules {
 	switch d := v.Definition; {
 	case d.Custom != nil:
@@ -45,15 +47,16 @@ func rulesOf(v *resource.Version) rules {
 	return builtinRules{v}
 }
 
-// canonicalize brings what is valid into its final form.
+// canonicalize converts the valid object to its final form.
 func (w *write) canonicalize() error { return w.rules.canonicalize(w) }
 
-// What a write of an object never owns, and what one of its status does not.
+// Filters for the fields that a write may own. exceptStatus is for the main resource of kinds with a status, exceptSpec
+// for the status of a built-in kind, and onlyStatus for the status of a custom kind.
 var (
 	exceptStatus = merge.Except("status")
 	exceptSpec   = merge.Except("spec")
 	onlyStatus   = merge.Except("metadata", "spec")
 )
 
-// prepare resets what the caller may not set.
+// prepare resets the fields that the caller may not set.
 func (w *write) prepare() error { return w.rules.prepare(w) }

@@ -13,7 +13,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// builtinRules are those of a kind whose Behavior says in Go what it does. They work on objects at the storage version.
+// builtinRules are the rules of a kind that is implemented in Go by its Behavior. They work on objects at the
+// storage version.
 type builtinRules struct{ v *resource.Version }
 
 func (r builtinRules) behavior() *resource.Behavior { return &r.v.Definition.Behavior }
@@ -35,8 +36,8 @@ func (r builtinRules) normalizeMerged(w *write, merged object.Tree) (object.Tree
 }
 
 func (r builtinRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) {
-	if own := r.v.Default; own != nil {
-		own(t)
+	if versionDefault := r.v.Default; versionDefault != nil {
+		versionDefault(t)
 		return t, nil
 	}
 	fill := r.behavior().Default
@@ -47,12 +48,12 @@ func (r builtinRules) fillDefaults(w *write, t object.Tree) (object.Tree, error)
 		fill(t)
 		return t, nil
 	}
-	hub, err := r.toStorage(w, t)
+	stored, err := r.toStorage(w, t)
 	if err != nil {
 		return nil, err
 	}
-	fill(hub)
-	return w.engine.convert(w.ctx, hub, r.v.Definition.Storage, r.v)
+	fill(stored)
+	return w.engine.convert(w.ctx, stored, r.v.Definition.Storage, r.v)
 }
 
 func (r builtinRules) toStorage(w *write, t object.Tree) (object.Tree, error) {
@@ -92,7 +93,7 @@ func (r builtinRules) prepare(w *write) (err error) {
 		carryOver(w.obj, w.old, "status")
 	}
 	if prepare := r.behavior().PrepareUpdate; prepare != nil {
-		w.obj = object.Copy(w.obj) // the next attempt starts from what the client sent
+		w.obj = object.Copy(w.obj) // the next attempt needs the body unmodified
 		if err := prepare(w.ctx, w.obj, w.old, sub); err != nil {
 			return err
 		}
@@ -112,13 +113,13 @@ func (r builtinRules) prepareCreate(w *write) (err error) {
 		return err
 	}
 	if prepare := r.behavior().PrepareCreate; prepare != nil {
-		w.obj = object.Copy(w.obj) // the next attempt starts from what the client sent
+		w.obj = object.Copy(w.obj) // the next attempt needs the body unmodified
 		return prepare(w.ctx, w.obj)
 	}
 	return nil
 }
 
-// liveAtStorage is the live object at the storage version.
+// liveAtStorage returns the live object at the storage version.
 func (w *write) liveAtStorage() (object.Tree, error) {
 	storage := w.def.Storage
 	switch {
@@ -135,10 +136,12 @@ func (w *write) liveAtStorage() (object.Tree, error) {
 func (r builtinRules) validate(w *write) (errs field.ErrorList, _ error) {
 	sub := w.target.Subresource
 	if w.old == nil {
-		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
+		errs = validation.ValidateObjectMeta(objectMeta(w.obj), r.v.Definition.Namespaced,
+			validation.NameIsDNSSubdomain, field.NewPath("metadata"))
 	} else {
-		if errs = validateMetaUpdate(w); len(errs) > 0 { // upstream's validation of CRDs looks again
-			errs = append(errs, validation.ValidateObjectMetaUpdate(objectMeta(w.obj), objectMeta(w.old), field.NewPath("metadata"))...)
+		if errs = validateMetaUpdate(w); len(errs) > 0 { // upstream validates the metadata of a CRD twice
+			errs = append(errs, validation.ValidateObjectMetaUpdate(
+				objectMeta(w.obj), objectMeta(w.old), field.NewPath("metadata"))...)
 		}
 	}
 	if f := r.v.Validate; f != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/schema"
 )
 
-// customRules are those of a kind that a CRD defines. They work on objects at the version of the request.
+// customRules are the rules of a kind that a CRD defines. They work on objects at the version of the request.
 type customRules struct{ v *resource.Version }
 
 func (r customRules) normalize(_ *write, t object.Tree, typed bool) (out object.Tree, unknown []string, err error) {
@@ -27,16 +27,16 @@ func (r customRules) normalize(_ *write, t object.Tree, typed bool) (out object.
 	if err != nil {
 		return nil, nil, err
 	}
-	if object.String(t, "kind") == r.v.Definition.Names.Kind { // the schema says nothing of another one, which validateType finds
+	if object.String(t, "kind") == r.v.Definition.Names.Kind { // validateType reports any other kind
 		s, err := schemaOf(r.v)
 		if err != nil {
 			return nil, nil, err
 		}
-		more, wrong := s.Normalize(t)
-		if wrong != nil {
-			return nil, nil, wrong
+		pruned, err := s.Normalize(t)
+		if err != nil {
+			return nil, nil, err
 		}
-		paths = append(paths, more...)
+		paths = append(paths, pruned...)
 	}
 	for _, p := range paths {
 		unknown = append(unknown, `unknown field "`+p+`"`)
@@ -44,7 +44,7 @@ func (r customRules) normalize(_ *write, t object.Tree, typed bool) (out object.
 	return t, unknown, nil
 }
 
-// normalizeType makes of t what the kind's Go type has it be, where there is one.
+// normalizeType converts t to the form of the kind's Go type, if it has one.
 func (r customRules) normalizeType(t object.Tree) (out object.Tree, unknown []string, err error) {
 	if r.v.Type == nil {
 		return t, nil, nil
@@ -55,7 +55,7 @@ func (r customRules) normalizeType(t object.Tree) (out object.Tree, unknown []st
 	}
 	d, err := r.v.Type.Normalize(t)
 	if err == nil {
-		s.Default(d.Tree) // Go types may have nulls where nothing is set
+		s.Default(d.Tree) // Go types may produce nulls for unset fields
 	}
 	return d.Tree, d.Strict, err
 }
@@ -68,7 +68,8 @@ func (r customRules) fillDefaults(w *write, t object.Tree) (object.Tree, error) 
 	return fillDefaults(r.v, t)
 }
 
-// ownableFields: of the whole object the status is left out at its own version alone, as upstream does.
+// ownableFields excludes the status from writes of the main resource only at the request's own version, as
+// upstream does.
 func (r customRules) ownableFields(subresource string) func(string) fieldpath.Filter {
 	switch {
 	case subresource == "status":
@@ -106,7 +107,7 @@ func (r customRules) prepare(w *write) error {
 	return nil
 }
 
-// statusOnly is old with the status of t and its managedFields.
+// statusOnly returns old with the status and the managedFields of t.
 func statusOnly(t, old object.Tree) object.Tree {
 	out := shallowCopy(old)
 	carryOver(out, t, "status")
@@ -114,7 +115,7 @@ func statusOnly(t, old object.Tree) object.Tree {
 	return out
 }
 
-// generationChanged reports a difference that the generation counts.
+// generationChanged reports whether t and old differ in a field whose change increments metadata.generation.
 func generationChanged(t, old object.Tree, hasStatus bool) bool {
 	ignore := func(key string) bool {
 		return key == "metadata" || key == "apiVersion" || key == "kind" || key == "status" && hasStatus
@@ -132,7 +133,8 @@ func generationChanged(t, old object.Tree, hasStatus bool) bool {
 	return false
 }
 
-// validate finds what is wrong in upstream's order. An object of another type is not looked at by its values.
+// validate returns all validation errors in upstream's order. The values of an object of the wrong kind are not
+// validated.
 func (r customRules) validate(w *write) (field.ErrorList, error) {
 	errs := r.validateMeta(w)
 	s, err := schemaOf(r.v)
@@ -140,15 +142,15 @@ func (r customRules) validate(w *write) (field.ErrorList, error) {
 		return nil, err
 	}
 	status := w.target.Subresource == "status"
-	if wrong := validateType(r.v, w.obj); len(wrong) > 0 {
-		errs = append(errs, wrong...)
+	if typeErrs := validateType(r.v, w.obj); len(typeErrs) > 0 {
+		errs = append(errs, typeErrs...)
 	} else {
 		if status {
 			errs = append(errs, s.ValidateStatusValues(w.ctx, w.obj, w.old)...)
 		} else {
 			errs = append(errs, s.ValidateValues(w.ctx, w.obj, w.old)...)
 		}
-		if err := w.ctx.Err(); err != nil { // it ended the validation
+		if err := w.ctx.Err(); err != nil { // the validation was interrupted
 			return nil, err
 		}
 		errs = append(errs, validateScale(r.v.Scale, w.obj, !status)...)
@@ -166,19 +168,21 @@ func (r customRules) validateMeta(w *write) field.ErrorList {
 		return validateMetaUpdate(w)
 	}
 	md := objectMeta(w.obj)
-	if len(validateType(r.v, w.obj)) > 0 || len(validation.ValidateObjectMeta(md, namespaced, validation.NameIsDNSSubdomain, path)) == 0 {
+	if len(validateType(r.v, w.obj)) > 0 ||
+		len(validation.ValidateObjectMeta(md, namespaced, validation.NameIsDNSSubdomain, path)) == 0 {
 		return nil
 	}
-	return validation.ValidateObjectMetaDeclaratively(w.ctx, operation.Create, md, nil, namespaced, validation.NameIsDNSSubdomain, path, true)
+	return validation.ValidateObjectMetaDeclaratively(w.ctx, operation.Create, md, nil, namespaced,
+		validation.NameIsDNSSubdomain, path, true)
 }
 
-// validateType finds an object of another type than the endpoint serves.
+// validateType returns errors for an apiVersion or kind that the endpoint does not serve.
 func validateType(v *resource.Version, t object.Tree) (errs field.ErrorList) {
 	if kind := object.String(t, "kind"); kind != v.Definition.Names.Kind {
 		errs = append(errs, field.Invalid(field.NewPath("kind"), kind, "must be "+v.Definition.Names.Kind))
 	}
-	if is := object.String(t, "apiVersion"); is != v.APIVersion {
-		errs = append(errs, field.Invalid(field.NewPath("apiVersion"), is, "must be "+v.APIVersion))
+	if apiVersion := object.String(t, "apiVersion"); apiVersion != v.APIVersion {
+		errs = append(errs, field.Invalid(field.NewPath("apiVersion"), apiVersion, "must be "+v.APIVersion))
 	}
 	return errs
 }
@@ -192,8 +196,8 @@ func (customRules) warnings(w *write) []string {
 
 func (customRules) canonicalize(*write) error { return nil }
 
-// pack converts obj to the storage version. What reading would change, such as a default that conversion has left out, is
-// stored as it is and marked.
+// pack converts obj to the storage version. If reading would change the result, for example by a default that
+// the conversion has left out, it is stored unchanged and marked fingerprintNotCanonical.
 func (r customRules) pack(w *write) (object.Packed, error) {
 	to := w.def.Storage
 	if w.target.AsStored {
@@ -209,7 +213,7 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	case conversion.UsesWebhook(w.def):
 		t, err = w.convertByWebhook(t, to)
 	default:
-		// the copy, since t may be needed again as it is, if the storage version changes meanwhile
+		// A copy, because the next attempt needs t unmodified if the storage version changes meanwhile.
 		t, err = w.engine.convert(w.ctx, object.Copy(t), r.v, to)
 	}
 	if err != nil {
@@ -221,9 +225,9 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 	return object.Pack(t, s.Fingerprint()), nil
 }
 
-// normalizeMerged: the schema of a custom object that was merged has been seen to, but for defaults, its metadata
-// and that of embedded resources only as far as ownership goes by it. Malformed times and numbers that the server sets
-// anyway are not looked at.
+// normalizeMerged applies defaults to the result of an apply, and normalizes its metadata and that of embedded
+// resources. Apart from that the merge has already applied the schema. Malformed times and numbers that the
+// server overwrites anyway are dropped.
 func (r customRules) normalizeMerged(w *write, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
 		md := object.EnsureMetadata(t)
@@ -234,13 +238,15 @@ func (r customRules) normalizeMerged(w *write, t object.Tree) (object.Tree, erro
 			delete(md, "deletionGracePeriodSeconds")
 		}
 		if _, err := normalizeMetadata(t); err != nil {
-			return nil, apierrors.NewInvalid(r.v.GroupVersionKind().GroupKind(), w.target.Name, field.ErrorList{field.Invalid(field.NewPath("metadata"), md, err.Error())})
+			return nil, apierrors.NewInvalid(r.v.GroupVersionKind().GroupKind(), w.target.Name, field.ErrorList{
+				field.Invalid(field.NewPath("metadata"), md, err.Error()),
+			})
 		}
 	}
 	s, err := schemaOf(r.v)
 	if err != nil {
 		return nil, err
 	}
-	_, _ = s.CoerceEmbedded(t) // validation says what is wrong
+	_, _ = s.CoerceEmbedded(t) // validation reports the errors
 	return r.fillDefaults(w, t)
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// strategyRules are those of a kind that k8s.io/kubernetes defines. What they do is what upstream's rest.BeforeCreate and
-// rest.BeforeUpdate do, a stage at a time.
+// strategyRules are the rules of a kind that k8s.io/kubernetes defines. Together they do the same as upstream's
+// rest.BeforeCreate and rest.BeforeUpdate, split into stages.
 type strategyRules struct {
 	v *resource.Version
 	*resource.Strategy
 }
 
-// typedWrite is what strategies work on: obj and old of a write in the internal form, in a context that says whose request it is.
+// typedWrite holds the objects of a write in the internal form that strategies use.
 type typedWrite struct {
-	ctx      context.Context
+	ctx      context.Context   // as strategyContext returns it
 	obj, old resource.Internal // old is nil on a create
-	decoded  resource.Internal // wanted as it was decoded: of what a stage has changed since it may lack the metadata
-	// pluginObj is wanted as plugins have it, which may have changed it since it was made; before is live as they have it.
+	decoded  resource.Internal // desired as it was decoded; later stages may have changed desired's metadata
+	// pluginObj is desired as plugins see it, and may have changed it. pluginOld is live as they see it.
 	pluginObj, pluginOld resource.Internal
 }
 
@@ -34,13 +34,13 @@ func (r strategyRules) normalize(w *write, t object.Tree, typed bool) (out objec
 		return t, nil, nil
 	}
 	entries := object.Metadata(t)["managedFields"]
-	regular, none := regularList(entries, regularManagedFields)
-	apart := regular && !none
-	if apart {
+	regular, empty := regularList(entries, regularManagedFields)
+	reuse := regular && !empty // they need no normalization
+	if reuse {
 		t = withoutManagedFields(t)
 	}
 	d, err := r.v.Type.Normalize(t)
-	if err == nil && apart {
+	if err == nil && reuse {
 		object.EnsureMetadata(d.Tree)["managedFields"] = entries
 	}
 	w.typed.decoded = d.Internal
@@ -61,7 +61,8 @@ func (r strategyRules) ownableFields(subresource string) func(string) fieldpath.
 	return func(apiVersion string) fieldpath.Filter { return filters[fieldpath.APIVersion(apiVersion)] }
 }
 
-// authorize refuses who may write objects of a kind, but not one as this: of roles and their bindings.
+// authorize runs the kind's additional authorization of an object. It prevents privilege escalation through
+// roles and their bindings.
 func (w *write) authorize() error {
 	s := w.def.Strategy
 	if s == nil || s.Authorize == nil {
@@ -100,7 +101,7 @@ func (r strategyRules) prepare(w *write) (err error) {
 	if t.old, err = toInternal(w.def.Storage.Type.LoadTree, w.old); err != nil {
 		return asInternalError(err)
 	}
-	t.obj.SetGeneration(t.old.GetGeneration()) // the strategy raises it
+	t.obj.SetGeneration(t.old.GetGeneration()) // the strategy increments it
 	if r.Prepare != nil && w.target.Subresource == "" {
 		if err := r.Prepare(t.ctx, t.obj, t.old); err != nil {
 			return err
@@ -111,7 +112,8 @@ func (r strategyRules) prepare(w *write) (err error) {
 	return nil
 }
 
-// desiredInternal is wanted in the internal form. What was made when it was decoded is taken once: strategies change it.
+// desiredInternal returns desired in the internal form. The object from decoding is returned only once, because
+// strategies modify it.
 func (w *write) desiredInternal() (resource.Internal, error) {
 	obj := w.typed.decoded
 	if obj == nil {
@@ -120,13 +122,14 @@ func (w *write) desiredInternal() (resource.Internal, error) {
 	}
 	w.typed.decoded = nil
 	md := objectMeta(w.desired)
-	md.Labels, md.Annotations = obj.GetLabels(), obj.GetAnnotations() // which some kinds have in fields of their own
+	// The internal form of some kinds keeps labels and annotations in separate fields.
+	md.Labels, md.Annotations = obj.GetLabels(), obj.GetAnnotations()
 	*obj.(metav1.ObjectMetaAccessor).GetObjectMeta().(*metav1.ObjectMeta) = *md
 	return obj, nil
 }
 
-// toInternal is the internal form of t, without the sets of fields in its managedFields: they are the better part of many objects,
-// the server's own, and no strategy looks at them.
+// toInternal converts t to the internal form. The entries of managedFields have no field sets, which make up
+// the larger part of many objects and are not used by strategies.
 func toInternal(convert func(object.Tree) (resource.Internal, error), t object.Tree) (resource.Internal, error) {
 	obj, err := convert(withoutManagedFields(t))
 	if err == nil {
@@ -135,20 +138,21 @@ func toInternal(convert func(object.Tree) (resource.Internal, error), t object.T
 	return obj, err
 }
 
-// withoutManagedFields is t without managedFields.
+// withoutManagedFields returns t without managedFields.
 func withoutManagedFields(t object.Tree) object.Tree {
 	t = shallowCopy(t)
 	delete(object.Metadata(t), "managedFields")
 	return t
 }
 
-// keepSystemFields takes from old what no update changes, also where a strategy has wiped it.
+// keepSystemFields copies the metadata that an update never changes from old, even if a strategy has cleared
+// it.
 func keepSystemFields(obj, old resource.Internal) {
 	if obj.GetUID() == "" {
 		obj.SetUID(old.GetUID())
 	}
-	if made := old.GetCreationTimestamp(); !made.IsZero() {
-		obj.SetCreationTimestamp(made)
+	if created := old.GetCreationTimestamp(); !created.IsZero() {
+		obj.SetCreationTimestamp(created)
 	}
 	if deleted := old.GetDeletionTimestamp(); !deleted.IsZero() {
 		obj.SetDeletionTimestamp(deleted)
@@ -158,7 +162,7 @@ func keepSystemFields(obj, old resource.Internal) {
 	}
 }
 
-// liveInternal is the live object in the internal form.
+// liveInternal returns the live object in the internal form.
 func (w *write) liveInternal() (resource.Internal, error) {
 	old, err := w.def.Storage.Type.Load(w.rec.Value)
 	if err != nil {
@@ -187,9 +191,9 @@ func (r strategyRules) warnings(w *write) []string {
 func (r strategyRules) canonicalize(w *write) (err error) {
 	obj := w.typed.obj
 	r.Update(w.target.Subresource).Canonicalize(obj)
-	owned := len(obj.GetManagedFields()) > 0
+	managed := len(obj.GetManagedFields()) > 0
 	obj.SetManagedFields(nil)
-	if w.obj, err = r.v.Definition.Storage.Type.Stored(obj); err == nil && owned {
+	if w.obj, err = r.v.Definition.Storage.Type.Stored(obj); err == nil && managed {
 		carryOver(object.EnsureMetadata(w.obj), object.Metadata(w.desired), "managedFields")
 	}
 	return asInternalError(err)

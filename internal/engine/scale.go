@@ -20,17 +20,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// ScaleVersion is the version that the objects of every /scale have: autoscaling/v1 Scale.
-// What a request for /scale answers is an Object of this version, and the body of one
-// is decoded as one.
+// ScaleVersion is the version autoscaling/v1 Scale. Requests for any /scale have a body of this version and
+// return an Object of it.
 var ScaleVersion = newScaleVersion(false)
 
-// BuiltinScale is how Tables show those of built-in kinds.
+// BuiltinScale is ScaleVersion with the Table columns for built-in kinds.
 var BuiltinScale = newScaleVersion(true)
 
 func newScaleVersion(builtin bool) *resource.Version {
 	v := &resource.Version{
-		Definition:   &resource.Definition{Group: "autoscaling", Names: resource.Names{Plural: "scales", Singular: "scale", Kind: "Scale"}, Namespaced: true},
+		Definition: &resource.Definition{
+			Group:      "autoscaling",
+			Names:      resource.Names{Plural: "scales", Singular: "scale", Kind: "Scale"},
+			Namespaced: true,
+		},
 		GroupVersion: autoscalingv1.SchemeGroupVersion,
 		APIVersion:   autoscalingv1.SchemeGroupVersion.String(),
 		Served:       true,
@@ -43,7 +46,7 @@ func newScaleVersion(builtin bool) *resource.Version {
 	return v
 }
 
-// readScale is a GET of /scale.
+// readScale handles a GET of /scale.
 func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (Object, error) {
 	parent, err := e.readerAt(t.Version).tree(ctx, packed(rec), rec.Modified)
 	if err != nil {
@@ -54,14 +57,15 @@ func (e *Engine) readScale(ctx context.Context, t Target, rec *storage.Record) (
 		return Object{}, unknownError(err.Error())
 	}
 	if !found {
-		return Object{}, apierrors.NewInternalError(fmt.Errorf("the spec replicas field %q does not exist", dotPath(t.Version.Scale.SpecReplicas)))
+		return Object{}, apierrors.NewInternalError(fmt.Errorf(
+			"the spec replicas field %q does not exist", dotPath(t.Version.Scale.SpecReplicas)))
 	}
 	return ObjectOf(ScaleVersion, rec.Modified, object.Pack(scale, 0)), nil
 }
 
 func dotPath(path []string) string { return "." + strings.Join(path, ".") }
 
-// scaleOf is the Scale that an object shows. found is false if it has no replicas in its spec.
+// scaleOf returns the Scale of an object. found is false if the object's spec has no replicas.
 func scaleOf(s *resource.Scale, parent object.Tree) (scale object.Tree, found bool, err error) {
 	replicas, found, err := int32At(parent, s.SpecReplicas)
 	if err != nil {
@@ -114,7 +118,7 @@ func int32At(t object.Tree, path []string) (int64, bool, error) {
 	return n, found, err
 }
 
-// updateScale is a PUT to /scale.
+// updateScale handles a PUT to /scale.
 func (w *write) updateScale(b Body) (Object, error) {
 	s := w.bodyWrite(ScaleVersion)
 	scale, err := s.decodeBody(b)
@@ -131,18 +135,22 @@ func (w *write) updateScale(b Body) (Object, error) {
 	})
 }
 
-// bodyWrite is for what the body of a request to a subresource says, which is of a kind of its own.
+// bodyWrite returns a write for processing the body of a request to a subresource. The body is of the
+// subresource's own kind v.
 func (w *write) bodyWrite(v *resource.Version) *write {
-	return &write{ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller, v: v, def: v.Definition, rules: rulesOf(v)}
+	return &write{
+		ctx: w.ctx, engine: w.engine, target: w.target, caller: w.caller,
+		v: v, def: v.Definition, rules: rulesOf(v),
+	}
 }
 
-// locateBody checks name and namespace of such a body.
-func (w *write) locateBody(scale object.Tree) error {
-	w.desired = scale
+// locateBody compares the name and namespace of a subresource's body with the request's.
+func (w *write) locateBody(body object.Tree) error {
+	w.desired = body
 	return w.locate()
 }
 
-// patchScale is a PATCH of /scale.
+// patchScale handles a PATCH of /scale.
 func (w *write) patchScale(p Patch) (Object, error) {
 	s := w.bodyWrite(ScaleVersion)
 	if p.Type == types.ApplyYAMLPatchType {
@@ -177,14 +185,17 @@ func (w *write) patchScale(p Patch) (Object, error) {
 	})
 }
 
-// unsetReplicas is a number that no client sends: it marks what the caller of a Scale that has no replicas has to set.
+// unsetReplicas marks a Scale whose object has no replicas. No client sends this value. The caller's patch has
+// to replace it.
 const unsetReplicas = math.MinInt32
 
 func (w *write) missingReplicas() error {
-	return apierrors.NewBadRequest(fmt.Sprintf("the spec replicas field %q cannot be empty", dotPath(w.v.Scale.SpecReplicas)))
+	return apierrors.NewBadRequest(fmt.Sprintf(
+		"the spec replicas field %q cannot be empty", dotPath(w.v.Scale.SpecReplicas)))
 }
 
-// changeScale runs a change of the object, which f makes out of the object's Scale, and shows the result as a Scale.
+// changeScale runs a write of the object with a changed Scale and returns the new Scale. f returns the desired
+// object for the Scale of the live object.
 func (w *write) changeScale(f func(before object.Tree) (object.Tree, error)) (Object, error) {
 	w.change = func(w *write) (object.Tree, error) {
 		if err := w.load(); err != nil {
@@ -214,8 +225,8 @@ func (w *write) changeScale(f func(before object.Tree) (object.Tree, error)) (Ob
 	return ObjectOf(ScaleVersion, w.result.Revision, object.Pack(scale, 0)), nil
 }
 
-// withUpdatedScale is the live object with the replicas, and the resourceVersion if any, of scale, which is what the caller makes of
-// before, the Scale of the live object.
+// withUpdatedScale returns the live object with the replicas and resourceVersion of scale. It records the
+// caller as the manager of the fields that differ from before, the Scale of the live object.
 func (w *write) withUpdatedScale(before, scale object.Tree) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	fields := scaleManagedFields()
@@ -227,14 +238,14 @@ func (w *write) withUpdatedScale(before, scale object.Tree) (object.Tree, error)
 	return w.withScale(scale)
 }
 
-// setScaleOwners gives a Scale the owners that its object's managedFields name.
+// setScaleOwners sets the managedFields of a Scale from those of its object.
 func (w *write) setScaleOwners(scale object.Tree, entries []any) {
 	if owners := w.scaleOwners(entries); len(owners) > 0 {
 		object.EnsureMetadata(scale)["managedFields"] = owners
 	}
 }
 
-// asScale is the Scale of the object, as t has it.
+// asScale returns the Scale of the object t.
 func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error) {
 	t, err := w.atVersion(ctx, object.Copy(t), w.v)
 	if err != nil {
@@ -244,7 +255,7 @@ func (w *write) asScale(ctx context.Context, t object.Tree) (object.Tree, error)
 	return scale, err
 }
 
-// withScale is the live object with what has become of its Scale.
+// withScale returns the live object with the replicas, resourceVersion and managedFields of scale.
 func (w *write) withScale(scale object.Tree) (object.Tree, error) {
 	w.scale.desired = scale
 	spec, _ := scale["spec"].(object.Tree)
@@ -269,7 +280,7 @@ func (w *write) withScale(scale object.Tree) (object.Tree, error) {
 	return t, nil
 }
 
-// checkScale judges a Scale of a built-in kind. That of a custom kind is judged by what becomes of the object.
+// checkScale validates a Scale of a built-in kind. For a custom kind the resulting object is validated instead.
 func (w *write) checkScale(scale object.Tree, replicas int64) error {
 	if w.def.Strategy == nil {
 		return nil
@@ -281,12 +292,13 @@ func (w *write) checkScale(scale object.Tree, replicas int64) error {
 		gr := w.v.GroupResource()
 		gr.Resource += "/scale"
 		//lint:ignore ST1005 upstream's words
-		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", wants, has))
+		return apierrors.NewConflict(gr, w.target.Name, fmt.Errorf(
+			"Precondition failed: UID in precondition: %v, UID in object meta: %v", wants, has))
 	}
 	return nil
 }
 
-// applyScale applies a Scale.
+// applyScale merges an applied Scale into before, the Scale of the live object, and returns the desired object.
 func (w *write) applyScale(s *write, before, applied object.Tree, force bool) (object.Tree, error) {
 	entries, _ := object.Metadata(w.live)["managedFields"].([]any)
 	w.setScaleOwners(before, entries)
@@ -304,7 +316,7 @@ func (w *write) applyScale(s *write, before, applied object.Tree, force bool) (o
 	return w.withScale(scale)
 }
 
-// setCopyOnWrite sets a value at a path, copying the objects on the way.
+// setCopyOnWrite sets a value at a path of t. It copies the objects on the path below t.
 func setCopyOnWrite(t object.Tree, value any, path []string) error {
 	for i, name := range path[:len(path)-1] {
 		next, ok := t[name].(object.Tree)
@@ -322,7 +334,7 @@ func setCopyOnWrite(t object.Tree, value any, path []string) error {
 	return nil
 }
 
-// validateScale checks the places that /scale reads.
+// validateScale validates the fields that /scale reads.
 func validateScale(s *resource.Scale, t object.Tree, spec bool) (errs field.ErrorList) {
 	if s == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// scaleManagedFields keeps the owners of a Scale. Those of the one field that a Scale and its object share are
-// carried from one to the other, as upstream's scale handler does (KEP-555).
+// scaleManagedFields manages the fields of a Scale. Ownership of the replicas, the only field that a Scale and
+// its object share, is copied between the two, as upstream's scale handler does (KEP-555).
 func scaleManagedFields() merge.ManagedFields {
 	return merge.ManagedFields{
 		APIVersion:  ScaleVersion.APIVersion,
@@ -23,8 +23,8 @@ func scaleManagedFields() merge.ManagedFields {
 	}
 }
 
-// replicasPath is where a version of the kind keeps the replicas; nil if it has no scale. known is false for a version that
-// there is no longer.
+// replicasPath returns the path of the replicas at a version of the kind, or nil if the version has no scale.
+// known is false if the kind no longer has the version.
 func (w *write) replicasPath(apiVersion string) (path []string, known bool) {
 	v := versionOf(w.def, apiVersion)
 	if v == nil || v.Scale == nil {
@@ -33,7 +33,8 @@ func (w *write) replicasPath(apiVersion string) (path []string, known bool) {
 	return v.Scale.SpecReplicas, true
 }
 
-// scaleOwners are the entries of the managedFields of an object that own the replicas, as those of its Scale.
+// scaleOwners returns the managedFields entries of an object that own the replicas, converted to entries of its
+// Scale.
 func (w *write) scaleOwners(entries []any) (out []any) {
 	for _, e := range entries {
 		entry, _ := e.(object.Tree)
@@ -44,35 +45,35 @@ func (w *write) scaleOwners(entries []any) (out []any) {
 	return out
 }
 
-// parentOwners are the entries of an object after those of its Scale have become others: who has lost the
-// replicas no longer owns them, and who has won them does.
+// parentOwners returns the managedFields of an object after a change of its Scale's managedFields. A manager
+// that lost the replicas in the Scale loses them in the object, and a manager that gained them owns them.
 func (w *write) parentOwners(entries, scale []any) (out []any) {
-	own := map[string]object.Tree{}
+	owners := map[string]object.Tree{}
 	for _, e := range scale {
 		if entry, _ := e.(object.Tree); owns(entry["fieldsV1"], []string{"spec", "replicas"}) {
-			own[managerKey(entry)] = entry
+			owners[managerKey(entry)] = entry
 		}
 	}
 	for _, e := range entries {
 		entry, _ := e.(object.Tree)
 		path, known := w.replicasPath(object.String(entry, "apiVersion"))
-		who := managerKey(entry)
+		manager := managerKey(entry)
 		switch {
 		case !known:
 		case path == nil || !owns(entry["fieldsV1"], path):
 			out = append(out, e)
-		case own[who] != nil:
+		case owners[manager] != nil:
 			out = append(out, e)
-			delete(own, who)
+			delete(owners, manager)
 		default:
 			if rest := removePath(entry["fieldsV1"], path); len(rest) > 0 {
-				lost := maps.Clone(entry)
-				lost["fieldsV1"] = rest
-				out = append(out, lost)
+				reduced := maps.Clone(entry)
+				reduced["fieldsV1"] = rest
+				out = append(out, reduced)
 			}
 		}
 	}
-	for _, entry := range own {
+	for _, entry := range owners {
 		out = append(out, entryOwning(entry, w.v.APIVersion, w.v.Scale.SpecReplicas))
 	}
 	slices.SortStableFunc(out, func(a, b any) int {
@@ -88,12 +89,13 @@ func (w *write) parentOwners(entries, scale []any) (out []any) {
 	return out
 }
 
-// managerKey tells the entries of one object apart.
+// managerKey identifies an entry among the managedFields of one object.
 func managerKey(entry object.Tree) string {
-	return object.String(entry, "operation") + " " + object.String(entry, "subresource") + " " + object.String(entry, "manager")
+	return object.String(entry, "operation") + " " + object.String(entry, "subresource") + " " +
+		object.String(entry, "manager")
 }
 
-// entryOwning is an entry at another version that owns one path.
+// entryOwning returns a copy of entry that owns only path, at apiVersion.
 func entryOwning(entry object.Tree, apiVersion string, path []string) object.Tree {
 	out := maps.Clone(entry)
 	var fields any = object.Tree{}
@@ -104,7 +106,7 @@ func entryOwning(entry object.Tree, apiVersion string, path []string) object.Tre
 	return out
 }
 
-// owns reports whether a set of fields (FieldsV1) holds a path itself, and not only what is below it.
+// owns reports whether a field set (FieldsV1) contains path itself, not only fields below it.
 func owns(fields any, path []string) bool {
 	for _, name := range path {
 		set, _ := fields.(object.Tree)
@@ -114,7 +116,7 @@ func owns(fields any, path []string) bool {
 	return ok && (len(set) == 0 || set["."] != nil)
 }
 
-// removePath is a set of fields without a path that it owns; it is empty if nothing is left.
+// removePath returns a field set without a path that it contains. The result is empty if nothing remains.
 func removePath(fields any, path []string) object.Tree {
 	set, _ := fields.(object.Tree)
 	out, key := maps.Clone(set), "f:"+path[0]

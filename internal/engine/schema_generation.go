@@ -10,24 +10,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// schemaGenerations are the CRDs whose objects are watched, by storage key. The zero value is ready.
+// schemaGenerations holds the schema generations of all CRDs whose objects are watched, by storage key. The
+// zero value is ready to use.
 type schemaGenerations struct {
 	mu    sync.Mutex
 	byKey map[string]*schemaGeneration
-	store storage.Store // set with the first shape
+	store storage.Store // set with the first generation
 }
 
-// schemaGeneration is what all watches of a CRD's objects rely on, until it changes so that they must start anew.
+// schemaGeneration is a period during which the part of a CRD that watches depend on does not change. When it
+// ends, all watches of the CRD's objects end, and clients start new ones.
 type schemaGeneration struct {
 	set     *schemaGenerations
-	record  *storage.Record // of the CRD when the first watch began
-	users   int
-	changed chan struct{} // closed when the shape has changed
+	record  *storage.Record // the CRD when the first watch began
+	users   int             // number of watches
+	changed chan struct{}   // closed at the end of the generation
 }
 
-// schemaGenerationOf returns the newest state of a custom version, and the shape it has. The
-// caller releases the shape.
-func (e *Engine) schemaGenerationOf(ctx context.Context, v *resource.Version) (*resource.Version, *schemaGeneration, error) {
+// schemaGenerationOf returns the newest definition of a custom version and its schema generation. The caller
+// must release the generation.
+func (e *Engine) schemaGenerationOf(
+	ctx context.Context, v *resource.Version,
+) (*resource.Version, *schemaGeneration, error) {
 	for {
 		snap, custom := e.Store.Head(), v.Definition.Custom
 		rec := snap.Get(custom.Key)
@@ -46,7 +50,7 @@ func (e *Engine) schemaGenerationOf(ctx context.Context, v *resource.Version) (*
 	}
 }
 
-// joinGeneration joins the watches of the CRD in rec.
+// joinGeneration adds a watch to the current generation of the CRD in rec, or starts one.
 func (e *Engine) joinGeneration(rec *storage.Record) *schemaGeneration {
 	all := &e.schemaGenerations
 	all.mu.Lock()
@@ -61,16 +65,18 @@ func (e *Engine) joinGeneration(rec *storage.Record) *schemaGeneration {
 	}
 	s := &schemaGeneration{set: all, record: rec, users: 1, changed: make(chan struct{})}
 	all.byKey[rec.Key] = s
-	all.checkCurrent(s) // what has changed before it stood there, nobody will tell
+	all.checkCurrent(s) // onEvents has not seen changes before s was added
 	return s
 }
 
-// onEvents ends the shapes that have changed; nil says that some may have.
+// onEvents ends the generations that the events change. nil means that events were missed, so all generations
+// are checked.
 func (all *schemaGenerations) onEvents(events []*storage.Event) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for _, ev := range events {
-		if s := all.byKey[ev.Key]; s != nil && ev.Revision > s.record.Modified && !sameWatchSchema(ev.Previous, ev.Record) {
+		s := all.byKey[ev.Key]
+		if s != nil && ev.Revision > s.record.Modified && !sameWatchSchema(ev.Previous, ev.Record) {
 			all.end(s)
 		}
 	}
@@ -81,14 +87,15 @@ func (all *schemaGenerations) onEvents(events []*storage.Event) {
 	}
 }
 
+// checkCurrent ends a generation if its CRD has changed in the store.
 func (all *schemaGenerations) checkCurrent(s *schemaGeneration) {
-	if now := all.store.Head().Get(s.record.Key); now != s.record && !sameWatchSchema(s.record, now) {
+	if current := all.store.Head().Get(s.record.Key); current != s.record && !sameWatchSchema(s.record, current) {
 		all.end(s)
 	}
 }
 
-// sameWatchSchema compares what watches of a CRD's objects depend on: all of its spec, and the names
-// it got.
+// sameWatchSchema compares the parts of a CRD that watches of its objects depend on: the spec and the accepted
+// names.
 func sameWatchSchema(a, b *storage.Record) bool {
 	if a == nil || b == nil {
 		return false
@@ -100,13 +107,13 @@ func sameWatchSchema(a, b *storage.Record) bool {
 	return bytes.Equal(x[0], y[0]) && bytes.Equal(x[1], y[1])
 }
 
-// end tells the watches, and makes later ones start with a new shape.
+// end ends a generation and its watches. Later watches start a new one.
 func (all *schemaGenerations) end(s *schemaGeneration) {
 	delete(all.byKey, s.record.Key)
 	close(s.changed)
 }
 
-// release leaves the shape.
+// release removes a watch from the generation.
 func (s *schemaGeneration) release() {
 	s.set.mu.Lock()
 	defer s.set.mu.Unlock()

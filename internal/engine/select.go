@@ -17,26 +17,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Places of a field term that do not lie in the selectable fields.
+// Values of fieldTerm.field for fields of the metadata.
 const (
 	fieldName = -1 - iota
 	fieldNamespace
 )
 
-// selector is the label and field selector of a request, made for a tight loop.
+// selector is the compiled label and field selector of a request.
 type selector struct {
 	reader         reader
-	labels         labels.Selector // nil: everything
-	bloomMask      uint64          // marks that every match has
-	matchesNothing bool
+	labels         labels.Selector // nil selects everything
+	bloomMask      uint64          // bits that every match has in metadata.bloom
+	matchesNothing bool            // the label selector matches no object
 	fields         []fieldTerm
-	paths          [][]string // of the selectable fields, if a term names one
+	paths          [][]string // paths of the selectable fields; nil if no term uses one
 }
 
+// fieldTerm is one requirement of a field selector.
 type fieldTerm struct {
-	field int // index of a selectable field, or fieldName, fieldNamespace
+	field int // index of a selectable field, or fieldName or fieldNamespace
 	value string
-	not   bool
+	not   bool // the field must differ from value
 }
 
 // newSelector compiles the selectors of o.
@@ -54,12 +55,12 @@ func (e *Engine) newSelector(r reader, o *ListOptions) (*selector, error) {
 		return s, nil
 	}
 	for _, q := range o.Fields.Requirements() {
-		place, err := fieldIndexOf(r.version, q.Field)
+		field, err := fieldIndexOf(r.version, q.Field)
 		if err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
-		s.fields = append(s.fields, fieldTerm{place, q.Value, q.Operator == selection.NotEquals})
-		if place >= 0 && s.paths == nil {
+		s.fields = append(s.fields, fieldTerm{field, q.Value, q.Operator == selection.NotEquals})
+		if field >= 0 && s.paths == nil {
 			s.paths = selectablePaths(r.version)
 		}
 	}
@@ -74,6 +75,7 @@ func selectablePaths(v *resource.Version) [][]string {
 	return paths
 }
 
+// requirementMask returns the bits that every object matching q has in its Bloom filter.
 func requirementMask(q labels.Requirement) uint64 {
 	switch q.Operator() {
 	case selection.In, selection.Equals, selection.DoubleEquals:
@@ -87,7 +89,7 @@ func requirementMask(q labels.Requirement) uint64 {
 	return 0
 }
 
-// fieldIndexOf finds what a field selector names; the error is worded as upstream's.
+// fieldIndexOf returns the value of fieldTerm.field for the name of a field. The error equals upstream's.
 func fieldIndexOf(v *resource.Version, name string) (int, error) {
 	custom := v.Definition.Custom != nil
 	switch {
@@ -102,14 +104,17 @@ func fieldIndexOf(v *resource.Version, name string) (int, error) {
 		}
 	}
 	if !custom && len(v.SelectableFields) == 0 {
-		return 0, fmt.Errorf("%q is not a known field selector: only %q, %q", name, "metadata.name", "metadata.namespace")
+		return 0, fmt.Errorf("%q is not a known field selector: only %q, %q",
+			name, "metadata.name", "metadata.namespace")
 	}
 	return 0, errors.New("field label not supported: " + name)
 }
 
+// empty reports whether the selector matches every object.
 func (s *selector) empty() bool { return s.labels == nil && len(s.fields) == 0 }
 
-// matches judges a record. It allocates nothing once the record has been judged before.
+// matches reports whether the selector matches a record. It allocates nothing for a record that has been
+// evaluated before.
 func (s *selector) matches(rec *storage.Record) bool {
 	if s.labels == nil && len(s.fields) == 0 {
 		return true
@@ -128,7 +133,7 @@ func (s *selector) matchFields(m *object.Meta, rec *storage.Record) bool {
 	var values []string
 	if s.paths != nil {
 		if values = s.values(rec); values == nil {
-			return true // it cannot be read, which reading it will tell
+			return true // the object cannot be converted: reading it returns the error
 		}
 	}
 	for _, term := range s.fields {
@@ -148,13 +153,14 @@ func (s *selector) matchFields(m *object.Meta, rec *storage.Record) bool {
 	return true
 }
 
-// values returns the record's selectable fields at the reader's version; nil where it cannot be converted.
+// values returns a record's selectable fields at the reader's version, or nil if the record cannot be
+// converted.
 func (s *selector) values(rec *storage.Record) []string {
 	d := derive(rec)
 	if f := d.fields.Load(); f != nil && f.version == s.reader.version {
 		return f.values
 	}
-	o, err := s.reader.read(context.Background(), rec) // no webhook: look has been called
+	o, err := s.reader.read(context.Background(), rec) // preconvert has made any webhook conversion
 	if err != nil {
 		return nil
 	}
@@ -164,21 +170,21 @@ func (s *selector) values(rec *storage.Record) []string {
 	for i := range raw {
 		f.values[i] = selectorText(raw[i])
 	}
-	for i, own := range s.reader.version.SelectableFields {
-		if f.values[i] == "" && own.Fallback != "" {
-			if other, err := fieldIndexOf(s.reader.version, own.Fallback); err == nil {
-				f.values[i] = f.values[other]
+	for i, selectable := range s.reader.version.SelectableFields {
+		if f.values[i] == "" && selectable.Fallback != "" {
+			if fallback, err := fieldIndexOf(s.reader.version, selectable.Fallback); err == nil {
+				f.values[i] = f.values[fallback]
 			}
 		}
 		if f.values[i] == "" {
-			f.values[i] = own.Zero
+			f.values[i] = selectable.Zero
 		}
 	}
 	d.fields.Store(f)
 	return f.values
 }
 
-// selectorText is a selectable field as selectors write it; "" where it is not set.
+// selectorText returns the value of a selectable field as selectors write it, or "" if it is not set.
 func selectorText(raw []byte) string {
 	if len(raw) == 0 || string(raw) == "null" {
 		return ""
@@ -186,14 +192,14 @@ func selectorText(raw []byte) string {
 	if raw[0] != '"' && !bytes.ContainsAny(raw, ".eE{[") || raw[0] == 't' || raw[0] == 'f' {
 		return string(raw)
 	}
-	var value any // text, or what a schema of today does not allow, as Go prints it
+	var value any // a string, or a value that today's schemas do not allow, formatted as Go does
 	if json.Unmarshal(raw, &value) != nil {
 		return ""
 	}
 	return fmt.Sprint(value)
 }
 
-// exact returns the value that the field selector demands of name.
+// exact returns the value that a field selector requires of a field, if any.
 func exact(f fields.Selector, name string) (string, bool) {
 	if f == nil {
 		return "", false

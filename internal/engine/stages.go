@@ -24,16 +24,16 @@ type stage struct {
 // rest.BeforeCreate, BeforeUpdate and BeforeDelete, then of its store. After a conflict with another write all
 // stages run again from the newest state.
 var stages = []stage{
-	{"decode", opBody | opConnect, (*write).decode}, // builds the desired object, with defaults
-	{"locate", opBody, (*write).locate},             // compares its name and namespace with the request's
-	{"limit", opBody, (*write).limit},               // checks the number of items in its lists and maps
-	{"own", opBody, (*write).updateManagedFields},   // records the field manager in managedFields
-	{"find", opDelete, (*write).find},               // finds the object to delete and checks the preconditions
-	{"mutate", opAll, (*write).mutate},              // runs mutating admission
-	{"authorize", opStore, (*write).authorize},      // checks RBAC escalation
-	{"identify", opStore, (*write).identify},        // sets name, UID and times; checks resourceVersion
-	{"prepare", opStore, (*write).prepare},          // resets fields that the caller may not set
-	{"mark", opDelete, (*write).mark},               // computes what a deletion leaves of the object
+	{"decode", opBody | opConnect, (*write).decode},         // builds the desired object, with defaults
+	{"locate", opBody, (*write).locate},                     // compares its name and namespace with the request's
+	{"limit", opBody, (*write).limit},                       // checks the number of items in its lists and maps
+	{"managedFields", opBody, (*write).updateManagedFields}, // records the field manager in managedFields
+	{"find", opDelete, (*write).find},                       // finds the object to delete and checks the preconditions
+	{"mutate", opAll, (*write).mutate},                      // runs mutating admission
+	{"authorize", opStore, (*write).authorize},              // checks RBAC escalation
+	{"identify", opStore, (*write).identify},                // sets name, UID and times; checks resourceVersion
+	{"prepare", opStore, (*write).prepare},                  // resets fields that the caller may not set
+	{"mark", opDelete, (*write).mark},                       // computes the object's state after the deletion request
 	{"validate", opStore, (*write).validate},
 	{"check", opAction, (*write).check}, // validates the body of a POST to a subresource
 	{"warn", opStore, (*write).warnings},

@@ -63,7 +63,7 @@ var shown = map[string]func(w *world) error{
 			`{"spec":{"resourceAttributes":{"labelSelector":{"requirements":[{}`+strings.Repeat(",{}", 100)+`]}}}}`)
 		return expectError(err, "must have at most 100 items")
 	},
-	"own": func(w *world) error {
+	"managedFields": func(w *world) error {
 		o, err := w.create(w.cron(""), `{"metadata":{"name":"a"},"spec":{"replicas":1}}`)
 		if err != nil || len(entriesOf(w, o)) != 1 {
 			return fmt.Errorf("%v, %v", err, entriesOf(w, o))
@@ -76,7 +76,7 @@ var shown = map[string]func(w *world) error{
 		_, err := w.create(t, `{"metadata":{"name":"a"}}`)
 		return expectError(err, `namespaces "absent" not found`)
 	},
-	"permit": func(w *world) error {
+	"authorize": func(w *world) error {
 		_, err := w.create(w.at("rbac.authorization.k8s.io", "v1", "roles", "default"), `{"metadata":{"name":"a"},"rules":[{"apiGroups":[""],"resources":["pods"],"verbs":["get"]}]}`)
 		return expectError(err, "is attempting to grant RBAC permissions not currently held")
 	},
@@ -146,7 +146,7 @@ var shown = map[string]func(w *world) error{
 		_, err := w.create(w.cron(""), `{"metadata":{"name":"a"}}`)
 		return expectError(err, "not today")
 	},
-	"answer": func(w *world) error {
+	"review": func(w *world) error {
 		o, err := w.create(w.at("authentication.k8s.io", "v1", "selfsubjectreviews", ""), `{}`)
 		return expect(w, o, err, "status.userInfo.username", "tester")
 	},
@@ -160,7 +160,7 @@ var shown = map[string]func(w *world) error{
 		}
 		return nil
 	},
-	"along": func(w *world) error {
+	"related": func(w *world) error {
 		if _, err := w.create(w.service(""), `{"metadata":{"name":"s"},"spec":{"clusterIP":"10.0.0.7","ports":[{"port":80}]}}`); err != nil {
 			return err
 		}

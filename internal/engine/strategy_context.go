@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/admission"
 )
 
-// strategyContext is the write's context with what strategies look for there: whose request it is, for what, and who hears
-// warnings. Declarative validation fails without.
+// strategyContext returns the write's context with the values that strategies read from it: the request info,
+// the namespace, the user and a warning recorder. Declarative validation fails without them.
 func (w *write) strategyContext() context.Context {
 	gv := w.v.GroupVersion
 	info := &apirequest.RequestInfo{
@@ -24,12 +24,12 @@ func (w *write) strategyContext() context.Context {
 		Namespace:         w.target.Namespace,
 		Resource:          w.def.Names.Plural,
 		Subresource:       w.target.Subresource,
-		Name:              w.target.Name, // of the path: a POST names nothing
+		Name:              w.target.Name, // the name in the path; "" for a create
 	}
 	if gv.Group == "" {
 		info.APIPrefix = "api"
 	}
-	// What validation logs of differences between its two ways is for those who develop it.
+	// Discard logs about mismatches of declarative and hand-written validation, which are for upstream's developers.
 	ctx := klog.NewContext(w.ctx, logr.Discard())
 	ctx = apirequest.WithNamespace(apirequest.WithRequestInfo(ctx, info), w.target.Namespace)
 	if w.caller.User != nil {
@@ -38,7 +38,7 @@ func (w *write) strategyContext() context.Context {
 	return warning.WithWarningRecorder(ctx, recorder{w})
 }
 
-// verb is the request's.
+// verb returns the verb of the request.
 func (w *write) verb() string {
 	switch {
 	case w.op == admission.Delete:
@@ -51,7 +51,7 @@ func (w *write) verb() string {
 	return "update"
 }
 
-// recorder hears the warnings that strategies give on the way.
+// recorder records the warnings of strategies.
 type recorder struct{ w *write }
 
 // AddWarning implements warning.Recorder.

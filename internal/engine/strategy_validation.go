@@ -100,7 +100,9 @@ func (l lenientUpdate) ValidateUpdate(ctx context.Context, obj, old runtime.Obje
 
 // validateCreate is rest.ValidateCreate in linear time. It drops the errors for which ignore is true. A nil
 // ignore drops none.
-func validateCreate(ctx context.Context, obj runtime.Object, s rest.RESTCreateStrategy, ignore func(*field.Error) bool) field.ErrorList {
+func validateCreate(
+	ctx context.Context, obj runtime.Object, s rest.RESTCreateStrategy, ignore func(*field.Error) bool,
+) field.ErrorList {
 	d, ok := s.(rest.DeclarativeValidationStrategy)
 	if ignore != nil {
 		s = lenientCreate{s, ignore}
@@ -116,7 +118,9 @@ func validateCreate(ctx context.Context, obj runtime.Object, s rest.RESTCreateSt
 
 // validateUpdate is rest.ValidateUpdate in linear time. It drops the errors for which ignore is true. A nil
 // ignore drops none.
-func validateUpdate(ctx context.Context, obj, old runtime.Object, s rest.RESTUpdateStrategy, ignore func(*field.Error) bool) field.ErrorList {
+func validateUpdate(
+	ctx context.Context, obj, old runtime.Object, s rest.RESTUpdateStrategy, ignore func(*field.Error) bool,
+) field.ErrorList {
 	d, ok := s.(rest.DeclarativeValidationStrategy)
 	if ignore != nil {
 		s = lenientUpdate{s, ignore}

@@ -10,11 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A continue token is upstream's: base64 of a small JSON document that holds the
-// revision of the snapshot and the key to go on from, relative to the collection.
+// Continue tokens have upstream's format: base64 of a small JSON document with the revision of the snapshot and the key
+// to continue from, relative to the collection.
 const tokenVersion = "meta.k8s.io/v1"
 
-// latestRevision is the revision in a token that goes on in the newest state.
+// latestRevision is the revision of a token that continues in the newest state.
 const latestRevision = -1
 
 type token struct {
@@ -23,16 +23,16 @@ type token struct {
 	Start    string `json:"start"`
 }
 
-// encodeToken makes the token that goes on behind key.
+// encodeToken returns a token that continues after key.
 func encodeToken(key, prefix string, revision int64) string {
 	data, err := json.Marshal(token{tokenVersion, revision, strings.TrimPrefix(key, prefix) + "\x00"})
 	if err != nil {
-		panic(err) // a struct of strings and an integer
+		panic(err) // impossible for a struct of strings and an integer
 	}
 	return base64.RawURLEncoding.EncodeToString(data)
 }
 
-// decodeToken returns the first key a token allows, and its revision.
+// decodeToken returns the first key to list, and the revision of a token.
 func decodeToken(text, prefix string) (start string, revision int64, err error) {
 	const invalid = "continue key is not valid"
 	bad := func(format string, args ...any) (string, int64, error) {

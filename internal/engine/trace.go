@@ -10,38 +10,38 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Trace is what each step of a write has done, of the last attempt. Who wants one gives a Caller an empty one.
+// Trace records the steps of a write's last attempt. To trace a write, set Caller.Trace to an empty Trace.
 type Trace struct {
-	// Sent is the object that was sent, as it was sent: what is in the first step besides was filled in. nil: the changes begin with
-	// the live object.
+	// Sent is the object as the client sent it. The first step's changes are relative to Sent, so they include
+	// defaults. nil means that they are relative to the live object.
 	Sent  object.Tree `json:"-"`
 	Steps []*Step     `json:"steps"`
 
-	seen     object.Tree      // the object, as the last step that ended has left it
-	reported map[string][]any // values of fields, as steps within those that are open have set them
-	open     []*Step          // innermost last
-	cost     int64            // of the rules, since the last step ended
+	seen     object.Tree      // the object at the end of the last step
+	reported map[string][]any // values of fields that nested steps of the open steps have set
+	open     []*Step          // started steps, the innermost last
+	cost     int64            // CEL cost since the end of the last step
 }
 
-// Step is a stage of a write, or within a stage an admission plugin, or within that what it has asked.
+// Step is a stage of a write, an admission plugin within a stage, or a webhook or policy within a plugin.
 type Step struct {
 	Name    string        `json:"name"`
 	Depth   int           `json:"depth"` // 0 for a stage
 	Took    time.Duration `json:"took"`  // in nanoseconds
 	Changes []Change      `json:"changes,omitempty"`
-	Cost    int64         `json:"cost,omitempty"`    // of the rules of a schema, in CEL's units
-	Refused string        `json:"refused,omitempty"` // why the write ends here
+	Cost    int64         `json:"cost,omitempty"`    // of the schema's CEL rules, in CEL's cost units
+	Refused string        `json:"refused,omitempty"` // the error that ended the write
 }
 
-// Change is one field that a step has changed. A field that is absent before or after has no value there.
+// Change is one field that a step has changed. A nil Before or After means that the field is absent.
 type Change struct {
 	Field  string `json:"field"`
 	Before any    `json:"before,omitempty"`
 	After  any    `json:"after,omitempty"`
 }
 
-// begin forgets an attempt that was overtaken. A Scale is sent for an object of which its caller may see no more: so the changes
-// of a scale begin with the live object.
+// begin discards the steps of an attempt that has ended in a conflict. The changes of a write to /scale start
+// with the live object, because its caller may not be allowed to read the rest of the object.
 func (t *Trace) begin(scale bool) {
 	if t == nil {
 		return
@@ -51,16 +51,16 @@ func (t *Trace) begin(scale bool) {
 	}
 }
 
-// step begins a step of the write; the function that it returns ends it.
+// step starts a step of the write. The returned function ends it.
 func (w *write) step(name string) (end func(error)) {
 	t := w.caller.Trace
 	if t == nil {
 		return untraced
 	}
-	s, began := &Step{Name: name, Depth: len(t.open)}, time.Now()
+	s, started := &Step{Name: name, Depth: len(t.open)}, time.Now()
 	t.Steps, t.open = append(t.Steps, s), append(t.open, s)
 	return func(err error) {
-		s.Took = time.Since(began)
+		s.Took = time.Since(started)
 		t.open, s.Cost, t.cost = t.open[:s.Depth], t.cost, 0
 		if err != nil {
 			s.Refused = err.Error()
@@ -71,14 +71,14 @@ func (w *write) step(name string) (end func(error)) {
 	}
 }
 
-// wasReported is whether a change has been told of before.
+// wasReported reports whether a nested step has already reported a change.
 func (t *Trace) wasReported(c Change) bool {
 	return slices.ContainsFunc(t.reported[c.Field], func(after any) bool { return reflect.DeepEqual(after, c.After) })
 }
 
 func untraced(error) {}
 
-// addStep adds a step that has ended.
+// addStep adds a finished step. A nil after means that the step has changed nothing.
 func (t *Trace) addStep(name string, took time.Duration, err error, before, after object.Tree) {
 	if t == nil {
 		return
@@ -99,51 +99,52 @@ func (t *Trace) addStep(name string, took time.Duration, err error, before, afte
 	t.Steps = append(t.Steps, s)
 }
 
-// changesSinceLast is what has become of the object since the last step ended.
+// changesSinceLast returns the changes of the object since the end of the last step.
 func (t *Trace) changesSinceLast(w *write) (all []Change) {
 	if w.typed.pluginObj != nil {
 		if err := w.applyPluginObject(); err != nil {
-			return nil // it will be met where the object is needed
+			return nil // the stage that needs the object returns the error
 		}
 	}
-	is := w.desired
+	current := w.desired
 	if w.obj != nil {
-		is = w.obj
+		current = w.obj
 	}
-	if is == nil {
+	if current == nil {
 		return nil
 	}
 	before := t.seen
-	if len(t.Steps) == 1 && w.isPatch && w.live != nil || before == nil { // a patch says what is to change
+	if len(t.Steps) == 1 && w.isPatch && w.live != nil || before == nil { // a patch applies to the live object
 		before = w.live
 	}
-	t.seen = object.Copy(is)
+	t.seen = object.Copy(current)
 	return differences(nil, "", before, t.seen)
 }
 
-// differences are the fields in which two parts of an object differ. Lists of different lengths are compared as a whole.
+// differences appends the fields in which two parts of an object differ to all. Lists of different lengths are
+// compared as a whole.
 func differences(all []Change, field string, before, after any) []Change {
-	switch is := after.(type) {
+	switch after := after.(type) {
 	case object.Tree:
-		was, _ := before.(object.Tree)
-		if field != "" && was == nil {
+		before, _ := before.(object.Tree)
+		if field != "" && before == nil {
 			break
 		}
-		keys := maps.Clone(is)
-		maps.Copy(keys, was)
+		keys := maps.Clone(after)
+		maps.Copy(keys, before)
 		for _, key := range slices.Sorted(maps.Keys(keys)) {
 			if key != "managedFields" || field != "metadata" {
-				all = differences(all, joinPath(field, key), was[key], is[key])
+				all = differences(all, joinPath(field, key), before[key], after[key])
 			}
 		}
 		return all
 	case []any:
-		was, _ := before.([]any)
-		if len(was) != len(is) {
+		before, _ := before.([]any)
+		if len(before) != len(after) {
 			break
 		}
-		for i := range is {
-			all = differences(all, field+"["+strconv.Itoa(i)+"]", was[i], is[i])
+		for i := range after {
+			all = differences(all, field+"["+strconv.Itoa(i)+"]", before[i], after[i])
 		}
 		return all
 	}

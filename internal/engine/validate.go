@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// pathSegment is what every name must at least be.
+// pathSegment validates a name against the minimum requirement, a valid path segment.
 func pathSegment(name string, prefix bool) []string {
 	if prefix {
 		return content.IsPathSegmentPrefix(name)
@@ -22,7 +22,7 @@ func pathSegment(name string, prefix bool) []string {
 	return content.IsPathSegmentName(name)
 }
 
-// limit refuses an object that exceeds a limit of its kind.
+// limit returns an error if the object exceeds an item limit of its kind.
 func (w *write) limit() error {
 	var errs field.ErrorList
 	for i := range w.def.ItemLimits {
@@ -36,7 +36,7 @@ func (w *write) limit() error {
 	return w.invalid(errs)
 }
 
-// validate refuses an object with something wrong.
+// validate validates the object.
 func (w *write) validate() error {
 	if err := w.limit(); err != nil { // admission may have added items
 		return err
@@ -48,7 +48,7 @@ func (w *write) validate() error {
 	return w.invalid(errs)
 }
 
-// warnings are told of an object that is valid.
+// warnings adds the warnings for a valid object.
 func (w *write) warnings() error {
 	w.warn(w.rules.warnings(w)...)
 	return nil
@@ -57,16 +57,18 @@ func (w *write) warnings() error {
 func (w *write) invalid(errs field.ErrorList) error {
 	gk := w.v.GroupVersionKind().GroupKind()
 	switch {
-	case w.def.Custom != nil: // it tells what the object says it is
-		gk = schema.FromAPIVersionAndKind(object.String(w.desired, "apiVersion"), object.String(w.desired, "kind")).GroupKind()
+	case w.def.Custom != nil: // as in upstream, the kind in the object
+		apiVersion, kind := object.String(w.desired, "apiVersion"), object.String(w.desired, "kind")
+		gk = schema.FromAPIVersionAndKind(apiVersion, kind).GroupKind()
 	case w.def.Strategy != nil:
 		gk = w.def.Strategy.ErrorKind
 	}
 	return newInvalid(gk, w.name(), errs)
 }
 
-// validateMetaUpdate checks metadata, also what is as before: it may come from a conversion webhook or from another server's store. Upstream's
-// validation takes a tenth of an update, so metadata that is as before and of the usual form is not sent through it.
+// validateMetaUpdate validates metadata, including unchanged metadata, which may come from a conversion webhook
+// or from another server's store. Upstream's validation takes a tenth of the time of an update. It is skipped
+// for unchanged metadata of the usual form.
 func validateMetaUpdate(w *write) field.ErrorList {
 	path := field.NewPath("metadata")
 	if md := object.Metadata(w.obj); sameMetadata(md, object.Metadata(w.old)) && usualMetadata(md) {
@@ -83,11 +85,12 @@ func validateMetaUpdate(w *write) field.ErrorList {
 	return errs
 }
 
-// sameMetadata compares all metadata but what does not need validation.
+// sameMetadata compares the metadata that needs validation.
 func sameMetadata(a, b object.Tree) bool {
 	return containsFields(a, b) && containsFields(b, a)
 }
 
+// containsFields reports whether b has all fields of a that need validation, with equal values.
 func containsFields(a, b object.Tree) bool {
 	for key, v := range a {
 		switch key {
@@ -101,19 +104,19 @@ func containsFields(a, b object.Tree) bool {
 	return true
 }
 
-// addedItems lists what is in after but not in before.
+// addedItems returns the items of after that are not in before.
 func addedItems(after, before []string) []string {
 	if slices.Equal(after, before) {
 		return nil
 	}
-	known := sets.New(before...)
-	return slices.DeleteFunc(slices.Clone(after), known.Has)
+	old := sets.New(before...)
+	return slices.DeleteFunc(slices.Clone(after), old.Has)
 }
 
-// deletionStarted reports whether an object has been asked to go.
+// deletionStarted reports whether an object is marked for deletion.
 func deletionStarted(t object.Tree) bool { return object.DeletionTimestamp(t) != "" }
 
-// immediate reports whether an object's deletion waits for finalizers only.
+// immediate reports whether an object's deletion has no grace period, and waits only for finalizers.
 func immediate(t object.Tree) bool {
 	grace, _ := object.Metadata(t)["deletionGracePeriodSeconds"].(int64)
 	return grace == 0

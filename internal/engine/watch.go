@@ -12,29 +12,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// initialBatch bounds the events of one Take of a watch's beginning.
+// initialBatch is the maximum number of initial objects that one Take reads.
 const initialBatch = 500
 
 // Watch is a running watch, used by one goroutine.
 type Watch struct {
 	*query
-	ctx        context.Context // of the request: what is taken may have to be converted
+	ctx        context.Context // of the request: events may need a conversion
 	cursor     *storage.Cursor
 	generation *schemaGeneration // of the CRD; nil for a built-in kind
-	ready      chan struct{}     // ready for good: there are initial events, or an error, to take
-	err        error             // to be given by Take
+	ready      chan struct{}     // closed when initial events or an error can be taken
+	err        error             // the error that Take returns
 
-	initial       *storage.Snapshot // whose objects come first; nil when they have
-	lastKey       string            // key of the initial object given last
-	startRevision int64             // events up to here are not for this watch
-	markEnd       bool              // the end of the initial events is marked
+	initial       *storage.Snapshot // the snapshot of the initial events; nil when all are taken
+	lastKey       string            // key of the last initial object taken
+	startRevision int64             // events up to this revision are skipped
+	markEnd       bool              // a bookmark follows the initial events
 	bookmarks     bool
-	progress      int64 // all events up to here have been taken
-	lastSent      int64 // the revision that the client knows of
+	progress      int64 // all events up to this revision have been taken
+	lastSent      int64 // the last revision that the client has seen
 	events        []*storage.Event
 }
 
-// Watch starts a watch. An error here is answered as a response; one of Take as an ERROR event.
+// Watch starts a watch. Errors returned here become an HTTP error response, those of Take an ERROR event.
 func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, error) {
 	defaultWatchOptions(&o)
 	if err := validateListOptions(&o, true); err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) Watch(ctx context.Context, t Target, o ListOptions) (*Watch, er
 	return w, nil
 }
 
-// defaultWatchOptions makes the older way to ask for initial events the newer one.
+// defaultWatchOptions converts the legacy form of a request for initial events to sendInitialEvents.
 func defaultWatchOptions(o *ListOptions) {
 	in := internalversion.ListOptions{
 		Watch: true, ResourceVersion: o.ResourceVersion,
@@ -75,7 +75,7 @@ func defaultWatchOptions(o *ListOptions) {
 	o.ResourceVersionMatch, o.SendInitialEvents = in.ResourceVersionMatch, in.SendInitialEvents
 }
 
-// start opens the cursor where the watch begins.
+// start opens the cursor at the revision where the watch starts.
 func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOptions) error {
 	head := e.Store.Head()
 	var err error
@@ -98,7 +98,7 @@ func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOpt
 		revision = head.Revision()
 	}
 	w.startRevision = revision
-	if revision > head.Revision() { // from the future: the changes until then are left out
+	if revision > head.Revision() { // not reached yet: changes up to it are skipped
 		revision = head.Revision()
 	}
 	w.progress, w.lastSent = revision, w.startRevision
@@ -110,7 +110,7 @@ func (w *Watch) start(ctx context.Context, e *Engine, revision int64, o *ListOpt
 	return err
 }
 
-// expired is the 410 for a watch from a revision that has left the history.
+// expired returns the 410 for a watch from a revision that is no longer in the history.
 func expired(c *storage.CompactedError) error {
 	return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", c.Requested, c.Oldest))
 }
@@ -120,7 +120,7 @@ func (w *Watch) fail(err error) {
 	w.signalReady()
 }
 
-// signalReady makes the watch ready for good.
+// signalReady makes Ready receive immediately from now on.
 func (w *Watch) signalReady() {
 	if w.ready == nil {
 		w.ready = make(chan struct{})
@@ -128,7 +128,7 @@ func (w *Watch) signalReady() {
 	}
 }
 
-// Ready receives when Take may have something new.
+// Ready returns a channel that receives when Take may have something to return.
 func (w *Watch) Ready() <-chan struct{} {
 	if w.initial != nil || w.err != nil {
 		return w.ready
@@ -136,8 +136,8 @@ func (w *Watch) Ready() <-chan struct{} {
 	return w.cursor.Ready()
 }
 
-// Ended is closed when the kind has changed under the watch, so that Take gives io.EOF. It is nil
-// for a built-in kind.
+// Ended returns a channel that is closed when the CRD has changed, so that Take returns io.EOF. It is nil for a
+// built-in kind.
 func (w *Watch) Ended() <-chan struct{} {
 	if w.generation == nil {
 		return nil
@@ -145,9 +145,10 @@ func (w *Watch) Ended() <-chan struct{} {
 	return w.generation.changed
 }
 
-// Take returns what is ready, without blocking: initial events first, a bounded number a call; when it
-// returns some, call it again after writing them. An error is final: a StatusError (410), or io.EOF for an
-// ordinary end: the CRD has changed shape, the client is too slow, the server shuts down.
+// Take appends the available events to buf, without blocking for new ones. Initial events come first, a limited
+// number per call. After a Take that returns events the caller must call Take again once it has written them.
+// An error is final. A StatusError (410) is to be sent to the client. io.EOF means a regular end: the CRD has
+// changed, the client is too slow, or the server is shutting down.
 func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	if w.err != nil {
 		return buf, w.err
@@ -187,9 +188,9 @@ func (w *Watch) Take(buf []WatchEvent) ([]WatchEvent, error) {
 	return buf, w.err
 }
 
-// takeInitial gives the next of the objects that were there when the watch began.
+// takeInitial appends the next initial events.
 func (w *Watch) takeInitial(buf []WatchEvent) ([]WatchEvent, error) {
-	snap, seen := w.initial, 0
+	snap, n := w.initial, 0
 	if w.single {
 		if rec := snap.Get(w.prefix); rec != nil {
 			buf, w.err = w.addInitial(buf, []*storage.Record{rec})
@@ -202,10 +203,10 @@ func (w *Watch) takeInitial(buf []WatchEvent) ([]WatchEvent, error) {
 				break
 			}
 		}
-		seen = len(recs)
+		n = len(recs)
 		buf, w.err = w.addInitial(buf, recs)
 	}
-	if w.err != nil || seen == initialBatch {
+	if w.err != nil || n == initialBatch {
 		return buf, w.err
 	}
 	w.initial = nil
@@ -234,7 +235,8 @@ func (w *Watch) addInitial(buf []WatchEvent, recs []*storage.Record) ([]WatchEve
 	return buf, nil
 }
 
-// preconvertEvents has what events will need converted in one go. Where that fails judge will meet the error in its place.
+// preconvertEvents converts all objects that events need with one call of the webhook. Errors are ignored,
+// because appendEvent meets them again.
 func (w *Watch) preconvertEvents(events []*storage.Event) {
 	var recs []*storage.Record
 	for _, ev := range events {
@@ -250,7 +252,7 @@ func (w *Watch) preconvertEvents(events []*storage.Event) {
 	}
 }
 
-// preconvertEvent is ev's two records at the version of the watch, as far as they are needed.
+// preconvertEvent returns the two records of ev at the version of the watch, as far as they are needed.
 func (w *Watch) preconvertEvent(ev *storage.Event) (rec, previous *storage.Record, err error) {
 	rec, previous = ev.Record, ev.Previous
 	if !w.reader.remote {
@@ -269,8 +271,8 @@ func (w *Watch) preconvertEvent(ev *storage.Event) (rec, previous *storage.Recor
 	return pair[0], previous, nil
 }
 
-// appendEvent appends what the watch sees of a change: an object that comes to match is added, one
-// that no longer matches is deleted, as it was, at the revision of the change.
+// appendEvent appends the event that the watch's selector makes of a change. An object that starts to match is
+// ADDED. An object that no longer matches is DELETED with its previous state, at the revision of the change.
 func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error) {
 	if ev.Revision <= w.startRevision || w.single && ev.Key != w.prefix {
 		return buf, nil
@@ -279,15 +281,15 @@ func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, 
 	if err != nil {
 		return buf, err
 	}
-	now := rec != nil && w.matches(rec)
-	before := previous != nil && w.matches(previous)
+	matches := rec != nil && w.matches(rec)
+	matched := previous != nil && w.matches(previous)
 	kind := "MODIFIED"
 	switch {
-	case !now && !before:
+	case !matches && !matched:
 		return buf, nil
-	case !before:
+	case !matched:
 		kind = "ADDED"
-	case !now:
+	case !matches:
 		kind, rec = "DELETED", previous
 	}
 	o, err := w.reader.read(w.ctx, rec)
@@ -298,8 +300,8 @@ func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, 
 	return append(buf, WatchEvent{Type: kind, Object: o}), nil
 }
 
-// Bookmark returns a BOOKMARK event for all that Take has returned, if bookmarks were asked for
-// and there is progress to report.
+// Bookmark returns a BOOKMARK event for the events that Take has returned. It returns false if the client has
+// not requested bookmarks, or if there is no progress since the last event.
 func (w *Watch) Bookmark() (WatchEvent, bool) {
 	if !w.bookmarks || w.initial != nil || w.err != nil || w.progress <= w.lastSent {
 		return WatchEvent{}, false

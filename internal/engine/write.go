@@ -138,7 +138,7 @@ func (w *write) run() error {
 		if err == nil {
 			break
 		}
-		if again, err := w.shouldRetry(err); !again {
+		if retry, err := w.shouldRetry(err); !retry {
 			w.sendWarnings()
 			return storageError(err)
 		}

@@ -19,12 +19,13 @@ func (w *write) convertByWebhook(t object.Tree, to *resource.Version) (object.Tr
 			return withContentMetadata(cached.out, t), nil
 		}
 	}
-	one := []object.Tree{t}
-	if err := w.engine.convertByWebhook(w.ctx, one, []int{0}, to); err != nil {
+	objects := []object.Tree{t}
+	if err := w.engine.convertByWebhook(w.ctx, objects, []int{0}, to); err != nil {
 		return nil, err
 	}
-	w.conversions = append(w.conversions, convertedPair{object.Copy(t), one[0]}) // a copy, because later stages modify t
-	return shallowCopy(one[0]), nil
+	// The cache gets a copy, because later stages modify t.
+	w.conversions = append(w.conversions, convertedPair{object.Copy(t), objects[0]})
+	return shallowCopy(objects[0]), nil
 }
 
 // sameContent compares everything that a webhook may convert: all fields except metadata, and of metadata the
