@@ -72,8 +72,8 @@ func (w *write) commit() (err error) {
 	return w.respondCommitted(events[0])
 }
 
-// commit commits writes, unless an object that a guard names has changed. All writes of the engine use it.
-// After a write of an APIService it waits until the catalog reflects the write.
+// commit makes writes in one commit of the store, unless an object that a guard names has changed. All writes
+// of the engine use it. After a write of an APIService it waits until the catalog reflects the write.
 func (e *Engine) commit(
 	ctx context.Context, writes []storage.Write, guards ...storage.Guard,
 ) ([]*storage.Event, error) {
@@ -112,8 +112,8 @@ func (w *write) name() string {
 	return w.target.Name
 }
 
-// conflictError maps a lost race for the object's key to the API error. A conflict on another key is returned
-// unchanged.
+// conflictError maps a conflict on the object's key to the error, or the success, that the client gets. Other
+// errors are returned unchanged.
 func (w *write) conflictError(err error) error {
 	conflict, ok := asConflict(err)
 	switch {
@@ -199,8 +199,8 @@ func (w *write) waitForCatalog() {
 	}
 }
 
-// unchanged reports whether storing the object would change nothing but the times in managedFields. The
-// comparison of lengths is valid because all these times have the same length.
+// unchanged reports whether storing the object would change nothing but the times in managedFields. All these
+// times have the same length, so objects of different lengths differ.
 func (w *write) unchanged() bool {
 	if w.rec == nil || w.kind != opStore || len(w.packed.JSON()) != len(w.rec.Value) {
 		return false

@@ -6,8 +6,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Connect runs admission for a connection to the target's subresource, such as exec. It returns the options of
-// the connection as admission has left them. The engine owns options from the call on. Nothing is stored.
+// Connect runs admission for a connection to the target's subresource, such as exec. It takes ownership of
+// options and returns them as admission has changed them. Nothing is stored.
 func (e *Engine) Connect(ctx context.Context, t Target, options object.Tree, c Caller) (object.Tree, error) {
 	w, err := e.newWrite(ctx, t, c, opConnect)
 	if err != nil {

@@ -17,10 +17,9 @@ import (
 const maxConversionBytes = 64 << 20
 
 // conversionCache caches objects at versions that they are not stored at. Over its size limit it evicts the
-// least recently used ones. A converted object is a record, equal to the record of the object had it been
-// stored at that version. Everything that is derived from records, such as labels and selectable fields, can
-// therefore be derived from it too. Concurrent requests for the same conversion share one call. The zero value
-// is ready to use.
+// least recently used ones. A converted object is held as a record, as if the object had been stored at that
+// version. So labels, selectable fields and other values are derived from it as from a stored record.
+// Concurrent requests for the same conversion share one call. The zero value is ready to use.
 type conversionCache struct {
 	mu     sync.Mutex
 	byKey  map[conversionKey]*list.Element
@@ -56,14 +55,14 @@ type cachedConversion struct {
 	done      chan struct{} // closed when record or err is set
 	record    *storage.Record
 	err       error
-	abandoned bool // the converting request was cancelled: a waiting one may try again
+	abandoned bool // the request that was converting it was cancelled
 }
 
 // convertFunc converts records. It returns all of them or an error.
 type convertFunc func(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error)
 
-// get returns the conversions of recs, in their order. key lacks the object. Missing conversions are made in
-// one call of convert.
+// get returns the conversions of recs, in their order. key lacks the fields of the object, which get fills in.
+// Missing conversions are made in one call of convert.
 func (v *conversionCache) get(
 	ctx context.Context, key conversionKey, now time.Time, recs []*storage.Record, convert convertFunc,
 ) ([]*storage.Record, error) {
@@ -156,8 +155,8 @@ func (v *conversionCache) remove(e *list.Element) {
 	}
 }
 
-// collect waits until the entries are converted. retry reports that another request was to convert one and was
-// cancelled.
+// collect waits until the entries are converted. retry reports that the request that was converting an entry
+// has been cancelled.
 func collect(ctx context.Context, entries []*cachedConversion) (out []*storage.Record, retry bool, err error) {
 	out = make([]*storage.Record, len(entries))
 	for i, e := range entries {

@@ -26,7 +26,7 @@ type conversionEpoch struct {
 	lastDisconnect time.Time // when a connection to the webhook last broke while the kind was being read
 	lastChecked    time.Time // when the last check started
 	lastConfirmed  time.Time // when a check last found the conversions unchanged
-	doubtful       bool      // something has happened since the last check started, or the check failed
+	doubtful       bool      // a connection broke after the last check started, or that check failed
 	checking       bool      // a check is running or scheduled
 }
 

@@ -192,8 +192,8 @@ func (w *write) checkPreconditions(rec *storage.Record, meta *object.Meta, o *me
 	return nil
 }
 
-// preconditionError returns the 409 for an unmet precondition. change is the change that the object may have
-// had.
+// preconditionError returns the 409 for an unmet precondition. change names the probable cause, such as
+// "modified".
 func (w *write) preconditionError(field, wants, has, change string) error {
 	if failed := w.def.Behavior.PreconditionFailed; failed != "" {
 		return apierrors.NewConflict(w.v.GroupResource(), w.target.Name, fmt.Errorf(

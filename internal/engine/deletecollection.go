@@ -93,8 +93,8 @@ func (e *Engine) deleteBatch(ctx context.Context, t Target, d metav1.DeleteOptio
 	return nil
 }
 
-// deleteTogether deletes all items in one commit. done is false if some item may not be deleted or has changed
-// meanwhile. Nothing is deleted then.
+// deleteTogether deletes all items in one commit. If some item may not be deleted or has changed meanwhile, it
+// deletes nothing and done is false.
 func (e *Engine) deleteTogether(
 	ctx context.Context, t Target, d metav1.DeleteOptions, items []Object, c Caller,
 ) (done bool, err error) {
@@ -128,7 +128,7 @@ func (e *Engine) deleteTogether(
 	}
 	if _, err := e.commit(ctx, writes, guards...); err != nil {
 		_, conflict := asConflict(err)
-		// Without space or room in one commit for all items, single deletions may still succeed.
+		// Single deletions may succeed even if the commit of all items conflicts, needs too much space or is too large.
 		if conflict || errors.Is(err, storage.ErrNoSpace) || errors.Is(err, storage.ErrTooLarge) {
 			return false, nil
 		}

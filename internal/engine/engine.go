@@ -29,8 +29,8 @@ type Engine struct {
 	// it to let other writes get in between. nil means no hook.
 	beforeCommit func([]storage.Write)
 
-	// upToCommit runs a write through all stages before the commit. It is a field because a stage that referred
-	// to the list of stages would be an initialization cycle.
+	// upToCommit runs a write through all stages before the commit. It is a field because a stage cannot refer
+	// to the list of stages: Go reports an initialization cycle.
 	upToCommit func(*write) error
 
 	tasks             tasks
@@ -65,7 +65,7 @@ type Caller struct {
 	MayCreate    func() error            // authorizes an update or apply that would create the object; nil allows it
 	// CheckMemory refuses the result of a patch or apply that takes too much memory. nil allows any size.
 	CheckMemory func(object.Tree) error
-	Slot        *compute.Slot // released while the write waits for a webhook; nil for an inexpensive write
+	Slot        *compute.Slot // freed while the write waits for a webhook; nil for an inexpensive write
 	// hideName is set during a DeleteCollection: as in upstream, admission does not see the names of the
 	// objects.
 	hideName bool
@@ -112,12 +112,12 @@ type WatchEvent struct {
 
 // Body is a decoded request body at the target's version.
 type Body struct {
-	// Tree is the decoded object. The engine owns and modifies it from the call on.
+	// Tree is the decoded object. The engine takes ownership of it and modifies it.
 	Tree object.Tree
 	// Typed means that Version.Type produced Tree (Decode, Normalize or DecodeProtobuf), so that it needs no
 	// further normalization.
 	Typed bool
-	// Internal is the same object in the internal form, or nil. The engine owns it from the call on.
+	// Internal is the same object in the internal form, or nil. The engine takes ownership of it.
 	Internal resource.Internal
 	// Strict lists the strict decoding errors found so far, such as `duplicate field "spec.foo"` or `unknown
 	// field …`.

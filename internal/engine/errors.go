@@ -30,7 +30,7 @@ func notServed() error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "", 0, true)
 }
 
-// unknownError returns the Status that upstream gives an error without one.
+// unknownError returns the 500 that upstream returns for an error that has no Status.
 func unknownError(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,

@@ -29,9 +29,9 @@ const (
 )
 
 // indexes holds indexes over the values of selectable fields. Writes do not update them. A list that requires a
-// value brings the field's index up to its snapshot with the changes since the last use. An index may yield
-// records that do not match, but never misses one: the list looks each record up in its snapshot and evaluates
-// it there. The zero value is ready to use.
+// value first brings the field's index up to its snapshot, using the changes since the last use. An index may
+// yield records that no longer match, but it misses none. The list looks each record up in its snapshot and
+// evaluates the selector again. The zero value is ready to use.
 type indexes struct {
 	mu         sync.Mutex
 	byField    map[indexKey]*fieldIndex
@@ -55,7 +55,7 @@ type fieldIndex struct {
 type indexState struct {
 	revision int64
 	// keys holds storage keys, each prefixed with the bucket of its value's hash. Objects without a value are
-	// left out. Entries of objects that were deleted or have another value now may remain.
+	// left out. Entries of objects that have been deleted, or whose value has changed, may remain.
 	keys     tree.Tree[string]
 	bytes    int
 	tooLarge bool // over the size limit: keys is empty and lists walk all objects
@@ -276,8 +276,8 @@ func (x *indexes) evictIdle(now time.Time) {
 	}
 }
 
-// evictLeastRecent evicts the least recently used indexes, but never keep, until the others fit into
-// maxIndexBytes.
+// evictLeastRecent evicts the least recently used indexes until the others fit into maxIndexBytes. It never
+// evicts keep.
 func (x *indexes) evictLeastRecent(keep *fieldIndex) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -173,7 +173,7 @@ func (w *write) apply(applied object.Tree, repeated string, force bool) (object.
 	return t, err
 }
 
-// patch applies a patch to live that is not an apply. It does not update managedFields.
+// patch applies a JSON patch, merge patch or strategic merge patch to live. It does not update managedFields.
 func (w *write) patch(live object.Tree, p Patch) (object.Tree, error) {
 	patched, problems, err := w.applyPatch(live, p)
 	if err == nil {
@@ -318,7 +318,8 @@ func restoreType(patched, live object.Tree) {
 	}
 }
 
-// asUnknownError gives an error without a Status upstream's 500.
+// asUnknownError wraps an error that has no Status in upstream's 500 for such errors. Other errors are returned
+// unchanged.
 func asUnknownError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {

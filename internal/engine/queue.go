@@ -6,9 +6,10 @@ import (
 	"sync"
 )
 
-// queues makes writes that have lost a conflict retry one after another. Without a queue, many writers of one
-// object or of one kind's node usage would decode and merge repeatedly, and all but one of them would conflict
-// again. Writes without conflicts never queue. The zero value is ready to use.
+// queues makes writes that have lost a conflict retry one after another. Without a queue, most work of many
+// concurrent writers of one object, or of one node usage record, would be wasted: all of them would decode and
+// merge, and all but one would conflict again. Writes without conflicts never queue. The zero value is ready to
+// use.
 type queues struct {
 	once  sync.Once
 	slots [64]chan struct{}

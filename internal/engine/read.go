@@ -65,7 +65,7 @@ func schemaOf(v *resource.Version) (*schema.Schema, error) {
 // Special fingerprints of custom objects, in place of that of a schema.
 const (
 	fingerprintUnknown      = 0 // not computed yet: see checkCanonical
-	fingerprintNotCanonical = 1 // reading the object changes its stored form
+	fingerprintNotCanonical = 1 // pruning or defaulting would change the stored object
 )
 
 // mayFail reports whether an object may exist that cannot be read at r's version.
@@ -74,7 +74,7 @@ func (r reader) mayFail() bool {
 	return r.remote || c != nil && c.Conversion.Declared != ""
 }
 
-// read returns the object in rec.
+// read returns the object in rec at r's version.
 func (r reader) read(ctx context.Context, rec *storage.Record) (Object, error) {
 	if !r.servesAsStored(rec) {
 		recs, err := r.converted(ctx, []*storage.Record{rec})
@@ -86,8 +86,8 @@ func (r reader) read(ctx context.Context, rec *storage.Record) (Object, error) {
 	return Object{Version: r.version, Revision: rec.Modified, Record: rec}, nil
 }
 
-// preconvert returns recs with the records that need a webhook replaced by their conversions. Selectors and
-// read then use the conversions. For a kind without a webhook it returns recs unchanged. Records may be nil.
+// preconvert replaces the records that need a webhook conversion by their conversions. Selectors and read then
+// use these. For a kind without a webhook it returns recs unchanged. Elements of recs may be nil.
 func (r reader) preconvert(ctx context.Context, recs []*storage.Record) ([]*storage.Record, error) {
 	if !r.remote {
 		return recs, nil
@@ -140,8 +140,9 @@ func (r reader) servesAsStored(rec *storage.Record) bool {
 	return true
 }
 
-// checkCanonical computes the fingerprint of a loaded custom object. It is that of its schema if pruning and
-// defaulting would not change the object, and fingerprintNotCanonical otherwise.
+// checkCanonical computes the fingerprint of a custom object that was loaded from the store. If pruning and
+// defaulting would not change the object, it is the fingerprint of the schema. Otherwise it is
+// fingerprintNotCanonical.
 func checkCanonical(rec *storage.Record, d *resource.Definition) object.Packed {
 	p, found := packed(rec), uint64(fingerprintNotCanonical)
 	for _, v := range d.Versions {
@@ -248,9 +249,9 @@ func (r reader) trees(ctx context.Context, objects []object.Packed) ([]object.Tr
 	return out, r.engine.convertByWebhook(ctx, out, unconverted, r.version)
 }
 
-// decode decodes p at the version that it is stored at, with that version's defaults. It returns this version,
-// or nil if the kind no longer has it. Defaults of r's version are only for request bodies and for the results
-// of a webhook.
+// decode decodes p at the version that it is stored at, and applies that version's defaults. It also returns
+// this version, or nil if the kind no longer has it. Defaults of r's version are only for request bodies and
+// for the results of a webhook.
 func (r reader) decode(p object.Packed, revision int64) (object.Tree, *resource.Version, error) {
 	t, err := p.Tree(revision)
 	if err != nil {
@@ -319,7 +320,7 @@ func (e *Engine) convert(ctx context.Context, t object.Tree, from, to *resource.
 	return out, err
 }
 
-// asInternalError wraps an error without a Status in a 500.
+// asInternalError wraps an error that has no Status in a 500. Other errors are returned unchanged.
 func asInternalError(err error) error {
 	var status *apierrors.StatusError
 	if err == nil || errors.As(err, &status) {
@@ -334,8 +335,8 @@ func pruneConverted(v *resource.Version, t object.Tree) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.PruneAndCoerce(t); err != nil {
-		return apierrors.NewInternalError(err)
+	if _, typeErr := s.PruneAndCoerce(t); typeErr != nil {
+		return apierrors.NewInternalError(typeErr)
 	}
 	return nil
 }

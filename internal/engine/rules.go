@@ -10,7 +10,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// rules is the behaviour of a kind in a write. It is defined by the schemas of a CRD (rules_custom.go), by
+// rules is the behavior of a kind in a write. It is defined by the schemas of a CRD (rules_custom.go), by
 // upstream's strategy (rules_strategy.go), or by a Behavior (rules_builtin.go).
 type rules interface {
 	// normalize turns a decoded body into an object of the kind, at the version of the request: it checks

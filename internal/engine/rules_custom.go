@@ -32,9 +32,9 @@ func (r customRules) normalize(_ *write, t object.Tree, typed bool) (out object.
 		if err != nil {
 			return nil, nil, err
 		}
-		pruned, err := s.Normalize(t)
-		if err != nil {
-			return nil, nil, err
+		pruned, typeErr := s.Normalize(t)
+		if typeErr != nil {
+			return nil, nil, typeErr
 		}
 		paths = append(paths, pruned...)
 	}
@@ -226,8 +226,8 @@ func (r customRules) pack(w *write) (object.Packed, error) {
 }
 
 // normalizeMerged applies defaults to the result of an apply, and normalizes its metadata and that of embedded
-// resources. Apart from that the merge has already applied the schema. Malformed times and numbers that the
-// server overwrites anyway are dropped.
+// resources. The merge has already applied the rest of the schema. Malformed times and numbers that the server
+// overwrites anyway are dropped.
 func (r customRules) normalizeMerged(w *write, t object.Tree) (object.Tree, error) {
 	if _, err := normalizeMetadata(t); err != nil {
 		md := object.EnsureMetadata(t)

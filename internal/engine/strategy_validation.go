@@ -134,7 +134,8 @@ func validateUpdate(
 	return rest.ValidateUpdate(ctx, obj, old, s)
 }
 
-// newInvalid returns the same error as apierrors.NewInvalid in linear time, limited to the first errs.
+// newInvalid is apierrors.NewInvalid in linear time. It reports at most maxProblems errors with at most
+// maxProblemText bytes.
 func newInvalid(kind schema.GroupKind, name string, errs field.ErrorList) error {
 	out := metav1.Status{
 		Status:  metav1.StatusFailure,

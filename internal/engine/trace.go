@@ -51,7 +51,7 @@ func (t *Trace) begin(scale bool) {
 	}
 }
 
-// step starts a step of the write. The returned function ends it.
+// step starts a step of the write. The caller ends it by calling the returned function.
 func (w *write) step(name string) (end func(error)) {
 	t := w.caller.Trace
 	if t == nil {

@@ -271,8 +271,9 @@ func (w *Watch) preconvertEvent(ev *storage.Event) (rec, previous *storage.Recor
 	return pair[0], previous, nil
 }
 
-// appendEvent appends the event that the watch's selector makes of a change. An object that starts to match is
-// ADDED. An object that no longer matches is DELETED with its previous state, at the revision of the change.
+// appendEvent appends the watch event for a change, if the object matches the selector before or after it. An
+// object that starts to match is ADDED. An object that no longer matches is DELETED with its previous state, at
+// the revision of the change.
 func (w *Watch) appendEvent(buf []WatchEvent, ev *storage.Event) ([]WatchEvent, error) {
 	if ev.Revision <= w.startRevision || w.single && ev.Key != w.prefix {
 		return buf, nil

@@ -40,12 +40,14 @@ type write struct {
 	outer          *write        // the write that this write is part of; nil if there is none
 	queued         chan struct{} // the queue of writers whose head this write is; nil if it is in none
 	generatedNames int           // how many names have been generated
-	// newName and newUID are the generated name and UID of a new object. They are reused by all attempts, but a
-	// name that is taken is replaced.
+	// newName and newUID are the generated name and UID of a new object. All attempts use the same ones, except
+	// that a name that is taken is replaced.
 	newName, newUID string
-	// deletion is the delete of the parent that an opAction (an Eviction) has run. skipAdmission is set for a
-	// write that is part of an opAction, whose body has passed admission.
-	deletion      *write
+	// deletion is the deletion of the parent object that an opAction such as an Eviction has run; nil
+	// otherwise.
+	deletion *write
+	// skipAdmission is set for a write that is part of an opAction, because the posted body has passed
+	// admission.
 	skipAdmission bool
 
 	// The version and the kind, as the catalog defines them.
@@ -204,8 +206,8 @@ func (w *write) load() error {
 	return err
 }
 
-// findRecord looks up the live object's record. If the current snapshot has none, it looks again in the newest
-// state of the store.
+// findRecord looks up the live object's record. If the attempt's snapshot has none, it looks again in the
+// newest state of the store, which may include writes of another process.
 func (w *write) findRecord() (err error) {
 	if w.rec = w.head.Get(w.key()); w.rec != nil {
 		return nil
