@@ -19,31 +19,32 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access/pki"
 )
 
-// certsFlags are the flags of certs as they were typed.
+// certsFlags holds the values of the flags of certs.
 type certsFlags struct{ dataDir, output string }
 
 func newCerts() *cobra.Command {
 	var f certsFlags
 	cmd := &cobra.Command{
 		Use:   "certs",
-		Short: "Show the certificates that the server has made, and until when they are good",
-		Long: `Show the certificates in the data directory: whose they are, for which names, by
-whom, and from when until when.
+		Short: "Show the server's certificates and their expiry",
+		Long: `Show the certificates in the data directory with their subjects, names, issuers and
+validity.
 
-A server renews its own before they end, at a start or while it runs.`,
-		Args: takes("flags only", 0, 0),
+A server renews its certificates before they expire, at the start and while it runs.`,
+		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.show(cmd.OutOrStdout(), time.Now()) },
 	}
-	cmd.PersistentFlags().StringVar(&f.dataDir, "data-dir", filepath.Dir(defaultKubeconfig), "the server's data directory")
-	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "table or json")
+	cmd.PersistentFlags().StringVar(&f.dataDir, "data-dir", filepath.Dir(defaultKubeconfig),
+		"data directory of the server")
+	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "output format: table or json")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "renew [NAME...]",
-		Short: "Renew certificates that the server has made",
-		Long: `Replace certificates in the data directory and their keys by new ones for the same
-names: those that are named, or all but the CA's, which is never replaced. The
-administrator's kubeconfig is written anew.
+		Short: "Renew the server's certificates",
+		Long: `Replace the named certificates in the data directory, and their keys, by new ones for
+the same names. Without names, replace all except those of CAs, which are never
+replaced. The command updates the administrator's kubeconfig.
 
-A server that runs takes them within the hour, and one that starts at once.`,
+A running server uses the new certificates within an hour.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, names []string) error { return f.renew(names, cmd.OutOrStdout(), time.Now()) },
 	})
@@ -52,7 +53,7 @@ A server that runs takes them within the hour, and one that starts at once.`,
 
 func (f *certsFlags) show(w io.Writer, now time.Time) error {
 	if f.output != "table" && f.output != "json" {
-		return fmt.Errorf("--output must be table or json, not %q", f.output)
+		return fmt.Errorf("--output %q must be table or json", f.output)
 	}
 	list, err := pki.List(filepath.Join(f.dataDir, "pki"), now)
 	if err != nil {
@@ -74,8 +75,9 @@ func (f *certsFlags) show(w io.Writer, now time.Time) error {
 			fmt.Fprintf(t, "%s\t<missing>\t\t\t\t\t%s\t\n", c.Name, renewed)
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%dd\t%s\t%s\n", c.Name, c.Subject, c.Issuer,
-			c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339), c.DaysLeft, renewed, strings.Join(c.Names, ","))
+		from, until := c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%dd\t%s\t%s\n", c.Name, c.Subject, c.Issuer, from, until, c.DaysLeft,
+			renewed, strings.Join(c.Names, ","))
 	}
 	return t.Flush()
 }
@@ -91,7 +93,7 @@ func (f *certsFlags) renew(names []string, w io.Writer, now time.Time) error {
 	return f.show(w, now)
 }
 
-// writeKubeconfig puts the administrator's certificate into the kubeconfig, if there is one.
+// writeKubeconfig writes the administrator's certificate and key to the kubeconfig, if the file exists.
 func (f *certsFlags) writeKubeconfig() error {
 	path := filepath.Join(f.dataDir, apiserver.KubeconfigName)
 	config, err := clientcmd.LoadFromFile(path)
@@ -109,7 +111,7 @@ func (f *certsFlags) writeKubeconfig() error {
 	if err != nil {
 		return err
 	}
-	for _, user := range config.AuthInfos { // there is one
+	for _, user := range config.AuthInfos { // the kubeconfig has one user
 		user.ClientCertificateData, user.ClientKeyData = cert, key
 	}
 	data, err := clientcmd.Write(*config)

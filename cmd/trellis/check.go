@@ -13,7 +13,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/check"
 )
 
-// checkFlags are the flags of check as they were typed.
+// checkFlags holds the values of the flags of check.
 type checkFlags struct {
 	against string
 	output  string
@@ -24,42 +24,42 @@ func newCheck() *cobra.Command {
 	var f checkFlags
 	cmd := &cobra.Command{
 		Use:   "check FILE...",
-		Short: "Say what a server would say of manifests, without a server",
-		Long: `Check CustomResourceDefinitions, and objects against the CustomResourceDefinitions
-given beside them, with the engine that the server uses: what would be refused and
-why, dropped, or filled in, with the line and column where it stands.
+		Short: "Validate manifests offline",
+		Long: `Validate CustomResourceDefinitions and their objects with the engine of the server, but
+without a server. The report lists each rejected value, each pruned field and each
+default, with its line and column. Objects need their CustomResourceDefinitions among
+the files.
 
-With --against, check one CustomResourceDefinition that is to replace an older
-state of itself, and say which objects that are stored already could break, and
-which clients: Compatible changes break none, Ratcheted ones let invalid objects
-be updated as long as the invalid part stays as it is, Breaking ones may refuse
-or lose something.
+With --against, compare a CustomResourceDefinition with an older version of it. The
+report lists the changes that can affect stored objects and clients. Compatible changes
+affect none. After Ratcheted changes, invalid objects can be updated if their invalid
+parts do not change. Breaking changes can reject or lose data.
 
-A FILE is YAML or JSON, a folder of such files, or - for standard input. The exit
-code is 0 where nothing would be refused or break, and 1 otherwise.`,
-		Example: `  # A kind and the objects of it, before they are applied
+A FILE is a YAML or JSON file, a folder of such files, or - for standard input. The exit
+code is 0 if the server would accept everything and no change is Breaking, otherwise 1.`,
+		Example: `  # Validate a custom kind and its objects
   trellis check examples/crontab
 
-  # An upgrade of a kind, for a machine to read
+  # Compare two versions of a custom kind, with JSON output
   trellis check --against old.crd.yaml new.crd.yaml -o json`,
-		Args: takes("one FILE or more", 1, math.MaxInt),
+		Args: takes("one or more FILEs", 1, math.MaxInt),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return f.run(cmd.Context(), files, cmd.OutOrStdout())
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.against, "against", "", "the older state of the CustomResourceDefinition in FILE")
-	flags.StringVarP(&f.output, "output", "o", "text", "text or json")
-	flags.BoolVar(&f.strict, "strict", false, "warnings fail, too: fields that would be dropped, ratcheted changes")
+	flags.StringVar(&f.against, "against", "", "file of the older version of the CustomResourceDefinition in FILE")
+	flags.StringVarP(&f.output, "output", "o", "text", "output format: text or json")
+	flags.BoolVar(&f.strict, "strict", false, "exit code 1 for warnings too: pruned fields and ratcheted changes")
 	return cmd
 }
 
 func (f *checkFlags) run(ctx context.Context, files []string, w io.Writer) error {
 	if f.output != "text" && f.output != "json" {
-		return fmt.Errorf("--output must be text or json, not %q", f.output)
+		return fmt.Errorf("--output %q must be text or json", f.output)
 	}
 	if f.against != "" && len(files) != 1 {
-		return fmt.Errorf("--against compares one FILE, not %d", len(files))
+		return fmt.Errorf("--against requires exactly one FILE, got %d", len(files))
 	}
 	report, err := f.report(ctx, files)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// fewFiles is the limit of open files of the server, and mayAuthenticate what it then leaves to authenticated connections: a half, less
-// what is for others.
+// fewFiles is the limit of open files of the server, and mayAuthenticate what it then leaves to authenticated
+// connections: a half, less what is for others.
 const (
 	fewFiles        = 64
 	mayAuthenticate = fewFiles/2 - 8
@@ -38,7 +38,8 @@ func startLimited(t *testing.T) *limited {
 	t.Helper()
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	cmd := exec.CommandContext(ctx, "sh", "-c", fmt.Sprintf(`ulimit -n %d && exec trellis serve --secure-port 0 --data-dir "$0"`, fewFiles), dir)
+	cmd := exec.CommandContext(ctx, "sh", "-c",
+		fmt.Sprintf(`ulimit -n %d && exec trellis serve --secure-port 0 --data-dir "$0"`, fewFiles), dir)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +85,8 @@ func (l *limited) strangers(n int) {
 		}
 		l.Cleanup(func() { conn.Close() })
 		if i%2 == 1 {
-			_ = tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}).Handshake() // fails where it is closed
+			// fails where it is closed
+			_ = tls.Client(conn, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}).Handshake()
 		}
 	}
 }
@@ -92,7 +94,8 @@ func (l *limited) strangers(n int) {
 // healthy requests /readyz on a new connection, without credentials.
 func (l *limited) healthy() {
 	l.Helper()
-	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}, Timeout: time.Minute}
+	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DisableKeepAlives: true}, Timeout: time.Minute}
 	resp, err := c.Get(l.url + "/readyz")
 	if err != nil {
 		l.Fatal(err)
@@ -119,7 +122,8 @@ func (l *limited) client() *http.Client {
 func (l *limited) write(c *http.Client, name string) (status int, header http.Header, text string) {
 	l.Helper()
 	data := strings.Repeat("x", 200<<10)
-	resp, err := c.Post(l.url+"/api/v1/namespaces/default/configmaps", "application/json", strings.NewReader(fmt.Sprintf(`{"metadata":{"name":%q},"data":{"x":%q}}`, name, data)))
+	resp, err := c.Post(l.url+"/api/v1/namespaces/default/configmaps", "application/json",
+		strings.NewReader(fmt.Sprintf(`{"metadata":{"name":%q},"data":{"x":%q}}`, name, data)))
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -131,8 +135,8 @@ func (l *limited) write(c *http.Client, name string) (status int, header http.He
 	return resp.StatusCode, resp.Header, string(body)
 }
 
-// TestStrangersLeaveDescriptors checks a server process with few descriptors. Idle connections of clients that never authenticate stop
-// neither the store nor health checks, nor another client.
+// TestStrangersLeaveDescriptors checks a server process with few descriptors. Idle connections of clients that never
+// authenticate stop neither the store nor health checks, nor another client.
 func TestStrangersLeaveDescriptors(t *testing.T) {
 	l := startLimited(t)
 	l.strangers(3 * fewFiles)
@@ -148,8 +152,8 @@ func TestStrangersLeaveDescriptors(t *testing.T) {
 	}
 }
 
-// TestAuthenticatedConnectionsLeaveDescriptors checks that authenticated connections at the limit stop neither the store nor health checks.
-// One too many gets 503, and the others go on.
+// TestAuthenticatedConnectionsLeaveDescriptors checks that authenticated connections at the limit stop neither the
+// store nor health checks. One too many gets 503, and the others go on.
 func TestAuthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 	l := startLimited(t)
 	var all []*http.Client
@@ -161,7 +165,8 @@ func TestAuthenticatedConnectionsLeaveDescriptors(t *testing.T) {
 		all = append(all, c)
 	}
 	status, header, text := l.write(l.client(), "late")
-	if status != http.StatusServiceUnavailable || header.Get("Retry-After") != "1" || !strings.Contains(text, "too many connections") {
+	if status != http.StatusServiceUnavailable || header.Get("Retry-After") != "1" ||
+		!strings.Contains(text, "too many connections") {
 		t.Error(status, header, text)
 	}
 	l.strangers(fewFiles)

@@ -11,21 +11,22 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// assets are the programs that envtest of controller-runtime looks for. This program is each of them when
-// it has that name.
+// assets holds the names of the programs that envtest of controller-runtime starts. This program behaves as each of
+// them when it runs under that name.
 var assets = []string{"kube-apiserver", "etcd", "kubectl"}
 
 func newEnvtest() *cobra.Command {
 	return &cobra.Command{
 		Use:   "envtest DIR",
-		Short: "Fill a folder for KUBEBUILDER_ASSETS",
-		Long: `Fill a folder with the programs that envtest of controller-runtime starts, and print its path:
-kube-apiserver, etcd and kubectl, all of which are this program under another name.
+		Short: "Install the programs for envtest (KUBEBUILDER_ASSETS)",
+		Long: `Write the programs that envtest of controller-runtime starts to a folder, and print the path
+of the folder. The programs are kube-apiserver, etcd and kubectl. All of them are this
+program under another name.
 
-What is there under these names is replaced. kube-apiserver takes the flags that envtest passes, and
-says of any other that it does not know it. etcd stores nothing: it names the folder in which that
-kube-apiserver keeps its objects.`,
-		Example: `  # The tests of an operator, unchanged
+The command replaces files with these names. kube-apiserver accepts the flags that envtest
+passes, and rejects unknown flags. etcd stores nothing: kube-apiserver stores the objects in
+etcd's data directory.`,
+		Example: `  # Run the tests of an operator without changes
   KUBEBUILDER_ASSETS="$(trellis envtest bin/k8s)" go test ./...`,
 		Args: takes("one DIR", 1, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -42,8 +43,8 @@ kube-apiserver keeps its objects.`,
 	}
 }
 
-// fillAssets puts this program into a folder under the names of all assets. Each is there whole or not at
-// all, so that tests may run meanwhile.
+// fillAssets writes this program to a folder under the names of all assets. It replaces each file atomically, so that
+// tests can run at the same time.
 func fillAssets(dir string) (err error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -58,7 +59,8 @@ func fillAssets(dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(unfinished)) }()
 	for _, name := range assets {
-		if extension := filepath.Ext(program); strings.EqualFold(extension, ".exe") { // and not that of a version, as in trellis-v1.37.2
+		// the .2 of trellis-v1.37.2 is not an extension
+		if extension := filepath.Ext(program); strings.EqualFold(extension, ".exe") {
 			name += extension
 		}
 		if err := linkOrCopy(program, filepath.Join(unfinished, name)); err != nil {
@@ -71,7 +73,7 @@ func fillAssets(dir string) (err error) {
 	return nil
 }
 
-// linkOrCopy makes a hard link, or a copy where that is not possible: on another file system, say.
+// linkOrCopy creates a hard link, or a copy if a link is not possible, for example on another file system.
 func linkOrCopy(program, path string) (err error) {
 	if os.Link(program, path) == nil {
 		return nil

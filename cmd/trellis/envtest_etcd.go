@@ -19,37 +19,42 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// standIn is what etcd's stand-in says at /version: who it is, and where its kube-apiserver may keep its store.
-type standIn struct {
+// stubVersion is the response of the etcd stub at /version: the version of Trellis and the folder for the store of
+// kube-apiserver.
+type stubVersion struct {
 	Trellis string `json:"trellis"`
 	DataDir string `json:"dataDir"`
 }
 
-// newStandIn is this program under the name etcd.
-func newStandIn() *cobra.Command {
+// newEtcdStub returns the command that runs under the name etcd.
+func newEtcdStub() *cobra.Command {
 	var dataDir string
 	var clientURLs, peerURLs, advertised []string
 	level := etcdLevel("info")
 	cmd := &cobra.Command{
 		Use:   "etcd",
-		Short: "What Trellis has in place of etcd for envtest",
-		Long: `This is Trellis, standing in for etcd in tests with envtest. It stores nothing: Trellis' kube-apiserver
-asks it for its --data-dir, and keeps its objects there. A real etcd does as well.`,
-		Args: takes("flags only", 0, 0),
+		Short: "Stub etcd for envtest",
+		Long: `This is Trellis under the name etcd, a stub for tests with envtest. It stores nothing. Trellis'
+kube-apiserver requests its --data-dir and stores the objects there. A real etcd works, too.`,
+		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(advertised) > 0 && !slices.Equal(advertised, clientURLs) {
-				return errors.New("--advertise-client-urls must be the URLs of --listen-client-urls, where the stand-in is reached")
+				return errors.New("--advertise-client-urls must be equal to --listen-client-urls")
 			}
-			return runStandIn(cmd.Context(), dataDir, clientURLs, peerURLs)
+			return runEtcdStub(cmd.Context(), dataDir, clientURLs, peerURLs)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&dataDir, "data-dir", "", "folder for everything that is kept")
+	flags.StringVar(&dataDir, "data-dir", "", "folder for the store of kube-apiserver")
 	flags.StringSliceVar(&clientURLs, "listen-client-urls", nil, "URLs to listen on, http://HOST:PORT")
-	flags.StringSliceVar(&advertised, "advertise-client-urls", nil, "URLs at which clients reach the stand-in; only those of --listen-client-urls")
-	flags.StringSliceVar(&peerURLs, "listen-peer-urls", nil, "URLs to listen on for peers, http://HOST:PORT; a stand-in has no peers, and answers 404 there")
-	flags.Bool("unsafe-no-fsync", false, "omission of fsync; the stand-in itself writes no files, so both values mean the same")
-	flags.Var(&level, "log-level", "lowest level of logged messages: debug, info, warn, error, panic or fatal; the stand-in logs none")
+	flags.StringSliceVar(&advertised, "advertise-client-urls", nil,
+		"URLs at which clients reach the stub; must be equal to --listen-client-urls")
+	flags.StringSliceVar(&peerURLs, "listen-peer-urls", nil,
+		"URLs to listen on for peers, http://HOST:PORT; the stub has no peers and responds with 404")
+	flags.Bool("unsafe-no-fsync", false, "omission of fsync; has no effect, because the stub writes no files")
+	flags.Var(&level, "log-level",
+		"lowest level of logged messages: debug, info, warn, error, panic or fatal; has no effect, because the stub "+
+			"logs none")
 	fix(flags, "logger", "string", "zap", "logger")
 	fix(flags, "name", "string", "default", "name of this member")
 	fix(flags, "max-request-bytes", "uint", "1572864", "maximum size of a request in bytes")
@@ -58,10 +63,10 @@ asks it for its --data-dir, and keeps its objects there. A real etcd does as wel
 	return cmd
 }
 
-// runStandIn answers until ctx is done, a signal arrives or it fails.
-func runStandIn(ctx context.Context, dataDir string, clientURLs, peerURLs []string) error {
+// runEtcdStub serves until ctx is done, a signal arrives, or a listener fails.
+func runEtcdStub(ctx context.Context, dataDir string, clientURLs, peerURLs []string) error {
 	if dataDir == "" || len(clientURLs) == 0 {
-		return errors.New("name a folder with --data-dir, and an address with --listen-client-urls")
+		return errors.New("--data-dir and --listen-client-urls must be set")
 	}
 	dataDir, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -78,7 +83,7 @@ func runStandIn(ctx context.Context, dataDir string, clientURLs, peerURLs []stri
 		urls    []string
 		handler http.Handler
 	}{
-		{"--listen-client-urls", clientURLs, standInHandler(dataDir)},
+		{"--listen-client-urls", clientURLs, stubHandler(dataDir)},
 		{"--listen-peer-urls", peerURLs, http.NotFoundHandler()},
 	} {
 		server := &http.Server{Handler: listener.handler, ReadHeaderTimeout: 10 * time.Second}
@@ -99,7 +104,7 @@ func runStandIn(ctx context.Context, dataDir string, clientURLs, peerURLs []stri
 	}
 }
 
-// etcdLevel is a level of etcd's log.
+// etcdLevel is a log level of etcd.
 type etcdLevel string
 
 // String implements pflag.Value.
@@ -123,47 +128,47 @@ func listenAt(text string) (net.Listener, error) {
 		return nil, err
 	}
 	if u.Scheme != "http" || u.Host == "" {
-		return nil, fmt.Errorf("%q is not like http://127.0.0.1:2379", text)
+		return nil, fmt.Errorf("%q must be a URL such as http://127.0.0.1:2379", text)
 	}
 	return net.Listen("tcp", u.Host)
 }
 
-func standInHandler(dataDir string) http.Handler {
+func stubHandler(dataDir string) http.Handler {
 	own, _ := versions()
 	mux := http.NewServeMux()
-	answer := func(path string, value any) {
+	respond := func(path string, value any) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(value) // a client that is gone hears nothing
+			_ = json.NewEncoder(w).Encode(value) // fails if the client has disconnected
 		})
 	}
-	answer("/health", map[string]string{"health": "true", "reason": ""})
-	answer("/version", standIn{Trellis: own, DataDir: dataDir})
+	respond("/health", map[string]string{"health": "true", "reason": ""})
+	respond("/version", stubVersion{Trellis: own, DataDir: dataDir})
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "this is Trellis, standing in for etcd, and stores nothing", http.StatusNotFound)
+		http.Error(w, "this is the etcd stub of Trellis, which stores nothing", http.StatusNotFound)
 	})
 	return mux
 }
 
-// whoIs asks what listens at a URL whether it is a stand-in. A real etcd says nothing of that, and what
-// does not answer is left to etcd's client.
-func whoIs(ctx context.Context, server string) (is standIn, ok bool) {
+// findStub reports whether the server at a URL is an etcd stub, and returns its response. It returns false for a real
+// etcd, and for a server that does not respond; the etcd client reports the latter.
+func findStub(ctx context.Context, server string) (stub stubVersion, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	at, err := url.JoinPath(server, "version")
 	if err != nil {
-		return is, false
+		return stub, false
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
-		return is, false
+		return stub, false
 	}
-	transport := &http.Transport{DisableKeepAlives: true} // and no proxy
+	transport := &http.Transport{DisableKeepAlives: true} // without a proxy
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		return is, false
+		return stub, false
 	}
 	defer func() { _ = response.Body.Close() }()
-	err = json.NewDecoder(io.LimitReader(response.Body, 1<<16)).Decode(&is)
-	return is, err == nil && is.Trellis != "" && filepath.IsAbs(is.DataDir)
+	err = json.NewDecoder(io.LimitReader(response.Body, 1<<16)).Decode(&stub)
+	return stub, err == nil && stub.Trellis != "" && filepath.IsAbs(stub.DataDir)
 }

@@ -31,7 +31,8 @@ func TestStandIn(t *testing.T) {
 	if out, err := exec.Command("trellis", "envtest", assets).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	c := exec.Command(filepath.Join(assets, "etcd"), "--listen-client-urls="+url, "--advertise-client-urls="+url, "--listen-peer-urls=http://127.0.0.1:0",
+	c := exec.Command(filepath.Join(assets, "etcd"), "--listen-client-urls="+url, "--advertise-client-urls="+url,
+		"--listen-peer-urls=http://127.0.0.1:0",
 		"--data-dir="+dir, "--unsafe-no-fsync=true")
 	c.Stderr = os.Stderr
 	if err := c.Start(); err != nil {
@@ -41,7 +42,8 @@ func TestStandIn(t *testing.T) {
 	deadline := time.After(patience)
 	for tick := time.NewTicker(10 * time.Millisecond); ; {
 		if response, err := http.Get(url + "/health"); err == nil {
-			if body := readAll(t, response.Body); response.StatusCode != 200 || body != `{"health":"true","reason":""}`+"\n" {
+			if body := readAll(t, response.Body); response.StatusCode != 200 || body != `{"health":"true","reason":""}`+
+				"\n" {
 				t.Errorf("/health: %d %s", response.StatusCode, body)
 			}
 			_ = response.Body.Close()
@@ -53,7 +55,7 @@ func TestStandIn(t *testing.T) {
 			t.Fatal("it does not answer")
 		}
 	}
-	if is, ok := whoIs(t.Context(), url); !ok || is.DataDir != dir {
+	if is, ok := findStub(t.Context(), url); !ok || is.DataDir != dir {
 		t.Errorf("%+v, %v, want the folder %s", is, ok, dir)
 	}
 	response, err := http.Post(url+"/v3/kv/range", "application/json", nil)
@@ -76,12 +78,15 @@ func TestWhoIsNoStandIn(t *testing.T) {
 		`{"dataDir":"/data"}`,
 		`hello`,
 	} {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, says) }))
-		if is, ok := whoIs(t.Context(), server.URL); ok {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_,
+				_ = io.WriteString(w, says)
+		}))
+		if is, ok := findStub(t.Context(), server.URL); ok {
 			t.Errorf("%s: taken for %+v", says, is)
 		}
 		server.Close()
-		if is, ok := whoIs(t.Context(), server.URL); ok {
+		if is, ok := findStub(t.Context(), server.URL); ok {
 			t.Errorf("nobody listens, taken for %+v", is)
 		}
 	}

@@ -82,7 +82,8 @@ func TestEnvtest(t *testing.T) {
 	admin := newClient(t, env.Config)
 	role := &rbacv1.Role{
 		ObjectMeta: metav1.ObjectMeta{Name: "reader", Namespace: "default"},
-		Rules:      []rbacv1.PolicyRule{{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs"}, Verbs: []string{"get"}}},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"stable.example.com"}, Resources: []string{"crontabs"},
+			Verbs: []string{"get"}}},
 	}
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "readers", Namespace: "default"},
@@ -100,10 +101,13 @@ func TestEnvtest(t *testing.T) {
 	}
 	yes := true
 	privileged := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}, Spec: corev1.PodSpec{
-		Containers: []corev1.Container{{Name: "c", Image: "i", SecurityContext: &corev1.SecurityContext{Privileged: &yes}}}}}
-	external := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", Namespace: "default"}, Spec: corev1.ServiceSpec{
-		Ports: []corev1.ServicePort{{Port: 80}}, ExternalIPs: []string{"192.0.2.1"}}}
-	for _, o := range []client.Object{privileged, external} { // as with kube-apiserver and the flags that envtest passes
+		Containers: []corev1.Container{{Name: "c", Image: "i",
+			SecurityContext: &corev1.SecurityContext{Privileged: &yes}}}}}
+	external := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s", Namespace: "default"},
+		Spec: corev1.ServiceSpec{
+			Ports: []corev1.ServicePort{{Port: 80}}, ExternalIPs: []string{"192.0.2.1"}}}
+	// as with kube-apiserver and the flags that envtest passes
+	for _, o := range []client.Object{privileged, external} {
 		if err := admin.Create(ctx, o); err != nil {
 			t.Error(err)
 		}
@@ -114,7 +118,8 @@ func TestEnvtest(t *testing.T) {
 	}
 	readsOnly(t, "jane", newClient(t, jane.Config()))
 
-	token, err := kubernetes.NewForConfigOrDie(env.Config).CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := kubernetes.NewForConfigOrDie(env.Config).CoreV1().ServiceAccounts("default").CreateToken(ctx, "robot",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +152,8 @@ func readsOnly(t *testing.T, who string, c client.Client) {
 	}
 }
 
-// What was written is there after a restart of the apiserver alone: in the data directory of the stand-in, or in a real etcd.
+// What was written is there after a restart of the apiserver alone: in the data directory of the stand-in, or in a real
+// etcd.
 func TestEnvtestRestart(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -190,8 +196,8 @@ func TestEnvtestRestart(t *testing.T) {
 	}
 }
 
-// CRD-031: under the name of kube-apiserver, a test that deletes a namespace and then finalizes it gets no conflict, also when it is slow
-// between its requests. A namespace that no test finalizes ends as well.
+// CRD-031: under the name of kube-apiserver, a test that deletes a namespace and then finalizes it gets no conflict,
+// also when it is slow between its requests. A namespace that no test finalizes ends as well.
 func TestEnvtestNamespaces(t *testing.T) {
 	env := &envtest.Environment{}
 	startEnvtest(t, env)
@@ -218,7 +224,8 @@ func TestEnvtestNamespaces(t *testing.T) {
 // deleteNamespace creates a namespace, deletes it and returns what is left.
 func deleteNamespace(t *testing.T, config *rest.Config, name string) *corev1.Namespace {
 	c := kubernetes.NewForConfigOrDie(config).CoreV1().Namespaces()
-	if _, err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+	if _, err := c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{}); err != nil {
 		t.Error(err)
 	}
 	if err := c.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
@@ -231,14 +238,16 @@ func deleteNamespace(t *testing.T, config *rest.Config, name string) *corev1.Nam
 	return ns
 }
 
-// finalizeNamespace does what the specs of controller-runtime's client do, through the client of controller-runtime or that of client-go.
+// finalizeNamespace does what the specs of controller-runtime's client do, through the client of controller-runtime or
+// that of client-go.
 func finalizeNamespace(t *testing.T, config *rest.Config, name string, typed bool) {
 	ns := deleteNamespace(t, config, name)
 	<-time.After(200 * time.Millisecond) // what a loaded machine takes
 	ns.Spec.Finalizers = nil
 	var err error
 	if typed {
-		_, err = kubernetes.NewForConfigOrDie(config).CoreV1().Namespaces().Finalize(t.Context(), ns, metav1.UpdateOptions{})
+		_, err = kubernetes.NewForConfigOrDie(config).CoreV1().Namespaces().Finalize(t.Context(), ns,
+			metav1.UpdateOptions{})
 	} else {
 		var c client.Client
 		if c, err = client.New(config, client.Options{}); err == nil {
@@ -257,16 +266,19 @@ func TestKubeAPIServerHasNoControllers(t *testing.T) {
 	}
 }
 
-// Flags of kube-apiserver that Trellis cannot set accept their one value and refuse others. Privileged Pods are refused by default, as by
-// kube-apiserver, and accepted by trellis serve.
+// Flags of kube-apiserver that Trellis cannot set accept their one value and refuse others. Privileged Pods are refused
+// by default, as by kube-apiserver, and accepted by trellis serve.
 func TestFlagsOfKubeAPIServer(t *testing.T) {
-	for _, flag := range []string{"--watch-cache", "--watch-cache=true", "--endpoint-reconciler-type=none", "--storage-backend=etcd3", "--storage-media-type=application/json", "--allow-privileged", "--v=2"} {
+	for _, flag := range []string{"--watch-cache", "--watch-cache=true", "--endpoint-reconciler-type=none",
+		"--storage-backend=etcd3", "--storage-media-type=application/json", "--allow-privileged", "--v=2"} {
 		if err := newKubeAPIServer().ParseFlags([]string{flag}); err != nil {
 			t.Errorf("%s: %v", flag, err)
 		}
 	}
-	for _, flag := range []string{"--watch-cache=false", "--endpoint-reconciler-type=lease", "--storage-backend=etcd2", "--storage-media-type=application/vnd.kubernetes.protobuf", "--vmodule=a=1"} {
-		if err := newKubeAPIServer().ParseFlags([]string{flag}); err == nil || !strings.Contains(err.Error(), "is supported") {
+	for _, flag := range []string{"--watch-cache=false", "--endpoint-reconciler-type=lease", "--storage-backend=etcd2",
+		"--storage-media-type=application/vnd.kubernetes.protobuf", "--vmodule=a=1"} {
+		if err := newKubeAPIServer().ParseFlags([]string{flag}); err == nil ||
+			!strings.Contains(err.Error(), "is supported") {
 			t.Errorf("%s: %v", flag, err)
 		}
 	}
@@ -283,13 +295,15 @@ func TestFlagsOfKubeAPIServer(t *testing.T) {
 
 // The stand-in for etcd accepts what envtest passes, and refuses values and flags that it cannot honour.
 func TestFlagsOfEtcd(t *testing.T) {
-	for _, flag := range []string{"--unsafe-no-fsync=true", "--listen-peer-urls=http://localhost:0", "--log-level=error", "--logger=zap", "--name=default", "--quota-backend-bytes=0"} {
-		if err := newStandIn().ParseFlags([]string{flag}); err != nil {
+	for _, flag := range []string{"--unsafe-no-fsync=true", "--listen-peer-urls=http://localhost:0",
+		"--log-level=error", "--logger=zap", "--name=default", "--quota-backend-bytes=0"} {
+		if err := newEtcdStub().ParseFlags([]string{flag}); err != nil {
 			t.Errorf("%s: %v", flag, err)
 		}
 	}
-	for _, flag := range []string{"--log-level=loud", "--logger=capnslog", "--max-request-bytes=1", "--quota-backend-bytes=8589934592", "--snapshot-count=1", "--initial-cluster=a=http://b"} {
-		if err := newStandIn().ParseFlags([]string{flag}); err == nil {
+	for _, flag := range []string{"--log-level=loud", "--logger=capnslog", "--max-request-bytes=1",
+		"--quota-backend-bytes=8589934592", "--snapshot-count=1", "--initial-cluster=a=http://b"} {
+		if err := newEtcdStub().ParseFlags([]string{flag}); err == nil {
 			t.Errorf("%s is accepted", flag)
 		}
 	}
@@ -297,9 +311,10 @@ func TestFlagsOfEtcd(t *testing.T) {
 		{"--advertise-client-urls=http://127.0.0.1:1"},
 		{"--listen-peer-urls=unix://peer"},
 	} {
-		etcd := newStandIn()
+		etcd := newEtcdStub()
 		etcd.SetArgs(append(flags, "--data-dir="+t.TempDir(), "--listen-client-urls=http://127.0.0.1:0"))
-		if err := etcd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), strings.SplitN(flags[0], "=", 2)[0]) {
+		if err := etcd.ExecuteContext(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), strings.SplitN(flags[0], "=", 2)[0]) {
 			t.Errorf("%s: %v", flags, err)
 		}
 	}

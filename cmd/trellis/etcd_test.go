@@ -13,7 +13,8 @@ import (
 )
 
 // onEtcd are the scripts that run on etcd as well: the first kind and its life, and what asks most of a store.
-var onEtcd = []string{"crontab", "crd-delete", "delete", "finalizers", "lists", "namespaces", "status", "scale", "versions", "watch"}
+var onEtcd = []string{"crontab", "crd-delete", "delete", "finalizers", "lists", "namespaces", "status", "scale",
+	"versions", "watch"}
 
 // TestScriptsOnEtcd runs some scripts against servers that keep their objects in etcd, as --etcd-servers makes them.
 func TestScriptsOnEtcd(t *testing.T) {
@@ -40,12 +41,14 @@ func TestEtcdFlags(t *testing.T) {
 	var f serveFlags
 	cmd := newServe()
 	cmd.ResetFlags()
-	f.bind(cmd)
-	if err := cmd.ParseFlags(strings.Fields("--etcd-servers http://a:2379,http://b:2379 --etcd-cafile ca --etcd-certfile c --etcd-keyfile k --etcd-prefix /p")); err != nil {
+	groupFlags(cmd, f.bind())
+	if err := cmd.ParseFlags(strings.Fields("--etcd-servers http://a:2379,http://b:2379 --etcd-cafile ca " +
+		"--etcd-certfile c --etcd-keyfile k --etcd-prefix /p")); err != nil {
 		t.Fatal(err)
 	}
 	got := f.config.Etcd
-	if len(got.Servers) != 2 || got.Servers[1] != "http://b:2379" || got.CAFile != "ca" || got.CertFile != "c" || got.KeyFile != "k" || got.Prefix != "/p" {
+	if len(got.Servers) != 2 || got.Servers[1] != "http://b:2379" || got.CAFile != "ca" || got.CertFile != "c" ||
+		got.KeyFile != "k" || got.Prefix != "/p" {
 		t.Errorf("%+v", got)
 	}
 	if err := f.complete(); err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/trellis-k8s/trellis/testserver"
 )
 
-// example returns the path of a file of the documentation where it stands beside this checkout. Else it returns the file of that name in
-// testdata/documents, which does the same in other words. The files use fixed ports and paths, so a test runs in a network and with mounts of its
-// own.
+// example returns the path of a file of the documentation where it stands beside this checkout. Else it returns the
+// file of that name in testdata/documents, which does the same in other words. The files use fixed ports and paths, so
+// a test runs in a network and with mounts of its own.
 func example(t *testing.T, name string) string {
 	t.Helper()
 	for _, folder := range []string{"../../../shared/spec/examples", "testdata/documents"} {
@@ -55,13 +55,15 @@ func TestExampleOfHTTPProxy(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bin, "sleep"), []byte(untilProxy), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+server.Kubeconfig, "HOME="+t.TempDir(), "PATH="+bin+":"+os.Getenv("PATH"), "no_proxy=*")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+server.Kubeconfig, "HOME="+t.TempDir(),
+		"PATH="+bin+":"+os.Getenv("PATH"), "no_proxy=*")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 	address := regexp.MustCompile(`"serverAddress": "[^"]+"`)
-	api := address.ReplaceAllString(string(want), `"serverAddress": "`+strings.TrimPrefix(server.Config.Host, "https://")+`"`)
+	api := address.ReplaceAllString(string(want), `"serverAddress": "`+
+		strings.TrimPrefix(server.Config.Host, "https://")+`"`)
 	for _, said := range []string{"deployment.apps/hello-app created\n", "Starting to serve on 127.0.0.1:8080\n", api,
 		"{\n  \"kind\": \"PodList\",\n  \"apiVersion\": \"v1\",\n  \"metadata\": {\n    \"resourceVersion\": \""} {
 		if !strings.Contains(string(out), said) {
@@ -70,7 +72,8 @@ func TestExampleOfHTTPProxy(t *testing.T) {
 	}
 }
 
-// KON-002 KON-004 KON-008 KON-051: the documentation's EgressSelectorConfiguration over TCP leads to a tunnel server by HTTP CONNECT and mTLS.
+// KON-002 KON-004 KON-008 KON-051: the documentation's EgressSelectorConfiguration over TCP leads to a tunnel server by
+// HTTP CONNECT and mTLS.
 func TestExampleOfTunnelOverTCP(t *testing.T) {
 	config, err := filepath.Abs(example(t, "15-konnectivity/egress-selector-configuration-tcp.yaml"))
 	if err != nil {

@@ -34,20 +34,21 @@ import (
 //go:embed extension/install.yaml
 var installManifest string
 
-// tokenLifetime is how long the token is good for by which an extension API server outside of the cluster knows itself.
+// tokenLifetime is the lifetime of the token of an extension API server that runs outside the cluster.
 const tokenLifetime = 365 * 24 * time.Hour
 
 func newExtension() *cobra.Command {
-	cmd := &cobra.Command{Use: "extension", Short: "Extension API servers: what they need in a cluster", Args: takes("a command", 0, 0)}
+	cmd := &cobra.Command{Use: "extension", Short: "Install extension API servers (APIService)",
+		Args: takes("a command", 0, 0)}
 	cmd.AddCommand(newExtensionInstall())
 	return cmd
 }
 
-// installation is what is told of an extension API server.
+// installation holds the values of the flags of extension install, and the values for its manifests.
 type installation struct {
 	Namespace, Service, Group, Version string
 	Image                              string
-	Host                               string // where it runs if it has no image
+	Host                               string // address of the server, if it has no image
 	Port                               int
 
 	Certificate, Key, CABundle string // base64 of PEM
@@ -56,7 +57,7 @@ type installation struct {
 	dryRun          bool
 }
 
-// Local reports whether the server runs at a loopback address of the API server's machine.
+// Local reports whether the server runs at a loopback address of the API server's machine. The manifests call it.
 func (i *installation) Local() bool {
 	addr, ok := specialip.Parse(i.Host)
 	return i.Image == "" && ok && addr.Unmap().IsLoopback()
@@ -66,19 +67,20 @@ func newExtensionInstall() *cobra.Command {
 	var i installation
 	cmd := &cobra.Command{
 		Use:   "install NAME",
-		Short: "Make all that an extension API server needs in a cluster, and register its group and version",
-		Long: `Make what an extension API server needs in the cluster that it extends, and register it: a namespace, a
-certificate of a CA of its own for the name of its Service, a ServiceAccount, the roles by which it asks who may
-do what, a Service called NAME, and the APIService, with which its group and version become part of the API.
+		Short: "Create the objects of an extension API server and register its group and version",
+		Long: `Create the objects that an extension API server needs in a cluster, and register it. The objects are a
+namespace, a serving certificate with a separate CA, a ServiceAccount with roles for delegated authentication
+and authorization, a Service called NAME, and the APIService, which adds the group and version to the API.
 
-With --image it runs in the cluster, as a Deployment. Without, it runs at --external-name; then the folder --dir gets
-what it is to be started with: tls.crt, tls.key, and a kubeconfig with a token of the ServiceAccount that is good for a year.
-The certificate in that folder is used again if there is one.
+With --image the server runs in the cluster as a Deployment. Without --image it runs at --external-name. Then
+the command writes tls.crt, tls.key and a kubeconfig to the folder --dir. The kubeconfig has a token of the
+ServiceAccount that is valid for a year. An existing certificate in that folder is used again.
 
-The API server connects to localhost, the default of --external-name, only if trellis serve was started with
+The default of --external-name is localhost. The API server connects to it only if trellis serve runs with
 --allow-local-services=NAMESPACE/NAME.
 
---dry-run only prints the manifests. With neither --kubeconfig nor KUBECONFIG it talks to the server of this folder.`,
+--dry-run only prints the manifests. Without --kubeconfig and KUBECONFIG the command uses the server in this
+folder.`,
 		Example: `  trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --port 8443
   trellis extension install wardle-server --group wardle.example.com --version v1alpha1 --image example.com/wardle:1`,
 		Args: takes("one NAME", 1, 1),
@@ -88,15 +90,15 @@ The API server connects to localhost, the default of --external-name, only if tr
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&i.Group, "group", "", "API group that it serves")
-	flags.StringVar(&i.Version, "version", "", "version of the group that it serves")
-	flags.StringVar(&i.Namespace, "namespace", "", "namespace for all of this; by default NAME")
+	flags.StringVar(&i.Group, "group", "", "API group of the server")
+	flags.StringVar(&i.Version, "version", "", "version of the group")
+	flags.StringVar(&i.Namespace, "namespace", "", "namespace of the objects (empty means NAME)")
 	flags.StringVar(&i.Image, "image", "", "image of the server")
-	flags.StringVar(&i.Host, "external-name", "localhost", "name of the host that it runs at, without --image")
-	flags.IntVar(&i.Port, "port", 8443, "port that it serves at")
-	flags.StringVar(&i.dir, "dir", "", "folder for its certificate and kubeconfig; by default NAME")
-	flags.BoolVar(&i.dryRun, "dry-run", false, "print what would be made, and make nothing")
-	flags.StringVar(&i.kubeconfig, "kubeconfig", "", "the kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
+	flags.StringVar(&i.Host, "external-name", "localhost", "host name of the server, without --image")
+	flags.IntVar(&i.Port, "port", 8443, "port of the server")
+	flags.StringVar(&i.dir, "dir", "", "folder of the certificate and kubeconfig (empty means NAME)")
+	flags.BoolVar(&i.dryRun, "dry-run", false, "output of the manifests without creating objects")
+	flags.StringVar(&i.kubeconfig, "kubeconfig", "", "kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
 	return cmd
 }
 
@@ -132,7 +134,7 @@ func (i *installation) run(ctx context.Context, out io.Writer) error {
 	return i.writeKubeconfig(ctx, config, out)
 }
 
-// complete fills in what was not said, and refuses what no object can be called.
+// complete sets defaults and validates the names.
 func (i *installation) complete() error {
 	if i.Namespace == "" {
 		i.Namespace = i.Service
@@ -141,7 +143,7 @@ func (i *installation) complete() error {
 		i.dir = i.Service
 	}
 	for _, c := range []struct {
-		what, value string
+		flag, value string
 		check       func(string) []string
 	}{
 		{"NAME", i.Service, validation.IsDNS1035Label},
@@ -151,7 +153,7 @@ func (i *installation) complete() error {
 		{"--external-name", i.Host, validation.IsDNS1123Subdomain},
 	} {
 		if problems := c.check(c.value); len(problems) > 0 {
-			return fmt.Errorf("%s: %q: %s", c.what, c.value, problems[0])
+			return fmt.Errorf("%s: %q: %s", c.flag, c.value, problems[0])
 		}
 	}
 	if problems := validation.IsValidPortNum(i.Port); len(problems) > 0 {
@@ -160,7 +162,7 @@ func (i *installation) complete() error {
 	return nil
 }
 
-// certify reads the certificate in the folder, or makes one, with a CA that signs nothing else.
+// certify reads the certificate in the folder, or creates one with a separate CA.
 func (i *installation) certify() error {
 	file := func(name string) string { return filepath.Join(i.dir, name) }
 	certificate, err := ownership.ReadFile(file("tls.crt"))
@@ -171,7 +173,8 @@ func (i *installation) certify() error {
 			return err
 		}
 		if !i.dryRun {
-			keyErr = errors.Join(os.MkdirAll(i.dir, 0o700), pki.WriteFile(file("tls.key"), key), pki.WriteFile(file("tls.crt"), certificate))
+			keyErr = errors.Join(os.MkdirAll(i.dir, 0o700), pki.WriteFile(file("tls.key"), key),
+				pki.WriteFile(file("tls.crt"), certificate))
 		} else {
 			keyErr = nil
 		}
@@ -181,14 +184,14 @@ func (i *installation) certify() error {
 	}
 	leaf, rest := pem.Decode(certificate)
 	if ca, _ := pem.Decode(rest); leaf == nil || ca == nil {
-		return fmt.Errorf("%s: no certificate with that of its CA behind it", file("tls.crt"))
+		return fmt.Errorf("%s must contain a certificate followed by the certificate of its CA", file("tls.crt"))
 	}
 	encode := base64.StdEncoding.EncodeToString
 	i.Certificate, i.Key, i.CABundle = encode(certificate), encode(key), encode(bytes.TrimSpace(rest))
 	return nil
 }
 
-// writeKubeconfig writes one for the ServiceAccount, and says how to start the server.
+// writeKubeconfig writes a kubeconfig for the ServiceAccount and prints the flags of the server.
 func (i *installation) writeKubeconfig(ctx context.Context, config *rest.Config, out io.Writer) error {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -196,14 +199,17 @@ func (i *installation) writeKubeconfig(ctx context.Context, config *rest.Config,
 	}
 	seconds := int64(tokenLifetime.Seconds())
 	review := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
-	review, err = client.CoreV1().ServiceAccounts(i.Namespace).CreateToken(ctx, i.Service, review, metav1.CreateOptions{})
+	review, err = client.CoreV1().ServiceAccounts(i.Namespace).CreateToken(ctx, i.Service, review,
+		metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("a token for the ServiceAccount: %w", err)
+		return fmt.Errorf("create a token for ServiceAccount %s/%s: %w", i.Namespace, i.Service, err)
 	}
 	c := clientcmdapi.NewConfig()
-	c.Clusters["main"] = &clientcmdapi.Cluster{Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, InsecureSkipTLSVerify: config.Insecure}
+	c.Clusters["main"] = &clientcmdapi.Cluster{Server: config.Host, TLSServerName: config.ServerName,
+		CertificateAuthorityData: config.CAData, InsecureSkipTLSVerify: config.Insecure}
 	c.AuthInfos[i.Service] = &clientcmdapi.AuthInfo{Token: review.Status.Token}
-	c.Contexts["main"], c.CurrentContext = &clientcmdapi.Context{Cluster: "main", AuthInfo: i.Service, Namespace: i.Namespace}, "main"
+	c.Contexts["main"] = &clientcmdapi.Context{Cluster: "main", AuthInfo: i.Service, Namespace: i.Namespace}
+	c.CurrentContext = "main"
 	data, err := clientcmd.Write(*c)
 	if err != nil {
 		return err
@@ -213,9 +219,11 @@ func (i *installation) writeKubeconfig(ctx context.Context, config *rest.Config,
 		return err
 	}
 	if i.Local() {
-		fmt.Fprintf(out, "\nThe API server has to run with --allow-local-services=%s/%s.\n", i.Namespace, i.Service)
+		fmt.Fprintf(out, "\nThe API server must run with --allow-local-services=%s/%s.\n", i.Namespace, i.Service)
 	}
-	fmt.Fprintf(out, "\nStart it with:\n  --secure-port %d --tls-cert-file %s --tls-private-key-file %s --kubeconfig %s --authentication-kubeconfig %[4]s --authorization-kubeconfig %[4]s\n",
+	fmt.Fprintf(out, "\nStart it with:\n  --secure-port %d --tls-cert-file %s --tls-private-key-file %s "+
+		"--kubeconfig %s "+
+		"--authentication-kubeconfig %[4]s --authorization-kubeconfig %[4]s\n",
 		i.Port, filepath.Join(i.dir, "tls.crt"), filepath.Join(i.dir, "tls.key"), kubeconfig)
 	return nil
 }

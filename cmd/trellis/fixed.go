@@ -23,7 +23,7 @@ func (f *fixed) Set(value string) error {
 	return nil
 }
 
-// fix declares a flag that accepts one value. meaning is the help of the flag.
+// fix declares a flag that accepts only one value. meaning is the help text of the flag.
 func fix(flags *pflag.FlagSet, name, kind, value, meaning string) {
 	flags.Var(&fixed{value, kind}, name, meaning+"; the only value")
 	if kind == "bool" {

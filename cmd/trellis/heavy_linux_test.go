@@ -37,9 +37,9 @@ const (
 	asMerge     = "application/merge-patch+json"
 )
 
-// The worst body of each built-in kind does not end a server with 512 MiB: the largest body, which is refused with its weight, and the
-// heaviest body that the budget admits; each alone, and from 64 clients at once. The same holds for traced writes, for small patches of
-// heavy objects, for YAML with aliases, and for reviews of a caller without rights.
+// The worst body of each built-in kind does not end a server with 512 MiB: the largest body, which is refused with its
+// weight, and the heaviest body that the budget admits; each alone, and from 64 clients at once. The same holds for
+// traced writes, for small patches of heavy objects, for YAML with aliases, and for reviews of a caller without rights.
 func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector takes several times the memory; .ci/run has a step for this test without it")
@@ -52,28 +52,49 @@ func TestHeavyBodiesDoNotEndTheServer(t *testing.T) {
 		}
 		s := startHeavy(t, group)
 		for _, r := range all {
-			if code, text := s.send(r.path, asProtobuf, r.full); code != http.StatusRequestEntityTooLarge || !strings.Contains(text, "bytes of memory, the limit is") {
+			if code, text := s.send(r.path, asProtobuf, r.full); code != http.StatusRequestEntityTooLarge ||
+				!strings.Contains(text, "bytes of memory, the limit is") {
 				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.full), code, text)
 			}
 			s.alive(r.path)
-			if code, text := s.send(r.path, asProtobuf, r.most); code == 0 || strings.Contains(text, "bytes of memory") { // its weight is nearly the budget
+			// its weight is nearly the budget
+			if code, text := s.send(r.path, asProtobuf, r.most); code == 0 ||
+				strings.Contains(text, "bytes of memory") {
 				t.Errorf("%s, %d bytes: %d %s", r.path, len(r.most), code, text)
 			}
 			s.alive(r.path)
 		}
 		for _, r := range all {
 			s.atOnce("the largest", func(int) (string, string, []byte) { return r.path, asProtobuf, r.full })
-			s.atOnce("the heaviest", func(int) (string, string, []byte) { return r.path + "?timeout=500ms", asProtobuf, r.most })
-			s.atOnce("the heaviest eighth", func(int) (string, string, []byte) { return r.path + "?timeout=500ms", asProtobuf, r.eighth })
+			s.atOnce("the heaviest", func(int) (string, string, []byte) {
+				return r.path + "?timeout=500ms", asProtobuf,
+					r.most
+			})
+			s.atOnce("the heaviest eighth", func(int) (string, string, []byte) {
+				return r.path + "?timeout=500ms",
+					asProtobuf, r.eighth
+			})
 		}
 		s.others()
 		s.checkPeak()
 	})
 	t.Run("GOMEMLIMIT", func(t *testing.T) {
 		s := startHeavy(t, "")
-		s.atOnce("the largest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.full })
-		s.atOnce("the heaviest", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.most })
-		s.atOnce("the heaviest eighth", func(i int) (string, string, []byte) { r := all[i%len(all)]; return r.path, asProtobuf, r.eighth })
+		s.atOnce("the largest", func(i int) (string, string, []byte) {
+			r := all[i%len(all)]
+			return r.path, asProtobuf,
+				r.full
+		})
+		s.atOnce("the heaviest", func(i int) (string, string, []byte) {
+			r := all[i%len(all)]
+			return r.path, asProtobuf,
+				r.most
+		})
+		s.atOnce("the heaviest eighth", func(i int) (string, string, []byte) {
+			r := all[i%len(all)]
+			return r.path,
+				asProtobuf, r.eighth
+		})
 		s.others()
 		s.checkPeak()
 	})
@@ -98,18 +119,26 @@ func (s *heavyServer) others() {
 	for i := range 30_000 {
 		fmt.Fprintf(&data, `,"k%d":""`, i)
 	}
-	if code, text := s.send(maps, asJSON, []byte(`{"metadata":{"name":"heavy"},"data":{"a":""`+data.String()+`}}`)); code != http.StatusCreated {
+	if code, text := s.send(maps, asJSON, []byte(`{"metadata":{"name":"heavy"},"data":{"a":""`+data.String()+
+		`}}`)); code != http.StatusCreated {
 		s.Fatalf("%d %s", code, text)
 	}
 	s.atOnce("small patches of a heavy object", func(i int) (string, string, []byte) {
 		return maps + "/heavy", asMerge, fmt.Appendf(nil, `{"data":{"a":"%d"}}`, i)
 	})
 	containers := []byte(`{"metadata":{"name":"x"},"spec":{"containers":[{}` + strings.Repeat(",{}", 8_000) + `]}}`)
-	s.atOnce("traced writes", func(int) (string, string, []byte) { return pods + "?dryRun=All&trace=true", asJSON, containers })
-	aliases := []byte("a: &a [" + strings.Repeat("{},", 300) + "]\nb: &b [" + strings.Repeat("*a,", 300) + "]\nc: [*b,*b,*b]\n")
+	s.atOnce("traced writes", func(int) (string, string, []byte) {
+		return pods + "?dryRun=All&trace=true", asJSON,
+			containers
+	})
+	aliases := []byte("a: &a [" + strings.Repeat("{},", 300) + "]\nb: &b [" + strings.Repeat("*a,", 300) +
+		"]\nc: [*b,*b,*b]\n")
 	s.atOnce("aliases", func(int) (string, string, []byte) { return maps, "application/yaml", aliases })
 	review := worstOf(kindNamed("selfsubjectaccessreviews"))
-	s.withoutRights().atOnce("reviews", func(int) (string, string, []byte) { return review.path, asProtobuf, review.eighth })
+	s.withoutRights().atOnce("reviews", func(int) (string, string, []byte) {
+		return review.path, asProtobuf,
+			review.eighth
+	})
 }
 
 // withoutRights returns a client of the same server whose ServiceAccount has no role.
@@ -125,8 +154,10 @@ func (s *heavyServer) withoutRights() *heavyServer {
 		s.Fatalf("%d %s", code, text)
 	}
 	stranger := *s
-	stranger.connect(&rest.Config{Host: s.host, BearerToken: token[1], TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
-	if code, text := stranger.send("/api/v1/namespaces/default/configmaps", asJSON, []byte(`{}`)); code != http.StatusForbidden {
+	stranger.connect(&rest.Config{Host: s.host, BearerToken: token[1],
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+	if code, text := stranger.send("/api/v1/namespaces/default/configmaps", asJSON,
+		[]byte(`{}`)); code != http.StatusForbidden {
 		s.Fatalf("the ServiceAccount has rights: %d %s", code, text)
 	}
 	return &stranger
@@ -194,7 +225,8 @@ func startHeavy(t *testing.T, group string) *heavyServer {
 	s.process.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(heavyLimit))
 	if group != "" {
 		s.held = "the cgroup " + group
-		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, self, "serve", "--data-dir", dir, "--secure-port", "0")
+		s.process = exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, group, self,
+			"serve", "--data-dir", dir, "--secure-port", "0")
 	}
 	s.process.Stderr = os.Stderr
 	if err := s.process.Start(); err != nil {
@@ -221,7 +253,8 @@ func startHeavy(t *testing.T, group string) *heavyServer {
 
 // newMemoryGroup makes a memory cgroup; "" where it cannot.
 func newMemoryGroup(t *testing.T) string {
-	for _, c := range []struct{ root, limit string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}} {
+	for _, c := range []struct{ root, limit string }{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+		{"/sys/fs/cgroup", "memory.max"}} {
 		dir := filepath.Join(c.root, fmt.Sprintf("trellis-heavy-%d", os.Getpid()))
 		if os.Mkdir(dir, 0o755) != nil {
 			continue
@@ -249,7 +282,8 @@ func (s *heavyServer) connect(config *rest.Config) {
 	}
 	c.NextProtos = []string{"http/1.1"}
 	s.host = config.Host
-	transport := &http.Transport{TLSClientConfig: c, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}, MaxIdleConnsPerHost: heavyAtOnce}
+	transport := &http.Transport{TLSClientConfig: c, TLSNextProto: map[string]func(string,
+		*tls.Conn) http.RoundTripper{}, MaxIdleConnsPerHost: heavyAtOnce}
 	authenticated, err := rest.HTTPWrappersForConfig(config, transport)
 	if err != nil {
 		s.Fatal(err)

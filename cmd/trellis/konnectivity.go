@@ -16,10 +16,11 @@ import (
 func newKonnectivity() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "konnectivity",
-		Short: "Tunnels from the control plane into the cluster",
-		Long: `Konnectivity is a proxy for connections from the API server to nodes, Pods and Services that it cannot reach:
-agents in the cluster connect to a server beside the API server, which dials through them.`,
-		SuggestionsMinimumDistance: 2, // as trellis itself
+		Short: "Run Konnectivity servers and agents (tunnels into a cluster network)",
+		Long: `Konnectivity is a proxy for connections from an API server to nodes, Pods and Services that it cannot
+reach directly. Agents in the cluster connect to a Konnectivity server near the API server. The API server
+dials through these connections.`,
+		SuggestionsMinimumDistance: 2, // as in newRoot
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -27,23 +28,23 @@ agents in the cluster connect to a server beside the API server, which dials thr
 	return cmd
 }
 
-// maxVerbosity of klog: above it client-go logs bodies, and with them tokens.
+// maxVerbosity is the highest verbosity of klog. Above it, client-go logs bodies, which contain tokens.
 const maxVerbosity = 7
 
-// klogFlags declares klog's flags, which work as those of the reference do. The function that it returns, called when they are
-// parsed, gives the logger that goes by them.
+// klogFlags declares klog's flags, as the reference does. It returns a function that returns the logger for these
+// flags. Call that function after the flags are parsed.
 func klogFlags(flags *pflag.FlagSet) (logger func() *slog.Logger) {
-	flags.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // they are known by both
-	theirs := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(theirs)
-	theirs.VisitAll(func(f *flag.Flag) {
+	flags.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // accepts - and _ in names
+	klogSet := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(klogSet)
+	klogSet.VisitAll(func(f *flag.Flag) {
 		if f.Name == "vmodule" {
-			fix(flags, f.Name, "string", "", "verbosity by file, by which client-go could be made to log tokens")
+			fix(flags, f.Name, "string", "", "verbosity by file, with which client-go could log tokens")
 			return
 		}
-		own := pflag.PFlagFromGoFlag(f)
-		own.Name = strings.ReplaceAll(own.Name, "_", "-")
-		flags.AddFlag(own)
+		added := pflag.PFlagFromGoFlag(f)
+		added.Name = strings.ReplaceAll(added.Name, "_", "-")
+		flags.AddFlag(added)
 	})
 	v := flags.Lookup("v")
 	v.Usage += ", at most " + strconv.Itoa(maxVerbosity)

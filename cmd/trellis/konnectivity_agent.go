@@ -27,7 +27,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/agent"
 )
 
-// agentFlags are the flags of an agent as they were typed.
+// agentFlags holds the values of the flags of konnectivity agent.
 type agentFlags struct {
 	agent.Config
 	healthHost, adminHost, leaseSelector, countSource string
@@ -39,17 +39,18 @@ func newKonnectivityAgent() *cobra.Command {
 	var logger func() *slog.Logger
 	cmd := &cobra.Command{
 		Use:   "agent",
-		Short: "Connect to tunnel servers, and open the connections into the cluster that they ask for",
-		Long: `Connect to Konnectivity servers, this program's or the reference's (kubernetes-sigs/apiserver-network-proxy),
-and open the connections that they ask for, where this program runs. Its flags are those of the reference's
-proxy-agent, and so is its name if it is called by that.
+		Short: "Run a Konnectivity agent",
+		Long: `Run an agent that connects to Konnectivity servers and dials the destinations that they request. The
+servers can be this program's or the reference's (kubernetes-sigs/apiserver-network-proxy). The flags are
+those of the reference's proxy-agent. Under that name, the program runs this command.
 
-It finds all servers: by all addresses of --proxy-server-host, by the Leases of servers, or behind a load balancer by
-connecting again until it has as many as they say there are. On SIGTERM it takes no new connections, and ends
-when the last has ended, after 25 seconds at most; on a second one at once.`,
+The agent finds the servers by the addresses of --proxy-server-host or by the Leases of the servers. Behind a
+load balancer, it connects again until it has reached the number of servers that they report. On SIGTERM it
+accepts no new connections. It exits after the last connection, or after 25 seconds. A second signal ends it
+immediately.`,
 		Example: `  trellis konnectivity agent --proxy-server-host 192.0.2.10 --proxy-server-port 8132 --ca-cert ca.crt \
     --service-account-token-path /var/run/secrets/tokens/konnectivity-agent-token`,
-		Args: takes("flags only", 0, 0),
+		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			logger()
 			if err := f.complete(); err != nil {
@@ -59,7 +60,7 @@ when the last has ended, after 25 seconds at most; on a second one at once.`,
 			defer stop()
 			context.AfterFunc(ctx, stop)
 			defer klog.Flush()
-			go giveMemoryBack(ctx)
+			go releaseMemory(ctx)
 			return agent.Run(ctx, f.Config)
 		},
 	}
@@ -68,67 +69,94 @@ when the last has ended, after 25 seconds at most; on a second one at once.`,
 	return cmd
 }
 
-// bind declares the flags. All are the reference's.
+// bind declares the flags. All of them exist in the reference.
 func (f *agentFlags) bind(flags *pflag.FlagSet) {
-	flags.StringVar(&f.Host, "proxy-server-host", "127.0.0.1", "name or address of the servers; each address of a name is dialled by itself")
-	flags.IntVar(&f.Port, "proxy-server-port", 8091, "their port for agents")
-	flags.StringVar(&f.CAFile, "ca-cert", "", "file of the CAs of their certificate; by default those of the system")
-	flags.StringVar(&f.CertFile, "agent-cert", "", "file of the certificate to show them; read at each connection, as its key is")
-	flags.StringVar(&f.KeyFile, "agent-key", "", "file of its key")
-	flags.StringSliceVar(&f.ALPN, "alpn-proto", nil, "ALPN protocols to offer beside h2, for what stands in front of the servers")
-	flags.StringVar(&f.TokenFile, "service-account-token-path", "", "file of the ServiceAccount's token to send; read at each connection")
-	flags.StringVar(&f.ID, "agent-id", "", "unique ID of this agent; by default PROXY_AGENT_ID of the environment, or else a new UUID")
-	flags.StringVar(&f.Identifiers, "agent-identifiers", "", "what servers choose it by, URL-encoded: host=NAME&cidr=RANGE&ipv4=ADDRESS&ipv6=ADDRESS&default-route=true")
-	flags.DurationVar(&f.KeepaliveTime, "keepalive-time", 30*time.Second, "silence after which a server is asked whether it is there (the reference: 1h)")
-	flags.DurationVar(&f.SyncInterval, "sync-interval", time.Second, "first pause before another try to connect to a server")
-	flags.DurationVar(&f.SyncIntervalCap, "sync-interval-cap", 10*time.Second, "longest pause, after tries in vain")
-	flags.BoolVar(&f.SyncForever, "sync-forever", false, "go on looking for servers at --sync-interval-cap when there are sessions to as many as there are said to be")
-	fix(flags, "probe-interval", "duration", "1s", "longest time until the end of a connection is seen, which is at once")
-	flags.BoolVar(&f.CountLeases, "count-server-leases", false, "count servers by their Leases, and dial the addresses that these have")
-	flags.StringVar(&f.countSource, "server-count-source", "default", "where both Leases and servers say how many there are: default, which is Leases, or max")
+	flags.StringVar(&f.Host, "proxy-server-host", "127.0.0.1",
+		"host name or address of the servers; the agent connects to each address of a name")
+	flags.IntVar(&f.Port, "proxy-server-port", 8091, "port of the servers for agents")
+	flags.StringVar(&f.CAFile, "ca-cert", "", "file of CAs of the servers' certificates (empty means the system's CAs)")
+	flags.StringVar(&f.CertFile, "agent-cert", "",
+		"file of the client certificate; read at each connection, like its key")
+	flags.StringVar(&f.KeyFile, "agent-key", "", "file of the private key of --agent-cert")
+	flags.StringSliceVar(&f.ALPN, "alpn-proto", nil,
+		"ALPN protocols to offer in addition to h2, for proxies in front of the servers")
+	flags.StringVar(&f.TokenFile, "service-account-token-path", "",
+		"file of the ServiceAccount token to send; read at each connection")
+	flags.StringVar(&f.ID, "agent-id", "",
+		"unique ID of this agent (empty means PROXY_AGENT_ID of the environment, or a new UUID)")
+	flags.StringVar(&f.Identifiers, "agent-identifiers", "",
+		"identifiers by which servers choose an agent, URL-encoded: "+
+			"host=NAME&cidr=RANGE&ipv4=ADDRESS&ipv6=ADDRESS&default-route=true")
+	flags.DurationVar(&f.KeepaliveTime, "keepalive-time", 30*time.Second,
+		"time without data after which the agent pings a server (1h in the reference)")
+	flags.DurationVar(&f.SyncInterval, "sync-interval", time.Second,
+		"initial delay between attempts to connect to a server")
+	flags.DurationVar(&f.SyncIntervalCap, "sync-interval-cap", 10*time.Second,
+		"maximum delay between attempts to connect")
+	flags.BoolVar(&f.SyncForever, "sync-forever", false,
+		"search for more servers at --sync-interval-cap after the reported number is reached")
+	fix(flags, "probe-interval", "duration", "1s",
+		"maximum time to detect the end of a connection, which takes no time here")
+	flags.BoolVar(&f.CountLeases, "count-server-leases", false,
+		"use of Leases to count servers, and of the addresses in the Leases")
+	flags.StringVar(&f.countSource, "server-count-source", "default",
+		"source of the server count if both Leases and servers report one: default (Leases) or max")
 	flags.StringVar(&f.LeaseNamespace, "lease-namespace", "kube-system", "namespace of the Leases")
-	flags.StringVar(&f.leaseSelector, "lease-label-selector", "k8s-app=konnectivity-server", "selector of the Leases")
-	flags.StringVar(&f.leaseSelector, "lease-label", "k8s-app=konnectivity-server", "selector of the Leases")
-	_ = flags.MarkDeprecated("lease-label", "use --lease-label-selector instead") // it has just been declared
-	flags.StringVar(&f.Kubeconfig, "kubeconfig", "", "kubeconfig to read the Leases by; by default as a Pod does")
-	flags.StringVar(&f.APIContentType, "kube-api-content-type", runtime.ContentTypeProtobuf, "content type of requests for Leases")
-	flags.StringVar(&f.healthHost, "health-server-host", "", "address to listen on for /healthz, /livez, /readyz and /metrics; by default all")
-	flags.IntVar(&f.healthPort, "health-server-port", 8093, "port for these; 0 picks a free one")
-	flags.StringVar(&f.adminHost, "admin-bind-address", "127.0.0.1", "address to listen on for /metrics and profiles; empty: all")
-	flags.IntVar(&f.adminPort, "admin-server-port", 8094, "port for these; 0 picks a free one")
-	flags.BoolVar(&f.Profiling, "enable-profiling", false, "serve profiles at /debug/pprof of the admin port")
-	flags.BoolVar(&f.ContentionProfiling, "enable-contention-profiling", false, "with --enable-profiling: /debug/pprof/block too")
-	fix(flags, "xfr-channel-size", "int", "150", "messages that a channel holds; a tunnel of Trellis holds the bytes that its flow control allows")
+	flags.StringVar(&f.leaseSelector, "lease-label-selector", "k8s-app=konnectivity-server",
+		"label selector of the Leases")
+	flags.StringVar(&f.leaseSelector, "lease-label", "k8s-app=konnectivity-server", "label selector of the Leases")
+	// cannot fail: the flag is declared above
+	_ = flags.MarkDeprecated("lease-label", "use --lease-label-selector instead")
+	flags.StringVar(&f.Kubeconfig, "kubeconfig", "",
+		"kubeconfig for the Leases (empty means the ServiceAccount of the Pod)")
+	flags.StringVar(&f.APIContentType, "kube-api-content-type", runtime.ContentTypeProtobuf,
+		"content type of requests for Leases")
+	flags.StringVar(&f.healthHost, "health-server-host", "",
+		"address of /healthz, /livez, /readyz and /metrics (empty means all interfaces)")
+	flags.IntVar(&f.healthPort, "health-server-port", 8093, "port of --health-server-host (0 means a free port)")
+	flags.StringVar(&f.adminHost, "admin-bind-address", "127.0.0.1",
+		"address of /metrics and profiles (empty means all interfaces)")
+	flags.IntVar(&f.adminPort, "admin-server-port", 8094, "port of --admin-bind-address (0 means a free port)")
+	flags.BoolVar(&f.Profiling, "enable-profiling", false, "serving of profiles at /debug/pprof on the admin port")
+	flags.BoolVar(&f.ContentionProfiling, "enable-contention-profiling", false,
+		"serving of /debug/pprof/block, with --enable-profiling")
+	fix(flags, "xfr-channel-size", "int", "150",
+		"number of messages in a channel; Trellis limits the number of bytes by flow control instead")
 	fix(flags, "warn-on-channel-limit", "bool", "false", "warning about a full channel")
 }
 
-// complete fills in what depends on several flags, and refuses what cannot work.
+// complete validates the flags and completes the Config.
 func (f *agentFlags) complete() (err error) {
 	switch {
 	case f.Host == "":
-		return errors.New("--proxy-server-host: name the servers")
+		return errors.New("--proxy-server-host must not be empty")
 	case !isHost(f.Host):
-		return fmt.Errorf("--proxy-server-host: %q is no name or address by itself: its port is --proxy-server-port, and there is no scheme", f.Host)
+		return fmt.Errorf("--proxy-server-host %q must be a host name or an address without scheme and port; use "+
+			"--proxy-server-port for the port", f.Host)
 	case (f.CertFile == "") != (f.KeyFile == ""):
-		return errors.New("--agent-cert and --agent-key: name both or none")
+		return errors.New("--agent-cert and --agent-key must be set together")
 	case f.KeepaliveTime <= 0:
-		return errors.New("--keepalive-time: must be more than 0")
+		return errors.New("--keepalive-time must be greater than 0")
 	case f.ContentionProfiling && !f.Profiling:
-		return errors.New("--enable-contention-profiling: set --enable-profiling as well")
+		return errors.New("--enable-contention-profiling requires --enable-profiling")
 	case f.SyncInterval <= 0 || f.SyncInterval > f.SyncIntervalCap:
-		return errors.New("--sync-interval: must be more than 0, and not more than --sync-interval-cap")
+		return errors.New("--sync-interval must be greater than 0 and at most --sync-interval-cap")
 	case !slices.Contains([]string{"", "default", "max"}, f.countSource):
-		return fmt.Errorf("--server-count-source: %q is neither default nor max", f.countSource)
+		return fmt.Errorf("--server-count-source %q must be default or max", f.countSource)
 	}
 	for _, p := range []struct {
 		flag        string
 		port, least int
-	}{{"--proxy-server-port", f.Port, 1}, {"--health-server-port", f.healthPort, 0}, {"--admin-server-port", f.adminPort, 0}} {
+	}{
+		{"--proxy-server-port", f.Port, 1}, {"--health-server-port", f.healthPort, 0}, {"--admin-server-port",
+			f.adminPort, 0},
+	} {
 		if p.port < p.least || p.port > 65535 {
-			return fmt.Errorf("%s: %d is not between %d and 65535", p.flag, p.port, p.least)
+			return fmt.Errorf("%s %d must be between %d and 65535", p.flag, p.port, p.least)
 		}
 	}
-	for flag, file := range map[string]string{"--ca-cert": f.CAFile, "--agent-cert": f.CertFile, "--agent-key": f.KeyFile,
+	for flag, file := range map[string]string{"--ca-cert": f.CAFile, "--agent-cert": f.CertFile,
+		"--agent-key":                  f.KeyFile,
 		"--service-account-token-path": f.TokenFile, "--kubeconfig": f.Kubeconfig} {
 		if _, err := os.Stat(file); file != "" && err != nil {
 			return fmt.Errorf("%s: %w", flag, err)
@@ -151,17 +179,17 @@ func (f *agentFlags) complete() (err error) {
 	return nil
 }
 
-// isHost is true of an address, and of what has nothing of a URL but may be a name.
+// isHost reports whether host is an address, or may be a name because it has no characters of a URL.
 func isHost(host string) bool {
 	_, err := netip.ParseAddr(host)
 	return err == nil || !strings.ContainsAny(host, ":/[]@?# ")
 }
 
-// identifierKinds are what an agent may say that it is for.
+// identifierKinds holds the kinds of agent identifiers.
 var identifierKinds = []string{"host", "cidr", "ipv4", "ipv6", "default-route"}
 
-// checkIdentifiers refuses kinds that no server knows, and returns a warning for each value that does not fit its kind: the reference accepts
-// any, and one of its manifests has a variable there that is never replaced.
+// checkIdentifiers rejects unknown kinds, and returns a warning for each value that is invalid for its kind. The
+// reference accepts any value, and one of its manifests has a variable there that is never replaced.
 func checkIdentifiers(query string) (warnings []string, err error) {
 	identifiers, err := url.ParseQuery(query)
 	if err != nil {
@@ -169,31 +197,31 @@ func checkIdentifiers(query string) (warnings []string, err error) {
 	}
 	for kind, values := range identifiers {
 		if !slices.Contains(identifierKinds, kind) {
-			return nil, fmt.Errorf("%q is none of %v", kind, identifierKinds)
+			return nil, fmt.Errorf("unknown kind %q, must be one of %v", kind, identifierKinds)
 		}
 		for _, value := range values {
-			if wrong := wrongIdentifier(kind, value); wrong != "" {
-				warnings = append(warnings, fmt.Sprintf("%s: %q is %s", kind, value, wrong))
+			if problem := identifierProblem(kind, value); problem != "" {
+				warnings = append(warnings, fmt.Sprintf("%s: %q is %s", kind, value, problem))
 			}
 		}
 	}
 	return warnings, nil
 }
 
-// wrongIdentifier says what an identifier is not; "": nothing is wrong.
-func wrongIdentifier(kind, value string) string {
+// identifierProblem describes the problem of an identifier. It returns "" if the identifier is valid.
+func identifierProblem(kind, value string) string {
 	address, _ := netip.ParseAddr(value)
 	_, notRange := netip.ParsePrefix(value)
 	_, notBool := strconv.ParseBool(value)
 	switch {
 	case kind == "host" && value == "":
-		return "no name"
+		return "not a host name"
 	case kind == "ipv4" && !address.Is4():
-		return "no IPv4 address"
+		return "not an IPv4 address"
 	case kind == "ipv6" && !address.Is6():
-		return "no IPv6 address"
+		return "not an IPv6 address"
 	case kind == "cidr" && notRange != nil:
-		return "no range of addresses like 192.0.2.0/24"
+		return "not a range of addresses such as 192.0.2.0/24"
 	case kind == "default-route" && notBool != nil:
 		return "not true or false"
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/bench"
 )
 
-// konnectivityBenchFlags are the flags of konnectivity bench as they were typed.
+// konnectivityBenchFlags holds the values of the flags of konnectivity bench.
 type konnectivityBenchFlags struct {
 	bench.Options
 	server, agent string
@@ -26,39 +26,42 @@ func newKonnectivityBench() *cobra.Command {
 	f := konnectivityBenchFlags{}
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure a tunnel server and agent, beside the reference's",
-		Long: `Start a tunnel server and an agent on this machine, and measure what goes through
-them: the throughput of one stream each way; 100 bulk streams with small requests
-beside them; the same beside a reader that stalls; the memory of idle streams; how
-long a dial takes. Throughput and dials stand beside those of direct connections
-and of two plain relays in a row, without TLS between them and with it.
+		Short: "Benchmark a Konnectivity server and agent",
+		Long: `Start a Konnectivity server and an agent on this machine and measure: the throughput of
+one stream in each direction; small requests during 100 bulk streams; the same during a
+stalled reader; the memory of idle streams; the duration of a dial. For comparison,
+throughput and dials are also measured with direct connections and with two plain relays,
+with and without TLS between them.
 
-With --reference the same is measured with proxy-server and proxy-agent of that
-folder, in turn. Processes are new for each scenario. The medians of all rounds are
-printed; where a tunnel moved nothing any more in one direction, it says "stopped".
-Bulk streams are half to the agent and half from it.
+With --reference the command also measures proxy-server and proxy-agent in that folder,
+alternately. Each scenario uses new processes. The report has the medians of all rounds. It
+prints "stopped" if a tunnel moved no more data in one direction. Half of the bulk streams
+send data to the agent, half from it.
 
-The reference's server is dialled as kube-apiserver does it, by a connection
-each, and this one as Trellis does, with GRPC by one for all. The machine should
-do nothing else. Linux only.`,
+The command dials the reference's server as kube-apiserver does, with a connection for each
+stream. It dials this program's server as Trellis does, with one connection for all streams
+in the mode GRPC. The machine should be idle. The command runs only on Linux.`,
 		Example: `  trellis konnectivity bench --reference bin --json >bench.json
   trellis konnectivity bench --scenario dial --rounds 1`,
-		Args: takes("flags only", 0, 0),
+		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.server, "server", "", "the tunnel server, a program with the flags of proxy-server; this one's if empty")
-	flags.StringVar(&f.agent, "agent", "", "the agent, a program with the flags of proxy-agent; this one's if empty")
-	flags.StringVar(&f.Reference, "reference", "", "folder with proxy-server and proxy-agent to compare with")
-	flags.StringSliceVar(&f.Protocols, "protocol", []string{bench.GRPC, bench.HTTPConnect}, "how to talk to the server: grpc, http-connect")
-	flags.StringSliceVar(&f.Scenarios, "scenario", bench.Scenarios(), "what to measure")
-	flags.IntVar(&f.Rounds, "rounds", 3, "how often")
-	flags.DurationVar(&f.Window, "window", 5*time.Second, "how long to measure something")
-	flags.IntVar(&f.Idle, "idle", 10000, "how many idle streams")
-	flags.BoolVar(&f.json, "json", false, "print JSON, with the numbers of each round")
+	flags.StringVar(&f.server, "server", "",
+		"program of the server, with the flags of proxy-server (empty means this program)")
+	flags.StringVar(&f.agent, "agent", "",
+		"program of the agent, with the flags of proxy-agent (empty means this program)")
+	flags.StringVar(&f.Reference, "reference", "", "folder of proxy-server and proxy-agent for the comparison")
+	flags.StringSliceVar(&f.Protocols, "protocol", []string{bench.GRPC, bench.HTTPConnect},
+		"protocols of the server: grpc, http-connect")
+	flags.StringSliceVar(&f.Scenarios, "scenario", bench.Scenarios(), "scenarios to measure")
+	flags.IntVar(&f.Rounds, "rounds", 3, "number of rounds")
+	flags.DurationVar(&f.Window, "window", 5*time.Second, "duration of a measurement")
+	flags.IntVar(&f.Idle, "idle", 10000, "number of idle streams")
+	flags.BoolVar(&f.json, "json", false, "output as JSON, with the numbers of each round")
 	cmd.AddCommand(&cobra.Command{
 		Use:    "far CERT",
-		Hidden: true, // the command's own processes: the destination, relays
+		Hidden: true, // runs the destination and the relays
 		Args:   takes("one CERT", 1, 1),
 		RunE:   func(cmd *cobra.Command, args []string) error { return bench.Far(args[0], cmd.InOrStdin()) },
 	})
@@ -79,7 +82,7 @@ func (f *konnectivityBenchFlags) run(cmd *cobra.Command) error {
 		f.Agent = []string{own, "konnectivity", "agent"}
 	}
 	f.Progress = cmd.ErrOrStderr()
-	klog.SetLogger(logr.Discard()) // the client logs each connection that ends
+	klog.SetLogger(logr.Discard()) // the client logs the end of each connection
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	report, err := bench.Run(ctx, f.Options)

@@ -29,9 +29,9 @@ import (
 
 var transports = []transport{{"GRPC", true}, {"GRPC", false}, {"HTTPConnect", true}, {"HTTPConnect", false}}
 
-// KON-001 KON-004 KON-005 KON-007 KON-008 KON-011 KON-043 KON-044 KON-050 KON-051: an API server, ours or kube-apiserver, reaches a node,
-// a webhook and another API server, which a tunnel alone leads to, over every transport that it has, with every server and every agent.
-// One API server meets all of these after one another.
+// KON-001 KON-004 KON-005 KON-007 KON-008 KON-011 KON-043 KON-044 KON-050 KON-051: an API server, ours or
+// kube-apiserver, reaches a node, a webhook and another API server, which a tunnel alone leads to, over every transport
+// that it has, with every server and every agent. One API server meets all of these after one another.
 func TestFronts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes minutes")
@@ -42,7 +42,8 @@ func TestFronts(t *testing.T) {
 	}
 	setUpNetwork(t)
 	bin := kubectlDir(t)
-	for api, start := range map[string]func(*testing.T, string, string) string{"Trellis": frontTrellis, "kube-apiserver": frontUpstream} {
+	for api, start := range map[string]func(*testing.T, string, string) string{"Trellis": frontTrellis,
+		"kube-apiserver": frontUpstream} {
 		for _, tr := range transports {
 			if api == "kube-apiserver" && tr == (transport{"GRPC", false}) {
 				continue // its configuration refuses that
@@ -51,7 +52,8 @@ func TestFronts(t *testing.T) {
 				f := newFront(t, tr, bin, start)
 				for _, server := range []whose{ours, references} {
 					for _, agent := range []whose{ours, references} {
-						t.Run(fmt.Sprintf("%s server, %s agent", server, agent), func(t *testing.T) { f.through(t, server, agent) })
+						t.Run(fmt.Sprintf("%s server, %s agent", server, agent),
+							func(t *testing.T) { f.through(t, server, agent) })
 					}
 				}
 			})
@@ -72,7 +74,8 @@ type front struct {
 	cells   int    // so far
 }
 
-func newFront(t *testing.T, tr transport, bin string, start func(t *testing.T, egress, ca string) (kubeconfig string)) *front {
+func newFront(t *testing.T, tr transport, bin string, start func(t *testing.T, egress,
+	ca string) (kubeconfig string)) *front {
 	t.Helper()
 	f := &front{transport: tr, kubectl: filepath.Join(bin, "kubectl"), remote: newRemote(t)}
 	if _, err := os.Stat(f.kubectl); err != nil {
@@ -84,13 +87,17 @@ func newFront(t *testing.T, tr transport, bin string, start func(t *testing.T, e
 	how := fmt.Sprintf("uds: {udsName: %q}", f.at)
 	if !tr.socket {
 		f.at = fmt.Sprintf("127.0.0.1:%d", newPort())
-		how = fmt.Sprintf("tcp: {url: 'https://%s', tlsConfig: {caBundle: %q, clientCert: %q, clientKey: %q}}", f.at, dir+"/ca.crt", dir+"/admin.crt", dir+"/admin.key")
+		how = fmt.Sprintf("tcp: {url: 'https://%s', tlsConfig: {caBundle: %q, clientCert: %q, clientKey: %q}}", f.at,
+			dir+"/ca.crt", dir+"/admin.crt", dir+"/admin.key")
 	}
 	egress := filepath.Join(t.TempDir(), "egress.yaml")
 	if err := os.WriteFile(egress, []byte(fmt.Sprintf(egressTo, tr.protocol, how)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	container := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "served "+r.URL.Path) }))
+	container := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_,
+			_ = io.WriteString(w, "served "+r.URL.Path)
+	}))
 	t.Cleanup(container.Close)
 	f.port = container.Listener.Addr().(*net.TCPAddr).Port
 	f.env = append(os.Environ(), "KUBECONFIG="+start(t, egress, filepath.Join(dir, "ca.crt")), "HOME="+t.TempDir())
@@ -107,7 +114,10 @@ egressSelections: [{name: cluster, connection: {proxyProtocol: %s, transport: {%
 `
 
 func frontTrellis(t *testing.T, egress, ca string) string {
-	return testserver.Start(t, testserver.With(func(c *apiserver.Config) { c.EgressSelectorFile, c.Kubelet.CAFile = egress, ca })).Kubeconfig
+	return testserver.Start(t, testserver.With(func(c *apiserver.Config) {
+		c.EgressSelectorFile,
+			c.Kubelet.CAFile = egress, ca
+	})).Kubeconfig
 }
 
 func frontUpstream(t *testing.T, egress, ca string) string {
@@ -117,7 +127,8 @@ func frontUpstream(t *testing.T, egress, ca string) string {
 	if !found || !also {
 		t.Skip("there is no kube-apiserver with etcd: make peers builds them, see peers/README.md")
 	}
-	plane := &envtest.ControlPlane{APIServer: &envtest.APIServer{Path: program, StartTimeout: tunnelPatience}, Etcd: &envtest.Etcd{Path: etcd, StartTimeout: tunnelPatience}}
+	plane := &envtest.ControlPlane{APIServer: &envtest.APIServer{Path: program, StartTimeout: tunnelPatience},
+		Etcd: &envtest.Etcd{Path: etcd, StartTimeout: tunnelPatience}}
 	plane.APIServer.Configure().Set("egress-selector-config-file", egress).Set("kubelet-certificate-authority", ca).
 		Set("enable-aggregator-routing", "true").Set("advertise-address", farAddress)
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
@@ -164,7 +175,8 @@ func (f *front) populate(t *testing.T, keys *pki.Bundle) {
 			s.Close()
 		}
 	})
-	f.must(t, fmt.Sprintf(behindTunnel, nodeAddress, hook.Listener.Addr().(*net.TCPAddr).Port, f.ca), "create", "-f", "-")
+	f.must(t, fmt.Sprintf(behindTunnel, nodeAddress, hook.Listener.Addr().(*net.TCPAddr).Port, f.ca), "create", "-f",
+		"-")
 	f.must(t, "", "patch", "node", "node", "--subresource=status", "--type=merge",
 		"-p", fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}}}`, nodeAddress, k.Port()))
 	f.must(t, "", "patch", "pod", "one", "--subresource=status", "--type=merge", "-p", `{"status":{"phase":"Running"}}`)
@@ -268,7 +280,8 @@ func (f *front) through(t *testing.T, server, agent whose) {
 			t.Errorf("%s: %d bytes, %.200q, want %d, %.200q", c.args, len(out), out, len(c.want), c.want)
 		}
 	}
-	if _, err := f.run(t, "", "exec", "one", "--", "sh", "-c", "exit 7"); err == nil || !strings.Contains(err.Error(), "exit code 7") {
+	if _, err := f.run(t, "", "exec", "one", "--", "sh", "-c", "exit 7"); err == nil ||
+		!strings.Contains(err.Error(), "exit code 7") {
 		t.Errorf("a command that fails: %v", err)
 	}
 	f.forward(t)
@@ -280,7 +293,8 @@ var forwarding = regexp.MustCompile(`Forwarding from (127\.0\.0\.1:\d+) ->`)
 // forward has a port of the Pod be one of this machine.
 func (f *front) forward(t *testing.T) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), f.kubectl, "port-forward", "--address=127.0.0.1", "one", fmt.Sprintf(":%d", f.port))
+	cmd := exec.CommandContext(t.Context(), f.kubectl, "port-forward", "--address=127.0.0.1", "one",
+		fmt.Sprintf(":%d", f.port))
 	cmd.Env = f.env
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -316,7 +330,8 @@ func (f *front) services(t *testing.T) {
 	t.Helper()
 	f.cells++
 	f.must(t, "", "create", "secret", "generic", fmt.Sprintf("yes-%d", f.cells))
-	if out, err := f.run(t, "", "create", "secret", "generic", "no"); err == nil || !strings.Contains(err.Error(), "not that name") {
+	if out, err := f.run(t, "", "create", "secret", "generic", "no"); err == nil ||
+		!strings.Contains(err.Error(), "not that name") {
 		t.Errorf("what the webhook forbids: %s, %v", out, err)
 	}
 	group := fmt.Sprintf("cell%d.example.com", f.cells) // none that the API server knows as one that is away

@@ -48,8 +48,9 @@ func plug(t *testing.T, to *remote) {
 	ip(t, to, "link set distant up")
 }
 
-// KON-043 KON-053 KON-054: a cable between server and agent that is taken away says nothing to either. Both find it out, what goes through it ends
-// at both ends, new dials say that there is no agent, and once the cable is back so is the agent.
+// KON-043 KON-053 KON-054: a cable between server and agent that is taken away says nothing to either. Both find it
+// out, what goes through it ends at both ends, new dials say that there is no agent, and once the cable is back so is
+// the agent.
 func TestLinkTakenDown(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("there is no ip here, of iproute2 (apt-get install iproute2)")

@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPageOfKonnectivity types the chapter about one machine as one who reads it does, in a network of its own. KON-004 KON-005 KON-006 KON-008
-// KON-012 KON-023 KON-028 KON-030 KON-033 KON-034 KON-045 KON-049 KON-051 KON-054 KON-055, by kubectl, curl and the programs.
+// TestPageOfKonnectivity types the chapter about one machine as one who reads it does, in a network of its own. KON-004
+// KON-005 KON-006 KON-008 KON-012 KON-023 KON-028 KON-030 KON-033 KON-034 KON-045 KON-049 KON-051 KON-054 KON-055, by
+// kubectl, curl and the programs.
 func TestPageOfKonnectivity(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes half a minute; left out with -short")
@@ -59,7 +60,8 @@ func TestPageOfKonnectivity(t *testing.T) {
 	r.allHaveEnded()
 }
 
-// reader types blocks of commands. A folder that one goes to, and a variable that it exports, are those of the next as well.
+// reader types blocks of commands. A folder that one goes to, and a variable that it exports, are those of the next as
+// well.
 type reader struct {
 	*testing.T
 	dir, session string
@@ -74,7 +76,8 @@ type typed struct {
 }
 
 func newReader(t *testing.T) *reader {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil { // what a block leaves running is this process's to wait for
+	// what a block leaves running is this process's to wait for
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "KUBECONFIG=") })
@@ -82,12 +85,14 @@ func newReader(t *testing.T) *reader {
 	return &reader{T: t, dir: t.TempDir(), session: filepath.Join(t.TempDir(), "session"), env: env}
 }
 
-// types types a block, of which the last command is refused or none, and returns what it prints. What it leaves running ends with the test.
+// types types a block, of which the last command is refused or none, and returns what it prints. What it leaves running
+// ends with the test.
 func (r *reader) types(block string, refused bool) string {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), tunnelPatience)
 	defer cancel()
-	c := exec.CommandContext(ctx, "sh", "-eu", "-c", "if [ -e \"$0\" ]; then . \"$0\"; fi\n"+block+"\n{ export -p; echo \"cd '$PWD'\"; } > \"$0\"", r.session)
+	c := exec.CommandContext(ctx, "sh", "-eu", "-c", "if [ -e \"$0\" ]; then . \"$0\"; fi\n"+block+
+		"\n{ export -p; echo \"cd '$PWD'\"; } > \"$0\"", r.session)
 	c.Dir, c.Env, c.SysProcAttr = r.dir, r.env, &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	out, err := c.CombinedOutput()
@@ -104,7 +109,8 @@ func (r *reader) types(block string, refused bool) string {
 // reap waits until no process of a group is left.
 func reap(group int, ended chan struct{}) {
 	for {
-		if _, err := syscall.Wait4(-group, nil, 0, nil); err != nil && !errors.Is(err, syscall.EINTR) { // there is no other child in it
+		// there is no other child in it
+		if _, err := syscall.Wait4(-group, nil, 0, nil); err != nil && !errors.Is(err, syscall.EINTR) {
 			close(ended)
 			return
 		}

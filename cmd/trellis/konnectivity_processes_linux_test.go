@@ -57,7 +57,10 @@ func echoOn(l net.Listener) *echo {
 
 // through is what an API server dials by.
 func (s *tunnelServer) through(t *testing.T) *client.Client {
-	c := client.New(func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", s.front) })
+	c := client.New(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix",
+			s.front)
+	})
 	t.Cleanup(c.Close)
 	return c
 }
@@ -94,8 +97,9 @@ func (e *echo) connections(t *testing.T, by *client.Client, n int) (all []net.Co
 	return all
 }
 
-// KON-055: two agents are connected to both of two servers, and share what goes through each. They find the servers by a load balancer,
-// knowing from --server-count or from Leases how many there are, or, those of ours, by the addresses in the Leases.
+// KON-055: two agents are connected to both of two servers, and share what goes through each. They find the servers by
+// a load balancer, knowing from --server-count or from Leases how many there are, or, those of ours, by the addresses
+// in the Leases.
 func TestSeveralServersAndAgents(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -107,7 +111,8 @@ func TestSeveralServersAndAgents(t *testing.T) {
 			if by == "addresses in Leases" && (p.server == references || p.agent == references) {
 				continue // the reference has none
 			}
-			t.Run(fmt.Sprintf("%s servers, %s agents, %s", p.server, p.agent, by), func(t *testing.T) { several(t, p.server, p.agent, by) })
+			t.Run(fmt.Sprintf("%s servers, %s agents, %s", p.server, p.agent, by),
+				func(t *testing.T) { several(t, p.server, p.agent, by) })
 		}
 	}
 }
@@ -120,7 +125,8 @@ func several(t *testing.T, server, agent whose, by string) {
 		serving = []string{"--server-count=2"}
 	} else {
 		kubeconfig := "--kubeconfig=" + testserver.Start(t).Kubeconfig
-		serving, counting = []string{"--enable-lease-controller", kubeconfig}, []string{"--count-server-leases", kubeconfig}
+		serving, counting = []string{"--enable-lease-controller", kubeconfig}, []string{"--count-server-leases",
+			kubeconfig}
 	}
 	var servers []*tunnelServer
 	var agents []*tunnelAgent
@@ -129,7 +135,8 @@ func several(t *testing.T, server, agent whose, by string) {
 		if by == "addresses in Leases" {
 			more = append(more, "--advertise-agent-address=127.0.0.1") // with the port of each
 		}
-		servers = append(servers, newTunnelServer(t, server, keys, overSocket, filepath.Join(shortFolder(t), "s"), more...))
+		servers = append(servers, newTunnelServer(t, server, keys, overSocket, filepath.Join(shortFolder(t), "s"),
+			more...))
 	}
 	at := servers[0].agents
 	if by != "addresses in Leases" {
@@ -140,7 +147,8 @@ func several(t *testing.T, server, agent whose, by string) {
 	}
 	eventually(t, "each agent is connected to each server", func() bool {
 		for i := range 2 {
-			if metric(servers[i].admin, "server_ready_backend_connections") != 2 || metric(agents[i].admin, "agent_open_server_connections") != 2 {
+			if metric(servers[i].admin, "server_ready_backend_connections") != 2 ||
+				metric(agents[i].admin, "agent_open_server_connections") != 2 {
 				return false
 			}
 		}
@@ -175,8 +183,8 @@ func balance(t *testing.T, servers []*tunnelServer) (port int) {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// KON-053: a server, or an agent, that is killed takes its thousand connections with it at both ends, and nothing else: the other end finds
-// the next one, and new connections go through that.
+// KON-053: a server, or an agent, that is killed takes its thousand connections with it at both ends, and nothing else:
+// the other end finds the next one, and new connections go through that.
 func TestKilledUnderConnections(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -184,7 +192,8 @@ func TestKilledUnderConnections(t *testing.T) {
 	}
 	setUpNetwork(t)
 	for _, p := range pairs {
-		t.Run(fmt.Sprintf("%s server, %s agent", p.server, p.agent), func(t *testing.T) { killed(t, p.server, p.agent) })
+		t.Run(fmt.Sprintf("%s server, %s agent", p.server, p.agent),
+			func(t *testing.T) { killed(t, p.server, p.agent) })
 	}
 }
 
@@ -208,7 +217,8 @@ func killed(t *testing.T, server, agent whose) {
 				t.Fatalf("the %s is killed: connection %d ends with %d, %v", end, i, n, err)
 			}
 		}
-		eventually(t, "the "+end+" is killed: connections end at the destination", func() bool { return e.open.Load() == 0 })
+		eventually(t, "the "+end+" is killed: connections end at the destination",
+			func() bool { return e.open.Load() == 0 })
 		if end == "server" {
 			s.process = launch(t, nil, s.args)
 		} else {

@@ -19,11 +19,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// complete turns the flags into a Config. Errors name the flag and what to do.
+// complete validates the flags and completes the Config. Errors name the flag and its correction.
 func (f *konnectivityServer) complete() (err error) {
 	c := &f.config
 	c.ID, c.Mode = cmp.Or(c.ID, os.Getenv("PROXY_SERVER_ID"), uuid.NewString()), server.Mode(f.mode)
-	c.FrontAddress, c.AgentAddress, c.AdminAddress, c.HealthAddress = f.front.address(), f.agent.address(), f.admin.address(), f.health.address()
+	c.FrontAddress, c.AgentAddress = f.front.address(), f.agent.address()
+	c.AdminAddress, c.HealthAddress = f.admin.address(), f.health.address()
 	if c.Strategies, err = server.ParseStrategies(f.strategies); err != nil {
 		return fmt.Errorf("--proxy-strategies: %w", err)
 	}
@@ -39,20 +40,22 @@ func (p port) address() string { return net.JoinHostPort(p.bind, strconv.Itoa(p.
 
 func (p port) invalid() bool { return p.number < 0 || p.number > 65535 }
 
-// check refuses what is no number that can be, and what does not go together: the API server comes by a socket or with a client
-// certificate, agents identify themselves by tokens or by client certificates.
+// check validates numbers and combinations of flags. The API server connects through a socket or with a client
+// certificate. Agents authenticate with tokens or with client certificates.
 func (f *konnectivityServer) check() error {
-	const together = "give it: agents' tokens are reviewed with --agent-namespace, --agent-service-account, --authentication-audience and --kubeconfig"
-	const noTLS = "leave it out with --uds-name, where there is no TLS"
+	const together = "must be set: the review of agents' tokens requires --agent-namespace, --agent-service-account, " +
+		"--authentication-audience and --kubeconfig"
+	const noTLS = "must be empty with --uds-name, which uses no TLS"
+	const needsTLS = "must be set: without --uds-name the API server connects with TLS"
 	c, front, agent := &f.config, f.config.FrontTLS, f.config.AgentTLS
 	socket, tokens, inPod := c.Socket != "", f.tokens(), os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	for _, w := range []struct {
-		wrong     bool
-		flag, why string
+		invalid      bool
+		flag, reason string
 	}{
 		{c.Mode != server.ModeGRPC && c.Mode != server.ModeHTTPConnect, "mode", "must be grpc or http-connect"},
-		{socket && f.front.number != 0, "server-port", "set it to 0 with --uds-name"},
-		{!socket && f.front.number == 0, "server-port", "give it, or name a socket with --uds-name"},
+		{socket && f.front.number != 0, "server-port", "must be 0 with --uds-name"},
+		{!socket && f.front.number == 0, "server-port", "must be set, or --uds-name must name a socket"},
 		{f.front.invalid(), "server-port", "must be between 0 and 65535"},
 		{f.agent.invalid(), "agent-port", "must be between 0 and 65535"},
 		{f.admin.invalid(), "admin-port", "must be between 0 and 65535"},
@@ -60,43 +63,48 @@ func (f *konnectivityServer) check() error {
 		{socket && front.CertFile != "", "server-cert", noTLS},
 		{socket && front.KeyFile != "", "server-key", noTLS},
 		{socket && front.ClientCAFile != "", "server-ca-cert", noTLS},
-		{!socket && front.ClientCAFile == "", "server-ca-cert", "name the CA of the API server's client certificate, or a socket with --uds-name"},
-		{!socket && front.CertFile == "", "server-cert", "give it: without --uds-name the API server connects with TLS"},
-		{!socket && front.KeyFile == "", "server-key", "give it: without --uds-name the API server connects with TLS"},
-		{agent.CertFile == "", "cluster-cert", "give it: agents connect with TLS"},
-		{agent.KeyFile == "", "cluster-key", "give it: agents connect with TLS"},
-		{tokens && agent.ClientCAFile != "", "cluster-ca-cert", "leave it out where agents identify themselves by tokens (--agent-namespace and others)"},
+		{!socket && front.ClientCAFile == "", "server-ca-cert",
+			"must name the CA of the API server's client certificate, unless --uds-name is set"},
+		{!socket && front.CertFile == "", "server-cert", needsTLS},
+		{!socket && front.KeyFile == "", "server-key", needsTLS},
+		{agent.CertFile == "", "cluster-cert", "must be set: agents connect with TLS"},
+		{agent.KeyFile == "", "cluster-key", "must be set: agents connect with TLS"},
+		{tokens && agent.ClientCAFile != "", "cluster-ca-cert",
+			"must be empty if agents authenticate with tokens (--agent-namespace)"},
 		{tokens && f.account.Namespace == "", "agent-namespace", together},
 		{tokens && f.account.Name == "", "agent-service-account", together},
 		{tokens && f.account.Audience == "", "authentication-audience", together},
 		{tokens && f.kubeconfig == "" && !inPod, "kubeconfig", together},
-		{f.lease && f.kubeconfig == "" && !inPod, "kubeconfig", "give it: --enable-lease-controller needs it"},
-		{!f.lease && len(f.leases.Addresses) > 0, "advertise-agent-address", "set --enable-lease-controller as well: agents read it from the Lease"},
-		{c.Count < 1, "server-count", "must be 1 or more"},
-		{c.KeepaliveTime <= 0, "keepalive-time", "must be more than 0"},
-		{c.FrontendKeepaliveTime <= 0, "frontend-keepalive-time", "must be more than 0"},
+		{f.lease && f.kubeconfig == "" && !inPod, "kubeconfig", "must be set: --enable-lease-controller requires it"},
+		{!f.lease && len(f.leases.Addresses) > 0, "advertise-agent-address",
+			"requires --enable-lease-controller: agents read the address from the Lease"},
+		{c.Count < 1, "server-count", "must be at least 1"},
+		{c.KeepaliveTime <= 0, "keepalive-time", "must be greater than 0"},
+		{c.FrontendKeepaliveTime <= 0, "frontend-keepalive-time", "must be greater than 0"},
 		{c.GracePeriod < 0, "graceful-shutdown-timeout", "must not be negative"},
 		{c.DialTimeout < 0, "backend-dial-timeout", "must not be negative"},
 		{f.qps < 0, "kubeconfig-qps", "must not be negative"},
 		{f.burst < 0, "kubeconfig-burst", "must not be negative"},
-		{c.ContentionProfiling && !c.Profiling, "enable-contention-profiling", "set --enable-profiling as well"},
+		{c.ContentionProfiling && !c.Profiling, "enable-contention-profiling", "requires --enable-profiling"},
 	} {
-		if w.wrong {
-			return fmt.Errorf("--%s %q: %s", w.flag, f.flags.Lookup(w.flag).Value, w.why)
+		if w.invalid {
+			return fmt.Errorf("--%s %q %s", w.flag, f.flags.Lookup(w.flag).Value, w.reason)
 		}
 	}
 	return nil
 }
 
-// tokens reports whether agents identify themselves by tokens. A kubeconfig that is not for Leases is for that alone: who has forgotten the
-// other flags does not want a server that is open to all.
+// tokens reports whether agents authenticate with tokens. A kubeconfig without the lease controller also means tokens,
+// so that a server with forgotten flags is not open to every agent.
 func (f *konnectivityServer) tokens() bool {
 	return f.account != (server.Account{}) || f.kubeconfig != "" && !f.lease
 }
 
-// checkFiles wants the files to be there.
+// checkFiles checks that the files exist.
 func (f *konnectivityServer) checkFiles() error {
-	for _, flag := range []string{"server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key", "cluster-ca-cert", "kubeconfig"} {
+	for _, flag := range []string{
+		"server-cert", "server-key", "server-ca-cert", "cluster-cert", "cluster-key", "cluster-ca-cert", "kubeconfig",
+	} {
 		file := f.flags.Lookup(flag).Value.String()
 		if _, err := os.Stat(file); file != "" && err != nil {
 			return fmt.Errorf("--%s: %w", flag, err)
@@ -108,19 +116,23 @@ func (f *konnectivityServer) checkFiles() error {
 func (f *konnectivityServer) completeTLS() error {
 	version, err := cliflag.TLSVersion(f.minVersion)
 	if err != nil {
-		return fmt.Errorf("--tls-min-version: %w: want one of %s", err, strings.Join(cliflag.TLSPossibleVersions(), ", "))
+		return fmt.Errorf("--tls-min-version: %w: must be one of %s", err,
+			strings.Join(cliflag.TLSPossibleVersions(), ", "))
 	}
 	suites, err := cliflag.TLSCipherSuites(f.cipherSuites)
 	if err != nil {
-		return fmt.Errorf("--cipher-suites: %w: want some of %s", err, strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
+		return fmt.Errorf("--cipher-suites: %w: must be some of %s", err,
+			strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
 	}
 	for _, name := range f.cipherSuites {
 		if _, insecure := cliflag.InsecureTLSCiphers()[name]; insecure {
-			return fmt.Errorf("--cipher-suites: %s is insecure: want some of %s", name, strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
+			return fmt.Errorf("--cipher-suites: %s is insecure: must be some of %s", name,
+				strings.Join(cliflag.PreferredTLSCipherNames(), ", "))
 		}
 	}
 	if version < tls.VersionTLS12 {
-		f.config.Logger.Warn("TLS before 1.2 is insecure: leave out --tls-min-version, or make it VersionTLS12 or VersionTLS13", "tls-min-version", f.minVersion)
+		f.config.Logger.Warn("TLS before 1.2 is insecure: set --tls-min-version to VersionTLS12 or VersionTLS13",
+			"tls-min-version", f.minVersion)
 	}
 	for _, t := range []*server.TLS{&f.config.FrontTLS, &f.config.AgentTLS} {
 		t.MinVersion, t.CipherSuites = version, suites
@@ -128,48 +140,51 @@ func (f *konnectivityServer) completeTLS() error {
 	return nil
 }
 
-// completeLease reads what is to stand in the Lease.
+// completeLease validates and sets the contents of the Lease.
 func (f *konnectivityServer) completeLease() error {
 	if !f.lease {
 		return nil
 	}
 	if problems := validation.IsDNS1123Subdomain(server.LeasePrefix + f.config.ID); len(problems) > 0 {
-		return fmt.Errorf("--server-id: %q cannot be part of the name of a Lease: %s", f.config.ID, problems[0])
+		return fmt.Errorf("--server-id %q cannot be part of the name of a Lease: %s", f.config.ID, problems[0])
 	}
 	f.leases.Labels = map[string]string{}
 	for pair := range strings.SplitSeq(f.leaseLabel, ",") {
 		name, value, found := strings.Cut(strings.TrimSpace(pair), "=")
 		if !found || len(validation.IsQualifiedName(name)) > 0 || len(validation.IsValidLabelValue(value)) > 0 {
-			return fmt.Errorf("--lease-label: %q is no label like k8s-app=konnectivity-server", pair)
+			return fmt.Errorf("--lease-label: %q must be a label such as k8s-app=konnectivity-server", pair)
 		}
 		f.leases.Labels[name] = value
 	}
 	for _, address := range f.leases.Addresses {
 		_, text, err := net.SplitHostPort(address)
-		if n, wrong := strconv.ParseUint(text, 10, 16); err == nil && (wrong != nil || n == 0) {
-			return fmt.Errorf("--advertise-agent-address: %q has no port that agents can dial: leave it out for that of --agent-port", address)
+		if n, invalid := strconv.ParseUint(text, 10, 16); err == nil && (invalid != nil || n == 0) {
+			return fmt.Errorf("--advertise-agent-address: %q must have a port between 1 and 65535, or none, which "+
+				"means "+
+				"--agent-port", address)
 		}
 	}
 	f.config.Lease = &f.leases
 	return nil
 }
 
-// clientConfig is that of --kubeconfig, or of a Pod's ServiceAccount.
+// clientConfig returns the client configuration of --kubeconfig, or of the Pod's ServiceAccount.
 func (f *konnectivityServer) clientConfig() (*rest.Config, error) {
 	if f.kubeconfig != "" {
 		return clientcmd.BuildConfigFromFlags("", f.kubeconfig)
 	}
 	config, err := rest.InClusterConfig()
 	if err != nil {
-		return nil, fmt.Errorf("give it, or a ServiceAccount whose token is mounted in the Pod: %w", err)
+		return nil, fmt.Errorf("must be set, or the Pod must have the token of a ServiceAccount: %w", err)
 	}
 	return config, nil
 }
 
-// completeClient makes the client for those who need one.
+// completeClient creates the client for TokenReviews and the Lease, if one of them needs it.
 func (f *konnectivityServer) completeClient() error {
 	if !f.tokens() && f.config.AgentTLS.ClientCAFile == "" {
-		f.config.Logger.Warn("everybody who reaches --agent-port can be an agent: there is neither --cluster-ca-cert nor --agent-namespace and what goes with it")
+		f.config.Logger.Warn("every client that reaches --agent-port can be an agent: set --cluster-ca-cert or " +
+			"--agent-namespace to authenticate agents")
 	}
 	if !f.tokens() && !f.lease {
 		return nil
@@ -178,7 +193,8 @@ func (f *konnectivityServer) completeClient() error {
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	config.QPS, config.Burst, config.ContentType = cmp.Or(f.qps, reviewQPS), cmp.Or(f.burst, reviewBurst), f.contentType
+	config.QPS, config.Burst = cmp.Or(f.qps, reviewQPS), cmp.Or(f.burst, reviewBurst)
+	config.ContentType = f.contentType
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("--kubeconfig, --kube-api-content-type: %w", err)

@@ -39,8 +39,10 @@ const kubeconfigForFlags = `{"apiVersion":"v1","kind":"Config","current-context"
 var (
 	agentsByTLS = []string{"--cluster-cert=THERE", "--cluster-key=THERE"}
 	bySocket    = append([]string{"--uds-name=/run/s", "--server-port=0"}, agentsByTLS...)
-	byTCP       = append([]string{"--server-cert=THERE", "--server-key=THERE", "--server-ca-cert=THERE"}, agentsByTLS...)
-	byTokens    = append([]string{"--kubeconfig=THERE", "--agent-namespace=kube-system", "--agent-service-account=konnectivity-agent",
+	byTCP       = append([]string{"--server-cert=THERE", "--server-key=THERE", "--server-ca-cert=THERE"},
+		agentsByTLS...)
+	byTokens = append([]string{"--kubeconfig=THERE", "--agent-namespace=kube-system",
+		"--agent-service-account=konnectivity-agent",
 		"--authentication-audience=system:konnectivity-server"}, bySocket...)
 )
 
@@ -94,7 +96,8 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 		{"cluster-ca-cert", with(bySocket, "--cluster-ca-cert=/none")},
 		{"kubeconfig", with(byTokens, "--kubeconfig=/none")},
 		{"cipher-suites", with(bySocket, "--cipher-suites=TLS_NONE")},
-		{"cipher-suites", with(bySocket, "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_RSA_WITH_RC4_128_SHA")},
+		{"cipher-suites", with(bySocket,
+			"--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_RSA_WITH_RC4_128_SHA")},
 		{"tls-min-version", with(bySocket, "--tls-min-version=VersionTLS14")},
 		{"proxy-strategies", with(bySocket, "--proxy-strategies=nearest")},
 		{"server-count", with(bySocket, "--server-count=0")},
@@ -109,8 +112,10 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 		{"server-id", with(byTokens, "--enable-lease-controller", "--server-id=A_B")},
 		{"lease-label", with(byTokens, "--enable-lease-controller", "--lease-label=x")},
 		{"advertise-agent-address", with(byTokens, "--advertise-agent-address=192.0.2.1")},
-		{"advertise-agent-address", with(byTokens, "--enable-lease-controller", "--advertise-agent-address=192.0.2.1:0")},
-		{"advertise-agent-address", with(byTokens, "--enable-lease-controller", "--advertise-agent-address=192.0.2.1:http")},
+		{"advertise-agent-address", with(byTokens, "--enable-lease-controller",
+			"--advertise-agent-address=192.0.2.1:0")},
+		{"advertise-agent-address", with(byTokens, "--enable-lease-controller",
+			"--advertise-agent-address=192.0.2.1:http")},
 	} {
 		if _, err := konnectivityFlags(t, c.args...); err == nil || !strings.HasPrefix(err.Error(), "--"+c.flag) {
 			t.Errorf("%v: %v, want an error of --%s", c.args, err, c.flag)
@@ -122,15 +127,18 @@ func TestKonnectivityServerMistakes(t *testing.T) {
 func TestKonnectivityServerInPodWithoutToken(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
 	t.Setenv("KUBERNETES_SERVICE_PORT", "") // there may be a token where this runs
-	f := &konnectivityServer{account: server.Account{Namespace: "kube-system", Name: "konnectivity-agent", Audience: "system:konnectivity-server"}}
-	if err := f.completeClient(); err == nil || !strings.HasPrefix(err.Error(), "--kubeconfig: give it, or a ServiceAccount whose token is mounted") {
+	f := &konnectivityServer{account: server.Account{Namespace: "kube-system", Name: "konnectivity-agent",
+		Audience: "system:konnectivity-server"}}
+	if err := f.completeClient(); err == nil || !strings.HasPrefix(err.Error(),
+		"--kubeconfig: must be set, or the Pod must have the token of a ServiceAccount") {
 		t.Error(err)
 	}
 }
 
 // KON-034: TLS that has been broken is warned of.
 func TestKonnectivityServerOldTLS(t *testing.T) {
-	for version, warns := range map[string]bool{"VersionTLS10": true, "VersionTLS11": true, "VersionTLS12": false, "VersionTLS13": false, "": false} {
+	for version, warns := range map[string]bool{"VersionTLS10": true, "VersionTLS11": true, "VersionTLS12": false,
+		"VersionTLS13": false, "": false} {
 		var said strings.Builder
 		f := &konnectivityServer{minVersion: version}
 		f.config.Logger = slog.New(slog.NewTextHandler(&said, nil))
@@ -142,13 +150,15 @@ func TestKonnectivityServerOldTLS(t *testing.T) {
 
 // KON-019: called by the reference's name, it is known by it, in what it says of mistakes and in its help.
 func TestProxyServer(t *testing.T) {
-	cmd := called("proxy-server", newKonnectivityServer())
+	cmd := named("proxy-server", newKonnectivityServer())
 	var help strings.Builder
 	cmd.SetOut(&help)
-	if code := execute(cmd, []string{"--help"}); code != 0 || !strings.Contains(help.String(), "\n  proxy-server [flags]\n") {
+	if code := execute(cmd, []string{"--help"}); code != 0 ||
+		!strings.Contains(help.String(), "\n  proxy-server [flags]\n") {
 		t.Errorf("exit code %d, %s", code, help.String())
 	}
-	if code, said := runs(t, "/proxy-server", "--no-such"); code != 1 || said != "error: unknown flag: --no-such (see proxy-server --help)\n" {
+	if code, said := runs(t, "/proxy-server", "--no-such"); code != 1 ||
+		said != "error: unknown flag: --no-such (see proxy-server --help)\n" {
 		t.Errorf("exit code %d, %s", code, said)
 	}
 }
@@ -156,27 +166,33 @@ func TestProxyServer(t *testing.T) {
 // A command that there is not is told as such, with the nearest that there is, whatever flags are with it.
 func TestKonnectivityCommands(t *testing.T) {
 	for _, args := range [][]string{{"sever"}, {"sever", "--uds-name", "x"}} {
-		want := "error: there is no command \"sever\"; did you mean server? (see trellis konnectivity --help)\n"
+		want := "error: unknown command \"sever\"; did you mean server? (see trellis konnectivity --help)\n"
 		if code, said := runs(t, append([]string{"trellis", "konnectivity"}, args...)...); code != 1 || said != want {
 			t.Errorf("%q: exit code %d, %s", args, code, said)
 		}
 	}
-	if code, said := runs(t, "trellis", "konnectivity", "--no-such"); code != 1 || said != "error: unknown flag: --no-such (see trellis konnectivity --help)\n" {
+	if code, said := runs(t, "trellis", "konnectivity", "--no-such"); code != 1 ||
+		said != "error: unknown flag: --no-such (see trellis konnectivity --help)\n" {
 		t.Errorf("exit code %d, %s", code, said)
 	}
 }
 
 // KON-019, KON-020, KON-022 to KON-030: the command of the documentation.
 func TestKonnectivityServerOfTheDocumentation(t *testing.T) {
-	f, err := konnectivityFlags(t, "--logtostderr=true", "--uds-name=/etc/kubernetes/konnectivity-server/konnectivity-server.socket", "--delete-existing-uds-file",
-		"--cluster-cert=THERE", "--cluster-key=THERE", "--mode=grpc", "--server-port=0", "--agent-port=8132", "--admin-port=8133", "--health-port=8134",
-		"--agent-namespace=kube-system", "--agent-service-account=konnectivity-agent", "--kubeconfig=THERE", "--authentication-audience=system:konnectivity-server")
+	f, err := konnectivityFlags(t, "--logtostderr=true",
+		"--uds-name=/etc/kubernetes/konnectivity-server/konnectivity-server.socket", "--delete-existing-uds-file",
+		"--cluster-cert=THERE", "--cluster-key=THERE", "--mode=grpc", "--server-port=0", "--agent-port=8132",
+		"--admin-port=8133", "--health-port=8134",
+		"--agent-namespace=kube-system", "--agent-service-account=konnectivity-agent", "--kubeconfig=THERE",
+		"--authentication-audience=system:konnectivity-server")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := f.config
-	if c.Socket == "" || !c.ReplaceSocket || c.AgentAddress != ":8132" || c.AdminAddress != "127.0.0.1:8133" || c.HealthAddress != ":8134" || c.Mode != server.ModeGRPC ||
-		c.Authenticate == nil || f.account != (server.Account{Audience: "system:konnectivity-server", Namespace: "kube-system", Name: "konnectivity-agent"}) || c.Lease != nil {
+	if c.Socket == "" || !c.ReplaceSocket || c.AgentAddress != ":8132" || c.AdminAddress != "127.0.0.1:8133" ||
+		c.HealthAddress != ":8134" || c.Mode != server.ModeGRPC ||
+		c.Authenticate == nil || f.account != (server.Account{Audience: "system:konnectivity-server",
+		Namespace: "kube-system", Name: "konnectivity-agent"}) || c.Lease != nil {
 		t.Errorf("got %+v", c)
 	}
 	if qps := f.leases.Client.CoreV1().RESTClient().GetRateLimiter().QPS(); qps != reviewQPS {
@@ -187,18 +203,24 @@ func TestKonnectivityServerOfTheDocumentation(t *testing.T) {
 // KON-034: the flags of TCP, several servers and strategies; and those of the reference that have one value here.
 func TestKonnectivityServerOthers(t *testing.T) {
 	t.Setenv("PROXY_SERVER_ID", "from-environment")
-	f, err := konnectivityFlags(t, with(byTCP, "--mode=http-connect", "--cluster-ca-cert=THERE", "--server-bind-address=::1", "--server-count=3", "--proxy-strategies=destHost,default",
-		"--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "--tls-min-version=VersionTLS13", "--xfr-channel-size=10", "--warn-on-channel-limit=false", "-v=4", "--log-file=",
-		"--enable-lease-controller", "--kubeconfig=THERE", "--lease-label=a=b,c=d", "--advertise-agent-address=192.0.2.1,[2001:db8::1]:9")...)
+	f, err := konnectivityFlags(t, with(byTCP, "--mode=http-connect", "--cluster-ca-cert=THERE",
+		"--server-bind-address=::1", "--server-count=3", "--proxy-strategies=destHost,default",
+		"--cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "--tls-min-version=VersionTLS13",
+		"--xfr-channel-size=10", "--warn-on-channel-limit=false", "-v=4", "--log-file=",
+		"--enable-lease-controller", "--kubeconfig=THERE", "--lease-label=a=b,c=d",
+		"--advertise-agent-address=192.0.2.1,[2001:db8::1]:9")...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := f.config
-	if c.Mode != server.ModeHTTPConnect || c.FrontAddress != "[::1]:8090" || c.ID != "from-environment" || c.Count != 3 || len(c.Strategies) != 2 || c.FrontTLS.MinVersion != 0x304 ||
-		len(c.AgentTLS.CipherSuites) != 1 || c.KeepaliveTime != 30*time.Second || c.FrontendKeepaliveTime != 30*time.Second || c.Authenticate != nil {
+	if c.Mode != server.ModeHTTPConnect || c.FrontAddress != "[::1]:8090" || c.ID != "from-environment" ||
+		c.Count != 3 || len(c.Strategies) != 2 || c.FrontTLS.MinVersion != 0x304 ||
+		len(c.AgentTLS.CipherSuites) != 1 || c.KeepaliveTime != 30*time.Second ||
+		c.FrontendKeepaliveTime != 30*time.Second || c.Authenticate != nil {
 		t.Errorf("got %+v", c)
 	}
-	if l := c.Lease; l == nil || l.Namespace != "kube-system" || l.Labels["a"] != "b" || l.Labels["c"] != "d" || strings.Join(l.Addresses, " ") != "192.0.2.1 [2001:db8::1]:9" {
+	if l := c.Lease; l == nil || l.Namespace != "kube-system" || l.Labels["a"] != "b" || l.Labels["c"] != "d" ||
+		strings.Join(l.Addresses, " ") != "192.0.2.1 [2001:db8::1]:9" {
 		t.Errorf("got %+v", l)
 	}
 	if f, err = konnectivityFlags(t, with(bySocket, "--server-id=typed")...); err != nil || f.config.ID != "typed" {

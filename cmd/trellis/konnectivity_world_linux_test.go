@@ -37,7 +37,8 @@ const (
 // eventually waits for something to become true.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, tunnelPatience, true, func(context.Context) (bool, error) { return is(), nil })
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, tunnelPatience, true,
+		func(context.Context) (bool, error) { return is(), nil })
 	if err != nil {
 		t.Fatalf("not within %v: %s", tunnelPatience, what)
 	}
@@ -90,8 +91,8 @@ func (r *remote) listen(t *testing.T, address string) (l net.Listener) {
 	return l
 }
 
-// relay leads those who connect to l to one of several addresses out here: to any, as the reference's agents that dial in step would wait
-// too long for one that takes turns.
+// relay leads those who connect to l to one of several addresses out here: to any, as the reference's agents that dial
+// in step would wait too long for one that takes turns.
 func relay(l net.Listener, addresses ...string) {
 	for {
 		conn, err := l.Accept()
@@ -114,8 +115,8 @@ func relay(l net.Listener, addresses ...string) {
 	}
 }
 
-// lastPort is the one that was given out last. The network is the test's own, and the reference's programs refuse those that systems
-// give out.
+// lastPort is the one that was given out last. The network is the test's own, and the reference's programs refuse those
+// that systems give out.
 var lastPort atomic.Int32
 
 func newPort() int { return 8131 + int(lastPort.Add(1)) }
@@ -151,7 +152,8 @@ func (w whose) command(t *testing.T, end string) []string {
 	}
 	dir := os.Getenv("REFERENCE_KONNECTIVITY")
 	if dir == "" {
-		t.Skip("REFERENCE_KONNECTIVITY is not set: a folder with proxy-server and proxy-agent of sigs.k8s.io/apiserver-network-proxy, built by `go build ./cmd/server ./cmd/agent`")
+		t.Skip("REFERENCE_KONNECTIVITY is not set: a folder with proxy-server and proxy-agent of " +
+			"sigs.k8s.io/apiserver-network-proxy, built by `go build ./cmd/server ./cmd/agent`")
 	}
 	return []string{filepath.Join(dir, "proxy-"+end)}
 }
@@ -211,15 +213,19 @@ type tunnelServer struct {
 func newTunnelServer(t *testing.T, w whose, keys string, tr transport, front string, more ...string) *tunnelServer {
 	t.Helper()
 	health := newPort()
-	s := &tunnelServer{front: front, agents: newPort(), admin: newPort(), health: fmt.Sprintf("http://127.0.0.1:%d", health)}
+	s := &tunnelServer{front: front, agents: newPort(), admin: newPort(),
+		health: fmt.Sprintf("http://127.0.0.1:%d", health)}
 	mode := map[string]string{"GRPC": "grpc", "HTTPConnect": "http-connect"}[tr.protocol]
-	s.args = append(w.command(t, "server"), "--mode="+mode, fmt.Sprint("--agent-port=", s.agents), fmt.Sprint("--admin-port=", s.admin), fmt.Sprint("--health-port=", health),
-		"--cluster-cert="+keys+"/apiserver.crt", "--cluster-key="+keys+"/apiserver.key", "--cluster-ca-cert="+keys+"/ca.crt")
+	s.args = append(w.command(t, "server"), "--mode="+mode, fmt.Sprint("--agent-port=", s.agents),
+		fmt.Sprint("--admin-port=", s.admin), fmt.Sprint("--health-port=", health),
+		"--cluster-cert="+keys+"/apiserver.crt", "--cluster-key="+keys+"/apiserver.key", "--cluster-ca-cert="+keys+
+			"/ca.crt")
 	if tr.socket {
 		s.args = append(s.args, "--uds-name="+front, "--server-port=0")
 	} else {
 		_, port, _ := net.SplitHostPort(front)
-		s.args = append(s.args, "--server-port="+port, "--server-cert="+keys+"/apiserver.crt", "--server-key="+keys+"/apiserver.key", "--server-ca-cert="+keys+"/ca.crt")
+		s.args = append(s.args, "--server-port="+port, "--server-cert="+keys+"/apiserver.crt",
+			"--server-key="+keys+"/apiserver.key", "--server-ca-cert="+keys+"/ca.crt")
 	}
 	s.args = append(s.args, more...)
 	s.process = launch(t, nil, s.args)
@@ -246,8 +252,11 @@ type tunnelAgent struct {
 func newTunnelAgent(t *testing.T, w whose, in *remote, keys string, server int, more ...string) *tunnelAgent {
 	t.Helper()
 	a := &tunnelAgent{admin: newPort()}
-	a.process = launch(t, in, append(append(w.command(t, "agent"), "--proxy-server-host=127.0.0.1", fmt.Sprint("--proxy-server-port=", server), "--ca-cert="+keys+"/ca.crt",
-		"--agent-cert="+keys+"/admin.crt", "--agent-key="+keys+"/admin.key", fmt.Sprint("--admin-server-port=", a.admin), fmt.Sprint("--health-server-port=", newPort())), more...))
+	a.process = launch(t, in, append(append(w.command(t, "agent"), "--proxy-server-host=127.0.0.1",
+		fmt.Sprint("--proxy-server-port=", server), "--ca-cert="+keys+"/ca.crt",
+		"--agent-cert="+keys+"/admin.crt", "--agent-key="+keys+
+			"/admin.key", fmt.Sprint("--admin-server-port=", a.admin), fmt.Sprint("--health-server-port=", newPort())),
+		more...))
 	return a
 }
 

@@ -16,24 +16,24 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 )
 
-// defaultKubeconfig is what serve writes with its default --data-dir.
+// defaultKubeconfig is the kubeconfig that serve writes with its default --data-dir.
 const defaultKubeconfig = ".trellis/admin.kubeconfig"
 
-// defaultCache is kubectl's cache of what the server of this folder serves. It is deleted with the server's data, because the next server
-// has the same address and other kinds.
+// defaultCache is kubectl's discovery cache for the server in this folder. It is part of the server's data directory:
+// if users delete that, the next server has the same address but other kinds.
 const defaultCache = ".trellis/cache"
 
-// newKubectl is here for help and completion; run calls embeddedKubectl directly, so
-// that every flag is kubectl's.
+// newKubectl returns the subcommand for help and completion. run calls embeddedKubectl directly, so that kubectl parses
+// all flags.
 func newKubectl() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl [command]",
-		Short: "The kubectl of this release, talking to the server of this folder",
-		Long: `The kubectl of this release, unmodified: all its commands, flags and plugins.
+		Short: "Run kubectl against the server in this folder",
+		Long: `Run the unmodified kubectl of this release, with all its commands, flags and plugins.
 
-With neither --kubeconfig nor KUBECONFIG it uses .trellis/admin.kubeconfig, which
-"trellis serve" writes, and keeps its discovery cache in .trellis/cache (KUBECACHEDIR
-names another folder). A link or a copy of this program named kubectl is kubectl.`,
+Without --kubeconfig and KUBECONFIG it uses .trellis/admin.kubeconfig, which "trellis
+serve" writes, and stores its discovery cache in .trellis/cache, or in KUBECACHEDIR. A
+link or a copy of this program named kubectl runs kubectl.`,
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			os.Exit(embeddedKubectl(args))
@@ -42,14 +42,14 @@ names another folder). A link or a copy of this program named kubectl is kubectl
 	}
 }
 
-// embeddedKubectl is kubectl with the server of this folder as its default.
+// embeddedKubectl runs kubectl with the server in this folder as its default.
 func embeddedKubectl(args []string) int {
 	if os.Getenv("KUBECONFIG") == "" && !namesKubeconfig(args) {
-		// By the environment, so that plugins find the same server.
+		// The environment variable makes plugins use the same server.
 		_ = os.Setenv("KUBECONFIG", defaultKubeconfig)
 		if os.Getenv("KUBECACHEDIR") == "" {
 			_ = os.Setenv("KUBECACHEDIR", defaultCache)
-			_ = os.Mkdir(defaultCache, 0o700) // kubectl would make one that others may read; without a server it fails anyway
+			_ = os.Mkdir(defaultCache, 0o700) // kubectl would create a folder that other users can read
 		}
 		if _, err := os.Stat(defaultKubeconfig); errors.Is(err, fs.ErrNotExist) {
 			cmdutil.BehaviorOnFatal(explainMissing)
@@ -70,9 +70,11 @@ func namesKubeconfig(args []string) bool {
 	return false
 }
 
-const noServerHere = defaultKubeconfig + " does not exist: start a server in this folder with \"trellis serve\", or name another kubeconfig with --kubeconfig or KUBECONFIG"
+const noServerHere = defaultKubeconfig +
+	" does not exist: start a server in this folder with \"trellis serve\", or set " +
+	"--kubeconfig or KUBECONFIG"
 
-// explainMissing ends a kubectl that failed because nobody has started a server here.
+// explainMissing prints the error of a kubectl command that failed because this folder has no server, and exits.
 func explainMissing(text string, code int) {
 	if text != "" {
 		fmt.Fprintln(os.Stderr, strings.TrimSuffix(text, "\n"))
@@ -81,10 +83,10 @@ func explainMissing(text string, code int) {
 	os.Exit(code)
 }
 
-// kubectl runs one kubectl command line as the program of that name does.
+// kubectl runs a kubectl command line and returns the exit code.
 func kubectl(args []string) int {
 	stampRelease()
-	os.Args[0] = "kubectl" // the user agent, from which servers take the field manager that a command does not name
+	os.Args[0] = "kubectl" // part of the user agent, which is the default field manager
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)

@@ -1,5 +1,5 @@
-// Command trellis is an extensible Kubernetes API server in one program, with kubectl inside.
-// Each subcommand is one small file: flags in, one call out.
+// Command trellis is a Kubernetes API server in one program, with kubectl and other tools. Each file declares the flags
+// of one subcommand and calls one package.
 package main
 
 import (
@@ -23,21 +23,21 @@ func run(args []string) int {
 	case name == "kube-apiserver":
 		return execute(newKubeAPIServer(), args[1:])
 	case name == "etcd":
-		return execute(newStandIn(), args[1:])
+		return execute(newEtcdStub(), args[1:])
 	case name == "proxy-server":
-		return execute(called(name, newKonnectivityServer()), args[1:])
+		return execute(named(name, newKonnectivityServer()), args[1:])
 	case name == "proxy-agent":
-		return execute(called(name, newKonnectivityAgent()), args[1:])
+		return execute(named(name, newKonnectivityAgent()), args[1:])
 	case locale.IsKubectl(args) && args[1] == "kubectl":
 		return embeddedKubectl(args[2:])
-	case locale.IsKubectl(args): // completion of "trellis kubectl …" is kubectl's own
+	case locale.IsKubectl(args): // kubectl completes "trellis kubectl …"
 		return embeddedKubectl(append([]string{args[1]}, args[3:]...))
 	}
 	return execute(newRoot(), args[1:])
 }
 
-// called is a subcommand that the program is called as.
-func called(name string, cmd *cobra.Command) *cobra.Command {
+// named returns a subcommand that runs under the name of the program.
+func named(name string, cmd *cobra.Command) *cobra.Command {
 	cmd.Use = name
 	return cmd
 }
@@ -57,25 +57,27 @@ func execute(cmd *cobra.Command, args []string) int {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "trellis",
-		Short: "An extensible Kubernetes API server in one small program",
-		Long: `Trellis is the part of Kubernetes that other people extend: an API server with
-CustomResourceDefinitions, storage and garbage collection, in one program.
+		Short: "A Kubernetes API server in one program",
+		Long: `Trellis is a Kubernetes API server in one program: CustomResourceDefinitions, RBAC,
+admission, watches and server-side apply, without etcd and without a cluster.
 
-Start a server in this folder, then talk to it from a second terminal:
+Start a server in this folder, and use it from a second terminal:
 
   trellis serve
   trellis kubectl get namespaces
 
-Everything it keeps lies in .trellis; remove the folder to start afresh.`,
-		SuggestionsMinimumDistance: 2, // cobra's own, which only its own message sets
+The server stores all its state in .trellis. Remove the folder to start with an empty
+store.`,
+		SuggestionsMinimumDistance: 2, // cobra's default, which cobra sets only for its own message
 		Args:                       noSuchCommand,
 		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKonnectivity(), newSOCKS5(), newKubectl(), newEnvtest(), newVersion())
+	root.AddCommand(newServe(), newCheck(), newMigrate(), newWhy(), newCerts(), newExtension(), newKonnectivity(),
+		newSOCKS5(), newKubectl(), newEnvtest(), newVersion())
 	return root
 }
 
-// wrongFlag tells of a flag that cannot be; where it stands behind a command that there is not, of that.
+// wrongFlag returns the error for an unknown or invalid flag, or for an unknown subcommand before it.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	if before := cmd.Flags().Args(); cmd.HasSubCommands() && len(before) > 0 {
 		return noSuchCommand(cmd, before)
@@ -83,28 +85,28 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return seeHelp(cmd, err)
 }
 
-// seeHelp says of a mistake in a command line where to read what is right.
+// seeHelp adds the help command to an error in a command line.
 func seeHelp(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
 }
 
-// noSuchCommand refuses all arguments of a command that has but subcommands.
+// noSuchCommand rejects all arguments of a command that has only subcommands.
 func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	err := fmt.Errorf("there is no command %q", args[0])
+	err := fmt.Errorf("unknown command %q", args[0])
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		err = fmt.Errorf("%w; did you mean %s?", err, near[0])
 	}
 	return seeHelp(cmd, err)
 }
 
-// takes lets a command have so many arguments, which are what.
-func takes(what string, least, most int) cobra.PositionalArgs {
+// takes returns a check for the number of arguments. arguments describes them in the error.
+func takes(arguments string, least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return seeHelp(cmd, fmt.Errorf("%s takes %s, and got %d", cmd.CommandPath(), what, len(args)))
+			return seeHelp(cmd, fmt.Errorf("%s accepts %s, got %d", cmd.CommandPath(), arguments, len(args)))
 		}
 		return nil
 	}

@@ -8,18 +8,18 @@ import (
 )
 
 const (
-	// quietFor is how long little is allocated before memory is given back.
-	quietFor = 5 * time.Second
-	// quietBytes is what a server allocates in quietFor that does nothing but watch itself.
-	quietBytes = 4 << 20
-	// worthReturning is what makes a collection worth its price.
-	worthReturning = 8 << 20
+	// idleInterval is the time with few allocations after which memory is released.
+	idleInterval = 5 * time.Second
+	// idleBytes is an upper bound of the allocations of an idle server in idleInterval, in bytes.
+	idleBytes = 4 << 20
+	// minReleasable is the number of releasable bytes from which a garbage collection is worth its cost.
+	minReleasable = 8 << 20
 )
 
-// giveMemoryBack returns what a burst of work has left behind to the system once the burst is over, until
-// ctx ends. Go's own collector would keep most of it for as long as nothing is allocated.
-func giveMemoryBack(ctx context.Context) {
-	ticker := time.NewTicker(quietFor)
+// releaseMemory releases unused memory to the system after each burst of work, until ctx is done. Go's collector would
+// keep most of it until the next allocations.
+func releaseMemory(ctx context.Context) {
+	ticker := time.NewTicker(idleInterval)
 	defer ticker.Stop()
 	u := usage{}
 	for {
@@ -29,26 +29,30 @@ func giveMemoryBack(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if u.read()-before < quietBytes && u.returnable() > worthReturning {
+		if u.read()-before < idleBytes && u.releasable() > minReleasable {
 			debug.FreeOSMemory()
 		}
 	}
 }
 
-// usage are samples of the heap, in bytes: all that was ever allocated, what lies there, what of it lived at the
-// last collection, and what is free but not returned.
+// usage holds samples of the heap in bytes: all allocations so far, the current objects, the live objects at the last
+// collection, and the free memory that is not released.
 type usage [4]metrics.Sample
 
-// read takes the samples and returns the first.
+// read updates the samples and returns the first one.
 func (u *usage) read() uint64 {
-	for i, name := range []string{"/gc/heap/allocs:bytes", "/memory/classes/heap/objects:bytes", "/gc/heap/live:bytes", "/memory/classes/heap/free:bytes"} {
+	for i, name := range []string{
+		"/gc/heap/allocs:bytes", "/memory/classes/heap/objects:bytes", "/gc/heap/live:bytes",
+		"/memory/classes/heap/free:bytes",
+	} {
 		u[i].Name = name
 	}
 	metrics.Read(u[:])
 	return u[0].Value.Uint64()
 }
 
-func (u *usage) returnable() uint64 {
-	lies, lived := u[1].Value.Uint64(), u[2].Value.Uint64()
-	return max(lies, lived) - lived + u[3].Value.Uint64()
+// releasable returns the number of bytes that a collection could release.
+func (u *usage) releasable() uint64 {
+	objects, live := u[1].Value.Uint64(), u[2].Value.Uint64()
+	return max(objects, live) - live + u[3].Value.Uint64()
 }

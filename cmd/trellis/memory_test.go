@@ -20,12 +20,12 @@ func TestUsageSeesGarbage(t *testing.T) {
 		t.Fatalf("64 MiB were allocated, %d seen", grown)
 	}
 	clear(waste)
-	if u.returnable() < 64<<20 {
-		t.Fatalf("only %d bytes to return", u.returnable())
+	if u.releasable() < 64<<20 {
+		t.Fatalf("only %d bytes to return", u.releasable())
 	}
 	debug.FreeOSMemory()
-	if u.read(); u.returnable() > worthReturning {
-		t.Fatalf("%d bytes are still there", u.returnable())
+	if u.read(); u.releasable() > minReleasable {
+		t.Fatalf("%d bytes are still there", u.releasable())
 	}
 }
 

@@ -11,17 +11,18 @@ import (
 )
 
 const (
-	// budgetShare is the part of the memory limit that is for request bodies in work. The rest is for stored objects, their encodings
-	// and garbage, of which there may be nearly as much as lives.
+	// budgetShare divides the memory limit: one part is for the bodies of running requests. The rest is for stored
+	// objects, their encodings, and garbage, which can reach the size of the live heap.
 	budgetShare = 4
-	// maxBudget bounds the default budget: no sensible body needs more, and what takes memory takes processor time as well.
+	// maxBudget is the maximum of the default budget. More memory would only admit work for which there is no processor
+	// time.
 	maxBudget = 1 << 30
-	// softLimit is the part of a cgroup's limit, in percent, above which the collector works harder. The rest is for stacks, threads
-	// and what the system keeps for the process.
+	// softLimit is Go's soft memory limit in percent of a cgroup's limit. The rest is for stacks, threads and memory of
+	// the kernel.
 	softLimit = 90
 )
 
-// budgetFor is the default of --request-memory-budget. limit is 0 where it is not known.
+// budgetFor returns the default of --request-memory-budget. A limit of 0 means that it is unknown.
 func budgetFor(limit int64) int64 {
 	if limit == 0 {
 		return maxBudget
@@ -29,8 +30,9 @@ func budgetFor(limit int64) int64 {
 	return min(limit/budgetShare, maxBudget)
 }
 
-// limitMemory returns the memory limit of the process in bytes: the least of GOMEMLIMIT, the limits of its cgroups and the memory of
-// the machine, 0 where none is known. Without GOMEMLIMIT it makes the collector respect the cgroups. root is the root of the file system.
+// limitMemory returns the memory limit of the process in bytes: the minimum of GOMEMLIMIT, the limits of its cgroups
+// and the memory of the machine, or 0 if none is known. Without GOMEMLIMIT it sets Go's soft memory limit below the
+// limit of the cgroups. root is the root of the file system.
 func limitMemory(root fs.FS) int64 {
 	soft, group := debug.SetMemoryLimit(-1), cgroupLimit(root)
 	if soft == math.MaxInt64 && group < math.MaxInt64 {
@@ -43,10 +45,10 @@ func limitMemory(root fs.FS) int64 {
 	return limit
 }
 
-// cgroupLimit is the least limit of the cgroups, version 1 or 2, that the process is in.
+// cgroupLimit returns the smallest limit of the cgroups (version 1 or 2) of the process.
 func cgroupLimit(root fs.FS) int64 {
 	limit := int64(math.MaxInt64)
-	groups, _ := fs.ReadFile(root, "proc/self/cgroup") // which only Linux has
+	groups, _ := fs.ReadFile(root, "proc/self/cgroup") // exists only on Linux
 	for line := range bytes.Lines(groups) {
 		fields := strings.SplitN(strings.TrimSpace(string(line)), ":", 3) // hierarchy:controllers:path
 		if len(fields) < 3 {
@@ -59,7 +61,7 @@ func cgroupLimit(root fs.FS) int64 {
 		case fields[1] != "":
 			continue
 		}
-		// A container may see its own cgroup as the root, and the path as the machine has it.
+		// In a container, the root may be the cgroup of the container, while the path is that of the machine.
 		for at := path.Join("/", fields[2]); ; at = path.Dir(at) {
 			text, _ := fs.ReadFile(root, path.Join(folder, at, file))
 			if n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && n > 0 {
@@ -73,7 +75,7 @@ func cgroupLimit(root fs.FS) int64 {
 	return limit
 }
 
-// machineMemory is the memory of the machine.
+// machineMemory returns the memory of the machine in bytes.
 func machineMemory(root fs.FS) int64 {
 	info, _ := fs.ReadFile(root, "proc/meminfo")
 	for line := range bytes.Lines(info) {

@@ -35,7 +35,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// migrateFlags are the flags of migrate as they were typed.
+// migrateFlags holds the values of the flags of migrate.
 type migrateFlags struct {
 	kubeconfig string
 	timeout    time.Duration
@@ -45,21 +45,20 @@ func newMigrate() *cobra.Command {
 	var f migrateFlags
 	cmd := &cobra.Command{
 		Use:   "migrate KIND[[.VERSION].GROUP]",
-		Short: "Have all objects of a kind stored at its storage version, and watch it happen",
-		Long: `Ask the server for a storage migration, and show how far it is.
+		Short: "Rewrite stored objects at the current storage version",
+		Long: `Start a storage migration and show its progress.
 
-An object is stored at the version that was the storage version of its
-CustomResourceDefinition when it was last written. The migration writes every
-object once more as it is, then takes the other versions out of the
-CustomResourceDefinition's status.storedVersions, after which they can be removed
-from spec.versions.
+Each object is stored at the version that was the storage version of its
+CustomResourceDefinition at the last write of the object. The migration writes each object
+again without a change. Then it removes the other versions from status.storedVersions of
+the CustomResourceDefinition, so that they can be removed from spec.versions.
 
-The server does the work, and goes on with it when this command is interrupted or
-the server is started again. It is a StorageVersionMigration of
-storagemigration.k8s.io/v1 like any other: kubectl get storageversionmigrations.
+The command creates a StorageVersionMigration of storagemigration.k8s.io/v1 (kubectl get
+storageversionmigrations). The server continues the migration if this command is
+interrupted, and after a restart.
 
-With neither --kubeconfig nor KUBECONFIG it talks to the server of this folder. The
-exit code is 0 when all objects have been migrated.`,
+Without --kubeconfig and KUBECONFIG the command uses the server in this folder. The exit
+code is 0 if all objects are migrated.`,
 		Example: `  trellis migrate crontabs.stable.example.com
   trellis migrate ct --timeout 10m`,
 		Args: takes("one KIND", 1, 1),
@@ -67,17 +66,18 @@ exit code is 0 when all objects have been migrated.`,
 			return f.run(cmd.Context(), args[0], cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "the kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "how long to wait for the end; 0 means as long as it takes")
+	cmd.Flags().StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig to use instead of KUBECONFIG or "+
+		defaultKubeconfig)
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "maximum time to wait for the end (0 means no limit)")
 	return cmd
 }
 
 func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) error {
 	switch {
 	case kind == "":
-		return errors.New("KIND is empty")
+		return errors.New("KIND must not be empty")
 	case f.timeout < 0:
-		return fmt.Errorf("--timeout: %s is less than 0", f.timeout)
+		return fmt.Errorf("--timeout %s must not be negative", f.timeout)
 	case f.timeout > 0:
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, f.timeout)
@@ -98,7 +98,7 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	migrations := client.Resource(storagemigrationv1.SchemeGroupVersion.WithResource("storageversionmigrations"))
 	name, err := request(ctx, migrations, found.GroupResource())
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("the server has not answered within %s", f.timeout)
+		return fmt.Errorf("the server did not respond within %s", f.timeout)
 	}
 	if err != nil {
 		return err
@@ -106,18 +106,19 @@ func (f *migrateFlags) run(ctx context.Context, kind string, out io.Writer) erro
 	return follow(ctx, migrations, name, found.GroupResource(), out)
 }
 
-// clientConfig is of the kubeconfig that is named, that of KUBECONFIG, or that of the server of this folder.
+// clientConfig returns the client configuration of kubeconfig, of KUBECONFIG, or of the server in this folder.
 func clientConfig(kubeconfig string) (*rest.Config, error) {
 	flags := genericclioptions.NewConfigFlags(true)
 	flags.KubeConfig = &kubeconfig
-	if err := serverOfFolder(flags); err != nil {
+	if err := useLocalServer(flags); err != nil {
 		return nil, err
 	}
 	return flags.ToRESTConfig()
 }
 
-// serverOfFolder has flags that name no kubeconfig, where KUBECONFIG names none, mean the server of this folder.
-func serverOfFolder(flags *genericclioptions.ConfigFlags) error {
+// useLocalServer sets the kubeconfig of the server in this folder if neither the flags nor KUBECONFIG name a
+// kubeconfig.
+func useLocalServer(flags *genericclioptions.ConfigFlags) error {
 	if *flags.KubeConfig != "" || os.Getenv("KUBECONFIG") != "" {
 		return nil
 	}
@@ -128,13 +129,13 @@ func serverOfFolder(flags *genericclioptions.ConfigFlags) error {
 	return nil
 }
 
-// find asks the server which resource people call kind, which may have a version and a group behind it, as for kubectl.
+// find returns the resource for a kind as users write it for kubectl, with or without version and group.
 func find(config *rest.Config, kind string) (schema.GroupVersionResource, error) {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return schema.GroupVersionResource{}, err
 	}
-	cached := memory.NewMemCacheClient(client) // not kubectl's files, which may not know a short name yet
+	cached := memory.NewMemCacheClient(client) // kubectl's cache on disk may be older than the kind
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDeferredDiscoveryRESTMapper(cached), cached, nil)
 	versioned, group := schema.ParseResourceArg(strings.ToLower(kind))
 	if versioned == nil {
@@ -145,33 +146,38 @@ func find(config *rest.Config, kind string) (schema.GroupVersionResource, error)
 		found, err = mapper.ResourceFor(group.WithVersion(""))
 	}
 	if meta.IsNoMatchError(err) {
-		return found, fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's words
+		return found, fmt.Errorf("the server doesn't have a resource type %q", kind) // kubectl's message
 	}
-	if text, ok := cmdutil.StandardErrorMessage(err); ok { // nobody listens there
+	if text, ok := cmdutil.StandardErrorMessage(err); ok { // the connection was refused
 		return found, errors.New(strings.TrimPrefix(text, "error: "))
 	}
 	return found, err
 }
 
-// request creates the StorageVersionMigration of a resource.
-func request(ctx context.Context, client dynamic.ResourceInterface, resource schema.GroupResource) (name string, err error) {
+// request creates the StorageVersionMigration of a resource and returns its name.
+func request(ctx context.Context, client dynamic.ResourceInterface, resource schema.GroupResource) (name string,
+	err error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&storagemigrationv1.StorageVersionMigration{
-		TypeMeta:   metav1.TypeMeta{APIVersion: storagemigrationv1.SchemeGroupVersion.String(), Kind: "StorageVersionMigration"},
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: storagemigrationv1.SchemeGroupVersion.String(), Kind: "StorageVersionMigration",
+		},
 		ObjectMeta: metav1.ObjectMeta{GenerateName: resource.Resource + "-"},
 		Spec:       storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource(resource)},
 	})
 	if err != nil {
 		return "", err
 	}
-	created, err := client.Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{FieldManager: "trellis-migrate"})
+	created, err := client.Create(ctx, &unstructured.Unstructured{Object: content},
+		metav1.CreateOptions{FieldManager: "trellis-migrate"})
 	if err != nil {
 		return "", err
 	}
 	return created.GetName(), nil
 }
 
-// follow shows a migration until it ends; its failure is the error.
-func follow(ctx context.Context, client dynamic.ResourceInterface, name string, resource schema.GroupResource, out io.Writer) error {
+// follow shows the progress of a migration until it ends. It returns the failure of the migration.
+func follow(ctx context.Context, client dynamic.ResourceInterface, name string, resource schema.GroupResource,
+	out io.Writer) error {
 	only := "metadata.name=" + name
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -184,59 +190,65 @@ func follow(ctx context.Context, client dynamic.ResourceInterface, name string, 
 		},
 	}
 	show := newProgress(out, resource)
-	_, err := clientwatch.UntilWithSync(ctx, source, &unstructured.Unstructured{}, nil, func(ev watch.Event) (bool, error) {
-		if ev.Type == watch.Deleted {
-			return false, fmt.Errorf("somebody has deleted %s", name)
-		}
-		u, ok := ev.Object.(*unstructured.Unstructured)
-		if !ok {
-			return false, apierrors.FromObject(ev.Object)
-		}
-		return show.see(u)
-	})
+	_, err := clientwatch.UntilWithSync(ctx, source, &unstructured.Unstructured{}, nil,
+		func(ev watch.Event) (bool, error) {
+			if ev.Type == watch.Deleted {
+				return false, fmt.Errorf("StorageVersionMigration %s was deleted", name)
+			}
+			u, ok := ev.Object.(*unstructured.Unstructured)
+			if !ok {
+				return false, apierrors.FromObject(ev.Object)
+			}
+			return show.update(u)
+		})
 	show.end()
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%s is not through; the server goes on: kubectl get storageversionmigrations %s", resource, name)
+		return fmt.Errorf("timed out waiting for %s; the migration continues on the server: kubectl get "+
+			"storageversionmigrations %s", resource, name)
 	}
 	return err
 }
 
-// progress shows how far a migration is: a bar on a terminal, else a line for each step.
+// progress shows the progress of a migration: a bar on a terminal, otherwise a line for each step.
 type progress struct {
 	out      io.Writer
 	resource schema.GroupResource
-	bar      *progressbar.ProgressBar // nil where there is no terminal
+	bar      *progressbar.ProgressBar // nil without a terminal
 	last     string
 }
 
 func newProgress(out io.Writer, resource schema.GroupResource) *progress {
 	p := &progress{out: out, resource: resource}
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.bar = progressbar.NewOptions64(1, progressbar.OptionSetWriter(out), progressbar.OptionSetDescription(resource.String()), progressbar.OptionShowCount())
+		p.bar = progressbar.NewOptions64(1, progressbar.OptionSetWriter(out),
+			progressbar.OptionSetDescription(resource.String()), progressbar.OptionShowCount())
 	}
 	return p
 }
 
-// see shows one state of a migration. done says that it has succeeded; the error is that of one that has failed.
-func (p *progress) see(u *unstructured.Unstructured) (done bool, err error) {
+// update shows one state of a migration. done reports its success, err its failure.
+func (p *progress) update(u *unstructured.Unstructured) (done bool, err error) {
 	var svm storagemigrationv1.StorageVersionMigration
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &svm); err != nil {
 		return false, err
 	}
 	var migrated, all int64
-	if _, err := fmt.Sscanf(svm.Annotations[resource.MigrationProgressAnnotation], "%d/%d", &migrated, &all); err == nil {
+	if _, err := fmt.Sscanf(svm.Annotations[resource.MigrationProgressAnnotation], "%d/%d", &migrated,
+		&all); err == nil {
 		p.count(migrated, all)
 	}
 	conditions := svm.Status.Conditions
-	if c := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationFailed)); c != nil && c.Status == metav1.ConditionTrue {
+	if c := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationFailed)); c != nil &&
+		c.Status == metav1.ConditionTrue {
 		return false, fmt.Errorf("%s: %s", p.resource, c.Message)
 	}
-	if c := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationRunning)); c != nil && c.Message != "" {
-		p.say(c.Message)
+	if c := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationRunning)); c != nil &&
+		c.Message != "" {
+		p.printLine(c.Message)
 	}
 	if meta.IsStatusConditionTrue(conditions, string(storagemigrationv1.MigrationSucceeded)) {
 		p.end()
-		p.say("migrated")
+		p.printLine("migrated")
 		return true, nil
 	}
 	return false, nil
@@ -244,22 +256,22 @@ func (p *progress) see(u *unstructured.Unstructured) (done bool, err error) {
 
 func (p *progress) count(migrated, all int64) {
 	if p.bar == nil {
-		p.say(fmt.Sprintf("%d of %d objects", migrated, all))
+		p.printLine(fmt.Sprintf("%d of %d objects", migrated, all))
 		return
 	}
 	p.bar.ChangeMax64(max(all, 1))
-	_ = p.bar.Set64(migrated) // a terminal that is gone is no reason to stop
+	_ = p.bar.Set64(migrated) // a closed terminal does not end the command
 }
 
-// say prints a line, unless it is the last one again.
-func (p *progress) say(text string) {
+// printLine prints a line, unless it is equal to the last one.
+func (p *progress) printLine(text string) {
 	if text != p.last {
 		fmt.Fprintf(p.out, "%s: %s\n", p.resource, text)
 	}
 	p.last = text
 }
 
-// end leaves the line of the bar.
+// end closes the bar.
 func (p *progress) end() {
 	if p.bar != nil {
 		_ = p.bar.Exit()

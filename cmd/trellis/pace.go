@@ -7,21 +7,21 @@ import (
 )
 
 const (
-	// gcPercent is how much garbage may lie beside what lives, unless GOGC says otherwise. Most of what
-	// lives are the objects themselves: with 10,000 of them 80 instead of 100 takes some 10 MiB off the peak,
-	// for a few percent of processor time.
+	// gcPercent is the garbage in percent of the live heap at which a collection starts, unless GOGC is set. With
+	// 10,000 objects, 80 instead of 100 lowers the peak by 10 MiB and costs a few percent of processor time.
 	gcPercent = 80
-	// gcRoom is how many bytes of garbage may lie in any case. A small server that is written to would
-	// otherwise collect ten times a second, for a sixth of all that it does.
-	gcRoom = 40 << 20
+	// minGarbage is the number of bytes of garbage below which no collection starts. Without it, writes to a small
+	// server would cause ten collections a second, which take a sixth of the processor time.
+	minGarbage = 40 << 20
 )
 
-// paceCollector makes the collector run as gcPercent and gcRoom say. It looks at each collection's result.
+// paceCollector sets the pace of the garbage collector by gcPercent and minGarbage. It adapts the pace after each
+// collection.
 func paceCollector() {
 	percent := gcPercentFor(liveBytes())
 	debug.SetGCPercent(percent)
 	watchCollections(func() {
-		// Setting it stops the world for a moment, so small changes are let be.
+		// SetGCPercent stops the world for a moment, so small changes are ignored.
 		if now := gcPercentFor(liveBytes()); now > percent+percent/8 || now < percent-percent/8 {
 			percent = now
 			debug.SetGCPercent(percent)
@@ -30,19 +30,19 @@ func paceCollector() {
 }
 
 func gcPercentFor(live uint64) int {
-	return int(max(gcPercent, gcRoom*100/max(live, 4<<20)))
+	return int(max(gcPercent, minGarbage*100/max(live, 4<<20)))
 }
 
-// watchCollections calls f after each collection from now on, one call at a time.
+// watchCollections calls f after each later collection. The calls do not overlap.
 func watchCollections(f func()) {
-	type sentinel struct{ _ *byte } // a pointer keeps it out of blocks shared with others
+	type sentinel struct{ _ *byte } // the pointer field prevents allocation in a shared block
 	runtime.SetFinalizer(&sentinel{}, func(*sentinel) {
 		f()
 		watchCollections(f)
 	})
 }
 
-// liveBytes is what the last collection left.
+// liveBytes returns the size of the heap after the last collection, in bytes.
 func liveBytes() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)

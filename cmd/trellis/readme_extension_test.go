@@ -16,15 +16,17 @@ import (
 // servedBy is the command in docs/extension-server.md that starts the server for the page.
 var servedBy = regexp.MustCompile(`(?m)^    (go run \./cmd/trellis serve .*)$`)
 
-// runExtensionPage follows docs/extension-server.md beside the server that the page starts. A new module there requires this one: as it
-// is in dir, from a module proxy of the test. EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019, EXT-027 and EXT-029, by kubectl.
+// runExtensionPage follows docs/extension-server.md beside the server that the page starts. A new module there requires
+// this one: as it is in dir, from a module proxy of the test. EXT-005 to EXT-008, EXT-011 to EXT-016, EXT-018, EXT-019,
+// EXT-027 and EXT-029, by kubectl.
 func runExtensionPage(t *testing.T, dir string, env []string) {
 	t.Helper()
 	proxy, version := t.TempDir(), fmt.Sprintf("v0.0.%d", time.Now().UnixNano())
 	publish(t, dir, filepath.Join(proxy, "github.com/trellis-k8s/trellis/@v"), version)
 	cache := goEnv(t, "GOMODCACHE")
 	t.Cleanup(func() {
-		left, err := filepath.Glob(filepath.Join(cache, "cache/download/github.com/trellis-k8s/trellis/@v", version+"*"))
+		left, err := filepath.Glob(filepath.Join(cache, "cache/download/github.com/trellis-k8s/trellis/@v",
+			version+"*"))
 		for _, path := range append(left, filepath.Join(cache, "github.com/trellis-k8s/trellis@"+version)) {
 			if err == nil {
 				err = os.RemoveAll(path)
@@ -37,7 +39,8 @@ func runExtensionPage(t *testing.T, dir string, env []string) {
 			_ = exec.Command("kill", strings.TrimSpace(string(pid))).Run()
 		}
 	})
-	env = append(env, "GOPROXY=file://"+proxy+","+goEnv(t, "GOPROXY"), "GOSUMDB=off", "GOMODCACHE="+cache, "GOFLAGS=-buildvcs=false -modcacherw")
+	env = append(env, "GOPROXY=file://"+proxy+","+goEnv(t, "GOPROXY"), "GOSUMDB=off", "GOMODCACHE="+cache,
+		"GOFLAGS=-buildvcs=false -modcacherw")
 	page := "../../docs/extension-server.md"
 	text, err := os.ReadFile(page)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// block is one fenced block of shell commands in the README; those of `sh cluster` are run by the nested module's tests.
+// block is one fenced block of shell commands in the README; those of `sh cluster` are run by the nested module's
+// tests.
 var block = regexp.MustCompile("(?ms)^```sh( test)?\n(.*?)^```$")
 
 // pageBlock is one fenced block of a page of docs: commands that pass, commands of which the last is refused,
@@ -32,7 +33,8 @@ func TestReadme(t *testing.T) {
 		t.Fatalf("the README has %d blocks of commands, want at least 4", len(blocks))
 	}
 	setUp := strings.TrimSpace(blocks[0][2])
-	if setUp != "go run ./cmd/trellis serve --apply examples/crontab" || strings.TrimSpace(blocks[1][2]) != "go test ./..." {
+	if setUp != "go run ./cmd/trellis serve --apply examples/crontab" ||
+		strings.TrimSpace(blocks[1][2]) != "go test ./..." {
 		t.Fatalf("the README does not begin with the two set-up commands: %q, %q", setUp, blocks[1][2])
 	}
 	dir := clone(t)
@@ -110,7 +112,8 @@ func runBlocks(t *testing.T, page, text, dir string, env []string) {
 func clone(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "conversionwebhook", "examples", "extension", "internal", "testserver"} {
+	for _, name := range []string{"go.mod", "go.sum", "apiserver", "cmd", "conversionwebhook", "examples", "extension",
+		"internal", "testserver"} {
 		source, err := filepath.Abs(filepath.Join("../..", name))
 		if err != nil {
 			t.Fatal(err)

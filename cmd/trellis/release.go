@@ -7,9 +7,8 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// What kubectl reports as its version is stamped into this package by upstream's linker flags. A program
-// built with "go build" has none, and "kubectl version" fails on what stands there instead;
-// so they are set before kubectl runs.
+// Upstream's build sets the version of kubectl by linker flags for these variables. "go build" does not, and then
+// "kubectl version" fails on the placeholder. So the program sets them before it runs kubectl.
 //
 //go:linkname gitVersion k8s.io/component-base/version.gitVersion
 var gitVersion string
@@ -20,8 +19,7 @@ var gitMajor string
 //go:linkname gitMinor k8s.io/component-base/version.gitMinor
 var gitMinor string
 
-// stampRelease sets the version of kubectl to that of the libraries it is built from, unless a
-// linker flag has.
+// stampRelease sets the version of kubectl to the version of its libraries, unless a linker flag has set it.
 func stampRelease() {
 	if !strings.Contains(gitVersion, "$Format") {
 		return
@@ -30,5 +28,5 @@ func stampRelease() {
 	gitVersion = kubernetes
 	parts := strings.SplitN(strings.TrimPrefix(kubernetes, "v"), ".", 3)
 	gitMajor, gitMinor = parts[0], parts[1]
-	_ = version.SetDynamicVersion(gitVersion) // refuses only what differs from gitVersion
+	_ = version.SetDynamicVersion(gitVersion) // fails only if the version differs from gitVersion
 }

@@ -198,7 +198,8 @@ func cleanUp(t *testing.T, kubeconfig string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions"}
 	namespaces := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	remove(t, ctx, client.Resource(crds), func(name string) bool { return strings.HasSuffix(name, "example.com") })
 	remove(t, ctx, client.Resource(namespaces), func(name string) bool { return strings.HasPrefix(name, "script-") })

@@ -20,19 +20,23 @@ import (
 	"github.com/trellis-k8s/trellis/internal/konnectivity/server"
 )
 
-// runKubelet runs a kubelet, whose containers are this machine, until the end of the script: kubelet FOLDER, where FOLDER has the CA that
-// signs its certificate and that of who may ask it. Scripts find its port in KUBELET_PORT.
+// runKubelet runs a kubelet, whose containers are this machine, until the end of the script: kubelet FOLDER, where
+// FOLDER has the CA that signs its certificate and that of who may ask it. Scripts find its port in KUBELET_PORT.
 func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: kubelet folder")
 	}
-	ca, err := tls.LoadX509KeyPair(filepath.Join(ts.MkAbs(args[0]), "ca.crt"), filepath.Join(ts.MkAbs(args[0]), "ca.key"))
+	ca, err := tls.LoadX509KeyPair(filepath.Join(ts.MkAbs(args[0]), "ca.crt"),
+		filepath.Join(ts.MkAbs(args[0]), "ca.key"))
 	ts.Check(err)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
 	leaf := &x509.Certificate{
-		SerialNumber: mathbig.NewInt(2), Subject: pkix.Name{CommonName: "system:node:n"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(203, 0, 113, 1)}, // of which a tunnel alone leads to the other
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		// of which a tunnel alone leads to the other
+		SerialNumber: mathbig.NewInt(2), Subject: pkix.Name{CommonName: "system:node:n"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(203, 0, 113, 1)},
+		NotBefore:   time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca.Leaf, &key.PublicKey, ca.PrivateKey)
 	ts.Check(err)
@@ -41,7 +45,8 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)
 	k := &kubelet.Server{Dir: ts.MkAbs(".")}
-	k.Start(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients})
+	k.Start(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients})
 	ts.Defer(func() {
 		k.CloseClientConnections() // of a server that the script has not ended
 		k.Close()
@@ -49,7 +54,8 @@ func runKubelet(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv("KUBELET_PORT", strconv.Itoa(k.Port()))
 }
 
-// runTunnel runs a tunnel server, with its agent, until the end of the script: tunnel http-connect|grpc SOCKET. All hosts are this machine.
+// runTunnel runs a tunnel server, with its agent, until the end of the script: tunnel http-connect|grpc SOCKET. All
+// hosts are this machine.
 func runTunnel(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: tunnel http-connect|grpc socket")

@@ -19,7 +19,8 @@ const otherServer = "TEST_KUBECONFIG"
 
 func TestMain(m *testing.M) {
 	command := func() { os.Exit(run(os.Args)) }
-	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command, "etcd": command, "proxy-server": command})
+	testscript.Main(m, map[string]func(){"trellis": command, "kubectl": command, "kube-apiserver": command,
+		"etcd": command, "proxy-server": command})
 }
 
 // kubectlDir is a folder to look for kubectl in. With the race detector kubectl starts five
@@ -28,7 +29,8 @@ func kubectlDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if raceDetector {
-		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "kubectl"), ".").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-o", filepath.Join(dir, "kubectl"),
+			".").CombinedOutput(); err != nil {
 			t.Fatalf("build kubectl: %v\n%s", err, out)
 		}
 	}
@@ -47,7 +49,8 @@ func TestScripts(t *testing.T) {
 			kubeconfig := os.Getenv(otherServer)
 			if kubeconfig == "" {
 				t.Parallel()
-				kubeconfig = testserver.Start(t, testserver.LocalServices("default/example-conversion-webhook-server")).Kubeconfig
+				kubeconfig = testserver.Start(t,
+					testserver.LocalServices("default/example-conversion-webhook-server")).Kubeconfig
 			} else {
 				cleanUp(t, kubeconfig)
 			}

@@ -21,9 +21,9 @@ import (
 	"github.com/trellis-k8s/trellis/examples/conversion-webhook/crontab"
 )
 
-// webhook runs the example of a conversion webhook: webhook start, webhook stop (start then finds the same address), and
-// webhook call CRD NEW, which writes a CRD that calls it by URL as NEW. Scripts find its port in WEBHOOK_PORT and its CA, as
-// a caBundle, in WEBHOOK_CA.
+// webhook runs the example of a conversion webhook: webhook start, webhook stop (start then finds the same address),
+// and webhook call CRD NEW, which writes a CRD that calls it by URL as NEW. Scripts find its port in WEBHOOK_PORT and
+// its CA, as a caBundle, in WEBHOOK_CA.
 func webhook(ts *testscript.TestScript, neg bool, args []string) {
 	switch {
 	case !neg && len(args) == 1 && args[0] == "start":
@@ -58,7 +58,8 @@ func startWebhook(ts *testscript.TestScript) {
 	ts.Check(err)
 	ts.Setenv("WEBHOOK_PORT", port)
 	ts.Setenv("WEBHOOK_CA", base64.StdEncoding.EncodeToString([]byte(ts.ReadFile("tls.crt"))))
-	server := conversionwebhook.Server{CertFile: ts.MkAbs("tls.crt"), KeyFile: ts.MkAbs("tls.key"), Handler: crontab.Handler()}
+	server := conversionwebhook.Server{CertFile: ts.MkAbs("tls.crt"), KeyFile: ts.MkAbs("tls.key"),
+		Handler: crontab.Handler()}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx, l) }()
@@ -77,14 +78,17 @@ func startWebhook(ts *testscript.TestScript) {
 func writeCertificate(ts *testscript.TestScript) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
-	template := &x509.Certificate{SerialNumber: mathbig.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		DNSNames: []string{"example-conversion-webhook-server.default.svc"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{SerialNumber: mathbig.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true,
+		DNSNames:              []string{"example-conversion-webhook-server.default.svc"},
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	ts.Check(err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
 	ts.Check(err)
 	ts.Check(os.WriteFile(ts.MkAbs("tls.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	ts.Check(os.WriteFile(ts.MkAbs("tls.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
+	ts.Check(os.WriteFile(ts.MkAbs("tls.key"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+		0o600))
 }
 
 // callWebhook writes a CRD with a clientConfig that leads to the script's webhook.

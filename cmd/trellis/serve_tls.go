@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/apiserver"
 )
 
-// tlsFlags are the flags of TLS as they were typed.
+// tlsFlags holds the values of the flags of secure serving.
 type tlsFlags struct {
 	certFile, keyFile string
 	sni               []cliflag.NamedCertKey
@@ -19,25 +19,30 @@ type tlsFlags struct {
 	cipherSuites      []string
 }
 
-// bind declares them.
+// bind declares the flags of secure serving.
 func (f *tlsFlags) bind(flags *pflag.FlagSet) {
 	flags.StringVar(&f.certFile, "tls-cert-file", "",
-		"file of the certificate to serve with, and of the CAs between it and its root; read again when it changes; by default one of the CA in the data directory")
-	flags.StringVar(&f.keyFile, "tls-private-key-file", "", "file of its private key")
+		"file of the serving certificate and its intermediate CAs; reloaded when it changes (empty means a "+
+			"certificate of the "+
+			"CA in the data directory)")
+	flags.StringVar(&f.keyFile, "tls-private-key-file", "", "file of the private key of --tls-cert-file")
 	flags.Var(cliflag.NewNamedCertKeyArray(&f.sni), "tls-sni-cert-key",
-		"files of a certificate and its key for clients that ask for one of its names, or of those after a colon: foo.crt,foo.key:*.foo.com,foo.com; may be repeated")
-	flags.Lookup("tls-sni-cert-key").DefValue = "" // and not []
+		"files of a certificate and its private key for clients that request one of its names, or one of the names "+
+			"after a "+
+			"colon: foo.crt,foo.key:*.foo.com,foo.com; can be repeated")
+	flags.Lookup("tls-sni-cert-key").DefValue = "" // the type's default text is []
 	flags.StringVar(&f.minVersion, "tls-min-version", "",
-		"least version of TLS (default VersionTLS12): "+strings.Join(cliflag.TLSPossibleVersions(), ", "))
+		"minimum TLS version: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+" (empty means VersionTLS12)")
 	flags.StringSliceVar(&f.cipherSuites, "tls-cipher-suites", nil,
-		"cipher suites up to TLS 1.2, by default Go's. Preferred: "+strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+
+		"cipher suites up to TLS 1.2 (empty means Go's defaults). Preferred: "+
+			strings.Join(cliflag.PreferredTLSCipherNames(), ", ")+
 			". Insecure: "+strings.Join(cliflag.InsecureTLSCipherNames(), ", "))
 }
 
-// complete turns them into t.
+// complete validates the flags and writes them to t.
 func (f *tlsFlags) complete(t *apiserver.TLS) (err error) {
 	if (f.certFile == "") != (f.keyFile == "") {
-		return errors.New("--tls-cert-file and --tls-private-key-file: name both or none")
+		return errors.New("--tls-cert-file and --tls-private-key-file must be set together")
 	}
 	t.CertFile, t.KeyFile = f.certFile, f.keyFile
 	for _, s := range f.sni {

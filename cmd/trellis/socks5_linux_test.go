@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// ownNetwork says by its name that a test runs in a network of its own, and by its value where this came from: what the user's
-	// id was.
+	// ownNetwork says by its name that a test runs in a network of its own, and by its value where this came from: what
+	// the user's id was.
 	ownNetwork = "TEST_OWN_NETWORK"
-	// farAddress is the one of kubernetes-remote-server.example there (RFC 5737). It is not of the loopback interface's network, as
-	// for that HTTPS_PROXY does not count.
+	// farAddress is the one of kubernetes-remote-server.example there (RFC 5737). It is not of the loopback interface's
+	// network, as for that HTTPS_PROXY does not count.
 	farAddress = "192.0.2.10"
 )
 
-// TestSOCKS5 runs testdata/socks5 through "ssh -D" to a real sshd, and through "trellis socks5", in a network of its own: what listens
-// on a fixed port there is in nobody's way, and no name is resolved by asking others.
+// TestSOCKS5 runs testdata/socks5 through "ssh -D" to a real sshd, and through "trellis socks5", in a network of its
+// own: what listens on a fixed port there is in nobody's way, and no name is resolved by asking others.
 func TestSOCKS5(t *testing.T) {
 	if os.Getenv(ownNetwork) == "" {
 		inOwnNetwork(t)
@@ -46,7 +46,8 @@ func TestSOCKS5(t *testing.T) {
 	for _, tunnel := range []string{"ssh", "socks5"} {
 		t.Run(tunnel, func(t *testing.T) {
 			if _, err := os.Stat("/usr/sbin/sshd"); tunnel == "ssh" && (err != nil || os.Getenv(ownNetwork) != "0") {
-				t.Skip("there is no sshd, or the user is not root: as root, apt-get install openssh-server openssh-client")
+				t.Skip("there is no sshd, or the user is not root: as root, apt-get install openssh-server " +
+					"openssh-client")
 			}
 			testscript.Run(t, testscript.Params{
 				Dir:  "testdata/socks5",
@@ -70,7 +71,8 @@ func TestSOCKS5(t *testing.T) {
 // skippedTest finds the tests that a process of tests has skipped.
 var skippedTest = regexp.MustCompile(`(?m)^\s*--- SKIP: (\S+)`)
 
-// inOwnNetwork runs the test that calls it once more, where there is no network but its own. What is skipped there is skipped here.
+// inOwnNetwork runs the test that calls it once more, where there is no network but its own. What is skipped there is
+// skipped here.
 func inOwnNetwork(t *testing.T) {
 	t.Helper()
 	self, err := os.Executable()
@@ -79,7 +81,8 @@ func inOwnNetwork(t *testing.T) {
 	}
 	cmd := exec.Command(self, "-test.run=^"+t.Name()+"$", "-test.v")
 	cmd.Env = append(os.Environ(), ownNetwork+"="+strconv.Itoa(os.Geteuid()))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
+		Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
@@ -87,7 +90,8 @@ func inOwnNetwork(t *testing.T) {
 	}
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) {
-		t.Skip("this system gives nobody but root a network of their own: run the test as root, or permit user namespaces (sysctl kernel.unprivileged_userns_clone=1)")
+		t.Skip("this system gives nobody but root a network of their own: run the test as root, or permit user " +
+			"namespaces (sysctl kernel.unprivileged_userns_clone=1)")
 	}
 	t.Logf("%s", out)
 	if err != nil {
@@ -159,7 +163,8 @@ func otherKubectl() string {
 // socks5Page has the chapter for users, which the script types.
 const socks5Page, socks5Chapter = "../../docs/reach.md", "## The API through SOCKS5"
 
-// typePage types what a chapter of a page says, each block in a shell of its own, and expects what it says to come of it.
+// typePage types what a chapter of a page says, each block in a shell of its own, and expects what it says to come of
+// it.
 func typePage(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: page")
@@ -209,8 +214,8 @@ func connects(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT), for which each name is that of the far end, until the end of the script. With
-// two arguments, a certificate and its key, it is one by HTTPS. Scripts find its port in PROXY_PORT.
+// runHTTPProxy runs an HTTP proxy (RFC 9110, CONNECT), for which each name is that of the far end, until the end of the
+// script. With two arguments, a certificate and its key, it is one by HTTPS. Scripts find its port in PROXY_PORT.
 func runHTTPProxy(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 && len(args) != 2 {
 		ts.Fatalf("usage: httpproxy [certificate key]")

@@ -8,14 +8,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// kubernetesModule is the module whose version says which release of Kubernetes this is.
+// kubernetesModule is the module whose version is the release of Kubernetes.
 const kubernetesModule = "k8s.io/apimachinery"
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of Trellis and of the Kubernetes API it serves",
-		Args:  takes("nothing", 0, 0),
+		Args:  takes("no arguments", 0, 0),
 		Run: func(cmd *cobra.Command, _ []string) {
 			own, kubernetes := versions()
 			fmt.Fprintf(cmd.OutOrStdout(), "trellis %s, Kubernetes API %s, %s %s/%s\n",
@@ -24,7 +24,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// versions reads both from what the Go toolchain recorded in the program.
+// versions returns the versions of this module and of Kubernetes from the build information of the program.
 func versions() (own, kubernetes string) {
 	own, kubernetes = "(unknown)", "v1.37"
 	info, ok := debug.ReadBuildInfo()

@@ -22,7 +22,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// whyFlags are the flags of why as they were typed.
+// whyFlags holds the values of the flags of why.
 type whyFlags struct {
 	client *genericclioptions.ConfigFlags
 	files  resource.FilenameOptions
@@ -34,69 +34,73 @@ func newWhy() *cobra.Command {
 	f := whyFlags{client: genericclioptions.NewConfigFlags(true)}
 	cmd := &cobra.Command{
 		Use:   "why -f FILE",
-		Short: "Show what the server would make of an object, step by step, and why",
-		Long: `Send each object of a file as a dry run, and show what every stage of the write does
-to it: what was filled in by which schema, what each admission plugin, webhook and
-policy has changed or refused, and how long it took. Nothing is stored.
+		Short: "Explain how the server processes an object, step by step (dry run)",
+		Long: `Send each object of a file as a dry run and show the effect of each stage of the write:
+defaults from schemas, changes and rejections by each admission plugin, webhook and
+policy, and the time that each one takes. Nothing is stored.
 
-Steps that change nothing and take less than a millisecond are left out, unless
---all is given. With neither --kubeconfig nor KUBECONFIG it talks to the server of
-this folder. The exit code is 1 where an object would be refused.`,
+Steps without a change that take less than a millisecond are shown only with --all.
+Without --kubeconfig and KUBECONFIG the command uses the server in this folder. The exit
+code is 1 if the server would reject an object.`,
 		Example: `  trellis why -f cron-tab.yaml
   trellis why -f pod.yaml --verb create --as jane`,
-		Args: takes("flags only", 0, 0),
+		Args: takes("no arguments", 0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	flags := cmd.Flags()
-	flags.StringSliceVarP(&f.files.Filenames, "filename", "f", nil, "file, folder or URL of objects; '-' is standard input")
-	flags.StringVar(&f.verb, "verb", "apply", "what to do with them: apply (server-side), create, update or delete")
-	flags.BoolVar(&f.all, "all", false, "show every step")
-	flags.StringVar(f.client.KubeConfig, "kubeconfig", "", "the kubeconfig to use instead of KUBECONFIG or "+defaultKubeconfig)
-	flags.StringVarP(f.client.Namespace, "namespace", "n", "", "namespace of objects that name none")
-	flags.StringVar(f.client.Impersonate, "as", "", "user to do it as")
-	flags.StringArrayVar(f.client.ImpersonateGroup, "as-group", nil, "group of that user; may be repeated")
+	flags.StringSliceVarP(&f.files.Filenames, "filename", "f", nil,
+		"file, folder or URL of objects ('-' means standard input)")
+	flags.StringVar(&f.verb, "verb", "apply", "operation: apply (server-side), create, update or delete")
+	flags.BoolVar(&f.all, "all", false, "output of all steps")
+	flags.StringVar(f.client.KubeConfig, "kubeconfig", "", "kubeconfig to use instead of KUBECONFIG or "+
+		defaultKubeconfig)
+	flags.StringVarP(f.client.Namespace, "namespace", "n", "", "namespace of objects without one")
+	flags.StringVar(f.client.Impersonate, "as", "", "user to impersonate")
+	flags.StringArrayVar(f.client.ImpersonateGroup, "as-group", nil, "group to impersonate; can be repeated")
 	return cmd
 }
 
 func (f *whyFlags) run(ctx context.Context, out io.Writer) error {
 	if len(f.files.Filenames) == 0 {
-		return errors.New("-f: name a file")
+		return errors.New("-f must be set: specify a file")
 	}
 	if whyVerbs[f.verb] == nil {
-		return fmt.Errorf("--verb: %q is not apply, create, update or delete", f.verb)
+		return fmt.Errorf("--verb %q must be apply, create, update or delete", f.verb)
 	}
-	if err := serverOfFolder(f.client); err != nil {
+	if err := useLocalServer(f.client); err != nil {
 		return err
 	}
 	namespace, explicit, err := f.client.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return err
 	}
-	found := resource.NewBuilder(f.client).Unstructured().NamespaceParam(namespace).DefaultNamespace().FilenameParam(explicit, &f.files).Flatten().Do()
-	refused := 0
+	found := resource.NewBuilder(f.client).Unstructured().NamespaceParam(namespace).DefaultNamespace().
+		FilenameParam(explicit, &f.files).Flatten().Do()
+	rejected := 0
 	err = found.Visit(func(info *resource.Info, err error) error {
 		if err != nil {
 			return err
 		}
-		t, err := f.ask(ctx, info)
+		t, err := f.dryRun(ctx, info)
 		if err != nil {
 			return err
 		}
 		if t.Code >= 400 {
-			refused++
+			rejected++
 		}
 		return f.show(out, info, t)
 	})
-	if err == nil && refused > 0 {
-		err = fmt.Errorf("the server would refuse %d of the objects", refused)
+	if err == nil && rejected > 0 {
+		err = fmt.Errorf("the server would reject %d of the objects", rejected)
 	}
 	return err
 }
 
-// whyVerbs make the request of each verb for an object.
+// whyVerbs holds a function for each verb that creates the request for an object.
 var whyVerbs = map[string]func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request{
 	"apply": func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request {
-		return c.Patch(types.ApplyPatchType).Name(info.Name).Param("fieldManager", "kubectl").Param("force", "true").Body(body)
+		return c.Patch(types.ApplyPatchType).Name(info.Name).Param("fieldManager", "kubectl").Param("force", "true").
+			Body(body)
 	},
 	"create": func(c resource.RESTClient, _ *resource.Info, body []byte) *rest.Request { return c.Post().Body(body) },
 	"update": func(c resource.RESTClient, info *resource.Info, body []byte) *rest.Request {
@@ -107,15 +111,16 @@ var whyVerbs = map[string]func(c resource.RESTClient, info *resource.Info, body 
 	},
 }
 
-// ask has the server carry out a dry run.
-func (f *whyFlags) ask(ctx context.Context, info *resource.Info) (*api.Traced, error) {
+// dryRun sends an object as a dry run and returns the steps of the server.
+func (f *whyFlags) dryRun(ctx context.Context, info *resource.Info) (*api.Traced, error) {
 	body, err := runtime.Encode(unstructured.UnstructuredJSONScheme, info.Object)
 	if err != nil {
 		return nil, err
 	}
 	r := whyVerbs[f.verb](info.Client, info, body)
 	result := r.NamespaceIfScoped(info.Namespace, info.Namespaced()).Resource(info.Mapping.Resource.Resource).
-		Param("dryRun", metav1.DryRunAll).Param(api.TraceParameter, "true").SetHeader("Accept", "application/json").Do(ctx)
+		Param("dryRun", metav1.DryRunAll).Param(api.TraceParameter, "true").SetHeader("Accept", "application/json").
+		Do(ctx)
 	if err := result.Error(); err != nil {
 		return nil, err
 	}
@@ -125,12 +130,12 @@ func (f *whyFlags) ask(ctx context.Context, info *resource.Info) (*api.Traced, e
 	}
 	var t api.Traced
 	if err := json.Unmarshal(answer, &t); err != nil || t.Code == 0 {
-		return nil, fmt.Errorf("the server is no Trellis: it does not know the parameter %s", api.TraceParameter)
+		return nil, fmt.Errorf("the server does not support the parameter %s: it is not Trellis", api.TraceParameter)
 	}
 	return &t, nil
 }
 
-// show prints what became of an object.
+// show prints the response for an object and its steps.
 func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error {
 	name := info.Mapping.GroupVersionKind.Kind + " " + info.Name
 	if info.Namespaced() {
@@ -139,13 +144,13 @@ func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error
 	var status metav1.Status
 	verdict := "accepted"
 	if t.Code >= 400 && json.Unmarshal(t.Answer, &status) == nil {
-		verdict = "refused, " + string(status.Reason) + ": " + status.Message
+		verdict = "rejected, " + string(status.Reason) + ": " + status.Message
 	}
 	if _, err := fmt.Fprintf(out, "%s of %s (dry run): %d %s\n", f.verb, name, t.Code, verdict); err != nil {
 		return err
 	}
 	for i, s := range t.Steps {
-		if !f.all && !worthTelling(t.Steps[i:]) {
+		if !f.all && !notable(t.Steps[i:]) {
 			continue
 		}
 		indent := strings.Repeat("  ", s.Depth+1)
@@ -154,10 +159,10 @@ func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error
 			line += fmt.Sprintf("  rules cost %d", s.Cost)
 		}
 		if s.Refused != "" {
-			line += "  refused: " + s.Refused
+			line += "  rejected: " + s.Refused
 		}
 		for _, c := range s.Changes {
-			line += "\n" + indent + "    " + changed(c)
+			line += "\n" + indent + "    " + formatChange(c)
 		}
 		if _, err := fmt.Fprintln(out, line); err != nil {
 			return err
@@ -166,8 +171,8 @@ func (f *whyFlags) show(out io.Writer, info *resource.Info, t *api.Traced) error
 	return nil
 }
 
-// worthTelling is true of a step that does something or takes its time, or has one within it that does.
-func worthTelling(steps []*engine.Step) bool {
+// notable reports whether the first step, or a step within it, changes the object, rejects it, or takes a millisecond.
+func notable(steps []*engine.Step) bool {
 	for i, s := range steps {
 		if i > 0 && s.Depth <= steps[0].Depth {
 			return false
@@ -179,8 +184,8 @@ func worthTelling(steps []*engine.Step) bool {
 	return false
 }
 
-// changed says what a change is, in a line.
-func changed(c engine.Change) string {
+// formatChange returns a change as one line.
+func formatChange(c engine.Change) string {
 	text := func(v any) string {
 		js, err := json.Marshal(v)
 		if err != nil {

@@ -1,5 +1,5 @@
-// Package locale keeps kubectl's translations from being loaded where no kubectl
-// runs: reading them takes a quarter of a server's start. It knows nothing but the command line.
+// Package locale prevents the loading of kubectl's translations in processes that do not run kubectl, because loading
+// them takes a quarter of the start time of a server. It reads only the command line.
 package locale
 
 import (
@@ -10,9 +10,9 @@ import (
 	"k8s.io/kubectl/pkg/util/i18n"
 )
 
-// The packages of kubectl translate texts while they are initialised, so this has to
-// come before: Go initialises packages whose imports are ready in the order of their paths,
-// and this one sorts before k8s.io. A test shows that it still does.
+// The packages of kubectl translate texts during their initialization, so this package must be initialized first. Go
+// initializes packages whose imports are initialized in the order of their paths, and this path sorts before k8s.io. A
+// test checks the order.
 var _ = i18n.SetLoadTranslationsFunc(func() error {
 	if !IsKubectl(os.Args) {
 		return nil
@@ -20,16 +20,17 @@ var _ = i18n.SetLoadTranslationsFunc(func() error {
 	return i18n.LoadTranslations("kubectl", nil)
 })
 
-// IsKubectl reports whether a command line runs kubectl: the program has its name,
-// or its first argument does.
+// IsKubectl reports whether a command line runs kubectl: the name of the program, or its first argument, is kubectl.
 func IsKubectl(args []string) bool {
 	if Program(args) == "kubectl" {
 		return true
 	}
-	return len(args) > 1 && (args[1] == "kubectl" || len(args) > 2 && strings.HasPrefix(args[1], "__complete") && args[2] == "kubectl")
+	return len(args) > 1 && args[1] == "kubectl" ||
+		len(args) > 2 && strings.HasPrefix(args[1], "__complete") && args[2] == "kubectl"
 }
 
-// Program is the name that the program itself is called by (that of a link or a copy), "" if there is none.
+// Program returns the name under which the program runs, which is the name of the link or copy. It returns "" if args
+// is empty.
 func Program(args []string) string {
 	if len(args) == 0 {
 		return ""

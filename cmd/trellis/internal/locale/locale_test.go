@@ -45,13 +45,15 @@ func TestTranslationsAreNotLoaded(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	lines := regexp.MustCompile(`(?m)^init (k8s\.io/kubectl/\S+) .* (\d+) bytes,`).FindAllStringSubmatch(string(out), -1)
+	lines := regexp.MustCompile(`(?m)^init (k8s\.io/kubectl/\S+) .* (\d+) bytes,`).FindAllStringSubmatch(string(out),
+		-1)
 	if len(lines) == 0 {
 		t.Fatalf("no trace:\n%s", out)
 	}
 	for _, l := range lines {
 		if n, _ := strconv.Atoi(l[2]); n > 1<<20 {
-			t.Errorf("%s allocates %d bytes when it is initialised: were the translations loaded before this package came?", l[1], n)
+			t.Errorf("%s allocates %d bytes when it is initialised: were the translations loaded before this "+
+				"package came?", l[1], n)
 		}
 	}
 }
