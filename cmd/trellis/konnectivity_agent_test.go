@@ -16,7 +16,7 @@ import (
 // KON-037: the program is an agent when it is called proxy-agent, as it is in the documentation's manifest.
 func TestProxyAgent(t *testing.T) {
 	if code, said := runs(t, "/proxy-agent", "--logtostderr=true", "--proxy-server-port=0"); code != 1 ||
-		!strings.Contains(said, "error: --proxy-server-port: 0 ") {
+		!strings.Contains(said, "error: --proxy-server-port 0 ") {
 		t.Errorf("exit code %d, %s", code, said)
 	}
 	if code, said := runs(t, "/proxy-agent", "--no-such"); code != 1 ||
