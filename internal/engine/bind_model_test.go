@@ -112,7 +112,7 @@ func (b *binder) place(bind bool) error {
 	case err == nil:
 		b.bound.Add(1)
 		return nil
-	case apierrors.IsConflict(err) && strings.Contains(err.Error(), "has no room"):
+	case apierrors.IsConflict(err) && strings.Contains(err.Error(), "has insufficient capacity"):
 		b.refused.Add(1)
 		return b.remove(pod)
 	}

@@ -117,7 +117,7 @@ func TestRoomOvertaken(t *testing.T) {
 				if c.left == "" || !guarded {
 					equal(t, "bound, error", []any{bound, err}, []any{"n", nil})
 				} else {
-					w.refused(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on pods/binding "a": node "n" has no room: cpu: 600m requested, `+c.left+` left`)
+					w.refused(err, 409, metav1.StatusReasonConflict, `Operation cannot be fulfilled on pods/binding "a": node "n" has insufficient capacity: cpu: 600m requested, `+c.left+` left`)
 					equal(t, "bound", bound, nil)
 				}
 				if guarded {

@@ -34,8 +34,8 @@ func newAccounts(head func() *storage.Snapshot) *accounts {
 	}
 }
 
-// found is the object of a name, of the Go type that its kind has at the version it is stored at.
-func found[T runtime.Object](l lister, name string) (out T, err error) {
+// externalOf is the object of a name, of the Go type that its kind has at the version it is stored at.
+func externalOf[T runtime.Object](l lister, name string) (out T, err error) {
 	rec, err := l.record(name)
 	if err != nil {
 		return out, err
@@ -49,25 +49,25 @@ func found[T runtime.Object](l lister, name string) (out T, err error) {
 
 // GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter, as do those below.
 func (a *accounts) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
-	return found[*corev1.ServiceAccount](a.serviceAccounts, namespace+"/"+name)
+	return externalOf[*corev1.ServiceAccount](a.serviceAccounts, namespace+"/"+name)
 }
 
 func (a *accounts) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
-	return found[*corev1.Pod](a.pods, namespace+"/"+name)
+	return externalOf[*corev1.Pod](a.pods, namespace+"/"+name)
 }
 
 func (a *accounts) GetSecret(_ context.Context, namespace, name string) (*corev1.Secret, error) {
-	return found[*corev1.Secret](a.secrets, namespace+"/"+name)
+	return externalOf[*corev1.Secret](a.secrets, namespace+"/"+name)
 }
 
 func (a *accounts) GetNode(_ context.Context, name string) (*corev1.Node, error) {
-	return found[*corev1.Node](a.nodes, name)
+	return externalOf[*corev1.Node](a.nodes, name)
 }
 
 func (a *accounts) GetValidatingWebhookConfiguration(_ context.Context, name string) (*admissionv1.ValidatingWebhookConfiguration, error) {
-	return found[*admissionv1.ValidatingWebhookConfiguration](a.validating, name)
+	return externalOf[*admissionv1.ValidatingWebhookConfiguration](a.validating, name)
 }
 
 func (a *accounts) GetMutatingWebhookConfiguration(_ context.Context, name string) (*admissionv1.MutatingWebhookConfiguration, error) {
-	return found[*admissionv1.MutatingWebhookConfiguration](a.mutating, name)
+	return externalOf[*admissionv1.MutatingWebhookConfiguration](a.mutating, name)
 }

@@ -16,31 +16,31 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// binding is the subresource by which a scheduler gives a Pod its node.
+// binding returns the subresource pods/binding, by which a scheduler assigns a Pod to a node.
 func binding() resource.Subresource {
-	body := posted(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings"})
+	body := postOnly(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings"})
 	return resource.Subresource{Name: "binding", Verbs: body.Definition.Verbs, Body: body, Check: checkBinding, Act: bind}
 }
 
-// guardBindings holds bindings to what nodes have.
+// guardBindings makes bindings to nodes without the capacity for the Pod fail, unless c disables this.
 func guardBindings(c Config, pod, node *resource.Behavior) {
 	if c.Head == nil || c.UnguardedBindings {
 		return
 	}
-	ledger := capacity.New(c.Head)
-	pod.ReserveCapacity, node.ReserveCapacity = ledger.Pod, ledger.Node
+	usage := capacity.New(c.Head)
+	pod.ReserveCapacity, node.ReserveCapacity = usage.ReserveForPod, usage.ReserveForNode
 }
 
-// legacyBindings is what schedulers of old post Bindings to: a kind of which nothing is ever stored.
+// legacyBindings returns the resource bindings, to which old schedulers post Bindings. Its objects are never stored.
 func legacyBindings() *resource.Definition {
-	body := posted(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings", Singular: "binding"})
+	body := postOnly(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings", Singular: "binding"})
 	body.Served = true
 	body.Definition.PostsTo = &resource.Endpoint{Resource: corev1.SchemeGroupVersion.WithResource("pods"), Subresource: "binding"}
 	return body.Definition
 }
 
-// posted is the version of a kind that is only ever posted.
-func posted(gv schema.GroupVersion, names resource.Names) *resource.Version {
+// postOnly returns the version of a namespaced kind whose only verb is create.
+func postOnly(gv schema.GroupVersion, names resource.Names) *resource.Version {
 	d := &resource.Definition{Group: gv.Group, Names: names, Namespaced: true, Verbs: []string{"create"}}
 	v := &resource.Version{Definition: d, GroupVersion: gv, APIVersion: gv.String(), Type: typeAt(gv, names)}
 	d.Storage, d.Versions = v, []*resource.Version{v}
@@ -59,7 +59,7 @@ func checkBinding(name string, body resource.Internal) error {
 	return nil
 }
 
-// bind gives a Pod the node that a Binding names, as upstream's BindingREST does.
+// bind assigns a Pod to the node in a Binding, as upstream's BindingREST does.
 func bind(obj, body resource.Internal) error {
 	p, b := obj.(*core.Pod), body.(*core.Binding)
 	problem := ""
@@ -81,7 +81,7 @@ func bind(obj, body resource.Internal) error {
 	return nil
 }
 
-// merged is a with what b says in addition or otherwise.
+// merged returns the union of a and b, with the values of b where both have a key. It does not modify a.
 func merged(a, b map[string]string) map[string]string {
 	if len(b) == 0 {
 		return a

@@ -18,7 +18,7 @@ func BenchmarkBind(b *testing.B) {
 		bindings := v.Subresource("binding").Body
 		for i := range 1000 {
 			name := fmt.Sprintf("n%d", i)
-			c.mustMake(c.version("v1", "Node"), name, `{metadata: {name: `+name+`}, status: {allocatable: {cpu: "32", memory: 256Gi, pods: "11000", ephemeral-storage: 500Gi}}}`)
+			c.mustCreate(c.version("v1", "Node"), name, `{metadata: {name: `+name+`}, status: {allocatable: {cpu: "32", memory: 256Gi, pods: "11000", ephemeral-storage: 500Gi}}}`)
 		}
 		create := func() (pod string) {
 			n++

@@ -42,7 +42,7 @@ func nodeProxy() resource.Subresource {
 // connect is a subresource whose options are of a kind of the core group.
 func connect(name, options string, c resource.Connect, verbs ...string) resource.Subresource {
 	gv := corev1.SchemeGroupVersion
-	v := posted(gv, resource.Names{Kind: options})
+	v := postOnly(gv, resource.Names{Kind: options})
 	v.Type.Internal, v.Type.External = nil, nil // they have no metadata, as what is stored has
 	c.Options = v
 	c.Decode = func(query url.Values) (object.Tree, error) {

@@ -44,7 +44,7 @@ func customResourceDefinitions(c Config) *resource.Definition {
 
 // crdVersion is CustomResourceDefinition at a version that has these Go types.
 func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtime.Object) *resource.Version {
-	g := &resource.GoType{New: maker(reflect.TypeOf(obj).Elem()), NewList: maker(reflect.TypeOf(list).Elem()), OpenAPI: openapi.GetOpenAPIDefinitions}
+	g := &resource.GoType{New: constructor(reflect.TypeOf(obj).Elem()), NewList: constructor(reflect.TypeOf(list).Elem()), OpenAPI: openapi.GetOpenAPIDefinitions}
 	return &resource.Version{
 		Definition: d, GroupVersion: gv, APIVersion: gv.String(), Served: true, Status: true,
 		Columns: crdColumns(), Type: g, Parseable: sync.OnceValues(g.Parseable),
@@ -52,7 +52,7 @@ func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtim
 }
 
 func crds(c Config) resource.Behavior {
-	s := crdStatus{catalog: c.Catalog, now: c.Now, owners: crdOwners()}
+	s := crdStatus{catalog: c.Catalog, now: c.Now, managers: crdManagedFields()}
 	b := resource.Behavior{
 		Default:       defaultCRD,
 		PrepareCreate: s.prepareCreate,
@@ -145,7 +145,7 @@ func defaultCRD(obj object.Tree) {
 	if tree(spec, "conversion") == nil {
 		spec["conversion"] = object.Tree{"strategy": "None"}
 	}
-	if conversion := tree(spec, "conversion"); saysNothing(tree(conversion, "webhook")) {
+	if conversion := tree(spec, "conversion"); isEmptyWebhook(tree(conversion, "webhook")) {
 		delete(conversion, "webhook")
 	}
 	if service := tree(spec, "conversion", "webhook", "clientConfig", "service"); service != nil && service["port"] == nil {
@@ -153,14 +153,14 @@ func defaultCRD(obj object.Tree) {
 	}
 }
 
-// saysNothing is true of a conversion webhook of which upstream's internal form, which has its parts beside the strategy,
+// isEmptyWebhook is true of a conversion webhook of which upstream's internal form, which has its parts beside the strategy,
 // keeps nothing.
-func saysNothing(webhook object.Tree) bool {
+func isEmptyWebhook(webhook object.Tree) bool {
 	return webhook["clientConfig"] == nil && webhook["conversionReviewVersions"] == nil
 }
 
-// internalCRD is a CRD in the form that is validated.
-func internalCRD(t object.Tree) (crdvalidation.CRD, error) {
+// parseCRD is a CRD in the form that is validated.
+func parseCRD(t object.Tree) (crdvalidation.CRD, error) {
 	return crdvalidation.FromTree(t)
 }
 
@@ -170,7 +170,7 @@ func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	if sub == "" {
 		sent["spec"] = form["spec"]
 	}
-	crd, err := internalCRD(sent)
+	crd, err := parseCRD(sent)
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
@@ -193,7 +193,7 @@ func validateUpstream(crd crdvalidation.CRD, old object.Tree, sub string) field.
 	if old == nil {
 		return crdvalidation.Create(crd)
 	}
-	was, err := internalCRD(old)
+	was, err := parseCRD(old)
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// decodeBothWays holds what becomes of a CRD against what its Go type makes of it, as either is written, and says whether
+// compareDecoders holds what becomes of a CRD against what its Go type makes of it, as either is written, and says whether
 // the Go type was spared the schemas.
-func decodeBothWays(t *testing.T, what string, js []byte) (quick bool) {
+func compareDecoders(t *testing.T, what string, js []byte) (quick bool) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
 	g := k.Storage.Type
@@ -30,13 +30,13 @@ func decodeBothWays(t *testing.T, what string, js []byte) (quick bool) {
 	if (err == nil) != (failed == nil) || !slices.Equal(strict, want.Strict) {
 		t.Fatalf("%s: %v %v, by type %v %v", what, err, strict, failed, want.Strict)
 	}
-	if a, b := writtenCRD(got), writtenCRD(want.Tree); !bytes.Equal(a, b) {
+	if a, b := encodeCRD(got), encodeCRD(want.Tree); !bytes.Equal(a, b) {
 		t.Fatalf("%s:\n%.2000s\nby type\n%.2000s", what, a, b)
 	}
 	return quick
 }
 
-func writtenCRD(t object.Tree) []byte {
+func encodeCRD(t object.Tree) []byte {
 	if spec, ok := t["spec"].(object.Tree); ok {
 		t["spec"] = crdvalidation.RoundTrip(spec)
 	}
@@ -63,7 +63,7 @@ func TestDecodeCRDs(t *testing.T) {
 			t.Fatal(err)
 		}
 		all++
-		if decodeBothWays(t, f, js) {
+		if compareDecoders(t, f, js) {
 			quick++
 		}
 	}
@@ -84,12 +84,12 @@ func TestDecodeOddSchemas(t *testing.T) {
 		`{"x-kubernetes-validations":[{"rule":"a","reason":"","optionalOldSelf":false,"fieldPath":".a"}]}`, `{"x-kubernetes-list-type":""}`, `{"x-kubernetes-preserve-unknown-fields":false}`,
 		`{"$ref":"a"}`, `{"id":"a"}`, `{"definitions":{"a":{}}}`, `{"dependencies":{"a":["b"]}}`, `{"externalDocs":{"url":"u"}}`, `{"example":{"a":1}}`, `{"description":"\ud800 <&>"}`,
 	} {
-		decodeBothWays(t, schema, []byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"n","labels":{}},"spec":{"group":"g","names":{"kind":"K","plural":""},"versions":[{"name":"v0"},{"name":"v1","served":true,"schema":{"openAPIV3Schema":`+schema+`}}]}}`))
+		compareDecoders(t, schema, []byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"n","labels":{}},"spec":{"group":"g","names":{"kind":"K","plural":""},"versions":[{"name":"v0"},{"name":"v1","served":true,"schema":{"openAPIV3Schema":`+schema+`}}]}}`))
 	}
 	for _, version := range []string{`null`, `{}`, `[]`, `{"schema":null}`, `{"schema":{}}`, `{"schema":[]}`, `{"schema":{"other":1}}`, `{"schema":{"openAPIV3Schema":null}}`} {
-		decodeBothWays(t, version, []byte(`{"kind":"CustomResourceDefinition","spec":{"versions":[`+version+`]}}`))
+		compareDecoders(t, version, []byte(`{"kind":"CustomResourceDefinition","spec":{"versions":[`+version+`]}}`))
 	}
 	for _, crd := range []string{`null`, `{}`, `[]`, `{"spec":null}`, `{"spec":[]}`, `{"spec":{"versions":{}}}`, `{"spec":{"versions":[]}}`, `{"spec":{"versions":null}}`, `{"spec":{"unknown":1}}`} {
-		decodeBothWays(t, crd, []byte(crd))
+		compareDecoders(t, crd, []byte(crd))
 	}
 }

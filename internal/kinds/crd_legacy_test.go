@@ -27,8 +27,8 @@ func upstreamScheme() *runtime.Scheme {
 	return s
 }
 
-// files reads the CRDs that a pattern below ../shared finds, one in every so many.
-func files(t *testing.T, pattern string, every int) map[string][]byte {
+// corpusCRDs reads the CRDs that a pattern below ../shared finds, one in every so many.
+func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 	t.Helper()
 	names, _ := filepath.Glob("../../../shared/" + pattern)
 	if len(names) == 0 {
@@ -50,8 +50,8 @@ func files(t *testing.T, pattern string, every int) map[string][]byte {
 	return out
 }
 
-// through is what upstream's scheme makes of an object, with defaults if it comes from a client.
-func through(t *testing.T, s *runtime.Scheme, from runtime.Object, to runtime.Object, defaults bool) object.Tree {
+// convertUpstream is what upstream's scheme makes of an object, with defaults if it comes from a client.
+func convertUpstream(t *testing.T, s *runtime.Scheme, from runtime.Object, to runtime.Object, defaults bool) object.Tree {
 	t.Helper()
 	if defaults {
 		s.Default(from)
@@ -88,7 +88,7 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 		every = 1
 	}
 	tops := 0
-	for name, js := range files(t, "corpus/crds/*/*.yaml", every) {
+	for name, js := range corpusCRDs(t, "corpus/crds/*/*.yaml", every) {
 		stored := decodeCRD(t, v1CRD, js)
 		defaultCRD(stored)
 		before := object.Copy(stored)
@@ -100,7 +100,7 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Copy(stored), typed); err != nil {
 			t.Fatal(err)
 		}
-		want := through(t, s, typed, &apiextensionsv1beta1.CustomResourceDefinition{}, false)
+		want := convertUpstream(t, s, typed, &apiextensionsv1beta1.CustomResourceDefinition{}, false)
 		if !object.Equal(legacy["spec"], want["spec"]) {
 			t.Errorf("%s: v1beta1 is\n%s\nand of upstream\n%s", name, object.AppendJSON(nil, legacy), object.AppendJSON(nil, want))
 		}
@@ -129,8 +129,8 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 // CNV-066 CNV-067 CNV-068 CNV-029: a CRD of the legacy form gets upstream's defaults, is stored as upstream stores it and is shown as it was written.
 func TestLegacyThroughV1AndBack(t *testing.T) {
 	s := upstreamScheme()
-	all := files(t, "corpus/legacy-v1beta1/*.yaml", 1)
-	for name, js := range files(t, "spec/examples/0*/*.v1beta1*.yaml", 1) {
+	all := corpusCRDs(t, "corpus/legacy-v1beta1/*.yaml", 1)
+	for name, js := range corpusCRDs(t, "spec/examples/0*/*.v1beta1*.yaml", 1) {
 		all[name] = js
 	}
 	all["one version by name"] = []byte(`{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"as.example.com"},
@@ -153,7 +153,7 @@ func TestLegacyThroughV1AndBack(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		want := through(t, s, typed, &apiextensionsv1.CustomResourceDefinition{}, true)
+		want := convertUpstream(t, s, typed, &apiextensionsv1.CustomResourceDefinition{}, true)
 		if !object.Equal(stored["spec"], want["spec"]) {
 			t.Errorf("%s: stored as\n%s\nupstream\n%s", name, object.AppendJSON(nil, stored), object.AppendJSON(nil, want))
 		}

@@ -44,14 +44,14 @@ func resources(n resource.Names) []string {
 
 func kinds(n resource.Names) []string { return []string{n.Kind, n.ListKind} }
 
-// claim is a name that another kind of the group holds, and that kind.
-type claim struct {
+// nameConflict is a name that another kind of the group holds, and that kind.
+type nameConflict struct {
 	resource, kind string // one of them
-	holder         resource.NameOwner
+	owner         resource.NameOwner
 }
 
-// others finds which of the names another kind than the CRD itself holds in its group.
-func others(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all []claim) {
+// nameConflicts finds which of the names another kind than the CRD itself holds in its group.
+func nameConflicts(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all []nameConflict) {
 	group, plural := text(crd, "spec", "group"), text(crd, "spec", "names", "plural")
 	self := resource.CRDPrefix + plural + "." + group
 	for holder := range catalog.NameOwners(group) {
@@ -60,12 +60,12 @@ func others(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all [
 		}
 		for _, name := range resources(n) {
 			if name != "" && slices.Contains(resources(holder.Names), name) {
-				all = append(all, claim{resource: name, holder: holder})
+				all = append(all, nameConflict{resource: name, owner: holder})
 			}
 		}
 		for _, name := range kinds(n) {
 			if name != "" && slices.Contains(kinds(holder.Names), name) {
-				all = append(all, claim{kind: name, holder: holder})
+				all = append(all, nameConflict{kind: name, owner: holder})
 			}
 		}
 	}
@@ -75,7 +75,7 @@ func others(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all [
 // allocation decides which names a CRD gets: those it has and those nobody else in the group has.
 type allocation struct {
 	requested, accepted resource.Names
-	others              []claim
+	conflicts              []nameConflict
 
 	result          resource.Names
 	reason, message string // of the last conflict found
@@ -83,17 +83,17 @@ type allocation struct {
 
 func (a *allocation) run() {
 	a.result = a.accepted
-	a.take("PluralConflict", &a.result.Plural, a.requested.Plural, a.resourceTaken)
-	a.take("SingularConflict", &a.result.Singular, a.requested.Singular, a.resourceTaken)
+	a.accept("PluralConflict", &a.result.Plural, a.requested.Plural, a.resourceTaken)
+	a.accept("SingularConflict", &a.result.Singular, a.requested.Singular, a.resourceTaken)
 	if !slices.Equal(a.requested.ShortNames, a.accepted.ShortNames) {
 		a.shortNames()
 	}
-	a.take("KindConflict", &a.result.Kind, a.requested.Kind, a.kindTaken)
-	a.take("ListKindConflict", &a.result.ListKind, a.requested.ListKind, a.kindTaken)
+	a.accept("KindConflict", &a.result.Kind, a.requested.Kind, a.kindTaken)
+	a.accept("ListKindConflict", &a.result.ListKind, a.requested.ListKind, a.kindTaken)
 	a.result.Categories = a.requested.Categories
 }
 
-func (a *allocation) take(reason string, name *string, requested string, taken func(string) bool) {
+func (a *allocation) accept(reason string, name *string, requested string, taken func(string) bool) {
 	if *name == requested || !taken(requested) {
 		*name = requested
 		return
@@ -107,7 +107,7 @@ func inUse(name string) error { return fmt.Errorf("%q is already in use", name) 
 func (a *allocation) shortNames() {
 	var errs []error
 	for _, name := range a.requested.ShortNames {
-		if !slices.Contains(a.accepted.ShortNames, name) && a.othersHave(name) {
+		if !slices.Contains(a.accepted.ShortNames, name) && a.resourceInUse(name) {
 			errs = append(errs, inUse(name))
 		}
 	}
@@ -119,19 +119,19 @@ func (a *allocation) shortNames() {
 }
 
 func (a *allocation) resourceTaken(name string) bool {
-	return slices.Contains(resources(a.accepted), name) || a.othersHave(name)
+	return slices.Contains(resources(a.accepted), name) || a.resourceInUse(name)
 }
 
-func (a *allocation) othersHave(resource string) bool {
-	return slices.ContainsFunc(a.others, func(c claim) bool { return c.resource == resource })
+func (a *allocation) resourceInUse(resource string) bool {
+	return slices.ContainsFunc(a.conflicts, func(c nameConflict) bool { return c.resource == resource })
 }
 
 func (a *allocation) kindTaken(name string) bool {
-	return slices.Contains(kinds(a.accepted), name) || slices.ContainsFunc(a.others, func(c claim) bool { return c.kind == name })
+	return slices.Contains(kinds(a.accepted), name) || slices.ContainsFunc(a.conflicts, func(c nameConflict) bool { return c.kind == name })
 }
 
-// stale is a guard that never holds: the write is to be made again from the start.
-var stale = storage.Guard{Key: resource.CRDPrefix + "\x00", Revision: 1}
+// failingGuard is a guard that never holds: the write is to be made again from the start.
+var failingGuard = storage.Guard{Key: resource.CRDPrefix + "\x00", Revision: 1}
 
 // guards make the decision about the names of obj hold at the moment of the commit: nobody else
 // may have got a name it takes, and what kept it from getting one must still be there. It
@@ -140,37 +140,37 @@ func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard 
 	requested, accepted := namesOf(tree(obj, "spec", "names")), namesOf(tree(obj, "status", "acceptedNames"))
 	catalog, err := s.load(ctx)
 	if err != nil {
-		return []storage.Guard{stale}
+		return []storage.Guard{failingGuard}
 	}
 	var guards []storage.Guard
-	if before := catalog.AcceptedNames(text(obj, "spec", "group"), requested.Plural); takesMore(accepted, before) {
-		if len(newlyTaken(others(catalog, obj, accepted), before)) > 0 {
-			return []storage.Guard{stale}
+	if before := catalog.AcceptedNames(text(obj, "spec", "group"), requested.Plural); acceptsMore(accepted, before) {
+		if len(newConflicts(nameConflicts(catalog, obj, accepted), before)) > 0 {
+			return []storage.Guard{failingGuard}
 		}
 		guards = append(guards, storage.Guard{Key: resource.CRDPrefix, Prefix: true, Revision: catalog.Revision()})
 	}
 	if isConditionTrue(tree(obj, "status"), "NamesAccepted") || sameNames(requested, accepted) {
 		return guards
 	}
-	for _, c := range others(catalog, obj, requested) {
-		if c.holder.Key != "" {
-			guards = append(guards, storage.Guard{Key: c.holder.Key, Revision: c.holder.Revision})
+	for _, c := range nameConflicts(catalog, obj, requested) {
+		if c.owner.Key != "" {
+			guards = append(guards, storage.Guard{Key: c.owner.Key, Revision: c.owner.Revision})
 		}
 	}
 	return guards
 }
 
-// takesMore reports a name in n that before does not have.
-func takesMore(n, before resource.Names) bool {
+// acceptsMore reports a name in n that before does not have.
+func acceptsMore(n, before resource.Names) bool {
 	missing := func(all, had []string) bool {
 		return slices.ContainsFunc(all, func(name string) bool { return name != "" && !slices.Contains(had, name) })
 	}
 	return missing(resources(n), resources(before)) || missing(kinds(n), kinds(before))
 }
 
-// newlyTaken leaves out what the CRD had before.
-func newlyTaken(claims []claim, before resource.Names) []claim {
-	return slices.DeleteFunc(claims, func(c claim) bool {
+// newConflicts leaves out what the CRD had before.
+func newConflicts(claims []nameConflict, before resource.Names) []nameConflict {
+	return slices.DeleteFunc(claims, func(c nameConflict) bool {
 		return c.resource != "" && slices.Contains(resources(before), c.resource) || c.kind != "" && slices.Contains(kinds(before), c.kind)
 	})
 }

@@ -18,8 +18,8 @@ type scalePath struct {
 // scalePaths checks that the paths of scale subresources are in the dot notation, as documented: upstream accepts brackets, wildcards and
 // empty fields, with which /scale then fails. Paths that the old CRD has are accepted; nil means that there is no old one.
 func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
-	known := pathsOfScale(old)
-	for _, p := range pathsOfScale(obj) {
+	known := scalePathsOf(old)
+	for _, p := range scalePathsOf(obj) {
 		if !inDotNotation(p.value) && !slices.ContainsFunc(known, func(k scalePath) bool { return k.value == p.value }) {
 			errs = append(errs, field.Invalid(p.at, p.value, "must be a json path in the dot notation"))
 		}
@@ -27,8 +27,8 @@ func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
 	return errs
 }
 
-// pathsOfScale returns those of all versions; the API v1beta1 has one scale subresource for all of them.
-func pathsOfScale(crd object.Tree) (paths []scalePath) {
+// scalePathsOf returns those of all versions; the API v1beta1 has one scale subresource for all of them.
+func scalePathsOf(crd object.Tree) (paths []scalePath) {
 	spec := tree(crd, "spec")
 	add := func(in object.Tree, at *field.Path) {
 		for _, name := range []string{"specReplicasPath", "statusReplicasPath", "labelSelectorPath"} {

@@ -24,14 +24,14 @@ import (
 type crdStatus struct {
 	catalog func(context.Context) (*resource.Catalog, error)
 	now     func() time.Time
-	owners  merge.ManagedFields
+	managers  merge.ManagedFields
 }
 
 func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
 	obj["spec"] = crdvalidation.RoundTrip(tree(obj, "spec"))
 	status := object.Tree{"acceptedNames": object.Tree{"kind": "", "plural": ""}, "conditions": nil}
 	addStoredVersion(status, obj)
-	return s.decide(ctx, obj, status, true)
+	return s.complete(ctx, obj, status, true)
 }
 
 // prepareUpdate lets only /status write the status, which is then decided anew: a later touch gives a CRD
@@ -40,8 +40,8 @@ func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
 func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
 	if sub != "" {
 		status := object.Copy(tree(obj, "status"))
-		carry(status, tree(old, "status"), "acceptedNames")
-		return s.decide(ctx, obj, status, !sameNames(namesOf(tree(obj, "spec", "names")), acceptedNames(status)))
+		copyField(status, tree(old, "status"), "acceptedNames")
+		return s.complete(ctx, obj, status, !sameNames(namesOf(tree(obj, "spec", "names")), acceptedNames(status)))
 	}
 	obj["spec"] = crdvalidation.RoundTrip(tree(obj, "spec"))
 	status := object.Copy(tree(old, "status"))
@@ -49,7 +49,7 @@ func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub 
 	if !object.Equal(obj["spec"], old["spec"]) {
 		object.SetGeneration(obj, object.Generation(old)+1)
 	}
-	return s.decide(ctx, obj, status, true)
+	return s.complete(ctx, obj, status, true)
 }
 
 func acceptedNames(status object.Tree) resource.Names { return namesOf(tree(status, "acceptedNames")) }
@@ -68,14 +68,14 @@ func addStoredVersion(status, obj object.Tree) {
 	}
 }
 
-// decide completes the status, which becomes obj's. names says that the names are to be judged.
-func (s crdStatus) decide(ctx context.Context, obj, status object.Tree, names bool) error {
+// complete completes the status, which becomes obj's. names says that the names are to be judged.
+func (s crdStatus) complete(ctx context.Context, obj, status object.Tree, names bool) error {
 	before := object.Copy(status)
 	obj["status"] = status
 	w := statusWriter{status: status, generation: object.Generation(obj), now: s.now()}
 	w.approval(obj)
 	if names {
-		if err := s.judgeNames(ctx, obj, w); err != nil {
+		if err := s.acceptNames(ctx, obj, w); err != nil {
 			return err
 		}
 	}
@@ -84,18 +84,18 @@ func (s crdStatus) decide(ctx context.Context, obj, status object.Tree, names bo
 	if names {
 		w.observe()
 	}
-	return s.own(obj, before)
+	return s.recordManagers(obj, before)
 }
 
-// judgeNames gives obj the names that it asks for, as far as they are free.
-func (s crdStatus) judgeNames(ctx context.Context, obj object.Tree, w statusWriter) error {
+// acceptNames gives obj the names that it asks for, as far as they are free.
+func (s crdStatus) acceptNames(ctx context.Context, obj object.Tree, w statusWriter) error {
 	a := allocation{requested: namesOf(tree(obj, "spec", "names")), accepted: acceptedNames(w.status)}
 	if !sameNames(a.requested, a.accepted) {
 		catalog, err := s.load(ctx)
 		if err != nil {
 			return err
 		}
-		a.others = others(catalog, obj, a.requested)
+		a.conflicts = nameConflicts(catalog, obj, a.requested)
 		a.run()
 		w.status["acceptedNames"] = treeOf(a.result)
 	}
@@ -231,7 +231,7 @@ func (w statusWriter) nonStructural(obj object.Tree) {
 }
 
 func (w statusWriter) violations(obj object.Tree) (reason, message string) {
-	crd, err := internalCRD(obj)
+	crd, err := parseCRD(obj)
 	if err != nil {
 		return "", ""
 	}

@@ -54,7 +54,7 @@ func (s *server) decode(crd string) engine.Body {
 	return engine.Body{Tree: d.Tree, Strict: d.Strict}
 }
 
-func (s *server) create(crd string) (object.Tree, error) {
+func (s *server) createCRD(crd string) (object.Tree, error) {
 	s.Helper()
 	o, err := s.Engine.Create(s.Context(), s.target("", ""), s.decode(crd), s.caller())
 	if err != nil {
@@ -63,9 +63,9 @@ func (s *server) create(crd string) (object.Tree, error) {
 	return s.tree(o), nil
 }
 
-func (s *server) must(crd string) object.Tree {
+func (s *server) mustCreateCRD(crd string) object.Tree {
 	s.Helper()
-	t, err := s.create(crd)
+	t, err := s.createCRD(crd)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func (s *server) tree(o engine.Object) object.Tree {
 	return t
 }
 
-func (s *server) update(t object.Tree, sub string) (object.Tree, error) {
+func (s *server) updateCRD(t object.Tree, sub string) (object.Tree, error) {
 	s.Helper()
 	o, _, err := s.Engine.Update(s.Context(), s.target(object.Name(t), sub), engine.Body{Tree: t}, s.caller())
 	if err != nil {
@@ -129,7 +129,7 @@ const (
 // CRD-001, CRD-015, CRD-038, CRD-040: when the create returns, the CRD is established and served.
 func TestCreateEstablishes(t *testing.T) {
 	s := serve(t)
-	got := s.must(crd("stable.example.com", "crontabs", "CronTab", `,"shortNames":["ct"]`))
+	got := s.mustCreateCRD(crd("stable.example.com", "crontabs", "CronTab", `,"shortNames":["ct"]`))
 	s.expect(got, "Established", established)
 	s.expect(got, "NamesAccepted", noConflicts)
 	if n := len(conditions(got)); n != 2 {
@@ -149,7 +149,7 @@ func TestCreateEstablishes(t *testing.T) {
 		t.Errorf("conversion %v", conversion)
 	}
 	empty := strings.Replace(crd("stable.example.com", "empties", "Empty", ""), `"scope"`, `"conversion":{"strategy":"None","webhook":{}},"scope"`, 1)
-	if conversion := s.must(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
+	if conversion := s.mustCreateCRD(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
 		t.Errorf("conversion with an empty webhook: %v", conversion)
 	}
 	c, err := s.Live.Current(t.Context())
@@ -170,7 +170,7 @@ func TestRefusals(t *testing.T) {
 		"approval": {crd("stable.k8s.io", "crontabs", "CronTab", ""), `metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation "api-approved.kubernetes.io", see https://github.com/kubernetes/enhancements/pull/1111`},
 		"schema":   {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `{"type":"object"}`, `{"type":"array"}`, 1), "spec.validation.openAPIV3Schema.type: Invalid value: \"array\": must be object at the root"},
 	} {
-		_, err := s.create(want.crd)
+		_, err := s.createCRD(want.crd)
 		if !apierrors.IsInvalid(err) || strings.Count(err.Error(), want.message) != 1 {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -180,17 +180,17 @@ func TestRefusals(t *testing.T) {
 // CRD-041: who comes second waits, and gets the name once it is free and its status is touched.
 func TestNameConflicts(t *testing.T) {
 	s := serve(t)
-	s.must(crd("example.com", "firsts", "First", `,"singular":"one","shortNames":["f"]`))
-	second := s.must(crd("example.com", "seconds", "Second", `,"singular":"one","shortNames":["f"]`))
+	s.mustCreateCRD(crd("example.com", "firsts", "First", `,"singular":"one","shortNames":["f"]`))
+	second := s.mustCreateCRD(crd("example.com", "seconds", "Second", `,"singular":"one","shortNames":["f"]`))
 	s.expect(second, "NamesAccepted", `False/ShortNamesConflict/"f" is already in use`)
 	s.expect(second, "Established", "False/NotAccepted/not all names are accepted")
 	if accepted := status(second)["acceptedNames"].(object.Tree); accepted["plural"] != "seconds" || accepted["singular"] != nil || accepted["kind"] != "Second" {
 		t.Errorf("accepted %v", accepted)
 	}
-	s.expect(s.must(crd("other.com", "seconds", "First", `,"singular":"one","shortNames":["f"]`)), "Established", established)
-	s.expect(s.must(crd("example.com", "thirds", "Second", `,"listKind":"Thirds"`)), "NamesAccepted", `False/KindConflict/"Second" is already in use`)
-	s.expect(s.must(crd("example.com", "fourths", "Fourth", `,"listKind":"FirstList"`)), "NamesAccepted", `False/ListKindConflict/"FirstList" is already in use`)
-	s.expect(s.must(crd("example.com", "one", "Fifth", "")), "NamesAccepted", `False/PluralConflict/"one" is already in use`)
+	s.expect(s.mustCreateCRD(crd("other.com", "seconds", "First", `,"singular":"one","shortNames":["f"]`)), "Established", established)
+	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Second", `,"listKind":"Thirds"`)), "NamesAccepted", `False/KindConflict/"Second" is already in use`)
+	s.expect(s.mustCreateCRD(crd("example.com", "fourths", "Fourth", `,"listKind":"FirstList"`)), "NamesAccepted", `False/ListKindConflict/"FirstList" is already in use`)
+	s.expect(s.mustCreateCRD(crd("example.com", "one", "Fifth", "")), "NamesAccepted", `False/PluralConflict/"one" is already in use`)
 
 	if _, gone, err := s.Engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{}, s.caller()); err != nil || gone {
 		t.Fatalf("gone %v: %v", gone, err)
@@ -205,14 +205,14 @@ func TestNameConflicts(t *testing.T) {
 		t.Errorf("finalizers %v, generation %d", f, object.Generation(ending)) // CRD-043
 	}
 	object.SetFinalizers(ending, nil)
-	if _, err := s.update(ending, ""); err != nil {
+	if _, err := s.updateCRD(ending, ""); err != nil {
 		t.Fatal(err)
 	}
 	o, err := s.Engine.Get(t.Context(), s.target("seconds.example.com", ""), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	touched, err := s.update(s.tree(o), "status")
+	touched, err := s.updateCRD(s.tree(o), "status")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,12 +224,12 @@ func TestNameConflicts(t *testing.T) {
 // not (CRD-041).
 func TestShortNamesOfTheSameKind(t *testing.T) {
 	s := serve(t)
-	s.must(crd("example.com", "firsts", "First", ""))
-	s.expect(s.must(crd("example.com", "thirds", "Third", `,"shortNames":["third"]`)), "NamesAccepted", noConflicts)
-	second := s.must(crd("example.com", "seconds", "Second", `,"shortNames":["s"]`))
+	s.mustCreateCRD(crd("example.com", "firsts", "First", ""))
+	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Third", `,"shortNames":["third"]`)), "NamesAccepted", noConflicts)
+	second := s.mustCreateCRD(crd("example.com", "seconds", "Second", `,"shortNames":["s"]`))
 	for _, names := range [][]any{{"second"}, {"s", "seconds", "second"}} {
 		second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = names
-		got, err := s.update(second, "")
+		got, err := s.updateCRD(second, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -240,7 +240,7 @@ func TestShortNamesOfTheSameKind(t *testing.T) {
 		second = got
 	}
 	second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = []any{"firsts"}
-	got, err := s.update(second, "")
+	got, err := s.updateCRD(second, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,10 +250,10 @@ func TestShortNamesOfTheSameKind(t *testing.T) {
 // CRD-041: an established CRD that asks for a taken name keeps what it has.
 func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 	s := serve(t)
-	s.must(crd("example.com", "firsts", "First", `,"singular":"one"`))
-	second := s.must(crd("example.com", "seconds", "Second", ""))
+	s.mustCreateCRD(crd("example.com", "firsts", "First", `,"singular":"one"`))
+	second := s.mustCreateCRD(crd("example.com", "seconds", "Second", ""))
 	second["spec"].(object.Tree)["names"].(object.Tree)["singular"] = "one"
-	got, err := s.update(second, "")
+	got, err := s.updateCRD(second, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 func TestBuiltinNamesAreTaken(t *testing.T) {
 	s := serve(t)
 	leases := strings.Replace(crd("coordination.k8s.io", "leases", "Lease", ""), `"metadata":{`, `"metadata":{"annotations":{"api-approved.kubernetes.io":"unapproved, a test"},`, 1)
-	got := s.must(leases)
+	got := s.mustCreateCRD(leases)
 	s.expect(got, "NamesAccepted", `False/ListKindConflict/"LeaseList" is already in use`)
 	s.expect(got, "KubernetesAPIApprovalPolicyConformant", `False/UnapprovedAnnotation/not approved: "unapproved, a test"`)
 }
@@ -279,11 +279,11 @@ func TestBuiltinNamesAreTaken(t *testing.T) {
 // CRD-042 CRD-048 VER-036 VER-038 VER-040: what was ever the storage version is on record, whatever an update says of it, and cannot be dropped.
 func TestUpdates(t *testing.T) {
 	s := serve(t)
-	base := s.must(crd("example.com", "foos", "Foo", ""))
+	base := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
 	change := func(f func(spec object.Tree)) error {
 		c := object.Copy(base)
 		f(c["spec"].(object.Tree))
-		_, err := s.update(c, "")
+		_, err := s.updateCRD(c, "")
 		return err
 	}
 	for name, f := range map[string]func(object.Tree){
@@ -303,7 +303,7 @@ func TestUpdates(t *testing.T) {
 	versions[0].(object.Tree)["storage"] = false
 	moved["spec"].(object.Tree)["versions"] = append(versions, v2)
 	moved["status"] = object.Tree{"storedVersions": []any{"v9"}}
-	got, err := s.update(moved, "")
+	got, err := s.updateCRD(moved, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,11 +312,11 @@ func TestUpdates(t *testing.T) {
 	}
 	s.expect(got, "Established", established)
 	got["spec"].(object.Tree)["versions"] = got["spec"].(object.Tree)["versions"].([]any)[1:]
-	if _, err := s.update(object.Copy(got), ""); err == nil || !strings.Contains(err.Error(), "v1 was previously a storage version") {
+	if _, err := s.updateCRD(object.Copy(got), ""); err == nil || !strings.Contains(err.Error(), "v1 was previously a storage version") {
 		t.Errorf("dropped a stored version: %v", err)
 	}
 	status(got)["storedVersions"] = []any{"v2"}
-	if got, err = s.update(got, "status"); err != nil {
+	if got, err = s.updateCRD(got, "status"); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(got["spec"].(object.Tree)["versions"].([]any)); n != 2 {
@@ -356,7 +356,7 @@ func TestConcurrentConflicts(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	s := serve(t)
-	s.must(strings.Replace(crd("example.com", "foos", "Foo", ""), `{"type":"object"}`,
+	s.mustCreateCRD(strings.Replace(crd("example.com", "foos", "Foo", ""), `{"type":"object"}`,
 		`{"type":"object","properties":{"a":{"type":"string","format":"odd"},"b":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"object","x-kubernetes-map-type":"atomic"}}}}`, 1))
 	want := []string{`unrecognized format "odd"`, `x-kubernetes-list-type: set for items of type "object" is not supported by server-side apply or CEL validation rules`}
 	if fmt.Sprint(s.warnings) != fmt.Sprint(want) {

@@ -35,7 +35,7 @@ func schemaWarnings(crd object.Tree) []string {
 			if format := unknownFormat(s); format != "" {
 				add(&formats, fmt.Sprintf("unrecognized format %q", format))
 			}
-			if typ := setOf(s); typ != "" {
+			if typ := unmergeableSetItems(s); typ != "" {
 				add(&sets, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", typ))
 			}
 		})
@@ -61,7 +61,7 @@ func isWarnable(v any) bool {
 		case "format":
 			found = unknownFormat(s) != ""
 		case "x-kubernetes-list-type":
-			found = setOf(s) != ""
+			found = unmergeableSetItems(s) != ""
 		case "items", "allOf", "anyOf", "oneOf", "not", "additionalProperties", "additionalItems":
 			list, _ := below.([]any)
 			found = isWarnable(below) || slices.ContainsFunc(list, isWarnable)
@@ -88,8 +88,8 @@ func unknownFormat(s object.Tree) string {
 	return ""
 }
 
-// setOf is the type of the items of a set that cannot be merged.
-func setOf(s object.Tree) string {
+// unmergeableSetItems is the type of the items of a set that cannot be merged.
+func unmergeableSetItems(s object.Tree) string {
 	if text(s, "x-kubernetes-list-type") != "set" {
 		return ""
 	}

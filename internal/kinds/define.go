@@ -20,31 +20,31 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// line is what the table says of a kind. What it leaves out is derived or is as for most kinds.
-type line struct {
+// entry is what the table says of a kind. What it leaves out is derived or is as for most kinds.
+type entry struct {
 	kind, plural      string
-	at                []schema.GroupVersion // that it is served at; it is stored at the first
+	versions                []schema.GroupVersion // that it is served at; it is stored at the first
 	short, categories string                // names, separated by spaces
 	main              strategy
 	status            rest.RESTUpdateStrategy // of /status; nil: there is none
-	more              map[string]rest.RESTUpdateStrategy
-	acts              []resource.Subresource // that only take a POST, or connect to somebody else
+	subresources              map[string]rest.RESTUpdateStrategy
+	actions              []resource.Subresource // that only take a POST, or connect to somebody else
 	scale             *resource.Scale
 	// fields are those that selectors may name, besides name and namespace: paths, separated by spaces. "a=b" names
 	// the path b "a", "a:0" is 0 where there is nothing, "a|b" is what b is where there is nothing.
 	fields       []string                            // by the versions in at
 	warning      string                              // of a deprecated kind
-	plain        bool                                // a Table has name and creation time alone
-	returned     bool                                // a delete is answered with the object
+	plainTable        bool                                // a Table has name and creation time alone
+	returnsDeleted     bool                                // a delete is answered with the object
 	prefix       string                              // of storage keys; "": the plural
-	noCollection bool                                // no deletecollection
-	asks         asker                               // it is a question, in place of main
+	noDeleteCollection bool                                // no deletecollection
+	review         reviewer                               // it is a question, in place of main
 	compute      func(context.Context) []object.Tree // its objects are computed, in place of main
-	permit       func(ctx context.Context, obj, old resource.Internal) error
-	begin        func(ctx context.Context, obj, old resource.Internal) error
+	authorize       func(ctx context.Context, obj, old resource.Internal) error
+	prepare        func(ctx context.Context, obj, old resource.Internal) error
 	behavior     resource.Behavior
 	columns      func() []resource.Column // in place of upstream's
-	ignore       func(*field.Error) bool  // problems of the strategies
+	ignoreError       func(*field.Error) bool  // problems of the strategies
 }
 
 // strategy is how a kind is created and updated.
@@ -54,13 +54,13 @@ type strategy interface {
 }
 
 // define makes a Definition of a line of the table.
-func (l *line) define() *resource.Definition {
+func (l *entry) define() *resource.Definition {
 	prefix := l.prefix
 	if prefix == "" {
 		prefix = l.plural
 	}
 	d := &resource.Definition{
-		Group: l.at[0].Group,
+		Group: l.versions[0].Group,
 		Names: resource.Names{
 			Plural: l.plural, Singular: strings.ToLower(l.kind), Kind: l.kind, ListKind: l.kind + "List",
 			ShortNames: strings.Fields(l.short), Categories: strings.Fields(l.categories),
@@ -70,14 +70,14 @@ func (l *line) define() *resource.Definition {
 		ItemLimits: limits(l.kind),
 	}
 	switch {
-	case l.asks != nil:
-		l.question(d)
+	case l.review != nil:
+		l.defineReview(d)
 	case l.compute != nil:
 		d.Verbs, d.Behavior.Compute = []string{"get", "list"}, l.compute
 	default:
-		l.strategies(d)
+		l.defineStored(d)
 	}
-	for i, gv := range l.at {
+	for i, gv := range l.versions {
 		d.Versions = append(d.Versions, l.version(d, gv, i))
 	}
 	d.Storage = d.Versions[0]
@@ -86,30 +86,30 @@ func (l *line) define() *resource.Definition {
 	}
 	if d.Strategy != nil {
 		d.Strategy.ErrorKind = errorKind(d.Storage)
-		d.Strategy.Ignore = l.ignore
+		d.Strategy.Ignore = l.ignoreError
 	}
 	return d
 }
 
-// strategies is for a kind whose objects are stored.
-func (l *line) strategies(d *resource.Definition) {
+// defineStored is for a kind whose objects are stored.
+func (l *entry) defineStored(d *resource.Definition) {
 	ctx := context.Background()
 	d.Namespaced = l.main.NamespaceScoped()
 	d.Verbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
-	if l.noCollection {
+	if l.noDeleteCollection {
 		d.Verbs = slices.Delete(d.Verbs, 2, 3)
 	}
-	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Authorize: l.permit, Prepare: l.begin}
-	maps.Copy(d.Strategy.Subresources, l.more)
+	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Authorize: l.authorize, Prepare: l.prepare}
+	maps.Copy(d.Strategy.Subresources, l.subresources)
 	if l.status != nil {
 		d.Strategy.Subresources["status"] = l.status
 	}
-	d.Behavior.ReturnsDeleted = l.returned
+	d.Behavior.ReturnsDeleted = l.returnsDeleted
 	d.Behavior.CreateOnUpdate = l.main.AllowCreateOnUpdate(ctx)
 	d.Behavior.UnconditionalUpdate = l.main.AllowUnconditionalUpdate(ctx)
 }
 
-func (l *line) version(d *resource.Definition, gv schema.GroupVersion, index int) *resource.Version {
+func (l *entry) version(d *resource.Definition, gv schema.GroupVersion, index int) *resource.Version {
 	v := &resource.Version{
 		Definition:   d,
 		GroupVersion: gv,
@@ -124,23 +124,23 @@ func (l *line) version(d *resource.Definition, gv schema.GroupVersion, index int
 	}
 	v.Parseable = sync.OnceValues(v.Type.Parseable)
 	if len(l.fields) > index {
-		v.SelectableFields = selectable(l.fields[index])
+		v.SelectableFields = parseSelectableFields(l.fields[index])
 	}
-	for name := range l.more {
+	for name := range l.subresources {
 		verbs := []string{"get", "patch", "update"}
 		if name == "finalize" {
 			verbs = verbs[2:]
 		}
 		v.Subresources = append(v.Subresources, resource.Subresource{Name: name, Verbs: verbs})
 	}
-	v.Subresources = append(v.Subresources, l.acts...)
+	v.Subresources = append(v.Subresources, l.actions...)
 	slices.SortFunc(v.Subresources, func(a, b resource.Subresource) int { return strings.Compare(a.Name, b.Name) })
 	switch {
-	case l.asks != nil:
+	case l.review != nil:
 	case l.columns != nil:
 		v.Columns = l.columns()
 	default:
-		v.Printer = printer(v, l.plain)
+		v.Printer = printer(v, l.plainTable)
 	}
 	return v
 }
@@ -151,8 +151,8 @@ func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 	internal := schema.GroupVersion{Group: gv.Group, Version: runtime.APIVersionInternal}
 	return &resource.GoType{
 		OpenAPI: openapi.GetOpenAPIDefinitions,
-		New:     maker(types[names.Kind]),
-		NewList: maker(types[names.ListKind]), // nil for a question
+		New:     constructor(types[names.Kind]),
+		NewList: constructor(types[names.ListKind]), // nil for a question
 		Default: func(obj runtime.Object) { legacyscheme.Scheme.Default(obj) },
 		Internal: func(obj runtime.Object) (resource.Internal, error) {
 			out, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, internal)
@@ -171,8 +171,8 @@ func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 	}
 }
 
-// maker makes fresh objects of a type of the scheme, all of which are runtime.Objects.
-func maker(t reflect.Type) func() runtime.Object {
+// constructor makes fresh objects of a type of the scheme, all of which are runtime.Objects.
+func constructor(t reflect.Type) func() runtime.Object {
 	if t == nil {
 		return nil
 	}
@@ -200,8 +200,8 @@ func errorKind(v *resource.Version) schema.GroupKind {
 	return v.GroupVersionKind().GroupKind()
 }
 
-// selectable reads what a line says of its fields.
-func selectable(text string) []resource.SelectableField {
+// parseSelectableFields reads what a line says of its fields.
+func parseSelectableFields(text string) []resource.SelectableField {
 	var all []resource.SelectableField
 	for word := range strings.FieldsSeq(text) {
 		var f resource.SelectableField

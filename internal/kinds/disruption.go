@@ -14,8 +14,8 @@ import (
 
 // What a PodDisruptionBudget says to an eviction. Its status is the work of a controller; an eviction takes from what that has allowed.
 
-// mostDisrupted is how many Pods may be on their way out before the controller has seen it.
-const mostDisrupted = 2000
+// maxDisruptedPods is how many Pods may be on their way out before the controller has seen it.
+const maxDisruptedPods = 2000
 
 // disrupt takes one disruption from a budget, for the Pod, or is why it cannot.
 func disrupt(b *policy.PodDisruptionBudget, pod string, now time.Time) error {
@@ -26,7 +26,7 @@ func disrupt(b *policy.PodDisruptionBudget, pod string, now time.Time) error {
 	case s.DisruptionsAllowed < 0:
 		err := apierrors.NewForbidden(policy.Resource("poddisruptionbudget"), b.Name, errors.New("pdb disruptions allowed is negative"))
 		return denied(err, "The disruption budget %s does not allow evicting pods currently: pdb disruptions allowed is negative", b.Name)
-	case len(s.DisruptedPods) > mostDisrupted:
+	case len(s.DisruptedPods) > maxDisruptedPods:
 		err := apierrors.NewForbidden(policy.Resource("poddisruptionbudget"), b.Name, errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
 		return denied(err, "The disruption budget %s does not allow evicting pods currently: too many pending evictions not confirmed by PDB controller", b.Name)
 	case s.DisruptionsAllowed == 0:

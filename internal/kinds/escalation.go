@@ -25,47 +25,47 @@ import (
 
 // escalation is the permission for writes of the kinds that give rights away: who has them not, and may neither escalate nor bind, is
 // refused (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping).
-type escalation struct{ role, clusterRole, roleBinding, clusterRoleBinding permit }
+type escalation struct{ role, clusterRole, roleBinding, clusterRoleBinding authorizeFunc }
 
-// permit is a Strategy's Permit.
-type permit = func(ctx context.Context, obj, old resource.Internal) error
+// authorizeFunc is a Strategy's Permit.
+type authorizeFunc = func(ctx context.Context, obj, old resource.Internal) error
 
 func (c Config) escalation() escalation {
-	c.RoleRules = getting{c.RoleRules}
+	c.RoleRules = ruleResolver{c.RoleRules}
 	return escalation{
-		role: judging(func(s rest.StandardStorage) judge { return rolepolicy.NewStorage(s, c.Authorizer, c.RoleRules) }),
-		clusterRole: judging(func(s rest.StandardStorage) judge {
+		role: authorizeWith(func(s rest.StandardStorage) upstreamStorage { return rolepolicy.NewStorage(s, c.Authorizer, c.RoleRules) }),
+		clusterRole: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
 			return clusterrolepolicy.NewStorage(s, c.Authorizer, c.RoleRules)
 		}),
-		roleBinding: judging(func(s rest.StandardStorage) judge {
+		roleBinding: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
 			return rolebindingpolicy.NewStorage(s, c.Authorizer, c.RoleRules)
 		}),
-		clusterRoleBinding: judging(func(s rest.StandardStorage) judge {
+		clusterRoleBinding: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
 			return clusterrolebindingpolicy.NewStorage(s, c.Authorizer, c.RoleRules)
 		}),
 	}
 }
 
-// judge is upstream's storage of such a kind, which judges what it is given before it stores it.
-type judge interface {
+// upstreamStorage is upstream's storage of such a kind, which judges what it is given before it stores it.
+type upstreamStorage interface {
 	rest.Creater
 	rest.Updater
 }
 
-// judging has a judge look at what is to be written, over a storage that stores nothing.
-func judging(over func(rest.StandardStorage) judge) permit {
+// authorizeWith has a judge look at what is to be written, over a storage that stores nothing.
+func authorizeWith(over func(rest.StandardStorage) upstreamStorage) authorizeFunc {
 	return func(ctx context.Context, obj, old resource.Internal) (err error) {
-		e := &effort{name: obj.GetName()}
-		ctx = context.WithValue(ctx, effortKey{}, e)
-		if err := e.ofRole(obj); err != nil {
+		e := &escalationCost{name: obj.GetName()}
+		ctx = context.WithValue(ctx, costKey{}, e)
+		if err := e.addRole(obj); err != nil {
 			return err
 		}
 		defer func() {
-			if e.refused != nil {
-				err = e.refused
+			if e.err != nil {
+				err = e.err
 			}
 		}()
-		j := over(passing{old: old})
+		j := over(discardStorage{old: old})
 		if old == nil {
 			_, err = j.Create(ctx, obj, nil, &metav1.CreateOptions{})
 		} else {
@@ -75,25 +75,25 @@ func judging(over func(rest.StandardStorage) judge) permit {
 	}
 }
 
-// passing is a storage that stores nothing.
-type passing struct {
+// discardStorage is a storage that stores nothing.
+type discardStorage struct {
 	rest.StandardStorage // nil
 	old                  resource.Internal
 }
 
 // Create implements rest.Creater.
-func (passing) Create(_ context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+func (discardStorage) Create(_ context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
 	return obj, nil
 }
 
 // Update implements rest.Updater.
-func (p passing) Update(ctx context.Context, _ string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc, _ rest.ValidateObjectUpdateFunc, _ bool, _ *metav1.UpdateOptions) (runtime.Object, bool, error) {
+func (p discardStorage) Update(ctx context.Context, _ string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc, _ rest.ValidateObjectUpdateFunc, _ bool, _ *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	obj, err := info.UpdatedObject(ctx, p.old)
 	return obj, false, err
 }
 
-// nameable is what upstream's stores say of a name that no object can have.
-func nameable(name string) error {
+// validateName is what upstream's stores say of a name that no object can have.
+func validateName(name string) error {
 	if name == "" {
 		return apierrors.NewBadRequest("Name parameter required.")
 	}
@@ -103,18 +103,18 @@ func nameable(name string) error {
 	return nil
 }
 
-// getting words what is wrong with a roleRef as upstream does, which gets the role in the name of the request.
-type getting struct {
+// ruleResolver words what is wrong with a roleRef as upstream does, which gets the role in the name of the request.
+type ruleResolver struct {
 	validation.AuthorizationRuleResolver
 }
 
 // GetRoleReferenceRules implements validation.AuthorizationRuleResolver.
-func (g getting) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+func (g ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	known := ref.Kind == "Role" || ref.Kind == "ClusterRole"
 	if ref.Kind == "Role" && namespace == "" {
 		return nil, apierrors.NewBadRequest("Namespace parameter required.")
 	}
-	if err := nameable(ref.Name); err != nil && known {
+	if err := validateName(ref.Name); err != nil && known {
 		return nil, err
 	}
 	rules, err := g.AuthorizationRuleResolver.GetRoleReferenceRules(ctx, ref, namespace)
@@ -122,16 +122,16 @@ func (g getting) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, 
 		err = apierrors.NewNotFound(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, ref.Name)
 	}
 	if err == nil {
-		err = effortOf(ctx).ofReference(rules)
+		err = costOf(ctx).addReferencedRules(rules)
 	}
 	return rules, err
 }
 
 // RulesFor implements validation.AuthorizationRuleResolver. It is called once the rules that are given away are known.
-func (g getting) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
+func (g ruleResolver) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
 	rules, err := g.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
-	if e := effortOf(ctx); !e.affordable(rules) {
-		return nil, e.refused
+	if e := costOf(ctx); !e.affordable(rules) {
+		return nil, e.err
 	}
 	return rules, err
 }

@@ -22,7 +22,7 @@ import (
 // eviction is the subresource by which a Pod is asked to go, as far as its PodDisruptionBudget allows
 // (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/).
 func (c Config) eviction() resource.Subresource {
-	body := posted(policyv1.SchemeGroupVersion, resource.Names{Kind: "Eviction", Plural: "evictions"})
+	body := postOnly(policyv1.SchemeGroupVersion, resource.Names{Kind: "Eviction", Plural: "evictions"})
 	e := evictor{c.Now, c.lister(policyv1.SchemeGroupVersion, "PodDisruptionBudget", "poddisruptionbudgets")}
 	return resource.Subresource{
 		Name: "eviction", Verbs: body.Definition.Verbs, Body: body, AlternateAPIVersion: policyv1beta1.SchemeGroupVersion.String(), Check: checkEviction, Delete: e.evict,
@@ -53,7 +53,7 @@ func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dr
 	if d.Options, err = evictionOptions(body.(*policy.Eviction), dryRun); err != nil {
 		return d, err
 	}
-	if disruptive(pod) {
+	if needsBudget(pod) {
 		if d.Related, err = e.disruption(stored, pod); err != nil {
 			return d, err
 		}
@@ -82,21 +82,21 @@ func evictionOptions(e *policy.Eviction, dryRun bool) (o metav1.DeleteOptions, e
 	return o, err
 }
 
-// disruptive says that the Pod runs, so that something is disrupted when it goes.
-func disruptive(p *core.Pod) bool {
+// needsBudget says that the Pod runs, so that something is disrupted when it goes.
+func needsBudget(p *core.Pod) bool {
 	return p.Status.Phase != core.PodSucceeded && p.Status.Phase != core.PodFailed && p.Status.Phase != core.PodPending && p.DeletionTimestamp.IsZero()
 }
 
 // disruption is what the eviction of a Pod takes from its budget; nil where it takes nothing.
 func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.RelatedWrite, error) {
-	budgets, err := e.of(stored, pod)
+	budgets, err := e.budgetsFor(stored, pod)
 	switch {
 	case err != nil || len(budgets) == 0:
 		return nil, err
 	case len(budgets) > 1:
 		return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 500,
 			Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
-	case !podutil.IsPodReady(pod) && unhealthyMayGo(budgets[0]):
+	case !podutil.IsPodReady(pod) && allowsUnhealthyEviction(budgets[0]):
 		return nil, nil
 	}
 	return &resource.RelatedWrite{
@@ -108,8 +108,8 @@ func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.
 	}, nil
 }
 
-// of is the budgets that a Pod falls under.
-func (e evictor) of(stored *storage.Snapshot, pod *core.Pod) (all []*policy.PodDisruptionBudget, err error) {
+// budgetsFor is the budgets that a Pod falls under.
+func (e evictor) budgetsFor(stored *storage.Snapshot, pod *core.Pod) (all []*policy.PodDisruptionBudget, err error) {
 	for rec := range stored.Walk(e.budgets.prefix+pod.Namespace+"/", "") {
 		obj, err := e.budgets.goType.Load(rec.Value)
 		if err != nil {
@@ -123,8 +123,8 @@ func (e evictor) of(stored *storage.Snapshot, pod *core.Pod) (all []*policy.PodD
 	return all, nil
 }
 
-// unhealthyMayGo says whether a Pod that is not ready may go without being counted.
-func unhealthyMayGo(b *policy.PodDisruptionBudget) bool {
+// allowsUnhealthyEviction says whether a Pod that is not ready may go without being counted.
+func allowsUnhealthyEviction(b *policy.PodDisruptionBudget) bool {
 	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policy.AlwaysAllow {
 		return true
 	}

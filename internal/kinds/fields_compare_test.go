@@ -11,7 +11,7 @@ import (
 
 // comparison walks our schemas and client-go's side by side. Paths are what lines of resource/fields.txt begin with.
 type comparison struct {
-	ours, theirs *schema.Schema
+	trellis, clientGo *schema.Schema
 	differences  []string
 	lines        []string // that fields.txt lacks
 }
@@ -20,16 +20,16 @@ func (c *comparison) differ(path string, a, b any) {
 	c.differences = append(c.differences, fmt.Sprintf("%s: ours %v, client-go's %v", path, a, b))
 }
 
-func (c *comparison) lacks(path string, words ...string) {
+func (c *comparison) lacksLine(path string, words ...string) {
 	c.lines = append(c.lines, strings.Join(append([]string{path}, words...), " "))
 }
 
-// related notes a relation that only client-go knows.
-func (c *comparison) related(path string, a, b schema.ElementRelationship) {
+// compareRelationship notes a relation that only client-go knows.
+func (c *comparison) compareRelationship(path string, a, b schema.ElementRelationship) {
 	switch {
 	case (a == schema.Atomic) == (b == schema.Atomic):
 	case b == schema.Atomic:
-		c.lacks(path, "atomic")
+		c.lacksLine(path, "atomic")
 	default:
 		c.differ(path, a, b)
 	}
@@ -43,7 +43,7 @@ func override(r schema.TypeRef) schema.ElementRelationship {
 }
 
 func (c *comparison) compare(seen map[string]bool, path string, a, b schema.TypeRef) {
-	c.related(path, override(a), override(b))
+	c.compareRelationship(path, override(a), override(b))
 	a.ElementRelationship, b.ElementRelationship = nil, nil
 	if a.NamedType != nil {
 		if path = *a.NamedType; seen[path] {
@@ -51,8 +51,8 @@ func (c *comparison) compare(seen map[string]bool, path string, a, b schema.Type
 		}
 		seen[path] = true
 	}
-	x, okA := c.ours.Resolve(a)
-	y, okB := c.theirs.Resolve(b)
+	x, okA := c.trellis.Resolve(a)
+	y, okB := c.clientGo.Resolve(b)
 	if !okA || !okB {
 		c.differ(path, okA, okB)
 		return
@@ -76,15 +76,15 @@ func (c *comparison) compareLists(seen map[string]bool, path string, a, b *schem
 	switch {
 	case a.ElementRelationship == b.ElementRelationship && slices.Equal(a.Keys, b.Keys):
 	case b.ElementRelationship == schema.Atomic:
-		c.lacks(path, "atomic")
+		c.lacksLine(path, "atomic")
 	default:
-		c.lacks(path, append([]string{"list"}, b.Keys...)...)
+		c.lacksLine(path, append([]string{"list"}, b.Keys...)...)
 	}
 	c.compare(seen, path+"[]", a.ElementType, b.ElementType)
 }
 
 func (c *comparison) compareMaps(seen map[string]bool, path string, a, b *schema.Map) {
-	c.related(path, a.ElementRelationship, b.ElementRelationship)
+	c.compareRelationship(path, a.ElementRelationship, b.ElementRelationship)
 	if (a.ElementType == schema.TypeRef{}) != (b.ElementType == schema.TypeRef{}) {
 		c.differ(path+".*", a.ElementType, b.ElementType)
 	} else if (a.ElementType != schema.TypeRef{}) {
@@ -104,7 +104,7 @@ func (c *comparison) compareMaps(seen map[string]bool, path string, a, b *schema
 		c.compare(seen, path+"."+name, x.Type, y.Type)
 		if isScalar(y.Default) && b.ElementRelationship != schema.Atomic && fmt.Sprint(x.Default) != fmt.Sprint(y.Default) {
 			text, _ := json.Marshal(y.Default)
-			c.lacks(path+"."+name, "default", string(text))
+			c.lacksLine(path+"."+name, "default", string(text))
 		}
 	}
 }

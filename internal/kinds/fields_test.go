@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// everyVersion yields each endpoint of each kind that the table holds.
-func everyVersion() []*resource.Version {
+// allVersions yields each endpoint of each kind that the table holds.
+func allVersions() []*resource.Version {
 	var all []*resource.Version
 	for _, d := range Definitions(Config{}) {
 		all = append(all, d.Versions...)
@@ -32,7 +32,7 @@ func everyVersion() []*resource.Version {
 // find returns the endpoint of a plural in a group.
 func find(t *testing.T, group, plural string) *resource.Version {
 	t.Helper()
-	for _, v := range everyVersion() {
+	for _, v := range allVersions() {
 		if v.GroupVersion.Group == group && v.Definition.Names.Plural == plural {
 			return v
 		}
@@ -45,7 +45,7 @@ func find(t *testing.T, group, plural string) *resource.Version {
 func TestFieldsAreThoseOfClientGo(t *testing.T) {
 	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
 	c, seen := comparison{}, map[string]bool{}
-	for _, v := range everyVersion() {
+	for _, v := range allVersions() {
 		if g := v.GroupVersion.Group; g == "apiextensions.k8s.io" || g == "apiregistration.k8s.io" || v.Type.NewList == nil {
 			continue // not of client-go; never applied
 		}
@@ -59,7 +59,7 @@ func TestFieldsAreThoseOfClientGo(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.ours, c.theirs = ours.Schema, theirs.Schema()
+		c.trellis, c.clientGo = ours.Schema, theirs.Schema()
 		c.compare(seen, v.APIVersion+" "+v.Definition.Names.Kind, ours.TypeRef, theirs.TypeRef())
 	}
 	c.report(t)
@@ -82,7 +82,7 @@ func TestFieldsOfCRDAreUpstreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := comparison{ours: ours.Schema, theirs: theirs}
+	c := comparison{trellis: ours.Schema, clientGo: theirs}
 	name := "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
 	c.compare(map[string]bool{}, "CustomResourceDefinition", ours.TypeRef, schema.TypeRef{NamedType: &name})
 	c.report(t)
@@ -110,7 +110,7 @@ func TestFieldsOfReviews(t *testing.T) {
 }
 
 func BenchmarkParseable(b *testing.B) {
-	versions := everyVersion()
+	versions := allVersions()
 	b.ReportAllocs()
 	var p typed.ParseableType
 	for b.Loop() {

@@ -69,10 +69,10 @@ type Config struct {
 func Definitions(c Config) []*resource.Definition {
 	c = c.withDefaults()
 	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
-	for _, lines := range [][]line{coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c)} {
+	for _, lines := range [][]entry{coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c)} {
 		for i := range lines {
 			if c.AllowPrivileged {
-				lines[i].ignore = privileged
+				lines[i].ignoreError = isPrivilegedError
 			}
 			all = append(all, lines[i].define())
 		}
@@ -91,13 +91,13 @@ func (c Config) withDefaults() Config {
 		c.Now = time.Now
 	}
 	if c.Authorizer == nil {
-		c.Authorizer = nobody{}
+		c.Authorizer = denyAll{}
 	}
 	if c.Rules == nil {
-		c.Rules = nobody{}
+		c.Rules = denyAll{}
 	}
 	if c.Authenticator == nil {
-		c.Authenticator = nobody{}
+		c.Authenticator = denyAll{}
 	}
 	if c.RoleRules == nil {
 		c.RoleRules, _ = validation.NewTestRuleResolver(nil, nil, nil, nil)
@@ -105,19 +105,19 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// passive is the clock that strategies are given.
-type passive struct{ now func() time.Time }
+// passiveClock is the clock that strategies are given.
+type passiveClock struct{ now func() time.Time }
 
 // Now implements clock.PassiveClock.
-func (p passive) Now() time.Time { return p.now() }
+func (p passiveClock) Now() time.Time { return p.now() }
 
 // Since implements clock.PassiveClock.
-func (p passive) Since(t time.Time) time.Duration { return p.now().Sub(t) }
+func (p passiveClock) Since(t time.Time) time.Duration { return p.now().Sub(t) }
 
-var _ clock.PassiveClock = passive{}
+var _ clock.PassiveClock = passiveClock{}
 
-// serving finds the resource that serves a kind.
-func (c Config) serving(gvk schema.GroupVersionKind) (schema.GroupVersionResource, error) {
+// resourceFor finds the resource that serves a kind.
+func (c Config) resourceFor(gvk schema.GroupVersionKind) (schema.GroupVersionResource, error) {
 	unknown := &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
 	if c.Catalog == nil {
 		return schema.GroupVersionResource{}, unknown
@@ -136,20 +136,20 @@ func (c Config) serving(gvk schema.GroupVersionKind) (schema.GroupVersionResourc
 	return schema.GroupVersionResource{}, unknown
 }
 
-// nobody may do anything.
-type nobody struct{}
+// denyAll may do anything.
+type denyAll struct{}
 
 // Authorize implements authorizer.UnconditionalAuthorizer.
-func (nobody) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+func (denyAll) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", nil
 }
 
 // RulesFor implements authorizer.RuleResolver.
-func (nobody) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (denyAll) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	return nil, nil, true, nil
 }
 
 // AuthenticateRequest implements authenticator.Request.
-func (nobody) AuthenticateRequest(*http.Request) (*authenticator.Response, bool, error) {
+func (denyAll) AuthenticateRequest(*http.Request) (*authenticator.Response, bool, error) {
 	return nil, false, nil
 }

@@ -38,7 +38,7 @@ func TestPrefixesAndAllowances(t *testing.T) {
 
 // CRD-057, CRD-068: each kind can be written in protobuf and parsed for field ownership.
 func TestEveryKindIsComplete(t *testing.T) {
-	for _, v := range everyVersion() {
+	for _, v := range allVersions() {
 		name := v.APIVersion + " " + v.Definition.Names.Kind
 		if _, err := resource.AppendProtobuf(nil, v.APIVersion, v.Definition.Names.Kind, v.Type.New()); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -71,22 +71,22 @@ func TestNodePortsAreGuarded(t *testing.T) {
 	defer store.Close()
 	p, ctx := newPool(Config{Head: store.Head}), context.Background()
 	commit := func(name string, guards ...storage.Guard) error {
-		_, err := store.Commit(ctx, []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(portHolder(name), 0).JSON()}}, guards...)
+		_, err := store.Commit(ctx, []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(serviceWithNodePort(name), 0).JSON()}}, guards...)
 		return err
 	}
-	early := p.guards(ctx, portHolder("late"))
-	if err := commit("first", p.guards(ctx, portHolder("first"))...); err != nil {
+	early := p.guards(ctx, serviceWithNodePort("late"))
+	if err := commit("first", p.guards(ctx, serviceWithNodePort("first"))...); err != nil {
 		t.Fatal(err)
 	}
-	for _, guards := range [][]storage.Guard{early, p.guards(ctx, portHolder("late"))} {
+	for _, guards := range [][]storage.Guard{early, p.guards(ctx, serviceWithNodePort("late"))} {
 		if err := commit("late", guards...); err == nil {
 			t.Fatal("a port was given twice")
 		}
 	}
 }
 
-// portHolder is a Service that holds 30007.
-func portHolder(name string) object.Tree {
+// serviceWithNodePort is a Service that holds 30007.
+func serviceWithNodePort(name string) object.Tree {
 	return object.Tree{"apiVersion": "v1", "kind": "Service", "metadata": object.Tree{"name": name, "namespace": "ns"},
 		"spec": object.Tree{"ports": []any{object.Tree{"port": int64(80), "nodePort": int64(30007)}}}}
 }

@@ -25,7 +25,7 @@ type served struct {
 	Verbs, Short, Categories, Subresources []string
 }
 
-type answered struct {
+type recorded struct {
 	Stored, Status map[string]any
 	Columns        []metav1.TableColumnDefinition
 	Cells          []any
@@ -45,8 +45,8 @@ func readJSON[T any](t *testing.T, path string) T {
 	return out
 }
 
-// announced is what discovery says of an endpoint, without /scale and what is not a way to read and write the object.
-func announced(v *resource.Version) served {
+// discovered is what discovery says of an endpoint, without /scale and what is not a way to read and write the object.
+func discovered(v *resource.Version) served {
 	n, subs := v.Definition.Names, []string{}
 	for _, s := range v.Subresources {
 		if !slices.Contains(notCompared, s.Name) {
@@ -63,8 +63,8 @@ func announced(v *resource.Version) served {
 // notCompared are subresources that discovery.json leaves out.
 var notCompared = []string{"attach", "exec", "log", "portforward", "proxy", "token"}
 
-// normal takes an empty list for none.
-func normal(s served) served {
+// normalizeEmpty takes an empty list for none.
+func normalizeEmpty(s served) served {
 	for _, l := range []*[]string{&s.Verbs, &s.Short, &s.Categories, &s.Subresources} {
 		if len(*l) == 0 {
 			*l = nil
@@ -84,8 +84,8 @@ func TestDiscovery(t *testing.T) {
 			if d.Strategy == nil {
 				continue // the kind that defines kinds; reviews
 			}
-			got, key := announced(v), v.APIVersion+" "+d.Names.Plural
-			if want := left[key]; !reflect.DeepEqual(normal(got), normal(want)) {
+			got, key := discovered(v), v.APIVersion+" "+d.Names.Plural
+			if want := left[key]; !reflect.DeepEqual(normalizeEmpty(got), normalizeEmpty(want)) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
 			delete(left, key)
@@ -112,7 +112,7 @@ func asRead(t *testing.T, v *resource.Version, stored object.Tree) object.Tree {
 
 // what is stored is what kube-apiserver v1.37.1 stores.
 func TestStored(t *testing.T) {
-	golden := readJSON[map[string]answered](t, "testdata/kube-apiserver.json")
+	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
 	// of these kinds v1 is new, and kube-apiserver still stores the version before
 	fresh := []string{"ClusterTrustBundle", "PodCertificateRequest", "DeviceTaintRule", "StorageVersionMigration"}
 	for _, s := range samples(t) {
@@ -122,12 +122,12 @@ func TestStored(t *testing.T) {
 				t.Fatal("not in testdata/kube-apiserver.json")
 			}
 			if slices.Contains(fresh, s.kind) {
-				newer(want.Stored, s)
-				newer(want.Status, s)
+				toV1(want.Stored, s)
+				toV1(want.Status, s)
 			}
 			c := serveCluster(t, kinds.Config{})
 			v := c.version(s.apiVersion, s.kind)
-			stored := c.mustMake(v, s.object, s.text)
+			stored := c.mustCreate(v, s.object, s.text)
 			if s.kind != "FlowSchema" { // a controller has written to its status
 				sameStored(t, stored, asRead(t, v, want.Stored))
 			}
@@ -142,8 +142,8 @@ func TestStored(t *testing.T) {
 	}
 }
 
-// newer makes an object of the version before v1 one of v1.
-func newer(o map[string]any, s sample) {
+// toV1 makes an object of the version before v1 one of v1.
+func toV1(o map[string]any, s sample) {
 	if o == nil {
 		return
 	}
@@ -163,7 +163,7 @@ func sameStored(t *testing.T, got []byte, want map[string]any) {
 		t.Fatal(err)
 	}
 	for from, to := range map[*map[string]any][]byte{&o: got, &expected: text} {
-		if err := json.Unmarshal(moment.ReplaceAll(to, []byte(`"(now)"`)), from); err != nil {
+		if err := json.Unmarshal(timestamp.ReplaceAll(to, []byte(`"(now)"`)), from); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -176,15 +176,15 @@ func sameStored(t *testing.T, got []byte, want map[string]any) {
 	}
 }
 
-// moment is a time in JSON, which may be when an object was written.
-var moment = regexp.MustCompile(`"20[0-9-]+T[0-9:]+Z"`)
+// timestamp is a time in JSON, which may be when an object was written.
+var timestamp = regexp.MustCompile(`"20[0-9-]+T[0-9:]+Z"`)
 
 // ages and times depend on when the object was looked at.
 var age = regexp.MustCompile(`^([0-9]+[smhdy])+$|^20[0-9-]+T`)
 
 // CRD-064: a Table has kube-apiserver's columns, and an object its cells.
 func TestTable(t *testing.T) {
-	golden := readJSON[map[string]answered](t, "testdata/kube-apiserver.json")
+	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
 	c := serveCluster(t, kinds.Config{})
 	for _, s := range samples(t) {
 		t.Run(s.name, func(t *testing.T) {
@@ -215,14 +215,14 @@ func TestTable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := ageless(t, row.Cells); !reflect.DeepEqual(got, ageless(t, want.Cells)) || row.Object.Object != nil {
+			if got := hideAges(t, row.Cells); !reflect.DeepEqual(got, hideAges(t, want.Cells)) || row.Object.Object != nil {
 				t.Errorf("got  %v\nwant %v", got, want.Cells)
 			}
 		})
 	}
 }
 
-func ageless(t *testing.T, cells []any) (out []any) {
+func hideAges(t *testing.T, cells []any) (out []any) {
 	t.Helper()
 	text, err := json.Marshal(cells)
 	if err != nil {
@@ -241,12 +241,12 @@ func ageless(t *testing.T, cells []any) (out []any) {
 
 // a delete is answered with the object where kube-apiserver does so: of kinds that always are, and where it stays.
 func TestAnsweredDeletes(t *testing.T) {
-	golden := readJSON[map[string]answered](t, "testdata/kube-apiserver.json")
+	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
 	for _, s := range samples(t) {
 		t.Run(s.name, func(t *testing.T) {
 			c := serveCluster(t, kinds.Config{})
 			v := c.version(s.apiVersion, s.kind)
-			c.mustMake(v, s.object, s.text)
+			c.mustCreate(v, s.object, s.text)
 			_, gone, err := c.Engine.Delete(c.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
 			if err != nil {
 				t.Fatal(err)

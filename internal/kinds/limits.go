@@ -27,22 +27,22 @@ func limits(kind string) []resource.ItemLimit {
 			resource.NewItemLimit(maxRequirements, attributes+"labelSelector.requirements", attributes+"labelSelector.rawSelector"),
 		}
 	case "CustomResourceDefinition":
-		return each(maxItems, "spec.versions", "spec.names.shortNames", "spec.names.categories")
+		return sameLimit(maxItems, "spec.versions", "spec.names.shortNames", "spec.names.categories")
 	case "DeviceTaintRule", "PodCertificateRequest", "PodDisruptionBudget", "StorageVersionMigration", "ValidatingAdmissionPolicy":
-		return each(maxUnique, "status.conditions")
+		return sameLimit(maxUnique, "status.conditions")
 	case "ResourceClaim":
-		return each(maxUnique, "status.devices", "status.devices.*.conditions", "status.allocation.devices.results.*.skipNodeOperations")
+		return sameLimit(maxUnique, "status.devices", "status.devices.*.conditions", "status.allocation.devices.results.*.skipNodeOperations")
 	case "ResourceSlice":
-		return each(maxUnique, "spec.skipNodeOperations")
+		return sameLimit(maxUnique, "spec.skipNodeOperations")
 	case "Service":
-		return each(maxItems, "spec.externalIPs")
+		return sameLimit(maxItems, "spec.externalIPs")
 	case "CSINode":
-		return each(maxItems, "spec.drivers")
+		return sameLimit(maxItems, "spec.drivers")
 	case "StorageClass":
-		return each(maxItems, "allowedTopologies")
+		return sameLimit(maxItems, "allowedTopologies")
 	case "Pod":
 		const claims = "status.nodeAllocatableResourceClaimStatuses"
-		return append(podLimits("spec."), each(maxUnique, "status.volumeHealth", claims, claims+".*.containers", claims+".*.mapping", claims+".*.overhead")...)
+		return append(podLimits("spec."), sameLimit(maxUnique, "status.volumeHealth", claims, claims+".*.containers", claims+".*.mapping", claims+".*.overhead")...)
 	case "PodTemplate":
 		return podLimits("template.spec.")
 	case "CronJob":
@@ -55,8 +55,8 @@ func limits(kind string) []resource.ItemLimit {
 	return nil
 }
 
-// each returns the same limit for each path.
-func each(most int, paths ...string) (all []resource.ItemLimit) {
+// sameLimit returns the same limit for each path.
+func sameLimit(most int, paths ...string) (all []resource.ItemLimit) {
 	for _, path := range paths {
 		all = append(all, resource.NewItemLimit(most, path))
 	}

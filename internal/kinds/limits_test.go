@@ -56,10 +56,10 @@ func TestItemLimits(t *testing.T) {
 		}
 		v := c.version(l.apiVersion, l.kind)
 		want := l.at + ": Too many: 1001: must have at most 1000 items"
-		if _, err := c.make(v, with(1001)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+		if _, err := c.create(v, with(1001)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%s: got %.300v\nwant %s", l.kind, err, want)
 		}
-		if _, err := c.make(v, with(3)); err != nil {
+		if _, err := c.create(v, with(3)); err != nil {
 			t.Errorf("%s with few of %s: %.300v", l.kind, l.at, err)
 		}
 		if _, err := c.put(v, name, "", with(1001)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
@@ -71,7 +71,7 @@ func TestItemLimits(t *testing.T) {
 // An access review, which every authenticated user may send, has at most 100 requirements of each kind: 4,000 empty ones took 5.6
 // seconds of processor time.
 func TestRequirementsOfAccessReviews(t *testing.T) {
-	c := serveCluster(t, kinds.Config{Authorizer: readers{}})
+	c := serveCluster(t, kinds.Config{Authorizer: allowGet{}})
 	for _, kind := range []string{"SelfSubjectAccessReview", "SubjectAccessReview", "LocalSubjectAccessReview"} {
 		v := c.version("authorization.k8s.io/v1", kind)
 		for _, selector := range []string{"labelSelector", "fieldSelector"} {
@@ -84,20 +84,20 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 			}
 			for _, requirement := range []string{`{}`, `{"key":"a","operator":"In","values":["b"]}`} {
 				want := "spec.resourceAttributes." + selector + ".requirements: Too many: 101: must have at most 100 items"
-				if _, err := c.make(v, with(101, requirement)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+				if _, err := c.create(v, with(101, requirement)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
 					t.Errorf("%s: got %.300v\nwant %s", kind, err, want)
 				}
 			}
 			raw := func(n int) string {
 				return strings.Replace(with(1, ""), `"requirements":[]`, `"rawSelector":"a=b`+strings.Repeat(",a=b", n-1)+`"`, 1)
 			}
-			if _, err := c.make(v, raw(101)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), selector+".requirements: Too many: 101") {
+			if _, err := c.create(v, raw(101)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), selector+".requirements: Too many: 101") {
 				t.Errorf("%s with a long %s: got %.300v", kind, selector, err)
 			}
-			if _, err := c.make(v, raw(100)); err != nil {
+			if _, err := c.create(v, raw(100)); err != nil {
 				t.Errorf("%s with 100 requirements in a %s: %v", kind, selector, err)
 			}
-			if _, err := c.make(v, with(100, `{"key":"a","operator":"In","values":["b"]}`)); err != nil {
+			if _, err := c.create(v, with(100, `{"key":"a","operator":"In","values":["b"]}`)); err != nil {
 				t.Errorf("%s with 100 of %s: %v", kind, selector, err)
 			}
 		}
@@ -118,7 +118,7 @@ func TestListsOfCRDsAreLimited(t *testing.T) {
 			list := path[strings.LastIndex(path, ".")+1:]
 			text := strings.Replace(`{"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",`+
 				`"names":{"plural":"evils","kind":"Evil","shortNames":[],"categories":[]},"versions":[]}}`, `"`+list+`":[`, `"`+list+`":[`+strings.Join(items, ","), 1)
-			_, err := c.make(c.version(apiVersion, "CustomResourceDefinition"), text)
+			_, err := c.create(c.version(apiVersion, "CustomResourceDefinition"), text)
 			if want := path + ": Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
 				t.Errorf("%s: got %.300v\nwant %s", apiVersion, err, want)
 			}

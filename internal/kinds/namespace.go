@@ -21,8 +21,8 @@ func SystemNamespaces() []object.Tree {
 	return all
 }
 
-// namespaceEnd is how a namespace ends: it stays until what is in it has gone.
-var namespaceEnd = resource.Behavior{
+// namespaceBehavior is how a namespace ends: it stays until what is in it has gone.
+var namespaceBehavior = resource.Behavior{
 	BeforeDelete: terminateNamespace,
 	Deletable:    func(obj object.Tree) bool { return len(list(obj, "spec", "finalizers")) == 0 },
 

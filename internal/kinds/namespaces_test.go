@@ -32,7 +32,7 @@ func TestNamespaceLife(t *testing.T) {
 	v := c.version("v1", "Namespace")
 	for _, sent := range kinds.SystemNamespaces() {
 		name := object.Name(sent)
-		c.mustMake(v, name, string(object.AppendJSON(nil, sent)))
+		c.mustCreate(v, name, string(object.AppendJSON(nil, sent)))
 		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" || !slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
 			t.Errorf("%+v", n)
 		}

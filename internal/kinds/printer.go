@@ -18,14 +18,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// printed prints kinds as kubectl has always shown them. Making it takes a while, and all kinds share it.
-var printed = sync.OnceValue(func() rest.TableConvertor {
+// upstreamTables prints kinds as kubectl has always shown them. Making it takes a while, and all kinds share it.
+var upstreamTables = sync.OnceValue(func() rest.TableConvertor {
 	return printerstorage.TableConvertor{TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers)}
 })
 
 // printer makes the Tables of v; of name and creation time alone, if it is plain.
 func printer(v *resource.Version, plain bool) *resource.Printer {
-	tables := printed
+	tables := upstreamTables
 	if plain {
 		tables = func() rest.TableConvertor { return rest.NewDefaultTableConvertor(v.GroupResource()) }
 	}

@@ -12,8 +12,8 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/resourcequota"
 )
 
-// wholeStrategy has the optional methods of upstream's strategy of ResourceQuotas as well.
-type wholeStrategy interface {
+// upstreamQuotaStrategy has the optional methods of upstream's strategy of ResourceQuotas as well.
+type upstreamQuotaStrategy interface {
 	strategy
 	rest.DeclarativeValidationStrategy
 	rest.ResetFieldsStrategy
@@ -21,7 +21,7 @@ type wholeStrategy interface {
 
 // quotaStrategy is upstream's strategy of ResourceQuotas with a warning for counts that leave out the group of their resource.
 type quotaStrategy struct {
-	wholeStrategy
+	upstreamQuotaStrategy
 	groups func(context.Context) map[string][]string // of all resources by plural name
 }
 
@@ -29,12 +29,12 @@ func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.St
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (s quotaStrategy) WarningsOnCreate(ctx context.Context, obj runtime.Object) []string {
-	return append(s.wholeStrategy.WarningsOnCreate(ctx, obj), s.countsWithoutGroup(ctx, obj)...)
+	return append(s.upstreamQuotaStrategy.WarningsOnCreate(ctx, obj), s.countsWithoutGroup(ctx, obj)...)
 }
 
 // WarningsOnUpdate implements rest.RESTUpdateStrategy.
 func (s quotaStrategy) WarningsOnUpdate(ctx context.Context, obj, old runtime.Object) []string {
-	return append(s.wholeStrategy.WarningsOnUpdate(ctx, obj, old), s.countsWithoutGroup(ctx, obj)...)
+	return append(s.upstreamQuotaStrategy.WarningsOnUpdate(ctx, obj, old), s.countsWithoutGroup(ctx, obj)...)
 }
 
 // countsWithoutGroup returns a warning for each limit such as count/jobs, which limits nothing: a name without a group is one of the core

@@ -11,10 +11,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// readers lets everybody get.
-type readers struct{}
+// allowGet lets everybody get.
+type allowGet struct{}
 
-func (readers) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (allowGet) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.IsResourceRequest() && a.GetVerb() == "get" {
 		return authorizer.DecisionAllow, "because " + a.GetUser().GetName(), nil
 	}
@@ -23,8 +23,8 @@ func (readers) Authorize(_ context.Context, a authorizer.Attributes) (authorizer
 
 // CRD-069 AGG-038: what kubectl auth whoami and auth can-i ask, and what other servers ask for their users; an answer has allowed and a reason.
 func TestReviews(t *testing.T) {
-	c := serveCluster(t, kinds.Config{Authorizer: readers{}})
-	c.user = somebody
+	c := serveCluster(t, kinds.Config{Authorizer: allowGet{}})
+	c.user = plainUser
 	for _, q := range []struct{ apiVersion, kind, body, want, err string }{
 		{"authentication.k8s.io/v1", "SelfSubjectReview", `{}`, `{"userInfo":{"username":"somebody"}}`, ""},
 		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{spec: {resourceAttributes: {verb: get}}}`, `{"allowed":true,"reason":"because somebody"}`, ""},
@@ -41,7 +41,7 @@ func TestReviews(t *testing.T) {
 		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{spec: {user: other, resourceAttributes: {verb: get}}}`, "", `spec.resourceAttributes.namespace: Invalid value: "": must match metadata.namespace`},
 		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{metadata: {namespace: else}, spec: {user: other, resourceAttributes: {verb: get, namespace: else}}}`, "", "the namespace of the provided object does not match the namespace sent on the request"},
 	} {
-		answer, err := c.make(c.version(q.apiVersion, q.kind), q.body)
+		answer, err := c.create(c.version(q.apiVersion, q.kind), q.body)
 		if q.err != "" {
 			expectError(t, err, q.err)
 			continue

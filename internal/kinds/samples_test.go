@@ -36,7 +36,7 @@ type cluster struct {
 func serveCluster(t testing.TB, c kinds.Config) *cluster {
 	t.Helper()
 	s := &cluster{serveKinds(t, c), tester}
-	s.mustMake(s.version("v1", "Namespace"), "ns", "{metadata: {name: ns}}")
+	s.mustCreate(s.version("v1", "Namespace"), "ns", "{metadata: {name: ns}}")
 	return s
 }
 
@@ -83,8 +83,8 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 	return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}
 }
 
-// make creates an object of YAML.
-func (c *cluster) make(v *resource.Version, text string) (object.Tree, error) {
+// create creates an object of YAML.
+func (c *cluster) create(v *resource.Version, text string) (object.Tree, error) {
 	c.Helper()
 	o, err := c.Engine.Create(c.Context(), c.at(v, "", ""), c.body(v, text), c.by())
 	if err != nil {
@@ -93,10 +93,10 @@ func (c *cluster) make(v *resource.Version, text string) (object.Tree, error) {
 	return c.tree(o), nil
 }
 
-// mustMake creates an object that has a name, and returns it as it is stored.
-func (c *cluster) mustMake(v *resource.Version, name, text string) []byte {
+// mustCreate creates an object that has a name, and returns it as it is stored.
+func (c *cluster) mustCreate(v *resource.Version, name, text string) []byte {
 	c.Helper()
-	if _, err := c.make(v, text); err != nil {
+	if _, err := c.create(v, text); err != nil {
 		c.Fatalf("%s: %v", text, err)
 	}
 	return c.stored(v, name)

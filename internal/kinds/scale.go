@@ -9,16 +9,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// scaleBy is where kinds that run replicas keep what /scale shows; selector writes their selector as text.
-func scaleBy(selector func(any) (string, error)) *resource.Scale {
+// replicasScale is where kinds that run replicas keep what /scale shows; selector writes their selector as text.
+func replicasScale(selector func(any) (string, error)) *resource.Scale {
 	return &resource.Scale{
 		SpecReplicas: []string{"spec", "replicas"}, StatusReplicas: []string{"status", "replicas"},
 		LabelSelector: []string{"spec", "selector"}, Selector: selector,
 	}
 }
 
-// selectorText writes a LabelSelector.
-func selectorText(v any) (string, error) {
+// formatLabelSelector writes a LabelSelector.
+func formatLabelSelector(v any) (string, error) {
 	t, _ := v.(object.Tree)
 	if t == nil {
 		return "", nil
@@ -34,8 +34,8 @@ func selectorText(v any) (string, error) {
 	return selector.String(), nil
 }
 
-// setText writes the labels that a ReplicationController selects by.
-func setText(v any) (string, error) {
+// formatLabelSet writes the labels that a ReplicationController selects by.
+func formatLabelSet(v any) (string, error) {
 	t, _ := v.(object.Tree)
 	set := labels.Set{}
 	for key, value := range t {

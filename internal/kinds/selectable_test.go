@@ -107,7 +107,7 @@ func TestSelectableFields(t *testing.T) {
 			c := serveCluster(t, kinds.Config{})
 			c.TB = t
 			v := c.version(s.apiVersion, s.kind)
-			c.mustMake(v, s.object, s.text)
+			c.mustCreate(v, s.object, s.text)
 			c.sameFields(v, s.object)
 			d := v.Definition
 			decoded, err := d.Storage.Type.Decode([]byte(`{"metadata":{"name":"empty"}}`))

@@ -11,8 +11,8 @@ import (
 
 // What the strategy of Services leaves to a store: addresses and ports, and what follows from them.
 
-// begin gives a Service what it needs, before its strategy looks at it.
-func (p pool) begin(_ context.Context, obj, old resource.Internal) error {
+// prepare gives a Service what it needs, before its strategy looks at it.
+func (p pool) prepare(_ context.Context, obj, old resource.Internal) error {
 	svc := obj.(*core.Service)
 	before, _ := old.(*core.Service)
 	if before != nil {

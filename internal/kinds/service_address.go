@@ -23,16 +23,16 @@ const rangePrefix = "/registry/servicecidrs/"
 // DefaultServiceCIDR is the name of the ServiceCIDR that the server makes of Config.ServiceRanges.
 const DefaultServiceCIDR = "kubernetes"
 
-// address takes the one that is asked for of the family i of a Service, or with "" any that is free.
-func (a *assignment) address(i int, asked []string) (string, error) {
+// takeAddress takes the one that is asked for of the family i of a Service, or with "" any that is free.
+func (a *assignment) takeAddress(i int, asked []string) (string, error) {
 	snap, ip := a.head(), asked[i]
 	ranges := a.readyRanges(snap, a.svc.Spec.IPFamilies[i])
 	if ip == "" {
 		for _, r := range ranges {
-			size := hosts(r)
-			free := func(n int) bool { return snap.Get(addressPrefix+nth(r, n).String()) != nil }
-			if n, ok := pick(size, clamp(size/16, 16, 256), free); ok {
-				return nth(r, n).String(), nil
+			size := usableAddresses(r)
+			free := func(n int) bool { return snap.Get(addressPrefix+nthAddress(r, n).String()) != nil }
+			if n, ok := pickFree(size, clamp(size/16, 16, 256), free); ok {
+				return nthAddress(r, n).String(), nil
 			}
 		}
 		return "", apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP for Service %q: %w", a.svc.Name, errFull))
@@ -72,8 +72,8 @@ func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []n
 	return slices.DeleteFunc(all, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) != family })
 }
 
-// hosts is how many addresses of a range are given to Services: all but the first, which is the network's, and of IPv4 the last.
-func hosts(r netip.Prefix) int {
+// usableAddresses is how many addresses of a range are given to Services: all but the first, which is the network's, and of IPv4 the last.
+func usableAddresses(r netip.Prefix) int {
 	n := 1<<min(r.Addr().BitLen()-r.Bits(), 62) - 1
 	if r.Addr().Is4() {
 		n--
@@ -81,8 +81,8 @@ func hosts(r netip.Prefix) int {
 	return max(n, 0)
 }
 
-// nth is one of them, counted from 0.
-func nth(r netip.Prefix, n int) netip.Addr {
+// nthAddress is one of them, counted from 0.
+func nthAddress(r netip.Prefix, n int) netip.Addr {
 	ip := r.Masked().Addr().As16()
 	binary.BigEndian.PutUint64(ip[8:], binary.BigEndian.Uint64(ip[8:])+uint64(n)+1)
 	return netip.AddrFrom16(ip).Unmap()

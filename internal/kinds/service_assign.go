@@ -15,13 +15,13 @@ import (
 type assignment struct {
 	pool
 	svc, old *core.Service // old is nil on a create
-	held     taken         // nil: not looked up yet
+	takenPorts     nodePortSet         // nil: not looked up yet
 }
 
 // allocate fills in what svc needs; old is nil on a create. The error is a StatusError.
 func (p pool) allocate(svc, old *core.Service) error {
 	a := &assignment{pool: p, svc: svc, old: old}
-	if needsClusterIP(svc) && !a.settled() {
+	if needsClusterIP(svc) && !a.familiesUnchanged() {
 		if errs := a.families(); len(errs) > 0 {
 			return a.invalid(errs...)
 		}
@@ -44,9 +44,9 @@ func (a *assignment) invalid(errs ...*field.Error) error {
 	return apierrors.NewInvalid(core.Kind("Service"), a.svc.Name, errs)
 }
 
-// settled says that an update leaves alone what a Service has that prefers two families: it gets no second one because the
+// familiesUnchanged says that an update leaves alone what a Service has that prefers two families: it gets no second one because the
 // cluster has it now, and keeps the one that the cluster has no more.
-func (a *assignment) settled() bool {
+func (a *assignment) familiesUnchanged() bool {
 	return a.old != nil && a.old.Spec.Type == a.svc.Spec.Type && policyOf(a.svc) == core.IPFamilyPolicyPreferDualStack &&
 		policyOf(a.old) == core.IPFamilyPolicyPreferDualStack && sameClusterIPs(a.svc, a.old) && slices.Equal(a.svc.Spec.IPFamilies, a.old.Spec.IPFamilies)
 }
@@ -72,7 +72,7 @@ func (a *assignment) families() field.ErrorList {
 	if errs := validation.ValidateServiceClusterIPsRelatedFields(a.svc, a.old); len(errs) > 0 {
 		return errs
 	}
-	errs := a.release()
+	errs := a.dropSecondary()
 	for i, ip := range spec.ClusterIPs {
 		switch family := familyOf(ip); {
 		case ip == core.ClusterIPNone || i < len(spec.IPFamilies):
@@ -85,7 +85,7 @@ func (a *assignment) families() field.ErrorList {
 	if len(errs) > 0 {
 		return errs
 	}
-	return a.settleFamilies()
+	return a.completeFamilies()
 }
 
 // familyPolicy: an update without one keeps the one there was.
@@ -95,20 +95,20 @@ func (a *assignment) familyPolicy() {
 	case spec.IPFamilyPolicy != nil:
 	case a.old != nil && a.old.Spec.IPFamilyPolicy != nil:
 		spec.IPFamilyPolicy = a.old.Spec.IPFamilyPolicy
-	case a.unknownEnds():
+	case a.headlessWithoutSelector():
 		spec.IPFamilyPolicy = new(core.IPFamilyPolicyRequireDualStack)
 	default:
 		spec.IPFamilyPolicy = new(core.IPFamilyPolicySingleStack)
 	}
 }
 
-// unknownEnds is a headless Service without a selector. It may be of any family: nobody but its author knows where it leads.
-func (a *assignment) unknownEnds() bool {
+// headlessWithoutSelector is a headless Service without a selector. It may be of any family: nobody but its author knows where it leads.
+func (a *assignment) headlessWithoutSelector() bool {
 	return a.svc.Spec.ClusterIP == core.ClusterIPNone && len(a.svc.Spec.Selector) == 0
 }
 
-// release drops what comes second where the policy says so, and only there.
-func (a *assignment) release() (errs field.ErrorList) {
+// dropSecondary drops what comes second where the policy says so, and only there.
+func (a *assignment) dropSecondary() (errs field.ErrorList) {
 	spec, single := &a.svc.Spec, policyOf(a.svc) == core.IPFamilyPolicySingleStack
 	refuse := func(text, what string) {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(text, what)))
@@ -137,13 +137,13 @@ func (a *assignment) release() (errs field.ErrorList) {
 	return errs
 }
 
-func (a *assignment) settleFamilies() (errs field.ErrorList) {
-	spec, path, dual := &a.svc.Spec, field.NewPath("spec"), len(a.ranges) > 1 || a.unknownEnds()
+func (a *assignment) completeFamilies() (errs field.ErrorList) {
+	spec, path, dual := &a.svc.Spec, field.NewPath("spec"), len(a.ranges) > 1 || a.headlessWithoutSelector()
 	if !dual && policyOf(a.svc) == core.IPFamilyPolicyRequireDualStack {
 		errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy, noDualStack))
 	}
 	for i, family := range spec.IPFamilies {
-		if !a.has(family) && !a.unknownEnds() {
+		if !a.has(family) && !a.headlessWithoutSelector() {
 			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), family, "not configured on this cluster"))
 		}
 	}
@@ -185,7 +185,7 @@ func (a *assignment) clusterIPs() error {
 	}
 	ips := slices.Clone(asked)
 	for i := first; i < len(ips); i++ {
-		ip, err := a.address(i, asked)
+		ip, err := a.takeAddress(i, asked)
 		if err != nil {
 			return err
 		}

@@ -22,18 +22,18 @@ import (
 
 const (
 	addressPrefix = "/registry/ipaddresses/"
-	allocator     = "ipallocator.k8s.io" // who manages those of Services
+	addressManager     = "ipallocator.k8s.io" // who manages those of Services
 )
 
-// along makes the IPAddresses of what a Service comes to hold, and deletes those of what it no longer holds.
-func (p pool) along(was *storage.Record, obj object.Tree) (all []resource.RelatedWrite) {
+// relatedWrites makes the IPAddresses of what a Service comes to hold, and deletes those of what it no longer holds.
+func (p pool) relatedWrites(was *storage.Record, obj object.Tree) (all []resource.RelatedWrite) {
 	snap := p.head()
 	before, after := storedIPs(was), ips(object.Strings(tree(obj, "spec"), "clusterIPs"))
 	change := func(ip string) resource.RelatedWrite {
 		return resource.RelatedWrite{Endpoint: resource.Endpoint{Resource: networkingv1.SchemeGroupVersion.WithResource("ipaddresses")}, Name: ip}
 	}
 	for _, ip := range before {
-		if rec := snap.Get(addressPrefix + ip); rec != nil && !slices.Contains(after, ip) && holder(rec) == was.Key {
+		if rec := snap.Get(addressPrefix + ip); rec != nil && !slices.Contains(after, ip) && ownerKey(rec) == was.Key {
 			c := change(ip)
 			c.Delete = true
 			all = append(all, c)
@@ -54,7 +54,7 @@ func addressOf(ip, namespace, name string) *networkingv1.IPAddress {
 	return &networkingv1.IPAddress{
 		TypeMeta: metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "IPAddress"},
 		ObjectMeta: metav1.ObjectMeta{Name: ip, Labels: map[string]string{
-			networkingv1.LabelIPAddressFamily: string(familyOf(ip)), networkingv1.LabelManagedBy: allocator,
+			networkingv1.LabelIPAddressFamily: string(familyOf(ip)), networkingv1.LabelManagedBy: addressManager,
 		}},
 		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: namespace, Name: name}},
 	}
@@ -84,8 +84,8 @@ func ips(clusterIPs []string) (all []string) {
 // parseIP reads what old clients write, too; of what is none it makes nothing.
 func parseIP(text string) netip.Addr { return servicecidr.IPToAddr(netutils.ParseIPSloppy(text)) }
 
-// holder is the key of the Service that an IPAddress is of; "" if it is of none.
-func holder(rec *storage.Record) string {
+// ownerKey is the key of the Service that an IPAddress is of; "" if it is of none.
+func ownerKey(rec *storage.Record) string {
 	raw, _ := object.Field(rec.Value, "spec", "parentRef")
 	var ref networkingv1.ParentReference
 	if json.Unmarshal(raw, &ref) != nil || ref.Group != corev1.GroupName || ref.Resource != "services" {
@@ -108,9 +108,9 @@ func RepairAddresses(snap *storage.Snapshot) (wrong []string, missing []*network
 		services, known := held[ip]
 		by, _ := object.Field(rec.Value, "metadata", "labels", networkingv1.LabelManagedBy)
 		switch {
-		case slices.Contains(services, holder(rec)):
+		case slices.Contains(services, ownerKey(rec)):
 			delete(held, ip)
-		case known || string(by) == `"`+allocator+`"`:
+		case known || string(by) == `"`+addressManager+`"`:
 			wrong = append(wrong, ip)
 		}
 	}

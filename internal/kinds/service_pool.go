@@ -60,11 +60,11 @@ func (p pool) has(family core.IPFamily) bool {
 	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) == family })
 }
 
-// taken are the node ports that Services hold. What is taken is what the stored Services say: there is no other book to keep
+// nodePortSet are the node ports that Services hold. What is taken is what the stored Services say: there is no other book to keep
 // in step. The commit of a Service that takes a new one is guarded on all Services.
-type taken map[int32]bool
+type nodePortSet map[int32]bool
 
-func (t taken) add(s *corev1.ServiceSpec) {
+func (t nodePortSet) add(s *corev1.ServiceSpec) {
 	for _, p := range s.Ports {
 		if p.NodePort != 0 {
 			t[p.NodePort] = true
@@ -75,7 +75,7 @@ func (t taken) add(s *corev1.ServiceSpec) {
 	}
 }
 
-func (t taken) addStored(rec *storage.Record) {
+func (t nodePortSet) addStored(rec *storage.Record) {
 	if !bytes.Contains(rec.Value, []byte(`odePort":`)) {
 		return // as most
 	}
@@ -95,9 +95,9 @@ func specOf(v any) *corev1.ServiceSpec {
 	return spec
 }
 
-// heldByOthers is what all Services hold but the one at key.
-func heldByOthers(snap *storage.Snapshot, key string) taken {
-	held := taken{}
+// nodePortsOfOthers is what all Services hold but the one at key.
+func nodePortsOfOthers(snap *storage.Snapshot, key string) nodePortSet {
+	held := nodePortSet{}
 	for rec := range snap.Walk(servicePrefix, "") {
 		if rec.Key != key {
 			held.addStored(rec)
@@ -110,7 +110,7 @@ func serviceKey(namespace, name string) string { return servicePrefix + namespac
 
 // guards lets nobody else take what obj takes beyond what it has already.
 func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
-	fresh, before := taken{}, taken{}
+	fresh, before := nodePortSet{}, nodePortSet{}
 	fresh.add(specOf(value(obj, "spec")))
 	if len(fresh) == 0 {
 		return nil
@@ -125,10 +125,10 @@ func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
 	if len(fresh) == 0 {
 		return nil
 	}
-	others := heldByOthers(snap, key)
+	others := nodePortsOfOthers(snap, key)
 	for port := range fresh {
 		if others[port] {
-			return []storage.Guard{stale}
+			return []storage.Guard{failingGuard}
 		}
 	}
 	return []storage.Guard{{Key: servicePrefix, Prefix: true, Revision: snap.Revision()}}

@@ -10,17 +10,17 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core"
 )
 
-// others is what is taken by other Services, and by this one since the attempt began.
-func (a *assignment) others() taken {
-	if a.held == nil {
-		a.held = heldByOthers(a.head(), serviceKey(a.svc.Namespace, a.svc.Name))
+// portsTaken is what is taken by other Services, and by this one since the attempt began.
+func (a *assignment) portsTaken() nodePortSet {
+	if a.takenPorts == nil {
+		a.takenPorts = nodePortsOfOthers(a.head(), serviceKey(a.svc.Namespace, a.svc.Name))
 		for _, p := range a.svc.Spec.Ports {
 			if a.old != nil && hasNodePort(a.old, p.NodePort) {
-				a.held[p.NodePort] = true
+				a.takenPorts[p.NodePort] = true
 			}
 		}
 	}
-	return a.held
+	return a.takenPorts
 }
 
 // nodePorts gives every port one, where the Service wants any. Ports of the same number, of different protocols,
@@ -38,13 +38,13 @@ func (a *assignment) nodePorts() error {
 				p.NodePort = shared[p.Port]
 			}
 			if p.NodePort == 0 {
-				p.NodePort = requested(ports, p.Port)
+				p.NodePort = requestedNodePort(ports, p.Port)
 			}
 			if p.NodePort != 0 && p.NodePort == shared[p.Port] {
 				continue
 			}
 		}
-		if err := a.port(&p.NodePort); errors.Is(err, errFull) {
+		if err := a.takePort(&p.NodePort); errors.Is(err, errFull) {
 			return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 		} else if err != nil {
 			return a.invalid(field.Invalid(field.NewPath("spec", "ports").Index(i).Child("nodePort"), p.NodePort, err.Error()))
@@ -54,8 +54,8 @@ func (a *assignment) nodePorts() error {
 	return nil
 }
 
-// requested is the node port that a port of this number asks for, 0 for none.
-func requested(ports []core.ServicePort, number int32) int32 {
+// requestedNodePort is the node port that a port of this number asks for, 0 for none.
+func requestedNodePort(ports []core.ServicePort, number int32) int32 {
 	for _, p := range ports {
 		if p.Port == number && p.NodePort != 0 {
 			return p.NodePort
@@ -64,28 +64,28 @@ func requested(ports []core.ServicePort, number int32) int32 {
 	return 0
 }
 
-// port takes the node port *port, or any for 0.
-func (a *assignment) port(port *int32) error {
-	held := a.others()
+// takePort takes the node port *port, or any for 0.
+func (a *assignment) takePort(takePort *int32) error {
+	held := a.portsTaken()
 	switch {
-	case *port == 0:
-		n, ok := pick(a.ports.Size, clamp(a.ports.Size/32, 16, 128), func(n int) bool { return held[int32(a.ports.Base+n)] })
+	case *takePort == 0:
+		n, ok := pickFree(a.ports.Size, clamp(a.ports.Size/32, 16, 128), func(n int) bool { return held[int32(a.ports.Base+n)] })
 		if !ok {
 			return errFull
 		}
-		*port = int32(a.ports.Base + n)
-	case !a.ports.Contains(int(*port)):
+		*takePort = int32(a.ports.Base + n)
+	case !a.ports.Contains(int(*takePort)):
 		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", a.ports)
-	case held[*port]:
+	case held[*takePort]:
 		return errTakenPort
 	}
-	held[*port] = true
+	held[*takePort] = true
 	return nil
 }
 
 func (a *assignment) healthCheckPort() error {
 	port := &a.svc.Spec.HealthCheckNodePort
-	err := a.port(port)
+	err := a.takePort(port)
 	switch {
 	case err == nil:
 		return nil
@@ -97,9 +97,9 @@ func (a *assignment) healthCheckPort() error {
 	return apierrors.NewInternalError(err)
 }
 
-// pick finds a free number below size, at random: from those above reserved while there are any, the lower
+// pickFree finds a free number below size, at random: from those above reserved while there are any, the lower
 // ones being left to those who ask for one (KEP-3070, KEP-3668).
-func pick(size, reserved int, taken func(int) bool) (int, bool) {
+func pickFree(size, reserved int, taken func(int) bool) (int, bool) {
 	if size <= 16 {
 		reserved = 0
 	}

@@ -33,10 +33,10 @@ func (c *cluster) addresses(name string) []string {
 	return s.Spec.ClusterIPs
 }
 
-func (c *cluster) makeRange(name, status, cidrs string) {
+func (c *cluster) createRange(name, status, cidrs string) {
 	c.Helper()
 	v := c.version("networking.k8s.io/v1", "ServiceCIDR")
-	c.mustMake(v, name, `{metadata: {name: `+name+`}, spec: {cidrs: `+cidrs+`}}`)
+	c.mustCreate(v, name, `{metadata: {name: `+name+`}, spec: {cidrs: `+cidrs+`}}`)
 	if status == "" {
 		return
 	}
@@ -52,30 +52,30 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("10.0.0.0/24", "fd00::/112")})
 	take := func(name, ip, want string) {
 		t.Helper()
-		err := c.makeService(name, `{clusterIP: "`+ip+`", `+anyPort+`}`)
+		err := c.createService(name, `{clusterIP: "`+ip+`", `+anyPort+`}`)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.HasSuffix(err.Error(), want)) {
 			t.Errorf("%s: %v, not %q", ip, err, want)
 		}
 	}
 	take("own", "10.0.0.7", "")
 	take("early", "10.1.0.7", refused)
-	c.makeRange("more", "", `[10.1.0.0/24, "fd01::/64"]`)
-	c.makeRange("ready", "True", `[10.2.0.0/24]`)
-	c.makeRange("unready", "False", `[10.3.0.0/24]`)
-	c.makeRange("unknown", "Unknown", `[10.4.0.0/24]`)
+	c.createRange("more", "", `[10.1.0.0/24, "fd01::/64"]`)
+	c.createRange("ready", "True", `[10.2.0.0/24]`)
+	c.createRange("unready", "False", `[10.3.0.0/24]`)
+	c.createRange("unknown", "Unknown", `[10.4.0.0/24]`)
 	take("unsaid", "10.1.0.7", "") // nobody says that it is not ready
 	take("six", "fd01::7", "")
 	take("ready", "10.2.0.7", "")
 	take("unready", "10.3.0.7", refused)
 	take("unknown", "10.4.0.7", refused)
 	take("still-own", "10.0.0.8", "")
-	c.makeRange(kinds.DefaultServiceCIDR, "True", `[10.5.0.0/24]`)
+	c.createRange(kinds.DefaultServiceCIDR, "True", `[10.5.0.0/24]`)
 	take("no-longer-own", "10.0.0.9", refused)
 	take("default", "10.5.0.7", "")
 	take("of-two-ranges", "10.5.0.7", "provided IP is already allocated")
 
 	v := c.version("networking.k8s.io/v1", "ServiceCIDR") // one that is going gives no more
-	c.makeRange("going", "True", `[10.6.0.0/24]`)
+	c.createRange("going", "True", `[10.6.0.0/24]`)
 	if _, err := c.put(v, "going", "", `{metadata: {name: going, finalizers: [example.com/f]}, spec: {cidrs: [10.6.0.0/24]}}`); err != nil {
 		t.Fatal(err)
 	}
@@ -90,16 +90,16 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 func TestAddressesOfSeveralRanges(t *testing.T) {
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("10.0.0.0/30", "fd00::/126")})
 	for i := range 3 { // of IPv4 the last address is for all in the range
-		if err := c.makeService(fmt.Sprint("four", i), `{`+anyPort+`}`); (err == nil) != (i < 2) {
+		if err := c.createService(fmt.Sprint("four", i), `{`+anyPort+`}`); (err == nil) != (i < 2) {
 			t.Errorf("%d: %v", i, err)
 		}
-		if err := c.makeService(fmt.Sprint("six", i), `{ipFamilies: [IPv6], `+anyPort+`}`); err != nil {
+		if err := c.createService(fmt.Sprint("six", i), `{ipFamilies: [IPv6], `+anyPort+`}`); err != nil {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
-	expectError(t, c.makeService("more", `{ipFamilies: [IPv6], `+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
-	c.makeRange("a", "True", `[10.0.1.0/30, "fd00:1::/126"]`)
-	if err := c.makeService("more", `{ipFamilyPolicy: RequireDualStack, `+anyPort+`}`); err != nil {
+	expectError(t, c.createService("more", `{ipFamilies: [IPv6], `+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
+	c.createRange("a", "True", `[10.0.1.0/30, "fd00:1::/126"]`)
+	if err := c.createService("more", `{ipFamilyPolicy: RequireDualStack, `+anyPort+`}`); err != nil {
 		t.Fatal(err)
 	}
 	got := c.addresses("more")
@@ -114,7 +114,7 @@ func TestAddressesOfLargeRanges(t *testing.T) {
 		c := serveCluster(t, kinds.Config{ServiceRanges: []netip.Prefix{r}})
 		for i := range 50 {
 			name := fmt.Sprint("s", i)
-			if err := c.makeService(name, `{`+anyPort+`}`); err != nil {
+			if err := c.createService(name, `{`+anyPort+`}`); err != nil {
 				t.Fatal(err)
 			}
 			if ip := c.addresses(name)[0]; !r.Contains(netip.MustParseAddr(ip)) {
@@ -129,7 +129,7 @@ func TestLowestAddressesAreGivenLast(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 239 {
 		name := fmt.Sprint("s", i)
-		if err := c.makeService(name, `{`+anyPort+`}`); err != nil {
+		if err := c.createService(name, `{`+anyPort+`}`); err != nil {
 			t.Fatal(err)
 		}
 		if ip := netip.MustParseAddr(c.addresses(name)[0]).As4(); (ip[3] > 16) != (i < 238) {
@@ -142,7 +142,7 @@ func TestLowestAddressesAreGivenLast(t *testing.T) {
 func TestAddressesAreRepaired(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 4 {
-		if err := c.makeService(fmt.Sprint("s", i), fmt.Sprintf(`{clusterIP: 10.0.0.%d, %s}`, i+2, anyPort)); err != nil {
+		if err := c.createService(fmt.Sprint("s", i), fmt.Sprintf(`{clusterIP: 10.0.0.%d, %s}`, i+2, anyPort)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -160,9 +160,9 @@ func TestAddressesAreRepaired(t *testing.T) {
 	remove("/registry/ipaddresses/10.0.0.3") // and taken by somebody else
 	remove("/registry/services/specs/ns/s2") // by an older server, which knew of no address
 	const labels = `labels: {ipaddress.kubernetes.io/managed-by: ipallocator.k8s.io}`
-	c.mustMake(v, "10.0.0.3", `{metadata: {name: 10.0.0.3}, spec: {parentRef: {resource: gateways, name: g}}}`)
-	c.mustMake(v, "10.0.0.9", `{metadata: {name: 10.0.0.9, `+labels+`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
-	c.mustMake(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`) // its own affair
+	c.mustCreate(v, "10.0.0.3", `{metadata: {name: 10.0.0.3}, spec: {parentRef: {resource: gateways, name: g}}}`)
+	c.mustCreate(v, "10.0.0.9", `{metadata: {name: 10.0.0.9, `+labels+`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
+	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`) // its own affair
 	wrong, missing := kinds.RepairAddresses(c.Store.Head())
 	slices.Sort(wrong)
 	if !slices.Equal(wrong, []string{"10.0.0.3", "10.0.0.4", "10.0.0.9"}) {
@@ -180,7 +180,7 @@ func TestAddressesAreRepaired(t *testing.T) {
 // Two Services that have one address, by whatever accident, leave it to the one whose it is.
 func TestRepairOfSharedAddress(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
-	if err := c.makeService("b", `{clusterIP: 10.0.0.7, `+anyPort+`}`); err != nil {
+	if err := c.createService("b", `{clusterIP: 10.0.0.7, `+anyPort+`}`); err != nil {
 		t.Fatal(err)
 	}
 	rec := c.Store.Head().Get("/registry/services/specs/ns/b")
@@ -201,7 +201,7 @@ func TestRepairOfSharedAddress(t *testing.T) {
 func TestServiceOfTwoFamilies(t *testing.T) {
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("fd00::/112", "10.0.0.0/24")})
 	v := c.version("v1", "Service")
-	if err := c.makeService("s", `{clusterIP: "fd00::7", `+anyPort+`}`); err != nil {
+	if err := c.createService("s", `{clusterIP: "fd00::7", `+anyPort+`}`); err != nil {
 		t.Fatal(err)
 	}
 	const path = "spec.ipFamilyPolicy: Invalid value: "

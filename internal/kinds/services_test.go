@@ -13,9 +13,9 @@ const (
 	invalidService = `Service "s" is invalid: `
 )
 
-func (c *cluster) makeService(name, spec string) error {
+func (c *cluster) createService(name, spec string) error {
 	c.Helper()
-	_, err := c.make(c.version("v1", "Service"), `{metadata: {name: `+name+`}, spec: `+spec+`}`)
+	_, err := c.create(c.version("v1", "Service"), `{metadata: {name: `+name+`}, spec: `+spec+`}`)
 	return err
 }
 
@@ -33,7 +33,7 @@ func TestServicesThatCannotBe(t *testing.T) {
 		{`{ipFamilyPolicy: RequireDualStack, ` + anyPort + `}`, `spec.ipFamilyPolicy: Invalid value: "RequireDualStack": this cluster is not configured for dual-stack services`},
 		{`{ipFamilies: [IPv4, IPv6], ` + anyPort + `}`, `spec.ipFamilyPolicy: Invalid value: "SingleStack": must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified`},
 	} {
-		if err := c.makeService("s", q.spec); err == nil || err.Error() != invalidService+q.want {
+		if err := c.createService("s", q.spec); err == nil || err.Error() != invalidService+q.want {
 			t.Errorf("%s\ngot  %v\nwant %s", q.spec, err, invalidService+q.want)
 		}
 	}
@@ -58,7 +58,7 @@ func TestServiceUpdates(t *testing.T) {
 	} {
 		c := serveCluster(t, kinds.Config{})
 		v := c.version("v1", "Service")
-		if err := c.makeService("s", q.old); err != nil {
+		if err := c.createService("s", q.old); err != nil {
 			t.Fatal(err)
 		}
 		_, err := c.put(v, "s", "", `{metadata: {name: s}, spec: `+q.spec+`}`)
@@ -88,10 +88,10 @@ func TestServiceUpdates(t *testing.T) {
 func TestAddressesAreGivenOnce(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 254 {
-		if err := c.makeService(fmt.Sprintf("s%d", i), `{`+anyPort+`}`); err != nil {
+		if err := c.createService(fmt.Sprintf("s%d", i), `{`+anyPort+`}`); err != nil {
 			t.Fatal(i, err)
 		}
 	}
-	expectError(t, c.makeService("more", `{`+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
-	expectError(t, c.makeService("more", `{clusterIP: 10.0.0.7, `+anyPort+`}`), "provided IP is already allocated")
+	expectError(t, c.createService("more", `{`+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
+	expectError(t, c.createService("more", `{clusterIP: 10.0.0.7, `+anyPort+`}`), "provided IP is already allocated")
 }

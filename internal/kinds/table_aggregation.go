@@ -12,9 +12,9 @@ import (
 )
 
 // aggregation is the kind that has another server serve a group version.
-func aggregation() []line {
-	return []line{{
-		kind: "APIService", plural: "apiservices", at: versions{apiregistrationv1.SchemeGroupVersion}, categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
+func aggregation() []entry {
+	return []entry{{
+		kind: "APIService", plural: "apiservices", versions: versions{apiregistrationv1.SchemeGroupVersion}, categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
 		main: apiservice.NewStrategy(aggregator), status: apiservice.NewStatusStrategy(aggregator), columns: apiServiceColumns,
 	}}
 }

@@ -36,33 +36,33 @@ import (
 )
 
 // cluster is the kinds that say what a cluster consists of, and who may do what in it.
-func cluster(c Config) []line {
+func cluster(c Config) []entry {
 	certs, flow, network := versions{certificatesv1.SchemeGroupVersion}, versions{flowcontrolv1.SchemeGroupVersion}, versions{networkingv1.SchemeGroupVersion}
 	rbac, storage := versions{rbacv1.SchemeGroupVersion}, versions{storagev1.SchemeGroupVersion}
 	gives := c.escalation()
-	return []line{
-		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", at: certs, short: "csr", main: certificates.Strategy, status: certificates.StatusStrategy, more: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
-		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", at: certs, main: clustertrustbundle.Strategy, fields: []string{"spec.signerName"}},
-		{kind: "Lease", plural: "leases", at: versions{coordinationv1.SchemeGroupVersion}, main: lease.Strategy},
-		{kind: "EndpointSlice", plural: "endpointslices", at: versions{discoveryv1.SchemeGroupVersion}, main: endpointslice.Strategy},
-		{kind: "FlowSchema", plural: "flowschemas", at: flow, main: flowschema.Strategy, status: flowschema.StatusStrategy},
-		{kind: "PriorityLevelConfiguration", plural: "prioritylevelconfigurations", at: flow, main: prioritylevelconfiguration.Strategy, status: prioritylevelconfiguration.StatusStrategy},
-		{kind: "Ingress", plural: "ingresses", at: network, short: "ing", main: ingress.Strategy, status: ingress.StatusStrategy, prefix: "ingress"},
-		{kind: "IngressClass", plural: "ingressclasses", at: network, main: ingressclass.Strategy},
-		{kind: "IPAddress", plural: "ipaddresses", at: network, short: "ip", main: ipaddress.Strategy},
-		{kind: "NetworkPolicy", plural: "networkpolicies", at: network, short: "netpol", main: networkpolicy.Strategy},
-		{kind: "ServiceCIDR", plural: "servicecidrs", at: network, main: servicecidr.Strategy, status: servicecidr.StatusStrategy},
-		{kind: "RuntimeClass", plural: "runtimeclasses", at: versions{nodev1.SchemeGroupVersion}, main: runtimeclass.Strategy},
-		{kind: "ClusterRole", plural: "clusterroles", at: rbac, main: clusterrole.Strategy, plain: true, permit: gives.clusterRole},
-		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", at: rbac, main: clusterrolebinding.Strategy, permit: gives.clusterRoleBinding},
-		{kind: "Role", plural: "roles", at: rbac, main: role.Strategy, plain: true, permit: gives.role},
-		{kind: "RoleBinding", plural: "rolebindings", at: rbac, main: rolebinding.Strategy, permit: gives.roleBinding},
-		{kind: "CSIDriver", plural: "csidrivers", at: storage, main: csidriver.Strategy, returned: true},
-		{kind: "CSINode", plural: "csinodes", at: storage, main: csinode.Strategy, status: csinode.StatusStrategy, returned: true},
-		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", at: storage, main: csistoragecapacity.Strategy, plain: true},
-		{kind: "StorageClass", plural: "storageclasses", at: storage, short: "sc", main: storageclass.Strategy, returned: true},
-		{kind: "VolumeAttachment", plural: "volumeattachments", at: storage, main: volumeattachment.Strategy, status: volumeattachment.StatusStrategy, returned: true},
-		{kind: "VolumeAttributesClass", plural: "volumeattributesclasses", at: storage, short: "vac", main: volumeattributesclass.Strategy, returned: true},
-		{kind: "StorageVersionMigration", plural: "storageversionmigrations", at: versions{storagemigrationv1.SchemeGroupVersion}, main: storagemigration.Strategy, status: storagemigration.StatusStrategy, columns: migrationColumns},
+	return []entry{
+		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", versions: certs, short: "csr", main: certificates.Strategy, status: certificates.StatusStrategy, subresources: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
+		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", versions: certs, main: clustertrustbundle.Strategy, fields: []string{"spec.signerName"}},
+		{kind: "Lease", plural: "leases", versions: versions{coordinationv1.SchemeGroupVersion}, main: lease.Strategy},
+		{kind: "EndpointSlice", plural: "endpointslices", versions: versions{discoveryv1.SchemeGroupVersion}, main: endpointslice.Strategy},
+		{kind: "FlowSchema", plural: "flowschemas", versions: flow, main: flowschema.Strategy, status: flowschema.StatusStrategy},
+		{kind: "PriorityLevelConfiguration", plural: "prioritylevelconfigurations", versions: flow, main: prioritylevelconfiguration.Strategy, status: prioritylevelconfiguration.StatusStrategy},
+		{kind: "Ingress", plural: "ingresses", versions: network, short: "ing", main: ingress.Strategy, status: ingress.StatusStrategy, prefix: "ingress"},
+		{kind: "IngressClass", plural: "ingressclasses", versions: network, main: ingressclass.Strategy},
+		{kind: "IPAddress", plural: "ipaddresses", versions: network, short: "ip", main: ipaddress.Strategy},
+		{kind: "NetworkPolicy", plural: "networkpolicies", versions: network, short: "netpol", main: networkpolicy.Strategy},
+		{kind: "ServiceCIDR", plural: "servicecidrs", versions: network, main: servicecidr.Strategy, status: servicecidr.StatusStrategy},
+		{kind: "RuntimeClass", plural: "runtimeclasses", versions: versions{nodev1.SchemeGroupVersion}, main: runtimeclass.Strategy},
+		{kind: "ClusterRole", plural: "clusterroles", versions: rbac, main: clusterrole.Strategy, plainTable: true, authorize: gives.clusterRole},
+		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", versions: rbac, main: clusterrolebinding.Strategy, authorize: gives.clusterRoleBinding},
+		{kind: "Role", plural: "roles", versions: rbac, main: role.Strategy, plainTable: true, authorize: gives.role},
+		{kind: "RoleBinding", plural: "rolebindings", versions: rbac, main: rolebinding.Strategy, authorize: gives.roleBinding},
+		{kind: "CSIDriver", plural: "csidrivers", versions: storage, main: csidriver.Strategy, returnsDeleted: true},
+		{kind: "CSINode", plural: "csinodes", versions: storage, main: csinode.Strategy, status: csinode.StatusStrategy, returnsDeleted: true},
+		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", versions: storage, main: csistoragecapacity.Strategy, plainTable: true},
+		{kind: "StorageClass", plural: "storageclasses", versions: storage, short: "sc", main: storageclass.Strategy, returnsDeleted: true},
+		{kind: "VolumeAttachment", plural: "volumeattachments", versions: storage, main: volumeattachment.Strategy, status: volumeattachment.StatusStrategy, returnsDeleted: true},
+		{kind: "VolumeAttributesClass", plural: "volumeattributesclasses", versions: storage, short: "vac", main: volumeattributesclass.Strategy, returnsDeleted: true},
+		{kind: "StorageVersionMigration", plural: "storageversionmigrations", versions: versions{storagemigrationv1.SchemeGroupVersion}, main: storagemigration.Strategy, status: storagemigration.StatusStrategy, columns: migrationColumns},
 	}
 }

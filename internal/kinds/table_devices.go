@@ -11,14 +11,14 @@ import (
 )
 
 // devices is the kinds by which Pods get at devices.
-func devices(c Config) []line {
+func devices(c Config) []entry {
 	v1, namespaces := versions{resourcev1.SchemeGroupVersion}, namespaceLister{lister: c.lister(corev1.SchemeGroupVersion, "Namespace", "namespaces")}
 	claim := resourceclaim.NewStrategy(namespaces, c.Authorizer)
-	return []line{
-		{kind: "DeviceClass", plural: "deviceclasses", at: v1, main: deviceclass.Strategy, returned: true},
-		{kind: "DeviceTaintRule", plural: "devicetaintrules", at: v1, main: devicetaintrule.Strategy, status: devicetaintrule.StatusStrategy},
-		{kind: "ResourceClaim", plural: "resourceclaims", at: v1, main: claim, status: resourceclaim.NewStatusStrategy(claim), returned: true},
-		{kind: "ResourceClaimTemplate", plural: "resourceclaimtemplates", at: v1, main: resourceclaimtemplate.NewStrategy(namespaces), returned: true},
-		{kind: "ResourceSlice", plural: "resourceslices", at: v1, main: resourceslice.Strategy, fields: []string{"spec.driver spec.nodeName spec.pool.name"}, returned: true},
+	return []entry{
+		{kind: "DeviceClass", plural: "deviceclasses", versions: v1, main: deviceclass.Strategy, returnsDeleted: true},
+		{kind: "DeviceTaintRule", plural: "devicetaintrules", versions: v1, main: devicetaintrule.Strategy, status: devicetaintrule.StatusStrategy},
+		{kind: "ResourceClaim", plural: "resourceclaims", versions: v1, main: claim, status: resourceclaim.NewStatusStrategy(claim), returnsDeleted: true},
+		{kind: "ResourceClaimTemplate", plural: "resourceclaimtemplates", versions: v1, main: resourceclaimtemplate.NewStrategy(namespaces), returnsDeleted: true},
+		{kind: "ResourceSlice", plural: "resourceslices", versions: v1, main: resourceslice.Strategy, fields: []string{"spec.driver spec.nodeName spec.pool.name"}, returnsDeleted: true},
 	}
 }

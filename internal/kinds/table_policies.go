@@ -14,22 +14,22 @@ import (
 )
 
 // policies is the kinds that extend admission, and the one that asks who may sign.
-func policies(c Config) []line {
-	v1, resources := versions{admissionv1.SchemeGroupVersion}, resolver.ResourceResolverFunc(c.serving)
+func policies(c Config) []entry {
+	v1, resources := versions{admissionv1.SchemeGroupVersion}, resolver.ResourceResolverFunc(c.resourceFor)
 	validating := validatingadmissionpolicy.NewStrategy(c.Authorizer, resources)
 	certificate := podcertificaterequest.NewStrategy()
 	bound := policyLister{
 		c.lister(admissionv1.SchemeGroupVersion, "ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
 		c.lister(admissionv1.SchemeGroupVersion, "MutatingAdmissionPolicy", "mutatingadmissionpolicies"),
 	}
-	return []line{
-		{kind: "MutatingAdmissionPolicy", plural: "mutatingadmissionpolicies", at: v1, categories: extensions, main: mutatingadmissionpolicy.NewStrategy(c.Authorizer, resources)},
-		{kind: "MutatingAdmissionPolicyBinding", plural: "mutatingadmissionpolicybindings", at: v1, categories: extensions, main: mutatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
-		{kind: "MutatingWebhookConfiguration", plural: "mutatingwebhookconfigurations", at: v1, categories: extensions, main: mutatingwebhookconfiguration.Strategy},
-		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", at: v1, categories: extensions, main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
-		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", at: v1, categories: extensions, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
-		{kind: "ValidatingWebhookConfiguration", plural: "validatingwebhookconfigurations", at: v1, categories: extensions, main: validatingwebhookconfiguration.Strategy},
-		{kind: "PodCertificateRequest", plural: "podcertificaterequests", at: versions{certificatesv1.SchemeGroupVersion}, main: certificate, status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passive{c.Now}), fields: []string{"spec.signerName spec.podName spec.nodeName"}},
+	return []entry{
+		{kind: "MutatingAdmissionPolicy", plural: "mutatingadmissionpolicies", versions: v1, categories: extensions, main: mutatingadmissionpolicy.NewStrategy(c.Authorizer, resources)},
+		{kind: "MutatingAdmissionPolicyBinding", plural: "mutatingadmissionpolicybindings", versions: v1, categories: extensions, main: mutatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
+		{kind: "MutatingWebhookConfiguration", plural: "mutatingwebhookconfigurations", versions: v1, categories: extensions, main: mutatingwebhookconfiguration.Strategy},
+		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", versions: v1, categories: extensions, main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
+		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", versions: v1, categories: extensions, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
+		{kind: "ValidatingWebhookConfiguration", plural: "validatingwebhookconfigurations", versions: v1, categories: extensions, main: validatingwebhookconfiguration.Strategy},
+		{kind: "PodCertificateRequest", plural: "podcertificaterequests", versions: versions{certificatesv1.SchemeGroupVersion}, main: certificate, status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passiveClock{c.Now}), fields: []string{"spec.signerName spec.podName spec.nodeName"}},
 	}
 }
 

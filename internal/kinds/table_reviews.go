@@ -19,36 +19,36 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// asker answers the questions of a kind whose objects are not stored.
-type asker interface {
+// reviewer answers the questions of a kind whose objects are not stored.
+type reviewer interface {
 	rest.Creater
 	rest.Scoper
 }
 
 // reviews is the kinds that ask the server who somebody is and what they may do.
-func reviews(c Config) []line {
+func reviews(c Config) []entry {
 	authn, authz, scheme := versions{authenticationv1.SchemeGroupVersion}, versions{authorizationv1.SchemeGroupVersion}, legacyscheme.Scheme
-	return []line{
-		{kind: "SelfSubjectReview", plural: "selfsubjectreviews", at: authn, asks: selfsubjectreview.NewREST()},
-		{kind: "TokenReview", plural: "tokenreviews", at: authn, asks: tokenreview.NewREST(c.Authenticator, c.Audiences)},
-		{kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", at: authz, asks: localsubjectaccessreview.NewREST(c.Authorizer, scheme)},
-		{kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", at: authz, asks: selfsubjectaccessreview.NewREST(c.Authorizer, scheme)},
-		{kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", at: authz, asks: selfsubjectrulesreview.NewREST(c.Rules)},
-		{kind: "SubjectAccessReview", plural: "subjectaccessreviews", at: authz, asks: subjectaccessreview.NewREST(c.Authorizer, scheme)},
+	return []entry{
+		{kind: "SelfSubjectReview", plural: "selfsubjectreviews", versions: authn, review: selfsubjectreview.NewREST()},
+		{kind: "TokenReview", plural: "tokenreviews", versions: authn, review: tokenreview.NewREST(c.Authenticator, c.Audiences)},
+		{kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", versions: authz, review: localsubjectaccessreview.NewREST(c.Authorizer, scheme)},
+		{kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", versions: authz, review: selfsubjectaccessreview.NewREST(c.Authorizer, scheme)},
+		{kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", versions: authz, review: selfsubjectrulesreview.NewREST(c.Rules)},
+		{kind: "SubjectAccessReview", plural: "subjectaccessreviews", versions: authz, review: subjectaccessreview.NewREST(c.Authorizer, scheme)},
 	}
 }
 
-// question is for a kind whose objects are answered.
-func (l *line) question(d *resource.Definition) {
-	d.Namespaced = l.asks.NamespaceScoped()
+// defineReview is for a kind whose objects are answered.
+func (l *entry) defineReview(d *resource.Definition) {
+	d.Namespaced = l.review.NamespaceScoped()
 	d.Verbs = []string{"create"}
-	goType := typeAt(l.at[0], d.Names)
+	goType := typeAt(l.versions[0], d.Names)
 	d.Behavior.Review = func(ctx context.Context, t object.Tree) (object.Tree, error) {
 		obj, err := goType.ToInternal(t)
 		if err != nil {
 			return nil, err
 		}
-		answer, err := l.asks.Create(ctx, obj, nil, &metav1.CreateOptions{})
+		answer, err := l.review.Create(ctx, obj, nil, &metav1.CreateOptions{})
 		if err != nil {
 			return nil, err
 		}

@@ -28,31 +28,31 @@ import (
 // token is the subresource that makes tokens of a ServiceAccount
 // (https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-request-v1/).
 func (c Config) token() resource.Subresource {
-	body := posted(authenticationv1.SchemeGroupVersion, resource.Names{Kind: "TokenRequest", Plural: "tokenrequests"})
-	t := &tokens{Config: c, objects: newAccounts(c.Head)}
-	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Respond: t.answer}
+	body := postOnly(authenticationv1.SchemeGroupVersion, resource.Names{Kind: "TokenRequest", Plural: "tokenrequests"})
+	t := &tokenIssuer{Config: c, objects: newAccounts(c.Head)}
+	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Respond: t.respond}
 }
 
-// accountActs is what a ServiceAccount takes a POST for: tokens, where somebody signs them.
-func (c Config) accountActs() []resource.Subresource {
+// serviceAccountActions is what a ServiceAccount takes a POST for: tokens, where somebody signs them.
+func (c Config) serviceAccountActions() []resource.Subresource {
 	if c.Issuer == nil {
 		return nil
 	}
 	return []resource.Subresource{c.token()}
 }
 
-// tokens makes them.
-type tokens struct {
+// tokenIssuer makes them.
+type tokenIssuer struct {
 	Config
 	objects *accounts
 }
 
 var tokenRequest = schema.GroupKind{Group: authenticationv1.GroupName, Kind: "TokenRequest"}
 
-// answer makes the token that is asked for, of the account of that name, as upstream's TokenREST does.
-func (t *tokens) answer(ctx context.Context, name string, body resource.Internal) (resource.Internal, error) {
+// respond makes the token that is asked for, of the account of that name, as upstream's TokenREST does.
+func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.Internal) (resource.Internal, error) {
 	req, namespace := body.(*authentication.TokenRequest), apirequest.NamespaceValue(ctx)
-	if err := addressed(req, namespace, name); err != nil {
+	if err := checkTarget(req, namespace, name); err != nil {
 		return nil, err
 	}
 	account, err := internalOf[*core.ServiceAccount](t.objects.serviceAccounts, namespace+"/"+name)
@@ -72,7 +72,7 @@ func (t *tokens) answer(ctx context.Context, name string, body resource.Internal
 	if errs := validation.ValidateTokenRequest(req); len(errs) != 0 {
 		return nil, apierrors.NewInvalid(tokenRequest, "", errs)
 	}
-	bound, err := t.bound(req, account)
+	bound, err := t.findBound(req, account)
 	if err != nil {
 		return nil, err
 	}
@@ -87,8 +87,8 @@ func (t *tokens) answer(ctx context.Context, name string, body resource.Internal
 	return req, nil
 }
 
-// addressed checks that a request is for the account whose path it came by.
-func addressed(req *authentication.TokenRequest, namespace, name string) error {
+// checkTarget checks that a request is for the account whose path it came by.
+func checkTarget(req *authentication.TokenRequest, namespace, name string) error {
 	problem := func(part, value string) error {
 		return apierrors.NewInvalid(tokenRequest, name, field.ErrorList{
 			field.Invalid(field.NewPath("metadata", part), value, "must match the service account "+part+" if specified")})
@@ -102,15 +102,15 @@ func addressed(req *authentication.TokenRequest, namespace, name string) error {
 	return nil
 }
 
-// boundTo is what a token ends with; nil for what it does not name.
-type boundTo struct {
+// boundObjects is what a token ends with; nil for what it does not name.
+type boundObjects struct {
 	pod    *core.Pod
 	secret *core.Secret
 	node   *core.Node
 }
 
-// bound finds the object that the token is to be bound to, if any.
-func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAccount) (b boundTo, err error) {
+// findBound finds the object that the token is to be bound to, if any.
+func (t *tokenIssuer) findBound(req *authentication.TokenRequest, account *core.ServiceAccount) (b boundObjects, err error) {
 	ref := req.Spec.BoundObjectRef
 	if ref == nil {
 		return b, nil
@@ -120,12 +120,12 @@ func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAc
 	if kinds := []string{"Pod", "Node", "Secret"}; gvk.Group != "" || !slices.Contains(kinds, gvk.Kind) {
 		return b, apierrors.NewBadRequest("cannot bind token to object of type " + gvk.String())
 	}
-	if err := nameable(ref.Name); err != nil {
+	if err := validateName(ref.Name); err != nil {
 		return b, err
 	}
 	switch gvk.Kind {
 	case "Pod":
-		if b, err = t.boundToPod(account, ref.Name); err == nil {
+		if b, err = t.findBoundPod(account, ref.Name); err == nil {
 			uid = b.pod.UID
 		}
 	case "Node":
@@ -144,8 +144,8 @@ func (t *tokens) bound(req *authentication.TokenRequest, account *core.ServiceAc
 	return b, err
 }
 
-// boundToPod is a Pod of the account, and the node that it is on.
-func (t *tokens) boundToPod(account *core.ServiceAccount, name string) (b boundTo, err error) {
+// findBoundPod is a Pod of the account, and the node that it is on.
+func (t *tokenIssuer) findBoundPod(account *core.ServiceAccount, name string) (b boundObjects, err error) {
 	if b.pod, err = internalOf[*core.Pod](t.objects.pods, account.Namespace+"/"+name); err != nil {
 		return b, err
 	}
@@ -163,16 +163,16 @@ func (t *tokens) boundToPod(account *core.ServiceAccount, name string) (b boundT
 	return b, err
 }
 
-// longLife is how long a token is good for that a Pod's volume asks for. Clients of old that do not read it again go on working; it says
+// extendedExpiration is how long a token is good for that a Pod's volume asks for. Clients of old that do not read it again go on working; it says
 // when to warn.
-const longLife = 365 * 24 * time.Hour
+const extendedExpiration = 365 * 24 * time.Hour
 
 // sign makes the token.
-func (t *tokens) sign(ctx context.Context, req *authentication.TokenRequest, account *core.ServiceAccount, b boundTo) (string, error) {
+func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest, account *core.ServiceAccount, b boundObjects) (string, error) {
 	var warnAfter int64
 	lasts := req.Spec.ExpirationSeconds
-	if b.pod != nil && lasts == serviceaccount.WarnOnlyBoundTokenExpirationSeconds && t.own(req.Spec.Audiences) {
-		warnAfter, lasts = lasts, int64(longLife/time.Second)
+	if b.pod != nil && lasts == serviceaccount.WarnOnlyBoundTokenExpirationSeconds && t.isForServer(req.Spec.Audiences) {
+		warnAfter, lasts = lasts, int64(extendedExpiration/time.Second)
 		if t.MaxTokenExpiration > 0 {
 			lasts = min(lasts, int64(t.MaxTokenExpiration/time.Second))
 		}
@@ -189,8 +189,8 @@ func (t *tokens) sign(ctx context.Context, req *authentication.TokenRequest, acc
 	return signed, nil
 }
 
-// own reports that a token is for this server alone.
-func (t *tokens) own(audiences []string) bool {
+// isForServer reports that a token is for this server alone.
+func (t *tokenIssuer) isForServer(audiences []string) bool {
 	return len(t.Audiences.Intersect(audiences)) == len(audiences)
 }
 

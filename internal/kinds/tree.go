@@ -45,8 +45,8 @@ func child(t object.Tree, name string) object.Tree {
 	return m
 }
 
-// carry gives obj the field of old, or removes it where old has none.
-func carry(obj, old object.Tree, name string) {
+// copyField gives obj the field of old, or removes it where old has none.
+func copyField(obj, old object.Tree, name string) {
 	if v, ok := old[name]; ok {
 		obj[name] = v
 	} else {

@@ -59,7 +59,7 @@ func BenchmarkPatchBuiltin(b *testing.B) {
 		{"coordination.k8s.io/v1", "Lease", "", fmt.Sprintf(writtenLease, 0, 0), engine.Patch{Type: types.MergePatchType}, func(n int) string { return fmt.Sprintf(writtenLease, 0, n%1e6) }},
 	} {
 		v, n := c.version(k.apiVersion, k.kind), 0
-		c.mustMake(v, "a0", k.made)
+		c.mustCreate(v, "a0", k.made)
 		b.Run(k.kind+k.sub, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -12,19 +12,19 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
-// load is what a Pod takes of its node.
+// load is the resources and host ports that a Pod uses on its node.
 type load struct {
-	requests []request // by name
+	requests []request // sorted by name
 	ports    []hostPort
 }
 
-// request is how much of a resource: of cpu thousandths, and of the node's Pods one.
+// request is an amount of a resource, in the unit of amountOf. Each Pod requests 1 of the resource "pods".
 type request struct {
-	of     corev1.ResourceName
-	amount int64
+	resource corev1.ResourceName
+	amount   int64
 }
 
-// hostPort is a port of the node itself, at one of its addresses or at all of them.
+// hostPort is a port of the node at one of its addresses, or at allAddresses.
 type hostPort struct {
 	ip, protocol string
 	port         int32
@@ -39,20 +39,23 @@ func (p hostPort) String() string {
 	return fmt.Sprintf("%d/%s at %s", p.port, p.protocol, p.ip)
 }
 
-// clashes is whether not both ports can be had.
-func (p hostPort) clashes(other hostPort) bool {
-	return p.port == other.port && p.protocol == other.protocol && (p.ip == other.ip || p.ip == allAddresses || other.ip == allAddresses)
+// conflictsWith reports whether a node cannot provide both ports.
+func (p hostPort) conflictsWith(other hostPort) bool {
+	return p.port == other.port && p.protocol == other.protocol &&
+		(p.ip == other.ip || p.ip == allAddresses || other.ip == allAddresses)
 }
 
-// loadOf is that of a stored Pod. One that has ended takes nothing.
+// loadOf returns the load of a Pod from its stored JSON. The load of a terminated Pod is empty.
 func loadOf(json []byte) (l load) {
 	pod := podOf(json)
 	if podutil.IsPodPhaseTerminal(pod.Status.Phase) {
 		return l
 	}
-	// As the scheduler counts what is on a node. What says nothing of a resize need not be asked, at a third of the time.
+	// The options are those by which the scheduler counts the Pods on a node. UseStatusResources triples the time, so
+	// it is set only if the status may report a resize.
 	all := resource.PodRequests(pod, resource.PodResourcesOptions{
-		UseStatusResources: len(pod.Status.ContainerStatuses)+len(pod.Status.InitContainerStatuses) > 0 || pod.Status.Resources != nil || resource.IsPodResizeInfeasible(pod),
+		UseStatusResources: len(pod.Status.ContainerStatuses)+len(pod.Status.InitContainerStatuses) > 0 ||
+			pod.Status.Resources != nil || resource.IsPodResizeInfeasible(pod),
 		InPlacePodLevelResourcesVerticalScalingEnabled: true,
 	})
 	l.requests = append(make([]request, 0, len(all)+1), request{corev1.ResourcePods, 1})
@@ -61,41 +64,42 @@ func loadOf(json []byte) (l load) {
 			l.requests = append(l.requests, request{unique.Make(name).Value(), amount})
 		}
 	}
-	slices.SortFunc(l.requests, func(a, b request) int { return cmp.Compare(a.of, b.of) })
+	slices.SortFunc(l.requests, func(a, b request) int { return cmp.Compare(a.resource, b.resource) })
 	for _, c := range pod.Spec.InitContainers {
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			l.take(c.Ports)
+			l.addPorts(c.Ports)
 		}
 	}
 	for _, c := range pod.Spec.Containers {
-		l.take(c.Ports)
+		l.addPorts(c.Ports)
 	}
 	return l
 }
 
-// take adds the ports of the node that a container has for as long as its Pod runs.
-func (l *load) take(ports []corev1.ContainerPort) {
+// addPorts adds the host ports of a container that runs as long as its Pod.
+func (l *load) addPorts(ports []corev1.ContainerPort) {
 	for _, p := range ports {
 		if p.HostPort > 0 {
-			l.ports = append(l.ports, hostPort{strings.Clone(cmp.Or(p.HostIP, allAddresses)), unique.Make(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))).Value(), p.HostPort})
+			protocol := unique.Make(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))).Value()
+			l.ports = append(l.ports, hostPort{strings.Clone(cmp.Or(p.HostIP, allAddresses)), protocol, p.HostPort})
 		}
 	}
 }
 
-// of is how much of a resource it is.
-func (l *load) of(name corev1.ResourceName) int64 {
+// amount returns the requested amount of a resource.
+func (l *load) amount(name corev1.ResourceName) int64 {
 	for i := range l.requests {
-		if l.requests[i].of == name {
+		if l.requests[i].resource == name {
 			return l.requests[i].amount
 		}
 	}
 	return 0
 }
 
-// exceeds is whether it is more than another in anything.
+// exceeds reports whether l has more of any resource than other, or a port that other does not have.
 func (l *load) exceeds(other *load) bool {
 	for _, r := range l.requests {
-		if r.amount > other.of(r.of) {
+		if r.amount > other.amount(r.resource) {
 			return true
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// podOf reads of a stored Pod what its load is made of: a tenth of the whole, in a tenth of the time. What it says lies in json.
+// podOf decodes only those fields of a stored Pod that its load depends on, in a tenth of the time that the whole Pod
+// takes. The strings of the result refer to the bytes of json.
 func podOf(json []byte) *corev1.Pod {
 	r, pod := reader{object.NewCursor(json)}, new(corev1.Pod)
 	r.Members(func(key string) {
@@ -21,6 +22,7 @@ func podOf(json []byte) *corev1.Pod {
 	return pod
 }
 
+// reader decodes JSON at a cursor. Each method decodes the current value.
 type reader struct{ *object.Cursor }
 
 func (r reader) spec(s *corev1.PodSpec) {
@@ -38,7 +40,7 @@ func (r reader) spec(s *corev1.PodSpec) {
 	})
 }
 
-// list reads a list of objects, each member with read.
+// list decodes a list of objects. It calls read for each member of an object.
 func list[T any](r reader, read func(key string, to *T)) (all []T) {
 	r.Elements(func(int) {
 		all = append(all, *new(T))
@@ -110,7 +112,7 @@ func (r reader) containerStatus(key string, s *corev1.ContainerStatus) {
 	}
 }
 
-// resources are requests alone.
+// resources decodes only the requests.
 func (r reader) resources() *corev1.ResourceRequirements {
 	out := new(corev1.ResourceRequirements)
 	r.Members(func(key string) {

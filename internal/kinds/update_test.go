@@ -15,10 +15,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// heard keeps warnings.
-type heard []string
+// warningRecorder keeps warnings.
+type warningRecorder []string
 
-func (h *heard) AddWarning(_, text string) { *h = append(*h, text) }
+func (h *warningRecorder) AddWarning(_, text string) { *h = append(*h, text) }
 
 // beforeUpdate is what upstream's store makes of a stored object by an update, and what it warns of.
 func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []byte) (object.Tree, []string, error) {
@@ -39,7 +39,7 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 	obj.SetNamespace(live.GetNamespace())
 	obj.SetResourceVersion("7")
 	live.SetResourceVersion("7")
-	var warnings heard
+	var warnings warningRecorder
 	ctx := apirequest.WithUser(apirequest.WithNamespace(warning.WithWarningRecorder(t.Context(), &warnings), obj.GetNamespace()), tester)
 	ctx = apirequest.WithRequestInfo(ctx, &apirequest.RequestInfo{
 		IsResourceRequest: true, Verb: "update", APIGroup: v.GroupVersion.Group, APIVersion: v.GroupVersion.Version,
@@ -91,7 +91,7 @@ func TestUpdatedAsUpstream(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%s/%s", s.name, sub, name), func(t *testing.T) {
 					c := serveCluster(t, kinds.Config{})
 					v := c.version(s.apiVersion, s.kind)
-					before := c.mustMake(v, s.object, s.text)
+					before := c.mustCreate(v, s.object, s.text)
 					body := s.with(t, change)
 					want, warned, wantErr := beforeUpdate(t, v, sub, body, before)
 					c.warnings = nil

@@ -25,7 +25,7 @@ func ParseRuntimeConfig(says map[string]string) (func(schema.GroupVersionResourc
 	crds := runtime.NewScheme()
 	crdinstall.Install(crds)
 	groups := []*runtime.Scheme{legacyscheme.Scheme, crds}
-	says, err := checked(says, groups)
+	says, err := normalizeRuntimeConfig(says, groups)
 	if err != nil {
 		return nil, err
 	}
@@ -53,8 +53,8 @@ func ParseRuntimeConfig(says map[string]string) (func(schema.GroupVersionResourc
 	return config.ResourceEnabled, nil
 }
 
-// checked is what is said without the old names of the core group, if all groups are known.
-func checked(says map[string]string, groups []*runtime.Scheme) (map[string]string, error) {
+// normalizeRuntimeConfig is what is said without the old names of the core group, if all groups are known.
+func normalizeRuntimeConfig(says map[string]string, groups []*runtime.Scheme) (map[string]string, error) {
 	out := map[string]string{}
 	for key, value := range says {
 		if version, _, _ := strings.Cut(strings.TrimPrefix(key, "api/"), "/"); version == "v1" {

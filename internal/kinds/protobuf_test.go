@@ -13,7 +13,7 @@ import (
 func TestMessageOfEachVersion(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	v1, v2 := c.version("autoscaling/v1", "HorizontalPodAutoscaler"), c.version("autoscaling/v2", "HorizontalPodAutoscaler")
-	c.mustMake(v2, "a", `{metadata: {name: a}, spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a},
+	c.mustCreate(v2, "a", `{metadata: {name: a}, spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a},
 metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 70}}}]}}`)
 	for range 2 {
 		var first autoscalingv1.HorizontalPodAutoscaler

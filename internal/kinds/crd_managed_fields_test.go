@@ -21,7 +21,7 @@ func ownersOf(t object.Tree) (all []string) {
 // CRD-041: what the server writes into the status is its own, as upstream; the versions that objects are stored at are nobody's.
 func TestServerOwnsStatus(t *testing.T) {
 	s := serve(t)
-	created := s.must(crd("example.com", "foos", "Foo", ""))
+	created := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
 	condition := `{".":{},"f:lastTransitionTime":{},"f:message":{},"f:observedGeneration":{},"f:reason":{},"f:status":{},"f:type":{}}`
 	want := `kube-apiserver Update status {"f:status":{"f:acceptedNames":{"f:kind":{},"f:listKind":{},"f:plural":{},"f:singular":{}},` +
 		`"f:conditions":{"k:{\"type\":\"Established\"}":` + condition + `,"k:{\"type\":\"NamesAccepted\"}":` + condition + `},"f:observedGeneration":{}}}`
@@ -30,7 +30,7 @@ func TestServerOwnsStatus(t *testing.T) {
 	}
 	names := created["spec"].(object.Tree)["names"].(object.Tree)
 	names["shortNames"] = []any{"f"}
-	changed, err := s.update(created, "")
+	changed, err := s.updateCRD(created, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,11 +43,11 @@ func TestServerOwnsStatus(t *testing.T) {
 // server out, they come back when the names are judged.
 func TestStatusOfClients(t *testing.T) {
 	s := serve(t)
-	written := s.must(crd("example.com", "foos", "Foo", ""))
+	written := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
 	status(written)["conditions"] = []any{object.Tree{"type": "Mine", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "R", "message": "m"}}
 	status(written)["observedGeneration"] = int64(77)
 	want := string(object.AppendJSON(nil, status(written)))
-	written, err := s.update(written, "status")
+	written, err := s.updateCRD(written, "status")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestStatusOfClients(t *testing.T) {
 	if owners := strings.Join(ownersOf(written), "\n"); !strings.Contains(owners, mine) || strings.Contains(owners, `type\":\"Established`) {
 		t.Errorf("owners\n%s", owners)
 	}
-	if written, err = s.update(written, ""); err != nil {
+	if written, err = s.updateCRD(written, ""); err != nil {
 		t.Fatal(err)
 	}
 	s.expect(written, "Mine", "True/R/m")

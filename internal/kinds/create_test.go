@@ -57,7 +57,7 @@ func TestRefusedInUpstreamsWords(t *testing.T) {
 			})
 			v := c.version(s.apiVersion, s.kind)
 			want := beforeCreate(t, v, body)
-			if _, err := c.make(v, body); err == nil || want == nil || err.Error() != want.Error() {
+			if _, err := c.create(v, body); err == nil || want == nil || err.Error() != want.Error() {
 				t.Errorf("got  %v\nwant %v", err, want)
 			}
 		})
@@ -83,8 +83,8 @@ func TestZeroConfig(t *testing.T) {
 		}, "adminAccess"},
 	} {
 		s, c := findSample(t, q.sample), serveCluster(t, kinds.Config{})
-		c.user = somebody // tester is of system:masters, who are not asked
-		_, err := c.make(c.version(s.apiVersion, s.kind), s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
+		c.user = plainUser // tester is of system:masters, who are not asked
+		_, err := c.create(c.version(s.apiVersion, s.kind), s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
 		expectError(t, err, q.want)
 	}
 }
@@ -94,11 +94,11 @@ func TestStrategiesKnowTheRequest(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	s := findSample(t, "certificates.k8s.io-v1-CertificateSigningRequest")
 	var o struct{ Spec struct{ Username string } }
-	if err := json.Unmarshal(c.mustMake(c.version(s.apiVersion, s.kind), s.object, s.text), &o); err != nil || o.Spec.Username != "tester" {
+	if err := json.Unmarshal(c.mustCreate(c.version(s.apiVersion, s.kind), s.object, s.text), &o); err != nil || o.Spec.Username != "tester" {
 		t.Errorf("got %v, %v", o, err)
 	}
 	s = findSample(t, "v1-Pod")
-	c.mustMake(c.version(s.apiVersion, s.kind), s.object, s.with(t, func(o map[string]any) {
+	c.mustCreate(c.version(s.apiVersion, s.kind), s.object, s.with(t, func(o map[string]any) {
 		o["spec"].(map[string]any)["nodeSelector"] = map[string]any{"beta.kubernetes.io/os": "linux"}
 	}))
 	if !contains(c.warnings, "beta.kubernetes.io/os") {

@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-var somebody = &user.DefaultInfo{Name: "somebody"}
+var plainUser = &user.DefaultInfo{Name: "somebody"}
 
 func expectError(t *testing.T, err error, want string) {
 	t.Helper()
@@ -39,7 +39,7 @@ func TestGracefulDelete(t *testing.T) {
 	} {
 		c := serveCluster(t, kinds.Config{})
 		v := c.version(s.apiVersion, s.kind)
-		c.mustMake(v, s.object, s.text)
+		c.mustCreate(v, s.object, s.text)
 		var gone bool
 		for _, grace := range q.grace {
 			var o metav1.DeleteOptions
@@ -72,7 +72,7 @@ func TestGracefulDelete(t *testing.T) {
 func TestDeleteWithoutGrace(t *testing.T) {
 	s, c := findSample(t, "v1-ConfigMap"), serveCluster(t, kinds.Config{})
 	v := c.version(s.apiVersion, s.kind)
-	c.mustMake(v, s.object, s.text)
+	c.mustCreate(v, s.object, s.text)
 	other := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID("other"))}}
 	if _, _, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), other, c.by()); !apierrors.IsConflict(err) {
 		t.Errorf("got %v", err)
@@ -90,7 +90,7 @@ func TestDependents(t *testing.T) {
 	} {
 		s, c := findSample(t, name), serveCluster(t, kinds.Config{})
 		v := c.version(s.apiVersion, s.kind)
-		c.mustMake(v, s.object, s.text)
+		c.mustCreate(v, s.object, s.text)
 		o, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), metav1.DeleteOptions{}, c.by())
 		got := "gone"
 		if !gone && err == nil {
@@ -102,7 +102,7 @@ func TestDependents(t *testing.T) {
 	}
 	s, c := findSample(t, "v1-Event"), serveCluster(t, kinds.Config{})
 	v := c.version(s.apiVersion, s.kind)
-	c.mustMake(v, s.object, s.text)
+	c.mustCreate(v, s.object, s.text)
 	o := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)}
 	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); !gone || err != nil {
 		t.Errorf("an Event waits: %v", err)

@@ -20,8 +20,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// judgedByUpstream is what upstream finds wrong with a new CRD, which it reads to its Go type.
-func judgedByUpstream(t *testing.T, js []byte) field.ErrorList {
+// upstreamErrors is what upstream finds wrong with a new CRD, which it reads to its Go type.
+func upstreamErrors(t *testing.T, js []byte) field.ErrorList {
 	t.Helper()
 	var v1 apiextensionsv1.CustomResourceDefinition
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
@@ -38,8 +38,8 @@ func judgedByUpstream(t *testing.T, js []byte) field.ErrorList {
 	})
 }
 
-// judged is what the kind finds wrong with the same CRD, and the spec that it would store.
-func judged(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
+// validateNew is what the kind finds wrong with the same CRD, and the spec that it would store.
+func validateNew(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
 	d, err := k.Storage.Type.Decode(js)
@@ -53,7 +53,7 @@ func judged(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	return validateCRD(form, obj, nil, ""), tree(obj, "spec")
 }
 
-func words(errs field.ErrorList) (all []string) {
+func messages(errs field.ErrorList) (all []string) {
 	for _, e := range errs {
 		all = append(all, e.Error())
 	}
@@ -61,8 +61,8 @@ func words(errs field.ErrorList) (all []string) {
 	return all
 }
 
-// crdSaying is a CRD of two versions, the second of which has another schema than the first.
-func crdSaying(schema, versionBeside, second string) []byte {
+// twoVersionCRD is a CRD of two versions, the second of which has another schema than the first.
+func twoVersionCRD(schema, versionBeside, second string) []byte {
 	return fmt.Appendf(nil, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"foos.example.com"},
 "spec":{"group":"example.com","scope":"Cluster","names":{"plural":"foos","kind":"Foo"},"versions":[
 {"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s}%s},{"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":%s}%[2]s}]}}`, schema, versionBeside, second)
@@ -90,10 +90,10 @@ func TestEmptyInCRDs(t *testing.T) {
 		{`{"type":"object"}`, `,"selectableFields":[],"additionalPrinterColumns":[]`},
 	} {
 		for _, second := range []string{c.schema, `{"type":"object"}`, `{"type":"object","description":"another"}`} {
-			js := crdSaying(c.schema, c.beside, second)
-			errs, _ := judged(t, js)
+			js := twoVersionCRD(c.schema, c.beside, second)
+			errs, _ := validateNew(t, js)
 			told += len(errs)
-			if got, want := words(errs), words(judgedByUpstream(t, js)); !slices.Equal(got, want) {
+			if got, want := messages(errs), messages(upstreamErrors(t, js)); !slices.Equal(got, want) {
 				t.Errorf("%s%s beside %s:\nours     %q\nupstream %q", c.schema, c.beside, second, got, want)
 			}
 		}
@@ -113,8 +113,8 @@ func TestWrittenCRDs(t *testing.T) {
 		for _, i := range r.Perm(len(odd))[:r.IntN(5)] {
 			schema += "," + odd[i]
 		}
-		js := crdSaying(`{"type":"object","properties":{"a":`+schema+`}}}`, "", `{"type":"object"}`)
-		_, stored := judged(t, js)
+		js := twoVersionCRD(`{"type":"object","properties":{"a":`+schema+`}}}`, "", `{"type":"object"}`)
+		_, stored := validateNew(t, js)
 		var v1 apiextensionsv1.CustomResourceDefinition
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
 			t.Fatal(err)

@@ -21,11 +21,11 @@ const statusManager = "kube-apiserver"
 
 var exceptSpec = merge.Except("spec")
 
-// crdOwners keeps who owns the fields of CRDs, for a write of the status.
-func crdOwners() merge.ManagedFields {
+// crdManagedFields keeps who owns the fields of CRDs, for a write of the status.
+func crdManagedFields() merge.ManagedFields {
 	types := map[string]func() (typed.ParseableType, error){
-		apiextensionsv1.SchemeGroupVersion.String():      crdFields(apiextensionsv1.CustomResourceDefinition{}),
-		apiextensionsv1beta1.SchemeGroupVersion.String(): crdFields(apiextensionsv1beta1.CustomResourceDefinition{}),
+		apiextensionsv1.SchemeGroupVersion.String():      parseableCRD(apiextensionsv1.CustomResourceDefinition{}),
+		apiextensionsv1beta1.SchemeGroupVersion.String(): parseableCRD(apiextensionsv1beta1.CustomResourceDefinition{}),
 	}
 	return merge.ManagedFields{
 		APIVersion:  apiextensionsv1.SchemeGroupVersion.String(),
@@ -45,8 +45,8 @@ func crdOwners() merge.ManagedFields {
 	}
 }
 
-func crdFields(of any) func() (typed.ParseableType, error) {
-	g := &resource.GoType{New: maker(reflect.TypeOf(of))}
+func parseableCRD(of any) func() (typed.ParseableType, error) {
+	g := &resource.GoType{New: constructor(reflect.TypeOf(of))}
 	return sync.OnceValues(g.Parseable)
 }
 
@@ -64,14 +64,14 @@ func convertCRD(t object.Tree, apiVersion string) (object.Tree, error) {
 	return nil, fmt.Errorf("builtin: CRDs have no version %s", apiVersion)
 }
 
-// own notes in the metadata of obj, which becomes a copy, that its status was before and is now what the server made of it.
-func (s crdStatus) own(obj, before object.Tree) error {
+// recordManagers notes in the metadata of obj, which becomes a copy, that its status was before and is now what the server made of it.
+func (s crdStatus) recordManagers(obj, before object.Tree) error {
 	if object.Equal(before, obj["status"]) {
 		return nil
 	}
 	obj["metadata"] = maps.Clone(object.EnsureMetadata(obj))
 	live := maps.Clone(obj)
 	live["metadata"], live["status"] = maps.Clone(object.Metadata(obj)), before
-	_, err := s.owners.Update(live, obj, statusManager, s.now())
+	_, err := s.managers.Update(live, obj, statusManager, s.now())
 	return err
 }

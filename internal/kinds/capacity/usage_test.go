@@ -11,8 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// What is known of each node is what a ledger knows that begins now, whatever Pods have come, gone, changed or come again elsewhere.
-func TestLedgerFollowsTheStore(t *testing.T) {
+// TestUsageFollowsStore checks that an index that is updated equals one that is built from the current state, after
+// random Pods were created, changed, deleted and created again on other nodes.
+func TestUsageFollowsStore(t *testing.T) {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -20,7 +21,7 @@ func TestLedgerFollowsTheStore(t *testing.T) {
 	defer store.Close()
 	r, x := rand.New(rand.NewPCG(16, 7)), New(store.Head)
 	for i := range 2000 {
-		key := fmt.Sprint(pods, "ns/", r.IntN(30))
+		key := fmt.Sprint(podPrefix, "ns/", r.IntN(30))
 		w := storage.Write{Key: key}
 		rec := store.Head().Get(key)
 		if rec != nil {
@@ -37,29 +38,30 @@ func TestLedgerFollowsTheStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.IntN(3) > 0 {
-			continue // so that more than one change comes at a time
+			continue // so that some refreshes process several changes
 		}
 		x.refresh()
-		anew := New(store.Head)
-		anew.refresh()
-		if len(x.nodes) != len(anew.nodes) || len(x.pods) != len(anew.pods) {
-			t.Fatalf("%d: %d Pods on %d nodes, want %d on %d", i, len(x.pods), len(x.nodes), len(anew.pods), len(anew.nodes))
+		fresh := New(store.Head)
+		fresh.refresh()
+		if len(x.nodes) != len(fresh.nodes) || len(x.pods) != len(fresh.pods) {
+			t.Fatalf("step %d: got %d Pods on %d nodes, want %d on %d", i, len(x.pods), len(x.nodes), len(fresh.pods),
+				len(fresh.nodes))
 		}
-		for node := range anew.nodes {
+		for node := range fresh.nodes {
 			if r.IntN(2) > 0 {
-				continue // so that some loads are looked at late
+				continue // so that some loads are computed after several changes
 			}
 			for _, name := range []corev1.ResourceName{corev1.ResourcePods, corev1.ResourceCPU, "example.com/gpu"} {
-				if got, want := x.on(node).sum(name), anew.on(node).sum(name); got != want {
-					t.Fatalf("%d: %d of %s on %s, want %d", i, got, name, node, want)
+				if got, want := x.podsOn(node).sum(name), fresh.podsOn(node).sum(name); got != want {
+					t.Fatalf("step %d: got %d of %s on %s, want %d", i, got, name, node, want)
 				}
 			}
 		}
 	}
 }
 
-// What kubelets write of their Nodes has no Pod looked at again.
-func TestNodesMayBeWrittenOften(t *testing.T) {
+// TestNodeWritesReadNoPods checks that writes of Nodes do not make the index read Pods again.
+func TestNodeWritesReadNoPods(t *testing.T) {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +78,7 @@ func TestNodesMayBeWrittenOften(t *testing.T) {
 	}
 	x, r := New(store.Head), rand.New(rand.NewPCG(16, 8))
 	for i := range 10 {
-		key := fmt.Sprint(pods, "ns/", i)
+		key := fmt.Sprint(podPrefix, "ns/", i)
 		write(key, recordOf(t, key, randomPod(r, "n")).Value)
 	}
 	unread := func() (n int) {
@@ -89,19 +91,19 @@ func TestNodesMayBeWrittenOften(t *testing.T) {
 		return n
 	}
 	if n := unread(); n != 10 {
-		t.Fatalf("%d Pods are yet to be read, want 10", n)
+		t.Fatalf("got %d Pods to read, want 10", n)
 	}
-	x.on("n")
+	x.podsOn("n")
 	for i := range 10 {
-		write(nodes+"n", fmt.Appendf(nil, `{"status":{"allocatable":{"cpu":"%d"}}}`, i))
-		write(ledgers+"n", []byte("{}"))
+		write(nodePrefix+"n", fmt.Appendf(nil, `{"status":{"allocatable":{"cpu":"%d"}}}`, i))
+		write(usagePrefix+"n", []byte("{}"))
 	}
 	if n := unread(); n != 0 {
-		t.Errorf("%d Pods are to be read once more", n)
+		t.Errorf("got %d Pods to read again, want 0", n)
 	}
-	key := fmt.Sprint(pods, "ns/1")
+	key := fmt.Sprint(podPrefix, "ns/1")
 	write(key, recordOf(t, key, randomPod(r, "n")).Value)
 	if n := unread(); n != 1 {
-		t.Errorf("%d Pods are to be read, want the one that was written", n)
+		t.Errorf("got %d Pods to read, want only the written one", n)
 	}
 }

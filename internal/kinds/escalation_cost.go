@@ -19,26 +19,26 @@ const (
 	maxComparisons = 10_000_000
 )
 
-// effort measures what it takes to check that the writer of a role or binding holds the rights that it gives away.
-type effort struct {
+// escalationCost measures what it takes to check that the writer of a role or binding holds the rights that it gives away.
+type escalationCost struct {
 	name         string
 	field        *field.Path
 	combinations float64 // which may be more than an integer holds
-	refused      error
+	err      error
 }
 
-type effortKey struct{}
+type costKey struct{}
 
-// effortOf returns the effort of the write that ctx belongs to.
-func effortOf(ctx context.Context) *effort {
-	if e, ok := ctx.Value(effortKey{}).(*effort); ok {
+// costOf returns the effort of the write that ctx belongs to.
+func costOf(ctx context.Context) *escalationCost {
+	if e, ok := ctx.Value(costKey{}).(*escalationCost); ok {
 		return e
 	}
-	return &effort{}
+	return &escalationCost{}
 }
 
-// ofRole refuses a role with too many combinations.
-func (e *effort) ofRole(obj resource.Internal) error {
+// addRole refuses a role with too many combinations.
+func (e *escalationCost) addRole(obj resource.Internal) error {
 	var rules []rbac.PolicyRule
 	kind := "Role"
 	switch o := obj.(type) {
@@ -52,36 +52,36 @@ func (e *effort) ofRole(obj resource.Internal) error {
 		r := &rules[i]
 		e.add(len(r.APIGroups), len(r.Resources), len(r.Verbs), len(r.ResourceNames), len(r.NonResourceURLs))
 	}
-	return e.limit(kind, maxCombinations)
+	return e.check(kind, maxCombinations)
 }
 
-// ofReference refuses a binding to a role with too many combinations.
-func (e *effort) ofReference(rules []rbacv1.PolicyRule) error {
+// addReferencedRules refuses a binding to a role with too many combinations.
+func (e *escalationCost) addReferencedRules(rules []rbacv1.PolicyRule) error {
 	e.field = field.NewPath("roleRef")
 	for i := range rules {
 		r := &rules[i]
 		e.add(len(r.APIGroups), len(r.Resources), len(r.Verbs), len(r.ResourceNames), len(r.NonResourceURLs))
 	}
-	return e.limit("RoleBinding", maxCombinations)
+	return e.check("RoleBinding", maxCombinations)
 }
 
-func (e *effort) add(groups, resources, verbs, names, urls int) {
+func (e *escalationCost) add(groups, resources, verbs, names, urls int) {
 	e.combinations += float64(verbs) * (float64(groups)*float64(resources)*float64(max(names, 1)) + float64(urls))
 }
 
 // affordable reports whether the combinations can be compared with the rules of the caller.
-func (e *effort) affordable(rules []rbacv1.PolicyRule) bool {
+func (e *escalationCost) affordable(rules []rbacv1.PolicyRule) bool {
 	weight := 1
 	for i := range rules {
 		r := &rules[i]
 		weight += 1 + len(r.APIGroups) + len(r.Resources) + len(r.Verbs) + len(r.ResourceNames) + len(r.NonResourceURLs)
 	}
-	e.refused = e.limit("Role", maxComparisons/weight)
-	return e.refused == nil
+	e.err = e.check("Role", maxComparisons/weight)
+	return e.err == nil
 }
 
-// limit returns an error if there are more combinations.
-func (e *effort) limit(kind string, most int) error {
+// check returns an error if there are more combinations.
+func (e *escalationCost) check(kind string, most int) error {
 	if e.combinations <= float64(most) {
 		return nil
 	}
