@@ -13,10 +13,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// accounts finds the objects that tokens of service accounts name, as they are now.
+// accounts reads the current state of the objects in the claims of service account tokens.
 type accounts struct{ serviceAccounts, pods, secrets, nodes, validating, mutating lister }
 
-// TokenGetter looks for the objects that tokens name in the state that head returns.
+// TokenGetter returns a getter of the objects in the claims of service account tokens. It reads the state that head
+// returns.
 func TokenGetter(head func() *storage.Snapshot) serviceaccount.ServiceAccountTokenGetter {
 	return newAccounts(head)
 }
@@ -34,7 +35,7 @@ func newAccounts(head func() *storage.Snapshot) *accounts {
 	}
 }
 
-// externalOf is the object of a name, of the Go type that its kind has at the version it is stored at.
+// externalOf returns an object as the Go type of its kind's storage version.
 func externalOf[T runtime.Object](l lister, name string) (out T, err error) {
 	rec, err := l.record(name)
 	if err != nil {
@@ -47,7 +48,7 @@ func externalOf[T runtime.Object](l lister, name string) (out T, err error) {
 	return obj.(T), nil
 }
 
-// GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter, as do those below.
+// GetServiceAccount implements serviceaccount.ServiceAccountTokenGetter, as the methods below do.
 func (a *accounts) GetServiceAccount(_ context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	return externalOf[*corev1.ServiceAccount](a.serviceAccounts, namespace+"/"+name)
 }

@@ -7,8 +7,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// The columns are those of kubectl get today; their descriptions are those of
-// the fields.
+// The columns are those of kubectl get. Their descriptions are those of the fields.
 
 func nameColumn() resource.Column {
 	return resource.Column{Name: "Name", Type: "string", Format: "name", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"], Path: []string{"metadata", "name"}}
@@ -18,7 +17,7 @@ func ageColumn() resource.Column {
 	return resource.Column{Name: "Age", Type: "string", Age: true, Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], Path: []string{"metadata", "creationTimestamp"}}
 }
 
-// pathColumn shows a string field, empty where it is not set.
+// pathColumn returns a column with the string field at path. The cell is empty if the field is not set.
 func pathColumn(name, description string, path ...string) resource.Column {
 	return cellColumn(name, description, func(t object.Tree) any { return text(t, path...) })
 }
@@ -27,7 +26,7 @@ func cellColumn(name, description string, cell func(object.Tree) any) resource.C
 	return resource.Column{Name: name, Type: "string", Description: description, Cell: cell}
 }
 
-// wide columns are shown by kubectl get -o wide alone.
+// wide returns the column with the priority of columns that only kubectl get -o wide shows.
 func wide(c resource.Column) resource.Column {
 	c.Priority = 1
 	return c

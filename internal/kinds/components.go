@@ -11,7 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// componentLeases are the Leases in kube-system that the processes of a component hold: those of Kubernetes and of trellis-cluster.
+// componentLeases lists the Leases in kube-system that the processes of each component hold, in Kubernetes and in
+// trellis-cluster.
 var componentLeases = []struct {
 	component string
 	leases    []string
@@ -20,14 +21,15 @@ var componentLeases = []struct {
 	{"scheduler", []string{"kube-scheduler"}},
 }
 
-// components computes the ComponentStatuses: that of the store, and of each component that has a Lease.
+// components returns the ComponentStatus of the store, and one for each component that has a Lease. A component is
+// healthy if one of its Leases is.
 func (c Config) components(context.Context) []object.Tree {
 	all := []object.Tree{c.storageStatus()}
 	for _, of := range componentLeases {
 		healthy, message := false, ""
 		for _, name := range of.leases {
-			if why, exists := c.leaseProblem(name); exists && !healthy {
-				healthy, message = why == "", why
+			if reason, exists := c.leaseProblem(name); exists && !healthy {
+				healthy, message = reason == "", reason
 			}
 		}
 		if healthy {
@@ -41,7 +43,7 @@ func (c Config) components(context.Context) []object.Tree {
 }
 
 func (c Config) storageStatus() object.Tree {
-	const name = "etcd-0" // as upstream
+	const name = "etcd-0" // upstream's name
 	if c.StorageHealth != nil {
 		if err := c.StorageHealth(); err != nil {
 			return componentStatus(name, false, "error", err.Error())
@@ -50,8 +52,9 @@ func (c Config) storageStatus() object.Tree {
 	return componentStatus(name, true, "message", "ok")
 }
 
-// leaseProblem returns why the holder of a Lease is not healthy, "" if it is, and whether the Lease exists.
-func (c Config) leaseProblem(name string) (why string, exists bool) {
+// leaseProblem returns the reason why the holder of a Lease is not healthy, or "" if it is healthy. exists reports
+// whether the Lease exists.
+func (c Config) leaseProblem(name string) (reason string, exists bool) {
 	if c.Head == nil {
 		return "", false
 	}
@@ -76,7 +79,8 @@ func (c Config) leaseProblem(name string) (why string, exists bool) {
 	return "", true
 }
 
-// componentStatus returns a ComponentStatus whose condition has a text in one field.
+// componentStatus returns a ComponentStatus. field is the field of its condition that holds the text, "message" or
+// "error".
 func componentStatus(name string, healthy bool, field, text string) object.Tree {
 	status := "False"
 	if healthy {

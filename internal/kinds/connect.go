@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// podConnects are the ways to the containers of a Pod.
+// podConnects returns the subresources that connect to the containers of a Pod.
 func podConnects() []resource.Subresource {
 	upgrades := resource.Connect{Methods: []string{http.MethodGet, http.MethodPost}, Upgrades: true}
 	return []resource.Subresource{
@@ -26,24 +26,25 @@ func podConnects() []resource.Subresource {
 	}
 }
 
-// proxy passes requests of any kind on.
+// proxy returns a subresource that forwards requests with any method. options is the kind of its options.
 func proxy(options string) resource.Subresource {
 	methods := []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPatch, http.MethodPost, http.MethodPut}
 	return connect("proxy", options, resource.Connect{Methods: methods, Subpath: "path"}, "create", "delete", "get", "patch", "update")
 }
 
-// nodeProxy passes requests on to a kubelet, whose paths may run a command or open a connection to a container.
+// nodeProxy returns the subresource that forwards requests to a kubelet. Some of the kubelet's paths run a command or
+// open a connection to a container.
 func nodeProxy() resource.Subresource {
 	s := proxy("NodeProxyOptions")
 	s.Connect.Streams = []string{"attach", "exec", "portForward", "run"}
 	return s
 }
 
-// connect is a subresource whose options are of a kind of the core group.
+// connect returns a subresource for CONNECT requests. options is the kind of its options, in the core group.
 func connect(name, options string, c resource.Connect, verbs ...string) resource.Subresource {
 	gv := corev1.SchemeGroupVersion
 	v := postOnly(gv, resource.Names{Kind: options})
-	v.Type.Internal, v.Type.External = nil, nil // they have no metadata, as what is stored has
+	v.Type.Internal, v.Type.External = nil, nil // options do not have the metadata that stored objects have
 	c.Options = v
 	c.Decode = func(query url.Values) (object.Tree, error) {
 		obj := v.Type.New()

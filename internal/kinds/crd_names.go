@@ -47,7 +47,7 @@ func kinds(n resource.Names) []string { return []string{n.Kind, n.ListKind} }
 // nameConflict is a name that another kind of the group holds, and that kind.
 type nameConflict struct {
 	resource, kind string // one of them
-	owner         resource.NameOwner
+	owner          resource.NameOwner
 }
 
 // nameConflicts finds which of the names another kind than the CRD itself holds in its group.
@@ -75,7 +75,7 @@ func nameConflicts(catalog *resource.Catalog, crd object.Tree, n resource.Names)
 // allocation decides which names a CRD gets: those it has and those nobody else in the group has.
 type allocation struct {
 	requested, accepted resource.Names
-	conflicts              []nameConflict
+	conflicts           []nameConflict
 
 	result          resource.Names
 	reason, message string // of the last conflict found

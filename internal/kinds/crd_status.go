@@ -22,9 +22,9 @@ import (
 // the catalog, so that a CRD is established when its create returns. What upstream's naming,
 // establishing, approval and non-structural controllers would write later, it writes at once.
 type crdStatus struct {
-	catalog func(context.Context) (*resource.Catalog, error)
-	now     func() time.Time
-	managers  merge.ManagedFields
+	catalog  func(context.Context) (*resource.Catalog, error)
+	now      func() time.Time
+	managers merge.ManagedFields
 }
 
 func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {

@@ -20,65 +20,66 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// entry is what the table says of a kind. What it leaves out is derived or is as for most kinds.
+// entry describes a built-in kind in the tables. Omitted fields are derived, or have the value that most kinds have.
 type entry struct {
 	kind, plural      string
-	versions                []schema.GroupVersion // that it is served at; it is stored at the first
+	versions          []schema.GroupVersion // served versions; the first is the storage version
 	short, categories string                // names, separated by spaces
 	main              strategy
-	status            rest.RESTUpdateStrategy // of /status; nil: there is none
-	subresources              map[string]rest.RESTUpdateStrategy
-	actions              []resource.Subresource // that only take a POST, or connect to somebody else
+	status            rest.RESTUpdateStrategy            // of /status; nil means no such subresource
+	subresources      map[string]rest.RESTUpdateStrategy // other subresources that update the object
+	actions           []resource.Subresource             // subresources for POST or CONNECT
 	scale             *resource.Scale
-	// fields are those that selectors may name, besides name and namespace: paths, separated by spaces. "a=b" names
-	// the path b "a", "a:0" is 0 where there is nothing, "a|b" is what b is where there is nothing.
-	fields       []string                            // by the versions in at
-	warning      string                              // of a deprecated kind
-	plainTable        bool                                // a Table has name and creation time alone
-	returnsDeleted     bool                                // a delete is answered with the object
-	prefix       string                              // of storage keys; "": the plural
-	noDeleteCollection bool                                // no deletecollection
-	review         reviewer                               // it is a question, in place of main
-	compute      func(context.Context) []object.Tree // its objects are computed, in place of main
-	authorize       func(ctx context.Context, obj, old resource.Internal) error
-	prepare        func(ctx context.Context, obj, old resource.Internal) error
-	behavior     resource.Behavior
-	columns      func() []resource.Column // in place of upstream's
-	ignoreError       func(*field.Error) bool  // problems of the strategies
+	// fields are the selectable fields in addition to name and namespace, one string for each of versions. A string is a
+	// list of paths, separated by spaces. "a=b" names the path b "a". In "a:0" the default is 0, and in "a|b" the default
+	// is the value of b.
+	fields             []string
+	warning            string                              // of a deprecated kind
+	plainTable         bool                                // a Table has only the columns Name and Created At
+	returnsDeleted     bool                                // the response to a delete is the object
+	prefix             string                              // of storage keys; "" means the plural
+	noDeleteCollection bool                                // the verb deletecollection is not supported
+	review             reviewer                            // evaluates the objects of a review; main is nil
+	compute            func(context.Context) []object.Tree // returns the objects of a computed kind; main is nil
+	authorize          func(ctx context.Context, obj, old resource.Internal) error
+	prepare            func(ctx context.Context, obj, old resource.Internal) error
+	behavior           resource.Behavior
+	columns            func() []resource.Column // nil means upstream's
+	ignoreError        func(*field.Error) bool  // selects errors of the strategies to drop
 }
 
-// strategy is how a kind is created and updated.
+// strategy validates and prepares the objects of a kind on create and update.
 type strategy interface {
 	rest.RESTCreateStrategy
 	rest.RESTUpdateStrategy
 }
 
-// define makes a Definition of a line of the table.
-func (l *entry) define() *resource.Definition {
-	prefix := l.prefix
+// define returns the Definition of the entry.
+func (e *entry) define() *resource.Definition {
+	prefix := e.prefix
 	if prefix == "" {
-		prefix = l.plural
+		prefix = e.plural
 	}
 	d := &resource.Definition{
-		Group: l.versions[0].Group,
+		Group: e.versions[0].Group,
 		Names: resource.Names{
-			Plural: l.plural, Singular: strings.ToLower(l.kind), Kind: l.kind, ListKind: l.kind + "List",
-			ShortNames: strings.Fields(l.short), Categories: strings.Fields(l.categories),
+			Plural: e.plural, Singular: strings.ToLower(e.kind), Kind: e.kind, ListKind: e.kind + "List",
+			ShortNames: strings.Fields(e.short), Categories: strings.Fields(e.categories),
 		},
 		Prefix:     "/registry/" + prefix + "/",
-		Behavior:   l.behavior,
-		ItemLimits: limits(l.kind),
+		Behavior:   e.behavior,
+		ItemLimits: limits(e.kind),
 	}
 	switch {
-	case l.review != nil:
-		l.defineReview(d)
-	case l.compute != nil:
-		d.Verbs, d.Behavior.Compute = []string{"get", "list"}, l.compute
+	case e.review != nil:
+		e.defineReview(d)
+	case e.compute != nil:
+		d.Verbs, d.Behavior.Compute = []string{"get", "list"}, e.compute
 	default:
-		l.defineStored(d)
+		e.defineStored(d)
 	}
-	for i, gv := range l.versions {
-		d.Versions = append(d.Versions, l.version(d, gv, i))
+	for i, gv := range e.versions {
+		d.Versions = append(d.Versions, e.version(d, gv, i))
 	}
 	d.Storage = d.Versions[0]
 	for i, v := range d.Versions[1:] {
@@ -86,92 +87,92 @@ func (l *entry) define() *resource.Definition {
 	}
 	if d.Strategy != nil {
 		d.Strategy.ErrorKind = errorKind(d.Storage)
-		d.Strategy.Ignore = l.ignoreError
+		d.Strategy.Ignore = e.ignoreError
 	}
 	return d
 }
 
-// defineStored is for a kind whose objects are stored.
-func (l *entry) defineStored(d *resource.Definition) {
+// defineStored completes the Definition of a kind whose objects are stored.
+func (e *entry) defineStored(d *resource.Definition) {
 	ctx := context.Background()
-	d.Namespaced = l.main.NamespaceScoped()
+	d.Namespaced = e.main.NamespaceScoped()
 	d.Verbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
-	if l.noDeleteCollection {
+	if e.noDeleteCollection {
 		d.Verbs = slices.Delete(d.Verbs, 2, 3)
 	}
-	d.Strategy = &resource.Strategy{Main: l.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Authorize: l.authorize, Prepare: l.prepare}
-	maps.Copy(d.Strategy.Subresources, l.subresources)
-	if l.status != nil {
-		d.Strategy.Subresources["status"] = l.status
+	d.Strategy = &resource.Strategy{Main: e.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Authorize: e.authorize, Prepare: e.prepare}
+	maps.Copy(d.Strategy.Subresources, e.subresources)
+	if e.status != nil {
+		d.Strategy.Subresources["status"] = e.status
 	}
-	d.Behavior.ReturnsDeleted = l.returnsDeleted
-	d.Behavior.CreateOnUpdate = l.main.AllowCreateOnUpdate(ctx)
-	d.Behavior.UnconditionalUpdate = l.main.AllowUnconditionalUpdate(ctx)
+	d.Behavior.ReturnsDeleted = e.returnsDeleted
+	d.Behavior.CreateOnUpdate = e.main.AllowCreateOnUpdate(ctx)
+	d.Behavior.UnconditionalUpdate = e.main.AllowUnconditionalUpdate(ctx)
 }
 
-func (l *entry) version(d *resource.Definition, gv schema.GroupVersion, index int) *resource.Version {
+func (e *entry) version(d *resource.Definition, gv schema.GroupVersion, index int) *resource.Version {
 	v := &resource.Version{
 		Definition:   d,
 		GroupVersion: gv,
 		APIVersion:   gv.String(),
 		Served:       true,
-		Status:       l.status != nil,
-		Scale:        l.scale,
+		Status:       e.status != nil,
+		Scale:        e.scale,
 		Type:         typeAt(gv, d.Names),
 
-		Deprecated:         l.warning != "",
-		DeprecationWarning: l.warning,
+		Deprecated:         e.warning != "",
+		DeprecationWarning: e.warning,
 	}
 	v.Parseable = sync.OnceValues(v.Type.Parseable)
-	if len(l.fields) > index {
-		v.SelectableFields = parseSelectableFields(l.fields[index])
+	if len(e.fields) > index {
+		v.SelectableFields = parseSelectableFields(e.fields[index])
 	}
-	for name := range l.subresources {
+	for name := range e.subresources {
 		verbs := []string{"get", "patch", "update"}
 		if name == "finalize" {
 			verbs = verbs[2:]
 		}
 		v.Subresources = append(v.Subresources, resource.Subresource{Name: name, Verbs: verbs})
 	}
-	v.Subresources = append(v.Subresources, l.actions...)
+	v.Subresources = append(v.Subresources, e.actions...)
 	slices.SortFunc(v.Subresources, func(a, b resource.Subresource) int { return strings.Compare(a.Name, b.Name) })
 	switch {
-	case l.review != nil:
-	case l.columns != nil:
-		v.Columns = l.columns()
+	case e.review != nil:
+	case e.columns != nil:
+		v.Columns = e.columns()
 	default:
-		v.Printer = printer(v, l.plainTable)
+		v.Printer = printer(v, e.plainTable)
 	}
 	return v
 }
 
-// typeAt is how a kind uses its Go types at a group version.
+// typeAt returns the Go type of a kind at a group version.
 func typeAt(gv schema.GroupVersion, names resource.Names) *resource.GoType {
 	types := legacyscheme.Scheme.KnownTypes(gv)
 	internal := schema.GroupVersion{Group: gv.Group, Version: runtime.APIVersionInternal}
 	return &resource.GoType{
 		OpenAPI: openapi.GetOpenAPIDefinitions,
 		New:     constructor(types[names.Kind]),
-		NewList: constructor(types[names.ListKind]), // nil for a question
+		NewList: constructor(types[names.ListKind]), // nil for a review
 		Default: func(obj runtime.Object) { legacyscheme.Scheme.Default(obj) },
 		Internal: func(obj runtime.Object) (resource.Internal, error) {
 			out, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, internal)
 			if err != nil {
-				return nil, fmt.Errorf("builtin: internal form of %T: %w", obj, err)
+				return nil, fmt.Errorf("convert %T to the internal version: %w", obj, err)
 			}
-			return out.(resource.Internal), nil // as all types of the table are
+			return out.(resource.Internal), nil // all types of built-in kinds implement it
 		},
 		External: func(obj resource.Internal) (runtime.Object, error) {
 			out, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, gv)
 			if err != nil {
-				return nil, fmt.Errorf("builtin: %T at %s: %w", obj, gv, err)
+				return nil, fmt.Errorf("convert %T to %s: %w", obj, gv, err)
 			}
 			return out, nil
 		},
 	}
 }
 
-// constructor makes fresh objects of a type of the scheme, all of which are runtime.Objects.
+// constructor returns a function that allocates objects of a type of the scheme. It returns nil for a nil type.
 func constructor(t reflect.Type) func() runtime.Object {
 	if t == nil {
 		return nil
@@ -179,7 +180,7 @@ func constructor(t reflect.Type) func() runtime.Object {
 	return func() runtime.Object { return reflect.New(t).Interface().(runtime.Object) }
 }
 
-// converter makes trees at one version of trees at another one, by way of the internal form.
+// converter returns a function that converts trees between versions through the internal version.
 func converter(from, to *resource.GoType) func(object.Tree) (object.Tree, error) {
 	return func(t object.Tree) (object.Tree, error) {
 		obj, err := from.ToInternal(t)
@@ -190,7 +191,8 @@ func converter(from, to *resource.GoType) func(object.Tree) (object.Tree, error)
 	}
 }
 
-// errorKind: an Event belongs to two groups, and errors name the first that its internal type was registered for.
+// errorKind returns the kind that errors of a version name. It differs from the version's own kind only for Event,
+// which belongs to two groups. Errors name the first group that its internal type was registered for.
 func errorKind(v *resource.Version) schema.GroupKind {
 	if obj, err := v.Type.Internal(v.Type.New()); err == nil {
 		if kinds, _, err := legacyscheme.Scheme.ObjectKinds(obj); err == nil {
@@ -200,7 +202,7 @@ func errorKind(v *resource.Version) schema.GroupKind {
 	return v.GroupVersionKind().GroupKind()
 }
 
-// parseSelectableFields reads what a line says of its fields.
+// parseSelectableFields parses one string of entry.fields.
 func parseSelectableFields(text string) []resource.SelectableField {
 	var all []resource.SelectableField
 	for word := range strings.FieldsSeq(text) {

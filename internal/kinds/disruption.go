@@ -12,12 +12,13 @@ import (
 	"k8s.io/kubernetes/pkg/apis/policy"
 )
 
-// What a PodDisruptionBudget says to an eviction. Its status is the work of a controller; an eviction takes from what that has allowed.
+// A controller maintains the status of a PodDisruptionBudget. An eviction decrements the number of allowed disruptions
+// in that status.
 
-// maxDisruptedPods is how many Pods may be on their way out before the controller has seen it.
+// maxDisruptedPods is the maximum number of evictions that the controller has not processed yet.
 const maxDisruptedPods = 2000
 
-// disrupt takes one disruption from a budget, for the Pod, or is why it cannot.
+// disrupt records a disruption of the Pod in the budget's status. It returns an error if the budget does not allow it.
 func disrupt(b *policy.PodDisruptionBudget, pod string, now time.Time) error {
 	s := &b.Status
 	switch {
@@ -46,23 +47,23 @@ func disrupt(b *policy.PodDisruptionBudget, pod string, now time.Time) error {
 
 const wouldViolate = "Cannot evict pod as it would violate the pod's disruption budget."
 
-// exhausted is the 429 of a budget that allows nothing, and why.
+// exhausted returns the 429 error with the reason why a budget allows no disruptions.
 func exhausted(b *policy.PodDisruptionBudget) error {
 	err, s := apierrors.NewTooManyRequests(wouldViolate, 0), &b.Status
 	c := meta.FindStatusCondition(s.Conditions, policyv1.DisruptionAllowedCondition)
-	told := c != nil && c.Status == metav1.ConditionFalse && c.Message != ""
+	explained := c != nil && c.Status == metav1.ConditionFalse && c.Message != ""
 	switch {
-	case told && c.Reason == policyv1.SyncFailedReason: // the numbers are not to be trusted
+	case explained && c.Reason == policyv1.SyncFailedReason: // the numbers in the status may be wrong
 		return denied(err, "The disruption budget %s does not allow evicting pods currently because it failed sync: %s", b.Name, c.Message)
 	case s.CurrentHealthy <= s.DesiredHealthy:
 		return denied(err, "The disruption budget %s needs %d healthy pods and has %d currently", b.Name, s.DesiredHealthy, s.CurrentHealthy)
-	case told:
+	case explained:
 		return denied(err, "The disruption budget %s does not allow evicting pods currently (%s): %s", b.Name, c.Reason, c.Message)
 	}
 	return denied(err, "The disruption budget %s does not allow evicting pods currently", b.Name)
 }
 
-// denied is err with what the budget says of it.
+// denied adds a cause with the budget's reason to err, and returns err.
 func denied(err *apierrors.StatusError, format string, args ...any) error {
 	d := err.ErrStatus.Details
 	d.Causes = append(d.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: fmt.Sprintf(format, args...)})

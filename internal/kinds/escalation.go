@@ -23,17 +23,20 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// escalation is the permission for writes of the kinds that give rights away: who has them not, and may neither escalate nor bind, is
-// refused (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping).
+// escalation holds the checks against privilege escalation, for writes of RBAC's kinds. A user can grant only
+// permissions that the user already has, unless the user is authorized for the verb escalate or bind
+// (https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping).
 type escalation struct{ role, clusterRole, roleBinding, clusterRoleBinding authorizeFunc }
 
-// authorizeFunc is a Strategy's Permit.
+// authorizeFunc is the type of resource.Strategy.Authorize.
 type authorizeFunc = func(ctx context.Context, obj, old resource.Internal) error
 
 func (c Config) escalation() escalation {
 	c.RoleRules = ruleResolver{c.RoleRules}
 	return escalation{
-		role: authorizeWith(func(s rest.StandardStorage) upstreamStorage { return rolepolicy.NewStorage(s, c.Authorizer, c.RoleRules) }),
+		role: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
+			return rolepolicy.NewStorage(s, c.Authorizer, c.RoleRules)
+		}),
 		clusterRole: authorizeWith(func(s rest.StandardStorage) upstreamStorage {
 			return clusterrolepolicy.NewStorage(s, c.Authorizer, c.RoleRules)
 		}),
@@ -46,14 +49,14 @@ func (c Config) escalation() escalation {
 	}
 }
 
-// upstreamStorage is upstream's storage of such a kind, which judges what it is given before it stores it.
+// upstreamStorage is upstream's storage of an RBAC kind, which authorizes each object before it stores the object.
 type upstreamStorage interface {
 	rest.Creater
 	rest.Updater
 }
 
-// authorizeWith has a judge look at what is to be written, over a storage that stores nothing.
-func authorizeWith(over func(rest.StandardStorage) upstreamStorage) authorizeFunc {
+// authorizeWith returns a check that writes the object to upstream's storage, over a storage that stores nothing.
+func authorizeWith(newStorage func(rest.StandardStorage) upstreamStorage) authorizeFunc {
 	return func(ctx context.Context, obj, old resource.Internal) (err error) {
 		e := &escalationCost{name: obj.GetName()}
 		ctx = context.WithValue(ctx, costKey{}, e)
@@ -65,17 +68,17 @@ func authorizeWith(over func(rest.StandardStorage) upstreamStorage) authorizeFun
 				err = e.err
 			}
 		}()
-		j := over(discardStorage{old: old})
+		s := newStorage(discardStorage{old: old})
 		if old == nil {
-			_, err = j.Create(ctx, obj, nil, &metav1.CreateOptions{})
+			_, err = s.Create(ctx, obj, nil, &metav1.CreateOptions{})
 		} else {
-			_, _, err = j.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), nil, nil, false, &metav1.UpdateOptions{})
+			_, _, err = s.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), nil, nil, false, &metav1.UpdateOptions{})
 		}
 		return err
 	}
 }
 
-// discardStorage is a storage that stores nothing.
+// discardStorage is a storage that stores nothing. Create and Update return the new object.
 type discardStorage struct {
 	rest.StandardStorage // nil
 	old                  resource.Internal
@@ -92,7 +95,7 @@ func (p discardStorage) Update(ctx context.Context, _ string, info rest.UpdatedO
 	return obj, false, err
 }
 
-// validateName is what upstream's stores say of a name that no object can have.
+// validateName returns the error of upstream's stores for a name that no object can have, or nil.
 func validateName(name string) error {
 	if name == "" {
 		return apierrors.NewBadRequest("Name parameter required.")
@@ -103,13 +106,14 @@ func validateName(name string) error {
 	return nil
 }
 
-// ruleResolver words what is wrong with a roleRef as upstream does, which gets the role in the name of the request.
+// ruleResolver returns upstream's errors for invalid roleRefs. Upstream reads the role within the request, so its errors
+// name the request's resource. It also limits the cost of the check.
 type ruleResolver struct {
 	validation.AuthorizationRuleResolver
 }
 
 // GetRoleReferenceRules implements validation.AuthorizationRuleResolver.
-func (g ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+func (r ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	known := ref.Kind == "Role" || ref.Kind == "ClusterRole"
 	if ref.Kind == "Role" && namespace == "" {
 		return nil, apierrors.NewBadRequest("Namespace parameter required.")
@@ -117,7 +121,7 @@ func (g ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.Role
 	if err := validateName(ref.Name); err != nil && known {
 		return nil, err
 	}
-	rules, err := g.AuthorizationRuleResolver.GetRoleReferenceRules(ctx, ref, namespace)
+	rules, err := r.AuthorizationRuleResolver.GetRoleReferenceRules(ctx, ref, namespace)
 	if info, ok := apirequest.RequestInfoFrom(ctx); ok && apierrors.IsNotFound(err) {
 		err = apierrors.NewNotFound(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, ref.Name)
 	}
@@ -127,9 +131,9 @@ func (g ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.Role
 	return rules, err
 }
 
-// RulesFor implements validation.AuthorizationRuleResolver. It is called once the rules that are given away are known.
-func (g ruleResolver) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
-	rules, err := g.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
+// RulesFor implements validation.AuthorizationRuleResolver. Upstream calls it after the granted rules are known.
+func (r ruleResolver) RulesFor(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
+	rules, err := r.AuthorizationRuleResolver.RulesFor(ctx, u, namespace)
 	if e := costOf(ctx); !e.affordable(rules) {
 		return nil, e.err
 	}

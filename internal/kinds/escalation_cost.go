@@ -12,24 +12,26 @@ import (
 )
 
 const (
-	// maxCombinations limits the combinations of group, resource, verb and name in the rules of a role. Upstream lists all of them to
-	// compare each with the rules of the caller: 300 groups, resources and verbs in one rule of 6 KiB are 27 million.
+	// maxCombinations is the limit of combinations of group, resource, verb and name in the rules of a role. Upstream
+	// expands all of them to compare each with the caller's rules. One rule of 6 KiB with 300 groups, 300 resources and
+	// 300 verbs has 27 million.
 	maxCombinations = 50_000
-	// maxComparisons limits the combinations times the number of strings in the caller's rules. They take about half a second.
+	// maxComparisons is the limit of combinations times strings in the caller's rules. At the limit, the check takes about
+	// half a second.
 	maxComparisons = 10_000_000
 )
 
-// escalationCost measures what it takes to check that the writer of a role or binding holds the rights that it gives away.
+// escalationCost measures the cost of checking that the writer of a role or binding has the permissions in it.
 type escalationCost struct {
-	name         string
-	field        *field.Path
-	combinations float64 // which may be more than an integer holds
-	err      error
+	name         string      // of the written object
+	field        *field.Path // with the rules or the reference to them
+	combinations float64     // may exceed the range of integers
+	err          error       // set when a limit is exceeded
 }
 
 type costKey struct{}
 
-// costOf returns the effort of the write that ctx belongs to.
+// costOf returns the escalationCost of the write that ctx belongs to.
 func costOf(ctx context.Context) *escalationCost {
 	if e, ok := ctx.Value(costKey{}).(*escalationCost); ok {
 		return e
@@ -37,7 +39,7 @@ func costOf(ctx context.Context) *escalationCost {
 	return &escalationCost{}
 }
 
-// addRole refuses a role with too many combinations.
+// addRole adds the rules of a written role. It returns an error if they have too many combinations.
 func (e *escalationCost) addRole(obj resource.Internal) error {
 	var rules []rbac.PolicyRule
 	kind := "Role"
@@ -55,7 +57,7 @@ func (e *escalationCost) addRole(obj resource.Internal) error {
 	return e.check(kind, maxCombinations)
 }
 
-// addReferencedRules refuses a binding to a role with too many combinations.
+// addReferencedRules adds the rules of a binding's role. It returns an error if they have too many combinations.
 func (e *escalationCost) addReferencedRules(rules []rbacv1.PolicyRule) error {
 	e.field = field.NewPath("roleRef")
 	for i := range rules {
@@ -69,7 +71,8 @@ func (e *escalationCost) add(groups, resources, verbs, names, urls int) {
 	e.combinations += float64(verbs) * (float64(groups)*float64(resources)*float64(max(names, 1)) + float64(urls))
 }
 
-// affordable reports whether the combinations can be compared with the rules of the caller.
+// affordable reports whether the number of comparisons with the caller's rules is within the limit. It sets e.err if
+// not.
 func (e *escalationCost) affordable(rules []rbacv1.PolicyRule) bool {
 	weight := 1
 	for i := range rules {
@@ -80,10 +83,10 @@ func (e *escalationCost) affordable(rules []rbacv1.PolicyRule) bool {
 	return e.err == nil
 }
 
-// check returns an error if there are more combinations.
-func (e *escalationCost) check(kind string, most int) error {
-	if e.combinations <= float64(most) {
+// check returns an error if there are more than n combinations.
+func (e *escalationCost) check(kind string, n int) error {
+	if e.combinations <= float64(n) {
 		return nil
 	}
-	return apierrors.NewInvalid(rbac.Kind(kind), e.name, field.ErrorList{field.TooMany(e.field, int(min(e.combinations, 1e15)), most)})
+	return apierrors.NewInvalid(rbac.Kind(kind), e.name, field.ErrorList{field.TooMany(e.field, int(min(e.combinations, 1e15)), n)})
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// eviction is the subresource by which a Pod is asked to go, as far as its PodDisruptionBudget allows
+// eviction returns the subresource that deletes a Pod if its PodDisruptionBudget allows it
 // (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/).
 func (c Config) eviction() resource.Subresource {
 	body := postOnly(policyv1.SchemeGroupVersion, resource.Names{Kind: "Eviction", Plural: "evictions"})
@@ -47,7 +47,8 @@ type evictor struct {
 	budgets lister
 }
 
-// evict says how a Pod goes that may, as upstream's EvictionREST does: with a disruption of its budget where it needs one.
+// evict returns the deletion of an evicted Pod, as upstream's EvictionREST does. It includes the update of the Pod's
+// budget if the Pod needs one.
 func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dryRun bool) (d resource.Deletion, err error) {
 	pod := obj.(*core.Pod)
 	if d.Options, err = evictionOptions(body.(*policy.Eviction), dryRun); err != nil {
@@ -65,29 +66,29 @@ func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dr
 	return d, nil
 }
 
-// evictionOptions are those of the deletion. The request and the Eviction may both say that it is a dry run.
+// evictionOptions returns the options of the deletion. Both the request and the Eviction may specify a dry run.
 func evictionOptions(e *policy.Eviction, dryRun bool) (o metav1.DeleteOptions, err error) {
 	if e.DeleteOptions != nil {
 		o = *e.DeleteOptions
 	}
-	asked := []string{metav1.DryRunAll}
+	dryRunAll := []string{metav1.DryRunAll}
 	switch {
 	case !dryRun:
 	case len(o.DryRun) == 0:
-		o.DryRun = asked
-	case !slices.Equal(o.DryRun, asked):
+		o.DryRun = dryRunAll
+	case !slices.Equal(o.DryRun, dryRunAll):
 		//lint:ignore ST1005 upstream's words
-		err = fmt.Errorf("Non-matching dry-run options in request and content: %v and %v", asked, o.DryRun)
+		err = fmt.Errorf("Non-matching dry-run options in request and content: %v and %v", dryRunAll, o.DryRun)
 	}
 	return o, err
 }
 
-// needsBudget says that the Pod runs, so that something is disrupted when it goes.
+// needsBudget reports whether the eviction of a Pod is a disruption: the Pod runs and is not being deleted.
 func needsBudget(p *core.Pod) bool {
 	return p.Status.Phase != core.PodSucceeded && p.Status.Phase != core.PodFailed && p.Status.Phase != core.PodPending && p.DeletionTimestamp.IsZero()
 }
 
-// disruption is what the eviction of a Pod takes from its budget; nil where it takes nothing.
+// disruption returns the update of the Pod's budget. nil means that the eviction needs none.
 func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.RelatedWrite, error) {
 	budgets, err := e.budgetsFor(stored, pod)
 	switch {
@@ -108,7 +109,7 @@ func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.
 	}, nil
 }
 
-// budgetsFor is the budgets that a Pod falls under.
+// budgetsFor returns the budgets that select a Pod.
 func (e evictor) budgetsFor(stored *storage.Snapshot, pod *core.Pod) (all []*policy.PodDisruptionBudget, err error) {
 	for rec := range stored.Walk(e.budgets.prefix+pod.Namespace+"/", "") {
 		obj, err := e.budgets.goType.Load(rec.Value)
@@ -123,7 +124,7 @@ func (e evictor) budgetsFor(stored *storage.Snapshot, pod *core.Pod) (all []*pol
 	return all, nil
 }
 
-// allowsUnhealthyEviction says whether a Pod that is not ready may go without being counted.
+// allowsUnhealthyEviction reports whether the budget lets a Pod that is not ready be evicted without a disruption.
 func allowsUnhealthyEviction(b *policy.PodDisruptionBudget) bool {
 	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policy.AlwaysAllow {
 		return true

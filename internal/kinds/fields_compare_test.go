@@ -12,8 +12,8 @@ import (
 // comparison walks our schemas and client-go's side by side. Paths are what lines of resource/fields.txt begin with.
 type comparison struct {
 	trellis, clientGo *schema.Schema
-	differences  []string
-	lines        []string // that fields.txt lacks
+	differences       []string
+	lines             []string // that fields.txt lacks
 }
 
 func (c *comparison) differ(path string, a, b any) {

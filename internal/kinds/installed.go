@@ -1,7 +1,7 @@
 package kinds
 
 import (
-	// Each fills legacyscheme with the types, defaults, conversions and field labels of a group.
+	// Each package adds the types, defaults, conversions and field labels of a group to legacyscheme.
 	_ "k8s.io/kubernetes/pkg/apis/admissionregistration/install"
 	_ "k8s.io/kubernetes/pkg/apis/apps/install"
 	_ "k8s.io/kubernetes/pkg/apis/authentication/install"

@@ -1,10 +1,13 @@
-// Package kinds is the table of built-in kinds: those of a cluster as k8s.io/kubernetes defines them, by Go types,
-// defaults, conversions and strategies, and the kind that defines kinds, which is Trellis' own. It serves nothing.
+// Package kinds defines the built-in kinds. The kinds of a cluster use the Go types, defaults, conversions and
+// strategies of k8s.io/kubernetes. CustomResourceDefinition is Trellis' own implementation. The package serves no
+// requests.
 //
-// Three things that come with k8s.io/kubernetes are one for the whole process, however many servers run in it:
-// the scheme (legacyscheme, filled when the program starts and never changed), the feature gates (a gate that is
-// set is set for every server, so this package never sets one), and the registry of upstream's metrics (counts of
-// all servers are added up there; Trellis does not serve it). All else is per call of Definitions.
+// Three parts of k8s.io/kubernetes are global, so all servers in a process share them:
+//   - The scheme (legacyscheme) is filled when the program starts and never changed.
+//   - The feature gates. This package never sets one, because that would affect every server.
+//   - The registry of upstream's metrics, which adds up the counts of all servers. Trellis does not serve it.
+//
+// All other state belongs to one call of Definitions.
 package kinds
 
 import (
@@ -27,54 +30,59 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Config is what the built-in kinds need from outside. The zero Config allows nothing, and knows of no other object.
+// Config holds the dependencies and settings of the built-in kinds. The zero Config authorizes no request, and the
+// kinds find no other objects.
 type Config struct {
-	// Catalog returns a catalog that knows all that is stored: CRDs cannot be written without it.
+	// Catalog returns a catalog of all stored kinds. CRDs cannot be written if it is nil.
 	Catalog  func(context.Context) (*resource.Catalog, error)
-	EventTTL time.Duration // how long an Event lives after it was last written; 0: forever
-	// Head returns what is stored, for kinds that look at other objects; nil: there are none.
+	EventTTL time.Duration // lifetime of an Event after its last write; 0 means unlimited
+	// Head returns the stored objects, for kinds that depend on other objects. nil means that there are none.
 	Head func() *storage.Snapshot
-	// ServiceRanges is where Services get their cluster IPs from until there is a ServiceCIDR DefaultServiceCIDR, and says of
-	// which families those are, the first being the default; nil: DefaultServiceRange.
+	// ServiceRanges are the ranges of the cluster IPs of Services until the ServiceCIDR DefaultServiceCIDR exists. Their
+	// families are those of the cluster, and the first is the default. nil means DefaultServiceRange.
 	ServiceRanges []netip.Prefix
-	NodePorts     utilnet.PortRange // of Services; zero: DefaultNodePorts
-	// UnguardedBindings lets Pods be bound to nodes that have no room for them.
+	NodePorts     utilnet.PortRange // of Services; the zero value means DefaultNodePorts
+	// UnguardedBindings disables the check that a node has the capacity for a Pod that is bound to it.
 	UnguardedBindings bool
-	// AllowPrivileged accepts Pods with privileged containers, or hostProcess containers of Windows.
+	// AllowPrivileged accepts Pods with privileged containers and with Windows hostProcess containers.
 	AllowPrivileged bool
-	// NoFieldSelectors drops selectableFields from CRDs that had none before.
+	// NoFieldSelectors drops selectableFields from CRDs, except in an update of a CRD that already has some.
 	NoFieldSelectors bool
-	Now              func() time.Time // nil: time.Now
-	// Authorizer answers access reviews, and says whether the writer of a policy may read its parameters, the writer of a
-	// claim may use a device, and the writer of a certificate may sign. nil: nobody may do anything.
+	Now              func() time.Time // nil means time.Now
+	// Authorizer answers access reviews. It also decides whether the writer of a policy may read its parameters, the
+	// writer of a claim may use a device, and the writer of a certificate may sign. nil means that it denies everything.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// Rules lists what somebody may do in a namespace; nil: the list is said to be incomplete.
+	// Rules lists the permissions of a user in a namespace. nil means that each list is empty and marked as incomplete.
 	Rules authorizer.RuleResolver
-	// RoleRules resolves the rules of roles, for who gives rights away; nil: nobody has any.
+	// RoleRules resolves the rules of roles, for the check against privilege escalation. nil means that there are none.
 	RoleRules validation.AuthorizationRuleResolver
-	// Authenticator answers TokenReviews, for Audiences unless they say others; nil: no token is known.
+	// Authenticator answers TokenReviews, for Audiences unless a review specifies others. nil means that it
+	// authenticates no token.
 	Authenticator authenticator.Request
-	// Issuer makes the tokens of service accounts, for Audiences unless others are asked for; nil: there are none. No token is
-	// good for longer than MaxTokenExpiration, unless that is 0.
+	// Issuer issues the tokens of service accounts, for Audiences unless a request specifies others. nil disables
+	// TokenRequests. MaxTokenExpiration limits the lifetime of each token, and 0 means no limit.
 	Issuer             serviceaccount.TokenGenerator
 	Audiences          authenticator.Audiences
 	MaxTokenExpiration time.Duration
-	// StorageHealth returns nil while the store accepts writes, for the ComponentStatus etcd-0; nil: it always does.
+	// StorageHealth returns nil while the store accepts writes, for the ComponentStatus etcd-0. If it is nil, that
+	// ComponentStatus is always healthy.
 	StorageHealth func() error
-	// Enabled says which resources are served, as Enablement makes it; nil: all.
+	// Enabled reports whether a resource is served. ParseRuntimeConfig creates it. nil means all.
 	Enabled func(schema.GroupVersionResource) bool
 }
 
-// Definitions returns every built-in kind. What is costly is derived on first use.
+// Definitions returns the definitions of all built-in kinds. Expensive parts are computed on first use.
 func Definitions(c Config) []*resource.Definition {
 	c = c.withDefaults()
 	all := []*resource.Definition{customResourceDefinitions(c), legacyBindings()}
-	for _, lines := range [][]entry{coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c)} {
-		for i := range lines {
+	for _, entries := range [][]entry{
+		coreKinds(c), workloads(), cluster(c), aggregation(), policies(c), devices(c), reviews(c),
+	} {
+		for i := range entries {
 			if c.AllowPrivileged {
-				lines[i].ignoreError = isPrivilegedError
+				entries[i].ignoreError = isPrivilegedError
 			}
-			all = append(all, lines[i].define())
+			all = append(all, entries[i].define())
 		}
 	}
 	for _, d := range all {
@@ -85,7 +93,7 @@ func Definitions(c Config) []*resource.Definition {
 	return all
 }
 
-// withDefaults fills in what c leaves out: strategies call all of it without looking.
+// withDefaults returns c with defaults for its nil fields, because strategies call these without a nil check.
 func (c Config) withDefaults() Config {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -105,7 +113,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// passiveClock is the clock that strategies are given.
+// passiveClock is the clock of strategies.
 type passiveClock struct{ now func() time.Time }
 
 // Now implements clock.PassiveClock.
@@ -116,7 +124,7 @@ func (p passiveClock) Since(t time.Time) time.Duration { return p.now().Sub(t) }
 
 var _ clock.PassiveClock = passiveClock{}
 
-// resourceFor finds the resource that serves a kind.
+// resourceFor returns the served resource of a kind.
 func (c Config) resourceFor(gvk schema.GroupVersionKind) (schema.GroupVersionResource, error) {
 	unknown := &meta.NoKindMatchError{GroupKind: gvk.GroupKind(), SearchedVersions: []string{gvk.Version}}
 	if c.Catalog == nil {
@@ -136,7 +144,7 @@ func (c Config) resourceFor(gvk schema.GroupVersionKind) (schema.GroupVersionRes
 	return schema.GroupVersionResource{}, unknown
 }
 
-// denyAll may do anything.
+// denyAll is an authorizer, rule resolver and authenticator that denies everything.
 type denyAll struct{}
 
 // Authorize implements authorizer.UnconditionalAuthorizer.

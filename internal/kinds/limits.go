@@ -7,17 +7,17 @@ import (
 )
 
 const (
-	// maxItems limits what upstream's validation compares each with each other. With 16,000 items that takes a minute, and nothing
-	// can interrupt it.
+	// maxItems is the limit of lists in which upstream's validation compares each pair of items. It takes a minute for
+	// 16,000 items, and cannot be interrupted.
 	maxItems = 1000
-	// maxUnique limits lists of which upstream's declarative validation compares each item with each other. Equal items take time that
-	// grows with the third power of their number: 1,000 take a tenth of a second, 16,000 five minutes.
+	// maxUnique is the limit of lists in which upstream's declarative validation compares each pair of items. The time for
+	// equal items is cubic: a tenth of a second for 1,000, and five minutes for 16,000.
 	maxUnique = 500
-	// maxRequirements limits each selector of an access review, which every authenticated user may send.
+	// maxRequirements is the limit of each selector in an access review. Every authenticated user may send these.
 	maxRequirements = 100
 )
 
-// limits returns the limits of a kind.
+// limits returns the item limits of a kind.
 func limits(kind string) []resource.ItemLimit {
 	switch kind {
 	case "LocalSubjectAccessReview", "SelfSubjectAccessReview", "SubjectAccessReview":
@@ -55,17 +55,17 @@ func limits(kind string) []resource.ItemLimit {
 	return nil
 }
 
-// sameLimit returns the same limit for each path.
-func sameLimit(most int, paths ...string) (all []resource.ItemLimit) {
+// sameLimit returns a limit of n items for each path.
+func sameLimit(n int, paths ...string) (all []resource.ItemLimit) {
 	for _, path := range paths {
-		all = append(all, resource.NewItemLimit(most, path))
+		all = append(all, resource.NewItemLimit(n, path))
 	}
 	return all
 }
 
-// podLimits returns the limits of a PodSpec, whose path ends with a dot.
+// podLimits returns the item limits of a PodSpec. path is its path, with a dot at the end.
 func podLimits(path string) (all []resource.ItemLimit) {
-	for _, together := range []string{
+	for _, group := range []string{ // lists that share one limit, separated by spaces
 		"tolerations",
 		"containers initContainers ephemeralContainers",
 		"containers.*.ports initContainers.*.ports ephemeralContainers.*.ports",
@@ -73,9 +73,9 @@ func podLimits(path string) (all []resource.ItemLimit) {
 		"volumes.*.configMap.items volumes.*.secret.items volumes.*.downwardAPI.items volumes.*.projected.sources " +
 			"volumes.*.projected.sources.*.configMap.items volumes.*.projected.sources.*.secret.items volumes.*.projected.sources.*.downwardAPI.items",
 		"topologySpreadConstraints",
-		"readinessGates", // a Table of Pods looks for the condition of each
+		"readinessGates", // the Table of a Pod searches the conditions for each gate
 	} {
-		paths := strings.Fields(together)
+		paths := strings.Fields(group)
 		for i := range paths {
 			paths[i] = path + paths[i]
 		}

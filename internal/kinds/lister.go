@@ -15,9 +15,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// lister reads the objects of one kind from the head of the store: what a write that was answered has left, a lister sees.
+// lister reads the objects of one kind from the head of the store. It returns the result of every completed write.
 type lister struct {
-	head     func() *storage.Snapshot // nil: there are none
+	head     func() *storage.Snapshot // nil means that there are no objects
 	resource schema.GroupResource
 	prefix   string
 	goType   *resource.GoType
@@ -27,7 +27,7 @@ func (c Config) lister(gv schema.GroupVersion, kind, plural string) lister {
 	return lister{c.Head, gv.WithResource(plural).GroupResource(), "/registry/" + plural + "/", typeAt(gv, resource.Names{Kind: kind, ListKind: kind + "List"})}
 }
 
-// record is the stored object of a name ("namespace/name" if it has a namespace), or a NotFound.
+// record returns the record of an object, or a NotFound error. name is "namespace/name" for a namespaced kind.
 func (l lister) record(name string) (*storage.Record, error) {
 	if l.head != nil {
 		if rec := l.head().Get(l.prefix + name); rec != nil {
@@ -37,7 +37,7 @@ func (l lister) record(name string) (*storage.Record, error) {
 	return nil, apierrors.NewNotFound(l.resource, path.Base(name))
 }
 
-// internal is the object in the internal form.
+// internal returns an object in the internal version.
 func (l lister) internal(name string) (resource.Internal, error) {
 	rec, err := l.record(name)
 	if err != nil {
@@ -46,7 +46,7 @@ func (l lister) internal(name string) (resource.Internal, error) {
 	return l.goType.Load(rec.Value)
 }
 
-// policyLister finds the policies that bindings name.
+// policyLister returns the policies that policy bindings refer to.
 type policyLister struct{ validating, mutating lister }
 
 func (l policyLister) GetValidatingAdmissionPolicy(_ context.Context, name string) (*admissionregistration.ValidatingAdmissionPolicy, error) {
@@ -65,7 +65,7 @@ func (l policyLister) GetMutatingAdmissionPolicy(_ context.Context, name string)
 	return obj.(*admissionregistration.MutatingAdmissionPolicy), nil
 }
 
-// namespaceLister is as much of a client as the strategies use: Get.
+// namespaceLister implements only the method Get of the client, because strategies call no other.
 type namespaceLister struct {
 	typedcorev1.NamespaceInterface // nil
 	lister

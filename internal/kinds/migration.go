@@ -7,7 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// StorageVersionMigration (KEP-4192). The work is done by a loop in internal/controllers; the columns tell more of it than upstream's.
+// A controller in internal/controllers performs a StorageVersionMigration (KEP-4192). The columns of the kind report
+// more of its progress than upstream's.
 
 // migrationCondition reports whether a condition is True.
 func migrationCondition(obj object.Tree, kind string) bool {
@@ -35,7 +36,7 @@ func migrationColumns() []resource.Column {
 	return []resource.Column{
 		nameColumn(), cellColumn("Resource", "The resource that is migrated", name),
 		cellColumn("Status", "Pending, Running, Succeeded or Failed", state),
-		cellColumn("Migrated", "How many objects have been looked at, of how many", func(t object.Tree) any {
+		cellColumn("Migrated", "Number of processed objects, of the total", func(t object.Tree) any {
 			return text(t, "metadata", "annotations", resource.MigrationProgressAnnotation)
 		}),
 		ageColumn(),

@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// SystemNamespaces returns the objects of the namespaces that exist from the
-// start, as a client would send them. They are the caller's.
+// SystemNamespaces returns the namespaces that every cluster has, as a client would send them. The caller owns the
+// result.
 func SystemNamespaces() []object.Tree {
 	var all []object.Tree
 	for _, name := range []string{"default", "kube-system", "kube-public", "kube-node-lease"} {
@@ -21,7 +21,7 @@ func SystemNamespaces() []object.Tree {
 	return all
 }
 
-// namespaceBehavior is how a namespace ends: it stays until what is in it has gone.
+// namespaceBehavior delays the deletion of a namespace until its finalizers are removed, after its objects are deleted.
 var namespaceBehavior = resource.Behavior{
 	BeforeDelete: terminateNamespace,
 	Deletable:    func(obj object.Tree) bool { return len(list(obj, "spec", "finalizers")) == 0 },
@@ -29,9 +29,9 @@ var namespaceBehavior = resource.Behavior{
 	PreconditionFailed: "Precondition failed",
 }
 
-// terminateNamespace starts the end of a namespace.
+// terminateNamespace sets the phase of a deleted namespace to Terminating.
 func terminateNamespace(_ context.Context, obj object.Tree) error {
-	delete(object.Metadata(obj), "deletionGracePeriodSeconds") // as upstream, which has a way of its own to delete a namespace
+	delete(object.Metadata(obj), "deletionGracePeriodSeconds") // as in upstream's separate implementation of this delete
 	child(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
 	return nil
 }

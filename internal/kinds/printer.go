@@ -18,12 +18,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// upstreamTables prints kinds as kubectl has always shown them. Making it takes a while, and all kinds share it.
+// upstreamTables returns upstream's table printers for all kinds. It is lazy because creating them is slow.
 var upstreamTables = sync.OnceValue(func() rest.TableConvertor {
 	return printerstorage.TableConvertor{TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers)}
 })
 
-// printer makes the Tables of v; of name and creation time alone, if it is plain.
+// printer returns the Printer of a version. A plain Table has only the columns Name and Created At.
 func printer(v *resource.Version, plain bool) *resource.Printer {
 	tables := upstreamTables
 	if plain {
@@ -35,21 +35,21 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 			internal.Version = runtime.APIVersionInternal
 			list, err := legacyscheme.Scheme.New(internal.WithKind(v.Definition.Names.ListKind))
 			if err != nil {
-				return nil // no kind of the table is without a list: a test compares the columns of each
+				return nil // unreachable: each stored kind has a list, and a test compares the columns of each
 			}
 			t, err := tables().ConvertToTable(context.Background(), list, nil)
 			if err != nil {
-				return nil // nor has one that cannot be printed
+				return nil // unreachable, as above
 			}
-			return slices.Clone(t.ColumnDefinitions) // all kinds' columns are shared
+			return slices.Clone(t.ColumnDefinitions) // upstream shares the slice
 		},
 		Row: func(obj resource.Internal) (metav1.TableRow, error) {
 			t, err := tables().ConvertToTable(context.Background(), obj, &metav1.TableOptions{NoHeaders: true})
 			if err != nil {
-				return metav1.TableRow{}, fmt.Errorf("builtin: row of %s: %w", v.Definition.Names.Plural, err)
+				return metav1.TableRow{}, fmt.Errorf("print row of %s: %w", v.Definition.Names.Plural, err)
 			}
 			if len(t.Rows) != 1 {
-				return metav1.TableRow{}, fmt.Errorf("builtin: %s printed as %d rows", v.Definition.Names.Plural, len(t.Rows))
+				return metav1.TableRow{}, fmt.Errorf("print row of %s: got %d rows", v.Definition.Names.Plural, len(t.Rows))
 			}
 			row := t.Rows[0]
 			row.Object.Object = nil
@@ -58,7 +58,7 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 		Empty: func() (resource.Internal, error) {
 			obj, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: v.GroupVersion.Group, Version: runtime.APIVersionInternal, Kind: v.Definition.Names.Kind})
 			if err != nil {
-				return nil, fmt.Errorf("builtin: new object of kind %s: %w", v.Definition.Names.Kind, err)
+				return nil, fmt.Errorf("create empty object of kind %s: %w", v.Definition.Names.Kind, err)
 			}
 			return obj.(resource.Internal), nil
 		},

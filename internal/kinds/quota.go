@@ -12,17 +12,18 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/resourcequota"
 )
 
-// upstreamQuotaStrategy has the optional methods of upstream's strategy of ResourceQuotas as well.
+// upstreamQuotaStrategy includes the optional methods of upstream's strategy of ResourceQuotas.
 type upstreamQuotaStrategy interface {
 	strategy
 	rest.DeclarativeValidationStrategy
 	rest.ResetFieldsStrategy
 }
 
-// quotaStrategy is upstream's strategy of ResourceQuotas with a warning for counts that leave out the group of their resource.
+// quotaStrategy is upstream's strategy of ResourceQuotas, with an additional warning for counts without the group of
+// their resource.
 type quotaStrategy struct {
 	upstreamQuotaStrategy
-	groups func(context.Context) map[string][]string // of all resources by plural name
+	groups func(context.Context) map[string][]string // of all resources, by plural name
 }
 
 func (c Config) quotaStrategy() strategy { return quotaStrategy{resourcequota.Strategy, c.groups} }
@@ -37,8 +38,8 @@ func (s quotaStrategy) WarningsOnUpdate(ctx context.Context, obj, old runtime.Ob
 	return append(s.upstreamQuotaStrategy.WarningsOnUpdate(ctx, obj, old), s.countsWithoutGroup(ctx, obj)...)
 }
 
-// countsWithoutGroup returns a warning for each limit such as count/jobs, which limits nothing: a name without a group is one of the core
-// group (kubernetes#97765).
+// countsWithoutGroup returns a warning for each limit such as count/jobs. It has no effect, because a name without a
+// group refers to the core group (kubernetes#97765).
 func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Object) (warnings []string) {
 	var names []string
 	for limit := range obj.(*api.ResourceQuota).Spec.Hard {
@@ -68,7 +69,7 @@ func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Objec
 	return warnings
 }
 
-// groups returns the names of the groups of all resources by plural name, in order.
+// groups returns the sorted names of the groups of all resources, by plural name.
 func (c Config) groups(ctx context.Context) map[string][]string {
 	all := map[string][]string{}
 	if c.Catalog == nil {
@@ -76,9 +77,9 @@ func (c Config) groups(ctx context.Context) map[string][]string {
 	}
 	catalog, err := c.Catalog(ctx)
 	if err != nil {
-		return all // a write needs no warning
+		return all // a write succeeds without the warning
 	}
-	for d := range catalog.Definitions() { // by group
+	for d := range catalog.Definitions() { // sorted by group
 		if names := all[d.Names.Plural]; !slices.Contains(names, d.Group) {
 			all[d.Names.Plural] = append(names, d.Group)
 		}

@@ -16,16 +16,17 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// ParseRuntimeConfig says which resources are served, by what --runtime-config says (apps/v1=false, batch/v1/jobs=false, api/beta=false):
-// upstream's rule, its words. What is stored stays.
-func ParseRuntimeConfig(says map[string]string) (func(schema.GroupVersionResource) bool, error) {
-	if len(says) == 0 {
+// ParseRuntimeConfig parses the settings of --runtime-config, such as apps/v1=false, batch/v1/jobs=false and
+// api/beta=false. It returns a function that reports whether a resource is served, or nil if all are. Rules and error
+// messages are upstream's. Objects of a disabled resource remain stored.
+func ParseRuntimeConfig(settings map[string]string) (func(schema.GroupVersionResource) bool, error) {
+	if len(settings) == 0 {
 		return nil, nil
 	}
 	crds := runtime.NewScheme()
 	crdinstall.Install(crds)
 	groups := []*runtime.Scheme{legacyscheme.Scheme, crds}
-	says, err := normalizeRuntimeConfig(says, groups)
+	settings, err := normalizeRuntimeConfig(settings, groups)
 	if err != nil {
 		return nil, err
 	}
@@ -35,28 +36,30 @@ func ParseRuntimeConfig(says map[string]string) (func(schema.GroupVersionResourc
 			config.EnableVersions(v.GroupVersion)
 		}
 	}
-	here := maps.Clone(config.GroupVersionConfigs)
+	known := maps.Clone(config.GroupVersionConfigs)
 	for _, scheme := range groups {
-		if config, err = resourceconfig.MergeAPIResourceConfigs(config, says, scheme); err != nil {
+		if config, err = resourceconfig.MergeAPIResourceConfigs(config, settings, scheme); err != nil {
 			return nil, err
 		}
-		maps.DeleteFunc(says, func(key, _ string) bool { return strings.HasPrefix(key, "api/") }) // they come before all others
+		// The first merge has applied the settings for all of the API. A second one would override more specific settings.
+		maps.DeleteFunc(settings, func(key, _ string) bool { return strings.HasPrefix(key, "api/") })
 	}
 	for gv, on := range config.GroupVersionConfigs {
-		if on && !here[gv] {
+		if on && !known[gv] {
 			return nil, fmt.Errorf("group version %s is not served by this server", gv)
 		}
 	}
 	if !config.ResourceEnabled(corev1.SchemeGroupVersion.WithResource("namespaces")) {
-		return nil, errors.New("the core group v1 cannot be switched off")
+		return nil, errors.New("the core group v1 cannot be disabled")
 	}
 	return config.ResourceEnabled, nil
 }
 
-// normalizeRuntimeConfig is what is said without the old names of the core group, if all groups are known.
-func normalizeRuntimeConfig(says map[string]string, groups []*runtime.Scheme) (map[string]string, error) {
+// normalizeRuntimeConfig returns the settings with /v1 in place of the old names of the core group. It fails if a group
+// is unknown.
+func normalizeRuntimeConfig(settings map[string]string, groups []*runtime.Scheme) (map[string]string, error) {
 	out := map[string]string{}
-	for key, value := range says {
+	for key, value := range settings {
 		if version, _, _ := strings.Cut(strings.TrimPrefix(key, "api/"), "/"); version == "v1" {
 			key = "/v1"
 		}

@@ -70,7 +70,7 @@ func TestEnablementRefused(t *testing.T) {
 		"a/b/c/d=true":               "runtime-config invalid key a/b/c/d",
 		// upstream would serve the one, and panics without the other
 		"networking.k8s.io/v1beta1=true": "group version networking.k8s.io/v1beta1 is not served by this server",
-		"v1=false":                       "the core group v1 cannot be switched off",
+		"v1=false":                       "the core group v1 cannot be disabled",
 	} {
 		if _, err := ParseRuntimeConfig(runtimeConfig(strings.Split(says, ","))); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", says, err, want)

@@ -9,7 +9,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// replicasScale is where kinds that run replicas keep what /scale shows; selector writes their selector as text.
+// replicasScale returns the paths of the fields in /scale, for kinds with replicas. selector formats their selector.
 func replicasScale(selector func(any) (string, error)) *resource.Scale {
 	return &resource.Scale{
 		SpecReplicas: []string{"spec", "replicas"}, StatusReplicas: []string{"status", "replicas"},
@@ -17,7 +17,7 @@ func replicasScale(selector func(any) (string, error)) *resource.Scale {
 	}
 }
 
-// formatLabelSelector writes a LabelSelector.
+// formatLabelSelector formats a LabelSelector.
 func formatLabelSelector(v any) (string, error) {
 	t, _ := v.(object.Tree)
 	if t == nil {
@@ -34,7 +34,7 @@ func formatLabelSelector(v any) (string, error) {
 	return selector.String(), nil
 }
 
-// formatLabelSet writes the labels that a ReplicationController selects by.
+// formatLabelSet formats the selector of a ReplicationController, which is a set of labels.
 func formatLabelSet(v any) (string, error) {
 	t, _ := v.(object.Tree)
 	set := labels.Set{}

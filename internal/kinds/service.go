@@ -9,9 +9,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// What the strategy of Services leaves to a store: addresses and ports, and what follows from them.
+// Upstream's storage of Services, not their strategy, allocates addresses and ports and sets the fields that depend on
+// them. The functions here replace that storage.
 
-// prepare gives a Service what it needs, before its strategy looks at it.
+// prepare allocates the addresses and ports of a Service, before its strategy validates it.
 func (p pool) prepare(_ context.Context, obj, old resource.Internal) error {
 	svc := obj.(*core.Service)
 	before, _ := old.(*core.Service)
@@ -20,7 +21,7 @@ func (p pool) prepare(_ context.Context, obj, old resource.Internal) error {
 	}
 	alignClusterIPs(svc, before)
 	if p := svc.Spec.InternalTrafficPolicy; !needsClusterIP(svc) && p != nil && (*p == core.ServiceInternalTrafficPolicyCluster || *p == core.ServiceInternalTrafficPolicyLocal) {
-		svc.Spec.InternalTrafficPolicy = nil // upstream stores it, and drops it whenever it is read
+		svc.Spec.InternalTrafficPolicy = nil // upstream stores it, but drops it on each read
 	}
 	return p.allocate(svc, before)
 }
@@ -44,7 +45,7 @@ func sameClusterIPs(a, b *core.Service) bool {
 	return slices.Equal(a.Spec.ClusterIPs, b.Spec.ClusterIPs)
 }
 
-// inherit gives svc what was allocated for old and the client left out.
+// inherit copies the addresses and ports of old that the client omitted to svc.
 func inherit(svc, old *core.Service) {
 	spec, before := &svc.Spec, &old.Spec
 	if needsClusterIP(svc) && needsClusterIP(old) {
@@ -61,7 +62,7 @@ func inherit(svc, old *core.Service) {
 	}
 }
 
-// inheritNodePorts: ports are known by their names, whatever else of them has changed.
+// inheritNodePorts copies node ports to the ports of the same name, unless another port already has the number.
 func inheritNodePorts(ports, before []core.ServicePort) {
 	known, used := map[string]int32{}, map[int32]bool{}
 	for _, p := range before {
@@ -78,7 +79,8 @@ func inheritNodePorts(ports, before []core.ServicePort) {
 	}
 }
 
-// alignClusterIPs lets clients that know clusterIP alone write it; old is nil on a create.
+// alignClusterIPs makes clusterIPs consistent with clusterIP, for clients that set only clusterIP. old is nil on a
+// create.
 func alignClusterIPs(svc, old *core.Service) {
 	spec := &svc.Spec
 	switch {

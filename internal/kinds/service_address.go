@@ -20,18 +20,19 @@ import (
 
 const rangePrefix = "/registry/servicecidrs/"
 
-// DefaultServiceCIDR is the name of the ServiceCIDR that the server makes of Config.ServiceRanges.
+// DefaultServiceCIDR is the name of the ServiceCIDR that the server creates from Config.ServiceRanges.
 const DefaultServiceCIDR = "kubernetes"
 
-// takeAddress takes the one that is asked for of the family i of a Service, or with "" any that is free.
-func (a *assignment) takeAddress(i int, asked []string) (string, error) {
-	snap, ip := a.head(), asked[i]
+// takeAddress returns the address for the family i of a Service. If requested[i] is "", it is any free address.
+// Otherwise it is requested[i], or an error if that address is not available.
+func (a *assignment) takeAddress(i int, requested []string) (string, error) {
+	snap, ip := a.head(), requested[i]
 	ranges := a.readyRanges(snap, a.svc.Spec.IPFamilies[i])
 	if ip == "" {
 		for _, r := range ranges {
 			size := usableAddresses(r)
-			free := func(n int) bool { return snap.Get(addressPrefix+nthAddress(r, n).String()) != nil }
-			if n, ok := pickFree(size, clamp(size/16, 16, 256), free); ok {
+			taken := func(n int) bool { return snap.Get(addressPrefix+nthAddress(r, n).String()) != nil }
+			if n, ok := pickFree(size, clamp(size/16, 16, 256), taken); ok {
 				return nthAddress(r, n).String(), nil
 			}
 		}
@@ -46,11 +47,11 @@ func (a *assignment) takeAddress(i int, asked []string) (string, error) {
 	default:
 		return ip, nil
 	}
-	return "", a.invalid(field.Invalid(field.NewPath("spec", "clusterIPs"), asked, fmt.Sprintf("failed to allocate IP %v: %v", ip, problem)))
+	return "", a.invalid(field.Invalid(field.NewPath("spec", "clusterIPs"), requested, fmt.Sprintf("failed to allocate IP %v: %v", ip, problem)))
 }
 
-// readyRanges are those of a family that addresses may be taken from: of the ServiceCIDRs that are ready and are not going.
-// The server's own count as long as it has not made its ServiceCIDR of them.
+// readyRanges returns the ranges of a family that addresses may be allocated from. They are those of the ServiceCIDRs
+// that are ready and not being deleted. The configured ranges are included until DefaultServiceCIDR exists.
 func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []netip.Prefix) {
 	if snap.Get(rangePrefix+DefaultServiceCIDR) == nil {
 		all = slices.Clone(p.ranges)
@@ -64,7 +65,7 @@ func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []n
 			continue
 		}
 		for _, text := range c.Spec.CIDRs {
-			if r, err := netip.ParsePrefix(text); err == nil && (r.Addr().Is4() || r.Bits() >= 64) { // as upstream's allocators
+			if r, err := netip.ParsePrefix(text); err == nil && (r.Addr().Is4() || r.Bits() >= 64) { // upstream's allocators ignore other ranges too
 				all = append(all, r)
 			}
 		}
@@ -72,7 +73,8 @@ func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []n
 	return slices.DeleteFunc(all, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) != family })
 }
 
-// usableAddresses is how many addresses of a range are given to Services: all but the first, which is the network's, and of IPv4 the last.
+// usableAddresses returns the number of addresses of a range that can be allocated. They exclude the first address,
+// which is the network's, and for IPv4 the last address.
 func usableAddresses(r netip.Prefix) int {
 	n := 1<<min(r.Addr().BitLen()-r.Bits(), 62) - 1
 	if r.Addr().Is4() {
@@ -81,7 +83,7 @@ func usableAddresses(r netip.Prefix) int {
 	return max(n, 0)
 }
 
-// nthAddress is one of them, counted from 0.
+// nthAddress returns the usable address number n of a range, counted from 0.
 func nthAddress(r netip.Prefix, n int) netip.Addr {
 	ip := r.Masked().Addr().As16()
 	binary.BigEndian.PutUint64(ip[8:], binary.BigEndian.Uint64(ip[8:])+uint64(n)+1)

@@ -11,14 +11,14 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// assignment gives one Service families, addresses and node ports, before anything else of it is looked at.
+// assignment assigns families, addresses and node ports to one Service, before the rest of it is validated.
 type assignment struct {
 	pool
-	svc, old *core.Service // old is nil on a create
-	takenPorts     nodePortSet         // nil: not looked up yet
+	svc, old   *core.Service // old is nil on a create
+	takenPorts nodePortSet   // nil means not computed yet
 }
 
-// allocate fills in what svc needs; old is nil on a create. The error is a StatusError.
+// allocate sets the families, addresses and ports that svc needs. old is nil on a create. The error is a StatusError.
 func (p pool) allocate(svc, old *core.Service) error {
 	a := &assignment{pool: p, svc: svc, old: old}
 	if needsClusterIP(svc) && !a.familiesUnchanged() {
@@ -44,14 +44,15 @@ func (a *assignment) invalid(errs ...*field.Error) error {
 	return apierrors.NewInvalid(core.Kind("Service"), a.svc.Name, errs)
 }
 
-// familiesUnchanged says that an update leaves alone what a Service has that prefers two families: it gets no second one because the
-// cluster has it now, and keeps the one that the cluster has no more.
+// familiesUnchanged reports whether an update of a Service with the policy PreferDualStack changes neither its type nor
+// its families and addresses. Such an update does not add a family that is now configured on the cluster, and does not
+// remove one that is no longer configured.
 func (a *assignment) familiesUnchanged() bool {
 	return a.old != nil && a.old.Spec.Type == a.svc.Spec.Type && policyOf(a.svc) == core.IPFamilyPolicyPreferDualStack &&
 		policyOf(a.old) == core.IPFamilyPolicyPreferDualStack && sameClusterIPs(a.svc, a.old) && slices.Equal(a.svc.Spec.IPFamilies, a.old.Spec.IPFamilies)
 }
 
-// policyOf is ipFamilyPolicy, "" where there is none.
+// policyOf returns the ipFamilyPolicy of a Service, or "" if it has none.
 func policyOf(s *core.Service) core.IPFamilyPolicy {
 	if s.Spec.IPFamilyPolicy == nil {
 		return ""
@@ -65,7 +66,7 @@ const (
 	singleToRelease = "must be 'SingleStack' to release the secondary %s"
 )
 
-// families settles ipFamilyPolicy and ipFamilies, by upstream's rules.
+// families validates and completes ipFamilyPolicy and ipFamilies, by upstream's rules.
 func (a *assignment) families() field.ErrorList {
 	spec := &a.svc.Spec
 	a.familyPolicy()
@@ -88,7 +89,7 @@ func (a *assignment) families() field.ErrorList {
 	return a.completeFamilies()
 }
 
-// familyPolicy: an update without one keeps the one there was.
+// familyPolicy sets a missing ipFamilyPolicy. An update without one keeps the old one.
 func (a *assignment) familyPolicy() {
 	spec := &a.svc.Spec
 	switch {
@@ -102,18 +103,20 @@ func (a *assignment) familyPolicy() {
 	}
 }
 
-// headlessWithoutSelector is a headless Service without a selector. It may be of any family: nobody but its author knows where it leads.
+// headlessWithoutSelector reports whether the Service is headless and has no selector. Its families need not be
+// configured on the cluster, because its endpoints may be outside of it.
 func (a *assignment) headlessWithoutSelector() bool {
 	return a.svc.Spec.ClusterIP == core.ClusterIPNone && len(a.svc.Spec.Selector) == 0
 }
 
-// dropSecondary drops what comes second where the policy says so, and only there.
+// dropSecondary drops the secondary address and family in an update to the policy SingleStack. It returns errors if they
+// are dropped under another policy, or specified under SingleStack.
 func (a *assignment) dropSecondary() (errs field.ErrorList) {
 	spec, single := &a.svc.Spec, policyOf(a.svc) == core.IPFamilyPolicySingleStack
-	refuse := func(text, what string) {
-		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(text, what)))
+	invalid := func(format, part string) {
+		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(format, part)))
 	}
-	if a.old != nil && single { // what has not changed goes: the new policy says it all
+	if a.old != nil && single { // an unchanged list is not an explicit request for the secondary
 		if sameClusterIPs(a.svc, a.old) && len(spec.ClusterIPs) > 1 {
 			spec.ClusterIPs = spec.ClusterIPs[:1]
 		}
@@ -122,21 +125,23 @@ func (a *assignment) dropSecondary() (errs field.ErrorList) {
 		}
 	} else if a.old != nil {
 		if n := len(spec.ClusterIPs); n > 0 && n < len(a.old.Spec.ClusterIPs) {
-			refuse(singleToRelease, "cluster IP")
+			invalid(singleToRelease, "cluster IP")
 		}
 		if n := len(spec.IPFamilies); n > 0 && n < len(a.old.Spec.IPFamilies) {
-			refuse(singleToRelease, "IP family")
+			invalid(singleToRelease, "IP family")
 		}
 	}
 	if single && len(spec.ClusterIPs) == 2 {
-		refuse(notForSecond, "cluster IPs")
+		invalid(notForSecond, "cluster IPs")
 	}
 	if single && len(spec.IPFamilies) == 2 {
-		refuse(notForSecond, "IP families")
+		invalid(notForSecond, "IP families")
 	}
 	return errs
 }
 
+// completeFamilies adds the default family, and the second family of a dual-stack Service. It returns errors if the
+// cluster lacks a requested family.
 func (a *assignment) completeFamilies() (errs field.ErrorList) {
 	spec, path, dual := &a.svc.Spec, field.NewPath("spec"), len(a.ranges) > 1 || a.headlessWithoutSelector()
 	if !dual && policyOf(a.svc) == core.IPFamilyPolicyRequireDualStack {
@@ -170,7 +175,7 @@ func familyOf(ip string) core.IPFamily {
 	return core.IPv4Protocol
 }
 
-// clusterIPs gives a Service an address of each of its families, from the first that it has none of.
+// clusterIPs allocates an address for each family of the Service that does not have one yet.
 func (a *assignment) clusterIPs() error {
 	spec, first := &a.svc.Spec, 0
 	if a.old != nil && needsClusterIP(a.old) {
@@ -179,13 +184,13 @@ func (a *assignment) clusterIPs() error {
 	if isHeadless(a.svc) || a.old != nil && isHeadless(a.old) || first >= len(spec.IPFamilies) {
 		return nil
 	}
-	asked := slices.Clone(spec.ClusterIPs)
-	for len(asked) < len(spec.IPFamilies) {
-		asked = append(asked, "")
+	requested := slices.Clone(spec.ClusterIPs)
+	for len(requested) < len(spec.IPFamilies) {
+		requested = append(requested, "")
 	}
-	ips := slices.Clone(asked)
+	ips := slices.Clone(requested)
 	for i := first; i < len(ips); i++ {
-		ip, err := a.takeAddress(i, asked)
+		ip, err := a.takeAddress(i, requested)
 		if err != nil {
 			return err
 		}

@@ -17,23 +17,23 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// An address is taken as long as there is an IPAddress of its name. That of a Service's comes and goes in the commits of the
-// Service, so that nobody can be given it twice.
+// An address is allocated while an IPAddress with its name exists. The commit of a Service also creates and deletes its
+// IPAddresses, so no address can be allocated twice.
 
 const (
-	addressPrefix = "/registry/ipaddresses/"
-	addressManager     = "ipallocator.k8s.io" // who manages those of Services
+	addressPrefix  = "/registry/ipaddresses/"
+	addressManager = "ipallocator.k8s.io" // value of the label managed-by on the IPAddresses of Services
 )
 
-// relatedWrites makes the IPAddresses of what a Service comes to hold, and deletes those of what it no longer holds.
-func (p pool) relatedWrites(was *storage.Record, obj object.Tree) (all []resource.RelatedWrite) {
+// relatedWrites creates IPAddresses for the new addresses of a Service, and deletes those of its released addresses.
+func (p pool) relatedWrites(old *storage.Record, obj object.Tree) (all []resource.RelatedWrite) {
 	snap := p.head()
-	before, after := storedIPs(was), ips(object.Strings(tree(obj, "spec"), "clusterIPs"))
+	before, after := storedIPs(old), ips(object.Strings(tree(obj, "spec"), "clusterIPs"))
 	change := func(ip string) resource.RelatedWrite {
 		return resource.RelatedWrite{Endpoint: resource.Endpoint{Resource: networkingv1.SchemeGroupVersion.WithResource("ipaddresses")}, Name: ip}
 	}
 	for _, ip := range before {
-		if rec := snap.Get(addressPrefix + ip); rec != nil && !slices.Contains(after, ip) && ownerKey(rec) == was.Key {
+		if rec := snap.Get(addressPrefix + ip); rec != nil && !slices.Contains(after, ip) && ownerKey(rec) == old.Key {
 			c := change(ip)
 			c.Delete = true
 			all = append(all, c)
@@ -42,14 +42,14 @@ func (p pool) relatedWrites(was *storage.Record, obj object.Tree) (all []resourc
 	for _, ip := range after {
 		if !slices.Contains(before, ip) {
 			c := change(ip)
-			c.Create, _ = resource.ToTree(addressOf(ip, object.Namespace(obj), object.Name(obj))) // it is of the scheme
+			c.Create, _ = resource.ToTree(addressOf(ip, object.Namespace(obj), object.Name(obj))) // cannot fail for a type of the scheme
 			all = append(all, c)
 		}
 	}
 	return all
 }
 
-// addressOf is the IPAddress of a Service.
+// addressOf returns the IPAddress for an address of a Service.
 func addressOf(ip, namespace, name string) *networkingv1.IPAddress {
 	return &networkingv1.IPAddress{
 		TypeMeta: metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "IPAddress"},
@@ -60,18 +60,18 @@ func addressOf(ip, namespace, name string) *networkingv1.IPAddress {
 	}
 }
 
-// storedIPs are those of a stored Service; none where there is none.
+// storedIPs returns the cluster IPs of a stored Service. rec may be nil.
 func storedIPs(rec *storage.Record) []string {
 	if rec == nil {
 		return nil
 	}
 	raw, _ := object.Field(rec.Value, "spec", "clusterIPs")
 	var all []string
-	_ = json.Unmarshal(raw, &all) // an ExternalName has none
+	_ = json.Unmarshal(raw, &all) // fails for an ExternalName Service, which has no cluster IPs
 	return ips(all)
 }
 
-// ips are cluster IPs as IPAddresses are named.
+// ips returns the names of the IPAddresses for cluster IPs.
 func ips(clusterIPs []string) (all []string) {
 	for _, text := range clusterIPs {
 		if addr := parseIP(text); addr.IsValid() {
@@ -81,10 +81,11 @@ func ips(clusterIPs []string) (all []string) {
 	return all
 }
 
-// parseIP reads what old clients write, too; of what is none it makes nothing.
+// parseIP parses an address. It accepts leading zeros, which old clients write. The result for an invalid address is the
+// zero Addr.
 func parseIP(text string) netip.Addr { return servicecidr.IPToAddr(netutils.ParseIPSloppy(text)) }
 
-// ownerKey is the key of the Service that an IPAddress is of; "" if it is of none.
+// ownerKey returns the storage key of the Service that an IPAddress belongs to, or "" if its parent is not a Service.
 func ownerKey(rec *storage.Record) string {
 	raw, _ := object.Field(rec.Value, "spec", "parentRef")
 	var ref networkingv1.ParentReference
@@ -94,27 +95,28 @@ func ownerKey(rec *storage.Record) string {
 	return serviceKey(ref.Namespace, ref.Name)
 }
 
-// RepairAddresses says which IPAddresses are to be deleted, since no Service holds what they say, and which are to be made
-// then. There are such where somebody has deleted one, and after an older server: it had none.
+// RepairAddresses compares the IPAddresses with the cluster IPs of Services. It returns the names of IPAddresses that
+// must be deleted because their Service does not have the address, and the IPAddresses that must be created afterwards.
+// Differences arise when a client deletes an IPAddress, and in the stores of older servers, which created none.
 func RepairAddresses(snap *storage.Snapshot) (wrong []string, missing []*networkingv1.IPAddress) {
-	held := map[string][]string{} // keys of Services
+	owners := map[string][]string{} // keys of the Services with an address
 	for rec := range snap.Walk(servicePrefix, "") {
 		for _, ip := range storedIPs(rec) {
-			held[ip] = append(held[ip], rec.Key)
+			owners[ip] = append(owners[ip], rec.Key)
 		}
 	}
 	for rec := range snap.Walk(addressPrefix, "") {
 		ip := rec.Key[len(addressPrefix):]
-		services, known := held[ip]
-		by, _ := object.Field(rec.Value, "metadata", "labels", networkingv1.LabelManagedBy)
+		services, known := owners[ip]
+		manager, _ := object.Field(rec.Value, "metadata", "labels", networkingv1.LabelManagedBy)
 		switch {
 		case slices.Contains(services, ownerKey(rec)):
-			delete(held, ip)
-		case known || string(by) == `"`+addressManager+`"`:
+			delete(owners, ip)
+		case known || string(manager) == `"`+addressManager+`"`:
 			wrong = append(wrong, ip)
 		}
 	}
-	for ip, services := range held {
+	for ip, services := range owners {
 		namespace, name, _ := strings.Cut(services[0][len(servicePrefix):], "/")
 		missing = append(missing, addressOf(ip, namespace, name))
 	}

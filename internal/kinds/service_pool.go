@@ -19,13 +19,13 @@ import (
 
 const servicePrefix = "/registry/services/specs/"
 
-// DefaultServiceRange is kube-apiserver's.
+// DefaultServiceRange returns kube-apiserver's default range of cluster IPs, 10.0.0.0/24.
 func DefaultServiceRange() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{10}), 24) }
 
-// DefaultNodePorts are kube-apiserver's.
+// DefaultNodePorts returns kube-apiserver's default range of node ports, 30000-32767.
 func DefaultNodePorts() utilnet.PortRange { return utilnet.PortRange{Base: 30000, Size: 2768} }
 
-// ServiceIP is the address in the range of Services that the API server itself is known by: the first.
+// ServiceIP returns the API server's own address in a range of cluster IPs, which is the first.
 func ServiceIP(r netip.Prefix) string { return r.Masked().Addr().Next().String() }
 
 var (
@@ -35,10 +35,10 @@ var (
 	errTakenPort = errors.New("provided port is already allocated")
 )
 
-// pool is where the addresses and node ports of Services come from.
+// pool allocates the addresses and node ports of Services.
 type pool struct {
 	head   func() *storage.Snapshot
-	ranges []netip.Prefix // one of each family that is configured
+	ranges []netip.Prefix // one for each configured family
 	ports  utilnet.PortRange
 }
 
@@ -60,8 +60,8 @@ func (p pool) has(family core.IPFamily) bool {
 	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return familyOf(r.Addr().String()) == family })
 }
 
-// nodePortSet are the node ports that Services hold. What is taken is what the stored Services say: there is no other book to keep
-// in step. The commit of a Service that takes a new one is guarded on all Services.
+// nodePortSet is a set of node ports. The stored Services are the only record of the allocated ports. A commit guard on
+// all Services therefore protects the commit of a Service with a new node port.
 type nodePortSet map[int32]bool
 
 func (t nodePortSet) add(s *corev1.ServiceSpec) {
@@ -77,7 +77,7 @@ func (t nodePortSet) add(s *corev1.ServiceSpec) {
 
 func (t nodePortSet) addStored(rec *storage.Record) {
 	if !bytes.Contains(rec.Value, []byte(`odePort":`)) {
-		return // as most
+		return // most Services have no node ports
 	}
 	raw, _ := object.Field(rec.Value, "spec")
 	var spec corev1.ServiceSpec
@@ -86,29 +86,29 @@ func (t nodePortSet) addStored(rec *storage.Record) {
 	}
 }
 
-// specOf is the Go form of the spec of a Service that is about to be stored.
+// specOf returns the spec of a Service as its Go type. v is a tree of that type.
 func specOf(v any) *corev1.ServiceSpec {
 	spec := new(corev1.ServiceSpec)
 	if t, ok := v.(object.Tree); ok {
-		_ = runtime.DefaultUnstructuredConverter.FromUnstructured(t, spec) // it came out of the type
+		_ = runtime.DefaultUnstructuredConverter.FromUnstructured(t, spec) // cannot fail for a tree of the type
 	}
 	return spec
 }
 
-// nodePortsOfOthers is what all Services hold but the one at key.
+// nodePortsOfOthers returns the node ports of all Services except the one at key.
 func nodePortsOfOthers(snap *storage.Snapshot, key string) nodePortSet {
-	held := nodePortSet{}
+	ports := nodePortSet{}
 	for rec := range snap.Walk(servicePrefix, "") {
 		if rec.Key != key {
-			held.addStored(rec)
+			ports.addStored(rec)
 		}
 	}
-	return held
+	return ports
 }
 
 func serviceKey(namespace, name string) string { return servicePrefix + namespace + "/" + name }
 
-// guards lets nobody else take what obj takes beyond what it has already.
+// guards returns commit guards that fail if another Service takes one of the node ports that obj newly allocates.
 func (p pool) guards(_ context.Context, obj object.Tree) []storage.Guard {
 	fresh, before := nodePortSet{}, nodePortSet{}
 	fresh.add(specOf(value(obj, "spec")))

@@ -10,7 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core"
 )
 
-// portsTaken is what is taken by other Services, and by this one since the attempt began.
+// portsTaken returns the node ports that are not available: those of other Services, and those that the assignment has
+// already taken.
 func (a *assignment) portsTaken() nodePortSet {
 	if a.takenPorts == nil {
 		a.takenPorts = nodePortsOfOthers(a.head(), serviceKey(a.svc.Namespace, a.svc.Name))
@@ -23,8 +24,8 @@ func (a *assignment) portsTaken() nodePortSet {
 	return a.takenPorts
 }
 
-// nodePorts gives every port one, where the Service wants any. Ports of the same number, of different protocols,
-// share one when the Service is made.
+// nodePorts assigns a node port to each port that needs one. On a create, ports with the same number and different
+// protocols share a node port.
 func (a *assignment) nodePorts() error {
 	ports, shared := a.svc.Spec.Ports, map[int32]int32{}
 	wanted := !isLoadBalancer(a.svc) || a.svc.Spec.AllocateLoadBalancerNodePorts == nil || *a.svc.Spec.AllocateLoadBalancerNodePorts
@@ -54,7 +55,7 @@ func (a *assignment) nodePorts() error {
 	return nil
 }
 
-// requestedNodePort is the node port that a port of this number asks for, 0 for none.
+// requestedNodePort returns the node port in the spec of a port with this number, or 0 if none has one.
 func requestedNodePort(ports []core.ServicePort, number int32) int32 {
 	for _, p := range ports {
 		if p.Port == number && p.NodePort != 0 {
@@ -64,22 +65,23 @@ func requestedNodePort(ports []core.ServicePort, number int32) int32 {
 	return 0
 }
 
-// takePort takes the node port *port, or any for 0.
-func (a *assignment) takePort(takePort *int32) error {
-	held := a.portsTaken()
+// takePort takes the node port *port. If *port is 0, it sets *port to a free one.
+func (a *assignment) takePort(port *int32) error {
+	taken := a.portsTaken()
 	switch {
-	case *takePort == 0:
-		n, ok := pickFree(a.ports.Size, clamp(a.ports.Size/32, 16, 128), func(n int) bool { return held[int32(a.ports.Base+n)] })
+	case *port == 0:
+		isTaken := func(n int) bool { return taken[int32(a.ports.Base+n)] }
+		n, ok := pickFree(a.ports.Size, clamp(a.ports.Size/32, 16, 128), isTaken)
 		if !ok {
 			return errFull
 		}
-		*takePort = int32(a.ports.Base + n)
-	case !a.ports.Contains(int(*takePort)):
+		*port = int32(a.ports.Base + n)
+	case !a.ports.Contains(int(*port)):
 		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", a.ports)
-	case held[*takePort]:
+	case taken[*port]:
 		return errTakenPort
 	}
-	held[*takePort] = true
+	taken[*port] = true
 	return nil
 }
 
@@ -97,8 +99,8 @@ func (a *assignment) healthCheckPort() error {
 	return apierrors.NewInternalError(err)
 }
 
-// pickFree finds a free number below size, at random: from those above reserved while there are any, the lower
-// ones being left to those who ask for one (KEP-3070, KEP-3668).
+// pickFree returns a random free number below size, or false if none is free. It returns one below reserved only if no
+// higher one is free, because the lower ones are meant for explicit requests (KEP-3070, KEP-3668).
 func pickFree(size, reserved int, taken func(int) bool) (int, bool) {
 	if size <= 16 {
 		reserved = 0

@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// aggregation is the kind that has another server serve a group version.
+// aggregation returns APIService, the kind that registers another server for a group version.
 func aggregation() []entry {
 	return []entry{{
 		kind: "APIService", plural: "apiservices", versions: versions{apiregistrationv1.SchemeGroupVersion}, categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
@@ -19,7 +19,8 @@ func aggregation() []entry {
 	}}
 }
 
-// aggregator is the scheme with the types of k8s.io/kube-aggregator, which do not join it by themselves.
+// aggregator is legacyscheme.Scheme after the types of k8s.io/kube-aggregator were added to it. Importing their package
+// does not add them.
 var aggregator = func() *runtime.Scheme {
 	install.Install(legacyscheme.Scheme)
 	return legacyscheme.Scheme
@@ -39,7 +40,7 @@ func apiServiceColumns() []resource.Column {
 	}
 }
 
-// available is the status of the condition Available, with the reason unless that is True.
+// available returns the status of the condition Available, followed by the reason if the status is not True.
 func available(t object.Tree) any {
 	for _, c := range list(t, "status", "conditions") {
 		c, _ := c.(object.Tree)

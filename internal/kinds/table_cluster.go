@@ -35,11 +35,11 @@ import (
 	"k8s.io/kubernetes/pkg/registry/storagemigration/storagemigration"
 )
 
-// cluster is the kinds that say what a cluster consists of, and who may do what in it.
+// cluster returns the kinds for networking, storage, certificates, flow control, RBAC and other parts of a cluster.
 func cluster(c Config) []entry {
 	certs, flow, network := versions{certificatesv1.SchemeGroupVersion}, versions{flowcontrolv1.SchemeGroupVersion}, versions{networkingv1.SchemeGroupVersion}
 	rbac, storage := versions{rbacv1.SchemeGroupVersion}, versions{storagev1.SchemeGroupVersion}
-	gives := c.escalation()
+	authorize := c.escalation()
 	return []entry{
 		{kind: "CertificateSigningRequest", plural: "certificatesigningrequests", versions: certs, short: "csr", main: certificates.Strategy, status: certificates.StatusStrategy, subresources: updates{"approval": certificates.ApprovalStrategy}, fields: []string{"spec.signerName"}},
 		{kind: "ClusterTrustBundle", plural: "clustertrustbundles", versions: certs, main: clustertrustbundle.Strategy, fields: []string{"spec.signerName"}},
@@ -53,10 +53,10 @@ func cluster(c Config) []entry {
 		{kind: "NetworkPolicy", plural: "networkpolicies", versions: network, short: "netpol", main: networkpolicy.Strategy},
 		{kind: "ServiceCIDR", plural: "servicecidrs", versions: network, main: servicecidr.Strategy, status: servicecidr.StatusStrategy},
 		{kind: "RuntimeClass", plural: "runtimeclasses", versions: versions{nodev1.SchemeGroupVersion}, main: runtimeclass.Strategy},
-		{kind: "ClusterRole", plural: "clusterroles", versions: rbac, main: clusterrole.Strategy, plainTable: true, authorize: gives.clusterRole},
-		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", versions: rbac, main: clusterrolebinding.Strategy, authorize: gives.clusterRoleBinding},
-		{kind: "Role", plural: "roles", versions: rbac, main: role.Strategy, plainTable: true, authorize: gives.role},
-		{kind: "RoleBinding", plural: "rolebindings", versions: rbac, main: rolebinding.Strategy, authorize: gives.roleBinding},
+		{kind: "ClusterRole", plural: "clusterroles", versions: rbac, main: clusterrole.Strategy, plainTable: true, authorize: authorize.clusterRole},
+		{kind: "ClusterRoleBinding", plural: "clusterrolebindings", versions: rbac, main: clusterrolebinding.Strategy, authorize: authorize.clusterRoleBinding},
+		{kind: "Role", plural: "roles", versions: rbac, main: role.Strategy, plainTable: true, authorize: authorize.role},
+		{kind: "RoleBinding", plural: "rolebindings", versions: rbac, main: rolebinding.Strategy, authorize: authorize.roleBinding},
 		{kind: "CSIDriver", plural: "csidrivers", versions: storage, main: csidriver.Strategy, returnsDeleted: true},
 		{kind: "CSINode", plural: "csinodes", versions: storage, main: csinode.Strategy, status: csinode.StatusStrategy, returnsDeleted: true},
 		{kind: "CSIStorageCapacity", plural: "csistoragecapacities", versions: storage, main: csistoragecapacity.Strategy, plainTable: true},

@@ -31,7 +31,7 @@ type (
 	updates  = map[string]rest.RESTUpdateStrategy
 )
 
-// coreKinds is the kinds of the group without a name.
+// coreKinds returns the kinds of the core group, and Event, which also belongs to events.k8s.io.
 func coreKinds(c Config) []entry {
 	v1, addresses := versions{corev1.SchemeGroupVersion}, newPool(c)
 	var pods, nodes resource.Behavior
@@ -58,7 +58,7 @@ func coreKinds(c Config) []entry {
 
 var (
 	podFields = []string{"spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName " +
-		"spec.hostNetwork:false status.phase status.podIP status.podIPs=none status.nominatedNodeName spec.host=spec.nodeName"} // upstream knows podIPs, and fills it with nothing
+		"spec.hostNetwork:false status.phase status.podIP status.podIPs=none status.nominatedNodeName spec.host=spec.nodeName"} // upstream accepts podIPs, but its value is always empty
 	eventFields = []string{
 		"involvedObject.kind involvedObject.namespace involvedObject.name involvedObject.uid involvedObject.apiVersion " +
 			"involvedObject.resourceVersion involvedObject.fieldPath reason reportingComponent source=source.component|reportingComponent type",

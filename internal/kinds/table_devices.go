@@ -10,7 +10,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/resource/resourceslice"
 )
 
-// devices is the kinds by which Pods get at devices.
+// devices returns the kinds of dynamic resource allocation.
 func devices(c Config) []entry {
 	v1, namespaces := versions{resourcev1.SchemeGroupVersion}, namespaceLister{lister: c.lister(corev1.SchemeGroupVersion, "Namespace", "namespaces")}
 	claim := resourceclaim.NewStrategy(namespaces, c.Authorizer)

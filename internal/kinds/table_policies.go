@@ -13,7 +13,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/certificates/podcertificaterequest"
 )
 
-// policies is the kinds that extend admission, and the one that asks who may sign.
+// policies returns the kinds that extend admission, and PodCertificateRequest.
 func policies(c Config) []entry {
 	v1, resources := versions{admissionv1.SchemeGroupVersion}, resolver.ResourceResolverFunc(c.resourceFor)
 	validating := validatingadmissionpolicy.NewStrategy(c.Authorizer, resources)
@@ -33,5 +33,5 @@ func policies(c Config) []entry {
 	}
 }
 
-// extensions is the category of what extends the API.
+// extensions is the category of the kinds that extend the API.
 const extensions = "api-extensions"

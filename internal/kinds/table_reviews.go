@@ -19,13 +19,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// reviewer answers the questions of a kind whose objects are not stored.
+// reviewer evaluates the objects of a review kind, which are not stored.
 type reviewer interface {
 	rest.Creater
 	rest.Scoper
 }
 
-// reviews is the kinds that ask the server who somebody is and what they may do.
+// reviews returns the kinds that authenticate a user and that authorize a request.
 func reviews(c Config) []entry {
 	authn, authz, scheme := versions{authenticationv1.SchemeGroupVersion}, versions{authorizationv1.SchemeGroupVersion}, legacyscheme.Scheme
 	return []entry{
@@ -38,20 +38,21 @@ func reviews(c Config) []entry {
 	}
 }
 
-// defineReview is for a kind whose objects are answered.
-func (l *entry) defineReview(d *resource.Definition) {
-	d.Namespaced = l.review.NamespaceScoped()
+// defineReview completes the Definition of a review kind. The only verb is create, and the response is the object with
+// a status.
+func (e *entry) defineReview(d *resource.Definition) {
+	d.Namespaced = e.review.NamespaceScoped()
 	d.Verbs = []string{"create"}
-	goType := typeAt(l.versions[0], d.Names)
+	goType := typeAt(e.versions[0], d.Names)
 	d.Behavior.Review = func(ctx context.Context, t object.Tree) (object.Tree, error) {
 		obj, err := goType.ToInternal(t)
 		if err != nil {
 			return nil, err
 		}
-		answer, err := l.review.Create(ctx, obj, nil, &metav1.CreateOptions{})
+		result, err := e.review.Create(ctx, obj, nil, &metav1.CreateOptions{})
 		if err != nil {
 			return nil, err
 		}
-		return goType.FromInternal(answer.(resource.Internal))
+		return goType.FromInternal(result.(resource.Internal))
 	}
 }

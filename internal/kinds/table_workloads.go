@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// workloads is the kinds that run Pods and say how.
+// workloads returns the kinds that run Pods, and those that configure scaling, disruption and priority of Pods.
 func workloads() []entry {
 	apps, batch := versions{appsv1.SchemeGroupVersion}, versions{batchv1.SchemeGroupVersion}
 	return []entry{

@@ -25,7 +25,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// token is the subresource that makes tokens of a ServiceAccount
+// token returns the subresource that issues tokens of a ServiceAccount
 // (https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-request-v1/).
 func (c Config) token() resource.Subresource {
 	body := postOnly(authenticationv1.SchemeGroupVersion, resource.Names{Kind: "TokenRequest", Plural: "tokenrequests"})
@@ -33,7 +33,7 @@ func (c Config) token() resource.Subresource {
 	return resource.Subresource{Name: "token", Verbs: body.Definition.Verbs, Body: body, Respond: t.respond}
 }
 
-// serviceAccountActions is what a ServiceAccount takes a POST for: tokens, where somebody signs them.
+// serviceAccountActions returns the subresource token, or nothing if the server cannot sign tokens.
 func (c Config) serviceAccountActions() []resource.Subresource {
 	if c.Issuer == nil {
 		return nil
@@ -41,7 +41,7 @@ func (c Config) serviceAccountActions() []resource.Subresource {
 	return []resource.Subresource{c.token()}
 }
 
-// tokenIssuer makes them.
+// tokenIssuer answers TokenRequests.
 type tokenIssuer struct {
 	Config
 	objects *accounts
@@ -49,7 +49,7 @@ type tokenIssuer struct {
 
 var tokenRequest = schema.GroupKind{Group: authenticationv1.GroupName, Kind: "TokenRequest"}
 
-// respond makes the token that is asked for, of the account of that name, as upstream's TokenREST does.
+// respond issues the requested token for the ServiceAccount name, as upstream's TokenREST does.
 func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.Internal) (resource.Internal, error) {
 	req, namespace := body.(*authentication.TokenRequest), apirequest.NamespaceValue(ctx)
 	if err := checkTarget(req, namespace, name); err != nil {
@@ -87,7 +87,7 @@ func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.In
 	return req, nil
 }
 
-// checkTarget checks that a request is for the account whose path it came by.
+// checkTarget returns an error if the name or namespace in a request differs from those in its path.
 func checkTarget(req *authentication.TokenRequest, namespace, name string) error {
 	problem := func(part, value string) error {
 		return apierrors.NewInvalid(tokenRequest, name, field.ErrorList{
@@ -102,14 +102,15 @@ func checkTarget(req *authentication.TokenRequest, namespace, name string) error
 	return nil
 }
 
-// boundObjects is what a token ends with; nil for what it does not name.
+// boundObjects holds the objects that a token is bound to. The token becomes invalid when one of them is deleted. nil
+// means that the token is not bound to such an object.
 type boundObjects struct {
 	pod    *core.Pod
 	secret *core.Secret
 	node   *core.Node
 }
 
-// findBound finds the object that the token is to be bound to, if any.
+// findBound returns the object in the request's boundObjectRef. The result is empty if the request has none.
 func (t *tokenIssuer) findBound(req *authentication.TokenRequest, account *core.ServiceAccount) (b boundObjects, err error) {
 	ref := req.Spec.BoundObjectRef
 	if ref == nil {
@@ -144,7 +145,7 @@ func (t *tokenIssuer) findBound(req *authentication.TokenRequest, account *core.
 	return b, err
 }
 
-// findBoundPod is a Pod of the account, and the node that it is on.
+// findBoundPod returns a Pod and its node. It fails if the Pod does not use the account.
 func (t *tokenIssuer) findBoundPod(account *core.ServiceAccount, name string) (b boundObjects, err error) {
 	if b.pod, err = internalOf[*core.Pod](t.objects.pods, account.Namespace+"/"+name); err != nil {
 		return b, err
@@ -158,26 +159,26 @@ func (t *tokenIssuer) findBoundPod(account *core.ServiceAccount, name string) (b
 	}
 	b.node, err = internalOf[*core.Node](t.objects.nodes, node)
 	if apierrors.IsNotFound(err) {
-		b.node, err = &core.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, nil // its name tells where the Pod is
+		b.node, err = &core.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, nil // the claim then holds only the name
 	}
 	return b, err
 }
 
-// extendedExpiration is how long a token is good for that a Pod's volume asks for. Clients of old that do not read it again go on working; it says
-// when to warn.
+// extendedExpiration is the lifetime of a token that a Pod's volume requests, so that old clients that do not reload
+// their tokens continue to work. The token also holds the time after which its use is reported in a warning.
 const extendedExpiration = 365 * 24 * time.Hour
 
-// sign makes the token.
+// sign returns the signed token, and records its ID in the audit event.
 func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest, account *core.ServiceAccount, b boundObjects) (string, error) {
 	var warnAfter int64
-	lasts := req.Spec.ExpirationSeconds
-	if b.pod != nil && lasts == serviceaccount.WarnOnlyBoundTokenExpirationSeconds && t.isForServer(req.Spec.Audiences) {
-		warnAfter, lasts = lasts, int64(extendedExpiration/time.Second)
+	seconds := req.Spec.ExpirationSeconds
+	if b.pod != nil && seconds == serviceaccount.WarnOnlyBoundTokenExpirationSeconds && t.isForServer(req.Spec.Audiences) {
+		warnAfter, seconds = seconds, int64(extendedExpiration/time.Second)
 		if t.MaxTokenExpiration > 0 {
-			lasts = min(lasts, int64(t.MaxTokenExpiration/time.Second))
+			seconds = min(seconds, int64(t.MaxTokenExpiration/time.Second))
 		}
 	}
-	public, private, err := serviceaccount.Claims(*account, b.pod, b.secret, b.node, nil, nil, lasts, warnAfter, req.Spec.Audiences, req.Spec.Attestations)
+	public, private, err := serviceaccount.Claims(*account, b.pod, b.secret, b.node, nil, nil, seconds, warnAfter, req.Spec.Audiences, req.Spec.Attestations)
 	if err != nil {
 		return "", err
 	}
@@ -189,12 +190,12 @@ func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest
 	return signed, nil
 }
 
-// isForServer reports that a token is for this server alone.
+// isForServer reports whether all audiences are the server's own.
 func (t *tokenIssuer) isForServer(audiences []string) bool {
 	return len(t.Audiences.Intersect(audiences)) == len(audiences)
 }
 
-// internalOf is the object of a name in the internal form.
+// internalOf returns an object in the internal version.
 func internalOf[T resource.Internal](l lister, name string) (out T, err error) {
 	obj, err := l.internal(name)
 	if err != nil {

@@ -2,10 +2,10 @@ package kinds
 
 import "github.com/trellis-k8s/trellis/internal/object"
 
-// The readers below take a tree that went through its Go type, so that a field
-// is either absent, null or of its own type.
+// The accessors below expect a tree that was decoded by its Go type, in which each field is absent, null or of its own
+// type.
 
-// value returns what lies at path, or nil.
+// value returns the value at path, or nil.
 func value(t object.Tree, path ...string) any {
 	var v any = t
 	for _, name := range path {
@@ -35,7 +35,7 @@ func isTrue(t object.Tree, path ...string) bool {
 	return b
 }
 
-// child returns the map at t[name], made if it is not there.
+// child returns the object at t[name], and creates it if it does not exist.
 func child(t object.Tree, name string) object.Tree {
 	m, ok := t[name].(object.Tree)
 	if !ok {
@@ -45,7 +45,7 @@ func child(t object.Tree, name string) object.Tree {
 	return m
 }
 
-// copyField gives obj the field of old, or removes it where old has none.
+// copyField sets a field of obj to its value in old, or deletes it if old does not have it.
 func copyField(obj, old object.Tree, name string) {
 	if v, ok := old[name]; ok {
 		obj[name] = v
