@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// customResourceDefinitions is the kind that defines kinds.
+// customResourceDefinitions returns the Definition of CustomResourceDefinition.
 func customResourceDefinitions(c Config) *resource.Definition {
 	d := &resource.Definition{
 		Group: apiextensionsv1.GroupName,
@@ -42,7 +42,7 @@ func customResourceDefinitions(c Config) *resource.Definition {
 	return d
 }
 
-// crdVersion is CustomResourceDefinition at a version that has these Go types.
+// crdVersion returns a version of CustomResourceDefinition with the Go types of obj and list.
 func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtime.Object) *resource.Version {
 	g := &resource.GoType{New: constructor(reflect.TypeOf(obj).Elem()), NewList: constructor(reflect.TypeOf(list).Elem()), OpenAPI: openapi.GetOpenAPIDefinitions}
 	return &resource.Version{
@@ -62,7 +62,7 @@ func crds(c Config) resource.Behavior {
 		BeforeDelete:  s.beforeDelete,
 		AtomicLists:   []string{"spec.versions"},
 
-		PreconditionFailed: "precondition failed", // of a namespace the first letter is a capital, as upstream has it
+		PreconditionFailed: "precondition failed", // upstream's message for namespaces starts with a capital letter
 	}
 	if c.NoFieldSelectors {
 		b.PrepareCreate = func(ctx context.Context, obj object.Tree) error {
@@ -93,8 +93,8 @@ func hasSelectableFields(obj object.Tree) bool {
 	})
 }
 
-// crdColumns are those of kubectl get crd: name and age as every release has shown
-// them, and under -o wide what v1.37 adds.
+// crdColumns returns the columns of kubectl get crd: Name and Created At as in all releases, and with -o wide those that
+// v1.37 added.
 func crdColumns() []resource.Column {
 	created := ageColumn()
 	created.Name, created.Type, created.Age = "Created At", "date", false
@@ -131,7 +131,7 @@ func servedVersions(t object.Tree) any {
 	return strings.Join(all, ",")
 }
 
-// defaultCRD is SetDefaults_CustomResourceDefinition of apiextensions.k8s.io/v1.
+// defaultCRD sets the defaults of apiextensions.k8s.io/v1, as upstream's SetDefaults_CustomResourceDefinition does.
 func defaultCRD(obj object.Tree) {
 	spec := child(obj, "spec")
 	names := child(spec, "names")
@@ -153,18 +153,19 @@ func defaultCRD(obj object.Tree) {
 	}
 }
 
-// isEmptyWebhook is true of a conversion webhook of which upstream's internal form, which has its parts beside the strategy,
-// keeps nothing.
+// isEmptyWebhook reports whether a conversion webhook has no fields. Upstream does not retain such a webhook, because
+// its internal version stores the webhook's fields next to the strategy.
 func isEmptyWebhook(webhook object.Tree) bool {
 	return webhook["clientConfig"] == nil && webhook["conversionReviewVersions"] == nil
 }
 
-// parseCRD is a CRD in the form that is validated.
+// parseCRD converts a CRD to the type that is validated.
 func parseCRD(t object.Tree) (crdvalidation.CRD, error) {
 	return crdvalidation.FromTree(t)
 }
 
-// validateCRD looks at the spec as it was sent: what is empty in it is no longer there in the stored one.
+// validateCRD validates the spec as the client sent it, because the stored spec has no empty fields. form is the object
+// that the client sent, and obj the one that is stored.
 func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	sent := maps.Clone(obj)
 	if sub == "" {
@@ -177,7 +178,7 @@ func validateCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	return validateInternalCRD(crd, obj, old, sub)
 }
 
-// validateInternalCRD checks crd, which is obj in the form that is validated.
+// validateInternalCRD validates crd, which is obj as the type that is validated.
 func validateInternalCRD(crd crdvalidation.CRD, obj, old object.Tree, sub string) field.ErrorList {
 	errs := validateUpstream(crd, old, sub)
 	if len(errs) == 0 {
@@ -193,18 +194,18 @@ func validateUpstream(crd crdvalidation.CRD, old object.Tree, sub string) field.
 	if old == nil {
 		return crdvalidation.Create(crd)
 	}
-	was, err := parseCRD(old)
+	oldCRD, err := parseCRD(old)
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
 	if sub == "status" {
-		return crdvalidation.Status(crd, was)
+		return crdvalidation.Status(crd, oldCRD)
 	}
-	return crdvalidation.Update(crd, was)
+	return crdvalidation.Update(crd, oldCRD)
 }
 
-// beforeDelete starts the deletion of a CRD: the finalizer keeps it until its objects are gone, the
-// condition keeps new ones from being made. As upstream, its generation stays.
+// beforeDelete marks a deleted CRD. A finalizer retains the CRD until its objects are deleted, and the condition
+// Terminating prevents the creation of new objects. The generation does not change, as upstream.
 func (s crdStatus) beforeDelete(_ context.Context, obj object.Tree) error {
 	status := object.Copy(child(obj, "status"))
 	if condition(status, "Terminating") != nil {

@@ -12,12 +12,13 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// declaredConversion checks the conversion that a CRD declares in an annotation, unless neither that nor its spec has
-// changed. There is nothing else wrong with the CRD. Its expressions may cost what the rules of one schema may.
+// declaredConversion validates the conversion that a CRD declares in an annotation, unless neither the annotation nor
+// the spec has changed. The rest of the CRD must be valid. The limits on the cost of the expressions are those of the
+// validation rules of one schema.
 func declaredConversion(obj, old object.Tree) field.ErrorList {
 	text, _ := object.Annotation(obj, resource.ConversionAnnotation)
-	was, _ := object.Annotation(old, resource.ConversionAnnotation)
-	if text == "" || text == was && object.Equal(obj["spec"], old["spec"]) {
+	oldText, _ := object.Annotation(old, resource.ConversionAnnotation)
+	if text == "" || text == oldText && object.Equal(obj["spec"], old["spec"]) {
 		return nil
 	}
 	d := resource.FromCRD(&storage.Record{Value: object.Pack(obj, 0).JSON()})

@@ -15,11 +15,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// A CRD has a legacy form, apiextensions.k8s.io/v1beta1, which kube-apiserver served up to release 1.21: what all
-// versions have in common may be said once, and a schema need not be structural or be there at all.
-// It is stored as v1. Defaults and conversion are those of k8s.io/apiextensions-apiserver.
+// kube-apiserver served the legacy version apiextensions.k8s.io/v1beta1 of CRDs up to release 1.21. In v1beta1, the
+// settings that all versions share may be specified once, and a schema may be non-structural or missing. Such a CRD is
+// stored as v1. The defaults and conversions are those of k8s.io/apiextensions-apiserver.
 
-// legacyCRDs is CustomResourceDefinition as the version v1beta1 shows it.
+// legacyCRDs returns the version v1beta1 of CustomResourceDefinition.
 func legacyCRDs(d *resource.Definition) *resource.Version {
 	v := crdVersion(d, apiextensionsv1beta1.SchemeGroupVersion, &apiextensionsv1beta1.CustomResourceDefinition{}, &apiextensionsv1beta1.CustomResourceDefinitionList{})
 	v.Default, v.Validate = defaultLegacyCRD, validateLegacyCRD
@@ -29,11 +29,12 @@ func legacyCRDs(d *resource.Definition) *resource.Version {
 	return v
 }
 
-// defaultLegacyCRD leaves the status alone, which no client sets on the way that upstream defaults it for.
+// defaultLegacyCRD sets the defaults of the spec. Upstream also sets defaults in the status, but only for requests whose
+// status is ignored.
 func defaultLegacyCRD(obj object.Tree) {
 	var spec apiextensionsv1beta1.CustomResourceDefinitionSpec
 	if readSpec(obj, &spec) != nil {
-		return // it went through its Go type: this cannot be
+		return // unreachable: the spec was decoded by its Go type
 	}
 	apiextensionsv1beta1.SetDefaults_CustomResourceDefinitionSpec(&spec)
 	if c := spec.Conversion.WebhookClientConfig; c != nil && c.Service != nil {
@@ -44,8 +45,8 @@ func defaultLegacyCRD(obj object.Tree) {
 	}
 }
 
-// validateLegacyCRD looks at the form that the client has written: that both the top and a version say the same
-// thing is lost in the stored one.
+// validateLegacyCRD validates the spec as the client sent it. In the stored spec, a setting that was specified both for
+// all versions and for one version is no longer recognizable.
 func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	js := object.AppendJSON(nil, object.Tree{"metadata": obj["metadata"], "spec": form["spec"], "status": obj["status"]})
 	crd, err := crdvalidation.ReadLegacy(js)
@@ -55,38 +56,38 @@ func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 	return validateInternalCRD(crd, obj, old, sub)
 }
 
-// fromLegacyCRD makes the stored form, in which each version says all of itself.
+// fromLegacyCRD converts a CRD from v1beta1 to v1, in which each version has all of its settings.
 func fromLegacyCRD(t object.Tree) (object.Tree, error) {
 	var legacy apiextensionsv1beta1.CustomResourceDefinitionSpec
-	var hub apiextensions.CustomResourceDefinitionSpec
+	var internal apiextensions.CustomResourceDefinitionSpec
 	var v1 apiextensionsv1.CustomResourceDefinitionSpec
 	err := readSpec(t, &legacy)
 	if err == nil {
-		err = apiextensionsv1beta1.Convert_v1beta1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(&legacy, &hub, nil)
+		err = apiextensionsv1beta1.Convert_v1beta1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(&legacy, &internal, nil)
 	}
 	if err == nil {
-		err = apiextensionsv1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1_CustomResourceDefinitionSpec(&hub, &v1, nil)
+		err = apiextensionsv1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1_CustomResourceDefinitionSpec(&internal, &v1, nil)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("builtin: convert a CRD to v1: %w", err)
+		return nil, fmt.Errorf("convert CustomResourceDefinition to v1: %w", err)
 	}
 	return withSpec(t, apiextensionsv1.SchemeGroupVersion.String(), &v1)
 }
 
-// toLegacyCRD says once what all versions have in common.
+// toLegacyCRD converts a CRD from v1 to v1beta1. Settings that all versions share are specified once.
 func toLegacyCRD(t object.Tree) (object.Tree, error) {
 	var v1 apiextensionsv1.CustomResourceDefinitionSpec
-	var hub apiextensions.CustomResourceDefinitionSpec
+	var internal apiextensions.CustomResourceDefinitionSpec
 	var legacy apiextensionsv1beta1.CustomResourceDefinitionSpec
 	err := readSpec(t, &v1)
 	if err == nil {
-		err = apiextensionsv1.Convert_v1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(&v1, &hub, nil)
+		err = apiextensionsv1.Convert_v1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(&v1, &internal, nil)
 	}
 	if err == nil {
-		err = apiextensionsv1beta1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1beta1_CustomResourceDefinitionSpec(&hub, &legacy, nil)
+		err = apiextensionsv1beta1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1beta1_CustomResourceDefinitionSpec(&internal, &legacy, nil)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("builtin: convert a CRD to v1beta1: %w", err)
+		return nil, fmt.Errorf("convert CustomResourceDefinition to v1beta1: %w", err)
 	}
 	return withSpec(t, apiextensionsv1beta1.SchemeGroupVersion.String(), &legacy)
 }
@@ -95,11 +96,11 @@ func readSpec(t object.Tree, into any) error {
 	return kjson.UnmarshalCaseSensitivePreserveInts(object.AppendJSON(nil, tree(t, "spec")), into)
 }
 
-// withSpec is a copy of t with another spec. Metadata and status are the same in both forms.
+// withSpec returns a copy of t with another version and spec. Metadata and status are the same in both versions.
 func withSpec(t object.Tree, apiVersion string, spec any) (object.Tree, error) {
 	converted, err := runtime.DefaultUnstructuredConverter.ToUnstructured(spec)
 	if err != nil {
-		return nil, fmt.Errorf("builtin: tree of %T: %w", spec, err)
+		return nil, fmt.Errorf("convert %T to a tree: %w", spec, err)
 	}
 	out := make(object.Tree, len(t))
 	for k, v := range t {

@@ -16,12 +16,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// statusManager is who owns what the server writes into the status of a CRD.
+// statusManager is the field manager of the status that the server writes to CRDs.
 const statusManager = "kube-apiserver"
 
 var exceptSpec = merge.Except("spec")
 
-// crdManagedFields keeps who owns the fields of CRDs, for a write of the status.
+// crdManagedFields returns the settings to update the managed fields of a CRD when the server writes its status.
 func crdManagedFields() merge.ManagedFields {
 	types := map[string]func() (typed.ParseableType, error){
 		apiextensionsv1.SchemeGroupVersion.String():      parseableCRD(apiextensionsv1.CustomResourceDefinition{}),
@@ -50,7 +50,7 @@ func parseableCRD(of any) func() (typed.ParseableType, error) {
 	return sync.OnceValues(g.Parseable)
 }
 
-// convertCRD is t, which is not modified, at another version.
+// convertCRD returns t at another version. It does not modify t.
 func convertCRD(t object.Tree, apiVersion string) (object.Tree, error) {
 	from := text(t, "apiVersion")
 	switch {
@@ -61,10 +61,11 @@ func convertCRD(t object.Tree, apiVersion string) (object.Tree, error) {
 	case apiVersion == apiextensionsv1beta1.SchemeGroupVersion.String():
 		return toLegacyCRD(t)
 	}
-	return nil, fmt.Errorf("builtin: CRDs have no version %s", apiVersion)
+	return nil, fmt.Errorf("convert CustomResourceDefinition: unknown version %s", apiVersion)
 }
 
-// recordManagers notes in the metadata of obj, which becomes a copy, that its status was before and is now what the server made of it.
+// recordManagers updates the managed fields of obj for the server's changes to the status. before is the status before
+// these changes. The metadata of obj is replaced by a copy.
 func (s crdStatus) recordManagers(obj, before object.Tree) error {
 	if object.Equal(before, obj["status"]) {
 		return nil

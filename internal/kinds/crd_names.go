@@ -19,7 +19,7 @@ func namesOf(t object.Tree) resource.Names {
 	}
 }
 
-// treeOf is the JSON of names, where only plural and kind are always there.
+// treeOf returns the JSON of names. Only plural and kind are always present.
 func treeOf(n resource.Names) object.Tree {
 	t := object.Tree{"plural": n.Plural, "kind": n.Kind}
 	object.SetString(t, "singular", n.Singular)
@@ -44,35 +44,36 @@ func resources(n resource.Names) []string {
 
 func kinds(n resource.Names) []string { return []string{n.Kind, n.ListKind} }
 
-// nameConflict is a name that another kind of the group holds, and that kind.
+// nameConflict describes a name that another kind of the group owns.
 type nameConflict struct {
-	resource, kind string // one of them
+	resource, kind string // one of them is ""
 	owner          resource.NameOwner
 }
 
-// nameConflicts finds which of the names another kind than the CRD itself holds in its group.
+// nameConflicts returns the names in n that a kind other than the CRD itself owns in the CRD's group.
 func nameConflicts(catalog *resource.Catalog, crd object.Tree, n resource.Names) (all []nameConflict) {
 	group, plural := text(crd, "spec", "group"), text(crd, "spec", "names", "plural")
 	self := resource.CRDPrefix + plural + "." + group
-	for holder := range catalog.NameOwners(group) {
-		if holder.Key == self {
+	for other := range catalog.NameOwners(group) {
+		if other.Key == self {
 			continue
 		}
 		for _, name := range resources(n) {
-			if name != "" && slices.Contains(resources(holder.Names), name) {
-				all = append(all, nameConflict{resource: name, owner: holder})
+			if name != "" && slices.Contains(resources(other.Names), name) {
+				all = append(all, nameConflict{resource: name, owner: other})
 			}
 		}
 		for _, name := range kinds(n) {
-			if name != "" && slices.Contains(kinds(holder.Names), name) {
-				all = append(all, nameConflict{kind: name, owner: holder})
+			if name != "" && slices.Contains(kinds(other.Names), name) {
+				all = append(all, nameConflict{kind: name, owner: other})
 			}
 		}
 	}
 	return all
 }
 
-// allocation decides which names a CRD gets: those it has and those nobody else in the group has.
+// allocation computes the accepted names of a CRD. They are the names that it already has, and the requested names that
+// no other kind of the group owns.
 type allocation struct {
 	requested, accepted resource.Names
 	conflicts           []nameConflict
@@ -103,7 +104,8 @@ func (a *allocation) accept(reason string, name *string, requested string, taken
 
 func inUse(name string) error { return fmt.Errorf("%q is already in use", name) }
 
-// shortNames are taken all or none. One that equals the plural or the singular of the same CRD is no conflict (kubernetes#121641).
+// shortNames accepts either all short names or none. A short name that equals the plural or the singular of the same CRD
+// is no conflict (kubernetes#121641).
 func (a *allocation) shortNames() {
 	var errs []error
 	for _, name := range a.requested.ShortNames {
@@ -130,12 +132,12 @@ func (a *allocation) kindTaken(name string) bool {
 	return slices.Contains(kinds(a.accepted), name) || slices.ContainsFunc(a.conflicts, func(c nameConflict) bool { return c.kind == name })
 }
 
-// failingGuard is a guard that never holds: the write is to be made again from the start.
+// failingGuard is a guard that always fails, so that the engine retries the write from the start.
 var failingGuard = storage.Guard{Key: resource.CRDPrefix + "\x00", Revision: 1}
 
-// guards make the decision about the names of obj hold at the moment of the commit: nobody else
-// may have got a name it takes, and what kept it from getting one must still be there. It
-// looks at the catalog once more, which may have moved on since the decision.
+// guards returns commit guards that fail if the accepted names of obj are no longer correct. This is the case if another
+// kind has acquired a name that obj newly accepts, or if the owner of a conflicting name has changed. It reads the
+// catalog again, which may be newer than the one that the names were computed from.
 func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard {
 	requested, accepted := namesOf(tree(obj, "spec", "names")), namesOf(tree(obj, "status", "acceptedNames"))
 	catalog, err := s.load(ctx)
@@ -160,7 +162,7 @@ func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard 
 	return guards
 }
 
-// acceptsMore reports a name in n that before does not have.
+// acceptsMore reports whether n has a name that before does not have.
 func acceptsMore(n, before resource.Names) bool {
 	missing := func(all, had []string) bool {
 		return slices.ContainsFunc(all, func(name string) bool { return name != "" && !slices.Contains(had, name) })
@@ -168,9 +170,9 @@ func acceptsMore(n, before resource.Names) bool {
 	return missing(resources(n), resources(before)) || missing(kinds(n), kinds(before))
 }
 
-// newConflicts leaves out what the CRD had before.
-func newConflicts(claims []nameConflict, before resource.Names) []nameConflict {
-	return slices.DeleteFunc(claims, func(c nameConflict) bool {
+// newConflicts removes the conflicts about names that the CRD had before.
+func newConflicts(conflicts []nameConflict, before resource.Names) []nameConflict {
+	return slices.DeleteFunc(conflicts, func(c nameConflict) bool {
 		return c.resource != "" && slices.Contains(resources(before), c.resource) || c.kind != "" && slices.Contains(kinds(before), c.kind)
 	})
 }

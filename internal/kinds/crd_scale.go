@@ -15,8 +15,9 @@ type scalePath struct {
 	value string
 }
 
-// scalePaths checks that the paths of scale subresources are in the dot notation, as documented: upstream accepts brackets, wildcards and
-// empty fields, with which /scale then fails. Paths that the old CRD has are accepted; nil means that there is no old one.
+// scalePaths returns an error for each path of a scale subresource that is not in dot notation, as its documentation
+// requires. Upstream accepts brackets, wildcards and empty fields, but requests to /scale then fail. Paths that the old
+// CRD also has are accepted. old is nil on a create.
 func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
 	known := scalePathsOf(old)
 	for _, p := range scalePathsOf(obj) {
@@ -27,7 +28,7 @@ func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
 	return errs
 }
 
-// scalePathsOf returns those of all versions; the API v1beta1 has one scale subresource for all of them.
+// scalePathsOf returns the paths in all versions of a CRD. In v1beta1, all versions can share one scale subresource.
 func scalePathsOf(crd object.Tree) (paths []scalePath) {
 	spec := tree(crd, "spec")
 	add := func(in object.Tree, at *field.Path) {

@@ -18,9 +18,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// crdStatus works out the status of CRDs in the course of the write that gives cause for it, from
-// the catalog, so that a CRD is established when its create returns. What upstream's naming,
-// establishing, approval and non-structural controllers would write later, it writes at once.
+// crdStatus computes the status of a CRD from the catalog within the write of the CRD, so that the CRD is established
+// when its create returns. Upstream's naming, establishing, approval and non-structural schema controllers write the
+// same status later.
 type crdStatus struct {
 	catalog  func(context.Context) (*resource.Catalog, error)
 	now      func() time.Time
@@ -34,9 +34,8 @@ func (s crdStatus) prepareCreate(ctx context.Context, obj object.Tree) error {
 	return s.complete(ctx, obj, status, true)
 }
 
-// prepareUpdate lets only /status write the status, which is then decided anew: a later touch gives a CRD
-// the names that have become free. What a client writes into the status stays, but for the names that the CRD has: those are
-// no client's to say.
+// prepareUpdate completes the status again on each update, so that any update can accept names that have become free.
+// A client writes the status through /status, except for the accepted names, which no client can write.
 func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub string) error {
 	if sub != "" {
 		status := object.Copy(tree(obj, "status"))
@@ -54,7 +53,7 @@ func (s crdStatus) prepareUpdate(ctx context.Context, obj, old object.Tree, sub 
 
 func acceptedNames(status object.Tree) resource.Names { return namesOf(tree(status, "acceptedNames")) }
 
-// addStoredVersion notes the storage version among those that objects may be stored at.
+// addStoredVersion adds the storage version to status.storedVersions.
 func addStoredVersion(status, obj object.Tree) {
 	stored := object.Strings(status, "storedVersions")
 	for _, v := range list(obj, "spec", "versions") {
@@ -68,26 +67,27 @@ func addStoredVersion(status, obj object.Tree) {
 	}
 }
 
-// complete completes the status, which becomes obj's. names says that the names are to be judged.
-func (s crdStatus) complete(ctx context.Context, obj, status object.Tree, names bool) error {
+// complete completes status and makes it the status of obj. checkNames selects whether the names are checked for
+// conflicts.
+func (s crdStatus) complete(ctx context.Context, obj, status object.Tree, checkNames bool) error {
 	before := object.Copy(status)
 	obj["status"] = status
 	w := statusWriter{status: status, generation: object.Generation(obj), now: s.now()}
 	w.approval(obj)
-	if names {
+	if checkNames {
 		if err := s.acceptNames(ctx, obj, w); err != nil {
 			return err
 		}
 	}
 	w.establish(obj)
 	w.nonStructural(obj)
-	if names {
+	if checkNames {
 		w.observe()
 	}
 	return s.recordManagers(obj, before)
 }
 
-// acceptNames gives obj the names that it asks for, as far as they are free.
+// acceptNames accepts the requested names of obj that are free, and sets the condition NamesAccepted.
 func (s crdStatus) acceptNames(ctx context.Context, obj object.Tree, w statusWriter) error {
 	a := allocation{requested: namesOf(tree(obj, "spec", "names")), accepted: acceptedNames(w.status)}
 	if !sameNames(a.requested, a.accepted) {
@@ -121,7 +121,7 @@ func (s crdStatus) load(ctx context.Context) (*resource.Catalog, error) {
 	return catalog, nil
 }
 
-// statusWriter changes the conditions of a status that it owns.
+// statusWriter modifies the conditions of status in place.
 type statusWriter struct {
 	status     object.Tree
 	generation int64
@@ -141,7 +141,7 @@ func isConditionTrue(status object.Tree, name string) bool {
 	return text(condition(status, name), "status") == "True"
 }
 
-// set writes a condition; its transition time stays while its status does.
+// set writes a condition. The transition time changes only when the status of the condition does.
 func (w statusWriter) set(name, value, reason, message string) {
 	c := condition(w.status, name)
 	if c == nil {
@@ -154,10 +154,10 @@ func (w statusWriter) set(name, value, reason, message string) {
 	c["status"], c["reason"], c["message"] = value, reason, message
 }
 
-// observed are the conditions that the server judges the spec by.
+// observed lists the conditions that the server derives from the spec.
 var observed = []string{"NamesAccepted", "Established", "KubernetesAPIApprovalPolicyConformant", "NonStructuralSchema"}
 
-// observe notes that the status and the conditions that the server keeps are about this generation of the spec.
+// observe sets the observedGeneration of the status, and of the server's own conditions.
 func (w statusWriter) observe() {
 	if w.generation == 0 {
 		return
@@ -170,7 +170,7 @@ func (w statusWriter) observe() {
 	}
 }
 
-// establish sets Established once the names are accepted; it never takes it back.
+// establish sets the condition Established to True when the names are accepted. It never resets the condition.
 func (w statusWriter) establish(obj object.Tree) {
 	switch {
 	case isConditionTrue(w.status, "Established") || !isConditionTrue(w.status, "NamesAccepted"):
@@ -186,7 +186,7 @@ func hasUsableCABundle(obj object.Tree) bool {
 	return err == nil && crdvalidation.CheckCABundle(pem) == nil
 }
 
-// approvalReasons are those of the condition KubernetesAPIApprovalPolicyConformant.
+// approvalReasons holds the reasons of the condition KubernetesAPIApprovalPolicyConformant.
 var approvalReasons = map[apihelpers.APIApprovalState]string{
 	apihelpers.APIApproved:         "ApprovedAnnotation",
 	apihelpers.APIApprovalBypassed: "UnapprovedAnnotation",
@@ -194,7 +194,7 @@ var approvalReasons = map[apihelpers.APIApprovalState]string{
 	apihelpers.APIApprovalInvalid:  "InvalidAnnotation",
 }
 
-// approval is the condition of a CRD in a group of Kubernetes.
+// approval sets the condition KubernetesAPIApprovalPolicyConformant of a CRD in a protected group of Kubernetes.
 func (w statusWriter) approval(obj object.Tree) {
 	if !apihelpers.IsProtectedCommunityGroup(text(obj, "spec", "group")) {
 		return
@@ -208,8 +208,8 @@ func (w statusWriter) approval(obj object.Tree) {
 	w.set("KubernetesAPIApprovalPolicyConformant", value, approvalReasons[state], message)
 }
 
-// nonStructural keeps the condition of a CRD that preserves unknown fields, as only the legacy form can ask for. No
-// other has a schema that is not structural: validation refuses it.
+// nonStructural sets or removes the condition NonStructuralSchema. Only a CRD with preserveUnknownFields can have a
+// non-structural schema, because validation rejects it in any other. Only v1beta1 accepts that field in a new CRD.
 func (w statusWriter) nonStructural(obj object.Tree) {
 	const name = "NonStructuralSchema"
 	if condition(w.status, name) == nil && !isTrue(obj, "spec", "preserveUnknownFields") {
@@ -260,4 +260,4 @@ func (w statusWriter) violations(obj object.Tree) (reason, message string) {
 	return "Violations", errs.ToAggregate().Error()
 }
 
-var errNoCatalog = errors.New("the built-in kinds were made without a catalog")
+var errNoCatalog = errors.New("no catalog is configured for the built-in kinds")

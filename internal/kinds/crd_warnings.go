@@ -9,8 +9,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// crdWarnings tells of formats that nothing checks and of sets that nothing can merge, unless the
-// CRD had them before.
+// crdWarnings returns warnings about formats that are not validated and sets that cannot be merged. It omits the
+// warnings that the old CRD already has.
 func crdWarnings(obj, old object.Tree) []string {
 	if old != nil && object.Equal(obj["spec"], old["spec"]) {
 		return nil
@@ -44,7 +44,8 @@ func schemaWarnings(crd object.Tree) []string {
 	return append(formats, sets...)
 }
 
-// hasWarnings looks whether there is anything to warn of, in no order: mostly there is not.
+// hasWarnings reports whether a CRD has any warnings. It is faster than schemaWarnings, because it does not sort, and
+// most CRDs have none.
 func hasWarnings(crd object.Tree) bool {
 	return slices.ContainsFunc(list(crd, "spec", "versions"), func(v any) bool {
 		version, _ := v.(object.Tree)
@@ -52,7 +53,7 @@ func hasWarnings(crd object.Tree) bool {
 	})
 }
 
-// isWarnable is true of a schema if eachSchema comes upon something to warn of.
+// isWarnable reports whether the schema v, or one within it, has a warning. It visits the same schemas as eachSchema.
 func isWarnable(v any) bool {
 	s, _ := v.(object.Tree)
 	for key, below := range s {
@@ -67,8 +68,8 @@ func isWarnable(v any) bool {
 			found = isWarnable(below) || slices.ContainsFunc(list, isWarnable)
 		case "properties", "patternProperties", "definitions", "dependencies":
 			named, _ := below.(object.Tree)
-			for _, one := range named {
-				if found = found || isWarnable(one); found {
+			for _, schema := range named {
+				if found = found || isWarnable(schema); found {
 					break
 				}
 			}
@@ -80,7 +81,7 @@ func isWarnable(v any) bool {
 	return false
 }
 
-// unknownFormat is the format of s if nothing checks it.
+// unknownFormat returns the format of s if the server does not validate it, and "" otherwise.
 func unknownFormat(s object.Tree) string {
 	if format := text(s, "format"); format != "" && !isKnownFormat(text(s, "type"), format) {
 		return format
@@ -88,7 +89,8 @@ func unknownFormat(s object.Tree) string {
 	return ""
 }
 
-// unmergeableSetItems is the type of the items of a set that cannot be merged.
+// unmergeableSetItems returns the type of the items if s is a set of objects or lists, which cannot be merged. It returns
+// "" otherwise.
 func unmergeableSetItems(s object.Tree) string {
 	if text(s, "x-kubernetes-list-type") != "set" {
 		return ""
@@ -125,7 +127,7 @@ func eachSchema(s object.Tree, f func(object.Tree)) {
 	}
 }
 
-// isKnownFormat is true of the formats that the server checks for values of a type.
+// isKnownFormat reports whether the server validates a format for values of a type.
 func isKnownFormat(typ, format string) bool {
 	switch typ {
 	case "", "string":
