@@ -9,11 +9,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// bigCRD is the JSON of a real CRD of about 50 KiB.
+// bigCRD returns the JSON of a real CRD of about 50 KiB.
 func bigCRD(b *testing.B) []byte {
 	manifest, err := os.ReadFile("../../../shared/corpus/crds/prometheus-operator/probes.monitoring.coreos.com.yaml")
 	if err != nil {
-		b.Skip("the corpus of CRDs is not beside this module")
+		b.Skip("no corpus of CRDs next to this module")
 	}
 	js, err := yaml.YAMLToJSON(manifest)
 	if err != nil {
@@ -22,7 +22,7 @@ func bigCRD(b *testing.B) []byte {
 	return js
 }
 
-// BenchmarkStepsOfCRD is what the kind itself does in the course of a create.
+// BenchmarkStepsOfCRD measures the steps of this package in the create of a CRD.
 func BenchmarkStepsOfCRD(b *testing.B) {
 	js := bigCRD(b)
 	k := customResourceDefinitions(Config{})

@@ -20,7 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// upstreamErrors is what upstream finds wrong with a new CRD, which it reads to its Go type.
+// upstreamErrors returns upstream's validation errors for a new CRD that is decoded by its Go type.
 func upstreamErrors(t *testing.T, js []byte) field.ErrorList {
 	t.Helper()
 	var v1 apiextensionsv1.CustomResourceDefinition
@@ -38,7 +38,7 @@ func upstreamErrors(t *testing.T, js []byte) field.ErrorList {
 	})
 }
 
-// validateNew is what the kind finds wrong with the same CRD, and the spec that it would store.
+// validateNew returns this package's validation errors for a new CRD, and the spec that is stored.
 func validateNew(t *testing.T, js []byte) (field.ErrorList, object.Tree) {
 	t.Helper()
 	k := customResourceDefinitions(Config{})
@@ -61,19 +61,19 @@ func messages(errs field.ErrorList) (all []string) {
 	return all
 }
 
-// twoVersionCRD is a CRD of two versions, the second of which has another schema than the first.
-func twoVersionCRD(schema, versionBeside, second string) []byte {
+// twoVersionCRD returns a CRD with two versions and their schemas. rest is the rest of each version in JSON.
+func twoVersionCRD(schema, rest, second string) []byte {
 	return fmt.Appendf(nil, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"foos.example.com"},
 "spec":{"group":"example.com","scope":"Cluster","names":{"plural":"foos","kind":"Foo"},"versions":[
-{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s}%s},{"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":%s}%[2]s}]}}`, schema, versionBeside, second)
+{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s}%s},{"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":%s}%[2]s}]}}`, schema, rest, second)
 }
 
-// CRD-036, SCH-012, SCH-035: what is empty in a CRD is judged as upstream does, which is not always as if it were not there,
-// and is not stored.
-func TestEmptyInCRDs(t *testing.T) {
+// TestEmptyFieldsOfCRDs checks that empty fields in a CRD are validated as upstream does, which differs from missing
+// fields, and that they are not stored (CRD-036, SCH-012, SCH-035).
+func TestEmptyFieldsOfCRDs(t *testing.T) {
 	const status = `,"subresources":{"status":{}}`
-	told := 0
-	for _, c := range []struct{ schema, beside string }{
+	invalid := 0
+	for _, c := range []struct{ schema, rest string }{
 		{`{"type":"object","properties":{"metadata":{"type":"object","required":[]}}}`, ""},
 		{`{"type":"object","properties":{"metadata":{"type":"object","properties":{}}}}`, ""},
 		{`{"type":"object","enum":[]}`, status}, {`{"type":"object","anyOf":[]}`, status}, {`{"type":"object","required":[]}`, status},
@@ -90,21 +90,21 @@ func TestEmptyInCRDs(t *testing.T) {
 		{`{"type":"object"}`, `,"selectableFields":[],"additionalPrinterColumns":[]`},
 	} {
 		for _, second := range []string{c.schema, `{"type":"object"}`, `{"type":"object","description":"another"}`} {
-			js := twoVersionCRD(c.schema, c.beside, second)
+			js := twoVersionCRD(c.schema, c.rest, second)
 			errs, _ := validateNew(t, js)
-			told += len(errs)
+			invalid += len(errs)
 			if got, want := messages(errs), messages(upstreamErrors(t, js)); !slices.Equal(got, want) {
-				t.Errorf("%s%s beside %s:\nours     %q\nupstream %q", c.schema, c.beside, second, got, want)
+				t.Errorf("%s%s and %s:\ngot  %q\nwant %q", c.schema, c.rest, second, got, want)
 			}
 		}
 	}
-	if told == 0 {
-		t.Error("nothing was wrong with any")
+	if invalid == 0 {
+		t.Error("got no validation errors for any CRD")
 	}
 }
 
-// What is stored of a CRD is what is read of its Go type, as that is written.
-func TestWrittenCRDs(t *testing.T) {
+// TestStoredCRDs checks that the stored JSON of a CRD equals the one that its Go type encodes.
+func TestStoredCRDs(t *testing.T) {
 	odd := []string{`"required":[]`, `"enum":[]`, `"allOf":[]`, `"items":[]`, `"properties":{}`, `"definitions":{}`, `"x-kubernetes-validations":[]`, `"description":null`, `"title":""`, `"nullable":false`,
 		`"minimum":0`, `"minimum":1.0`, `"maximum":1e2`, `"maximum":9223372036854775807`, `"multipleOf":0.5`, `"default":{"a":[],"b":{},"c":1.0,"enum":[]}`, `"enum":[[],{},1.0,null]`, `"example":-0.0`, `"not":{"anyOf":[]}`}
 	for seed := range 200 {
@@ -119,7 +119,7 @@ func TestWrittenCRDs(t *testing.T) {
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(js, &v1); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // an empty list of items is written as null, which is not read
+		for range 2 { // the first round encodes empty items as null, and the second drops them
 			text, err := json.Marshal(&v1)
 			if err != nil {
 				t.Fatal(err)
@@ -137,12 +137,12 @@ func TestWrittenCRDs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		object.WholeNumbers(want) // values such as defaults are kept as they came
+		object.WholeNumbers(want) // values such as defaults retain their format
 		if !object.Equal(stored["versions"], value(want, "spec", "versions")) {
-			t.Fatalf("%s:\nstored  %s\nwritten %s", schema, object.AppendJSON(nil, stored["versions"]), object.AppendJSON(nil, value(want, "spec", "versions")))
+			t.Fatalf("%s:\ngot  %s\nwant %s", schema, object.AppendJSON(nil, stored["versions"]), object.AppendJSON(nil, value(want, "spec", "versions")))
 		}
 		if again, _, err := object.DecodeJSON(object.AppendJSON(nil, stored)); err != nil || !object.Equal(again, stored) {
-			t.Fatalf("%s: read again, it is %s", schema, object.AppendJSON(nil, again))
+			t.Fatalf("%s: decoded again: got %s, error %v", schema, object.AppendJSON(nil, again), err)
 		}
 	}
 }

@@ -29,8 +29,8 @@ func legacyCRDs(d *resource.Definition) *resource.Version {
 	return v
 }
 
-// defaultLegacyCRD sets the defaults of the spec. Upstream also sets defaults in the status, but only for requests whose
-// status is ignored.
+// defaultLegacyCRD sets upstream's defaults of the spec. Upstream also defaults an empty status.storedVersions, but no
+// client sends that through v1beta1.
 func defaultLegacyCRD(obj object.Tree) {
 	var spec apiextensionsv1beta1.CustomResourceDefinitionSpec
 	if readSpec(obj, &spec) != nil {

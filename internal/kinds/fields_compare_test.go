@@ -9,22 +9,23 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/schema"
 )
 
-// comparison walks our schemas and client-go's side by side. Paths are what lines of resource/fields.txt begin with.
+// comparison compares Trellis' schemas with upstream's. Paths have the format of those in resource/fields.txt.
 type comparison struct {
-	trellis, clientGo *schema.Schema
+	trellis, upstream *schema.Schema
 	differences       []string
-	lines             []string // that fields.txt lacks
+	lines             []string // missing in fields.txt
 }
 
 func (c *comparison) differ(path string, a, b any) {
-	c.differences = append(c.differences, fmt.Sprintf("%s: ours %v, client-go's %v", path, a, b))
+	c.differences = append(c.differences, fmt.Sprintf("%s: got %v, want upstream's %v", path, a, b))
 }
 
+// lacksLine records a line that is missing in fields.txt.
 func (c *comparison) lacksLine(path string, words ...string) {
 	c.lines = append(c.lines, strings.Join(append([]string{path}, words...), " "))
 }
 
-// compareRelationship notes a relation that only client-go knows.
+// compareRelationship records the relationship if it is atomic only upstream.
 func (c *comparison) compareRelationship(path string, a, b schema.ElementRelationship) {
 	switch {
 	case (a == schema.Atomic) == (b == schema.Atomic):
@@ -52,7 +53,7 @@ func (c *comparison) compare(seen map[string]bool, path string, a, b schema.Type
 		seen[path] = true
 	}
 	x, okA := c.trellis.Resolve(a)
-	y, okB := c.clientGo.Resolve(b)
+	y, okB := c.upstream.Resolve(b)
 	if !okA || !okB {
 		c.differ(path, okA, okB)
 		return
@@ -109,7 +110,7 @@ func (c *comparison) compareMaps(seen map[string]bool, path string, a, b *schema
 	}
 }
 
-// isScalar leaves out the defaults that no key of a list can have.
+// isScalar reports whether v may be the default of a key of a list.
 func isScalar(v any) bool {
 	switch v.(type) {
 	case string, bool, int, int64:

@@ -20,7 +20,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// allVersions yields each endpoint of each kind that the table holds.
+// allVersions returns all versions of all built-in kinds.
 func allVersions() []*resource.Version {
 	var all []*resource.Version
 	for _, d := range Definitions(Config{}) {
@@ -29,7 +29,7 @@ func allVersions() []*resource.Version {
 	return all
 }
 
-// find returns the endpoint of a plural in a group.
+// find returns the first version of a kind by its group and plural.
 func find(t *testing.T, group, plural string) *resource.Version {
 	t.Helper()
 	for _, v := range allVersions() {
@@ -41,31 +41,32 @@ func find(t *testing.T, group, plural string) *resource.Version {
 	return nil
 }
 
-// CRD-057: the fields that managers can own are those of client-go.
+// TestFieldsAreThoseOfClientGo checks that the schemas for managed fields equal client-go's (CRD-057).
 func TestFieldsAreThoseOfClientGo(t *testing.T) {
 	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
 	c, seen := comparison{}, map[string]bool{}
 	for _, v := range allVersions() {
 		if g := v.GroupVersion.Group; g == "apiextensions.k8s.io" || g == "apiregistration.k8s.io" || v.Type.NewList == nil {
-			continue // not of client-go; never applied
+			continue // not in client-go, or never applied
 		}
 		obj := v.Type.New()
 		obj.GetObjectKind().SetGroupVersionKind(v.GroupVersionKind())
-		theirs, err := converter.ObjectToTyped(obj)
+		upstream, err := converter.ObjectToTyped(obj)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ours, err := v.Parseable()
+		trellis, err := v.Parseable()
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.trellis, c.clientGo = ours.Schema, theirs.Schema()
-		c.compare(seen, v.APIVersion+" "+v.Definition.Names.Kind, ours.TypeRef, theirs.TypeRef())
+		c.trellis, c.upstream = trellis.Schema, upstream.Schema()
+		c.compare(seen, v.APIVersion+" "+v.Definition.Names.Kind, trellis.TypeRef, upstream.TypeRef())
 	}
 	c.report(t)
 }
 
-// CRD-057: of the kind that defines kinds, whose schema upstream makes from its OpenAPI.
+// TestFieldsOfCRDAreUpstreams checks the schema of CustomResourceDefinition, which upstream derives from OpenAPI
+// (CRD-057).
 func TestFieldsOfCRDAreUpstreams(t *testing.T) {
 	models := map[string]*spec.Schema{}
 	definitions := apiextensionsopenapi.GetOpenAPIDefinitions(func(name string) spec.Ref {
@@ -74,17 +75,17 @@ func TestFieldsOfCRDAreUpstreams(t *testing.T) {
 	for name, d := range definitions {
 		models[name] = &d.Schema
 	}
-	theirs, err := schemaconv.ToSchemaFromOpenAPI(models, false)
+	upstream, err := schemaconv.ToSchemaFromOpenAPI(models, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, err := find(t, "apiextensions.k8s.io", "customresourcedefinitions").Parseable()
+	trellis, err := find(t, "apiextensions.k8s.io", "customresourcedefinitions").Parseable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := comparison{trellis: ours.Schema, clientGo: theirs}
+	c := comparison{trellis: trellis.Schema, upstream: upstream}
 	name := "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition"
-	c.compare(map[string]bool{}, "CustomResourceDefinition", ours.TypeRef, schema.TypeRef{NamedType: &name})
+	c.compare(map[string]bool{}, "CustomResourceDefinition", trellis.TypeRef, schema.TypeRef{NamedType: &name})
 	c.report(t)
 }
 
@@ -95,11 +96,11 @@ func (c *comparison) report(t *testing.T) {
 	}
 	if len(c.lines) > 0 {
 		slices.Sort(c.lines)
-		t.Errorf("resource/fields.txt lacks, or has otherwise:\n%s", strings.Join(c.lines, "\n"))
+		t.Errorf("these lines are missing or different in resource/fields.txt:\n%s", strings.Join(c.lines, "\n"))
 	}
 }
 
-// A kind that is only asked is parsed all the same.
+// TestFieldsOfReviews checks that the types of reviews and of partial metadata have a schema.
 func TestFieldsOfReviews(t *testing.T) {
 	for _, obj := range []runtime.Object{&authenticationv1.SelfSubjectReview{}, &authorizationv1.SelfSubjectAccessReview{}, &metav1.PartialObjectMetadata{}} {
 		g := resource.GoType{New: func() runtime.Object { return obj }}

@@ -15,9 +15,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// testdata/discovery.json and testdata/kube-apiserver.json are what kube-apiserver v1.37.1 says of its kinds, and
-// what it made of the samples: what it stored of a create and then of an update of /status, how it showed the new
-// object in a Table, and whether a delete was answered with it. Admission plugins were off.
+// testdata/discovery.json holds the kinds in the discovery of kube-apiserver v1.37.1. testdata/kube-apiserver.json holds
+// its results for the samples: the object that it stored after a create, and after an update of /status, the Table of
+// the new object, and whether the response to a delete was the object. Admission plugins were disabled.
 
 type served struct {
 	Version, Plural, Kind, Singular        string
@@ -45,7 +45,7 @@ func readJSON[T any](t *testing.T, path string) T {
 	return out
 }
 
-// discovered is what discovery says of an endpoint, without /scale and what is not a way to read and write the object.
+// discovered returns the discovery of an endpoint. It omits /scale and subresources that do not read or write the object.
 func discovered(v *resource.Version) served {
 	n, subs := v.Definition.Names, []string{}
 	for _, s := range v.Subresources {
@@ -60,10 +60,10 @@ func discovered(v *resource.Version) served {
 	return served{v.APIVersion, n.Plural, n.Kind, n.Singular, v.Definition.Namespaced, v.Definition.Verbs, n.ShortNames, n.Categories, subs}
 }
 
-// notCompared are subresources that discovery.json leaves out.
+// notCompared lists the subresources that discovery.json omits.
 var notCompared = []string{"attach", "exec", "log", "portforward", "proxy", "token"}
 
-// normalizeEmpty takes an empty list for none.
+// normalizeEmpty replaces empty lists by nil.
 func normalizeEmpty(s served) served {
 	for _, l := range []*[]string{&s.Verbs, &s.Short, &s.Categories, &s.Subresources} {
 		if len(*l) == 0 {
@@ -73,34 +73,34 @@ func normalizeEmpty(s served) served {
 	return s
 }
 
-// CRD-049: the table names kinds, and what is served of them, as kube-apiserver does.
+// TestDiscovery checks that the names, verbs and subresources of the built-in kinds equal kube-apiserver's (CRD-049).
 func TestDiscovery(t *testing.T) {
-	left := map[string]served{}
+	expected := map[string]served{}
 	for _, want := range readJSON[[]served](t, "testdata/discovery.json") {
-		left[want.Version+" "+want.Plural] = want
+		expected[want.Version+" "+want.Plural] = want
 	}
 	for _, d := range kinds.Definitions(kinds.Config{}) {
 		for _, v := range d.Versions {
 			if d.Strategy == nil {
-				continue // the kind that defines kinds; reviews
+				continue // CustomResourceDefinition and reviews
 			}
 			got, key := discovered(v), v.APIVersion+" "+d.Names.Plural
-			if want := left[key]; !reflect.DeepEqual(normalizeEmpty(got), normalizeEmpty(want)) {
+			if want := expected[key]; !reflect.DeepEqual(normalizeEmpty(got), normalizeEmpty(want)) {
 				t.Errorf("got  %+v\nwant %+v", got, want)
 			}
-			delete(left, key)
+			delete(expected, key)
 			scaled := []string{"deployments", "replicasets", "replicationcontrollers", "statefulsets"}
 			if (v.Scale != nil) != slices.Contains(scaled, d.Names.Plural) {
-				t.Errorf("%s: /scale is %v", key, v.Scale)
+				t.Errorf("%s: got /scale %v, want it for %q", key, v.Scale, scaled)
 			}
 		}
 	}
-	for key := range left {
-		t.Errorf("the table lacks %s", key)
+	for key := range expected {
+		t.Errorf("no built-in kind %s", key)
 	}
 }
 
-// asRead is a stored object as kube-apiserver reads it, with defaults. Trellis stores it so.
+// asRead returns a stored object as kube-apiserver reads it, with defaults. Trellis stores it in that form.
 func asRead(t *testing.T, v *resource.Version, stored object.Tree) object.Tree {
 	t.Helper()
 	d, err := v.Definition.Storage.Type.Normalize(stored)
@@ -110,25 +110,25 @@ func asRead(t *testing.T, v *resource.Version, stored object.Tree) object.Tree {
 	return d.Tree
 }
 
-// what is stored is what kube-apiserver v1.37.1 stores.
+// TestStored checks that created and updated objects are stored as kube-apiserver v1.37.1 stores them.
 func TestStored(t *testing.T) {
 	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
-	// of these kinds v1 is new, and kube-apiserver still stores the version before
-	fresh := []string{"ClusterTrustBundle", "PodCertificateRequest", "DeviceTaintRule", "StorageVersionMigration"}
+	// v1 of these kinds is new, and kube-apiserver still stores the previous version
+	newInV1 := []string{"ClusterTrustBundle", "PodCertificateRequest", "DeviceTaintRule", "StorageVersionMigration"}
 	for _, s := range samples(t) {
 		t.Run(s.name, func(t *testing.T) {
 			want, ok := golden[s.name]
 			if !ok {
-				t.Fatal("not in testdata/kube-apiserver.json")
+				t.Fatal("the sample is missing in testdata/kube-apiserver.json")
 			}
-			if slices.Contains(fresh, s.kind) {
+			if slices.Contains(newInV1, s.kind) {
 				toV1(want.Stored, s)
 				toV1(want.Status, s)
 			}
 			c := serveCluster(t, kinds.Config{})
 			v := c.version(s.apiVersion, s.kind)
 			stored := c.mustCreate(v, s.object, s.text)
-			if s.kind != "FlowSchema" { // a controller has written to its status
+			if s.kind != "FlowSchema" { // in the recording, a controller has written its status
 				sameStored(t, stored, asRead(t, v, want.Stored))
 			}
 			if want.Status == nil {
@@ -142,7 +142,7 @@ func TestStored(t *testing.T) {
 	}
 }
 
-// toV1 makes an object of the version before v1 one of v1.
+// toV1 converts an object from the version before v1 to v1.
 func toV1(o map[string]any, s sample) {
 	if o == nil {
 		return
@@ -176,13 +176,13 @@ func sameStored(t *testing.T, got []byte, want map[string]any) {
 	}
 }
 
-// timestamp is a time in JSON, which may be when an object was written.
+// timestamp matches times in JSON, which may depend on the time of a write.
 var timestamp = regexp.MustCompile(`"20[0-9-]+T[0-9:]+Z"`)
 
-// ages and times depend on when the object was looked at.
+// age matches the cells that depend on the current time.
 var age = regexp.MustCompile(`^([0-9]+[smhdy])+$|^20[0-9-]+T`)
 
-// CRD-064: a Table has kube-apiserver's columns, and an object its cells.
+// TestTable checks that Tables have kube-apiserver's columns, and its cells for each sample (CRD-064).
 func TestTable(t *testing.T) {
 	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
 	c := serveCluster(t, kinds.Config{})
@@ -190,8 +190,9 @@ func TestTable(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			want, v := golden[s.name], c.version(s.apiVersion, s.kind)
 			if v.Printer == nil {
-				if s.kind != "APIService" && s.kind != "StorageVersionMigration" { // not of upstream's printers; its columns tell how far Trellis is
-					t.Error("nothing prints it")
+				// Upstream has no printer of APIServices. The columns of StorageVersionMigration show the progress.
+				if s.kind != "APIService" && s.kind != "StorageVersionMigration" {
+					t.Error("got no printer, want upstream's")
 				}
 				return
 			}
@@ -239,8 +240,9 @@ func hideAges(t *testing.T, cells []any) (out []any) {
 	return out
 }
 
-// a delete is answered with the object where kube-apiserver does so: of kinds that always are, and where it stays.
-func TestAnsweredDeletes(t *testing.T) {
+// TestDeleteReturnsObject checks that the response to a delete is the object if it is so in kube-apiserver: for some
+// kinds, and for each object that is not deleted immediately.
+func TestDeleteReturnsObject(t *testing.T) {
 	golden := readJSON[map[string]recorded](t, "testdata/kube-apiserver.json")
 	for _, s := range samples(t) {
 		t.Run(s.name, func(t *testing.T) {
@@ -252,7 +254,7 @@ func TestAnsweredDeletes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := v.Definition.Behavior.ReturnsDeleted || !gone; got != golden[s.name].ReturnsDeleted {
-				t.Errorf("answered with the object: %v, want %v", got, golden[s.name].ReturnsDeleted)
+				t.Errorf("got response with the object %v, want %v", got, golden[s.name].ReturnsDeleted)
 			}
 		})
 	}

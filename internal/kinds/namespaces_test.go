@@ -26,7 +26,8 @@ func (c *cluster) namespace(name string) *corev1.Namespace {
 	return n
 }
 
-// CRD-031: a namespace stays until it is finalized; three have no end.
+// TestNamespaceLife checks that a deleted namespace remains until it is finalized, and that three system namespaces
+// cannot be deleted (CRD-031).
 func TestNamespaceLife(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	v := c.version("v1", "Namespace")
@@ -34,7 +35,7 @@ func TestNamespaceLife(t *testing.T) {
 		name := object.Name(sent)
 		c.mustCreate(v, name, string(object.AppendJSON(nil, sent)))
 		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" || !slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
-			t.Errorf("%+v", n)
+			t.Errorf("got namespace %+v, want a labeled active one with the finalizer", n)
 		}
 		_, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by())
 		if name != "kube-node-lease" {
@@ -42,21 +43,22 @@ func TestNamespaceLife(t *testing.T) {
 			continue
 		}
 		if n := c.namespace(name); err != nil || gone || n.Status.Phase != "Terminating" || n.DeletionTimestamp == nil {
-			t.Errorf("gone is %v, %v, %+v", gone, err, n)
+			t.Errorf("delete: got gone %v, error %v, namespace %+v; want a terminating namespace", gone, err, n)
 		}
 		if _, err := c.put(v, name, "finalize", `{metadata: {name: `+name+`}, spec: {}}`); err != nil {
 			t.Error(err)
 		}
 		if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by()); c.namespace(name) != nil && (!gone || err != nil) {
-			t.Errorf("%s stays: %v", name, err)
+			t.Errorf("%s still exists after its last finalizer was removed: %v", name, err)
 		}
 	}
 }
 
+// TestEventTTL checks that EventTTL applies only to Events.
 func TestEventTTL(t *testing.T) {
 	for _, d := range kinds.Definitions(kinds.Config{EventTTL: time.Hour}) {
 		if want := map[bool]int64{true: 3600}[d.Names.Kind == "Event"]; d.Behavior.TTL != want {
-			t.Errorf("%s: TTL %d", d.Names.Kind, d.Behavior.TTL)
+			t.Errorf("%s: got TTL %d, want %d", d.Names.Kind, d.Behavior.TTL, want)
 		}
 	}
 }

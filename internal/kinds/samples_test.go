@@ -27,7 +27,7 @@ import (
 
 var tester = &user.DefaultInfo{Name: "tester", UID: "u", Groups: []string{"system:masters", "system:authenticated"}}
 
-// cluster is a server of all kinds, with a namespace "ns".
+// cluster is a server of all built-in kinds that has the namespace "ns".
 type cluster struct {
 	*server
 	user user.Info
@@ -40,7 +40,7 @@ func serveCluster(t testing.TB, c kinds.Config) *cluster {
 	return s
 }
 
-// version is the endpoint of a kind.
+// version returns a version of a kind.
 func (c *cluster) version(apiVersion, kind string) *resource.Version {
 	c.Helper()
 	for d := range c.Live.Load().Definitions() {
@@ -50,7 +50,7 @@ func (c *cluster) version(apiVersion, kind string) *resource.Version {
 			}
 		}
 	}
-	c.Fatalf("nothing serves %s of %s", kind, apiVersion)
+	c.Fatalf("%s of %s is not served", kind, apiVersion)
 	return nil
 }
 
@@ -68,7 +68,7 @@ func (c *cluster) by() engine.Caller {
 	return by
 }
 
-// body decodes what a client sends.
+// body decodes a request body in YAML.
 func (c *cluster) body(v *resource.Version, text string) engine.Body {
 	c.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
@@ -83,7 +83,7 @@ func (c *cluster) body(v *resource.Version, text string) engine.Body {
 	return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}
 }
 
-// create creates an object of YAML.
+// create creates an object from YAML.
 func (c *cluster) create(v *resource.Version, text string) (object.Tree, error) {
 	c.Helper()
 	o, err := c.Engine.Create(c.Context(), c.at(v, "", ""), c.body(v, text), c.by())
@@ -93,7 +93,7 @@ func (c *cluster) create(v *resource.Version, text string) (object.Tree, error) 
 	return c.tree(o), nil
 }
 
-// mustCreate creates an object that has a name, and returns it as it is stored.
+// mustCreate creates an object, and returns the stored JSON.
 func (c *cluster) mustCreate(v *resource.Version, name, text string) []byte {
 	c.Helper()
 	if _, err := c.create(v, text); err != nil {
@@ -102,7 +102,7 @@ func (c *cluster) mustCreate(v *resource.Version, name, text string) []byte {
 	return c.stored(v, name)
 }
 
-// put updates what is stored of an object, or a part of it.
+// put updates an object, or one of its subresources.
 func (c *cluster) put(v *resource.Version, name, subresource, text string) (object.Tree, error) {
 	c.Helper()
 	b := c.body(v, text)
@@ -116,7 +116,7 @@ func (c *cluster) put(v *resource.Version, name, subresource, text string) (obje
 	return c.tree(o), nil
 }
 
-// stored is an object as the store has it; nil if it has not.
+// stored returns the stored JSON of an object, or nil if it does not exist.
 func (c *cluster) stored(v *resource.Version, name string) []byte {
 	c.Helper()
 	rec := c.Store.Head().Get(v.Definition.Key(c.at(v, "", "").Namespace, name))
@@ -126,13 +126,13 @@ func (c *cluster) stored(v *resource.Version, name string) []byte {
 	return rec.Value
 }
 
-// sample is an object as a client sends it to an endpoint.
+// sample is an object as a client sends it.
 type sample struct {
 	name, apiVersion, kind, object string
 	text                           string
 }
 
-// samples are those of testdata/objects.yaml.
+// samples returns the objects in testdata/objects.yaml.
 func samples(t testing.TB) []sample {
 	t.Helper()
 	text, err := os.ReadFile("testdata/objects.yaml")
@@ -167,7 +167,7 @@ func findSample(t testing.TB, name string) sample {
 	return all[i]
 }
 
-// with is the sample after a change.
+// with returns the JSON of the sample after a change.
 func (s sample) with(t testing.TB, change func(map[string]any)) string {
 	t.Helper()
 	var o map[string]any
@@ -191,13 +191,13 @@ func stubRequest(t testing.TB, key ed25519.PrivateKey) []byte {
 	return der
 }
 
-// signingRequest is the base64 of a request in PEM.
+// signingRequest returns a PEM certificate request in base64.
 func signingRequest(t testing.TB, key ed25519.PrivateKey) string {
 	t.Helper()
 	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: stubRequest(t, key)}))
 }
 
-// certificate is a certificate of an authority, in PEM, as a JSON string.
+// certificate returns a PEM certificate of a CA, as a JSON string.
 func certificate(t testing.TB, key ed25519.PrivateKey) string {
 	t.Helper()
 	template := &x509.Certificate{
@@ -215,7 +215,8 @@ func certificate(t testing.TB, key ed25519.PrivateKey) string {
 	return string(quoted)
 }
 
-func TestEveryLineHasASample(t *testing.T) {
+// TestEveryKindHasSample checks that testdata/objects.yaml has an object of each version of each stored kind.
+func TestEveryKindHasSample(t *testing.T) {
 	known := map[string]bool{}
 	for _, s := range samples(t) {
 		known[s.apiVersion+" "+s.kind] = true
