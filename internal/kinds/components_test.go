@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// The ComponentStatus of the store reports its error. Those of other components follow their Leases: the best of several counts, and a
-// Lease that cannot be read or is incomplete is not healthy.
+// TestComponents checks the ComponentStatuses. The one of the store reports the store's error. Other components are
+// healthy if one of their Leases is. A Lease that cannot be decoded or is incomplete is not healthy.
 func TestComponents(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	lease := func(holder string, renewed time.Time) string {
@@ -24,7 +24,7 @@ func TestComponents(t *testing.T) {
 		want    string
 	}{
 		"none":    {want: "etcd-0 True ok"},
-		"failing": {failure: errors.New("no room"), want: "etcd-0 False error no room"},
+		"failing": {failure: errors.New("disk full"), want: "etcd-0 False error disk full"},
 		"healthy": {leases: map[string]string{"kube-controller-manager": lease("a", now), "kube-scheduler": lease("a", now.Add(-15*time.Second))},
 			want: "etcd-0 True ok, controller-manager True ok, scheduler True ok"},
 		"expired": {leases: map[string]string{"kube-scheduler": lease("a", now.Add(-16*time.Second)), "trellis-cluster-controllers": lease("", now)},
@@ -35,7 +35,7 @@ func TestComponents(t *testing.T) {
 			want: "etcd-0 True ok, scheduler False Lease kube-system/kube-scheduler has no renewTime or leaseDurationSeconds"},
 	} {
 		l := new(storage.Loader)
-		for _, of := range []string{"kube-controller-manager", "kube-scheduler", "other", "trellis-cluster-controllers"} { // in the order of keys
+		for _, of := range []string{"kube-controller-manager", "kube-scheduler", "other", "trellis-cluster-controllers"} { // sorted, as the keys must be
 			if value := c.leases[of]; value != "" {
 				if err := l.Add(&storage.Record{Key: "/registry/leases/kube-system/" + of, Value: []byte(value)}); err != nil {
 					t.Fatal(err)
@@ -58,7 +58,7 @@ func TestComponents(t *testing.T) {
 			}
 		}
 		if got != c.want {
-			t.Errorf("%s: %s\nwant %s", name, got, c.want)
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, c.want)
 		}
 	}
 }

@@ -27,12 +27,13 @@ func upstreamScheme() *runtime.Scheme {
 	return s
 }
 
-// corpusCRDs reads the CRDs that a pattern below ../shared finds, one in every so many.
+// corpusCRDs returns the JSON of the CRDs that match a pattern below ../shared, by file name. It reads one file out of
+// every that match.
 func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 	t.Helper()
 	names, _ := filepath.Glob("../../../shared/" + pattern)
 	if len(names) == 0 {
-		t.Skipf("../shared/%s is not there, beside the module", pattern)
+		t.Skipf("no files ../shared/%s next to this module", pattern)
 	}
 	out := map[string][]byte{}
 	for i, name := range names {
@@ -50,17 +51,17 @@ func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 	return out
 }
 
-// convertUpstream is what upstream's scheme makes of an object, with defaults if it comes from a client.
+// convertUpstream converts an object with upstream's scheme. defaults selects whether it sets defaults first.
 func convertUpstream(t *testing.T, s *runtime.Scheme, from runtime.Object, to runtime.Object, defaults bool) object.Tree {
 	t.Helper()
 	if defaults {
 		s.Default(from)
 	}
-	hub := &apiextensions.CustomResourceDefinition{}
-	if err := s.Convert(from, hub, nil); err != nil {
+	internal := &apiextensions.CustomResourceDefinition{}
+	if err := s.Convert(from, internal, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Convert(hub, to, nil); err != nil {
+	if err := s.Convert(internal, to, nil); err != nil {
 		t.Fatal(err)
 	}
 	out, err := resource.ToTree(to)
@@ -79,15 +80,16 @@ func decodeCRD(t *testing.T, g *resource.GoType, js []byte) object.Tree {
 	return d.Tree
 }
 
-// CNV-064 CNV-066 CNV-071: a CRD that was written as v1 is shown as v1beta1 as upstream converts it, and comes back the
-// same: nothing is lost on the way.
+// TestV1ThroughLegacyAndBack checks that the conversion of a CRD from v1 to v1beta1 equals upstream's, and that the
+// conversion back loses nothing.
+// CNV-064 CNV-066 CNV-071
 func TestV1ThroughLegacyAndBack(t *testing.T) {
 	s := upstreamScheme()
 	every := 9
 	if os.Getenv("TRELLIS_CORPUS") == "all" {
 		every = 1
 	}
-	tops := 0
+	shared := 0 // CRDs with one schema for all versions
 	for name, js := range corpusCRDs(t, "corpus/crds/*/*.yaml", every) {
 		stored := decodeCRD(t, v1CRD, js)
 		defaultCRD(stored)
@@ -102,12 +104,12 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 		}
 		want := convertUpstream(t, s, typed, &apiextensionsv1beta1.CustomResourceDefinition{}, false)
 		if !object.Equal(legacy["spec"], want["spec"]) {
-			t.Errorf("%s: v1beta1 is\n%s\nand of upstream\n%s", name, object.AppendJSON(nil, legacy), object.AppendJSON(nil, want))
+			t.Errorf("%s: v1beta1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, legacy), object.AppendJSON(nil, want))
 		}
 		if tree(legacy, "spec", "validation") != nil {
-			tops++
+			shared++
 		}
-		// what a client reads, it writes back
+		// a client writes the object that it has read
 		again := decodeCRD(t, legacyCRD, object.AppendJSON(nil, legacy))
 		defaultLegacyCRD(again)
 		back, err := fromLegacyCRD(again)
@@ -115,18 +117,20 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !object.Equal(back, before) {
-			t.Errorf("%s: came back as\n%s\nwas\n%s", name, object.AppendJSON(nil, back), object.AppendJSON(nil, before))
+			t.Errorf("%s: converted back to v1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, back), object.AppendJSON(nil, before))
 		}
 		if !object.Equal(stored, before) {
-			t.Errorf("%s: conversion changed what it was given", name)
+			t.Errorf("%s: the conversion modified its input", name)
 		}
 	}
-	if tops == 0 {
-		t.Error("no CRD had a schema for all versions")
+	if shared == 0 {
+		t.Error("got no CRD with a schema for all versions")
 	}
 }
 
-// CNV-066 CNV-067 CNV-068 CNV-029: a CRD of the legacy form gets upstream's defaults, is stored as upstream stores it and is shown as it was written.
+// TestLegacyThroughV1AndBack checks that a CRD in v1beta1 gets upstream's defaults, is stored as upstream stores it, and
+// is unchanged when it is converted back.
+// CNV-066 CNV-067 CNV-068 CNV-029
 func TestLegacyThroughV1AndBack(t *testing.T) {
 	s := upstreamScheme()
 	all := corpusCRDs(t, "corpus/legacy-v1beta1/*.yaml", 1)
@@ -155,19 +159,20 @@ func TestLegacyThroughV1AndBack(t *testing.T) {
 		}
 		want := convertUpstream(t, s, typed, &apiextensionsv1.CustomResourceDefinition{}, true)
 		if !object.Equal(stored["spec"], want["spec"]) {
-			t.Errorf("%s: stored as\n%s\nupstream\n%s", name, object.AppendJSON(nil, stored), object.AppendJSON(nil, want))
+			t.Errorf("%s: v1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, stored), object.AppendJSON(nil, want))
 		}
 		shown, err := toLegacyCRD(stored)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !object.Equal(shown, written) {
-			t.Errorf("%s: shown as\n%s\nwritten\n%s", name, object.AppendJSON(nil, shown), object.AppendJSON(nil, written))
+			t.Errorf("%s: converted back to v1beta1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, shown), object.AppendJSON(nil, written))
 		}
 	}
 }
 
-// FuzzLegacyCRD: whatever a client sends, the way to the stored form and back neither panics nor ends elsewhere.
+// FuzzLegacyCRD checks that the conversion of any v1beta1 CRD to v1 and back does not panic, and that a second
+// conversion to v1 has the same result.
 func FuzzLegacyCRD(f *testing.F) {
 	f.Add([]byte(`{"spec":{"version":"v1","validation":{"openAPIV3Schema":{"default":1,"items":[{}],"additionalItems":false}}}}`))
 	f.Add([]byte(`{"spec":{"versions":[{"name":"a","schema":{}},{"name":"b","additionalPrinterColumns":[{"JSONPath":"."}]}],"conversion":{"strategy":"Webhook","webhookClientConfig":{"service":{}}}}}`))
@@ -189,12 +194,12 @@ func FuzzLegacyCRD(f *testing.F) {
 		}
 		again, err := fromLegacyCRD(shown)
 		if err != nil || !object.Equal(again["spec"], stored["spec"]) {
-			t.Errorf("%v: %s\n%s", err, object.AppendJSON(nil, again), object.AppendJSON(nil, stored))
+			t.Errorf("second conversion to v1: got error %v\ngot  %s\nwant %s", err, object.AppendJSON(nil, again), object.AppendJSON(nil, stored))
 		}
 	})
 }
 
-// BenchmarkLegacyCRD is what reading a CRD at v1beta1 costs beyond its bytes, the first time.
+// BenchmarkLegacyCRD measures the conversion of a CRD to v1beta1, which the first read at that version needs.
 func BenchmarkLegacyCRD(b *testing.B) {
 	d, err := v1CRD.Decode([]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer"}}}}}}}]}}`))

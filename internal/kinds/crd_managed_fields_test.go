@@ -8,7 +8,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// ownersOf renders "manager operation subresource fields" of each entry of managedFields.
+// ownersOf returns "manager operation subresource fields" for each entry of managedFields.
 func ownersOf(t object.Tree) (all []string) {
 	list, _ := object.Metadata(t)["managedFields"].([]any)
 	for _, e := range list {
@@ -18,7 +18,8 @@ func ownersOf(t object.Tree) (all []string) {
 	return all
 }
 
-// CRD-041: what the server writes into the status is its own, as upstream; the versions that objects are stored at are nobody's.
+// TestServerOwnsStatus checks that the server's field manager owns the status that the server writes, as upstream.
+// storedVersions has no manager (CRD-041).
 func TestServerOwnsStatus(t *testing.T) {
 	s := serve(t)
 	created := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
@@ -26,7 +27,7 @@ func TestServerOwnsStatus(t *testing.T) {
 	want := `kube-apiserver Update status {"f:status":{"f:acceptedNames":{"f:kind":{},"f:listKind":{},"f:plural":{},"f:singular":{}},` +
 		`"f:conditions":{"k:{\"type\":\"Established\"}":` + condition + `,"k:{\"type\":\"NamesAccepted\"}":` + condition + `},"f:observedGeneration":{}}}`
 	if owners := ownersOf(created); len(owners) != 2 || owners[0] != want {
-		t.Errorf("created: %s\nwant %s", strings.Join(owners, "\n"), want)
+		t.Errorf("after create:\ngot  %s\nwant %s", strings.Join(owners, "\n"), want)
 	}
 	names := created["spec"].(object.Tree)["names"].(object.Tree)
 	names["shortNames"] = []any{"f"}
@@ -35,12 +36,12 @@ func TestServerOwnsStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if owners := ownersOf(changed); len(owners) != 2 || !strings.Contains(owners[0], `"f:shortNames":{}`) || !strings.HasPrefix(owners[0], "kube-apiserver") {
-		t.Errorf("changed: %s", strings.Join(owners, "\n"))
+		t.Errorf("after update: got %s, want kube-apiserver to own shortNames", strings.Join(owners, "\n"))
 	}
 }
 
-// CRD-041: what a client writes into the status stays as it was written, and is its own; where that leaves the conditions of the
-// server out, they come back when the names are judged.
+// TestStatusOfClients checks that the status that a client writes is stored unchanged and owned by the client. If it
+// omits the server's conditions, the next update adds them again (CRD-041).
 func TestStatusOfClients(t *testing.T) {
 	s := serve(t)
 	written := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
@@ -52,11 +53,11 @@ func TestStatusOfClients(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := string(object.AppendJSON(nil, status(written))); got != want {
-		t.Errorf("the status was written as\n%s\nand is\n%s", want, got)
+		t.Errorf("status:\ngot  %s\nwant %s", got, want)
 	}
 	mine := `test Update status {"f:status":{"f:conditions":{"k:{\"type\":\"Mine\"}":`
 	if owners := strings.Join(ownersOf(written), "\n"); !strings.Contains(owners, mine) || strings.Contains(owners, `type\":\"Established`) {
-		t.Errorf("owners\n%s", owners)
+		t.Errorf("got owners\n%s\nwant %s", owners, mine)
 	}
 	if written, err = s.updateCRD(written, ""); err != nil {
 		t.Fatal(err)
@@ -66,6 +67,6 @@ func TestStatusOfClients(t *testing.T) {
 	s.expect(written, "Established", established)
 	all, _ := status(written)["conditions"].([]any)
 	if first, _ := all[0].(object.Tree); first["observedGeneration"] != nil {
-		t.Errorf("the client's condition became %v", first)
+		t.Errorf("got the client's condition %v, want it without observedGeneration", first)
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// The paths of a scale subresource are in the dot notation. A CRD that has another path may keep it (SUB-016, SUB-019, SUB-022, SUB-030).
+// TestScalePathsAreInDotNotation checks that the paths of a scale subresource must be in dot notation, except those that
+// the old CRD already has (SUB-016, SUB-019, SUB-022, SUB-030).
 func TestScalePathsAreInDotNotation(t *testing.T) {
 	crd := func(key, path string) object.Tree {
 		scale := object.Tree{"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
@@ -26,15 +27,15 @@ func TestScalePathsAreInDotNotation(t *testing.T) {
 			}
 			errs := scalePaths(crd(key, path), nil)
 			if ok != (len(errs) == 0) || !ok && (errs[0].Field != "spec.versions[1].subresources.scale."+key || errs[0].Detail != "must be a json path in the dot notation") {
-				t.Errorf("%s %s: %v", key, path, errs)
+				t.Errorf("%s %s: got %v, want valid %v", key, path, errs, ok)
 			}
 			if errs := scalePaths(crd(key, path), crd(key, path)); len(errs) != 0 {
-				t.Errorf("%s %s as before: %v", key, path, errs)
+				t.Errorf("%s %s in the old CRD too: got %v, want no error", key, path, errs)
 			}
 		}
 	}
 	legacy := object.Tree{"spec": object.Tree{"subresources": object.Tree{"scale": object.Tree{"specReplicasPath": ".spec.a[0]"}}}}
 	if errs := scalePaths(legacy, nil); len(errs) != 1 {
-		t.Errorf("v1beta1: %v", errs)
+		t.Errorf("v1beta1: got %v, want 1 error", errs)
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// server is a world, and its CustomResourceDefinitions.
+// server is a fixture with helpers for CustomResourceDefinitions.
 type server struct {
 	*fixture.Env
-	kind *resource.Version
+	kind *resource.Version // CustomResourceDefinition
 
 	mu       sync.Mutex
 	warnings []string
@@ -29,8 +29,8 @@ type server struct {
 func serve(t testing.TB) *server { return serveKinds(t, kinds.Config{}) }
 
 func serveKinds(t testing.TB, c kinds.Config) *server {
-	w := fixture.Open(t, c)
-	return &server{Env: w, kind: w.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
+	env := fixture.Open(t, c)
+	return &server{Env: env, kind: env.Live.Load().Find("apiextensions.k8s.io", "v1", "customresourcedefinitions")}
 }
 
 func (s *server) caller() engine.Caller {
@@ -90,7 +90,7 @@ func (s *server) updateCRD(t object.Tree, sub string) (object.Tree, error) {
 	return s.tree(o), nil
 }
 
-// crd is a manifest; names is JSON members beside plural and kind.
+// crd returns a CRD in JSON. names holds further members of spec.names.
 func crd(group, plural, kind, names string) string {
 	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%[2]s.%[1]s"},
 "spec":{"group":%[1]q,"scope":"Namespaced","names":{"plural":%[2]q,"kind":%[3]q%[4]s},
@@ -103,7 +103,7 @@ func status(t object.Tree) object.Tree {
 	return s
 }
 
-// conditions renders "type=status/reason/message" of each condition.
+// conditions returns "status/reason/message" of each condition, by type.
 func conditions(t object.Tree) map[string]string {
 	out := map[string]string{}
 	all, _ := status(t)["conditions"].([]any)
@@ -117,7 +117,7 @@ func conditions(t object.Tree) map[string]string {
 func (s *server) expect(t object.Tree, condition, want string) {
 	s.Helper()
 	if got := conditions(t)[condition]; got != want {
-		s.Errorf("%s: %s is %q, want %q", object.Name(t), condition, got, want)
+		s.Errorf("%s: got condition %s %q, want %q", object.Name(t), condition, got, want)
 	}
 }
 
@@ -126,42 +126,44 @@ const (
 	noConflicts = "True/NoConflicts/no conflicts found"
 )
 
-// CRD-001, CRD-015, CRD-038, CRD-040: when the create returns, the CRD is established and served.
+// TestCreateEstablishes checks that a CRD is established and served when its create returns (CRD-001, CRD-015, CRD-038,
+// CRD-040).
 func TestCreateEstablishes(t *testing.T) {
 	s := serve(t)
 	got := s.mustCreateCRD(crd("stable.example.com", "crontabs", "CronTab", `,"shortNames":["ct"]`))
 	s.expect(got, "Established", established)
 	s.expect(got, "NamesAccepted", noConflicts)
 	if n := len(conditions(got)); n != 2 {
-		t.Errorf("%d conditions", n)
+		t.Errorf("got %d conditions, want 2", n)
 	}
 	names, _ := status(got)["acceptedNames"].(object.Tree)
 	if names["singular"] != "crontab" || names["listKind"] != "CronTabList" || fmt.Sprint(names["shortNames"]) != "[ct]" {
-		t.Errorf("accepted names %v", names)
+		t.Errorf("got accepted names %v, want the defaults and the short name", names)
 	}
 	if stored := object.Strings(status(got), "storedVersions"); len(stored) != 1 || stored[0] != "v1" {
-		t.Errorf("stored versions %v", stored)
+		t.Errorf("got stored versions %v, want v1", stored)
 	}
 	if status(got)["observedGeneration"] != int64(1) || object.Generation(got) != 1 {
-		t.Errorf("generation %v observed at %v", object.Generation(got), status(got)["observedGeneration"])
+		t.Errorf("got generation %v, observed %v; want 1, 1", object.Generation(got), status(got)["observedGeneration"])
 	}
 	if conversion := got["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
-		t.Errorf("conversion %v", conversion)
+		t.Errorf("got conversion %v, want None", conversion)
 	}
 	empty := strings.Replace(crd("stable.example.com", "empties", "Empty", ""), `"scope"`, `"conversion":{"strategy":"None","webhook":{}},"scope"`, 1)
 	if conversion := s.mustCreateCRD(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
-		t.Errorf("conversion with an empty webhook: %v", conversion)
+		t.Errorf("empty webhook: got conversion %v, want None", conversion)
 	}
 	c, err := s.Live.Current(t.Context())
 	if err != nil || c.Find("stable.example.com", "v1", "crontabs") == nil {
-		t.Errorf("not served: %v", err)
+		t.Errorf("the custom resource is not served: %v", err)
 	}
 }
 
+// TestInvalidCRDs checks that each error for an invalid CRD is returned once.
 // CRD-005, CRD-009, CRD-036, CRD-037, CRD-039, CRD-046
-func TestRefusals(t *testing.T) {
+func TestInvalidCRDs(t *testing.T) {
 	s := serve(t)
-	for what, want := range map[string]struct{ crd, message string }{
+	for name, want := range map[string]struct{ crd, message string }{
 		"name": {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), "crontabs.stable", "other.stable", 1),
 			`CustomResourceDefinition.apiextensions.k8s.io "other.stable.example.com" is invalid: metadata.name: Invalid value: "other.stable.example.com": must be spec.names.plural+"."+spec.group`},
 		"group":    {crd("stable", "crontabs", "CronTab", ""), "should be a domain with at least one dot"},
@@ -172,12 +174,13 @@ func TestRefusals(t *testing.T) {
 	} {
 		_, err := s.createCRD(want.crd)
 		if !apierrors.IsInvalid(err) || strings.Count(err.Error(), want.message) != 1 {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v, want %s", name, err, want.message)
 		}
 	}
 }
 
-// CRD-041: who comes second waits, and gets the name once it is free and its status is touched.
+// TestNameConflicts checks that a CRD with a taken name is not established. An update of its status accepts the name
+// after it has become free (CRD-041).
 func TestNameConflicts(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(crd("example.com", "firsts", "First", `,"singular":"one","shortNames":["f"]`))
@@ -185,7 +188,7 @@ func TestNameConflicts(t *testing.T) {
 	s.expect(second, "NamesAccepted", `False/ShortNamesConflict/"f" is already in use`)
 	s.expect(second, "Established", "False/NotAccepted/not all names are accepted")
 	if accepted := status(second)["acceptedNames"].(object.Tree); accepted["plural"] != "seconds" || accepted["singular"] != nil || accepted["kind"] != "Second" {
-		t.Errorf("accepted %v", accepted)
+		t.Errorf("got accepted names %v, want plural and kind", accepted)
 	}
 	s.expect(s.mustCreateCRD(crd("other.com", "seconds", "First", `,"singular":"one","shortNames":["f"]`)), "Established", established)
 	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Second", `,"listKind":"Thirds"`)), "NamesAccepted", `False/KindConflict/"Second" is already in use`)
@@ -193,35 +196,35 @@ func TestNameConflicts(t *testing.T) {
 	s.expect(s.mustCreateCRD(crd("example.com", "one", "Fifth", "")), "NamesAccepted", `False/PluralConflict/"one" is already in use`)
 
 	if _, gone, err := s.Engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{}, s.caller()); err != nil || gone {
-		t.Fatalf("gone %v: %v", gone, err)
+		t.Fatalf("delete: got gone %v, error %v; want a finalizer", gone, err)
 	}
 	first, err := s.Engine.Get(t.Context(), s.target("firsts.example.com", ""), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ending := s.tree(first)
-	s.expect(ending, "Terminating", "True/InstanceDeletionInProgress/CustomResource deletion is in progress")
-	if f := object.Finalizers(ending); len(f) != 1 || f[0] != "customresourcecleanup.apiextensions.k8s.io" || object.Generation(ending) != 1 {
-		t.Errorf("finalizers %v, generation %d", f, object.Generation(ending)) // CRD-043
+	deleted := s.tree(first)
+	s.expect(deleted, "Terminating", "True/InstanceDeletionInProgress/CustomResource deletion is in progress")
+	if f := object.Finalizers(deleted); len(f) != 1 || f[0] != "customresourcecleanup.apiextensions.k8s.io" || object.Generation(deleted) != 1 {
+		t.Errorf("got finalizers %v, generation %d", f, object.Generation(deleted)) // CRD-043
 	}
-	object.SetFinalizers(ending, nil)
-	if _, err := s.updateCRD(ending, ""); err != nil {
+	object.SetFinalizers(deleted, nil)
+	if _, err := s.updateCRD(deleted, ""); err != nil {
 		t.Fatal(err)
 	}
 	o, err := s.Engine.Get(t.Context(), s.target("seconds.example.com", ""), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	touched, err := s.updateCRD(s.tree(o), "status")
+	updated, err := s.updateCRD(s.tree(o), "status")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.expect(touched, "NamesAccepted", noConflicts)
-	s.expect(touched, "Established", established)
+	s.expect(updated, "NamesAccepted", noConflicts)
+	s.expect(updated, "Established", established)
 }
 
-// Short names that equal the plural or the singular of their own CRD are accepted, in an update as in a create; those of another CRD are
-// not (CRD-041).
+// TestShortNamesOfTheSameKind checks that creates and updates accept short names that equal the plural or the singular
+// of their own CRD, but not those that equal a name of another CRD (CRD-041).
 func TestShortNamesOfTheSameKind(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(crd("example.com", "firsts", "First", ""))
@@ -235,7 +238,7 @@ func TestShortNamesOfTheSameKind(t *testing.T) {
 		}
 		s.expect(got, "NamesAccepted", noConflicts)
 		if accepted := status(got)["acceptedNames"].(object.Tree)["shortNames"]; fmt.Sprint(accepted) != fmt.Sprint(names) {
-			t.Errorf("accepted %v, want %v", accepted, names)
+			t.Errorf("got accepted short names %v, want %v", accepted, names)
 		}
 		second = got
 	}
@@ -247,7 +250,8 @@ func TestShortNamesOfTheSameKind(t *testing.T) {
 	s.expect(got, "NamesAccepted", `False/ShortNamesConflict/"firsts" is already in use`)
 }
 
-// CRD-041: an established CRD that asks for a taken name keeps what it has.
+// TestEstablishedLosesOnlyTheContestedName checks that an established CRD that requests a taken name retains its old
+// name, and remains established (CRD-041).
 func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(crd("example.com", "firsts", "First", `,"singular":"one"`))
@@ -260,14 +264,14 @@ func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 	s.expect(got, "NamesAccepted", `False/SingularConflict/"one" is already in use`)
 	s.expect(got, "Established", established)
 	if accepted := status(got)["acceptedNames"].(object.Tree); accepted["singular"] != "second" {
-		t.Errorf("accepted %v", accepted)
+		t.Errorf("got accepted names %v, want the singular second", accepted)
 	}
 	if object.Generation(got) != 2 || status(got)["observedGeneration"] != int64(2) {
-		t.Errorf("generation %d observed at %v", object.Generation(got), status(got)["observedGeneration"])
+		t.Errorf("got generation %d, observed %v; want 2, 2", object.Generation(got), status(got)["observedGeneration"])
 	}
 }
 
-// A CRD that a built-in kind is in the way of never serves its objects.
+// TestBuiltinNamesAreTaken checks that a CRD cannot have the names of a built-in kind in its group.
 func TestBuiltinNamesAreTaken(t *testing.T) {
 	s := serve(t)
 	leases := strings.Replace(crd("coordination.k8s.io", "leases", "Lease", ""), `"metadata":{`, `"metadata":{"annotations":{"api-approved.kubernetes.io":"unapproved, a test"},`, 1)
@@ -276,7 +280,9 @@ func TestBuiltinNamesAreTaken(t *testing.T) {
 	s.expect(got, "KubernetesAPIApprovalPolicyConformant", `False/UnapprovedAnnotation/not approved: "unapproved, a test"`)
 }
 
-// CRD-042 CRD-048 VER-036 VER-038 VER-040: what was ever the storage version is on record, whatever an update says of it, and cannot be dropped.
+// TestUpdates checks the immutable fields of a CRD, and status.storedVersions. The server adds each storage version to
+// that list, ignores the list in an update of the CRD, and rejects the removal of a version in it.
+// CRD-042 CRD-048 VER-036 VER-038 VER-040
 func TestUpdates(t *testing.T) {
 	s := serve(t)
 	base := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
@@ -308,23 +314,23 @@ func TestUpdates(t *testing.T) {
 		t.Fatal(err)
 	}
 	if stored := fmt.Sprint(object.Strings(status(got), "storedVersions")); stored != "[v1 v2]" {
-		t.Errorf("stored versions %s", stored)
+		t.Errorf("got stored versions %s, want [v1 v2]", stored)
 	}
 	s.expect(got, "Established", established)
 	got["spec"].(object.Tree)["versions"] = got["spec"].(object.Tree)["versions"].([]any)[1:]
 	if _, err := s.updateCRD(object.Copy(got), ""); err == nil || !strings.Contains(err.Error(), "v1 was previously a storage version") {
-		t.Errorf("dropped a stored version: %v", err)
+		t.Errorf("removal of a stored version: got %v, want an error", err)
 	}
 	status(got)["storedVersions"] = []any{"v2"}
 	if got, err = s.updateCRD(got, "status"); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(got["spec"].(object.Tree)["versions"].([]any)); n != 2 {
-		t.Errorf("a write of status changed the spec: %d versions", n)
+		t.Errorf("update of /status: got %d versions in spec, want 2", n)
 	}
 }
 
-// CRD-041: of many that want the same name at the same time, one gets it.
+// TestConcurrentConflicts checks that only one of many concurrent CRDs with the same name is accepted (CRD-041).
 func TestConcurrentConflicts(t *testing.T) {
 	s := serve(t)
 	var g sync.WaitGroup
@@ -350,21 +356,22 @@ func TestConcurrentConflicts(t *testing.T) {
 	}
 	g.Wait()
 	if accepted != 1 {
-		t.Errorf("%d CRDs got the name", accepted)
+		t.Errorf("got %d CRDs with the name, want 1", accepted)
 	}
 }
 
+// TestWarnings checks the warnings about unknown formats and unmergeable sets in a schema.
 func TestWarnings(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(strings.Replace(crd("example.com", "foos", "Foo", ""), `{"type":"object"}`,
 		`{"type":"object","properties":{"a":{"type":"string","format":"odd"},"b":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"object","x-kubernetes-map-type":"atomic"}}}}`, 1))
 	want := []string{`unrecognized format "odd"`, `x-kubernetes-list-type: set for items of type "object" is not supported by server-side apply or CEL validation rules`}
 	if fmt.Sprint(s.warnings) != fmt.Sprint(want) {
-		t.Errorf("warnings %q", s.warnings)
+		t.Errorf("got warnings %q, want %q", s.warnings, want)
 	}
 }
 
-// BenchmarkCreateCRD is the whole way of a small CRD, the store in memory.
+// BenchmarkCreateCRD measures the create of a small CRD in the engine, with an in-memory store.
 func BenchmarkCreateCRD(b *testing.B) {
 	s := serve(b)
 	b.ReportAllocs()

@@ -15,7 +15,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// beforeCreate is what upstream's store says of an object before it is stored.
+// beforeCreate returns the error of upstream's store for a new object, or nil.
 func beforeCreate(t *testing.T, v *resource.Version, text string) error {
 	t.Helper()
 	js, err := yaml.YAMLToJSON([]byte(text))
@@ -42,8 +42,8 @@ func beforeCreate(t *testing.T, v *resource.Version, text string) error {
 	return rest.BeforeCreate(s.Main, ctx, obj)
 }
 
-// an invalid object is refused in upstream's words.
-func TestRefusedInUpstreamsWords(t *testing.T) {
+// TestCreateErrorsEqualUpstream checks that the errors for invalid objects equal upstream's.
+func TestCreateErrorsEqualUpstream(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, s := range samples(t) {
 		t.Run(s.name, func(t *testing.T) {
@@ -64,7 +64,8 @@ func TestRefusedInUpstreamsWords(t *testing.T) {
 	}
 }
 
-// who may do nothing is told so by the kinds that ask, and what strategies ask of the server harms nobody.
+// TestZeroConfig checks that strategies return errors with the zero Config, which authorizes nothing and has no other
+// objects.
 func TestZeroConfig(t *testing.T) {
 	params := map[string]any{"apiVersion": "example.com/v1", "kind": "Param"}
 	ref := map[string]any{"name": "x", "parameterNotFoundAction": "Deny"}
@@ -83,25 +84,26 @@ func TestZeroConfig(t *testing.T) {
 		}, "adminAccess"},
 	} {
 		s, c := findSample(t, q.sample), serveCluster(t, kinds.Config{})
-		c.user = plainUser // tester is of system:masters, who are not asked
+		c.user = plainUser // strategies skip authorization for system:masters, of which tester is a member
 		_, err := c.create(c.version(s.apiVersion, s.kind), s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
 		expectError(t, err, q.want)
 	}
 }
 
-// who asks is written down where a kind wants to know, and warnings reach the client.
-func TestStrategiesKnowTheRequest(t *testing.T) {
+// TestStrategiesUseRequest checks that strategies can read the user of the request, and that their warnings reach the
+// client.
+func TestStrategiesUseRequest(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	s := findSample(t, "certificates.k8s.io-v1-CertificateSigningRequest")
 	var o struct{ Spec struct{ Username string } }
 	if err := json.Unmarshal(c.mustCreate(c.version(s.apiVersion, s.kind), s.object, s.text), &o); err != nil || o.Spec.Username != "tester" {
-		t.Errorf("got %v, %v", o, err)
+		t.Errorf("got %v, error %v, want the user tester", o, err)
 	}
 	s = findSample(t, "v1-Pod")
 	c.mustCreate(c.version(s.apiVersion, s.kind), s.object, s.with(t, func(o map[string]any) {
 		o["spec"].(map[string]any)["nodeSelector"] = map[string]any{"beta.kubernetes.io/os": "linux"}
 	}))
 	if !contains(c.warnings, "beta.kubernetes.io/os") {
-		t.Errorf("got %q", c.warnings)
+		t.Errorf("got warnings %q, want one about beta.kubernetes.io/os", c.warnings)
 	}
 }

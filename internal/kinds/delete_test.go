@@ -14,7 +14,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-var plainUser = &user.DefaultInfo{Name: "somebody"}
+var plainUser = &user.DefaultInfo{Name: "plain"}
 
 func expectError(t *testing.T, err error, want string) {
 	t.Helper()
@@ -27,12 +27,13 @@ func contains(lines []string, part string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, part) })
 }
 
-// a Pod that runs on a node is given time to end, which a later delete can only shorten; without any it goes.
+// TestGracefulDelete checks that a Pod on a node is deleted after a grace period, which a later delete can only shorten.
+// A delete with the period 0 is immediate.
 func TestGracefulDelete(t *testing.T) {
 	s := findSample(t, "v1-Pod")
 	for _, q := range []struct {
-		grace []int64 // of one delete after the other; -1: not said
-		want  int64   // that is left; -1: the Pod is gone
+		grace []int64 // of consecutive deletes; -1 means not specified
+		want  int64   // remaining grace period; -1 means that the Pod is deleted
 	}{
 		{[]int64{-1}, 30}, {[]int64{5}, 5}, {[]int64{0}, -1},
 		{[]int64{-1, -1}, 30}, {[]int64{-1, 5}, 5}, {[]int64{5, -1}, 5}, {[]int64{-1, 0}, -1},
@@ -53,7 +54,7 @@ func TestGracefulDelete(t *testing.T) {
 		}
 		left := c.stored(v, s.object)
 		if gone != (q.want < 0) || gone != (left == nil) {
-			t.Errorf("%v: gone is %v, there is left %s", q.grace, gone, left)
+			t.Errorf("%v: got gone %v, stored object %s", q.grace, gone, left)
 		}
 		if left == nil {
 			continue
@@ -63,27 +64,29 @@ func TestGracefulDelete(t *testing.T) {
 			t.Fatal(err)
 		}
 		if grace := obj.GetDeletionGracePeriodSeconds(); obj.GetDeletionTimestamp() == nil || grace == nil || *grace != q.want {
-			t.Errorf("%v: left with %s", q.grace, left)
+			t.Errorf("%v: got %s, want the grace period %d", q.grace, left, q.want)
 		}
 	}
 }
 
-// other kinds go at once, whatever time they are given, and not at all where the caller means another object.
+// TestDeleteWithoutGrace checks that objects of other kinds are deleted immediately, with any grace period, and that a
+// delete with another UID fails.
 func TestDeleteWithoutGrace(t *testing.T) {
 	s, c := findSample(t, "v1-ConfigMap"), serveCluster(t, kinds.Config{})
 	v := c.version(s.apiVersion, s.kind)
 	c.mustCreate(v, s.object, s.text)
 	other := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID("other"))}}
 	if _, _, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), other, c.by()); !apierrors.IsConflict(err) {
-		t.Errorf("got %v", err)
+		t.Errorf("delete with another UID: got error %v, want a Conflict", err)
 	}
 	grace := metav1.DeleteOptions{GracePeriodSeconds: new(int64(5))}
 	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), grace, c.by()); !gone || err != nil {
-		t.Errorf("gone is %v, %v", gone, err)
+		t.Errorf("delete with a grace period: got gone %v, error %v", gone, err)
 	}
 }
 
-// dependents are left alone by default where the kind is older than owners; nobody looks for those of an Event.
+// TestDependents checks the default propagation policy: kinds that are older than owner references orphan their
+// dependents. An Event is deleted immediately, because the garbage collector ignores Events.
 func TestDependents(t *testing.T) {
 	for name, want := range map[string]string{
 		"batch-v1-Job": "orphan", "v1-ReplicationController": "orphan", "apps-v1-Deployment": "gone", "v1-ConfigMap": "gone",
@@ -97,7 +100,7 @@ func TestDependents(t *testing.T) {
 			got = strings.Join(object.Finalizers(c.tree(o)), " ")
 		}
 		if err != nil || got != want {
-			t.Errorf("%s: %s, want %s, %v", name, got, want, err)
+			t.Errorf("%s: got %s, error %v; want %s", name, got, err, want)
 		}
 	}
 	s, c := findSample(t, "v1-Event"), serveCluster(t, kinds.Config{})
@@ -105,6 +108,6 @@ func TestDependents(t *testing.T) {
 	c.mustCreate(v, s.object, s.text)
 	o := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationOrphan)}
 	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, s.object, ""), o, c.by()); !gone || err != nil {
-		t.Errorf("an Event waits: %v", err)
+		t.Errorf("delete of an Event: got gone %v, error %v; want it deleted", gone, err)
 	}
 }

@@ -17,11 +17,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/embedded"
 )
 
-// where kube-apiserver stores kinds, if not by their plurals, and what a PUT may do without: an object, a resourceVersion.
-func TestPrefixesAndAllowances(t *testing.T) {
+// TestPrefixesAndUpdates checks the storage prefixes of kinds, and whether a PUT may create an object or omit the
+// resourceVersion, as in kube-apiserver.
+func TestPrefixesAndUpdates(t *testing.T) {
 	for _, c := range []struct {
-		group, plural, prefix string
-		creates, blind        bool
+		group, plural, prefix         string
+		createOnUpdate, unconditional bool
 	}{
 		{"", "configmaps", "configmaps", false, true}, {"", "services", "services/specs", true, true},
 		{"", "endpoints", "services/endpoints", true, true}, {"", "events", "events", true, true},
@@ -30,13 +31,14 @@ func TestPrefixesAndAllowances(t *testing.T) {
 		{"networking.k8s.io", "ingresses", "ingress", false, true}, {"networking.k8s.io", "ipaddresses", "ipaddresses", false, true},
 	} {
 		d := find(t, c.group, c.plural).Definition
-		if d.Prefix != "/registry/"+c.prefix+"/" || d.Behavior.CreateOnUpdate != c.creates || d.Behavior.UnconditionalUpdate != c.blind {
-			t.Errorf("%s: %s, creates %v, blind %v", c.plural, d.Prefix, d.Behavior.CreateOnUpdate, d.Behavior.UnconditionalUpdate)
+		if d.Prefix != "/registry/"+c.prefix+"/" || d.Behavior.CreateOnUpdate != c.createOnUpdate || d.Behavior.UnconditionalUpdate != c.unconditional {
+			t.Errorf("%s: got prefix %s, create on update %v, unconditional update %v", c.plural, d.Prefix, d.Behavior.CreateOnUpdate, d.Behavior.UnconditionalUpdate)
 		}
 	}
 }
 
-// CRD-057, CRD-068: each kind can be written in protobuf and parsed for field ownership.
+// TestEveryKindIsComplete checks that each kind can be encoded in protobuf and parsed for managed fields, and that its
+// columns are complete (CRD-057, CRD-068).
 func TestEveryKindIsComplete(t *testing.T) {
 	for _, v := range allVersions() {
 		name := v.APIVersion + " " + v.Definition.Names.Kind
@@ -53,7 +55,7 @@ func TestEveryKindIsComplete(t *testing.T) {
 		}
 		for _, c := range v.Columns {
 			if c.Description == "" || c.Path == nil && c.Cell == nil {
-				t.Errorf("%s: column %+v", name, c)
+				t.Errorf("%s: incomplete column %+v", name, c)
 			}
 			if c.Cell != nil {
 				c.Cell(object.Tree{}) // must not panic
@@ -62,7 +64,8 @@ func TestEveryKindIsComplete(t *testing.T) {
 	}
 }
 
-// EXT-020: what is taken lies in the store: a node port that another Service holds by the time of the commit is not committed.
+// TestNodePortsAreGuarded checks that the commit of a Service fails if another Service has its node port by then
+// (EXT-020).
 func TestNodePortsAreGuarded(t *testing.T) {
 	store, err := embedded.Open(embedded.Options{})
 	if err != nil {
@@ -80,18 +83,18 @@ func TestNodePortsAreGuarded(t *testing.T) {
 	}
 	for _, guards := range [][]storage.Guard{early, p.guards(ctx, serviceWithNodePort("late"))} {
 		if err := commit("late", guards...); err == nil {
-			t.Fatal("a port was given twice")
+			t.Fatal("a node port was allocated twice")
 		}
 	}
 }
 
-// serviceWithNodePort is a Service that holds 30007.
+// serviceWithNodePort returns a Service with the node port 30007.
 func serviceWithNodePort(name string) object.Tree {
 	return object.Tree{"apiVersion": "v1", "kind": "Service", "metadata": object.Tree{"name": name, "namespace": "ns"},
 		"spec": object.Tree{"ports": []any{object.Tree{"port": int64(80), "nodePort": int64(30007)}}}}
 }
 
-// An Event means the same in both groups, whatever fields it has, and comes back unchanged.
+// TestEventConversion checks that all fields of an Event are converted between its two groups in both directions.
 func TestEventConversion(t *testing.T) {
 	at, micro := metav1.NewTime(time.Unix(1_700_000_000, 0).UTC()), metav1.NewMicroTime(time.Unix(1_700_000_000, 123_000).UTC())
 	ref := corev1.ObjectReference{Kind: "Pod", Name: "p", UID: "u"}
@@ -125,15 +128,15 @@ func TestEventConversion(t *testing.T) {
 		}
 		v := find(t, "events.k8s.io", "events")
 		if got, err := v.ConvertTo(other); err != nil || !reflect.DeepEqual(got, core) {
-			t.Errorf("%v\ngot  %v\nwant %v", err, got, core)
+			t.Errorf("got error %v\ngot  %v\nwant %v", err, got, core)
 		}
 		if got, err := v.ConvertFrom(core); err != nil || !reflect.DeepEqual(got, other) {
-			t.Errorf("%v\ngot  %v\nwant %v", err, got, other)
+			t.Errorf("got error %v\ngot  %v\nwant %v", err, got, other)
 		}
 	}
 }
 
-// The table must cost nothing at start.
+// BenchmarkDefinitions measures the cost of the built-in kinds when a server starts, which must be small.
 func BenchmarkDefinitions(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {

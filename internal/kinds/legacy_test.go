@@ -7,7 +7,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// storeCRD writes a CRD behind the engine's back, as one that came in long ago.
+// storeCRD writes a CRD directly to the store, like one that an old version of the server accepted.
 func (s *server) storeCRD(manifest string) object.Tree {
 	s.Helper()
 	t := s.decode(manifest).Tree
@@ -21,7 +21,7 @@ func (s *server) storeCRD(manifest string) object.Tree {
 	return s.tree(o)
 }
 
-// legacy is a CRD that preserves unknown fields, with the schema's members beside its type.
+// legacy returns a CRD that preserves unknown fields. schema holds further members of its schema.
 func legacy(schema string) string {
 	c := crd("stable.example.com", "crontabs", "CronTab", "")
 	c = strings.Replace(c, `"scope":`, `"preserveUnknownFields":true,"scope":`, 1)
@@ -29,7 +29,7 @@ func legacy(schema string) string {
 	return strings.Replace(c, `"storedVersions":[]`, `"storedVersions":["v1"]`, 1)
 }
 
-// updatedLegacy is a stored CRD whose schema is not structural, after an update of its labels.
+// updatedLegacy returns a stored CRD with a non-structural schema, after an update of its labels.
 func updatedLegacy(t *testing.T) (*server, object.Tree) {
 	t.Helper()
 	s := serve(t)
@@ -42,20 +42,23 @@ func updatedLegacy(t *testing.T) (*server, object.Tree) {
 	return s, got
 }
 
-// SCH-017 SCH-018 SCH-025: the violations of a schema that is stored already are told in a condition, and the CRD can
-// go on being updated.
+// TestStoredSchemaIsNotStructural checks that a condition reports the violations of a stored non-structural schema, and
+// that updates of the CRD still succeed.
+// SCH-017 SCH-018 SCH-025
 func TestStoredSchemaIsNotStructural(t *testing.T) {
 	_, got := updatedLegacy(t)
 	want := `properties[foo].type: Required value: must not be empty for specified object fields`
 	if c := conditions(got)["NonStructuralSchema"]; !strings.HasPrefix(c, "True/Violations/") || !strings.Contains(c, want) {
-		t.Errorf("the condition is %q", c)
+		t.Errorf("got condition %q, want %s", c, want)
 	}
 	if got["spec"].(object.Tree)["preserveUnknownFields"] != true {
-		t.Error("preserveUnknownFields is gone")
+		t.Error("the update dropped preserveUnknownFields")
 	}
 }
 
-// SCH-017 SCH-026: the condition goes when the schema is mended and unknown fields are pruned, and tells of what is left before.
+// TestStoredSchemaBecomesStructural checks that the condition reports the remaining violations, and is removed when the
+// schema is structural and unknown fields are pruned.
+// SCH-017 SCH-026
 func TestStoredSchemaBecomesStructural(t *testing.T) {
 	s, got := updatedLegacy(t)
 	before := len(got["status"].(object.Tree)["conditions"].([]any))
@@ -74,11 +77,12 @@ func TestStoredSchemaBecomesStructural(t *testing.T) {
 	s.expect(got, "NonStructuralSchema", "")
 	s.expect(got, "Established", "True/InitialNamesAccepted/the initial names have been accepted")
 	if left := got["status"].(object.Tree)["conditions"].([]any); len(left) != before-1 {
-		t.Errorf("of %d conditions there are left %v", before, left)
+		t.Errorf("got conditions %v, want %d", left, before-1)
 	}
 }
 
-// VAL-015 DEF-005: where unknown fields are preserved there are no defaults.
+// TestNoDefaultsWithUnknownFields checks that a schema cannot have defaults if unknown fields are preserved.
+// VAL-015 DEF-005
 func TestNoDefaultsWithUnknownFields(t *testing.T) {
 	s := serve(t)
 	stored := s.storeCRD(legacy(`,"properties":{"foo":{"type":"string"}}`))
@@ -87,6 +91,6 @@ func TestNoDefaultsWithUnknownFields(t *testing.T) {
 	root["properties"].(object.Tree)["foo"].(object.Tree)["default"] = "x"
 	_, err := s.updateCRD(stored, "")
 	if err == nil || !strings.Contains(err.Error(), "spec.preserveUnknownFields: Invalid value: true: must be false in order to use defaults in the schema") {
-		t.Errorf("got %v", err)
+		t.Errorf("got error %v, want one about preserveUnknownFields", err)
 	}
 }

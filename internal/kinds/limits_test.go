@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Lists that upstream compares item by item are limited, wherever in an object they are: with 16,000 tolerations an update of a Pod took
-// a minute, with as many equal ports its creation four.
+// TestItemLimits checks the limits of lists in which upstream compares each pair of items. Without a limit, an update of
+// a Pod with 16,000 tolerations took a minute, and a create with 16,000 equal ports four minutes.
 func TestItemLimits(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	const container = `{"name":"c","image":"i"}`
@@ -60,7 +60,7 @@ func TestItemLimits(t *testing.T) {
 			t.Errorf("%s: got %.300v\nwant %s", l.kind, err, want)
 		}
 		if _, err := c.create(v, with(3)); err != nil {
-			t.Errorf("%s with few of %s: %.300v", l.kind, l.at, err)
+			t.Errorf("%s with 3 items in %s: %.300v", l.kind, l.at, err)
 		}
 		if _, err := c.put(v, name, "", with(1001)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("update of %s: got %.300v\nwant %s", l.kind, err, want)
@@ -68,8 +68,8 @@ func TestItemLimits(t *testing.T) {
 	}
 }
 
-// An access review, which every authenticated user may send, has at most 100 requirements of each kind: 4,000 empty ones took 5.6
-// seconds of processor time.
+// TestRequirementsOfAccessReviews checks that an access review has at most 100 requirements in each selector. Every
+// authenticated user may send a review, and 4,000 empty requirements took 5.6 seconds of CPU time.
 func TestRequirementsOfAccessReviews(t *testing.T) {
 	c := serveCluster(t, kinds.Config{Authorizer: allowGet{}})
 	for _, kind := range []string{"SelfSubjectAccessReview", "SubjectAccessReview", "LocalSubjectAccessReview"} {
@@ -78,7 +78,7 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 			with := func(n int, requirement string) string {
 				body := `{"spec":{"resourceAttributes":{"verb":"get","namespace":"ns","` + selector + `":{"requirements":[` + strings.Repeat(requirement+",", n-1) + requirement + `]}}`
 				if kind != "SelfSubjectAccessReview" {
-					body += `,"user":"somebody"`
+					body += `,"user":"plain"`
 				}
 				return body + `}}`
 			}
@@ -104,7 +104,8 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 	}
 }
 
-// A CRD has at most 1,000 versions, short names and categories, which are compared with each other.
+// TestListsOfCRDsAreLimited checks that a CRD has at most 1,000 versions, short names and categories, because validation
+// compares each pair of them.
 func TestListsOfCRDsAreLimited(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, apiVersion := range []string{"apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1"} {
@@ -126,7 +127,8 @@ func TestListsOfCRDsAreLimited(t *testing.T) {
 	}
 }
 
-// Lists that upstream's declarative validation compares item by item are limited, but for those that it limits itself.
+// TestUniqueListsAreLimited checks the limits of lists in which upstream's declarative validation compares each pair of
+// items. Lists that upstream itself limits have none.
 func TestUniqueListsAreLimited(t *testing.T) {
 	for _, l := range []struct{ kind, path string }{
 		{"DeviceTaintRule", "status.conditions"},
@@ -164,7 +166,7 @@ func TestUniqueListsAreLimited(t *testing.T) {
 					refused = refused || d.ItemLimits[i].Check(value.(object.Tree)) != nil
 				}
 				if refused != want {
-					t.Errorf("%s with %d of %s: refused %t", l.kind, n, l.path, refused)
+					t.Errorf("%s with %d items in %s: got refused %t, want %t", l.kind, n, l.path, refused, want)
 				}
 				found = true
 			}

@@ -9,8 +9,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// CRD-068: the protobuf message of an object is made once, and yet it is of the version that is asked for.
-func TestMessageOfEachVersion(t *testing.T) {
+// TestProtobufOfEachVersion checks that the protobuf message of an object has the requested version, although messages
+// are cached (CRD-068).
+func TestProtobufOfEachVersion(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	v1, v2 := c.version("autoscaling/v1", "HorizontalPodAutoscaler"), c.version("autoscaling/v2", "HorizontalPodAutoscaler")
 	c.mustCreate(v2, "a", `{metadata: {name: a}, spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a},
@@ -26,7 +27,7 @@ metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, ave
 			t.Fatal(err)
 		}
 		if err := first.Unmarshal(message); err != nil || first.Spec.TargetCPUUtilizationPercentage == nil || *first.Spec.TargetCPUUtilizationPercentage != 70 {
-			t.Errorf("%v %+v", err, first)
+			t.Errorf("autoscaling/v1: got error %v, object %+v", err, first)
 		}
 		var second autoscalingv2.HorizontalPodAutoscaler
 		if o, err = c.Engine.Get(t.Context(), c.at(v2, "a", ""), ""); err != nil {
@@ -36,7 +37,7 @@ metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, ave
 			t.Fatal(err)
 		}
 		if err := second.Unmarshal(message); err != nil || len(second.Spec.Metrics) != 1 {
-			t.Errorf("%v %+v", err, second)
+			t.Errorf("autoscaling/v2: got error %v, object %+v", err, second)
 		}
 	}
 }

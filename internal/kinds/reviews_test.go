@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// allowGet lets everybody get.
+// allowGet is an authorizer that allows only the verb get, to every user.
 type allowGet struct{}
 
 func (allowGet) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -21,14 +21,16 @@ func (allowGet) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 	return authorizer.DecisionNoOpinion, "because " + a.GetUser().GetName(), nil
 }
 
-// CRD-069 AGG-038: what kubectl auth whoami and auth can-i ask, and what other servers ask for their users; an answer has allowed and a reason.
+// TestReviews checks the reviews that kubectl auth whoami and kubectl auth can-i send, and those that other servers send
+// for their users. The status of an access review has the fields allowed and reason.
+// CRD-069 AGG-038
 func TestReviews(t *testing.T) {
 	c := serveCluster(t, kinds.Config{Authorizer: allowGet{}})
 	c.user = plainUser
 	for _, q := range []struct{ apiVersion, kind, body, want, err string }{
-		{"authentication.k8s.io/v1", "SelfSubjectReview", `{}`, `{"userInfo":{"username":"somebody"}}`, ""},
-		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{spec: {resourceAttributes: {verb: get}}}`, `{"allowed":true,"reason":"because somebody"}`, ""},
-		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{spec: {nonResourceAttributes: {path: /}}, status: {allowed: true}}`, `{"allowed":false,"reason":"because somebody"}`, ""},
+		{"authentication.k8s.io/v1", "SelfSubjectReview", `{}`, `{"userInfo":{"username":"plain"}}`, ""},
+		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{spec: {resourceAttributes: {verb: get}}}`, `{"allowed":true,"reason":"because plain"}`, ""},
+		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{spec: {nonResourceAttributes: {path: /}}, status: {allowed: true}}`, `{"allowed":false,"reason":"because plain"}`, ""},
 		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{}`, "", "exactly one of nonResourceAttributes or resourceAttributes must be specified"},
 		{"authorization.k8s.io/v1", "SelfSubjectAccessReview", `{metadata: {name: a}, spec: {resourceAttributes: {}}}`, "", "must be empty"},
 		{"authorization.k8s.io/v1", "SelfSubjectRulesReview", `{}`, "", `no namespace on request`},
@@ -41,7 +43,7 @@ func TestReviews(t *testing.T) {
 		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{spec: {user: other, resourceAttributes: {verb: get}}}`, "", `spec.resourceAttributes.namespace: Invalid value: "": must match metadata.namespace`},
 		{"authorization.k8s.io/v1", "LocalSubjectAccessReview", `{metadata: {namespace: else}, spec: {user: other, resourceAttributes: {verb: get, namespace: else}}}`, "", "the namespace of the provided object does not match the namespace sent on the request"},
 	} {
-		answer, err := c.create(c.version(q.apiVersion, q.kind), q.body)
+		review, err := c.create(c.version(q.apiVersion, q.kind), q.body)
 		if q.err != "" {
 			expectError(t, err, q.err)
 			continue
@@ -50,7 +52,7 @@ func TestReviews(t *testing.T) {
 			t.Errorf("%s %s: %v", q.kind, q.body, err)
 			continue
 		}
-		got := status(answer)
+		got := status(review)
 		if u, ok := got["userInfo"].(object.Tree); ok {
 			delete(u, "extra")
 		}

@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-// served are the kinds of Definitions that are served, "version plural".
-func served(t *testing.T, says ...string) (all []string) {
+// served returns "version plural" of each built-in kind that is served with the settings.
+func served(t *testing.T, settings ...string) (all []string) {
 	t.Helper()
-	enabled, err := ParseRuntimeConfig(runtimeConfig(says))
+	enabled, err := ParseRuntimeConfig(runtimeConfig(settings))
 	if err != nil {
-		t.Fatalf("%q: %v", says, err)
+		t.Fatalf("%q: %v", settings, err)
 	}
 	for _, d := range Definitions(Config{Enabled: enabled}) {
 		for _, v := range d.Versions {
@@ -23,21 +23,22 @@ func served(t *testing.T, says ...string) (all []string) {
 	return all
 }
 
-func runtimeConfig(says []string) map[string]string {
+func runtimeConfig(settings []string) map[string]string {
 	out := map[string]string{}
-	for _, s := range says {
+	for _, s := range settings {
 		key, value, _ := strings.Cut(s, "=")
 		out[key] = value
 	}
 	return out
 }
 
-// EXT-001: --runtime-config switches versions and resources off, the particular before the general.
-func TestEnablement(t *testing.T) {
+// TestRuntimeConfig checks that --runtime-config disables versions and resources, and that specific settings override
+// general ones (EXT-001).
+func TestRuntimeConfig(t *testing.T) {
 	all := served(t)
 	for _, c := range []struct {
-		says string
-		off  func(name string) bool
+		settings string
+		disabled func(name string) bool
 	}{
 		{"api/all=true", func(string) bool { return false }},
 		{"api/alpha=false,api/legacy=false", func(string) bool { return false }},
@@ -51,16 +52,16 @@ func TestEnablement(t *testing.T) {
 			return !strings.HasPrefix(name, "v1 ") && name != "apiextensions.k8s.io/v1 customresourcedefinitions"
 		}},
 	} {
-		want := slices.DeleteFunc(slices.Clone(all), c.off)
-		if got := served(t, strings.Split(c.says, ",")...); !slices.Equal(got, want) {
-			t.Errorf("%s: got  %q\nwant %q", c.says, got, want)
+		want := slices.DeleteFunc(slices.Clone(all), c.disabled)
+		if got := served(t, strings.Split(c.settings, ",")...); !slices.Equal(got, want) {
+			t.Errorf("%s:\ngot  %q\nwant %q", c.settings, got, want)
 		}
 	}
 }
 
-// EXT-001: what it cannot mean is refused in upstream's words.
-func TestEnablementRefused(t *testing.T) {
-	for says, want := range map[string]string{
+// TestRuntimeConfigErrors checks that invalid settings fail with upstream's messages (EXT-001).
+func TestRuntimeConfigErrors(t *testing.T) {
+	for settings, want := range map[string]string{
 		"foo/v1=true,bar/v2/x=false": "unknown api groups bar/v2,foo/v1",
 		"api/all=false":              "invalid runtime-config with only api/all=false",
 		"apps/v9=true":               "group version apps/v9 that has not been registered",
@@ -68,12 +69,12 @@ func TestEnablementRefused(t *testing.T) {
 		"batch/v1/CronJobs=false":    `invalid key batch/v1/CronJobs: group/version/resource and resource is always lowercase plural, not "CronJobs"`,
 		"api/all=maybe":              "invalid value api/all=maybe",
 		"a/b/c/d=true":               "runtime-config invalid key a/b/c/d",
-		// upstream would serve the one, and panics without the other
+		// upstream serves networking.k8s.io/v1beta1, and panics without v1
 		"networking.k8s.io/v1beta1=true": "group version networking.k8s.io/v1beta1 is not served by this server",
 		"v1=false":                       "the core group v1 cannot be disabled",
 	} {
-		if _, err := ParseRuntimeConfig(runtimeConfig(strings.Split(says, ","))); err == nil || err.Error() != want {
-			t.Errorf("%s: %v, want %s", says, err, want)
+		if _, err := ParseRuntimeConfig(runtimeConfig(strings.Split(settings, ","))); err == nil || err.Error() != want {
+			t.Errorf("%s: got error %v, want %s", settings, err, want)
 		}
 	}
 }

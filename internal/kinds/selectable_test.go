@@ -32,7 +32,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// attributes are upstream's, of the kinds that can be selected by more than a name and a namespace.
+// attributes holds upstream's functions for the selectable fields of a kind. Kinds with only name and namespace are
+// omitted.
 var attributes = map[string]func(runtime.Object) (labels.Set, fields.Set, error){
 	"certificatesigningrequests": certificates.GetAttrs, "configmaps": configmap.GetAttrs, "events": event.GetAttrs,
 	"jobs": job.GetAttrs, "namespaces": namespace.GetAttrs, "nodes": node.GetAttrs,
@@ -53,7 +54,7 @@ func requestFields(o runtime.Object) (labels.Set, fields.Set, error) {
 		"spec.signerName": r.Spec.SignerName, "spec.podName": r.Spec.PodName, "spec.nodeName": string(r.Spec.NodeName)}, nil
 }
 
-// selects says that a field selector finds an object.
+// selects reports whether a field selector matches an object.
 func (c *cluster) selects(v *resource.Version, name string, selector fields.Selector) bool {
 	c.Helper()
 	list, err := c.Engine.List(c.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
@@ -64,7 +65,7 @@ func (c *cluster) selects(v *resource.Version, name string, selector fields.Sele
 	return len(list.Items) == 1
 }
 
-// sameFields compares the fields of a stored object with those that upstream finds in it.
+// sameFields compares the selectable fields of a stored object with upstream's.
 func (c *cluster) sameFields(v *resource.Version, name string) {
 	c.Helper()
 	obj, err := v.Definition.Storage.Type.Load(c.stored(v, name))
@@ -77,7 +78,7 @@ func (c *cluster) sameFields(v *resource.Version, name string) {
 			c.Fatal(err)
 		}
 	}
-	reached := map[string]bool{"metadata.name": true, "metadata.namespace": true}
+	compared := map[string]bool{"metadata.name": true, "metadata.namespace": true}
 	for _, f := range v.SelectableFields {
 		inner, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), f.Name, "x")
 		if err != nil {
@@ -85,22 +86,22 @@ func (c *cluster) sameFields(v *resource.Version, name string) {
 			continue
 		}
 		value, ok := set[inner]
-		if reached[inner] = true; !ok && inner != "status.podIPs" { // which upstream knows, and fills with nothing
-			c.Errorf("%s %s: upstream has no field %s", v.APIVersion, v.Definition.Names.Plural, inner)
+		if compared[inner] = true; !ok && inner != "status.podIPs" { // upstream accepts it, but always without a value
+			c.Errorf("%s %s: field %s is not selectable upstream", v.APIVersion, v.Definition.Names.Plural, inner)
 		}
 		if !c.selects(v, name, fields.OneTermEqualSelector(f.Name, value)) || c.selects(v, name, fields.OneTermNotEqualSelector(f.Name, value)) {
-			c.Errorf("%s %s %s: %s is not %q", v.APIVersion, v.Definition.Names.Plural, name, f.Name, value)
+			c.Errorf("%s %s %s: want the value of %s to be %q", v.APIVersion, v.Definition.Names.Plural, name, f.Name, value)
 		}
 	}
 	for inner := range set {
-		if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), inner, "x"); err == nil && !reached[inner] {
-			c.Errorf("%s %s: %s cannot be selected by", v.APIVersion, v.Definition.Names.Plural, inner)
+		if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), inner, "x"); err == nil && !compared[inner] {
+			c.Errorf("%s %s: field %s is not selectable", v.APIVersion, v.Definition.Names.Plural, inner)
 		}
 	}
 }
 
-// kinds can be selected by upstream's fields, whose values are those that upstream finds in an object: in one that says
-// something, and in one that has nothing but defaults.
+// TestSelectableFields checks that the selectable fields and their values equal upstream's, for each sample and for an
+// object that has only defaults.
 func TestSelectableFields(t *testing.T) {
 	for _, s := range samples(t) {
 		t.Run(s.name, func(t *testing.T) {
@@ -125,8 +126,8 @@ func TestSelectableFields(t *testing.T) {
 	}
 }
 
-// No field that upstream selects by is forgotten, in any kind that some kind can be selected by: the kubelet of a node asks for
-// its PodCertificateRequests, kube-controller-manager for its ClusterTrustBundles.
+// TestNoSelectableFieldIsMissing checks each selectable field of any kind on all kinds that support it upstream.
+// Kubelets select PodCertificateRequests by field, for example, and kube-controller-manager ClusterTrustBundles.
 func TestNoSelectableFieldIsMissing(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	has, known := map[*resource.Version]map[string]bool{}, map[string]bool{}
@@ -141,12 +142,13 @@ func TestNoSelectableFieldIsMissing(t *testing.T) {
 	for v, fields := range has {
 		for name := range known {
 			if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), name, ""); err == nil && !fields[name] {
-				t.Errorf("%s %s: %s cannot be selected by", v.APIVersion, v.Definition.Names.Plural, name)
+				t.Errorf("%s %s: field %s is not selectable", v.APIVersion, v.Definition.Names.Plural, name)
 			}
 		}
 	}
 }
 
+// TestUnknownFields checks the errors for selectors with unknown fields.
 func TestUnknownFields(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, q := range []struct{ apiVersion, kind, field, want string }{

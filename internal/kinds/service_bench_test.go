@@ -8,7 +8,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// BenchmarkCreateService creates one beside others that hold addresses of a large range.
+// BenchmarkCreateService creates a Service in a store with many others, whose addresses are in a large range.
 func BenchmarkCreateService(b *testing.B) {
 	for _, others := range []int{10, 10_000} {
 		for _, kind := range []string{"ClusterIP", "NodePort"} {

@@ -23,7 +23,7 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 	return all
 }
 
-// addresses are those of a Service as it is stored.
+// addresses returns the cluster IPs of a stored Service.
 func (c *cluster) addresses(name string) []string {
 	c.Helper()
 	var s corev1.Service
@@ -33,6 +33,7 @@ func (c *cluster) addresses(name string) []string {
 	return s.Spec.ClusterIPs
 }
 
+// createRange creates a ServiceCIDR. status is the status of its condition Ready, and "" means no condition.
 func (c *cluster) createRange(name, status, cidrs string) {
 	c.Helper()
 	v := c.version("networking.k8s.io/v1", "ServiceCIDR")
@@ -46,7 +47,8 @@ func (c *cluster) createRange(name, status, cidrs string) {
 	}
 }
 
-// EXT-020: addresses come out of the ServiceCIDRs that are ready and stay; the server's own ranges count until there is one of them.
+// TestAddressesComeFromServiceCIDRs checks that addresses are allocated from ServiceCIDRs that are ready and not being
+// deleted, and from the configured ranges until the default ServiceCIDR exists (EXT-020).
 func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	const refused = "the provided network does not match the current range"
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("10.0.0.0/24", "fd00::/112")})
@@ -54,7 +56,7 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 		t.Helper()
 		err := c.createService(name, `{clusterIP: "`+ip+`", `+anyPort+`}`)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.HasSuffix(err.Error(), want)) {
-			t.Errorf("%s: %v, not %q", ip, err, want)
+			t.Errorf("%s: got error %v, want %q", ip, err, want)
 		}
 	}
 	take("own", "10.0.0.7", "")
@@ -63,7 +65,7 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	c.createRange("ready", "True", `[10.2.0.0/24]`)
 	c.createRange("unready", "False", `[10.3.0.0/24]`)
 	c.createRange("unknown", "Unknown", `[10.4.0.0/24]`)
-	take("unsaid", "10.1.0.7", "") // nobody says that it is not ready
+	take("no-condition", "10.1.0.7", "") // without the condition, a range counts as ready
 	take("six", "fd01::7", "")
 	take("ready", "10.2.0.7", "")
 	take("unready", "10.3.0.7", refused)
@@ -74,27 +76,27 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 	take("default", "10.5.0.7", "")
 	take("of-two-ranges", "10.5.0.7", "provided IP is already allocated")
 
-	v := c.version("networking.k8s.io/v1", "ServiceCIDR") // one that is going gives no more
-	c.createRange("going", "True", `[10.6.0.0/24]`)
-	if _, err := c.put(v, "going", "", `{metadata: {name: going, finalizers: [example.com/f]}, spec: {cidrs: [10.6.0.0/24]}}`); err != nil {
+	v := c.version("networking.k8s.io/v1", "ServiceCIDR") // none are allocated from a deleted one
+	c.createRange("deleted", "True", `[10.6.0.0/24]`)
+	if _, err := c.put(v, "deleted", "", `{metadata: {name: deleted, finalizers: [example.com/f]}, spec: {cidrs: [10.6.0.0/24]}}`); err != nil {
 		t.Fatal(err)
 	}
 	take("before", "10.6.0.7", "")
-	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, "going", ""), metav1.DeleteOptions{}, c.by()); err != nil || gone {
-		t.Fatal(gone, err)
+	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, "deleted", ""), metav1.DeleteOptions{}, c.by()); err != nil || gone {
+		t.Fatalf("delete: got gone %v, error %v", gone, err)
 	}
 	take("after", "10.6.0.8", refused)
 }
 
-// When one range is full, the next one gives; then there is none.
+// TestAddressesOfSeveralRanges checks that addresses are allocated from the next range when one is full.
 func TestAddressesOfSeveralRanges(t *testing.T) {
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("10.0.0.0/30", "fd00::/126")})
-	for i := range 3 { // of IPv4 the last address is for all in the range
+	for i := range 3 { // the last address of an IPv4 range is the broadcast address
 		if err := c.createService(fmt.Sprint("four", i), `{`+anyPort+`}`); (err == nil) != (i < 2) {
-			t.Errorf("%d: %v", i, err)
+			t.Errorf("Service four%d: got error %v", i, err)
 		}
 		if err := c.createService(fmt.Sprint("six", i), `{ipFamilies: [IPv6], `+anyPort+`}`); err != nil {
-			t.Errorf("%d: %v", i, err)
+			t.Errorf("Service six%d: %v", i, err)
 		}
 	}
 	expectError(t, c.createService("more", `{ipFamilies: [IPv6], `+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
@@ -104,11 +106,11 @@ func TestAddressesOfSeveralRanges(t *testing.T) {
 	}
 	got := c.addresses("more")
 	if len(got) != 2 || !strings.HasPrefix(got[0], "10.0.1.") || !strings.HasPrefix(got[1], "fd00:1::") {
-		t.Errorf("%q", got)
+		t.Errorf("got addresses %q, want one of each new range", got)
 	}
 }
 
-// Of large ranges, too.
+// TestAddressesOfLargeRanges checks that addresses of large ranges are within the range.
 func TestAddressesOfLargeRanges(t *testing.T) {
 	for _, r := range prefixes("10.0.0.0/8", "fd00::/64", "fd00::/56") {
 		c := serveCluster(t, kinds.Config{ServiceRanges: []netip.Prefix{r}})
@@ -118,14 +120,15 @@ func TestAddressesOfLargeRanges(t *testing.T) {
 				t.Fatal(err)
 			}
 			if ip := c.addresses(name)[0]; !r.Contains(netip.MustParseAddr(ip)) {
-				t.Errorf("%s is not of %s", ip, r)
+				t.Errorf("got address %s, want one in %s", ip, r)
 			}
 		}
 	}
 }
 
-// The lowest sixteenth of a range is left to those who ask for an address (KEP-3070), as long as there are others.
-func TestLowestAddressesAreGivenLast(t *testing.T) {
+// TestLowestAddressesAreAllocatedLast checks that the lowest sixteenth of a range is reserved for explicit requests
+// while other addresses are free (KEP-3070).
+func TestLowestAddressesAreAllocatedLast(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 239 {
 		name := fmt.Sprint("s", i)
@@ -133,12 +136,13 @@ func TestLowestAddressesAreGivenLast(t *testing.T) {
 			t.Fatal(err)
 		}
 		if ip := netip.MustParseAddr(c.addresses(name)[0]).As4(); (ip[3] > 16) != (i < 238) {
-			t.Errorf("%d: %v", i, ip)
+			t.Errorf("Service %d: got address %v", i, ip)
 		}
 	}
 }
 
-// EXT-020: what a store that an older server has written lacks, and what belongs to nobody.
+// TestAddressesAreRepaired checks that RepairAddresses returns the IPAddresses that are missing in the store of an older
+// server, and those without a Service (EXT-020).
 func TestAddressesAreRepaired(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 4 {
@@ -154,30 +158,31 @@ func TestAddressesAreRepaired(t *testing.T) {
 		}
 	}
 	if wrong, missing := kinds.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
-		t.Errorf("as it should be: %q, %v", wrong, missing)
+		t.Errorf("correct store: got wrong %q, missing %v", wrong, missing)
 	}
 	remove("/registry/ipaddresses/10.0.0.2") // deleted
-	remove("/registry/ipaddresses/10.0.0.3") // and taken by somebody else
-	remove("/registry/services/specs/ns/s2") // by an older server, which knew of no address
+	remove("/registry/ipaddresses/10.0.0.3") // deleted, and created for another object below
+	remove("/registry/services/specs/ns/s2") // deleted by an older server, without the IPAddress
 	const labels = `labels: {ipaddress.kubernetes.io/managed-by: ipallocator.k8s.io}`
 	c.mustCreate(v, "10.0.0.3", `{metadata: {name: 10.0.0.3}, spec: {parentRef: {resource: gateways, name: g}}}`)
 	c.mustCreate(v, "10.0.0.9", `{metadata: {name: 10.0.0.9, `+labels+`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
-	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`) // its own affair
+	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`) // not a Service's, so it stays
 	wrong, missing := kinds.RepairAddresses(c.Store.Head())
 	slices.Sort(wrong)
 	if !slices.Equal(wrong, []string{"10.0.0.3", "10.0.0.4", "10.0.0.9"}) {
-		t.Errorf("wrong: %q", wrong)
+		t.Errorf("got wrong %q", wrong)
 	}
-	made := map[string]string{}
+	created := map[string]string{}
 	for _, a := range missing {
-		made[a.Name] = a.Spec.ParentRef.Namespace + "/" + a.Spec.ParentRef.Name
+		created[a.Name] = a.Spec.ParentRef.Namespace + "/" + a.Spec.ParentRef.Name
 	}
-	if len(made) != 2 || made["10.0.0.2"] != "ns/s0" || made["10.0.0.3"] != "ns/s1" {
-		t.Errorf("missing: %v", made)
+	if len(created) != 2 || created["10.0.0.2"] != "ns/s0" || created["10.0.0.3"] != "ns/s1" {
+		t.Errorf("got missing %v", created)
 	}
 }
 
-// Two Services that have one address, by whatever accident, leave it to the one whose it is.
+// TestRepairOfSharedAddress checks that the repair changes nothing if two Services have an address and its IPAddress
+// belongs to one of them.
 func TestRepairOfSharedAddress(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	if err := c.createService("b", `{clusterIP: 10.0.0.7, `+anyPort+`}`); err != nil {
@@ -193,11 +198,12 @@ func TestRepairOfSharedAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	if wrong, missing := kinds.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
-		t.Errorf("%q, %v", wrong, missing)
+		t.Errorf("got wrong %q, missing %v; want none", wrong, missing)
 	}
 }
 
-// EXT-020: a Service gets its second family when it asks for it, and gives it back when it says so, with its address.
+// TestServiceOfTwoFamilies checks that a Service gets its second family and address on request, and releases both on
+// request (EXT-020).
 func TestServiceOfTwoFamilies(t *testing.T) {
 	c := serveCluster(t, kinds.Config{ServiceRanges: prefixes("fd00::/112", "10.0.0.0/24")})
 	v := c.version("v1", "Service")
@@ -219,11 +225,11 @@ func TestServiceOfTwoFamilies(t *testing.T) {
 	} {
 		_, err := c.put(v, "s", "", `{metadata: {name: s}, spec: {`+strings.TrimPrefix(step.spec+`, `+anyPort, ", ")+`}}`)
 		if step.err == "" && err != nil || step.err != "" && (err == nil || !strings.HasSuffix(err.Error(), step.err)) {
-			t.Errorf("%s: %v, not %q", step.spec, err, step.err)
+			t.Errorf("%s: got error %v, want %q", step.spec, err, step.err)
 		}
 		got := c.addresses("s")
 		if fmt.Sprint(got) != step.want || c.Store.Head().Count("/registry/ipaddresses/", "") != len(got) {
-			t.Errorf("%s: %q, not %s, and %d IPAddresses", step.spec, got, step.want, c.Store.Head().Count("/registry/ipaddresses/", ""))
+			t.Errorf("%s: got addresses %q, want %s; got %d IPAddresses", step.spec, got, step.want, c.Store.Head().Count("/registry/ipaddresses/", ""))
 		}
 	}
 }

@@ -19,8 +19,9 @@ func (c *cluster) createService(name, spec string) error {
 	return err
 }
 
-// EXT-020: what kube-apiserver says of addresses that cannot be given.
-func TestServicesThatCannotBe(t *testing.T) {
+// TestInvalidServices checks that the errors for addresses and families that cannot be allocated are kube-apiserver's
+// (EXT-020).
+func TestInvalidServices(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, q := range []struct{ spec, want string }{
 		{`{clusterIP: nonsense, ` + anyPort + `}`, `spec.clusterIPs[0]: Invalid value: "nonsense": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`},
@@ -39,12 +40,12 @@ func TestServicesThatCannotBe(t *testing.T) {
 	}
 }
 
-// EXT-020: what an update keeps, drops and refuses.
+// TestServiceUpdates checks which addresses and ports an update retains, drops and rejects (EXT-020).
 func TestServiceUpdates(t *testing.T) {
 	for _, q := range []struct {
 		old, spec, err string
-		want           []string // parts of what is stored
-		not            string   // a part that is not
+		want           []string // parts of the stored spec
+		not            string   // text that the stored spec must not have
 	}{
 		{`{type: NodePort, clusterIP: 10.0.0.7, ports: [{port: 80, nodePort: 30001}]}`, `{type: NodePort, ports: [{port: 81}]}`, "",
 			[]string{`"clusterIP":"10.0.0.7"`, `"clusterIPs":["10.0.0.7"]`, `"nodePort":30001`, `"port":81`}, "none"},
@@ -70,22 +71,23 @@ func TestServiceUpdates(t *testing.T) {
 			t.Errorf("%s: %v", q.spec, err)
 			continue
 		}
-		// what owns a field is not what it is
+		// only the spec, because managedFields also has the names of fields
 		got, _, _ := strings.Cut(string(c.stored(v, "s")), `"status"`)
 		_, got, _ = strings.Cut(got, `"spec":`)
 		for _, part := range q.want {
 			if !strings.Contains(got, part) {
-				t.Errorf("%s -> %s\n%s lacks %s", q.old, q.spec, got, part)
+				t.Errorf("%s -> %s\ngot %s, want %s in it", q.old, q.spec, got, part)
 			}
 		}
 		if strings.Contains(got, q.not) {
-			t.Errorf("%s -> %s\n%s has %s", q.old, q.spec, got, q.not)
+			t.Errorf("%s -> %s\ngot %s, want no %s in it", q.old, q.spec, got, q.not)
 		}
 	}
 }
 
-// a range of 254 addresses holds 254, gives none twice, and then says that it is full.
-func TestAddressesAreGivenOnce(t *testing.T) {
+// TestAddressesAreAllocatedOnce checks that a range of 254 addresses has enough for 254 Services, allocates none twice,
+// and then returns an error.
+func TestAddressesAreAllocatedOnce(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 254 {
 		if err := c.createService(fmt.Sprintf("s%d", i), `{`+anyPort+`}`); err != nil {

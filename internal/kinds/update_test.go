@@ -15,12 +15,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// warningRecorder keeps warnings.
+// warningRecorder records warnings.
 type warningRecorder []string
 
-func (h *warningRecorder) AddWarning(_, text string) { *h = append(*h, text) }
+func (r *warningRecorder) AddWarning(_, text string) { *r = append(*r, text) }
 
-// beforeUpdate is what upstream's store makes of a stored object by an update, and what it warns of.
+// beforeUpdate returns the object that upstream's store would store for an update, and its warnings.
 func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []byte) (object.Tree, []string, error) {
 	t.Helper()
 	d := v.Definition
@@ -45,8 +45,8 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 		IsResourceRequest: true, Verb: "update", APIGroup: v.GroupVersion.Group, APIVersion: v.GroupVersion.Version,
 		Namespace: obj.GetNamespace(), Resource: d.Names.Plural, Subresource: sub, Name: obj.GetName(),
 	})
-	if begin := d.Strategy.Prepare; begin != nil && sub == "" {
-		if err := begin(ctx, obj, live); err != nil {
+	if prepare := d.Strategy.Prepare; prepare != nil && sub == "" {
+		if err := prepare(ctx, obj, live); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -61,22 +61,23 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 	return out, warnings, nil
 }
 
-// An update of an object, or of a part of it, leaves what upstream's store would leave, and is refused and warned of in its words.
-func TestUpdatedAsUpstream(t *testing.T) {
+// TestUpdateEqualsUpstream checks that updates of objects and of their subresources have the same result, error and
+// warnings as in upstream's store.
+func TestUpdateEqualsUpstream(t *testing.T) {
 	label := func(o map[string]any, name string) {
 		o["metadata"].(map[string]any)["labels"] = map[string]any{name: "b"}
 	}
 	changes := map[string]func(map[string]any){
 		"label":     func(o map[string]any) { label(o, "a") },
 		"bad label": func(o map[string]any) { label(o, "not valid") },
-		"nothing else": func(o map[string]any) {
+		"metadata only": func(o map[string]any) {
 			for key := range o {
 				if key != "apiVersion" && key != "kind" && key != "metadata" {
 					delete(o, key)
 				}
 			}
 		},
-		"warned of": func(o map[string]any) {
+		"warning": func(o map[string]any) {
 			o["metadata"].(map[string]any)["annotations"] = map[string]any{"scheduler.alpha.kubernetes.io/critical-pod": "", "volume.beta.kubernetes.io/storage-class": "x"}
 		},
 		"finalizer": func(o map[string]any) { o["metadata"].(map[string]any)["finalizers"] = []any{"plain"} },

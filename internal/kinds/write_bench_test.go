@@ -11,7 +11,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/kinds"
 )
 
-// writtenPod and the others are what peers/load writes.
+// These are the objects that peers/load writes.
 const (
 	writtenPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a%d","labels":{"app":"load"}},"spec":{"automountServiceAccountToken":false,
 "containers":[{"name":"c","image":"registry.example/app:1","resources":{"requests":{"cpu":"100m","memory":"64Mi"}},"env":[{"name":"A","value":"b"}]}]}}`
@@ -23,7 +23,7 @@ const (
 	patchedStatus = `{"status":{"phase":"Running","podIP":"10.1.1.1","conditions":[{"type":"Ready","status":"True","message":"%d"}]}}`
 )
 
-// Bodies are decoded within the time measured.
+// BenchmarkCreateBuiltin measures creates, including the decoding of bodies.
 func BenchmarkCreateBuiltin(b *testing.B) {
 	c := serveCluster(b, kinds.Config{})
 	for _, k := range []struct{ apiVersion, kind, body string }{
@@ -48,6 +48,7 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 	}
 }
 
+// BenchmarkPatchBuiltin measures the patches that kubelets send most often.
 func BenchmarkPatchBuiltin(b *testing.B) {
 	c := serveCluster(b, kinds.Config{})
 	for _, k := range []struct {
