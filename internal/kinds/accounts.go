@@ -29,9 +29,11 @@ func newAccounts(head func() *storage.Snapshot) *accounts {
 		serviceAccounts: of(corev1.SchemeGroupVersion, "ServiceAccount", "serviceaccounts"),
 		pods:            of(corev1.SchemeGroupVersion, "Pod", "pods"),
 		secrets:         of(corev1.SchemeGroupVersion, "Secret", "secrets"),
-		nodes:           lister{c.Head, corev1.Resource("nodes"), "/registry/minions/", typeAt(corev1.SchemeGroupVersion, resource.Names{Kind: "Node", ListKind: "NodeList"})},
-		validating:      of(admissionv1.SchemeGroupVersion, "ValidatingWebhookConfiguration", "validatingwebhookconfigurations"),
-		mutating:        of(admissionv1.SchemeGroupVersion, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"),
+		nodes: lister{c.Head, corev1.Resource("nodes"), "/registry/minions/",
+			typeAt(corev1.SchemeGroupVersion, resource.Names{Kind: "Node", ListKind: "NodeList"})},
+		validating: of(admissionv1.SchemeGroupVersion, "ValidatingWebhookConfiguration",
+			"validatingwebhookconfigurations"),
+		mutating: of(admissionv1.SchemeGroupVersion, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"),
 	}
 }
 
@@ -65,10 +67,14 @@ func (a *accounts) GetNode(_ context.Context, name string) (*corev1.Node, error)
 	return externalOf[*corev1.Node](a.nodes, name)
 }
 
-func (a *accounts) GetValidatingWebhookConfiguration(_ context.Context, name string) (*admissionv1.ValidatingWebhookConfiguration, error) {
+func (a *accounts) GetValidatingWebhookConfiguration(
+	_ context.Context, name string,
+) (*admissionv1.ValidatingWebhookConfiguration, error) {
 	return externalOf[*admissionv1.ValidatingWebhookConfiguration](a.validating, name)
 }
 
-func (a *accounts) GetMutatingWebhookConfiguration(_ context.Context, name string) (*admissionv1.MutatingWebhookConfiguration, error) {
+func (a *accounts) GetMutatingWebhookConfiguration(
+	_ context.Context, name string,
+) (*admissionv1.MutatingWebhookConfiguration, error) {
 	return externalOf[*admissionv1.MutatingWebhookConfiguration](a.mutating, name)
 }

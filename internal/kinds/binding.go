@@ -19,7 +19,8 @@ import (
 // binding returns the subresource pods/binding, by which a scheduler assigns a Pod to a node.
 func binding() resource.Subresource {
 	body := postOnly(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings"})
-	return resource.Subresource{Name: "binding", Verbs: body.Definition.Verbs, Body: body, Check: checkBinding, Act: bind}
+	return resource.Subresource{Name: "binding", Verbs: body.Definition.Verbs, Body: body,
+		Check: checkBinding, Act: bind}
 }
 
 // guardBindings makes bindings to nodes without the capacity for the Pod fail, unless c disables this.
@@ -33,9 +34,11 @@ func guardBindings(c Config, pod, node *resource.Behavior) {
 
 // legacyBindings returns the resource bindings, to which old schedulers post Bindings. Its objects are never stored.
 func legacyBindings() *resource.Definition {
-	body := postOnly(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings", Singular: "binding"})
+	body := postOnly(corev1.SchemeGroupVersion, resource.Names{Kind: "Binding", Plural: "bindings",
+		Singular: "binding"})
 	body.Served = true
-	body.Definition.PostsTo = &resource.Endpoint{Resource: corev1.SchemeGroupVersion.WithResource("pods"), Subresource: "binding"}
+	body.Definition.PostsTo = &resource.Endpoint{Resource: corev1.SchemeGroupVersion.WithResource("pods"),
+		Subresource: "binding"}
 	return body.Definition
 }
 

@@ -10,11 +10,14 @@ import (
 // The columns are those of kubectl get. Their descriptions are those of the fields.
 
 func nameColumn() resource.Column {
-	return resource.Column{Name: "Name", Type: "string", Format: "name", Description: metav1.ObjectMeta{}.SwaggerDoc()["name"], Path: []string{"metadata", "name"}}
+	return resource.Column{Name: "Name", Type: "string", Format: "name",
+		Description: metav1.ObjectMeta{}.SwaggerDoc()["name"], Path: []string{"metadata", "name"}}
 }
 
 func ageColumn() resource.Column {
-	return resource.Column{Name: "Age", Type: "string", Age: true, Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], Path: []string{"metadata", "creationTimestamp"}}
+	return resource.Column{Name: "Age", Type: "string", Age: true,
+		Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
+		Path:        []string{"metadata", "creationTimestamp"}}
 }
 
 // pathColumn returns a column with the string field at path. The cell is empty if the field is not set.

@@ -74,7 +74,8 @@ func (c Config) leaseProblem(name string) (reason string, exists bool) {
 		return fmt.Sprintf("Lease kube-system/%s has no renewTime or leaseDurationSeconds", name), true
 	}
 	if end := spec.RenewTime.Add(time.Duration(*spec.LeaseDurationSeconds) * time.Second); end.Before(c.Now()) {
-		return fmt.Sprintf("Lease kube-system/%s of %s expired at %s", name, *spec.HolderIdentity, end.UTC().Format(time.RFC3339)), true
+		return fmt.Sprintf("Lease kube-system/%s of %s expired at %s", name, *spec.HolderIdentity,
+			end.UTC().Format(time.RFC3339)), true
 	}
 	return "", true
 }

@@ -28,8 +28,10 @@ func podConnects() []resource.Subresource {
 
 // proxy returns a subresource that forwards requests with any method. options is the kind of its options.
 func proxy(options string) resource.Subresource {
-	methods := []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPatch, http.MethodPost, http.MethodPut}
-	return connect("proxy", options, resource.Connect{Methods: methods, Subpath: "path"}, "create", "delete", "get", "patch", "update")
+	methods := []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPatch,
+		http.MethodPost, http.MethodPut}
+	return connect("proxy", options, resource.Connect{Methods: methods, Subpath: "path"}, "create", "delete", "get",
+		"patch", "update")
 }
 
 // nodeProxy returns the subresource that forwards requests to a kubelet. Some of the kubelet's paths run a command or

@@ -35,7 +35,8 @@ func customResourceDefinitions(c Config) *resource.Definition {
 		Behavior:   crds(c),
 		ItemLimits: limits("CustomResourceDefinition"),
 	}
-	d.Storage = crdVersion(d, apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{}, &apiextensionsv1.CustomResourceDefinitionList{})
+	d.Storage = crdVersion(d, apiextensionsv1.SchemeGroupVersion, &apiextensionsv1.CustomResourceDefinition{},
+		&apiextensionsv1.CustomResourceDefinitionList{})
 	d.Storage.Validate = validateCRD
 	d.Storage.Type.Decoder = crdvalidation.Decode
 	d.Versions = []*resource.Version{d.Storage, legacyCRDs(d)}
@@ -44,7 +45,8 @@ func customResourceDefinitions(c Config) *resource.Definition {
 
 // crdVersion returns a version of CustomResourceDefinition with the Go types of obj and list.
 func crdVersion(d *resource.Definition, gv schema.GroupVersion, obj, list runtime.Object) *resource.Version {
-	g := &resource.GoType{New: constructor(reflect.TypeOf(obj).Elem()), NewList: constructor(reflect.TypeOf(list).Elem()), OpenAPI: openapi.GetOpenAPIDefinitions}
+	g := &resource.GoType{New: constructor(reflect.TypeOf(obj).Elem()),
+		NewList: constructor(reflect.TypeOf(list).Elem()), OpenAPI: openapi.GetOpenAPIDefinitions}
 	return &resource.Version{
 		Definition: d, GroupVersion: gv, APIVersion: gv.String(), Served: true, Status: true,
 		Columns: crdColumns(), Type: g, Parseable: sync.OnceValues(g.Parseable),
@@ -93,8 +95,8 @@ func hasSelectableFields(obj object.Tree) bool {
 	})
 }
 
-// crdColumns returns the columns of kubectl get crd: Name and Created At as in all releases, and with -o wide those that
-// v1.37 added.
+// crdColumns returns the columns of kubectl get crd: Name and Created At as in all releases, and with -o wide those
+// that v1.37 added.
 func crdColumns() []resource.Column {
 	created := ageColumn()
 	created.Name, created.Type, created.Age = "Created At", "date", false
@@ -108,9 +110,10 @@ func crdColumns() []resource.Column {
 		wide(cellColumn("ShortNames", "Short names", func(t object.Tree) any {
 			return strings.Join(object.Strings(tree(t, "spec", "names"), "shortNames"), ",")
 		})),
-		wide(resource.Column{Name: "Established", Type: "boolean", Description: "Established status", Cell: func(t object.Tree) any {
-			return isConditionTrue(tree(t, "status"), "Established")
-		}}),
+		wide(resource.Column{Name: "Established", Type: "boolean", Description: "Established status",
+			Cell: func(t object.Tree) any {
+				return isConditionTrue(tree(t, "status"), "Established")
+			}}),
 	}
 }
 
@@ -148,7 +151,8 @@ func defaultCRD(obj object.Tree) {
 	if conversion := tree(spec, "conversion"); isEmptyWebhook(tree(conversion, "webhook")) {
 		delete(conversion, "webhook")
 	}
-	if service := tree(spec, "conversion", "webhook", "clientConfig", "service"); service != nil && service["port"] == nil {
+	if service := tree(spec, "conversion", "webhook", "clientConfig", "service"); service != nil &&
+		service["port"] == nil {
 		service["port"] = int64(443)
 	}
 }

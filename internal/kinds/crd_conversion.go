@@ -30,12 +30,14 @@ func declaredConversion(obj, old object.Tree) field.ErrorList {
 	for _, c := range costs {
 		total = max(total, total+c.Cost)
 		if c.Cost > crdvalidation.MaxRuleCost {
-			errs = append(errs, field.Forbidden(c.Path, crdvalidation.CostMessage("estimated expression cost", c.Cost, crdvalidation.MaxRuleCost)))
+			message := crdvalidation.CostMessage("estimated expression cost", c.Cost, crdvalidation.MaxRuleCost)
+			errs = append(errs, field.Forbidden(c.Path, message))
 		}
 	}
 	if total > crdvalidation.MaxCRDCost {
 		errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(resource.ConversionAnnotation),
-			crdvalidation.CostMessage("estimated expression cost total for the conversion", total, crdvalidation.MaxCRDCost)))
+			crdvalidation.CostMessage("estimated expression cost total for the conversion", total,
+				crdvalidation.MaxCRDCost)))
 	}
 	return errs
 }

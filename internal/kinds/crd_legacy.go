@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
+	v1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
@@ -21,24 +21,26 @@ import (
 
 // legacyCRDs returns the version v1beta1 of CustomResourceDefinition.
 func legacyCRDs(d *resource.Definition) *resource.Version {
-	v := crdVersion(d, apiextensionsv1beta1.SchemeGroupVersion, &apiextensionsv1beta1.CustomResourceDefinition{}, &apiextensionsv1beta1.CustomResourceDefinitionList{})
+	v := crdVersion(d, v1beta1.SchemeGroupVersion, &v1beta1.CustomResourceDefinition{},
+		&v1beta1.CustomResourceDefinitionList{})
 	v.Default, v.Validate = defaultLegacyCRD, validateLegacyCRD
 	v.ConvertTo, v.ConvertFrom = fromLegacyCRD, toLegacyCRD
 	v.Deprecated, v.RemovedRelease = true, "1.22"
-	v.DeprecationWarning = "apiextensions.k8s.io/v1beta1 CustomResourceDefinition is deprecated in v1.16+, unavailable in v1.22+; use apiextensions.k8s.io/v1 CustomResourceDefinition"
+	v.DeprecationWarning = "apiextensions.k8s.io/v1beta1 CustomResourceDefinition is deprecated in v1.16+, " +
+		"unavailable in v1.22+; use apiextensions.k8s.io/v1 CustomResourceDefinition"
 	return v
 }
 
 // defaultLegacyCRD sets upstream's defaults of the spec. Upstream also defaults an empty status.storedVersions, but no
 // client sends that through v1beta1.
 func defaultLegacyCRD(obj object.Tree) {
-	var spec apiextensionsv1beta1.CustomResourceDefinitionSpec
+	var spec v1beta1.CustomResourceDefinitionSpec
 	if readSpec(obj, &spec) != nil {
 		return // unreachable: the spec was decoded by its Go type
 	}
-	apiextensionsv1beta1.SetDefaults_CustomResourceDefinitionSpec(&spec)
+	v1beta1.SetDefaults_CustomResourceDefinitionSpec(&spec)
 	if c := spec.Conversion.WebhookClientConfig; c != nil && c.Service != nil {
-		apiextensionsv1beta1.SetDefaults_ServiceReference(c.Service)
+		v1beta1.SetDefaults_ServiceReference(c.Service)
 	}
 	if filled, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&spec); err == nil {
 		obj["spec"] = object.WholeNumbers(filled)
@@ -48,7 +50,8 @@ func defaultLegacyCRD(obj object.Tree) {
 // validateLegacyCRD validates the spec as the client sent it. In the stored spec, a setting that was specified both for
 // all versions and for one version is no longer recognizable.
 func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
-	js := object.AppendJSON(nil, object.Tree{"metadata": obj["metadata"], "spec": form["spec"], "status": obj["status"]})
+	js := object.AppendJSON(nil, object.Tree{"metadata": obj["metadata"], "spec": form["spec"],
+		"status": obj["status"]})
 	crd, err := crdvalidation.ReadLegacy(js)
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
@@ -58,15 +61,17 @@ func validateLegacyCRD(form, obj, old object.Tree, sub string) field.ErrorList {
 
 // fromLegacyCRD converts a CRD from v1beta1 to v1, in which each version has all of its settings.
 func fromLegacyCRD(t object.Tree) (object.Tree, error) {
-	var legacy apiextensionsv1beta1.CustomResourceDefinitionSpec
+	var legacy v1beta1.CustomResourceDefinitionSpec
 	var internal apiextensions.CustomResourceDefinitionSpec
 	var v1 apiextensionsv1.CustomResourceDefinitionSpec
 	err := readSpec(t, &legacy)
 	if err == nil {
-		err = apiextensionsv1beta1.Convert_v1beta1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(&legacy, &internal, nil)
+		err = v1beta1.Convert_v1beta1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(
+			&legacy, &internal, nil)
 	}
 	if err == nil {
-		err = apiextensionsv1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1_CustomResourceDefinitionSpec(&internal, &v1, nil)
+		err = apiextensionsv1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1_CustomResourceDefinitionSpec(
+			&internal, &v1, nil)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("convert CustomResourceDefinition to v1: %w", err)
@@ -78,18 +83,20 @@ func fromLegacyCRD(t object.Tree) (object.Tree, error) {
 func toLegacyCRD(t object.Tree) (object.Tree, error) {
 	var v1 apiextensionsv1.CustomResourceDefinitionSpec
 	var internal apiextensions.CustomResourceDefinitionSpec
-	var legacy apiextensionsv1beta1.CustomResourceDefinitionSpec
+	var legacy v1beta1.CustomResourceDefinitionSpec
 	err := readSpec(t, &v1)
 	if err == nil {
-		err = apiextensionsv1.Convert_v1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(&v1, &internal, nil)
+		err = apiextensionsv1.Convert_v1_CustomResourceDefinitionSpec_To_apiextensions_CustomResourceDefinitionSpec(
+			&v1, &internal, nil)
 	}
 	if err == nil {
-		err = apiextensionsv1beta1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1beta1_CustomResourceDefinitionSpec(&internal, &legacy, nil)
+		err = v1beta1.Convert_apiextensions_CustomResourceDefinitionSpec_To_v1beta1_CustomResourceDefinitionSpec(
+			&internal, &legacy, nil)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("convert CustomResourceDefinition to v1beta1: %w", err)
 	}
-	return withSpec(t, apiextensionsv1beta1.SchemeGroupVersion.String(), &legacy)
+	return withSpec(t, v1beta1.SchemeGroupVersion.String(), &legacy)
 }
 
 func readSpec(t object.Tree, into any) error {

@@ -104,8 +104,8 @@ func (a *allocation) accept(reason string, name *string, requested string, taken
 
 func inUse(name string) error { return fmt.Errorf("%q is already in use", name) }
 
-// shortNames accepts either all short names or none. A short name that equals the plural or the singular of the same CRD
-// is no conflict (kubernetes#121641).
+// shortNames accepts either all short names or none. A short name that equals the plural or the singular of the same
+// CRD is no conflict (kubernetes#121641).
 func (a *allocation) shortNames() {
 	var errs []error
 	for _, name := range a.requested.ShortNames {
@@ -129,15 +129,16 @@ func (a *allocation) resourceInUse(resource string) bool {
 }
 
 func (a *allocation) kindTaken(name string) bool {
-	return slices.Contains(kinds(a.accepted), name) || slices.ContainsFunc(a.conflicts, func(c nameConflict) bool { return c.kind == name })
+	return slices.Contains(kinds(a.accepted), name) ||
+		slices.ContainsFunc(a.conflicts, func(c nameConflict) bool { return c.kind == name })
 }
 
 // failingGuard is a guard that always fails, so that the engine retries the write from the start.
 var failingGuard = storage.Guard{Key: resource.CRDPrefix + "\x00", Revision: 1}
 
-// guards returns commit guards that fail if the accepted names of obj are no longer correct. This is the case if another
-// kind has acquired a name that obj newly accepts, or if the owner of a conflicting name has changed. It reads the
-// catalog again, which may be newer than the one that the names were computed from.
+// guards returns commit guards that fail if the accepted names of obj are no longer correct. This is the case if
+// another kind has acquired a name that obj newly accepts, or if the owner of a conflicting name has changed. It
+// reads the catalog again, which may be newer than the one that the names were computed from.
 func (s crdStatus) guards(ctx context.Context, obj object.Tree) []storage.Guard {
 	requested, accepted := namesOf(tree(obj, "spec", "names")), namesOf(tree(obj, "status", "acceptedNames"))
 	catalog, err := s.load(ctx)
@@ -173,6 +174,7 @@ func acceptsMore(n, before resource.Names) bool {
 // newConflicts removes the conflicts about names that the CRD had before.
 func newConflicts(conflicts []nameConflict, before resource.Names) []nameConflict {
 	return slices.DeleteFunc(conflicts, func(c nameConflict) bool {
-		return c.resource != "" && slices.Contains(resources(before), c.resource) || c.kind != "" && slices.Contains(kinds(before), c.kind)
+		return c.resource != "" && slices.Contains(resources(before), c.resource) || c.kind != "" &&
+			slices.Contains(kinds(before), c.kind)
 	})
 }

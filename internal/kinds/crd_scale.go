@@ -21,7 +21,8 @@ type scalePath struct {
 func scalePaths(obj, old object.Tree) (errs field.ErrorList) {
 	known := scalePathsOf(old)
 	for _, p := range scalePathsOf(obj) {
-		if !inDotNotation(p.value) && !slices.ContainsFunc(known, func(k scalePath) bool { return k.value == p.value }) {
+		same := func(k scalePath) bool { return k.value == p.value }
+		if !inDotNotation(p.value) && !slices.ContainsFunc(known, same) {
 			errs = append(errs, field.Invalid(p.at, p.value, "must be a json path in the dot notation"))
 		}
 	}

@@ -200,7 +200,8 @@ func (w statusWriter) approval(obj object.Tree) {
 		return
 	}
 	annotation, _ := object.Annotation(obj, apiextensionsv1.KubeAPIApprovedAnnotation)
-	state, message := apihelpers.GetAPIApprovalState(map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: annotation})
+	state, message := apihelpers.GetAPIApprovalState(
+		map[string]string{apiextensionsv1.KubeAPIApprovedAnnotation: annotation})
 	value := "False"
 	if state == apihelpers.APIApproved {
 		value = "True"
@@ -250,7 +251,8 @@ func (w statusWriter) violations(obj object.Tree) (reason, message string) {
 		path := field.NewPath("spec", "versions").Index(i).Child("schema", "openAPIV3Schema")
 		found, unsupported := crdvalidation.NonStructural(v.OpenAPIV3Schema, path)
 		if unsupported != nil {
-			return "StructuralError", fmt.Sprintf("failed to check validation schema for version %s: %v", crd.Spec.Versions[i].Name, unsupported)
+			return "StructuralError", fmt.Sprintf("failed to check validation schema for version %s: %v",
+				crd.Spec.Versions[i].Name, unsupported)
 		}
 		errs = append(errs, found...)
 	}

@@ -36,7 +36,8 @@ func schemaWarnings(crd object.Tree) []string {
 				add(&formats, fmt.Sprintf("unrecognized format %q", format))
 			}
 			if typ := unmergeableSetItems(s); typ != "" {
-				add(&sets, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by server-side apply or CEL validation rules", typ))
+				add(&sets, fmt.Sprintf("x-kubernetes-list-type: set for items of type %q is not supported by "+
+					"server-side apply or CEL validation rules", typ))
 			}
 		})
 	}
@@ -89,8 +90,8 @@ func unknownFormat(s object.Tree) string {
 	return ""
 }
 
-// unmergeableSetItems returns the type of the items if s is a set of objects or lists, which cannot be merged. It returns
-// "" otherwise.
+// unmergeableSetItems returns the type of the items if s is a set of objects or lists, which cannot be merged. It
+// returns "" otherwise.
 func unmergeableSetItems(s object.Tree) string {
 	if text(s, "x-kubernetes-list-type") != "set" {
 		return ""
@@ -132,9 +133,9 @@ func isKnownFormat(typ, format string) bool {
 	switch typ {
 	case "", "string":
 		switch strings.ReplaceAll(format, "-", "") {
-		case "bsonobjectid", "uri", "email", "hostname", "ipv4", "ipv6", "cidr", "mac", "uuid", "uuid3", "uuid4", "uuid5",
-			"isbn", "isbn10", "isbn13", "creditcard", "ssn", "hexcolor", "rgbcolor", "byte", "password", "date", "duration",
-			"datetime", "k8sshortname", "k8slongname":
+		case "bsonobjectid", "uri", "email", "hostname", "ipv4", "ipv6", "cidr", "mac", "uuid", "uuid3",
+			"uuid4", "uuid5", "isbn", "isbn10", "isbn13", "creditcard", "ssn", "hexcolor", "rgbcolor", "byte",
+			"password", "date", "duration", "datetime", "k8sshortname", "k8slongname":
 			return true
 		}
 	case "integer":

@@ -30,9 +30,9 @@ type entry struct {
 	subresources      map[string]rest.RESTUpdateStrategy // other subresources that update the object
 	actions           []resource.Subresource             // subresources for POST or CONNECT
 	scale             *resource.Scale
-	// fields are the selectable fields in addition to name and namespace, one string for each of versions. A string is a
-	// list of paths, separated by spaces. "a=b" names the path b "a". In "a:0" the default is 0, and in "a|b" the default
-	// is the value of b.
+	// fields are the selectable fields in addition to name and namespace, one string for each of versions. A string
+	// is a list of paths, separated by spaces. "a=b" names the path b "a". In "a:0" the default is 0, and in "a|b"
+	// the default is the value of b.
 	fields             []string
 	warning            string                              // of a deprecated kind
 	plainTable         bool                                // a Table has only the columns Name and Created At
@@ -100,7 +100,8 @@ func (e *entry) defineStored(d *resource.Definition) {
 	if e.noDeleteCollection {
 		d.Verbs = slices.Delete(d.Verbs, 2, 3)
 	}
-	d.Strategy = &resource.Strategy{Main: e.main, Subresources: map[string]rest.RESTUpdateStrategy{}, Authorize: e.authorize, Prepare: e.prepare}
+	d.Strategy = &resource.Strategy{Main: e.main, Subresources: map[string]rest.RESTUpdateStrategy{},
+		Authorize: e.authorize, Prepare: e.prepare}
 	maps.Copy(d.Strategy.Subresources, e.subresources)
 	if e.status != nil {
 		d.Strategy.Subresources["status"] = e.status

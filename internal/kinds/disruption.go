@@ -23,19 +23,25 @@ func disrupt(b *policy.PodDisruptionBudget, pod string, now time.Time) error {
 	s := &b.Status
 	switch {
 	case s.ObservedGeneration < b.Generation:
-		return denied(apierrors.NewTooManyRequests(wouldViolate, 10), "The disruption budget %s is still being processed by the server.", b.Name)
+		return denied(apierrors.NewTooManyRequests(wouldViolate, 10),
+			"The disruption budget %s is still being processed by the server.", b.Name)
 	case s.DisruptionsAllowed < 0:
-		err := apierrors.NewForbidden(policy.Resource("poddisruptionbudget"), b.Name, errors.New("pdb disruptions allowed is negative"))
-		return denied(err, "The disruption budget %s does not allow evicting pods currently: pdb disruptions allowed is negative", b.Name)
+		err := apierrors.NewForbidden(policy.Resource("poddisruptionbudget"), b.Name,
+			errors.New("pdb disruptions allowed is negative"))
+		return denied(err, "The disruption budget %s does not allow evicting pods currently: pdb disruptions "+
+			"allowed is negative", b.Name)
 	case len(s.DisruptedPods) > maxDisruptedPods:
-		err := apierrors.NewForbidden(policy.Resource("poddisruptionbudget"), b.Name, errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
-		return denied(err, "The disruption budget %s does not allow evicting pods currently: too many pending evictions not confirmed by PDB controller", b.Name)
+		err := apierrors.NewForbidden(policy.Resource("poddisruptionbudget"), b.Name,
+			errors.New("DisruptedPods map too big - too many evictions not confirmed by PDB controller"))
+		return denied(err, "The disruption budget %s does not allow evicting pods currently: too many pending "+
+			"evictions not confirmed by PDB controller", b.Name)
 	case s.DisruptionsAllowed == 0:
 		return exhausted(b)
 	}
 	if s.DisruptionsAllowed--; s.DisruptionsAllowed == 0 {
 		meta.SetStatusCondition(&s.Conditions, metav1.Condition{
-			Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.InsufficientPodsReason, ObservedGeneration: s.ObservedGeneration,
+			Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse,
+			Reason: policyv1.InsufficientPodsReason, ObservedGeneration: s.ObservedGeneration,
 		})
 	}
 	if s.DisruptedPods == nil {
@@ -54,11 +60,14 @@ func exhausted(b *policy.PodDisruptionBudget) error {
 	explained := c != nil && c.Status == metav1.ConditionFalse && c.Message != ""
 	switch {
 	case explained && c.Reason == policyv1.SyncFailedReason: // the numbers in the status may be wrong
-		return denied(err, "The disruption budget %s does not allow evicting pods currently because it failed sync: %s", b.Name, c.Message)
+		return denied(err, "The disruption budget %s does not allow evicting pods currently because it failed sync: %s",
+			b.Name, c.Message)
 	case s.CurrentHealthy <= s.DesiredHealthy:
-		return denied(err, "The disruption budget %s needs %d healthy pods and has %d currently", b.Name, s.DesiredHealthy, s.CurrentHealthy)
+		return denied(err, "The disruption budget %s needs %d healthy pods and has %d currently", b.Name,
+			s.DesiredHealthy, s.CurrentHealthy)
 	case explained:
-		return denied(err, "The disruption budget %s does not allow evicting pods currently (%s): %s", b.Name, c.Reason, c.Message)
+		return denied(err, "The disruption budget %s does not allow evicting pods currently (%s): %s", b.Name,
+			c.Reason, c.Message)
 	}
 	return denied(err, "The disruption budget %s does not allow evicting pods currently", b.Name)
 }
@@ -66,6 +75,7 @@ func exhausted(b *policy.PodDisruptionBudget) error {
 // denied adds a cause with the budget's reason to err, and returns err.
 func denied(err *apierrors.StatusError, format string, args ...any) error {
 	d := err.ErrStatus.Details
-	d.Causes = append(d.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: fmt.Sprintf(format, args...)})
+	d.Causes = append(d.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause,
+		Message: fmt.Sprintf(format, args...)})
 	return err
 }

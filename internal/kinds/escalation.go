@@ -72,7 +72,8 @@ func authorizeWith(newStorage func(rest.StandardStorage) upstreamStorage) author
 		if old == nil {
 			_, err = s.Create(ctx, obj, nil, &metav1.CreateOptions{})
 		} else {
-			_, _, err = s.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), nil, nil, false, &metav1.UpdateOptions{})
+			_, _, err = s.Update(ctx, obj.GetName(), rest.DefaultUpdatedObjectInfo(obj), nil, nil, false,
+				&metav1.UpdateOptions{})
 		}
 		return err
 	}
@@ -85,12 +86,14 @@ type discardStorage struct {
 }
 
 // Create implements rest.Creater.
-func (discardStorage) Create(_ context.Context, obj runtime.Object, _ rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
+func (discardStorage) Create(_ context.Context, obj runtime.Object, _ rest.ValidateObjectFunc,
+	_ *metav1.CreateOptions) (runtime.Object, error) {
 	return obj, nil
 }
 
 // Update implements rest.Updater.
-func (p discardStorage) Update(ctx context.Context, _ string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc, _ rest.ValidateObjectUpdateFunc, _ bool, _ *metav1.UpdateOptions) (runtime.Object, bool, error) {
+func (p discardStorage) Update(ctx context.Context, _ string, info rest.UpdatedObjectInfo, _ rest.ValidateObjectFunc,
+	_ rest.ValidateObjectUpdateFunc, _ bool, _ *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	obj, err := info.UpdatedObject(ctx, p.old)
 	return obj, false, err
 }
@@ -106,14 +109,15 @@ func validateName(name string) error {
 	return nil
 }
 
-// ruleResolver returns upstream's errors for invalid roleRefs. Upstream reads the role within the request, so its errors
-// name the request's resource. It also limits the cost of the check.
+// ruleResolver returns upstream's errors for invalid roleRefs. Upstream reads the role within the request, so its
+// errors name the request's resource. It also limits the cost of the check.
 type ruleResolver struct {
 	validation.AuthorizationRuleResolver
 }
 
 // GetRoleReferenceRules implements validation.AuthorizationRuleResolver.
-func (r ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
+func (r ruleResolver) GetRoleReferenceRules(ctx context.Context, ref rbacv1.RoleRef,
+	namespace string) ([]rbacv1.PolicyRule, error) {
 	known := ref.Kind == "Role" || ref.Kind == "ClusterRole"
 	if ref.Kind == "Role" && namespace == "" {
 		return nil, apierrors.NewBadRequest("Namespace parameter required.")

@@ -16,8 +16,8 @@ const (
 	// expands all of them to compare each with the caller's rules. One rule of 6 KiB with 300 groups, 300 resources and
 	// 300 verbs has 27 million.
 	maxCombinations = 50_000
-	// maxComparisons is the limit of combinations times strings in the caller's rules. At the limit, the check takes about
-	// half a second.
+	// maxComparisons is the limit of combinations times strings in the caller's rules. At the limit, the check takes
+	// about half a second.
 	maxComparisons = 10_000_000
 )
 
@@ -88,5 +88,6 @@ func (e *escalationCost) check(kind string, n int) error {
 	if e.combinations <= float64(n) {
 		return nil
 	}
-	return apierrors.NewInvalid(rbac.Kind(kind), e.name, field.ErrorList{field.TooMany(e.field, int(min(e.combinations, 1e15)), n)})
+	return apierrors.NewInvalid(rbac.Kind(kind), e.name,
+		field.ErrorList{field.TooMany(e.field, int(min(e.combinations, 1e15)), n)})
 }

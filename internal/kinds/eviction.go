@@ -25,7 +25,8 @@ func (c Config) eviction() resource.Subresource {
 	body := postOnly(policyv1.SchemeGroupVersion, resource.Names{Kind: "Eviction", Plural: "evictions"})
 	e := evictor{c.Now, c.lister(policyv1.SchemeGroupVersion, "PodDisruptionBudget", "poddisruptionbudgets")}
 	return resource.Subresource{
-		Name: "eviction", Verbs: body.Definition.Verbs, Body: body, AlternateAPIVersion: policyv1beta1.SchemeGroupVersion.String(), Check: checkEviction, Delete: e.evict,
+		Name: "eviction", Verbs: body.Definition.Verbs, Body: body,
+		AlternateAPIVersion: policyv1beta1.SchemeGroupVersion.String(), Check: checkEviction, Delete: e.evict,
 	}
 }
 
@@ -34,9 +35,12 @@ func checkEviction(name string, body resource.Internal) error {
 	if e.Name != name {
 		return apierrors.NewBadRequest("name in URL does not match name in Eviction object")
 	}
-	if o := e.DeleteOptions; o != nil && o.IgnoreStoreReadErrorWithClusterBreakingPotential != nil && *o.IgnoreStoreReadErrorWithClusterBreakingPotential {
-		return apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), name, field.ErrorList{field.Invalid(
-			field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true, "can not be set for pod eviction, try after removing the option")})
+	if o := e.DeleteOptions; o != nil && o.IgnoreStoreReadErrorWithClusterBreakingPotential != nil &&
+		*o.IgnoreStoreReadErrorWithClusterBreakingPotential {
+		return apierrors.NewInvalid(policyv1.SchemeGroupVersion.WithKind("Eviction").GroupKind(), name,
+			field.ErrorList{field.Invalid(
+				field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true,
+				"can not be set for pod eviction, try after removing the option")})
 	}
 	return nil
 }
@@ -49,7 +53,9 @@ type evictor struct {
 
 // evict returns the deletion of an evicted Pod, as upstream's EvictionREST does. It includes the update of the Pod's
 // budget if the Pod needs one.
-func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dryRun bool) (d resource.Deletion, err error) {
+func (e evictor) evict(
+	stored *storage.Snapshot, obj, body resource.Internal, dryRun bool,
+) (d resource.Deletion, err error) {
 	pod := obj.(*core.Pod)
 	if d.Options, err = evictionOptions(body.(*policy.Eviction), dryRun); err != nil {
 		return d, err
@@ -58,10 +64,12 @@ func (e evictor) evict(stored *storage.Snapshot, obj, body resource.Internal, dr
 		if d.Related, err = e.disruption(stored, pod); err != nil {
 			return d, err
 		}
-		d.Guards = []storage.Guard{{Key: e.budgets.prefix + pod.Namespace + "/", Prefix: true, Revision: stored.Revision()}}
+		d.Guards = []storage.Guard{{Key: e.budgets.prefix + pod.Namespace + "/", Prefix: true,
+			Revision: stored.Revision()}}
 	}
 	podutil.UpdatePodCondition(&pod.Status, &core.PodCondition{
-		Type: core.DisruptionTarget, Status: core.ConditionTrue, Reason: "EvictionByEvictionAPI", Message: "Eviction API: evicting",
+		Type: core.DisruptionTarget, Status: core.ConditionTrue, Reason: "EvictionByEvictionAPI",
+		Message: "Eviction API: evicting",
 	})
 	return d, nil
 }
@@ -85,7 +93,8 @@ func evictionOptions(e *policy.Eviction, dryRun bool) (o metav1.DeleteOptions, e
 
 // needsBudget reports whether the eviction of a Pod is a disruption: the Pod runs and is not being deleted.
 func needsBudget(p *core.Pod) bool {
-	return p.Status.Phase != core.PodSucceeded && p.Status.Phase != core.PodFailed && p.Status.Phase != core.PodPending && p.DeletionTimestamp.IsZero()
+	return p.Status.Phase != core.PodSucceeded && p.Status.Phase != core.PodFailed &&
+		p.Status.Phase != core.PodPending && p.DeletionTimestamp.IsZero()
 }
 
 // disruption returns the update of the Pod's budget. nil means that the eviction needs none.
@@ -96,13 +105,15 @@ func (e evictor) disruption(stored *storage.Snapshot, pod *core.Pod) (*resource.
 		return nil, err
 	case len(budgets) > 1:
 		return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: 500,
-			Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
+			Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does " +
+				"not support."}}
 	case !podutil.IsPodReady(pod) && allowsUnhealthyEviction(budgets[0]):
 		return nil, nil
 	}
 	return &resource.RelatedWrite{
-		Endpoint: resource.Endpoint{Resource: policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), Subresource: "status"},
-		Name:     budgets[0].Name,
+		Endpoint: resource.Endpoint{Resource: policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"),
+			Subresource: "status"},
+		Name: budgets[0].Name,
 		Do: func(obj resource.Internal) error {
 			return disrupt(obj.(*policy.PodDisruptionBudget), pod.Name, e.now())
 		},

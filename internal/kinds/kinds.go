@@ -38,8 +38,8 @@ type Config struct {
 	EventTTL time.Duration // lifetime of an Event after its last write; 0 means unlimited
 	// Head returns the stored objects, for kinds that depend on other objects. nil means that there are none.
 	Head func() *storage.Snapshot
-	// ServiceRanges are the ranges of the cluster IPs of Services until the ServiceCIDR DefaultServiceCIDR exists. Their
-	// families are those of the cluster, and the first is the default. nil means DefaultServiceRange.
+	// ServiceRanges are the ranges of the cluster IPs of Services until the ServiceCIDR DefaultServiceCIDR exists.
+	// Their families are those of the cluster, and the first is the default. nil means DefaultServiceRange.
 	ServiceRanges []netip.Prefix
 	NodePorts     utilnet.PortRange // of Services; the zero value means DefaultNodePorts
 	// UnguardedBindings disables the check that a node has the capacity for a Pod that is bound to it.
@@ -50,7 +50,8 @@ type Config struct {
 	NoFieldSelectors bool
 	Now              func() time.Time // nil means time.Now
 	// Authorizer answers access reviews. It also decides whether the writer of a policy may read its parameters, the
-	// writer of a claim may use a device, and the writer of a certificate may sign. nil means that it denies everything.
+	// writer of a claim may use a device, and the writer of a certificate may sign. nil means that it denies
+	// everything.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// Rules lists the permissions of a user in a namespace. nil means that each list is empty and marked as incomplete.
 	Rules authorizer.RuleResolver
@@ -153,7 +154,9 @@ func (denyAll) Authorize(context.Context, authorizer.Attributes) (authorizer.Dec
 }
 
 // RulesFor implements authorizer.RuleResolver.
-func (denyAll) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (denyAll) RulesFor(
+	context.Context, user.Info, string,
+) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	return nil, nil, true, nil
 }
 

@@ -10,8 +10,8 @@ const (
 	// maxItems is the limit of lists in which upstream's validation compares each pair of items. It takes a minute for
 	// 16,000 items, and cannot be interrupted.
 	maxItems = 1000
-	// maxUnique is the limit of lists in which upstream's declarative validation compares each pair of items. The time for
-	// equal items is cubic: a tenth of a second for 1,000, and five minutes for 16,000.
+	// maxUnique is the limit of lists in which upstream's declarative validation compares each pair of items. The
+	// time for equal items is cubic: a tenth of a second for 1,000, and five minutes for 16,000.
 	maxUnique = 500
 	// maxRequirements is the limit of each selector in an access review. Every authenticated user may send these.
 	maxRequirements = 100
@@ -23,15 +23,19 @@ func limits(kind string) []resource.ItemLimit {
 	case "LocalSubjectAccessReview", "SelfSubjectAccessReview", "SubjectAccessReview":
 		const attributes = "spec.resourceAttributes."
 		return []resource.ItemLimit{
-			resource.NewItemLimit(maxRequirements, attributes+"fieldSelector.requirements", attributes+"fieldSelector.rawSelector"),
-			resource.NewItemLimit(maxRequirements, attributes+"labelSelector.requirements", attributes+"labelSelector.rawSelector"),
+			resource.NewItemLimit(maxRequirements, attributes+"fieldSelector.requirements",
+				attributes+"fieldSelector.rawSelector"),
+			resource.NewItemLimit(maxRequirements, attributes+"labelSelector.requirements",
+				attributes+"labelSelector.rawSelector"),
 		}
 	case "CustomResourceDefinition":
 		return sameLimit(maxItems, "spec.versions", "spec.names.shortNames", "spec.names.categories")
-	case "DeviceTaintRule", "PodCertificateRequest", "PodDisruptionBudget", "StorageVersionMigration", "ValidatingAdmissionPolicy":
+	case "DeviceTaintRule", "PodCertificateRequest", "PodDisruptionBudget", "StorageVersionMigration",
+		"ValidatingAdmissionPolicy":
 		return sameLimit(maxUnique, "status.conditions")
 	case "ResourceClaim":
-		return sameLimit(maxUnique, "status.devices", "status.devices.*.conditions", "status.allocation.devices.results.*.skipNodeOperations")
+		return sameLimit(maxUnique, "status.devices", "status.devices.*.conditions",
+			"status.allocation.devices.results.*.skipNodeOperations")
 	case "ResourceSlice":
 		return sameLimit(maxUnique, "spec.skipNodeOperations")
 	case "Service":
@@ -42,7 +46,8 @@ func limits(kind string) []resource.ItemLimit {
 		return sameLimit(maxItems, "allowedTopologies")
 	case "Pod":
 		const claims = "status.nodeAllocatableResourceClaimStatuses"
-		return append(podLimits("spec."), sameLimit(maxUnique, "status.volumeHealth", claims, claims+".*.containers", claims+".*.mapping", claims+".*.overhead")...)
+		return append(podLimits("spec."), sameLimit(maxUnique, "status.volumeHealth", claims, claims+".*.containers",
+			claims+".*.mapping", claims+".*.overhead")...)
 	case "PodTemplate":
 		return podLimits("template.spec.")
 	case "CronJob":
@@ -71,7 +76,8 @@ func podLimits(path string) (all []resource.ItemLimit) {
 		"containers.*.ports initContainers.*.ports ephemeralContainers.*.ports",
 		"volumes",
 		"volumes.*.configMap.items volumes.*.secret.items volumes.*.downwardAPI.items volumes.*.projected.sources " +
-			"volumes.*.projected.sources.*.configMap.items volumes.*.projected.sources.*.secret.items volumes.*.projected.sources.*.downwardAPI.items",
+			"volumes.*.projected.sources.*.configMap.items volumes.*.projected.sources.*.secret.items " +
+			"volumes.*.projected.sources.*.downwardAPI.items",
 		"topologySpreadConstraints",
 		"readinessGates", // the Table of a Pod searches the conditions for each gate
 	} {

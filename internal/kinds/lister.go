@@ -24,7 +24,8 @@ type lister struct {
 }
 
 func (c Config) lister(gv schema.GroupVersion, kind, plural string) lister {
-	return lister{c.Head, gv.WithResource(plural).GroupResource(), "/registry/" + plural + "/", typeAt(gv, resource.Names{Kind: kind, ListKind: kind + "List"})}
+	return lister{c.Head, gv.WithResource(plural).GroupResource(), "/registry/" + plural + "/",
+		typeAt(gv, resource.Names{Kind: kind, ListKind: kind + "List"})}
 }
 
 // record returns the record of an object, or a NotFound error. name is "namespace/name" for a namespaced kind.
@@ -49,7 +50,9 @@ func (l lister) internal(name string) (resource.Internal, error) {
 // policyLister returns the policies that policy bindings refer to.
 type policyLister struct{ validating, mutating lister }
 
-func (l policyLister) GetValidatingAdmissionPolicy(_ context.Context, name string) (*admissionregistration.ValidatingAdmissionPolicy, error) {
+func (l policyLister) GetValidatingAdmissionPolicy(
+	_ context.Context, name string,
+) (*admissionregistration.ValidatingAdmissionPolicy, error) {
 	obj, err := l.validating.internal(name)
 	if err != nil {
 		return nil, err
@@ -57,7 +60,9 @@ func (l policyLister) GetValidatingAdmissionPolicy(_ context.Context, name strin
 	return obj.(*admissionregistration.ValidatingAdmissionPolicy), nil
 }
 
-func (l policyLister) GetMutatingAdmissionPolicy(_ context.Context, name string) (*admissionregistration.MutatingAdmissionPolicy, error) {
+func (l policyLister) GetMutatingAdmissionPolicy(
+	_ context.Context, name string,
+) (*admissionregistration.MutatingAdmissionPolicy, error) {
 	obj, err := l.mutating.internal(name)
 	if err != nil {
 		return nil, err

@@ -30,7 +30,8 @@ func migrationColumns() []resource.Column {
 		return "Pending"
 	}
 	name := func(t object.Tree) any {
-		gr := metav1.GroupResource{Group: text(t, "spec", "resource", "group"), Resource: text(t, "spec", "resource", "resource")}
+		gr := metav1.GroupResource{Group: text(t, "spec", "resource", "group"),
+			Resource: text(t, "spec", "resource", "resource")}
 		return gr.String()
 	}
 	return []resource.Column{

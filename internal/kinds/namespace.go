@@ -31,7 +31,8 @@ var namespaceBehavior = resource.Behavior{
 
 // terminateNamespace sets the phase of a deleted namespace to Terminating.
 func terminateNamespace(_ context.Context, obj object.Tree) error {
-	delete(object.Metadata(obj), "deletionGracePeriodSeconds") // as in upstream's separate implementation of this delete
+	// as in upstream's separate implementation of this delete
+	delete(object.Metadata(obj), "deletionGracePeriodSeconds")
 	child(obj, "status")["phase"] = string(corev1.NamespaceTerminating)
 	return nil
 }

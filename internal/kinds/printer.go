@@ -20,7 +20,9 @@ import (
 
 // upstreamTables returns upstream's table printers for all kinds. It is lazy because creating them is slow.
 var upstreamTables = sync.OnceValue(func() rest.TableConvertor {
-	return printerstorage.TableConvertor{TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers)}
+	return printerstorage.TableConvertor{
+		TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers),
+	}
 })
 
 // printer returns the Printer of a version. A plain Table has only the columns Name and Created At.
@@ -49,14 +51,16 @@ func printer(v *resource.Version, plain bool) *resource.Printer {
 				return metav1.TableRow{}, fmt.Errorf("print row of %s: %w", v.Definition.Names.Plural, err)
 			}
 			if len(t.Rows) != 1 {
-				return metav1.TableRow{}, fmt.Errorf("print row of %s: got %d rows", v.Definition.Names.Plural, len(t.Rows))
+				return metav1.TableRow{}, fmt.Errorf("print row of %s: got %d rows", v.Definition.Names.Plural,
+					len(t.Rows))
 			}
 			row := t.Rows[0]
 			row.Object.Object = nil
 			return row, nil
 		},
 		Empty: func() (resource.Internal, error) {
-			obj, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: v.GroupVersion.Group, Version: runtime.APIVersionInternal, Kind: v.Definition.Names.Kind})
+			obj, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: v.GroupVersion.Group,
+				Version: runtime.APIVersionInternal, Kind: v.Definition.Names.Kind})
 			if err != nil {
 				return nil, fmt.Errorf("create empty object of kind %s: %w", v.Definition.Names.Kind, err)
 			}

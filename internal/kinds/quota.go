@@ -64,7 +64,9 @@ func (s quotaStrategy) countsWithoutGroup(ctx context.Context, obj runtime.Objec
 		for _, g := range groups {
 			use = append(use, "count/"+name+"."+g)
 		}
-		warnings = append(warnings, fmt.Sprintf("spec.hard[count/%s]: limits nothing, because the core group has no resource %q; use %s", name, name, strings.Join(use, " or ")))
+		warnings = append(warnings, fmt.Sprintf(
+			"spec.hard[count/%s]: limits nothing, because the core group has no resource %q; use %s",
+			name, name, strings.Join(use, " or ")))
 	}
 	return warnings
 }

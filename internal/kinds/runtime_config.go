@@ -41,7 +41,8 @@ func ParseRuntimeConfig(settings map[string]string) (func(schema.GroupVersionRes
 		if config, err = resourceconfig.MergeAPIResourceConfigs(config, settings, scheme); err != nil {
 			return nil, err
 		}
-		// The first merge has applied the settings for all of the API. A second one would override more specific settings.
+		// The first merge has applied the settings for all of the API. A second one would override more specific
+		// settings.
 		maps.DeleteFunc(settings, func(key, _ string) bool { return strings.HasPrefix(key, "api/") })
 	}
 	for gv, on := range config.GroupVersionConfigs {

@@ -20,7 +20,8 @@ func (p pool) prepare(_ context.Context, obj, old resource.Internal) error {
 		inherit(svc, before)
 	}
 	alignClusterIPs(svc, before)
-	if p := svc.Spec.InternalTrafficPolicy; !needsClusterIP(svc) && p != nil && (*p == core.ServiceInternalTrafficPolicyCluster || *p == core.ServiceInternalTrafficPolicyLocal) {
+	if p := svc.Spec.InternalTrafficPolicy; !needsClusterIP(svc) && p != nil &&
+		(*p == core.ServiceInternalTrafficPolicyCluster || *p == core.ServiceInternalTrafficPolicyLocal) {
 		svc.Spec.InternalTrafficPolicy = nil // upstream stores it, but drops it on each read
 	}
 	return p.allocate(svc, before)

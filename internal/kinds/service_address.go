@@ -36,7 +36,8 @@ func (a *assignment) takeAddress(i int, requested []string) (string, error) {
 				return nthAddress(r, n).String(), nil
 			}
 		}
-		return "", apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP for Service %q: %w", a.svc.Name, errFull))
+		return "", apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP for Service %q: %w",
+			a.svc.Name, errFull))
 	}
 	addr, problem := parseIP(ip), error(nil)
 	switch {
@@ -47,7 +48,8 @@ func (a *assignment) takeAddress(i int, requested []string) (string, error) {
 	default:
 		return ip, nil
 	}
-	return "", a.invalid(field.Invalid(field.NewPath("spec", "clusterIPs"), requested, fmt.Sprintf("failed to allocate IP %v: %v", ip, problem)))
+	return "", a.invalid(field.Invalid(field.NewPath("spec", "clusterIPs"), requested,
+		fmt.Sprintf("failed to allocate IP %v: %v", ip, problem)))
 }
 
 // readyRanges returns the ranges of a family that addresses may be allocated from. They are those of the ServiceCIDRs
@@ -61,11 +63,13 @@ func (p pool) readyRanges(snap *storage.Snapshot, family core.IPFamily) (all []n
 		if err := json.Unmarshal(rec.Value, &c); err != nil || c.DeletionTimestamp != nil {
 			continue
 		}
-		if ready := apimeta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady); ready != nil && ready.Status != metav1.ConditionTrue {
+		ready := apimeta.FindStatusCondition(c.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
+		if ready != nil && ready.Status != metav1.ConditionTrue {
 			continue
 		}
 		for _, text := range c.Spec.CIDRs {
-			if r, err := netip.ParsePrefix(text); err == nil && (r.Addr().Is4() || r.Bits() >= 64) { // upstream's allocators ignore other ranges too
+			// upstream's allocators ignore other ranges too
+			if r, err := netip.ParsePrefix(text); err == nil && (r.Addr().Is4() || r.Bits() >= 64) {
 				all = append(all, r)
 			}
 		}

@@ -48,8 +48,10 @@ func (a *assignment) invalid(errs ...*field.Error) error {
 // its families and addresses. Such an update does not add a family that is now configured on the cluster, and does not
 // remove one that is no longer configured.
 func (a *assignment) familiesUnchanged() bool {
-	return a.old != nil && a.old.Spec.Type == a.svc.Spec.Type && policyOf(a.svc) == core.IPFamilyPolicyPreferDualStack &&
-		policyOf(a.old) == core.IPFamilyPolicyPreferDualStack && sameClusterIPs(a.svc, a.old) && slices.Equal(a.svc.Spec.IPFamilies, a.old.Spec.IPFamilies)
+	return a.old != nil && a.old.Spec.Type == a.svc.Spec.Type &&
+		policyOf(a.svc) == core.IPFamilyPolicyPreferDualStack &&
+		policyOf(a.old) == core.IPFamilyPolicyPreferDualStack && sameClusterIPs(a.svc, a.old) &&
+		slices.Equal(a.svc.Spec.IPFamilies, a.old.Spec.IPFamilies)
 }
 
 // policyOf returns the ipFamilyPolicy of a Service, or "" if it has none.
@@ -78,7 +80,8 @@ func (a *assignment) families() field.ErrorList {
 		switch family := familyOf(ip); {
 		case ip == core.ClusterIPNone || i < len(spec.IPFamilies):
 		case !a.has(family):
-			errs = append(errs, field.Invalid(field.NewPath("spec", "clusterIPs").Index(i), spec.ClusterIPs, fmt.Sprintf("%s is not configured on this cluster", family)))
+			errs = append(errs, field.Invalid(field.NewPath("spec", "clusterIPs").Index(i), spec.ClusterIPs,
+				fmt.Sprintf("%s is not configured on this cluster", family)))
 		default:
 			spec.IPFamilies = append(spec.IPFamilies, family)
 		}
@@ -109,12 +112,13 @@ func (a *assignment) headlessWithoutSelector() bool {
 	return a.svc.Spec.ClusterIP == core.ClusterIPNone && len(a.svc.Spec.Selector) == 0
 }
 
-// dropSecondary drops the secondary address and family in an update to the policy SingleStack. It returns errors if they
-// are dropped under another policy, or specified under SingleStack.
+// dropSecondary drops the secondary address and family in an update to the policy SingleStack. It returns errors if
+// they are dropped under another policy, or specified under SingleStack.
 func (a *assignment) dropSecondary() (errs field.ErrorList) {
 	spec, single := &a.svc.Spec, policyOf(a.svc) == core.IPFamilyPolicySingleStack
 	invalid := func(format, part string) {
-		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy, fmt.Sprintf(format, part)))
+		errs = append(errs, field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), spec.IPFamilyPolicy,
+			fmt.Sprintf(format, part)))
 	}
 	if a.old != nil && single { // an unchanged list is not an explicit request for the secondary
 		if sameClusterIPs(a.svc, a.old) && len(spec.ClusterIPs) > 1 {
@@ -149,7 +153,8 @@ func (a *assignment) completeFamilies() (errs field.ErrorList) {
 	}
 	for i, family := range spec.IPFamilies {
 		if !a.has(family) && !a.headlessWithoutSelector() {
-			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), family, "not configured on this cluster"))
+			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), family,
+				"not configured on this cluster"))
 		}
 	}
 	if len(errs) > 0 {

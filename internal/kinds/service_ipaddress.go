@@ -30,7 +30,10 @@ func (p pool) relatedWrites(old *storage.Record, obj object.Tree) (all []resourc
 	snap := p.head()
 	before, after := storedIPs(old), ips(object.Strings(tree(obj, "spec"), "clusterIPs"))
 	change := func(ip string) resource.RelatedWrite {
-		return resource.RelatedWrite{Endpoint: resource.Endpoint{Resource: networkingv1.SchemeGroupVersion.WithResource("ipaddresses")}, Name: ip}
+		return resource.RelatedWrite{
+			Endpoint: resource.Endpoint{Resource: networkingv1.SchemeGroupVersion.WithResource("ipaddresses")},
+			Name:     ip,
+		}
 	}
 	for _, ip := range before {
 		if rec := snap.Get(addressPrefix + ip); rec != nil && !slices.Contains(after, ip) && ownerKey(rec) == old.Key {
@@ -42,7 +45,8 @@ func (p pool) relatedWrites(old *storage.Record, obj object.Tree) (all []resourc
 	for _, ip := range after {
 		if !slices.Contains(before, ip) {
 			c := change(ip)
-			c.Create, _ = resource.ToTree(addressOf(ip, object.Namespace(obj), object.Name(obj))) // cannot fail for a type of the scheme
+			// cannot fail for a type of the scheme
+			c.Create, _ = resource.ToTree(addressOf(ip, object.Namespace(obj), object.Name(obj)))
 			all = append(all, c)
 		}
 	}
@@ -56,7 +60,8 @@ func addressOf(ip, namespace, name string) *networkingv1.IPAddress {
 		ObjectMeta: metav1.ObjectMeta{Name: ip, Labels: map[string]string{
 			networkingv1.LabelIPAddressFamily: string(familyOf(ip)), networkingv1.LabelManagedBy: addressManager,
 		}},
-		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: namespace, Name: name}},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services",
+			Namespace: namespace, Name: name}},
 	}
 }
 
@@ -81,8 +86,8 @@ func ips(clusterIPs []string) (all []string) {
 	return all
 }
 
-// parseIP parses an address. It accepts leading zeros, which old clients write. The result for an invalid address is the
-// zero Addr.
+// parseIP parses an address. It accepts leading zeros, which old clients write. The result for an invalid address is
+// the zero Addr.
 func parseIP(text string) netip.Addr { return servicecidr.IPToAddr(netutils.ParseIPSloppy(text)) }
 
 // ownerKey returns the storage key of the Service that an IPAddress belongs to, or "" if its parent is not a Service.

@@ -28,7 +28,8 @@ func (a *assignment) portsTaken() nodePortSet {
 // protocols share a node port.
 func (a *assignment) nodePorts() error {
 	ports, shared := a.svc.Spec.Ports, map[int32]int32{}
-	wanted := !isLoadBalancer(a.svc) || a.svc.Spec.AllocateLoadBalancerNodePorts == nil || *a.svc.Spec.AllocateLoadBalancerNodePorts
+	wanted := !isLoadBalancer(a.svc) || a.svc.Spec.AllocateLoadBalancerNodePorts == nil ||
+		*a.svc.Spec.AllocateLoadBalancerNodePorts
 	for i := range ports {
 		p := &ports[i]
 		if p.NodePort == 0 && !wanted || a.old != nil && p.NodePort != 0 && hasNodePort(a.old, p.NodePort) {
@@ -48,7 +49,8 @@ func (a *assignment) nodePorts() error {
 		if err := a.takePort(&p.NodePort); errors.Is(err, errFull) {
 			return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 		} else if err != nil {
-			return a.invalid(field.Invalid(field.NewPath("spec", "ports").Index(i).Child("nodePort"), p.NodePort, err.Error()))
+			return a.invalid(field.Invalid(field.NewPath("spec", "ports").Index(i).Child("nodePort"), p.NodePort,
+				err.Error()))
 		}
 		shared[p.Port] = p.NodePort
 	}

@@ -14,8 +14,10 @@ import (
 // aggregation returns APIService, the kind that registers another server for a group version.
 func aggregation() []entry {
 	return []entry{{
-		kind: "APIService", plural: "apiservices", versions: versions{apiregistrationv1.SchemeGroupVersion}, categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
-		main: apiservice.NewStrategy(aggregator), status: apiservice.NewStatusStrategy(aggregator), columns: apiServiceColumns,
+		kind: "APIService", plural: "apiservices", versions: versions{apiregistrationv1.SchemeGroupVersion},
+		categories: extensions, prefix: "apiregistration.k8s.io/apiservices",
+		main: apiservice.NewStrategy(aggregator), status: apiservice.NewStatusStrategy(aggregator),
+		columns: apiServiceColumns,
 	}}
 }
 

@@ -23,13 +23,22 @@ func policies(c Config) []entry {
 		c.lister(admissionv1.SchemeGroupVersion, "MutatingAdmissionPolicy", "mutatingadmissionpolicies"),
 	}
 	return []entry{
-		{kind: "MutatingAdmissionPolicy", plural: "mutatingadmissionpolicies", versions: v1, categories: extensions, main: mutatingadmissionpolicy.NewStrategy(c.Authorizer, resources)},
-		{kind: "MutatingAdmissionPolicyBinding", plural: "mutatingadmissionpolicybindings", versions: v1, categories: extensions, main: mutatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
-		{kind: "MutatingWebhookConfiguration", plural: "mutatingwebhookconfigurations", versions: v1, categories: extensions, main: mutatingwebhookconfiguration.Strategy},
-		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", versions: v1, categories: extensions, main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
-		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", versions: v1, categories: extensions, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
-		{kind: "ValidatingWebhookConfiguration", plural: "validatingwebhookconfigurations", versions: v1, categories: extensions, main: validatingwebhookconfiguration.Strategy},
-		{kind: "PodCertificateRequest", plural: "podcertificaterequests", versions: versions{certificatesv1.SchemeGroupVersion}, main: certificate, status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passiveClock{c.Now}), fields: []string{"spec.signerName spec.podName spec.nodeName"}},
+		{kind: "MutatingAdmissionPolicy", plural: "mutatingadmissionpolicies", versions: v1, categories: extensions,
+			main: mutatingadmissionpolicy.NewStrategy(c.Authorizer, resources)},
+		{kind: "MutatingAdmissionPolicyBinding", plural: "mutatingadmissionpolicybindings", versions: v1,
+			categories: extensions, main: mutatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
+		{kind: "MutatingWebhookConfiguration", plural: "mutatingwebhookconfigurations", versions: v1,
+			categories: extensions, main: mutatingwebhookconfiguration.Strategy},
+		{kind: "ValidatingAdmissionPolicy", plural: "validatingadmissionpolicies", versions: v1, categories: extensions,
+			main: validating, status: validatingadmissionpolicy.NewStatusStrategy(validating)},
+		{kind: "ValidatingAdmissionPolicyBinding", plural: "validatingadmissionpolicybindings", versions: v1,
+			categories: extensions, main: validatingadmissionpolicybinding.NewStrategy(c.Authorizer, bound, resources)},
+		{kind: "ValidatingWebhookConfiguration", plural: "validatingwebhookconfigurations", versions: v1,
+			categories: extensions, main: validatingwebhookconfiguration.Strategy},
+		{kind: "PodCertificateRequest", plural: "podcertificaterequests",
+			versions: versions{certificatesv1.SchemeGroupVersion}, main: certificate,
+			status: podcertificaterequest.NewStatusStrategy(certificate, c.Authorizer, passiveClock{c.Now}),
+			fields: []string{"spec.signerName spec.podName spec.nodeName"}},
 	}
 }
 

@@ -27,14 +27,20 @@ type reviewer interface {
 
 // reviews returns the kinds that authenticate a user and that authorize a request.
 func reviews(c Config) []entry {
-	authn, authz, scheme := versions{authenticationv1.SchemeGroupVersion}, versions{authorizationv1.SchemeGroupVersion}, legacyscheme.Scheme
+	authn, authz := versions{authenticationv1.SchemeGroupVersion}, versions{authorizationv1.SchemeGroupVersion}
+	scheme := legacyscheme.Scheme
 	return []entry{
 		{kind: "SelfSubjectReview", plural: "selfsubjectreviews", versions: authn, review: selfsubjectreview.NewREST()},
-		{kind: "TokenReview", plural: "tokenreviews", versions: authn, review: tokenreview.NewREST(c.Authenticator, c.Audiences)},
-		{kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", versions: authz, review: localsubjectaccessreview.NewREST(c.Authorizer, scheme)},
-		{kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", versions: authz, review: selfsubjectaccessreview.NewREST(c.Authorizer, scheme)},
-		{kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", versions: authz, review: selfsubjectrulesreview.NewREST(c.Rules)},
-		{kind: "SubjectAccessReview", plural: "subjectaccessreviews", versions: authz, review: subjectaccessreview.NewREST(c.Authorizer, scheme)},
+		{kind: "TokenReview", plural: "tokenreviews", versions: authn,
+			review: tokenreview.NewREST(c.Authenticator, c.Audiences)},
+		{kind: "LocalSubjectAccessReview", plural: "localsubjectaccessreviews", versions: authz,
+			review: localsubjectaccessreview.NewREST(c.Authorizer, scheme)},
+		{kind: "SelfSubjectAccessReview", plural: "selfsubjectaccessreviews", versions: authz,
+			review: selfsubjectaccessreview.NewREST(c.Authorizer, scheme)},
+		{kind: "SelfSubjectRulesReview", plural: "selfsubjectrulesreviews", versions: authz,
+			review: selfsubjectrulesreview.NewREST(c.Rules)},
+		{kind: "SubjectAccessReview", plural: "subjectaccessreviews", versions: authz,
+			review: subjectaccessreview.NewREST(c.Authorizer, scheme)},
 	}
 }
 

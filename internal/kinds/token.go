@@ -60,14 +60,17 @@ func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.In
 		return nil, err
 	}
 	if req.UID != "" && req.UID != account.UID {
-		return nil, apierrors.NewConflict(schema.GroupResource{Group: tokenRequest.Group, Resource: tokenRequest.Kind}, name,
-			fmt.Errorf("the UID in the token request (%s) does not match the UID of the service account (%s)", req.UID, account.UID))
+		return nil,
+			apierrors.NewConflict(schema.GroupResource{Group: tokenRequest.Group, Resource: tokenRequest.Kind}, name,
+				fmt.Errorf("the UID in the token request (%s) does not match the UID of the service account (%s)",
+					req.UID, account.UID))
 	}
 	if len(req.Spec.Audiences) == 0 {
 		req.Spec.Audiences = t.Audiences
 	}
 	now := t.Now()
-	req.Name, req.Namespace, req.UID, req.CreationTimestamp = account.Name, account.Namespace, account.UID, metav1.NewTime(now)
+	req.Name, req.Namespace, req.UID, req.CreationTimestamp = account.Name, account.Namespace, account.UID,
+		metav1.NewTime(now)
 	req.Status = authentication.TokenRequestStatus{}
 	if errs := validation.ValidateTokenRequest(req); len(errs) != 0 {
 		return nil, apierrors.NewInvalid(tokenRequest, "", errs)
@@ -77,7 +80,8 @@ func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.In
 		return nil, err
 	}
 	if longest := int64(t.MaxTokenExpiration / time.Second); longest > 0 && req.Spec.ExpirationSeconds > longest {
-		warning.AddWarning(ctx, "", fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds", req.Spec.ExpirationSeconds, longest))
+		warning.AddWarning(ctx, "", fmt.Sprintf("requested expiration of %d seconds shortened to %d seconds",
+			req.Spec.ExpirationSeconds, longest))
 		req.Spec.ExpirationSeconds = longest
 	}
 	if req.Status.Token, err = t.sign(ctx, req, account, bound); err != nil {
@@ -91,7 +95,8 @@ func (t *tokenIssuer) respond(ctx context.Context, name string, body resource.In
 func checkTarget(req *authentication.TokenRequest, namespace, name string) error {
 	problem := func(part, value string) error {
 		return apierrors.NewInvalid(tokenRequest, name, field.ErrorList{
-			field.Invalid(field.NewPath("metadata", part), value, "must match the service account "+part+" if specified")})
+			field.Invalid(field.NewPath("metadata", part), value, "must match the service account "+part+
+				" if specified")})
 	}
 	switch {
 	case req.Name != "" && req.Name != name:
@@ -111,7 +116,8 @@ type boundObjects struct {
 }
 
 // findBound returns the object in the request's boundObjectRef. The result is empty if the request has none.
-func (t *tokenIssuer) findBound(req *authentication.TokenRequest, account *core.ServiceAccount) (b boundObjects, err error) {
+func (t *tokenIssuer) findBound(req *authentication.TokenRequest, account *core.ServiceAccount) (b boundObjects,
+	err error) {
 	ref := req.Spec.BoundObjectRef
 	if ref == nil {
 		return b, nil
@@ -140,7 +146,8 @@ func (t *tokenIssuer) findBound(req *authentication.TokenRequest, account *core.
 	}
 	if err == nil && ref.UID != "" && uid != ref.UID {
 		err = apierrors.NewConflict(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, ref.Name, fmt.Errorf(
-			"the UID in the bound object reference (%s) does not match the UID in record. The object might have been deleted and then recreated", ref.UID))
+			"the UID in the bound object reference (%s) does not match the UID in record. The object might have "+
+				"been deleted and then recreated", ref.UID))
 	}
 	return b, err
 }
@@ -151,7 +158,10 @@ func (t *tokenIssuer) findBoundPod(account *core.ServiceAccount, name string) (b
 		return b, err
 	}
 	if b.pod.Spec.ServiceAccountName != account.Name {
-		return b, apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount %q to pod running with different serviceaccount name.", account.Name))
+		return b,
+			apierrors.NewBadRequest(
+				fmt.Sprintf("cannot bind token for serviceaccount %q to pod running with different "+
+					"serviceaccount name.", account.Name))
 	}
 	node := b.pod.Spec.NodeName
 	if node == "" {
@@ -169,16 +179,19 @@ func (t *tokenIssuer) findBoundPod(account *core.ServiceAccount, name string) (b
 const extendedExpiration = 365 * 24 * time.Hour
 
 // sign returns the signed token, and records its ID in the audit event.
-func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest, account *core.ServiceAccount, b boundObjects) (string, error) {
+func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest, account *core.ServiceAccount,
+	b boundObjects) (string, error) {
 	var warnAfter int64
 	seconds := req.Spec.ExpirationSeconds
-	if b.pod != nil && seconds == serviceaccount.WarnOnlyBoundTokenExpirationSeconds && t.isForServer(req.Spec.Audiences) {
+	if b.pod != nil && seconds == serviceaccount.WarnOnlyBoundTokenExpirationSeconds &&
+		t.isForServer(req.Spec.Audiences) {
 		warnAfter, seconds = seconds, int64(extendedExpiration/time.Second)
 		if t.MaxTokenExpiration > 0 {
 			seconds = min(seconds, int64(t.MaxTokenExpiration/time.Second))
 		}
 	}
-	public, private, err := serviceaccount.Claims(*account, b.pod, b.secret, b.node, nil, nil, seconds, warnAfter, req.Spec.Audiences, req.Spec.Attestations)
+	public, private, err := serviceaccount.Claims(*account, b.pod, b.secret, b.node, nil, nil, seconds, warnAfter,
+		req.Spec.Audiences, req.Spec.Attestations)
 	if err != nil {
 		return "", err
 	}
@@ -186,7 +199,8 @@ func (t *tokenIssuer) sign(ctx context.Context, req *authentication.TokenRequest
 	if err != nil {
 		return "", apierrors.NewInternalError(fmt.Errorf("failed to generate token: %v", err))
 	}
-	audit.AddAuditAnnotation(ctx, apiserveraccount.IssuedCredentialIDAuditAnnotationKey, jwt.CredentialIDForJTI(public.ID))
+	audit.AddAuditAnnotation(ctx, apiserveraccount.IssuedCredentialIDAuditAnnotationKey,
+		jwt.CredentialIDForJTI(public.ID))
 	return signed, nil
 }
 
