@@ -19,7 +19,8 @@ func BenchmarkBind(b *testing.B) {
 		bindings := v.Subresource("binding").Body
 		for i := range 1000 {
 			name := fmt.Sprintf("n%d", i)
-			c.mustCreate(c.version("v1", "Node"), name, `{metadata: {name: `+name+`}, status: {allocatable: {cpu: "32", memory: 256Gi, pods: "11000", ephemeral-storage: 500Gi}}}`)
+			c.mustCreate(c.version("v1", "Node"), name, `{metadata: {name: `+name+
+				`}, status: {allocatable: {cpu: "32", memory: 256Gi, pods: "11000", ephemeral-storage: 500Gi}}}`)
 		}
 		create := func() (pod string) {
 			n++
@@ -27,7 +28,8 @@ func BenchmarkBind(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
+			if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Internal: d.Internal,
+				Strict: d.Strict, Typed: true}, c.by()); err != nil {
 				b.Fatal(err)
 			}
 			return fmt.Sprintf("a%d", n)
@@ -37,12 +39,15 @@ func BenchmarkBind(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, _, err := c.Engine.PostSubresource(b.Context(), c.at(v, pod, "binding"), engine.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, c.by()); err != nil {
+			if _, _, err := c.Engine.PostSubresource(b.Context(), c.at(v, pod, "binding"),
+				engine.Body{Tree: d.Tree, Internal: d.Internal, Typed: true}, c.by()); err != nil {
 				b.Fatal(err)
 			}
 		}
 		binding := func(pod string) string {
-			return fmt.Sprintf(`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"kind":"Node","name":"n%d"}}`, pod, n%1000)
+			return fmt.Sprintf(
+				`{"apiVersion":"v1","kind":"Binding","metadata":{"name":%q},"target":{"kind":"Node","name":"n%d"}}`,
+				pod, n%1000)
 		}
 		started := func(pod string) {
 			p := engine.Patch{Type: types.StrategicMergePatchType, Data: fmt.Appendf(nil, patchedStatus, n)}

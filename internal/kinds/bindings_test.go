@@ -50,37 +50,71 @@ var bindingCases = []struct {
 	pending     string   // spec of the Pod that is bound
 	want        string   // reason of the Conflict; "" means that the binding succeeds
 }{
-	{"cpu", `cpu: "1"`, []string{runningPod(requests("cpu: 600m"))}, pendingPod(requests("cpu: 500m")), "cpu: 500m requested, 400m left"},
+	{"cpu", `cpu: "1"`, []string{runningPod(requests("cpu: 600m"))}, pendingPod(requests("cpu: 500m")),
+		"cpu: 500m requested, 400m left"},
 	{"just enough", `cpu: "1"`, []string{runningPod(requests("cpu: 600m"))}, pendingPod(requests("cpu: 400m")), ""},
-	{"memory", `memory: 1Gi`, []string{runningPod(requests("memory: 600Mi"))}, pendingPod(requests("memory: 500Mi")), "memory: 500Mi requested, 424Mi left"},
-	{"ephemeral storage", `ephemeral-storage: 10G`, []string{runningPod(requests("ephemeral-storage: 6G"))}, pendingPod(requests("ephemeral-storage: 5G")), "ephemeral-storage: 5G requested, 4G left"},
-	{"huge pages", `hugepages-2Mi: 8Mi`, []string{runningPod(limits("hugepages-2Mi: 6Mi, cpu: 1m"))}, pendingPod(limits("hugepages-2Mi: 4Mi, cpu: 1m")), "hugepages-2Mi: 4Mi requested, 2Mi left"},
+	{"memory", `memory: 1Gi`, []string{runningPod(requests("memory: 600Mi"))}, pendingPod(requests("memory: 500Mi")),
+		"memory: 500Mi requested, 424Mi left"},
+	{"ephemeral storage", `ephemeral-storage: 10G`, []string{runningPod(requests("ephemeral-storage: 6G"))},
+		pendingPod(requests("ephemeral-storage: 5G")), "ephemeral-storage: 5G requested, 4G left"},
+	{"huge pages", `hugepages-2Mi: 8Mi`, []string{runningPod(limits("hugepages-2Mi: 6Mi, cpu: 1m"))},
+		pendingPod(limits("hugepages-2Mi: 4Mi, cpu: 1m")), "hugepages-2Mi: 4Mi requested, 2Mi left"},
 	{"Pods", `pods: "1"`, []string{runningPod("")}, pendingPod(""), "pods: 1 requested, 0 left"},
-	{"extended resource", `example.com/gpu: "2"`, []string{runningPod(limits(`example.com/gpu: "1"`))}, pendingPod(limits(`example.com/gpu: "2"`)), "example.com/gpu: 2 requested, 1 left"},
+	{"extended resource", `example.com/gpu: "2"`, []string{runningPod(limits(`example.com/gpu: "1"`))},
+		pendingPod(limits(`example.com/gpu: "2"`)), "example.com/gpu: 2 requested, 1 left"},
 	{"extended resource that is not reported", `cpu: "1"`, nil, pendingPod(limits(`example.com/gpu: "2"`)), ""},
-	{"extended resource of which the node has 0", `example.com/gpu: "0"`, nil, pendingPod(limits(`example.com/gpu: "2"`)), "example.com/gpu: 2 requested, 0 left"},
+	{"extended resource of which the node has 0", `example.com/gpu: "0"`, nil,
+		pendingPod(limits(`example.com/gpu: "2"`)), "example.com/gpu: 2 requested, 0 left"},
 	{"extended resource that DRA backs", `example.com/fpga: "0"`, nil, pendingPod(limits(`example.com/fpga: "2"`)), ""},
-	{"several", `cpu: "1", memory: 1Gi`, nil, pendingPod(requests("memory: 2Gi, cpu: 2")), "cpu: 2 requested, 1 left, memory: 2Gi requested, 1Gi left"},
-	{"another resource than the overcommitted one", `cpu: "1"`, []string{runningPod(requests("cpu: 600m")), runningPod(requests("cpu: 600m"))}, pendingPod(requests("memory: 1Gi")), ""},
-	{"overcommitted", `cpu: "1"`, []string{runningPod(requests("cpu: 600m")), runningPod(requests("cpu: 600m"))}, pendingPod(requests("cpu: 1m")), "cpu: 1m requested, 0 left"},
+	{"several", `cpu: "1", memory: 1Gi`, nil, pendingPod(requests("memory: 2Gi, cpu: 2")),
+		"cpu: 2 requested, 1 left, memory: 2Gi requested, 1Gi left"},
+	{"another resource than the overcommitted one", `cpu: "1"`,
+		[]string{runningPod(requests("cpu: 600m")), runningPod(requests("cpu: 600m"))},
+		pendingPod(requests("memory: 1Gi")), ""},
+	{"overcommitted", `cpu: "1"`, []string{runningPod(requests("cpu: 600m")), runningPod(requests("cpu: 600m"))},
+		pendingPod(requests("cpu: 1m")), "cpu: 1m requested, 0 left"},
 	{"nothing reported", ``, []string{runningPod(requests("cpu: 600m"))}, pendingPod(requests("cpu: 500m")), ""},
-	{"request above the largest amount", `cpu: "1"`, nil, pendingPod(requests("cpu: 9E")), "cpu: 9223372036854775807m requested, 1 left"},
-	{"usage above the largest amount", `memory: 1Gi`, []string{runningPod(requests("memory: 7E")), runningPod(requests("memory: 7E"))}, pendingPod(requests("memory: 1")), "memory: 1 requested, 0 left"},
+	{"request above the largest amount", `cpu: "1"`, nil, pendingPod(requests("cpu: 9E")),
+		"cpu: 9223372036854775807m requested, 1 left"},
+	{"usage above the largest amount", `memory: 1Gi`,
+		[]string{runningPod(requests("memory: 7E")), runningPod(requests("memory: 7E"))},
+		pendingPod(requests("memory: 1")), "memory: 1 requested, 0 left"},
 
-	{"sidecars", `cpu: "1"`, nil, `{initContainers: [{name: s, image: i, restartPolicy: Always, ` + requests("cpu: 600m") + `}], containers: [{name: c, image: i, ` + requests("cpu: 500m") + `}]}`, "cpu: 1100m requested, 1 left"},
-	{"init containers", `cpu: "1"`, nil, `{initContainers: [{name: s, image: i, ` + requests("cpu: 600m") + `}], containers: [{name: c, image: i, ` + requests("cpu: 500m") + `}]}`, ""},
-	{"overhead", `cpu: "1"`, nil, `{overhead: {cpu: 600m}, containers: [{name: c, image: i, ` + requests("cpu: 500m") + `}]}`, "cpu: 1100m requested, 1 left"},
-	{"Pod-level resources", `cpu: "1"`, nil, `{resources: {requests: {cpu: 1100m}}, containers: [{name: c, image: i, ` + requests("cpu: 500m") + `}]}`, "cpu: 1100m requested, 1 left"},
+	{"sidecars", `cpu: "1"`, nil, `{initContainers: [{name: s, image: i, restartPolicy: Always, ` +
+		requests("cpu: 600m") + `}], containers: [{name: c, image: i, ` + requests("cpu: 500m") + `}]}`,
+		"cpu: 1100m requested, 1 left"},
+	{"init containers", `cpu: "1"`, nil, `{initContainers: [{name: s, image: i, ` + requests("cpu: 600m") +
+		`}], containers: [{name: c, image: i, ` + requests("cpu: 500m") + `}]}`, ""},
+	{"overhead", `cpu: "1"`, nil, `{overhead: {cpu: 600m}, containers: [{name: c, image: i, ` + requests("cpu: 500m") +
+		`}]}`, "cpu: 1100m requested, 1 left"},
+	{"Pod-level resources", `cpu: "1"`, nil, `{resources: {requests: {cpu: 1100m}}, containers: [{name: c, image: i, ` +
+		requests("cpu: 500m") + `}]}`, "cpu: 1100m requested, 1 left"},
 
-	{"port", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080}`))}, pendingPod(ports(`{containerPort: 81, hostPort: 8080}`)), "host port 8080/TCP is taken"},
-	{"port without a host port", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80}`))}, pendingPod(ports(`{containerPort: 80}`)), ""},
-	{"another port", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080}`))}, pendingPod(ports(`{containerPort: 80, hostPort: 8081}`)), ""},
-	{"port of another protocol", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080}`))}, pendingPod(ports(`{containerPort: 80, hostPort: 8080, protocol: UDP}`)), ""},
-	{"port of one address and of all", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`))}, pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
-	{"port of all addresses and of one", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 0.0.0.0}`))}, pendingPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`)), "host port 8080/TCP at 127.0.0.1 is taken"},
-	{"port of two addresses", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`))}, pendingPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.2}`)), ""},
-	{"port of a sidecar", `cpu: "1"`, []string{`{nodeName: n1, initContainers: [{name: s, image: i, restartPolicy: Always, ` + ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`}, pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
-	{"port of an init container", `cpu: "1"`, []string{`{nodeName: n1, initContainers: [{name: s, image: i, ` + ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`}, pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), ""},
+	{"port", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080}`))},
+		pendingPod(ports(`{containerPort: 81, hostPort: 8080}`)), "host port 8080/TCP is taken"},
+	{"port without a host port", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80}`))},
+		pendingPod(ports(`{containerPort: 80}`)), ""},
+	{"another port", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080}`))},
+		pendingPod(ports(`{containerPort: 80, hostPort: 8081}`)), ""},
+	{"port of another protocol", `cpu: "1"`, []string{runningPod(ports(`{containerPort: 80, hostPort: 8080}`))},
+		pendingPod(ports(`{containerPort: 80, hostPort: 8080, protocol: UDP}`)), ""},
+	{"port of one address and of all", `cpu: "1"`,
+		[]string{runningPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`))},
+		pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
+	{"port of all addresses and of one", `cpu: "1"`,
+		[]string{runningPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 0.0.0.0}`))},
+		pendingPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`)),
+		"host port 8080/TCP at 127.0.0.1 is taken"},
+	{"port of two addresses", `cpu: "1"`,
+		[]string{runningPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}`))},
+		pendingPod(ports(`{containerPort: 80, hostPort: 8080, hostIP: 127.0.0.2}`)), ""},
+	{"port of a sidecar", `cpu: "1"`,
+		[]string{`{nodeName: n1, initContainers: [{name: s, image: i, restartPolicy: Always, ` +
+			ports(`{containerPort: 80, hostPort: 8080}`) + `}], containers: [{name: c, image: i}]}`},
+		pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), "host port 8080/TCP is taken"},
+	{"port of an init container", `cpu: "1"`,
+		[]string{`{nodeName: n1, initContainers: [{name: s, image: i, ` + ports(`{containerPort: 80, hostPort: 8080}`) +
+			`}], containers: [{name: c, image: i}]}`}, pendingPod(ports(`{containerPort: 80, hostPort: 8080}`)), ""},
 }
 
 // TestBindingCapacity checks which bindings fail for lack of capacity, in dry runs too. Without the guard, all bindings
@@ -90,8 +124,10 @@ func TestBindingCapacity(t *testing.T) {
 		for _, guarded := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, guarded %v", r.name, guarded), func(t *testing.T) {
 				c := serveCluster(t, kinds.Config{UnguardedBindings: !guarded})
-				c.mustCreate(c.version("v1", "Node"), "n1", `{metadata: {name: n1}, status: {allocatable: {`+r.allocatable+`}}}`)
-				c.mustCreate(c.version("resource.k8s.io/v1", "DeviceClass"), "fpga", `{metadata: {name: fpga}, spec: {extendedResourceName: example.com/fpga}}`)
+				c.mustCreate(c.version("v1", "Node"), "n1", `{metadata: {name: n1}, status: {allocatable: {`+
+					r.allocatable+`}}}`)
+				c.mustCreate(c.version("resource.k8s.io/v1", "DeviceClass"), "fpga",
+					`{metadata: {name: fpga}, spec: {extendedResourceName: example.com/fpga}}`)
 				for i, spec := range r.running {
 					if err := c.createPod(fmt.Sprintf("on%d", i), spec); err != nil {
 						t.Fatal(err)
@@ -131,14 +167,20 @@ func TestCapacityByPodStatus(t *testing.T) {
 		markDelete bool   // delete the Pod with a grace period
 		want       string // shortage; "" means that the binding succeeds
 	}{
-		"Pending":           {`{phase: Pending}`, false, "1 requested, 0 left"},
-		"Running":           {`{phase: Running}`, false, "1 requested, 0 left"},
-		"Succeeded":         {`{phase: Succeeded}`, false, ""},
-		"Failed":            {`{phase: Failed}`, false, ""},
-		"terminating":       {`{phase: Running}`, true, "1 requested, 0 left"},
-		"resized to less":   {`{phase: Running, containerStatuses: [{name: c, image: i, imageID: i, ready: true, restartCount: 0, allocatedResources: {cpu: 1500m}}]}`, false, "1 requested, 500m left"},
-		"resize infeasible": {`{phase: Running, conditions: [{type: PodResizePending, status: "True", reason: Infeasible}], containerStatuses: [{name: c, image: i, imageID: i, ready: true, restartCount: 0, allocatedResources: {cpu: 500m}}]}`, false, ""},
-		"resize deferred":   {`{phase: Running, conditions: [{type: PodResizePending, status: "True", reason: Deferred}], containerStatuses: [{name: c, image: i, imageID: i, ready: true, restartCount: 0, allocatedResources: {cpu: 500m}}]}`, false, "1 requested, 0 left"},
+		"Pending":     {`{phase: Pending}`, false, "1 requested, 0 left"},
+		"Running":     {`{phase: Running}`, false, "1 requested, 0 left"},
+		"Succeeded":   {`{phase: Succeeded}`, false, ""},
+		"Failed":      {`{phase: Failed}`, false, ""},
+		"terminating": {`{phase: Running}`, true, "1 requested, 0 left"},
+		"resized to less": {
+			`{phase: Running, containerStatuses: [{name: c, image: i, imageID: i, ready: true, restartCount: 0, allocatedResources: {cpu: 1500m}}]}`, false, "1 requested, 500m left",
+		},
+		"resize infeasible": {
+			`{phase: Running, conditions: [{type: PodResizePending, status: "True", reason: Infeasible}], containerStatuses: [{name: c, image: i, imageID: i, ready: true, restartCount: 0, allocatedResources: {cpu: 500m}}]}`, false, "",
+		},
+		"resize deferred": {
+			`{phase: Running, conditions: [{type: PodResizePending, status: "True", reason: Deferred}], containerStatuses: [{name: c, image: i, imageID: i, ready: true, restartCount: 0, allocatedResources: {cpu: 500m}}]}`, false, "1 requested, 0 left",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := serveCluster(t, kinds.Config{})
@@ -154,11 +196,13 @@ func TestCapacityByPodStatus(t *testing.T) {
 			if err := c.createPod("p", pendingPod(requests(`cpu: "1"`))); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.put(v, "a", "status", fmt.Sprintf(podFormat[:len(podFormat)-1], "a", "")+`, status: `+q.status+`}`); err != nil {
+			if _, err := c.put(v, "a", "status", fmt.Sprintf(podFormat[:len(podFormat)-1], "a", "")+`, status: `+
+				q.status+`}`); err != nil {
 				t.Fatal(err)
 			}
 			if q.markDelete {
-				if _, gone, err := c.Engine.Delete(c.Context(), c.at(v, "a", ""), metav1.DeleteOptions{}, c.by()); gone || err != nil {
+				if _, gone, err := c.Engine.Delete(c.Context(), c.at(v, "a", ""), metav1.DeleteOptions{},
+					c.by()); gone || err != nil {
 					t.Fatalf("delete: gone is %v, error %v", gone, err)
 				}
 			}
@@ -190,7 +234,8 @@ func TestPodsCreatedWithNode(t *testing.T) {
 	if err := c.createPod("created", runningPod(requests(`cpu: "3"`))); err != nil {
 		t.Fatal(err)
 	}
-	c.mustCreate(v, "static", `{metadata: {name: static, annotations: {kubernetes.io/config.mirror: x, kubernetes.io/config.source: file, kubernetes.io/config.hash: x}}, spec: `+runningPod(requests(`cpu: "2"`))+`}`)
+	c.mustCreate(v, "static",
+		`{metadata: {name: static, annotations: {kubernetes.io/config.mirror: x, kubernetes.io/config.source: file, kubernetes.io/config.hash: x}}, spec: `+runningPod(requests(`cpu: "2"`))+`}`)
 	expectError(t, c.bind("q1", "n1", c.by()), `node "n1" has insufficient capacity: cpu: 1 requested, 0 left`)
 	c.mustCreate(c.version("v1", "Node"), "m", `{metadata: {name: m}, status: {allocatable: {cpu: "1"}}}`)
 	if err := c.bind("q1", "m", c.by()); err != nil {

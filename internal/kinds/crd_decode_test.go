@@ -75,22 +75,37 @@ func TestDecodeCRDs(t *testing.T) {
 // TestDecodeOddSchemas checks that unusual and invalid CRDs decode as by their Go type.
 func TestDecodeOddSchemas(t *testing.T) {
 	for _, schema := range []string{
-		`null`, `{}`, `[]`, `1`, `{"type":""}`, `{"type":1}`, `{"type":null}`, `{"nullable":false}`, `{"nullable":true}`, `{"maximum":1}`,
-		`{"maximum":1.0}`, `{"maximum":1e2}`, `{"maximum":9007199254740993}`, `{"maximum":"1"}`, `{"maxLength":1.0}`, `{"maxLength":1}`, `{"maxLength":1.5}`,
-		`{"enum":[]}`, `{"items":[]}`, `{"allOf":[{"required":[]}],"not":{"properties":{}}}`, `{"properties":{"enum":{"enum":[]},"items":{}}}`, `{"unknown":[],"x-kubernetes-validations":[{"rule":"","enum":[]}]}`, `{"dependencies":{"a":[],"b":{"anyOf":[]}}}`, `{"enum":[null]}`, `{"enum":[1,"a",1.0,{"a":[1.0,1e400]}]}`, `{"enum":[12345678901234567890]}`, `{"default":null}`, `{"default":{"a":null,"b":1.0}}`,
-		`{"default":[1e2,12345678901234567890]}`, `{"required":[]}`, `{"required":[1]}`, `{"required":["a"]}`, `{"properties":{}}`, `{"properties":{"a":{}}}`, `{"properties":{"a":null}}`,
-		`{"items":{}}`, `{"items":[{}]}`, `{"items":null}`, `{"items":{"type":""}}`, `{"items":{"unknown":1}}`, `{"unknown":1}`, `{"Type":"x"}`, `{"type":"a","type":"b"}`,
-		`{"additionalProperties":false}`, `{"additionalProperties":true}`, `{"additionalProperties":{}}`, `{"additionalProperties":null}`, `{"allOf":[{}]}`, `{"allOf":[null]}`,
-		`{"not":{}}`, `{"not":null}`, `{"x-kubernetes-validations":[{}]}`, `{"x-kubernetes-validations":[{"rule":""}]}`, `{"x-kubernetes-validations":[{"rule":"a","message":""}]}`,
-		`{"x-kubernetes-validations":[{"rule":"a","reason":"","optionalOldSelf":false,"fieldPath":".a"}]}`, `{"x-kubernetes-list-type":""}`, `{"x-kubernetes-preserve-unknown-fields":false}`,
-		`{"$ref":"a"}`, `{"id":"a"}`, `{"definitions":{"a":{}}}`, `{"dependencies":{"a":["b"]}}`, `{"externalDocs":{"url":"u"}}`, `{"example":{"a":1}}`, `{"description":"\ud800 <&>"}`,
+		`null`, `{}`, `[]`, `1`, `{"type":""}`, `{"type":1}`, `{"type":null}`, `{"nullable":false}`,
+		`{"nullable":true}`, `{"maximum":1}`,
+		`{"maximum":1.0}`, `{"maximum":1e2}`, `{"maximum":9007199254740993}`, `{"maximum":"1"}`, `{"maxLength":1.0}`,
+		`{"maxLength":1}`, `{"maxLength":1.5}`,
+		`{"enum":[]}`, `{"items":[]}`, `{"allOf":[{"required":[]}],"not":{"properties":{}}}`,
+		`{"properties":{"enum":{"enum":[]},"items":{}}}`,
+		`{"unknown":[],"x-kubernetes-validations":[{"rule":"","enum":[]}]}`,
+		`{"dependencies":{"a":[],"b":{"anyOf":[]}}}`, `{"enum":[null]}`, `{"enum":[1,"a",1.0,{"a":[1.0,1e400]}]}`,
+		`{"enum":[12345678901234567890]}`, `{"default":null}`, `{"default":{"a":null,"b":1.0}}`,
+		`{"default":[1e2,12345678901234567890]}`, `{"required":[]}`, `{"required":[1]}`, `{"required":["a"]}`,
+		`{"properties":{}}`, `{"properties":{"a":{}}}`, `{"properties":{"a":null}}`,
+		`{"items":{}}`, `{"items":[{}]}`, `{"items":null}`, `{"items":{"type":""}}`, `{"items":{"unknown":1}}`,
+		`{"unknown":1}`, `{"Type":"x"}`, `{"type":"a","type":"b"}`,
+		`{"additionalProperties":false}`, `{"additionalProperties":true}`, `{"additionalProperties":{}}`,
+		`{"additionalProperties":null}`, `{"allOf":[{}]}`, `{"allOf":[null]}`,
+		`{"not":{}}`, `{"not":null}`, `{"x-kubernetes-validations":[{}]}`, `{"x-kubernetes-validations":[{"rule":""}]}`,
+		`{"x-kubernetes-validations":[{"rule":"a","message":""}]}`,
+		`{"x-kubernetes-validations":[{"rule":"a","reason":"","optionalOldSelf":false,"fieldPath":".a"}]}`,
+		`{"x-kubernetes-list-type":""}`, `{"x-kubernetes-preserve-unknown-fields":false}`,
+		`{"$ref":"a"}`, `{"id":"a"}`, `{"definitions":{"a":{}}}`, `{"dependencies":{"a":["b"]}}`,
+		`{"externalDocs":{"url":"u"}}`, `{"example":{"a":1}}`, `{"description":"\ud800 <&>"}`,
 	} {
-		compareDecoders(t, schema, []byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"n","labels":{}},"spec":{"group":"g","names":{"kind":"K","plural":""},"versions":[{"name":"v0"},{"name":"v1","served":true,"schema":{"openAPIV3Schema":`+schema+`}}]}}`))
+		compareDecoders(t, schema,
+			[]byte(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"n","labels":{}},"spec":{"group":"g","names":{"kind":"K","plural":""},"versions":[{"name":"v0"},{"name":"v1","served":true,"schema":{"openAPIV3Schema":`+schema+`}}]}}`))
 	}
-	for _, version := range []string{`null`, `{}`, `[]`, `{"schema":null}`, `{"schema":{}}`, `{"schema":[]}`, `{"schema":{"other":1}}`, `{"schema":{"openAPIV3Schema":null}}`} {
+	for _, version := range []string{`null`, `{}`, `[]`, `{"schema":null}`, `{"schema":{}}`, `{"schema":[]}`,
+		`{"schema":{"other":1}}`, `{"schema":{"openAPIV3Schema":null}}`} {
 		compareDecoders(t, version, []byte(`{"kind":"CustomResourceDefinition","spec":{"versions":[`+version+`]}}`))
 	}
-	for _, crd := range []string{`null`, `{}`, `[]`, `{"spec":null}`, `{"spec":[]}`, `{"spec":{"versions":{}}}`, `{"spec":{"versions":[]}}`, `{"spec":{"versions":null}}`, `{"spec":{"unknown":1}}`} {
+	for _, crd := range []string{`null`, `{}`, `[]`, `{"spec":null}`, `{"spec":[]}`, `{"spec":{"versions":{}}}`,
+		`{"spec":{"versions":[]}}`, `{"spec":{"versions":null}}`, `{"spec":{"unknown":1}}`} {
 		compareDecoders(t, crd, []byte(crd))
 	}
 }

@@ -29,7 +29,8 @@ func upstreamErrors(t *testing.T, js []byte) field.ErrorList {
 	}
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&v1.Spec)
 	var crd apiextensions.CustomResourceDefinition
-	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, &crd, nil); err != nil {
+	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&v1, &crd,
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	crd.Status.StoredVersions, crd.CreationTimestamp, crd.UID = []string{"v1"}, metav1.Now(), "u"
@@ -63,7 +64,8 @@ func messages(errs field.ErrorList) (all []string) {
 
 // twoVersionCRD returns a CRD with two versions and their schemas. rest is the rest of each version in JSON.
 func twoVersionCRD(schema, rest, second string) []byte {
-	return fmt.Appendf(nil, `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"foos.example.com"},
+	return fmt.Appendf(nil,
+		`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"foos.example.com"},
 "spec":{"group":"example.com","scope":"Cluster","names":{"plural":"foos","kind":"Foo"},"versions":[
 {"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":%s}%s},{"name":"v2","served":true,"storage":false,"schema":{"openAPIV3Schema":%s}%[2]s}]}}`, schema, rest, second)
 }
@@ -76,17 +78,35 @@ func TestEmptyFieldsOfCRDs(t *testing.T) {
 	for _, c := range []struct{ schema, rest string }{
 		{`{"type":"object","properties":{"metadata":{"type":"object","required":[]}}}`, ""},
 		{`{"type":"object","properties":{"metadata":{"type":"object","properties":{}}}}`, ""},
-		{`{"type":"object","enum":[]}`, status}, {`{"type":"object","anyOf":[]}`, status}, {`{"type":"object","required":[]}`, status},
-		{`{"type":"object","x-kubernetes-list-map-keys":[]}`, status}, {`{"type":"object","definitions":{}}`, status}, {`{"type":"object","x-kubernetes-validations":[]}`, status},
-		{`{"type":"object","dependencies":{}}`, ""}, {`{"type":"object","patternProperties":{}}`, ""}, {`{"type":"object","definitions":{}}`, ""},
-		{`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","enum":[]},{"type":"string"}]}}}`, ""},
-		{`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","items":[]},{"type":"string"}]}}}`, ""},
-		{`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","required":[]},{"type":"string"}]}}}`, ""},
-		{`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},{"type":"string","properties":{}}]}}}`, ""},
-		{`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","definitions":{},"$ref":"","oneOf":[]},{"type":"string"}]}}}`, ""},
-		{`{"type":"object","properties":{"metadata":{"type":"object","enum":[],"allOf":[],"patternProperties":{},"items":[]}}}`, ""}, {`{"type":"object","properties":{"metadata":{"type":"object","x-kubernetes-validations":[]}}}`, ""},
-		{`{"type":"object","properties":{"a":{"type":"array","items":[]}}}`, ""}, {`{"type":"object","properties":{"a":{"type":"object","items":[],"enum":[]}}}`, ""},
-		{`{"type":"object","properties":{"a":{"type":"array","items":{},"x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":[]}}}`, ""},
+		{`{"type":"object","enum":[]}`, status}, {`{"type":"object","anyOf":[]}`, status},
+		{`{"type":"object","required":[]}`, status},
+		{`{"type":"object","x-kubernetes-list-map-keys":[]}`, status}, {`{"type":"object","definitions":{}}`, status},
+		{`{"type":"object","x-kubernetes-validations":[]}`, status},
+		{`{"type":"object","dependencies":{}}`, ""}, {`{"type":"object","patternProperties":{}}`, ""},
+		{`{"type":"object","definitions":{}}`, ""},
+		{
+			`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","enum":[]},{"type":"string"}]}}}`, "",
+		},
+		{
+			`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","items":[]},{"type":"string"}]}}}`, "",
+		},
+		{
+			`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","required":[]},{"type":"string"}]}}}`, "",
+		},
+		{
+			`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer"},{"type":"string","properties":{}}]}}}`, "",
+		},
+		{
+			`{"type":"object","properties":{"a":{"x-kubernetes-int-or-string":true,"anyOf":[{"type":"integer","definitions":{},"$ref":"","oneOf":[]},{"type":"string"}]}}}`, "",
+		},
+		{
+			`{"type":"object","properties":{"metadata":{"type":"object","enum":[],"allOf":[],"patternProperties":{},"items":[]}}}`, "",
+		}, {`{"type":"object","properties":{"metadata":{"type":"object","x-kubernetes-validations":[]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","items":[]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"object","items":[],"enum":[]}}}`, ""},
+		{
+			`{"type":"object","properties":{"a":{"type":"array","items":{},"x-kubernetes-list-type":"map","x-kubernetes-list-map-keys":[]}}}`, "",
+		},
 		{`{"type":"object"}`, `,"selectableFields":[],"additionalPrinterColumns":[]`},
 	} {
 		for _, second := range []string{c.schema, `{"type":"object"}`, `{"type":"object","description":"another"}`} {
@@ -105,8 +125,11 @@ func TestEmptyFieldsOfCRDs(t *testing.T) {
 
 // TestStoredCRDs checks that the stored JSON of a CRD equals the one that its Go type encodes.
 func TestStoredCRDs(t *testing.T) {
-	odd := []string{`"required":[]`, `"enum":[]`, `"allOf":[]`, `"items":[]`, `"properties":{}`, `"definitions":{}`, `"x-kubernetes-validations":[]`, `"description":null`, `"title":""`, `"nullable":false`,
-		`"minimum":0`, `"minimum":1.0`, `"maximum":1e2`, `"maximum":9223372036854775807`, `"multipleOf":0.5`, `"default":{"a":[],"b":{},"c":1.0,"enum":[]}`, `"enum":[[],{},1.0,null]`, `"example":-0.0`, `"not":{"anyOf":[]}`}
+	odd := []string{`"required":[]`, `"enum":[]`, `"allOf":[]`, `"items":[]`, `"properties":{}`, `"definitions":{}`,
+		`"x-kubernetes-validations":[]`, `"description":null`, `"title":""`, `"nullable":false`,
+		`"minimum":0`, `"minimum":1.0`, `"maximum":1e2`, `"maximum":9223372036854775807`, `"multipleOf":0.5`,
+		`"default":{"a":[],"b":{},"c":1.0,"enum":[]}`, `"enum":[[],{},1.0,null]`, `"example":-0.0`,
+		`"not":{"anyOf":[]}`}
 	for seed := range 200 {
 		r := rand.New(rand.NewPCG(uint64(seed), 11))
 		schema := `{"type":"object"`
@@ -139,9 +162,11 @@ func TestStoredCRDs(t *testing.T) {
 		}
 		object.WholeNumbers(want) // values such as defaults retain their format
 		if !object.Equal(stored["versions"], value(want, "spec", "versions")) {
-			t.Fatalf("%s:\ngot  %s\nwant %s", schema, object.AppendJSON(nil, stored["versions"]), object.AppendJSON(nil, value(want, "spec", "versions")))
+			t.Fatalf("%s:\ngot  %s\nwant %s", schema, object.AppendJSON(nil, stored["versions"]),
+				object.AppendJSON(nil, value(want, "spec", "versions")))
 		}
-		if again, _, err := object.DecodeJSON(object.AppendJSON(nil, stored)); err != nil || !object.Equal(again, stored) {
+		if again, _, err := object.DecodeJSON(object.AppendJSON(nil, stored)); err != nil ||
+			!object.Equal(again, stored) {
 			t.Fatalf("%s: decoded again: got %s, error %v", schema, object.AppendJSON(nil, again), err)
 		}
 	}

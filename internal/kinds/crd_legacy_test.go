@@ -52,7 +52,7 @@ func corpusCRDs(t *testing.T, pattern string, every int) map[string][]byte {
 }
 
 // convertUpstream converts an object with upstream's scheme. defaults selects whether it sets defaults first.
-func convertUpstream(t *testing.T, s *runtime.Scheme, from runtime.Object, to runtime.Object, defaults bool) object.Tree {
+func convertUpstream(t *testing.T, s *runtime.Scheme, from, to runtime.Object, defaults bool) object.Tree {
 	t.Helper()
 	if defaults {
 		s.Default(from)
@@ -104,7 +104,8 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 		}
 		want := convertUpstream(t, s, typed, &apiextensionsv1beta1.CustomResourceDefinition{}, false)
 		if !object.Equal(legacy["spec"], want["spec"]) {
-			t.Errorf("%s: v1beta1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, legacy), object.AppendJSON(nil, want))
+			t.Errorf("%s: v1beta1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, legacy),
+				object.AppendJSON(nil, want))
 		}
 		if tree(legacy, "spec", "validation") != nil {
 			shared++
@@ -117,7 +118,8 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !object.Equal(back, before) {
-			t.Errorf("%s: converted back to v1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, back), object.AppendJSON(nil, before))
+			t.Errorf("%s: converted back to v1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, back),
+				object.AppendJSON(nil, before))
 		}
 		if !object.Equal(stored, before) {
 			t.Errorf("%s: the conversion modified its input", name)
@@ -128,8 +130,8 @@ func TestV1ThroughLegacyAndBack(t *testing.T) {
 	}
 }
 
-// TestLegacyThroughV1AndBack checks that a CRD in v1beta1 gets upstream's defaults, is stored as upstream stores it, and
-// is unchanged when it is converted back.
+// TestLegacyThroughV1AndBack checks that a CRD in v1beta1 gets upstream's defaults, is stored as upstream stores it,
+// and is unchanged when it is converted back.
 // CNV-066 CNV-067 CNV-068 CNV-029
 func TestLegacyThroughV1AndBack(t *testing.T) {
 	s := upstreamScheme()
@@ -137,9 +139,11 @@ func TestLegacyThroughV1AndBack(t *testing.T) {
 	for name, js := range corpusCRDs(t, "spec/examples/0*/*.v1beta1*.yaml", 1) {
 		all[name] = js
 	}
-	all["one version by name"] = []byte(`{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"as.example.com"},
+	all["one version by name"] = []byte(
+		`{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"as.example.com"},
 "spec":{"group":"example.com","version":"v1","names":{"plural":"as","kind":"A"},"subresources":{"status":{}},"additionalPrinterColumns":[{"name":"N","type":"integer","JSONPath":".spec.n"}]}}`)
-	all["versions without a version"] = []byte(`{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"as.example.com"},
+	all["versions without a version"] = []byte(
+		`{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","metadata":{"name":"as.example.com"},
 "spec":{"group":"example.com","versions":[{"name":"v2","served":true,"storage":true},{"name":"v1","served":true,"storage":false}],"names":{"plural":"as","kind":"A"},
 "preserveUnknownFields":false,"conversion":{"strategy":"Webhook","webhookClientConfig":{"service":{"name":"n","namespace":"ns"}}},
 "selectableFields":[{"jsonPath":".spec.n"}],"validation":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer","default":9007199254740993}}}}}}}}`)
@@ -166,7 +170,8 @@ func TestLegacyThroughV1AndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !object.Equal(shown, written) {
-			t.Errorf("%s: converted back to v1beta1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, shown), object.AppendJSON(nil, written))
+			t.Errorf("%s: converted back to v1beta1:\ngot  %s\nwant %s", name, object.AppendJSON(nil, shown),
+				object.AppendJSON(nil, written))
 		}
 	}
 }
@@ -174,8 +179,10 @@ func TestLegacyThroughV1AndBack(t *testing.T) {
 // FuzzLegacyCRD checks that the conversion of any v1beta1 CRD to v1 and back does not panic, and that a second
 // conversion to v1 has the same result.
 func FuzzLegacyCRD(f *testing.F) {
-	f.Add([]byte(`{"spec":{"version":"v1","validation":{"openAPIV3Schema":{"default":1,"items":[{}],"additionalItems":false}}}}`))
-	f.Add([]byte(`{"spec":{"versions":[{"name":"a","schema":{}},{"name":"b","additionalPrinterColumns":[{"JSONPath":"."}]}],"conversion":{"strategy":"Webhook","webhookClientConfig":{"service":{}}}}}`))
+	f.Add([]byte(
+		`{"spec":{"version":"v1","validation":{"openAPIV3Schema":{"default":1,"items":[{}],"additionalItems":false}}}}`))
+	f.Add([]byte(
+		`{"spec":{"versions":[{"name":"a","schema":{}},{"name":"b","additionalPrinterColumns":[{"JSONPath":"."}]}],"conversion":{"strategy":"Webhook","webhookClientConfig":{"service":{}}}}}`))
 	f.Fuzz(func(t *testing.T, js []byte) {
 		d, err := legacyCRD.Decode(js)
 		if err != nil {
@@ -194,14 +201,16 @@ func FuzzLegacyCRD(f *testing.F) {
 		}
 		again, err := fromLegacyCRD(shown)
 		if err != nil || !object.Equal(again["spec"], stored["spec"]) {
-			t.Errorf("second conversion to v1: got error %v\ngot  %s\nwant %s", err, object.AppendJSON(nil, again), object.AppendJSON(nil, stored))
+			t.Errorf("second conversion to v1: got error %v\ngot  %s\nwant %s", err, object.AppendJSON(nil, again),
+				object.AppendJSON(nil, stored))
 		}
 	})
 }
 
 // BenchmarkLegacyCRD measures the conversion of a CRD to v1beta1, which the first read at that version needs.
 func BenchmarkLegacyCRD(b *testing.B) {
-	d, err := v1CRD.Decode([]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},
+	d, err := v1CRD.Decode(
+		[]byte(`{"metadata":{"name":"as.example.com"},"spec":{"group":"example.com","names":{"plural":"as","kind":"A"},
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object","properties":{"spec":{"type":"object","properties":{"n":{"type":"integer"}}}}}}}]}}`))
 	if err != nil {
 		b.Fatal(err)

@@ -13,7 +13,8 @@ func ownersOf(t object.Tree) (all []string) {
 	list, _ := object.Metadata(t)["managedFields"].([]any)
 	for _, e := range list {
 		e := e.(object.Tree)
-		all = append(all, fmt.Sprintf("%v %v %v %s", e["manager"], e["operation"], e["subresource"], object.AppendJSON(nil, e["fieldsV1"])))
+		all = append(all, fmt.Sprintf("%v %v %v %s", e["manager"], e["operation"], e["subresource"],
+			object.AppendJSON(nil, e["fieldsV1"])))
 	}
 	return all
 }
@@ -25,7 +26,8 @@ func TestServerOwnsStatus(t *testing.T) {
 	created := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
 	condition := `{".":{},"f:lastTransitionTime":{},"f:message":{},"f:observedGeneration":{},"f:reason":{},"f:status":{},"f:type":{}}`
 	want := `kube-apiserver Update status {"f:status":{"f:acceptedNames":{"f:kind":{},"f:listKind":{},"f:plural":{},"f:singular":{}},` +
-		`"f:conditions":{"k:{\"type\":\"Established\"}":` + condition + `,"k:{\"type\":\"NamesAccepted\"}":` + condition + `},"f:observedGeneration":{}}}`
+		`"f:conditions":{"k:{\"type\":\"Established\"}":` + condition + `,"k:{\"type\":\"NamesAccepted\"}":` +
+		condition + `},"f:observedGeneration":{}}}`
 	if owners := ownersOf(created); len(owners) != 2 || owners[0] != want {
 		t.Errorf("after create:\ngot  %s\nwant %s", strings.Join(owners, "\n"), want)
 	}
@@ -35,7 +37,8 @@ func TestServerOwnsStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if owners := ownersOf(changed); len(owners) != 2 || !strings.Contains(owners[0], `"f:shortNames":{}`) || !strings.HasPrefix(owners[0], "kube-apiserver") {
+	if owners := ownersOf(changed); len(owners) != 2 || !strings.Contains(owners[0], `"f:shortNames":{}`) ||
+		!strings.HasPrefix(owners[0], "kube-apiserver") {
 		t.Errorf("after update: got %s, want kube-apiserver to own shortNames", strings.Join(owners, "\n"))
 	}
 }
@@ -45,7 +48,8 @@ func TestServerOwnsStatus(t *testing.T) {
 func TestStatusOfClients(t *testing.T) {
 	s := serve(t)
 	written := s.mustCreateCRD(crd("example.com", "foos", "Foo", ""))
-	status(written)["conditions"] = []any{object.Tree{"type": "Mine", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "R", "message": "m"}}
+	status(written)["conditions"] = []any{object.Tree{"type": "Mine", "status": "True",
+		"lastTransitionTime": "2020-01-01T00:00:00Z", "reason": "R", "message": "m"}}
 	status(written)["observedGeneration"] = int64(77)
 	want := string(object.AppendJSON(nil, status(written)))
 	written, err := s.updateCRD(written, "status")
@@ -56,7 +60,8 @@ func TestStatusOfClients(t *testing.T) {
 		t.Errorf("status:\ngot  %s\nwant %s", got, want)
 	}
 	mine := `test Update status {"f:status":{"f:conditions":{"k:{\"type\":\"Mine\"}":`
-	if owners := strings.Join(ownersOf(written), "\n"); !strings.Contains(owners, mine) || strings.Contains(owners, `type\":\"Established`) {
+	if owners := strings.Join(ownersOf(written), "\n"); !strings.Contains(owners, mine) ||
+		strings.Contains(owners, `type\":\"Established`) {
 		t.Errorf("got owners\n%s\nwant %s", owners, mine)
 	}
 	if written, err = s.updateCRD(written, ""); err != nil {

@@ -92,7 +92,8 @@ func (s *server) updateCRD(t object.Tree, sub string) (object.Tree, error) {
 
 // crd returns a CRD in JSON. names holds further members of spec.names.
 func crd(group, plural, kind, names string) string {
-	return fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%[2]s.%[1]s"},
+	return fmt.Sprintf(
+		`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"%[2]s.%[1]s"},
 "spec":{"group":%[1]q,"scope":"Namespaced","names":{"plural":%[2]q,"kind":%[3]q%[4]s},
 "versions":[{"name":"v1","served":true,"storage":true,"schema":{"openAPIV3Schema":{"type":"object"}}}]},
 "status":{"acceptedNames":{"kind":"","plural":""},"conditions":[],"storedVersions":[]}}`, group, plural, kind, names)
@@ -137,7 +138,8 @@ func TestCreateEstablishes(t *testing.T) {
 		t.Errorf("got %d conditions, want 2", n)
 	}
 	names, _ := status(got)["acceptedNames"].(object.Tree)
-	if names["singular"] != "crontab" || names["listKind"] != "CronTabList" || fmt.Sprint(names["shortNames"]) != "[ct]" {
+	if names["singular"] != "crontab" || names["listKind"] != "CronTabList" ||
+		fmt.Sprint(names["shortNames"]) != "[ct]" {
 		t.Errorf("got accepted names %v, want the defaults and the short name", names)
 	}
 	if stored := object.Strings(status(got), "storedVersions"); len(stored) != 1 || stored[0] != "v1" {
@@ -149,8 +151,10 @@ func TestCreateEstablishes(t *testing.T) {
 	if conversion := got["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
 		t.Errorf("got conversion %v, want None", conversion)
 	}
-	empty := strings.Replace(crd("stable.example.com", "empties", "Empty", ""), `"scope"`, `"conversion":{"strategy":"None","webhook":{}},"scope"`, 1)
-	if conversion := s.mustCreateCRD(empty)["spec"].(object.Tree)["conversion"]; fmt.Sprint(conversion) != "map[strategy:None]" {
+	empty := strings.Replace(crd("stable.example.com", "empties", "Empty", ""), `"scope"`,
+		`"conversion":{"strategy":"None","webhook":{}},"scope"`, 1)
+	conversion := s.mustCreateCRD(empty)["spec"].(object.Tree)["conversion"]
+	if fmt.Sprint(conversion) != "map[strategy:None]" {
 		t.Errorf("empty webhook: got conversion %v, want None", conversion)
 	}
 	c, err := s.Live.Current(t.Context())
@@ -164,13 +168,19 @@ func TestCreateEstablishes(t *testing.T) {
 func TestInvalidCRDs(t *testing.T) {
 	s := serve(t)
 	for name, want := range map[string]struct{ crd, message string }{
-		"name": {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), "crontabs.stable", "other.stable", 1),
+		"name": {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), "crontabs.stable",
+			"other.stable", 1),
 			`CustomResourceDefinition.apiextensions.k8s.io "other.stable.example.com" is invalid: metadata.name: Invalid value: "other.stable.example.com": must be spec.names.plural+"."+spec.group`},
-		"group":    {crd("stable", "crontabs", "CronTab", ""), "should be a domain with at least one dot"},
-		"kind":     {crd("stable.example.com", "crontabs", "CronTab", `,"listKind":"CronTab"`), "kind and listKind may not be the same"},
-		"storage":  {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `"storage":true`, `"storage":false`, 1), "must have exactly one version marked as storage version"},
-		"approval": {crd("stable.k8s.io", "crontabs", "CronTab", ""), `metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation "api-approved.kubernetes.io", see https://github.com/kubernetes/enhancements/pull/1111`},
-		"schema":   {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `{"type":"object"}`, `{"type":"array"}`, 1), "spec.validation.openAPIV3Schema.type: Invalid value: \"array\": must be object at the root"},
+		"group": {crd("stable", "crontabs", "CronTab", ""), "should be a domain with at least one dot"},
+		"kind": {crd("stable.example.com", "crontabs", "CronTab", `,"listKind":"CronTab"`),
+			"kind and listKind may not be the same"},
+		"storage": {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `"storage":true`,
+			`"storage":false`, 1), "must have exactly one version marked as storage version"},
+		"approval": {crd("stable.k8s.io", "crontabs", "CronTab", ""),
+			`metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation "api-approved.kubernetes.io", see https://github.com/kubernetes/enhancements/pull/1111`},
+		"schema": {strings.Replace(crd("stable.example.com", "crontabs", "CronTab", ""), `{"type":"object"}`,
+			`{"type":"array"}`, 1),
+			"spec.validation.openAPIV3Schema.type: Invalid value: \"array\": must be object at the root"},
 	} {
 		_, err := s.createCRD(want.crd)
 		if !apierrors.IsInvalid(err) || strings.Count(err.Error(), want.message) != 1 {
@@ -187,15 +197,21 @@ func TestNameConflicts(t *testing.T) {
 	second := s.mustCreateCRD(crd("example.com", "seconds", "Second", `,"singular":"one","shortNames":["f"]`))
 	s.expect(second, "NamesAccepted", `False/ShortNamesConflict/"f" is already in use`)
 	s.expect(second, "Established", "False/NotAccepted/not all names are accepted")
-	if accepted := status(second)["acceptedNames"].(object.Tree); accepted["plural"] != "seconds" || accepted["singular"] != nil || accepted["kind"] != "Second" {
+	if accepted := status(second)["acceptedNames"].(object.Tree); accepted["plural"] != "seconds" ||
+		accepted["singular"] != nil || accepted["kind"] != "Second" {
 		t.Errorf("got accepted names %v, want plural and kind", accepted)
 	}
-	s.expect(s.mustCreateCRD(crd("other.com", "seconds", "First", `,"singular":"one","shortNames":["f"]`)), "Established", established)
-	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Second", `,"listKind":"Thirds"`)), "NamesAccepted", `False/KindConflict/"Second" is already in use`)
-	s.expect(s.mustCreateCRD(crd("example.com", "fourths", "Fourth", `,"listKind":"FirstList"`)), "NamesAccepted", `False/ListKindConflict/"FirstList" is already in use`)
-	s.expect(s.mustCreateCRD(crd("example.com", "one", "Fifth", "")), "NamesAccepted", `False/PluralConflict/"one" is already in use`)
+	s.expect(s.mustCreateCRD(crd("other.com", "seconds", "First", `,"singular":"one","shortNames":["f"]`)),
+		"Established", established)
+	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Second", `,"listKind":"Thirds"`)), "NamesAccepted",
+		`False/KindConflict/"Second" is already in use`)
+	s.expect(s.mustCreateCRD(crd("example.com", "fourths", "Fourth", `,"listKind":"FirstList"`)), "NamesAccepted",
+		`False/ListKindConflict/"FirstList" is already in use`)
+	s.expect(s.mustCreateCRD(crd("example.com", "one", "Fifth", "")), "NamesAccepted",
+		`False/PluralConflict/"one" is already in use`)
 
-	if _, gone, err := s.Engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{}, s.caller()); err != nil || gone {
+	if _, gone, err := s.Engine.Delete(t.Context(), s.target("firsts.example.com", ""), metav1.DeleteOptions{},
+		s.caller()); err != nil || gone {
 		t.Fatalf("delete: got gone %v, error %v; want a finalizer", gone, err)
 	}
 	first, err := s.Engine.Get(t.Context(), s.target("firsts.example.com", ""), "")
@@ -204,7 +220,8 @@ func TestNameConflicts(t *testing.T) {
 	}
 	deleted := s.tree(first)
 	s.expect(deleted, "Terminating", "True/InstanceDeletionInProgress/CustomResource deletion is in progress")
-	if f := object.Finalizers(deleted); len(f) != 1 || f[0] != "customresourcecleanup.apiextensions.k8s.io" || object.Generation(deleted) != 1 {
+	if f := object.Finalizers(deleted); len(f) != 1 || f[0] != "customresourcecleanup.apiextensions.k8s.io" ||
+		object.Generation(deleted) != 1 {
 		t.Errorf("got finalizers %v, generation %d", f, object.Generation(deleted)) // CRD-043
 	}
 	object.SetFinalizers(deleted, nil)
@@ -228,7 +245,8 @@ func TestNameConflicts(t *testing.T) {
 func TestShortNamesOfTheSameKind(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(crd("example.com", "firsts", "First", ""))
-	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Third", `,"shortNames":["third"]`)), "NamesAccepted", noConflicts)
+	s.expect(s.mustCreateCRD(crd("example.com", "thirds", "Third", `,"shortNames":["third"]`)), "NamesAccepted",
+		noConflicts)
 	second := s.mustCreateCRD(crd("example.com", "seconds", "Second", `,"shortNames":["s"]`))
 	for _, names := range [][]any{{"second"}, {"s", "seconds", "second"}} {
 		second["spec"].(object.Tree)["names"].(object.Tree)["shortNames"] = names
@@ -237,7 +255,8 @@ func TestShortNamesOfTheSameKind(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.expect(got, "NamesAccepted", noConflicts)
-		if accepted := status(got)["acceptedNames"].(object.Tree)["shortNames"]; fmt.Sprint(accepted) != fmt.Sprint(names) {
+		accepted := status(got)["acceptedNames"].(object.Tree)["shortNames"]
+		if fmt.Sprint(accepted) != fmt.Sprint(names) {
 			t.Errorf("got accepted short names %v, want %v", accepted, names)
 		}
 		second = got
@@ -274,10 +293,12 @@ func TestEstablishedLosesOnlyTheContestedName(t *testing.T) {
 // TestBuiltinNamesAreTaken checks that a CRD cannot have the names of a built-in kind in its group.
 func TestBuiltinNamesAreTaken(t *testing.T) {
 	s := serve(t)
-	leases := strings.Replace(crd("coordination.k8s.io", "leases", "Lease", ""), `"metadata":{`, `"metadata":{"annotations":{"api-approved.kubernetes.io":"unapproved, a test"},`, 1)
+	leases := strings.Replace(crd("coordination.k8s.io", "leases", "Lease", ""), `"metadata":{`,
+		`"metadata":{"annotations":{"api-approved.kubernetes.io":"unapproved, a test"},`, 1)
 	got := s.mustCreateCRD(leases)
 	s.expect(got, "NamesAccepted", `False/ListKindConflict/"LeaseList" is already in use`)
-	s.expect(got, "KubernetesAPIApprovalPolicyConformant", `False/UnapprovedAnnotation/not approved: "unapproved, a test"`)
+	s.expect(got, "KubernetesAPIApprovalPolicyConformant",
+		`False/UnapprovedAnnotation/not approved: "unapproved, a test"`)
 }
 
 // TestUpdates checks the immutable fields of a CRD, and status.storedVersions. The server adds each storage version to
@@ -298,7 +319,8 @@ func TestUpdates(t *testing.T) {
 		"spec.names.plural": func(spec object.Tree) { spec["names"].(object.Tree)["plural"] = "bars" },
 		"spec.names.kind":   func(spec object.Tree) { spec["names"].(object.Tree)["kind"] = "Bar" },
 	} {
-		if err := change(f); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), name+": Invalid value") || !strings.Contains(err.Error(), "field is immutable") {
+		if err := change(f); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), name+": Invalid value") ||
+			!strings.Contains(err.Error(), "field is immutable") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -318,7 +340,8 @@ func TestUpdates(t *testing.T) {
 	}
 	s.expect(got, "Established", established)
 	got["spec"].(object.Tree)["versions"] = got["spec"].(object.Tree)["versions"].([]any)[1:]
-	if _, err := s.updateCRD(object.Copy(got), ""); err == nil || !strings.Contains(err.Error(), "v1 was previously a storage version") {
+	if _, err := s.updateCRD(object.Copy(got), ""); err == nil ||
+		!strings.Contains(err.Error(), "v1 was previously a storage version") {
 		t.Errorf("removal of a stored version: got %v, want an error", err)
 	}
 	status(got)["storedVersions"] = []any{"v2"}
@@ -338,7 +361,9 @@ func TestConcurrentConflicts(t *testing.T) {
 	accepted := 0
 	for i := range 12 {
 		g.Go(func() {
-			o, err := s.Engine.Create(t.Context(), s.target("", ""), s.decode(crd("example.com", fmt.Sprintf("kind%ds", i), fmt.Sprint("Kind", i), `,"shortNames":["same"]`)), s.caller())
+			o, err := s.Engine.Create(t.Context(), s.target("", ""),
+				s.decode(crd("example.com", fmt.Sprintf("kind%ds", i), fmt.Sprint("Kind", i),
+					`,"shortNames":["same"]`)), s.caller())
 			if err != nil {
 				t.Error(err)
 				return
@@ -365,7 +390,8 @@ func TestWarnings(t *testing.T) {
 	s := serve(t)
 	s.mustCreateCRD(strings.Replace(crd("example.com", "foos", "Foo", ""), `{"type":"object"}`,
 		`{"type":"object","properties":{"a":{"type":"string","format":"odd"},"b":{"type":"array","x-kubernetes-list-type":"set","items":{"type":"object","x-kubernetes-map-type":"atomic"}}}}`, 1))
-	want := []string{`unrecognized format "odd"`, `x-kubernetes-list-type: set for items of type "object" is not supported by server-side apply or CEL validation rules`}
+	want := []string{`unrecognized format "odd"`,
+		`x-kubernetes-list-type: set for items of type "object" is not supported by server-side apply or CEL validation rules`}
 	if fmt.Sprint(s.warnings) != fmt.Sprint(want) {
 		t.Errorf("got warnings %q, want %q", s.warnings, want)
 	}
@@ -377,7 +403,8 @@ func BenchmarkCreateCRD(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		body := s.decode(crd(fmt.Sprintf("g%d.example.com", i), "foos", "Foo", ""))
-		if _, err := s.Engine.Create(context.Background(), s.target("", ""), body, engine.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
+		if _, err := s.Engine.Create(context.Background(), s.target("", ""), body,
+			engine.Caller{FieldManager: "b", Validation: "Ignore", Warn: func(string) {}}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -10,8 +10,10 @@ import (
 
 // TestKnownFormats checks that the known formats of each type are those that upstream recognizes (VAL-025).
 func TestKnownFormats(t *testing.T) {
-	formats := []string{"bsonobjectid", "bsonObjectId", "uri", "email", "hostname", "ipv4", "ipv6", "cidr", "mac", "uuid", "uuid3", "uuid4", "uuid5", "isbn", "isbn10", "isbn13", "creditcard", "ssn",
-		"hexcolor", "rgbcolor", "byte", "password", "date", "duration", "datetime", "date-time", "d-a-t-e", "k8s-short-name", "k8s-long-name", "k8sshortname", "int32", "int64", "float", "double", "int-32", "odd", "-"}
+	formats := []string{"bsonobjectid", "bsonObjectId", "uri", "email", "hostname", "ipv4", "ipv6", "cidr", "mac",
+		"uuid", "uuid3", "uuid4", "uuid5", "isbn", "isbn10", "isbn13", "creditcard", "ssn",
+		"hexcolor", "rgbcolor", "byte", "password", "date", "duration", "datetime", "date-time", "d-a-t-e",
+		"k8s-short-name", "k8s-long-name", "k8sshortname", "int32", "int64", "float", "double", "int-32", "odd", "-"}
 	for _, typ := range []string{"", "string", "integer", "number", "boolean", "object", "array"} {
 		for _, format := range formats {
 			s := &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{typ}, Format: format}}

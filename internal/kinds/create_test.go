@@ -31,7 +31,8 @@ func beforeCreate(t *testing.T, v *resource.Version, text string) error {
 	gv, namespace := v.GroupVersion, obj.GetNamespace()
 	ctx := apirequest.WithUser(apirequest.WithNamespace(context.Background(), namespace), tester)
 	ctx = apirequest.WithRequestInfo(ctx, &apirequest.RequestInfo{
-		IsResourceRequest: true, Verb: "create", APIGroup: gv.Group, APIVersion: gv.Version, Namespace: namespace, Resource: v.Definition.Names.Plural,
+		IsResourceRequest: true, Verb: "create", APIGroup: gv.Group, APIVersion: gv.Version, Namespace: namespace,
+		Resource: v.Definition.Names.Plural,
 	})
 	s := v.Definition.Strategy
 	if s.Prepare != nil {
@@ -74,10 +75,18 @@ func TestZeroConfig(t *testing.T) {
 		change func(spec map[string]any)
 		want   string
 	}{
-		{"admissionregistration.k8s.io-v1-ValidatingAdmissionPolicy", func(spec map[string]any) { spec["paramKind"] = params }, "spec.paramKind: Forbidden"},
-		{"admissionregistration.k8s.io-v1-MutatingAdmissionPolicy", func(spec map[string]any) { spec["paramKind"] = params }, "spec.paramKind: Forbidden"},
-		{"admissionregistration.k8s.io-v1-ValidatingAdmissionPolicyBinding", func(spec map[string]any) { spec["paramRef"] = ref }, "spec.paramRef: Forbidden: unable to get policy p"},
-		{"admissionregistration.k8s.io-v1-MutatingAdmissionPolicyBinding", func(spec map[string]any) { spec["paramRef"] = ref }, "spec.paramRef: Forbidden: unable to get policy p"},
+		{"admissionregistration.k8s.io-v1-ValidatingAdmissionPolicy", func(spec map[string]any) {
+			spec["paramKind"] = params
+		}, "spec.paramKind: Forbidden"},
+		{"admissionregistration.k8s.io-v1-MutatingAdmissionPolicy", func(spec map[string]any) {
+			spec["paramKind"] = params
+		}, "spec.paramKind: Forbidden"},
+		{"admissionregistration.k8s.io-v1-ValidatingAdmissionPolicyBinding", func(spec map[string]any) {
+			spec["paramRef"] = ref
+		}, "spec.paramRef: Forbidden: unable to get policy p"},
+		{"admissionregistration.k8s.io-v1-MutatingAdmissionPolicyBinding", func(spec map[string]any) {
+			spec["paramRef"] = ref
+		}, "spec.paramRef: Forbidden: unable to get policy p"},
 		{"resource.k8s.io-v1-ResourceClaim", func(spec map[string]any) {
 			request := spec["devices"].(map[string]any)["requests"].([]any)[0].(map[string]any)
 			request["exactly"].(map[string]any)["adminAccess"] = true
@@ -85,7 +94,8 @@ func TestZeroConfig(t *testing.T) {
 	} {
 		s, c := findSample(t, q.sample), serveCluster(t, kinds.Config{})
 		c.user = plainUser // strategies skip authorization for system:masters, of which tester is a member
-		_, err := c.create(c.version(s.apiVersion, s.kind), s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
+		_, err := c.create(c.version(s.apiVersion, s.kind),
+			s.with(t, func(o map[string]any) { q.change(o["spec"].(map[string]any)) }))
 		expectError(t, err, q.want)
 	}
 }
@@ -96,7 +106,8 @@ func TestStrategiesUseRequest(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	s := findSample(t, "certificates.k8s.io-v1-CertificateSigningRequest")
 	var o struct{ Spec struct{ Username string } }
-	if err := json.Unmarshal(c.mustCreate(c.version(s.apiVersion, s.kind), s.object, s.text), &o); err != nil || o.Spec.Username != "tester" {
+	if err := json.Unmarshal(c.mustCreate(c.version(s.apiVersion, s.kind), s.object, s.text), &o); err != nil ||
+		o.Spec.Username != "tester" {
 		t.Errorf("got %v, error %v, want the user tester", o, err)
 	}
 	s = findSample(t, "v1-Pod")

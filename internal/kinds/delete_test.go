@@ -27,8 +27,8 @@ func contains(lines []string, part string) bool {
 	return slices.ContainsFunc(lines, func(l string) bool { return strings.Contains(l, part) })
 }
 
-// TestGracefulDelete checks that a Pod on a node is deleted after a grace period, which a later delete can only shorten.
-// A delete with the period 0 is immediate.
+// TestGracefulDelete checks that a Pod on a node is deleted after a grace period, which a later delete can only
+// shorten. A delete with the period 0 is immediate.
 func TestGracefulDelete(t *testing.T) {
 	s := findSample(t, "v1-Pod")
 	for _, q := range []struct {
@@ -63,7 +63,8 @@ func TestGracefulDelete(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if grace := obj.GetDeletionGracePeriodSeconds(); obj.GetDeletionTimestamp() == nil || grace == nil || *grace != q.want {
+		if grace := obj.GetDeletionGracePeriodSeconds(); obj.GetDeletionTimestamp() == nil || grace == nil ||
+			*grace != q.want {
 			t.Errorf("%v: got %s, want the grace period %d", q.grace, left, q.want)
 		}
 	}
@@ -89,7 +90,8 @@ func TestDeleteWithoutGrace(t *testing.T) {
 // dependents. An Event is deleted immediately, because the garbage collector ignores Events.
 func TestDependents(t *testing.T) {
 	for name, want := range map[string]string{
-		"batch-v1-Job": "orphan", "v1-ReplicationController": "orphan", "apps-v1-Deployment": "gone", "v1-ConfigMap": "gone",
+		"batch-v1-Job": "orphan", "v1-ReplicationController": "orphan", "apps-v1-Deployment": "gone",
+		"v1-ConfigMap": "gone",
 	} {
 		s, c := findSample(t, name), serveCluster(t, kinds.Config{})
 		v := c.version(s.apiVersion, s.kind)

@@ -58,7 +58,8 @@ func (c *comparison) compare(seen map[string]bool, path string, a, b schema.Type
 		c.differ(path, okA, okB)
 		return
 	}
-	if (x.Scalar == nil) != (y.Scalar == nil) || (x.List == nil) != (y.List == nil) || (x.Map == nil) != (y.Map == nil) {
+	if (x.Scalar == nil) != (y.Scalar == nil) || (x.List == nil) != (y.List == nil) ||
+		(x.Map == nil) != (y.Map == nil) {
 		c.differ(path, x, y)
 		return
 	}
@@ -103,7 +104,8 @@ func (c *comparison) compareMaps(seen map[string]bool, path string, a, b *schema
 			continue
 		}
 		c.compare(seen, path+"."+name, x.Type, y.Type)
-		if isScalar(y.Default) && b.ElementRelationship != schema.Atomic && fmt.Sprint(x.Default) != fmt.Sprint(y.Default) {
+		if isScalar(y.Default) && b.ElementRelationship != schema.Atomic &&
+			fmt.Sprint(x.Default) != fmt.Sprint(y.Default) {
 			text, _ := json.Marshal(y.Default)
 			c.lacksLine(path+"."+name, "default", string(text))
 		}

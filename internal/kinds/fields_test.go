@@ -46,7 +46,8 @@ func TestFieldsAreThoseOfClientGo(t *testing.T) {
 	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
 	c, seen := comparison{}, map[string]bool{}
 	for _, v := range allVersions() {
-		if g := v.GroupVersion.Group; g == "apiextensions.k8s.io" || g == "apiregistration.k8s.io" || v.Type.NewList == nil {
+		if g := v.GroupVersion.Group; g == "apiextensions.k8s.io" || g == "apiregistration.k8s.io" ||
+			v.Type.NewList == nil {
 			continue // not in client-go, or never applied
 		}
 		obj := v.Type.New()
@@ -102,7 +103,8 @@ func (c *comparison) report(t *testing.T) {
 
 // TestFieldsOfReviews checks that the types of reviews and of partial metadata have a schema.
 func TestFieldsOfReviews(t *testing.T) {
-	for _, obj := range []runtime.Object{&authenticationv1.SelfSubjectReview{}, &authorizationv1.SelfSubjectAccessReview{}, &metav1.PartialObjectMetadata{}} {
+	for _, obj := range []runtime.Object{&authenticationv1.SelfSubjectReview{},
+		&authorizationv1.SelfSubjectAccessReview{}, &metav1.PartialObjectMetadata{}} {
 		g := resource.GoType{New: func() runtime.Object { return obj }}
 		if _, err := g.Parseable(); err != nil {
 			t.Error(err)

@@ -27,12 +27,16 @@ func TestPrefixesAndUpdates(t *testing.T) {
 		{"", "configmaps", "configmaps", false, true}, {"", "services", "services/specs", true, true},
 		{"", "endpoints", "services/endpoints", true, true}, {"", "events", "events", true, true},
 		{"", "nodes", "minions", false, true}, {"", "replicationcontrollers", "controllers", false, true},
-		{"coordination.k8s.io", "leases", "leases", true, false}, {"discovery.k8s.io", "endpointslices", "endpointslices", false, true},
-		{"networking.k8s.io", "ingresses", "ingress", false, true}, {"networking.k8s.io", "ipaddresses", "ipaddresses", false, true},
+		{"coordination.k8s.io", "leases", "leases", true, false},
+		{"discovery.k8s.io", "endpointslices", "endpointslices", false, true},
+		{"networking.k8s.io", "ingresses", "ingress", false, true}, {"networking.k8s.io", "ipaddresses", "ipaddresses",
+			false, true},
 	} {
 		d := find(t, c.group, c.plural).Definition
-		if d.Prefix != "/registry/"+c.prefix+"/" || d.Behavior.CreateOnUpdate != c.createOnUpdate || d.Behavior.UnconditionalUpdate != c.unconditional {
-			t.Errorf("%s: got prefix %s, create on update %v, unconditional update %v", c.plural, d.Prefix, d.Behavior.CreateOnUpdate, d.Behavior.UnconditionalUpdate)
+		if d.Prefix != "/registry/"+c.prefix+"/" || d.Behavior.CreateOnUpdate != c.createOnUpdate ||
+			d.Behavior.UnconditionalUpdate != c.unconditional {
+			t.Errorf("%s: got prefix %s, create on update %v, unconditional update %v", c.plural, d.Prefix,
+				d.Behavior.CreateOnUpdate, d.Behavior.UnconditionalUpdate)
 		}
 	}
 }
@@ -74,7 +78,10 @@ func TestNodePortsAreGuarded(t *testing.T) {
 	defer store.Close()
 	p, ctx := newPool(Config{Head: store.Head}), context.Background()
 	commit := func(name string, guards ...storage.Guard) error {
-		_, err := store.Commit(ctx, []storage.Write{{Key: serviceKey("ns", name), Value: object.Pack(serviceWithNodePort(name), 0).JSON()}}, guards...)
+		_, err := store.Commit(ctx,
+			[]storage.Write{
+				{Key: serviceKey("ns", name), Value: object.Pack(serviceWithNodePort(name), 0).JSON()},
+			}, guards...)
 		return err
 	}
 	early := p.guards(ctx, serviceWithNodePort("late"))
@@ -96,7 +103,8 @@ func serviceWithNodePort(name string) object.Tree {
 
 // TestEventConversion checks that all fields of an Event are converted between its two groups in both directions.
 func TestEventConversion(t *testing.T) {
-	at, micro := metav1.NewTime(time.Unix(1_700_000_000, 0).UTC()), metav1.NewMicroTime(time.Unix(1_700_000_000, 123_000).UTC())
+	at, micro := metav1.NewTime(time.Unix(1_700_000_000, 0).UTC()),
+		metav1.NewMicroTime(time.Unix(1_700_000_000, 123_000).UTC())
 	ref := corev1.ObjectReference{Kind: "Pod", Name: "p", UID: "u"}
 	for _, c := range []struct {
 		core corev1.Event
@@ -105,13 +113,17 @@ func TestEventConversion(t *testing.T) {
 		{},
 		{
 			corev1.Event{
-				ObjectMeta: metav1.ObjectMeta{Name: "e"}, InvolvedObject: ref, Reason: "r", Message: "m", Source: corev1.EventSource{Component: "c", Host: "h"},
-				FirstTimestamp: at, LastTimestamp: at, Count: 2, Type: "Normal", EventTime: micro, Series: &corev1.EventSeries{Count: 3, LastObservedTime: micro},
+				ObjectMeta: metav1.ObjectMeta{Name: "e"}, InvolvedObject: ref, Reason: "r", Message: "m",
+				Source:         corev1.EventSource{Component: "c", Host: "h"},
+				FirstTimestamp: at, LastTimestamp: at, Count: 2, Type: "Normal", EventTime: micro,
+				Series: &corev1.EventSeries{Count: 3, LastObservedTime: micro},
 				Action: "a", Related: &ref, ReportingController: "rc", ReportingInstance: "ri",
 			},
 			eventsv1.Event{
-				ObjectMeta: metav1.ObjectMeta{Name: "e"}, Regarding: ref, Reason: "r", Note: "m", DeprecatedSource: corev1.EventSource{Component: "c", Host: "h"},
-				DeprecatedFirstTimestamp: at, DeprecatedLastTimestamp: at, DeprecatedCount: 2, Type: "Normal", EventTime: micro, Series: &eventsv1.EventSeries{Count: 3, LastObservedTime: micro},
+				ObjectMeta: metav1.ObjectMeta{Name: "e"}, Regarding: ref, Reason: "r", Note: "m",
+				DeprecatedSource:         corev1.EventSource{Component: "c", Host: "h"},
+				DeprecatedFirstTimestamp: at, DeprecatedLastTimestamp: at, DeprecatedCount: 2, Type: "Normal",
+				EventTime: micro, Series: &eventsv1.EventSeries{Count: 3, LastObservedTime: micro},
 				Action: "a", Related: &ref, ReportingController: "rc", ReportingInstance: "ri",
 			},
 		},

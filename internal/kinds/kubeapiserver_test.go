@@ -15,9 +15,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// testdata/discovery.json holds the kinds in the discovery of kube-apiserver v1.37.1. testdata/kube-apiserver.json holds
-// its results for the samples: the object that it stored after a create, and after an update of /status, the Table of
-// the new object, and whether the response to a delete was the object. Admission plugins were disabled.
+// testdata/discovery.json holds the kinds in the discovery of kube-apiserver v1.37.1. testdata/kube-apiserver.json
+// holds its results for the samples: the object that it stored after a create, and after an update of /status, the
+// Table of the new object, and whether the response to a delete was the object. Admission plugins were disabled.
 
 type served struct {
 	Version, Plural, Kind, Singular        string
@@ -45,7 +45,8 @@ func readJSON[T any](t *testing.T, path string) T {
 	return out
 }
 
-// discovered returns the discovery of an endpoint. It omits /scale and subresources that do not read or write the object.
+// discovered returns the discovery of an endpoint. It omits /scale and subresources that do not read or write the
+// object.
 func discovered(v *resource.Version) served {
 	n, subs := v.Definition.Names, []string{}
 	for _, s := range v.Subresources {
@@ -57,7 +58,8 @@ func discovered(v *resource.Version) served {
 		subs = append(subs, "status")
 	}
 	slices.Sort(subs)
-	return served{v.APIVersion, n.Plural, n.Kind, n.Singular, v.Definition.Namespaced, v.Definition.Verbs, n.ShortNames, n.Categories, subs}
+	return served{v.APIVersion, n.Plural, n.Kind, n.Singular, v.Definition.Namespaced, v.Definition.Verbs, n.ShortNames,
+		n.Categories, subs}
 }
 
 // notCompared lists the subresources that discovery.json omits.
@@ -216,7 +218,8 @@ func TestTable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := hideAges(t, row.Cells); !reflect.DeepEqual(got, hideAges(t, want.Cells)) || row.Object.Object != nil {
+			if got := hideAges(t, row.Cells); !reflect.DeepEqual(got, hideAges(t, want.Cells)) ||
+				row.Object.Object != nil {
 				t.Errorf("got  %v\nwant %v", got, want.Cells)
 			}
 		})

@@ -48,7 +48,8 @@ func updatedLegacy(t *testing.T) (*server, object.Tree) {
 func TestStoredSchemaIsNotStructural(t *testing.T) {
 	_, got := updatedLegacy(t)
 	want := `properties[foo].type: Required value: must not be empty for specified object fields`
-	if c := conditions(got)["NonStructuralSchema"]; !strings.HasPrefix(c, "True/Violations/") || !strings.Contains(c, want) {
+	if c := conditions(got)["NonStructuralSchema"]; !strings.HasPrefix(c, "True/Violations/") ||
+		!strings.Contains(c, want) {
 		t.Errorf("got condition %q, want %s", c, want)
 	}
 	if got["spec"].(object.Tree)["preserveUnknownFields"] != true {
@@ -69,7 +70,8 @@ func TestStoredSchemaBecomesStructural(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.expect(got, "NonStructuralSchema", "True/Violations/spec.preserveUnknownFields: Invalid value: true: must be false")
+	s.expect(got, "NonStructuralSchema",
+		"True/Violations/spec.preserveUnknownFields: Invalid value: true: must be false")
 	got["spec"].(object.Tree)["preserveUnknownFields"] = false
 	if got, err = s.updateCRD(got, ""); err != nil {
 		t.Fatal(err)
@@ -90,7 +92,9 @@ func TestNoDefaultsWithUnknownFields(t *testing.T) {
 	root := version["schema"].(object.Tree)["openAPIV3Schema"].(object.Tree)
 	root["properties"].(object.Tree)["foo"].(object.Tree)["default"] = "x"
 	_, err := s.updateCRD(stored, "")
-	if err == nil || !strings.Contains(err.Error(), "spec.preserveUnknownFields: Invalid value: true: must be false in order to use defaults in the schema") {
+	if err == nil ||
+		!strings.Contains(err.Error(),
+			"spec.preserveUnknownFields: Invalid value: true: must be false in order to use defaults in the schema") {
 		t.Errorf("got error %v, want one about preserveUnknownFields", err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TestItemLimits checks the limits of lists in which upstream compares each pair of items. Without a limit, an update of
-// a Pod with 16,000 tolerations took a minute, and a create with 16,000 equal ports four minutes.
+// TestItemLimits checks the limits of lists in which upstream compares each pair of items. Without a limit, an update
+// of a Pod with 16,000 tolerations took a minute, and a create with 16,000 equal ports four minutes.
 func TestItemLimits(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	const container = `{"name":"c","image":"i"}`
@@ -24,27 +24,44 @@ func TestItemLimits(t *testing.T) {
 	for i, l := range []struct{ apiVersion, kind, at, item, body string }{
 		{"v1", "Pod", "spec.tolerations", `{"key":"a#","operator":"Exists"}`, pod(tolerations)},
 		{"v1", "Pod", "spec.containers", `{"name":"a#","image":"i"}`, `"spec":{"containers":[*]}`},
-		{"v1", "Pod", "spec.containers[*].ports", `{"containerPort":80}`, `"spec":{"containers":[{"name":"c","image":"i","ports":[*]}]}`},
+		{"v1", "Pod", "spec.containers[*].ports", `{"containerPort":80}`,
+			`"spec":{"containers":[{"name":"c","image":"i","ports":[*]}]}`},
 		{"v1", "Pod", "spec.volumes", `{"name":"a#","emptyDir":{}}`, pod(`"volumes":[*]`)},
-		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"key":"k","path":"a#"}`, pod(`"volumes":[{"name":"v","secret":{"secretName":"s","items":[*]}}]`)},
-		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"key":"k","path":"a#"}`, pod(`"volumes":[{"name":"v","configMap":{"name":"s","items":[*]}}]`)},
-		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"path":"a#","fieldRef":{"fieldPath":"metadata.name"}}`, pod(`"volumes":[{"name":"v","downwardAPI":{"items":[*]}}]`)},
-		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"secret":{"name":"a#"}}`, pod(`"volumes":[{"name":"v","projected":{"sources":[*]}}]`)},
-		{"v1", "Pod", "spec.topologySpreadConstraints", `{"topologyKey":"a#","maxSkew":1,"whenUnsatisfiable":"DoNotSchedule"}`, pod(`"topologySpreadConstraints":[*]`)},
+		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"key":"k","path":"a#"}`,
+			pod(`"volumes":[{"name":"v","secret":{"secretName":"s","items":[*]}}]`)},
+		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"key":"k","path":"a#"}`,
+			pod(`"volumes":[{"name":"v","configMap":{"name":"s","items":[*]}}]`)},
+		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"path":"a#","fieldRef":{"fieldPath":"metadata.name"}}`,
+			pod(`"volumes":[{"name":"v","downwardAPI":{"items":[*]}}]`)},
+		{"v1", "Pod", "spec.volumes[*].configMap.items", `{"secret":{"name":"a#"}}`,
+			pod(`"volumes":[{"name":"v","projected":{"sources":[*]}}]`)},
+		{"v1", "Pod", "spec.topologySpreadConstraints",
+			`{"topologyKey":"a#","maxSkew":1,"whenUnsatisfiable":"DoNotSchedule"}`,
+			pod(`"topologySpreadConstraints":[*]`)},
 		{"v1", "Pod", "spec.readinessGates", `{"conditionType":"a#"}`, pod(`"readinessGates":[*]`)},
-		{"v1", "PodTemplate", "template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"template":{"metadata":{"labels":{"a":"b"}},` + pod(tolerations) + `}`},
-		{"v1", "ReplicationController", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{"template":{"metadata":{"labels":{"a":"b"}},` + pod(tolerations) + `}}`},
-		{"apps/v1", "Deployment", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
-		{"apps/v1", "ReplicaSet", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
-		{"apps/v1", "DaemonSet", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
-		{"apps/v1", "StatefulSet", "spec.volumeClaimTemplates", `{"metadata":{"name":"a#"},"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}`,
+		{"v1", "PodTemplate", "template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
+			`"template":{"metadata":{"labels":{"a":"b"}},` + pod(tolerations) + `}`},
+		{"v1", "ReplicationController", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
+			`"spec":{"template":{"metadata":{"labels":{"a":"b"}},` + pod(tolerations) + `}}`},
+		{"apps/v1", "Deployment", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
+			`"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
+		{"apps/v1", "ReplicaSet", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
+			`"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
+		{"apps/v1", "DaemonSet", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
+			`"spec":{` + template(tolerations+`,"containers":[`+container+`]`) + `}`},
+		{"apps/v1", "StatefulSet", "spec.volumeClaimTemplates",
+			`{"metadata":{"name":"a#"},"spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}`,
 			`"spec":{"volumeClaimTemplates":[*],` + template(`"containers":[`+container+`]`) + `}`},
-		{"batch/v1", "Job", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`, `"spec":{"template":{"spec":{"restartPolicy":"Never",` + tolerations + `,"containers":[` + container + `]}}}`},
+		{"batch/v1", "Job", "spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
+			`"spec":{"template":{"spec":{"restartPolicy":"Never",` + tolerations + `,"containers":[` +
+				container + `]}}}`},
 		{"batch/v1", "CronJob", "spec.jobTemplate.spec.template.spec.tolerations", `{"key":"a#","operator":"Exists"}`,
-			`"spec":{"schedule":"@daily","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never",` + tolerations + `,"containers":[` + container + `]}}}}}`},
+			`"spec":{"schedule":"@daily","jobTemplate":{"spec":{"template":{"spec":{"restartPolicy":"Never",` +
+				tolerations + `,"containers":[` + container + `]}}}}}`},
 		{"v1", "Service", "spec.externalIPs", `"192.0.2.1"`, `"spec":{"ports":[{"port":80}],"externalIPs":[*]}`},
 		{"storage.k8s.io/v1", "CSINode", "spec.drivers", `{"name":"d#","nodeID":"n"}`, `"spec":{"drivers":[*]}`},
-		{"storage.k8s.io/v1", "StorageClass", "allowedTopologies", `{"matchLabelExpressions":[{"key":"a","values":["b#"]}]}`, `"provisioner":"p","allowedTopologies":[*]`},
+		{"storage.k8s.io/v1", "StorageClass", "allowedTopologies",
+			`{"matchLabelExpressions":[{"key":"a","values":["b#"]}]}`, `"provisioner":"p","allowedTopologies":[*]`},
 	} {
 		name := fmt.Sprintf("x%d", i)
 		with := func(n int) string {
@@ -52,7 +69,8 @@ func TestItemLimits(t *testing.T) {
 			for i := range n {
 				items = append(items, strings.ReplaceAll(l.item, "#", fmt.Sprint(i)))
 			}
-			return `{"metadata":{"name":"` + name + `"},` + strings.Replace(l.body, "*", strings.Join(items, ","), 1) + `}`
+			return `{"metadata":{"name":"` + name + `"},` +
+				strings.Replace(l.body, "*", strings.Join(items, ","), 1) + `}`
 		}
 		v := c.version(l.apiVersion, l.kind)
 		want := l.at + ": Too many: 1001: must have at most 1000 items"
@@ -62,7 +80,8 @@ func TestItemLimits(t *testing.T) {
 		if _, err := c.create(v, with(3)); err != nil {
 			t.Errorf("%s with 3 items in %s: %.300v", l.kind, l.at, err)
 		}
-		if _, err := c.put(v, name, "", with(1001)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+		if _, err := c.put(v, name, "", with(1001)); !apierrors.IsInvalid(err) ||
+			!strings.HasSuffix(err.Error(), want) {
 			t.Errorf("update of %s: got %.300v\nwant %s", l.kind, err, want)
 		}
 	}
@@ -76,22 +95,27 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 		v := c.version("authorization.k8s.io/v1", kind)
 		for _, selector := range []string{"labelSelector", "fieldSelector"} {
 			with := func(n int, requirement string) string {
-				body := `{"spec":{"resourceAttributes":{"verb":"get","namespace":"ns","` + selector + `":{"requirements":[` + strings.Repeat(requirement+",", n-1) + requirement + `]}}`
+				body := `{"spec":{"resourceAttributes":{"verb":"get","namespace":"ns","` + selector +
+					`":{"requirements":[` + strings.Repeat(requirement+",", n-1) + requirement + `]}}`
 				if kind != "SelfSubjectAccessReview" {
 					body += `,"user":"plain"`
 				}
 				return body + `}}`
 			}
 			for _, requirement := range []string{`{}`, `{"key":"a","operator":"In","values":["b"]}`} {
-				want := "spec.resourceAttributes." + selector + ".requirements: Too many: 101: must have at most 100 items"
-				if _, err := c.create(v, with(101, requirement)); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+				want := "spec.resourceAttributes." + selector +
+					".requirements: Too many: 101: must have at most 100 items"
+				if _, err := c.create(v, with(101, requirement)); !apierrors.IsInvalid(err) ||
+					!strings.HasSuffix(err.Error(), want) {
 					t.Errorf("%s: got %.300v\nwant %s", kind, err, want)
 				}
 			}
 			raw := func(n int) string {
-				return strings.Replace(with(1, ""), `"requirements":[]`, `"rawSelector":"a=b`+strings.Repeat(",a=b", n-1)+`"`, 1)
+				return strings.Replace(with(1, ""), `"requirements":[]`, `"rawSelector":"a=b`+
+					strings.Repeat(",a=b", n-1)+`"`, 1)
 			}
-			if _, err := c.create(v, raw(101)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), selector+".requirements: Too many: 101") {
+			if _, err := c.create(v, raw(101)); !apierrors.IsInvalid(err) ||
+				!strings.Contains(err.Error(), selector+".requirements: Too many: 101") {
 				t.Errorf("%s with a long %s: got %.300v", kind, selector, err)
 			}
 			if _, err := c.create(v, raw(100)); err != nil {
@@ -104,23 +128,27 @@ func TestRequirementsOfAccessReviews(t *testing.T) {
 	}
 }
 
-// TestListsOfCRDsAreLimited checks that a CRD has at most 1,000 versions, short names and categories, because validation
-// compares each pair of them.
+// TestListsOfCRDsAreLimited checks that a CRD has at most 1,000 versions, short names and categories, because
+// validation compares each pair of them.
 func TestListsOfCRDsAreLimited(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, apiVersion := range []string{"apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1"} {
 		for path, item := range map[string]string{
-			"spec.versions": `{"name":"v#","served":true}`, "spec.names.shortNames": `"s#"`, "spec.names.categories": `"c#"`,
+			"spec.versions": `{"name":"v#","served":true}`, "spec.names.shortNames": `"s#"`,
+			"spec.names.categories": `"c#"`,
 		} {
 			var items []string
 			for i := range 1001 {
 				items = append(items, strings.ReplaceAll(item, "#", fmt.Sprint(i)))
 			}
 			list := path[strings.LastIndex(path, ".")+1:]
-			text := strings.Replace(`{"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",`+
-				`"names":{"plural":"evils","kind":"Evil","shortNames":[],"categories":[]},"versions":[]}}`, `"`+list+`":[`, `"`+list+`":[`+strings.Join(items, ","), 1)
+			text := strings.Replace(
+				`{"metadata":{"name":"evils.example.com"},"spec":{"group":"example.com","scope":"Namespaced",`+
+					`"names":{"plural":"evils","kind":"Evil","shortNames":[],"categories":[]},"versions":[]}}`,
+				`"`+list+`":[`, `"`+list+`":[`+strings.Join(items, ","), 1)
 			_, err := c.create(c.version(apiVersion, "CustomResourceDefinition"), text)
-			if want := path + ": Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+			if want := path + ": Too many: 1001: must have at most 1000 items"; !apierrors.IsInvalid(err) ||
+				!strings.HasSuffix(err.Error(), want) {
 				t.Errorf("%s: got %.300v\nwant %s", apiVersion, err, want)
 			}
 		}

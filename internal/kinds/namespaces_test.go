@@ -34,7 +34,8 @@ func TestNamespaceLife(t *testing.T) {
 	for _, sent := range kinds.SystemNamespaces() {
 		name := object.Name(sent)
 		c.mustCreate(v, name, string(object.AppendJSON(nil, sent)))
-		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" || !slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
+		if n := c.namespace(name); n.Labels["kubernetes.io/metadata.name"] != name || n.Status.Phase != "Active" ||
+			!slices.Equal(n.Spec.Finalizers, []corev1.FinalizerName{"kubernetes"}) {
 			t.Errorf("got namespace %+v, want a labeled active one with the finalizer", n)
 		}
 		_, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by())
@@ -48,7 +49,8 @@ func TestNamespaceLife(t *testing.T) {
 		if _, err := c.put(v, name, "finalize", `{metadata: {name: `+name+`}, spec: {}}`); err != nil {
 			t.Error(err)
 		}
-		if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{}, c.by()); c.namespace(name) != nil && (!gone || err != nil) {
+		if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, name, ""), metav1.DeleteOptions{},
+			c.by()); c.namespace(name) != nil && (!gone || err != nil) {
 			t.Errorf("%s still exists after its last finalizer was removed: %v", name, err)
 		}
 	}

@@ -13,8 +13,10 @@ import (
 // are cached (CRD-068).
 func TestProtobufOfEachVersion(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
-	v1, v2 := c.version("autoscaling/v1", "HorizontalPodAutoscaler"), c.version("autoscaling/v2", "HorizontalPodAutoscaler")
-	c.mustCreate(v2, "a", `{metadata: {name: a}, spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a},
+	v1, v2 := c.version("autoscaling/v1", "HorizontalPodAutoscaler"), c.version("autoscaling/v2",
+		"HorizontalPodAutoscaler")
+	c.mustCreate(v2, "a",
+		`{metadata: {name: a}, spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: a},
 metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 70}}}]}}`)
 	for range 2 {
 		var first autoscalingv1.HorizontalPodAutoscaler
@@ -26,7 +28,8 @@ metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, ave
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := first.Unmarshal(message); err != nil || first.Spec.TargetCPUUtilizationPercentage == nil || *first.Spec.TargetCPUUtilizationPercentage != 70 {
+		if err := first.Unmarshal(message); err != nil || first.Spec.TargetCPUUtilizationPercentage == nil ||
+			*first.Spec.TargetCPUUtilizationPercentage != 70 {
 			t.Errorf("autoscaling/v1: got error %v, object %+v", err, first)
 		}
 		var second autoscalingv2.HorizontalPodAutoscaler

@@ -46,8 +46,12 @@ func TestRuntimeConfig(t *testing.T) {
 		{"apps/v1=false", func(name string) bool { return strings.HasPrefix(name, "apps/v1 ") }},
 		{"batch/v1/cronjobs=0", func(name string) bool { return name == "batch/v1 cronjobs" }},
 		{"batch/v1=false,batch/v1/jobs=", func(name string) bool { return name == "batch/v1 cronjobs" }},
-		{"api/all=false,v1=true,apps/v1", func(name string) bool { return !strings.HasPrefix(name, "v1 ") && !strings.HasPrefix(name, "apps/v1 ") }},
-		{"api/ga=false,api/v1=true", func(name string) bool { return !strings.HasPrefix(name, "v1 ") && !strings.Contains(name, "beta") }},
+		{"api/all=false,v1=true,apps/v1", func(name string) bool {
+			return !strings.HasPrefix(name, "v1 ") && !strings.HasPrefix(name, "apps/v1 ")
+		}},
+		{"api/ga=false,api/v1=true", func(name string) bool {
+			return !strings.HasPrefix(name, "v1 ") && !strings.Contains(name, "beta")
+		}},
 		{"api/all=false,v1=true,apiextensions.k8s.io/v1=true", func(name string) bool {
 			return !strings.HasPrefix(name, "v1 ") && name != "apiextensions.k8s.io/v1 customresourcedefinitions"
 		}},
@@ -73,7 +77,8 @@ func TestRuntimeConfigErrors(t *testing.T) {
 		"networking.k8s.io/v1beta1=true": "group version networking.k8s.io/v1beta1 is not served by this server",
 		"v1=false":                       "the core group v1 cannot be disabled",
 	} {
-		if _, err := ParseRuntimeConfig(runtimeConfig(strings.Split(settings, ","))); err == nil || err.Error() != want {
+		if _, err := ParseRuntimeConfig(runtimeConfig(strings.Split(settings, ","))); err == nil ||
+			err.Error() != want {
 			t.Errorf("%s: got error %v, want %s", settings, err, want)
 		}
 	}

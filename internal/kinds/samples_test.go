@@ -152,7 +152,8 @@ func samples(t testing.TB) []sample {
 		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, sample{strings.ReplaceAll(o.APIVersion, "/", "-") + "-" + o.Kind, o.APIVersion, o.Kind, o.Metadata.Name, doc})
+		all = append(all, sample{strings.ReplaceAll(o.APIVersion, "/", "-") + "-" + o.Kind, o.APIVersion, o.Kind,
+			o.Metadata.Name, doc})
 	}
 	return all
 }
@@ -194,7 +195,8 @@ func stubRequest(t testing.TB, key ed25519.PrivateKey) []byte {
 // signingRequest returns a PEM certificate request in base64.
 func signingRequest(t testing.TB, key ed25519.PrivateKey) string {
 	t.Helper()
-	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: stubRequest(t, key)}))
+	return base64.StdEncoding.EncodeToString(
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: stubRequest(t, key)}))
 }
 
 // certificate returns a PEM certificate of a CA, as a JSON string.

@@ -45,19 +45,22 @@ var attributes = map[string]func(runtime.Object) (labels.Set, fields.Set, error)
 }
 
 func bundleFields(o runtime.Object) (labels.Set, fields.Set, error) {
-	return nil, fields.Set{"metadata.name": o.(*certificatesapi.ClusterTrustBundle).Name, "spec.signerName": o.(*certificatesapi.ClusterTrustBundle).Spec.SignerName}, nil
+	return nil, fields.Set{"metadata.name": o.(*certificatesapi.ClusterTrustBundle).Name,
+		"spec.signerName": o.(*certificatesapi.ClusterTrustBundle).Spec.SignerName}, nil
 }
 
 func requestFields(o runtime.Object) (labels.Set, fields.Set, error) {
 	r := o.(*certificatesapi.PodCertificateRequest)
 	return nil, fields.Set{"metadata.name": r.Name, "metadata.namespace": r.Namespace,
-		"spec.signerName": r.Spec.SignerName, "spec.podName": r.Spec.PodName, "spec.nodeName": string(r.Spec.NodeName)}, nil
+		"spec.signerName": r.Spec.SignerName, "spec.podName": r.Spec.PodName,
+		"spec.nodeName": string(r.Spec.NodeName)}, nil
 }
 
 // selects reports whether a field selector matches an object.
 func (c *cluster) selects(v *resource.Version, name string, selector fields.Selector) bool {
 	c.Helper()
-	list, err := c.Engine.List(c.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
+	list, err := c.Engine.List(c.Context(), c.at(v, "", ""),
+		engine.ListOptions{Fields: fields.AndSelectors(selector, fields.OneTermEqualSelector("metadata.name", name))})
 	if err != nil {
 		c.Errorf("%s: %v", v.APIVersion, err)
 		return false
@@ -89,12 +92,15 @@ func (c *cluster) sameFields(v *resource.Version, name string) {
 		if compared[inner] = true; !ok && inner != "status.podIPs" { // upstream accepts it, but always without a value
 			c.Errorf("%s %s: field %s is not selectable upstream", v.APIVersion, v.Definition.Names.Plural, inner)
 		}
-		if !c.selects(v, name, fields.OneTermEqualSelector(f.Name, value)) || c.selects(v, name, fields.OneTermNotEqualSelector(f.Name, value)) {
-			c.Errorf("%s %s %s: want the value of %s to be %q", v.APIVersion, v.Definition.Names.Plural, name, f.Name, value)
+		if !c.selects(v, name, fields.OneTermEqualSelector(f.Name, value)) ||
+			c.selects(v, name, fields.OneTermNotEqualSelector(f.Name, value)) {
+			c.Errorf("%s %s %s: want the value of %s to be %q", v.APIVersion, v.Definition.Names.Plural, name,
+				f.Name, value)
 		}
 	}
 	for inner := range set {
-		if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), inner, "x"); err == nil && !compared[inner] {
+		if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), inner, "x"); err == nil &&
+			!compared[inner] {
 			c.Errorf("%s %s: field %s is not selectable", v.APIVersion, v.Definition.Names.Plural, inner)
 		}
 	}
@@ -118,7 +124,8 @@ func TestSelectableFields(t *testing.T) {
 			empty := decoded.Tree
 			empty["apiVersion"], empty["kind"] = d.Storage.APIVersion, d.Names.Kind
 			key := d.Key(c.at(v, "", "").Namespace, "empty")
-			if _, err := c.Store.Commit(t.Context(), []storage.Write{{Key: key, Value: object.Pack(empty, 0).JSON()}}); err != nil {
+			if _, err := c.Store.Commit(t.Context(),
+				[]storage.Write{{Key: key, Value: object.Pack(empty, 0).JSON()}}); err != nil {
 				t.Fatal(err)
 			}
 			c.sameFields(v, "empty")
@@ -141,7 +148,8 @@ func TestNoSelectableFieldIsMissing(t *testing.T) {
 	}
 	for v, fields := range has {
 		for name := range known {
-			if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), name, ""); err == nil && !fields[name] {
+			if _, _, err := legacyscheme.Scheme.ConvertFieldLabel(v.GroupVersionKind(), name, ""); err == nil &&
+				!fields[name] {
 				t.Errorf("%s %s: field %s is not selectable", v.APIVersion, v.Definition.Names.Plural, name)
 			}
 		}
@@ -153,10 +161,12 @@ func TestUnknownFields(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, q := range []struct{ apiVersion, kind, field, want string }{
 		{"v1", "Pod", "spec.color", "field label not supported: spec.color"},
-		{"apps/v1", "Deployment", "spec.replicas", `"spec.replicas" is not a known field selector: only "metadata.name", "metadata.namespace"`},
+		{"apps/v1", "Deployment", "spec.replicas",
+			`"spec.replicas" is not a known field selector: only "metadata.name", "metadata.namespace"`},
 	} {
 		v := c.version(q.apiVersion, q.kind)
-		_, err := c.Engine.List(t.Context(), c.at(v, "", ""), engine.ListOptions{Fields: fields.OneTermEqualSelector(q.field, "x")})
+		_, err := c.Engine.List(t.Context(), c.at(v, "", ""),
+			engine.ListOptions{Fields: fields.OneTermEqualSelector(q.field, "x")})
 		expectError(t, err, q.want)
 	}
 }

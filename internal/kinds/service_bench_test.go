@@ -17,7 +17,9 @@ func BenchmarkCreateService(b *testing.B) {
 				v, n := c.version("v1", "Service"), 0
 				create := func(kind string) {
 					n++
-					body := c.body(v, fmt.Sprintf(`{"metadata":{"name":"s%d"},"spec":{"type":%q,"selector":{"app":"a"},"ports":[{"port":80}]}}`, n, kind))
+					body := c.body(v,
+						fmt.Sprintf(
+							`{"metadata":{"name":"s%d"},"spec":{"type":%q,"selector":{"app":"a"},"ports":[{"port":80}]}}`, n, kind))
 					if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), body, c.by()); err != nil {
 						b.Fatal(err)
 					}

@@ -41,7 +41,9 @@ func (c *cluster) createRange(name, status, cidrs string) {
 	if status == "" {
 		return
 	}
-	body := `{metadata: {name: ` + name + `}, spec: {cidrs: ` + cidrs + `}, status: {conditions: [{type: Ready, status: "` + status + `", reason: R, lastTransitionTime: "2026-01-02T03:04:05Z"}]}}`
+	body := `{metadata: {name: ` + name + `}, spec: {cidrs: ` + cidrs +
+		`}, status: {conditions: [{type: Ready, status: "` + status +
+		`", reason: R, lastTransitionTime: "2026-01-02T03:04:05Z"}]}}`
 	if _, err := c.put(v, name, "status", body); err != nil {
 		c.Fatal(err)
 	}
@@ -78,11 +80,13 @@ func TestAddressesComeFromServiceCIDRs(t *testing.T) {
 
 	v := c.version("networking.k8s.io/v1", "ServiceCIDR") // none are allocated from a deleted one
 	c.createRange("deleted", "True", `[10.6.0.0/24]`)
-	if _, err := c.put(v, "deleted", "", `{metadata: {name: deleted, finalizers: [example.com/f]}, spec: {cidrs: [10.6.0.0/24]}}`); err != nil {
+	if _, err := c.put(v, "deleted", "",
+		`{metadata: {name: deleted, finalizers: [example.com/f]}, spec: {cidrs: [10.6.0.0/24]}}`); err != nil {
 		t.Fatal(err)
 	}
 	take("before", "10.6.0.7", "")
-	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, "deleted", ""), metav1.DeleteOptions{}, c.by()); err != nil || gone {
+	if _, gone, err := c.Engine.Delete(t.Context(), c.at(v, "deleted", ""), metav1.DeleteOptions{},
+		c.by()); err != nil || gone {
 		t.Fatalf("delete: got gone %v, error %v", gone, err)
 	}
 	take("after", "10.6.0.8", refused)
@@ -99,7 +103,8 @@ func TestAddressesOfSeveralRanges(t *testing.T) {
 			t.Errorf("Service six%d: %v", i, err)
 		}
 	}
-	expectError(t, c.createService("more", `{ipFamilies: [IPv6], `+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
+	expectError(t, c.createService("more", `{ipFamilies: [IPv6], `+anyPort+`}`),
+		`failed to allocate a serviceIP for Service "more": range is full`)
 	c.createRange("a", "True", `[10.0.1.0/30, "fd00:1::/126"]`)
 	if err := c.createService("more", `{ipFamilyPolicy: RequireDualStack, `+anyPort+`}`); err != nil {
 		t.Fatal(err)
@@ -141,12 +146,13 @@ func TestLowestAddressesAreAllocatedLast(t *testing.T) {
 	}
 }
 
-// TestAddressesAreRepaired checks that RepairAddresses returns the IPAddresses that are missing in the store of an older
-// server, and those without a Service (EXT-020).
+// TestAddressesAreRepaired checks that RepairAddresses returns the IPAddresses that are missing in the store of an
+// older server, and those without a Service (EXT-020).
 func TestAddressesAreRepaired(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for i := range 4 {
-		if err := c.createService(fmt.Sprint("s", i), fmt.Sprintf(`{clusterIP: 10.0.0.%d, %s}`, i+2, anyPort)); err != nil {
+		if err := c.createService(fmt.Sprint("s", i),
+			fmt.Sprintf(`{clusterIP: 10.0.0.%d, %s}`, i+2, anyPort)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -165,8 +171,10 @@ func TestAddressesAreRepaired(t *testing.T) {
 	remove("/registry/services/specs/ns/s2") // deleted by an older server, without the IPAddress
 	const labels = `labels: {ipaddress.kubernetes.io/managed-by: ipallocator.k8s.io}`
 	c.mustCreate(v, "10.0.0.3", `{metadata: {name: 10.0.0.3}, spec: {parentRef: {resource: gateways, name: g}}}`)
-	c.mustCreate(v, "10.0.0.9", `{metadata: {name: 10.0.0.9, `+labels+`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
-	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`) // not a Service's, so it stays
+	c.mustCreate(v, "10.0.0.9", `{metadata: {name: 10.0.0.9, `+labels+
+		`}, spec: {parentRef: {resource: services, namespace: ns, name: s3}}}`)
+	// not a Service's, so it stays
+	c.mustCreate(v, "10.0.0.10", `{metadata: {name: 10.0.0.10}, spec: {parentRef: {resource: gateways, name: g}}}`)
 	wrong, missing := kinds.RepairAddresses(c.Store.Head())
 	slices.Sort(wrong)
 	if !slices.Equal(wrong, []string{"10.0.0.3", "10.0.0.4", "10.0.0.9"}) {
@@ -194,7 +202,8 @@ func TestRepairOfSharedAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	object.Metadata(tree)["name"] = "a"
-	if _, err := c.Store.Commit(t.Context(), []storage.Write{{Key: "/registry/services/specs/ns/a", Value: object.Pack(tree, 0).JSON()}}); err != nil {
+	if _, err := c.Store.Commit(t.Context(),
+		[]storage.Write{{Key: "/registry/services/specs/ns/a", Value: object.Pack(tree, 0).JSON()}}); err != nil {
 		t.Fatal(err)
 	}
 	if wrong, missing := kinds.RepairAddresses(c.Store.Head()); len(wrong)+len(missing) > 0 {
@@ -213,23 +222,31 @@ func TestServiceOfTwoFamilies(t *testing.T) {
 	const path = "spec.ipFamilyPolicy: Invalid value: "
 	for _, step := range []struct{ spec, err, want string }{
 		{``, "", "[fd00::7]"},
-		{`clusterIPs: ["fd00::7", 10.0.0.7], ipFamilyPolicy: SingleStack`, path + `"SingleStack": must be 'RequireDualStack' or 'PreferDualStack' when multiple cluster IPs are specified`, "[fd00::7]"},
-		{`clusterIPs: ["fd00::7", 10.0.1.7], ipFamilyPolicy: PreferDualStack`, `failed to allocate IP 10.0.1.7: the provided network does not match the current range`, "[fd00::7]"},
+		{`clusterIPs: ["fd00::7", 10.0.0.7], ipFamilyPolicy: SingleStack`,
+			path + `"SingleStack": must be 'RequireDualStack' or 'PreferDualStack' when multiple cluster IPs are specified`, "[fd00::7]"},
+		{`clusterIPs: ["fd00::7", 10.0.1.7], ipFamilyPolicy: PreferDualStack`,
+			`failed to allocate IP 10.0.1.7: the provided network does not match the current range`, "[fd00::7]"},
 		{`clusterIPs: ["fd00::7", 10.0.0.7], ipFamilyPolicy: PreferDualStack`, "", "[fd00::7 10.0.0.7]"},
-		{`clusterIPs: ["fd00::7"], ipFamilyPolicy: RequireDualStack`, path + `"RequireDualStack": must be 'SingleStack' to release the secondary cluster IP`, "[fd00::7 10.0.0.7]"},
-		{`ipFamilies: [IPv6], ipFamilyPolicy: PreferDualStack`, path + `"PreferDualStack": must be 'SingleStack' to release the secondary IP family`, "[fd00::7 10.0.0.7]"},
+		{`clusterIPs: ["fd00::7"], ipFamilyPolicy: RequireDualStack`,
+			path + `"RequireDualStack": must be 'SingleStack' to release the secondary cluster IP`,
+			"[fd00::7 10.0.0.7]"},
+		{`ipFamilies: [IPv6], ipFamilyPolicy: PreferDualStack`,
+			path + `"PreferDualStack": must be 'SingleStack' to release the secondary IP family`, "[fd00::7 10.0.0.7]"},
 		{`ipFamilyPolicy: PreferDualStack`, "", "[fd00::7 10.0.0.7]"},
 		{`ipFamilyPolicy: SingleStack`, "", "[fd00::7]"},
 		{`type: ExternalName, externalName: example.com`, "", "[]"},
-		{`clusterIP: 10.0.0.7, clusterIPs: [10.0.0.7, "fd00::7"], ipFamilyPolicy: RequireDualStack`, "", "[10.0.0.7 fd00::7]"},
+		{`clusterIP: 10.0.0.7, clusterIPs: [10.0.0.7, "fd00::7"], ipFamilyPolicy: RequireDualStack`, "",
+			"[10.0.0.7 fd00::7]"},
 	} {
-		_, err := c.put(v, "s", "", `{metadata: {name: s}, spec: {`+strings.TrimPrefix(step.spec+`, `+anyPort, ", ")+`}}`)
+		_, err := c.put(v, "s", "", `{metadata: {name: s}, spec: {`+
+			strings.TrimPrefix(step.spec+`, `+anyPort, ", ")+`}}`)
 		if step.err == "" && err != nil || step.err != "" && (err == nil || !strings.HasSuffix(err.Error(), step.err)) {
 			t.Errorf("%s: got error %v, want %q", step.spec, err, step.err)
 		}
 		got := c.addresses("s")
 		if fmt.Sprint(got) != step.want || c.Store.Head().Count("/registry/ipaddresses/", "") != len(got) {
-			t.Errorf("%s: got addresses %q, want %s; got %d IPAddresses", step.spec, got, step.want, c.Store.Head().Count("/registry/ipaddresses/", ""))
+			t.Errorf("%s: got addresses %q, want %s; got %d IPAddresses", step.spec, got, step.want,
+				c.Store.Head().Count("/registry/ipaddresses/", ""))
 		}
 	}
 }

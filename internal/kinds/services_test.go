@@ -24,15 +24,24 @@ func (c *cluster) createService(name, spec string) error {
 func TestInvalidServices(t *testing.T) {
 	c := serveCluster(t, kinds.Config{})
 	for _, q := range []struct{ spec, want string }{
-		{`{clusterIP: nonsense, ` + anyPort + `}`, `spec.clusterIPs[0]: Invalid value: "nonsense": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`},
-		{`{clusterIP: 010.0.0.7, ` + anyPort + `}`, `spec.clusterIPs[0]: Invalid value: "010.0.0.7": must not have leading 0s`},
-		{`{clusterIP: 10.0.0.7, clusterIPs: [10.0.0.8], ` + anyPort + `}`, `spec.clusterIPs: Invalid value: ["10.0.0.8"]: first value must match ` + "`clusterIP`"},
-		{`{clusterIPs: [10.0.0.8], ` + anyPort + `}`, `spec.clusterIPs: Invalid value: ["10.0.0.8"]: must be empty when ` + "`clusterIP`" + ` is not specified`},
-		{`{clusterIP: "fd00::1", ` + anyPort + `}`, `spec.clusterIPs[0]: Invalid value: ["fd00::1"]: IPv6 is not configured on this cluster`},
-		{`{clusterIP: 10.0.0.255, ` + anyPort + `}`, `spec.clusterIPs: Invalid value: ["10.0.0.255"]: failed to allocate IP 10.0.0.255: the provided network does not match the current range`},
-		{`{ipFamilies: [IPv6], ` + anyPort + `}`, `spec.ipFamilies[0]: Invalid value: "IPv6": not configured on this cluster`},
-		{`{ipFamilyPolicy: RequireDualStack, ` + anyPort + `}`, `spec.ipFamilyPolicy: Invalid value: "RequireDualStack": this cluster is not configured for dual-stack services`},
-		{`{ipFamilies: [IPv4, IPv6], ` + anyPort + `}`, `spec.ipFamilyPolicy: Invalid value: "SingleStack": must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified`},
+		{`{clusterIP: nonsense, ` + anyPort + `}`,
+			`spec.clusterIPs[0]: Invalid value: "nonsense": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`},
+		{`{clusterIP: 010.0.0.7, ` + anyPort + `}`,
+			`spec.clusterIPs[0]: Invalid value: "010.0.0.7": must not have leading 0s`},
+		{`{clusterIP: 10.0.0.7, clusterIPs: [10.0.0.8], ` + anyPort + `}`,
+			`spec.clusterIPs: Invalid value: ["10.0.0.8"]: first value must match ` + "`clusterIP`"},
+		{`{clusterIPs: [10.0.0.8], ` + anyPort + `}`,
+			`spec.clusterIPs: Invalid value: ["10.0.0.8"]: must be empty when ` + "`clusterIP`" + ` is not specified`},
+		{`{clusterIP: "fd00::1", ` + anyPort + `}`,
+			`spec.clusterIPs[0]: Invalid value: ["fd00::1"]: IPv6 is not configured on this cluster`},
+		{`{clusterIP: 10.0.0.255, ` + anyPort + `}`,
+			`spec.clusterIPs: Invalid value: ["10.0.0.255"]: failed to allocate IP 10.0.0.255: the provided network does not match the current range`},
+		{`{ipFamilies: [IPv6], ` + anyPort + `}`,
+			`spec.ipFamilies[0]: Invalid value: "IPv6": not configured on this cluster`},
+		{`{ipFamilyPolicy: RequireDualStack, ` + anyPort + `}`,
+			`spec.ipFamilyPolicy: Invalid value: "RequireDualStack": this cluster is not configured for dual-stack services`},
+		{`{ipFamilies: [IPv4, IPv6], ` + anyPort + `}`,
+			`spec.ipFamilyPolicy: Invalid value: "SingleStack": must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified`},
 	} {
 		if err := c.createService("s", q.spec); err == nil || err.Error() != invalidService+q.want {
 			t.Errorf("%s\ngot  %v\nwant %s", q.spec, err, invalidService+q.want)
@@ -47,15 +56,22 @@ func TestServiceUpdates(t *testing.T) {
 		want           []string // parts of the stored spec
 		not            string   // text that the stored spec must not have
 	}{
-		{`{type: NodePort, clusterIP: 10.0.0.7, ports: [{port: 80, nodePort: 30001}]}`, `{type: NodePort, ports: [{port: 81}]}`, "",
+		{`{type: NodePort, clusterIP: 10.0.0.7, ports: [{port: 80, nodePort: 30001}]}`,
+			`{type: NodePort, ports: [{port: 81}]}`, "",
 			[]string{`"clusterIP":"10.0.0.7"`, `"clusterIPs":["10.0.0.7"]`, `"nodePort":30001`, `"port":81`}, "none"},
 		{`{type: LoadBalancer, loadBalancerClass: a/b, clusterIP: 10.0.0.7, ports: [{port: 80, nodePort: 30001}]}`,
 			`{type: ClusterIP, loadBalancerClass: a/b, allocateLoadBalancerNodePorts: true, externalTrafficPolicy: Cluster, ports: [{port: 80, nodePort: 30001}]}`, "",
 			[]string{`"clusterIP":"10.0.0.7"`, `"ports":[{"port":80,"protocol":"TCP","targetPort":80}]`}, "nodePort"},
-		{`{clusterIP: 10.0.0.7, ports: [{port: 80}]}`, `{clusterIP: 10.0.0.8, ports: [{port: 80}]}`, `spec.clusterIPs[0]: Invalid value: ["10.0.0.8"]: may not change once set`, nil, ""},
-		{`{clusterIP: None, selector: {a: b}, ports: [{port: 80}]}`, `{clusterIP: 10.0.0.8, selector: {a: b}, ports: [{port: 80}]}`, `spec.clusterIPs[0]: Invalid value: ["10.0.0.8"]: may not change once set`, nil, ""},
-		{`{clusterIP: None, ports: [{port: 80}]}`, `{ports: [{port: 80}]}`, "", []string{`"clusterIP":"None"`, `"clusterIPs":["None"]`, `"ipFamilyPolicy":"RequireDualStack"`}, "nodePort"},
-		{`{type: LoadBalancer, loadBalancerClass: a/b, ports: [{port: 80}]}`, `{type: LoadBalancer, ports: [{port: 80}]}`, `spec.loadBalancerClass: Invalid value: null: may not change once set`, nil, ""},
+		{`{clusterIP: 10.0.0.7, ports: [{port: 80}]}`, `{clusterIP: 10.0.0.8, ports: [{port: 80}]}`,
+			`spec.clusterIPs[0]: Invalid value: ["10.0.0.8"]: may not change once set`, nil, ""},
+		{`{clusterIP: None, selector: {a: b}, ports: [{port: 80}]}`,
+			`{clusterIP: 10.0.0.8, selector: {a: b}, ports: [{port: 80}]}`,
+			`spec.clusterIPs[0]: Invalid value: ["10.0.0.8"]: may not change once set`, nil, ""},
+		{`{clusterIP: None, ports: [{port: 80}]}`, `{ports: [{port: 80}]}`, "",
+			[]string{`"clusterIP":"None"`, `"clusterIPs":["None"]`, `"ipFamilyPolicy":"RequireDualStack"`}, "nodePort"},
+		{`{type: LoadBalancer, loadBalancerClass: a/b, ports: [{port: 80}]}`,
+			`{type: LoadBalancer, ports: [{port: 80}]}`,
+			`spec.loadBalancerClass: Invalid value: null: may not change once set`, nil, ""},
 	} {
 		c := serveCluster(t, kinds.Config{})
 		v := c.version("v1", "Service")
@@ -94,6 +110,7 @@ func TestAddressesAreAllocatedOnce(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	expectError(t, c.createService("more", `{`+anyPort+`}`), `failed to allocate a serviceIP for Service "more": range is full`)
+	expectError(t, c.createService("more", `{`+anyPort+`}`),
+		`failed to allocate a serviceIP for Service "more": range is full`)
 	expectError(t, c.createService("more", `{clusterIP: 10.0.0.7, `+anyPort+`}`), "provided IP is already allocated")
 }

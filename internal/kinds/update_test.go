@@ -40,7 +40,8 @@ func beforeUpdate(t *testing.T, v *resource.Version, sub, text string, stored []
 	obj.SetResourceVersion("7")
 	live.SetResourceVersion("7")
 	var warnings warningRecorder
-	ctx := apirequest.WithUser(apirequest.WithNamespace(warning.WithWarningRecorder(t.Context(), &warnings), obj.GetNamespace()), tester)
+	ctx := apirequest.WithUser(apirequest.WithNamespace(warning.WithWarningRecorder(t.Context(), &warnings),
+		obj.GetNamespace()), tester)
 	ctx = apirequest.WithRequestInfo(ctx, &apirequest.RequestInfo{
 		IsResourceRequest: true, Verb: "update", APIGroup: v.GroupVersion.Group, APIVersion: v.GroupVersion.Version,
 		Namespace: obj.GetNamespace(), Resource: d.Names.Plural, Subresource: sub, Name: obj.GetName(),
@@ -78,13 +79,16 @@ func TestUpdateEqualsUpstream(t *testing.T) {
 			}
 		},
 		"warning": func(o map[string]any) {
-			o["metadata"].(map[string]any)["annotations"] = map[string]any{"scheduler.alpha.kubernetes.io/critical-pod": "", "volume.beta.kubernetes.io/storage-class": "x"}
+			o["metadata"].(map[string]any)["annotations"] = map[string]any{
+				"scheduler.alpha.kubernetes.io/critical-pod": "", "volume.beta.kubernetes.io/storage-class": "x",
+			}
 		},
 		"finalizer": func(o map[string]any) { o["metadata"].(map[string]any)["finalizers"] = []any{"plain"} },
 	}
 	for _, s := range samples(t) {
 		subs := []string{""}
-		for name := range serveCluster(t, kinds.Config{}).version(s.apiVersion, s.kind).Definition.Strategy.Subresources {
+		for name := range serveCluster(t, kinds.Config{}).version(s.apiVersion,
+			s.kind).Definition.Strategy.Subresources {
 			subs = append(subs, name)
 		}
 		for _, sub := range subs {

@@ -29,7 +29,8 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 	for _, k := range []struct{ apiVersion, kind, body string }{
 		{"v1", "Pod", writtenPod},
 		{"v1", "Event", writtenEvent},
-		{"v1", "ConfigMap", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a%d"},"data":{"a":"b","c":"` + strings.Repeat("d", 500) + `"}}`},
+		{"v1", "ConfigMap", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a%d"},"data":{"a":"b","c":"` +
+			strings.Repeat("d", 500) + `"}}`},
 	} {
 		v, n := c.version(k.apiVersion, k.kind), 0
 		b.Run(k.kind, func(b *testing.B) {
@@ -40,7 +41,9 @@ func BenchmarkCreateBuiltin(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""), engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}, c.by()); err != nil {
+				if _, err := c.Engine.Create(b.Context(), c.at(v, "", ""),
+					engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true},
+					c.by()); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -56,8 +59,12 @@ func BenchmarkPatchBuiltin(b *testing.B) {
 		patch                       engine.Patch
 		change                      func(n int) string
 	}{
-		{"v1", "Pod", "status", fmt.Sprintf(writtenPod, 0), engine.Patch{Type: types.StrategicMergePatchType}, func(n int) string { return fmt.Sprintf(patchedStatus, n) }},
-		{"coordination.k8s.io/v1", "Lease", "", fmt.Sprintf(writtenLease, 0, 0), engine.Patch{Type: types.MergePatchType}, func(n int) string { return fmt.Sprintf(writtenLease, 0, n%1e6) }},
+		{"v1", "Pod", "status", fmt.Sprintf(writtenPod, 0), engine.Patch{Type: types.StrategicMergePatchType},
+			func(n int) string { return fmt.Sprintf(patchedStatus, n) }},
+		{"coordination.k8s.io/v1", "Lease", "", fmt.Sprintf(writtenLease, 0, 0),
+			engine.Patch{Type: types.MergePatchType}, func(n int) string {
+				return fmt.Sprintf(writtenLease, 0, n%1e6)
+			}},
 	} {
 		v, n := c.version(k.apiVersion, k.kind), 0
 		c.mustCreate(v, "a0", k.made)
