@@ -2,14 +2,15 @@ package storage
 
 import "strings"
 
-// Codec is how values lie in a log, while JSON crosses the contract. It is told the key, so that a value in another
-// place than its own can be refused. The zero value leaves values as they are.
+// Codec converts values between the JSON of the Store interface and their form in the log. Both
+// functions get the key, so that they can reject a value stored under a different key. A nil function
+// leaves values unchanged.
 type Codec struct {
 	Seal func(key string, value []byte) ([]byte, error)
 	Open func(key string, data []byte) ([]byte, error)
 }
 
-// Codecs are those of keys with a prefix. The longest prefix that fits counts.
+// Codecs maps prefixes of keys to their codecs. The longest matching prefix applies.
 type Codecs map[string]Codec
 
 func (c Codecs) of(key string) (found Codec) {
@@ -22,7 +23,7 @@ func (c Codecs) of(key string) (found Codec) {
 	return found
 }
 
-// Seal returns what the log is to hold for a value.
+// Seal converts a value to the form that is written to the log.
 func (c Codecs) Seal(key string, value []byte) ([]byte, error) {
 	if seal := c.of(key).Seal; seal != nil {
 		return seal(key, value)
@@ -30,7 +31,7 @@ func (c Codecs) Seal(key string, value []byte) ([]byte, error) {
 	return value, nil
 }
 
-// Open returns the value of what the log holds.
+// Open converts data read from the log to a value.
 func (c Codecs) Open(key string, data []byte) ([]byte, error) {
 	if open := c.of(key).Open; open != nil {
 		return open(key, data)

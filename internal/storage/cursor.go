@@ -6,120 +6,120 @@ import (
 	"sync/atomic"
 )
 
-// Cursor delivers the events of a prefix in order, none twice, none left out.
-// It is used by one goroutine.
+// Cursor delivers the events below a prefix in order, each exactly once.
+// It must be used by one goroutine at a time.
 type Cursor struct {
-	hub    *hub
-	of     *Replica
-	prefix string
-	filter bool // the topic holds more than the prefix
-	topic  *topic
-	index  int // in topic.cursors; guarded by hub.mu
-	ready  chan struct{}
+	broadcaster *broadcaster
+	replica     *Replica
+	prefix      string
+	filter      bool // the queue may hold events outside the prefix
+	queue       *queue
+	index       int // index in queue.cursors; guarded by broadcaster.mu
+	ready       chan struct{}
 
-	floor int64 // what is not newer has been seen before the cursor was opened
-	after int64 // all up to here has been delivered
-	join  int64 // events up to here come from the history, later ones from the topic
+	start     int64 // older events were known before the cursor was opened
+	delivered int64 // all events up to this revision have been delivered
+	joined    int64 // events up to this revision come from the history, later ones from the queue
 
-	read    atomic.Int64 // events of the topic that have been looked at
+	read    atomic.Int64 // number of events read from the queue
 	bytes   atomic.Int64 // their cost
-	closing atomic.Bool  // the store is; what is there is delivered first
-	missed  atomic.Bool  // events that will never come
+	closing atomic.Bool  // the store is closing; events in the queue are delivered first
+	missed  atomic.Bool  // events have been skipped, so the cursor must end
 
-	mu    sync.Mutex // guards what follows against the dispatcher
-	chunk *chunk
-	at    int32
-	err   error
-	left  bool
+	mu       sync.Mutex // guards the fields below against the dispatcher
+	chunk    *chunk
+	position int32 // index of the next event in chunk
+	err      error
+	closed   bool
 }
 
-// takeAtOnce bounds what one Take returns.
-const takeAtOnce = 512
+// maxTake is the maximum number of events that one Take returns.
+const maxTake = 512
 
-// Ready receives when Take may have something new (events, progress or an error).
-// Progress alone, because of changes elsewhere, is not announced.
+// Ready returns a channel that receives when Take may return events, an error, or progress requested
+// by Await. Other progress, caused by changes outside the prefix, sends no signal.
 func (c *Cursor) Ready() <-chan struct{} { return c.ready }
 
-// Take appends what is ready to buf without blocking on other goroutines; the events
-// before a fresh cursor's time may have to be read from disk. It appends a bounded
-// number and lets Ready receive again if there is more. Every event up to revision
-// progress that belongs to the prefix has then been delivered. The error is final:
-// ErrLagging or ErrClosed, or what went wrong with reading old events.
+// Take appends the available events to buf. It does not wait for other goroutines, but a new cursor may
+// have to read older events from the disk. The number of appended events is bounded; Ready fires again if
+// there are more. All events below the prefix up to revision progress have then been delivered.
+// An error is final: ErrLagging, ErrClosed, or an error from reading older events.
 func (c *Cursor) Take(buf []*Event) (events []*Event, progress int64, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
-		return buf, c.after, c.err
+		return buf, c.delivered, c.err
 	}
 	if c.missed.Load() {
 		c.err = ErrLagging
-		return buf, c.after, c.err
+		return buf, c.delivered, c.err
 	}
-	room := len(buf) + takeAtOnce
-	for c.after < c.join {
-		if len(buf) >= room {
-			poke(c.ready)
-			return buf, c.after, nil
+	limit := len(buf) + maxTake
+	for c.delivered < c.joined {
+		if len(buf) >= limit {
+			signal(c.ready)
+			return buf, c.delivered, nil
 		}
-		if buf, err = c.catchUp(buf, room-len(buf)); err != nil {
+		if buf, err = c.catchUp(buf, limit-len(buf)); err != nil {
 			c.err = err
-			return buf, c.after, err
+			return buf, c.delivered, err
 		}
 	}
 	closing := c.closing.Load()
-	published := c.hub.published.Load()
-	buf, next := c.drain(buf, room)
+	published := c.broadcaster.published.Load()
+	buf, next := c.drain(buf, limit)
 	switch {
 	case next != nil:
-		c.after = max(c.after, next.Revision-1) // there may be more of that revision
-		poke(c.ready)
+		c.delivered = max(c.delivered, next.Revision-1) // there may be more of that revision
+		signal(c.ready)
 	case closing:
 		c.err = ErrClosed
-		return buf, c.after, c.err
+		return buf, c.delivered, c.err
 	default:
-		c.after = max(c.after, published)
+		c.delivered = max(c.delivered, published)
 	}
-	return buf, c.after, nil
+	return buf, c.delivered, nil
 }
 
-// catchUp appends about n events of the time before the cursor joined its topic: all of a revision or none.
+// catchUp appends about n events that precede the cursor's queue. It never splits a revision.
 func (c *Cursor) catchUp(buf []*Event, n int) ([]*Event, error) {
-	st := c.hub.history.state.Load()
-	if c.after < st.base {
-		return c.replay(buf, min(c.join, st.base))
+	st := c.broadcaster.history.state.Load()
+	if c.delivered < st.base {
+		return c.replay(buf, min(c.joined, st.base))
 	}
-	for _, e := range st.since(c.after) {
-		if e.Revision > c.join {
+	for _, e := range st.since(c.delivered) {
+		if e.Revision > c.joined {
 			break
 		}
-		if n <= 0 && e.Revision > c.after {
+		if n <= 0 && e.Revision > c.delivered {
 			return buf, nil
 		}
-		c.after = e.Revision
+		c.delivered = e.Revision
 		if strings.HasPrefix(e.Key, c.prefix) {
 			buf = append(buf, e)
 			n--
 		}
 	}
-	c.after = c.join
+	c.delivered = c.joined
 	return buf, nil
 }
 
-// replay appends events of the past.
+// replay appends events that are no longer in memory.
 func (c *Cursor) replay(buf []*Event, until int64) ([]*Event, error) {
-	if c.after < c.hub.history.oldest.Load() {
+	if c.delivered < c.broadcaster.history.oldest.Load() {
 		return buf, ErrLagging
 	}
-	events, reached, err := c.of.past.Replay(c.of.lifetime, c.prefix, c.after, until)
+	events, reached, err := c.replica.reader.Replay(c.replica.lifetime, c.prefix, c.delivered, until)
 	if err != nil {
-		return buf, reading(err)
+		return buf, readError(err)
 	}
-	c.after = reached
+	c.delivered = reached
 	return append(buf, events...), nil
 }
 
-// drain appends what the topic holds; next is the first that there was no room for.
-func (c *Cursor) drain(buf []*Event, room int) (_ []*Event, next *Event) {
+// drain appends events from the queue until buf has the length limit. next is the first event that did not
+// fit, or nil.
+func (c *Cursor) drain(buf []*Event, limit int) (_ []*Event, next *Event) {
 	read, bytes := c.read.Load(), c.bytes.Load()
 	defer func() {
 		c.read.Store(read)
@@ -127,14 +127,14 @@ func (c *Cursor) drain(buf []*Event, room int) (_ []*Event, next *Event) {
 	}()
 	for {
 		n := c.chunk.n.Load()
-		for ; c.at < n; c.at++ {
-			e := c.chunk.events[c.at]
-			if len(buf) >= room {
+		for ; c.position < n; c.position++ {
+			e := c.chunk.events[c.position]
+			if len(buf) >= limit {
 				return buf, e
 			}
 			read++
 			bytes += e.HistoryCost()
-			if e.Revision > c.floor && (!c.filter || strings.HasPrefix(e.Key, c.prefix)) {
+			if e.Revision > c.start && (!c.filter || strings.HasPrefix(e.Key, c.prefix)) {
 				buf = append(buf, e)
 			}
 		}
@@ -143,15 +143,14 @@ func (c *Cursor) drain(buf []*Event, room int) (_ []*Event, next *Event) {
 		}
 		next := c.chunk.next.Load()
 		if next == nil {
-			return buf, nil // the dispatcher is about to add it
+			return buf, nil // the dispatcher has filled the chunk and is about to link the next one
 		}
-		c.chunk, c.at = next, 0
+		c.chunk, c.position = next, 0
 	}
 }
 
-// end makes err the final one and lets go of the queue, which a cursor that is
-// not read would keep from the collector. A cursor that is being read right now is
-// left alone.
+// end sets the final error and drops the reference to the queue, so that an unread cursor does not keep
+// its events in memory. It does nothing while a Take is running.
 func (c *Cursor) end(err error) {
 	if !c.mu.TryLock() {
 		return
@@ -166,14 +165,14 @@ func (c *Cursor) end(err error) {
 // Close releases the cursor. It may be called twice.
 func (c *Cursor) Close() {
 	c.mu.Lock()
-	left := c.left
-	c.left = true
+	left := c.closed
+	c.closed = true
 	if c.err == nil {
 		c.err = ErrClosed
 	}
 	c.chunk = nil
 	c.mu.Unlock()
 	if !left {
-		c.hub.leave(c)
+		c.broadcaster.remove(c)
 	}
 }

@@ -6,17 +6,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/tree"
 )
 
-// Draft is the state that follows a snapshot, with the events that lead there.
+// Draft is a state under construction: a snapshot, and the events applied to it so far.
 type Draft struct {
-	Revision int64 // of the newest change
+	Revision int64 // revision of the newest change
 	Events   []*Event
 	edit     *tree.Editor[*Record]
 }
 
-// Draft starts one.
+// Draft returns a draft that starts from s.
 func (s *Snapshot) Draft() *Draft { return &Draft{Revision: s.revision, edit: s.tree.Edit()} }
 
-// Check returns a *ConflictError unless all guards, and then all writes, may be carried out.
+// Check returns a *ConflictError for the first guard that does not hold. If all guards hold, it does the
+// same for the expected revisions of the writes.
 func (d *Draft) Check(writes []Write, guards []Guard) error {
 	for i := range guards {
 		if err := d.guard(&guards[i]); err != nil {
@@ -50,7 +51,7 @@ func (d *Draft) guard(g *Guard) error {
 	return &ConflictError{Key: g.Key, Guard: true, Current: current, Revision: d.Revision}
 }
 
-// Write carries out a write that has been checked, at a revision that is not older than the draft's.
+// Write applies a write that Check has accepted. revision must not be older than the draft's.
 func (d *Draft) Write(w *Write, revision int64, expires time.Time) *Event {
 	e := &Event{Revision: revision, Key: w.Key}
 	if w.Value != nil {
@@ -66,7 +67,7 @@ func (d *Draft) Write(w *Write, revision int64, expires time.Time) *Event {
 	return e
 }
 
-// Add carries out a change that lacks nothing but Previous.
+// Add applies an event and sets its Previous. All other fields must be set.
 func (d *Draft) Add(e *Event) {
 	d.Revision = e.Revision
 	d.Events = append(d.Events, e)
@@ -78,10 +79,10 @@ func (d *Draft) Add(e *Event) {
 	d.edit.Put(e.Key, e.Revision, e.Record)
 }
 
-// Snapshot is the state so far.
+// Snapshot returns the current state of the draft.
 func (d *Draft) Snapshot() *Snapshot { return &Snapshot{tree: d.edit.Tree(), revision: d.Revision} }
 
-// modified is the revision of r, 0 for nil.
+// modified returns r.Modified, or 0 if r is nil.
 func modified(r *Record) int64 {
 	if r == nil {
 		return 0

@@ -5,19 +5,20 @@ import (
 	"sync/atomic"
 )
 
-// Follower keeps what is derived from a store at its head: what a write that was answered has left is known at the next question.
-// Nothing runs beside the questions; where nothing has changed, one costs a comparison.
+// Follower keeps an index derived from a store at the store's head. After a write has returned, the next
+// Refresh includes that write. A Follower runs no goroutine: work happens only in Refresh, which costs one
+// pointer comparison if nothing has changed.
 type Follower struct {
 	Head func() *Snapshot
-	// Advance brings what is derived from one state, at first an empty one, to another, one call at a time. The second may be the
-	// older, where a store has been put back.
+	// Advance updates the index from one state to another. The first call starts from an empty state. Calls
+	// do not overlap. The new state may be older than the previous one after a store has been restored.
 	Advance func(was, is *Snapshot)
 
 	mu   sync.Mutex
-	seen atomic.Pointer[Snapshot] // nil: none
+	seen atomic.Pointer[Snapshot] // the state of the index; nil before the first Refresh
 }
 
-// Refresh returns once what is derived is that of the head.
+// Refresh brings the index up to the head.
 func (f *Follower) Refresh() {
 	if f.Head() == f.seen.Load() {
 		return
@@ -26,7 +27,7 @@ func (f *Follower) Refresh() {
 	defer f.mu.Unlock()
 	was, is := f.seen.Load(), f.Head()
 	if is == was {
-		return // another one was quicker
+		return // another goroutine has refreshed the index meanwhile
 	}
 	if was == nil {
 		was = &Snapshot{}

@@ -7,7 +7,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// A Follower is brought on once for each head, from the one before, however many ask.
+// TestFollower checks that concurrent calls of Refresh advance a Follower once for each head, starting from
+// the previous head.
 func TestFollower(t *testing.T) {
 	heads := []*storage.Snapshot{new(storage.Loader).Snapshot(1), new(storage.Loader).Snapshot(2)}
 	head := heads[0]
@@ -15,14 +16,15 @@ func TestFollower(t *testing.T) {
 	f := storage.Follower{Head: func() *storage.Snapshot { return head }, Advance: func(was, is *storage.Snapshot) {
 		seen = append(seen, [2]int64{was.Revision(), is.Revision()})
 	}}
-	for _, head = range []*storage.Snapshot{heads[0], heads[1], heads[0]} { // the last as where a store has been put back
-		var asking sync.WaitGroup
+	// The third head is older than the second, as after a restore.
+	for _, head = range []*storage.Snapshot{heads[0], heads[1], heads[0]} {
+		var refreshing sync.WaitGroup
 		for range 8 {
-			asking.Go(f.Refresh)
+			refreshing.Go(f.Refresh)
 		}
-		asking.Wait()
+		refreshing.Wait()
 	}
 	if len(seen) != 3 || seen[0] != [2]int64{0, 1} || seen[1] != [2]int64{1, 2} || seen[2] != [2]int64{2, 1} {
-		t.Error(seen)
+		t.Errorf("got advances %v, want 0→1, 1→2, 2→1", seen)
 	}
 }

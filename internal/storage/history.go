@@ -7,56 +7,60 @@ import (
 	"sync/atomic"
 )
 
-// history is the published state and the recent past in memory. One goroutine at a time
-// publishes; everybody reads state without a lock.
+// history holds the published state and the recent events in memory. One goroutine at a time
+// publishes. Readers load state without a lock.
 type history struct {
 	state  atomic.Pointer[state]
 	oldest atomic.Int64 // the oldest revision that may be read
 
-	bound          int64 // of recentBytes
-	recentBytes    int64 // of state.recent; the publisher's
-	recent, marked spare // likewise
-	unmarked       int   // events since the last mark; likewise
-	rewound        rewound
+	maxRecentBytes int64
+	cache          snapshotCache // states read by readAt
+
+	// Used only by the publisher.
+	recentBytes        int64 // cost of state.recent
+	recentDropped      droppedCount
+	checkpointsDropped droppedCount
+	sinceCheckpoint    int // events since the last checkpoint
 }
 
-// state is one published moment. It is immutable.
+// state is the head and the recent history as of one publication. It is immutable.
 type state struct {
 	head *Snapshot
-	// recent are all events after base, in order. Their revisions may have gaps, and several may share one.
+	// recent holds all events after base, in order. Revisions may have gaps, and events may share a revision.
 	recent []*Event
 	base   int64
-	// marks are snapshots at some revisions since the first recent event, oldest first.
-	marks []*Snapshot
+	// checkpoints holds snapshots at some of the revisions in recent, oldest first.
+	checkpoints []*Snapshot
 }
 
-// since returns the recent events after revision, which must not be below base.
+// since returns the recent events after revision, which must not be less than base.
 func (st *state) since(revision int64) []*Event {
-	first := len(st.recent) // what is asked for is looked at anyway, so that going back through it costs no more
+	// A linear search from the end: callers read all returned events anyway.
+	first := len(st.recent)
 	for first > 0 && st.recent[first-1].Revision > revision {
 		first--
 	}
 	return st.recent[first:]
 }
 
-// markEvery is how many events lie between two marks: undoing that many is cheap,
-// and so is keeping the nodes of every so manieth tree.
-const markEvery = 64
+// checkpointInterval is the number of events between two checkpoints. Undoing this many events is cheap,
+// and so is keeping one tree in this many.
+const checkpointInterval = 64
 
 func (h *history) init(head *Snapshot, oldest, bound int64) {
-	h.bound = bound
+	h.maxRecentBytes = bound
 	h.reset(head, oldest)
 }
 
-// reset forgets all but head.
+// reset drops everything except head.
 func (h *history) reset(head *Snapshot, oldest int64) {
 	h.oldest.Store(oldest)
-	h.recentBytes, h.recent, h.marked, h.unmarked = 0, 0, 0, 0
-	h.rewound.drop()
+	h.recentBytes, h.recentDropped, h.checkpointsDropped, h.sinceCheckpoint = 0, 0, 0, 0
+	h.cache.clear()
 	h.state.Store(&state{head: head, base: head.revision})
 }
 
-// check says whether the state at revision may be read.
+// check returns an error if the state at revision is compacted or in the future.
 func (h *history) check(revision int64) error {
 	if oldest := h.oldest.Load(); revision < oldest {
 		return &CompactedError{Requested: revision, Oldest: oldest}
@@ -67,24 +71,23 @@ func (h *history) check(revision int64) error {
 	return nil
 }
 
-// publish makes a group of events visible. keep is a revision whose later events
-// must stay in memory.
+// publish makes a group of events visible. Events after revision keep must stay in memory.
 func (h *history) publish(head *Snapshot, events []*Event, keep int64) {
 	old := h.state.Load()
-	next := &state{head: head, recent: append(old.recent, events...), base: old.base, marks: old.marks}
+	next := &state{head: head, recent: append(old.recent, events...), base: old.base, checkpoints: old.checkpoints}
 	for _, e := range events {
 		h.recentBytes += e.HistoryCost()
 	}
-	if h.unmarked += len(events); len(next.marks) == 0 || h.unmarked >= markEvery {
-		next.marks = append(next.marks, head)
-		h.unmarked = 0
+	if h.sinceCheckpoint += len(events); len(next.checkpoints) == 0 || h.sinceCheckpoint >= checkpointInterval {
+		next.checkpoints = append(next.checkpoints, head)
+		h.sinceCheckpoint = 0
 	}
 	h.trim(next, keep)
 	h.state.Store(next)
 }
 
-// shrink forgets what publish would. The publisher calls it when there is nothing to publish.
-func (h *history) shrink(keep int64) {
+// trimPublished trims the history as publish does, but without new events. Only the publisher may call it.
+func (h *history) trimPublished(keep int64) {
 	next := *h.state.Load()
 	n := len(next.recent)
 	if h.trim(&next, keep); len(next.recent) < n {
@@ -92,13 +95,13 @@ func (h *history) shrink(keep int64) {
 	}
 }
 
-// trim forgets recent events that are too much or before the oldest revision. What is left of a revision that was begun with
-// is the past's.
+// trim drops recent events that exceed the size limit or precede the oldest revision. It may drop only some
+// of the events of one revision. The HistoryReader then supplies the whole revision.
 func (h *history) trim(st *state, keep int64) {
 	n, oldest := 0, h.oldest.Load()
 	for n < len(st.recent) {
 		e := st.recent[n]
-		if e.Revision > keep || h.recentBytes <= h.bound && e.Revision > oldest {
+		if e.Revision > keep || h.recentBytes <= h.maxRecentBytes && e.Revision > oldest {
 			break
 		}
 		st.base = e.Revision
@@ -108,19 +111,19 @@ func (h *history) trim(st *state, keep int64) {
 	if n == 0 {
 		return
 	}
-	st.recent = forget(st.recent, n, &h.recent)
-	first := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= st.base })
-	st.marks = forget(st.marks, first, &h.marked)
+	st.recent = dropFront(st.recent, n, &h.recentDropped)
+	first := sort.Search(len(st.checkpoints), func(i int) bool { return st.checkpoints[i].revision >= st.base })
+	st.checkpoints = dropFront(st.checkpoints, first, &h.checkpointsDropped)
 }
 
-// spare is how many elements have been dropped from the front of an array that still holds them.
-type spare int
+// droppedCount is the number of elements dropped from the front of a slice whose array still holds them.
+type droppedCount int
 
-// forget drops the first n of s. Readers may hold s, so nothing is overwritten: what is
-// left moves to a new array once the old one holds more that was dropped.
-func forget[T any](s []T, n int, dropped *spare) []T {
+// dropFront drops the first n elements of s. Readers may hold s, so nothing is overwritten. The remaining
+// elements move to a new array once the old one holds more dropped than remaining elements.
+func dropFront[T any](s []T, n int, dropped *droppedCount) []T {
 	s = s[n:]
-	if *dropped += spare(n); int(*dropped) > len(s) {
+	if *dropped += droppedCount(n); int(*dropped) > len(s) {
 		*dropped = 0
 		return append([]T(nil), s...)
 	}
@@ -128,7 +131,7 @@ func forget[T any](s []T, n int, dropped *spare) []T {
 }
 
 // at returns the state at a revision.
-func (h *history) at(ctx context.Context, past HistoryReader, revision int64) (*Snapshot, error) {
+func (h *history) at(ctx context.Context, reader HistoryReader, revision int64) (*Snapshot, error) {
 	st := h.state.Load()
 	if revision == st.head.revision {
 		return st.head, nil
@@ -136,21 +139,21 @@ func (h *history) at(ctx context.Context, past HistoryReader, revision int64) (*
 	if err := h.check(revision); err != nil {
 		return nil, err
 	}
-	if revision > st.head.revision { // published between the two looks
+	if revision > st.head.revision { // check has seen a newer state
 		st = h.state.Load()
 	}
 	if revision >= st.base {
 		return st.undo(revision), nil
 	}
-	return h.rewind(ctx, past, st, revision)
+	return h.readAt(ctx, reader, st, revision)
 }
 
-// undo returns the state at a revision that recent leads back to.
+// undo returns the state at a revision by undoing recent events. revision must not be less than base.
 func (st *state) undo(revision int64) *Snapshot {
 	from := st.head
-	i := sort.Search(len(st.marks), func(i int) bool { return st.marks[i].revision >= revision })
-	if i < len(st.marks) {
-		from = st.marks[i]
+	i := sort.Search(len(st.checkpoints), func(i int) bool { return st.checkpoints[i].revision >= revision })
+	if i < len(st.checkpoints) {
+		from = st.checkpoints[i]
 	}
 	if from.revision == revision {
 		return from
@@ -168,14 +171,14 @@ func (st *state) undo(revision int64) *Snapshot {
 	return &Snapshot{tree: edit.Tree(), revision: revision}
 }
 
-// rewind returns the state at a revision older than recent.
-func (h *history) rewind(ctx context.Context, past HistoryReader, st *state, revision int64) (*Snapshot, error) {
-	if s := h.rewound.get(revision); s != nil {
+// readAt returns the state at a revision before base, which it reads from the log.
+func (h *history) readAt(ctx context.Context, reader HistoryReader, st *state, revision int64) (*Snapshot, error) {
+	if s := h.cache.get(revision); s != nil {
 		return s, nil
 	}
 	base := st.undo(st.base)
 	edit := base.tree.Edit()
-	err := past.ReadAt(ctx, revision, base, func(key string, r *Record) {
+	err := reader.ReadAt(ctx, revision, base, func(key string, r *Record) {
 		now, _ := base.tree.Get(key)
 		switch {
 		case r == nil:
@@ -185,24 +188,24 @@ func (h *history) rewind(ctx context.Context, past HistoryReader, st *state, rev
 		}
 	})
 	if err != nil {
-		return nil, reading(err)
+		return nil, readError(err)
 	}
 	s := &Snapshot{tree: edit.Tree(), revision: revision}
-	h.rewound.put(s)
+	h.cache.put(s)
 	return s, nil
 }
 
-// rewound keeps a few old states, for the pages of a list that takes its time.
-type rewound struct {
-	mu    sync.Mutex
-	kept  [4]*Snapshot
-	index int
+// snapshotCache holds a few old states, so that a paginated list does not read the log for every page.
+type snapshotCache struct {
+	mu      sync.Mutex
+	entries [4]*Snapshot
+	next    int
 }
 
-func (w *rewound) get(revision int64) *Snapshot {
+func (w *snapshotCache) get(revision int64) *Snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, s := range w.kept {
+	for _, s := range w.entries {
 		if s != nil && s.revision == revision {
 			return s
 		}
@@ -210,15 +213,15 @@ func (w *rewound) get(revision int64) *Snapshot {
 	return nil
 }
 
-func (w *rewound) put(s *Snapshot) {
+func (w *snapshotCache) put(s *Snapshot) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.kept[w.index] = s
-	w.index = (w.index + 1) % len(w.kept)
+	w.entries[w.next] = s
+	w.next = (w.next + 1) % len(w.entries)
 }
 
-func (w *rewound) drop() {
+func (w *snapshotCache) clear() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.kept = [4]*Snapshot{}
+	w.entries = [4]*Snapshot{}
 }

@@ -5,42 +5,41 @@ import (
 	"sync"
 )
 
-// HistoryReader is where a Replica reads what has left its memory.
+// HistoryReader reads revisions that are no longer in a Replica's memory.
 type HistoryReader interface {
-	// Replay returns the events of keys that start with prefix in (after, until], looking at
-	// no more than a bounded number of revisions: reached is the last one looked at, with
-	// all of its events. *CompactedError if after is older than the history.
+	// Replay returns the events below prefix with revisions in (after, until]. It covers a bounded number of
+	// revisions. reached is the last revision covered, with all its events. The error is a *CompactedError
+	// if after precedes the history.
 	Replay(ctx context.Context, prefix string, after, until int64) (events []*Event, reached int64, err error)
-	// ReadAt calls put with the record, or nil, that a key had at revision target, for all
-	// keys where that is another one than in base. *CompactedError if target is too old.
+	// ReadAt calls put for each key whose record at revision target differs from that in base. The record is
+	// nil if the key did not exist at target. The error is a *CompactedError if target precedes the history.
 	ReadAt(ctx context.Context, target int64, base *Snapshot, put func(key string, r *Record)) error
 }
 
-// ReplicaOptions tune a Replica. The zero value of each field means its default.
+// ReplicaOptions configures a Replica. 0 means the default.
 type ReplicaOptions struct {
-	RecentBytes int64 // how much history is kept in memory; 8 MiB
-	LagEvents   int   // how far a cursor may fall behind; 16384
-	LagBytes    int64 // likewise; 32 MiB
+	RecentBytes int64 // size of the history kept in memory; default 8 MiB
+	LagEvents   int   // number of events by which a cursor may fall behind; default 16384
+	LagBytes    int64 // cost of these events; default 32 MiB
 }
 
-// Replica is what one process knows of an ordered log: the newest state that it has seen,
-// the events that led there, and who reads along. It decides nothing: whoever owns the log
-// publishes what has happened. Every Store has one.
+// Replica is one process's copy of an ordered log. It holds the newest state seen, the recent events, and
+// the cursors. It makes no decisions: the owner of the log publishes changes. Every Store embeds a Replica.
 type Replica struct {
-	past    HistoryReader
-	history history
-	hub     hub
-	waiters waiters
+	reader      HistoryReader
+	history     history
+	broadcaster broadcaster
+	waiters     waiters
 
-	publishing sync.Mutex      // one Draft, or one Forget, at a time
-	lifetime   context.Context // ends with Close
-	end        context.CancelFunc
-	closed     sync.Once
-	serving    sync.WaitGroup
+	publishMu sync.Mutex      // held by Publish, Reset and TrimHistory
+	lifetime  context.Context // cancelled by Close
+	end       context.CancelFunc
+	closeOnce sync.Once
+	serving   sync.WaitGroup
 }
 
-// NewReplica starts from a state; oldest is the oldest revision that past can be asked for.
-func NewReplica(head *Snapshot, oldest int64, past HistoryReader, o ReplicaOptions) *Replica {
+// NewReplica returns a replica that starts from head. oldest is the oldest revision that reader can read.
+func NewReplica(head *Snapshot, oldest int64, reader HistoryReader, o ReplicaOptions) *Replica {
 	if o.RecentBytes <= 0 {
 		o.RecentBytes = 8 << 20
 	}
@@ -50,27 +49,27 @@ func NewReplica(head *Snapshot, oldest int64, past HistoryReader, o ReplicaOptio
 	if o.LagBytes <= 0 {
 		o.LagBytes = 32 << 20
 	}
-	r := &Replica{past: past}
+	r := &Replica{reader: reader}
 	r.lifetime, r.end = context.WithCancel(context.Background())
 	r.history.init(head, oldest, o.RecentBytes)
-	r.hub.init(&r.history, o)
-	r.serving.Go(r.hub.dispatch)
+	r.broadcaster.init(&r.history, o)
+	r.serving.Go(r.broadcaster.dispatch)
 	return r
 }
 
-// Head returns the newest state that this process has seen; it never blocks.
+// Head implements Store.
 func (r *Replica) Head() *Snapshot { return r.history.state.Load().head }
 
-// At is Store.At.
+// At implements Store.
 func (r *Replica) At(ctx context.Context, revision int64) (*Snapshot, error) {
-	if err := r.open(ctx); err != nil {
+	if err := r.checkOpen(ctx); err != nil {
 		return nil, err
 	}
-	return r.history.at(ctx, r.past, revision)
+	return r.history.at(ctx, r.reader, revision)
 }
 
-// open says whether something can be asked for.
-func (r *Replica) open(ctx context.Context) error {
+// checkOpen returns an error if ctx has ended or the replica is closed.
+func (r *Replica) checkOpen(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -80,7 +79,7 @@ func (r *Replica) open(ctx context.Context) error {
 	return nil
 }
 
-// Wait is Store.Wait.
+// Wait implements Store.
 func (r *Replica) Wait(ctx context.Context, revision int64) (*Snapshot, error) {
 	if h := r.Head(); h.revision >= revision {
 		return h, nil
@@ -91,7 +90,7 @@ func (r *Replica) Wait(ctx context.Context, revision int64) (*Snapshot, error) {
 		return h, nil
 	}
 	select {
-	case <-reached.c:
+	case <-reached.reached:
 		return r.Head(), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -100,28 +99,28 @@ func (r *Replica) Wait(ctx context.Context, revision int64) (*Snapshot, error) {
 	}
 }
 
-// Watch is Store.Watch.
+// Watch implements Store.
 func (r *Replica) Watch(ctx context.Context, prefix string, after int64) (*Cursor, error) {
-	if err := r.open(ctx); err != nil {
+	if err := r.checkOpen(ctx); err != nil {
 		return nil, err
 	}
 	if err := r.history.check(after); err != nil {
 		return nil, err
 	}
-	return r.hub.open(r, prefix, after), nil
+	return r.broadcaster.open(r, prefix, after), nil
 }
 
-// Publish makes a draft of Head the head. There is one publisher.
+// Publish makes d, a draft of Head, the new head. Only one goroutine may publish.
 func (r *Replica) Publish(d *Draft) {
-	r.publishing.Lock()
-	r.history.publish(d.Snapshot(), d.Events, r.hub.published.Load())
-	r.publishing.Unlock()
-	r.waiters.wake(d.Revision)
-	r.hub.signal()
+	r.publishMu.Lock()
+	r.history.publish(d.Snapshot(), d.Events, r.broadcaster.published.Load())
+	r.publishMu.Unlock()
+	r.waiters.notify(d.Revision)
+	r.broadcaster.trigger()
 }
 
-// Apply publishes what a feed tells: events in the order of their revisions, of which their Previous is not known, and
-// all of those up to revision. What has been told before is skipped.
+// Apply publishes events that another process may have written, and progress up to revision. The events
+// must be in the order of their revisions; Apply sets their Previous. It skips events at or before the head.
 func (r *Replica) Apply(events []*Event, revision int64) {
 	head := r.Head()
 	if revision <= head.revision {
@@ -137,46 +136,48 @@ func (r *Replica) Apply(events []*Event, revision int64) {
 	r.Publish(d)
 }
 
-// Reset goes on from another state, between which and the head events have been missed: all cursors end with ErrLagging.
+// Reset replaces the head by a state that may be any number of changes away. All cursors end with ErrLagging,
+// because the events in between are unknown.
 func (r *Replica) Reset(head *Snapshot, oldest int64) {
-	r.publishing.Lock()
+	r.publishMu.Lock()
 	r.history.reset(head, oldest)
-	r.publishing.Unlock()
-	r.waiters.wake(head.revision)
-	r.hub.reset()
+	r.publishMu.Unlock()
+	r.waiters.notify(head.revision)
+	r.broadcaster.reset()
 }
 
-// Oldest is the oldest revision that may be read.
+// Oldest returns the oldest revision that can be read.
 func (r *Replica) Oldest() int64 { return r.history.oldest.Load() }
 
-// HistoryBytes is the oldest revision that can be read without asking the past.
-func (r *Replica) HistoryBytes() int64 { return r.history.state.Load().base }
+// OldestInMemory returns the oldest revision that can be read without the HistoryReader.
+func (r *Replica) OldestInMemory() int64 { return r.history.state.Load().base }
 
-// DropHistory makes what is older than revision be gone, if it can be read.
+// DropHistory makes revisions before the given one unreadable. It returns an error if the given revision
+// itself cannot be read.
 func (r *Replica) DropHistory(revision int64) error {
 	if err := r.history.check(revision); err != nil {
 		return err
 	}
 	r.history.oldest.Store(revision)
-	r.history.rewound.drop()
+	r.history.cache.clear()
 	return nil
 }
 
-// TrimHistory lets go of what publishing would let go of, where nothing is published.
+// TrimHistory trims the recent history when no event is published to trigger it.
 func (r *Replica) TrimHistory() {
-	r.publishing.Lock()
-	defer r.publishing.Unlock()
-	r.history.shrink(r.hub.published.Load())
+	r.publishMu.Lock()
+	defer r.publishMu.Unlock()
+	r.history.trimPublished(r.broadcaster.published.Load())
 }
 
-// Close ends all cursors, which give what has been published first.
+// Close ends all cursors, after they have delivered the published events.
 func (r *Replica) Close() {
-	r.closed.Do(func() {
+	r.closeOnce.Do(func() {
 		r.end()
-		r.hub.close()
+		r.broadcaster.close()
 		r.serving.Wait()
 	})
 }
 
-// Closing is closed when Close begins.
+// Closing returns a channel that is closed when Close begins.
 func (r *Replica) Closing() <-chan struct{} { return r.lifetime.Done() }

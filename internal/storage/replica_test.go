@@ -6,18 +6,19 @@ import (
 	"testing"
 )
 
-// noHistory is for replicas that remember everything.
+// noHistory is the HistoryReader of replicas that keep their whole history in memory.
 type noHistory struct{}
 
 func (noHistory) Replay(context.Context, string, int64, int64) ([]*Event, int64, error) {
-	panic("it was asked for the past")
+	panic("unexpected read of the log")
 }
 
 func (noHistory) ReadAt(context.Context, int64, *Snapshot, func(string, *Record)) error {
-	panic("it was asked for the past")
+	panic("unexpected read of the log")
 }
 
-// A cursor that catches up gives all of a revision or none, however many it gives at once: where it goes on from is a revision.
+// TestCatchUpBySharedRevisions checks that a cursor that catches up delivers all events of a revision in one
+// Take, or none of them. It resumes from a revision, so it could not resume in the middle of one.
 func TestCatchUpBySharedRevisions(t *testing.T) {
 	r := NewReplica(new(Loader).Snapshot(1), 1, noHistory{}, ReplicaOptions{})
 	defer r.Close()
@@ -30,7 +31,7 @@ func TestCatchUpBySharedRevisions(t *testing.T) {
 			events = append(events, &Event{Revision: revision, Key: key, Record: &Record{Key: key, Modified: revision}})
 		}
 		r.Apply(events, revision)
-		r.Apply(events, revision) // told again
+		r.Apply(events, revision) // the same events again
 	}
 	c, err := r.Watch(t.Context(), "k/", 1)
 	if err != nil {

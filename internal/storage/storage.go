@@ -1,6 +1,3 @@
-// Package storage keeps revisioned bytes under ordered keys: one ordered
-// history of commits, an immutable tree at its head, and cursors into it. It
-// knows keys, not kinds, and is the only room that knows disk.
 package storage
 
 import (
@@ -12,46 +9,48 @@ import (
 	"time"
 )
 
-// Store is one ordered history of commits. Revisions grow; they need not be dense, and all
-// changes of a commit may share one. All methods may be called from any goroutine. An
-// error of any of them wraps ErrUnavailable if it passes by itself.
+// Store is one ordered history of commits. Revisions grow and may have gaps. The changes of one commit
+// may share a revision. All methods are safe for concurrent use. Errors that pass without intervention
+// wrap ErrUnavailable.
 type Store interface {
-	// Head returns the newest state that this process has seen; it never blocks.
+	// Head returns the newest state that this process has seen. It never blocks.
 	Head() *Snapshot
-	// Fresh returns a state that holds all that had been committed, by anybody, when it was called.
-	// It may have to wait.
+	// Fresh returns a state that contains all commits, of any process, that had completed when it was
+	// called. It may block.
 	Fresh(ctx context.Context) (*Snapshot, error)
-	// At returns the state at a revision: *CompactedError or *FutureError otherwise.
-	// An old state may have to be read from where the history is kept.
+	// At returns the state at a revision. The error is a *CompactedError or *FutureError if the revision
+	// cannot be read. An old state may have to be read from the log.
 	At(ctx context.Context, revision int64) (*Snapshot, error)
 	// Wait returns the head once it has reached revision, or ctx's error.
 	Wait(ctx context.Context, revision int64) (*Snapshot, error)
-	// Watch opens a cursor on the changes of keys that start with prefix and are newer than
-	// revision after. *CompactedError or *FutureError as in At.
+	// Watch opens a cursor on the changes below prefix that are newer than revision after. It returns
+	// the same errors as At.
 	Watch(ctx context.Context, prefix string, after int64) (*Cursor, error)
-	// Commit applies all writes or none, and returns their events once they are durable and
-	// visible in Head, in the order of the writes. The error is a *ConflictError if a
-	// write or guard does not hold, wraps ErrInvalid, ErrTooLarge, ErrNoSpace, ErrUnavailable or
-	// ErrFailed, or is ctx's: then nothing was written. A commit that is under way is
-	// waited for, whatever becomes of ctx, until patience has run out: ErrInDoubt.
+	// Commit applies all writes or none. It returns their events, in the order of the writes, once they
+	// are durable and visible in Head. If nothing was written, the error is one of these:
+	//   - a *ConflictError if a write or guard does not hold
+	//   - ctx's error
+	//   - an error that wraps ErrInvalid, ErrTooLarge, ErrNoSpace, ErrUnavailable or ErrFailed
+	//
+	// Once a commit has started, Commit waits for its outcome even if ctx ends. It returns ErrInDoubt
+	// if the outcome is still unknown after the store's timeout.
 	Commit(ctx context.Context, writes []Write, guards ...Guard) ([]*Event, error)
-	// Failed is why nothing can be written any more, an ErrFailed, and nil as long as writes go on.
+	// Failed returns an ErrFailed with the cause once the store can no longer write, and nil before.
 	Failed() error
-	// Close ends all cursors and releases what is below. Commits in flight finish first.
+	// Close ends all cursors and releases the log. It waits for commits in flight.
 	Close() error
 }
 
-// Record is the state of one key since revision Modified. It is immutable and
-// shared; nobody may write to Value.
+// Record is the state of one key since revision Modified. It is immutable and shared: Value must not be
+// modified.
 type Record struct {
 	Key      string
 	Value    []byte    // the JSON of the object, without a resourceVersion
-	Created  int64     // revision of the write that made the key
-	Modified int64     // revision of the write that left this value
-	Expires  time.Time // about when; zero: never
+	Created  int64     // revision of the write that created the key
+	Modified int64     // revision of the last write
+	Expires  time.Time // approximate time of deletion; the zero time means never
 
-	// Derived is for the reader: whatever it computes from Value once and wants
-	// to find again. Storage only hands through what Write.Derived holds.
+	// Derived caches data that readers compute from Value. Storage only copies Write.Derived into it.
 	Derived atomic.Value
 }
 
@@ -68,30 +67,29 @@ type Event struct {
 // Write changes one key. No key occurs in two writes of a commit.
 type Write struct {
 	Key      string        // not empty, at most MaxKey bytes, no NUL byte
-	Value    []byte        // nil deletes; owned by storage from now on
-	Expected int64         // Modified of the state this write replaces; 0: the key must not exist
-	TTL      time.Duration // after which the key is deleted; 0: never
-	Derived  any           // stored into the new Record's Derived if not nil
+	Value    []byte        // nil deletes the key; the caller must not modify it after the call
+	Expected int64         // Modified of the record that this write replaces; 0 means that the key must not exist
+	TTL      time.Duration // time until the key is deleted; 0 means never
+	Derived  any           // stored in the new Record's Derived unless nil
 }
 
-// Guard is a condition on state that the writes of a commit rely on.
+// Guard is a condition on keys that a commit reads but does not write.
 type Guard struct {
 	Key string
-	// Prefix makes it a condition on all keys that start with Key: none of those
-	// that are there may have been created or modified after Revision.
+	// Prefix extends the condition to all keys that start with Key: no existing one may have been
+	// created or modified after Revision.
 	Prefix bool
-	// Revision is the expected Modified of Key (0: absent), or with Prefix the
-	// newest revision allowed below it.
+	// Revision is the expected Modified of Key, where 0 means absent. With Prefix, it is the newest
+	// Modified allowed.
 	Revision int64
 }
 
-// ConflictError says that a write or guard of a commit no longer holds; nothing
-// was written.
+// ConflictError is returned by Commit if a write or guard does not hold. Nothing was written.
 type ConflictError struct {
-	Key      string  // of the Write or Guard
-	Guard    bool    // a Guard failed, not a Write
-	Current  *Record // the state found (below a prefix: the newest); nil if there is none
-	Revision int64   // of the state in which that was found
+	Key      string  // key of the Write or Guard
+	Guard    bool    // whether a Guard failed, not a Write
+	Current  *Record // the stored record (with Guard.Prefix, the newest); nil if there is none
+	Revision int64   // revision of the state that was checked
 }
 
 func (e *ConflictError) Error() string {
@@ -101,60 +99,60 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("storage: %s is at revision %d", e.Current.Key, e.Current.Modified)
 }
 
-// CompactedError is for a revision that has left the history.
+// CompactedError is returned for a revision that is no longer in the history.
 type CompactedError struct{ Requested, Oldest int64 }
 
 func (e *CompactedError) Error() string {
 	return fmt.Sprintf("storage: revision %d has been compacted, the oldest is %d", e.Requested, e.Oldest)
 }
 
-// FutureError is for a revision that is not there yet.
+// FutureError is returned for a revision newer than the head.
 type FutureError struct{ Requested, Current int64 }
 
 func (e *FutureError) Error() string {
 	return fmt.Sprintf("storage: revision %d is in the future, the current one is %d", e.Requested, e.Current)
 }
 
-// MaxKey is the greatest length of a key in bytes.
+// MaxKey is the maximum length of a key in bytes.
 const MaxKey = 4096
 
 var (
-	// ErrInvalid is wrapped by the error for a commit that no state could accept.
+	// ErrInvalid is wrapped by the error for a commit that is invalid in any state.
 	ErrInvalid = errors.New("storage: invalid commit")
-	// ErrTooLarge is wrapped by the error for a commit that has too many writes, or too large ones.
-	ErrTooLarge = errors.New("storage: the commit is too large")
-	// ErrNoSpace is wrapped by the error for a commit that the log has no room for.
-	// Nothing was written; deletions still can be, and updates that take little more room.
+	// ErrTooLarge is wrapped by the error for a commit with too many or too large writes.
+	ErrTooLarge = errors.New("storage: commit is too large")
+	// ErrNoSpace is wrapped by the error for a commit that does not fit into the log's free space.
+	// Nothing was written. Deletions and small updates still succeed.
 	ErrNoSpace = errors.New("storage: the disk is nearly full")
-	// ErrUnavailable is wrapped by the error for what the log cannot do for the time
-	// being. Nothing was written, and trying again later is right.
-	ErrUnavailable = errors.New("storage: the log is not available at the moment")
-	// ErrInDoubt is returned for a commit whose end has not become known in time. If it
-	// was carried out it becomes visible later, as any other.
-	ErrInDoubt = errors.New("storage: it is not known yet whether the commit was carried out")
-	// ErrFailed is wrapped by the error of every commit after one that the log
-	// failed to write for good. That one was not acknowledged and never becomes visible
-	// in this Store; a later start finds it either whole or not at all.
+	// ErrUnavailable is wrapped by errors of a log that is temporarily unavailable. Nothing was
+	// written. The caller should retry later.
+	ErrUnavailable = errors.New("storage: the log is temporarily unavailable")
+	// ErrInDoubt is returned for a commit whose outcome is unknown after the timeout. If the commit
+	// succeeded, it becomes visible later like any other.
+	ErrInDoubt = errors.New("storage: the outcome of the commit is not known yet")
+	// ErrFailed is wrapped by the errors of all commits after a permanent write failure of the log.
+	// The commit that failed was not acknowledged and never becomes visible in this Store. After a
+	// restart it is either fully present or absent.
 	ErrFailed = errors.New("storage: the log has failed, nothing can be written until the server is restarted")
-	// ErrUnreadable is wrapped by the error for old states that the log cannot read.
+	// ErrUnreadable is wrapped by the error for an old state that cannot be read from the log.
 	ErrUnreadable = errors.New("storage: the history cannot be read")
 	// ErrClosed is returned by every call after Close.
 	ErrClosed = errors.New("storage: closed")
-	// ErrLagging ends a cursor that fell too far behind, or whose past was compacted
-	// before it was read.
-	ErrLagging = errors.New("storage: the cursor cannot keep up")
+	// ErrLagging ends a cursor that has fallen too far behind, or whose unread events were compacted.
+	ErrLagging = errors.New("storage: cursor has fallen too far behind")
 )
 
-// MissedEvents says of a cursor's error that it has missed changes, for who can begin anew from the head.
+// MissedEvents reports whether a cursor's error means that events were missed. The caller can then continue
+// from the head of the store.
 func MissedEvents(err error) bool {
 	var compacted *CompactedError
 	return errors.As(err, &compacted) || errors.Is(err, ErrLagging) || errors.Is(err, ErrUnavailable)
 }
 
-// Validate refuses writes that no state could accept.
+// Validate returns an ErrInvalid for writes that are invalid in any state.
 func Validate(writes []Write) error {
 	if len(writes) == 0 {
-		return fmt.Errorf("%w: nothing to write", ErrInvalid)
+		return fmt.Errorf("%w: no writes", ErrInvalid)
 	}
 	for i := range writes {
 		w := &writes[i]
@@ -166,7 +164,7 @@ func Validate(writes []Write) error {
 		case strings.IndexByte(w.Key, 0) >= 0:
 			return fmt.Errorf("%w: key %q holds a NUL byte", ErrInvalid, w.Key)
 		case w.Value == nil && w.Expected == 0:
-			return fmt.Errorf("%w: %s is to be deleted and expected not to exist", ErrInvalid, w.Key)
+			return fmt.Errorf("%w: cannot delete %s: it is expected not to exist", ErrInvalid, w.Key)
 		}
 		for j := range i {
 			if writes[j].Key == w.Key {
@@ -177,7 +175,8 @@ func Validate(writes []Write) error {
 	return nil
 }
 
-// HistoryCost is about what keeping an event takes beyond the live records.
+// HistoryCost returns the approximate number of bytes that retaining the event costs, in addition to the
+// live records.
 func (e *Event) HistoryCost() int64 {
 	n := int64(len(e.Key)) + eventOverhead
 	if e.Previous != nil {
@@ -186,22 +185,22 @@ func (e *Event) HistoryCost() int64 {
 	return n
 }
 
-// eventOverhead is about the size of an Event, its Record and the nodes of the
-// tree that were copied for it.
+// eventOverhead is the approximate size of an Event, its Record, and the tree nodes copied for it.
 const eventOverhead = 512
 
-// poke makes sure that c, which has room for one, holds something.
-func poke(c chan struct{}) {
+// signal sends to c, a channel with a buffer of one, unless the buffer is full.
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// reading gives an error of the log that has no kind of its own one.
-func reading(err error) error {
+// readError wraps err in ErrUnreadable unless it already is one of the package's errors or a context's.
+func readError(err error) error {
 	var compacted *CompactedError
-	if err == nil || errors.As(err, &compacted) || errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if err == nil || errors.As(err, &compacted) || errors.Is(err, ErrUnavailable) || errors.Is(err, ErrClosed) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrUnreadable, err)

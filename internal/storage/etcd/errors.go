@@ -23,7 +23,7 @@ func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
 func (s *Store) reading(err error, revision int64) error {
 	switch {
 	case compacted(err):
-		return &storage.CompactedError{Requested: revision, Oldest: s.HistoryBytes()}
+		return &storage.CompactedError{Requested: revision, Oldest: s.OldestInMemory()}
 	case errors.Is(err, context.Canceled), errors.Is(err, storage.ErrClosed):
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 
 // Watch asks etcd whether it still has what this process has not.
 func (s *Store) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
-	if s.lifetime.Err() == nil && after < s.HistoryBytes() && after >= s.Oldest() {
+	if s.lifetime.Err() == nil && after < s.OldestInMemory() && after >= s.Oldest() {
 		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
 		defer cancel()
 		if _, err := s.client.Get(limited, s.options.Prefix, clientv3.WithRev(after), clientv3.WithKeysOnly()); err != nil {

@@ -2,25 +2,25 @@ package tree
 
 import "fmt"
 
-// Builder makes a Tree from keys in ascending order, in linear time.
+// Builder builds a Tree from keys in ascending order, in linear time.
 type Builder[V any] struct {
 	leaves []*node[V]
 	last   string
 }
 
-// fill leaves room in each node, so that the first writes after a load need not
-// split every leaf they touch.
-const fill = maxEntries * 3 / 4
+// loadEntries is the number of entries per node after a load. Nodes are not full, so that the first
+// writes do not have to split every leaf.
+const loadEntries = maxEntries * 3 / 4
 
-// Add appends a key, which must be greater than the one before.
+// Add appends a key, which must be greater than the previous one.
 func (b *Builder[V]) Add(key string, version int64, value V) error {
 	n := len(b.leaves)
 	if n > 0 && key <= b.last {
 		return fmt.Errorf("tree: key %q comes after %q", key, b.last)
 	}
 	b.last = key
-	if n == 0 || len(b.leaves[n-1].entries) == fill {
-		b.leaves = append(b.leaves, &node[V]{entries: make([]entry[V], 0, fill)})
+	if n == 0 || len(b.leaves[n-1].entries) == loadEntries {
+		b.leaves = append(b.leaves, &node[V]{entries: make([]entry[V], 0, loadEntries)})
 		n++
 	}
 	leaf := b.leaves[n-1]
@@ -28,7 +28,7 @@ func (b *Builder[V]) Add(key string, version int64, value V) error {
 	return nil
 }
 
-// Tree returns what was added. The builder must not be used again.
+// Tree returns the tree of all added keys. The builder must not be used again.
 func (b *Builder[V]) Tree() Tree[V] {
 	level := b.leaves
 	b.leaves = nil
@@ -36,7 +36,7 @@ func (b *Builder[V]) Tree() Tree[V] {
 		return Tree[V]{}
 	}
 	for _, n := range level {
-		n.sum()
+		n.summarize()
 	}
 	for len(level) > 1 {
 		level = parents(level)
@@ -44,17 +44,17 @@ func (b *Builder[V]) Tree() Tree[V] {
 	return Tree[V]{level[0]}
 }
 
-// parents groups nodes evenly below as few inner nodes as fill allows.
+// parents distributes nodes evenly among as few inner nodes as loadEntries allows.
 func parents[V any](level []*node[V]) []*node[V] {
-	groups := (len(level) + fill - 1) / fill
+	groups := (len(level) + loadEntries - 1) / loadEntries
 	up := make([]*node[V], 0, groups)
 	for g := range groups {
-		kids := level[g*len(level)/groups : (g+1)*len(level)/groups]
-		n := &node[V]{kids: append([]*node[V](nil), kids...), firsts: make([]string, len(kids))}
-		for i, k := range kids {
-			n.firsts[i] = k.least()
+		children := level[g*len(level)/groups : (g+1)*len(level)/groups]
+		n := &node[V]{children: append([]*node[V](nil), children...), bounds: make([]string, len(children))}
+		for i, k := range children {
+			n.bounds[i] = k.lowerBound()
 		}
-		n.sum()
+		n.summarize()
 		up = append(up, n)
 	}
 	return up

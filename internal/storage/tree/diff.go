@@ -2,14 +2,14 @@ package tree
 
 import "strings"
 
-// Diff yields, in key order, what t and an older tree hold at the keys that start with prefix and whose versions are not
-// the same, until yield returns false: the zero V where one of them has no such key. It does not look below nodes that both share, so that
-// it costs little where little has changed.
+// Diff yields, in key order, the values of t and of an older tree for each key below prefix whose versions
+// differ, until yield returns false. A missing key yields the zero V. Diff skips nodes that both trees
+// share, so its cost is proportional to the number of changes.
 func (t Tree[V]) Diff(older Tree[V], prefix string, yield func(was, is V) bool) {
 	diff(older.root, t.root, prefix, yield)
 }
 
-// diff allocates nothing where nothing has come or gone.
+// diff does not allocate if no key was added or deleted.
 func diff[V any](a, b *node[V], prefix string, yield func(was, is V) bool) bool {
 	if a == b {
 		return true
@@ -19,21 +19,22 @@ func diff[V any](a, b *node[V], prefix string, yield func(was, is V) bool) bool 
 	}
 	more := true
 	for i, j := a.child(prefix), b.child(prefix); more; {
-		k, l := together(a.firsts, b.firsts, i+1, j+1)
+		k, l := commonBound(a.bounds, b.bounds, i+1, j+1)
 		if k == i+1 && l == j+1 {
-			more = diff(a.kids[i], b.kids[j], prefix, yield)
-		} else { // kids have been split, or joined
-			more = merge(slice(a.kids[i:k], prefix), slice(b.kids[j:l], prefix), yield)
+			more = diff(a.children[i], b.children[j], prefix, yield)
+		} else { // children have been split or merged
+			more = merge(slice(a.children[i:k], prefix), slice(b.children[j:l], prefix), yield)
 		}
-		if i, j = k, l; i == len(a.kids) || !strings.HasPrefix(a.firsts[i], prefix) {
+		if i, j = k, l; i == len(a.children) || !strings.HasPrefix(a.bounds[i], prefix) {
 			break
 		}
 	}
 	return more
 }
 
-// together is where, from i and j on, two inner nodes part their keys in the same way; at their ends if nowhere.
-func together(a, b []string, i, j int) (int, int) {
+// commonBound returns the first indexes, from i and j on, at which two inner nodes have the same bound.
+// If there are none, it returns the lengths of both.
+func commonBound(a, b []string, i, j int) (int, int) {
 	for i < len(a) && j < len(b) {
 		switch {
 		case a[i] < b[j]:
@@ -47,7 +48,7 @@ func together(a, b []string, i, j int) (int, int) {
 	return len(a), len(b)
 }
 
-// slice is the entries whose keys start with prefix, in order.
+// slice returns the entries whose keys start with prefix, in order.
 func (n *node[V]) slice(prefix string) []entry[V] {
 	switch {
 	case n == nil:
@@ -55,10 +56,10 @@ func (n *node[V]) slice(prefix string) []entry[V] {
 	case !n.leaf():
 		first := n.child(prefix)
 		last := first + 1
-		for last < len(n.kids) && strings.HasPrefix(n.firsts[last], prefix) {
+		for last < len(n.children) && strings.HasPrefix(n.bounds[last], prefix) {
 			last++
 		}
-		return slice(n.kids[first:last], prefix)
+		return slice(n.children[first:last], prefix)
 	}
 	start := n.find(prefix)
 	end := start
@@ -68,15 +69,15 @@ func (n *node[V]) slice(prefix string) []entry[V] {
 	return n.entries[start:end]
 }
 
-// slice is those of neighbours.
-func slice[V any](kids []*node[V], prefix string) (out []entry[V]) {
-	for _, k := range kids {
+// slice returns these entries of adjacent nodes.
+func slice[V any](nodes []*node[V], prefix string) (out []entry[V]) {
+	for _, k := range nodes {
 		out = append(out, k.slice(prefix)...)
 	}
 	return out
 }
 
-// merge yields what differs in two sorted lists.
+// merge yields the differences between two sorted lists of entries.
 func merge[V any](a, b []entry[V], yield func(was, is V) bool) bool {
 	var none V
 	for len(a) > 0 || len(b) > 0 {
@@ -100,24 +101,24 @@ func merge[V any](a, b []entry[V], yield func(was, is V) bool) bool {
 	return true
 }
 
-// Part is a tree of which nothing is known but the keys that start with prefix: good as the older one of Diff, for that prefix, and for
-// nothing else. It shares what it can, and keeps little else alive.
+// Part returns a tree with only the keys below prefix. It may be used only as the older tree of Diff
+// with the same prefix. It shares nodes with t and retains few entries of other prefixes.
 func (t Tree[V]) Part(prefix string) Tree[V] { return Tree[V]{part(t.root, prefix)} }
 
 func part[V any](n *node[V], prefix string) *node[V] {
 	if n == nil || n.leaf() {
 		return n
 	}
-	kids := make([]*node[V], len(n.kids)) // as many, so that diff finds them alike
+	children := make([]*node[V], len(n.children)) // the same number, so that diff can match them by bound
 	first := n.child(prefix)
 	last := first
-	for last+1 < len(kids) && strings.HasPrefix(n.firsts[last+1], prefix) {
+	for last+1 < len(children) && strings.HasPrefix(n.bounds[last+1], prefix) {
 		last++
 	}
-	copy(kids[first:], n.kids[first:last+1])
-	kids[first] = part(kids[first], prefix) // it may have others at its edge
+	copy(children[first:], n.children[first:last+1])
+	children[first] = part(children[first], prefix) // the outermost children may also hold other keys
 	if last > first {
-		kids[last] = part(kids[last], prefix)
+		children[last] = part(children[last], prefix)
 	}
-	return &node[V]{firsts: n.firsts, kids: kids}
+	return &node[V]{bounds: n.bounds, children: children}
 }

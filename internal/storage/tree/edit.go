@@ -1,29 +1,28 @@
 package tree
 
-// owner marks the nodes that one Editor has made and may change in place.
+// owner identifies the nodes that one Editor has created and may modify in place.
 type owner struct{ _ byte }
 
-// Editor makes a new Tree out of an old one. It copies a node the first time it
-// changes it, so many changes in one Editor cost less than one each in many.
-// It is used by one goroutine.
+// Editor derives a new Tree from an existing one. It copies each node on the first change, so many
+// changes in one Editor cost less than one Editor per change. It must be used by one goroutine at a time.
 type Editor[V any] struct {
 	root  *node[V]
 	owner *owner
 }
 
-// Edit starts a change; t itself never changes.
+// Edit returns an editor that starts from t. t itself never changes.
 func (t Tree[V]) Edit() *Editor[V] { return &Editor[V]{root: t.root, owner: new(owner)} }
 
-// Tree returns the state so far. The editor may be used on.
+// Tree returns the current state. The editor may be used further.
 func (e *Editor[V]) Tree() Tree[V] {
-	e.owner = new(owner) // what has been handed out is frozen
+	e.owner = new(owner) // nodes of the returned tree must not change any more
 	return Tree[V]{e.root}
 }
 
-// Get is Tree.Get on the state so far.
+// Get is Tree.Get on the current state.
 func (e *Editor[V]) Get(key string) (V, bool) { return Tree[V]{e.root}.Get(key) }
 
-// Newest is Tree.Newest on the state so far.
+// Newest is Tree.Newest on the current state.
 func (e *Editor[V]) Newest(prefix string) (V, int64) { return Tree[V]{e.root}.Newest(prefix) }
 
 // Put sets the value of key.
@@ -36,20 +35,20 @@ func (e *Editor[V]) Put(key string, version int64, value V) {
 	if e.root.size() > maxEntries {
 		left := e.root
 		right := e.split(left)
-		e.root = &node[V]{owner: e.owner, firsts: []string{"", right.least()}, kids: []*node[V]{left, right}}
-		e.root.sum()
+		e.root = &node[V]{owner: e.owner, bounds: []string{"", right.lowerBound()}, children: []*node[V]{left, right}}
+		e.root.summarize()
 	}
 }
 
-// Delete removes key and says whether it was there.
+// Delete removes key and reports whether it existed.
 func (e *Editor[V]) Delete(key string) bool {
 	if _, ok := e.Get(key); !ok {
 		return false
 	}
 	e.root = e.own(e.root)
 	e.remove(e.root, key)
-	for !e.root.leaf() && len(e.root.kids) == 1 {
-		e.root = e.root.kids[0]
+	for !e.root.leaf() && len(e.root.children) == 1 {
+		e.root = e.root.children[0]
 	}
 	if e.root.count == 0 {
 		e.root = nil
@@ -57,7 +56,7 @@ func (e *Editor[V]) Delete(key string) bool {
 	return true
 }
 
-// own returns n if this editor made it, else a copy.
+// own returns n if this editor has created it, or else a copy.
 func (e *Editor[V]) own(n *node[V]) *node[V] {
 	if n.owner == e.owner {
 		return n
@@ -67,13 +66,13 @@ func (e *Editor[V]) own(n *node[V]) *node[V] {
 	if n.leaf() {
 		c.entries = append(make([]entry[V], 0, len(n.entries)+1), n.entries...)
 	} else {
-		c.firsts = append(make([]string, 0, len(n.firsts)+1), n.firsts...)
-		c.kids = append(make([]*node[V], 0, len(n.kids)+1), n.kids...)
+		c.bounds = append(make([]string, 0, len(n.bounds)+1), n.bounds...)
+		c.children = append(make([]*node[V], 0, len(n.children)+1), n.children...)
 	}
 	return &c
 }
 
-// put sets an entry below n, which the editor owns, and may leave n one too big.
+// put sets an entry below n, which the editor owns. It may leave n with one slot more than maxEntries.
 func (e *Editor[V]) put(n *node[V], x entry[V]) (added int, replaced int64) {
 	if n.leaf() {
 		i := n.find(x.key)
@@ -86,24 +85,24 @@ func (e *Editor[V]) put(n *node[V], x entry[V]) (added int, replaced int64) {
 		}
 	} else {
 		i := n.child(x.key)
-		k := e.own(n.kids[i])
-		n.kids[i] = k
+		k := e.own(n.children[i])
+		n.children[i] = k
 		added, replaced = e.put(k, x)
 		if k.size() > maxEntries {
 			right := e.split(k)
-			n.kids = insert(n.kids, i+1, right)
-			n.firsts = insert(n.firsts, i+1, right.least())
+			n.children = insert(n.children, i+1, right)
+			n.bounds = insert(n.bounds, i+1, right.lowerBound())
 		}
 	}
 	n.count += added
 	if replaced == n.newest && x.version < replaced {
-		n.sum()
+		n.summarize()
 	}
 	n.newest = max(n.newest, x.version)
 	return added, replaced
 }
 
-// remove deletes a key that exists below n, which the editor owns.
+// remove deletes an existing key below n, which the editor owns.
 func (e *Editor[V]) remove(n *node[V], key string) (removed int64) {
 	if n.leaf() {
 		i := n.find(key)
@@ -111,43 +110,43 @@ func (e *Editor[V]) remove(n *node[V], key string) (removed int64) {
 		n.entries = cut(n.entries, i)
 	} else {
 		i := n.child(key)
-		k := e.own(n.kids[i])
-		n.kids[i] = k
+		k := e.own(n.children[i])
+		n.children[i] = k
 		removed = e.remove(k, key)
-		if k.size() < minEntries && len(n.kids) > 1 {
+		if k.size() < minEntries && len(n.children) > 1 {
 			e.balance(n, i)
 		}
 	}
 	n.count--
 	if removed == n.newest {
-		n.sum()
+		n.summarize()
 	}
 	return removed
 }
 
-// balance joins kid i of n, which has too few entries, with a neighbour, and
-// splits the two evenly if one node cannot hold both.
+// balance merges child i of n, which has too few entries, with a neighbour. If the result is too big, balance
+// splits it evenly.
 func (e *Editor[V]) balance(n *node[V], i int) {
-	if i == len(n.kids)-1 {
+	if i == len(n.children)-1 {
 		i--
 	}
-	left, right := e.own(n.kids[i]), n.kids[i+1]
-	n.kids[i] = left
+	left, right := e.own(n.children[i]), n.children[i+1]
+	n.children[i] = left
 	if left.leaf() {
 		left.entries = append(left.entries, right.entries...)
 	} else {
-		at := len(left.firsts)
-		left.firsts = append(left.firsts, right.firsts...)
-		left.firsts[at] = n.firsts[i+1] // firsts[0] of a node is not kept exact
-		left.kids = append(left.kids, right.kids...)
+		at := len(left.bounds)
+		left.bounds = append(left.bounds, right.bounds...)
+		left.bounds[at] = n.bounds[i+1] // bounds[0] of a node is not kept exact
+		left.children = append(left.children, right.children...)
 	}
-	left.sum()
-	n.kids = cut(n.kids, i+1)
-	n.firsts = cut(n.firsts, i+1)
+	left.summarize()
+	n.children = cut(n.children, i+1)
+	n.bounds = cut(n.bounds, i+1)
 	if left.size() > maxEntries {
 		right = e.split(left)
-		n.kids = insert(n.kids, i+1, right)
-		n.firsts = insert(n.firsts, i+1, right.least())
+		n.children = insert(n.children, i+1, right)
+		n.bounds = insert(n.bounds, i+1, right.lowerBound())
 	}
 }
 
@@ -160,23 +159,22 @@ func (e *Editor[V]) split(n *node[V]) *node[V] {
 		clear(n.entries[half:])
 		n.entries = n.entries[:half]
 	} else {
-		r.firsts = append([]string(nil), n.firsts[half:]...)
-		r.kids = append([]*node[V](nil), n.kids[half:]...)
-		clear(n.kids[half:])
-		n.firsts, n.kids = n.firsts[:half], n.kids[:half]
+		r.bounds = append([]string(nil), n.bounds[half:]...)
+		r.children = append([]*node[V](nil), n.children[half:]...)
+		clear(n.children[half:])
+		n.bounds, n.children = n.bounds[:half], n.children[:half]
 	}
-	n.sum()
-	r.sum()
+	n.summarize()
+	r.summarize()
 	return r
 }
 
-// least is a lower bound of the keys below n, good enough to part it from its
-// left neighbour.
-func (n *node[V]) least() string {
+// lowerBound returns a lower bound of the keys below n that is greater than all keys of its left neighbour.
+func (n *node[V]) lowerBound() string {
 	if n.leaf() {
 		return n.entries[0].key
 	}
-	return n.firsts[0]
+	return n.bounds[0]
 }
 
 // insert puts x at index i, reusing s.

@@ -1,12 +1,12 @@
-// Package tree is a persistent ordered map: an immutable B+ tree from string
-// keys to versioned values that knows, for any range, how many keys lie in it
-// and which was changed last. It knows nothing of records, logs or disks.
+// Package tree implements a persistent ordered map: an immutable B+ tree from string keys to versioned
+// values. For any range, it returns the number of keys and the most recently changed one in logarithmic
+// time. It must not import anything about records, logs or disks.
 //
-// A Tree is a value. Reading needs no lock and never sees a change; changing one
-// (Edit) copies the path from the root to the leaf and shares everything else.
+// A Tree is a value. Reading needs no lock and never observes a change. Edit copies the path from the
+// root to the changed leaf and shares all other nodes.
 package tree
 
-// Nodes hold at most max entries and, but for the root, at least min.
+// Nodes hold at most maxEntries slots. All except the root hold at least minEntries.
 const (
 	maxEntries = 32
 	minEntries = maxEntries / 4
@@ -15,35 +15,35 @@ const (
 // Tree is an immutable map. The zero value is empty.
 type Tree[V any] struct{ root *node[V] }
 
-// entry is one key of a leaf.
+// entry is a key of a leaf with its value.
 type entry[V any] struct {
 	key     string
 	version int64
 	value   V
 }
 
-// node is a leaf (kids == nil) or an inner node. firsts[i] is a lower bound of
-// the keys below kids[i] and greater than all keys below kids[i-1].
+// node is a leaf or an inner node. A leaf has no children. bounds[i] is a lower bound of the keys below
+// children[i] and greater than all keys below children[i-1].
 type node[V any] struct {
-	owner   *owner
-	count   int   // keys below
-	newest  int64 // greatest version below
-	entries []entry[V]
-	firsts  []string
-	kids    []*node[V]
+	owner    *owner
+	count    int   // number of keys below
+	newest   int64 // greatest version below
+	entries  []entry[V]
+	bounds   []string
+	children []*node[V]
 }
 
-func (n *node[V]) leaf() bool { return n.kids == nil }
+func (n *node[V]) leaf() bool { return n.children == nil }
 
-// size is the number of slots in use.
+// size returns the number of used slots.
 func (n *node[V]) size() int {
 	if n.leaf() {
 		return len(n.entries)
 	}
-	return len(n.kids)
+	return len(n.children)
 }
 
-// find returns the index of the first entry of a leaf that is not below key.
+// find returns the index of the first entry of a leaf whose key is not less than key.
 func (n *node[V]) find(key string) int {
 	lo, hi := 0, len(n.entries)
 	for lo < hi {
@@ -57,12 +57,12 @@ func (n *node[V]) find(key string) int {
 	return lo
 }
 
-// child returns the index of the kid that key belongs below.
+// child returns the index of the child that holds key, if any does.
 func (n *node[V]) child(key string) int {
-	lo, hi := 1, len(n.firsts)
+	lo, hi := 1, len(n.bounds)
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
-		if n.firsts[mid] <= key {
+		if n.bounds[mid] <= key {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -71,8 +71,8 @@ func (n *node[V]) child(key string) int {
 	return lo - 1
 }
 
-// sum recomputes count and newest from what is directly below.
-func (n *node[V]) sum() {
+// summarize recomputes count and newest from the node's own entries or children.
+func (n *node[V]) summarize() {
 	n.count, n.newest = 0, 0
 	if n.leaf() {
 		n.count = len(n.entries)
@@ -81,13 +81,13 @@ func (n *node[V]) sum() {
 		}
 		return
 	}
-	for _, k := range n.kids {
+	for _, k := range n.children {
 		n.count += k.count
 		n.newest = max(n.newest, k.newest)
 	}
 }
 
-// Len is the number of keys.
+// Len returns the number of keys.
 func (t Tree[V]) Len() int {
 	if t.root == nil {
 		return 0
@@ -95,23 +95,22 @@ func (t Tree[V]) Len() int {
 	return t.root.count
 }
 
-// Get returns the value of key. It searches in place, without find and child: every
-// read of one object comes through here.
+// Get returns the value of key. It inlines find and child because every read of a single object calls it.
 func (t Tree[V]) Get(key string) (value V, ok bool) {
 	n := t.root
 	if n == nil {
 		return value, false
 	}
-	for n.kids != nil {
-		lo, hi := 1, len(n.firsts)
+	for n.children != nil {
+		lo, hi := 1, len(n.bounds)
 		for lo < hi {
-			if mid := int(uint(lo+hi) >> 1); n.firsts[mid] <= key {
+			if mid := int(uint(lo+hi) >> 1); n.bounds[mid] <= key {
 				lo = mid + 1
 			} else {
 				hi = mid
 			}
 		}
-		n = n.kids[lo-1]
+		n = n.children[lo-1]
 	}
 	lo, hi := 0, len(n.entries)
 	for lo < hi {
@@ -131,20 +130,20 @@ func (t Tree[V]) Get(key string) (value V, ok bool) {
 // are greater than after, until yield returns false.
 func (t Tree[V]) Walk(prefix, after string, yield func(V) bool) {
 	if t.root != nil {
-		end, bounded := endOf(prefix)
-		t.root.walk(begin(prefix, after), end, bounded, yield)
+		end, bounded := prefixEnd(prefix)
+		t.root.walk(walkStart(prefix, after), end, bounded, yield)
 	}
 }
 
-// begin is where a walk starts: at prefix, or right after after.
-func begin(prefix, after string) string {
+// walkStart returns the first key of a walk: prefix, or the successor of after.
+func walkStart(prefix, after string) string {
 	if after != "" && after >= prefix {
 		return after + "\x00"
 	}
 	return prefix
 }
 
-// walk yields the values of [from, to).
+// walk yields the values of the keys in [from, to).
 func (n *node[V]) walk(from, to string, bounded bool, yield func(V) bool) bool {
 	if n.leaf() {
 		for i := n.find(from); i < len(n.entries); i++ {
@@ -154,16 +153,16 @@ func (n *node[V]) walk(from, to string, bounded bool, yield func(V) bool) bool {
 		}
 		return true
 	}
-	lo, hi := n.child(from), len(n.kids)-1
+	lo, hi := n.child(from), len(n.children)-1
 	if bounded {
 		hi = n.child(to)
 	}
 	for i := lo; i <= hi; i++ {
 		more := false
 		if i == lo || i == hi && bounded {
-			more = n.kids[i].walk(from, to, bounded, yield)
+			more = n.children[i].walk(from, to, bounded, yield)
 		} else {
-			more = n.kids[i].all(yield) // wholly inside: nothing to compare
+			more = n.children[i].walkAll(yield) // all keys are in range
 		}
 		if !more {
 			return false
@@ -172,31 +171,31 @@ func (n *node[V]) walk(from, to string, bounded bool, yield func(V) bool) bool {
 	return true
 }
 
-// all yields every value below n.
-func (n *node[V]) all(yield func(V) bool) bool {
+// walkAll yields every value below n.
+func (n *node[V]) walkAll(yield func(V) bool) bool {
 	for i := range n.entries {
 		if !yield(n.entries[i].value) {
 			return false
 		}
 	}
-	for _, k := range n.kids {
-		if !k.all(yield) {
+	for _, k := range n.children {
+		if !k.walkAll(yield) {
 			return false
 		}
 	}
 	return true
 }
 
-// Newer yields, in key order, the values of the keys that start with prefix and whose version is
-// greater than version, until yield returns false. It does not look below nodes that hold none.
+// Newer yields, in key order, the values of the keys below prefix whose version is greater than version,
+// until yield returns false. It skips nodes without such keys.
 func (t Tree[V]) Newer(prefix string, version int64, yield func(V) bool) {
 	if t.root != nil {
-		end, bounded := endOf(prefix)
+		end, bounded := prefixEnd(prefix)
 		t.root.newer(prefix, end, bounded, version, yield)
 	}
 }
 
-// newer yields the values of [from, to) with a greater version.
+// newer yields the values of the keys in [from, to) with a greater version.
 func (n *node[V]) newer(from, to string, bounded bool, version int64, yield func(V) bool) bool {
 	if n.newest <= version {
 		return true
@@ -210,50 +209,50 @@ func (n *node[V]) newer(from, to string, bounded bool, version int64, yield func
 		}
 		return true
 	}
-	hi := len(n.kids) - 1
+	hi := len(n.children) - 1
 	if bounded {
 		hi = n.child(to)
 	}
 	for i := n.child(from); i <= hi; i++ {
-		if !n.kids[i].newer(from, to, bounded, version, yield) {
+		if !n.children[i].newer(from, to, bounded, version, yield) {
 			return false
 		}
 	}
 	return true
 }
 
-// Count says how many values Walk(prefix, after) yields, in logarithmic time.
+// Count returns the number of values that Walk(prefix, after) yields, in logarithmic time.
 func (t Tree[V]) Count(prefix, after string) int {
 	if t.root == nil {
 		return 0
 	}
 	hi := t.root.count
-	if end, bounded := endOf(prefix); bounded {
+	if end, bounded := prefixEnd(prefix); bounded {
 		hi = t.root.rank(end)
 	}
-	return max(0, hi-t.root.rank(begin(prefix, after)))
+	return max(0, hi-t.root.rank(walkStart(prefix, after)))
 }
 
-// rank is the number of keys below n that are less than key.
+// rank returns the number of keys below n that are less than key.
 func (n *node[V]) rank(key string) int {
 	r := 0
 	for !n.leaf() {
 		i := n.child(key)
-		for _, k := range n.kids[:i] {
+		for _, k := range n.children[:i] {
 			r += k.count
 		}
-		n = n.kids[i]
+		n = n.children[i]
 	}
 	return r + n.find(key)
 }
 
-// Newest returns the value with the greatest version among the keys that start
-// with prefix, and that version; 0 if there are none. Logarithmic time.
+// Newest returns, in logarithmic time, the value with the greatest version below prefix and this version.
+// The version is 0 if there are no keys.
 func (t Tree[V]) Newest(prefix string) (value V, version int64) {
 	if t.root == nil {
 		return value, 0
 	}
-	end, bounded := endOf(prefix)
+	end, bounded := prefixEnd(prefix)
 	if e := t.root.latest(prefix, end, bounded); e != nil {
 		return e.value, e.version
 	}
@@ -275,35 +274,35 @@ func (n *node[V]) latest(from, to string, bounded bool) *entry[V] {
 		}
 		return best
 	}
-	lo, hi := n.child(from), len(n.kids)-1
+	lo, hi := n.child(from), len(n.children)-1
 	if bounded {
 		hi = n.child(to)
 	}
-	var top *node[V] // newest of the kids that lie wholly inside
+	var inner *node[V] // the newest of the children that are entirely in range
 	for i := lo; i <= hi; i++ {
-		k := n.kids[i]
+		k := n.children[i]
 		if i == lo || i == hi && bounded {
 			if e := k.latest(from, to, bounded); e != nil && (best == nil || e.version > best.version) {
 				best = e
 			}
-		} else if top == nil || k.newest > top.newest {
-			top = k
+		} else if inner == nil || k.newest > inner.newest {
+			inner = k
 		}
 	}
-	if top != nil && (best == nil || top.newest > best.version) {
-		return top.top()
+	if inner != nil && (best == nil || inner.newest > best.version) {
+		return inner.newestEntry()
 	}
 	return best
 }
 
-// top returns the entry that holds n.newest.
-func (n *node[V]) top() *entry[V] {
+// newestEntry returns the entry whose version is n.newest.
+func (n *node[V]) newestEntry() *entry[V] {
 	for !n.leaf() {
 		i := 0
-		for n.kids[i].newest != n.newest {
+		for n.children[i].newest != n.newest {
 			i++
 		}
-		n = n.kids[i]
+		n = n.children[i]
 	}
 	for i := range n.entries {
 		if n.entries[i].version == n.newest {
@@ -313,9 +312,8 @@ func (n *node[V]) top() *entry[V] {
 	return nil
 }
 
-// endOf returns the smallest key greater than all that start with prefix, if
-// there is one.
-func endOf(prefix string) (end string, bounded bool) {
+// prefixEnd returns the smallest key greater than all keys that start with prefix, if there is one.
+func prefixEnd(prefix string) (end string, bounded bool) {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {
 			return prefix[:i] + string([]byte{prefix[i] + 1}), true

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// model is what a Tree is compared with.
-type model map[string]int64 // key to version; the value is the version, too
+// model is the reference implementation that a Tree is compared with.
+type model map[string]int64 // maps keys to versions; the values equal the versions
 
 func (m model) keys(prefix, after string) []string {
 	var keys []string
@@ -31,7 +31,7 @@ func (m model) newest(prefix string) (version int64) {
 	return version
 }
 
-// check compares everything that a tree can be asked.
+// check compares the results of all methods of a tree with the model's.
 func check(t *testing.T, tr Tree[int64], m model, prefixes ...string) {
 	t.Helper()
 	verify(t, tr.root, "", "", true)
@@ -87,17 +87,17 @@ func checkNewer(t *testing.T, tr Tree[int64], m model, prefix string) {
 	}
 }
 
-// verify checks the shape: order, sums, sizes, depth. It returns the depth.
+// verify checks the structure of the tree: order, sums, sizes and depth. It returns the depth.
 func verify[V any](t *testing.T, n *node[V], from, to string, root bool) int {
 	t.Helper()
 	if n == nil {
 		return 0
 	}
 	if n.size() > maxEntries || n.size() == 0 {
-		t.Fatalf("a node of %d", n.size())
+		t.Fatalf("got a node with %d slots, want 1 to %d", n.size(), maxEntries)
 	}
 	c := *n
-	c.sum()
+	c.summarize()
 	if c.count != n.count || c.newest != n.newest {
 		t.Fatalf("sums are %d %d, want %d %d", n.count, n.newest, c.count, c.newest)
 	}
@@ -108,13 +108,13 @@ func verify[V any](t *testing.T, n *node[V], from, to string, root bool) int {
 		}
 	}
 	depth := 0
-	for i, k := range n.kids {
+	for i, k := range n.children {
 		lo, hi := from, to
 		if i > 0 {
-			lo = n.firsts[i]
+			lo = n.bounds[i]
 		}
-		if i+1 < len(n.kids) {
-			hi = n.firsts[i+1]
+		if i+1 < len(n.children) {
+			hi = n.bounds[i+1]
 		}
 		d := verify(t, k, lo, hi, false)
 		if i > 0 && d != depth {
@@ -129,7 +129,7 @@ func randomKey(r *rand.Rand, n int) string {
 	return fmt.Sprintf("%c/%c/%d", 'a'+rune(r.IntN(3)), 'a'+rune(r.IntN(4)), r.IntN(n))
 }
 
-// A tree is a sorted map whose old versions never change (CRD-061).
+// TestModel checks that a tree behaves like a sorted map, and that its old versions never change (CRD-061).
 func TestModel(t *testing.T) {
 	prefixes := []string{"", "a", "a/", "b/c/", "c/d/1", "q", "b/c0"}
 	for seed := range uint64(30) {
@@ -153,7 +153,7 @@ func TestModel(t *testing.T) {
 					delete(m, k)
 				}
 			}
-			if r.IntN(8) == 0 { // undo: an older version comes back
+			if r.IntN(8) == 0 { // set an older version, as undoing an event does
 				for k, v := range m {
 					if v > 1 {
 						edit.Put(k, v-1, v-1)
@@ -177,7 +177,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// checkDiff compares with what two models differ in; 0 stands for what is not there.
+// checkDiff compares Diff with the difference between two models. 0 stands for a missing key.
 func checkDiff(t *testing.T, old, tr Tree[int64], oldModel, m model, prefix string) {
 	t.Helper()
 	both := clone(oldModel)
@@ -197,13 +197,13 @@ func checkDiff(t *testing.T, old, tr Tree[int64], oldModel, m model, prefix stri
 	got = nil
 	tr.Diff(old.Part(prefix), prefix, func(was, is int64) bool { got = append(got, [2]int64{was, is}); return true })
 	if !slices.Equal(got, expect) {
-		t.Fatalf("Diff below %q to that part yields %d, want %d", prefix, len(got), len(expect))
+		t.Fatalf("Diff below %q against Part yields %d, want %d", prefix, len(got), len(expect))
 	}
 	if len(expect) > 1 {
 		n := 0
 		tr.Diff(old, prefix, func(_, _ int64) bool { n++; return false })
 		if n != 1 {
-			t.Fatalf("Diff below %q went on after %d", prefix, n)
+			t.Fatalf("Diff below %q yields %d after false, want 1", prefix, n)
 		}
 	}
 }
@@ -216,7 +216,7 @@ func clone(m model) model {
 	return c
 }
 
-// What a part keeps of a tree is what it is for, and at each edge a leaf.
+// TestPartIsSmall checks that Part retains only the keys of its prefix and at most one more leaf at each edge.
 func TestPartIsSmall(t *testing.T) {
 	var b Builder[int64]
 	for i := range 20000 {
@@ -224,23 +224,23 @@ func TestPartIsSmall(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	kept := 0
+	retained := 0
 	var count func(n *node[int64])
 	count = func(n *node[int64]) {
-		kept += len(n.entries)
-		for _, k := range n.kids {
+		retained += len(n.entries)
+		for _, k := range n.children {
 			if k != nil {
 				count(k)
 			}
 		}
 	}
 	count(b.Tree().Part("c/").root)
-	if kept < 4000 || kept > 4000+2*maxEntries {
-		t.Errorf("%d of 4000 entries", kept)
+	if retained < 4000 || retained > 4000+2*maxEntries {
+		t.Errorf("got %d entries, want 4000 and at most %d more", retained, 2*maxEntries)
 	}
 }
 
-// A loaded tree is the same as one that was written key by key (CRD-071).
+// TestBuilder checks that a loaded tree equals one that was written key by key (CRD-071).
 func TestBuilder(t *testing.T) {
 	for _, n := range []int{0, 1, 23, 24, 25, 24 * 24, 24*24 + 1, 5000} {
 		var b Builder[int64]
@@ -266,11 +266,11 @@ func TestBuilder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.Add("b", 2, 2); err == nil {
-		t.Error("the same key twice is accepted")
+		t.Error("Add accepts the same key twice")
 	}
 }
 
-// FuzzTree drives a tree by bytes: each pair is an operation and a key.
+// FuzzTree applies a random sequence of operations. Each pair of bytes is an operation and a key.
 func FuzzTree(f *testing.F) {
 	f.Add([]byte("\x00a\x00b\x01a\x02\x00"), "a")
 	f.Add([]byte{0, 255, 0, 254, 1, 255}, "\xff")
@@ -363,7 +363,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkDiff finds the one change, of ten thousand keys, or the many that have split some nodes.
+// BenchmarkDiff measures finding one change among ten thousand keys, or several that have split some nodes.
 func BenchmarkDiff(b *testing.B) {
 	tr, keys := benchmarkTree(10000)
 	for _, more := range []int{0, 40} {

@@ -2,7 +2,7 @@ package storage
 
 import "sync"
 
-// waiters are those who wait for the head to reach a revision.
+// waiters is the set of calls that wait for the head to reach a revision.
 type waiters struct {
 	mu      sync.Mutex
 	waiting map[*waiter]struct{}
@@ -10,7 +10,7 @@ type waiters struct {
 
 type waiter struct {
 	revision int64
-	c        chan struct{} // closed when the revision is reached
+	reached  chan struct{} // closed when the revision is reached
 }
 
 func (w *waiters) add(revision int64) *waiter {
@@ -30,13 +30,13 @@ func (w *waiters) remove(n *waiter) {
 	delete(w.waiting, n)
 }
 
-// wake ends the wait of all whose revision has been published.
-func (w *waiters) wake(revision int64) {
+// notify releases all waiters whose revision is at most revision.
+func (w *waiters) notify(revision int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for n := range w.waiting {
 		if n.revision <= revision {
-			close(n.c)
+			close(n.reached)
 			delete(w.waiting, n)
 		}
 	}
