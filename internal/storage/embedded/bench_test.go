@@ -109,7 +109,7 @@ func BenchmarkOpen(b *testing.B) {
 		}
 		b.Run(fmt.Sprintf("records=%d/engine", n), func(b *testing.B) {
 			for b.Loop() {
-				l, err := openDisk(quiet(Options{Dir: dir}))
+				l, err := openDisk(withDefaults(Options{Dir: dir}))
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -14,41 +14,39 @@ import (
 // The engine holds three kinds of keys. Numbers are big-endian in keys.
 //
 //	f                     the format, formatName
-//	r REVISION            what changed at REVISION: an index entry
-//	v KEY 0 ^REVISION     the state KEY got at REVISION, the newest first
+//	r REVISION            an index entry: the change at REVISION
+//	v KEY 0 ^REVISION     a version: the state of KEY written at REVISION, newest first
 //
-// Both kinds of values begin with a CRC-32C over the engine's key and the rest of
-// the value, so that neither damage nor a value in the wrong place is believed.
-// The oldest index entry is the oldest revision that can be read; what is older
-// has been compacted.
+// The values of index entries and versions begin with a CRC-32C over the engine's key and the rest of the
+// value. It detects damage and values under the wrong key. The oldest index entry is the oldest revision that
+// can be read; earlier ones have been compacted.
 //
-// Of the format before, which is read as well, values begin with a header (see cutHeader).
+// Stores in the previous format can be read. Its values begin with a header (see cutHeader).
 const (
 	formatKey    = "f"
 	formatName   = "trellis log 2"
-	formerFormat = "trellis log 1"
+	formatNameV1 = "trellis log 1"
 
 	indexPrefix   = 'r'
 	versionPrefix = 'v'
 )
 
-// firstRevision is the revision of a store that nothing was written to yet; 0
-// has a meaning of its own in the API.
+// firstRevision is the revision of an empty store. 0 has a special meaning in the Kubernetes API.
 const firstRevision = 1
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var errChecksum = errors.New("the checksum does not match")
 
-// tally sums up a history; an index entry holds it as of its revision.
+// tally holds the totals of a history. An index entry contains the tally at its revision.
 type tally struct {
 	revision int64
-	bytes    int64  // cost of all events ever
-	live     int64  // live keys
-	digest   uint64 // the live (key, revision) pairs, each hashed, added up without carry
+	bytes    int64  // cost of all events ever written
+	live     int64  // number of live keys
+	digest   uint64 // XOR of the fingerprints of all live keys
 }
 
-// count adds an event.
+// count adds an event to the totals.
 func (t *tally) count(e *storage.Event) {
 	t.revision = e.Revision
 	t.bytes += e.HistoryCost()
@@ -62,8 +60,7 @@ func (t *tally) count(e *storage.Event) {
 	}
 }
 
-// fingerprint hashes that key has the state of a revision (the finaliser is
-// that of SplitMix64).
+// fingerprint returns a hash of a key and the revision of its state. It uses the finaliser of SplitMix64.
 func fingerprint(key string, revision int64) uint64 {
 	x := uint64(revision)*0x9e3779b97f4a7c15 + uint64(crc32.Checksum([]byte(key), castagnoli))<<20
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -75,7 +72,7 @@ func fingerprint(key string, revision int64) uint64 {
 type change struct {
 	tally
 	key      string
-	previous int64 // revision of the state before; 0: none
+	previous int64 // revision of the previous state; 0 means none
 	deleted  bool
 }
 
@@ -93,7 +90,7 @@ const indexKeySize = 9
 
 func revisionOfIndexKey(k []byte) int64 { return int64(binary.BigEndian.Uint64(k[1:])) }
 
-// cutVersionKey parts a version's engine key. key shares k's memory.
+// cutVersionKey splits a version's engine key. The returned key shares k's memory.
 func cutVersionKey(k []byte) (key []byte, revision int64, ok bool) {
 	at := len(k) - 9
 	if at < 2 || k[0] != versionPrefix || k[at] != 0 {
@@ -103,10 +100,10 @@ func cutVersionKey(k []byte) (key []byte, revision int64, ok bool) {
 	return k[1:at], revision, revision > 0
 }
 
-// seal puts the checksum of engine key k and value v[4:] before the value.
+// seal writes the checksum of engine key k and value v[4:] into v[:4].
 func seal(k, v []byte) { binary.LittleEndian.PutUint32(v, checksum(k, v[4:])) }
 
-// unseal checks what seal put there and returns what follows it.
+// unseal verifies the checksum written by seal and returns the rest of the value.
 func unseal(k, v []byte) ([]byte, error) {
 	if len(v) < 5 || binary.LittleEndian.Uint32(v) != checksum(k, v[4:]) {
 		return nil, errChecksum
@@ -124,8 +121,7 @@ const (
 	kindDeleted = 2
 )
 
-// appendVersion appends the unsealed value for the state r, nil if deleted,
-// without r.Value itself.
+// appendVersion appends the unsealed value of the state r without r.Value. A nil r means deleted.
 func appendVersion(dst []byte, r *storage.Record) []byte {
 	dst = append(dst, 0, 0, 0, 0)
 	if r == nil {
@@ -140,12 +136,12 @@ func appendVersion(dst []byte, r *storage.Record) []byte {
 	return binary.AppendUvarint(dst, expires)
 }
 
-// decodeVersion returns the record that lies under engine key k; nil if the key
-// was deleted there. The record does not share memory with k or v.
+// decodeVersion returns the record stored under engine key k, or nil if that version is a deletion. The record
+// does not share memory with k or v.
 func decodeVersion(k, v []byte) (*storage.Record, error) {
 	key, revision, ok := cutVersionKey(k)
 	if !ok {
-		return nil, errors.New("the key is not one of a version")
+		return nil, errors.New("not the key of a version")
 	}
 	v, err := unseal(k, v)
 	if err != nil {
@@ -172,12 +168,13 @@ func decodeVersion(k, v []byte) (*storage.Record, error) {
 	return r, nil
 }
 
-// headerSize is that of what stood before the JSON of an object in the former format: its first byte is 1, and from the
-// 12th on it has the length of the JSON.
+// headerSize is the size of the header before an object's JSON in the previous format. Its first byte is 1, and
+// bytes 12 to 15 contain the length of the JSON.
 const headerSize = 24
 
 func cutHeader(value []byte) []byte {
-	if len(value) < headerSize || value[0] != 1 || int(binary.LittleEndian.Uint32(value[12:])) != len(value)-headerSize {
+	if len(value) < headerSize || value[0] != 1 ||
+		int(binary.LittleEndian.Uint32(value[12:])) != len(value)-headerSize {
 		return value
 	}
 	return value[headerSize:]
@@ -197,10 +194,10 @@ func appendChange(dst []byte, c *change) []byte {
 	return append(dst, c.key...)
 }
 
-// decodeChange returns the index entry under engine key k, without sharing memory.
+// decodeChange returns the index entry stored under engine key k. It does not share memory with k or v.
 func decodeChange(k, v []byte) (c change, err error) {
 	if len(k) != 9 || k[0] != indexPrefix {
-		return c, errors.New("the key is not one of the index")
+		return c, errors.New("not the key of an index entry")
 	}
 	if v, err = unseal(k, v); err != nil {
 		return c, err

@@ -10,17 +10,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// request is one Commit on its way through the committer.
+// request is one call of Commit.
 type request struct {
 	writes []storage.Write
 	guards []storage.Guard
-	taken  atomic.Bool // by the committer, or withdrawn by the caller
+	taken  atomic.Bool // the committer has started it, or the caller has withdrawn it
 	done   chan struct{}
 	events []*storage.Event // valid once done is closed
 	err    error
 }
 
-// Commit is storage.Store's; each write has a revision of its own.
+// Commit implements storage.Store. Each write gets its own revision.
 func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -35,9 +35,10 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	return s.await(ctx, r)
 }
 
-// await returns what becomes of r.
+// await waits for the result of r. If ctx ends or the commit times out, it withdraws r. A request that has
+// started cannot be withdrawn; await then waits for its result until the timeout.
 func (s *Store) await(ctx context.Context, r *request) ([]*storage.Event, error) {
-	patience := s.options.patience()
+	timeout := s.options.commitTimeout()
 	select {
 	case <-r.done:
 		return r.events, r.err
@@ -45,7 +46,7 @@ func (s *Store) await(ctx context.Context, r *request) ([]*storage.Event, error)
 		if s.queue.withdraw(r) {
 			return nil, ctx.Err()
 		}
-	case <-patience:
+	case <-timeout:
 		if s.queue.withdraw(r) {
 			return nil, storage.ErrUnavailable
 		}
@@ -54,12 +55,12 @@ func (s *Store) await(ctx context.Context, r *request) ([]*storage.Event, error)
 	select {
 	case <-r.done:
 		return r.events, r.err
-	case <-patience:
+	case <-timeout:
 		return nil, storage.ErrInDoubt
 	}
 }
 
-// commitLoop writes group after group until the queue is closed and empty.
+// commitLoop commits groups of requests until the queue is closed and empty.
 func (s *Store) commitLoop() {
 	var group []*request
 	for open := true; open; {
@@ -73,26 +74,26 @@ func (s *Store) commitLoop() {
 	}
 }
 
-// commitGroup decides on each request in order against the state that those
-// before it leave, writes what holds with one Append, and publishes it.
+// commitGroup checks each request against the state after the requests before it. It writes the accepted
+// ones with one Append and publishes them.
 func (s *Store) commitGroup(group []*request) {
 	d := s.Head().Draft()
 	for _, r := range group {
-		r.events, r.err = s.decide(d, r)
+		r.events, r.err = s.apply(d, r)
 	}
 	if len(d.Events) == 0 {
 		s.TrimHistory()
 		return
 	}
 	err := s.append(d.Events)
-	if errors.Is(err, storage.ErrNoSpace) && len(group) > 1 { // for some of them there may be room
+	if errors.Is(err, storage.ErrNoSpace) && len(group) > 1 { // some of them may fit, so try each separately
 		for i := range group {
 			s.commitGroup(group[i : i+1])
 		}
 		return
 	}
 	if err != nil {
-		for _, r := range group { // a conflict, too, may be with what was not written
+		for _, r := range group { // also replaces conflicts, which may be with requests that were not written
 			r.events, r.err = nil, err
 		}
 		return
@@ -101,8 +102,8 @@ func (s *Store) commitGroup(group []*request) {
 	s.account(d.Events)
 }
 
-// decide checks a request against the state that those before it leave and, if it holds, carries it out.
-func (s *Store) decide(d *storage.Draft, r *request) ([]*storage.Event, error) {
+// apply checks a request against the draft and, if all its writes and guards hold, applies it.
+func (s *Store) apply(d *storage.Draft, r *request) ([]*storage.Event, error) {
 	if err := d.Check(r.writes, r.guards); err != nil {
 		return nil, err
 	}
@@ -118,7 +119,7 @@ func (s *Store) decide(d *storage.Draft, r *request) ([]*storage.Event, error) {
 	return d.Events[first:len(d.Events):len(d.Events)], nil
 }
 
-// account tells the janitor about new events.
+// account updates the retention and the expiry queue, and triggers the compactor if the history is too large.
 func (s *Store) account(events []*storage.Event) {
 	var cost int64
 	for _, e := range events {
@@ -130,11 +131,11 @@ func (s *Store) account(events []*storage.Event) {
 	limit := s.options.historyBytes
 	last := events[len(events)-1].Revision
 	if s.retention.add(last, cost, s.options.now(), limit); s.retention.excess(limit) {
-		s.expiry.poke()
+		s.expiry.trigger()
 	}
 }
 
-// Failed is why nothing can be written any more, an storage.ErrFailed, and nil as long as writes go on.
+// Failed implements storage.Store.
 func (s *Store) Failed() error {
 	if p := s.failed.Load(); p != nil {
 		return *p
@@ -142,8 +143,8 @@ func (s *Store) Failed() error {
 	return nil
 }
 
-// append writes to the log unless it has failed for good before. Of events that it was given when it failed nobody knows
-// what became: storage.ErrInDoubt.
+// append writes events to the log. After a permanent failure it returns storage.ErrFailed. The call that fails
+// returns storage.ErrInDoubt, because its events may have been written.
 func (s *Store) append(events []*storage.Event) error {
 	if err := s.Failed(); err != nil {
 		return err

@@ -13,14 +13,14 @@ import (
 func TestWithdrawnCommitsAreLetGo(t *testing.T) {
 	over := make(chan time.Time)
 	close(over)
-	s := &Store{options: options{patience: func() <-chan time.Time { return over }}}
+	s := &Store{options: options{commitTimeout: func() <-chan time.Time { return over }}}
 	s.queue.init()
 	for range 3 {
 		if _, err := s.Commit(t.Context(), []storage.Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, storage.ErrUnavailable) {
 			t.Fatal(err)
 		}
 	}
-	s.options.patience = func() <-chan time.Time { return nil }
+	s.options.commitTimeout = func() <-chan time.Time { return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	context.AfterFunc(ctx, func() {})
 	go func() {

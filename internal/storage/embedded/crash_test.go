@@ -234,13 +234,13 @@ func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, kil
 	o := crashOptions(fs)
 	killed := make(chan time.Time) // nobody waits for what becomes of a killed process
 	renew := r.IntN(2) == 0        // HEAD, all the time
-	o.pause = func(d time.Duration) <-chan time.Time {
-		if d == markEvery && renew {
+	o.diskAfter = func(d time.Duration) <-chan time.Time {
+		if d == headInterval && renew {
 			return at()
 		}
 		return nil
 	}
-	o.patience = func() <-chan time.Time { return killed }
+	o.commitTimeout = func() <-chan time.Time { return killed }
 	s, err := Open(o)
 	if err != nil {
 		return nil, fmt.Errorf("open: %w", err)

@@ -24,7 +24,7 @@ func TestDamageIsNotPassing(t *testing.T) {
 	l.install(l.current, l.damage("the index", nil))
 	for what, err := range map[string]error{
 		"a write":            l.Append(t.Context(), write),
-		"a look at the past": l.past(func(*engine) error { return nil }),
+		"a look at the past": l.useHistory(func(*engine) error { return nil }),
 	} {
 		if damage := (*DamageError)(nil); !errors.As(err, &damage) || errors.Is(err, storage.ErrUnavailable) {
 			t.Errorf("%s: %v", what, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// disk is the log in a directory.
+// disk is a log in a directory.
 type disk struct {
 	dir      string
 	fs       vfs.FS
@@ -24,46 +24,47 @@ type disk struct {
 	logger   *slog.Logger
 	memTable uint64 // size of the engine's memtables
 	codecs   storage.Codecs
-	pause    func(time.Duration) <-chan time.Time
+	after    func(time.Duration) <-chan time.Time
 	now      func() time.Time
 	space    *space
 	health   *Health
 
-	tail tally // what Append has made durable; its own
+	tail tally // totals of the durable history; used by Append only
 
-	mu      sync.Mutex
-	current *engine
-	renewed chan struct{} // closed when current changes, or never will again
-	final   error         // why it never will
-	durable tally         // a copy of tail for others
-	pending tally         // what tail becomes if the Append that runs succeeds
+	mu       sync.Mutex
+	current  *engine
+	replaced chan struct{} // closed when current or finalErr changes, and replaced by a new channel
+	finalErr error         // permanent error, after which no further engine is opened
+	durable  tally         // copy of tail, guarded by mu
+	pending  tally         // value of tail if the running Append succeeds
 
-	written  chan struct{} // ready after a commit that HEAD may lack
-	rotated  chan struct{} // ready when the engine has begun another log file
-	marking  sync.Mutex    // held while HEAD is written
-	marked   head          // the content of HEAD
-	accepted int64         // Options.AcceptLossAfter
-	found    *survey       // of the directory before it was opened
-	loss     error         // the damage that is accepted
+	written         chan struct{} // receives after a commit that is not in HEAD yet
+	rotated         chan struct{} // receives when the engine has created another log file
+	headMu          sync.Mutex    // held while HEAD is written
+	head            head          // content of HEAD
+	acceptLossAfter int64         // Options.AcceptLossAfter
+	survey          *survey       // state of the directory before it was opened
+	acceptedDamage  error         // damage accepted by acceptLossAfter, or nil
 
-	tight     chan struct{} // options.tight
-	compacted atomic.Int64  // the revision that Compact was last called with
-	squeezer  squeezer
-	pace      pace
+	lowSpace      chan struct{} // options.lowSpace
+	compacted     atomic.Int64  // revision of the last call of Compact
+	fileCompactor fileCompactor
+	backoff       backoff
 
-	life    context.Context // ends with Close
-	end     context.CancelFunc
-	keeping sync.WaitGroup
+	lifetime   context.Context // cancelled by Close
+	end        context.CancelFunc
+	background sync.WaitGroup
 }
 
 func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 	l := &disk{
-		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, codecs: o.Codecs, pause: o.pause, health: o.Health,
-		renewed: make(chan struct{}), tight: make(chan struct{}, 1),
-		written: make(chan struct{}, 1), rotated: make(chan struct{}, 1), accepted: o.AcceptLossAfter,
-		now: o.Now, pace: pace{now: o.Now},
+		dir: dir, fs: fs, lock: lock, logger: o.Logger, memTable: o.memTable, codecs: o.Codecs,
+		after: o.diskAfter, health: o.Health,
+		replaced: make(chan struct{}), lowSpace: make(chan struct{}, 1),
+		written: make(chan struct{}, 1), rotated: make(chan struct{}, 1), acceptLossAfter: o.AcceptLossAfter,
+		now: o.Now, backoff: backoff{now: o.Now},
 	}
-	l.life, l.end = context.WithCancel(context.Background())
+	l.lifetime, l.end = context.WithCancel(context.Background())
 	l.space = newSpace(o, fs, dir)
 	l.current = l.newEngine()
 	return l
@@ -71,32 +72,32 @@ func newDisk(o Options, fs vfs.FS, dir string, lock io.Closer) *disk {
 
 func (l *disk) newEngine() *engine {
 	return &engine{
-		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, codecs: l.codecs, pause: l.pause,
-		begun: func() { l.signal(l.rotated) },
-		fatal: make(chan struct{}), closing: make(chan struct{}),
+		dir: l.dir, fs: l.fs, logger: l.logger, memTable: l.memTable, codecs: l.codecs, after: l.after,
+		onNewLog: func() { l.signal(l.rotated) },
+		fatal:    make(chan struct{}), closing: make(chan struct{}),
 	}
 }
 
-// engine returns the one at work, or the one that failed last.
+// engine returns the current engine, which may have failed.
 func (l *disk) engine() *engine {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.current
 }
 
-// damage wraps what was found.
-func (l *disk) damage(what string, err error) error {
-	return &DamageError{Dir: l.dir, Detail: what, Err: err}
+// damage returns a *DamageError for the directory.
+func (l *disk) damage(detail string, err error) error {
+	return &DamageError{Dir: l.dir, Detail: detail, Err: err}
 }
 
-// Load reads the live records. It compares them with the index, and the end of the index with HEAD.
+// Load implements log. It compares the records with the index, and the end of the index with HEAD.
 func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
 	e := l.current
-	if err := e.reading("the engine's files", e.prepare); err != nil {
+	if err := e.read("the engine's files", e.prepare); err != nil {
 		return extent{}, err
 	}
-	if l.loss != nil {
-		if err := e.reading("the engine's files", func() error { return e.restart(l.found.next()) }); err != nil {
+	if l.acceptedDamage != nil {
+		if err := e.read("the engine's files", func() error { return e.restart(l.survey.next()) }); err != nil {
 			return extent{}, err
 		}
 	}
@@ -104,39 +105,39 @@ func (l *disk) Load(add func(*storage.Record) error) (extent, error) {
 	if err != nil {
 		return extent{}, err
 	}
-	if err := l.checkMark(newest.tally); err != nil {
+	if err := l.checkHead(newest.tally); err != nil {
 		return extent{}, err
 	}
 	l.warn(newest.revision)
 	l.tail, l.durable = newest.tally, newest.tally
-	l.look()
-	l.keeping.Go(l.keep)
-	l.keeping.Go(l.keepMark)
+	l.checkSpace()
+	l.background.Go(l.monitor)
+	l.background.Go(l.headLoop)
 	return extent{newest.revision, oldest.revision, newest.bytes - oldest.bytes}, nil
 }
 
-// Append writes one batch and waits until it is on disk. If the engine fails in the
-// midst of it, what there is says what became of it, once it can be read again.
+// Append implements log. It writes one synced batch. If the engine fails meanwhile, Append waits for the next
+// engine, whose content shows whether the batch was written.
 func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 	if err := l.admit(events); err != nil {
 		return err
 	}
 	e := l.engine()
 	if e.failure() != nil {
-		return l.notNow(e)
+		return l.unavailableError(e)
 	}
 	batch, tail, err := l.newBatch(e.db, events)
 	if err != nil {
 		return err
 	}
-	l.expect(tail)
+	l.setPending(tail)
 	if cause := e.commit(batch); cause != nil {
 		next, err := l.await(ctx, e)
 		if err != nil {
 			return err
 		}
 		if next.found != tail {
-			l.expect(tally{})
+			l.setPending(tally{})
 			return unavailable(cause)
 		}
 	}
@@ -147,24 +148,25 @@ func (l *disk) Append(ctx context.Context, events []*storage.Event) error {
 	return nil
 }
 
-// notNow is why nothing can be done with an engine that has failed: another will come, or none will.
-func (l *disk) notNow(failed *engine) error {
+// unavailableError returns the error of an operation on a failed engine: the permanent error, or else an
+// ErrUnavailable until the engine is replaced.
+func (l *disk) unavailableError(failed *engine) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.final != nil {
-		return l.final
+	if l.finalErr != nil {
+		return l.finalErr
 	}
 	return unavailable(failed.cause)
 }
 
-// expect notes what an engine may find that is opened after this one.
-func (l *disk) expect(tail tally) {
+// setPending records the totals that the next engine finds if the running Append succeeds.
+func (l *disk) setPending(tail tally) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pending = tail
 }
 
-// newBatch returns what makes events durable, and how the history stands then.
+// newBatch returns a batch that makes events durable, and the totals after it.
 func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, tally, error) {
 	batch, tail := db.NewBatch(), l.tail
 	var key, value []byte
@@ -177,7 +179,7 @@ func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, 
 		if e.Record != nil {
 			var err error
 			if sealed, err = l.codecs.Seal(e.Key, e.Record.Value); err != nil {
-				return nil, tail, fmt.Errorf("%w: %w", storage.ErrUnavailable, err) // nothing is written
+				return nil, tail, fmt.Errorf("%w: %w", storage.ErrUnavailable, err) // nothing has been written
 			}
 		}
 		if err := putEvent(batch, e, sealed, tail, &key, &value); err != nil {
@@ -187,7 +189,8 @@ func (l *disk) newBatch(db *pebble.DB, events []*storage.Event) (*pebble.Batch, 
 	return batch, tail, nil
 }
 
-// putEvent adds an event's two entries to batch, with its value as it lies on disk. key and value are scratch space.
+// putEvent adds an event's version and index entry to batch. sealed is the value as encoded by the codecs. key
+// and value are scratch buffers.
 func putEvent(batch *pebble.Batch, e *storage.Event, sealed []byte, t tally, key, value *[]byte) error {
 	*key = appendVersionKey((*key)[:0], e.Key, e.Revision)
 	*value = appendVersion((*value)[:0], e.Record)
@@ -209,15 +212,14 @@ func putEvent(batch *pebble.Batch, e *storage.Event, sealed []byte, t tally, key
 	return batch.Set(*key, *value, nil)
 }
 
-// Close leaves a mark of how far the log reached and releases the directory. An engine
-// that has failed is left behind.
+// Close implements log. It writes HEAD and unlocks the directory. A failed engine is abandoned.
 func (l *disk) Close() error {
 	l.end()
-	l.keeping.Wait()
+	l.background.Wait()
 	e := l.engine()
 	err := e.failure()
 	if err == nil {
-		err = l.mark()
+		err = l.writeHead()
 	}
 	if failed := e.close(); !errors.Is(err, failed) {
 		err = errors.Join(err, failed)

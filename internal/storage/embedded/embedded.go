@@ -1,10 +1,10 @@
-// Package embedded is the store of one process: its log lies in a directory on this
-// machine's disk, or in memory. It numbers revisions, groups commits (commit.go),
-// deletes what has expired and compacts history (janitor.go).
+// Package embedded implements storage.Store for one process. Its log is a directory on the local disk, or in
+// memory. The store numbers revisions and groups commits (commit.go), deletes expired keys and compacts the
+// history (compactor.go). It must not import anything about Kubernetes objects.
 //
-// The directory holds LOCK, HEAD and engine/, a Pebble store. There each state
-// of a key lies under (key, revision), and an index by revision says which key
-// changed and what it was before. See codec.go for the bytes.
+// The directory contains LOCK, HEAD and engine/, a Pebble store. Pebble stores each state of a key under
+// (key, revision). An index by revision holds the key that changed and the revision of its previous state.
+// See codec.go for the encoding, and inspect.go and head.go for the checks at the start.
 package embedded
 
 import (
@@ -22,48 +22,50 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Options say where and how the log is kept.
+// Options configures a Store.
 type Options struct {
-	Dir          string        // "" keeps everything in memory
-	CompactAfter time.Duration // how long history is kept; 0: 5 minutes
-	HistoryBytes int64         // how much of it is kept at most; 0: 256 MiB on disk, 32 MiB in memory
+	Dir          string        // data directory; "" keeps everything in memory
+	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
+	HistoryBytes int64         // maximum size of the history; 0 means 256 MiB on disk, 32 MiB in memory
 	Logger       *slog.Logger
 
-	// Reserve is how many bytes of the disk are kept free for what makes room; 0: see reserve.
+	// Reserve is the number of bytes of the disk that are reserved for deletions and compaction.
+	// 0 means the default of space.reserve.
 	Reserve int64
-	// DiskUsage says how many bytes of the disk are free, and how many there are; nil: the system's word.
+	// DiskUsage returns the number of free bytes of the disk and its size. nil means the file system's values.
 	DiskUsage func() (free, size uint64, err error)
-	Health    *Health        // gets to know how the log fares; may be nil
+	Health    *Health        // receives the state of the log; may be nil
 	Codecs    storage.Codecs // of the values on disk
 
-	// AcceptLossAfter opens a store that lacks acknowledged revisions if its history ends exactly here; 0: refuse it.
-	// New revisions begin above all that were lost.
+	// AcceptLossAfter opens a store that has lost acknowledged revisions if its history ends exactly at this
+	// revision. New revisions start above all lost ones. 0 means that such a store is refused.
 	AcceptLossAfter int64
 
-	FS    vfs.FS                               // nil: the operating system's
-	Now   func() time.Time                     // nil: time.Now
-	After func(time.Duration) <-chan time.Time // nil: time.After
+	FS    vfs.FS                               // nil means the operating system's
+	Now   func() time.Time                     // nil means time.Now
+	After func(time.Duration) <-chan time.Time // timer of the compactor; nil means time.After
 
-	memTable    uint64 // the engine's memtable; 0: 4 MiB
+	memTable    uint64 // size of Pebble's memtable; 0 means 4 MiB
 	recentBytes int64  // storage.ReplicaOptions.RecentBytes
 
-	pause    func(time.Duration) <-chan time.Time // between two looks at the disk; nil: time.After
-	patience func() <-chan time.Time              // options.patience
+	diskAfter     func(time.Duration) <-chan time.Time // timer of the disk monitor; nil means time.After
+	commitTimeout func() <-chan time.Time              // options.commitTimeout
 }
 
-// InUseError says that a process has the directory open.
+// InUseError is returned by Open if another process has opened the directory.
 type InUseError struct{ Dir string }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("the data directory %s is already in use by another trellis: stop that one first, or choose another directory", e.Dir)
+	return fmt.Sprintf("the data directory %s is already in use by another trellis: "+
+		"stop that process, or choose another directory", e.Dir)
 }
 
-// DamageError reports that the files differ from what was written. Nothing of them is served.
+// DamageError is returned by Open if the files differ from those that were written. No data are served then.
 type DamageError struct {
 	Dir          string
 	Detail       string
-	Err          error // of the engine; may be nil
-	LastRevision int64 // the last revision before the damage, if the store can continue there with AcceptLossAfter
+	Err          error // error of Pebble; may be nil
+	LastRevision int64 // last revision before the damage if AcceptLossAfter can continue there, or else 0
 }
 
 func (e *DamageError) Error() string {
@@ -71,23 +73,24 @@ func (e *DamageError) Error() string {
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
-	text += "; nothing was changed. Check the disk, keep a copy of the directory, and restore it from a backup, or start with an empty one"
+	text += "; nothing was changed. Check the disk, keep a copy of the directory, " +
+		"and restore it from a backup, or start with an empty one"
 	if e.LastRevision > 0 {
-		text += fmt.Sprintf(". To lose all revisions after %d and continue, start once with --accept-data-loss-after=%[1]d", e.LastRevision)
+		text += fmt.Sprintf(". To lose all revisions after %d and continue, "+
+			"start once with --accept-data-loss-after=%[1]d", e.LastRevision)
 	}
 	return text
 }
 
 func (e *DamageError) Unwrap() error { return e.Err }
 
-// Open opens or makes the store in o.Dir. A directory that another process has
-// open (*InUseError), or that is damaged (*DamageError), is an error that says
-// what to do.
+// Open opens the store in o.Dir, or creates it. The error is an *InUseError if another process has opened
+// the directory, and a *DamageError if its files are damaged. Both messages describe what to do.
 func Open(o Options) (*Store, error) {
-	o = quiet(o)
+	o = withDefaults(o)
 	so := options{
 		compactAfter: o.CompactAfter, historyBytes: o.HistoryBytes,
-		logger: o.Logger, now: o.Now, after: o.After, patience: o.patience,
+		logger: o.Logger, now: o.Now, after: o.After, commitTimeout: o.commitTimeout,
 	}
 	so.RecentBytes = o.recentBytes
 	if o.Dir == "" {
@@ -100,12 +103,12 @@ func Open(o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	so.tight = disk.tight
+	so.lowSpace = disk.lowSpace
 	return newStore(disk, so)
 }
 
-// quiet gives o what it lacks.
-func quiet(o Options) Options {
+// withDefaults sets the defaults of unset options.
+func withDefaults(o Options) Options {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -115,8 +118,8 @@ func quiet(o Options) Options {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.pause == nil {
-		o.pause = time.After
+	if o.diskAfter == nil {
+		o.diskAfter = time.After
 	}
 	if o.memTable == 0 {
 		o.memTable = 4 << 20
@@ -132,7 +135,7 @@ func openDisk(o Options) (_ *disk, err error) {
 	}
 	dir := o.Dir
 	if fs == vfs.Default {
-		if dir, err = filepath.Abs(o.Dir); err != nil { // a lock goes by its name
+		if dir, err = filepath.Abs(o.Dir); err != nil { // locks are identified by path
 			return nil, err
 		}
 	}
@@ -149,16 +152,15 @@ func openDisk(o Options) (_ *disk, err error) {
 		err = l.current.open()
 	}
 	if err != nil {
-		_ = l.current.close() // the first error says more
+		_ = l.current.close() // the first error is more specific
 		_ = lock.Close()
 		return nil, err
 	}
 	return l, nil
 }
 
-// makeDir makes a directory and its name durable, and those of its parents that
-// it makes. The name is synced even if it was there: whoever made it may have been
-// killed before it could.
+// makeDir creates a directory and missing parents, and syncs their names. It also syncs the name of an
+// existing directory, because the process that created it may have been killed before its sync.
 func makeDir(fs vfs.FS, dir string) error {
 	parent := fs.PathDir(dir)
 	if _, err := fs.Stat(dir); errors.Is(err, os.ErrNotExist) && parent != dir {
@@ -171,7 +173,7 @@ func makeDir(fs vfs.FS, dir string) error {
 	}
 	err := syncDir(fs, parent)
 	if errors.Is(err, os.ErrPermission) {
-		return nil // not ours: it was there before
+		return nil // another user's directory, which existed before
 	}
 	return err
 }
@@ -185,9 +187,10 @@ func syncDir(fs vfs.FS, dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// lockError tells a lock that is held from one that cannot be taken.
+// lockError returns an *InUseError if the lock is held, or else an error with the cause.
 func lockError(dir string, err error) error {
-	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) || strings.Contains(err.Error(), "lock held by current process") {
+	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) ||
+		strings.Contains(err.Error(), "lock held by current process") {
 		return &InUseError{Dir: dir}
 	}
 	return fmt.Errorf("lock the data directory %s: %w", dir, err)

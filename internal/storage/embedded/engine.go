@@ -15,58 +15,59 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// engine is one opening of the Pebble store in the directory. Once a write has failed
-// it is beyond use: it is fenced off from the disk, and another one takes its place.
+// engine is one opening of the Pebble store in the directory. A failed write makes it unusable. It is then
+// barred from the disk by its barrier, and another engine replaces it.
 type engine struct {
-	dir      string // of the log
+	dir      string // of the log, not of Pebble
 	fs       vfs.FS
 	logger   *slog.Logger
 	memTable uint64
 	codecs   storage.Codecs
-	pause    func(time.Duration) <-chan time.Time
+	after    func(time.Duration) <-chan time.Time
 
 	db    *pebble.DB
-	found tally // what was there when it was opened
+	found tally // totals when it was opened
 
-	// fatal is closed when the engine cannot go on; cause is why.
+	// fatal is closed when the engine has failed with cause.
 	fatal chan struct{}
 	once  sync.Once
 	cause error
 
-	log   atomic.Uint64 // number of the newest log file
-	begun func()        // called when another log file has been made
+	newestLog atomic.Uint64 // number of the newest log file
+	onNewLog  func()        // called when Pebble has created another log file
 
-	closing chan struct{} // closed when the engine is to be closed
-	fence   fence
-	rest    rest
+	closing           chan struct{} // closed by close
+	barrier           barrier
+	compactionBackoff compactionBackoff
 }
 
 func (e *engine) path() string { return e.fs.PathJoin(e.dir, engineDir) }
 
-// open opens the engine.
+// open opens Pebble.
 func (e *engine) open() error {
-	err := e.reading("the engine's files", func() (err error) {
-		e.db, err = pebble.Open(e.path(), e.tuned())
+	err := e.read("the engine's files", func() (err error) {
+		e.db, err = pebble.Open(e.path(), e.pebbleOptions())
 		return err
 	})
 	return e.openError(err)
 }
 
-// openError explains why the engine does not open.
+// openError returns a *DamageError if Pebble cannot be opened because of damaged or missing files.
 func (e *engine) openError(err error) error {
 	var damage *DamageError
 	switch {
 	case err == nil || errors.As(err, &damage):
 		return err
-	case pebble.IsCorruptionError(err), errors.Is(err, fs.ErrNotExist): // it makes a folder that is not there; one of its files is missing
+	case pebble.IsCorruptionError(err), errors.Is(err, fs.ErrNotExist):
+		// Pebble creates a missing directory, so ErrNotExist means that one of its files is missing.
 		return e.damage("the engine's files", err)
 	}
 	return fmt.Errorf("open the data directory %s: %w", e.dir, err)
 }
 
-// guarded runs work. The engine may stop for good in the midst of it, holding its
-// locks (see engineLogger), so it runs on a goroutine that can be left behind.
-func (e *engine) guarded(work func() error) error {
+// runDetached runs work on another goroutine. If the engine fails, runDetached abandons that goroutine, which
+// may block forever with Pebble's locks held (see engineLogger).
+func (e *engine) runDetached(work func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		defer func() {
@@ -84,18 +85,18 @@ func (e *engine) guarded(work func() error) error {
 	}
 }
 
-// damage wraps what was found.
-func (e *engine) damage(what string, err error) error {
-	return &DamageError{Dir: e.dir, Detail: what, Err: err}
+// damage returns a *DamageError for the directory.
+func (e *engine) damage(detail string, err error) error {
+	return &DamageError{Dir: e.dir, Detail: detail, Err: err}
 }
 
-// reading runs work, which reads from the engine, guarded. A panic, which the engine
-// prefers to an error in places, is damage.
-func (e *engine) reading(what string, work func() error) error {
+// read calls work, which reads from Pebble, by runDetached. A panic is returned as damage to what, because
+// Pebble panics on some damaged files.
+func (e *engine) read(what string, work func() error) error {
 	if err := e.failure(); err != nil {
 		return err
 	}
-	err := e.guarded(func() (err error) {
+	err := e.runDetached(func() (err error) {
 		defer func() {
 			if p := recover(); p != nil {
 				err = e.damage(what, fmt.Errorf("%v", p))
@@ -104,12 +105,12 @@ func (e *engine) reading(what string, work func() error) error {
 		return work()
 	})
 	if err != nil && e.failure() != nil {
-		return e.failure() // its files may have been closed under work
+		return e.failure() // the barrier may have closed the files that work used
 	}
 	return err
 }
 
-// fail notes that the engine is beyond use.
+// fail marks the engine as failed. Only the first call has an effect.
 func (e *engine) fail(err error) {
 	e.once.Do(func() {
 		e.cause = err
@@ -117,7 +118,7 @@ func (e *engine) fail(err error) {
 	})
 }
 
-// decode returns the record that lies under engine key k, as decodeVersion does.
+// decode returns the record under Pebble key k like decodeVersion, with its value decoded by the codecs.
 func (e *engine) decode(k, v []byte) (*storage.Record, error) {
 	r, err := decodeVersion(k, v)
 	if r != nil {
@@ -126,7 +127,7 @@ func (e *engine) decode(k, v []byte) (*storage.Record, error) {
 	return r, err
 }
 
-// failure is the error that fail noted, or nil.
+// failure returns the cause passed to fail, or nil.
 func (e *engine) failure() error {
 	select {
 	case <-e.fatal:
@@ -136,10 +137,9 @@ func (e *engine) failure() error {
 	}
 }
 
-// commit applies batch with a sync. After an error the engine has failed, and may or
-// may not have kept the batch.
+// commit applies batch with a sync. After an error the engine has failed, and the batch may have been written.
 func (e *engine) commit(batch *pebble.Batch) error {
-	err := e.guarded(func() error {
+	err := e.runDetached(func() error {
 		if err := e.db.Apply(batch, pebble.Sync); err != nil {
 			return err
 		}
@@ -151,73 +151,72 @@ func (e *engine) commit(batch *pebble.Batch) error {
 	return err
 }
 
-// close ends the engine; where it has failed, it is only fenced off.
+// close closes Pebble. If the engine has failed, close only shuts its barrier.
 func (e *engine) close() error {
 	close(e.closing)
 	err := e.failure()
 	if err == nil && e.db != nil {
-		if err = e.guarded(e.db.Close); err == nil {
+		if err = e.runDetached(e.db.Close); err == nil {
 			return nil
 		}
 	}
 	if err != nil {
 		e.fail(err)
-		e.fence.shut()
+		e.barrier.shut()
 	}
 	return err
 }
 
-// unavailable is the error for what an engine that has failed cannot do.
+// unavailable returns the storage.ErrUnavailable of an operation on a failed engine.
 func unavailable(cause error) error {
 	return fmt.Errorf("%w: %w", storage.ErrUnavailable, cause)
 }
 
-// tuned returns the engine's options: small, for the tree above holds all live
-// data in memory already and the engine is read at start and for old history.
-func (e *engine) tuned() *pebble.Options {
+// pebbleOptions returns Pebble's options. Caches are small: all live data are in the tree in memory, and Pebble
+// is read only at the start and for old history.
+func (e *engine) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
-		FS:                 stopFS{e.fs, e},
+		FS:                 barrierFS{e.fs, e},
 		Logger:             engineLogger{e},
-		FormatMajorVersion: pebble.FormatNewest, // the log's chunks say how far it was synced
+		FormatMajorVersion: pebble.FormatNewest, // its log chunks record how far the log was synced
 		CacheSize:          1 << 20,
 		MemTableSize:       e.memTable,
 		MaxOpenFiles:       256,
-		// An L0 file is one flush; compacting a little early keeps the start short.
+		// One flush is one L0 file. Compacting a little earlier than the default keeps starts short.
 		L0CompactionThreshold: 4,
 		EventListener: &pebble.EventListener{
-			// A flush that fails is tried again at once and forever, and commits wait
-			// for it. The goroutine ends here instead, and commits fail. A compaction
-			// can be done later.
+			// Pebble would retry a failed flush immediately and forever while commits wait. Instead, the
+			// goroutine blocks here, and commits fail. A failed compaction can be retried later.
 			BackgroundError: func(err error) {
 				if errors.Is(err, errCompaction) {
-					e.logger.Warn("the engine could not compact its files", "err", err)
+					e.logger.Warn("cannot compact the engine's files", "err", err)
 					return
 				}
 				e.fail(err)
 				select {}
 			},
-			// The folder has been synced by now, so that HEAD may name the file.
+			// The directory has been synced, so HEAD may refer to the file.
 			WALCreated: func(i pebble.WALCreateInfo) {
 				if i.Err == nil {
-					e.log.Store(uint64(i.FileNum))
-					e.begun()
+					e.newestLog.Store(uint64(i.FileNum))
+					e.onNewLog()
 				}
 			},
-			// Who reads is told by an error; the engine's own choice is to stop.
+			// Readers get an error. Pebble's default is to exit the process.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
-				e.logger.Error("the engine found damaged data", "dir", e.dir, "file", i.Path, "err", i.Details)
+				e.logger.Error("the engine has found damaged data", "dir", e.dir, "file", i.Path, "err", i.Details)
 			},
 		},
 	}
 	for i := range o.Levels {
-		o.Levels[i].BlockSize = 64 << 10 // read mostly in sequence
+		o.Levels[i].BlockSize = 64 << 10 // reads are mostly sequential
 	}
 	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionFastest })
 	return o
 }
 
-// engineLogger passes the engine's words on. The engine takes Fatalf not to
-// return: the goroutine that calls it ends there, and the engine has failed.
+// engineLogger forwards Pebble's log messages. Pebble expects Fatalf not to return, so Fatalf marks the engine
+// as failed and blocks the calling goroutine forever.
 type engineLogger struct{ e *engine }
 
 func (l engineLogger) Infof(format string, args ...any) {

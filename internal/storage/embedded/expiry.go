@@ -8,12 +8,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// expiry knows which keys expire when. What has been overwritten since stays in
-// it until its time has come.
+// expiry holds the deadlines of expiring keys. A deadline stays until it has passed, even if the key has been
+// overwritten.
 type expiry struct {
 	mu    sync.Mutex
 	heap  deadlines
-	ready chan struct{} // has room for one: the janitor has something to do
+	ready chan struct{} // buffer of one: triggers the compactor
 }
 
 type deadline struct {
@@ -24,19 +24,19 @@ type deadline struct {
 
 func (x *expiry) init() { x.ready = make(chan struct{}, 1) }
 
-func (x *expiry) poke() { poke(x.ready) }
+func (x *expiry) trigger() { signal(x.ready) }
 
-// add notes r if it expires.
+// add adds the deadline of r, if it has one.
 func (x *expiry) add(r *storage.Record) {
 	if r.Expires.IsZero() {
 		return
 	}
 	if x.push(deadline{r.Expires, r.Key, r.Modified}) {
-		x.poke()
+		x.trigger()
 	}
 }
 
-// push notes d and says whether nothing is due before.
+// push adds d and reports whether it is now the earliest deadline.
 func (x *expiry) push(d deadline) (first bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -44,7 +44,7 @@ func (x *expiry) push(d deadline) (first bool) {
 	return x.heap[0] == d
 }
 
-// wait is how long nothing is due, at most limit.
+// wait returns the time until the earliest deadline, but at most limit.
 func (x *expiry) wait(now time.Time, limit time.Duration) time.Duration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -54,7 +54,7 @@ func (x *expiry) wait(now time.Time, limit time.Duration) time.Duration {
 	return max(0, min(limit, x.heap[0].at.Sub(now)))
 }
 
-// due takes out up to n of those whose time has come.
+// due removes and returns up to n deadlines that have passed.
 func (x *expiry) due(now time.Time, n int) []deadline {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -65,7 +65,7 @@ func (x *expiry) due(now time.Time, n int) []deadline {
 	return due
 }
 
-// deadlines is a heap, the earliest first.
+// deadlines implements heap.Interface, the earliest deadline first.
 type deadlines []deadline
 
 func (d deadlines) Len() int           { return len(d) }

@@ -64,11 +64,11 @@ func TestForgottenSyncOfHeadIsNoticed(t *testing.T) {
 				t.Fatal(err)
 			}
 			o.FS = disk.CrashClone(vfs.CrashCloneCfg{})
-			l, err := openDisk(quiet(o))
+			l, err := openDisk(withDefaults(o))
 			if err == nil {
 				defer l.Close()
 			}
-			if whole := err == nil && l.marked.revision == 3; whole != (kind == "none") {
+			if whole := err == nil && l.head.revision == 3; whole != (kind == "none") {
 				t.Errorf("whole: %v, %v", whole, err)
 			}
 		})
@@ -95,18 +95,18 @@ func (f *flaky) mend() {
 
 // pause is Options.pause.
 func (f *flaky) pause(d time.Duration) <-chan time.Time {
-	if d == lookEvery {
+	if d == checkInterval {
 		return nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if d == markEvery {
+	if d == headInterval {
 		if at := f.failAt.Load(); !f.sticky.Load() && at > 0 && f.ops.Load() > at { // a write of HEAD may have met the failure
 			f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
 		}
 		return at()
 	}
-	if f.retries--; d != restFor && f.retries <= 0 && !f.mended {
+	if f.retries--; d != compactionDelay && f.retries <= 0 && !f.mended {
 		f.retries = f.random.IntN(4)
 		f.sticky.Store(f.random.IntN(2) == 0)
 		f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
@@ -131,7 +131,7 @@ func TestDiskThatFailsNowAndThen(t *testing.T) {
 		mem := vfs.NewCrashableMem()
 		fs := &flaky{faultFS: &faultFS{FS: mem}, random: rand.New(rand.NewPCG(uint64(i), 5))}
 		o := crashOptions(fs.faultFS)
-		o.pause, o.patience, o.Health = fs.pause, func() <-chan time.Time { return nil }, new(Health)
+		o.diskAfter, o.commitTimeout, o.Health = fs.pause, func() <-chan time.Time { return nil }, new(Health)
 		s, err := Open(o)
 		if err != nil {
 			t.Fatalf("run %d: %v", i, err)

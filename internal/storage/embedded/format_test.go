@@ -54,7 +54,7 @@ func TestFormerFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	engineDo(t, o.FS, func(db *pebble.DB) {
-		if err := db.Set([]byte(formatKey), []byte(formerFormat), pebble.Sync); err != nil {
+		if err := db.Set([]byte(formatKey), []byte(formatNameV1), pebble.Sync); err != nil {
 			t.Fatal(err)
 		}
 	})

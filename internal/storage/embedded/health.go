@@ -5,44 +5,43 @@ import (
 	"sync"
 )
 
-// Health is how the log in a directory fares, for those who watch it. The zero value is
-// in good health. What it says holds no paths.
+// Health reports the state of the log in a directory. The zero value is healthy. Its errors contain no paths.
 type Health struct {
 	mu            sync.Mutex
 	failed        error // the engine cannot be used
-	lacking       error // room is scarce
+	lowSpace      error // the disk is nearly full
 	free, reserve int64
 	failures      int64
 }
 
-// errFailedWrite is what is said of a failed engine; the log has the cause.
-var errFailedWrite = errors.New("the disk has failed a write, and the store could not be opened again yet")
+// errFailedWrite is the public error for a failed engine. The logger gets the cause.
+var errFailedWrite = errors.New("a write to the disk failed, and the store has not been reopened yet")
 
-// Err is why not everything can be written at the moment, or nil.
+// Err returns the reason why some or all writes are refused, or nil.
 func (h *Health) Err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.failed != nil {
 		return h.failed
 	}
-	return h.lacking
+	return h.lowSpace
 }
 
-// FreeSpace is how many bytes of the disk are free, and how many are kept free.
+// FreeSpace returns the number of free bytes of the disk, and the number of reserved bytes.
 func (h *Health) FreeSpace() (free, reserve int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.free, h.reserve
 }
 
-// Failures is how often the disk has failed a write.
+// Failures returns how many times a failed write has made the engine unusable.
 func (h *Health) Failures() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.failures
 }
 
-func (h *Health) fail(err error) {
+func (h *Health) setFailed(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.failed = err; err != nil {
@@ -50,13 +49,13 @@ func (h *Health) fail(err error) {
 	}
 }
 
-func (h *Health) lack(err error) {
+func (h *Health) setLowSpace(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.lacking = err
+	h.lowSpace = err
 }
 
-func (h *Health) room(free, reserve int64) {
+func (h *Health) setFreeSpace(free, reserve int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.free, h.reserve = free, reserve

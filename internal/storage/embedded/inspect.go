@@ -15,52 +15,52 @@ import (
 	"github.com/cockroachdb/pebble/v2/wal"
 )
 
-// engineDir is the folder of the engine in the data directory.
+// engineDir is the name of Pebble's directory in the data directory.
 const engineDir = "engine"
 
-// logFile is a write-ahead log of the engine, as far as it decodes.
+// logFile describes a write-ahead log of the engine, up to its end or the first part that does not decode.
 type logFile struct {
 	number      uint64
-	name        string // below the data directory
-	first, last int64  // revisions in it; 0: none
-	restart     bool   // its first revision begins a history (engine.restart)
-	size        int64  // bytes that decode, if end is not nil
-	end         error  // why the rest does not decode; nil: the log ends in order
+	name        string // path relative to the data directory
+	first, last int64  // first and last revision in it; 0 means none
+	restart     bool   // its first revision begins a new history (engine.restart)
+	size        int64  // number of bytes that decode, if end is not nil
+	end         error  // why the rest does not decode; nil means that the log ends properly
 }
 
-// torn reports whether a crash alone explains the end of the log. The engine's records say how far a log was
-// synced before, and none that follows says so of this place.
+// torn reports whether a crash explains the end of the log. Log records contain the offset up to which the log
+// had been synced. A crash is a possible cause only if no later record covers this place.
 func (f *logFile) torn() bool { return errors.Is(f.end, record.ErrUnexpectedEOF) }
 
-// survey is the state of the directory before anything is written to it. The history begins in the tables of
-// the engine and continues in its logs.
+// survey is the state of the directory before anything is written to it. The history begins in the engine's
+// tables and continues in its logs.
 type survey struct {
-	exists bool // the engine
-	head   head
-	noHead error     // a *DamageError of HEAD
-	logs   []logFile // by number
-	tables int64     // the last revision in the tables
-	kept   int       // logs that continue the history without a gap
-	last   int64     // the last revision of that history
-	newest int64     // of all that decode
+	exists     bool // whether there is an engine
+	head       head
+	headErr    error     // a *DamageError if HEAD is damaged
+	logs       []logFile // sorted by number
+	tables     int64     // last revision in the tables
+	contiguous int       // number of logs that continue the history without a gap
+	last       int64     // last revision of this history
+	newest     int64     // newest revision in all logs and tables
 }
 
-// inspect reads HEAD, the end of the tables and the logs. It changes nothing.
+// inspect reads HEAD, the end of the tables, and the logs. It changes nothing.
 func (l *disk) inspect() (*survey, error) {
 	s := &survey{}
 	var damage *DamageError
 	var err error
 	if s.head, err = l.readHead(); errors.As(err, &damage) {
-		s.noHead = err
+		s.headErr = err
 	} else if err != nil {
 		return nil, err
 	}
-	if s.exists, err = l.peek(s.head); err != nil || !s.exists {
+	if s.exists, err = l.engineExists(s.head); err != nil || !s.exists {
 		return s, err
 	}
 	e := l.newEngine()
-	defer func() { _ = e.close() }() // nothing was written
-	err = e.reading("the engine's files", func() (err error) {
+	defer func() { _ = e.close() }() // nothing has been written
+	err = e.read("the engine's files", func() (err error) {
 		s.tables, err = e.endOfTables()
 		return err
 	})
@@ -70,13 +70,13 @@ func (l *disk) inspect() (*survey, error) {
 	if s.logs, err = e.readLogs(); err != nil {
 		return nil, err
 	}
-	s.follow()
+	s.findEnd()
 	return s, nil
 }
 
-// peek reports whether the directory has an engine. One that HEAD or other files are left of is damage: the engine
-// would begin again, and delete them.
-func (l *disk) peek(h head) (exists bool, err error) {
+// engineExists reports whether the directory has an engine. It returns a *DamageError if the manifest is missing
+// but HEAD or tables exist. Pebble would create a new, empty store there and delete the tables.
+func (l *disk) engineExists(h head) (exists bool, err error) {
 	dir := l.fs.PathJoin(l.dir, engineDir)
 	names, err := l.fs.List(dir)
 	if err == nil {
@@ -87,16 +87,17 @@ func (l *disk) peek(h head) (exists bool, err error) {
 	}
 	for _, name := range names {
 		if err == nil && strings.HasSuffix(name, ".sst") {
-			return false, l.damage(engineDir+" has tables and no manifest that names them", nil)
+			return false, l.damage(engineDir+" has tables but no manifest", nil)
 		}
 	}
 	if h.revision > 0 {
-		return false, l.damage(fmt.Sprintf("%s has no manifest, and HEAD confirms revision %d", engineDir, h.revision), err)
+		return false, l.damage(fmt.Sprintf("%s has no manifest, but HEAD confirms revision %d",
+			engineDir, h.revision), err)
 	}
-	return false, nil // a directory that cannot be read fails in open
+	return false, nil // if the directory cannot be read, open fails
 }
 
-// withoutLogs hides the logs of an engine.
+// withoutLogs hides an engine's log files.
 type withoutLogs struct{ vfs.FS }
 
 func (fs withoutLogs) List(dir string) ([]string, error) {
@@ -110,9 +111,9 @@ func (fs withoutLogs) List(dir string) ([]string, error) {
 	return names, err
 }
 
-// endOfTables returns the last revision that does not depend on a log, or 0.
+// endOfTables returns the last revision that is stored in a table, or 0.
 func (e *engine) endOfTables() (revision int64, err error) {
-	o := e.tuned()
+	o := e.pebbleOptions()
 	o.FS, o.ReadOnly = withoutLogs{o.FS}, true
 	if e.db, err = pebble.Open(e.path(), o); err != nil {
 		return 0, err
@@ -129,7 +130,7 @@ func (e *engine) endOfTables() (revision int64, err error) {
 	return revision, errors.Join(err, it.Error(), it.Close())
 }
 
-// readLogs reads the logs of the engine.
+// readLogs reads the engine's logs.
 func (e *engine) readLogs() ([]logFile, error) {
 	all, err := wal.Scan(wal.Dir{FS: e.fs, Dirname: e.path()})
 	if err != nil {
@@ -149,7 +150,7 @@ func (e *engine) readLogs() ([]logFile, error) {
 	return logs, nil
 }
 
-// read reads the revisions in a log up to its end, or to where it does not decode.
+// read reads the revisions in a log up to its end, or up to the first part that does not decode.
 func (f *logFile) read(r wal.Reader) error {
 	for {
 		batch, at, err := r.NextRecord()
@@ -173,13 +174,13 @@ func (f *logFile) read(r wal.Reader) error {
 	}
 }
 
-// undecodable reports whether err says that a log holds something else than records.
+// undecodable reports whether err means that a log contains something other than valid records.
 func undecodable(err error) bool {
 	return errors.Is(err, record.ErrUnexpectedEOF) || errors.Is(err, record.ErrInvalidChunk) ||
 		errors.Is(err, record.ErrZeroedChunk) || pebble.IsCorruptionError(err)
 }
 
-// add notes the revisions in a batch.
+// add records the revisions in a batch.
 func (f *logFile) add(batch []byte) error {
 	cleared := false
 	for r := batchrepr.Read(batch); ; {
@@ -199,46 +200,51 @@ func (f *logFile) add(batch []byte) error {
 	}
 }
 
-// follow finds out how far the history goes on from the end of the tables.
-func (s *survey) follow() {
+// findEnd determines how far the history continues in the logs without a gap.
+func (s *survey) findEnd() {
 	s.last, s.newest = s.tables, s.tables
 	whole := true
 	for i := range s.logs {
 		f := &s.logs[i]
 		s.newest = max(s.newest, f.last)
 		if whole = whole && (f.restart || f.first <= s.last+1); whole {
-			s.kept, s.last = i+1, max(s.last, f.last)
+			s.contiguous, s.last = i+1, max(s.last, f.last)
 		}
 	}
 }
 
-// file returns the name of the log file in which the history ends.
-func (s *survey) file() string {
-	if s.kept == 0 {
+// lastFile returns the name of the file in which the history ends.
+func (s *survey) lastFile() string {
+	if s.contiguous == 0 {
 		return engineDir
 	}
-	return s.logs[s.kept-1].name
+	return s.logs[s.contiguous-1].name
 }
 
-// damaged returns what the directory lacks, or "". Of what a crash leaves nothing is damage.
-func (s *survey) damaged() string {
-	for i := range s.logs[:max(s.kept, 1)-1] { // the engine has ended these in order; one that is also in the tables is of no use any more
+// damage describes damage that a crash cannot explain, or returns "".
+func (s *survey) damage() string {
+	// The engine has ended all logs but the last one properly. Logs whose revisions are also in the tables are
+	// not needed any more.
+	for i := range s.logs[:max(s.contiguous, 1)-1] {
 		if f := &s.logs[i]; f.end != nil && f.last > s.tables {
-			return fmt.Sprintf("%s does not decode after revision %d, and HEAD confirms revision %d", f.name, f.last, s.head.revision)
+			return fmt.Sprintf("%s does not decode after revision %d, and HEAD confirms revision %d",
+				f.name, f.last, s.head.revision)
 		}
 	}
 	ends := fmt.Sprintf("the history ends at revision %d, and HEAD confirms revision %d", s.last, s.head.revision)
 	switch newest := len(s.logs) - 1; {
-	case s.kept <= newest && (s.kept == 0 || s.logs[s.kept-1].end == nil):
-		return fmt.Sprintf("a log file before %s is missing, which begins at revision %d: %s", s.logs[s.kept].name, s.logs[s.kept].first, ends)
-	case s.kept <= newest:
-		return fmt.Sprintf("%s does not decode, and %s begins at revision %d: %s", s.file(), s.logs[s.kept].name, s.logs[s.kept].first, ends)
+	case s.contiguous <= newest && (s.contiguous == 0 || s.logs[s.contiguous-1].end == nil):
+		return fmt.Sprintf("the log file before %s is missing, which begins at revision %d: %s",
+			s.logs[s.contiguous].name, s.logs[s.contiguous].first, ends)
+	case s.contiguous <= newest:
+		return fmt.Sprintf("%s does not decode, and %s begins at revision %d: %s",
+			s.lastFile(), s.logs[s.contiguous].name, s.logs[s.contiguous].first, ends)
 	case s.head.log > 0 && (newest < 0 || s.logs[newest].number < s.head.log):
 		return fmt.Sprintf("%s/%06d.log is missing: %s", engineDir, s.head.log, ends)
 	case s.head.revision > s.last:
-		return fmt.Sprintf("%s is incomplete: %s", s.file(), ends)
+		return fmt.Sprintf("%s is incomplete: %s", s.lastFile(), ends)
 	case newest >= 0 && s.logs[newest].end != nil && !s.logs[newest].torn():
-		return fmt.Sprintf("%s does not decode: %s", s.file(), ends)
+		return fmt.Sprintf("%s does not decode: %s", s.lastFile(), ends)
 	}
 	return ""
 }

@@ -24,7 +24,7 @@ func TestLinearizable(t *testing.T) {
 		heals, enough, tries := r.IntN(2) == 0, make(chan time.Time), 0
 		var mu sync.Mutex // two loops pause
 		pause := func(d time.Duration) <-chan time.Time {
-			if d == lookEvery {
+			if d == checkInterval {
 				return nil
 			}
 			mu.Lock()
@@ -46,9 +46,9 @@ func TestLinearizable(t *testing.T) {
 				place = crash(t, disk, 50, r)
 			}
 			o := crashOptions(place)
-			o.pause, o.patience = pause, func() <-chan time.Time { return enough }
+			o.diskAfter, o.commitTimeout = pause, func() <-chan time.Time { return enough }
 			if place != vfs.FS(fs) {
-				o.pause, o.patience = nil, nil
+				o.diskAfter, o.commitTimeout = nil, nil
 			}
 			s, err := Open(o)
 			if place == vfs.FS(fs) && errors.Is(err, errDisk) {

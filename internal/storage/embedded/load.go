@@ -10,12 +10,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// load reads the live records and checks them against what the index says they
-// should be: each by its checksum, all of them by number and digest, and the index
-// for gaps. It returns the ends of the index.
+// load reads the live records and compares them with the index. It verifies each record's checksum, their number
+// and digest, and that the index has no gaps. It returns the oldest and the newest index entry.
 func (e *engine) load(add func(*storage.Record) error) (oldest, newest change, err error) {
-	ends := make(chan [2]change, 1) // work that is left behind may end at any time
-	err = e.reading("the engine's files", func() error {
+	ends := make(chan [2]change, 1) // buffered, because a detached goroutine may end at any time
+	err = e.read("the engine's files", func() error {
 		oldest, newest, err := e.loadAll(add)
 		ends <- [2]change{oldest, newest}
 		return err
@@ -30,7 +29,7 @@ func (e *engine) load(add func(*storage.Record) error) (oldest, newest change, e
 func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change, err error) {
 	index := make(chan error, 1)
 	go func() {
-		index <- e.reading("the index", func() (err error) {
+		index <- e.read("the index", func() (err error) {
 			oldest, newest, err = e.scanIndex()
 			return err
 		})
@@ -46,13 +45,15 @@ func (e *engine) loadAll(add func(*storage.Record) error) (oldest, newest change
 	}
 	found.revision, found.bytes = newest.revision, newest.bytes
 	if found != newest.tally {
-		return oldest, newest, e.damage(fmt.Sprintf("there should be %d records at revision %d, and %d were found that differ from them",
-			newest.live, newest.revision, found.live), nil)
+		return oldest, newest, e.damage(fmt.Sprintf(
+			"the records differ from the index at revision %d: found %d, want %d",
+			newest.revision, found.live, newest.live), nil)
 	}
 	return oldest, newest, nil
 }
 
-// prepare makes an empty engine a log, and refuses one of another format.
+// prepare writes the format and the first revision to an empty engine. It upgrades an engine in the previous
+// format, and returns an error for an unknown one.
 func (e *engine) prepare() error {
 	v, closer, err := e.db.Get([]byte(formatKey))
 	if err == nil {
@@ -60,14 +61,15 @@ func (e *engine) prepare() error {
 		switch err := closer.Close(); {
 		case err != nil || format == formatName:
 			return err
-		case format == formerFormat: // from here on the program of before is to leave it alone
+		case format == formatNameV1: // the previous version of the program must not open it any more
 			batch := e.db.NewBatch()
 			if err := batch.Set([]byte(formatKey), []byte(formatName), nil); err != nil {
 				return err
 			}
 			return e.commit(batch)
 		}
-		return fmt.Errorf("the data in %s has format %q, this program knows %q: use the version of trellis that wrote it", e.dir, format, formatName)
+		return fmt.Errorf("cannot read the data in %s: its format is %q, this program supports %q: "+
+			"use the version of trellis that wrote it", e.dir, format, formatName)
 	}
 	if !errors.Is(err, pebble.ErrNotFound) {
 		return e.damage("the format", err)
@@ -88,7 +90,7 @@ func (e *engine) prepare() error {
 	return e.commit(batch)
 }
 
-// checkEmpty makes sure that an engine without a format holds nothing.
+// checkEmpty returns a *DamageError unless the engine, which has no format, is empty.
 func (e *engine) checkEmpty() error {
 	it, err := e.db.NewIter(nil)
 	if err != nil {
@@ -101,12 +103,12 @@ func (e *engine) checkEmpty() error {
 	return it.Error()
 }
 
-// bounds of the index and of the versions.
+// indexBounds returns iterator bounds for the index, starting at revision from.
 func indexBounds(from int64) *pebble.IterOptions {
 	return &pebble.IterOptions{LowerBound: appendIndexKey(nil, from), UpperBound: []byte{indexPrefix + 1}}
 }
 
-// scanIndex reads the index's ends and makes sure that nothing is missing between.
+// scanIndex returns the oldest and the newest index entry, and checks that no revision in between is missing.
 func (e *engine) scanIndex() (oldest, newest change, err error) {
 	it, err := e.db.NewIter(indexBounds(0))
 	if err != nil {
@@ -114,7 +116,7 @@ func (e *engine) scanIndex() (oldest, newest change, err error) {
 	}
 	defer it.Close()
 	if !it.First() {
-		return oldest, newest, e.damage("the index is gone", it.Error())
+		return oldest, newest, e.damage("the index is missing", it.Error())
 	}
 	if oldest, err = e.change(it); err != nil {
 		return oldest, newest, err
@@ -135,7 +137,7 @@ func (e *engine) scanIndex() (oldest, newest change, err error) {
 	return oldest, newest, err
 }
 
-// change decodes the index entry it stands at.
+// change decodes the index entry at the iterator's position.
 func (e *engine) change(it *pebble.Iterator) (change, error) {
 	v, err := it.ValueAndErr()
 	if err != nil {
@@ -150,16 +152,18 @@ func (e *engine) change(it *pebble.Iterator) (change, error) {
 
 // scanRecords calls add for the newest version of each key that is not deleted.
 func (e *engine) scanRecords(add func(*storage.Record) error) error {
-	it, err := e.db.NewIter(&pebble.IterOptions{LowerBound: []byte{versionPrefix}, UpperBound: []byte{versionPrefix + 1}})
+	it, err := e.db.NewIter(&pebble.IterOptions{
+		LowerBound: []byte{versionPrefix}, UpperBound: []byte{versionPrefix + 1},
+	})
 	if err != nil {
 		return e.damage("the records", err)
 	}
 	defer it.Close()
-	var last []byte // prefix of the engine keys of the key that was seen last, and what ends them
+	var last []byte // common prefix of the engine keys of the last key, with its terminating 0
 	for it.First(); it.Valid(); {
 		k := it.Key()
 		if len(last) > 0 && bytes.HasPrefix(k, last) && len(k) == len(last)+8 {
-			last[len(last)-1]++ // older versions: go to the next key
+			last[len(last)-1]++ // skip older versions and seek the next key
 			it.SeekGE(last)
 			last = last[:0]
 			continue

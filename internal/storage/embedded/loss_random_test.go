@@ -119,7 +119,7 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 	if what == "" {
 		return "nothing"
 	}
-	before, err := newDisk(quiet(Options{}), fs, "/var/data", nil).inspect()
+	before, err := newDisk(withDefaults(Options{}), fs, "/var/data", nil).inspect()
 	s, lines, openErr := reopen(fs.CrashClone(vfs.CrashCloneCfg{}), 0)
 	if openErr == nil {
 		defer s.Close()

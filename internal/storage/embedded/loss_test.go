@@ -31,7 +31,7 @@ type recorded struct {
 // lossOptions let HEAD be written by rotations and by confirm alone.
 func lossOptions(fs vfs.FS, memTable uint64) Options {
 	never := func(time.Duration) <-chan time.Time { return nil }
-	return Options{Dir: "/var/data", FS: fs, memTable: memTable, pause: never}
+	return Options{Dir: "/var/data", FS: fs, memTable: memTable, diskAfter: never}
 }
 
 func newRecorded(t testing.TB, memTable uint64) *recorded {
@@ -51,10 +51,10 @@ func (r *recorded) disk() *disk { return r.s.log.(*disk) }
 // settle waits until HEAD names the newest log file: after that, it changes by the next rotation or confirm.
 func (r *recorded) settle() {
 	for l := r.disk(); ; runtime.Gosched() {
-		l.marking.Lock()
-		named := l.marked.log
-		l.marking.Unlock()
-		if named == l.engine().log.Load() {
+		l.headMu.Lock()
+		named := l.head.log
+		l.headMu.Unlock()
+		if named == l.engine().newestLog.Load() {
 			return
 		}
 	}
@@ -75,7 +75,7 @@ func (r *recorded) write(n int, random *rand.Rand) {
 
 // confirm writes HEAD, as happens every markEvery.
 func (r *recorded) confirm() int64 {
-	if err := r.disk().mark(); err != nil {
+	if err := r.disk().writeHead(); err != nil {
 		r.t.Fatal(err)
 	}
 	return r.s.Head().Revision()
@@ -289,7 +289,7 @@ func flip(t testing.TB, fs vfs.FS, name string, at int) {
 }
 
 func inspected(t testing.TB, fs vfs.FS) *survey {
-	s, err := newDisk(quiet(Options{}), fs, "/var/data", nil).inspect()
+	s, err := newDisk(withDefaults(Options{}), fs, "/var/data", nil).inspect()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,8 +373,8 @@ func TestHeadIsRenewed(t *testing.T) {
 	ticks := make(chan time.Time)
 	waiting := make(chan struct{}, 100)
 	o := Options{Dir: "data", FS: fs}
-	o.pause = func(d time.Duration) <-chan time.Time {
-		if d != markEvery {
+	o.diskAfter = func(d time.Duration) <-chan time.Time {
+		if d != headInterval {
 			return nil
 		}
 		waiting <- struct{}{}
@@ -406,7 +406,7 @@ func TestHeadIsRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-heads // without a tick
-	if h, err := s.log.(*disk).readHead(); err != nil || h.revision != s.Head().Revision() || h.log != s.log.(*disk).engine().log.Load() {
+	if h, err := s.log.(*disk).readHead(); err != nil || h.revision != s.Head().Revision() || h.log != s.log.(*disk).engine().newestLog.Load() {
 		t.Errorf("after a rotation HEAD says %+v, %v", h, err)
 	}
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// memory is the log of a store that is forgotten when it is closed.
+// memory is a log in memory. Close discards it.
 type memory struct {
 	mu     sync.Mutex
-	events []*storage.Event // without a gap, after oldest
+	events []*storage.Event // all events after extent.oldest, without gaps
 	extent extent
 }
 
@@ -19,10 +19,10 @@ func newMemory() *memory {
 	return &memory{extent: extent{revision: firstRevision, oldest: firstRevision}}
 }
 
-// Load finds nothing.
+// Load implements log. A new log is empty.
 func (m *memory) Load(func(*storage.Record) error) (extent, error) { return m.extent, nil }
 
-// Append keeps the events.
+// Append implements log.
 func (m *memory) Append(_ context.Context, events []*storage.Event) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,7 +44,7 @@ func (m *memory) between(after, until int64) ([]*storage.Event, error) {
 	return m.events[after-m.extent.oldest : until-m.extent.oldest], nil
 }
 
-// Replay filters the events.
+// Replay implements storage.HistoryReader.
 func (m *memory) Replay(_ context.Context, prefix string, after, until int64) ([]*storage.Event, int64, error) {
 	until = min(until, after+replayRevisions)
 	all, err := m.between(after, until)
@@ -60,8 +60,11 @@ func (m *memory) Replay(_ context.Context, prefix string, after, until int64) ([
 	return events, until, nil
 }
 
-// ReadAt tells what each key was before the first event that changed it.
-func (m *memory) ReadAt(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+// ReadAt implements storage.HistoryReader. The state of a key at target is the Previous of the first event
+// that changed it since.
+func (m *memory) ReadAt(
+	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
+) error {
 	events, err := m.between(target, base.Revision())
 	if err != nil {
 		return err
@@ -76,7 +79,7 @@ func (m *memory) ReadAt(_ context.Context, target int64, base *storage.Snapshot,
 	return nil
 }
 
-// Compact drops events.
+// Compact implements log.
 func (m *memory) Compact(revision int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,10 +90,10 @@ func (m *memory) Compact(revision int64) error {
 	for _, e := range m.events[:n] {
 		m.extent.bytes -= e.HistoryCost()
 	}
-	m.events = append([]*storage.Event(nil), m.events[n:]...) // others may still read the old array
+	m.events = append([]*storage.Event(nil), m.events[n:]...) // readers may still hold the old array
 	m.extent.oldest = revision
 	return nil
 }
 
-// Close has nothing to do.
+// Close implements log.
 func (m *memory) Close() error { return nil }

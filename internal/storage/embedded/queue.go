@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// queue holds the commits that wait for the committer.
+// queue holds the requests that wait for the committer.
 type queue struct {
 	mu      sync.Mutex
 	waiting []*request
 	closed  bool
-	ready   chan struct{} // has room for one: something waits, or the queue is closed
+	ready   chan struct{} // buffer of one: a request is waiting, or the queue is closed
 }
 
 func (q *queue) init() { q.ready = make(chan struct{}, 1) }
 
-// add queues requests and says whether the queue is open.
+// add appends requests. It reports whether the queue is still open.
 func (q *queue) add(rs ...*request) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -23,11 +23,12 @@ func (q *queue) add(rs ...*request) bool {
 		return false
 	}
 	q.waiting = append(q.waiting, rs...)
-	poke(q.ready)
+	signal(q.ready)
 	return true
 }
 
-// withdraw takes r back, unless the committer has it. Nothing of r is kept: while the log stands still, others follow.
+// withdraw removes r and reports whether the committer had not taken it yet. Removal frees the memory of r
+// while the log is blocked and more requests arrive.
 func (q *queue) withdraw(r *request) bool {
 	if !r.taken.CompareAndSwap(false, true) {
 		return false
@@ -38,14 +39,14 @@ func (q *queue) withdraw(r *request) bool {
 	return true
 }
 
-// groupRequests and groupBytes bound what is written at once, so that a flood
-// neither builds one huge batch nor makes the first in it wait for the last.
+// groupRequests and groupBytes limit one group, so that a flood of requests neither builds a huge batch nor
+// delays the first request in it.
 const (
 	groupRequests = 1024
 	groupBytes    = 4 << 20
 )
 
-// take fills group with what waits, in order, and says whether more may come.
+// take appends waiting requests to group, in order, and reports whether more may follow.
 func (q *queue) take(group []*request) (_ []*request, open bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -65,7 +66,7 @@ func (q *queue) take(group []*request) (_ []*request, open bool) {
 	clear(q.waiting[left:])
 	q.waiting = q.waiting[:left]
 	if left > 0 {
-		poke(q.ready)
+		signal(q.ready)
 	}
 	return group, !q.closed || left > 0
 }
@@ -74,11 +75,11 @@ func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	poke(q.ready)
+	signal(q.ready)
 }
 
-// poke makes sure that c, which has room for one, holds something.
-func poke(c chan struct{}) {
+// signal sends to c, a channel with a buffer of one, unless the buffer is full.
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -5,23 +5,22 @@ import (
 	"time"
 )
 
-// retention decides how far to compact.
+// retention computes the revision up to which the history is compacted, by its age and size.
 type retention struct {
 	mu      sync.Mutex
-	total   int64 // bytes of history ever, as counted by Event.HistoryCost
-	dropped int64 // how much of total has been compacted
+	total   int64 // cost of all history ever written, as counted by Event.HistoryCost
+	dropped int64 // cost of the compacted part of total
 	samples []sample
 }
 
-// sample says when the history ended where.
+// sample records the end of the history at one time.
 type sample struct {
 	revision int64
 	total    int64
 	at       time.Time
 }
 
-// add counts what a published group costs, and samples when a sixteenth of limit
-// came together.
+// add counts the cost of a published group. It takes a sample for each sixteenth of limit.
 func (r *retention) add(revision, cost int64, now time.Time, limit int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -31,7 +30,7 @@ func (r *retention) add(revision, cost int64, now time.Time, limit int64) {
 	}
 }
 
-// note takes a sample if the last one is older than every.
+// note takes a sample if the head has moved and the last sample is at least every old.
 func (r *retention) note(revision int64, now time.Time, every time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -41,15 +40,15 @@ func (r *retention) note(revision int64, now time.Time, every time.Duration) {
 	r.samples = append(r.samples, sample{revision, r.total, now})
 }
 
-// excess says whether there is more history than limit.
+// excess reports whether the history is larger than limit.
 func (r *retention) excess(limit int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.total-r.dropped > limit
 }
 
-// target returns the revision to compact to: all that ended before the given
-// time, and as much as brings the rest to three quarters of limit if it is above.
+// target returns the revision to compact to, or 0. It covers all history that ended before the given time. If the
+// history is larger than limit, it covers as much as leaves three quarters of limit.
 func (r *retention) target(before time.Time, limit int64) (revision int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +62,7 @@ func (r *retention) target(before time.Time, limit int64) (revision int64) {
 	return revision
 }
 
-// compacted forgets the samples up to revision.
+// compacted drops the samples up to revision.
 func (r *retention) compacted(revision int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -22,7 +22,7 @@ type smallFS struct {
 	compactions int                   // files they have made
 	gate        chan struct{}
 	waiting     int
-	said        int64 // not 0: what usage says is free
+	reported    int64 // not 0: what usage says is free
 }
 
 func newSmallFS(size int64) *smallFS {
@@ -33,8 +33,8 @@ func newSmallFS(size int64) *smallFS {
 func (f *smallFS) usage() (free, size uint64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.said > 0 {
-		return uint64(f.said), uint64(f.size), nil
+	if f.reported > 0 {
+		return uint64(f.reported), uint64(f.size), nil
 	}
 	return uint64(max(0, f.free())), uint64(f.size), nil
 }
@@ -54,11 +54,11 @@ func (f *smallFS) fill(free int64) {
 	f.others += f.free() - free
 }
 
-// say has usage say that so much is free.
-func (f *smallFS) say(free int64) {
+// reportFree has usage say that so much is free.
+func (f *smallFS) reportFree(free int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.said = free
+	f.reported = free
 }
 
 // hold keeps writes of the engine's log waiting for c.
@@ -68,15 +68,15 @@ func (f *smallFS) hold(c chan struct{}) {
 	f.gate = c
 }
 
-// held is how many writes have come to wait.
-func (f *smallFS) held() int {
+// waitingWrites is how many writes have come to wait.
+func (f *smallFS) waitingWrites() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.waiting
 }
 
-// pass waits if there is something to wait for.
-func (f *smallFS) pass(name string) {
+// waitAtGate waits if there is something to wait for.
+func (f *smallFS) waitAtGate(name string) {
 	f.mu.Lock()
 	gate := f.gate
 	if gate != nil && strings.HasSuffix(name, ".log") {
@@ -102,15 +102,15 @@ func (f *smallFS) compacted() int {
 	return f.compactions
 }
 
-// room is how much is free.
-func (f *smallFS) room() int64 {
+// freeBytes is how much is free.
+func (f *smallFS) freeBytes() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.free()
 }
 
-// failed is how many writes found no room.
-func (f *smallFS) failed() int {
+// failedWrites is how many writes found no room.
+func (f *smallFS) failedWrites() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.failures
@@ -189,7 +189,7 @@ type smallFile struct {
 }
 
 func (f *smallFile) Write(p []byte) (int, error) {
-	f.fs.pass(f.name)
+	f.fs.waitAtGate(f.name)
 	if err := f.fs.grow(f.name, int64(len(p))); err != nil {
 		return 0, err
 	}

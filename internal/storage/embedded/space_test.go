@@ -43,8 +43,8 @@ func newSmallDisk(t *testing.T, reserve int64) *smallDisk {
 func (d *smallDisk) options() Options {
 	o := crashOptions(d.fs)
 	o.CompactAfter = 1e6 * time.Hour
-	o.DiskUsage, o.Health, o.Now, o.After, o.pause = d.fs.usage, d.health, d.clock.Now, d.clock.After, d.clock.After
-	o.patience = func() <-chan time.Time {
+	o.DiskUsage, o.Health, o.Now, o.After, o.diskAfter = d.fs.usage, d.health, d.clock.Now, d.clock.After, d.clock.After
+	o.commitTimeout = func() <-chan time.Time {
 		if d.waiting != nil {
 			d.waiting(int(d.waited.Add(1)))
 		}
@@ -125,7 +125,7 @@ func TestDiskThatIsNearlyFull(t *testing.T) {
 	if err := d.health.Err(); err == nil || strings.Contains(err.Error(), "/var") {
 		t.Errorf("what /readyz is told: %v", err)
 	}
-	if n := d.fs.failed(); n > 0 {
+	if n := d.fs.failedWrites(); n > 0 {
 		t.Errorf("the disk was full %d times", n)
 	}
 	for i := range d.made / 2 {
@@ -145,7 +145,7 @@ func TestDiskThatIsNearlyFull(t *testing.T) {
 func TestReserve(t *testing.T) {
 	const free, lacks, lacksMuch = 2 << 20, 800 << 10, 300 << 10
 	d := newSmallDisk(t, 1<<20)
-	d.fs.say(free)
+	d.fs.reportFree(free)
 	old := d.value(16 << 10)
 	for _, c := range []struct {
 		name            string
@@ -153,22 +153,22 @@ func TestReserve(t *testing.T) {
 		lack, lacksMuch bool // allowed
 	}{
 		{name: "a new object", write: storage.Write{Key: "new", Value: []byte("1")}},
-		{name: "an update that needs room", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, leanGrowth+1)...)}},
-		{name: "an update that needs little", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, leanGrowth)...)}, lack: true},
+		{name: "an update that needs room", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth+1)...)}},
+		{name: "an update that needs little", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth)...)}, lack: true},
 		{name: "an update that makes it smaller", write: storage.Write{Key: "a", Value: []byte("1")}, lack: true},
 		{name: "a deletion", write: storage.Write{Key: "a"}, lack: true, lacksMuch: true},
 	} {
 		for room, allowed := range map[int64]bool{free: true, lacks: c.lack, lacksMuch: c.lacksMuch} {
-			d.fs.say(free)
+			d.fs.reportFree(free)
 			if err := d.write(storage.Write{Key: "a", Value: old}); err != nil {
 				t.Fatal(err)
 			}
-			d.fs.say(room)
+			d.fs.reportFree(room)
 			d.until(func() error { return d.seen(room) }, errNotSeen)
 			if err := d.write(c.write); allowed && err != nil || !allowed && !errors.Is(err, storage.ErrNoSpace) {
 				t.Errorf("%s, %d bytes free: %v", c.name, room, err)
 			}
-			d.fs.say(free)
+			d.fs.reportFree(free)
 			d.until(func() error { return d.seen(free) }, errNotSeen)
 			if d.Head().Get("new") != nil {
 				if err := d.write(storage.Write{Key: "new"}); err != nil {
@@ -187,10 +187,10 @@ func TestDeletionsMakeRoom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if used := smallSize - d.fs.room(); used < 30*16<<10 {
+	if used := smallSize - d.fs.freeBytes(); used < 30*16<<10 {
 		t.Fatalf("only %d bytes are used", used)
 	}
-	d.fs.say(800 << 10)
+	d.fs.reportFree(800 << 10)
 	d.until(func() error { return d.seen(800 << 10) }, errNotSeen)
 	for i := range 30 {
 		if err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", i)}); err != nil {
@@ -198,7 +198,7 @@ func TestDeletionsMakeRoom(t *testing.T) {
 		}
 	}
 	d.until(func() error {
-		if used := smallSize - d.fs.room(); used > 2*16<<10 {
+		if used := smallSize - d.fs.freeBytes(); used > 2*16<<10 {
 			return errNotSeen
 		}
 		return nil
@@ -209,7 +209,7 @@ func TestDeletionsMakeRoom(t *testing.T) {
 func TestCompactionWithoutRoom(t *testing.T) {
 	d := newSmallDisk(t, 1)
 	d.fs.refuse(compactionFiles)
-	for d.fs.failed() == 0 {
+	for d.fs.failedWrites() == 0 {
 		if err := d.create(); err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +251,7 @@ func TestReserveByItself(t *testing.T) {
 		{size: 48 << 20, stored: 30 << 20, want: 24 << 20},
 		{size: 48 << 20, stored: 30 << 20, asked: 5, want: 5},
 	} {
-		s := space{size: c.size, stored: c.stored, asked: c.asked, working: 8 << 20}
+		s := space{size: c.size, stored: c.stored, requested: c.asked, workingSpace: 8 << 20}
 		if got := s.reserve(); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
@@ -266,7 +266,7 @@ func TestRoomIsJudgedForEachCommit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.fs.say(800 << 10)
+	d.fs.reportFree(800 << 10)
 	d.until(func() error { return d.seen(800 << 10) }, errNotSeen)
 	const pairs = 20
 	all := make(chan struct{})
@@ -278,7 +278,7 @@ func TestRoomIsJudgedForEachCommit(t *testing.T) {
 	d.fs.hold(all) // the first one keeps the log busy until the others have queued up
 	results := make(chan error)
 	go func() { results <- d.write(storage.Write{Key: "k/0000"}) }()
-	for d.fs.held() == 0 {
+	for d.fs.waitingWrites() == 0 {
 		runtime.Gosched()
 	}
 	for i := range pairs {
@@ -352,7 +352,7 @@ func TestDiskThatStandsStill(t *testing.T) {
 	}
 	results := make(chan error)
 	go func() { results <- d.write(storage.Write{Key: "first", Value: []byte("1")}) }()
-	for d.fs.held() == 0 {
+	for d.fs.waitingWrites() == 0 {
 		runtime.Gosched()
 	}
 	go func() { results <- d.write(storage.Write{Key: "second", Value: []byte("1")}) }()

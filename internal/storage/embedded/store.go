@@ -11,8 +11,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Store is a storage.Store over a log of its own: nobody else writes to it. What it has
-// published is all there is.
+// Store is a storage.Store whose log is written by this process only. Its published state is therefore
+// complete.
 type Store struct {
 	*storage.Replica
 	log       log
@@ -21,50 +21,50 @@ type Store struct {
 	expiry    expiry
 	retention retention
 
-	stop chan struct{} // closed when the last commit has been carried out
-	// lifetime ends when Close begins; what the log waits for then is not waited for.
-	lifetime context.Context
-	end      context.CancelFunc
-	failed   atomic.Pointer[error]
-	closed   sync.Once
-	result   error // of Close
+	stop chan struct{} // closed when the last commit has completed
+	// lifetime ends when Close begins. Append then no longer waits for a failed log to recover.
+	lifetime  context.Context
+	end       context.CancelFunc
+	failed    atomic.Pointer[error]
+	closeOnce sync.Once
+	closeErr  error // result of Close
 
-	// past is held for reading by those who read or shorten old history in the log.
-	past past
+	// history guards reads and compactions of the log against Close.
+	history historyLog
 
 	committing, serving sync.WaitGroup
 }
 
-// options of a Store. The zero value of each field means its default.
+// options configures a Store. Unset fields mean their defaults.
 type options struct {
 	storage.ReplicaOptions
-	compactAfter time.Duration // how long history is kept; 5 minutes
-	historyBytes int64         // how much history is kept at most; 256 MiB
+	compactAfter time.Duration // default 5 minutes
+	historyBytes int64         // default 256 MiB
 	logger       *slog.Logger
 
-	// tight receives, again and again, while the log wants the history to be short.
-	tight <-chan struct{}
-	// patience receives when a commit has been waited for long enough; after 10 seconds.
-	patience func() <-chan time.Time
+	// lowSpace receives repeatedly while the log wants the history to be short.
+	lowSpace <-chan struct{}
+	// commitTimeout returns a channel that receives when a commit has timed out. The default is 10 seconds.
+	commitTimeout func() <-chan time.Time
 
 	now   func() time.Time
 	after func(time.Duration) <-chan time.Time
 }
 
-// newStore loads the log and starts a Store on it, which owns the log from now on,
-// also when that fails.
+// newStore loads the log and starts a Store on it. The Store owns the log. newStore closes the log if it
+// fails.
 func newStore(l log, o options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{log: l, options: o, stop: make(chan struct{})}
-	s.past.log = l
+	s.history.log = l
 	s.lifetime, s.end = context.WithCancel(context.Background())
 	if err := s.load(); err != nil {
-		_ = l.Close() // the first error says more
+		_ = l.Close() // the first error is more specific
 		return nil, err
 	}
 	s.queue.init()
 	s.committing.Go(s.commitLoop)
-	s.serving.Go(s.janitor)
+	s.serving.Go(s.compactLoop)
 	return s, nil
 }
 
@@ -78,8 +78,8 @@ func (o *options) setDefaults() {
 	if o.logger == nil {
 		o.logger = slog.New(slog.DiscardHandler)
 	}
-	if o.patience == nil {
-		o.patience = func() <-chan time.Time { return time.After(10 * time.Second) }
+	if o.commitTimeout == nil {
+		o.commitTimeout = func() <-chan time.Time { return time.After(10 * time.Second) }
 	}
 	if o.now == nil {
 		o.now = time.Now
@@ -101,14 +101,14 @@ func (s *Store) load() error {
 		return fmt.Errorf("storage: load: %w", err)
 	}
 	s.retention.total = found.bytes
-	s.Replica = storage.NewReplica(l.Snapshot(found.revision), found.oldest, &s.past, s.options.ReplicaOptions)
+	s.Replica = storage.NewReplica(l.Snapshot(found.revision), found.oldest, &s.history, s.options.ReplicaOptions)
 	return nil
 }
 
-// Fresh returns the head: nobody else writes.
+// Fresh returns the head, because no other process writes to the log.
 func (s *Store) Fresh(context.Context) (*storage.Snapshot, error) { return s.Head(), nil }
 
-// Compact forgets history up to revision (that revision's own state stays readable).
+// Compact drops the history before revision. The state at revision stays readable.
 func (s *Store) Compact(ctx context.Context, revision int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -116,56 +116,60 @@ func (s *Store) Compact(ctx context.Context, revision int64) error {
 	return s.compact(revision)
 }
 
-// Close ends all cursors and releases the log. Commits in flight finish first.
+// Close implements storage.Store.
 func (s *Store) Close() error {
-	s.closed.Do(func() {
+	s.closeOnce.Do(func() {
 		s.queue.close()
 		s.end()
 		s.committing.Wait()
 		close(s.stop)
 		s.Replica.Close()
 		s.serving.Wait()
-		s.past.end()
-		s.result = s.log.Close()
+		s.history.close()
+		s.closeErr = s.log.Close()
 	})
-	return s.result
+	return s.closeErr
 }
 
-// past is the log's, until that is closed.
-type past struct {
-	log  log
-	mu   sync.RWMutex
-	gone bool
+// historyLog is a storage.HistoryReader over a log. Once it is closed, it no longer uses the log.
+type historyLog struct {
+	log    log
+	mu     sync.RWMutex
+	closed bool
 }
 
-// use runs work unless the log has been closed.
-func (p *past) use(work func() error) error {
+// do runs work unless the log has been closed.
+func (p *historyLog) do(work func() error) error {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.gone {
+	if p.closed {
 		return storage.ErrClosed
 	}
 	return work()
 }
 
-// end waits for those who use the log, and keeps others from it.
-func (p *past) end() {
+// close waits for running calls of do, and makes later ones fail.
+func (p *historyLog) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.gone = true
+	p.closed = true
 }
 
-// Replay is the log's.
-func (p *past) Replay(ctx context.Context, prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
+// Replay implements storage.HistoryReader.
+func (p *historyLog) Replay(
+	ctx context.Context, prefix string, after, until int64,
+) (events []*storage.Event, reached int64, err error) {
 	reached = after
-	err = p.use(func() (err error) {
+	err = p.do(func() (err error) {
 		events, reached, err = p.log.Replay(ctx, prefix, after, until)
 		return err
 	})
 	return events, reached, err
 }
 
-// ReadAt is the log's.
-func (p *past) ReadAt(ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
-	return p.use(func() error { return p.log.ReadAt(ctx, target, base, put) })
+// ReadAt implements storage.HistoryReader.
+func (p *historyLog) ReadAt(
+	ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
+) error {
+	return p.do(func() error { return p.log.ReadAt(ctx, target, base, put) })
 }

@@ -41,7 +41,7 @@ func (d *smallDisk) large() error {
 func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	d, dir := realDisk(t, nil)
 	e := d.log.(*disk).engine()
-	e.rest.begin(d.clock.After(restFor)) // it does not compact, and so writes nothing by itself, until time passes
+	e.compactionBackoff.start(d.clock.After(compactionDelay)) // it does not compact, and so writes nothing by itself, until time passes
 	for err := error(nil); err == nil; {
 		if err = d.large(); err != nil && !errors.Is(err, storage.ErrNoSpace) {
 			t.Fatal(err)
@@ -51,7 +51,7 @@ func TestRealDiskThatIsNearlyFull(t *testing.T) {
 		t.Errorf("only %d objects found room", d.made)
 	}
 	// What the engine holds in memory needs room. Then one deletion begins a log file, which has room for the others.
-	if err := e.guarded(e.db.Flush); err != nil {
+	if err := e.runDetached(e.db.Flush); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.write(storage.Write{Key: "k/0000"}); err != nil {

@@ -11,29 +11,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Bounds of one call of Replay.
+// Limits of one call of Replay.
 const (
 	replayRevisions = 4096
 	replayBytes     = 2 << 20
 )
 
-// past runs work, which reads or shortens the history.
-func (l *disk) past(work func(*engine) error) error {
+// useHistory runs work, which reads or compacts the history.
+func (l *disk) useHistory(work func(*engine) error) error {
 	e := l.engine()
-	err := e.reading("the history", func() error { return work(e) })
+	err := e.read("the history", func() error { return work(e) })
 	if e.failure() != nil {
-		return l.notNow(e)
+		return l.unavailableError(e)
 	}
 	if damage := (*DamageError)(nil); errors.As(err, &damage) {
-		l.logger.Error("the history cannot be read", "err", err)
+		l.logger.Error("cannot read the history", "err", err)
 	}
 	return err
 }
 
-// walk calls yield for the index entries in (after, until] of a snapshot of the
-// engine, until it returns false.
-func (e *engine) walk(view *pebble.Snapshot, after, until int64, yield func(change) (bool, error)) error {
-	it, err := view.NewIter(indexBounds(0))
+// walkIndex calls yield for the index entries in (after, until] of a Pebble snapshot, until it returns false.
+func (e *engine) walkIndex(snap *pebble.Snapshot, after, until int64, yield func(change) (bool, error)) error {
+	it, err := snap.NewIter(indexBounds(0))
 	if err != nil {
 		return e.damage("the index", err)
 	}
@@ -68,10 +67,10 @@ func (e *engine) walk(view *pebble.Snapshot, after, until int64, yield func(chan
 	return nil
 }
 
-// version reads the state that key got at revision; nil if it was deleted then.
-func (e *engine) version(view *pebble.Snapshot, key string, revision int64) (*storage.Record, error) {
+// version reads the state of key written at revision. It returns nil if the key was deleted then.
+func (e *engine) version(snap *pebble.Snapshot, key string, revision int64) (*storage.Record, error) {
 	k := appendVersionKey(nil, key, revision)
-	v, closer, err := view.Get(k)
+	v, closer, err := snap.Get(k)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return nil, e.damage(fmt.Sprintf("%s of revision %d is missing", key, revision), nil)
 	}
@@ -86,11 +85,11 @@ func (e *engine) version(view *pebble.Snapshot, key string, revision int64) (*st
 	return r, nil
 }
 
-// Replay reads events back, previous states included.
+// Replay implements storage.HistoryReader.
 func (l *disk) Replay(_ context.Context, prefix string, after, until int64) ([]*storage.Event, int64, error) {
 	var events []*storage.Event
 	var reached int64
-	err := l.past(func(e *engine) (err error) {
+	err := l.useHistory(func(e *engine) (err error) {
 		events, reached, err = e.replay(prefix, after, until)
 		return err
 	})
@@ -101,13 +100,13 @@ func (l *disk) Replay(_ context.Context, prefix string, after, until int64) ([]*
 }
 
 func (e *engine) replay(prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
-	view := e.db.NewSnapshot()
-	defer view.Close()
+	snap := e.db.NewSnapshot()
+	defer snap.Close()
 	reached = after
 	var size int64
-	err = e.walk(view, after, min(until, after+replayRevisions), func(c change) (bool, error) {
+	err = e.walkIndex(snap, after, min(until, after+replayRevisions), func(c change) (bool, error) {
 		if strings.HasPrefix(c.key, prefix) {
-			e, err := e.event(view, c)
+			e, err := e.event(snap, c)
 			if err != nil {
 				return false, err
 			}
@@ -123,34 +122,37 @@ func (e *engine) replay(prefix string, after, until int64) (events []*storage.Ev
 	return events, reached, err
 }
 
-// event reads what an index entry speaks of.
-func (e *engine) event(view *pebble.Snapshot, c change) (*storage.Event, error) {
+// event reads the event of an index entry.
+func (e *engine) event(snap *pebble.Snapshot, c change) (*storage.Event, error) {
 	ev := &storage.Event{Revision: c.revision, Key: c.key}
 	var err error
-	if ev.Record, err = e.version(view, c.key, c.revision); err != nil {
+	if ev.Record, err = e.version(snap, c.key, c.revision); err != nil {
 		return nil, err
 	}
 	if c.previous != 0 {
-		if ev.Previous, err = e.version(view, c.key, c.previous); err != nil {
+		if ev.Previous, err = e.version(snap, c.key, c.previous); err != nil {
 			return nil, err
 		}
 	}
 	if (ev.Record == nil) != c.deleted || ev.Previous == nil && c.previous != 0 {
-		return nil, e.damage(fmt.Sprintf("%s of revision %d does not fit the index", c.key, c.revision), nil)
+		return nil, e.damage(fmt.Sprintf("%s of revision %d contradicts the index", c.key, c.revision), nil)
 	}
 	return ev, nil
 }
 
-// ReadAt reads, for each key that changed since, what its first change replaced.
-func (l *disk) ReadAt(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
-	return l.past(func(e *engine) error { return e.rewind(target, base.Revision(), put) })
+// ReadAt implements storage.HistoryReader. The state of a key at target is the one that its first change since then
+// replaced.
+func (l *disk) ReadAt(
+	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
+) error {
+	return l.useHistory(func(e *engine) error { return e.readAt(target, base.Revision(), put) })
 }
 
-func (e *engine) rewind(target, from int64, put func(string, *storage.Record)) error {
-	view := e.db.NewSnapshot()
-	defer view.Close()
+func (e *engine) readAt(target, from int64, put func(string, *storage.Record)) error {
+	snap := e.db.NewSnapshot()
+	defer snap.Close()
 	seen := make(map[string]bool)
-	return e.walk(view, target, from, func(c change) (bool, error) {
+	return e.walkIndex(snap, target, from, func(c change) (bool, error) {
 		if seen[c.key] {
 			return true, nil
 		}
@@ -158,7 +160,7 @@ func (e *engine) rewind(target, from int64, put func(string, *storage.Record)) e
 		var r *storage.Record
 		if c.previous != 0 {
 			var err error
-			if r, err = e.version(view, c.key, c.previous); err != nil {
+			if r, err = e.version(snap, c.key, c.previous); err != nil {
 				return false, err
 			}
 		}
@@ -167,16 +169,15 @@ func (e *engine) rewind(target, from int64, put func(string, *storage.Record)) e
 	})
 }
 
-// compactRevisions is how much of the history one batch of Compact removes.
+// compactRevisions is the number of revisions that one batch of Compact removes.
 const compactRevisions = 2048
 
-// Compact removes superseded versions and the index before revision, piece by
-// piece, each a batch that leaves a whole, shorter history. It need not be synced:
-// what a crash takes back is compacted again.
+// Compact implements log. It removes superseded versions and index entries in several batches. Each batch leaves a
+// consistent, shorter history. The batches are not synced, because a compaction lost in a crash is repeated.
 func (l *disk) Compact(revision int64) error {
-	err := l.past(func(e *engine) error {
+	err := l.useHistory(func(e *engine) error {
 		for oldest := int64(0); oldest < revision; {
-			c, err := e.compactPiece(revision)
+			c, err := e.compactStep(revision)
 			if err != nil {
 				return err
 			}
@@ -188,14 +189,14 @@ func (l *disk) Compact(revision int64) error {
 		return err
 	}
 	l.compacted.Store(revision)
-	if err := l.mark(); err != nil {
-		l.logger.Warn("how far the log reaches could not be noted", "err", err)
+	if err := l.writeHead(); err != nil {
+		l.logger.Warn("cannot record the end of the log", "err", err)
 	}
 	return nil
 }
 
-// compactPiece moves the oldest revision towards target and returns it.
-func (e *engine) compactPiece(target int64) (oldest change, err error) {
+// compactStep removes one batch of the history before target. It returns the oldest index entry that is left.
+func (e *engine) compactStep(target int64) (oldest change, err error) {
 	it, err := e.db.NewIter(indexBounds(0))
 	if err != nil {
 		return oldest, e.damage("the index", err)
@@ -227,7 +228,7 @@ func (e *engine) compactPiece(target int64) (oldest change, err error) {
 	return oldest, e.db.Apply(batch, pebble.NoSync)
 }
 
-// deleteSuperseded deletes what nobody can ask for once c's revision is the oldest.
+// deleteSuperseded deletes the versions that can no longer be read once c's revision is the oldest.
 func deleteSuperseded(batch *pebble.Batch, c change) error {
 	if c.previous != 0 {
 		if err := batch.Delete(appendVersionKey(nil, c.key, c.previous), nil); err != nil {

@@ -1,0 +1,285 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// barrierFS is the file system that an engine uses. Pebble reacts to failed writes in various ways: with an error,
+// endless retries, or a panic that cannot be recovered. barrierFS therefore never returns a failed write. It marks
+// the engine as failed and blocks the calling goroutine forever. runDetached abandons this goroutine and the
+// locks that it holds. The exception are files written by compactions, because the engine can do without them.
+type barrierFS struct {
+	vfs.FS
+	engine *engine
+}
+
+// barrier bars a failed engine from the disk, which the next engine uses.
+type barrier struct {
+	uses  sync.RWMutex // held for reading during each use of the disk
+	mu    sync.Mutex
+	files map[*barrierFile]struct{} // open files
+}
+
+// enter begins a use of the disk. It blocks forever if the engine has failed.
+func (e *engine) enter() {
+	e.barrier.uses.RLock()
+	if e.failure() != nil {
+		e.barrier.uses.RUnlock()
+		select {}
+	}
+}
+
+// leave ends a use of the disk.
+func (e *engine) leave() { e.barrier.uses.RUnlock() }
+
+// stopOnError marks the engine as failed and blocks forever if err is not nil.
+func (e *engine) stopOnError(operation, name string, err error) {
+	if err != nil {
+		e.fail(fmt.Errorf("%s %s: %w", operation, name, err))
+		select {}
+	}
+}
+
+// shut waits for running uses of the disk by a failed engine. It then closes the engine's files, so that deleted
+// ones free their disk space.
+func (f *barrier) shut() {
+	f.uses.Lock() // later calls of enter see that the engine has failed
+	defer f.uses.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for file := range f.files {
+		_ = file.File.Close() // no longer needed
+	}
+	f.files = nil
+}
+
+// add registers an open file.
+func (f *barrier) add(file *barrierFile) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.files == nil {
+		f.files = map[*barrierFile]struct{}{}
+	}
+	f.files[file] = struct{}{}
+}
+
+// remove unregisters a file and reports whether it was still registered. The caller must then close it.
+func (f *barrier) remove(file *barrierFile) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, open := f.files[file]
+	delete(f.files, file)
+	return open
+}
+
+// errCompaction marks errors that affect only a compaction.
+var errCompaction = errors.New("compaction")
+
+// compactionFiles is Pebble's category of files written by compactions.
+const compactionFiles vfs.DiskWriteCategory = "pebble-compaction"
+
+// compactionDelay is the pause after a failed compaction. Without it, Pebble would retry immediately and fill the
+// disk each time.
+const compactionDelay = 30 * time.Second
+
+// compactionBackoff delays the compaction that follows a failed one.
+type compactionBackoff struct {
+	mu    sync.Mutex
+	until <-chan time.Time
+}
+
+// start starts the pause.
+func (r *compactionBackoff) start(until <-chan time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.until = until
+}
+
+// wait waits for the end of the pause, or until the engine is closed.
+func (r *compactionBackoff) wait(closing <-chan struct{}) {
+	r.mu.Lock()
+	until := r.until
+	r.until = nil
+	r.mu.Unlock()
+	if until == nil {
+		return
+	}
+	select {
+	case <-until:
+	case <-closing:
+	}
+}
+
+// compactionError wraps the error of a compaction and starts the pause. It returns nil for nil.
+func (e *engine) compactionError(err error) error {
+	if err == nil {
+		return nil
+	}
+	e.compactionBackoff.start(e.after(compactionDelay))
+	return fmt.Errorf("%w: %w", errCompaction, err)
+}
+
+func (s barrierFS) file(name string, f vfs.File) *barrierFile {
+	file := &barrierFile{File: f, engine: s.engine, name: name}
+	s.engine.barrier.add(file)
+	return file
+}
+
+func (s barrierFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	optional := c == compactionFiles
+	if optional {
+		s.engine.compactionBackoff.wait(s.engine.closing)
+	}
+	s.engine.enter()
+	f, err := s.FS.Create(name, c)
+	s.engine.leave()
+	if optional && err != nil {
+		return nil, s.engine.compactionError(err)
+	}
+	s.engine.stopOnError("create", name, err)
+	file := s.file(name, f)
+	file.optional = optional
+	return file, nil
+}
+
+func (s barrierFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	s.engine.enter()
+	f, err := s.FS.ReuseForWrite(from, to, c)
+	s.engine.leave()
+	s.engine.stopOnError("create", to, err)
+	return s.file(to, f), nil
+}
+
+func (s barrierFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	s.engine.enter()
+	defer s.engine.leave()
+	f, err := s.FS.Open(name, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return s.file(name, f), nil
+}
+
+func (s barrierFS) OpenDir(name string) (vfs.File, error) {
+	s.engine.enter()
+	defer s.engine.leave()
+	f, err := s.FS.OpenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	return s.file(name, f), nil
+}
+
+func (s barrierFS) Rename(from, to string) error {
+	s.engine.enter()
+	err := s.FS.Rename(from, to)
+	s.engine.leave()
+	s.engine.stopOnError("rename", from, err)
+	return nil
+}
+
+// Remove may fail, because remaining files are removed at the next start.
+func (s barrierFS) Remove(name string) error {
+	s.engine.enter()
+	defer s.engine.leave()
+	return s.FS.Remove(name)
+}
+
+// Lock does nothing. The disk has locked the whole directory, and a failed engine must not block the next one.
+func (s barrierFS) Lock(string) (io.Closer, error) { return unlocked{}, nil }
+
+func (s barrierFS) Unwrap() vfs.FS { return s.FS }
+
+type unlocked struct{}
+
+func (unlocked) Close() error { return nil }
+
+type barrierFile struct {
+	vfs.File
+	engine   *engine
+	name     string
+	optional bool // the engine can do without the file
+}
+
+// change runs work, which changes the file.
+func (f *barrierFile) change(operation string, work func() error) error {
+	f.engine.enter()
+	err := work()
+	f.engine.leave()
+	if f.optional {
+		return f.engine.compactionError(err)
+	}
+	f.engine.stopOnError(operation, f.name, err)
+	return nil
+}
+
+func (f *barrierFile) Read(p []byte) (int, error) {
+	f.engine.enter()
+	defer f.engine.leave()
+	return f.File.Read(p)
+}
+
+func (f *barrierFile) ReadAt(p []byte, at int64) (int, error) {
+	f.engine.enter()
+	defer f.engine.leave()
+	return f.File.ReadAt(p, at)
+}
+
+func (f *barrierFile) Stat() (vfs.FileInfo, error) {
+	f.engine.enter()
+	defer f.engine.leave()
+	return f.File.Stat()
+}
+
+func (f *barrierFile) Prefetch(at, length int64) error {
+	f.engine.enter()
+	defer f.engine.leave()
+	return f.File.Prefetch(at, length)
+}
+
+func (f *barrierFile) Write(p []byte) (n int, err error) {
+	err = f.change("write", func() error {
+		n, err = f.File.Write(p)
+		return err
+	})
+	return n, err
+}
+
+func (f *barrierFile) WriteAt(p []byte, at int64) (n int, err error) {
+	err = f.change("write", func() error {
+		n, err = f.File.WriteAt(p, at)
+		return err
+	})
+	return n, err
+}
+
+func (f *barrierFile) Preallocate(at, length int64) error {
+	return f.change("preallocate", func() error { return f.File.Preallocate(at, length) })
+}
+
+func (f *barrierFile) Sync() error { return f.change("sync", f.File.Sync) }
+
+func (f *barrierFile) SyncData() error { return f.change("sync", f.File.SyncData) }
+
+func (f *barrierFile) SyncTo(length int64) (full bool, err error) {
+	err = f.change("sync", func() error {
+		full, err = f.File.SyncTo(length)
+		return err
+	})
+	return full, err
+}
+
+func (f *barrierFile) Close() error {
+	f.engine.enter()
+	defer f.engine.leave()
+	if !f.engine.barrier.remove(f) {
+		return nil
+	}
+	return f.File.Close()
+}

@@ -1,0 +1,207 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+const (
+	// checkInterval is the interval between checks of the disk space. lowSpaceInterval applies while space is low.
+	checkInterval    = 5 * time.Second
+	lowSpaceInterval = time.Second
+	// damageAttempts is the number of consecutive attempts that must find damage before it is reported.
+	damageAttempts = 5
+)
+
+// monitor replaces failed engines and checks the disk space, until Close.
+func (l *disk) monitor() {
+	for {
+		every := checkInterval
+		if l.space.low() {
+			every = lowSpaceInterval
+		}
+		e := l.engine()
+		select {
+		case <-l.lifetime.Done():
+			return
+		case <-e.fatal:
+			if !l.replaceEngine(e) {
+				return
+			}
+		case <-l.after(every):
+		}
+		l.checkSpace()
+	}
+}
+
+// checkSpace checks the disk space. While it is low, checkSpace signals lowSpace and compacts the engine's files.
+func (l *disk) checkSpace() {
+	if !l.space.check() {
+		return
+	}
+	select {
+	case l.lowSpace <- struct{}{}:
+	default:
+	}
+	l.compactFiles()
+}
+
+// admit returns an ErrNoSpace for events that do not fit on the disk.
+func (l *disk) admit(events []*storage.Event) error {
+	err := l.space.admit(events)
+	if err != nil {
+		select {
+		case l.lowSpace <- struct{}{}:
+		default:
+		}
+	}
+	return err
+}
+
+// replaceEngine opens engines until one replaces the failed one. It returns false after Close or on permanent
+// damage.
+func (l *disk) replaceEngine(failed *engine) bool {
+	l.logger.Error("a write to the disk has failed; the store will be reopened, reads continue", "err", failed.cause)
+	l.health.setFailed(errFailedWrite)
+	if !l.shutBarrier(failed) {
+		return false
+	}
+	damaged, wait := 0, l.backoff.next()
+	for {
+		select {
+		case <-l.lifetime.Done():
+			return false
+		case <-l.after(wait):
+		}
+		if wait = lowSpaceInterval; !l.space.hasFree(2 * int64(l.memTable)) {
+			continue
+		}
+		next, err := l.reopen()
+		if err == nil {
+			l.logger.Warn("the store has been reopened", "revision", next.found.revision)
+			l.install(next, nil)
+			l.health.setFailed(nil)
+			return true
+		}
+		wait = l.backoff.next()
+		l.logger.Error("cannot reopen the store", "err", err)
+		var damage *DamageError
+		if damaged++; !errors.As(err, &damage) {
+			damaged = 0
+		}
+		if damaged == damageAttempts {
+			l.install(failed, err)
+			l.health.setFailed(err)
+			return false
+		}
+	}
+}
+
+// backoff delays attempts to open an engine. A failed engine leaks several MiB until the process ends, so each
+// failure within an hour increases the delay.
+type backoff struct {
+	now      func() time.Time
+	attempts []time.Time
+}
+
+// next returns the delay before the next attempt: 10 ms times the square of the attempts in the last hour.
+func (p *backoff) next() time.Duration {
+	now := p.now()
+	p.attempts = slices.DeleteFunc(p.attempts, func(t time.Time) bool { return now.Sub(t) > time.Hour })
+	n := time.Duration(len(p.attempts))
+	p.attempts = append(p.attempts, now)
+	return n * n * 10 * time.Millisecond
+}
+
+// shutBarrier bars a failed engine from the disk. It returns false if the log is closed before.
+func (l *disk) shutBarrier(failed *engine) bool {
+	done := make(chan struct{})
+	go func() { // a pending write may block
+		failed.barrier.shut()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-l.lifetime.Done():
+		return false
+	}
+}
+
+// install makes e the current engine. If finalErr is not nil, e is the last one.
+func (l *disk) install(e *engine, finalErr error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.current, l.finalErr = e, finalErr
+	close(l.replaced)
+	l.replaced = make(chan struct{})
+}
+
+// await returns the engine that replaces a failed one.
+func (l *disk) await(ctx context.Context, failed *engine) (*engine, error) {
+	for {
+		l.mu.Lock()
+		current, replaced, finalErr := l.current, l.replaced, l.finalErr
+		l.mu.Unlock()
+		switch {
+		case finalErr != nil:
+			return nil, finalErr
+		case current != failed:
+			return current, nil
+		}
+		select {
+		case <-replaced:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("closed before the store could be reopened: %w", failed.cause)
+		}
+	}
+}
+
+// reopen opens another engine and checks that it contains all acknowledged revisions.
+func (l *disk) reopen() (_ *engine, err error) {
+	e := l.newEngine()
+	defer func() {
+		if err != nil {
+			_ = e.close() // the first error is more specific
+		}
+	}()
+	if err := e.open(); err != nil {
+		return nil, err
+	}
+	_, newest, err := e.load(func(*storage.Record) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	e.found = newest.tally
+	l.mu.Lock()
+	durable, pending := l.durable, l.pending
+	l.mu.Unlock()
+	switch e.found {
+	case durable:
+		return e, nil
+	case pending:
+		return e, e.read("the index", func() error { return e.checkContains(durable) })
+	}
+	return nil, l.damage(fmt.Sprintf("the log ends at revision %d, but revision %d was written",
+		e.found.revision, durable.revision), nil)
+}
+
+// checkContains returns a *DamageError unless the history contains a revision with the totals t.
+func (e *engine) checkContains(t tally) error {
+	key := appendIndexKey(nil, t.revision)
+	value, closer, err := e.db.Get(key)
+	if err != nil {
+		return e.damage(fmt.Sprintf("revision %d", t.revision), err)
+	}
+	defer closer.Close()
+	c, err := decodeChange(slices.Clone(key), value)
+	if err != nil || c.tally != t {
+		return e.damage(fmt.Sprintf("revision %d differs from the one that was written", t.revision), err)
+	}
+	return nil
+}
