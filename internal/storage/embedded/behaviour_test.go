@@ -15,17 +15,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// clock is a time that tests move.
+// clock is a fake clock.
 type clock struct {
 	mu     sync.Mutex
 	now    time.Time
 	timers map[chan time.Time]time.Time
-	asked  *sync.Cond // timers has got one more
+	added  *sync.Cond // signals a new element of timers
 }
 
 func newClock() *clock {
 	c := &clock{now: time.UnixMilli(1e12), timers: map[chan time.Time]time.Time{}}
-	c.asked = sync.NewCond(&c.mu)
+	c.added = sync.NewCond(&c.mu)
 	return c
 }
 
@@ -41,7 +41,7 @@ func (c *clock) After(d time.Duration) <-chan time.Time {
 	timer := make(chan time.Time, 1)
 	c.timers[timer] = c.now.Add(d)
 	c.fire()
-	c.asked.Broadcast()
+	c.added.Broadcast()
 	return timer
 }
 
@@ -61,17 +61,18 @@ func (c *clock) fire() {
 	}
 }
 
-// tick is advance once somebody waits.
+// tick waits until a timer is set, and then advances the clock.
 func (c *clock) tick(d time.Duration) {
 	c.mu.Lock()
 	for len(c.timers) == 0 {
-		c.asked.Wait()
+		c.added.Wait()
 	}
 	c.mu.Unlock()
 	c.advance(d)
 }
 
-// CRD-053: of two writes on the same state one wins, and the other is told what it found.
+// TestConflict checks that one of two writes to the same state succeeds, and the other returns the state that it
+// found. CRD-053
 func TestConflict(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		first := put(t, s, "a/x", "1")
@@ -81,36 +82,40 @@ func TestConflict(t *testing.T) {
 				{Key: "a/x", Value: []byte("2"), Expected: expected},
 			})
 			var conflict *storage.ConflictError
-			if !errors.As(err, &conflict) || conflict.Guard || conflict.Key != "a/x" || show(conflict.Current) != "a/x=1@2/2" {
-				t.Errorf("expected %d: %v", expected, err)
+			if !errors.As(err, &conflict) || conflict.Guard || conflict.Key != "a/x" ||
+				show(conflict.Current) != "a/x=1@2/2" {
+				t.Errorf("Expected %d: got %v", expected, err)
 			}
 		}
 		want(t, list(s.Head(), "", ""), "a/x=1@2/2") // all or nothing
 		if s.Head().Revision() != 2 {
-			t.Error("a failed commit took a revision")
+			t.Error("a failed commit has used up a revision")
 		}
 	})
 }
 
-// A commit holds only if what it relies on has not changed (namespaces, CRDs).
+// TestGuards checks that a commit fails if a key or prefix that it relies on has changed.
 func TestGuards(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		put(t, s, "ns/a", "1")  // 2
 		put(t, s, "p/x/1", "1") // 3
 		put(t, s, "p/y/1", "1") // 4
 		try := func(g storage.Guard) error {
-			_, err := s.Commit(context.Background(), []storage.Write{{Key: "o", Value: []byte("1"), Expected: revisionOf(s, "o")}}, g)
+			w := storage.Write{Key: "o", Value: []byte("1"), Expected: revisionOf(s, "o")}
+			_, err := s.Commit(context.Background(), []storage.Write{w}, g)
 			return err
 		}
 		for _, g := range []storage.Guard{
-			{Key: "ns/a", Revision: 2}, {Key: "ns/b"}, {Key: "p/x/", Prefix: true, Revision: 3}, {Key: "p/", Prefix: true, Revision: 4}, {Key: "q/", Prefix: true},
+			{Key: "ns/a", Revision: 2}, {Key: "ns/b"}, {Key: "p/x/", Prefix: true, Revision: 3},
+			{Key: "p/", Prefix: true, Revision: 4}, {Key: "q/", Prefix: true},
 		} {
 			if err := try(g); err != nil {
 				t.Errorf("%+v: %v", g, err)
 			}
 		}
 		for _, g := range []storage.Guard{
-			{Key: "ns/a", Revision: 1}, {Key: "ns/a"}, {Key: "ns/b", Revision: 2}, {Key: "p/", Prefix: true, Revision: 3},
+			{Key: "ns/a", Revision: 1}, {Key: "ns/a"}, {Key: "ns/b", Revision: 2},
+			{Key: "p/", Prefix: true, Revision: 3},
 		} {
 			var conflict *storage.ConflictError
 			if err := try(g); !errors.As(err, &conflict) || !conflict.Guard || conflict.Key != g.Key {
@@ -127,7 +132,7 @@ func revisionOf(s *Store, key string) int64 {
 	return 0
 }
 
-// Bad input changes nothing.
+// TestInvalidCommits checks that invalid commits are refused and change nothing.
 func TestInvalidCommits(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		for name, writes := range map[string][]storage.Write{
@@ -148,8 +153,7 @@ func TestInvalidCommits(t *testing.T) {
 	})
 }
 
-// Records with a time to live are deleted by ordinary commits, also after a
-// restart (--event-ttl).
+// TestExpiry checks that ordinary commits delete records whose time to live has passed (--event-ttl).
 func TestExpiry(t *testing.T) {
 	c := newClock()
 	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
@@ -170,6 +174,7 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
+// TestExpirySurvivesRestart checks that records are also deleted after a restart.
 func TestExpirySurvivesRestart(t *testing.T) {
 	c := newClock()
 	o := Options{Dir: t.TempDir(), Now: c.Now, After: c.After}
@@ -184,7 +189,7 @@ func TestExpirySurvivesRestart(t *testing.T) {
 	want(t, list(s.Head(), "", ""))
 }
 
-// CRD-062: what has been compacted is gone for good, and what has not is whole.
+// TestCompact checks that compacted revisions cannot be read and that later ones are unchanged. CRD-062
 func TestCompact(t *testing.T) {
 	each(t, Options{recentBytes: 1}, func(t *testing.T, s *Store) {
 		for i := range 20 {
@@ -231,7 +236,7 @@ func TestCompact(t *testing.T) {
 	})
 }
 
-// History older than CompactAfter goes by itself; so does what exceeds HistoryBytes.
+// TestHistoryIsBounded checks that history is compacted when it is older than CompactAfter or exceeds HistoryBytes.
 func TestHistoryIsBounded(t *testing.T) {
 	c := newClock()
 	each(t, Options{Now: c.Now, After: c.After, CompactAfter: time.Hour, HistoryBytes: 1 << 20}, func(t *testing.T, s *Store) {
@@ -248,7 +253,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		}
 		put(t, s, "a", "2")
 		put(t, s, "a", "3")
-		gone("old history stays", func() { c.tick(10 * time.Minute) })
+		gone("history older than CompactAfter is not compacted", func() { c.tick(10 * time.Minute) })
 		put(t, s, "b", "4")
 		start := s.Head().Revision()
 		big := string(make([]byte, 10000))
@@ -258,11 +263,12 @@ func TestHistoryIsBounded(t *testing.T) {
 				return
 			}
 		}
-		t.Error("large history stays")
+		t.Error("history larger than HistoryBytes is not compacted")
 	})
 }
 
-// A watcher that does not read is cut off, and nobody waits for it (CRD-062).
+// TestLaggingCursor checks that a cursor that is not read ends with ErrLagging and does not delay the store or other
+// cursors (CRD-062).
 func TestLaggingCursor(t *testing.T) {
 	s, err := newStore(newMemory(), options{ReplicaOptions: storage.ReplicaOptions{LagEvents: 100}})
 	if err != nil {
@@ -276,15 +282,15 @@ func TestLaggingCursor(t *testing.T) {
 	for i := range 300 {
 		put(t, s, "a/x", fmt.Sprint(i))
 		if got := next(t, fast, 1); len(got) != 1 {
-			t.Fatalf("the fast one got %v", got)
+			t.Fatalf("the fast cursor got %v", got)
 		}
 	}
 	if _, _, err := slow.Take(nil); !errors.Is(err, storage.ErrLagging) {
-		t.Errorf("the slow one: %v", err)
+		t.Errorf("the slow cursor got %v, want ErrLagging", err)
 	}
 }
 
-// Progress advances with changes elsewhere, without a wake-up (CRD-063).
+// TestProgress checks that changes outside a cursor's prefix advance its progress without a signal on Ready (CRD-063).
 func TestProgress(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		c, err := s.Watch(context.Background(), "a/", 1)
@@ -297,40 +303,40 @@ func TestProgress(t *testing.T) {
 		}
 		<-c.Ready()
 		if _, progress, _ := c.Take(nil); progress != 1 {
-			t.Errorf("progress is %d", progress)
+			t.Errorf("got progress %d", progress)
 		}
 		put(t, s, "b/x", "1")
 		next(t, all, 1)
 		select {
 		case <-c.Ready():
-			t.Error("woken for another prefix")
+			t.Error("a change below another prefix signals Ready")
 		default:
 		}
 		if _, progress, _ := c.Take(nil); progress != 2 {
-			t.Errorf("progress is %d", progress)
+			t.Errorf("got progress %d", progress)
 		}
 		s.Close()
 		<-c.Ready()
 		if _, _, err := c.Take(nil); !errors.Is(err, storage.ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}
-		if _, err := s.Commit(context.Background(), []storage.Write{{Key: "a", Value: []byte("1")}}); !errors.Is(err, storage.ErrClosed) {
+		_, err = s.Commit(context.Background(), []storage.Write{{Key: "a", Value: []byte("1")}})
+		if !errors.Is(err, storage.ErrClosed) {
 			t.Errorf("Commit after Close: %v", err)
 		}
 	})
 }
 
-// Cursors of any prefix, from any time, deliver what the history holds for them
-// and nothing else, in order; snapshots of any revision are what the events up to
-// it make (CRD-061, CRD-062). Random operations are compared with a plain model,
-// in memory and on disk.
+// TestRandomAgainstModel checks random operations against a simple model, in memory and on disk. Cursors of any
+// prefix and start deliver exactly the events of the history, in order. A snapshot of any revision is the result of
+// the events up to it (CRD-061, CRD-062).
 func TestRandomAgainstModel(t *testing.T) {
 	for seed := range uint64(12) {
 		each(t, Options{recentBytes: 6 << 10, memTable: 64 << 10}, func(t *testing.T, s *Store) {
 			r := rand.New(rand.NewPCG(seed, 6))
-			var log []string                  // rendered events; log[i] is of revision i+2
+			var log []string                  // rendered events; log[i] has revision i+2
 			var keys []string                 // their keys
-			states := []map[string]string{{}} // by revision-1
+			states := []map[string]string{{}} // rendered records by key, indexed by revision-1
 			oldest := int64(1)
 			for range 300 {
 				switch r.IntN(12) {
@@ -384,7 +390,7 @@ func checkState(t *testing.T, s *Store, states []map[string]string, oldest int64
 			expect = append(expect, v)
 		}
 	}
-	slices.SortFunc(expect, func(a, b string) int { // by key: "=" sorts above digits
+	slices.SortFunc(expect, func(a, b string) int { // compare keys only: "=" sorts after digits
 		return slices.Compare(slices.Collect(keyOf(a)), slices.Collect(keyOf(b)))
 	})
 	want(t, list(snapshot, prefix, ""), expect...)
@@ -430,8 +436,8 @@ func checkWatch(t *testing.T, s *Store, log, keys []string, oldest int64, r *ran
 	want(t, got, expect...)
 }
 
-// What history has forgotten takes no more memory, even if nothing more is written.
-func TestCompactedHistoryIsLetGo(t *testing.T) {
+// TestCompactedHistoryIsReleased checks that compacted history becomes garbage even if there are no further writes.
+func TestCompactedHistoryIsReleased(t *testing.T) {
 	c := newClock()
 	each(t, Options{Now: c.Now, After: c.After}, func(t *testing.T, s *Store) {
 		put(t, s, "a", "1")

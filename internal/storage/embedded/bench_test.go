@@ -14,9 +14,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// sampleValue is a value that compresses about as real objects do.
+// sampleValue returns a value that compresses about as well as real objects.
 func sampleValue(i int) []byte {
-	b := fmt.Appendf(nil, `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"object-%06d","uid":"%016x"}`, i, uint64(i+1)*0x9e3779b97f4a7c15)
+	b := fmt.Appendf(nil,
+		`{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"object-%06d","uid":"%016x"}`,
+		i, uint64(i+1)*0x9e3779b97f4a7c15)
 	for j := 0; len(b) < 2000; j++ {
 		b = fmt.Appendf(b, `,"field-%d":"%016x"`, j, (uint64(i)<<20+uint64(j)+1)*0xbf58476d1ce4e5b9)
 	}
@@ -27,7 +29,7 @@ func sampleKey(i int) string {
 	return fmt.Sprintf("stable.example.com/crontabs/default/object-%06d", i)
 }
 
-// fillStore creates n records, many at a time.
+// fillStore creates n records, 100 in each commit.
 func fillStore(tb testing.TB, s *Store, n int) {
 	tb.Helper()
 	for i := 0; i < n; {
@@ -41,9 +43,9 @@ func fillStore(tb testing.TB, s *Store, n int) {
 	}
 }
 
-// BenchmarkFdatasync is the floor under a commit on disk: append and fdatasync.
+// BenchmarkFdatasync measures the lower bound of a commit on disk: a write and fdatasync.
 func BenchmarkFdatasync(b *testing.B) {
-	f, err := os.Create(b.TempDir() + "/floor")
+	f, err := os.Create(b.TempDir() + "/file")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -59,7 +61,7 @@ func BenchmarkFdatasync(b *testing.B) {
 	}
 }
 
-// BenchmarkCommit updates one of 10,000 records a time.
+// BenchmarkCommit measures updates of one of 10,000 records.
 func BenchmarkCommit(b *testing.B) {
 	for _, place := range []string{"memory", "disk"} {
 		for _, writers := range []int{1, 64} {
@@ -95,7 +97,7 @@ func benchmarkCommit(b *testing.B, s *Store, writers int) {
 	})
 }
 
-// BenchmarkOpen starts on stored records: the engine's share and the whole.
+// BenchmarkOpen measures opening a store with records, and the part of it that opens the engine.
 func BenchmarkOpen(b *testing.B) {
 	for _, n := range []int{0, 10000} {
 		dir := b.TempDir()
@@ -137,14 +139,15 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkWatch is a commit and its delivery to all cursors of its prefix, beside
-// 10,000 others on other prefixes.
+// BenchmarkWatch measures a commit and its delivery to all cursors of its prefix, with 10,000 other cursors on other
+// prefixes.
 func BenchmarkWatch(b *testing.B) {
 	for _, n := range []int{1, 100, 500} {
 		b.Run(fmt.Sprintf("cursors=%d", n), func(b *testing.B) {
 			s := open(b, Options{})
 			for i := range 10000 {
-				c, err := s.Watch(context.Background(), fmt.Sprintf("stable.example.com/crontabs/other-%d/", i), s.Head().Revision())
+				prefix := fmt.Sprintf("stable.example.com/crontabs/other-%d/", i)
+				c, err := s.Watch(context.Background(), prefix, s.Head().Revision())
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -171,7 +174,7 @@ func BenchmarkWatch(b *testing.B) {
 	}
 }
 
-// drainCursor reads c to its end.
+// drainCursor reads c until it ends.
 func drainCursor(c *storage.Cursor, seen *atomic.Int64) {
 	defer c.Close()
 	var buf []*storage.Event

@@ -9,14 +9,15 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Nothing of a commit that was given up is kept, however long the log stands still.
-func TestWithdrawnCommitsAreLetGo(t *testing.T) {
-	over := make(chan time.Time)
-	close(over)
-	s := &Store{options: options{commitTimeout: func() <-chan time.Time { return over }}}
+// TestWithdrawnCommitsAreReleased checks that withdrawn commits are removed from the queue while the log is blocked.
+func TestWithdrawnCommitsAreReleased(t *testing.T) {
+	timedOut := make(chan time.Time)
+	close(timedOut)
+	s := &Store{options: options{commitTimeout: func() <-chan time.Time { return timedOut }}}
 	s.queue.init()
 	for range 3 {
-		if _, err := s.Commit(t.Context(), []storage.Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, storage.ErrUnavailable) {
+		_, err := s.Commit(t.Context(), []storage.Write{{Key: "/a", Value: []byte("large")}})
+		if !errors.Is(err, storage.ErrUnavailable) {
 			t.Fatal(err)
 		}
 	}
@@ -24,13 +25,14 @@ func TestWithdrawnCommitsAreLetGo(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	context.AfterFunc(ctx, func() {})
 	go func() {
-		<-s.queue.ready // it waits
+		<-s.queue.ready // the commit is in the queue
 		cancel()
 	}()
-	if _, err := s.Commit(ctx, []storage.Write{{Key: "/a", Value: []byte("large")}}); !errors.Is(err, context.Canceled) {
+	_, err := s.Commit(ctx, []storage.Write{{Key: "/a", Value: []byte("large")}})
+	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	if n := len(s.queue.waiting); n != 0 {
-		t.Errorf("%d are kept", n)
+		t.Errorf("%d commits are still in the queue, want 0", n)
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// iterations is how often a crash test runs: 10,000 times with CRASHTEST=1 (or as
-// often as CRASHTEST says), else few.
+// iterations returns how often a crash test runs. The environment variable CRASHTEST specifies the number, where 1
+// means 10,000. By default it is few.
 func iterations(few int) int {
 	switch v := os.Getenv("CRASHTEST"); v {
 	case "", "0":
@@ -35,34 +35,34 @@ func iterations(few int) int {
 	}
 }
 
-// witness remembers what was tried and what was acknowledged, across crashes.
+// witness records the attempted and acknowledged writes across crashes.
 type witness struct {
-	mu     sync.Mutex
-	tried  map[string][]string // "key=value" or "key-" for a deletion, to all writes of that commit
-	acked  map[int64]string    // by revision
-	newest int64               // acknowledged
-	number int
-	small  bool // no large values
+	mu          sync.Mutex
+	attempted   map[string][]string // names of writes (see writeName) to the names of all writes of the commit
+	acked       map[int64]string    // descriptions of acknowledged events by revision
+	newest      int64               // newest acknowledged revision
+	number      int
+	smallValues bool // do not write large values
 }
 
 func newWitness() *witness {
-	return &witness{tried: map[string][]string{}, acked: map[int64]string{}, newest: 1}
+	return &witness{attempted: map[string][]string{}, acked: map[int64]string{}, newest: 1}
 }
 
-// brief renders an event short; values begin with a unique number.
-func brief(e *storage.Event) string {
-	was := int64(0)
+// describe renders an event in short form. Values begin with a unique number.
+func describe(e *storage.Event) string {
+	previous := int64(0)
 	if e.Previous != nil {
-		was = e.Previous.Modified
+		previous = e.Previous.Modified
 	}
 	if e.Record == nil {
-		return fmt.Sprintf("%s- was %d", e.Key, was)
+		return fmt.Sprintf("%s- was %d", e.Key, previous)
 	}
-	return fmt.Sprintf("%s was %d", attempt(e.Key, e.Record.Value), was)
+	return fmt.Sprintf("%s was %d", writeName(e.Key, e.Record.Value), previous)
 }
 
-// attempt names a write.
-func attempt(key string, value []byte) string {
+// writeName returns a name for a write: key=number/size, or "key-" for a deletion.
+func writeName(key string, value []byte) string {
 	if value == nil {
 		return key + "-"
 	}
@@ -70,7 +70,7 @@ func attempt(key string, value []byte) string {
 	return fmt.Sprintf("%s=%s/%d", key, number, len(rest))
 }
 
-// plan makes up a commit against the head and notes it.
+// plan creates a random commit on the head and records it as attempted.
 func (w *witness) plan(s *Store, r *rand.Rand) []storage.Write {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,43 +85,43 @@ func (w *witness) plan(s *Store, r *rand.Rand) []storage.Write {
 		}
 		if now == nil || r.IntN(5) > 0 {
 			size := r.IntN(600)
-			if !w.small && r.IntN(20) == 0 {
-				size = r.IntN(8000) // the engine looks long for what is wrong with a large torn piece
+			if !w.smallValues && r.IntN(20) == 0 {
+				size = r.IntN(8000) // rare, because Pebble takes long to search a large torn chunk for the damage
 			}
 			write.Value = append(fmt.Appendf(nil, "%d ", w.number), bytes.Repeat([]byte{'x'}, size)...)
 		}
 		writes = append(writes, write)
-		names = append(names, attempt(write.Key, write.Value))
+		names = append(names, writeName(write.Key, write.Value))
 	}
 	for _, n := range names {
-		w.tried[n] = names
+		w.attempted[n] = names
 	}
 	return writes
 }
 
-// refused notes that writes must never be seen.
-func (w *witness) refused(writes []storage.Write) {
+// markRefused records that writes must never become visible.
+func (w *witness) markRefused(writes []storage.Write) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range writes {
-		if writes[i].Value != nil { // else the name is not unique
-			delete(w.tried, attempt(writes[i].Key, writes[i].Value))
+		if writes[i].Value != nil { // the names of deletions are not unique
+			delete(w.attempted, writeName(writes[i].Key, writes[i].Value))
 		}
 	}
 }
 
-// ack notes what was acknowledged.
+// ack records acknowledged events.
 func (w *witness) ack(events []*storage.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range events {
-		w.acked[e.Revision] = brief(e)
+		w.acked[e.Revision] = describe(e)
 		w.newest = max(w.newest, e.Revision)
 	}
 }
 
-// work commits until done is closed or the store fails.
-func (w *witness) work(s *Store, seed uint64, done <-chan struct{}, step func()) error {
+// run commits until done is closed or the store fails. It calls step after each commit.
+func (w *witness) run(s *Store, seed uint64, done <-chan struct{}, step func()) error {
 	r := rand.New(rand.NewPCG(seed, 2))
 	for {
 		select {
@@ -134,7 +134,7 @@ func (w *witness) work(s *Store, seed uint64, done <-chan struct{}, step func())
 		conflict := (*storage.ConflictError)(nil)
 		switch {
 		case errors.Is(err, storage.ErrUnavailable):
-			w.refused(writes)
+			w.markRefused(writes)
 		case err != nil && !errors.As(err, &conflict):
 			return err
 		}
@@ -143,7 +143,7 @@ func (w *witness) work(s *Store, seed uint64, done <-chan struct{}, step func())
 	}
 }
 
-// history reads all that s remembers.
+// history reads all events of s after a revision.
 func history(s *Store, after int64) ([]*storage.Event, error) {
 	c, err := s.Watch(context.Background(), "", after)
 	if err != nil {
@@ -160,8 +160,8 @@ func history(s *Store, after int64) ([]*storage.Event, error) {
 	}
 }
 
-// check compares a recovered store with what is known, and takes what it holds
-// for granted from now on. base is the oldest revision that may be asked for.
+// check compares a recovered store with the recorded writes. It then treats the store's events as acknowledged. base
+// is the oldest revision that can be read.
 func (w *witness) check(s *Store, base int64) error {
 	head := s.Head().Revision()
 	if head < w.newest {
@@ -185,24 +185,25 @@ func (w *witness) check(s *Store, base int64) error {
 			return fmt.Errorf("revision %d follows %d", e.Revision, base+int64(i))
 		}
 		if show(e.Previous) != show(now[e.Key]) {
-			return fmt.Errorf("revision %d replaces something else than what was there", e.Revision)
+			return fmt.Errorf("the previous record of revision %d differs from the state before it", e.Revision)
 		}
-		if acked, ok := w.acked[e.Revision]; ok && acked != brief(e) {
-			return fmt.Errorf("revision %d is %s, acknowledged was %s", e.Revision, brief(e), acked)
+		if acked, ok := w.acked[e.Revision]; ok && acked != describe(e) {
+			return fmt.Errorf("revision %d is %s, acknowledged was %s", e.Revision, describe(e), acked)
 		}
-		name, _, _ := strings.Cut(brief(e), " was ")
-		if w.tried[name] == nil {
-			return fmt.Errorf("revision %d is %s, which nobody wrote", e.Revision, name)
+		name, _, _ := strings.Cut(describe(e), " was ")
+		if w.attempted[name] == nil {
+			return fmt.Errorf("revision %d is %s, which was never written", e.Revision, name)
 		}
-		present[name] = e.Revision > base+2 && e.Record != nil // else its commit may begin before base, or its name is not unique
+		// Otherwise its commit may begin before base, or its name is not unique.
+		present[name] = e.Revision > base+2 && e.Record != nil
 		if now[e.Key] = e.Record; e.Record == nil {
 			delete(now, e.Key)
 		}
 	}
 	for name, whole := range present {
-		for _, other := range w.tried[name] {
+		for _, other := range w.attempted[name] {
 			if _, found := present[other]; whole && !strings.HasSuffix(other, "-") && !found {
-				return fmt.Errorf("%s was written and %s of the same commit was not", name, other)
+				return fmt.Errorf("%s was written, but %s of the same commit was not", name, other)
 			}
 		}
 	}
@@ -218,25 +219,24 @@ func sameState(s *storage.Snapshot, now map[string]*storage.Record) error {
 	for r := range s.Walk("", "") {
 		n++
 		if show(r) != show(now[r.Key]) {
-			return fmt.Errorf("the state and the history differ about %s", r.Key)
+			return fmt.Errorf("the state and the history of %s differ", r.Key)
 		}
 	}
 	if n != len(now) || n != s.Count("", "") {
-		return fmt.Errorf("the state has %d records, the history says %d", n, len(now))
+		return fmt.Errorf("the state has %d records, the history results in %d", n, len(now))
 	}
 	return nil
 }
 
-// life runs a store on fs under load and crashes it some time; it returns what is
-// left of the disk. kill ends the process only, so that nothing unsynced is lost
-// yet.
-func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
+// runAndCrash opens a store on fs, writes to it, and crashes it at a random time. It returns the disk after the crash.
+// With killOnly, only the process ends, so no unsynced data are lost yet.
+func (w *witness) runAndCrash(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
 	o := crashOptions(fs)
-	killed := make(chan time.Time) // nobody waits for what becomes of a killed process
-	renew := r.IntN(2) == 0        // HEAD, all the time
+	killed := make(chan time.Time) // ends the commits of a killed process
+	writeHeads := r.IntN(2) == 0   // write HEAD continuously, or not at all
 	o.diskAfter = func(d time.Duration) <-chan time.Time {
-		if d == headInterval && renew {
-			return at()
+		if d == headInterval && writeHeads {
+			return firedTimer()
 		}
 		return nil
 	}
@@ -259,24 +259,24 @@ func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, kil
 		}
 	}
 	done := make(chan struct{})
-	enough := make(chan struct{}, 1000)
+	steps := make(chan struct{}, 1000)
 	var writers sync.WaitGroup
 	for range 1 + r.IntN(4) {
 		seed := r.Uint64()
 		writers.Go(func() {
-			_ = w.work(s, seed, done, func() { // ends by done, or by the kill
+			_ = w.run(s, seed, done, func() { // ends when done is closed or the process is killed
 				select {
-				case enough <- struct{}{}:
+				case steps <- struct{}{}:
 				default:
 				}
 			})
 		})
 	}
 	for range r.IntN(60) {
-		<-enough
+		<-steps
 	}
 	mem := fs.FS.(*vfs.MemFS)
-	w.mu.Lock() // what is not acknowledged by now may be lost
+	w.mu.Lock() // commits acknowledged later may be lost
 	left := mem
 	if killOnly {
 		fs.dead.Store(true)
@@ -284,18 +284,17 @@ func (w *witness) life(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, kil
 	} else {
 		left = crash(t, mem, []int{0, 0, 10, 50, 90, 100}[r.IntN(6)], r)
 	}
-	acked := w.freeze()
+	acked := w.copyAcked()
 	w.mu.Unlock()
 	close(done)
 	writers.Wait()
-	w.thaw(acked)
+	w.restoreAcked(acked)
 	return left, nil
 }
 
-// freeze returns a copy of what is acknowledged, and thaw goes back to it: what
-// was acknowledged after a crash was so on a disk that is no more. The caller of
-// freeze holds mu.
-func (w *witness) freeze() map[int64]string {
+// copyAcked returns a copy of the acknowledged events. restoreAcked restores it after a crash, because later
+// acknowledgements were for a disk that no longer exists. The caller holds mu.
+func (w *witness) copyAcked() map[int64]string {
 	c := make(map[int64]string, len(w.acked))
 	for k, v := range w.acked {
 		c[k] = v
@@ -303,7 +302,7 @@ func (w *witness) freeze() map[int64]string {
 	return c
 }
 
-func (w *witness) thaw(acked map[int64]string) {
+func (w *witness) restoreAcked(acked map[int64]string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.acked, w.newest = acked, 1
@@ -316,16 +315,16 @@ func crashOptions(fs vfs.FS) Options {
 	return Options{Dir: "/var/data", FS: fs, memTable: 64 << 10, recentBytes: 20 << 10}
 }
 
-// lives crashes a store some times in a row.
-func lives(t *testing.T, seed uint64, n int, forget func(string, bool) bool) error {
+// runAndCrashRepeatedly runs and crashes a store n times.
+func runAndCrashRepeatedly(t *testing.T, seed uint64, n int, ignoreSync func(string, bool) bool) error {
 	r := rand.New(rand.NewPCG(seed, 1))
 	w := newWitness()
 	disk := vfs.NewCrashableMem()
 	base := int64(1)
 	for i := range n {
-		left, err := w.life(t, &faultFS{FS: disk, forget: forget}, &base, r, r.IntN(8) == 0)
+		left, err := w.runAndCrash(t, &faultFS{FS: disk, ignoreSync: ignoreSync}, &base, r, r.IntN(8) == 0)
 		if err != nil {
-			return fmt.Errorf("life %d: %w", i+1, err)
+			return fmt.Errorf("run %d: %w", i+1, err)
 		}
 		disk = left
 	}
@@ -336,12 +335,12 @@ func lives(t *testing.T, seed uint64, n int, forget func(string, bool) bool) err
 	return errors.Join(w.check(s, base), s.Close())
 }
 
-// Nothing acknowledged is lost by a crash, nothing is invented, no commit is torn,
-// and the history has neither gap nor repeat (CRD-071).
+// TestCrash checks stores after crashes. They contain all acknowledged commits, no others and no partial ones, and
+// their history has no gap and no duplicate (CRD-071).
 func TestCrash(t *testing.T) {
 	const inARow = 10
 	for seed := range uint64(iterations(300) / inARow) {
-		if err := lives(t, seed, inARow, nil); err != nil {
+		if err := runAndCrashRepeatedly(t, seed, inARow, nil); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}

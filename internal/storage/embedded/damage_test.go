@@ -11,8 +11,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// A store whose engine has failed may be tried again; one in which damage has been found may not.
-func TestDamageIsNotPassing(t *testing.T) {
+// TestDamageIsPermanent checks that operations on a store whose engine has failed return ErrUnavailable, which can be
+// retried, and on a damaged store a DamageError, which cannot.
+func TestDamageIsPermanent(t *testing.T) {
 	o := Options{Health: &Health{}}
 	o.Now, o.Logger = time.Now, slog.New(slog.DiscardHandler)
 	l := newDisk(o, vfs.NewMem(), "d", nil)
@@ -22,12 +23,12 @@ func TestDamageIsNotPassing(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.install(l.current, l.damage("the index", nil))
-	for what, err := range map[string]error{
-		"a write":            l.Append(t.Context(), write),
-		"a look at the past": l.useHistory(func(*engine) error { return nil }),
+	for method, err := range map[string]error{
+		"Append":     l.Append(t.Context(), write),
+		"useHistory": l.useHistory(func(*engine) error { return nil }),
 	} {
 		if damage := (*DamageError)(nil); !errors.As(err, &damage) || errors.Is(err, storage.ErrUnavailable) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: got %v, want a DamageError", method, err)
 		}
 	}
 }

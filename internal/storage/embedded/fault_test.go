@@ -17,9 +17,9 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Each kind of sync is needed: a disk that ignores one loses data, and the crash
-// test finds out (CRD-071).
-func TestForgottenSyncIsNoticed(t *testing.T) {
+// TestMissingSyncIsDetected checks that each kind of sync is necessary: on a disk that ignores it, the crash test
+// finds a loss (CRD-071).
+func TestMissingSyncIsDetected(t *testing.T) {
 	kinds := map[string]func(name string, dir bool) bool{
 		"log":        func(name string, _ bool) bool { return strings.HasSuffix(name, ".log") },
 		"tables":     func(name string, _ bool) bool { return strings.HasSuffix(name, ".sst") },
@@ -30,34 +30,34 @@ func TestForgottenSyncIsNoticed(t *testing.T) {
 			return dir && path.Base(name) != "data" && path.Base(name) != "engine"
 		},
 	}
-	for kind, forget := range kinds {
+	for kind, ignoreSync := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			for seed := range uint64(60) {
-				if err := lives(t, seed, 4, forget); err != nil {
+				if err := runAndCrashRepeatedly(t, seed, 4, ignoreSync); err != nil {
 					t.Log("found: ", err)
 					return
 				}
 			}
-			t.Error("nothing was lost")
+			t.Error("the crash test has found no loss")
 		})
 	}
 }
 
-// HEAD is durable when Close returns, and so is what it says (CRD-071).
-func TestForgottenSyncOfHeadIsNoticed(t *testing.T) {
+// TestMissingSyncOfHeadIsDetected checks that HEAD and the revision in it are durable when Close returns (CRD-071).
+func TestMissingSyncOfHeadIsDetected(t *testing.T) {
 	kinds := map[string]func(name string, dir bool) bool{
 		"none": nil,
 		"file": func(name string, dir bool) bool { return path.Base(name) == "HEAD.new" },
 		"name": func(name string, dir bool) bool { return dir && path.Base(name) == "data" },
 	}
-	for kind, forget := range kinds {
+	for kind, ignoreSync := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			disk := vfs.NewCrashableMem()
 			o := crashOptions(disk)
-			s := open(t, o) // the names of the directories are synced here
+			s := open(t, o) // syncs the names of the directories
 			put(t, s, "a", "1")
 			s.Close()
-			o.FS = &faultFS{FS: disk, forget: forget}
+			o.FS = &faultFS{FS: disk, ignoreSync: ignoreSync}
 			s = open(t, o)
 			put(t, s, "a", "2")
 			if err := s.Close(); err != nil {
@@ -69,69 +69,70 @@ func TestForgottenSyncOfHeadIsNoticed(t *testing.T) {
 				defer l.Close()
 			}
 			if whole := err == nil && l.head.revision == 3; whole != (kind == "none") {
-				t.Errorf("whole: %v, %v", whole, err)
+				t.Errorf("HEAD is complete: %v, %v", whole, err)
 			}
 		})
 	}
 }
 
-// flaky is a disk that fails writes now and then, and is repaired when the log has tried a
-// few times to open the engine again.
-type flaky struct {
+// flakyFS is a disk on which random writes fail. It recovers after the log has tried several times to reopen the
+// engine.
+type flakyFS struct {
 	*faultFS
-	mu      sync.Mutex
-	random  *rand.Rand
-	retries int
-	mended  bool
+	mu       sync.Mutex
+	random   *rand.Rand
+	retries  int
+	repaired bool
 }
 
-// mend makes it a good disk.
-func (f *flaky) mend() {
+// repair ends all failures.
+func (f *flakyFS) repair() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.mended = true
+	f.repaired = true
 	f.failAt.Store(0)
 }
 
-// pause is Options.pause.
-func (f *flaky) pause(d time.Duration) <-chan time.Time {
+// diskAfter implements Options.diskAfter.
+func (f *flakyFS) diskAfter(d time.Duration) <-chan time.Time {
 	if d == checkInterval {
 		return nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if d == headInterval {
-		if at := f.failAt.Load(); !f.sticky.Load() && at > 0 && f.ops.Load() > at { // a write of HEAD may have met the failure
+		// A write of HEAD, which does not fail the engine, may have met the failure.
+		if at := f.failAt.Load(); !f.sticky.Load() && at > 0 && f.ops.Load() > at {
 			f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
 		}
-		return at()
+		return firedTimer()
 	}
-	if f.retries--; d != compactionDelay && f.retries <= 0 && !f.mended {
+	if f.retries--; d != compactionDelay && f.retries <= 0 && !f.repaired {
 		f.retries = f.random.IntN(4)
 		f.sticky.Store(f.random.IntN(2) == 0)
 		f.failAt.Store(f.ops.Load() + 1 + f.random.Int64N(250))
 	}
-	return at()
+	return firedTimer()
 }
 
-// at is a time that has come.
-func at() <-chan time.Time {
+// firedTimer returns a channel that receives at once.
+func firedTimer() <-chan time.Time {
 	now := make(chan time.Time)
 	close(now)
 	return now
 }
 
-// A disk fails now and then, once or for a while. What was acknowledged is there, what was refused
-// is not and never will be, the tree is what is on disk, and writes go on without a restart: as
-// long as the store is open and after a power failure (CRD-071).
-func TestDiskThatFailsNowAndThen(t *testing.T) {
+// TestIntermittentDiskFailures checks a store on a disk that fails at random, once or for a while. All acknowledged
+// commits are present and no refused ones. The tree equals the content of the disk, and writes continue without a
+// restart. This holds while the store is open and after a power failure (CRD-071).
+func TestIntermittentDiskFailures(t *testing.T) {
 	failures := int64(0)
 	for i := range min(iterations(25), 500) {
 		r := rand.New(rand.NewPCG(uint64(i), 3))
 		mem := vfs.NewCrashableMem()
-		fs := &flaky{faultFS: &faultFS{FS: mem}, random: rand.New(rand.NewPCG(uint64(i), 5))}
+		fs := &flakyFS{faultFS: &faultFS{FS: mem}, random: rand.New(rand.NewPCG(uint64(i), 5))}
 		o := crashOptions(fs.faultFS)
-		o.diskAfter, o.commitTimeout, o.Health = fs.pause, func() <-chan time.Time { return nil }, new(Health)
+		o.diskAfter, o.commitTimeout, o.Health = fs.diskAfter, func() <-chan time.Time { return nil }, new(Health)
 		s, err := Open(o)
 		if err != nil {
 			t.Fatalf("run %d: %v", i, err)
@@ -140,7 +141,7 @@ func TestDiskThatFailsNowAndThen(t *testing.T) {
 		w := newWitness()
 		done := make(chan struct{})
 		steps := 0
-		err = w.work(s, uint64(i), done, func() {
+		err = w.run(s, uint64(i), done, func() {
 			if steps++; steps == 300 {
 				close(done)
 			}
@@ -149,9 +150,9 @@ func TestDiskThatFailsNowAndThen(t *testing.T) {
 			t.Fatalf("run %d: %v", i, err)
 		}
 		failures += o.Health.Failures()
-		fs.mend()
+		fs.repair()
 		for err = w.check(s, 1); errors.Is(err, storage.ErrUnavailable); err = w.check(s, 1) {
-			runtime.Gosched() // the store is about to be opened again
+			runtime.Gosched() // the store is being reopened
 		}
 		if err != nil {
 			t.Fatalf("run %d: the open store: %v", i, err)
@@ -166,16 +167,15 @@ func TestDiskThatFailsNowAndThen(t *testing.T) {
 		}
 	}
 	if failures < 50 {
-		t.Errorf("the disk failed only %d times", failures)
+		t.Errorf("the disk failed %d times, want at least 50", failures)
 	}
 }
 
-// A byte that flips anywhere is either without effect or reported; wrong data are
-// never served (CRD-071).
+// TestDamage checks that a flipped byte anywhere has no effect or is reported. Wrong data are never returned (CRD-071).
 func TestDamage(t *testing.T) {
 	disk := vfs.NewCrashableMem()
 	w := newWitness()
-	w.small = true // the engine looks long for the bit that flipped in a large chunk
+	w.smallValues = true // Pebble takes long to search a large chunk for the flipped bit
 	r := rand.New(rand.NewPCG(1, 4))
 	s := open(t, crashOptions(disk))
 	for i := range 400 {
@@ -194,11 +194,11 @@ func TestDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := disk.CrashClone(vfs.CrashCloneCfg{})
-	t.Run("after an orderly end", func(t *testing.T) { damageAll(t, w, ended, r, true) })
+	t.Run("after Close", func(t *testing.T) { damageAll(t, w, ended, r, true) })
 	t.Run("after a crash", func(t *testing.T) { damageAll(t, w, live, r, false) })
 }
 
-// A file of the engine that is not there is damage, too, and is told with what to do.
+// TestMissingFile checks that a missing manifest is reported as a DamageError.
 func TestMissingFile(t *testing.T) {
 	disk := vfs.NewCrashableMem()
 	s := open(t, crashOptions(disk))
@@ -224,7 +224,7 @@ func TestMissingFile(t *testing.T) {
 }
 
 // damageAll flips bytes in each file of the data directory, one at a time.
-func damageAll(t *testing.T, w *witness, disk *vfs.MemFS, r *rand.Rand, orderly bool) {
+func damageAll(t *testing.T, w *witness, disk *vfs.MemFS, r *rand.Rand, closed bool) {
 	reported := map[string]int{}
 	for _, dir := range []string{"/var/data", "/var/data/engine"} {
 		names, err := disk.List(dir)
@@ -237,7 +237,7 @@ func damageAll(t *testing.T, w *witness, disk *vfs.MemFS, r *rand.Rand, orderly 
 				kind = name[i:]
 			}
 			for range min(iterations(6), 500) {
-				if damageOne(t, w, disk, dir+"/"+name, r, orderly) {
+				if damageOne(t, w, disk, dir+"/"+name, r, closed) {
 					reported[kind]++
 				}
 			}
@@ -246,13 +246,13 @@ func damageAll(t *testing.T, w *witness, disk *vfs.MemFS, r *rand.Rand, orderly 
 	t.Log("reported: ", reported)
 	for _, kind := range []string{".sst", ".log", "MANIFEST"} {
 		if reported[kind] == 0 {
-			t.Errorf("no damage of a %s file was reported", kind)
+			t.Errorf("no damage to a %s file was reported", kind)
 		}
 	}
 }
 
-// damageOne flips a byte and says whether that was noticed.
-func damageOne(t *testing.T, w *witness, disk *vfs.MemFS, name string, r *rand.Rand, orderly bool) bool {
+// damageOne flips a byte and reports whether the damage was detected.
+func damageOne(t *testing.T, w *witness, disk *vfs.MemFS, name string, r *rand.Rand, closed bool) bool {
 	clone := disk.CrashClone(vfs.CrashCloneCfg{})
 	info, err := clone.Stat(name)
 	if err != nil {
@@ -273,7 +273,7 @@ func damageOne(t *testing.T, w *witness, disk *vfs.MemFS, name string, r *rand.R
 	}
 	defer s.Close()
 	acked, newest := w.acked, w.newest
-	if !orderly { // a damaged end looks like one that the crash cut off
+	if !closed { // damage at the end looks like the effect of a crash
 		w.newest = min(newest, s.Head().Revision())
 	}
 	err = w.check(s, 1)
@@ -285,14 +285,15 @@ func damageOne(t *testing.T, w *witness, disk *vfs.MemFS, name string, r *rand.R
 	return err != nil
 }
 
-// Whoever comes second is told so, and the first goes on (serve).
+// TestInUse checks that a second Open of a directory returns an InUseError, and that the first store continues to work
+// (serve).
 func TestInUse(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	s := open(t, o)
 	put(t, s, "a", "1")
 	_, err := Open(o)
-	var used *InUseError
-	if !errors.As(err, &used) {
+	var inUse *InUseError
+	if !errors.As(err, &inUse) {
 		t.Fatalf("the second Open: %v", err)
 	}
 	put(t, s, "a", "2")

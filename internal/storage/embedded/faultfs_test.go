@@ -11,19 +11,19 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-var errDisk = errors.New("the disk is gone")
+var errDisk = errors.New("the disk has failed")
 
-// faultFS is a disk that forgets and fails on cue.
+// faultFS is a file system that ignores syncs and fails writes on request.
 type faultFS struct {
 	vfs.FS
-	forget func(path string, dir bool) bool // syncs that are not carried out
-	ops    atomic.Int64                     // writing operations so far
-	failAt atomic.Int64                     // the operation that fails; 0: none
-	sticky atomic.Bool                      // so do all later ones
-	dead   atomic.Bool                      // the process was killed: nothing has an effect any more
+	ignoreSync func(path string, dir bool) bool // reports whether to ignore a sync
+	ops        atomic.Int64                     // number of writing operations so far
+	failAt     atomic.Int64                     // number of the operation that fails; 0 means none
+	sticky     atomic.Bool                      // all later operations fail as well
+	dead       atomic.Bool                      // the process has been killed: operations have no effect
 }
 
-// write counts a writing operation and says whether it fails.
+// write counts a writing operation and returns an error if it must fail.
 func (f *faultFS) write() error {
 	n := f.ops.Add(1)
 	at := f.failAt.Load()
@@ -75,7 +75,7 @@ func (f *faultFS) Remove(name string) error {
 	return f.FS.Remove(name)
 }
 
-// Lock is one that goes with the process.
+// Lock does nothing, because the lock of a killed process does not survive it.
 func (f *faultFS) Lock(string) (io.Closer, error) { return io.NopCloser(nil), nil }
 
 func (f *faultFS) Unwrap() vfs.FS { return f.FS }
@@ -98,7 +98,7 @@ func (f *faultFile) Sync() error {
 	if err := f.fs.write(); err != nil {
 		return err
 	}
-	if f.fs.forget != nil && f.fs.forget(f.name, f.dir) {
+	if f.fs.ignoreSync != nil && f.fs.ignoreSync(f.name, f.dir) {
 		return nil
 	}
 	return f.File.Sync()
@@ -108,23 +108,22 @@ func (f *faultFile) SyncData() error { return f.Sync() }
 
 func (f *faultFile) SyncTo(int64) (bool, error) { return true, f.Sync() }
 
-// crash returns what a power failure leaves of fs: what was synced, and of the
-// rest some files and blocks, torn at sectors.
+// crash returns the disk after a power failure: all synced data, and some of the other files and blocks, torn at
+// sectors.
 func crash(t testing.TB, fs *vfs.MemFS, percent int, r *rand.Rand) *vfs.MemFS {
 	t.Helper()
 	clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: r})
 	if percent == 0 {
 		return clone
 	}
-	// What is synced by now may not have been when clone was made, but not the
-	// other way round.
+	// Data synced when clone was made are also synced now, but not the other way round.
 	tear(t, clone, fs.CrashClone(vfs.CrashCloneCfg{}), "", r)
 	return clone.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: r})
 }
 
 const sector = 512
 
-// tear blanks sectors of the files below path that lie beyond what is synced.
+// tear clears sectors beyond the synced part of the files below path.
 func tear(t testing.TB, fs, synced *vfs.MemFS, path string, r *rand.Rand) {
 	names, err := fs.List("/" + path)
 	if err != nil {

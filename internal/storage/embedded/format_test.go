@@ -15,8 +15,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// formerValue is what the program of before stored for an object, byte for byte.
-func formerValue(t *testing.T) (value, js string) {
+// valueV1 returns an object's value as the previous version stored it, and the object's JSON.
+func valueV1(t *testing.T) (value, js string) {
 	t.Helper()
 	header, err := hex.DecodeString("01020600" + "0e000000" + "37000000" + "42000000" + "8877665544332211")
 	if err != nil {
@@ -26,7 +26,7 @@ func formerValue(t *testing.T) (value, js string) {
 	return string(header) + js, js
 }
 
-// engineDo opens the engine of a store that is closed.
+// engineDo opens the Pebble store of a closed store.
 func engineDo(t *testing.T, fs vfs.FS, do func(*pebble.DB)) {
 	t.Helper()
 	db, err := pebble.Open("data/engine", &pebble.Options{FS: fs, FormatMajorVersion: pebble.FormatNewest})
@@ -39,9 +39,10 @@ func engineDo(t *testing.T, fs vfs.FS, do func(*pebble.DB)) {
 	}
 }
 
-// A directory of the program of before opens, its history included; from then on that program would refuse it.
-func TestFormerFormat(t *testing.T) {
-	value, js := formerValue(t)
+// TestPreviousFormat checks that a directory in the previous format opens with its history, and is then marked so that
+// the previous version refuses it.
+func TestPreviousFormat(t *testing.T) {
+	value, js := valueV1(t)
 	o := Options{Dir: "data", FS: vfs.NewMem()}
 	s, err := Open(o)
 	if err != nil {
@@ -94,8 +95,8 @@ func TestFormerFormat(t *testing.T) {
 	})
 }
 
-// bound is a codec that binds values to their keys.
-func bound() storage.Codec {
+// keyBoundCodec returns a codec that binds values to their keys.
+func keyBoundCodec() storage.Codec {
 	return storage.Codec{
 		Seal: func(key string, value []byte) ([]byte, error) {
 			sealed := []byte(key + "\x00" + string(value))
@@ -107,26 +108,27 @@ func bound() storage.Codec {
 			slices.Reverse(data)
 			value, ok := strings.CutPrefix(string(data), key+"\x00")
 			if !ok {
-				return nil, errors.New("this is not a value of " + key)
+				return nil, errors.New("not a value of " + key)
 			}
 			return []byte(value), nil
 		},
 	}
 }
 
-// Below a prefix that has a codec, values lie on disk as it seals them, and nobody above sees that.
+// TestCodec checks that values below a prefix with a codec are stored encoded, and that readers get the original
+// values.
 func TestCodec(t *testing.T) {
-	o := Options{Dir: "data", FS: vfs.NewMem(), recentBytes: 1, Codecs: storage.Codecs{"secrets/": bound(), "": {}}}
+	o := Options{Dir: "data", FS: vfs.NewMem(), recentBytes: 1, Codecs: storage.Codecs{"secrets/": keyBoundCodec(), "": {}}}
 	s, err := Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	put(t, s, "secrets/a", "hidden")
 	put(t, s, "secrets/a", "hidden too")
-	put(t, s, "plain/a", "to be seen")
+	put(t, s, "plain/a", "visible")
 	check := func(s *Store) {
 		t.Helper()
-		want(t, list(s.Head(), "", ""), "plain/a=to be seen@4/4", "secrets/a=hidden too@2/3")
+		want(t, list(s.Head(), "", ""), "plain/a=visible@4/4", "secrets/a=hidden too@2/3")
 		old, err := s.At(context.Background(), 2)
 		if err != nil {
 			t.Fatal(err)
@@ -143,8 +145,9 @@ func TestCodec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if seen := bytes.Contains(v, []byte("hidden")); seen || key == "plain/a" && !bytes.HasSuffix(v, []byte("to be seen")) {
-				t.Errorf("%s lies as %q", key, v)
+			readable := key != "plain/a" || bytes.HasSuffix(v, []byte("visible"))
+			if bytes.Contains(v, []byte("hidden")) || !readable {
+				t.Errorf("%s is stored as %q", key, v)
 			}
 			_ = closer.Close()
 		}
@@ -156,8 +159,9 @@ func TestCodec(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	o.Codecs = storage.Codecs{"secrets/": {Open: func(string, []byte) ([]byte, error) { return nil, errors.New("no key") }}}
+	noKey := func(string, []byte) ([]byte, error) { return nil, errors.New("no key") }
+	o.Codecs = storage.Codecs{"secrets/": {Open: noKey}}
 	if _, err := Open(o); err == nil || !strings.Contains(err.Error(), "no key") {
-		t.Errorf("opened without the key: %v", err)
+		t.Errorf("open without the key: got %v", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/storagetest"
 )
 
-// Reads and writes of many clients, through a disk that fails for a while or for good, a
-// crash and a restart, are linearizable (CRD-053, CRD-071).
+// TestLinearizable checks that concurrent reads and writes are linearizable. The disk fails for a while or
+// permanently, and the store crashes and is reopened (CRD-053, CRD-071).
 func TestLinearizable(t *testing.T) {
 	for seed := range uint64(iterations(25)) {
 		r := rand.New(rand.NewPCG(seed, 5))
@@ -21,19 +21,19 @@ func TestLinearizable(t *testing.T) {
 		fs := &faultFS{FS: disk}
 		fs.sticky.Store(true)
 		fs.failAt.Store(40 + r.Int64N(400))
-		heals, enough, tries := r.IntN(2) == 0, make(chan time.Time), 0
-		var mu sync.Mutex // two loops pause
-		pause := func(d time.Duration) <-chan time.Time {
+		recovers, timeout, tries := r.IntN(2) == 0, make(chan time.Time), 0
+		var mu sync.Mutex // two goroutines call diskAfter
+		diskAfter := func(d time.Duration) <-chan time.Time {
 			if d == checkInterval {
 				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			switch tries++; {
-			case tries > 2 && heals:
+			case tries > 2 && recovers:
 				fs.failAt.Store(0)
 			case tries == 3:
-				close(enough) // whoever waits is told that it is not known
+				close(timeout) // waiting commits return ErrInDoubt
 				return nil
 			}
 			now := make(chan time.Time)
@@ -46,13 +46,13 @@ func TestLinearizable(t *testing.T) {
 				place = crash(t, disk, 50, r)
 			}
 			o := crashOptions(place)
-			o.diskAfter, o.commitTimeout = pause, func() <-chan time.Time { return enough }
+			o.diskAfter, o.commitTimeout = diskAfter, func() <-chan time.Time { return timeout }
 			if place != vfs.FS(fs) {
 				o.diskAfter, o.commitTimeout = nil, nil
 			}
 			s, err := Open(o)
 			if place == vfs.FS(fs) && errors.Is(err, errDisk) {
-				continue // the disk did not last that long
+				continue // the disk has already failed
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -11,10 +11,10 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// damageKinds are what a bad disk or a mistaken operator does to a directory. Each returns what it did, or "" where
-// there is nothing to do it to.
+// damageKinds are kinds of damage by a bad disk or an operator's mistake. Each function returns a description, or "" if
+// it found nothing to damage.
 var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
-	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // cut off
+	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // truncated
 		name := newestLog(t, fs)
 		text := content(t, fs, name)
 		at := r.IntN(len(text) + 1)
@@ -31,7 +31,7 @@ var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 		at := r.IntN(len(text))
 		text[at] ^= 1 << r.IntN(8)
 		replaceFile(t, fs, name, text)
-		return fmt.Sprintf("a bit of byte %d of %d of %s", at, len(text), name)
+		return fmt.Sprintf("flipped a bit of byte %d of %d of %s", at, len(text), name)
 	},
 	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // zeroed blocks
 		name := newestLog(t, fs)
@@ -43,15 +43,15 @@ var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 		end := min(len(text), at+sector*(1+r.IntN(8)))
 		clear(text[at:end])
 		replaceFile(t, fs, name, text)
-		return fmt.Sprintf("zeroes from %d to %d of %d of %s", at, end, len(text), name)
+		return fmt.Sprintf("zeroed %d to %d of %d of %s", at, end, len(text), name)
 	},
-	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // a log that is gone
+	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // a missing log
 		logs := engineFiles(t, fs, ".log")
 		name := logs[r.IntN(len(logs))]
 		removeFile(t, fs, name)
 		return fmt.Sprintf("removed %s of %v", name, logs)
 	},
-	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // a table that is gone
+	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // a missing table
 		tables := engineFiles(t, fs, ".sst")
 		if len(tables) == 0 {
 			return ""
@@ -60,26 +60,26 @@ var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 		removeFile(t, fs, name)
 		return "removed " + name
 	},
-	func(t testing.TB, fs, older vfs.FS, _ *rand.Rand) string { // an older copy of the engine beside HEAD
+	func(t testing.TB, fs, older vfs.FS, _ *rand.Rand) string { // an older copy of the engine with the current HEAD
 		for name := range contents(t, fs, "/var/data/engine") {
 			removeFile(t, fs, name)
 		}
 		for name, text := range contents(t, older, "/var/data/engine") {
 			replaceFile(t, fs, name, []byte(text))
 		}
-		return "an older copy"
+		return "replaced the engine by an older copy"
 	},
 	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // HEAD
 		text := content(t, fs, "/var/data/HEAD")
 		at := r.IntN(len(text))
 		text[at] ^= byte(1 + r.IntN(255))
 		replaceFile(t, fs, "/var/data/HEAD", text)
-		return fmt.Sprintf("byte %d of HEAD", at)
+		return fmt.Sprintf("changed byte %d of HEAD", at)
 	},
 }
 
-// Damage at random places after a crash: a loss is refused, and can be accepted by name; or it lies behind HEAD, and is
-// logged once with the last revision. No refused start changes a file (CRD-071).
+// TestRandomLoss checks damage at random places after a crash. A loss before HEAD is refused, and can be accepted by its
+// revision. A loss after HEAD is logged once with the last revision. A refused start changes no file (CRD-071).
 func TestRandomLoss(t *testing.T) {
 	counts := map[string]int{}
 	for seed := range uint64(min(iterations(150), 5000)) {
@@ -102,21 +102,21 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 	older := r.image()
 	for range 1 + random.IntN(3) {
 		r.write(random.IntN(60), random)
-		r.confirm()
+		r.writeHead()
 	}
 	r.write(random.IntN(20), random)
 	if random.IntN(4) > 0 {
-		r.settle() // after a rotation
+		r.waitForHead() // the log may have been rotated
 	}
 	fs := r.image()
-	confirmed := inspected(t, fs).head
-	what := damageKinds[random.IntN(len(damageKinds))](t, fs, older, random)
+	confirmed := inspect(t, fs).head
+	damaged := damageKinds[random.IntN(len(damageKinds))](t, fs, older, random)
 	defer func() {
 		if t.Failed() {
-			t.Log(what, ": ", outcome)
+			t.Log(damaged, ": ", outcome)
 		}
 	}()
-	if what == "" {
+	if damaged == "" {
 		return "nothing"
 	}
 	before, err := newDisk(withDefaults(Options{}), fs, "/var/data", nil).inspect()
@@ -126,11 +126,12 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 		last := s.Head().Revision()
 		want(t, list(s.Head(), "", ""), r.states[last]...)
 		if last < confirmed.revision && before.head.revision != 0 {
-			t.Errorf("HEAD says %d, and the store opened at %d", confirmed.revision, last)
+			t.Errorf("the store opened at revision %d, but HEAD confirms %d", last, confirmed.revision)
 		}
-		if err == nil && last < r.s.Head().Revision() && !cleanly(before, confirmed) {
+		if err == nil && last < r.s.Head().Revision() && !looksUnwritten(before, confirmed) {
 			if n := strings.Count(lines.String(), fmt.Sprintf("last=%d ", last)); n != 1 {
-				t.Errorf("opened at %d of %d with %d warnings: %s", last, r.s.Head().Revision(), n, lines)
+				t.Errorf("opened at revision %d of %d with %d warnings, want 1: %s",
+					last, r.s.Head().Revision(), n, lines)
 			}
 			return "logged"
 		}
@@ -140,46 +141,47 @@ func randomLoss(t *testing.T, seed uint64) (outcome string) {
 	if !errors.As(openErr, &damage) {
 		t.Fatal(openErr)
 	}
-	last := r.refused(fs)
+	last := r.checkRefused(fs)
 	if last == 0 {
 		return "refused"
 	}
-	r.accepted(fs, last)
+	r.checkAccepted(fs, last)
 	return "accepted"
 }
 
-// cleanly reports whether the rest of the log looks like one that was never written: it is cut where a record ends, or a
-// log file that HEAD does not name yet is missing.
-func cleanly(s *survey, confirmed head) bool {
+// looksUnwritten reports whether the rest of the log looks as if it had never been written. The log then ends after a
+// complete record, or a log file is missing that is not in HEAD yet.
+func looksUnwritten(s *survey, confirmed head) bool {
 	newest := len(s.logs) - 1
 	return newest >= 0 && s.logs[newest].end == nil && s.logs[newest].number >= confirmed.log
 }
 
-// Each log file between others is missed.
+// TestMissingLogFiles checks that each missing log file before the newest is detected.
 func TestMissingLogFiles(t *testing.T) {
 	r := newRecorded(t, 16<<10)
 	random := rand.New(rand.NewPCG(1, 12))
 	images := []*vfs.MemFS{}
-	for range 200 { // some image has several logs, those of memtables that are being written to tables
+	for range 200 { // some images have several logs, while memtables are being flushed
 		r.write(5, random)
 		images = append(images, r.image())
 	}
-	confirmed := r.confirm()
+	confirmed := r.writeHead()
 	tried := 0
 	for _, fs := range images {
-		s := inspected(t, fs)
+		s := inspect(t, fs)
 		for i := range s.logs {
 			if s.logs[i].first == 0 || s.logs[i].last <= s.tables || i == len(s.logs)-1 {
-				continue // HEAD of this image need not know the newest
+				continue // the newest log need not be in HEAD
 			}
 			clone := fs.CrashClone(vfs.CrashCloneCfg{})
 			name := path.Base(s.logs[i].name)
 			removeFile(t, clone, "/var/data/engine/"+name)
 			tried++
-			if last := r.refused(clone); last >= s.logs[i].first {
-				t.Errorf("without %s of %d to %d the history ends at %d", name, s.logs[i].first, s.logs[i].last, last)
+			if last := r.checkRefused(clone); last >= s.logs[i].first {
+				t.Errorf("without %s (revisions %d to %d) the history ends at %d",
+					name, s.logs[i].first, s.logs[i].last, last)
 			} else {
-				r.accepted(clone, last)
+				r.checkAccepted(clone, last)
 			}
 		}
 	}

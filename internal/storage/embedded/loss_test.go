@@ -20,48 +20,48 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// recorded is a store on a disk in memory, and all states that it had.
-type recorded struct {
+// recordedStore is a store on a disk in memory with a record of all its states.
+type recordedStore struct {
 	t      testing.TB
 	fs     *vfs.MemFS
 	s      *Store
-	states map[int64][]string // by revision
+	states map[int64][]string // rendered records by revision
 }
 
-// lossOptions let HEAD be written by rotations and by confirm alone.
+// lossOptions returns options with which HEAD is written only after rotations and by recordedStore.writeHead.
 func lossOptions(fs vfs.FS, memTable uint64) Options {
 	never := func(time.Duration) <-chan time.Time { return nil }
 	return Options{Dir: "/var/data", FS: fs, memTable: memTable, diskAfter: never}
 }
 
-func newRecorded(t testing.TB, memTable uint64) *recorded {
-	r := &recorded{t: t, fs: vfs.NewCrashableMem(), states: map[int64][]string{}}
+func newRecorded(t testing.TB, memTable uint64) *recordedStore {
+	r := &recordedStore{t: t, fs: vfs.NewCrashableMem(), states: map[int64][]string{}}
 	r.s = open(t, lossOptions(r.fs, memTable))
-	r.settle()
+	r.waitForHead()
 	r.write(20, rand.New(rand.NewPCG(1, 6)))
 	if err := r.disk().engine().db.Flush(); err != nil { // so that some revisions are in tables
 		t.Fatal(err)
 	}
-	r.settle()
+	r.waitForHead()
 	return r
 }
 
-func (r *recorded) disk() *disk { return r.s.log.(*disk) }
+func (r *recordedStore) disk() *disk { return r.s.log.(*disk) }
 
-// settle waits until HEAD names the newest log file: after that, it changes by the next rotation or confirm.
-func (r *recorded) settle() {
+// waitForHead waits until HEAD contains the newest log file. HEAD then changes only with the next rotation or writeHead.
+func (r *recordedStore) waitForHead() {
 	for l := r.disk(); ; runtime.Gosched() {
 		l.headMu.Lock()
-		named := l.head.log
+		recorded := l.head.log
 		l.headMu.Unlock()
-		if named == l.engine().newestLog.Load() {
+		if recorded == l.engine().newestLog.Load() {
 			return
 		}
 	}
 }
 
 // write makes n commits.
-func (r *recorded) write(n int, random *rand.Rand) {
+func (r *recordedStore) write(n int, random *rand.Rand) {
 	for range n {
 		key := fmt.Sprintf("k/%d", random.IntN(20))
 		if r.s.Head().Get(key) != nil && random.IntN(6) == 0 {
@@ -73,25 +73,25 @@ func (r *recorded) write(n int, random *rand.Rand) {
 	}
 }
 
-// confirm writes HEAD, as happens every markEvery.
-func (r *recorded) confirm() int64 {
+// writeHead writes HEAD, which otherwise happens every headInterval.
+func (r *recordedStore) writeHead() int64 {
 	if err := r.disk().writeHead(); err != nil {
 		r.t.Fatal(err)
 	}
 	return r.s.Head().Revision()
 }
 
-// image is what a power failure leaves now: all that was synced.
-func (r *recorded) image() *vfs.MemFS { return r.fs.CrashClone(vfs.CrashCloneCfg{}) }
+// image returns the disk after a power failure at this moment: all synced data.
+func (r *recordedStore) image() *vfs.MemFS { return r.fs.CrashClone(vfs.CrashCloneCfg{}) }
 
-// engineFiles lists the engine's files with this end, by number.
-func engineFiles(t testing.TB, fs vfs.FS, end string) (names []string) {
+// engineFiles returns the engine's files with this suffix, sorted by number.
+func engineFiles(t testing.TB, fs vfs.FS, suffix string) (names []string) {
 	all, err := fs.List("/var/data/engine")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range all {
-		if strings.HasSuffix(name, end) {
+		if strings.HasSuffix(name, suffix) {
 			names = append(names, "/var/data/engine/"+name)
 		}
 	}
@@ -149,7 +149,7 @@ func replaceFile(t testing.TB, fs vfs.FS, name string, text []byte) {
 	}
 }
 
-// reopen opens an image and returns the lines that are logged.
+// reopen opens an image. It returns the store and the buffer for its log.
 func reopen(fs vfs.FS, accept int64) (*Store, *bytes.Buffer, error) {
 	o, lines := lossOptions(fs, 0), &bytes.Buffer{}
 	o.AcceptLossAfter = accept
@@ -158,9 +158,9 @@ func reopen(fs vfs.FS, accept int64) (*Store, *bytes.Buffer, error) {
 	return s, lines, err
 }
 
-// refused checks that an image is refused, that the error has all words, and that no file changes. It returns the
-// revision to which the store could go on.
-func (r *recorded) refused(fs *vfs.MemFS, words ...any) int64 {
+// checkRefused checks that opening an image fails, that the error contains all words, and that no file changes. It
+// returns the revision at which the store could continue.
+func (r *recordedStore) checkRefused(fs *vfs.MemFS, words ...any) int64 {
 	r.t.Helper()
 	before := contents(r.t, fs, "/var/data")
 	s, _, err := reopen(fs, 0)
@@ -175,13 +175,13 @@ func (r *recorded) refused(fs *vfs.MemFS, words ...any) int64 {
 	}
 	for _, word := range words {
 		if !regexp.MustCompile(`(^|\W)` + fmt.Sprint(word) + `(\W|$)`).MatchString(err.Error()) {
-			r.t.Errorf("%v is not in: %v", word, err)
+			r.t.Errorf("the error does not contain %v: %v", word, err)
 		}
 	}
 	after := contents(r.t, fs, "/var/data")
 	for name := range after {
 		if _, found := before[name]; !found && !strings.HasSuffix(name, "LOCK") {
-			r.t.Errorf("the refused start has made %s", name)
+			r.t.Errorf("the refused start has created %s", name)
 		}
 	}
 	for name, text := range before {
@@ -192,8 +192,8 @@ func (r *recorded) refused(fs *vfs.MemFS, words ...any) int64 {
 	return damage.LastRevision
 }
 
-// accepted continues an image without what follows revision last, and checks the rest of its life.
-func (r *recorded) accepted(fs *vfs.MemFS, last int64) {
+// checkAccepted continues an image without the revisions after last, and checks this and the following starts.
+func (r *recordedStore) checkAccepted(fs *vfs.MemFS, last int64) {
 	r.t.Helper()
 	if s, _, err := reopen(fs, last+1); err == nil {
 		r.t.Error("the loss of other revisions was accepted")
@@ -206,10 +206,10 @@ func (r *recorded) accepted(fs *vfs.MemFS, last int64) {
 	}
 	first := s.Head().Revision()
 	if newest := r.s.Head().Revision(); first <= newest {
-		r.t.Errorf("continues at %d, and %d was used", first, newest)
+		r.t.Errorf("continues at revision %d, want one after %d", first, newest)
 	}
 	if n := strings.Count(lines.String(), "\n"); n != 1 || !strings.Contains(lines.String(), fmt.Sprintf("last=%d ", last)) {
-		r.t.Errorf("%d lines: %s", n, lines)
+		r.t.Errorf("got %d log lines, want one with last=%d: %s", n, last, lines)
 	}
 	want(r.t, list(s.Head(), "", ""), r.states[last]...)
 	var compacted *storage.CompactedError
@@ -221,13 +221,13 @@ func (r *recorded) accepted(fs *vfs.MemFS, last int64) {
 	if err := s.Close(); err != nil {
 		r.t.Fatal(err)
 	}
-	s, lines, err = reopen(fs, last) // the flag is left in a unit file
+	s, lines, err = reopen(fs, last) // as if the flag remained in a unit file
 	if err != nil {
 		r.t.Fatalf("a second start with the flag: %v", err)
 	}
 	want(r.t, list(s.Head(), "", ""), state...)
 	if !strings.Contains(lines.String(), "has no effect") {
-		r.t.Errorf("nothing says that the flag is of no use: %s", lines)
+		r.t.Errorf("the useless flag is not logged: %s", lines)
 	}
 	if err := s.Close(); err != nil {
 		r.t.Fatal(err)
@@ -243,28 +243,31 @@ func (r *recorded) accepted(fs *vfs.MemFS, last int64) {
 	}
 }
 
-// Damage at the end of the newest log, of what HEAD confirms, is refused with the file, both revisions and the flag. The
-// flag continues with the rest, at revisions that no client has seen (CRD-071).
+// TestLossIsRefused checks that damage to revisions confirmed by HEAD is refused. The error contains the file, both
+// revisions and the flag. With the flag, the store continues with the rest, at revisions that no client has seen
+// (CRD-071).
 func TestLossIsRefused(t *testing.T) {
 	r := newRecorded(t, 0)
 	random := rand.New(rand.NewPCG(1, 7))
 	r.write(100, random)
 	older := r.image()
 	r.write(100, random)
-	confirmed := r.confirm()
+	confirmed := r.writeHead()
 	whole := r.image()
 	log := newestLog(t, whole)
 	text := content(t, whole, log)
 	half := len(text) / 2
 	damage := map[string]func(fs *vfs.MemFS){
-		"cut":           func(fs *vfs.MemFS) { replaceFile(t, fs, log, text[:half]) },
-		"last byte":     func(fs *vfs.MemFS) { replaceFile(t, fs, log, text[:len(text)-1]) },
-		"bit":           func(fs *vfs.MemFS) { flip(t, fs, log, len(text)-9) },
-		"zeroed block":  func(fs *vfs.MemFS) { replaceFile(t, fs, log, append(bytes.Clone(text[:half]), make([]byte, half)...)) },
+		"cut":       func(fs *vfs.MemFS) { replaceFile(t, fs, log, text[:half]) },
+		"last byte": func(fs *vfs.MemFS) { replaceFile(t, fs, log, text[:len(text)-1]) },
+		"bit":       func(fs *vfs.MemFS) { flipBit(t, fs, log, len(text)-9) },
+		"zeroed block": func(fs *vfs.MemFS) {
+			replaceFile(t, fs, log, append(bytes.Clone(text[:half]), make([]byte, half)...))
+		},
 		"empty":         func(fs *vfs.MemFS) { replaceFile(t, fs, log, nil) },
 		"missing":       func(fs *vfs.MemFS) { removeFile(t, fs, log) },
 		"older copy":    func(fs *vfs.MemFS) { replaceFile(t, fs, log, content(t, older, log)) },
-		"bit in middle": func(fs *vfs.MemFS) { flip(t, fs, log, half) },
+		"bit in middle": func(fs *vfs.MemFS) { flipBit(t, fs, log, half) },
 	}
 	for name, damage := range damage {
 		t.Run(name, func(t *testing.T) {
@@ -272,23 +275,24 @@ func TestLossIsRefused(t *testing.T) {
 			r.t = t
 			fs := whole.CrashClone(vfs.CrashCloneCfg{})
 			damage(fs)
-			s := inspected(t, fs)
-			last := r.refused(fs, "engine/"+path.Base(log), s.last, confirmed, fmt.Sprintf("--accept-data-loss-after=%d", s.last))
+			s := inspect(t, fs)
+			flag := fmt.Sprintf("--accept-data-loss-after=%d", s.last)
+			last := r.checkRefused(fs, "engine/"+path.Base(log), s.last, confirmed, flag)
 			if last != s.last || last >= confirmed {
-				t.Fatalf("ends at %d, and %d was confirmed", last, confirmed)
+				t.Fatalf("the history ends at revision %d, want %d, before %d", last, s.last, confirmed)
 			}
-			r.accepted(fs, last)
+			r.checkAccepted(fs, last)
 		})
 	}
 }
 
-func flip(t testing.TB, fs vfs.FS, name string, at int) {
+func flipBit(t testing.TB, fs vfs.FS, name string, at int) {
 	text := content(t, fs, name)
 	text[at] ^= 0x10
 	replaceFile(t, fs, name, text)
 }
 
-func inspected(t testing.TB, fs vfs.FS) *survey {
+func inspect(t testing.TB, fs vfs.FS) *survey {
 	s, err := newDisk(withDefaults(Options{}), fs, "/var/data", nil).inspect()
 	if err != nil {
 		t.Fatal(err)
@@ -296,12 +300,13 @@ func inspected(t testing.TB, fs vfs.FS) *survey {
 	return s
 }
 
-// A torn record after HEAD is what a crash leaves: the store opens, with one warning that names the last revision.
+// TestTornTailIsLogged checks that a store opens if only a record after HEAD is torn, as after a crash. It logs one
+// warning with the last revision.
 func TestTornTailIsLogged(t *testing.T) {
 	r := newRecorded(t, 0)
 	random := rand.New(rand.NewPCG(1, 8))
 	r.write(50, random)
-	confirmed := r.confirm()
+	confirmed := r.writeHead()
 	r.write(50, random)
 	fs := r.image()
 	log := newestLog(t, fs)
@@ -314,22 +319,23 @@ func TestTornTailIsLogged(t *testing.T) {
 	defer s.Close()
 	last := s.Head().Revision()
 	want(t, list(s.Head(), "", ""), r.states[last]...)
-	for _, word := range []string{"level=WARN", path.Base(log), fmt.Sprintf("last=%d ", last), fmt.Sprintf("HEAD=%d\n", confirmed)} {
+	lastField, headField := fmt.Sprintf("last=%d ", last), fmt.Sprintf("HEAD=%d\n", confirmed)
+	for _, word := range []string{"level=WARN", path.Base(log), lastField, headField} {
 		if strings.Count(lines.String(), word) != 1 {
-			t.Errorf("%q is not in %s", word, lines)
+			t.Errorf("want one %q in %s", word, lines)
 		}
 	}
 	if last != r.s.Head().Revision()-1 {
-		t.Errorf("the last revision is %d of %d", last, r.s.Head().Revision())
+		t.Errorf("the last revision is %d, want %d", last, r.s.Head().Revision()-1)
 	}
 }
 
-// A crash alone, in the midst of writing or not, is no damage and logs nothing.
+// TestCrashWithoutDamageIsSilent checks that a start after a crash without damage logs nothing.
 func TestCrashWithoutDamageIsSilent(t *testing.T) {
 	r := newRecorded(t, 0)
 	random := rand.New(rand.NewPCG(1, 9))
 	r.write(50, random)
-	r.confirm()
+	r.writeHead()
 	r.write(3, random)
 	s, lines, err := reopen(r.image(), 0)
 	if err != nil {
@@ -342,34 +348,35 @@ func TestCrashWithoutDamageIsSilent(t *testing.T) {
 	}
 }
 
-// A directory without the file that names the engine's tables is not taken for an empty one, whose files the engine
-// deletes. A table that is missing is damage that the flag does not cover.
+// TestMissingEngineFiles checks that a directory without a manifest is refused. Pebble would create an empty store there
+// and delete the existing files. A missing table is damage that the flag does not accept.
 func TestMissingEngineFiles(t *testing.T) {
-	for kind, end := range map[string]string{"manifest": "MANIFEST-", "table": ".sst"} {
+	for kind, suffix := range map[string]string{"manifest": "MANIFEST-", "table": ".sst"} {
 		t.Run(kind, func(t *testing.T) {
 			r := newRecorded(t, 64<<10)
 			r.write(600, rand.New(rand.NewPCG(1, 10)))
-			r.confirm()
+			r.writeHead()
 			fs := r.image()
 			removed := 0
 			for name := range contents(t, fs, "/var/data/engine") {
-				if marker := strings.Contains(name, "marker.manifest"); kind == "manifest" && marker || strings.HasSuffix(name, end) {
+				marker := strings.Contains(name, "marker.manifest")
+				if kind == "manifest" && marker || strings.HasSuffix(name, suffix) {
 					removed++
 					removeFile(t, fs, name)
 				}
 			}
-			if last := r.refused(fs); last != 0 || removed == 0 {
-				t.Errorf("ends at %d, removed %d", last, removed)
+			if last := r.checkRefused(fs); last != 0 || removed == 0 {
+				t.Errorf("offers to continue at revision %d, want 0 (%d files removed)", last, removed)
 			}
 		})
 	}
 }
 
-// HEAD is written once a period while commits continue, not at all while none do, and at each rotation of the log. It
-// never names a revision that is not durable, and commits do not sync it.
-func TestHeadIsRenewed(t *testing.T) {
+// TestHeadIsWritten checks that HEAD is written once per interval while commits continue, never without new commits, and
+// after each rotation of the log. It contains only durable revisions, and commits do not sync it.
+func TestHeadIsWritten(t *testing.T) {
 	heads := make(chan string, 100)
-	fs := &renamed{FS: vfs.NewMem(), names: heads}
+	fs := &headFS{FS: vfs.NewMem(), heads: heads}
 	ticks := make(chan time.Time)
 	waiting := make(chan struct{}, 100)
 	o := Options{Dir: "data", FS: fs}
@@ -388,17 +395,17 @@ func TestHeadIsRenewed(t *testing.T) {
 		}
 		<-waiting
 		if n := len(heads); n > 0 {
-			t.Fatalf("round %d: HEAD was written %d times before its time", round, n)
+			t.Fatalf("round %d: HEAD was written %d times before the interval had passed", round, n)
 		}
 		ticks <- time.Time{}
 		<-heads
 		h, err := s.log.(*disk).readHead()
 		if err != nil || h.revision != s.Head().Revision() {
-			t.Errorf("round %d: HEAD says %d, %v", round, h.revision, err)
+			t.Errorf("round %d: HEAD contains revision %d, %v", round, h.revision, err)
 		}
 	}
 	if len(waiting) > 0 {
-		t.Error("HEAD is to be written again, and nothing has changed")
+		t.Error("another write of HEAD is scheduled without new commits")
 	}
 	put(t, s, "a", "2")
 	<-waiting
@@ -406,23 +413,24 @@ func TestHeadIsRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-heads // without a tick
-	if h, err := s.log.(*disk).readHead(); err != nil || h.revision != s.Head().Revision() || h.log != s.log.(*disk).engine().newestLog.Load() {
-		t.Errorf("after a rotation HEAD says %+v, %v", h, err)
+	l := s.log.(*disk)
+	if h, err := l.readHead(); err != nil || h.revision != s.Head().Revision() || h.log != l.engine().newestLog.Load() {
+		t.Errorf("after a rotation HEAD contains %+v, %v", h, err)
 	}
 }
 
-// renamed reports each new HEAD.
-type renamed struct {
+// headFS reports each write of HEAD.
+type headFS struct {
 	vfs.FS
-	names chan<- string
+	heads chan<- string
 }
 
-func (f *renamed) Rename(from, to string) error {
+func (f *headFS) Rename(from, to string) error {
 	err := f.FS.Rename(from, to)
 	if path.Base(to) == "HEAD" {
-		f.names <- to
+		f.heads <- to
 	}
 	return err
 }
 
-func (f *renamed) Unwrap() vfs.FS { return f.FS }
+func (f *headFS) Unwrap() vfs.FS { return f.FS }

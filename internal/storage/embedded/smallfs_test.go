@@ -9,27 +9,27 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// smallFS is a disk with room for so many bytes.
+// smallFS is a file system with a limited size.
 type smallFS struct {
 	vfs.FS
-	mu       sync.Mutex
-	size     int64
-	others   int64 // what others have on it
-	files    map[string]int64
-	failures int
+	mu         sync.Mutex
+	size       int64
+	otherBytes int64 // used by other programs
+	files      map[string]int64
+	failures   int
 
-	refused     vfs.DiskWriteCategory // files that there is no room for
-	compactions int                   // files they have made
+	refused     vfs.DiskWriteCategory // category of files that cannot be created
+	compactions int                   // number of files created by compactions
 	gate        chan struct{}
 	waiting     int
-	reported    int64 // not 0: what usage says is free
+	reported    int64 // free space that usage reports, unless 0
 }
 
 func newSmallFS(size int64) *smallFS {
 	return &smallFS{FS: vfs.NewCrashableMem(), size: size, files: map[string]int64{}}
 }
 
-// usage is Options.DiskUsage.
+// usage implements Options.DiskUsage.
 func (f *smallFS) usage() (free, size uint64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -40,42 +40,42 @@ func (f *smallFS) usage() (free, size uint64, err error) {
 }
 
 func (f *smallFS) free() int64 {
-	free := f.size - f.others
+	free := f.size - f.otherBytes
 	for _, n := range f.files {
 		free -= n
 	}
 	return free
 }
 
-// fill has others leave so much free.
+// fill lets other programs use all but free bytes.
 func (f *smallFS) fill(free int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.others += f.free() - free
+	f.otherBytes += f.free() - free
 }
 
-// reportFree has usage say that so much is free.
+// reportFree makes usage report this number of free bytes.
 func (f *smallFS) reportFree(free int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reported = free
 }
 
-// hold keeps writes of the engine's log waiting for c.
-func (f *smallFS) hold(c chan struct{}) {
+// holdLogWrites blocks writes of the engine's log until c is closed.
+func (f *smallFS) holdLogWrites(c chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gate = c
 }
 
-// waitingWrites is how many writes have come to wait.
+// waitingWrites returns the number of writes that have blocked.
 func (f *smallFS) waitingWrites() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.waiting
 }
 
-// waitAtGate waits if there is something to wait for.
+// waitAtGate blocks a write of a log while writes are held.
 func (f *smallFS) waitAtGate(name string) {
 	f.mu.Lock()
 	gate := f.gate
@@ -88,35 +88,35 @@ func (f *smallFS) waitAtGate(name string) {
 	f.mu.Unlock()
 }
 
-// refuse leaves no room for files of a category.
-func (f *smallFS) refuse(c vfs.DiskWriteCategory) {
+// refuseCategory makes the creation of files of a category fail.
+func (f *smallFS) refuseCategory(c vfs.DiskWriteCategory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.refused = c
 }
 
-// compacted is how many files compactions have made.
+// compacted returns the number of files created by compactions.
 func (f *smallFS) compacted() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.compactions
 }
 
-// freeBytes is how much is free.
+// freeBytes returns the number of free bytes.
 func (f *smallFS) freeBytes() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.free()
 }
 
-// failedWrites is how many writes found no room.
+// failedWrites returns the number of operations that have failed for lack of space.
 func (f *smallFS) failedWrites() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.failures
 }
 
-// grow makes a file n bytes longer.
+// grow makes a file n bytes longer, or returns ENOSPC.
 func (f *smallFS) grow(name string, n int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -15,25 +15,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// smallDisk is a store on a disk of 4 MiB, with a clock of its own.
+// smallDisk is a store on a disk of 4 MiB, with a fake clock.
 type smallDisk struct {
 	*Store
-	t      *testing.T
-	fs     *smallFS
-	clock  *clock
-	health *Health
-	random *rand.Rand
-	made   int
+	t       *testing.T
+	fs      *smallFS
+	clock   *clock
+	health  *Health
+	random  *rand.Rand
+	created int // number of objects created
 
-	waiting func(n int) // called when the n-th commit waits
-	waited  atomic.Int64
-	tired   chan time.Time // what they wait for
+	onWait  func(n int) // called with n when the n-th commit starts to wait
+	waits   atomic.Int64
+	timeout chan time.Time // times out all waiting commits
 }
 
 const smallSize = 4 << 20
 
 func newSmallDisk(t *testing.T, reserve int64) *smallDisk {
-	d := &smallDisk{t: t, fs: newSmallFS(smallSize), clock: newClock(), health: new(Health), random: rand.New(rand.NewPCG(1, 1))}
+	d := &smallDisk{
+		t: t, fs: newSmallFS(smallSize), clock: newClock(), health: new(Health), random: rand.New(rand.NewPCG(1, 1)),
+	}
 	o := d.options()
 	o.Reserve = reserve
 	d.Store = open(t, o)
@@ -43,17 +45,18 @@ func newSmallDisk(t *testing.T, reserve int64) *smallDisk {
 func (d *smallDisk) options() Options {
 	o := crashOptions(d.fs)
 	o.CompactAfter = 1e6 * time.Hour
-	o.DiskUsage, o.Health, o.Now, o.After, o.diskAfter = d.fs.usage, d.health, d.clock.Now, d.clock.After, d.clock.After
+	o.DiskUsage, o.Health = d.fs.usage, d.health
+	o.Now, o.After, o.diskAfter = d.clock.Now, d.clock.After, d.clock.After
 	o.commitTimeout = func() <-chan time.Time {
-		if d.waiting != nil {
-			d.waiting(int(d.waited.Add(1)))
+		if d.onWait != nil {
+			d.onWait(int(d.waits.Add(1)))
 		}
-		return d.tired
+		return d.timeout
 	}
 	return o
 }
 
-// value is n bytes that cannot be made smaller.
+// value returns n random bytes, which cannot be compressed.
 func (d *smallDisk) value(n int) []byte {
 	v := make([]byte, n)
 	for i := range v {
@@ -70,16 +73,16 @@ func (d *smallDisk) write(w storage.Write) error {
 	return err
 }
 
-// create makes an object of 16 KiB.
+// create creates an object of 16 KiB.
 func (d *smallDisk) create() error {
-	err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", d.made), Value: d.value(16 << 10)})
+	err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", d.created), Value: d.value(16 << 10)})
 	if err == nil {
-		d.made++
+		d.created++
 	}
 	return err
 }
 
-// fill creates objects until there is no room.
+// fill creates objects until the store returns ErrNoSpace.
 func (d *smallDisk) fill() {
 	d.t.Helper()
 	for {
@@ -87,15 +90,15 @@ func (d *smallDisk) fill() {
 		case errors.Is(err, storage.ErrNoSpace):
 			return
 		case err != nil:
-			d.t.Fatalf("object %d: %v", d.made, err)
-		case d.made > 2*smallSize/(16<<10):
+			d.t.Fatalf("object %d: %v", d.created, err)
+		case d.created > 2*smallSize/(16<<10):
 			d.t.Fatal("the disk is never full")
 		}
 	}
 }
 
-// until lets time pass until do has no error; wait are those it may have until then.
-func (d *smallDisk) until(do func() error, wait ...error) {
+// retryUntil calls do until it succeeds, and advances the clock between calls. Any error not in retry is fatal.
+func (d *smallDisk) retryUntil(do func() error, retry ...error) {
 	d.t.Helper()
 	for {
 		err := do()
@@ -103,8 +106,8 @@ func (d *smallDisk) until(do func() error, wait ...error) {
 			return
 		}
 		expected := false
-		for _, w := range wait {
-			expected = expected || errors.Is(err, w)
+		for _, r := range retry {
+			expected = expected || errors.Is(err, r)
 		}
 		if !expected {
 			d.t.Fatal(err)
@@ -114,62 +117,62 @@ func (d *smallDisk) until(do func() error, wait ...error) {
 	}
 }
 
-// Below the reserve what is new is refused, what makes room and what is small goes on, and
-// once room has been made so does the rest; the disk is never full (CRD-071).
+// TestDiskThatIsNearlyFull checks that a store refuses new objects when free space falls below the reserve, but still
+// accepts deletions and small updates. After deletions it accepts new objects again. The disk is never full (CRD-071).
 func TestDiskThatIsNearlyFull(t *testing.T) {
 	d := newSmallDisk(t, 0)
 	d.fill()
-	if d.made < 30 {
-		t.Errorf("only %d objects found room", d.made)
+	if d.created < 30 {
+		t.Errorf("created %d objects, want at least 30", d.created)
 	}
 	if err := d.health.Err(); err == nil || strings.Contains(err.Error(), "/var") {
-		t.Errorf("what /readyz is told: %v", err)
+		t.Errorf("Health.Err is %v, want an error without a path", err)
 	}
 	if n := d.fs.failedWrites(); n > 0 {
 		t.Errorf("the disk was full %d times", n)
 	}
-	for i := range d.made / 2 {
+	for i := range d.created / 2 {
 		if err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", i)}); err != nil {
 			t.Fatalf("deletion %d: %v", i, err)
 		}
 	}
-	d.until(d.create, storage.ErrNoSpace)
-	d.until(d.health.Err, d.health.Err())
+	d.retryUntil(d.create, storage.ErrNoSpace)
+	d.retryUntil(d.health.Err, d.health.Err())
 	if n := d.health.Failures(); n > 0 {
 		t.Errorf("the log failed %d times", n)
 	}
 	d.fill()
 }
 
-// What is written in which part of the reserve.
+// TestReserve checks which writes are admitted in which part of the reserve.
 func TestReserve(t *testing.T) {
-	const free, lacks, lacksMuch = 2 << 20, 800 << 10, 300 << 10
+	const free, low, veryLow = 2 << 20, 800 << 10, 300 << 10
 	d := newSmallDisk(t, 1<<20)
 	d.fs.reportFree(free)
 	old := d.value(16 << 10)
 	for _, c := range []struct {
-		name            string
-		write           storage.Write
-		lack, lacksMuch bool // allowed
+		name         string
+		write        storage.Write
+		low, veryLow bool // whether the write is admitted then
 	}{
 		{name: "a new object", write: storage.Write{Key: "new", Value: []byte("1")}},
-		{name: "an update that needs room", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth+1)...)}},
-		{name: "an update that needs little", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth)...)}, lack: true},
-		{name: "an update that makes it smaller", write: storage.Write{Key: "a", Value: []byte("1")}, lack: true},
-		{name: "a deletion", write: storage.Write{Key: "a"}, lack: true, lacksMuch: true},
+		{name: "a large update", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth+1)...)}},
+		{name: "a small update", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth)...)}, low: true},
+		{name: "a shrinking update", write: storage.Write{Key: "a", Value: []byte("1")}, low: true},
+		{name: "a deletion", write: storage.Write{Key: "a"}, low: true, veryLow: true},
 	} {
-		for room, allowed := range map[int64]bool{free: true, lacks: c.lack, lacksMuch: c.lacksMuch} {
+		for freeBytes, allowed := range map[int64]bool{free: true, low: c.low, veryLow: c.veryLow} {
 			d.fs.reportFree(free)
 			if err := d.write(storage.Write{Key: "a", Value: old}); err != nil {
 				t.Fatal(err)
 			}
-			d.fs.reportFree(room)
-			d.until(func() error { return d.seen(room) }, errNotSeen)
+			d.fs.reportFree(freeBytes)
+			d.retryUntil(func() error { return d.freeSpaceSeen(freeBytes) }, errNotYet)
 			if err := d.write(c.write); allowed && err != nil || !allowed && !errors.Is(err, storage.ErrNoSpace) {
-				t.Errorf("%s, %d bytes free: %v", c.name, room, err)
+				t.Errorf("%s, %d bytes free: %v", c.name, freeBytes, err)
 			}
 			d.fs.reportFree(free)
-			d.until(func() error { return d.seen(free) }, errNotSeen)
+			d.retryUntil(func() error { return d.freeSpaceSeen(free) }, errNotYet)
 			if d.Head().Get("new") != nil {
 				if err := d.write(storage.Write{Key: "new"}); err != nil {
 					t.Fatal(err)
@@ -179,8 +182,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// While room is scarce, the engine gives back what has been deleted, as soon as the short history is over.
-func TestDeletionsMakeRoom(t *testing.T) {
+// TestDeletionsFreeSpace checks that, while space is low, deletions free space as soon as the short history has passed.
+func TestDeletionsFreeSpace(t *testing.T) {
 	d := newSmallDisk(t, 1<<20)
 	for range 30 {
 		if err := d.create(); err != nil {
@@ -191,24 +194,24 @@ func TestDeletionsMakeRoom(t *testing.T) {
 		t.Fatalf("only %d bytes are used", used)
 	}
 	d.fs.reportFree(800 << 10)
-	d.until(func() error { return d.seen(800 << 10) }, errNotSeen)
+	d.retryUntil(func() error { return d.freeSpaceSeen(800 << 10) }, errNotYet)
 	for i := range 30 {
 		if err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	d.until(func() error {
+	d.retryUntil(func() error {
 		if used := smallSize - d.fs.freeBytes(); used > 2*16<<10 {
-			return errNotSeen
+			return errNotYet
 		}
 		return nil
-	}, errNotSeen)
+	}, errNotYet)
 }
 
-// A compaction that finds no room is tried again later, and the log goes on.
-func TestCompactionWithoutRoom(t *testing.T) {
+// TestCompactionWithoutSpace checks that a compaction that fails for lack of space is retried and does not fail the log.
+func TestCompactionWithoutSpace(t *testing.T) {
 	d := newSmallDisk(t, 1)
-	d.fs.refuse(compactionFiles)
+	d.fs.refuseCategory(compactionFiles)
 	for d.fs.failedWrites() == 0 {
 		if err := d.create(); err != nil {
 			t.Fatal(err)
@@ -217,30 +220,30 @@ func TestCompactionWithoutRoom(t *testing.T) {
 	if err := d.create(); err != nil {
 		t.Fatal(err)
 	}
-	d.fs.refuse("")
-	d.until(func() error {
+	d.fs.refuseCategory("")
+	d.retryUntil(func() error {
 		if d.fs.compacted() == 0 {
-			return errNotSeen
+			return errNotYet
 		}
 		return nil
-	}, errNotSeen)
+	}, errNotYet)
 	if n := d.health.Failures(); n > 0 {
 		t.Errorf("the log failed %d times", n)
 	}
 }
 
-var errNotSeen = errors.New("the log has not looked yet")
+var errNotYet = errors.New("not yet")
 
-// seen says whether the log knows how much is free.
-func (d *smallDisk) seen(free int64) error {
+// freeSpaceSeen returns errNotYet until the log has read this number of free bytes.
+func (d *smallDisk) freeSpaceSeen(free int64) error {
 	if known, _ := d.health.FreeSpace(); known != free {
-		return errNotSeen
+		return errNotYet
 	}
 	return nil
 }
 
-// The room that is kept free goes by the disk and by what is stored.
-func TestReserveByItself(t *testing.T) {
+// TestDefaultReserve checks the default reserve for several sizes of the disk and of the stored data.
+func TestDefaultReserve(t *testing.T) {
 	for _, c := range []struct{ size, stored, asked, want int64 }{
 		{size: 1 << 40, want: 1 << 30},
 		{size: 10 << 30, want: 10 << 30 / 20},
@@ -253,13 +256,13 @@ func TestReserveByItself(t *testing.T) {
 	} {
 		s := space{size: c.size, stored: c.stored, requested: c.asked, workingSpace: 8 << 20}
 		if got := s.reserve(); got != c.want {
-			t.Errorf("%+v: %d", c, got)
+			t.Errorf("%+v: got %d", c, got)
 		}
 	}
 }
 
-// One commit of many that come together has no room: the others are written.
-func TestRoomIsJudgedForEachCommit(t *testing.T) {
+// TestSpaceIsCheckedForEachCommit checks that a commit that does not fit does not affect the other commits of its group.
+func TestSpaceIsCheckedForEachCommit(t *testing.T) {
 	d := newSmallDisk(t, 1<<20)
 	for range 21 {
 		if err := d.create(); err != nil {
@@ -267,15 +270,15 @@ func TestRoomIsJudgedForEachCommit(t *testing.T) {
 		}
 	}
 	d.fs.reportFree(800 << 10)
-	d.until(func() error { return d.seen(800 << 10) }, errNotSeen)
+	d.retryUntil(func() error { return d.freeSpaceSeen(800 << 10) }, errNotYet)
 	const pairs = 20
 	all := make(chan struct{})
-	d.waiting = func(n int) {
+	d.onWait = func(n int) {
 		if n == 1+2*pairs {
 			close(all)
 		}
 	}
-	d.fs.hold(all) // the first one keeps the log busy until the others have queued up
+	d.fs.holdLogWrites(all) // the first write blocks the log until the others are in the queue
 	results := make(chan error)
 	go func() { results <- d.write(storage.Write{Key: "k/0000"}) }()
 	for d.fs.waitingWrites() == 0 {
@@ -284,9 +287,10 @@ func TestRoomIsJudgedForEachCommit(t *testing.T) {
 	for i := range pairs {
 		go func() { results <- d.write(storage.Write{Key: fmt.Sprintf("k/%04d", i+1)}) }()
 		go func() {
-			_, err := d.Commit(context.Background(), []storage.Write{{Key: fmt.Sprintf("n/%d", i), Value: make([]byte, 100)}})
+			w := storage.Write{Key: fmt.Sprintf("n/%d", i), Value: make([]byte, 100)}
+			_, err := d.Commit(context.Background(), []storage.Write{w})
 			if !errors.Is(err, storage.ErrNoSpace) {
-				t.Errorf("a new object: %v", err)
+				t.Errorf("a new object: got %v, want ErrNoSpace", err)
 			}
 			results <- nil
 		}()
@@ -298,8 +302,8 @@ func TestRoomIsJudgedForEachCommit(t *testing.T) {
 	}
 }
 
-// Others fill the disk to the last byte, and a write fails in the middle. When they have made
-// room, the store writes again, and has what it should.
+// TestDiskThatIsFull checks a store on a disk that other programs fill completely, so that a write fails halfway. Once
+// there is free space, the store continues, and its content is correct.
 func TestDiskThatIsFull(t *testing.T) {
 	d := newSmallDisk(t, 0)
 	w, base := newWitness(), int64(1)
@@ -309,7 +313,7 @@ func TestDiskThatIsFull(t *testing.T) {
 		done := make(chan struct{})
 		ended := make(chan error)
 		go func() {
-			ended <- w.work(d.Store, uint64(round), done, func() {})
+			ended <- w.run(d.Store, uint64(round), done, func() {})
 		}()
 		for d.health.Failures() == before {
 			runtime.Gosched()
@@ -327,7 +331,7 @@ func TestDiskThatIsFull(t *testing.T) {
 				runtime.Gosched()
 			}
 		}
-		d.until(func() error {
+		d.retryUntil(func() error {
 			err := w.check(d.Store, base)
 			if compacted := (*storage.CompactedError)(nil); errors.As(err, &compacted) {
 				base = compacted.Oldest
@@ -338,16 +342,16 @@ func TestDiskThatIsFull(t *testing.T) {
 	}
 }
 
-// A disk that stands still: who waits for the commit that is on its way is told that its end is
-// not known, who waits behind it that nothing was written, and both are right.
-func TestDiskThatStandsStill(t *testing.T) {
+// TestBlockedDisk checks commits on a disk that blocks. The commit in progress returns ErrInDoubt and the one behind it
+// ErrUnavailable. Once the disk continues, only the first becomes visible.
+func TestBlockedDisk(t *testing.T) {
 	d := newSmallDisk(t, 1)
-	gate, tired := make(chan struct{}), make(chan time.Time)
-	d.fs.hold(gate)
-	d.tired = tired
-	d.waiting = func(n int) {
+	gate, timeout := make(chan struct{}), make(chan time.Time)
+	d.fs.holdLogWrites(gate)
+	d.timeout = timeout
+	d.onWait = func(n int) {
 		if n == 2 {
-			close(tired)
+			close(timeout)
 		}
 	}
 	results := make(chan error)
@@ -362,14 +366,14 @@ func TestDiskThatStandsStill(t *testing.T) {
 		case errors.Is(err, storage.ErrInDoubt):
 			doubts++
 		case !errors.Is(err, storage.ErrUnavailable):
-			t.Errorf("what was said: %v", err)
+			t.Errorf("got %v, want ErrInDoubt or ErrUnavailable", err)
 		}
 	}
 	if doubts != 1 {
-		t.Errorf("%d commits are in doubt", doubts)
+		t.Errorf("%d commits are in doubt, want 1", doubts)
 	}
 	close(gate)
-	d.fs.hold(nil)
+	d.fs.holdLogWrites(nil)
 	if _, err := d.Wait(context.Background(), 2); err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ func each(t *testing.T, o Options, test func(t *testing.T, s *Store)) {
 	}
 }
 
-// open opens a store that is closed at the end of the test.
+// open opens a store and closes it at the end of the test.
 func open(t testing.TB, o Options) *Store {
 	t.Helper()
 	s, err := Open(o)
@@ -41,13 +41,13 @@ func open(t testing.TB, o Options) *Store {
 	return s
 }
 
-// put writes value under key, whatever is there, and returns the event.
+// put writes value to key, whatever its current state, and returns the event.
 func put(t testing.TB, s *Store, key, value string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key, Value: []byte(value)})
 }
 
-// remove deletes key.
+// remove deletes key and returns the event.
 func remove(t testing.TB, s *Store, key string) *storage.Event {
 	t.Helper()
 	return commit(t, s, storage.Write{Key: key})
@@ -65,7 +65,7 @@ func commit(t testing.TB, s *Store, w storage.Write) *storage.Event {
 	return events[0]
 }
 
-// show renders a record: key=value@created/modified.
+// show renders a record as key=value@created/modified.
 func show(r *storage.Record) string {
 	if r == nil {
 		return "-"
@@ -73,7 +73,7 @@ func show(r *storage.Record) string {
 	return fmt.Sprintf("%s=%s@%d/%d", r.Key, r.Value, r.Created, r.Modified)
 }
 
-// list renders what a walk yields.
+// list renders the records of a walk.
 func list(s *storage.Snapshot, prefix, after string) []string {
 	var all []string
 	for r := range s.Walk(prefix, after) {
@@ -86,7 +86,7 @@ func showEvent(e *storage.Event) string {
 	return fmt.Sprintf("%d %s %s<-%s", e.Revision, e.Key, show(e.Record), show(e.Previous))
 }
 
-// next takes from c until it has n events.
+// next takes at least n events from c and renders them.
 func next(t testing.TB, c *storage.Cursor, n int) []string {
 	t.Helper()
 	var all []string
@@ -110,12 +110,12 @@ func want(t testing.TB, got []string, expect ...string) {
 	}
 }
 
-// CRD-061
+// TestCommitIsVisibleInOrder checks the state after each of several commits. CRD-061
 func TestCommitIsVisibleInOrder(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		start := s.Head().Revision()
 		if start != 1 {
-			t.Errorf("an empty store is at %d", start)
+			t.Errorf("an empty store is at revision %d, want 1", start)
 		}
 		put(t, s, "a/x", "1")
 		put(t, s, "a/y", "2")
@@ -146,7 +146,7 @@ func TestCommitIsVisibleInOrder(t *testing.T) {
 	})
 }
 
-// CRD-062
+// TestWatchFromThePastThenLive checks that a cursor delivers past events and then new ones. CRD-062
 func TestWatchFromThePastThenLive(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		put(t, s, "a/x", "1")
@@ -164,7 +164,7 @@ func TestWatchFromThePastThenLive(t *testing.T) {
 	})
 }
 
-// CRD-071
+// TestReopenKeepsEverything checks that a reopened store has the same state and history. CRD-071
 func TestReopenKeepsEverything(t *testing.T) {
 	o := Options{Dir: "data", FS: vfs.NewMem()}
 	s, err := Open(o)

@@ -13,12 +13,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// realDisk is a store on a file system of 48 MiB. Without a usage it asks that.
+// realDisk returns a store on a file system of 48 MiB and its mount point. A nil usage means the file system's.
 func realDisk(t *testing.T, usage func() (free, size uint64, err error)) (d *smallDisk, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=48m"); err != nil {
-		t.Skipf("a file system cannot be mounted here, which needs root: %v", err)
+		t.Skipf("cannot mount a file system, which requires root: %v", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	d = newSmallDisk(t, 0)
@@ -28,61 +28,63 @@ func realDisk(t *testing.T, usage func() (free, size uint64, err error)) (d *sma
 	return d, dir
 }
 
-// large makes an object of 800 KiB.
-func (d *smallDisk) large() error {
-	err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", d.made), Value: d.value(800 << 10)})
+// createLarge creates an object of 800 KiB.
+func (d *smallDisk) createLarge() error {
+	err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", d.created), Value: d.value(800 << 10)})
 	if err == nil {
-		d.made++
+		d.created++
 	}
 	return err
 }
 
-// The same on a real file system: it is filled with objects, to the last byte by others, emptied and filled again.
+// TestRealDiskThatIsNearlyFull checks a real file system. The store fills it up to the reserve. Another program fills the
+// rest, the store deletes all objects, and then it fills the disk again.
 func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	d, dir := realDisk(t, nil)
 	e := d.log.(*disk).engine()
-	e.compactionBackoff.start(d.clock.After(compactionDelay)) // it does not compact, and so writes nothing by itself, until time passes
+	// Without a compaction, the engine writes nothing in the background until the clock advances.
+	e.compactionBackoff.start(d.clock.After(compactionDelay))
 	for err := error(nil); err == nil; {
-		if err = d.large(); err != nil && !errors.Is(err, storage.ErrNoSpace) {
+		if err = d.createLarge(); err != nil && !errors.Is(err, storage.ErrNoSpace) {
 			t.Fatal(err)
 		}
 	}
-	if d.made < 10 {
-		t.Errorf("only %d objects found room", d.made)
+	if d.created < 10 {
+		t.Errorf("created %d objects, want at least 10", d.created)
 	}
-	// What the engine holds in memory needs room. Then one deletion begins a log file, which has room for the others.
+	// Flush the memtable, which needs space. The first deletion then creates a log file that the others fit into.
 	if err := e.runDetached(e.db.Flush); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.write(storage.Write{Key: "k/0000"}); err != nil {
 		t.Fatal(err)
 	}
-	takeAll(t, filepath.Join(dir, "ballast"))
-	for i := 1; i < d.made; i++ {
+	fillDisk(t, filepath.Join(dir, "ballast"))
+	for i := 1; i < d.created; i++ {
 		if err := d.write(storage.Write{Key: fmt.Sprintf("k/%04d", i)}); err != nil {
-			t.Fatalf("a deletion: %v", err)
+			t.Fatalf("deletion %d: %v", i, err)
 		}
 	}
 	if err := os.Remove(filepath.Join(dir, "ballast")); err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {
-		d.until(d.large, storage.ErrNoSpace)
+		d.retryUntil(d.createLarge, storage.ErrNoSpace)
 	}
 	if n := d.health.Failures(); n > 0 {
 		t.Errorf("the log failed %d times", n)
 	}
 }
 
-// A real write fails in the middle, for nobody has told how full the disk is. When there is room, it
-// has either been done or not, as its answer says, and all goes on.
+// TestRealDiskThatIsFull checks a real write that fails halfway, because the store gets a wrong disk usage. Once there is
+// free space, the write has been carried out or not, as its result reported, and the store continues.
 func TestRealDiskThatIsFull(t *testing.T) {
 	d, dir := realDisk(t, func() (uint64, uint64, error) { return 1 << 40, 1 << 41, nil })
-	takeAll(t, filepath.Join(dir, "ballast"))
+	fillDisk(t, filepath.Join(dir, "ballast"))
 	results := make(chan error)
 	go func() {
 		for {
-			err := d.large()
+			err := d.createLarge()
 			results <- err
 			if err != nil || d.health.Failures() > 0 {
 				return
@@ -109,18 +111,18 @@ func TestRealDiskThatIsFull(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	made := d.made
+	created := d.created
 	if err != nil && !errors.Is(err, storage.ErrUnavailable) {
 		t.Fatal(err)
 	}
-	d.until(d.large, storage.ErrUnavailable)
-	if n := d.Head().Count("k/", ""); n != made+1 {
-		t.Errorf("%d objects are there, %d were acknowledged", n, made+1)
+	d.retryUntil(d.createLarge, storage.ErrUnavailable)
+	if n := d.Head().Count("k/", ""); n != created+1 {
+		t.Errorf("%d objects are stored, want the %d acknowledged ones", n, created+1)
 	}
 }
 
-// takeAll makes a file of all the room that is left.
-func takeAll(t *testing.T, path string) {
+// fillDisk creates a file that uses all the free space.
+func fillDisk(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
 	if err != nil {
