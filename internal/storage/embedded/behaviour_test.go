@@ -290,7 +290,8 @@ func TestLaggingCursor(t *testing.T) {
 	}
 }
 
-// TestProgress checks that changes outside a cursor's prefix advance its progress without a signal on Ready (CRD-063).
+// TestProgress checks that changes outside a cursor's prefix advance its progress without a signal on Ready
+// (CRD-063).
 func TestProgress(t *testing.T) {
 	each(t, Options{}, func(t *testing.T, s *Store) {
 		c, err := s.Watch(context.Background(), "a/", 1)

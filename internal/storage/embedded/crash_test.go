@@ -228,8 +228,8 @@ func sameState(s *storage.Snapshot, now map[string]*storage.Record) error {
 	return nil
 }
 
-// runAndCrash opens a store on fs, writes to it, and crashes it at a random time. It returns the disk after the crash.
-// With killOnly, only the process ends, so no unsynced data are lost yet.
+// runAndCrash opens a store on fs, writes to it, and crashes it at a random time. It returns the disk after the
+// crash. With killOnly, only the process ends, so no unsynced data are lost yet.
 func (w *witness) runAndCrash(t *testing.T, fs *faultFS, base *int64, r *rand.Rand, killOnly bool) (*vfs.MemFS, error) {
 	o := crashOptions(fs)
 	killed := make(chan time.Time) // ends the commits of a killed process

@@ -171,7 +171,8 @@ func TestIntermittentDiskFailures(t *testing.T) {
 	}
 }
 
-// TestDamage checks that a flipped byte anywhere has no effect or is reported. Wrong data are never returned (CRD-071).
+// TestDamage checks that a flipped byte anywhere has no effect or is reported. Wrong data are never returned
+// (CRD-071).
 func TestDamage(t *testing.T) {
 	disk := vfs.NewCrashableMem()
 	w := newWitness()
@@ -285,8 +286,8 @@ func damageOne(t *testing.T, w *witness, disk *vfs.MemFS, name string, r *rand.R
 	return err != nil
 }
 
-// TestInUse checks that a second Open of a directory returns an InUseError, and that the first store continues to work
-// (serve).
+// TestInUse checks that a second Open of a directory returns an InUseError, and that the first store continues to
+// work (serve).
 func TestInUse(t *testing.T) {
 	o := Options{Dir: t.TempDir()}
 	s := open(t, o)

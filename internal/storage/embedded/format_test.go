@@ -39,8 +39,8 @@ func engineDo(t *testing.T, fs vfs.FS, do func(*pebble.DB)) {
 	}
 }
 
-// TestPreviousFormat checks that a directory in the previous format opens with its history, and is then marked so that
-// the previous version refuses it.
+// TestPreviousFormat checks that a directory in the previous format opens with its history, and is then marked so
+// that the previous version refuses it.
 func TestPreviousFormat(t *testing.T) {
 	value, js := valueV1(t)
 	o := Options{Dir: "data", FS: vfs.NewMem()}

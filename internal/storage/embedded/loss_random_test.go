@@ -11,8 +11,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// damageKinds are kinds of damage by a bad disk or an operator's mistake. Each function returns a description, or "" if
-// it found nothing to damage.
+// damageKinds are kinds of damage by a bad disk or an operator's mistake. Each function returns a description, or
+// "" if it found nothing to damage.
 var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 	func(t testing.TB, fs, _ vfs.FS, r *rand.Rand) string { // truncated
 		name := newestLog(t, fs)
@@ -78,8 +78,9 @@ var damageKinds = []func(t testing.TB, fs, older vfs.FS, r *rand.Rand) string{
 	},
 }
 
-// TestRandomLoss checks damage at random places after a crash. A loss before HEAD is refused, and can be accepted by its
-// revision. A loss after HEAD is logged once with the last revision. A refused start changes no file (CRD-071).
+// TestRandomLoss checks damage at random places after a crash. A loss before HEAD is refused, and can be accepted
+// by its revision. A loss after HEAD is logged once with the last revision. A refused start changes no file
+// (CRD-071).
 func TestRandomLoss(t *testing.T) {
 	counts := map[string]int{}
 	for seed := range uint64(min(iterations(150), 5000)) {

@@ -48,7 +48,8 @@ func newRecorded(t testing.TB, memTable uint64) *recordedStore {
 
 func (r *recordedStore) disk() *disk { return r.s.log.(*disk) }
 
-// waitForHead waits until HEAD contains the newest log file. HEAD then changes only with the next rotation or writeHead.
+// waitForHead waits until HEAD contains the newest log file. HEAD then changes only with the next rotation or
+// writeHead.
 func (r *recordedStore) waitForHead() {
 	for l := r.disk(); ; runtime.Gosched() {
 		l.headMu.Lock()
@@ -348,8 +349,8 @@ func TestCrashWithoutDamageIsSilent(t *testing.T) {
 	}
 }
 
-// TestMissingEngineFiles checks that a directory without a manifest is refused. Pebble would create an empty store there
-// and delete the existing files. A missing table is damage that the flag does not accept.
+// TestMissingEngineFiles checks that a directory without a manifest is refused. Pebble would create an empty store
+// there and delete the existing files. A missing table is damage that the flag does not accept.
 func TestMissingEngineFiles(t *testing.T) {
 	for kind, suffix := range map[string]string{"manifest": "MANIFEST-", "table": ".sst"} {
 		t.Run(kind, func(t *testing.T) {
@@ -372,8 +373,8 @@ func TestMissingEngineFiles(t *testing.T) {
 	}
 }
 
-// TestHeadIsWritten checks that HEAD is written once per interval while commits continue, never without new commits, and
-// after each rotation of the log. It contains only durable revisions, and commits do not sync it.
+// TestHeadIsWritten checks that HEAD is written once per interval while commits continue, never without new
+// commits, and after each rotation of the log. It contains only durable revisions, and commits do not sync it.
 func TestHeadIsWritten(t *testing.T) {
 	heads := make(chan string, 100)
 	fs := &headFS{FS: vfs.NewMem(), heads: heads}

@@ -117,8 +117,9 @@ func (d *smallDisk) retryUntil(do func() error, retry ...error) {
 	}
 }
 
-// TestDiskThatIsNearlyFull checks that a store refuses new objects when free space falls below the reserve, but still
-// accepts deletions and small updates. After deletions it accepts new objects again. The disk is never full (CRD-071).
+// TestDiskThatIsNearlyFull checks that a store refuses new objects when free space falls below the reserve, but
+// still accepts deletions and small updates. After deletions it accepts new objects again. The disk is never full
+// (CRD-071).
 func TestDiskThatIsNearlyFull(t *testing.T) {
 	d := newSmallDisk(t, 0)
 	d.fill()
@@ -182,7 +183,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestDeletionsFreeSpace checks that, while space is low, deletions free space as soon as the short history has passed.
+// TestDeletionsFreeSpace checks that, while space is low, deletions free space as soon as the short history has
+// passed.
 func TestDeletionsFreeSpace(t *testing.T) {
 	d := newSmallDisk(t, 1<<20)
 	for range 30 {
@@ -208,7 +210,8 @@ func TestDeletionsFreeSpace(t *testing.T) {
 	}, errNotYet)
 }
 
-// TestCompactionWithoutSpace checks that a compaction that fails for lack of space is retried and does not fail the log.
+// TestCompactionWithoutSpace checks that a compaction that fails for lack of space is retried and does not fail the
+// log.
 func TestCompactionWithoutSpace(t *testing.T) {
 	d := newSmallDisk(t, 1)
 	d.fs.refuseCategory(compactionFiles)
@@ -261,7 +264,8 @@ func TestDefaultReserve(t *testing.T) {
 	}
 }
 
-// TestSpaceIsCheckedForEachCommit checks that a commit that does not fit does not affect the other commits of its group.
+// TestSpaceIsCheckedForEachCommit checks that a commit that does not fit does not affect the other commits of its
+// group.
 func TestSpaceIsCheckedForEachCommit(t *testing.T) {
 	d := newSmallDisk(t, 1<<20)
 	for range 21 {
@@ -302,8 +306,8 @@ func TestSpaceIsCheckedForEachCommit(t *testing.T) {
 	}
 }
 
-// TestDiskThatIsFull checks a store on a disk that other programs fill completely, so that a write fails halfway. Once
-// there is free space, the store continues, and its content is correct.
+// TestDiskThatIsFull checks a store on a disk that other programs fill completely, so that a write fails halfway.
+// Once there is free space, the store continues, and its content is correct.
 func TestDiskThatIsFull(t *testing.T) {
 	d := newSmallDisk(t, 0)
 	w, base := newWitness(), int64(1)
@@ -342,8 +346,8 @@ func TestDiskThatIsFull(t *testing.T) {
 	}
 }
 
-// TestBlockedDisk checks commits on a disk that blocks. The commit in progress returns ErrInDoubt and the one behind it
-// ErrUnavailable. Once the disk continues, only the first becomes visible.
+// TestBlockedDisk checks commits on a disk that blocks. The commit in progress returns ErrInDoubt and the one
+// behind it ErrUnavailable. Once the disk continues, only the first becomes visible.
 func TestBlockedDisk(t *testing.T) {
 	d := newSmallDisk(t, 1)
 	gate, timeout := make(chan struct{}), make(chan time.Time)

@@ -37,8 +37,8 @@ func (d *smallDisk) createLarge() error {
 	return err
 }
 
-// TestRealDiskThatIsNearlyFull checks a real file system. The store fills it up to the reserve. Another program fills the
-// rest, the store deletes all objects, and then it fills the disk again.
+// TestRealDiskThatIsNearlyFull checks a real file system. The store fills it up to the reserve. Another program
+// fills the rest, the store deletes all objects, and then it fills the disk again.
 func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	d, dir := realDisk(t, nil)
 	e := d.log.(*disk).engine()
@@ -76,8 +76,8 @@ func TestRealDiskThatIsNearlyFull(t *testing.T) {
 	}
 }
 
-// TestRealDiskThatIsFull checks a real write that fails halfway, because the store gets a wrong disk usage. Once there is
-// free space, the write has been carried out or not, as its result reported, and the store continues.
+// TestRealDiskThatIsFull checks a real write that fails halfway, because the store gets a wrong disk usage. Once
+// there is free space, the write has been carried out or not, as its result reported, and the store continues.
 func TestRealDiskThatIsFull(t *testing.T) {
 	d, dir := realDisk(t, func() (uint64, uint64, error) { return 1 << 40, 1 << 41, nil })
 	fillDisk(t, filepath.Join(dir, "ballast"))

@@ -11,14 +11,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// transaction is a commit as etcd is asked to carry it out.
+// transaction is a commit in the form of an etcd transaction.
 type transaction struct {
 	compares []clientv3.Cmp
 	changes  []clientv3.Op
-	looks    []clientv3.Op // at what each compare is about, where one of them does not hold
+	reads    []clientv3.Op // Else branch: one read for each compare
 }
 
-// Commit is storage.Store's, as one transaction: all writes get one revision.
+// Commit implements storage.Store. It is one transaction, so all writes get the same revision.
 func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -26,8 +26,8 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if err := storage.Validate(writes); err != nil {
 		return nil, err
 	}
-	s.committing.RLock()
-	defer s.committing.RUnlock()
+	s.commitMu.RLock()
+	defer s.commitMu.RUnlock()
 	if s.closing {
 		return nil, storage.ErrClosed
 	}
@@ -40,35 +40,37 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	previous := s.replaced(writes)
-	s.underway.add(writes)
-	defer s.underway.remove(writes)
-	resp, err := s.client.Txn(limited).If(t.compares...).Then(t.changes...).Else(t.looks...).Commit()
+	previous := s.expectedRecords(writes)
+	s.inFlight.add(writes)
+	defer s.inFlight.remove(writes)
+	resp, err := s.client.Txn(limited).If(t.compares...).Then(t.changes...).Else(t.reads...).Commit()
 	if err != nil {
-		return s.doubt(limited, writes, previous, err)
+		return s.resolve(limited, writes, previous, err)
 	}
 	if !resp.Succeeded {
 		return nil, s.conflict(resp, writes, guards)
 	}
-	_, _ = s.reach(limited, resp.Header.Revision) // it is carried out, whether or not it is seen here in time
-	return s.committed(writes, previous, resp.Header.Revision), nil
+	_, _ = s.waitFor(limited, resp.Header.Revision) // on a timeout, the commit has succeeded nevertheless
+	return s.committedEvents(writes, previous, resp.Header.Revision), nil
 }
 
-// transaction compares what the guards and the writes rely on, in this order.
-func (s *Store) transaction(ctx context.Context, writes []storage.Write, guards []storage.Guard) (t transaction, err error) {
+// transaction builds the transaction. It compares the guards first, and then the expected revisions of the writes.
+func (s *Store) transaction(
+	ctx context.Context, writes []storage.Write, guards []storage.Guard,
+) (t transaction, err error) {
 	for i := range guards {
-		g, key := &guards[i], s.key(guards[i].Key)
+		g, key := &guards[i], s.etcdKey(guards[i].Key)
 		if !g.Prefix {
 			t.expect(key, g.Revision)
 			continue
 		}
 		end := clientv3.GetPrefixRangeEnd(key)
 		t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "<", g.Revision+1).WithRange(end))
-		t.looks = append(t.looks, clientv3.OpGet(key, clientv3.WithRange(end), clientv3.WithLimit(1),
+		t.reads = append(t.reads, clientv3.OpGet(key, clientv3.WithRange(end), clientv3.WithLimit(1),
 			clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend)))
 	}
 	for i := range writes {
-		w, key := &writes[i], s.key(writes[i].Key)
+		w, key := &writes[i], s.etcdKey(writes[i].Key)
 		t.expect(key, w.Expected)
 		if w.Value == nil {
 			t.changes = append(t.changes, clientv3.OpDelete(key))
@@ -89,16 +91,16 @@ func (s *Store) transaction(ctx context.Context, writes []storage.Write, guards 
 	return t, nil
 }
 
-// expect makes it a condition that a key was last changed at revision, or is not there if that is 0.
+// expect adds the condition that a key was last changed at revision, or does not exist if revision is 0.
 func (t *transaction) expect(key string, revision int64) {
 	t.compares = append(t.compares, clientv3.Compare(clientv3.ModRevision(key), "=", revision))
-	t.looks = append(t.looks, clientv3.OpGet(key))
+	t.reads = append(t.reads, clientv3.OpGet(key))
 }
 
-// conflict is the error for a transaction of which a compare did not hold.
+// conflict returns the *storage.ConflictError of a transaction whose conditions did not hold.
 func (s *Store) conflict(resp *clientv3.TxnResponse, writes []storage.Write, guards []storage.Guard) error {
 	for i, r := range resp.Responses {
-		c, holds, err := s.judge(r.GetResponseRange(), i, writes, guards)
+		c, holds, err := s.checkCondition(r.GetResponseRange(), i, writes, guards)
 		if err != nil {
 			return err
 		}
@@ -107,11 +109,13 @@ func (s *Store) conflict(resp *clientv3.TxnResponse, writes []storage.Write, gua
 			return c
 		}
 	}
-	return fmt.Errorf("%w: etcd has refused a transaction of which all conditions hold", storage.ErrUnavailable)
+	return fmt.Errorf("%w: etcd has refused a transaction although all its conditions hold", storage.ErrUnavailable)
 }
 
-// judge looks at what the i-th compare is about.
-func (s *Store) judge(found *pb.RangeResponse, i int, writes []storage.Write, guards []storage.Guard) (c *storage.ConflictError, holds bool, err error) {
+// checkCondition reports whether the i-th condition holds for the records that its read has found.
+func (s *Store) checkCondition(
+	found *pb.RangeResponse, i int, writes []storage.Write, guards []storage.Guard,
+) (c *storage.ConflictError, holds bool, err error) {
 	c = &storage.ConflictError{}
 	var modified int64
 	if len(found.GetKvs()) > 0 {
@@ -130,8 +134,8 @@ func (s *Store) judge(found *pb.RangeResponse, i int, writes []storage.Write, gu
 	return c, modified == w.Expected, nil
 }
 
-// replaced are the records that writes expect, as far as they have been seen here.
-func (s *Store) replaced(writes []storage.Write) []*storage.Record {
+// expectedRecords returns the records that writes expect, or nil for those that the head does not contain.
+func (s *Store) expectedRecords(writes []storage.Write) []*storage.Record {
 	head, previous := s.Head(), make([]*storage.Record, len(writes))
 	for i := range writes {
 		if r := head.Get(writes[i].Key); r != nil && r.Modified == writes[i].Expected {
@@ -141,8 +145,8 @@ func (s *Store) replaced(writes []storage.Write) []*storage.Record {
 	return previous
 }
 
-// committed are the events of writes that have been carried out at a revision.
-func (s *Store) committed(writes []storage.Write, previous []*storage.Record, revision int64) []*storage.Event {
+// committedEvents returns the events of writes that succeeded at revision.
+func (s *Store) committedEvents(writes []storage.Write, previous []*storage.Record, revision int64) []*storage.Event {
 	head, events := s.Head(), make([]*storage.Event, len(writes))
 	for i := range writes {
 		w := &writes[i]
@@ -154,7 +158,8 @@ func (s *Store) committed(writes []storage.Write, previous []*storage.Record, re
 		if e.Record = head.Get(w.Key); e.Record != nil && e.Record.Modified == revision {
 			continue
 		}
-		e.Record = &storage.Record{Key: w.Key, Value: w.Value, Created: revision, Modified: revision} // overwritten, or not seen yet
+		// The record has been overwritten, or is not in the head yet.
+		e.Record = &storage.Record{Key: w.Key, Value: w.Value, Created: revision, Modified: revision}
 		if previous[i] != nil {
 			e.Record.Created = previous[i].Created
 		}
@@ -165,23 +170,26 @@ func (s *Store) committed(writes []storage.Write, previous []*storage.Record, re
 	return events
 }
 
-// doubt finds out, as far as that can be, what has become of a commit whose answer was lost.
-func (s *Store) doubt(ctx context.Context, writes []storage.Write, previous []*storage.Record, cause error) ([]*storage.Event, error) {
-	if err := refused(cause); err != nil {
+// resolve determines the outcome of a commit whose response was lost. It returns the events if the commit has
+// succeeded, an error if it has failed, and storage.ErrInDoubt if the outcome is unknown.
+func (s *Store) resolve(
+	ctx context.Context, writes []storage.Write, previous []*storage.Record, cause error,
+) ([]*storage.Event, error) {
+	if err := rejection(cause); err != nil {
 		return nil, err
 	}
 	head, err := s.Fresh(ctx)
 	if err == nil {
-		if revision := carriedOut(head, writes); revision != 0 {
-			return s.committed(writes, previous, revision), nil
+		if revision := revisionOf(head, writes); revision != 0 {
+			return s.committedEvents(writes, previous, revision), nil
 		}
 	}
-	// That it is not there says nothing: it may still be on its way.
+	// The commit may still be in flight, so its absence proves nothing.
 	return nil, fmt.Errorf("%w: %w", storage.ErrInDoubt, cause)
 }
 
-// carriedOut is the revision of writes that can be seen in a state; 0 if they cannot.
-func carriedOut(head *storage.Snapshot, writes []storage.Write) (revision int64) {
+// revisionOf returns the revision at which writes have become part of head, or 0 if head does not show this.
+func revisionOf(head *storage.Snapshot, writes []storage.Write) (revision int64) {
 	for i := range writes {
 		w, now := &writes[i], head.Get(writes[i].Key)
 		if w.Value == nil {
@@ -190,7 +198,8 @@ func carriedOut(head *storage.Snapshot, writes []storage.Write) (revision int64)
 			}
 			continue
 		}
-		if now == nil || now.Modified <= w.Expected || !bytes.Equal(now.Value, w.Value) || revision != 0 && now.Modified != revision {
+		if now == nil || now.Modified <= w.Expected || !bytes.Equal(now.Value, w.Value) ||
+			revision != 0 && now.Modified != revision {
 			return 0
 		}
 		revision = now.Modified

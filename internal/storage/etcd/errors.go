@@ -13,16 +13,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// unavailable is the error for what could not be asked of etcd.
+// unavailable returns the storage.ErrUnavailable of a failed request to etcd.
 func unavailable(cause error) error { return fmt.Errorf("%w: %w", storage.ErrUnavailable, cause) }
 
-// compacted says that etcd has forgotten what was asked for.
-func compacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
+// isCompacted reports whether etcd has compacted the requested revision.
+func isCompacted(err error) bool { return errors.Is(err, rpctypes.ErrCompacted) }
 
-// reading is the error for state at a revision that could not be read.
-func (s *Store) reading(err error, revision int64) error {
+// readError converts the error of reading the state at a revision.
+func (s *Store) readError(err error, revision int64) error {
 	switch {
-	case compacted(err):
+	case isCompacted(err):
 		return &storage.CompactedError{Requested: revision, Oldest: s.OldestInMemory()}
 	case errors.Is(err, context.Canceled), errors.Is(err, storage.ErrClosed):
 		return err
@@ -30,8 +30,9 @@ func (s *Store) reading(err error, revision int64) error {
 	return unavailable(err)
 }
 
-// refused gives a failed transaction its error, where etcd has certainly not carried it out, and nil where that is not known.
-func refused(err error) error {
+// rejection returns the error of a transaction that etcd has certainly not executed. It returns nil if that is
+// unknown.
+func rejection(err error) error {
 	code := status.Code(err)
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
 		code = e.Code()
@@ -42,11 +43,12 @@ func refused(err error) error {
 		return fmt.Errorf("%w: %w", storage.ErrTooLarge, err)
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return fmt.Errorf("%w: %w", storage.ErrNoSpace, err)
-	case code == codes.Unavailable && strings.Contains(err.Error(), "Error while dialing"): // it has not been sent
+	case code == codes.Unavailable && strings.Contains(err.Error(), "Error while dialing"): // not sent
 		return unavailable(err)
 	}
 	switch code {
-	case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
+	case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition,
+		codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
 		return unavailable(err)
 	}
 	return nil

@@ -1,6 +1,6 @@
-// Package etcd is the store in an etcd cluster. etcd numbers revisions, keeps the history and
-// lets leases expire; this process holds a replica of all live data, which a watch keeps up
-// with etcd (feed.go), and reads from it.
+// Package etcd implements storage.Store in an etcd cluster. etcd numbers revisions, keeps the history, and deletes
+// the keys of expired leases. The process reads from a replica of all live data, which a watch of etcd updates
+// (feed.go). It must not import anything about Kubernetes objects.
 package etcd
 
 import (
@@ -26,33 +26,35 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Options say where etcd is, and what of it is ours.
+// Options configures the connection to etcd and the part of etcd that the store uses.
 type Options struct {
 	Servers  []string // URLs
-	CAFile   string   // that the servers' certificates are signed by; "": the system's
-	CertFile string   // this client's, with KeyFile; "": none
+	CAFile   string   // CA of the servers' certificates; "" means the system's CAs
+	CertFile string   // client certificate, with KeyFile; "" means none
 	KeyFile  string
 
-	// Dial connects to a server; nil: the net package.
+	// Dial connects to a server. nil means the net package.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	// Prefix is what our keys begin with in etcd, in the place of Base.
+	// Prefix replaces Base at the beginning of all keys in etcd.
 	Prefix, Base string
 
 	Codecs       storage.Codecs
-	CompactAfter time.Duration // how long history is kept; 0: 5 minutes
-	Logger       *slog.Logger  // nil: none
+	CompactAfter time.Duration // age after which history is compacted; 0 means 5 minutes
+	Logger       *slog.Logger  // nil means none
 
-	Timeout time.Duration                        // how long etcd is waited for; 0: 10 seconds
-	Now     func() time.Time                     // nil: time.Now
-	After   func(time.Duration) <-chan time.Time // nil: time.After
+	Timeout time.Duration                        // of requests to etcd; 0 means 10 seconds
+	Now     func() time.Time                     // nil means time.Now
+	After   func(time.Duration) <-chan time.Time // nil means time.After
 
 	replica storage.ReplicaOptions
 }
 
-// reconnect is how etcd is tried again when it has been away: by itself gRPC would soon wait for minutes.
-var reconnect = grpc.ConnectParams{
-	Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+// connectParams bounds the delay between attempts to reconnect to etcd. gRPC's default grows to two minutes.
+var connectParams = grpc.ConnectParams{
+	Backoff: backoff.Config{
+		BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second,
+	},
 	MinConnectTimeout: 5 * time.Second,
 }
 
@@ -74,27 +76,27 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// Store is a storage.Store over etcd, which others may write to as well.
+// Store is a storage.Store in etcd. Other processes may write to the same keys.
 type Store struct {
 	*storage.Replica
-	client   *clientv3.Client
-	options  Options
-	asking   rounds
-	leases   leases
-	underway underway
+	client    *clientv3.Client
+	options   Options
+	revisions readBatcher
+	leases    leases
+	inFlight  inFlight
 
-	lifetime context.Context // ends when Close begins
-	end      context.CancelFunc
-	failed   atomic.Pointer[error]
-	closed   sync.Once
-	result   error // of Close
-	serving  sync.WaitGroup
-	// committing is held for reading by each commit, and guards closing.
-	committing sync.RWMutex
-	closing    bool
+	lifetime  context.Context // cancelled when Close begins
+	end       context.CancelFunc
+	failed    atomic.Pointer[error]
+	closeOnce sync.Once
+	closeErr  error // result of Close
+	serving   sync.WaitGroup
+	// commitMu is held for reading during each commit. It guards closing.
+	commitMu sync.RWMutex
+	closing  bool
 }
 
-// Open connects to etcd and loads all that is ours. ctx bounds the loading.
+// Open connects to etcd and loads all keys below Prefix. ctx limits only the loading.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	o.setDefaults()
 	s := &Store{options: o, leases: newLeases()}
@@ -105,8 +107,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints: o.Servers, TLS: secure, Logger: zap.NewNop(),
 		DialTimeout: o.Timeout, DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 10 * time.Second,
-		MaxCallSendMsgSize: math.MaxInt32, // etcd says what is too large
-		DialOptions:        o.dialling(),
+		MaxCallSendMsgSize: math.MaxInt32, // etcd itself reports requests that are too large
+		DialOptions:        o.dialOptions(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(o.Servers, ","), err)
@@ -115,7 +117,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	head, err := s.load(ctx, nil)
 	if err != nil {
 		s.end()
-		return nil, errors.Join(fmt.Errorf("load from etcd at %s: %w", strings.Join(o.Servers, ","), err), s.client.Close())
+		err = fmt.Errorf("load from etcd at %s: %w", strings.Join(o.Servers, ","), err)
+		return nil, errors.Join(err, s.client.Close())
 	}
 	s.Replica = storage.NewReplica(head, 0, s, o.replica)
 	s.serving.Go(s.follow)
@@ -123,9 +126,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	return s, nil
 }
 
-// dialling is how a connection is opened.
-func (o *Options) dialling() []grpc.DialOption {
-	all := []grpc.DialOption{grpc.WithConnectParams(reconnect)}
+// dialOptions returns the gRPC options of a connection.
+func (o *Options) dialOptions() []grpc.DialOption {
+	all := []grpc.DialOption{grpc.WithConnectParams(connectParams)}
 	if o.Dial != nil {
 		all = append(all, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return o.Dial(ctx, "tcp", address)
@@ -134,7 +137,7 @@ func (o *Options) dialling() []grpc.DialOption {
 	return all
 }
 
-// tls returns what secures the connection; nil where nothing does.
+// tls returns the TLS configuration of the connection, or nil for none.
 func (o *Options) tls() (*tls.Config, error) {
 	if o.CAFile == "" && o.CertFile == "" {
 		return nil, nil
@@ -143,32 +146,32 @@ func (o *Options) tls() (*tls.Config, error) {
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("the CA of etcd: %w", err)
+			return nil, fmt.Errorf("load the CA of etcd: %w", err)
 		}
 		c.RootCAs = x509.NewCertPool()
 		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("the CA of etcd: %s holds no certificates", o.CAFile)
+			return nil, fmt.Errorf("load the CA of etcd: %s contains no certificates", o.CAFile)
 		}
 	}
 	if o.CertFile == "" {
 		return c, nil
 	}
 	if _, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile); err != nil {
-		return nil, fmt.Errorf("the certificate for etcd: %w", err)
+		return nil, fmt.Errorf("load the client certificate for etcd: %w", err)
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile) // it may have been renewed
+		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile) // read again, because it may have been renewed
 		return &pair, err
 	}
 	return c, nil
 }
 
-// key is where a key lies in etcd.
-func (s *Store) key(key string) string {
-	return s.options.Prefix + strings.TrimPrefix(key, s.options.Base)
+// etcdKey returns the key in etcd of a store's key.
+func (s *Store) etcdKey(etcdKey string) string {
+	return s.options.Prefix + strings.TrimPrefix(etcdKey, s.options.Base)
 }
 
-// Failed is why this process can no longer go on with what etcd holds.
+// Failed implements storage.Store. A store fails if it can no longer follow etcd.
 func (s *Store) Failed() error {
 	if p := s.failed.Load(); p != nil {
 		return *p
@@ -179,25 +182,25 @@ func (s *Store) Failed() error {
 func (s *Store) fail(cause error) {
 	err := fmt.Errorf("%w: %w", storage.ErrFailed, cause)
 	if s.failed.CompareAndSwap(nil, &err) {
-		s.options.Logger.Error("what etcd holds cannot be followed any more; reads go on, writes do not", "err", cause)
+		s.options.Logger.Error("cannot follow etcd any more; reads continue, writes are refused", "err", cause)
 	}
 }
 
-// Close ends all cursors and the connection. Commits in flight finish first.
+// Close implements storage.Store.
 func (s *Store) Close() error {
-	s.closed.Do(func() {
-		s.committing.Lock() // those in flight end first
+	s.closeOnce.Do(func() {
+		s.commitMu.Lock() // waits for commits in flight
 		s.closing = true
-		s.committing.Unlock()
+		s.commitMu.Unlock()
 		s.end()
 		s.serving.Wait()
 		s.Replica.Close()
-		s.result = s.client.Close()
+		s.closeErr = s.client.Close()
 	})
-	return s.result
+	return s.closeErr
 }
 
-// compactor forgets history that has become old. etcd would keep all of it.
+// compactor compacts history older than CompactAfter. etcd itself would keep all history.
 func (s *Store) compactor() {
 	for {
 		reached := s.Head().Revision()
@@ -207,12 +210,12 @@ func (s *Store) compactor() {
 		case <-s.options.After(s.options.CompactAfter):
 		}
 		if err := s.Compact(s.lifetime, reached); err != nil && s.lifetime.Err() == nil {
-			s.options.Logger.Warn("the history in etcd could not be compacted", "revision", reached, "err", err)
+			s.options.Logger.Warn("cannot compact the history in etcd", "revision", reached, "err", err)
 		}
 	}
 }
 
-// Compact forgets history up to revision (that revision's own state stays readable).
+// Compact drops the history before revision. The state at revision stays readable.
 func (s *Store) Compact(ctx context.Context, revision int64) error {
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
@@ -222,7 +225,7 @@ func (s *Store) Compact(ctx context.Context, revision int64) error {
 	if err := s.DropHistory(revision); err != nil {
 		return err
 	}
-	if _, err := s.client.Compact(ctx, revision); err != nil && !compacted(err) {
+	if _, err := s.client.Compact(ctx, revision); err != nil && !isCompacted(err) {
 		return unavailable(err)
 	}
 	s.TrimHistory()

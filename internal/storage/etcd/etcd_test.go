@@ -35,8 +35,8 @@ func open(t *testing.T, o etcd.Options) *etcd.Store {
 	return s
 }
 
-// raw is a client of etcd beside the stores.
-func raw(t *testing.T, url string) *clientv3.Client {
+// newClient returns a client of etcd that bypasses the stores.
+func newClient(t *testing.T, url string) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{url}})
 	if err != nil {
@@ -58,10 +58,11 @@ func put(t *testing.T, s storage.Store, w storage.Write) *storage.Event {
 	return events[0]
 }
 
-// Keys lie under the prefix, in the place of the base; what is beside it is none of ours, but Fresh counts its revisions.
+// TestPrefix checks that the prefix replaces the base of keys in etcd. Keys with other prefixes are not loaded, but
+// Fresh waits for their revisions.
 func TestPrefix(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	c := raw(t, e.URL)
+	c := newClient(t, e.URL)
 	s := open(t, etcd.Options{Servers: []string{e.URL}, Base: "/registry/", Prefix: "/mine/"})
 	made := put(t, s, storage.Write{Key: "/registry/a/b", Value: []byte("1")})
 	got, err := c.Get(t.Context(), "/mine/a/b")
@@ -74,14 +75,16 @@ func TestPrefix(t *testing.T) {
 	}
 	now, err := s.Fresh(t.Context())
 	if err != nil || now.Revision() < other.Header.Revision || now.Count("", "") != 1 {
-		t.Errorf("at %d, want %d: %v", now.Revision(), other.Header.Revision, err)
+		t.Errorf("Fresh is at revision %d with %d records, want %d with 1: %v",
+			now.Revision(), now.Count("", ""), other.Header.Revision, err)
 	}
 }
 
-// Keys that live about as long share a lease, and go when it ends. A write without a time to live takes it off.
+// TestLeases checks that keys with similar TTLs share a lease, and are deleted when it expires. A write without a TTL
+// removes the lease of a key.
 func TestLeases(t *testing.T) {
 	e := storagetest.StartEtcd(t)
-	c := raw(t, e.URL)
+	c := newClient(t, e.URL)
 	s := open(t, etcd.Options{Servers: []string{e.URL}})
 	lease := func(key string) int64 {
 		got, err := c.Get(t.Context(), "/registry/"+key)
@@ -97,11 +100,11 @@ func TestLeases(t *testing.T) {
 		t.Errorf("leases %d, %d, %d", lease("hour"), lease("hour too"), lease("day"))
 	}
 	if left := time.Until(hour.Record.Expires); left < 59*time.Minute || left > 62*time.Minute {
-		t.Errorf("it expires in %v", left)
+		t.Errorf("the record expires in %v, want about an hour", left)
 	}
 	put(t, s, storage.Write{Key: "hour", Value: []byte("2")})
 	if lease("hour") != 0 || !s.Head().Get("hour").Expires.IsZero() {
-		t.Error("it still expires")
+		t.Error("a record written without a TTL still expires")
 	}
 	made := put(t, s, storage.Write{Key: "soon", Value: []byte("1"), TTL: time.Second})
 	w, err := s.Watch(t.Context(), "soon", made.Revision)
@@ -124,7 +127,7 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// What is to be encrypted lies so in etcd.
+// TestCodec checks that etcd contains the encoded values.
 func TestCodec(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	seal := storage.Codec{
@@ -132,7 +135,7 @@ func TestCodec(t *testing.T) {
 		Open: func(key string, data []byte) ([]byte, error) {
 			value, ok := strings.CutPrefix(string(data), key+"!")
 			if !ok {
-				return nil, errors.New("not sealed")
+				return nil, errors.New("not encoded")
 			}
 			return []byte(value), nil
 		},
@@ -144,23 +147,25 @@ func TestCodec(t *testing.T) {
 	if string(made.Record.Value) != "1" || made.Record.Derived.Load() != any(known) {
 		t.Errorf("%+v", made.Record)
 	}
-	got, err := raw(t, e.URL).Get(t.Context(), "/registry/secrets/a")
+	got, err := newClient(t, e.URL).Get(t.Context(), "/registry/secrets/a")
 	if err != nil || string(got.Kvs[0].Value) != "secrets/a!1" {
 		t.Errorf("%v, %v", got, err)
 	}
 	if r := open(t, o).Head().Get("secrets/a"); string(r.Value) != "1" {
 		t.Errorf("%s", r.Value)
 	}
-	if _, err := raw(t, e.URL).Put(t.Context(), "/registry/secrets/b", "plain"); err != nil {
+	if _, err := newClient(t, e.URL).Put(t.Context(), "/registry/secrets/b", "plain"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{e.URL}, Prefix: "/registry/", Codecs: o.Codecs}); err == nil || !strings.Contains(err.Error(), "secrets/b") {
-		t.Errorf("opened with what is not sealed: %v", err)
+	o.Prefix = "/registry/"
+	if _, err := etcd.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "secrets/b") {
+		t.Errorf("Open with an unencoded value: got %v, want an error with its key", err)
 	}
 }
 
-// A change that etcd has forgotten before this process heard of it ends the cursors; the state is right all the same.
-func TestCompactedWhileAway(t *testing.T) {
+// TestCompactedWhileDisconnected checks a store that reconnects after etcd has compacted changes that the store has
+// not seen. Its cursors end, and its state is correct.
+func TestCompactedWhileDisconnected(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	p := newProxy(t, e.URL)
 	s := open(t, etcd.Options{Servers: []string{p.url}})
@@ -171,14 +176,14 @@ func TestCompactedWhileAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	for seen := int64(0); seen < same.Modified; { // all that there was
+	for seen := int64(0); seen < same.Modified; { // read all events so far
 		<-w.Ready()
 		if _, seen, err = w.Take(nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p.close()
-	c := raw(t, e.URL)
+	c := newClient(t, e.URL)
 	var last int64
 	for i := range 5 {
 		resp, err := c.Put(t.Context(), fmt.Sprintf("/registry/b%d", i), "2")
@@ -199,7 +204,7 @@ func TestCompactedWhileAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	if now.Get("a") != nil || now.Count("b", "") != 5 || now.Get("same") != same {
-		t.Errorf("%d records, a is %v", now.Count("", ""), now.Get("a"))
+		t.Errorf("got %d records below b, a is %v", now.Count("b", ""), now.Get("a"))
 	}
 	for err == nil {
 		<-w.Ready()
@@ -208,15 +213,16 @@ func TestCompactedWhileAway(t *testing.T) {
 	if !storage.MissedEvents(err) {
 		t.Errorf("the cursor ended with %v", err)
 	}
-	var gone *storage.CompactedError
-	if _, err := s.Watch(t.Context(), "", first.Revision); !errors.As(err, &gone) {
-		t.Errorf("a watch from before: %v", err)
+	var compacted *storage.CompactedError
+	if _, err := s.Watch(t.Context(), "", first.Revision); !errors.As(err, &compacted) {
+		t.Errorf("Watch from a compacted revision: %v", err)
 	}
 	put(t, s, storage.Write{Key: "a", Value: []byte("3")})
 }
 
-// A commit whose answer is lost is found to have been carried out, or left in doubt; it is never said not to have been.
-func TestLostAnswer(t *testing.T) {
+// TestLostResponse checks that a commit whose response is lost succeeds or returns ErrInDoubt. It never reports that
+// nothing was written.
+func TestLostResponse(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	direct := open(t, etcd.Options{Servers: []string{e.URL}})
 	p := newProxy(t, e.URL)
@@ -234,7 +240,7 @@ func TestLostAnswer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.mute()
+		p.dropResponses()
 		type result struct {
 			events []*storage.Event
 			err    error
@@ -245,7 +251,7 @@ func TestLostAnswer(t *testing.T) {
 			results <- result{events, err}
 		}()
 		var events []*storage.Event
-		for len(events) == 0 { // until it has been carried out
+		for len(events) == 0 { // wait until etcd has executed the commit
 			<-seen.Ready()
 			if events, _, err = seen.Take(nil); err != nil {
 				t.Fatal(err)
@@ -264,8 +270,8 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// While etcd is away, that is what is said, soon enough.
-func TestAway(t *testing.T) {
+// TestDisconnected checks that calls return ErrUnavailable within the timeout while etcd is unreachable.
+func TestDisconnected(t *testing.T) {
 	e := storagetest.StartEtcd(t)
 	put(t, open(t, etcd.Options{Servers: []string{e.URL}}), storage.Write{Key: "a", Value: []byte("1")})
 	s := open(t, etcd.Options{Servers: []string{e.URL}, Timeout: time.Second})
@@ -287,7 +293,7 @@ func TestAway(t *testing.T) {
 		}
 	}
 	if s.Head().Get("a") == nil || s.Failed() != nil {
-		t.Errorf("what has been seen is gone, or it has failed: %v", s.Failed())
+		t.Errorf("the head is %v, Failed is %v", s.Head().Get("a"), s.Failed())
 	}
 	e.Start()
 	var err error
@@ -298,12 +304,14 @@ func TestAway(t *testing.T) {
 		t.Error(err)
 	}
 	put(t, s, storage.Write{Key: "a", Value: []byte("3")})
-	if _, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{"http://127.0.0.1:1"}, Prefix: "/x/", Timeout: 100 * time.Millisecond}); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
-		t.Errorf("no etcd there: %v", err)
+	o := etcd.Options{Servers: []string{"http://127.0.0.1:1"}, Prefix: "/x/", Timeout: 100 * time.Millisecond}
+	if _, err := etcd.Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
+		t.Errorf("Open without etcd: %v", err)
 	}
 }
 
-// An etcd that has lost data is not followed: what this process has told of would be gone.
+// TestRestored checks that a store fails if etcd loses data, because it has already returned revisions that no longer
+// exist.
 func TestRestored(t *testing.T) {
 	e, empty := storagetest.StartEtcd(t), storagetest.StartEtcd(t)
 	p := newProxy(t, e.URL)
@@ -312,35 +320,36 @@ func TestRestored(t *testing.T) {
 		put(t, s, storage.Write{Key: "a", Value: []byte("1")})
 	}
 	p.close()
-	p.to = strings.TrimPrefix(empty.URL, "http://")
+	p.target = strings.TrimPrefix(empty.URL, "http://")
 	p.open()
 	for s.Failed() == nil {
 		if _, err := s.Fresh(t.Context()); err == nil {
-			t.Fatal("nothing is wrong")
+			t.Fatal("Fresh succeeds although etcd has lost data")
 		}
 	}
-	if _, err := s.Commit(t.Context(), []storage.Write{{Key: "b", Value: []byte("1")}}); !errors.Is(err, storage.ErrFailed) {
-		t.Errorf("Commit: %v", err)
+	_, err := s.Commit(t.Context(), []storage.Write{{Key: "b", Value: []byte("1")}})
+	if !errors.Is(err, storage.ErrFailed) {
+		t.Errorf("Commit: got %v, want ErrFailed", err)
 	}
 }
 
-// proxy is a way to etcd that a test may close.
+// proxy forwards connections to etcd until a test closes it.
 type proxy struct {
-	url, to, at string
-	t           *testing.T
+	url, target, address string
+	t                    *testing.T
 
 	mu       sync.Mutex
 	listener net.Listener
 	conns    []net.Conn
-	muted    bool
+	dropping bool
 }
 
 func newProxy(t *testing.T, url string) *proxy {
 	t.Helper()
-	p := &proxy{t: t, to: strings.TrimPrefix(url, "http://"), at: "127.0.0.1:0"}
+	p := &proxy{t: t, target: strings.TrimPrefix(url, "http://"), address: "127.0.0.1:0"}
 	p.open()
-	p.at = p.listener.Addr().String()
-	p.url = "http://" + p.at
+	p.address = p.listener.Addr().String()
+	p.url = "http://" + p.address
 	t.Cleanup(p.close)
 	return p
 }
@@ -349,11 +358,11 @@ func (p *proxy) open() {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l, err := net.Listen("tcp", p.at)
+	l, err := net.Listen("tcp", p.address)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.listener, p.muted = l, false
+	p.listener, p.dropping = l, false
 	go func() {
 		for {
 			in, err := l.Accept()
@@ -368,25 +377,25 @@ func (p *proxy) open() {
 func (p *proxy) connect(in net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out, err := net.Dial("tcp", p.to)
+	out, err := net.Dial("tcp", p.target)
 	if err != nil {
 		_ = in.Close()
 		return
 	}
 	p.conns = append(p.conns, in, out)
 	go func() { _, _ = io.Copy(out, in) }()
-	go func() { _, _ = io.Copy(answers{in, p}, out) }()
+	go func() { _, _ = io.Copy(responseConn{in, p}, out) }()
 }
 
-// answers drops what is written while the proxy is muted.
-type answers struct {
+// responseConn discards responses while the proxy drops them.
+type responseConn struct {
 	net.Conn
 	p *proxy
 }
 
-func (a answers) Write(b []byte) (int, error) {
+func (a responseConn) Write(b []byte) (int, error) {
 	a.p.mu.Lock()
-	muted := a.p.muted
+	muted := a.p.dropping
 	a.p.mu.Unlock()
 	if muted {
 		return len(b), nil
@@ -394,11 +403,11 @@ func (a answers) Write(b []byte) (int, error) {
 	return a.Conn.Write(b)
 }
 
-// mute loses all answers from now on.
-func (p *proxy) mute() {
+// dropResponses discards all responses from now on.
+func (p *proxy) dropResponses() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.muted = true
+	p.dropping = true
 }
 
 func (p *proxy) close() {

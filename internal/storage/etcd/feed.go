@@ -15,15 +15,16 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// pageSize is how many keys are read at once.
+// pageSize is the number of keys that one request reads.
 const pageSize = 1000
 
-// pages reads all that is ours as of a revision, or of now where that is 0, and returns the revision.
-func (s *Store) pages(ctx context.Context, revision int64, add func(*mvccpb.KeyValue) error) (int64, error) {
+// readPages reads all keys below the prefix at a revision, where 0 means now. It returns the revision.
+func (s *Store) readPages(ctx context.Context, revision int64, add func(*mvccpb.KeyValue) error) (int64, error) {
 	key, end := s.options.Prefix, clientv3.GetPrefixRangeEnd(s.options.Prefix)
 	for {
 		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
-		resp, err := s.client.Get(limited, key, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+		resp, err := s.client.Get(limited, key,
+			clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
 		cancel()
 		if err != nil {
 			return 0, err
@@ -43,12 +44,12 @@ func (s *Store) pages(ctx context.Context, revision int64, add func(*mvccpb.KeyV
 	}
 }
 
-// load reads the newest state. Records of the state before that have not changed are taken over, with what is known of them.
+// load reads the newest state. It reuses unchanged records of the state before, together with their derived data.
 func (s *Store) load(ctx context.Context, before *storage.Snapshot) (*storage.Snapshot, error) {
 	var l storage.Loader
-	revision, err := s.pages(ctx, 0, func(kv *mvccpb.KeyValue) error {
+	revision, err := s.readPages(ctx, 0, func(kv *mvccpb.KeyValue) error {
 		if before != nil {
-			if known := before.Get(s.ours(kv.Key)); known != nil && known.Modified == kv.ModRevision {
+			if known := before.Get(s.storageKey(kv.Key)); known != nil && known.Modified == kv.ModRevision {
 				return l.Add(known)
 			}
 		}
@@ -64,46 +65,46 @@ func (s *Store) load(ctx context.Context, before *storage.Snapshot) (*storage.Sn
 	return l.Snapshot(revision), nil
 }
 
-// ours is the key of what lies in etcd under key.
-func (s *Store) ours(key []byte) string {
+// storageKey returns the store's key of a key in etcd.
+func (s *Store) storageKey(key []byte) string {
 	return s.options.Base + strings.TrimPrefix(string(key), s.options.Prefix)
 }
 
-// record is what etcd holds of a key.
+// record converts a key-value pair of etcd.
 func (s *Store) record(kv *mvccpb.KeyValue) (*storage.Record, error) {
-	key := s.ours(kv.Key)
+	key := s.storageKey(kv.Key)
 	value, err := s.options.Codecs.Open(key, kv.Value)
 	if err != nil {
-		return nil, fmt.Errorf("open the value of %s: %w", key, err)
+		return nil, fmt.Errorf("decode the value of %s: %w", key, err)
 	}
 	return &storage.Record{
 		Key: key, Value: value, Created: kv.CreateRevision, Modified: kv.ModRevision,
-		Expires: s.leases.end(clientv3.LeaseID(kv.Lease)),
+		Expires: s.leases.expiry(clientv3.LeaseID(kv.Lease)),
 	}, nil
 }
 
-// reconnectAfter is how long etcd is left alone after a watch has ended.
-const reconnectAfter = 100 * time.Millisecond
+// reconnectDelay is the pause before an ended watch is started again.
+const reconnectDelay = 100 * time.Millisecond
 
-// follow keeps the replica up with etcd until Close.
+// follow keeps the replica up to date with etcd, until Close.
 func (s *Store) follow() {
 	for s.lifetime.Err() == nil {
 		err := s.watch()
-		if compacted(err) {
+		if isCompacted(err) {
 			err = s.resync()
 		}
 		if err == nil || s.lifetime.Err() != nil {
 			continue
 		}
-		s.options.Logger.Warn("the watch of etcd has ended; it is begun again", "err", err)
+		s.options.Logger.Warn("the watch of etcd has ended and will be restarted", "err", err)
 		select {
 		case <-s.lifetime.Done():
-		case <-time.After(reconnectAfter):
+		case <-time.After(reconnectDelay):
 		}
 	}
 }
 
-// resync goes on from what etcd holds now, after a time in which changes have been missed and forgotten.
+// resync resets the replica to the current state of etcd, after etcd has compacted changes before they were read.
 func (s *Store) resync() error {
 	head, err := s.load(s.lifetime, s.Head())
 	if err == nil {
@@ -112,14 +113,15 @@ func (s *Store) resync() error {
 	return err
 }
 
-var errEnded = errors.New("etcd has ended it")
+var errEnded = errors.New("etcd has ended the watch")
 
-// watch publishes what etcd tells after the head, until that ends.
+// watch publishes the changes after the head, until the watch ends.
 func (s *Store) watch() error {
-	ctx, cancel := context.WithCancel(s.followed(s.lifetime))
+	ctx, cancel := context.WithCancel(s.watchContext(s.lifetime))
 	defer cancel()
-	told := s.client.Watch(ctx, s.options.Prefix, clientv3.WithPrefix(), clientv3.WithRev(s.Head().Revision()+1), clientv3.WithProgressNotify())
-	for resp := range told {
+	responses := s.client.Watch(ctx, s.options.Prefix, clientv3.WithPrefix(),
+		clientv3.WithRev(s.Head().Revision()+1), clientv3.WithProgressNotify())
+	for resp := range responses {
 		if err := resp.Err(); err != nil {
 			return err
 		}
@@ -139,20 +141,22 @@ func (s *Store) watch() error {
 	return errEnded
 }
 
-// followed is a context of the stream that watch uses: progress is asked for by stream.
-func (s *Store) followed(ctx context.Context) context.Context { return clientv3.WithRequireLeader(ctx) }
+// watchContext returns a context that selects the gRPC stream of watch. RequestProgress requests progress per stream.
+func (s *Store) watchContext(ctx context.Context) context.Context {
+	return clientv3.WithRequireLeader(ctx)
+}
 
-// events are what etcd tells, in its order; their Previous is there only where etcd was asked for it.
-func (s *Store) events(told []*clientv3.Event) ([]*storage.Event, error) {
-	events := make([]*storage.Event, len(told))
-	for i, e := range told {
-		events[i] = &storage.Event{Revision: e.Kv.ModRevision, Key: s.ours(e.Kv.Key)}
+// events converts events of etcd. Their Previous is set only if the watch has requested it.
+func (s *Store) events(received []*clientv3.Event) ([]*storage.Event, error) {
+	events := make([]*storage.Event, len(received))
+	for i, e := range received {
+		events[i] = &storage.Event{Revision: e.Kv.ModRevision, Key: s.storageKey(e.Kv.Key)}
 		var err error
 		if e.Type == clientv3.EventTypePut {
 			if events[i].Record, err = s.record(e.Kv); err != nil {
 				return nil, err
 			}
-			s.underway.recognize(events[i].Record)
+			s.inFlight.attachDerived(events[i].Record)
 		}
 		if e.PrevKv != nil {
 			if events[i].Previous, err = s.record(e.PrevKv); err != nil {
@@ -163,14 +167,14 @@ func (s *Store) events(told []*clientv3.Event) ([]*storage.Event, error) {
 	return events, nil
 }
 
-// underway are the writes of commits that have not been answered yet, by key: what is known of a value by who writes it
-// is still known when etcd tells of it.
-type underway struct {
+// inFlight holds the writes of running commits by key. The watch reuses their values and derived data when etcd
+// delivers the events.
+type inFlight struct {
 	mu     sync.Mutex
 	writes map[string][]*storage.Write
 }
 
-func (u *underway) add(writes []storage.Write) {
+func (u *inFlight) add(writes []storage.Write) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.writes == nil {
@@ -181,7 +185,7 @@ func (u *underway) add(writes []storage.Write) {
 	}
 }
 
-func (u *underway) remove(writes []storage.Write) {
+func (u *inFlight) remove(writes []storage.Write) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for i := range writes {
@@ -198,8 +202,8 @@ func (u *underway) remove(writes []storage.Write) {
 	}
 }
 
-// recognize gives r what is known of its value.
-func (u *underway) recognize(r *storage.Record) {
+// attachDerived sets the derived data of r if r results from a write in flight.
+func (u *inFlight) attachDerived(r *storage.Record) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for _, w := range u.writes[r.Key] {

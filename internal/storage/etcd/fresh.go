@@ -12,21 +12,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// Fresh asks etcd for its revision and waits until the replica has reached it.
+// Fresh implements storage.Store. It reads etcd's revision and waits until the replica has reached it.
 func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 	if s.lifetime.Err() != nil {
 		return nil, storage.ErrClosed
 	}
-	revision, err := s.asking.join(ctx, s.revision)
+	revision, err := s.revisions.read(ctx, s.revision)
 	if err != nil {
 		return nil, err
 	}
-	return s.reach(ctx, revision)
+	return s.waitFor(ctx, revision)
 }
 
-// revision reads etcd's revision, linearizably.
+// revision returns etcd's current revision from a linearizable read.
 func (s *Store) revision() (int64, error) {
-	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout/4) // there is time left for another try
+	ctx, cancel := context.WithTimeout(s.lifetime, s.options.Timeout/4) // leaves time for a retry
 	defer cancel()
 	head := s.Head().Revision()
 	resp, err := s.client.Get(ctx, s.options.Prefix, clientv3.WithKeysOnly())
@@ -37,22 +37,23 @@ func (s *Store) revision() (int64, error) {
 		return 0, unavailable(err)
 	}
 	if resp.Header.Revision < head {
-		s.fail(fmt.Errorf("etcd was at revision %d, and now is at %d: it has lost data, or was restored from a backup", head, resp.Header.Revision))
+		s.fail(fmt.Errorf("etcd went back from revision %d to %d: it has lost data, or was restored from a backup",
+			head, resp.Header.Revision))
 		return 0, s.Failed()
 	}
 	return resp.Header.Revision, nil
 }
 
-// nudgeAfter is how long the replica may need to reach a revision by itself. Where the revision is
-// of a change of what is not ours, etcd has to be asked to tell how far it is.
-const nudgeAfter = 20 * time.Millisecond
+// progressDelay is the time to wait for the replica before etcd is requested to report progress. The watch receives
+// no event for a revision that changed only keys outside the prefix.
+const progressDelay = 20 * time.Millisecond
 
-// reach waits for the replica to reach a revision that etcd has reached.
-func (s *Store) reach(ctx context.Context, revision int64) (*storage.Snapshot, error) {
+// waitFor waits until the replica has reached a revision of etcd.
+func (s *Store) waitFor(ctx context.Context, revision int64) (*storage.Snapshot, error) {
 	whole, cancel := context.WithTimeoutCause(ctx, s.options.Timeout, storage.ErrUnavailable)
 	defer cancel()
 	for {
-		limited, cancel := context.WithTimeout(whole, nudgeAfter)
+		limited, cancel := context.WithTimeout(whole, progressDelay)
 		snap, err := s.Wait(limited, revision)
 		cancel()
 		if err == nil || errors.Is(err, storage.ErrClosed) {
@@ -61,34 +62,34 @@ func (s *Store) reach(ctx context.Context, revision int64) (*storage.Snapshot, e
 		if whole.Err() != nil {
 			return nil, context.Cause(whole)
 		}
-		_ = s.client.RequestProgress(s.followed(whole)) // else the next one will
+		_ = s.client.RequestProgress(s.watchContext(whole)) // if this fails, the next iteration repeats it
 	}
 }
 
-// rounds ask one question for all who come while the one before is being answered. An
-// answer is given to nobody who came after it was asked for.
-type rounds struct {
+// readBatcher shares one read among all callers that arrive while the previous read is running. No caller gets the
+// result of a read that started before its call.
+type readBatcher struct {
 	mu      sync.Mutex
-	next    *round
+	next    *readBatch
 	running bool
 }
 
-type round struct {
-	done     chan struct{} // closed when it has been answered
+type readBatch struct {
+	done     chan struct{} // closed when revision and err are set
 	revision int64
 	err      error
 }
 
-// join returns the answer to a question that has been asked after the call.
-func (r *rounds) join(ctx context.Context, ask func() (int64, error)) (int64, error) {
+// read returns the result of a read that starts after the call.
+func (r *readBatcher) read(ctx context.Context, readRevision func() (int64, error)) (int64, error) {
 	r.mu.Lock()
 	if r.next == nil {
-		r.next = &round{done: make(chan struct{})}
+		r.next = &readBatch{done: make(chan struct{})}
 	}
 	mine := r.next
 	if !r.running {
 		r.running = true
-		go r.run(ask)
+		go r.run(readRevision)
 	}
 	r.mu.Unlock()
 	select {
@@ -99,18 +100,18 @@ func (r *rounds) join(ctx context.Context, ask func() (int64, error)) (int64, er
 	}
 }
 
-// run asks until nobody waits.
-func (r *rounds) run(ask func() (int64, error)) {
+// run executes reads until no caller waits.
+func (r *readBatcher) run(readRevision func() (int64, error)) {
 	for {
 		r.mu.Lock()
-		now := r.next
+		batch := r.next
 		r.next = nil
-		r.running = now != nil
+		r.running = batch != nil
 		r.mu.Unlock()
-		if now == nil {
+		if batch == nil {
 			return
 		}
-		now.revision, now.err = ask()
-		close(now.done)
+		batch.revision, batch.err = readRevision()
+		close(batch.done)
 	}
 }

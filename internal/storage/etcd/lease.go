@@ -10,31 +10,31 @@ import (
 )
 
 const (
-	// leaseSlack and leaseShare are how much longer than asked for a key may live, so that one lease does for
-	// many: at most a minute, and at most a twentieth.
+	// leaseSlack and leaseShare limit how much longer than its TTL a key may live, so that keys can share a lease:
+	// at most a minute, and at most a twentieth of the TTL.
 	leaseSlack = time.Minute
 	leaseShare = 20
-	// leaseKeys is how many keys one lease has at most: they all go at once.
+	// leaseKeys is the maximum number of keys per lease. etcd deletes all of them at once.
 	leaseKeys = 1000
 )
 
-// leases are those that this process has been granted.
+// leases are the leases granted to this process.
 type leases struct {
-	turn chan struct{} // has the one who may ask for one
+	granting chan struct{} // semaphore: only one lease is requested at a time
 
 	mu   sync.Mutex
-	ends map[clientv3.LeaseID]time.Time // about
+	ends map[clientv3.LeaseID]time.Time // approximate expiry of each lease
 	last clientv3.LeaseID
-	keys int // of last
+	keys int // number of keys of last
 }
 
 func newLeases() leases {
-	return leases{turn: make(chan struct{}, 1), ends: map[clientv3.LeaseID]time.Time{}}
+	return leases{granting: make(chan struct{}, 1), ends: map[clientv3.LeaseID]time.Time{}}
 }
 
-// end is about when a lease ends; the zero time for none. Of a lease that another process was granted nothing is known
-// but that it ends.
-func (l *leases) end(id clientv3.LeaseID) time.Time {
+// expiry returns the approximate expiry of a lease, or the zero time for no lease. For the lease of another process
+// it returns an arbitrary nonzero time, because only its existence is known.
+func (l *leases) expiry(id clientv3.LeaseID) time.Time {
 	if id == clientv3.NoLease {
 		return time.Time{}
 	}
@@ -46,8 +46,8 @@ func (l *leases) end(id clientv3.LeaseID) time.Time {
 	return time.Unix(1, 0)
 }
 
-// use takes the last lease for one more key that is to live for ttl.
-func (l *leases) use(now time.Time, ttl time.Duration) (clientv3.LeaseID, bool) {
+// reuse returns the last lease if it fits one more key with this TTL.
+func (l *leases) reuse(now time.Time, ttl time.Duration) (clientv3.LeaseID, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	left := l.ends[l.last].Sub(now)
@@ -58,8 +58,8 @@ func (l *leases) use(now time.Time, ttl time.Duration) (clientv3.LeaseID, bool) 
 	return l.last, true
 }
 
-// granted notes a new lease, and forgets those that are over.
-func (l *leases) granted(id clientv3.LeaseID, now time.Time, ttl int64) {
+// add records a new lease with one key, and removes expired ones.
+func (l *leases) add(id clientv3.LeaseID, now time.Time, ttl int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, at := range l.ends {
@@ -73,22 +73,22 @@ func (l *leases) granted(id clientv3.LeaseID, now time.Time, ttl int64) {
 
 func slack(ttl time.Duration) time.Duration { return min(leaseSlack, ttl/leaseShare) }
 
-// lease returns one for a key that is to live for ttl.
+// lease returns a lease for a key with this TTL.
 func (s *Store) lease(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
 	select {
-	case s.leases.turn <- struct{}{}:
-		defer func() { <-s.leases.turn }()
+	case s.leases.granting <- struct{}{}:
+		defer func() { <-s.leases.granting }()
 	case <-ctx.Done():
 		return clientv3.NoLease, ctx.Err()
 	}
 	now := s.options.Now()
-	if id, ok := s.leases.use(now, ttl); ok {
+	if id, ok := s.leases.reuse(now, ttl); ok {
 		return id, nil
 	}
 	resp, err := s.client.Grant(ctx, int64(math.Ceil((ttl + slack(ttl)).Seconds())))
 	if err != nil {
 		return clientv3.NoLease, err
 	}
-	s.leases.granted(resp.ID, now, resp.TTL)
+	s.leases.add(resp.ID, now, resp.TTL)
 	return resp.ID, nil
 }

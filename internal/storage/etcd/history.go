@@ -1,0 +1,113 @@
+package etcd
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/trellis-k8s/trellis/internal/storage"
+)
+
+// Watch implements storage.Store. If the replica's memory does not reach back to after, Watch checks that etcd still
+// has this revision.
+func (s *Store) Watch(ctx context.Context, prefix string, after int64) (*storage.Cursor, error) {
+	if s.lifetime.Err() == nil && after < s.OldestInMemory() && after >= s.Oldest() {
+		limited, cancel := context.WithTimeout(ctx, s.options.Timeout)
+		defer cancel()
+		_, err := s.client.Get(limited, s.options.Prefix, clientv3.WithRev(after), clientv3.WithKeysOnly())
+		if err != nil {
+			return nil, s.readError(err, after)
+		}
+	}
+	return s.Replica.Watch(ctx, prefix, after)
+}
+
+// Limits of one call of Replay.
+const (
+	replayEvents     = 4096
+	progressInterval = 20 * time.Millisecond
+)
+
+// replayID numbers the gRPC streams of Replay. etcd reports progress per stream, once all watches of the stream have
+// caught up.
+var replayID atomic.Int64
+
+// Replay implements storage.HistoryReader. It watches from after until etcd reports progress up to until.
+func (s *Store) Replay(
+	ctx context.Context, prefix string, after, until int64,
+) (events []*storage.Event, reached int64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx = metadata.AppendToOutgoingContext(ctx, "trellis-replay", strconv.FormatInt(replayID.Add(1), 10))
+	responses := s.client.Watch(ctx, s.etcdKey(prefix),
+		clientv3.WithPrefix(), clientv3.WithRev(after+1), clientv3.WithPrevKV())
+	progress := time.NewTicker(progressInterval)
+	defer progress.Stop()
+	timeout := time.NewTimer(s.options.Timeout)
+	defer timeout.Stop()
+	_ = s.client.RequestProgress(ctx) // if this fails, the ticker repeats it
+	for {
+		select {
+		case resp, open := <-responses:
+			if !open {
+				return nil, after, s.readError(errEnded, after)
+			}
+			if err := resp.Err(); err != nil {
+				return nil, after, s.readError(err, after)
+			}
+			more, err := s.events(resp.Events)
+			if err != nil {
+				return nil, after, err
+			}
+			for _, e := range more {
+				if e.Revision > until {
+					return events, until, nil
+				}
+				events = append(events, e)
+			}
+			if len(events) >= replayEvents { // etcd never splits a revision between responses
+				return events, events[len(events)-1].Revision, nil
+			}
+			if resp.IsProgressNotify() && resp.Header.Revision >= until {
+				return events, until, nil
+			}
+		case <-progress.C:
+			_ = s.client.RequestProgress(ctx)
+		case <-timeout.C:
+			return nil, after, unavailable(context.DeadlineExceeded)
+		}
+	}
+}
+
+// ReadAt implements storage.HistoryReader. It reads all keys at revision target and compares them with base.
+func (s *Store) ReadAt(
+	ctx context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
+) error {
+	found := map[string]bool{}
+	_, err := s.readPages(ctx, target, func(kv *mvccpb.KeyValue) error {
+		key := s.storageKey(kv.Key)
+		found[key] = true
+		if now := base.Get(key); now != nil && now.Modified == kv.ModRevision {
+			return nil
+		}
+		r, err := s.record(kv)
+		if err == nil {
+			put(key, r)
+		}
+		return err
+	})
+	if err != nil {
+		return s.readError(err, target)
+	}
+	for r := range base.Walk("", "") {
+		if !found[r.Key] {
+			put(r.Key, nil)
+		}
+	}
+	return nil
+}
