@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Etcd is an etcd of one member that a test may kill and start again.
+// Etcd is an etcd of one member that a test can kill and restart.
 type Etcd struct {
 	URL  string
 	t    testing.TB
@@ -18,21 +18,22 @@ type Etcd struct {
 	cmd  *exec.Cmd
 }
 
-const noEtcd = "there is no etcd to test with: make peers builds it, see peers/README.md"
+const etcdMissing = "bin/peers/etcd is missing: make peers builds it, see peers/README.md"
 
-// Program is one of the programs that tests compare with, if it is there.
+// Program returns the path of a program that tests compare with, and whether it exists.
 func Program(t testing.TB, name string) (program string, found bool) {
-	program = filepath.Join(peers(t), name)
+	program = filepath.Join(peersDir(t), name)
 	_, err := os.Stat(program)
 	return program, err == nil
 }
 
-// StartEtcd runs one, over TLS where flags say so, until the end of the test, which is skipped where the program is not there.
+// StartEtcd starts an etcd that runs until the end of the test. With flags, it serves TLS. StartEtcd skips the test
+// if the program is missing.
 func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	t.Helper()
 	program, found := Program(t, "etcd")
 	if !found {
-		t.Skip(noEtcd)
+		t.Skip(etcdMissing)
 	}
 	dir, urls := t.TempDir(), [2]string{}
 	for i := range urls {
@@ -49,15 +50,16 @@ func StartEtcd(t testing.TB, flags ...string) *Etcd {
 	e := &Etcd{URL: urls[0], t: t, args: append([]string{
 		program, "--name=default", "--data-dir=" + dir, "--unsafe-no-fsync",
 		"--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
-		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1], "--initial-cluster=default=" + urls[1],
+		"--listen-peer-urls=" + urls[1], "--initial-advertise-peer-urls=" + urls[1],
+		"--initial-cluster=default=" + urls[1],
 	}, flags...)}
 	e.Start()
 	t.Cleanup(e.Kill)
 	return e
 }
 
-// peers is the folder of the programs that tests compare with.
-func peers(t testing.TB) string {
+// peersDir returns the directory of the programs that tests compare with.
+func peersDir(t testing.TB) string {
 	if dir := os.Getenv("TEST_PEERS"); dir != "" {
 		return dir
 	}
@@ -73,7 +75,7 @@ func peers(t testing.TB) string {
 	}
 }
 
-// Start returns when it serves.
+// Start starts etcd and waits until it serves clients.
 func (e *Etcd) Start() {
 	e.t.Helper()
 	e.cmd = exec.Command(e.args[0], e.args[1:]...)
@@ -84,22 +86,22 @@ func (e *Etcd) Start() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	var said []string
+	var output []string
 	lines := bufio.NewScanner(stderr)
 	for lines.Scan() {
 		if strings.Contains(lines.Text(), "serving client traffic") {
 			go func() {
-				for lines.Scan() { // it would stand still if nobody read what it says
+				for lines.Scan() { // read on, so that etcd does not block on a full pipe
 				}
 			}()
 			return
 		}
-		said = append(said, lines.Text())
+		output = append(output, lines.Text())
 	}
-	e.t.Fatalf("etcd does not start:\n%s", strings.Join(said, "\n"))
+	e.t.Fatalf("etcd does not start:\n%s", strings.Join(output, "\n"))
 }
 
-// Kill ends it as a crash would.
+// Kill kills etcd, as a crash would.
 func (e *Etcd) Kill() {
 	_ = e.cmd.Process.Kill()
 	_ = e.cmd.Wait()

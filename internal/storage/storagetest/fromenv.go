@@ -10,19 +10,22 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
-// Variable names, in the environment, what tests stand on in place of a store in memory: "log" or the URL of etcd.
+// Variable is the environment variable that selects the store of tests: "log", the URL of an etcd, or "" for a
+// store in memory.
 const Variable = "TRELLIS_TEST_STORE"
 
-// Named opens an empty store of the kind that Variable says; nil if it says none.
+// Named opens an empty store of the kind that EnvVar selects. It returns nil for "".
 func Named(t testing.TB) storage.Store {
 	t.Helper()
-	switch where := os.Getenv(Variable); where {
+	switch value := os.Getenv(Variable); value {
 	case "":
 		return nil
 	case "log":
 		return NewLog(rand.Uint64()).Open()
 	default:
-		s, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{where}, Base: "/registry/", Prefix: fmt.Sprintf("/world%x/", rand.Uint64())})
+		s, err := etcd.Open(t.Context(), etcd.Options{
+			Servers: []string{value}, Base: "/registry/", Prefix: fmt.Sprintf("/world%x/", rand.Uint64()),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,31 +15,31 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// access is what a client did with a key: it has read from, or written to in its place. Values are unique; "" means that there
-// is no such key.
-type access struct {
-	from, to string
-	write    bool
-	done     bool // the write was acknowledged
-	unknown  bool // nobody knows whether it was carried out
+// operation is a client's read or write of a key. A read found the value from. A write replaced from by to. Values
+// are unique; "" means that the key does not exist.
+type operation struct {
+	from, to     string
+	write        bool
+	acknowledged bool // the write was acknowledged
+	unknown      bool // the outcome of the write is unknown
 }
 
-// register is the model of a key.
+// register is the model of one key.
 var register = porcupine.Model{
 	Init: func() any { return "" },
 	Step: func(state, input, _ any) (bool, any) {
-		a := input.(access)
+		a := input.(operation)
 		switch holds := a.from == state; {
 		case !a.write:
 			return holds, state
 		case holds:
-			return a.done || a.unknown, a.to // else it was refused although it held
+			return a.acknowledged || a.unknown, a.to // otherwise the write was refused without reason
 		}
-		return !a.done, state
+		return !a.acknowledged, state
 	},
 }
 
-// History is what clients of stores that have their state in common did.
+// History records the operations of clients of stores that share their state.
 type History struct {
 	seed    uint64
 	since   time.Time
@@ -50,14 +50,14 @@ type History struct {
 	keys map[string][]porcupine.Operation
 }
 
-// NewHistory is one in which nothing has happened. The seed is for what clients do.
+// NewHistory returns an empty history. The seed determines the operations of the clients.
 func NewHistory(seed uint64) *History {
 	return &History{seed: seed, since: time.Now(), keys: map[string][]porcupine.Operation{}}
 }
 
 func (h *History) now() int64 { return time.Since(h.since).Nanoseconds() }
 
-func (h *History) add(client int, key string, called int64, a access) {
+func (h *History) add(client int, key string, called int64, a operation) {
 	o := porcupine.Operation{ClientId: client, Call: called, Return: h.now(), Input: a}
 	if a.unknown {
 		o.Return = math.MaxInt64
@@ -67,7 +67,8 @@ func (h *History) add(client int, key string, called int64, a access) {
 	h.keys[key] = append(h.keys[key], o)
 }
 
-// Client starts one that reads the newest state and writes, n times, or until it does not know what has become of a write.
+// Client starts a client that reads the newest state and writes, n times. It stops after a write with an unknown
+// outcome.
 func (h *History) Client(s storage.Store, n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,11 +79,11 @@ func (h *History) Client(s storage.Store, n int) {
 
 func (h *History) client(s storage.Store, id, n int, r *rand.Rand) {
 	for i := range n {
-		w, a := storage.Write{Key: fmt.Sprintf("r/%d", r.IntN(3))}, access{}
+		w, a := storage.Write{Key: fmt.Sprintf("r/%d", r.IntN(3))}, operation{}
 		called := h.now()
 		state, err := s.Fresh(context.Background())
 		if err != nil {
-			continue // as if it had never been
+			continue // nothing to record
 		}
 		now := state.Get(w.Key)
 		if now != nil {
@@ -103,17 +104,17 @@ func (h *History) client(s storage.Store, id, n int, r *rand.Rand) {
 			continue
 		}
 		conflict := (*storage.ConflictError)(nil)
-		a.done, a.unknown = err == nil, err != nil && !errors.As(err, &conflict)
+		a.acknowledged, a.unknown = err == nil, err != nil && !errors.As(err, &conflict)
 		if h.add(id, w.Key, called, a); a.unknown {
 			return
 		}
 	}
 }
 
-// Wait returns when the clients are done.
+// Wait waits until the clients have stopped.
 func (h *History) Wait() { h.clients.Wait() }
 
-// Check waits for the clients, and fails the test if what they saw is not linearizable.
+// Check waits for the clients, and fails the test if their operations are not linearizable.
 func (h *History) Check(t testing.TB) {
 	t.Helper()
 	h.Wait()

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Reads and writes of clients of several stores are linearizable (CRD-053).
-func testLinearizable(t *testing.T, p place) {
+// testLinearizable checks that concurrent operations on several stores are linearizable (CRD-053).
+func testLinearizable(t *testing.T, p backend) {
 	h := NewHistory(2)
 	for range 5 {
 		h.Client(p.open(t), 40)
@@ -14,14 +14,14 @@ func testLinearizable(t *testing.T, p place) {
 	h.Check(t)
 }
 
-// So they are where answers are lost.
-func TestLostAnswers(t *testing.T) {
+// TestLostResponses checks that operations stay linearizable when responses are lost.
+func TestLostResponses(t *testing.T) {
 	for seed := range uint64(30) {
 		l, random := NewLog(seed), rand.New(rand.NewPCG(seed, 4))
-		l.Loses = func() (before, after bool) { return random.IntN(20) == 0, random.IntN(20) == 0 }
+		l.LoseResponse = func() (before, after bool) { return random.IntN(20) == 0, random.IntN(20) == 0 }
 		h := NewHistory(seed)
 		for range 8 {
-			h.Client(closing(t, l.Open()), 30)
+			h.Client(closeAtEnd(t, l.Open()), 30)
 		}
 		h.Check(t)
 	}

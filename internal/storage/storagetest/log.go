@@ -1,4 +1,5 @@
-// Package storagetest is for tests alone: what a storage.Store may stand on, at its worst.
+// Package storagetest provides test fixtures for storage.Store: the Log, a faulty log that several stores share, a
+// real etcd, and a check of linearizability. Only tests may import it.
 package storagetest
 
 import (
@@ -13,27 +14,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage"
 )
 
-// What Log refuses, as etcd does.
+// Limits of a commit, the same as etcd's.
 const (
 	MaxWrites = 128
 	MaxBytes  = 3 << 19
 )
 
-// Log is an ordered log in memory that many stores share. Its revisions have gaps, all writes of a commit share one,
-// it grows where nothing of theirs has changed, and what it tells comes late, in pieces, and again.
+// Log is an ordered log in memory that many stores share. Its revisions have gaps, and all writes of a commit share
+// one. Some revisions contain no changes of the stores. It delivers entries late, in batches, and some of them
+// twice.
 type Log struct {
-	// Loses says, for each commit, whether its answer is lost: before it is carried out, or after. May be nil.
-	Loses func() (before, after bool)
-	// Lazy lets stores hear of others' commits only when they ask what is newest, or commit something.
+	// LoseResponse decides for each commit whether its response is lost, before or after its execution. May be nil.
+	LoseResponse func() (before, after bool)
+	// Lazy delivers the commits of other stores only when a store calls Fresh or Commit.
 	Lazy bool
 
-	mu      sync.Mutex
-	grown   *sync.Cond
-	random  *rand.Rand
-	head    *storage.Snapshot
-	entries []entry
-	oldest  int64
-	away    bool
+	mu           sync.Mutex
+	changed      *sync.Cond
+	random       *rand.Rand
+	head         *storage.Snapshot
+	entries      []entry
+	oldest       int64
+	disconnected bool
 }
 
 // entry is one revision of a Log.
@@ -43,49 +45,49 @@ type entry struct {
 	writer   *Store
 }
 
-// NewLog returns an empty log whose faults are those of a seed.
+// NewLog returns an empty log. The seed determines its faults.
 func NewLog(seed uint64) *Log {
 	l := &Log{random: rand.New(rand.NewPCG(seed, 9)), oldest: 1, head: new(storage.Loader).Snapshot(1)}
-	l.grown = sync.NewCond(&l.mu)
+	l.changed = sync.NewCond(&l.mu)
 	return l
 }
 
 // Store is a storage.Store over a Log.
 type Store struct {
 	*storage.Replica
-	log     *Log
-	closed  bool  // guarded by log.mu
-	asked   int64 // the revision that it has asked for; likewise
-	serving sync.WaitGroup
-	once    sync.Once
+	log       *Log
+	closed    bool  // guarded by log.mu
+	requested int64 // newest revision that a call of the store requires; likewise
+	serving   sync.WaitGroup
+	closeOnce sync.Once
 }
 
-// Open returns one more writer.
+// Open returns another store over the log.
 func (l *Log) Open() *Store {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// It remembers next to nothing, so that the past is asked often.
+	// The replica retains almost no history, so that it often reads from the log.
 	s := &Store{log: l, Replica: storage.NewReplica(l.head, l.oldest, l, storage.ReplicaOptions{RecentBytes: 4 << 10})}
 	next := len(l.entries)
-	s.serving.Go(func() { s.feed(next) })
+	s.serving.Go(func() { s.deliver(next) })
 	return s
 }
 
 // Away makes the log unreachable, or reachable again.
-func (l *Log) Away(away bool) {
+func (l *Log) Away(disconnected bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.away = away
-	l.grown.Broadcast()
+	l.disconnected = disconnected
+	l.changed.Broadcast()
 }
 
-// feed tells the store of entries from next on: late, some again, and not always all that there are.
-func (s *Store) feed(next int) {
+// deliver applies the entries from next on to the store: late, in batches of random size, and some of them twice.
+func (s *Store) deliver(next int) {
 	l := s.log
 	for {
 		l.mu.Lock()
-		for (next == len(l.entries) || l.away || l.Lazy && s.Head().Revision() >= s.asked) && !s.closed {
-			l.grown.Wait()
+		for (next == len(l.entries) || l.disconnected || l.Lazy && s.Head().Revision() >= s.requested) && !s.closed {
+			l.changed.Wait()
 		}
 		if s.closed {
 			l.mu.Unlock()
@@ -93,26 +95,28 @@ func (s *Store) feed(next int) {
 		}
 		pause, from := l.random.IntN(4), max(0, next-l.random.IntN(3))
 		next += 1 + l.random.IntN(len(l.entries)-next)
-		told := l.entries[from:next]
+		batch := l.entries[from:next]
 		l.mu.Unlock()
 		for range pause {
 			runtime.Gosched()
 		}
 		var events []*storage.Event
-		for _, e := range told {
+		for _, e := range batch {
 			for _, ev := range e.events {
-				events = append(events, received(ev, e.writer == s))
+				events = append(events, receivedEvent(ev, e.writer == s))
 			}
 		}
-		s.Apply(events, told[len(told)-1].revision)
+		s.Apply(events, batch[len(batch)-1].revision)
 	}
 }
 
-// received is an event as another process sees it. Who wrote it knows what is derived from the value.
-func received(e *storage.Event, own bool) *storage.Event {
+// receivedEvent returns an event as another process would decode it. Only the writer keeps the derived data.
+func receivedEvent(e *storage.Event, own bool) *storage.Event {
 	out := &storage.Event{Revision: e.Revision, Key: e.Key}
 	if r := e.Record; r != nil {
-		out.Record = &storage.Record{Key: r.Key, Value: r.Value, Created: r.Created, Modified: r.Modified, Expires: r.Expires}
+		out.Record = &storage.Record{
+			Key: r.Key, Value: r.Value, Created: r.Created, Modified: r.Modified, Expires: r.Expires,
+		}
 		if known := r.Derived.Load(); known != nil && own {
 			out.Record.Derived.Store(known)
 		}
@@ -120,7 +124,7 @@ func received(e *storage.Event, own bool) *storage.Event {
 	return out
 }
 
-// Commit is storage.Store's.
+// Commit implements storage.Store.
 func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...storage.Guard) ([]*storage.Event, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -128,17 +132,17 @@ func (s *Store) Commit(ctx context.Context, writes []storage.Write, guards ...st
 	if err := storage.Validate(writes); err != nil {
 		return nil, err
 	}
-	made, err := s.log.commit(s, writes, guards)
+	committed, err := s.log.commit(s, writes, guards)
 	if err != nil {
 		return nil, err
 	}
-	now, err := s.Wait(context.WithoutCancel(ctx), made[0].Revision)
+	now, err := s.Wait(context.WithoutCancel(ctx), committed[0].Revision)
 	if err != nil {
 		return nil, err
 	}
-	events := make([]*storage.Event, len(made))
-	for i, e := range made {
-		events[i] = received(e, true)
+	events := make([]*storage.Event, len(committed))
+	for i, e := range committed {
+		events[i] = receivedEvent(e, true)
 		events[i].Previous = e.Previous
 		if r := now.Get(e.Key); r != nil && r.Modified == e.Revision {
 			events[i].Record = r
@@ -153,20 +157,20 @@ func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (
 	switch {
 	case s.closed:
 		return nil, storage.ErrClosed
-	case l.away:
+	case l.disconnected:
 		return nil, storage.ErrUnavailable
 	case len(writes) > MaxWrites || size(writes) > MaxBytes:
 		return nil, fmt.Errorf("%w: %d writes of %d bytes", storage.ErrTooLarge, len(writes), size(writes))
 	}
-	s.asked = l.head.Revision()
-	l.grown.Broadcast()
+	s.requested = l.head.Revision()
+	l.changed.Broadcast()
 	d := l.head.Draft()
 	if err := d.Check(writes, guards); err != nil {
 		return nil, err
 	}
 	var before, after bool
-	if l.Loses != nil {
-		before, after = l.Loses()
+	if l.LoseResponse != nil {
+		before, after = l.LoseResponse()
 	}
 	if before {
 		return nil, storage.ErrInDoubt
@@ -179,10 +183,10 @@ func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (
 		}
 		d.Write(&writes[i], revision, expires)
 	}
-	made := d.Events
-	s.asked = revision
-	l.append(entry{revision, made, s}, d)
-	if l.random.IntN(4) == 0 { // something that is not theirs
+	committed := d.Events
+	s.requested = revision
+	l.append(entry{revision, committed, s}, d)
+	if l.random.IntN(4) == 0 { // add a revision without changes of the stores
 		d := l.head.Draft()
 		d.Revision += 1 + l.random.Int64N(3)
 		l.append(entry{revision: d.Revision}, d)
@@ -190,7 +194,7 @@ func (l *Log) commit(s *Store, writes []storage.Write, guards []storage.Guard) (
 	if after {
 		return nil, storage.ErrInDoubt
 	}
-	return made, nil
+	return committed, nil
 }
 
 func size(writes []storage.Write) (n int) {
@@ -200,35 +204,35 @@ func size(writes []storage.Write) (n int) {
 	return n
 }
 
-// append makes a draft the state. The caller holds mu.
+// append makes a draft the head. The caller holds mu.
 func (l *Log) append(e entry, d *storage.Draft) {
 	l.entries = append(l.entries, e)
 	l.head = d.Snapshot()
-	l.grown.Broadcast()
+	l.changed.Broadcast()
 }
 
-// Fresh is storage.Store's.
+// Fresh implements storage.Store.
 func (s *Store) Fresh(ctx context.Context) (*storage.Snapshot, error) {
 	s.log.mu.Lock()
-	revision, away := s.log.head.Revision(), s.log.away
-	s.asked = revision
-	s.log.grown.Broadcast()
+	revision, disconnected := s.log.head.Revision(), s.log.disconnected
+	s.requested = revision
+	s.log.changed.Broadcast()
 	s.log.mu.Unlock()
-	if away {
+	if disconnected {
 		return nil, storage.ErrUnavailable
 	}
 	return s.Wait(ctx, revision)
 }
 
-// Failed is storage.Store's: it never fails.
+// Failed implements storage.Store. It always returns nil.
 func (s *Store) Failed() error { return nil }
 
-// Close is storage.Store's.
+// Close implements storage.Store.
 func (s *Store) Close() error {
-	s.once.Do(func() {
+	s.closeOnce.Do(func() {
 		s.log.mu.Lock()
 		s.closed = true
-		s.log.grown.Broadcast()
+		s.log.changed.Broadcast()
 		s.log.mu.Unlock()
 		s.serving.Wait()
 		s.Replica.Close()
@@ -236,7 +240,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Compact makes the log forget, which the stores find out when they ask it.
+// Compact makes the log drop its history before revision. Other stores notice this when they read from the log.
 func (s *Store) Compact(_ context.Context, revision int64) error {
 	if err := s.DropHistory(revision); err != nil {
 		return err
@@ -262,8 +266,10 @@ func (l *Log) between(after, until int64) (found []entry, err error) {
 	return found, nil
 }
 
-// Replay is storage.Past's, a few entries at a time.
-func (l *Log) Replay(_ context.Context, prefix string, after, until int64) (events []*storage.Event, reached int64, err error) {
+// Replay implements storage.HistoryReader. It returns few entries per call.
+func (l *Log) Replay(
+	_ context.Context, prefix string, after, until int64,
+) (events []*storage.Event, reached int64, err error) {
 	entries, err := l.between(after, until)
 	if err != nil {
 		return nil, after, err
@@ -274,7 +280,7 @@ func (l *Log) Replay(_ context.Context, prefix string, after, until int64) (even
 		}
 		for _, ev := range e.events {
 			if strings.HasPrefix(ev.Key, prefix) {
-				out := received(ev, false)
+				out := receivedEvent(ev, false)
 				out.Previous = ev.Previous
 				events = append(events, out)
 			}
@@ -283,8 +289,10 @@ func (l *Log) Replay(_ context.Context, prefix string, after, until int64) (even
 	return events, until, nil
 }
 
-// ReadAt is storage.Past's.
-func (l *Log) ReadAt(_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record)) error {
+// ReadAt implements storage.HistoryReader.
+func (l *Log) ReadAt(
+	_ context.Context, target int64, base *storage.Snapshot, put func(string, *storage.Record),
+) error {
 	entries, err := l.between(target, base.Revision())
 	seen := map[string]bool{}
 	for _, e := range entries {

@@ -16,18 +16,18 @@ import (
 	"github.com/trellis-k8s/trellis/internal/storage/etcd"
 )
 
-// place is where stores keep what they have in common.
-type place struct {
-	open   func(t *testing.T) storage.Store // one more writer, closed at the end of the test
-	limits bool                             // it refuses what etcd refuses
+// backend is a place that stores share their state in.
+type backend struct {
+	open   func(t *testing.T) storage.Store // opens another store on the backend and closes it at the end of the test
+	limits bool                             // whether it refuses commits that etcd refuses
 }
 
-// places are all that the suite runs on, each empty.
-func places(t *testing.T) map[string]func(t *testing.T) place {
+// backends returns constructors of empty backends of all kinds.
+func backends(t *testing.T) map[string]func(t *testing.T) backend {
 	var server *Etcd
 	n := 0
-	alone := func(o embedded.Options) func(t *testing.T) place {
-		return func(t *testing.T) place {
+	embeddedBackend := func(o embedded.Options) func(t *testing.T) backend {
+		return func(t *testing.T) backend {
 			if o.Dir != "" {
 				o.FS = vfs.NewMem()
 			}
@@ -35,39 +35,39 @@ func places(t *testing.T) map[string]func(t *testing.T) place {
 			if err != nil {
 				t.Fatal(err)
 			}
-			closing(t, s)
-			return place{open: func(*testing.T) storage.Store { return s }}
+			closeAtEnd(t, s)
+			return backend{open: func(*testing.T) storage.Store { return s }}
 		}
 	}
-	return map[string]func(t *testing.T) place{
-		"memory": alone(embedded.Options{}),
-		"disk":   alone(embedded.Options{Dir: "data"}),
-		"log": func(*testing.T) place {
+	return map[string]func(t *testing.T) backend{
+		"memory": embeddedBackend(embedded.Options{}),
+		"disk":   embeddedBackend(embedded.Options{Dir: "data"}),
+		"log": func(*testing.T) backend {
 			n++
 			l := NewLog(uint64(n))
-			return place{limits: true, open: func(t *testing.T) storage.Store { return closing(t, l.Open()) }}
+			return backend{limits: true, open: func(t *testing.T) storage.Store { return closeAtEnd(t, l.Open()) }}
 		},
-		"etcd": func(inner *testing.T) place {
+		"etcd": func(inner *testing.T) backend {
 			if server == nil {
 				if _, found := Program(t, "etcd"); !found {
-					inner.Skip(noEtcd)
+					inner.Skip(etcdMissing)
 				}
 				server = StartEtcd(t)
 			}
 			n++
 			prefix := fmt.Sprintf("/suite%d/", n)
-			return place{limits: true, open: func(t *testing.T) storage.Store {
+			return backend{limits: true, open: func(t *testing.T) storage.Store {
 				s, err := etcd.Open(t.Context(), etcd.Options{Servers: []string{server.URL}, Prefix: prefix})
 				if err != nil {
 					t.Fatal(err)
 				}
-				return closing(t, s)
+				return closeAtEnd(t, s)
 			}}
 		},
 	}
 }
 
-func closing(t *testing.T, s storage.Store) storage.Store {
+func closeAtEnd(t *testing.T, s storage.Store) storage.Store {
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -78,22 +78,22 @@ func closing(t *testing.T, s storage.Store) storage.Store {
 
 // TestStores runs the suite on every store.
 func TestStores(t *testing.T) {
-	for name, place := range places(t) {
+	for name, newBackend := range backends(t) {
 		t.Run(name, func(t *testing.T) {
 			for name, test := range suite {
-				t.Run(name, func(t *testing.T) { test(t, place(t)) })
+				t.Run(name, func(t *testing.T) { test(t, newBackend(t)) })
 			}
 		})
 	}
 }
 
-var suite = map[string]func(t *testing.T, p place){
+var suite = map[string]func(t *testing.T, p backend){
 	"states":       testStates,
 	"conflicts":    testConflicts,
 	"guards":       testGuards,
 	"invalid":      testInvalid,
 	"limits":       testLimits,
-	"together":     testTogether,
+	"atomicity":    testAtomicity,
 	"compaction":   testCompaction,
 	"progress":     testProgress,
 	"fresh":        testFresh,
@@ -107,7 +107,7 @@ func write(key, value string, expected int64) storage.Write {
 	return storage.Write{Key: key, Value: []byte(value), Expected: expected}
 }
 
-// put writes whatever is there, and returns the event.
+// put writes value to key, whatever its current state, and returns the event. "" deletes the key.
 func put(t *testing.T, s storage.Store, key, value string) *storage.Event {
 	t.Helper()
 	w := storage.Write{Key: key, Expected: revisionOf(s, key)}
@@ -119,7 +119,7 @@ func put(t *testing.T, s storage.Store, key, value string) *storage.Event {
 		t.Fatal(err)
 	}
 	if got := s.Head().Revision(); got < events[0].Revision {
-		t.Fatalf("the commit of %d is not in the head, which is at %d", events[0].Revision, got)
+		t.Fatalf("the head is at revision %d, want at least %d of the commit", got, events[0].Revision)
 	}
 	return events[0]
 }
@@ -161,12 +161,12 @@ func want(t *testing.T, got []string, expect ...string) {
 	}
 }
 
-// model is what a history should be.
+// model is a simple model of a history.
 type model struct{ events []*storage.Event }
 
 func (m *model) add(events ...*storage.Event) { m.events = append(m.events, events...) }
 
-// state is what the events up to a revision make, below a prefix.
+// state renders the records below a prefix at a revision.
 func (m *model) state(revision int64, prefix string) (all []string) {
 	live := map[string]string{}
 	var keys []string
@@ -185,7 +185,7 @@ func (m *model) state(revision int64, prefix string) (all []string) {
 	return all
 }
 
-// after are the events below a prefix that are newer than a revision.
+// after renders the events below a prefix that are newer than a revision.
 func (m *model) after(revision int64, prefix string) (all []string) {
 	for _, e := range m.events {
 		if e.Revision > revision && strings.HasPrefix(e.Key, prefix) {
@@ -195,7 +195,7 @@ func (m *model) after(revision int64, prefix string) (all []string) {
 	return all
 }
 
-// take reads a cursor up to a revision. Of no revision it may see a part before the progress says so.
+// take reads a cursor up to a revision. It checks that events are newer than the progress before them.
 func take(t *testing.T, c *storage.Cursor, revision int64) (all []string) {
 	t.Helper()
 	c.Await(revision)
@@ -206,7 +206,7 @@ func take(t *testing.T, c *storage.Cursor, revision int64) (all []string) {
 		}
 		for _, e := range events {
 			if e.Revision <= progress {
-				t.Fatalf("%s comes after the progress to %d", showEvent(e), progress)
+				t.Fatalf("%s is delivered after progress %d", showEvent(e), progress)
 			}
 			if e.Revision <= revision {
 				all = append(all, showEvent(e))
@@ -219,8 +219,8 @@ func take(t *testing.T, c *storage.Cursor, revision int64) (all []string) {
 	return all
 }
 
-// CRD-061, CRD-062
-func testStates(t *testing.T, p place) {
+// testStates checks snapshots and cursors at all revisions. CRD-061, CRD-062
+func testStates(t *testing.T, p backend) {
 	s := p.open(t)
 	start := s.Head().Revision()
 	early, err := s.Watch(t.Context(), "a/", start)
@@ -229,21 +229,23 @@ func testStates(t *testing.T, p place) {
 	}
 	defer early.Close()
 	var m model
-	for _, step := range []struct{ key, value string }{{"a/x", "1"}, {"a/y", "2"}, {"b/x", "3"}, {"a/x", "4"}, {"a/y", ""}, {"a/y", "5"}} {
+	for _, step := range []struct{ key, value string }{
+		{"a/x", "1"}, {"a/y", "2"}, {"b/x", "3"}, {"a/x", "4"}, {"a/y", ""}, {"a/y", "5"},
+	} {
 		m.add(put(t, s, step.key, step.value))
 	}
 	head := s.Head().Revision()
-	if made := m.events[5]; made.Record.Created != made.Revision || m.events[3].Record.Created != m.events[0].Revision {
-		t.Errorf("%s", showEvent(made))
+	if e := m.events[5]; e.Record.Created != e.Revision || m.events[3].Record.Created != m.events[0].Revision {
+		t.Errorf("wrong Created: %s, %s", showEvent(m.events[3]), showEvent(e))
 	}
-	for revision := start; revision <= head; revision++ { // also those in the gaps
+	for revision := start; revision <= head; revision++ { // includes gaps
 		old, err := s.At(t.Context(), revision)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want(t, list(old, ""), m.state(revision, "")...)
 		if old.Revision() != revision || old.Count("a/", "") != len(m.state(revision, "a/")) {
-			t.Errorf("%d: at %d, %d records", revision, old.Revision(), old.Count("a/", ""))
+			t.Errorf("At(%d) is at revision %d with %d records", revision, old.Revision(), old.Count("a/", ""))
 		}
 		c, err := s.Watch(t.Context(), "a/", revision)
 		if err != nil {
@@ -255,38 +257,39 @@ func testStates(t *testing.T, p place) {
 	want(t, take(t, early, head), m.after(start, "a/")...)
 	var future *storage.FutureError
 	if _, err := s.At(t.Context(), head+100); !errors.As(err, &future) {
-		t.Errorf("the future: %v", err)
+		t.Errorf("At a future revision: %v", err)
 	}
 	if _, err := s.Watch(t.Context(), "", head+100); !errors.As(err, &future) {
-		t.Errorf("the future: %v", err)
+		t.Errorf("Watch from a future revision: %v", err)
 	}
 }
 
-// CRD-053
-func testConflicts(t *testing.T, p place) {
+// testConflicts checks that a write with an outdated Expected changes nothing and returns the stored record. CRD-053
+func testConflicts(t *testing.T, p backend) {
 	s, other := p.open(t), p.open(t)
 	first := put(t, s, "a/x", "1")
 	for _, expected := range []int64{0, first.Revision + 1} {
 		_, err := s.Commit(t.Context(), []storage.Write{write("a/y", "1", 0), write("a/x", "2", expected)})
 		var conflict *storage.ConflictError
-		if !errors.As(err, &conflict) || conflict.Guard || conflict.Key != "a/x" || show(conflict.Current) != show(first.Record) || conflict.Revision < first.Revision {
-			t.Errorf("expected %d: %v", expected, err)
+		if !errors.As(err, &conflict) || conflict.Guard || conflict.Key != "a/x" ||
+			show(conflict.Current) != show(first.Record) || conflict.Revision < first.Revision {
+			t.Errorf("Expected %d: got %v", expected, err)
 		}
 	}
 	want(t, list(s.Head(), ""), show(first.Record)) // all or nothing
 	if _, err := other.Wait(t.Context(), first.Revision); err != nil {
 		t.Fatal(err)
 	}
-	gone := remove(t, other, "a/x")
+	deleted := remove(t, other, "a/x")
 	_, err := s.Commit(t.Context(), []storage.Write{write("a/x", "2", first.Revision)})
 	var conflict *storage.ConflictError
-	if !errors.As(err, &conflict) || conflict.Current != nil || conflict.Revision < gone.Revision {
-		t.Errorf("of what is gone: %v", err)
+	if !errors.As(err, &conflict) || conflict.Current != nil || conflict.Revision < deleted.Revision {
+		t.Errorf("write to a deleted key: got %v", err)
 	}
 }
 
-// A commit holds only if what it relies on has not changed (namespaces, CRDs).
-func testGuards(t *testing.T, p place) {
+// testGuards checks that a commit fails if a key or prefix that it relies on has changed.
+func testGuards(t *testing.T, p backend) {
 	s := p.open(t)
 	ns := put(t, s, "ns/a", "1").Revision
 	x := put(t, s, "p/x/1", "1").Revision
@@ -296,22 +299,23 @@ func testGuards(t *testing.T, p place) {
 		return err
 	}
 	for _, g := range []storage.Guard{
-		{Key: "ns/a", Revision: ns}, {Key: "ns/b"}, {Key: "p/x/", Prefix: true, Revision: x}, {Key: "p/", Prefix: true, Revision: y},
-		{Key: "p/x/", Prefix: true, Revision: y}, {Key: "q/", Prefix: true},
+		{Key: "ns/a", Revision: ns}, {Key: "ns/b"}, {Key: "p/x/", Prefix: true, Revision: x},
+		{Key: "p/", Prefix: true, Revision: y}, {Key: "p/x/", Prefix: true, Revision: y}, {Key: "q/", Prefix: true},
 	} {
 		if err := try(g); err != nil {
 			t.Errorf("%+v: %v", g, err)
 		}
 	}
 	for _, g := range []storage.Guard{
-		{Key: "ns/a", Revision: ns - 1}, {Key: "ns/a"}, {Key: "ns/b", Revision: ns}, {Key: "p/", Prefix: true, Revision: y - 1}, {Key: "p/", Prefix: true},
+		{Key: "ns/a", Revision: ns - 1}, {Key: "ns/a"}, {Key: "ns/b", Revision: ns},
+		{Key: "p/", Prefix: true, Revision: y - 1}, {Key: "p/", Prefix: true},
 	} {
 		var conflict *storage.ConflictError
 		if err := try(g); !errors.As(err, &conflict) || !conflict.Guard || conflict.Key != g.Key {
 			t.Errorf("%+v: %v", g, err)
 		}
 		if g.Key == "p/" && revisionOfRecord(conflict.Current) != y {
-			t.Errorf("%+v: the newest is %s", g, show(conflict.Current))
+			t.Errorf("%+v: Current is %s, want the newest record", g, show(conflict.Current))
 		}
 	}
 }
@@ -323,7 +327,7 @@ func revisionOfRecord(r *storage.Record) int64 {
 	return r.Modified
 }
 
-func testInvalid(t *testing.T, p place) {
+func testInvalid(t *testing.T, p backend) {
 	s := p.open(t)
 	before := s.Head().Revision()
 	for name, writes := range map[string][]storage.Write{
@@ -343,8 +347,8 @@ func testInvalid(t *testing.T, p place) {
 	}
 }
 
-// What etcd refuses is refused with an error that says so.
-func testLimits(t *testing.T, p place) {
+// testLimits checks that backends with etcd's limits return ErrTooLarge for commits that exceed them.
+func testLimits(t *testing.T, p backend) {
 	s := p.open(t)
 	many := make([]storage.Write, MaxWrites+1)
 	for i := range many {
@@ -361,7 +365,8 @@ func testLimits(t *testing.T, p place) {
 		t.Errorf("%d writes: %v", len(many), err)
 	}
 	for _, size := range []int{MaxBytes + 1, 3 << 20} {
-		_, err := s.Commit(t.Context(), []storage.Write{write("large", strings.Repeat("x", size), revisionOf(s, "large"))})
+		w := write("large", strings.Repeat("x", size), revisionOf(s, "large"))
+		_, err := s.Commit(t.Context(), []storage.Write{w})
 		if errors.Is(err, storage.ErrTooLarge) != p.limits {
 			t.Errorf("%d bytes: %v", size, err)
 		}
@@ -369,8 +374,8 @@ func testLimits(t *testing.T, p place) {
 	put(t, s, "small", strings.Repeat("x", 1<<20))
 }
 
-// What was committed together is seen together.
-func testTogether(t *testing.T, p place) {
+// testAtomicity checks that a cursor of another store delivers all writes of each commit.
+func testAtomicity(t *testing.T, p backend) {
 	s, other := p.open(t), p.open(t)
 	c, err := other.Watch(t.Context(), "", other.Head().Revision())
 	if err != nil {
@@ -404,8 +409,8 @@ func testTogether(t *testing.T, p place) {
 	want(t, take(t, late, head), m.after(m.events[120].Revision, "")...)
 }
 
-// CRD-062: what has been compacted is gone for good, and what has not is whole.
-func testCompaction(t *testing.T, p place) {
+// testCompaction checks that compacted revisions cannot be read and that later ones are unchanged. CRD-062
+func testCompaction(t *testing.T, p backend) {
 	s := p.open(t)
 	var m model
 	for i := range 20 {
@@ -423,12 +428,12 @@ func testCompaction(t *testing.T, p place) {
 	if err := compact(t.Context(), at); err != nil {
 		t.Fatal(err)
 	}
-	var gone *storage.CompactedError
-	if _, err := s.At(t.Context(), at-1); !errors.As(err, &gone) {
-		t.Errorf("before: %v", err)
+	var compacted *storage.CompactedError
+	if _, err := s.At(t.Context(), at-1); !errors.As(err, &compacted) {
+		t.Errorf("At a compacted revision: %v", err)
 	}
-	if _, err := s.Watch(t.Context(), "", at-1); !errors.As(err, &gone) {
-		t.Errorf("before: %v", err)
+	if _, err := s.Watch(t.Context(), "", at-1); !errors.As(err, &compacted) {
+		t.Errorf("Watch from a compacted revision: %v", err)
 	}
 	if other := p.open(t); other != s {
 		c, err := other.Watch(t.Context(), "", at-1)
@@ -436,10 +441,10 @@ func testCompaction(t *testing.T, p place) {
 			_, _, err = c.Take(nil)
 		}
 		if !storage.MissedEvents(err) {
-			t.Errorf("before, of another: %v", err)
+			t.Errorf("Watch from a compacted revision in another store: %v", err)
 		}
-		if _, err := other.At(t.Context(), at-1); !errors.As(err, &gone) {
-			t.Errorf("before, of another: %v", err)
+		if _, err := other.At(t.Context(), at-1); !errors.As(err, &compacted) {
+			t.Errorf("At a compacted revision in another store: %v", err)
 		}
 		old, err := other.At(t.Context(), at)
 		if err != nil {
@@ -455,8 +460,8 @@ func testCompaction(t *testing.T, p place) {
 	want(t, take(t, running, s.Head().Revision()), m.after(at, "")...)
 }
 
-// Progress advances with changes elsewhere (CRD-063).
-func testProgress(t *testing.T, p place) {
+// testProgress checks that changes outside a cursor's prefix advance its progress (CRD-063).
+func testProgress(t *testing.T, p backend) {
 	s := p.open(t)
 	c, err := s.Watch(t.Context(), "a/", s.Head().Revision())
 	if err != nil {
@@ -468,8 +473,9 @@ func testProgress(t *testing.T, p place) {
 	}
 }
 
-// Fresh knows what any other store has acknowledged, however late this one is told.
-func testFresh(t *testing.T, p place) {
+// testFresh checks that Fresh returns all commits that other stores have acknowledged, even if they are delivered
+// late.
+func testFresh(t *testing.T, p backend) {
 	s, other := p.open(t), p.open(t)
 	for i := range 50 {
 		e := put(t, s, "a", fmt.Sprint(i))
@@ -481,18 +487,18 @@ func testFresh(t *testing.T, p place) {
 			t.Fatalf("got %s, want %s", got, show(e.Record))
 		}
 		if got := show(other.Head().Get("a")); got != show(e.Record) {
-			t.Fatalf("the head has %s", got)
+			t.Fatalf("Head has %s, want %s", got, show(e.Record))
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.At(ctx, 1); err == nil {
-		t.Error("an answer to a request that is over")
+		t.Error("At with a cancelled context succeeds")
 	}
 }
 
-// Who wrote a value finds again what is known of it.
-func testDerived(t *testing.T, p place) {
+// testDerived checks that Write.Derived is in the record that its writer reads.
+func testDerived(t *testing.T, p backend) {
 	s := p.open(t)
 	known := &struct{ n int }{1}
 	events, err := s.Commit(t.Context(), []storage.Write{{Key: "a", Value: []byte("1"), Derived: known}})
@@ -504,7 +510,7 @@ func testDerived(t *testing.T, p place) {
 	}
 }
 
-func testClose(t *testing.T, p place) {
+func testClose(t *testing.T, p backend) {
 	s := p.open(t)
 	c, err := s.Watch(t.Context(), "", s.Head().Revision())
 	if err != nil {
@@ -518,7 +524,7 @@ func testClose(t *testing.T, p place) {
 		_, _, err = c.Take(nil)
 	}
 	if !errors.Is(err, storage.ErrClosed) {
-		t.Errorf("the cursor: %v", err)
+		t.Errorf("Take: %v", err)
 	}
 	if _, err := s.Commit(t.Context(), []storage.Write{write("a", "1", 0)}); !errors.Is(err, storage.ErrClosed) {
 		t.Errorf("Commit: %v", err)
@@ -533,9 +539,10 @@ func testClose(t *testing.T, p place) {
 
 var prefixes = []string{"", "a/", "a/b/", "b/a/1", "a", "c/", "a/a/11"}
 
-// Cursors of any prefix, from any time, deliver what the history holds for them and nothing else, in order; states of any
-// revision are what the events up to it make (CRD-061, CRD-062). Three writers take turns.
-func testModel(t *testing.T, p place) {
+// testModel checks random operations of three stores against a simple model. Cursors of any prefix and start
+// deliver exactly the events of the history, in order. The state of any revision is the result of the events up to
+// it (CRD-061, CRD-062).
+func testModel(t *testing.T, p backend) {
 	writers := []storage.Store{p.open(t), p.open(t), p.open(t)}
 	r := rand.New(rand.NewPCG(3, 7))
 	var m model
@@ -567,7 +574,7 @@ func testModel(t *testing.T, p place) {
 	}
 }
 
-// randomCommit changes up to three keys.
+// randomCommit changes up to three random keys.
 func randomCommit(t *testing.T, s storage.Store, r *rand.Rand) []*storage.Event {
 	t.Helper()
 	var writes []storage.Write
