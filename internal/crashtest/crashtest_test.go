@@ -1,5 +1,5 @@
-// Package torture_test kills a server again and again while clients write to
-// it, and looks for a write that was acknowledged and lost, or never sent and found.
+// Package crashtest_test kills a server repeatedly while clients write to it. It checks that no acknowledged write is
+// lost, and that no write appears that was never sent. It uses only the program and its API.
 package crashtest_test
 
 import (
@@ -22,8 +22,8 @@ const (
 	collection = "/api/v1/namespaces/default/configmaps"
 )
 
-// kills is how often the server is killed: 30 times, or CRASHTEST times.
-func kills(t *testing.T) int {
+// killCount returns how often the server is killed: CRASHTEST times, or 30 by default.
+func killCount(t *testing.T) int {
 	n, err := strconv.Atoi(os.Getenv("CRASHTEST"))
 	switch {
 	case err == nil && n > 0:
@@ -34,13 +34,13 @@ func kills(t *testing.T) int {
 	return 30
 }
 
-// CRD-071
+// TestKilledServerLosesNothing checks that a server killed under load keeps all acknowledged writes. CRD-071
 func TestKilledServerLosesNothing(t *testing.T) {
 	s := &server{t: t, binary: build(t), dir: t.TempDir()}
 	s.start()
 	defer func() { s.kill() }()
 	state, revision := list(t, s)
-	n := kills(t)
+	n := killCount(t)
 	for i := range n {
 		state, revision = round(t, s, i, state, revision)
 		if t.Failed() {
@@ -52,8 +52,8 @@ func TestKilledServerLosesNothing(t *testing.T) {
 	}
 }
 
-// round lets clients write and read until the server is killed under them, starts it
-// again and compares what they saw with what is there.
+// round lets clients read and write until the server is killed, restarts it, and compares their operations with the
+// stored state.
 func round(t *testing.T, s *server, i int, before map[string]string, from int64) (map[string]string, int64) {
 	t.Helper()
 	h := newHistory()
@@ -86,10 +86,12 @@ func round(t *testing.T, s *server, i int, before map[string]string, from int64)
 	return after, revision
 }
 
-// client writes and reads keys that it shares with the others until the server is gone.
+// client reads and writes random keys, which all clients share, until the server is killed.
 func client(s *server, h *history, round, id int) {
 	for n := 0; ; n++ {
-		op := operation{client: id, key: fmt.Sprint("key-", rand.Intn(keys)), write: rand.Intn(4) > 0, end: math.MaxInt64}
+		op := operation{
+			client: id, key: fmt.Sprint("key-", rand.Intn(keys)), write: rand.Intn(4) > 0, end: math.MaxInt64,
+		}
 		if op.write {
 			op.value = fmt.Sprintf("%d-%d-%d", round, id, n)
 		}
@@ -106,7 +108,7 @@ func client(s *server, h *history, round, id int) {
 		case errors.As(err, &status) && status.code == 404 && !op.write:
 			op.end = h.now()
 		case errors.As(err, &status) && (status.code == 409 || status.code == 404):
-			continue // refused: it did not happen
+			continue // refused, so it had no effect
 		case !op.write:
 			return
 		default:
@@ -117,24 +119,25 @@ func client(s *server, h *history, round, id int) {
 	}
 }
 
-// request puts a value whatever was there before, creates the key where there was none, or reads it.
+// request writes or reads a key. A write is an unconditional PUT, or a POST if the key does not exist.
 func request(s *server, op operation) (got configMap, err error) {
 	path := collection + "/" + op.key
-	var answer []byte
+	var response []byte
 	if op.write {
-		body := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q},"data":{"value":%q}}`, op.key, op.value)
-		answer, err = s.do("PUT", path, body)
+		body := fmt.Appendf(nil,
+			`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q},"data":{"value":%q}}`, op.key, op.value)
+		response, err = s.do("PUT", path, body)
 		var status *statusError
 		if errors.As(err, &status) && status.code == 404 {
-			answer, err = s.do("POST", collection, body)
+			response, err = s.do("POST", collection, body)
 		}
 	} else {
-		answer, err = s.do("GET", path, nil)
+		response, err = s.do("GET", path, nil)
 	}
 	if err != nil {
 		return got, err
 	}
-	return got, json.Unmarshal(answer, &got)
+	return got, json.Unmarshal(response, &got)
 }
 
 func list(t *testing.T, s *server) (values map[string]string, revision int64) {
@@ -163,7 +166,7 @@ func list(t *testing.T, s *server) (values map[string]string, revision int64) {
 	return values, revision
 }
 
-// resume goes on with the watch that the crash cut off, up to revision to.
+// resume continues the watch that the crash has interrupted, up to revision to.
 func resume(t *testing.T, s *server, events []event, from, to int64) []event {
 	t.Helper()
 	last := from
@@ -184,7 +187,7 @@ func resume(t *testing.T, s *server, events []event, from, to int64) []event {
 		events = append(events, e)
 	})
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		t.Errorf("the watch from %d did not reach %d", last, to)
+		t.Errorf("the watch from revision %d did not reach %d", last, to)
 	}
 	return events
 }
@@ -193,13 +196,13 @@ func revisionOf(t *testing.T, e event) int64 {
 	t.Helper()
 	revision, err := strconv.ParseInt(e.Object.Metadata.ResourceVersion, 10, 64)
 	if err != nil {
-		t.Fatalf("an event without a revision: %+v", e)
+		t.Fatalf("the event has no revision: %+v", e)
 	}
 	return revision
 }
 
-// checkEvents compares the watch with what the clients know: every acknowledged write once,
-// at its revision; nothing that was not written; the last of each key is what is stored.
+// checkEvents compares the events of the watch with the clients' operations. Every acknowledged write occurs once,
+// at its revision. Every event results from a write. The last event of each key is the stored state.
 func checkEvents(t *testing.T, h *history, events []event, before, after map[string]string) {
 	t.Helper()
 	acknowledged, invoked := h.writes()
@@ -219,22 +222,24 @@ func checkEvents(t *testing.T, h *history, events []event, before, after map[str
 		}
 		op, known := invoked[value]
 		if !known || seen[value] || op.key != e.Object.Metadata.Name {
-			t.Errorf("the watch shows %s=%q, which is repeated or was never written", e.Object.Metadata.Name, value)
+			t.Errorf("the watch delivers %s=%q, which is a duplicate or was never written",
+				e.Object.Metadata.Name, value)
 		}
 		if ack, ok := acknowledged[value]; ok && ack.revision != revision {
-			t.Errorf("%q was acknowledged at revision %d and is seen at %d", value, ack.revision, revision)
+			t.Errorf("%q was acknowledged at revision %d, but the watch delivers it at %d",
+				value, ack.revision, revision)
 		}
 		seen[value] = true
 		state[e.Object.Metadata.Name] = value
 	}
 	for value, op := range acknowledged {
 		if !seen[value] {
-			t.Errorf("%s=%q was acknowledged at revision %d and is lost", op.key, value, op.revision)
+			t.Errorf("%s=%q was acknowledged at revision %d, but is lost", op.key, value, op.revision)
 		}
 	}
 	for name, value := range after {
 		if state[name] != value {
-			t.Errorf("%s is %q, the watch ends with %q", name, value, state[name])
+			t.Errorf("%s is %q, but the watch ends with %q", name, value, state[name])
 		}
 	}
 }

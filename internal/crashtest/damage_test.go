@@ -16,26 +16,27 @@ import (
 	"time"
 )
 
-// damages is how many killed servers have their disk damaged: 6, or CRASHTEST.
-func damages() int {
+// damageRounds returns the number of servers whose disk is damaged: CRASHTEST, or 6 by default.
+func damageRounds() int {
 	if n, err := strconv.Atoi(os.Getenv("CRASHTEST")); err == nil && n > 0 {
 		return n
 	}
 	return 6
 }
 
-// A server is killed while it writes, and the end of its log is damaged at a random place. It refuses to start, names
-// the file and both revisions, and goes on without the rest where the flag says so; or it starts, with a warning, and
-// lacks nothing that HEAD confirms (CRD-071).
+// TestDamagedServerRefusesToStart kills servers under load and damages the end of their logs at random places. The
+// server either refuses to start, or starts with a warning. A refusal contains the file and both revisions, and the
+// flag in it lets the server continue without the lost revisions. A server that starts lacks no revision that HEAD
+// confirms (CRD-071).
 func TestDamagedServerRefusesToStart(t *testing.T) {
 	seed := time.Now().UnixNano()
 	t.Log("seed", seed)
 	random := rand.New(rand.NewSource(seed))
 	binary := build(t)
 	outcomes := map[string]int{}
-	for i := range damages() {
+	for i := range damageRounds() {
 		s := &server{t: t, binary: binary, dir: filepath.Join(t.TempDir(), "data")}
-		outcomes[damageRound(t, s, random, i%2 == 0)]++
+		outcomes[damageOnce(t, s, random, i%2 == 0)]++
 		if t.Failed() {
 			return
 		}
@@ -43,30 +44,31 @@ func TestDamagedServerRefusesToStart(t *testing.T) {
 	t.Log(outcomes)
 }
 
-func damageRound(t *testing.T, s *server, random *rand.Rand, settled bool) string {
+func damageOnce(t *testing.T, s *server, random *rand.Rand, waitForHead bool) string {
 	s.start()
 	acked := fill(t, s, 50+random.Intn(300))
 	newest := slices.Max(acked)
-	if settled { // everything is confirmed
+	if waitForHead { // HEAD then confirms all acknowledged revisions
 		await(t, func() bool { return confirmed(t, s.dir) >= newest })
 	}
 	s.kill()
 	head := confirmed(t, s.dir)
-	file, what := damageLog(t, s.dir, random)
+	file, damage := damageLog(t, s.dir, random)
 	before := digest(t, filepath.Join(s.dir, "store"))
 	defer func() {
 		if t.Failed() {
-			t.Logf("%s; %d acknowledged, HEAD at %d\n%s", what, newest, head, s.output)
+			t.Logf("%s; revision %d acknowledged, HEAD at %d\n%s", damage, newest, head, s.output)
 		}
 	}()
-	if s.starts() {
+	if s.tryStart() {
 		defer s.kill()
 		left := revisions(t, s)
 		for _, revision := range acked {
 			if revision <= head && !left[revision] {
-				t.Errorf("revision %d is lost, and HEAD confirmed %d", revision, head)
+				t.Errorf("revision %d is lost, but HEAD confirmed %d", revision, head)
 			}
-			if !left[revision] && !cutCleanly(what) && !strings.Contains(s.output.String(), "the end of the log does not decode") {
+			warned := strings.Contains(s.output.String(), "the end of the log does not decode")
+			if !left[revision] && !looksUnwritten(damage) && !warned {
 				t.Errorf("revision %d is lost without a warning", revision)
 			}
 		}
@@ -76,22 +78,24 @@ func damageRound(t *testing.T, s *server, random *rand.Rand, settled bool) strin
 		t.Errorf("the refused start has changed files:\n%s\nbefore:\n%s", after, before)
 	}
 	flag := regexp.MustCompile(`--accept-data-loss-after=(\d+)`).FindStringSubmatch(s.output.String())
-	if flag == nil || !strings.Contains(s.output.String(), file) || !strings.Contains(s.output.String(), fmt.Sprint(" ", head)) {
-		t.Fatalf("the error does not name %s, %d and the flag", file, head)
+	if flag == nil || !strings.Contains(s.output.String(), file) ||
+		!strings.Contains(s.output.String(), fmt.Sprint(" ", head)) {
+		t.Fatalf("the error does not contain %s, revision %d and the flag", file, head)
 	}
 	last, _ := strconv.ParseInt(flag[1], 10, 64)
 	s.start(flag[0])
 	left := revisions(t, s)
 	for _, revision := range acked {
 		if left[revision] != (revision <= last) {
-			t.Errorf("revision %d is there: %v, and the store was cut after %d", revision, left[revision], last)
+			t.Errorf("revision %d is present: %v, but the store continues after %d", revision, left[revision], last)
 		}
 	}
 	if again := slices.Min(fill(t, s, 1)); again <= newest {
 		t.Errorf("revision %d is used again", again)
 	}
-	if body, err := s.do("GET", fmt.Sprintf("%s?watch=1&timeoutSeconds=1&resourceVersion=%d", collection, newest), nil); err != nil || !strings.Contains(string(body), `"code":410`) {
-		t.Errorf("a watch from revision %d: %.200s %v", newest, body, err)
+	path := fmt.Sprintf("%s?watch=1&timeoutSeconds=1&resourceVersion=%d", collection, newest)
+	if body, err := s.do("GET", path, nil); err != nil || !strings.Contains(string(body), `"code":410`) {
+		t.Errorf("a watch from revision %d: got %.200s %v, want code 410", newest, body, err)
 	}
 	s.kill()
 	s.start() // without the flag
@@ -111,7 +115,9 @@ func fill(t *testing.T, s *server, n int) (acked []int64) {
 	for range 4 {
 		running.Go(func() {
 			for range work {
-				body, err := s.do("POST", collection, []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"generateName":"d-"},"data":{"value":"`+strings.Repeat("x", 300)+`"}}`))
+				body, err := s.do("POST", collection, []byte(
+					`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"generateName":"d-"},"data":{"value":"`+
+						strings.Repeat("x", 300)+`"}}`))
 				if err != nil {
 					t.Error(err)
 					return
@@ -128,7 +134,7 @@ func fill(t *testing.T, s *server, n int) (acked []int64) {
 	return acked
 }
 
-// revisions returns those of the objects that are stored.
+// revisions returns the revisions of the stored objects.
 func revisions(t *testing.T, s *server) map[int64]bool {
 	body, err := s.do("GET", collection, nil)
 	if err != nil {
@@ -142,7 +148,7 @@ func revisions(t *testing.T, s *server) map[int64]bool {
 	return all
 }
 
-// confirmed returns the revision that HEAD names, or 0.
+// confirmed returns the revision in HEAD, or 0 if there is no HEAD.
 func confirmed(t *testing.T, dir string) (revision int64) {
 	text, err := os.ReadFile(filepath.Join(dir, "store", "HEAD"))
 	if err == nil {
@@ -158,13 +164,13 @@ func await(t *testing.T, done func() bool) {
 	deadline := time.Now().Add(30 * time.Second)
 	for tick := time.NewTicker(5 * time.Millisecond); !done(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatal("waited in vain")
+			t.Fatal("the condition did not become true within 30 seconds")
 		}
 	}
 }
 
-// damageLog damages the newest log in a random way.
-func damageLog(t *testing.T, dir string, random *rand.Rand) (file, what string) {
+// damageLog damages the newest log in a random way. It returns the name of the file and a description of the damage.
+func damageLog(t *testing.T, dir string, random *rand.Rand) (file, damage string) {
 	logs, err := filepath.Glob(filepath.Join(dir, "store", "engine", "*.log"))
 	if err != nil || len(logs) == 0 {
 		t.Fatal(logs, err)
@@ -177,17 +183,17 @@ func damageLog(t *testing.T, dir string, random *rand.Rand) (file, what string) 
 	at := len(text)/4 + random.Intn(len(text)*3/4)
 	switch random.Intn(4) {
 	case 0:
-		what, text = "cut", text[:at]
+		damage, text = "cut", text[:at]
 	case 1:
-		what = "bit"
+		damage = "bit"
 		text[at] ^= 1 << random.Intn(8)
 	case 2:
-		what = "zeroes"
+		damage = "zeroes"
 		clear(text[at/4096*4096 : min(len(text), at/4096*4096+8192)])
 	default:
-		what = "removed"
+		damage = "removed"
 	}
-	if what == "removed" {
+	if damage == "removed" {
 		err = os.Remove(name)
 	} else {
 		err = os.WriteFile(name, text, 0o600)
@@ -195,17 +201,18 @@ func damageLog(t *testing.T, dir string, random *rand.Rand) (file, what string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return "engine/" + filepath.Base(name), fmt.Sprintf("%s at %d of %s", what, at, name)
+	return "engine/" + filepath.Base(name), fmt.Sprintf("%s at %d of %s", damage, at, name)
 }
 
-// cutCleanly reports whether the damage can look like records that were never written.
-func cutCleanly(what string) bool {
-	return strings.HasPrefix(what, "cut") || strings.HasPrefix(what, "removed")
+// looksUnwritten reports whether the damage can look as if the lost records had never been written.
+func looksUnwritten(damage string) bool {
+	return strings.HasPrefix(damage, "cut") || strings.HasPrefix(damage, "removed")
 }
 
-// digest sums up the files below dir.
+// digest returns the checksums of all files below dir, except LOCK.
 func digest(t *testing.T, dir string) string {
-	out, err := exec.Command("sh", "-c", `cd "$1" && find . -type f ! -name LOCK | sort | xargs cksum`, "sh", dir).CombinedOutput()
+	const script = `cd "$1" && find . -type f ! -name LOCK | sort | xargs cksum`
+	out, err := exec.Command("sh", "-c", script, "sh", dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// operation is one request to one key, as its client saw it.
+// operation is one request for one key, as its client observed it.
 type operation struct {
 	client   int
 	key      string
 	write    bool
-	value    string // written, or read; "" is absence
-	revision int64  // what an acknowledged write was told
+	value    string // written or read value; "" means that the key does not exist
+	revision int64  // revision in the response to an acknowledged write
 	call     int64
-	end      int64 // math.MaxInt64: never answered
+	end      int64 // math.MaxInt64 means that there was no response
 }
 
 // history collects the operations of all clients between two crashes.
@@ -51,8 +51,7 @@ func (h *history) writes() (acknowledged, invoked map[string]operation) {
 	return acknowledged, invoked
 }
 
-// check says whether the operations on every key could have happened one after
-// the other, each at some moment between its call and its end.
+// check returns an error unless the operations on each key are linearizable.
 func (h *history) check(before map[string]string) error {
 	byKey := map[string][]porcupine.Operation{}
 	for _, op := range h.ops {

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// server is a trellis process of its own on a directory of its own.
+// server is a trellis process with its own data directory.
 type server struct {
 	t      *testing.T
 	binary string
@@ -63,18 +63,19 @@ func build(t *testing.T) string {
 // start runs the server on its directory and waits until it is ready.
 func (s *server) start(flags ...string) {
 	s.t.Helper()
-	if !s.starts(flags...) {
-		s.t.Fatalf("the server ended: %s", s.output)
+	if !s.tryStart(flags...) {
+		s.t.Fatalf("the server exited: %s", s.output)
 	}
 }
 
-// starts is start; it reports false when the server ends by itself.
-func (s *server) starts(flags ...string) bool {
+// tryStart is start, but returns false if the server exits.
+func (s *server) tryStart(flags ...string) bool {
 	s.t.Helper()
 	s.output, s.exited = &output{}, make(chan struct{})
 	s.cmd = exec.Command(s.binary, append([]string{"serve", "--data-dir", s.dir, "--secure-port", "0"}, flags...)...)
 	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output
-	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig") // which is written anew; the last one may be of the same port
+	// Remove the last kubeconfig, which may refer to the same port. The server writes a new one.
+	kubeconfig := filepath.Join(s.dir, "admin.kubeconfig")
 	if err := os.Remove(kubeconfig); err != nil && !errors.Is(err, os.ErrNotExist) {
 		s.t.Fatal(err)
 	}
@@ -116,7 +117,8 @@ func (s *server) connect(kubeconfig string) error {
 	return err
 }
 
-// kill ends the process as a power switch would, as far as the process is concerned.
+// kill kills the process, so that it cannot write anything more. Data that the process has written survive in the
+// kernel.
 func (s *server) kill() {
 	_ = s.cmd.Process.Signal(syscall.SIGKILL)
 	<-s.exited
@@ -146,7 +148,7 @@ func (s *server) do(method, path string, body []byte) ([]byte, error) {
 	return out, nil
 }
 
-// statusError is an answer of the server, as opposed to none.
+// statusError is an error response of the server. Other errors mean that there was no response.
 type statusError struct {
 	code int
 	body string
@@ -154,8 +156,7 @@ type statusError struct {
 
 func (e *statusError) Error() string { return fmt.Sprintf("%d %s", e.code, e.body) }
 
-// watch sends the events of a collection after revision to each until the
-// connection ends or ctx is done.
+// watch calls each for the events of a collection after revision, until the connection ends or ctx is done.
 func (s *server) watch(ctx context.Context, path string, revision int64, each func(event)) error {
 	url := fmt.Sprintf("%s%s?watch=1&resourceVersion=%d", s.host, path, revision)
 	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
@@ -177,7 +178,7 @@ func (s *server) watch(ctx context.Context, path string, revision int64, each fu
 	}
 }
 
-// event is what a test reads of a watch event about a ConfigMap.
+// event holds the fields of a ConfigMap's watch event that tests use.
 type event struct {
 	Type   string
 	Object configMap

@@ -239,7 +239,8 @@ func TestCompact(t *testing.T) {
 // TestHistoryIsBounded checks that history is compacted when it is older than CompactAfter or exceeds HistoryBytes.
 func TestHistoryIsBounded(t *testing.T) {
 	c := newClock()
-	each(t, Options{Now: c.Now, After: c.After, CompactAfter: time.Hour, HistoryBytes: 1 << 20}, func(t *testing.T, s *Store) {
+	o := Options{Now: c.Now, After: c.After, CompactAfter: time.Hour, HistoryBytes: 1 << 20}
+	each(t, o, func(t *testing.T, s *Store) {
 		put(t, s, "a", "1")
 		var compacted *storage.CompactedError
 		gone := func(why string, step func()) {
@@ -396,7 +397,8 @@ func checkState(t *testing.T, s *Store, states []map[string]string, oldest int64
 	})
 	want(t, list(snapshot, prefix, ""), expect...)
 	if snapshot.Count(prefix, "") != len(expect) || snapshot.Revision() != revision {
-		t.Errorf("Count is %d at %d, want %d at %d", snapshot.Count(prefix, ""), snapshot.Revision(), len(expect), revision)
+		t.Errorf("Count is %d at %d, want %d at %d",
+			snapshot.Count(prefix, ""), snapshot.Revision(), len(expect), revision)
 	}
 }
 

@@ -118,7 +118,8 @@ func keyBoundCodec() storage.Codec {
 // TestCodec checks that values below a prefix with a codec are stored encoded, and that readers get the original
 // values.
 func TestCodec(t *testing.T) {
-	o := Options{Dir: "data", FS: vfs.NewMem(), recentBytes: 1, Codecs: storage.Codecs{"secrets/": keyBoundCodec(), "": {}}}
+	codecs := storage.Codecs{"secrets/": keyBoundCodec(), "": {}}
+	o := Options{Dir: "data", FS: vfs.NewMem(), recentBytes: 1, Codecs: codecs}
 	s, err := Open(o)
 	if err != nil {
 		t.Fatal(err)

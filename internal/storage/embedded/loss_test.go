@@ -209,7 +209,8 @@ func (r *recordedStore) checkAccepted(fs *vfs.MemFS, last int64) {
 	if newest := r.s.Head().Revision(); first <= newest {
 		r.t.Errorf("continues at revision %d, want one after %d", first, newest)
 	}
-	if n := strings.Count(lines.String(), "\n"); n != 1 || !strings.Contains(lines.String(), fmt.Sprintf("last=%d ", last)) {
+	lastField := fmt.Sprintf("last=%d ", last)
+	if n := strings.Count(lines.String(), "\n"); n != 1 || !strings.Contains(lines.String(), lastField) {
 		r.t.Errorf("got %d log lines, want one with last=%d: %s", n, last, lines)
 	}
 	want(r.t, list(s.Head(), "", ""), r.states[last]...)

@@ -151,14 +151,15 @@ func TestReserve(t *testing.T) {
 	d := newSmallDisk(t, 1<<20)
 	d.fs.reportFree(free)
 	old := d.value(16 << 10)
+	grown := func(n int) []byte { return append(bytes.Clone(old), make([]byte, n)...) }
 	for _, c := range []struct {
 		name         string
 		write        storage.Write
 		low, veryLow bool // whether the write is admitted then
 	}{
 		{name: "a new object", write: storage.Write{Key: "new", Value: []byte("1")}},
-		{name: "a large update", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth+1)...)}},
-		{name: "a small update", write: storage.Write{Key: "a", Value: append(bytes.Clone(old), make([]byte, smallGrowth)...)}, low: true},
+		{name: "a large update", write: storage.Write{Key: "a", Value: grown(smallGrowth + 1)}},
+		{name: "a small update", write: storage.Write{Key: "a", Value: grown(smallGrowth)}, low: true},
 		{name: "a shrinking update", write: storage.Write{Key: "a", Value: []byte("1")}, low: true},
 		{name: "a deletion", write: storage.Write{Key: "a"}, low: true, veryLow: true},
 	} {
