@@ -33,7 +33,7 @@ type queue struct {
 	events  int64 // number of events ever appended
 	bytes   int64 // their cost
 	cursors []*Cursor
-	dirty   bool // has new events in the current deliver
+	dirty   bool // has new events in the running call of deliver
 }
 
 // chunk is one element of the linked list that makes up a queue. Only the dispatcher writes it, in order.

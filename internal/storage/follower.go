@@ -12,7 +12,7 @@ type Follower struct {
 	Head func() *Snapshot
 	// Advance updates the index from one state to another. The first call starts from an empty state. Calls
 	// do not overlap. The new state may be older than the previous one after a store has been restored.
-	Advance func(was, is *Snapshot)
+	Advance func(old, current *Snapshot)
 
 	mu   sync.Mutex
 	seen atomic.Pointer[Snapshot] // the state of the index; nil before the first Refresh
@@ -25,13 +25,13 @@ func (f *Follower) Refresh() {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	was, is := f.seen.Load(), f.Head()
-	if is == was {
+	old, current := f.seen.Load(), f.Head()
+	if current == old {
 		return // another goroutine has refreshed the index meanwhile
 	}
-	if was == nil {
-		was = &Snapshot{}
+	if old == nil {
+		old = &Snapshot{}
 	}
-	f.Advance(was, is)
-	f.seen.Store(is)
+	f.Advance(old, current)
+	f.seen.Store(current)
 }

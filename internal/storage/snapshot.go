@@ -37,7 +37,7 @@ func (s *Snapshot) Changed(prefix string, after int64) iter.Seq[*Record] {
 // Each change is the old and the new record; nil means that the key did not exist. Its cost is proportional
 // to the number of changes.
 func (s *Snapshot) Since(older *Snapshot, prefix string) iter.Seq2[*Record, *Record] {
-	return func(yield func(was, is *Record) bool) { s.tree.Diff(older.tree, prefix, yield) }
+	return func(yield func(old, current *Record) bool) { s.tree.Diff(older.tree, prefix, yield) }
 }
 
 // Part returns a snapshot that may be used only as the older argument of Since with the same prefix. It does

@@ -48,33 +48,33 @@ func (e *engine) stopOnError(operation, name string, err error) {
 
 // shut waits for running uses of the disk by a failed engine. It then closes the engine's files, so that deleted
 // ones free their disk space.
-func (f *barrier) shut() {
-	f.uses.Lock() // later calls of enter see that the engine has failed
-	defer f.uses.Unlock()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for file := range f.files {
+func (b *barrier) shut() {
+	b.uses.Lock() // later calls of enter see that the engine has failed
+	defer b.uses.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for file := range b.files {
 		_ = file.File.Close() // no longer needed
 	}
-	f.files = nil
+	b.files = nil
 }
 
 // add registers an open file.
-func (f *barrier) add(file *barrierFile) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.files == nil {
-		f.files = map[*barrierFile]struct{}{}
+func (b *barrier) add(file *barrierFile) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.files == nil {
+		b.files = map[*barrierFile]struct{}{}
 	}
-	f.files[file] = struct{}{}
+	b.files[file] = struct{}{}
 }
 
 // remove unregisters a file and reports whether it was still registered. The caller must then close it.
-func (f *barrier) remove(file *barrierFile) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, open := f.files[file]
-	delete(f.files, file)
+func (b *barrier) remove(file *barrierFile) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, open := b.files[file]
+	delete(b.files, file)
 	return open
 }
 

@@ -5,12 +5,12 @@ import "strings"
 // Diff yields, in key order, the values of t and of an older tree for each key below prefix whose versions
 // differ, until yield returns false. A missing key yields the zero V. Diff skips nodes that both trees
 // share, so its cost is proportional to the number of changes.
-func (t Tree[V]) Diff(older Tree[V], prefix string, yield func(was, is V) bool) {
+func (t Tree[V]) Diff(older Tree[V], prefix string, yield func(old, current V) bool) {
 	diff(older.root, t.root, prefix, yield)
 }
 
 // diff does not allocate if no key was added or deleted.
-func diff[V any](a, b *node[V], prefix string, yield func(was, is V) bool) bool {
+func diff[V any](a, b *node[V], prefix string, yield func(old, current V) bool) bool {
 	if a == b {
 		return true
 	}
@@ -78,23 +78,23 @@ func slice[V any](nodes []*node[V], prefix string) (out []entry[V]) {
 }
 
 // merge yields the differences between two sorted lists of entries.
-func merge[V any](a, b []entry[V], yield func(was, is V) bool) bool {
+func merge[V any](a, b []entry[V], yield func(old, current V) bool) bool {
 	var none V
 	for len(a) > 0 || len(b) > 0 {
-		was, is := none, none
+		old, current := none, none
 		switch {
 		case len(b) == 0 || len(a) > 0 && a[0].key < b[0].key:
-			was, a = a[0].value, a[1:]
+			old, a = a[0].value, a[1:]
 		case len(a) == 0 || b[0].key < a[0].key:
-			is, b = b[0].value, b[1:]
+			current, b = b[0].value, b[1:]
 		default:
 			same := a[0].version == b[0].version
-			was, is, a, b = a[0].value, b[0].value, a[1:], b[1:]
+			old, current, a, b = a[0].value, b[0].value, a[1:], b[1:]
 			if same {
 				continue
 			}
 		}
-		if !yield(was, is) {
+		if !yield(old, current) {
 			return false
 		}
 	}

@@ -190,12 +190,12 @@ func checkDiff(t *testing.T, old, tr Tree[int64], oldModel, m model, prefix stri
 			expect = append(expect, [2]int64{oldModel[k], m[k]})
 		}
 	}
-	tr.Diff(old, prefix, func(was, is int64) bool { got = append(got, [2]int64{was, is}); return true })
+	tr.Diff(old, prefix, func(old, current int64) bool { got = append(got, [2]int64{old, current}); return true })
 	if !slices.Equal(got, expect) {
 		t.Fatalf("Diff below %q yields %d, want %d", prefix, len(got), len(expect))
 	}
 	got = nil
-	tr.Diff(old.Part(prefix), prefix, func(was, is int64) bool { got = append(got, [2]int64{was, is}); return true })
+	tr.Diff(old.Part(prefix), prefix, func(old, current int64) bool { got = append(got, [2]int64{old, current}); return true })
 	if !slices.Equal(got, expect) {
 		t.Fatalf("Diff below %q against Part yields %d, want %d", prefix, len(got), len(expect))
 	}
