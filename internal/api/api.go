@@ -1,5 +1,5 @@
-// Package api is HTTP to engine and back: routes, middleware, negotiation,
-// tables, watch streams, health and metrics. It knows no storage.
+// Package api serves the Kubernetes API over HTTP. It contains routing, middleware, content negotiation, tables,
+// watch streams, health checks and metrics, and calls the engine. It must not import storage.
 package api
 
 import (
@@ -21,65 +21,67 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Check is one health check.
+// Check is a named health check.
 type Check struct {
 	Name string
 	Run  func() error
 }
 
-// Gauge is a metric that is read when it is asked for.
+// Gauge is a metric whose value is read on every scrape.
 type Gauge struct {
 	Name, Help string
 	Read       func() float64
 }
 
-// Config is what a Server is made of.
+// Config holds the parts and settings of a Server.
 type Config struct {
 	Engine        *engine.Engine
 	Authenticator *access.Authenticator
 	Authorizer    access.Authorizer
-	Fairness      *flowcontrol.Controller // whose turn it is; nil: everybody's
-	Discovery     http.Handler            // /api, /apis and below, where no resource is addressed
-	OpenAPI       http.Handler            // /openapi/v2, /openapi/v3 and below
-	Aggregator    *aggregation.Aggregator // of what other servers serve; nil: none does
-	// Connect finds who answers a request that leads to a node, a Pod or what runs in it: by the name of an object, which may have more
-	// around it, and options in their internal form. fail answers where they do not. nil: nobody does.
-	Connect     func(ctx context.Context, namespace, name string, options runtime.Object, fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error)
-	Issuer      http.Handler         // further paths: documents of who makes tokens of service accounts; nil: there are none
-	Live, Ready []Check              // of /livez and /readyz, besides ping
-	Gauges      []Gauge              // in /metrics, besides its own
-	Egress      prometheus.Collector // the same, of what leaves the server; nil: nothing does
+	Fairness      *flowcontrol.Controller // API Priority and Fairness; nil admits every request
+	Discovery     http.Handler            // serves the discovery documents at /api, /apis and below
+	OpenAPI       http.Handler            // serves /openapi/v2, /openapi/v3 and below
+	Aggregator    *aggregation.Aggregator // proxies requests to other API servers; nil disables aggregation
+	// Connect returns the handler that proxies a request to a node, a Pod or a container. name is the name of the
+	// object in the path, which may include a scheme and a port. options are in their internal form. The handler
+	// reports errors with fail. nil disables these subresources.
+	Connect func(ctx context.Context, namespace, name string, options runtime.Object,
+		fail func(http.ResponseWriter, *http.Request, error)) (http.Handler, error)
+	Issuer      http.Handler         // serves the documents of the service account issuer; nil disables them
+	Live, Ready []Check              // served at /livez and /readyz, in addition to ping
+	Gauges      []Gauge              // served at /metrics, in addition to the Server's own metrics
+	Egress      prometheus.Collector // metrics of outgoing connections; nil means there are none
 	EnableCBOR  bool
 	Profiling   bool  // serve /debug/pprof
-	Audit       Audit // the caller runs its Sink
-	// RequestTimeout bounds what a request that is no watch may wait for; 0 means a minute.
+	Audit       Audit // audit policy and sink; the caller runs the sink
+	// RequestTimeout is the timeout of requests that are not long-running; 0 means a minute.
 	RequestTimeout time.Duration
-	// MemoryBudget is the memory in bytes for request bodies in work; 0 means 1 GiB.
+	// MemoryBudget is the memory in bytes for the bodies of all requests in progress; 0 means 1 GiB.
 	MemoryBudget int64
 }
 
-// Server answers all requests. All methods may be called from any goroutine.
+// Server is the HTTP handler of the API server. All methods are safe for concurrent use.
 type Server struct {
-	engine       *engine.Engine
-	live         *resource.Live
-	config       Config
-	offers       []offer // media types, the preferred first
-	choices      choices // of them
-	metrics      *metrics
-	watchCounts  watchCounts
-	impersonator http.Handler
-	budget       budget
-	slots        *compute.Slots  // of expensive requests
-	waiting      *compute.Budget // for slots, and for the rest of bodies
+	engine        *engine.Engine
+	live          *resource.Live
+	config        Config
+	offers        []offer // media types that the server supports, in order of preference
+	mediaCache    mediaCache
+	metrics       *metrics
+	watchCounts   watchCounts
+	impersonator  http.Handler
+	budget        budget
+	slots         *compute.Slots  // limit the number of expensive requests that run at once
+	waitingMemory *compute.Budget // memory of requests that wait for a slot or for the rest of their body
 
 	inflight atomic.Int64
 	draining atomic.Bool
-	serving  context.Context // until Drain: then watches end
+	serving  context.Context // canceled by Drain, which ends the watches
 	stop     context.CancelFunc
-	idle     chan struct{} // receives when the last request in flight of a draining server is done
+	idle     chan struct{} // receives when the last request of a draining server ends
 }
 
-// New makes a Server.
+// New returns a Server for c.
 func New(c Config) *Server {
 	s := &Server{
 		engine:       c.Engine,
@@ -90,25 +92,25 @@ func New(c Config) *Server {
 		impersonator: impersonator(c.Authorizer),
 		budget:       newBudget(c.MemoryBudget),
 	}
-	s.waiting = compute.NewBudget(s.budget.size / waitingShare)
-	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.waiting)
+	s.waitingMemory = compute.NewBudget(s.budget.size / waitingShare)
+	s.slots = compute.NewSlots(goruntime.GOMAXPROCS(0), s.waitingMemory)
 	if c.RequestTimeout == 0 {
-		s.config.RequestTimeout = requestTimeout
+		s.config.RequestTimeout = defaultRequestTimeout
 	}
 	s.serving, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMetrics(s)
 	return s
 }
 
-// patience is how long a write, or the body of any request, may take.
-func (s *Server) patience() time.Duration { return min(writePatience, s.config.RequestTimeout) }
+// writeTimeout returns the timeout of a write, and of reading the body of any request.
+func (s *Server) writeTimeout() time.Duration { return min(maxWriteTimeout, s.config.RequestTimeout) }
 
-// Loopback is a transport for clients in this process: it calls the server without a
-// connection, as u.
+// Loopback returns a transport for clients in this process. It calls the server as user u, without a network
+// connection.
 func (s *Server) Loopback(u user.Info) http.RoundTripper { return &loopback{s, u} }
 
-// Drain refuses new requests, ends the watches and waits until requests in flight are done.
-// A second call waits as well.
+// Drain rejects new requests, ends all watches and blocks until the requests in flight have ended. Later calls
+// block in the same way.
 func (s *Server) Drain() {
 	if s.draining.CompareAndSwap(false, true) {
 		s.stop()
@@ -117,7 +119,7 @@ func (s *Server) Drain() {
 		<-s.idle
 	}
 	select {
-	case s.idle <- struct{}{}: // for the next who drains
+	case s.idle <- struct{}{}: // wakes the next caller of Drain
 	default:
 	}
 }

@@ -20,126 +20,130 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// Audit is where events about requests go, and at which level each is audited. The zero value audits nothing. A Sink must not
-// keep an event: it is used again for the next stage.
+// Audit holds the sink and the policy of audit events. The zero value disables auditing. A Sink must not retain
+// an event, because the next stage modifies it.
 type Audit struct {
 	Sink   audit.Sink
 	Policy audit.PolicyRuleEvaluator
 }
 
-// audited is what is known of a request for its events. It is nil where there are none.
-type audited struct {
-	*audit.AuditContext // which upstream's packages find in the context of the request
+// auditState holds the audit event of a request and its settings. It is nil if the request is not audited.
+type auditState struct {
+	*audit.AuditContext // also in the context of the request, for upstream's packages
 	config              audit.RequestAuditConfig
-	judged              bool // config is what the policy says
-	early               bool // it has failed before it was known who asks, which is one event
-	started             bool // its stage ResponseStarted has been sent
+	evaluated           bool // config has been set from the policy
+	failedEarly         bool // the request failed before authentication ended; it gets one event only
+	started             bool // the stage ResponseStarted has been sent
 
 	authentication, authorization time.Duration
 }
 
-// slow is how long a request takes, at least, whose event says what took the time; upstream's.
-const slow = 500 * time.Millisecond
+// slowRequest is the duration above which the event of a request has latency annotations. The value is
+// kube-apiserver's.
+const slowRequest = 500 * time.Millisecond
 
-// beginAudit makes room for what is found out about the request.
+// beginAudit adds an audit context with the given audit ID to the request.
 func (q *request) beginAudit(id string) {
 	ctx := audit.WithAuditContext(q.r.Context())
 	audit.WithAuditID(ctx, types.UID(id))
-	q.r, q.audited = q.r.WithContext(ctx), &audited{AuditContext: audit.AuditContextFrom(ctx)}
+	q.r, q.auditState = q.r.WithContext(ctx), &auditState{AuditContext: audit.AuditContextFrom(ctx)}
 }
 
-// audit sends the event that a request has arrived, and refuses it where that has to succeed and does not.
+// audit sends the event of the stage RequestReceived. If the sink must accept the event and fails, audit rejects
+// the request.
 func (q *request) audit() bool {
-	if q.audited == nil {
+	if q.auditState == nil {
 		return true
 	}
-	q.audited.authentication = time.Since(q.began)
-	if !q.judge() || q.audited.ProcessEventStage(q.r.Context(), auditinternal.StageRequestReceived) {
+	q.auditState.authentication = time.Since(q.began)
+	if !q.evaluateAuditPolicy() || q.auditState.ProcessEventStage(q.r.Context(), auditinternal.StageRequestReceived) {
 		return true
 	}
-	q.audited = nil
+	q.auditState = nil
 	audit.ApiserverAuditDroppedCounter.Inc()
-	q.internalError("a request could not be audited", errors.New("failed to store audit event"))
+	q.internalError("cannot audit a request", errors.New("failed to store audit event"))
 	return false
 }
 
-// judge asks the policy; false where nothing is to be known of the request.
-func (q *request) judge() bool {
-	a, ctx := q.audited, q.r.Context()
+// evaluateAuditPolicy sets the audit level of the request. It returns false if the request is not audited.
+func (q *request) evaluateAuditPolicy() bool {
+	a, ctx := q.auditState, q.r.Context()
 	a.config = q.server.config.Audit.Policy.EvaluatePolicyRule(&q.attributes)
 	audit.ObservePolicyLevel(ctx, a.config.Level)
 	if err := a.Init(a.config, q.server.config.Audit.Sink); err != nil || a.config.Level == auditinternal.LevelNone {
-		q.audited = nil
+		q.auditState = nil
 		return false
 	}
-	a.judged = true
+	a.evaluated = true
 	audit.LogRequestMetadata(ctx, q.r, q.began, &q.attributes)
 	return true
 }
 
-// failEarly answers with an error where it is not known yet who asks.
+// failEarly writes an error to a request that is not yet authenticated.
 func (q *request) failEarly(err error) {
-	if q.audited != nil && q.judge() {
-		q.audited.early = true
+	if q.auditState != nil && q.evaluateAuditPolicy() {
+		q.auditState.failedEarly = true
 	}
 	q.fail(err)
 }
 
-// auditDecision notes whether the caller may.
-func (q *request) auditDecision(began time.Time, decision authorizer.Decision, reason string, err error) {
+// auditAuthorization records the result of the authorization.
+func (q *request) auditAuthorization(began time.Time, decision authorizer.Decision, reason string, err error) {
 	ctx := q.r.Context()
-	q.audited.authorization = time.Since(began)
-	says := "forbid"
+	q.auditState.authorization = time.Since(began)
+	result := "forbid"
 	switch {
 	case decision == authorizer.DecisionAllow:
-		says = "allow"
+		result = "allow"
 	case err != nil:
 		audit.AddAuditAnnotation(ctx, "authorization.k8s.io/reason", "internal error")
 		return
 	}
-	audit.AddAuditAnnotations(ctx, "authorization.k8s.io/decision", says, "authorization.k8s.io/reason", reason)
+	audit.AddAuditAnnotations(ctx, "authorization.k8s.io/decision", result, "authorization.k8s.io/reason", reason)
 }
 
-// annotate adds what admission has to say.
+// annotate adds an annotation of an admission plugin to the audit event.
 func (q *request) annotate(key, value string) {
-	if q.audited != nil {
+	if q.auditState != nil {
 		audit.AddAuditAnnotation(q.r.Context(), key, value)
 	}
 }
 
-// audits says whether events of the request have what comes with a level.
-func (q *request) audits(level auditinternal.Level) bool {
-	return q.audited != nil && q.audited.judged && !q.audited.config.Level.Less(level)
+// auditsAt reports whether the request is audited at the given level or a higher one.
+func (q *request) auditsAt(level auditinternal.Level) bool {
+	return q.auditState != nil && q.auditState.evaluated && !q.auditState.config.Level.Less(level)
 }
 
-// metaCodecs encode what upstream's package wants to see of an object that is sent.
+// metaCodecs encode the object metadata for upstream's audit package.
 var metaCodecs = internalscheme.Codecs.WithoutConversion()
 
-// auditSent notes what a create or an update is about, and has in its body.
-func (q *request) auditSent(sent object.Tree) {
-	about := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-		Name: object.Name(sent), Namespace: object.Namespace(sent), UID: object.UID(sent), ResourceVersion: object.ResourceVersion(sent),
+// auditRequestObject records the object in the body of a create or an update.
+func (q *request) auditRequestObject(obj object.Tree) {
+	meta := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Name: object.Name(obj), Namespace: object.Namespace(obj),
+		UID: object.UID(obj), ResourceVersion: object.ResourceVersion(obj),
 	}}
 	gvr := schema.GroupVersionResource{Group: q.group, Version: q.version, Resource: q.plural}
-	audit.LogRequestObject(q.r.Context(), about, metav1.SchemeGroupVersion, gvr, q.subresource, metaCodecs)
-	if q.audits(auditinternal.LevelRequest) {
-		q.audited.LogRequestPatch(q.auditable(object.AppendJSON(nil, sent)))
+	audit.LogRequestObject(q.r.Context(), meta, metav1.SchemeGroupVersion, gvr, q.subresource, metaCodecs)
+	if q.auditsAt(auditinternal.LevelRequest) {
+		q.auditState.LogRequestPatch(q.auditJSON(object.AppendJSON(nil, obj)))
 	}
 }
 
-// auditBody notes a body that is no object: a patch, or options.
-func (q *request) auditBody(encode func() ([]byte, error)) {
-	if !q.audits(auditinternal.LevelRequest) {
+// auditRequestBody records a request body that is not an object: a patch or options.
+func (q *request) auditRequestBody(encode func() ([]byte, error)) {
+	if !q.auditsAt(auditinternal.LevelRequest) {
 		return
 	}
-	if js, err := encode(); err == nil && json.Valid(js) { // what is not is refused
-		q.audited.LogRequestPatch(js)
+	if js, err := encode(); err == nil && json.Valid(js) { // an invalid body is rejected later
+		q.auditState.LogRequestPatch(js)
 	}
 }
 
-// auditAnswer notes an answer, which encode makes as JSON.
-func (q *request) auditAnswer(encode func() ([]byte, error)) error {
-	if !q.audits(auditinternal.LevelRequestResponse) {
+// auditResponse records the response. encode returns it as JSON, because auditResponse sets the negotiated format
+// to JSON while encode runs.
+func (q *request) auditResponse(encode func() ([]byte, error)) error {
+	if !q.auditsAt(auditinternal.LevelRequestResponse) {
 		return nil
 	}
 	negotiated := q.media
@@ -147,43 +151,43 @@ func (q *request) auditAnswer(encode func() ([]byte, error)) error {
 	js, err := encode()
 	q.media = negotiated
 	if err == nil {
-		q.audited.LogResponseObject(nil, &runtime.Unknown{Raw: q.auditable(js), ContentType: mediaJSON})
+		q.auditState.LogResponseObject(nil, &runtime.Unknown{Raw: q.auditJSON(js), ContentType: mediaJSON})
 	}
 	return err
 }
 
-// inJSON is an Accept header for the same in JSON.
-var inJSON = strings.NewReplacer(mediaProtobuf, mediaJSON, mediaYAML, mediaJSON, mediaCBOR, mediaJSON)
+// acceptJSON replaces the media types of an Accept header by JSON.
+var acceptJSON = strings.NewReplacer(mediaProtobuf, mediaJSON, mediaYAML, mediaJSON, mediaCBOR, mediaJSON)
 
-// auditDocument notes what h has answered with a document.
+// auditDocument records the response of h, which it requests again as JSON.
 func (q *request) auditDocument(h http.Handler) {
 	if q.status != http.StatusOK {
 		return
 	}
-	_ = q.auditAnswer(func() ([]byte, error) { // which does not fail
+	_ = q.auditResponse(func() ([]byte, error) { // the function returns no error
 		r := q.r.WithContext(q.r.Context())
-		r.Header = http.Header{"Accept": {inJSON.Replace(q.r.Header.Get("Accept"))}}
-		answer := &refusal{header: http.Header{}}
-		h.ServeHTTP(answer, r)
-		return answer.body.Bytes(), nil
+		r.Header = http.Header{"Accept": {acceptJSON.Replace(q.r.Header.Get("Accept"))}}
+		response := &statusRecorder{header: http.Header{}}
+		h.ServeHTTP(response, r)
+		return response.body.Bytes(), nil
 	})
 }
 
-// auditStatus notes an answer that is a Status.
+// auditStatus records a response that is a Status.
 func (q *request) auditStatus(s *metav1.Status) {
-	if !q.audits(auditinternal.LevelMetadata) {
+	if !q.auditsAt(auditinternal.LevelMetadata) {
 		return
 	}
 	var raw *runtime.Unknown
 	if js, err := json.Marshal(s); err == nil {
 		raw = &runtime.Unknown{Raw: js, ContentType: mediaJSON}
 	}
-	q.audited.LogResponseObject(s, raw) // which it takes at its level
+	q.auditState.LogResponseObject(s, raw) // upstream selects the parts that the audit level includes
 }
 
-// auditable is the JSON of an object or of several, without managedFields where the policy omits them.
-func (q *request) auditable(js []byte) []byte {
-	if !q.audited.config.OmitManagedFields {
+// auditJSON returns the JSON of one or more objects. It removes managedFields if the audit policy omits them.
+func (q *request) auditJSON(js []byte) []byte {
+	if !q.auditState.config.OmitManagedFields {
 		return js
 	}
 	t, _, err := object.DecodeJSON(js)
@@ -208,10 +212,10 @@ func omitManagedFields(t object.Tree) {
 	}
 }
 
-// auditStart sends the event that an answer begins.
+// auditStart sends the event of the stage ResponseStarted if the request needs one.
 func (q *request) auditStart() {
-	a := q.audited
-	if a == nil || a.started || !a.early && !q.lasts() {
+	a := q.auditState
+	if a == nil || a.started || !a.failedEarly && !q.isLongRunning() {
 		return
 	}
 	a.started = true
@@ -219,24 +223,27 @@ func (q *request) auditStart() {
 	a.ProcessEventStage(q.r.Context(), auditinternal.StageResponseStarted)
 }
 
-// auditEnd sends the last event; p is what the request has panicked with, if it has.
+// auditEnd sends the last event of the request. p is the value of its panic, or nil.
 func (q *request) auditEnd(p any) {
-	a, ctx := q.audited, q.r.Context()
+	a, ctx := q.auditState, q.r.Context()
 	switch {
-	case !a.judged: // it was not let in
+	case !a.evaluated: // the request was rejected before the policy was evaluated
 		return
 	case p != nil:
 		a.SetEventResponseStatus(&metav1.Status{
-			Code: http.StatusInternalServerError, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInternalError, Message: fmt.Sprintf("APIServer panic'd: %v", p),
+			Code: http.StatusInternalServerError, Status: metav1.StatusFailure,
+			Reason: metav1.StatusReasonInternalError, Message: fmt.Sprintf("APIServer panic'd: %v", p),
 		})
 		a.ProcessEventStage(ctx, auditinternal.StagePanic)
 		return
 	case q.status == 0:
-		a.SetEventResponseStatus(&metav1.Status{Code: http.StatusOK, Status: metav1.StatusSuccess, Message: "Connection closed early"})
+		a.SetEventResponseStatus(&metav1.Status{
+			Code: http.StatusOK, Status: metav1.StatusSuccess, Message: "Connection closed early",
+		})
 	default:
 		a.SetEventResponseStatusCode(int32(q.status))
 	}
-	if q.auditStart(); a.early {
+	if q.auditStart(); a.failedEarly {
 		return
 	}
 	if q.v != nil && q.v.Deprecated {
@@ -245,7 +252,7 @@ func (q *request) auditEnd(p any) {
 			q.annotate("k8s.io/removed-release", q.v.RemovedRelease)
 		}
 	}
-	if took := time.Since(q.began); took > slow && q.verb != verbWatch {
+	if took := time.Since(q.began); took > slowRequest && q.verb != verbWatch {
 		q.annotate("apiserver.latency.k8s.io/total", took.String())
 		q.annotate("apiserver.latency.k8s.io/authentication", a.authentication.String())
 		q.annotate("apiserver.latency.k8s.io/authorization", a.authorization.String())

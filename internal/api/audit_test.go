@@ -346,7 +346,7 @@ func TestAuditOffIsFree(t *testing.T) {
 		q.annotate("a", "b")
 		q.auditStart()
 		q.auditStatus(nil)
-		_ = q.auditAnswer(func() ([]byte, error) { return q.encode(nil, engine.Object{}) })
+		_ = q.auditResponse(func() ([]byte, error) { return q.encode(nil, engine.Object{}) })
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}

@@ -22,65 +22,65 @@ import (
 )
 
 const (
-	// maxBody is how large the body of a request may be; upstream's limit.
+	// maxBody is the maximum size of a request body in bytes. The value is kube-apiserver's.
 	maxBody = 3 << 20
-	// maxTrusted is how much room is made for a body on the client's word, before any of it is there.
-	maxTrusted = 256 << 10
+	// maxPrealloc is the maximum number of bytes allocated from Content-Length before the body is read.
+	maxPrealloc = 256 << 10
 )
 
-// body reads the body of the request. A client that stops sending is cut off.
-func (q *request) body() ([]byte, error) {
+// readBody reads the body of the request. It returns a 504 if the client stops sending.
+func (q *request) readBody() ([]byte, error) {
 	if q.r.Body == nil || q.r.Body == http.NoBody {
 		return nil, nil
 	}
 	if q.r.ContentLength > maxBody {
-		return nil, tooLarge()
+		return nil, bodyTooLarge()
 	}
 	var data bytes.Buffer
-	if n := min(q.r.ContentLength, maxTrusted); n > 0 {
+	if n := min(q.r.ContentLength, maxPrealloc); n > 0 {
 		data.Grow(int(n) + bytes.MinRead)
 	}
-	arrival := q.expect(int64(data.Cap()))
+	reader := q.newBodyReader(int64(data.Cap()))
 	if q.r.ProtoMajor > 1 {
-		stalled := time.AfterFunc(q.server.patience(), arrival.stall)
+		stalled := time.AfterFunc(q.server.writeTimeout(), reader.abort)
 		defer stalled.Stop()
 	}
-	n, err := data.ReadFrom(io.LimitReader(arrival, maxBody+1))
-	if err := arrival.arrived(); err != nil {
+	n, err := data.ReadFrom(io.LimitReader(reader, maxBody+1))
+	if err := reader.finish(); err != nil {
 		return nil, err
 	}
 	switch {
 	case n > maxBody:
-		return nil, tooLarge()
+		return nil, bodyTooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, timedOut()
+		return nil, timeoutError()
 	case err != nil:
-		return nil, apierrors.NewBadRequest("the body of the request could not be read: " + err.Error())
+		return nil, apierrors.NewBadRequest("cannot read the request body: " + err.Error())
 	}
 	return data.Bytes(), nil
 }
 
-// expectBody bounds how long the body of a request may take to arrive where it shares its
-// connection with nothing else: there net/http waits for what a handler does not read, both before it
-// sends the answer and before the next request, and would do so for ever. Once the body is read to its
-// end, net/http takes the deadline away.
-func (q *request) expectBody() {
+// setBodyDeadline limits the time in which the body of an HTTP/1 request must arrive. net/http reads the rest of
+// such a body before it sends the response and before it reads the next request. Without a deadline that read
+// could block forever. net/http clears the deadline once the body has been read to its end.
+func (q *request) setBodyDeadline() {
 	if q.r.ProtoMajor == 1 {
-		q.readDeadline(time.Now().Add(q.server.patience()))
+		q.setReadDeadline(time.Now().Add(q.server.writeTimeout()))
 	}
 }
 
-// readDeadline ends the wait for the body. One without a connection has no deadline and cannot stall either.
-func (q *request) readDeadline(at time.Time) {
+// setReadDeadline sets the deadline for reading the body. Requests without a network connection have no deadline.
+// Their clients cannot stall.
+func (q *request) setReadDeadline(at time.Time) {
 	_ = http.NewResponseController(q.w).SetReadDeadline(at)
 }
 
-func tooLarge() error {
+func bodyTooLarge() error {
 	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("limit is %d", maxBody))
 }
 
-// sends is the version of what the body is to be: of the kind, or of what its subresource takes.
-func (q *request) sends() *resource.Version {
+// bodyVersion returns the kind and version that the body must have: the subresource's, or the resource's.
+func (q *request) bodyVersion() *resource.Version {
 	if q.subresource == "scale" {
 		return engine.ScaleVersion
 	}
@@ -90,13 +90,14 @@ func (q *request) sends() *resource.Version {
 	return q.v
 }
 
-// decode turns a body into an object at the version of the request.
+// decode decodes a body into an object at the version of the request.
 func (q *request) decode(f format, data []byte) (engine.Body, error) {
-	typed := q.sends().Type
+	typed := q.bodyVersion().Type
 	switch f {
 	case formatProtobuf:
-		if !q.sends().HasProtobuf() {
-			return engine.Body{}, negotiation.NewUnsupportedMediaTypeError(mediaTypes(withoutProtobuf(q.server.offers), false))
+		if !q.bodyVersion().HasProtobuf() {
+			return engine.Body{}, negotiation.NewUnsupportedMediaTypeError(
+				mediaTypes(withoutProtobuf(q.server.offers), false))
 		}
 		d, err := typed.DecodeProtobuf(data)
 		if err != nil {
@@ -108,34 +109,37 @@ func (q *request) decode(f format, data []byte) (engine.Body, error) {
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		if err := q.affords(t); err != nil {
+		if err := q.reserveDecoded(t); err != nil {
 			return engine.Body{}, err
 		}
-		return engine.Body{Tree: t, Strict: duplicates(repeated), Source: data}, q.named(data, t)
+		return engine.Body{Tree: t, Strict: duplicates(repeated), Source: data}, q.checkTypeMeta(data, t)
 	case formatCBOR:
 		t, err := decodeCBOR(data)
 		if err != nil {
 			return engine.Body{}, q.unrecognized(data, err)
 		}
-		return engine.Body{Tree: t}, q.affords(t)
+		return engine.Body{Tree: t}, q.reserveDecoded(t)
 	}
-	var fault error // which is told when the kind has been compared
+	var decodeErr error // returned after the kind has been checked
 	if typed != nil {
 		d, err := typed.Decode(data)
 		if err == nil {
-			return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true}, q.named(data, d.Tree)
+			return engine.Body{Tree: d.Tree, Internal: d.Internal, Strict: d.Strict, Typed: true},
+				q.checkTypeMeta(data, d.Tree)
 		}
-		fault = err
+		decodeErr = err
 	}
 	t, repeated, err := object.DecodeJSON(data)
 	if err != nil {
 		return engine.Body{}, q.malformed(data, err)
 	}
-	return engine.Body{Tree: t, Strict: duplicates(repeated), DecodeError: fault, Source: data}, q.named(data, t)
+	return engine.Body{Tree: t, Strict: duplicates(repeated), DecodeError: decodeErr, Source: data},
+		q.checkTypeMeta(data, t)
 }
 
-// named refuses a body whose apiVersion or kind is no string, or whose apiVersion has two slashes, as upstream words it.
-func (q *request) named(data []byte, t object.Tree) error {
+// checkTypeMeta rejects a body whose apiVersion or kind is not a string, or whose apiVersion has two slashes. The
+// messages are upstream's.
+func (q *request) checkTypeMeta(data []byte, t object.Tree) error {
 	for _, key := range [...]string{"apiVersion", "kind"} {
 		switch s := t[key].(type) {
 		case nil:
@@ -169,27 +173,28 @@ func withoutProtobuf(all []offer) []offer {
 	return out
 }
 
-// malformed words the error for JSON that cannot be decoded as upstream does, who looks
-// for apiVersion and kind first.
+// malformed returns the error for JSON that cannot be decoded. Like upstream, it looks for errors in apiVersion
+// and kind first.
 func (q *request) malformed(data []byte, err error) error {
-	gvk, early := kjson.DefaultMetaFactory.Interpret(data)
-	if early != nil {
-		return q.unrecognized(data, early)
+	gvk, metaErr := kjson.DefaultMetaFactory.Interpret(data)
+	if metaErr != nil {
+		return q.unrecognized(data, metaErr)
 	}
 	if gvk.Kind == "" {
 		return q.unrecognized(data, err)
 	}
-	return undecodable(*gvk, q.sends().Definition.Names.Kind, err)
+	return undecodable(*gvk, q.bodyVersion().Definition.Names.Kind, err)
 }
 
 func undecodable(gvk schema.GroupVersionKind, kind string, err error) error {
-	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v", gvk.Kind, gvk.Version, kind, err))
+	return apierrors.NewBadRequest(fmt.Sprintf("%s in version %q cannot be handled as a %s: %v",
+		gvk.Kind, gvk.Version, kind, err))
 }
 
-// unrecognized is the error for a body that does not even tell what it is.
+// unrecognized returns the error for a body without a usable apiVersion and kind.
 func (q *request) unrecognized(data []byte, err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("the object provided is unrecognized (must be of type %s): %v (%s)",
-		q.sends().Definition.Names.Kind, err, object.Summary(data)))
+		q.bodyVersion().Definition.Names.Kind, err, object.Summary(data)))
 }
 
 func decodeCBOR(data []byte) (object.Tree, error) {
@@ -204,7 +209,7 @@ func decodeCBOR(data []byte) (object.Tree, error) {
 	return t, nil
 }
 
-// cborToJSON turns a patch in CBOR into one in JSON.
+// cborToJSON converts a patch from CBOR to JSON.
 func cborToJSON(data []byte) ([]byte, error) {
 	t, err := decodeCBOR(data)
 	if err != nil {

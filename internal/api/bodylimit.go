@@ -20,24 +20,27 @@ import (
 )
 
 const (
-	// defaultBudget is the memory for request bodies in work, where Config does not set it.
+	// defaultBudget is the default of Config.MemoryBudget in bytes.
 	defaultBudget = 1 << 30
-	// lightBody is the largest weight of a request that waits for no other. Seats bound how many there are at once.
-	lightBody = 256 << 10
-	// webhookShare is the part of the budget that objects of webhook-converted kinds may take: their requests wait for webhooks.
+	// maxFreeWeight is the largest weight in bytes that needs no memory from the budget. The seats of API Priority
+	// and Fairness limit the number of such requests.
+	maxFreeWeight = 256 << 10
+	// webhookShare is the divisor of the budget that gives the share of kinds with a conversion webhook. Their
+	// requests wait for webhooks, and must not use up the whole budget.
 	webhookShare = 2
-	// traceFactor is how many times its weight a traced write takes: the trace holds the object as steps left it, and its answer.
+	// traceFactor is the factor by which the weight of a traced write grows. The trace holds the object as each
+	// step left it, and the response.
 	traceFactor = 2
-	// retryAfter is the time in seconds after which a client may repeat a request that did not fit.
+	// retryAfter is the Retry-After value, in seconds, of a request that found no memory or no slot.
 	retryAfter = 1
 )
 
-// budget is the memory for request bodies in work, in bytes.
+// budget limits the memory for the bodies of the requests in progress. All weights are in bytes.
 type budget struct {
-	size  int64
-	all   *semaphore.Weighted
-	hooks *semaphore.Weighted // the part for webhook-converted kinds, each of which counts in all as well
-	// untyped and deletes are the weights of custom objects and of DeleteOptions.
+	size     int64
+	all      *semaphore.Weighted
+	webhooks *semaphore.Weighted // share of the kinds with a conversion webhook; their weight also counts in all
+	// untyped and deletes hold the weights of custom objects and of DeleteOptions.
 	untyped, deletes *weight.Table
 }
 
@@ -46,23 +49,26 @@ func newBudget(size int64) budget {
 		size = defaultBudget
 	}
 	return budget{
-		size: size, all: semaphore.NewWeighted(size), hooks: semaphore.NewWeighted(size / webhookShare),
-		untyped: weight.Of(reflect.TypeFor[metav1.PartialObjectMetadata]()), deletes: weight.Of(reflect.TypeFor[metav1.DeleteOptions]()),
+		size: size, all: semaphore.NewWeighted(size), webhooks: semaphore.NewWeighted(size / webhookShare),
+		untyped: weight.Of(reflect.TypeFor[metav1.PartialObjectMetadata]()),
+		deletes: weight.Of(reflect.TypeFor[metav1.DeleteOptions]()),
 	}
 }
 
-// content reads the body of the request, and blocks until the budget has memory for it.
-func (q *request) content() ([]byte, error) {
-	data, err := q.body()
+// readBudgetedBody reads the body of the request. It blocks until the budget has enough memory for the request.
+func (q *request) readBudgetedBody() ([]byte, error) {
+	data, err := q.readBody()
 	if err == nil {
 		err = q.acquireBody(data)
 	}
 	return data, err
 }
 
-// acquireBody blocks until the budget has memory for the request, and takes it. In memory a body may grow a thousand times. Upstream
-// bounds the number of requests in flight instead. An expensive request also takes a slot: first the slot, so that users take turns.
-// releaseBody is called before the response is written, so a slow reader blocks no other request.
+// acquireBody blocks until the budget has enough memory for the request, and acquires it. The decoded form of a
+// body can be a thousand times larger than the body. Upstream limits the number of requests in flight instead.
+//
+// An expensive request also takes a slot. It takes the slot first, so that users get an equal share. releaseBody
+// is called before the response is written. A slow reader then blocks no other request.
 func (q *request) acquireBody(data []byte) error {
 	if len(data) > expensiveBody {
 		if err := q.takeSlot(len(data)); err != nil {
@@ -74,86 +80,87 @@ func (q *request) acquireBody(data []byte) error {
 	if q.trace != nil {
 		parse, n = parse*traceFactor, n*traceFactor
 	}
-	if n <= lightBody {
+	if n <= maxFreeWeight {
 		return nil
 	}
 	b := &q.server.budget
 	if parse > b.size {
-		return tooHeavy(parse, b.size)
+		return bodyTooHeavy(parse, b.size)
 	}
 	if err := q.takeSlot(len(data)); err != nil {
 		return err
 	}
-	q.hooked = q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != ""
+	q.inWebhookShare = q.v != nil && q.v.Definition.Custom != nil && q.v.Definition.Custom.Conversion.Webhook != ""
 	return q.acquireMemory(min(n, b.size))
 }
 
-// acquireMemory takes n bytes of the budget. The request has no slot while it waits for them: those that have memory may need one.
+// acquireMemory acquires n bytes of the budget. A request that blocks here releases its slot, because requests
+// that hold memory may need the slot to make progress.
 func (q *request) acquireMemory(n int64) error {
 	b := &q.server.budget
 	hooks := min(n, b.size/webhookShare)
-	if !q.hooked && b.all.TryAcquire(n) {
+	if !q.inWebhookShare && b.all.TryAcquire(n) {
 		q.weight = n
 		return nil
 	}
-	ctx, cancel := q.limited()
+	ctx, cancel := q.writeContext()
 	defer cancel()
 	defer q.slot.Pause(ctx)()
-	if q.hooked && b.hooks.Acquire(ctx, hooks) != nil {
-		q.hooked = false
-		return crowded()
+	if q.inWebhookShare && b.webhooks.Acquire(ctx, hooks) != nil {
+		q.inWebhookShare = false
+		return memoryUnavailable()
 	}
 	if b.all.Acquire(ctx, n) != nil {
-		if q.hooked {
-			b.hooks.Release(hooks)
-			q.hooked = false
+		if q.inWebhookShare {
+			b.webhooks.Release(hooks)
+			q.inWebhookShare = false
 		}
-		return crowded()
+		return memoryUnavailable()
 	}
 	q.weight = n
 	return nil
 }
 
-// releaseBody releases what acquireBody took, once.
+// releaseBody releases the memory that acquireBody acquired. Later calls do nothing.
 func (q *request) releaseBody() {
 	if n := q.weight; n > 0 {
 		q.server.budget.all.Release(n)
-		q.releaseHooks()
+		q.releaseWebhookShare()
 		q.weight = 0
 	}
 }
 
-func (q *request) releaseHooks() {
-	if b := &q.server.budget; q.hooked {
-		b.hooks.Release(min(q.weight, b.size/webhookShare))
-		q.hooked = false
+func (q *request) releaseWebhookShare() {
+	if b := &q.server.budget; q.inWebhookShare {
+		b.webhooks.Release(min(q.weight, b.size/webhookShare))
+		q.inWebhookShare = false
 	}
 }
 
-// affords weighs a decoded object of whose body only a bound was known. It takes the missing memory or refuses the object. It does not
-// block, because requests that hold memory must not wait for each other.
-func (q *request) affords(t object.Tree) error {
-	n, b := tableOf(q.sends(), &q.server.budget).Tree(t), &q.server.budget
+// reserveDecoded weighs a decoded object of whose weight only an upper bound was known. It acquires the missing
+// memory or returns an error. It does not block, because requests that hold memory must not wait for each other.
+func (q *request) reserveDecoded(t object.Tree) error {
+	n, b := weightTable(q.bodyVersion(), &q.server.budget).Tree(t), &q.server.budget
 	switch {
 	case n > b.size:
-		return tooHeavy(n, b.size)
-	case n <= max(q.weight, lightBody):
+		return bodyTooHeavy(n, b.size)
+	case n <= max(q.weight, maxFreeWeight):
 		return nil
 	case !b.all.TryAcquire(n - q.weight):
-		return crowded()
+		return memoryUnavailable()
 	}
-	q.releaseHooks() // a part of what was taken there is not all that is held now
+	q.releaseWebhookShare() // the weight changes, so the acquired share no longer matches it
 	q.weight = n
 	return nil
 }
 
-// bodyWeight returns the memory that a body takes while the server works on the request, in bytes. For some formats n is an upper bound
-// only: parse is then the lower one, and affords weighs the decoded object.
+// bodyWeight returns the memory in bytes that the body takes while the request is processed. For some formats n
+// is only an upper bound, and parse is the lower bound. reserveDecoded then weighs the decoded object.
 func (q *request) bodyWeight(data []byte) (parse, n int64) {
 	if len(data) == 0 {
 		return 0, 0
 	}
-	table := tableOf(q.sends(), &q.server.budget)
+	table := weightTable(q.bodyVersion(), &q.server.budget)
 	if q.r.Method == http.MethodDelete {
 		table = q.server.budget.deletes
 	}
@@ -164,18 +171,18 @@ func (q *request) bodyWeight(data []byte) (parse, n int64) {
 		n = table.Protobuf(data)
 		return n, n
 	case mediaCBOR, string(types.ApplyCBORPatchType):
-		q.unseen = true
+		q.weightEstimated = true
 		return table.CBOR(data)
 	case mediaYAML:
 		return q.yamlWeight(table, data)
 	case string(types.JSONPatchType):
-		q.unseen = true
+		q.weightEstimated = true
 		if parse, n = table.Opaque(data); bytes.Contains(data, []byte("copy")) || bytes.Contains(data, []byte(`\u`)) {
-			n = q.server.budget.size // what it copies may be anything
+			n = q.server.budget.size // the copied value may have any size
 		}
 		return parse, n
 	}
-	if _, n = table.Opaque(data); n <= lightBody && mediaType != string(types.ApplyYAMLPatchType) {
+	if _, n = table.Opaque(data); n <= maxFreeWeight && mediaType != string(types.ApplyYAMLPatchType) {
 		return n, n
 	}
 	if mediaType == string(types.ApplyYAMLPatchType) && !json.Valid(data) {
@@ -186,53 +193,55 @@ func (q *request) bodyWeight(data []byte) (parse, n int64) {
 }
 
 func (q *request) yamlWeight(table *weight.Table, data []byte) (parse, n int64) {
-	q.unseen = true
+	q.weightEstimated = true
 	parse, n, aliases := table.YAML(data)
 	if aliases {
-		n = q.server.budget.size // what they repeat may be anything
+		n = q.server.budget.size // the repeated values may have any size
 	}
 	return parse, n
 }
 
-// storedWeight returns the memory of the stored object in bytes, which an update, a patch or a deletion decodes as well.
+// storedWeight returns the memory in bytes of the stored object, which updates, patches and deletions also
+// decode.
 func (q *request) storedWeight() int64 {
 	if q.v == nil || q.name == "" || q.verb == verbCreate {
 		return 0
 	}
 	stored := q.server.engine.Stored(q.target())
-	table := tableOf(q.v, &q.server.budget)
-	if _, n := table.Opaque(stored); n <= lightBody {
+	table := weightTable(q.v, &q.server.budget)
+	if _, n := table.Opaque(stored); n <= maxFreeWeight {
 		return n
 	}
 	return table.JSON(stored)
 }
 
-func tableOf(v *resource.Version, b *budget) *weight.Table {
+func weightTable(v *resource.Version, b *budget) *weight.Table {
 	if v == nil || v.Type == nil {
 		return b.untyped
 	}
 	return v.Type.Weights()
 }
 
-// checked has the engine weigh the decoded object where only a bound of its weight is known.
-func (q *request) checked(c engine.Caller) engine.Caller {
-	if q.unseen {
-		c.CheckMemory = q.affords
+// withMemoryCheck makes the engine weigh the decoded object if only a bound of its weight is known.
+func (q *request) withMemoryCheck(c engine.Caller) engine.Caller {
+	if q.weightEstimated {
+		c.CheckMemory = q.reserveDecoded
 	}
 	return c
 }
 
-// tooHeavy returns the 413 for a body that weighs more than the budget.
-func tooHeavy(n, limit int64) error {
-	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("the body takes up to %d bytes of memory, the limit is %d", n, limit))
+// bodyTooHeavy returns the 413 for a body that needs more memory than the whole budget.
+func bodyTooHeavy(n, limit int64) error {
+	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
+		"the body takes up to %d bytes of memory, the limit is %d", n, limit))
 }
 
-// crowded returns the 503 for a request that did not get memory before its deadline.
-func crowded() error {
+// memoryUnavailable returns the 503 for a request that got no memory before its deadline.
+func memoryUnavailable() error {
 	return unavailable("the server has no memory for the body of this request now, please try again")
 }
 
-// unavailable returns a 503 after which clients try again.
+// unavailable returns a 503 with Retry-After, so that clients retry.
 func unavailable(message string) error {
 	err := apierrors.NewServiceUnavailable(message)
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}

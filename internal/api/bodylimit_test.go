@@ -23,18 +23,18 @@ const inJSONBody, inYAMLBody, inProtobufBody = "Content-Type: application/json",
 func (h *harness) whole(after string) {
 	h.t.Helper()
 	b := &h.server.budget
-	if !b.all.TryAcquire(b.size) || !b.hooks.TryAcquire(b.size/webhookShare) {
+	if !b.all.TryAcquire(b.size) || !b.webhooks.TryAcquire(b.size/webhookShare) {
 		h.t.Fatalf("after %s, something is still held", after)
 	}
 	b.all.Release(b.size)
-	b.hooks.Release(b.size / webhookShare)
+	b.webhooks.Release(b.size / webhookShare)
 }
 
 // A heavy body waits for memory and gets 503 with Retry-After at its deadline, a light one does not wait; memory that was taken is
 // given back whatever comes of the request.
 func TestLargeBodiesWaitForMemory(t *testing.T) {
 	h := withCronTabs(t, func(c *Config) { c.RequestTimeout = 100 * time.Millisecond })
-	long := strings.Repeat("x", lightBody)
+	long := strings.Repeat("x", maxFreeWeight)
 	tab := func(name string) string {
 		return `{"apiVersion":"stable.example.com/v1","kind":"CronTab","metadata":{"name":"` + name + `"},"spec":{"image":"` + long + `"}}`
 	}
@@ -197,7 +197,7 @@ func TestWeightsCoverWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 		q.v = catalog.Find(q.group, q.version, q.plural)
-		if q.traces() {
+		if q.wantsTrace() {
 			q.trace = &Traced{}
 		}
 		if err := q.acquireBody([]byte(c.body)); err != nil {

@@ -16,24 +16,24 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// connect has a request to a subresource answered by whom that leads to: a container, a node, a Pod.
+// connect proxies a request for a subresource to its target: a container, a node or a Pod.
 func (q *request) connect(c *resource.Connect) {
-	defer q.unbounded()()
-	defer q.server.metrics.lasting(q).running.Dec()
-	to, err := q.leadsTo(c)
+	defer q.startLongRunning()()
+	defer q.server.metrics.countLongRunning(q).running.Dec()
+	handler, err := q.connectHandler(c)
 	if err != nil {
 		q.fail(err)
 		return
 	}
-	to.ServeHTTP(&observed{q.w, q}, q.r)
+	handler.ServeHTTP(&responseRecorder{q.w, q}, q.r)
 }
 
-// leadsTo finds out who that is.
-func (q *request) leadsTo(c *resource.Connect) (http.Handler, error) {
+// connectHandler returns the handler that proxies the request to its target.
+func (q *request) connectHandler(c *resource.Connect) (http.Handler, error) {
 	query := q.query()
 	switch {
 	case q.server.config.Connect == nil:
-		return nil, missing()
+		return nil, pageNotFound()
 	case c.Reads:
 		if err := q.negotiate(); err != nil {
 			return nil, err
@@ -44,7 +44,7 @@ func (q *request) leadsTo(c *resource.Connect) (http.Handler, error) {
 	if c.Subpath != "" {
 		query[c.Subpath] = []string{q.subpath()}
 	}
-	options, err := q.permitted(c, query)
+	options, err := q.connectOptions(c, query)
 	if err != nil {
 		return nil, err
 	}
@@ -56,21 +56,23 @@ func (q *request) leadsTo(c *resource.Connect) (http.Handler, error) {
 	return q.server.config.Connect(q.r.Context(), q.namespace, q.name, internal, fail)
 }
 
-// permitted are the options of a query, as admission leaves them.
-func (q *request) permitted(c *resource.Connect, query url.Values) (object.Tree, error) {
+// connectOptions decodes the options in the query and runs admission on them.
+func (q *request) connectOptions(c *resource.Connect, query url.Values) (object.Tree, error) {
 	options, err := c.Decode(query)
 	if err != nil || c.Reads {
 		return options, err
 	}
 	caller := engine.Caller{User: q.attributes.User, Warn: q.Warn, Annotate: q.annotate}
-	if options, err = q.server.engine.Connect(q.r.Context(), q.target(), options, caller); err != nil || !q.streams(c) || q.verb == verbCreate {
+	options, err = q.server.engine.Connect(q.r.Context(), q.target(), options, caller)
+	if err != nil || !q.opensStream(c) || q.verb == verbCreate {
 		return options, err
 	}
-	return options, q.alsoCreates()
+	return options, q.requireCreate()
 }
 
-// streams reports whether the request reaches into a container: by the subresource, or by a kubelet's path behind it.
-func (q *request) streams(c *resource.Connect) bool {
+// opensStream reports whether the request opens a stream to a container: by its subresource, or by the kubelet
+// path after the subresource.
+func (q *request) opensStream(c *resource.Connect) bool {
 	if c.Upgrades || len(c.Streams) == 0 {
 		return c.Upgrades
 	}
@@ -78,9 +80,9 @@ func (q *request) streams(c *resource.Connect) bool {
 	return slices.Contains(c.Streams, first)
 }
 
-// alsoCreates refuses who may get, and not create, what becomes another protocol's connection: to run a command is no way of reading
-// (https://issue.k8s.io/133515).
-func (q *request) alsoCreates() error {
+// requireCreate rejects callers that may get but not create the subresource, if the connection is upgraded.
+// Running a command needs more than read access (https://issue.k8s.io/133515).
+func (q *request) requireCreate() error {
 	a := q.attributes
 	a.Verb = verbCreate
 	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &a)
@@ -90,13 +92,13 @@ func (q *request) alsoCreates() error {
 	return err
 }
 
-// leadsFurther says that what is behind the subresource in the path is for whom it leads to.
-func (q *request) leadsFurther() bool {
+// acceptsSubpath reports whether the subresource passes the rest of the path on to its target.
+func (q *request) acceptsSubpath() bool {
 	s := q.v.Subresource(q.subresource)
 	return s != nil && s.Connect != nil && s.Connect.Subpath != ""
 }
 
-// subpath is what is behind the subresource in the path, from the slash on.
+// subpath returns the part of the path after the subresource. It starts with a slash, or is empty.
 func (q *request) subpath() string {
 	before := 5 // api, version, resource, name, subresource
 	if q.namespace != "" {

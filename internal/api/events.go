@@ -10,10 +10,10 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// events encodes the events of one watch stream.
+// events encodes the events of a watch stream.
 type events struct {
 	request *request
-	table   *table // where the client asked for one
+	table   *table // nil if the client did not request a Table
 	scratch []byte
 }
 
@@ -33,7 +33,7 @@ const (
 	eventClose  = "}\n"
 )
 
-// append appends the frame of one event.
+// append appends the encoding of one event to dst.
 func (e *events) append(dst []byte, w engine.WatchEvent) ([]byte, error) {
 	o := w.Object
 	if w.Type == "BOOKMARK" {
@@ -64,20 +64,20 @@ func (e *events) append(dst []byte, w engine.WatchEvent) ([]byte, error) {
 	return dst, nil
 }
 
-// recode replaces the JSON frame from start on by the same as CBOR.
+// recode converts the JSON event that begins at start to CBOR.
 func (e *events) recode(dst []byte, start int) ([]byte, error) {
 	e.scratch = append(e.scratch[:0], dst[start:]...)
 	return appendCBOR(dst[:start], e.scratch)
 }
 
-// appendTable appends the Table of one row that an event carries. Only the first one of a stream has
-// the columns.
+// appendTable appends a Table with the object of the event as its only row. Only the first Table of a stream has
+// column definitions.
 func (e *events) appendTable(dst []byte, w engine.WatchEvent, o engine.Object) ([]byte, error) {
 	include := e.table.include
 	if w.InitialEventsEnd && include == metav1.IncludeNone {
-		e.table.include = metav1.IncludeMetadata // its annotation is the message
+		e.table.include = metav1.IncludeMetadata // the metadata has the annotation that ends the initial events
 	}
-	e.table.blank = w.Type == "BOOKMARK"
+	e.table.emptyRow = w.Type == "BOOKMARK"
 	e.table.refresh()
 	dst, err := e.table.appendSingle(dst, o)
 	e.table.include, e.table.headers = include, false
@@ -119,7 +119,8 @@ func (e *events) appendError(dst []byte, s *metav1.Status) ([]byte, error) {
 	return dst, nil
 }
 
-// bookmark is the object of a BOOKMARK: nothing but a revision.
+// bookmark returns the object of a BOOKMARK event, which has no fields except its resourceVersion and
+// annotations.
 func bookmark(w engine.WatchEvent) engine.Object {
 	o, metadata := w.Object, object.Tree{}
 	if w.InitialEventsEnd {

@@ -42,7 +42,7 @@ func newHarness(t testing.TB, change ...func(*Config)) *harness {
 		Engine:        w.Engine,
 		Authenticator: access.NewAuthenticator(access.Authentication{Anonymous: anonymous.NewAuthenticator(nil), Now: time.Now}),
 		Authorizer:    authorizer,
-		Fairness:      flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: requestTimeout}, w.Store.Head, clock.RealClock{}),
+		Fairness:      flowcontrol.New(flowcontrol.Config{MaxReads: 400, MaxWrites: 200, RequestTimeout: defaultRequestTimeout}, w.Store.Head, clock.RealClock{}),
 		Discovery:     discovery.Handler(w.Live, nil, discovery.Addresses{Default: "192.0.2.1:6443"}),
 		OpenAPI:       openapi.Handler(w.Live, nil),
 	}

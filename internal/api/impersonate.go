@@ -19,34 +19,35 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// impersonator decides who may act as whom: upstream's filter, with the constraints of KEP-5284, which tells the user that the
-// request is from then on.
+// impersonator returns upstream's impersonation filter, with the constraints of KEP-5284. The filter stores the
+// impersonated user in the context value of impersonatedKey.
 func impersonator(a authorizer.UnconditionalAuthorizer) http.Handler {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	tell := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		if told, ok := r.Context().Value(toldKey{}).(*user.Info); ok {
-			*told, _ = apirequest.UserFrom(r.Context())
+	record := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if impersonated, ok := r.Context().Value(impersonatedKey{}).(*user.Info); ok {
+			*impersonated, _ = apirequest.UserFrom(r.Context())
 		}
 	})
-	return impersonation.WithConstrainedImpersonation(tell, a, serializer.NewCodecFactory(scheme).WithoutConversion())
+	return impersonation.WithConstrainedImpersonation(record, a, serializer.NewCodecFactory(scheme).WithoutConversion())
 }
 
-// toldKey is where the context of a request has the place for the user.
-type toldKey struct{}
+// impersonatedKey is the context key of the pointer that receives the impersonated user.
+type impersonatedKey struct{}
 
-// impersonate makes the request one of the user it names, if it names one and the caller may
-// (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation).
+// impersonate replaces the user by the one in the Impersonate headers if the caller is allowed to impersonate
+// that user (https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation). It returns false if a
+// response was written.
 func (q *request) impersonate() bool {
 	for name := range q.r.Header {
 		if strings.HasPrefix(name, "Impersonate-") {
-			return q.actAs()
+			return q.impersonateUser()
 		}
 	}
 	return true
 }
 
-func (q *request) actAs() bool {
+func (q *request) impersonateUser() bool {
 	a, caller := &q.attributes, q.attributes.User
 	info := &apirequest.RequestInfo{
 		IsResourceRequest: a.Resource, Path: a.Path, Verb: a.Verb, APIGroup: a.Group, APIVersion: a.Version,
@@ -54,13 +55,13 @@ func (q *request) actAs() bool {
 		FieldSelector: a.FieldSelector, LabelSelector: a.LabelSelector,
 	}
 	var as user.Info
-	ctx := context.WithValue(q.r.Context(), toldKey{}, &as)
+	ctx := context.WithValue(q.r.Context(), impersonatedKey{}, &as)
 	r := q.r.Clone(apirequest.WithUser(apirequest.WithRequestInfo(ctx, info), caller))
 	r.Header.Set("Accept", mediaJSON)
-	answer := &refusal{header: http.Header{}}
-	q.server.impersonator.ServeHTTP(answer, r)
+	response := &statusRecorder{header: http.Header{}}
+	q.server.impersonator.ServeHTTP(response, r)
 	if as == nil {
-		q.fail(answer.err())
+		q.fail(response.err())
 		return false
 	}
 	q.r.Header = withoutImpersonation(q.r.Header)
@@ -68,7 +69,7 @@ func (q *request) actAs() bool {
 	return true
 }
 
-// withoutImpersonation is a header for who must not know that a request is somebody else's.
+// withoutImpersonation returns a copy of h without Impersonate headers.
 func withoutImpersonation(h http.Header) http.Header {
 	out := make(http.Header, len(h))
 	for name, values := range h {
@@ -79,23 +80,23 @@ func withoutImpersonation(h http.Header) http.Header {
 	return out
 }
 
-// refusal takes the Status that the filter answers.
-type refusal struct {
+// statusRecorder records the Status that the filter writes. It implements http.ResponseWriter.
+type statusRecorder struct {
 	header http.Header
 	body   bytes.Buffer
 }
 
 // Header implements http.ResponseWriter.
-func (f *refusal) Header() http.Header { return f.header }
+func (f *statusRecorder) Header() http.Header { return f.header }
 
 // WriteHeader implements http.ResponseWriter.
-func (f *refusal) WriteHeader(int) {}
+func (f *statusRecorder) WriteHeader(int) {}
 
 // Write implements http.ResponseWriter.
-func (f *refusal) Write(p []byte) (int, error) { return f.body.Write(p) }
+func (f *statusRecorder) Write(p []byte) (int, error) { return f.body.Write(p) }
 
-// err is the Status that was written.
-func (f *refusal) err() error {
+// err returns the recorded Status as an error.
+func (f *statusRecorder) err() error {
 	var s metav1.Status
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(f.body.Bytes(), &s); err != nil || s.Code == 0 {
 		return apierrors.NewInternalError(errors.New(f.body.String()))

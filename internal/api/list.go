@@ -17,12 +17,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// chunk is how much of a list is written at once.
+// chunk is the number of bytes of a list that are written at once.
 const chunk = 256 << 10
 
 var chunks = sync.Pool{New: func() any { b := make([]byte, 0, chunk+64<<10); return &b }}
 
-// list answers with a collection.
+// list writes a collection.
 func (q *request) list() error {
 	if err := q.negotiate(); err != nil {
 		return err
@@ -41,7 +41,8 @@ func (q *request) list() error {
 	return q.respondList(l)
 }
 
-// respondList answers with a list as it was asked for. What can fail is done before the first byte.
+// respondList writes a list in the negotiated form. All errors except those of damaged objects occur before the
+// first byte is written.
 func (q *request) respondList(l *engine.List) error {
 	if err := q.takeSlotToEncode(l.Items...); err != nil {
 		return err
@@ -51,8 +52,8 @@ func (q *request) respondList(l *engine.List) error {
 	case m.view == viewPartial:
 		return mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
 			"you requested PartialObjectMetadata, but the requested object is a list (*unstructured.UnstructuredList)")
-	case q.audits(auditinternal.LevelRequestResponse):
-		if err := q.auditAnswer(func() ([]byte, error) { return q.listJSON(l) }); err != nil {
+	case q.auditsAt(auditinternal.LevelRequestResponse):
+		if err := q.auditResponse(func() ([]byte, error) { return q.listJSON(l) }); err != nil {
 			return err
 		}
 	}
@@ -68,11 +69,11 @@ func (q *request) respondList(l *engine.List) error {
 		if err != nil {
 			return err
 		}
-		return q.stream(l.Items, head, tail, item)
+		return q.streamList(l.Items, head, tail, item)
 	}
 	js, err := q.listJSON(l)
 	if err == nil && m.pretty && m.view == viewObject && l.Version.Type != nil {
-		js, err = readable(js, l.Version.Type.NewList())
+		js, err = reorderFields(js, l.Version.Type.NewList())
 	}
 	if err != nil {
 		return err
@@ -84,8 +85,9 @@ func (q *request) respondList(l *engine.List) error {
 	return err
 }
 
-// listParts are what stands before and after the items of a list as JSON, and what appends one of them.
-func (q *request) listParts(l *engine.List) (head, tail []byte, item func([]byte, engine.Object) ([]byte, error), err error) {
+// listParts returns the JSON before and after the items of a list, and a function that appends one item.
+func (q *request) listParts(l *engine.List) (
+	head, tail []byte, item func([]byte, engine.Object) ([]byte, error), err error) {
 	switch q.media.view {
 	case viewTable:
 		t, err := q.newTable()
@@ -102,7 +104,7 @@ func (q *request) listParts(l *engine.List) (head, tail []byte, item func([]byte
 	return q.listHead(l), q.listTail(l), item, nil
 }
 
-// listJSON is a list as a whole.
+// listJSON returns the JSON of the whole list.
 func (q *request) listJSON(l *engine.List) ([]byte, error) {
 	head, tail, item, err := q.listParts(l)
 	if err != nil {
@@ -127,19 +129,19 @@ func appendItems(dst []byte, items []engine.Object, item func([]byte, engine.Obj
 	return dst, nil
 }
 
-// listHead is the list up to the first item. The order of fields is that of an
-// unstructured list: sorted.
+// listHead returns the JSON of the list before its first item. Fields are sorted, as in an unstructured list.
 func (q *request) listHead(l *engine.List) []byte {
 	apiVersion := l.Version.APIVersion
 	if q.media.view == viewPartialList {
 		apiVersion = "meta.k8s.io/" + q.media.version
 	}
-	open, _ := q.brackets(l)
-	return []byte(`{"apiVersion":"` + apiVersion + `","items":` + open)
+	opening, _ := q.brackets(l)
+	return []byte(`{"apiVersion":"` + apiVersion + `","items":` + opening)
 }
 
-// brackets are what stands around the items of a list. As upstream, that of metadata alone has null for none.
-func (q *request) brackets(l *engine.List) (open, shut string) {
+// brackets returns the JSON around the items of a list. Like upstream, an empty PartialObjectMetadataList has
+// null items.
+func (q *request) brackets(l *engine.List) (opening, closing string) {
 	if q.media.view == viewPartialList && len(l.Items) == 0 {
 		return "null", ""
 	}
@@ -152,12 +154,13 @@ func (q *request) listTail(l *engine.List) []byte {
 		kind = "PartialObjectMetadataList"
 	}
 	unstructured := q.media.view != viewPartialList && l.Version.Definition.Custom != nil
-	_, shut := q.brackets(l)
-	tail := append([]byte(shut+`,"kind":"`+kind+`","metadata":`), listMeta(l.Revision, l.Continue, l.Remaining, unstructured)...)
+	_, closing := q.brackets(l)
+	tail := append([]byte(closing+`,"kind":"`+kind+`","metadata":`),
+		listMeta(l.Revision, l.Continue, l.Remaining, unstructured)...)
 	return append(tail, '}')
 }
 
-// listMeta is the metadata of a list as JSON. That of an unstructured one has a token even at its end.
+// listMeta returns the metadata of a list as JSON. An unstructured list has a continue token even if it is empty.
 func listMeta(revision int64, token string, remaining *int64, unstructured bool) []byte {
 	js := []byte{'{'}
 	if token != "" || unstructured {
@@ -167,16 +170,17 @@ func listMeta(revision int64, token string, remaining *int64, unstructured bool)
 		js = strconv.AppendInt(append(js, `"remainingItemCount":`...), *remaining, 10)
 		js = append(js, ',')
 	}
-	if revision == 0 { // of a computed kind
+	if revision == 0 { // a computed kind
 		return append(bytes.TrimSuffix(js, []byte(",")), '}')
 	}
 	js = strconv.AppendInt(append(js, `"resourceVersion":"`...), revision, 10)
 	return append(js, `"}`...)
 }
 
-// stream writes a list in chunks, items as they stand. Only the first chunk may still become an
-// error; an item that fails later, which only a damaged object does, ends the connection.
-func (q *request) stream(items []engine.Object, head, tail []byte, item func([]byte, engine.Object) ([]byte, error)) error {
+// streamList writes a list in chunks and copies the JSON of its items. It returns an error only before the first
+// chunk is written. If a later item fails, which needs a damaged object, it aborts the connection.
+func (q *request) streamList(
+	items []engine.Object, head, tail []byte, item func([]byte, engine.Object) ([]byte, error)) error {
 	p := chunks.Get().(*[]byte)
 	defer func() {
 		if cap(*p) <= 4*chunk {
@@ -191,20 +195,20 @@ func (q *request) stream(items []engine.Object, head, tail []byte, item func([]b
 			buf = append(buf, ',')
 		}
 		if buf, err = item(buf, items[i]); err != nil {
-			return q.broken(out, err)
+			return q.abortList(out, err)
 		}
 		if len(buf) < chunk {
 			continue
 		}
 		if out == nil {
-			if err := q.takeSlot(0); err != nil { // such a list is expensive
+			if err := q.takeSlot(0); err != nil { // a list of more than one chunk is expensive
 				return err
 			}
-			out = q.open()
+			out = q.openResponse()
 		}
 		q.size += len(buf)
 		if _, err := out.Write(buf); err != nil {
-			return nil // the client has gone
+			return nil // the client has disconnected
 		}
 		buf = buf[:0]
 	}
@@ -215,54 +219,55 @@ func (q *request) stream(items []engine.Object, head, tail []byte, item func([]b
 		return nil
 	}
 	q.size += len(buf)
-	_, _ = out.Write(buf) // the client has gone; there is nobody to tell
-	q.shut(out)
+	_, _ = out.Write(buf) // an error means that the client has disconnected
+	q.closeResponse(out)
 	return nil
 }
 
-// broken is the end of a list that cannot be completed.
-func (q *request) broken(out io.Writer, err error) error {
+// abortList ends a list that cannot be completed. It returns err, or aborts the connection if a chunk has been
+// written.
+func (q *request) abortList(out io.Writer, err error) error {
 	if out != nil {
 		panic(http.ErrAbortHandler)
 	}
 	return err
 }
 
-// open starts a response that comes in chunks.
-func (q *request) open() io.Writer {
+// openResponse starts a response that is written in chunks.
+func (q *request) openResponse() io.Writer {
 	h := q.w.Header()
 	h["Content-Type"] = []string{q.media.media}
 	q.status = http.StatusOK
-	q.seat.Release(time.Now) // a client that reads slowly holds up no other one
-	q.deadline(time.Now().Add(slowClient))
+	q.seat.Release(time.Now) // a client that reads slowly must not hold a seat
+	q.setWriteDeadline(time.Now().Add(slowClient))
 	if !gzipped.Accepted(q.r) {
 		q.w.WriteHeader(q.status)
-		return unslotted{q}
+		return pausingWriter{q}
 	}
 	gzipped.Header(h)
 	q.w.WriteHeader(q.status)
-	return gzipped.NewWriter(unslotted{q})
+	return gzipped.NewWriter(pausingWriter{q})
 }
 
-// shut ends a response that open began.
-func (q *request) shut(out io.Writer) {
+// closeResponse ends a response that openResponse started.
+func (q *request) closeResponse(out io.Writer) {
 	if z, ok := out.(gzipped.Writer); ok {
-		_ = z.Close() // the client has gone; there is nobody to tell
+		_ = z.Close() // an error means that the client has disconnected
 	}
-	q.deadline(time.Time{})
+	q.setWriteDeadline(time.Time{})
 }
 
-// protobufList is a list of a built-in kind, or of metadata, as protobuf.
+// protobufList returns a list of a built-in kind, or of PartialObjectMetadata, as protobuf.
 func (q *request) protobufList(l *engine.List) ([]byte, error) {
 	meta := &metav1.ListMeta{Continue: l.Continue, RemainingItemCount: l.Remaining}
-	if l.Revision > 0 { // it is 0 for a computed kind
+	if l.Revision > 0 { // 0 for a computed kind
 		meta.ResourceVersion = strconv.FormatInt(l.Revision, 10)
 	}
 	var list resource.ProtobufList
 	var buf []byte
 	for _, o := range l.Items {
 		if q.media.view == viewPartialList {
-			p, err := partial(o, q.media.version)
+			p, err := partialMetadata(o, q.media.version)
 			if err != nil {
 				return nil, err
 			}

@@ -12,14 +12,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/access"
 )
 
-// loopback is a transport without a connection. Each request runs in a goroutine of its
-// own, which ends when the caller closes the response's body or gives up the context.
+// loopback is a transport that calls the server without a network connection. Each request runs in its own
+// goroutine. The goroutine ends when the caller closes the body of the response or cancels the context.
 type loopback struct {
 	server *Server
 	user   user.Info
 }
 
-// inProcess marks the context of a request that came through a loopback.
+// inProcess is the context key that marks a request from a loopback.
 type inProcess struct{}
 
 // RoundTrip implements http.RoundTripper.
@@ -38,7 +38,7 @@ func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
 		defer w.end()
 		defer in.Body.Close()
 		defer func() {
-			if p := recover(); p != nil { // as net/http ends a connection
+			if p := recover(); p != nil { // net/http would close the connection
 				_ = sink.CloseWithError(io.ErrUnexpectedEOF)
 			}
 		}()
@@ -51,9 +51,9 @@ func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err := r.Context().Err(); err != nil {
 			return nil, err
 		}
-		<-w.started // the handler is done; it started the response at its end
+		<-w.started // the handler has returned, and has started the response at the latest on return
 	}
-	// A caller that gives up must not hold a handler that is writing.
+	// A canceled context must unblock a handler that is writing.
 	stop := context.AfterFunc(ctx, func() { _ = sink.CloseWithError(context.Cause(ctx)) })
 	return &http.Response{
 		Status:        strconv.Itoa(w.status) + " " + http.StatusText(w.status),
@@ -67,7 +67,7 @@ func (l *loopback) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// loopbackBody is a response's body whose closing ends the request.
+// loopbackBody is the body of a response. Close ends the request.
 type loopbackBody struct {
 	*io.PipeReader
 	cancel context.CancelFunc
@@ -80,12 +80,12 @@ func (b *loopbackBody) Close() error {
 	return b.PipeReader.Close()
 }
 
-// loopbackWriter is the http.ResponseWriter of a request without a connection.
+// loopbackWriter implements http.ResponseWriter without a network connection.
 type loopbackWriter struct {
 	header  http.Header
 	body    *io.PipeWriter
 	once    sync.Once
-	started chan struct{} // closed when status and sent are set
+	started chan struct{} // closed after status and sent are set
 	status  int
 	sent    http.Header
 }
@@ -107,10 +107,10 @@ func (w *loopbackWriter) Write(p []byte) (int, error) {
 	return w.body.Write(p)
 }
 
-// Flush implements http.Flusher; what is written has arrived.
+// Flush implements http.Flusher. Write does not buffer, so Flush only starts the response.
 func (w *loopbackWriter) Flush() { w.WriteHeader(http.StatusOK) }
 
 func (w *loopbackWriter) end() {
 	w.WriteHeader(http.StatusOK)
-	_ = w.body.Close() // it never fails
+	_ = w.body.Close() // never fails
 }

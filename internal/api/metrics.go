@@ -18,7 +18,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// metrics are named as kube-apiserver's where they count the same.
+// metrics holds the metrics of the server. A metric that counts the same as one of kube-apiserver has the same
+// name.
 type metrics struct {
 	handler           http.Handler
 	requests          *prometheus.CounterVec
@@ -33,26 +34,26 @@ type metrics struct {
 	live   *resource.Live
 	mu     sync.RWMutex
 	series map[seriesKey]*series
-	kinds  map[kind][]seriesKey // of the same series
+	kinds  map[kind][]seriesKey // keys of series, by kind
 }
 
-// kind names one, at all its versions.
+// kind identifies a resource in all of its versions.
 type kind struct{ group, plural string }
 
-// seriesKey names the metrics of requests that are alike.
+// seriesKey identifies the metrics of requests with the same labels.
 type seriesKey struct {
 	group, version, plural, subresource, verb string
 	code                                      int
 	named, namespaced, dryRun, apply          bool
 }
 
-// series are the metrics of requests that are alike, found once.
+// series holds the metrics of requests with the same labels, so that labels are resolved once.
 type series struct {
 	requests prometheus.Counter
 	latency  prometheus.Observer
-	sizes    prometheus.Observer // nil for what is no read
+	sizes    prometheus.Observer // nil if the request is not a get or a list
 
-	// Those of watches that run, which have the code 0.
+	// running and events are set only for long-running requests, whose key has the code 0.
 	running prometheus.Gauge
 	events  prometheus.Counter
 }
@@ -63,21 +64,27 @@ func newMetrics(s *Server) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_request_total",
-			Help: "Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
+			Help: "Counter of apiserver requests broken out for each verb, dry run value, group, version, " +
+				"resource, scope, component, and HTTP response code.",
 		}, append([]string{"code"}, withDryRun...)),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "apiserver_request_duration_seconds",
-			Help:    "Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
-			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
+			Name: "apiserver_request_duration_seconds",
+			Help: "Response latency distribution in seconds for each verb, dry run value, group, version, " +
+				"resource, subresource, scope and component.",
+			Buckets: []float64{
+				0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60,
+			},
 		}, withDryRun),
 		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "apiserver_response_sizes",
-			Help:    "Response size distribution in bytes for each group, version, verb, resource, subresource, scope and component.",
+			Name: "apiserver_response_sizes",
+			Help: "Response size distribution in bytes for each group, version, verb, resource, subresource, " +
+				"scope and component.",
 			Buckets: prometheus.ExponentialBuckets(1000, 10, 7),
 		}, labels),
 		running: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_longrunning_requests",
-			Help: "Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component.",
+			Help: "Gauge of all active long-running apiserver requests broken out by verb, group, version, " +
+				"resource, scope and component.",
 		}, labels),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_watch_events_total",
@@ -85,7 +92,8 @@ func newMetrics(s *Server) *metrics {
 		}, []string{"group", "version", "resource"}),
 		deprecated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_requested_deprecated_apis",
-			Help: "Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
+			Help: "Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, " +
+				"subresource, and removed_release.",
 		}, []string{"group", "version", "resource", "subresource", "removed_release"}),
 		terminations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_request_terminations_total",
@@ -100,7 +108,8 @@ func newMetrics(s *Server) *metrics {
 	r := prometheus.NewRegistry()
 	r.MustRegister(m.requests, m.latency, m.sizes, m.running, m.events, m.deprecated, m.terminations,
 		m.conversions.byCRD, m.conversions.byResult, m.conversions.requests,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &serverCollector{s})
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		&serverCollector{s})
 	for _, g := range s.config.Gauges {
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.Name, Help: g.Help}, g.Read))
 	}
@@ -113,25 +122,29 @@ func newMetrics(s *Server) *metrics {
 	if s.config.Aggregator != nil {
 		r.MustRegister(s.config.Aggregator)
 	}
-	m.handler = promhttp.HandlerFor(prometheus.Gatherers{r, prometheus.GathererFunc(upstreams)}, promhttp.HandlerOpts{})
+	m.handler = promhttp.HandlerFor(
+		prometheus.Gatherers{r, prometheus.GathererFunc(upstreamMetrics)}, promhttp.HandlerOpts{})
 	return m
 }
 
-// upstreams are those of upstream's metrics that tell of configuration files which are read again, of audit, and of tunnels.
-func upstreams() ([]*dto.MetricFamily, error) {
+// upstreamMetrics returns the metrics of upstream's packages about reloaded configuration files, auditing and
+// egress tunnels.
+func upstreamMetrics() ([]*dto.MetricFamily, error) {
 	all, err := legacyregistry.DefaultGatherer.Gather()
 	return slices.DeleteFunc(all, func(m *dto.MetricFamily) bool {
 		name := m.GetName()
-		return !strings.Contains(name, "_config_controller_") && !strings.HasPrefix(name, "apiserver_audit_") && !strings.HasPrefix(name, "apiserver_egress_dialer_")
+		return !strings.Contains(name, "_config_controller_") && !strings.HasPrefix(name, "apiserver_audit_") &&
+			!strings.HasPrefix(name, "apiserver_egress_dialer_")
 	}), err
 }
 
-// find makes the series of k. Those of a kind that has just gone are not kept.
-func (m *metrics) find(k seriesKey, v *resource.Version) *series {
+// seriesFor returns the series of k and creates it if necessary. It does not store the series of a kind that is
+// no longer served.
+func (m *metrics) seriesFor(k seriesKey, v *resource.Version) *series {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if old := m.series[k]; old != nil {
-		return old
+	if existing := m.series[k]; existing != nil {
+		return existing
 	}
 	s := m.make(k, v)
 	if m.live.Load().Find(k.group, k.version, k.plural) == nil {
@@ -165,7 +178,7 @@ func (m *metrics) make(k seriesKey, v *resource.Version) *series {
 	return s
 }
 
-// remove takes the series of k out of what is reported.
+// remove deletes the metrics of k from the registered vectors.
 func (m *metrics) remove(k seriesKey, removedRelease string) {
 	labels := k.labels()
 	m.requests.DeleteLabelValues(k.withCode()...)
@@ -176,28 +189,29 @@ func (m *metrics) remove(k seriesKey, removedRelease string) {
 	m.deprecated.DeleteLabelValues(k.group, k.version, k.plural, k.subresource, removedRelease)
 }
 
-// prune forgets the kinds that are not in a catalog: CRDs come and go, and there is no end to them.
+// prune removes the metrics of all kinds that are not in c. Without it, metrics would grow with every CRD that is
+// created and deleted.
 func (m *metrics) prune(c *resource.Catalog) {
 	m.mu.RLock()
-	var gone []kind
+	var removed []kind
 	for k := range m.kinds {
 		if c.Definition(k.group, k.plural) == nil {
-			gone = append(gone, k)
+			removed = append(removed, k)
 		}
 	}
 	m.mu.RUnlock()
-	if len(gone) > 0 {
-		m.forget(gone)
+	if len(removed) > 0 {
+		m.removeKinds(removed)
 	}
 	m.conversions.prune(c)
 }
 
-func (m *metrics) forget(gone []kind) {
+func (m *metrics) removeKinds(removed []kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, of := range gone {
+	for _, of := range removed {
 		for _, k := range m.kinds[of] {
-			m.remove(k, "") // built-in kinds alone have a release that they are removed with, and they stay
+			m.remove(k, "") // only built-in kinds have a removed release, and they are never removed
 			delete(m.series, k)
 		}
 		delete(m.kinds, of)
@@ -205,7 +219,7 @@ func (m *metrics) forget(gone []kind) {
 }
 
 func (k *seriesKey) labels() []string {
-	return []string{k.reported(), k.group, k.version, k.plural, k.subresource, k.scope(), "apiserver"}
+	return []string{k.verbLabel(), k.group, k.version, k.plural, k.subresource, k.scope(), "apiserver"}
 }
 
 func (k *seriesKey) withDryRun() []string {
@@ -220,9 +234,9 @@ func (k *seriesKey) withCode() []string {
 	return append([]string{strconv.Itoa(k.code)}, k.withDryRun()...)
 }
 
-// reported is the verb as metrics call it: the method, with its special cases.
-func (k *seriesKey) reported() string {
-	if streams[k.subresource] {
+// verbLabel returns the value of the verb label: the HTTP method, or WATCH, LIST, APPLY or CONNECT.
+func (k *seriesKey) verbLabel() string {
+	if longRunningSubresources[k.subresource] {
 		return "CONNECT"
 	}
 	switch k.verb {
@@ -236,7 +250,7 @@ func (k *seriesKey) reported() string {
 		return "POST"
 	case verbUpdate:
 		return "PUT"
-	case verbDelete, verbClear:
+	case verbDelete, verbDeleteCollection:
 		return "DELETE"
 	case verbPatch:
 		if k.apply {
@@ -258,10 +272,10 @@ func (k *seriesKey) scope() string {
 	return p.scope()
 }
 
-// watching counts a watch that has begun, and returns the counter of its events; the caller calls done
-// when it is over.
-func (m *metrics) watching(q *request) (events prometheus.Counter, done func()) {
-	s := m.lasting(q)
+// countWatch counts a watch that has started and returns the counter of its events. The caller calls done when
+// the watch ends.
+func (m *metrics) countWatch(q *request) (events prometheus.Counter, done func()) {
+	s := m.countLongRunning(q)
 	m.watches.Add(1)
 	return s.events, func() {
 		s.running.Dec()
@@ -269,9 +283,9 @@ func (m *metrics) watching(q *request) (events prometheus.Counter, done func()) 
 	}
 }
 
-// lasting counts a request as one that runs; the caller counts it off.
-func (m *metrics) lasting(q *request) *series {
-	s := m.find(seriesKey{
+// countLongRunning increments the gauge of long-running requests. The caller decrements it.
+func (m *metrics) countLongRunning(q *request) *series {
+	s := m.seriesFor(seriesKey{
 		group: q.group, version: q.version, plural: q.plural, subresource: q.subresource, verb: q.verb,
 		named: q.name != "", namespaced: q.namespace != "",
 	}, q.v)
@@ -279,22 +293,24 @@ func (m *metrics) lasting(q *request) *series {
 	return s
 }
 
-// terminated counts a request for a server that is not available, which kube-apiserver counts nowhere else. A resource that known does not
-// list is not named: anybody can make one up.
-func (m *metrics) terminated(q *request, known *apidiscoveryv2.APIVersionDiscovery) {
+// countTermination counts a request for an API server that is not available. kube-apiserver counts such a request
+// in no other metric. The resource label is set only for resources in known, because a client can request any
+// name.
+func (m *metrics) countTermination(q *request, known *apidiscoveryv2.APIVersionDiscovery) {
 	k := seriesKey{group: q.group, version: q.version, verb: q.verb, named: q.name != "", namespaced: q.namespace != ""}
-	if known != nil && slices.ContainsFunc(known.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool { return r.Resource == q.plural }) {
+	isRequested := func(r apidiscoveryv2.APIResourceDiscovery) bool { return r.Resource == q.plural }
+	if known != nil && slices.ContainsFunc(known.Resources, isRequested) {
 		k.plural = q.plural
 	}
 	m.terminations.WithLabelValues(append(k.labels()[:6], "aggregator", strconv.Itoa(q.status))...).Inc()
 }
 
-// serverCollector reports what is read off the server when it is asked for.
+// serverCollector reports metrics that are read from the server on every scrape.
 type serverCollector struct{ server *Server }
 
 var (
 	inflightDesc = prometheus.NewDesc("apiserver_current_inflight_requests",
-		"Number of requests of this apiserver that are being answered, per request kind.", []string{"request_kind"}, nil)
+		"Number of requests that this apiserver is currently serving, by request kind.", []string{"request_kind"}, nil)
 	objectsDesc = prometheus.NewDesc("apiserver_storage_objects",
 		"Number of stored objects at the time of last check split by kind.", []string{"resource"}, nil)
 )

@@ -11,17 +11,17 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// conversions are the metrics of calls to conversion webhooks: by CRD, and by how they end.
+// conversions holds the metrics of calls to conversion webhooks, by CRD and by result.
 type conversions struct {
 	byCRD    *prometheus.HistogramVec
 	byResult *prometheus.HistogramVec
 	requests *prometheus.CounterVec
 
 	mu   sync.Mutex
-	crds map[string]struct{} // that byCRD has
+	crds map[string]struct{} // CRDs that have metrics in byCRD
 }
 
-// observe counts a call for a CRD, if that is still there.
+// observe counts a call for a CRD that is still served.
 func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -32,7 +32,7 @@ func (m *conversions) observe(live *resource.Live, c conversion.Call, seconds fl
 	m.byCRD.WithLabelValues(c.CRD, c.From, c.To, strconv.FormatBool(c.Failure == "")).Observe(seconds)
 }
 
-// prune forgets the CRDs that are not in a catalog.
+// prune removes the metrics of CRDs that are not in c.
 func (m *conversions) prune(c *resource.Catalog) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,17 +59,17 @@ func newConversions() *conversions {
 		}, []string{"crd_name", "from_version", "to_version", "succeeded"}),
 		byResult: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "apiserver_conversion_webhook_duration_seconds",
-			Help:    "Duration of calls to conversion webhooks in seconds, by how they end.",
+			Help:    "Duration of calls to conversion webhooks in seconds, by result.",
 			Buckets: []float64{0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 45, 60},
 		}, []string{"result", "failure_type"}),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_conversion_webhook_request_total",
-			Help: "Number of calls to conversion webhooks, by how they end.",
+			Help: "Number of calls to conversion webhooks, by result.",
 		}, []string{"result", "failure_type"}),
 	}
 }
 
-// ObserveConversion counts a call to a conversion webhook.
+// ObserveConversion records a call to a conversion webhook in the metrics.
 func (s *Server) ObserveConversion(c conversion.Call) {
 	m, result := s.metrics.conversions, "success"
 	if c.Failure != "" {

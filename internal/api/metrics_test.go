@@ -44,7 +44,7 @@ func TestMetricsGoWithTheirKinds(t *testing.T) {
 	}
 	used()
 	late := seriesKey{group: "stable.example.com", version: "v1", plural: "crontabs", verb: verbGet, code: 200, named: true, namespaced: true}
-	h.server.metrics.find(late, v).requests.Inc()
+	h.server.metrics.seriesFor(late, v).requests.Inc()
 	for line := range strings.Lines(h.do("GET", "/metrics", "").Body.String()) {
 		if strings.Contains(line, "crontabs") {
 			t.Errorf("is still there: %s", line)

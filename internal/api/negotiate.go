@@ -26,7 +26,7 @@ const (
 	mediaCBORSeq  = "application/cbor-seq"
 )
 
-// format is an encoding.
+// format is an encoding of objects.
 type format byte
 
 const (
@@ -36,12 +36,12 @@ const (
 	formatCBOR
 )
 
-// offer is an encoding that the server speaks.
+// offer is a media type that the server supports.
 type offer struct {
 	format  format
 	media   string
 	subtype string
-	streams bool // has a form for watch streams
+	streams bool // can be used for watch streams
 }
 
 func offers(cbor bool) []offer {
@@ -56,7 +56,7 @@ func offers(cbor bool) []offer {
 	return all
 }
 
-// view is another form of an object that clients can ask for.
+// view is a representation of an object that a client can request in the Accept header.
 type view byte
 
 const (
@@ -66,20 +66,22 @@ const (
 	viewPartialList
 )
 
-// media is what a response is written in.
+// media is the negotiated form of a response.
 type media struct {
 	offer
 	pretty  bool
 	view    view
-	version string // of the view: v1 or v1beta1
+	version string // version of the view: v1 or v1beta1
 }
 
-// negotiate finds the first media type of the Accept header that can be served.
-// v is the kind asked for, nil for a Status.
+// negotiate returns the first media type of the Accept header that the server supports. v is the requested kind,
+// or nil for a Status.
 func negotiate(header string, offers []offer, v *resource.Version) (media, bool) {
 	accepted := make([]runtime.SerializerInfo, len(offers))
 	for i, o := range offers {
-		accepted[i] = runtime.SerializerInfo{MediaType: o.media, MediaTypeType: "application", MediaTypeSubType: o.subtype}
+		accepted[i] = runtime.SerializerInfo{
+			MediaType: o.media, MediaTypeType: "application", MediaTypeSubType: o.subtype,
+		}
 		if o.streams {
 			accepted[i].StreamSerializer = &runtime.StreamSerializerInfo{}
 		}
@@ -91,18 +93,24 @@ func negotiate(header string, offers []offer, v *resource.Version) (media, bool)
 	i := slices.IndexFunc(offers, func(o offer) bool { return o.media == options.Accepted.MediaType })
 	m := media{offer: offers[i], pretty: options.Pretty}
 	if to := options.Convert; to != nil {
-		m.view, m.version = views[to.Kind], to.Version
+		m.view, m.version = viewsByKind[to.Kind], to.Version
 	}
 	return m, true
 }
 
-// views are what clients call them.
-var views = map[string]view{"Table": viewTable, "PartialObjectMetadata": viewPartial, "PartialObjectMetadataList": viewPartialList}
+// viewsByKind maps the kind in the parameter "as" to its view.
+var viewsByKind = map[string]view{
+	"Table":                     viewTable,
+	"PartialObjectMetadata":     viewPartial,
+	"PartialObjectMetadataList": viewPartialList,
+}
 
-// subject is the kind that a response is about, or none. It is upstream's negotiation.EndpointRestrictions.
+// subject is the kind of a response. It implements upstream's negotiation.EndpointRestrictions. v is nil for a
+// Status.
 type subject struct{ v *resource.Version }
 
-// AllowsMediaTypeTransform decides on an encoding, and on a view if there is a target.
+// AllowsMediaTypeTransform reports whether the encoding is supported, and whether the view is supported if target
+// is set.
 func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.GroupVersionKind) bool {
 	if target == nil {
 		return s.v == nil || s.v.HasProtobuf() || subtype != "vnd.kubernetes.protobuf"
@@ -110,59 +118,65 @@ func (s subject) AllowsMediaTypeTransform(_, subtype string, target *schema.Grou
 	if s.v == nil || target.Group != metav1.GroupName || target.Version != "v1" && target.Version != "v1beta1" {
 		return false
 	}
-	view, ok := views[target.Kind]
-	return ok && (view != viewTable || (len(s.v.Columns) > 0 || s.v.Printer != nil) && (subtype == "json" || subtype == "yaml"))
+	view, ok := viewsByKind[target.Kind]
+	return ok && (view != viewTable ||
+		(len(s.v.Columns) > 0 || s.v.Printer != nil) && (subtype == "json" || subtype == "yaml"))
 }
 
-// AllowsServerVersion decides on the parameter sv.
+// AllowsServerVersion reports whether the parameter sv is supported.
 func (s subject) AllowsServerVersion(version string) bool { return s.v != nil && version == "v1" }
 
-// AllowsStreamSchema decides on the parameter stream.
+// AllowsStreamSchema reports whether the parameter stream is supported.
 func (subject) AllowsStreamSchema(schema string) bool { return schema == "watch" }
 
 const (
-	maxChoices      = 64
-	maxChoiceHeader = 256
+	maxCachedMedia  = 64
+	maxCachedHeader = 256
 )
 
-// choices keeps what negotiate has found for some headers: clients send few different ones. When there are too many,
-// it starts anew. The zero value is ready.
-type choices struct {
-	known atomic.Pointer[map[choice]media]
+// mediaCache caches the results of negotiate for short Accept headers, because clients send few different ones.
+// It is cleared when it is full. The zero value is ready for use.
+type mediaCache struct {
+	entries atomic.Pointer[map[mediaKey]media]
 }
 
-// choice is a header and what else its meaning depends on.
-type choice struct {
+// mediaKey holds the inputs of negotiate.
+type mediaKey struct {
 	header                  string
 	kind, protobuf, columns bool
 }
 
-// find is negotiate.
-func (c *choices) find(header string, offers []offer, v *resource.Version) (media, bool) {
-	key := choice{header, v != nil, v != nil && v.Type != nil && !v.Type.NoProtobuf, v != nil && (len(v.Columns) > 0 || v.Printer != nil)}
-	known := c.known.Load()
-	if known != nil {
-		if m, ok := (*known)[key]; ok {
+// find returns the cached result of negotiate, or calls negotiate.
+func (c *mediaCache) find(header string, offers []offer, v *resource.Version) (media, bool) {
+	key := mediaKey{
+		header:   header,
+		kind:     v != nil,
+		protobuf: v != nil && v.Type != nil && !v.Type.NoProtobuf,
+		columns:  v != nil && (len(v.Columns) > 0 || v.Printer != nil),
+	}
+	cached := c.entries.Load()
+	if cached != nil {
+		if m, ok := (*cached)[key]; ok {
 			return m, true
 		}
 	}
 	m, ok := negotiate(header, offers, v)
-	if !ok || len(header) > maxChoiceHeader {
+	if !ok || len(header) > maxCachedHeader {
 		return m, ok
 	}
-	next := make(map[choice]media, maxChoices)
-	if known != nil && len(*known) < maxChoices {
-		maps.Copy(next, *known)
+	next := make(map[mediaKey]media, maxCachedMedia)
+	if cached != nil && len(*cached) < maxCachedMedia {
+		maps.Copy(next, *cached)
 	}
-	key.header = strings.Clone(header) // not all that it came in
+	key.header = strings.Clone(header) // release the memory of the request
 	next[key] = m
-	c.known.Store(&next) // where somebody else has done so, too, one of them is found again later
+	c.entries.Store(&next) // a concurrent Store may lose an entry, which is computed again later
 	return m, ok
 }
 
 // negotiate sets the media type of the response.
 func (q *request) negotiate() error {
-	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, q.v)
+	m, ok := q.server.mediaCache.find(q.r.Header.Get("Accept"), q.server.offers, q.v)
 	if !ok {
 		return negotiation.NewNotAcceptableError(mediaTypes(q.server.offers, false))
 	}
@@ -192,7 +206,7 @@ func mediaError(code int32, reason metav1.StatusReason, message string) error {
 	}}
 }
 
-// bodyFormat is the encoding of a body by its Content-Type; JSON where there is none.
+// bodyFormat returns the encoding of a body from its Content-Type. The default is JSON.
 func bodyFormat(r *http.Request, offers []offer) (format, error) {
 	header := r.Header.Get("Content-Type")
 	if header == "" || header == mediaJSON {
@@ -208,14 +222,15 @@ func bodyFormat(r *http.Request, offers []offer) (format, error) {
 	return 0, negotiation.NewUnsupportedMediaTypeError(mediaTypes(offers, false))
 }
 
-// pretty says whether a human is thought to read along.
+// pretty reports whether the response should be indented for a human reader.
 func pretty(r *http.Request) bool {
 	if strings.Contains(r.URL.RawQuery, "pretty") {
 		if p := r.URL.Query().Get("pretty"); p != "" {
-			on, _ := strconv.ParseBool(p) // what is no truth value is false, as upstream has it
+			on, _ := strconv.ParseBool(p) // like upstream, an invalid value means false
 			return on
 		}
 	}
 	agent := r.UserAgent()
-	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
+	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") ||
+		strings.HasPrefix(agent, "Mozilla/5.0")
 }

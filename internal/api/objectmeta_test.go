@@ -34,7 +34,7 @@ func sameMeta(t *testing.T, js string) {
 	o := engine.ObjectOf(nil, 42, object.Pack(tree, 0))
 	want := &metav1.PartialObjectMetadata{}
 	wantErr := json.Unmarshal(appendPartial(nil, o, "v1"), want)
-	got, err := partial(o, "v1")
+	got, err := partialMetadata(o, "v1")
 	if (err != nil) != (wantErr != nil) {
 		t.Fatalf("%s: %v, want %v", js, err, wantErr)
 	}

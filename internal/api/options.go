@@ -21,7 +21,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// decodeOptions reads the options of a verb from the query, by the rules of apimachinery.
+// decodeOptions decodes the options of a verb from the query, by the rules of apimachinery.
 func decodeOptions(query url.Values, into runtime.Object) error {
 	if len(query) == 0 {
 		return nil
@@ -32,15 +32,15 @@ func decodeOptions(query url.Values, into runtime.Object) error {
 	return nil
 }
 
-// refused is the 422 for options that cannot be.
-func refused(kind string, errs field.ErrorList) error {
+// invalidOptions returns a 422 for errs, or nil if errs is empty.
+func invalidOptions(kind string, errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil
 	}
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
 }
 
-// listOptions are those of list, watch and deletecollection.
+// listOptions are the query options of list, watch and deletecollection.
 type listOptions struct{ internalversion.ListOptions }
 
 func (q *request) listOptions() (*listOptions, error) {
@@ -76,7 +76,7 @@ func (o *listOptions) engine() engine.ListOptions {
 	}
 }
 
-// getOptions are the query options of a read.
+// getOptions decodes the query options of a get.
 func (q *request) getOptions() (*metav1.GetOptions, error) {
 	o, query := &metav1.GetOptions{}, q.query()
 	if export := query["export"]; len(export) > 0 {
@@ -87,9 +87,9 @@ func (q *request) getOptions() (*metav1.GetOptions, error) {
 	return o, decodeOptions(query, o)
 }
 
-// deleteOptions come in the body, or else in the query.
+// deleteOptions decodes DeleteOptions from the body, or from the query if there is no body.
 func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
-	body, err := q.content()
+	body, err := q.readBudgetedBody()
 	if err != nil {
 		return nil, err
 	}
@@ -99,17 +99,17 @@ func (q *request) deleteOptions() (*metav1.DeleteOptions, error) {
 		if err := q.decodeDeleteOptions(body, o); err != nil {
 			return nil, err
 		}
-		q.auditBody(func() ([]byte, error) {
-			said := *o
-			said.APIVersion = internalversion.SchemeGroupVersion.String() // as upstream's events have it
-			return json.Marshal(&said)
+		q.auditRequestBody(func() ([]byte, error) {
+			audited := *o
+			audited.APIVersion = internalversion.SchemeGroupVersion.String() // as in upstream's audit events
+			return json.Marshal(&audited)
 		})
 	} else if err := decodeOptions(q.query(), o); err != nil {
 		return nil, err
 	}
 	errs := validation.ValidateDeleteOptions(o)
-	o.IgnoreStoreReadErrorWithClusterBreakingPotential = nil // behind a feature gate that is off
-	return o, refused("DeleteOptions", errs)
+	o.IgnoreStoreReadErrorWithClusterBreakingPotential = nil // its feature gate is off
+	return o, invalidOptions("DeleteOptions", errs)
 }
 
 func (q *request) decodeDeleteOptions(body []byte, o *metav1.DeleteOptions) error {
@@ -138,8 +138,9 @@ func (q *request) decodeDeleteOptions(body []byte, o *metav1.DeleteOptions) erro
 	return nil
 }
 
-// managerOr is the field manager of a write: the one given, or what comes first in the User-Agent.
-func managerOr(manager, userAgent string) string {
+// fieldManager returns the field manager of a write: manager, or the first part of the User-Agent if manager is
+// "".
+func fieldManager(manager, userAgent string) string {
 	if manager != "" {
 		return manager
 	}

@@ -37,12 +37,12 @@ func FuzzPath(f *testing.F) {
 			return // upstream's router knows no such path, though this parser of it does
 		}
 		info, err := oracle.NewRequestInfo(&http.Request{Method: method, URL: &url.URL{Path: urlPath}})
-		if err != nil || info.Verb == "proxy" || p.deep || !p.resource && !info.IsResourceRequest {
+		if err != nil || info.Verb == "proxy" || p.invalid || !p.resource && !info.IsResourceRequest {
 			return
 		}
 		want := path{
 			verb: info.Verb, resource: info.IsResourceRequest, group: info.APIGroup, version: info.APIVersion, namespace: info.Namespace,
-			plural: info.Resource, name: info.Name, subresource: info.Subresource, unplaced: p.unplaced, watchPrefix: p.watchPrefix,
+			plural: info.Resource, name: info.Name, subresource: info.Subresource, emptyNamespace: p.emptyNamespace, watchPrefix: p.watchPrefix,
 		}
 		if p != want {
 			t.Errorf("%s %q:\n got %+v\nwant %+v", method, urlPath, p, want)

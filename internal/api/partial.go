@@ -15,24 +15,25 @@ import (
 // PartialObjectMetadata is an object reduced to its metadata
 // (https://kubernetes.io/docs/reference/using-api/api-concepts). It is cut out of the object's JSON.
 
-// appendPartial appends the PartialObjectMetadata of o as JSON.
+// appendPartial appends the PartialObjectMetadata of o as JSON. It copies the metadata from the JSON of o.
 func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)
 	dst = append(dst, `","kind":"PartialObjectMetadata","metadata":`...)
 	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
-		o = bare(o)
+		o = withoutHiddenAnnotation(o)
 	}
 	dst = o.Packed().AppendMetadata(dst, o.Revision)
 	return append(dst, '}')
 }
 
-// bare is o without an annotation that its metadata does not show, as upstream's internal form keeps that in a field.
-func bare(o engine.Object) engine.Object {
+// withoutHiddenAnnotation returns o without the annotation that upstream's internal form stores in a field. The
+// metadata of o does not show that annotation.
+func withoutHiddenAnnotation(o engine.Object) engine.Object {
 	hidden := o.Version.Definition.Behavior.HiddenAnnotation
 	t, err := o.Packed().Tree(0)
 	if err != nil {
-		return o // who shows it finds that out as well
+		return o // encoding o returns the same error
 	}
 	if annotations, _ := object.Metadata(t)["annotations"].(object.Tree); annotations[hidden] != nil {
 		if delete(annotations, hidden); len(annotations) == 0 {
@@ -42,11 +43,13 @@ func bare(o engine.Object) engine.Object {
 	return engine.ObjectOf(o.Version, o.Revision, object.Pack(t, 0))
 }
 
-// partial is the same as a Go object, whose strings lie in o.
-func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
-	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"}}
+// partialMetadata returns the PartialObjectMetadata of o. Its strings share the memory of o.
+func partialMetadata(o engine.Object, version string) (*metav1.PartialObjectMetadata, error) {
+	p := &metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/" + version, Kind: "PartialObjectMetadata"},
+	}
 	if o.Version != nil && o.Version.Definition.Behavior.HiddenAnnotation != "" {
-		o = bare(o)
+		o = withoutHiddenAnnotation(o)
 	}
 	found, ok := readMeta(o.Packed().JSON(), &p.ObjectMeta)
 	if ok && found && o.Revision != 0 {
@@ -57,13 +60,13 @@ func partial(o engine.Object, version string) (*metav1.PartialObjectMetadata, er
 	}
 	p = &metav1.PartialObjectMetadata{}
 	if err := json.Unmarshal(appendPartial(nil, o, version), p); err != nil {
-		return nil, fmt.Errorf("metadata of a stored object: %w", err)
+		return nil, fmt.Errorf("decode the metadata of a stored object: %w", err)
 	}
 	return p, nil
 }
 
 func appendPartialProtobuf(dst []byte, o engine.Object, version string) ([]byte, error) {
-	p, err := partial(o, version)
+	p, err := partialMetadata(o, version)
 	if err != nil {
 		return dst, err
 	}

@@ -6,34 +6,34 @@ import (
 )
 
 const (
-	verbGet    = "get"
-	verbList   = "list"
-	verbWatch  = "watch"
-	verbCreate = "create"
-	verbUpdate = "update"
-	verbPatch  = "patch"
-	verbDelete = "delete"
-	verbClear  = "deletecollection"
+	verbGet              = "get"
+	verbList             = "list"
+	verbWatch            = "watch"
+	verbCreate           = "create"
+	verbUpdate           = "update"
+	verbPatch            = "patch"
+	verbDelete           = "delete"
+	verbDeleteCollection = "deletecollection"
 )
 
-// path is what a request addresses, by the rules of kube-apiserver's RequestInfo.
+// path is the parsed path of a request, by the rules of kube-apiserver's RequestInfo.
 type path struct {
-	verb string // for what is no resource: the lower-case method
+	verb string // for a nonresource path: the method in lower case
 	group, version, namespace,
 	plural, name, subresource string
-	resource    bool
-	unplaced    bool // the name of a namespace is left out
-	watchPrefix bool // /watch/ stood before the resource
-	deep        bool // there is more than a path of a resource can have
-	further     bool // there is more behind the subresource
+	resource       bool
+	emptyNamespace bool // the path contains /namespaces/ without a name
+	watchPrefix    bool // the resource is preceded by /watch/
+	invalid        bool // the path cannot be the path of a resource
+	hasSubpath     bool // the subresource is followed by more segments
 }
 
-// maxSegments is how many parts a path of a resource can have: apis, group, version, watch,
-// namespaces, a namespace, resource, name, subresource.
+// maxSegments is the maximum number of segments in the path of a resource: apis, group, version, watch,
+// namespaces, namespace, resource, name and subresource.
 const maxSegments = 9
 
-// parse reads an unescaped URL path. It never fails: what looks odd ends up as a name
-// or plural that is not there.
+// parse parses an unescaped URL path. It never fails: an invalid path results in a name or resource that does not
+// exist.
 func (p *path) parse(method, url string) {
 	if p.verb = verbGet; method != http.MethodGet {
 		p.verb = strings.ToLower(method)
@@ -50,7 +50,7 @@ func (p *path) parse(method, url string) {
 	for rest := url[1:]; ; {
 		i := strings.IndexByte(rest, '/')
 		if len(parts) == maxSegments {
-			p.further = true
+			p.hasSubpath = true
 			break
 		}
 		if i < 0 {
@@ -61,8 +61,8 @@ func (p *path) parse(method, url string) {
 	}
 	if parts = parts[1:]; !core && len(parts) > 2 {
 		p.group, parts = parts[0], parts[1:]
-		// An empty group would be the core group by another name.
-		p.deep = p.deep || p.group == ""
+		// An empty group is invalid here. It would be an alias of the core group.
+		p.invalid = p.invalid || p.group == ""
 	} else if !core {
 		return
 	}
@@ -70,11 +70,11 @@ func (p *path) parse(method, url string) {
 		return
 	}
 	p.resource, p.version = true, parts[0]
-	p.below(method, parts[1:])
+	p.parseResource(method, parts[1:])
 }
 
-// below reads what follows the version; there is at least one part.
-func (p *path) below(method string, parts []string) {
+// parseResource parses the segments after the version. There must be at least one.
+func (p *path) parseResource(method string, parts []string) {
 	p.verb = verbOf(method)
 	if parts[0] == verbWatch && len(parts) > 1 {
 		p.watchPrefix, p.verb = true, verbWatch
@@ -83,8 +83,8 @@ func (p *path) below(method string, parts []string) {
 	if parts[0] == "namespaces" && len(parts) > 1 {
 		p.namespace = parts[1]
 		if len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
-			parts, p.unplaced = parts[2:], p.namespace == ""
-			p.deep = p.deep || parts[0] == "namespaces" && p.group == "" // none lies within another
+			parts, p.emptyNamespace = parts[2:], p.namespace == ""
+			p.invalid = p.invalid || parts[0] == "namespaces" && p.group == "" // a namespace cannot be in a namespace
 		}
 	}
 	p.plural = parts[0]
@@ -94,16 +94,16 @@ func (p *path) below(method string, parts []string) {
 	if len(parts) > 2 {
 		p.subresource = parts[2]
 	}
-	p.further = p.further || len(parts) > 3
+	p.hasSubpath = p.hasSubpath || len(parts) > 3
 	switch {
 	case p.name == "" && p.verb == verbGet:
 		p.verb = verbList
 	case p.name == "" && p.verb == verbDelete:
-		p.verb = verbClear
+		p.verb = verbDeleteCollection
 	}
 }
 
-// verbOf is what a method does to an object; "" for one that does nothing.
+// verbOf returns the verb of a method on one object, or "" for an unknown method.
 func verbOf(method string) string {
 	switch method {
 	case http.MethodGet, http.MethodHead:
@@ -120,7 +120,7 @@ func verbOf(method string) string {
 	return ""
 }
 
-// scope is how metrics call the reach of a request.
+// scope returns the scope label of the metrics.
 func (p *path) scope() string {
 	switch {
 	case p.name != "" || p.verb == verbCreate:

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// serveProfile answers /debug/pprof, where kube-apiserver with --profiling has it too.
+// serveProfile serves /debug/pprof, like kube-apiserver with --profiling.
 func serveProfile(w http.ResponseWriter, r *http.Request) {
 	switch strings.TrimPrefix(r.URL.Path, "/debug/pprof") {
 	case "/profile":

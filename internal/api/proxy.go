@@ -10,85 +10,91 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// proxy forwards a request to the API server of a group version. A request for an upgrade has a deadline until it is upgraded: the header
-// alone exempts it from nothing.
-func (q *request) proxy(to *resource.APIService) {
+// proxy forwards a request to the API server of an APIService. An upgrade request has a deadline until the
+// connection is upgraded. Its Upgrade header does not exempt it from the deadline.
+func (q *request) proxy(service *resource.APIService) {
 	if q.server.config.Aggregator == nil {
-		http.Error(&observed{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
+		http.Error(&responseRecorder{q.w, q}, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
-	widen(0)
-	stream := q.lasts()
+	growStackForProxy(0)
+	stream := q.isLongRunning()
 	if stream {
-		defer q.unbounded()()
+		defer q.startLongRunning()()
 	} else {
-		defer q.bounded()()
+		defer q.startShort()()
 	}
-	if a := q.server.config.Aggregator; !a.ServeHTTP(&observed{q.w, q}, q.r, to, q.attributes.User, stream) {
-		q.server.metrics.terminated(q, a.Discovery(to))
+	w, a := &responseRecorder{q.w, q}, q.server.config.Aggregator
+	if !a.ServeHTTP(w, q.r, service, q.attributes.User, stream) {
+		q.server.metrics.countTermination(q, a.Discovery(service))
 	}
 }
 
-// bounded sets the deadline of a request that is not long-running. A request that is upgraded before its deadline becomes long-running. The
-// caller calls end when the request is answered.
-func (q *request) bounded() (end func()) {
-	short := func() {}
+// startShort sets the deadline of a request that is not long-running. The request becomes long-running if its
+// connection is upgraded before the deadline. The caller calls end after the response.
+func (q *request) startShort() (end func()) {
+	uncount := func() {}
 	if m := q.server.metrics; q.verb != verbGet && q.verb != verbList {
 		m.mutating.Add(1)
-		short = func() { m.mutating.Add(-1) }
+		uncount = func() { m.mutating.Add(-1) }
 	}
 	limited, stop := context.WithDeadline(q.r.Context(), q.began.Add(q.server.config.RequestTimeout))
 	if !proxy.IsUpgrade(q.r) {
 		q.r = q.r.WithContext(limited)
-		return func() { stop(); short() }
+		return func() { stop(); uncount() }
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(limited))
-	lift := context.AfterFunc(limited, func() { cancel(context.Cause(limited)) })
+	stopDeadline := context.AfterFunc(limited, func() { cancel(context.Cause(limited)) })
 	q.r = q.r.WithContext(ctx)
-	q.upgraded = func() {
-		if lift() { // else the deadline was first
-			short()
-			short = q.longRunning(func() { cancel(nil) })
+	q.onUpgrade = func() {
+		if stopDeadline() { // otherwise the deadline expired first
+			uncount()
+			uncount = q.becomeLongRunning(func() { cancel(nil) })
 		}
 	}
-	return func() { stop(); cancel(nil); short() }
+	return func() { stop(); cancel(nil); uncount() }
 }
 
-// unbounded lets a request last until one of its sides ends it, or the server shuts down. The caller calls end when the request is answered.
-func (q *request) unbounded() (end func()) {
+// startLongRunning removes the deadline of a request. The request lasts until the client or the target ends it,
+// or the server shuts down. The caller calls end after the response.
+func (q *request) startLongRunning() (end func()) {
 	ctx, cancel := context.WithCancel(q.r.Context())
 	q.r = q.r.WithContext(ctx)
-	done := q.longRunning(cancel)
+	done := q.becomeLongRunning(cancel)
 	return func() { done(); cancel() }
 }
 
-// longRunning releases what a short request holds, counts the request as a long-running one, and calls cancel when the server shuts down.
-// The caller calls done at the end of the request.
-func (q *request) longRunning(cancel func()) (done func()) {
+// becomeLongRunning releases the seat and the deadlines of a request, and counts the request as long-running. It
+// calls cancel when the server shuts down. The caller calls done after the response.
+func (q *request) becomeLongRunning(cancel func()) (done func()) {
 	q.seat.Release(time.Now)
 	q.server.metrics.watches.Add(1)
-	q.readDeadline(time.Time{})
-	q.deadline(time.Time{})
-	stay := context.AfterFunc(q.server.serving, cancel)
+	q.setReadDeadline(time.Time{})
+	q.setWriteDeadline(time.Time{})
+	stopCancel := context.AfterFunc(q.server.serving, cancel)
 	return func() {
-		stay()
+		stopCancel()
 		q.server.metrics.watches.Add(-1)
 	}
 }
 
-// widen makes room on the stack, as deepen does for what a write calls, for the less that a proxy calls.
+// growStackForProxy grows the stack for the functions that a proxied request calls. It
+// allocates less than growStack.
 //
 //go:noinline
-func widen(i int) byte {
-	var room [5 << 10]byte
-	return room[i]
+func growStackForProxy(i int) byte {
+	var space [5 << 10]byte
+	return space[i]
 }
 
-// streams are the subresources whose requests last, as kube-apiserver knows them.
-var streams = map[string]bool{"attach": true, "exec": true, "log": true, "portforward": true, "proxy": true}
+// longRunningSubresources are the subresources whose requests kube-apiserver regards as long-running.
+var longRunningSubresources = map[string]bool{
+	"attach": true, "exec": true, "log": true, "portforward": true, "proxy": true,
+}
 
-// theirs returns who serves the group version that a path is about which addresses no resource; nil: this server does.
-func (q *request) theirs() *resource.APIService {
+// aggregatedService returns the APIService of the group version in a discovery path. It returns nil if this
+// server serves the path.
+func (q *request) aggregatedService() *resource.APIService {
 	parts := strings.Split(strings.TrimSuffix(q.r.URL.Path, "/"), "/")
 	group := ""
 	switch {
@@ -97,6 +103,6 @@ func (q *request) theirs() *resource.APIService {
 	case len(parts) != 3 || parts[1] != "api":
 		return nil
 	}
-	_, theirs := q.server.live.Load().Route(group, parts[len(parts)-1], "")
-	return theirs
+	_, aggregated := q.server.live.Load().Route(group, parts[len(parts)-1], "")
+	return aggregated
 }

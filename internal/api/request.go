@@ -27,42 +27,42 @@ import (
 )
 
 const (
-	// requestTimeout bounds a request that is not a watch, writePatience what a write, and the
-	// arrival of a body, may take of it. Both are kube-apiserver's.
-	requestTimeout = 60 * time.Second
-	writePatience  = 34 * time.Second
+	// defaultRequestTimeout is the default of Config.RequestTimeout. maxWriteTimeout is the maximum timeout of a
+	// write, and of reading a body. Both values are kube-apiserver's.
+	defaultRequestTimeout = 60 * time.Second
+	maxWriteTimeout       = 34 * time.Second
 )
 
-// request is one request on its way.
+// request is the state of one request.
 type request struct {
 	server *Server
 	w      http.ResponseWriter
 	r      *http.Request
 	path
-	attributes access.Attributes // who wants what
-	v          *resource.Version // what the path addresses, once it is known
-	media      media             // of the response, once it is negotiated
-	audited    *audited
-	trace      *Traced          // of a dry run, where the steps are asked for
-	seat       flowcontrol.Seat // while it has one
-	upgraded   func()           // makes the request long-running; nil if it is already, or requests no upgrade
+	attributes access.Attributes // input of the authorizer
+	v          *resource.Version // resource in the path; nil until it is known
+	media      media             // negotiated form of the response; not set before negotiate
+	auditState *auditState
+	trace      *Traced          // set for a traced dry run; otherwise nil
+	seat       flowcontrol.Seat // seat of API Priority and Fairness, if the request holds one
+	onUpgrade  func()           // makes an upgrade request long-running; nil for other requests
 	warnings
 
-	began     time.Time
-	cancel    context.CancelFunc // of the deadline that the client set, nil if it did not
-	status    int                // written, 0 before
-	size      int                // bytes of the body written
-	slot      *compute.Slot      // while the request computes; nil if it is inexpensive
-	weight    int64              // memory of the budget that the request holds
-	hooked    bool               // the weight counts in the part for webhook-converted kinds
-	unseen    bool               // the body shows only a bound of its weight
-	dryRun    bool
-	apply     bool
-	uncounted bool // the path has a part that anybody can make up
+	began           time.Time
+	cancel          context.CancelFunc // cancels the deadline that the client requested; nil without one
+	status          int                // of the response; 0 before it is written
+	size            int                // bytes of the response body written
+	slot            *compute.Slot      // nil if the request is inexpensive
+	weight          int64              // bytes of the memory budget that the request holds
+	inWebhookShare  bool               // the weight also counts in the share of kinds with a conversion webhook
+	weightEstimated bool               // only a bound of the weight of the body is known
+	dryRun          bool
+	apply           bool
+	skipMetrics     bool // a client can choose a part of the path freely, so the request is not in the metrics
 }
 
-// steps are the way of every request, whoever sends it and whatever it asks for, in kube-apiserver's order. A step
-// returns false where it has answered.
+// steps are the steps of every request, in kube-apiserver's order. A step returns false if the request ends and a
+// response was written.
 var steps = [...]func(*request) bool{
 	(*request).begin,            // headers of every response
 	(*request).requestInfo,      // attributes from path and query
@@ -75,14 +75,14 @@ var steps = [...]func(*request) bool{
 	(*request).takeSlotForQuery, // before a long selector is parsed
 	(*request).authorize,        // 403 without the right
 	(*request).route,            // kind or handler
-	(*request).perform,          // the verb, which writes the response
+	(*request).serveVerb,        // the verb, which writes the response
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := &request{server: s, w: w, r: r, began: time.Now()}
 	s.inflight.Add(1)
-	defer q.finish()
+	defer q.complete()
 	for _, step := range steps {
 		if !step(q) {
 			return
@@ -90,10 +90,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// noCache is shared by all responses; nobody appends to it.
+// noCache is shared by all responses and must not be modified.
 var noCache = []string{"no-cache, private"}
 
-// begin sets the headers that every answer has, and bounds the wait for the body.
+// begin sets the headers of every response and the deadline of the body.
 func (q *request) begin() bool {
 	h := q.w.Header()
 	h["Cache-Control"] = noCache
@@ -106,37 +106,39 @@ func (q *request) begin() bool {
 		q.beginAudit(h["Audit-Id"][0])
 	}
 	if q.r.ContentLength != 0 {
-		q.expectBody()
+		q.setBodyDeadline()
 	}
 	return true
 }
 
-// requestInfo reads what the request is about.
+// requestInfo sets the attributes of the request from its path and query.
 func (q *request) requestInfo() bool {
 	q.parse(q.r.Method, q.r.URL.Path)
 	var fieldSelector, labelSelector string
-	if q.resource && q.r.URL.RawQuery != "" && (q.verb == verbList || q.verb == verbClear) {
+	if q.resource && q.r.URL.RawQuery != "" && (q.verb == verbList || q.verb == verbDeleteCollection) {
 		query := q.r.URL.Query()
 		fieldSelector, labelSelector = query.Get("fieldSelector"), query.Get("labelSelector")
 		if q.verb == verbList {
-			q.listing(query)
+			q.listVerb(query)
 		}
 	}
 	q.attributes = access.Attributes{
 		Verb: q.verb, Resource: q.resource, Path: q.r.URL.Path,
-		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource, Namespace: q.namespace, Name: q.name,
+		Group: q.group, Version: q.version, Plural: q.plural, Subresource: q.subresource,
+		Namespace: q.namespace, Name: q.name,
 		FieldSelector: fieldSelector, LabelSelector: labelSelector,
 	}
 	return true
 }
 
-// timedOut is the 504 of a request whose time has run out, whatever its verb.
-func timedOut() error {
+// timeoutError returns the 504 for a request whose deadline has expired.
+func timeoutError() error {
 	return apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 }
 
-// listing tells a watch from a list, and finds the one name that either may be about.
-func (q *request) listing(query url.Values) {
+// listVerb changes the verb list to watch if the query requests a watch. It sets the name if the field selector
+// selects one object.
+func (q *request) listVerb(query url.Values) {
 	if w := query["watch"]; len(w) > 0 {
 		if v := strings.ToLower(w[0]); v != "false" && v != "0" {
 			q.verb = verbWatch
@@ -145,17 +147,19 @@ func (q *request) listing(query url.Values) {
 	if !strings.Contains(query.Get("fieldSelector"), "metadata.name") {
 		return
 	}
-	var o internalversion.ListOptions // of which none counts if one cannot be understood
+	var o internalversion.ListOptions // ignored if any option is invalid
 	if err := decodeOptions(query, &o); err == nil && o.FieldSelector != nil {
-		if name, ok := o.FieldSelector.RequiresExactMatch("metadata.name"); ok && len(pathvalidation.IsValidPathSegmentName(name)) == 0 {
+		name, ok := o.FieldSelector.RequiresExactMatch("metadata.name")
+		if ok && len(pathvalidation.IsValidPathSegmentName(name)) == 0 {
 			q.name = name
 		}
 	}
 }
 
-// notShuttingDown refuses what comes to a server that is going away.
+// notShuttingDown rejects requests while the server shuts down.
 func (q *request) notShuttingDown() bool {
-	if !q.server.draining.Load() || q.r.Context().Value(inProcess{}) != nil { // which one that came before may wait for
+	// A request in flight may wait for a request of the loopback.
+	if !q.server.draining.Load() || q.r.Context().Value(inProcess{}) != nil {
 		return true
 	}
 	h := q.w.Header()
@@ -166,9 +170,9 @@ func (q *request) notShuttingDown() bool {
 	return false
 }
 
-// requestDeadline sets the deadline that the client asks for.
+// requestDeadline sets the deadline that the client requests.
 func (q *request) requestDeadline() bool {
-	if q.verb == verbWatch || !strings.Contains(q.r.URL.RawQuery, "timeout=") || q.lasts() {
+	if q.verb == verbWatch || !strings.Contains(q.r.URL.RawQuery, "timeout=") || q.isLongRunning() {
 		return true
 	}
 	value := q.query().Get("timeout")
@@ -185,19 +189,20 @@ func (q *request) requestDeadline() bool {
 		ctx, q.cancel = context.WithDeadline(q.r.Context(), q.began.Add(timeout))
 		q.r = q.r.WithContext(ctx)
 		if ctx.Err() != nil {
-			q.failEarly(timedOut())
+			q.failEarly(timeoutError())
 			return false
 		}
 	}
 	return true
 }
 
-// authenticate finds out who asks.
+// authenticate sets the user of the request.
 func (q *request) authenticate() bool {
 	u, err := q.server.config.Authenticator.Authenticate(q.r)
 	if err != nil {
 		if q.r.ProtoMajor == 2 && apierrors.IsUnauthorized(err) || apierrors.IsServiceUnavailable(err) {
-			q.w.Header().Set("Connection", "close") // as upstream does with HTTP/2; and of a connection too many
+			// Upstream does so for a 401 over HTTP/2. A 503 means that there are too many connections.
+			q.w.Header().Set("Connection", "close")
 		}
 		q.failEarly(err)
 		return false
@@ -206,44 +211,44 @@ func (q *request) authenticate() bool {
 	return true
 }
 
-// authorize asks whether they may.
+// authorize rejects a request that the authorizer does not allow.
 func (q *request) authorize() bool {
 	began := time.Time{}
-	if q.audited != nil {
+	if q.auditState != nil {
 		began = time.Now()
 	}
 	decision, reason, err := q.server.config.Authorizer.Authorize(q.r.Context(), &q.attributes)
-	if q.audited != nil {
-		q.auditDecision(began, decision, reason, err)
+	if q.auditState != nil {
+		q.auditAuthorization(began, decision, reason, err)
 	}
 	switch {
-	case decision == authorizer.DecisionAllow: // whatever else went wrong, as upstream has it
+	case decision == authorizer.DecisionAllow: // like upstream, even with an error
 		return true
 	case err != nil:
-		q.internalError("a request could not be authorized", err)
+		q.internalError("cannot authorize a request", err)
 	default:
 		q.forbid(&q.attributes, reason)
 	}
 	return false
 }
 
-// forbid answers that somebody may not.
+// forbid writes a 403.
 func (q *request) forbid(a *access.Attributes, reason string) {
 	q.w.Header().Set("X-Content-Type-Options", "nosniff")
 	q.fail(access.Forbidden(a, reason))
 }
 
-// internalError answers where what every request needs has failed.
-func (q *request) internalError(what string, err error) {
-	slog.Error(what, "method", q.r.Method, "path", q.r.URL.Path, "error", err)
+// internalError logs err and writes a 500, after an internal failure that is not specific to the verb.
+func (q *request) internalError(message string, err error) {
+	slog.Error(message, "method", q.r.Method, "path", q.r.URL.Path, "error", err)
 	q.status = http.StatusInternalServerError
 	http.Error(q.w, access.Escape(fmt.Sprintf("Internal Server Error: %q: %v", q.r.RequestURI, err)), q.status)
 }
 
-// perform does what the verb says.
-func (q *request) perform() bool {
+// serveVerb serves the verb of the request.
+func (q *request) serveVerb() bool {
 	if q.r.ContentLength != 0 {
-		deepen(0)
+		growStack(0)
 	}
 	var err error
 	switch q.verb {
@@ -254,7 +259,7 @@ func (q *request) perform() bool {
 	case verbWatch:
 		err = q.watch()
 	default:
-		err = q.change()
+		err = q.serveWrite()
 	}
 	if err != nil {
 		q.fail(err)
@@ -262,17 +267,17 @@ func (q *request) perform() bool {
 	return err == nil
 }
 
-// change does what changes something.
-func (q *request) change() error {
+// serveWrite serves a verb that modifies objects.
+func (q *request) serveWrite() error {
 	q.server.metrics.mutating.Add(1)
 	defer q.server.metrics.mutating.Add(-1)
-	if q.traces() {
-		return q.explain()
+	if q.wantsTrace() {
+		return q.serveTraced()
 	}
-	return q.carryOut()
+	return q.dispatchWrite()
 }
 
-func (q *request) carryOut() error {
+func (q *request) dispatchWrite() error {
 	switch q.verb {
 	case verbCreate:
 		return q.create()
@@ -282,36 +287,36 @@ func (q *request) carryOut() error {
 		return q.patch()
 	case verbDelete:
 		return q.delete()
-	case verbClear:
-		return q.clear()
+	case verbDeleteCollection:
+		return q.deleteCollection()
 	}
 	return q.unsupported()
 }
 
-// deepen makes room on the stack for all that a write calls, while there is little on it: net/http starts a goroutine
-// a request, whose stack would otherwise be copied each time that it doubles.
+// growStack grows the stack once for all functions that a write calls. net/http starts a goroutine for each
+// request. Its stack would otherwise be copied each time that its size doubles.
 //
 //go:noinline
-func deepen(i int) byte {
-	var room [16 << 10]byte
-	return room[i]
+func growStack(i int) byte {
+	var space [16 << 10]byte
+	return space[i]
 }
 
-// target is what the engine is asked for.
+// target returns the target of the request for the engine.
 func (q *request) target() engine.Target {
 	t := engine.Target{Version: q.v, Name: q.name, Subresource: q.subresource}
 	if q.v.Definition.Namespaced {
 		t.Namespace = q.namespace
 	}
-	// A webhook that is down shall not hold up namespaces, garbage and the end of CRDs: where a control loop
-	// asks, and metadata is all it wants to see, nothing is converted.
+	// A conversion webhook that is down must not block controllers that handle namespaces, garbage and CRDs.
+	// Their requests for metadata and their deletions skip the conversion.
 	if q.media.view == viewPartial || q.media.view == viewPartialList || q.r.Method == http.MethodDelete {
 		t.AsStored = conversion.UsesWebhook(q.v.Definition) && q.r.Context().Value(inProcess{}) != nil
 	}
 	return t
 }
 
-// caller is who writes, and how the request wants it recorded. options are those of the verb.
+// caller returns the caller of a write for the engine. options are the options of the verb.
 func (q *request) caller(options runtime.Object, manager, validation string, dryRun []string) engine.Caller {
 	if validation == "" {
 		validation = metav1.FieldValidationWarn
@@ -319,7 +324,7 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 	q.dryRun = len(dryRun) > 0
 	c := engine.Caller{
 		User:         q.attributes.User,
-		FieldManager: managerOr(manager, q.r.UserAgent()),
+		FieldManager: fieldManager(manager, q.r.UserAgent()),
 		Validation:   validation,
 		DryRun:       q.dryRun,
 		Warn:         q.Warn,
@@ -327,20 +332,20 @@ func (q *request) caller(options runtime.Object, manager, validation string, dry
 		Annotate:     q.annotate,
 		Slot:         q.slot,
 	}
-	if q.audited != nil {
-		c.OnDecoded = q.auditSent
+	if q.auditState != nil {
+		c.OnDecoded = q.auditRequestObject
 	}
 	if q.verb != verbCreate {
 		c.MayCreate = q.mayCreate
 	}
 	if q.trace != nil {
 		c.Trace = &q.trace.Trace
-		c.DryRun, q.dryRun = true, true // whatever the options in a body say
+		c.DryRun, q.dryRun = true, true // overrides the options in a body
 	}
-	return q.checked(c)
+	return q.withMemoryCheck(c)
 }
 
-// mayCreate asks whether somebody may create what an update or an apply has not found.
+// mayCreate returns an error if the caller may not create the object that an update or an apply did not find.
 func (q *request) mayCreate() error {
 	a := q.attributes
 	a.Verb = verbCreate
@@ -354,20 +359,20 @@ func (q *request) mayCreate() error {
 	return access.Forbidden(&a, reason)
 }
 
-// limited is the context of a write.
-func (q *request) limited() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(q.r.Context(), q.server.patience())
+// writeContext returns the context of a write, with its timeout.
+func (q *request) writeContext() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(q.r.Context(), q.server.writeTimeout())
 }
 
 func (q *request) query() url.Values { return q.r.URL.Query() }
 
-// finish is what every request ends with: a panic becomes a 500, and what was done is
-// counted. Paths that lead nowhere are not counted: anybody can make up any number of them.
-func (q *request) finish() {
+// complete ends every request. It turns a panic into a 500, releases resources and records metrics and the audit
+// event. Metrics exclude paths that are not served, because a client can request any number of them.
+func (q *request) complete() {
 	s, m := q.server, q.server.metrics
 	p := recover()
 	if p != nil {
-		defer q.panicked(p)
+		defer q.handlePanic(p)
 	}
 	if q.cancel != nil {
 		q.cancel()
@@ -379,21 +384,24 @@ func (q *request) finish() {
 		q.slot.Release()
 	}
 	q.seat.Release(time.Now)
-	if q.v != nil && q.status != 0 && !q.uncounted {
-		k := seriesKey{q.group, q.version, q.plural, q.subresource, q.verb, q.status, q.name != "", q.namespace != "", q.dryRun, q.apply}
-		m.mu.RLock()
-		alike := m.series[k]
-		m.mu.RUnlock()
-		if alike == nil {
-			alike = m.find(k, q.v)
+	if q.v != nil && q.status != 0 && !q.skipMetrics {
+		k := seriesKey{
+			q.group, q.version, q.plural, q.subresource, q.verb, q.status,
+			q.name != "", q.namespace != "", q.dryRun, q.apply,
 		}
-		alike.requests.Inc()
-		alike.latency.Observe(time.Since(q.began).Seconds())
-		if alike.sizes != nil {
-			alike.sizes.Observe(float64(q.size))
+		m.mu.RLock()
+		metrics := m.series[k]
+		m.mu.RUnlock()
+		if metrics == nil {
+			metrics = m.seriesFor(k, q.v)
+		}
+		metrics.requests.Inc()
+		metrics.latency.Observe(time.Since(q.began).Seconds())
+		if metrics.sizes != nil {
+			metrics.sizes.Observe(float64(q.size))
 		}
 	}
-	if q.audited != nil {
+	if q.auditState != nil {
 		q.auditEnd(p)
 	}
 	if s.inflight.Add(-1) == 0 && s.draining.Load() {
@@ -404,14 +412,15 @@ func (q *request) finish() {
 	}
 }
 
-// panicked logs what went wrong and answers 500 if nothing was answered yet.
-func (q *request) panicked(p any) {
+// handlePanic logs the panic p and writes a 500 if no response has been written.
+func (q *request) handlePanic(p any) {
 	if p == http.ErrAbortHandler {
 		panic(p)
 	}
-	slog.Error("a request panicked", "method", q.r.Method, "path", q.r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+	slog.Error("request panicked", "method", q.r.Method, "path", q.r.URL.Path,
+		"panic", p, "stack", string(debug.Stack()))
 	if q.status != 0 {
-		panic(http.ErrAbortHandler) // the client must not take what it got for all
+		panic(http.ErrAbortHandler) // the client must not regard the partial response as complete
 	}
 	q.status = http.StatusInternalServerError
 	http.Error(q.w, "This request caused apiserver to panic. Look in the logs for details.", q.status)

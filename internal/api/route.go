@@ -14,34 +14,34 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// route finds what serves the request: a kind, which has to have what is asked of it, or one of the other paths.
+// route finds the resource or the other handler that serves the request, and checks that it supports the request.
 func (q *request) route() bool {
 	if !q.resource {
-		q.serveOther()
+		q.serveNonResource()
 		return false
 	}
-	var theirs *resource.APIService
-	if q.v, theirs = q.server.live.Load().Route(q.group, q.version, q.plural); q.v == nil && theirs == nil {
+	var aggregated *resource.APIService
+	if q.v, aggregated = q.server.live.Load().Route(q.group, q.version, q.plural); q.v == nil && aggregated == nil {
 		var err error
-		if q.v, theirs, err = q.await(); err != nil {
+		if q.v, aggregated, err = q.awaitCatalog(); err != nil {
 			q.fail(err)
 			return false
 		}
 	}
-	if theirs != nil {
-		q.slot.Release() // the other server computes
-		q.proxy(theirs)
+	if aggregated != nil {
+		q.slot.Release() // the other server does the work
+		q.proxy(aggregated)
 		return false
 	}
-	if q.v == nil || q.deep || q.further && !q.leadsFurther() {
-		q.notServed()
+	if q.v == nil || q.invalid || q.hasSubpath && !q.acceptsSubpath() {
+		q.serveNotFound()
 		return false
 	}
-	if !q.fits() {
-		q.misplaced()
+	if !q.scopeMatches() {
+		q.failScope()
 		return false
 	}
-	err := q.allowed()
+	err := q.checkVerb()
 	if q.v.Deprecated && (err == nil || q.v.Definition.Custom != nil) {
 		q.Warn(q.v.DeprecationWarning)
 	}
@@ -58,99 +58,107 @@ func (q *request) route() bool {
 	return true
 }
 
-// await finds a kind that the catalog did not know a moment ago.
-func (q *request) await() (ours *resource.Version, theirs *resource.APIService, err error) {
-	ctx, cancel := context.WithTimeout(q.r.Context(), writePatience)
+// awaitCatalog finds the resource again after the catalog has caught up with the store.
+func (q *request) awaitCatalog() (local *resource.Version, aggregated *resource.APIService, err error) {
+	ctx, cancel := context.WithTimeout(q.r.Context(), maxWriteTimeout)
 	defer cancel()
 	catalog, err := q.server.engine.Catalog(ctx)
 	if err == nil {
-		ours, theirs = catalog.Route(q.group, q.version, q.plural)
+		local, aggregated = catalog.Route(q.group, q.version, q.plural)
 	}
-	return ours, theirs, err
+	return local, aggregated, err
 }
 
-// fits says whether kind and path agree on the scope.
-func (q *request) fits() bool {
+// scopeMatches reports whether the path has the scope of the resource.
+func (q *request) scopeMatches() bool {
 	if !q.v.Definition.Namespaced {
-		return q.namespace == "" && !q.placedNowhere() || q.plural == "namespaces" && q.group == ""
+		return q.namespace == "" && !q.allowsEmptyNamespace() || q.plural == "namespaces" && q.group == ""
 	}
-	return q.namespace != "" || q.placedNowhere() || q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.selectsName()
+	return q.namespace != "" || q.allowsEmptyNamespace() ||
+		q.name == "" && (q.verb == verbList || q.verb == verbWatch) || q.nameFromSelector()
 }
 
-// placedNowhere is true of a path that leaves out the name of a namespace, which one of a built-in kind may.
-func (q *request) placedNowhere() bool { return q.unplaced && q.v.Definition.Custom == nil }
+// allowsEmptyNamespace reports whether the path has an empty namespace and may have one. Only paths of built-in
+// kinds may.
+func (q *request) allowsEmptyNamespace() bool {
+	return q.emptyNamespace && q.v.Definition.Custom == nil
+}
 
-// selectsName is true where the name comes from a field selector, not from the path.
-func (q *request) selectsName() bool {
+// nameFromSelector reports whether the name comes from a field selector instead of the path.
+func (q *request) nameFromSelector() bool {
 	return q.verb == verbList || q.verb == verbWatch && !q.watchPrefix
 }
 
-// allowed compares the request with the verbs and subresources of the kind.
-func (q *request) allowed() error {
+// checkVerb rejects verbs, subresources and names that the resource does not support.
+func (q *request) checkVerb() error {
 	verbs := q.v.Definition.Verbs
 	if q.subresource != "" {
 		known := false
 		if verbs, known = subresourceVerbs(q.v, q.subresource); !known {
-			q.uncounted = true
+			q.skipMetrics = true
 			if q.v.Definition.Custom == nil {
-				return missing()
+				return pageNotFound()
 			}
 			return apierrors.NewNotFound(q.v.GroupResource(), q.name)
 		}
 	}
 	if q.subresource != "" && q.verb == verbList && slices.Contains(verbs, verbGet) {
-		return nameless()
+		return nameRequired()
 	}
-	if !slices.Contains(verbs, q.verb) && !q.watchesComputed() || q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
+	if !slices.Contains(verbs, q.verb) && !q.watchesComputed() ||
+		q.r.Method == http.MethodHead && q.v.Definition.Custom == nil {
 		switch s := q.v.Subresource(q.subresource); {
 		case s == nil || s.Connect == nil:
 			return q.unsupported()
 		case q.watchPrefix:
-			return missing()
+			return pageNotFound()
 		case !slices.Contains(s.Connect.Methods, q.r.Method):
 			return q.unsupported()
 		}
 	}
-	if err := q.wellAimed(); err != nil {
+	if err := q.checkName(); err != nil {
 		return err
 	}
 	if q.name != "" {
 		if problems := pathvalidation.IsValidPathSegmentName(q.name); len(problems) > 0 {
-			return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", q.name, strings.Join(problems, ";")))
+			return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s",
+				q.name, strings.Join(problems, ";")))
 		}
 	}
 	if q.namespace == "." || q.namespace == ".." {
-		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'", q.namespace, q.namespace))
+		return apierrors.NewBadRequest(fmt.Sprintf("Namespace parameter invalid: %q: may not be '%s'",
+			q.namespace, q.namespace))
 	}
-	if q.v.Definition.Namespaced && q.namespace == "" && q.placedNowhere() && !q.selectsName() {
+	if q.v.Definition.Namespaced && q.namespace == "" && q.allowsEmptyNamespace() && !q.nameFromSelector() {
 		return apierrors.NewBadRequest("Namespace parameter required.")
 	}
 	return nil
 }
 
-// watchesComputed says that a list of a computed kind is to be a watch, which the list refuses, as upstream.
+// watchesComputed reports whether the request is a list of a computed kind with watch=true. Like upstream, the
+// list rejects such a request.
 func (q *request) watchesComputed() bool {
 	return q.verb == verbWatch && q.v.Definition.Behavior.Compute != nil && !q.watchPrefix
 }
 
-// wellAimed refuses a verb for one object on a collection, and for a built-in kind the other way round. A custom object is
-// created by the name in it, whatever the path says.
-func (q *request) wellAimed() error {
+// checkName rejects a verb that needs a name on a collection. For a built-in kind it also rejects a create on one
+// object. A custom object is created with the name in its metadata, whatever the path contains.
+func (q *request) checkName() error {
 	custom := q.v.Definition.Custom != nil
 	switch {
 	case q.subresource != "" && q.name == "":
-		return nameless()
+		return nameRequired()
 	case q.verb == verbCreate && q.name != "" && q.subresource == "" && !custom:
 		return q.unsupported()
 	case q.name != "" || q.verb != verbUpdate && q.verb != verbPatch:
 		return nil
 	case custom:
-		return nameless()
+		return nameRequired()
 	}
 	return q.unsupported()
 }
 
-func nameless() error { return apierrors.NewBadRequest("name must be provided") }
+func nameRequired() error { return apierrors.NewBadRequest("name must be provided") }
 
 func subresourceVerbs(v *resource.Version, name string) (verbs []string, known bool) {
 	if name == "status" && v.Status || name == "scale" && v.Scale != nil {
@@ -162,56 +170,61 @@ func subresourceVerbs(v *resource.Version, name string) (verbs []string, known b
 	return nil, false
 }
 
-// unsupported is the 405. What is only posted has one path, and others lead nowhere.
+// unsupported returns the 405 for the verb. For a kind that is never stored it returns a 404 unless the path is
+// the one that accepts POST.
 func (q *request) unsupported() error {
 	d := q.v.Definition
-	computed := d.Behavior.Compute != nil && !q.watchPrefix // which has a path for each object
+	computed := d.Behavior.Compute != nil && !q.watchPrefix // a computed kind has a path for each object
 	if !d.Stored() && !computed && (q.name != "" || q.watchPrefix || d.Namespaced && q.namespace == "") {
-		return missing()
+		return pageNotFound()
 	}
 	if d.Custom == nil {
-		return notAllowed()
+		return methodNotAllowed()
 	}
 	return apierrors.NewMethodNotSupported(q.v.GroupResource(), q.verb)
 }
 
-// misplaced answers a path of the wrong scope: to a built-in kind a method may be unknown across namespaces.
-func (q *request) misplaced() {
+// failScope writes the error for a path with the wrong scope. For a built-in kind a method may be unsupported
+// across namespaces.
+func (q *request) failScope() {
 	switch {
 	case q.v.Definition.Custom != nil:
-		q.notServed()
+		q.serveNotFound()
 	case q.v.Definition.Namespaced && q.name == "":
 		q.fail(q.unsupported())
 	default:
-		q.fail(missing())
+		q.fail(pageNotFound())
 	}
 }
 
-// notAllowed is the 405 of upstream's own paths.
-func notAllowed() error {
-	return apierrors.NewGenericServerResponse(http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
+// methodNotAllowed returns the 405 of paths that are the same in every API server.
+func methodNotAllowed() error {
+	return apierrors.NewGenericServerResponse(
+		http.StatusMethodNotAllowed, "", schema.GroupResource{}, "", "405: Method Not Allowed", 0, false)
 }
 
-// missing is the 404 of a path below a known group that leads nowhere.
-func missing() error {
-	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
+// pageNotFound returns the 404 of an unknown path in a known group.
+func pageNotFound() error {
+	return apierrors.NewGenericServerResponse(
+		http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false)
 }
 
-// notServed is what kube-apiserver says to a path that no handler has: a Status below
-// its own groups, a line of text elsewhere, from which clients make the same Status.
-func (q *request) notServed() {
-	if native, _ := q.server.live.Load().LocalGroup(q.group, ""); native && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {
-		q.fail(missing())
+// serveNotFound writes kube-apiserver's response to a path without a handler. In built-in groups the response is
+// a Status. Otherwise it is plain text, from which clients build the same Status.
+func (q *request) serveNotFound() {
+	local, _ := q.server.live.Load().LocalGroup(q.group, "")
+	if local && (q.group != "" || strings.HasPrefix(q.r.URL.Path, "/api/")) {
+		q.fail(pageNotFound())
 		return
 	}
-	// The media type keeps clients from taking the Status as it is: to the one they make of a
-	// plain 404 they add what they asked for, and kubectl's users read that.
+	// The media type prevents clients from decoding the Status. Clients add the requested path to the Status that
+	// they build from a plain 404, and kubectl shows that message.
 	h := q.w.Header()
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	q.status = http.StatusNotFound
 	q.w.WriteHeader(q.status)
-	if body, err := encodeStatus(media{pretty: pretty(q.r)}, statusOf(missing())); err == nil {
-		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
+	if body, err := encodeStatus(media{pretty: pretty(q.r)}, statusOf(pageNotFound())); err == nil {
+		_, _ = q.w.Write(body) // an error means that the client has disconnected
 	}
 }

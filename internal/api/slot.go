@@ -10,26 +10,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// Requests beyond one of these sizes are expensive: they need a slot of Server.slots while they compute.
+// A request that exceeds one of these sizes is expensive. It needs a slot of Server.slots while it computes.
 const (
-	expensiveQuery  = 16 << 10 // bytes of the query of the URL: a selector is parsed and validated
+	expensiveQuery  = 16 << 10 // bytes of the URL query; its selectors are parsed and validated
 	expensiveBody   = 64 << 10 // bytes of a body, which is weighed
-	expensiveObject = 64 << 10 // bytes of an object that is converted to another format than JSON
+	expensiveObject = 64 << 10 // bytes of an object that is converted to a format other than JSON
 	expensiveList   = 500      // objects that a list reads
 )
 
-// slowWrite is the time that a request with a slot waits for its client.
+// slowWrite is the time after which a request that writes to its client releases its slot.
 const slowWrite = 5 * time.Millisecond
 
 const (
-	// waitingShare is the part of the budget that the bodies of requests may take that wait for a slot, or for the rest of their body.
+	// waitingShare is the divisor of the budget that gives the memory of waiting requests. These are requests
+	// that wait for a slot or for the rest of their body.
 	waitingShare = 2
-	// waitingRequest is the memory in bytes of such a request besides its body.
+	// waitingRequest is the memory in bytes of a waiting request, in addition to its body.
 	waitingRequest = 64 << 10
 )
 
-// takeSlot blocks until the request has a slot, which it keeps until its answer is written. memory is the size of its body in bytes. A
-// request that waits gives up its seat, which inexpensive requests of the same priority level then get.
+// takeSlot blocks until the request has a slot. The request holds the slot until its response is written. memory
+// is the size of its body in bytes. A request that has to wait releases its seat, so that inexpensive requests of
+// the same priority level can run.
 func (q *request) takeSlot(memory int) error {
 	if q.slot == nil {
 		q.slot = q.newSlot()
@@ -38,14 +40,14 @@ func (q *request) takeSlot(memory int) error {
 		return nil
 	}
 	q.seat.Release(time.Now)
-	ctx, cancel := q.limited()
+	ctx, cancel := q.writeContext()
 	defer cancel()
 	err := q.slot.Acquire(ctx, waitingRequest+int64(memory))
 	switch {
 	case errors.Is(err, compute.ErrTooMany):
-		return tooMany()
+		return tooManyExpensive()
 	case err != nil:
-		return busy()
+		return slotUnavailable()
 	}
 	return nil
 }
@@ -53,9 +55,11 @@ func (q *request) takeSlot(memory int) error {
 // newSlot returns a slot that is not acquired.
 func (q *request) newSlot() *compute.Slot { return q.server.slots.For(q.attributes.User.GetName()) }
 
-// takeSlotForQuery takes a slot for a request with an expensive query. It returns false where it has answered.
+// takeSlotForQuery takes a slot for a request with an expensive query. It returns false if a response was
+// written.
 func (q *request) takeSlotForQuery() bool {
-	if len(q.r.URL.RawQuery) <= expensiveQuery || q.lasts() && q.verb != verbWatch { // then the query is for another server
+	// The query of a proxied request is not parsed here.
+	if len(q.r.URL.RawQuery) <= expensiveQuery || q.isLongRunning() && q.verb != verbWatch {
 		return true
 	}
 	if err := q.takeSlot(0); err != nil {
@@ -65,7 +69,7 @@ func (q *request) takeSlotForQuery() bool {
 	return true
 }
 
-// takeSlotForList takes a slot for a list, or the list that a watch begins with, that reads many objects.
+// takeSlotForList takes a slot for a list, or for the initial list of a watch, that reads many objects.
 func (q *request) takeSlotForList(o *listOptions) error {
 	selects := o.LabelSelector != nil && !o.LabelSelector.Empty() || o.FieldSelector != nil && !o.FieldSelector.Empty()
 	if o.Limit > 0 && o.Limit <= expensiveList && !selects || q.server.engine.Count(q.target()) <= expensiveList {
@@ -74,7 +78,7 @@ func (q *request) takeSlotForList(o *listOptions) error {
 	return q.takeSlot(0)
 }
 
-// takeSlotToEncode takes a slot where objects are converted to another format than that of the store.
+// takeSlotToEncode takes a slot for objects that are converted to a format other than the stored one.
 func (q *request) takeSlotToEncode(objects ...engine.Object) error {
 	if m := &q.media; m.format == formatJSON && !m.pretty && m.view == viewObject {
 		return nil
@@ -88,20 +92,21 @@ func (q *request) takeSlotToEncode(objects ...engine.Object) error {
 	return nil
 }
 
-// unslotted writes to the client of a request. The request gives its slot back if the client is slow, and so delays no other one.
-type unslotted struct{ *request }
+// pausingWriter writes to the client of a request. It releases the slot of the request during a slow write, so
+// that a slow client delays no other request.
+type pausingWriter struct{ *request }
 
-func (u unslotted) Write(p []byte) (int, error) {
+func (u pausingWriter) Write(p []byte) (int, error) {
 	defer u.slot.PauseAfter(u.r.Context(), slowWrite)()
 	return u.w.Write(p)
 }
 
-// tooMany returns the 429 for a request whose user has the most memory of those that wait.
-func tooMany() error {
-	return apierrors.NewTooManyRequests("the server works on too many expensive requests, please try again later", retryAfter)
+// tooManyExpensive returns the 429 for a request of the user whose waiting requests take the most memory.
+func tooManyExpensive() error {
+	return apierrors.NewTooManyRequests("too many expensive requests are waiting, please try again later", retryAfter)
 }
 
-// busy returns the 503 for an expensive request that did not get a slot before its deadline.
-func busy() error {
-	return unavailable("the server works on other expensive requests now, please try again")
+// slotUnavailable returns the 503 for an expensive request that got no slot before its deadline.
+func slotUnavailable() error {
+	return unavailable("the server is busy with other expensive requests, please try again")
 }

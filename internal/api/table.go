@@ -18,28 +18,28 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// table renders objects as rows of a Table
-// (https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables).
-// It is used by one goroutine.
+// table encodes objects as rows of a Table
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables). It is not safe
+// for concurrent use.
 type table struct {
-	version *resource.Version // of the kind
+	version *resource.Version // version of the kind
 	form    string            // version of the Table: v1 or v1beta1
 	include metav1.IncludeObjectPolicy
 	headers bool
 	now     time.Time
 
-	paths [][]string // of the columns that are plain fields
-	place []int      // column to path, -1 for a column that is computed
-	raw   [][]byte
-	trees bool // a column is computed
-	blank bool // the next row is that of a BOOKMARK
+	paths     [][]string // of the columns that are plain fields
+	pathIndex []int      // index into paths for each column; -1 for a computed column
+	values    [][]byte   // JSON of the fields of the current object, by path
+	needsTree bool       // a column is computed
+	emptyRow  bool       // the next row is the row of a BOOKMARK
 
-	// The last age that was told: objects are often made in bursts.
-	since string
-	age   []byte
+	// The last age that was formatted. Many objects have the same creation time.
+	lastTimestamp string
+	lastAge       []byte
 }
 
-// newTable prepares the Table that the request asks for.
+// newTable returns the table with the options in the query.
 func (q *request) newTable() (*table, error) {
 	var o metav1.TableOptions
 	if strings.Contains(q.r.URL.RawQuery, "=") {
@@ -59,29 +59,29 @@ func (q *request) newTable() (*table, error) {
 	return newTable(v, q.media.version, &o), nil
 }
 
-// newTable is a Table of objects at v. form is its own version.
+// newTable returns a table for objects of version v. form is the version of the Table.
 func newTable(v *resource.Version, form string, o *metav1.TableOptions) *table {
 	t := &table{version: v, form: form, include: o.IncludeObject, headers: !o.NoHeaders}
 	for i := range v.Columns {
 		c := &v.Columns[i]
 		if len(c.Path) == 0 {
-			t.trees = true
-			t.place = append(t.place, -1)
+			t.needsTree = true
+			t.pathIndex = append(t.pathIndex, -1)
 			continue
 		}
-		t.place = append(t.place, len(t.paths))
+		t.pathIndex = append(t.pathIndex, len(t.paths))
 		t.paths = append(t.paths, c.Path)
 	}
-	t.raw = make([][]byte, len(t.paths))
+	t.values = make([][]byte, len(t.paths))
 	t.refresh()
 	return t
 }
 
-// head is a Table up to its first row; `]}` ends it.
+// head returns the JSON of the Table before its first row. The JSON after the last row is `]}`.
 func (t *table) head(revision int64, token string, remaining *int64) []byte {
 	dst := append([]byte(`{"apiVersion":"meta.k8s.io/`), t.form...)
 	dst = append(dst, `","columnDefinitions":`...)
-	if t.headers { // the rows of a watch after the first do without
+	if t.headers { // false in a watch after the first event
 		dst = append(dst, t.version.ColumnDefinitions()...)
 	} else {
 		dst = append(dst, "null"...)
@@ -102,9 +102,9 @@ func (t *table) appendSingle(dst []byte, o engine.Object) ([]byte, error) {
 	return append(dst, "]}"...), err
 }
 
-// refresh lets ages be told as of now.
+// refresh sets the time for ages to the current time.
 func (t *table) refresh() {
-	t.now, t.since, t.age = time.Now(), "", append(t.age[:0], `"\u003cunknown\u003e"`...)
+	t.now, t.lastTimestamp, t.lastAge = time.Now(), "", append(t.lastAge[:0], `"\u003cunknown\u003e"`...)
 }
 
 // appendRow appends the row of one object.
@@ -112,9 +112,9 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 	if t.version.Printer != nil {
 		return t.appendPrinted(dst, o)
 	}
-	object.Fields(o.Packed().JSON(), t.paths, t.raw)
+	object.Fields(o.Packed().JSON(), t.paths, t.values)
 	var tree object.Tree
-	if t.trees {
+	if t.needsTree {
 		var err error
 		if tree, err = o.Tree(); err != nil {
 			return dst, apierrors.NewInternalError(err)
@@ -126,8 +126,8 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 			dst = append(dst, ',')
 		}
 		c := &t.version.Columns[i]
-		if p := t.place[i]; p >= 0 {
-			dst = t.appendField(dst, c, t.raw[p])
+		if p := t.pathIndex[i]; p >= 0 {
+			dst = t.appendField(dst, c, t.values[p])
 		} else {
 			dst = t.appendCell(dst, c, c.Cell(tree))
 		}
@@ -135,10 +135,10 @@ func (t *table) appendRow(dst []byte, o engine.Object) ([]byte, error) {
 	return t.appendObject(append(dst, ']'), o), nil
 }
 
-// appendPrinted appends the row that the kind's Printer makes.
+// appendPrinted appends the row that the Printer of the kind returns.
 func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
 	row, err := metav1.TableRow{}, error(nil)
-	if t.blank {
+	if t.emptyRow {
 		row, err = t.version.EmptyRow()
 	} else {
 		row, err = t.version.Row(o.Packed().JSON())
@@ -162,7 +162,7 @@ func (t *table) appendPrinted(dst []byte, o engine.Object) ([]byte, error) {
 	return t.appendObject(dst, o), nil
 }
 
-// appendObject ends a row with as much of the object as the client wants.
+// appendObject ends a row with the part of the object that the client requests.
 func (t *table) appendObject(dst []byte, o engine.Object) []byte {
 	dst = append(dst, `,"object":`...)
 	switch t.include {
@@ -176,7 +176,7 @@ func (t *table) appendObject(dst []byte, o engine.Object) []byte {
 	return append(dst, '}')
 }
 
-// appendField appends the cell of a column that is a field, whose JSON is raw.
+// appendField appends the cell of a column that is a plain field. raw is the JSON of the field, or nil.
 func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
 	builtin := t.version.Definition.Custom == nil
 	switch {
@@ -190,8 +190,8 @@ func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
 	text := raw[0] == '"'
 	switch {
 	case c.Age && text && bytes.IndexByte(raw, '\\') < 0:
-		if raw = raw[1 : len(raw)-1]; string(raw) == t.since {
-			return append(dst, t.age...)
+		if raw = raw[1 : len(raw)-1]; string(raw) == t.lastTimestamp {
+			return append(dst, t.lastAge...)
 		}
 		return t.appendAge(dst, string(raw))
 	case c.Type == "string" && text, c.Type == "boolean" && (raw[0] == 't' || raw[0] == 'f'):
@@ -205,10 +205,10 @@ func (t *table) appendField(dst []byte, c *resource.Column, raw []byte) []byte {
 	if d.Decode(&v) != nil {
 		return append(dst, "null"...)
 	}
-	return t.appendCell(dst, c, c.Value(number(v)))
+	return t.appendCell(dst, c, c.Value(treeNumbers(v)))
 }
 
-// isInteger is true of the JSON of a number that an int64 holds, as all of up to 18 digits do.
+// isInteger reports whether raw is a JSON integer of at most 18 characters, which always fits in an int64.
 func isInteger(raw []byte) bool {
 	if len(raw) > 18 {
 		return false
@@ -221,8 +221,8 @@ func isInteger(raw []byte) bool {
 	return true
 }
 
-// number turns the numbers in v into what a tree holds.
-func number(v any) any {
+// treeNumbers replaces the numbers in v by the types of an object.Tree.
+func treeNumbers(v any) any {
 	switch typed := v.(type) {
 	case json.Number:
 		if i, err := strconv.ParseInt(typed.String(), 10, 64); err == nil {
@@ -235,17 +235,17 @@ func number(v any) any {
 		return f
 	case map[string]any:
 		for k := range typed {
-			typed[k] = number(typed[k])
+			typed[k] = treeNumbers(typed[k])
 		}
 	case []any:
 		for i := range typed {
-			typed[i] = number(typed[i])
+			typed[i] = treeNumbers(typed[i])
 		}
 	}
 	return v
 }
 
-// appendCell appends a value that a column has computed.
+// appendCell appends the value of a computed column.
 func (t *table) appendCell(dst []byte, c *resource.Column, v any) []byte {
 	if text, ok := v.(string); ok && c.Age {
 		return t.appendAge(dst, text)
@@ -253,18 +253,18 @@ func (t *table) appendCell(dst []byte, c *resource.Column, v any) []byte {
 	return object.AppendJSON(dst, v)
 }
 
-// appendAge appends how long ago a timestamp is, as people read it.
+// appendAge appends the age of a timestamp in human-readable form.
 func (t *table) appendAge(dst []byte, text string) []byte {
 	start := len(dst)
 	at, err := time.Parse(time.RFC3339, text)
 	switch {
-	case text == "", text == "null", err == nil && at.IsZero(): // "null" as in upstream, for the sake of old clients
+	case text == "", text == "null", err == nil && at.IsZero(): // like upstream, "null" for old clients
 		dst = append(dst, `"\u003cunknown\u003e"`...)
 	case err != nil:
 		dst = append(dst, `"\u003cinvalid\u003e"`...)
 	default:
 		dst = append(append(append(dst, '"'), duration.HumanDuration(t.now.Sub(at))...), '"')
 	}
-	t.since, t.age = text, append(t.age[:0], dst[start:]...)
+	t.lastTimestamp, t.lastAge = text, append(t.lastAge[:0], dst[start:]...)
 	return dst
 }

@@ -12,29 +12,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// TraceParameter of a dry run has it answered with a Traced.
+// TraceParameter is the query parameter that makes a dry run return a Traced.
 const TraceParameter = "trace"
 
-// Traced is what each step of a write has done, or would have, and what its answer would be.
+// Traced is the result of a traced dry run: the effect of each step of the write, and its response.
 type Traced struct {
 	engine.Trace
 	Code   int             `json:"code"`
-	Answer json.RawMessage `json:"answer,omitempty"` // as JSON, if that is what the client takes
+	Answer json.RawMessage `json:"answer,omitempty"` // set only if the response is JSON
 }
 
-// traces is whether a write is to be traced.
-func (q *request) traces() bool {
+// wantsTrace reports whether the query requests a trace.
+func (q *request) wantsTrace() bool {
 	return strings.Contains(q.r.URL.RawQuery, TraceParameter+"=") && q.query().Get(TraceParameter) == "true"
 }
 
-// explain carries a dry run out and answers with what it did.
-func (q *request) explain() error {
+// serveTraced runs a dry run and writes its trace.
+func (q *request) serveTraced() error {
 	if q.query().Get("dryRun") != metav1.DryRunAll {
-		return apierrors.NewBadRequest(TraceParameter + "=true: only of a dry run, with dryRun=All")
+		return apierrors.NewBadRequest(TraceParameter + "=true requires dryRun=All")
 	}
 	t := &Traced{}
 	q.trace = t
-	if err := q.carryOut(); err != nil {
+	if err := q.dispatchWrite(); err != nil {
 		q.fail(err)
 	}
 	q.trace = nil
@@ -45,15 +45,15 @@ func (q *request) explain() error {
 	return err
 }
 
-// sends takes down the object as it was sent.
-func (t *Traced) sends(data []byte) {
+// recordSent records the object in the request.
+func (t *Traced) recordSent(data []byte) {
 	if t != nil {
-		t.Sent, _, _ = object.DecodeYAML(data) // what cannot be read is refused elsewhere
+		t.Sent, _, _ = object.DecodeYAML(data) // an invalid body is rejected later
 	}
 }
 
-// answers takes down the answer.
-func (t *Traced) answers(code int, body []byte) {
+// recordResponse records the response.
+func (t *Traced) recordResponse(code int, body []byte) {
 	if t.Code = code; json.Valid(body) {
 		t.Answer = append(t.Answer, body...)
 	}

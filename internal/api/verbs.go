@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/engine"
 )
 
-// get reads one object.
+// get serves one object.
 func (q *request) get() error {
 	if err := q.negotiate(); err != nil {
 		return err
@@ -36,9 +36,9 @@ func (q *request) get() error {
 	return q.respond(http.StatusOK, obj)
 }
 
-// create makes a new object, or answers a question.
+// create creates an object, or evaluates a review.
 func (q *request) create() error {
-	ctx, cancel := q.limited()
+	ctx, cancel := q.writeContext()
 	defer cancel()
 	if err := q.negotiate(); err != nil {
 		return err
@@ -47,13 +47,15 @@ func (q *request) create() error {
 		return err
 	}
 	o := &metav1.CreateOptions{}
-	b, err := q.sent(o, func() error { return refused("CreateOptions", validation.ValidateCreateOptions(o)) })
+	b, err := q.readObject(o, func() error {
+		return invalidOptions("CreateOptions", validation.ValidateCreateOptions(o))
+	})
 	if err != nil {
 		return err
 	}
 	caller := q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun)
 	if q.subresource != "" || q.v.Definition.PostsTo != nil {
-		return q.act(ctx, b, caller)
+		return q.postSubresource(ctx, b, caller)
 	}
 	obj, err := q.server.engine.Create(ctx, q.target(), b, caller)
 	if err != nil {
@@ -62,45 +64,50 @@ func (q *request) create() error {
 	return q.respond(http.StatusCreated, obj)
 }
 
-// act does what a POST to a subresource asks for.
-func (q *request) act(ctx context.Context, b engine.Body, c engine.Caller) error {
-	obj, said, err := q.server.engine.PostSubresource(ctx, q.target(), b, c)
+// postSubresource serves a POST to a subresource.
+func (q *request) postSubresource(ctx context.Context, b engine.Body, c engine.Caller) error {
+	obj, hasObject, err := q.server.engine.PostSubresource(ctx, q.target(), b, c)
 	if err != nil {
 		return err
 	}
-	if said {
+	if hasObject {
 		return q.respond(http.StatusCreated, obj)
 	}
-	return q.respondStatus(http.StatusCreated, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Code: http.StatusCreated})
+	return q.respondStatus(http.StatusCreated, &metav1.Status{
+		TypeMeta: statusType, Status: metav1.StatusSuccess, Code: http.StatusCreated,
+	})
 }
 
-// update replaces an object or a part of it.
+// update replaces an object or its subresource.
 func (q *request) update() error {
-	ctx, cancel := q.limited()
+	ctx, cancel := q.writeContext()
 	defer cancel()
 	if err := q.negotiate(); err != nil {
 		return err
 	}
 	o := &metav1.UpdateOptions{}
-	b, err := q.sent(o, func() error { return refused("UpdateOptions", validation.ValidateUpdateOptions(o)) })
+	b, err := q.readObject(o, func() error {
+		return invalidOptions("UpdateOptions", validation.ValidateUpdateOptions(o))
+	})
 	if err != nil {
 		return err
 	}
-	obj, created, err := q.server.engine.Update(ctx, q.target(), b, q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
+	obj, created, err := q.server.engine.Update(ctx, q.target(), b,
+		q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
 	if err != nil {
 		return err
 	}
-	return q.respond(written(created), obj)
+	return q.respond(writeCode(created), obj)
 }
 
-// sent reads what a create or an update sends: the body, then the options, which check looks at, then
-// what the body says. It is the order in which upstream finds fault.
-func (q *request) sent(options runtime.Object, check func() error) (b engine.Body, err error) {
-	data, err := q.content()
+// readObject reads and decodes the object of a create or an update. It reads the body, decodes and checks the
+// options, and then decodes the body. Upstream reports errors in this order.
+func (q *request) readObject(options runtime.Object, check func() error) (b engine.Body, err error) {
+	data, err := q.readBudgetedBody()
 	if err != nil {
 		return b, err
 	}
-	q.trace.sends(data)
+	q.trace.recordSent(data)
 	if err := decodeOptions(q.query(), options); err != nil {
 		return b, err
 	}
@@ -114,14 +121,14 @@ func (q *request) sent(options runtime.Object, check func() error) (b engine.Bod
 	return q.decode(f, data)
 }
 
-func written(created bool) int {
+func writeCode(created bool) int {
 	if created {
 		return http.StatusCreated
 	}
 	return http.StatusOK
 }
 
-// patchTypes are the kinds of patch that a kind takes.
+// patchTypes returns the media types of the patches that the resource supports.
 func (q *request) patchTypes() []string {
 	all := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if q.v.Definition.Custom == nil || q.v.Type != nil {
@@ -134,9 +141,9 @@ func (q *request) patchTypes() []string {
 	return all
 }
 
-// patch changes a part of an object.
+// patch modifies an object with a patch.
 func (q *request) patch() error {
-	ctx, cancel := q.limited()
+	ctx, cancel := q.writeContext()
 	defer cancel()
 	contentType := q.r.Header.Get("Content-Type")
 	if i := strings.IndexByte(contentType, ';'); i > 0 {
@@ -149,36 +156,37 @@ func (q *request) patch() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
-	data, err := q.content()
+	data, err := q.readBudgetedBody()
 	if err != nil {
 		return err
 	}
 	if q.apply {
-		q.trace.sends(data)
+		q.trace.recordSent(data)
 	}
 	o, p := &metav1.PatchOptions{}, engine.Patch{Type: types.PatchType(contentType), Data: data}
 	if err := decodeOptions(q.query(), o); err != nil {
 		return err
 	}
-	if err := refused("PatchOptions", validation.ValidatePatchOptions(o, p.Type)); err != nil {
+	if err := invalidOptions("PatchOptions", validation.ValidatePatchOptions(o, p.Type)); err != nil {
 		return err
 	}
-	q.auditBody(func() ([]byte, error) { return patchJSON(p) })
+	q.auditRequestBody(func() ([]byte, error) { return patchJSON(p) })
 	p.Force = o.Force != nil && *o.Force
 	if p.Type == types.ApplyCBORPatchType {
-		p.Type = types.ApplyYAMLPatchType // JSON is YAML
+		p.Type = types.ApplyYAMLPatchType // JSON is a subset of YAML
 		if p.Data, err = cborToJSON(data); err != nil {
 			return err
 		}
 	}
-	obj, created, err := q.server.engine.Patch(ctx, q.target(), p, q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
+	obj, created, err := q.server.engine.Patch(ctx, q.target(), p,
+		q.caller(o, o.FieldManager, o.FieldValidation, o.DryRun))
 	if err != nil {
 		return err
 	}
-	return q.respond(written(created), obj)
+	return q.respond(writeCode(created), obj)
 }
 
-// patchJSON is a patch as it is audited.
+// patchJSON returns a patch as JSON for the audit event.
 func patchJSON(p engine.Patch) ([]byte, error) {
 	switch p.Type {
 	case types.ApplyYAMLPatchType:
@@ -189,9 +197,9 @@ func patchJSON(p engine.Patch) ([]byte, error) {
 	return p.Data, nil
 }
 
-// delete removes an object or starts its deletion.
+// delete deletes an object or marks it for deletion.
 func (q *request) delete() error {
-	ctx, cancel := q.limited()
+	ctx, cancel := q.writeContext()
 	defer cancel()
 	if err := q.negotiate(); err != nil {
 		return err
@@ -200,30 +208,31 @@ func (q *request) delete() error {
 	if err != nil {
 		return err
 	}
-	obj, gone, err := q.server.engine.Delete(ctx, q.target(), *o, q.caller(o, "", "", o.DryRun))
+	obj, deleted, err := q.server.engine.Delete(ctx, q.target(), *o, q.caller(o, "", "", o.DryRun))
 	if err != nil {
 		return err
 	}
-	if gone && !q.v.Definition.Behavior.ReturnsDeleted {
+	if deleted && !q.v.Definition.Behavior.ReturnsDeleted {
 		return q.respondDeleted(obj)
 	}
 	code := http.StatusOK
-	// clients still send it
-	if !gone && o.OrphanDependents != nil && !*o.OrphanDependents {
+	// The field orphanDependents is deprecated, but clients still send it.
+	if !deleted && o.OrphanDependents != nil && !*o.OrphanDependents {
 		code = http.StatusAccepted
 	}
 	return q.respond(code, obj)
 }
 
-// respondDeleted is the answer where nothing is left to be shown.
+// respondDeleted writes the Status of a completed deletion.
 func (q *request) respondDeleted(obj engine.Object) error {
 	gr := q.v.GroupResource()
-	return q.respondStatus(http.StatusOK, &metav1.Status{TypeMeta: statusType, Status: metav1.StatusSuccess, Details: &metav1.StatusDetails{
-		Name: q.name, Group: gr.Group, Kind: gr.Resource, UID: obj.Meta().UID,
-	}})
+	return q.respondStatus(http.StatusOK, &metav1.Status{
+		TypeMeta: statusType, Status: metav1.StatusSuccess,
+		Details: &metav1.StatusDetails{Name: q.name, Group: gr.Group, Kind: gr.Resource, UID: obj.Meta().UID},
+	})
 }
 
-// respondStatus answers with a Status in place of an object.
+// respondStatus writes a Status instead of an object.
 func (q *request) respondStatus(code int, s *metav1.Status) error {
 	q.auditStatus(s)
 	body, err := encodeStatus(q.media, s)
@@ -233,8 +242,8 @@ func (q *request) respondStatus(code int, s *metav1.Status) error {
 	return err
 }
 
-// clear deletes a collection and answers with what was in it.
-func (q *request) clear() error {
+// deleteCollection deletes a collection and writes the deleted objects.
+func (q *request) deleteCollection() error {
 	if err := q.negotiate(); err != nil {
 		return err
 	}
@@ -246,7 +255,8 @@ func (q *request) clear() error {
 	if err != nil {
 		return err
 	}
-	l, err := q.server.engine.DeleteCollection(q.r.Context(), q.target(), *do, lo.engine(), q.caller(do, "", "", do.DryRun))
+	l, err := q.server.engine.DeleteCollection(q.r.Context(), q.target(), *do, lo.engine(),
+		q.caller(do, "", "", do.DryRun))
 	if err != nil {
 		return err
 	}

@@ -222,11 +222,11 @@ func TestFieldValidation(t *testing.T) {
 func TestFieldManagerComesFromUserAgent(t *testing.T) {
 	long := strings.Repeat("ä", 100)
 	for agent, want := range map[string]string{"kubectl/v1.37 (linux)": "kubectl", long: strings.Repeat("ä", 64), "a\tb/c": "ab", "": ""} {
-		if got := managerOr("", agent); got != want {
+		if got := fieldManager("", agent); got != want {
 			t.Errorf("%q manages as %q, want %q", agent, got, want)
 		}
 	}
-	if managerOr("given", "kubectl/v1") != "given" {
+	if fieldManager("given", "kubectl/v1") != "given" {
 		t.Error("the given manager does not count")
 	}
 }

@@ -7,10 +7,10 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Limits of what a client is warned of, upstream's.
+// Limits of the Warning headers. The values are upstream's.
 const (
-	maxWarningRunes      = 4 * 1024 // in total
-	shortenedWarningRune = 256      // of each, once the total is reached
+	maxWarningRunes      = 4 * 1024 // of all warnings
+	shortenedWarningRune = 256      // of each warning after the total exceeds maxWarningRunes
 )
 
 // warnings are the Warning headers of a response (RFC 7234, section 5.5).
@@ -20,10 +20,10 @@ type warnings struct {
 	shortening bool
 }
 
-// yamlProblems is how a message of the YAML parser begins that has a line for each problem.
+// yamlProblems is the prefix of a YAML parser error with one line for each problem.
 const yamlProblems = "yaml: unmarshal errors:\n"
 
-// Warn adds a Warning header, once for each text.
+// Warn adds a Warning header. It ignores repeated texts.
 func (q *request) Warn(text string) {
 	if lines, ok := strings.CutPrefix(text, yamlProblems); ok {
 		for line := range strings.SplitSeq(lines, "\n") {
@@ -60,7 +60,7 @@ func (q *request) addWarning(text string) {
 	}
 	header, err := utilnet.NewWarningHeader(299, "-", text)
 	if err != nil {
-		return // not printable: there is no way to say it
+		return // the text is not printable and cannot be in a header
 	}
 	w.runes += n
 	q.w.Header().Add("Warning", header)

@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// A watch that names no end lasts between minWatch and twice that, upstream's default.
+	// A watch without timeoutSeconds lasts between minWatch and twice minWatch. The value is upstream's.
 	minWatch = 30 * time.Minute
-	// bookmarkEvery is about how often a client hears how far it has come.
+	// bookmarkEvery is the approximate interval of bookmarks.
 	bookmarkEvery = 60 * time.Second
-	// rearm is how often the deadline of a stream's writes is looked after.
-	rearm = 15 * time.Second
+	// deadlineInterval is the interval in which the write deadline of a stream is updated.
+	deadlineInterval = 15 * time.Second
 )
 
 // watch streams the changes of a collection.
 func (q *request) watch() error {
-	if q.r.Method != http.MethodGet { // what a path below /watch/ would still allow
+	if q.r.Method != http.MethodGet { // a path below /watch/ has the verb watch with any method
 		return q.unsupported()
 	}
 	if err := q.negotiate(); err != nil {
@@ -49,15 +49,17 @@ func (q *request) watch() error {
 	if err != nil {
 		return err
 	}
-	if q.r.ProtoMajor == 1 { // where the end of a client is not seen before the end of its body
-		if _, err := q.body(); err != nil {
+	if q.r.ProtoMajor == 1 { // net/http detects a disconnected client only after it has read the body
+		if _, err := q.readBody(); err != nil {
 			return err
 		}
 	}
 	if q.slot == nil {
-		q.slot = q.newSlot() // for what the watch sends later
+		q.slot = q.newSlot() // for large batches of events
 	}
-	if o.ResourceVersion == "" || o.ResourceVersion == "0" || o.SendInitialEvents != nil && *o.SendInitialEvents { // it begins with a list
+	beginsWithList := o.ResourceVersion == "" || o.ResourceVersion == "0" ||
+		o.SendInitialEvents != nil && *o.SendInitialEvents
+	if beginsWithList {
 		if err := q.takeSlotForList(o); err != nil {
 			return err
 		}
@@ -67,14 +69,14 @@ func (q *request) watch() error {
 		return err
 	}
 	defer w.Close()
-	lasts := minWatch + rand.N(minWatch)
+	duration := minWatch + rand.N(minWatch)
 	if o.TimeoutSeconds != nil && *o.TimeoutSeconds > 0 {
-		lasts = time.Duration(min(*o.TimeoutSeconds, int64(24*365*time.Hour/time.Second))) * time.Second
+		duration = time.Duration(min(*o.TimeoutSeconds, int64(24*365*time.Hour/time.Second))) * time.Second
 	}
 	var out sink
 	if websocket.IsWebSocketUpgrade(q.r) {
 		if out, err = q.upgrade(); err != nil {
-			return nil // the upgrader has answered
+			return nil // the upgrader has written an error
 		}
 	} else {
 		streamsList := o.SendInitialEvents != nil && *o.SendInitialEvents && o.AllowWatchBookmarks
@@ -82,67 +84,68 @@ func (q *request) watch() error {
 	}
 	defer out.close()
 	q.auditStart()
-	sent, done := q.server.metrics.watching(q)
+	sent, done := q.server.metrics.countWatch(q)
 	defer done()
 	watches, leave := q.server.watchCounts.add(q.v.Definition)
 	defer leave()
 	s := &stream{request: q, source: w, events: events, out: out, counter: sent, watches: watches}
-	s.run(lasts)
+	s.run(duration)
 	return nil
 }
 
-// sink is where a watch stream goes to.
+// sink is the destination of a watch stream.
 type sink interface {
-	// send writes frames, which end at the given offsets, and flushes them.
+	// send writes and flushes frames. ends are the offsets at which each frame ends.
 	send(frames []byte, ends []int) error
-	// whenGone has f called when the client has left, where the request's context does not say so.
-	whenGone(f func())
-	// tend is called now and then.
-	tend(now time.Time)
+	// onDisconnect arranges a call of f when the client disconnects, if the request's context does not report it.
+	onDisconnect(f func())
+	// updateDeadline is called at intervals and may change the write deadline.
+	updateDeadline(now time.Time)
 	close()
 }
 
-// stream moves events from a watch to its client. Everything that is ready goes out in one write.
+// stream copies events from a watch to its client. It writes all available events at once.
 type stream struct {
 	*request
 	source  *engine.Watch
 	events  *events
 	out     sink
-	counter prometheus.Counter // of what is sent
-	watches *atomic.Int64      // how many watch the same kind
+	counter prometheus.Counter // counts the events that are sent
+	watches *atomic.Int64      // number of watches of the same kind
 
-	taken  []engine.WatchEvent
+	batch  []engine.WatchEvent
 	buf    []byte
-	frames []int // where those in buf end
+	frames []int // offsets in buf at which frames end
 	sent   time.Time
 
-	ends, marks, tends time.Time // when the stream, the next bookmark, the next look at it is due
+	// The times at which the stream ends, the next bookmark is sent and the write deadline is updated.
+	endTime, bookmarkTime, updateTime time.Time
 }
 
-// run ends when either side does, the time is up, or the server goes away. Each
-// channel that is waited for costs every event of every stream, so there are few.
-func (s *stream) run(lasts time.Duration) {
+// run copies events until the watch or the client ends the stream, the time is over or the server shuts down.
+// Each channel in its select adds a cost to every event of every stream, so there are few.
+func (s *stream) run(duration time.Duration) {
 	ctx, cancel := context.WithCancel(s.r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.server.serving, cancel)()
-	s.out.whenGone(cancel)
+	s.out.onDisconnect(cancel)
 	now := time.Now()
-	s.ends, s.marks, s.tends = now.Add(lasts), nextBookmark(now), now.Add(rearm)
-	timer := time.NewTimer(s.rest(now))
+	s.endTime, s.bookmarkTime, s.updateTime = now.Add(duration), nextBookmark(now), now.Add(deadlineInterval)
+	timer := time.NewTimer(s.untilNext(now))
 	defer timer.Stop()
 	for s.forward() {
-		s.seat.Release(time.Now) // what there was at the beginning is on its way
+		s.seat.Release(time.Now) // the initial events have been sent
 		select {
 		case <-s.source.Ready():
-			if !s.gather(ctx.Done()) {
+			if !s.delayBurst(ctx.Done()) {
 				return
 			}
-		case <-s.source.Ended(): // the next Take says so
+		case <-s.source.Ended(): // the next Take returns the error
 		case now := <-timer.C:
-			if !s.due(now) {
+			if !s.runDue(now) {
 				return
 			}
-			timer.Reset(s.rest(now))
+			timer.Reset(s.untilNext(now))
 		case <-ctx.Done():
 			return
 		}
@@ -153,10 +156,10 @@ func nextBookmark(now time.Time) time.Time {
 	return now.Add(bookmarkEvery - rand.N(bookmarkEvery/10))
 }
 
-// rest is how long nothing is due.
-func (s *stream) rest(now time.Time) time.Duration {
-	next := s.ends
-	for _, t := range []time.Time{s.marks, s.tends} {
+// untilNext returns the time until the next deadline of the stream.
+func (s *stream) untilNext(now time.Time) time.Duration {
+	next := s.endTime
+	for _, t := range []time.Time{s.bookmarkTime, s.updateTime} {
 		if t.Before(next) {
 			next = t
 		}
@@ -164,26 +167,27 @@ func (s *stream) rest(now time.Time) time.Duration {
 	return max(next.Sub(now), 0)
 }
 
-// due does what the time has come for; false where that is the end.
-func (s *stream) due(now time.Time) bool {
-	if !now.Before(s.ends) {
+// runDue sends a bookmark or updates the write deadline if it is time. It returns false if the stream must end.
+func (s *stream) runDue(now time.Time) bool {
+	if !now.Before(s.endTime) {
 		return false
 	}
-	if !now.Before(s.tends) {
-		s.tends = now.Add(rearm)
-		s.out.tend(now)
+	if !now.Before(s.updateTime) {
+		s.updateTime = now.Add(deadlineInterval)
+		s.out.updateDeadline(now)
 	}
-	if now.Before(s.marks) {
+	if now.Before(s.bookmarkTime) {
 		return true
 	}
-	s.marks = nextBookmark(now)
+	s.bookmarkTime = nextBookmark(now)
 	b, ok := s.source.Bookmark()
 	return !ok || s.add(b) && s.flush()
 }
 
-// gather waits a moment for more where events come in a burst.
-func (s *stream) gather(done <-chan struct{}) bool {
-	wait := patience(s.watches.Load()) - time.Since(s.sent)
+// delayBurst delays the next write during a burst of events, so that one write sends several of them. It returns
+// false if the stream must end.
+func (s *stream) delayBurst(done <-chan struct{}) bool {
+	wait := burstDelay(s.watches.Load()) - time.Since(s.sent)
 	if wait <= 0 {
 		return true
 	}
@@ -197,37 +201,37 @@ func (s *stream) gather(done <-chan struct{}) bool {
 	}
 }
 
-// forward sends all that is ready; false where the stream is over.
+// forward sends all available events. It returns false if the stream must end.
 func (s *stream) forward() bool {
 	defer s.slot.Release()
 	for {
 		var err error
-		s.taken, err = s.source.Take(s.taken[:0])
-		for i := range s.taken {
-			if !s.add(s.taken[i]) {
+		s.batch, err = s.source.Take(s.batch[:0])
+		for i := range s.batch {
+			if !s.add(s.batch[i]) {
 				return false
 			}
 		}
-		clear(s.taken)
+		clear(s.batch)
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				s.fault(err)
+				s.addError(err)
 			}
 			s.flush()
 			return false
 		}
-		if len(s.taken) == 0 {
+		if len(s.batch) == 0 {
 			return s.flush()
 		}
 	}
 }
 
-// add encodes an event. It sends all encoded events once they have the size of a chunk; a stream with more than that to send takes a slot,
-// until it has sent all.
+// add encodes an event. When the encoded events exceed the size of a chunk, add sends them and takes a slot.
+// forward releases the slot after it has sent all events.
 func (s *stream) add(e engine.WatchEvent) bool {
 	buf, err := s.events.append(s.buf, e)
 	if err != nil {
-		s.fault(err)
+		s.addError(err)
 		s.flush()
 		return false
 	}
@@ -235,8 +239,8 @@ func (s *stream) add(e engine.WatchEvent) bool {
 	return len(buf) < chunk || s.flush() && s.takeSlot(0) == nil
 }
 
-// fault tells the client why the stream ends.
-func (s *stream) fault(err error) {
+// addError adds the ERROR event that reports err to the client.
+func (s *stream) addError(err error) {
 	if buf, err := s.events.appendError(s.buf, statusOf(err)); err == nil {
 		s.buf, s.frames = buf, append(s.frames, len(buf))
 	}
@@ -258,15 +262,16 @@ func (s *stream) flush() bool {
 	return err == nil
 }
 
-// httpStream is a response that has no end yet.
+// httpStream is a sink that writes to an HTTP response.
 type httpStream struct {
-	w          http.ResponseWriter
-	c          *http.ResponseController
-	compressed bool
-	armed      time.Time // when the deadline of writes was set; zero: there is none
+	w           http.ResponseWriter
+	c           *http.ResponseController
+	compressed  bool
+	deadlineSet time.Time // when the write deadline was set; zero if there is none
 }
 
-// openStream answers the request and leaves the response open. kube-apiserver compresses watches that begin with a list (KEP-3157).
+// openStream starts a response for a watch stream. kube-apiserver compresses watches that begin with a list
+// (KEP-3157).
 func (q *request) openStream(compressed bool) sink {
 	media := q.media.media
 	switch q.media.format {
@@ -282,15 +287,15 @@ func (q *request) openStream(compressed bool) sink {
 	q.status = http.StatusOK
 	q.w.WriteHeader(http.StatusOK)
 	s := &httpStream{w: q.w, c: http.NewResponseController(q.w), compressed: compressed}
-	_ = s.c.SetWriteDeadline(time.Time{}) // the server's is for responses with an end
-	_ = s.c.Flush()                       // if the client has gone, the first write says so as well
+	_ = s.c.SetWriteDeadline(time.Time{}) // the server's deadline applies only to other responses
+	_ = s.c.Flush()                       // an error also occurs on the first write
 	return s
 }
 
 func (s *httpStream) send(frames []byte, _ []int) error {
-	if now := time.Now(); now.Sub(s.armed) > rearm {
-		s.armed = now
-		_ = s.c.SetWriteDeadline(now.Add(slowClient)) // the loopback has none
+	if now := time.Now(); now.Sub(s.deadlineSet) > deadlineInterval {
+		s.deadlineSet = now
+		_ = s.c.SetWriteDeadline(now.Add(slowClient)) // the loopback supports no deadline
 	}
 	if err := s.write(frames); err != nil {
 		return err
@@ -298,7 +303,7 @@ func (s *httpStream) send(frames []byte, _ []int) error {
 	return s.c.Flush()
 }
 
-// write writes frames, compressed by themselves: an idle stream keeps no state of the compression.
+// write writes frames. It compresses each batch separately, so that an idle stream holds no compressor.
 func (s *httpStream) write(frames []byte) error {
 	if !s.compressed {
 		_, err := s.w.Write(frames)
@@ -307,17 +312,17 @@ func (s *httpStream) write(frames []byte) error {
 	z := gzipped.NewWriter(s.w)
 	_, err := z.Write(frames)
 	if err == nil {
-		err = z.Flush() // the client reads the frames before it looks for the next ones
+		err = z.Flush() // the client decodes these frames before it reads more
 	}
 	return errors.Join(err, z.Close())
 }
 
-func (s *httpStream) whenGone(func()) {}
+func (s *httpStream) onDisconnect(func()) {}
 
-// tend takes the deadline away from a stream that has nothing to write, which would end it.
-func (s *httpStream) tend(now time.Time) {
-	if !s.armed.IsZero() && now.Sub(s.armed) > rearm {
-		s.armed = time.Time{}
+// updateDeadline removes the deadline of an idle stream, which would otherwise end the stream.
+func (s *httpStream) updateDeadline(now time.Time) {
+	if !s.deadlineSet.IsZero() && now.Sub(s.deadlineSet) > deadlineInterval {
+		s.deadlineSet = time.Time{}
 		_ = s.c.SetWriteDeadline(time.Time{})
 	}
 }

@@ -9,11 +9,11 @@ import (
 )
 
 const (
-	// gatherShare is what a watch waits in a burst for each watch of the same kind: about
-	// twice what sending to one of them costs, so that a burst never takes all of a processor.
-	gatherShare = 20 * time.Microsecond
-	// gatherLimit bounds the wait, however many watches there are.
-	gatherLimit = 10 * time.Millisecond
+	// delayPerWatch is the delay of a watch in a burst, for each watch of the same kind. It is about twice the cost
+	// of sending to one watch, so that a burst never uses a whole processor.
+	delayPerWatch = 20 * time.Microsecond
+	// maxBurstDelay is the maximum delay.
+	maxBurstDelay = 10 * time.Millisecond
 )
 
 // watchCounts counts the watches of each kind.
@@ -22,7 +22,7 @@ type watchCounts struct {
 	sizes map[*resource.Definition]*atomic.Int64
 }
 
-// add counts a watch in. size is kept true until leave is called.
+// add counts a watch of d. It returns the number of such watches, which stays up to date until leave is called.
 func (c *watchCounts) add(d *resource.Definition) (size *atomic.Int64, leave func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,8 +43,8 @@ func (c *watchCounts) add(d *resource.Definition) (size *atomic.Int64, leave fun
 	}
 }
 
-// patience is how long after its last write a watch waits for more events before the next:
-// nothing for the only watch of a kind, more where the same event goes to many.
-func patience(size int64) time.Duration {
-	return min(time.Duration(size-1)*gatherShare, gatherLimit)
+// burstDelay returns the minimum time between two writes of a watch, given the number of watches of its kind. It
+// is 0 for a single watch, and grows with the number of watches that receive the same event.
+func burstDelay(size int64) time.Duration {
+	return min(time.Duration(size-1)*delayPerWatch, maxBurstDelay)
 }

@@ -8,20 +8,21 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// bearerProtocol is how browsers send a token; it is no protocol to speak.
+// bearerProtocol is the prefix of a subprotocol that carries the bearer token of a browser. The server never
+// selects it.
 const bearerProtocol = "base64url.bearer.authorization.k8s.io."
 
-// webSocket is a watch stream of which each event is one message: text for JSON,
-// binary for all else.
+// webSocket is a sink that sends each event as one message: a text message for JSON, otherwise a binary message.
 type webSocket struct {
-	conn *websocket.Conn
-	kind int
-	left chan struct{}
+	conn   *websocket.Conn
+	kind   int
+	closed chan struct{}
 }
 
-// upgrade turns the connection into a WebSocket; it has answered where that fails.
+// upgrade upgrades the connection to a WebSocket. On failure it writes an error response.
 func (q *request) upgrade() (sink, error) {
-	u := websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }} // who it is from has been decided
+	// Every request is authenticated, so any origin is allowed.
+	u := websocket.Upgrader{CheckOrigin: func(*http.Request) bool { return true }}
 	for _, p := range websocket.Subprotocols(q.r) {
 		if !strings.HasPrefix(p, bearerProtocol) {
 			u.Subprotocols = append(u.Subprotocols, p)
@@ -33,7 +34,7 @@ func (q *request) upgrade() (sink, error) {
 		q.status = http.StatusBadRequest
 		return nil, err
 	}
-	s := &webSocket{conn: conn, kind: websocket.BinaryMessage, left: make(chan struct{})}
+	s := &webSocket{conn: conn, kind: websocket.BinaryMessage, closed: make(chan struct{})}
 	if q.media.format == formatJSON {
 		s.kind = websocket.TextMessage
 	}
@@ -41,9 +42,9 @@ func (q *request) upgrade() (sink, error) {
 	return s, nil
 }
 
-// listen drops what the client says until it leaves, and answers its pings.
+// listen discards messages from the client and answers its pings until the connection ends.
 func (s *webSocket) listen() {
-	defer close(s.left)
+	defer close(s.closed)
 	s.conn.SetReadLimit(64 << 10)
 	for {
 		if _, _, err := s.conn.NextReader(); err != nil {
@@ -66,18 +67,19 @@ func (s *webSocket) send(frames []byte, ends []int) error {
 	return nil
 }
 
-func (s *webSocket) whenGone(f func()) {
+func (s *webSocket) onDisconnect(f func()) {
 	go func() {
-		<-s.left
+		<-s.closed
 		f()
 	}()
 }
 
-func (s *webSocket) tend(time.Time) {}
+func (s *webSocket) updateDeadline(time.Time) {}
 
 func (s *webSocket) close() {
-	bye := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
-	_ = s.conn.WriteControl(websocket.CloseMessage, bye, time.Now().Add(time.Second)) // it may have left already
+	message := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
+	// An error means that the client has disconnected.
+	_ = s.conn.WriteControl(websocket.CloseMessage, message, time.Now().Add(time.Second))
 	_ = s.conn.Close()
-	<-s.left
+	<-s.closed
 }

@@ -23,24 +23,25 @@ import (
 )
 
 const (
-	// slowClient is how long a client may take to accept a large piece of a response.
+	// slowClient is the timeout for writing a large part of a response to a client.
 	slowClient = 60 * time.Second
-	// maxPooled bounds the buffers that are kept for the next response.
+	// maxPooled is the maximum size of a buffer that is returned to the pool.
 	maxPooled = 1 << 20
 )
 
-// jsonType is shared by all responses; nobody appends to it.
+// jsonType is shared by all responses and must not be modified.
 var jsonType = []string{mediaJSON}
 
-// buffers holds what responses are built in.
+// buffers holds the buffers in which responses are encoded.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
 
-// statusOf is the Status that an error is answered with.
+// statusOf returns the Status for an error.
 func statusOf(err error) *metav1.Status {
 	var withStatus apierrors.APIStatus
 	if !errors.As(err, &withStatus) {
 		return &metav1.Status{
-			TypeMeta: statusType, Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
+			TypeMeta: statusType, Status: metav1.StatusFailure, Code: http.StatusInternalServerError,
+			Message: err.Error(),
 		}
 	}
 	s := withStatus.Status()
@@ -59,7 +60,7 @@ func statusOf(err error) *metav1.Status {
 
 var statusType = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 
-// fail answers with an error.
+// fail writes an error.
 func (q *request) fail(err error) {
 	s := statusOf(err)
 	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
@@ -68,10 +69,10 @@ func (q *request) fail(err error) {
 	q.writeStatus(int(s.Code), s)
 }
 
-// writeStatus answers with a Status in an encoding that the client accepts.
+// writeStatus writes a Status in an encoding that the client accepts.
 func (q *request) writeStatus(code int, s *metav1.Status) {
 	s.TypeMeta = statusType
-	m, ok := q.server.choices.find(q.r.Header.Get("Accept"), q.server.offers, nil)
+	m, ok := q.server.mediaCache.find(q.r.Header.Get("Accept"), q.server.offers, nil)
 	if ok {
 		q.auditStatus(s)
 	} else {
@@ -98,7 +99,7 @@ func encodeStatus(m media, s *metav1.Status) ([]byte, error) {
 	return m.transcode(body)
 }
 
-// transcode turns the JSON of one value into what a client asked for. js may be modified.
+// transcode converts the JSON of one value to the negotiated encoding. It may modify js.
 func (m media) transcode(js []byte) ([]byte, error) {
 	switch {
 	case m.format == formatYAML:
@@ -114,7 +115,7 @@ func (m media) transcode(js []byte) ([]byte, error) {
 	return append(js, '\n'), nil
 }
 
-// cborTag marks data as CBOR that describes itself (RFC 8949, section 3.4.6).
+// cborTag is the tag of self-described CBOR (RFC 8949, section 3.4.6).
 var cborTag = []byte{0xd9, 0xd9, 0xf7}
 
 func appendCBOR(dst, js []byte) ([]byte, error) {
@@ -126,16 +127,16 @@ func appendCBOR(dst, js []byte) ([]byte, error) {
 	return append(append(dst, cborTag...), body...), err
 }
 
-// write sends a body that is known as a whole.
+// write writes a response with a complete body.
 func (q *request) write(code int, contentType string, body []byte) {
 	if q.trace != nil {
-		q.trace.answers(code, body)
+		q.trace.recordResponse(code, body)
 		return
 	}
 	if q.weight > 0 {
 		q.releaseBody()
 	}
-	q.seat.Release(time.Now) // a client that reads slowly holds up no other one
+	q.seat.Release(time.Now) // a client that reads slowly must not hold a seat
 	if q.slot != nil && (len(body) <= gzipped.Threshold || !gzipped.Accepted(q.r)) {
 		q.slot.Release()
 	}
@@ -148,20 +149,20 @@ func (q *request) write(code int, contentType string, body []byte) {
 	q.status, q.size = code, len(body)
 	if len(body) <= gzipped.Threshold || !gzipped.Accepted(q.r) {
 		q.w.WriteHeader(code)
-		_, _ = q.w.Write(body) // the client has gone; there is nobody to tell
+		_, _ = q.w.Write(body) // an error means that the client has disconnected
 		return
 	}
 	gzipped.Header(h)
 	q.w.WriteHeader(code)
-	z := gzipped.NewWriter(unslotted{q})
-	_, _ = z.Write(body) // the client has gone; there is nobody to tell
+	z := gzipped.NewWriter(pausingWriter{q})
+	_, _ = z.Write(body) // an error means that the client has disconnected
 	_ = z.Close()
 }
 
-// respond answers with one object as it was asked for.
+// respond writes one object in the negotiated form.
 func (q *request) respond(code int, o engine.Object) error {
-	if q.audited != nil {
-		if err := q.auditAnswer(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
+	if q.auditState != nil {
+		if err := q.auditResponse(func() ([]byte, error) { return q.encode(nil, o) }); err != nil {
 			return err
 		}
 	}
@@ -182,7 +183,7 @@ func (q *request) respond(code int, o engine.Object) error {
 	return nil
 }
 
-// encode appends an object in the form and the encoding that were negotiated.
+// encode appends an object in the negotiated form.
 func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 	m := &q.media
 	var err error
@@ -202,14 +203,15 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 		dst = appendPartial(dst, o, m.version)
 	case viewPartialList:
 		return dst, mediaError(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable,
-			"you requested PartialObjectMetadataList, but the requested object is not a list (*unstructured.Unstructured)")
+			"you requested PartialObjectMetadataList, but the requested object is not a list "+
+				"(*unstructured.Unstructured)")
 	default:
 		if m.format == formatProtobuf {
 			return appendProtobuf(dst, o)
 		}
 		dst = o.AppendJSON(dst)
 		if m.pretty && o.Version.Type != nil {
-			if dst, err = readable(dst, o.Version.Type.New()); err != nil {
+			if dst, err = reorderFields(dst, o.Version.Type.New()); err != nil {
 				return nil, err
 			}
 		}
@@ -223,16 +225,16 @@ func (q *request) encode(dst []byte, o engine.Object) ([]byte, error) {
 	return dst, nil
 }
 
-// readable puts the fields of an object, or a list, of a Go type in the order of the type, in which upstream writes them and documents show
-// them. What nobody reads along keeps that of the store.
-func readable(js []byte, typed runtime.Object) ([]byte, error) {
+// reorderFields reorders the fields of an object or list to the order of its Go type. Upstream writes this order,
+// and documentation shows it. Responses that are not indented keep the stored order.
+func reorderFields(js []byte, typed runtime.Object) ([]byte, error) {
 	if err := json.Unmarshal(js, typed); err != nil {
-		return nil, fmt.Errorf("read what is stored: %w", err)
+		return nil, fmt.Errorf("decode the stored object: %w", err)
 	}
 	return json.Marshal(typed)
 }
 
-// appendProtobuf appends an object in its envelope.
+// appendProtobuf appends the protobuf of an object with its envelope.
 func appendProtobuf(dst []byte, o engine.Object) ([]byte, error) {
 	message, err := o.Protobuf()
 	if err != nil {
@@ -241,8 +243,8 @@ func appendProtobuf(dst []byte, o engine.Object) ([]byte, error) {
 	return resource.AppendMessage(dst, o.Version.APIVersion, o.Version.Definition.Names.Kind, message)
 }
 
-// deadline ends the connection of a client that does not take what it is sent.
-func (q *request) deadline(at time.Time) {
-	// A writer without deadlines, that of the loopback, has no client that could stall.
+// setWriteDeadline sets the deadline after which the connection of a slow client is closed.
+func (q *request) setWriteDeadline(at time.Time) {
+	// The writer of the loopback does not support deadlines, and its clients cannot stall.
 	_ = http.NewResponseController(q.w).SetWriteDeadline(at)
 }

@@ -20,24 +20,25 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// serveOther answers what addresses no resource.
-func (q *request) serveOther() {
-	w := &observed{q.w, q}
+// serveNonResource serves all paths that do not address a resource.
+func (q *request) serveNonResource() {
+	w := &responseRecorder{q.w, q}
 	p, _ := strings.CutSuffix(q.r.URL.Path, "/")
 	first, _, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/")
-	issuer := (q.r.URL.Path == access.ConfigurationPath || q.r.URL.Path == access.KeysPath) && q.server.config.Issuer != nil
-	native, served := q.ofVersion(p)
-	dump := q.dump()
-	to := q.theirs()
+	issuer := (q.r.URL.Path == access.ConfigurationPath || q.r.URL.Path == access.KeysPath) &&
+		q.server.config.Issuer != nil
+	local, served := q.localVersion(p)
+	dump := q.flowControlDump()
+	service := q.aggregatedService()
 	switch {
-	case to != nil:
-		q.proxy(to)
-	case q.deep || !strings.HasPrefix(q.r.URL.Path, "/"):
-		q.notServed()
-	case native && !served:
-		q.fail(missing())
-	case q.r.Method != http.MethodGet && (native || issuer || p == "/api" || p == "/version"):
-		q.fail(notAllowed())
+	case service != nil:
+		q.proxy(service)
+	case q.invalid || !strings.HasPrefix(q.r.URL.Path, "/"):
+		q.serveNotFound()
+	case local && !served:
+		q.fail(pageNotFound())
+	case q.r.Method != http.MethodGet && (local || issuer || p == "/api" || p == "/version"):
+		q.fail(methodNotAllowed())
 	case first == "api" || first == "apis":
 		q.server.config.Discovery.ServeHTTP(w, q.r)
 		q.auditDocument(q.server.config.Discovery)
@@ -58,13 +59,13 @@ func (q *request) serveOther() {
 	case p == "" || q.r.URL.Path == "/index.html":
 		writeJSON(w, metav1.RootPaths{Paths: q.server.paths()})
 	default:
-		q.notServed()
+		q.serveNotFound()
 	}
 }
 
-// ofVersion says of the path of a document about one version, as /apis/apps/v1, whether its group is a built-in one, and
-// whether that has the version.
-func (q *request) ofVersion(path string) (native, served bool) {
+// localVersion parses the path of the discovery document of a group version, such as /apis/apps/v1. local reports
+// whether the group is built in, and served whether it has the version.
+func (q *request) localVersion(path string) (local, served bool) {
 	parts := strings.Split(path, "/")
 	switch catalog := q.server.live.Load(); {
 	case len(parts) == 3 && parts[1] == "api":
@@ -75,21 +76,21 @@ func (q *request) ofVersion(path string) (native, served bool) {
 	return false, false
 }
 
-// observed notes what another handler answers.
-type observed struct {
+// responseRecorder records the status and the size of a response that another handler writes.
+type responseRecorder struct {
 	http.ResponseWriter
 	request *request
 }
 
 // WriteHeader implements http.ResponseWriter.
-func (o *observed) WriteHeader(status int) {
+func (o *responseRecorder) WriteHeader(status int) {
 	o.request.status = status
 	o.request.auditStart()
 	o.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements http.ResponseWriter.
-func (o *observed) Write(p []byte) (int, error) {
+func (o *responseRecorder) Write(p []byte) (int, error) {
 	if o.request.status == 0 {
 		o.request.status = http.StatusOK
 	}
@@ -97,27 +98,28 @@ func (o *observed) Write(p []byte) (int, error) {
 	return o.ResponseWriter.Write(p)
 }
 
-// Hijack is for http.ResponseController: the connection becomes another protocol's.
-func (o *observed) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, both, err := http.NewResponseController(o.ResponseWriter).Hijack()
+// Hijack implements http.Hijacker for http.ResponseController. The request becomes an upgraded connection.
+func (o *responseRecorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(o.ResponseWriter).Hijack()
 	if err == nil {
 		o.request.status = http.StatusSwitchingProtocols
-		if o.request.upgraded != nil {
-			o.request.upgraded()
+		if o.request.onUpgrade != nil {
+			o.request.onUpgrade()
 		}
 		o.request.auditStart()
-		context.AfterFunc(o.request.r.Context(), func() { _ = conn.Close() }) // whoever has it need not hear of the end of the request
+		// The connection ends with the request.
+		context.AfterFunc(o.request.r.Context(), func() { _ = conn.Close() })
 	}
-	return conn, both, err
+	return conn, buffered, err
 }
 
-// Flush implements http.Flusher, for upstream's code.
-func (o *observed) Flush() { _ = http.NewResponseController(o.ResponseWriter).Flush() }
+// Flush implements http.Flusher, which upstream's code needs.
+func (o *responseRecorder) Flush() { _ = http.NewResponseController(o.ResponseWriter).Flush() }
 
-// Unwrap is for http.ResponseController.
-func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
+// Unwrap returns the wrapped writer to http.ResponseController.
+func (o *responseRecorder) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
-// writeJSON writes what is no object: indented, as upstream does.
+// writeJSON writes a document that is not an API object. Like upstream, it indents the JSON.
 func writeJSON(w http.ResponseWriter, v any) {
 	body, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -125,20 +127,21 @@ func writeJSON(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", mediaJSON)
-	_, _ = w.Write(append(body, '\n')) // the client has gone; there is nobody to tell
+	_, _ = w.Write(append(body, '\n')) // an error means that the client has disconnected
 }
 
 func serveVersion(w http.ResponseWriter) {
 	parts := strings.SplitN(strings.TrimPrefix(resource.KubernetesVersion, "v"), ".", 3)
 	writeJSON(w, version.Info{
 		Major: parts[0], Minor: parts[1], EmulationMajor: parts[0], EmulationMinor: parts[1],
-		MinCompatibilityMajor: parts[0], MinCompatibilityMinor: before(parts[1]), GitVersion: resource.KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
+		MinCompatibilityMajor: parts[0], MinCompatibilityMinor: previousMinor(parts[1]),
+		GitVersion: resource.KubernetesVersion, GitTreeState: "clean", BuildDate: "1970-01-01T00:00:00Z",
 		GoVersion: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH,
 	})
 }
 
-// before is the minor version before one: what this server could be rolled back to.
-func before(minor string) string {
+// previousMinor returns the minor version before minor, to which this server could be rolled back.
+func previousMinor(minor string) string {
 	n, err := strconv.Atoi(minor)
 	if err != nil {
 		return minor
@@ -146,9 +149,11 @@ func before(minor string) string {
 	return strconv.Itoa(n - 1)
 }
 
-// paths lists what can be asked for, for the index page.
+// paths returns the paths for the index page, sorted.
 func (s *Server) paths() []string {
-	all := []string{"/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"}
+	all := []string{
+		"/api", "/apis", "/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version",
+	}
 	for g := range s.live.Load().Groups() {
 		if g.Name != "" {
 			all = append(all, "/apis/"+g.Name)
@@ -172,7 +177,7 @@ func (s *Server) paths() []string {
 	return all
 }
 
-// checks are those behind /healthz, /livez and /readyz.
+// checks returns the checks of healthz, livez or readyz.
 func (s *Server) checks(name string) []Check {
 	all := []Check{{Name: "ping", Run: func() error { return nil }}}
 	if name == "readyz" {
@@ -187,7 +192,8 @@ func (s *Server) checks(name string) []Check {
 	return append(all, s.config.Live...)
 }
 
-// names returns the name of a check at /healthz, /livez or /readyz, and upstream's names for the same.
+// names returns the names of a check at healthz, livez or readyz: its own name after upstream's names for the
+// same check.
 func (c *Check) names(at string) []string {
 	switch {
 	case c.Name != "storage":
@@ -198,10 +204,10 @@ func (c *Check) names(at string) []string {
 	return []string{"etcd", c.Name}
 }
 
-// serveHealth answers a check, or all of them, in upstream's words.
+// serveHealth serves one health check or all of them, with upstream's messages.
 func (q *request) serveHealth(w http.ResponseWriter, name string) {
 	checks := q.server.checks(name)
-	if single, ok := strings.CutPrefix(q.r.URL.Path, "/"+name+"/"); ok { // nothing has the name ""
+	if single, ok := strings.CutPrefix(q.r.URL.Path, "/"+name+"/"); ok { // no check has the name ""
 		serveCheck(w, q.r, checks, name, single)
 		return
 	}
@@ -230,7 +236,8 @@ func (q *request) serveHealth(w http.ResponseWriter, name string) {
 		for i, u := range slices.Compact(unknown) {
 			unknown[i] = fmt.Sprintf("%q", u)
 		}
-		fmt.Fprintf(&out, "warn: some health checks cannot be excluded: no matches for %s\n", strings.Join(slices.Compact(unknown), ","))
+		fmt.Fprintf(&out, "warn: some health checks cannot be excluded: no matches for %s\n",
+			strings.Join(slices.Compact(unknown), ","))
 	}
 	if failed {
 		http.Error(w, out.String()+name+" check failed", http.StatusInternalServerError)

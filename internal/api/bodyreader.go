@@ -1,0 +1,98 @@
+package api
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trellis-k8s/trellis/internal/compute"
+)
+
+// slowBody is the time after which a request with an incomplete body releases its seat. A client that sends
+// slowly then blocks no other request.
+const slowBody = 50 * time.Millisecond
+
+// bodyReader reads the body of one request. It accounts for the memory and the seat of the request while the body
+// is incomplete.
+type bodyReader struct {
+	*request
+	size        atomic.Int64                        // memory of the body, in bytes
+	seatTimer   *time.Timer                         // releases the seat when it fires; nil if the request holds no seat
+	released    chan struct{}                       // closed after the seat is released
+	reservation atomic.Pointer[compute.Reservation] // of Server.waitingMemory; nil while the request holds its seat
+
+	mu sync.Mutex
+	// No deadline is set once done is true: net/http panics if a deadline is set after the handler has returned.
+	done, rejected bool
+}
+
+// newBodyReader returns a reader for the body that has reserved bytes of memory. The caller calls finish after
+// the last read.
+func (q *request) newBodyReader(reserved int64) *bodyReader {
+	b := &bodyReader{request: q}
+	b.size.Store(reserved)
+	if q.seat.Held() {
+		b.released = make(chan struct{})
+		b.seatTimer = time.AfterFunc(slowBody, b.releaseSeat)
+	}
+	return b
+}
+
+// releaseSeat releases the seat of the request. From then on the memory of the body counts as the memory of a
+// waiting request.
+func (b *bodyReader) releaseSeat() {
+	defer close(b.released)
+	b.seat.Release(time.Now)
+	reservation := b.server.waitingMemory.Reserve(b.attributes.User.GetName(), b.reject)
+	b.reservation.Store(reservation)
+	reservation.Resize(b.size.Load())
+}
+
+// reject aborts the read because the user's waiting requests take too much memory.
+func (b *bodyReader) reject() { b.interrupt(true) }
+
+// abort aborts the read.
+func (b *bodyReader) abort() { b.interrupt(false) }
+
+func (b *bodyReader) interrupt(rejected bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.done {
+		b.rejected = b.rejected || rejected
+		b.setReadDeadline(time.Now())
+	}
+}
+
+// Read implements io.Reader.
+func (b *bodyReader) Read(p []byte) (int, error) {
+	n, err := b.r.Body.Read(p)
+	if size := b.size.Add(int64(n)); n > 0 {
+		if reservation := b.reservation.Load(); reservation != nil {
+			reservation.Resize(size)
+		}
+	}
+	return n, err
+}
+
+// finish marks the body as read. If the request has released its seat, finish takes a new one. It returns a 429
+// if no seat is available, or if the body was rejected.
+func (b *bodyReader) finish() error {
+	b.mu.Lock()
+	b.done = true
+	b.mu.Unlock()
+	if b.seatTimer == nil || b.seatTimer.Stop() {
+		return nil
+	}
+	<-b.released
+	b.reservation.Load().Release()
+	if b.rejected {
+		return tooManyExpensive()
+	}
+	x, ok := b.server.config.Fairness, false
+	if b.seat, ok = x.Take(b.r.Context(), &b.attributes, time.Now()); !ok {
+		return apierrors.NewTooManyRequests(noSeatMessage, int(x.RetryAfter(&b.seat)))
+	}
+	return nil
+}
