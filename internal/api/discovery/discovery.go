@@ -1,5 +1,5 @@
-// Package discovery answers /api and /apis from the Catalog: groups, versions,
-// resource lists and aggregated discovery. It knows no objects and no storage.
+// Package discovery serves /api and /apis from the Catalog: groups, versions, resource lists and aggregated
+// discovery. It must not import storage, and does not read objects.
 package discovery
 
 import (
@@ -19,58 +19,62 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// Handler serves the discovery documents of live: /api, /api/v1, /apis,
-// /apis/GROUP and /apis/GROUP/VERSION, each as JSON, YAML or protobuf, and at /api and
-// /apis also aggregated discovery (KEP-3352). What is unknown gets a Status sent as text,
-// where kube-apiserver sends a line of text. Documents are made when they are first asked for after
-// a change, and only those of the groups that changed. theirs returns what is known of the resources that another server serves, nil if
-// nothing is: the same pointer until it changes. /api says by addresses where the server is.
-func Handler(live *resource.Live, theirs Aggregated, addresses Addresses) http.Handler {
-	return &handler{live: live, theirs: theirs, addresses: addresses}
+// Handler returns a handler for the discovery documents of live: /api, /api/v1, /apis, /apis/GROUP and
+// /apis/GROUP/VERSION, each as JSON, YAML or protobuf. /api and /apis are also served as aggregated discovery
+// (KEP-3352). An unknown path gets a Status as text, where kube-apiserver writes a line of text.
+//
+// Documents are built on the first request after a change. Only those of the changed groups are built again.
+// aggregated returns the resources of a group version that another server serves. It returns nil if they are
+// unknown, and the same pointer until they change. addresses are published at /api.
+func Handler(live *resource.Live, aggregated Aggregated, addresses Addresses) http.Handler {
+	return &handler{live: live, aggregated: aggregated, addresses: addresses}
 }
 
-// Aggregated tells of the resources of a group version that another server serves.
+// Aggregated returns the resources of a group version that another server serves, or nil if they are unknown.
 type Aggregated func(*resource.APIService) *apidiscoveryv2.APIVersionDiscovery
 
-// Addresses are where the server is, each a host with its port: one for everybody, and one more for clients in a range of IP addresses.
+// Addresses holds the addresses of the server, each as host:port. Default is for all clients. InRange is for
+// clients with an IP address in Range.
 type Addresses struct {
 	Default string
 	Range   netip.Prefix
 	InRange string
 }
 
-func (a Addresses) toldTo(client net.IP) []metav1.ServerAddressByClientCIDR {
-	told := []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: a.Default}}
+func (a Addresses) forClient(client net.IP) []metav1.ServerAddressByClientCIDR {
+	addresses := []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: a.Default}}
 	if ip, ok := netip.AddrFromSlice(client); ok && a.Range.Contains(ip.Unmap()) {
-		told = append(told, metav1.ServerAddressByClientCIDR{ClientCIDR: a.Range.String(), ServerAddress: a.InRange})
+		addresses = append(addresses, metav1.ServerAddressByClientCIDR{
+			ClientCIDR: a.Range.String(), ServerAddress: a.InRange,
+		})
 	}
-	return told
+	return addresses
 }
 
 type handler struct {
-	live      *resource.Live
-	theirs    Aggregated
-	addresses Addresses
+	live       *resource.Live
+	aggregated Aggregated
+	addresses  Addresses
 
 	mu   sync.Mutex
 	last *documents
 }
 
-// documents returns those of now, made of the last ones where a group did not change.
+// documents returns the documents of the current catalog. It reuses the documents of groups that did not change.
 func (h *handler) documents(ctx context.Context) (*documents, error) {
 	catalog, err := h.live.Current(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("wait for the newest kinds: %w", err)
+		return nil, fmt.Errorf("wait for the latest catalog: %w", err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.last == nil || h.last.groups.Catalog != catalog {
-		h.last = newDocuments(catalog, h.last, h.theirs)
+		h.last = newDocuments(catalog, h.last, h.aggregated)
 	}
 	return h.last, nil
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP serves one request.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET")
@@ -94,35 +98,35 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			serve(w, r, &group, "v1")
 			return
 		}
-		notServed(w)
+		serveNotFound(w)
 	case len(parts) == 3 && parts[0] == "apis" && parts[1] != "":
 		serveVersion(w, r, docs.groups.Find(parts[1]), parts[2])
 	default:
-		notServed(w)
+		serveNotFound(w)
 	}
 }
 
-// serveRoot answers /api and /apis, aggregated where the client prefers that.
+// serveRoot serves /api and /apis, as aggregated discovery if the client prefers it.
 func (h *handler) serveRoot(w http.ResponseWriter, r *http.Request, docs *documents, legacy bool) {
-	form, aggregated := wantsAggregated(r)
+	form, ok := negotiateAggregated(r)
 	switch {
-	case aggregated:
+	case ok:
 		docs.serveAggregated(w, r, form, legacy)
 	case legacy:
 		// Without an apiVersion, as since Kubernetes 1.1.
 		serve(w, r, &metav1.APIVersions{
-			Versions:                   docs.legacyVersions(),
-			ServerAddressByClientCIDRs: h.addresses.toldTo(utilnet.GetClientIP(r)),
+			Versions:                   docs.coreVersions(),
+			ServerAddressByClientCIDRs: h.addresses.forClient(utilnet.GetClientIP(r)),
 		}, "")
 	default:
 		serve(w, r, docs.groupList(), "v1")
 	}
 }
 
-// serveVersion answers /api/v1 and /apis/GROUP/VERSION.
+// serveVersion serves /api/v1 and /apis/GROUP/VERSION.
 func serveVersion(w http.ResponseWriter, r *http.Request, g *group, version string) {
 	if g == nil || !slices.Contains(g.source.Versions, version) {
-		notServed(w)
+		serveNotFound(w)
 		return
 	}
 	list := g.resourceList(version)

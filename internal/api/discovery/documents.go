@@ -19,36 +19,37 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// documents are all discovery documents of one catalog. Each group has its part of them ready once it has been asked for;
-// what holds all groups is put together of those anew for each request, and is not kept.
+// documents holds all discovery documents of one catalog. The part of each group is cached after the first
+// request. The documents with all groups are assembled for each request and are not cached.
 type documents struct {
 	groups *resource.PerGroup[*group]
-	etags  map[bool]func() (string, error) // of aggregated discovery, by legacy
+	etags  map[bool]func() (string, error) // of aggregated discovery, by whether it is that of /api
 }
 
-// newDocuments describes catalog, with those groups of last (which may be nil) that are still the same.
-func newDocuments(catalog *resource.Catalog, last *documents, theirs Aggregated) *documents {
+// newDocuments returns the documents of catalog. It reuses the groups of last that did not change. last may be
+// nil.
+func newDocuments(catalog *resource.Catalog, last *documents, aggregated Aggregated) *documents {
 	var known *resource.PerGroup[*group]
 	if last != nil {
 		known = last.groups
 	}
-	d := &documents{groups: resource.ForGroups(catalog, known, func(_ *group, is *resource.Group) *group {
-		if is == nil {
+	d := &documents{groups: resource.ForGroups(catalog, known, func(_ *group, next *resource.Group) *group {
+		if next == nil {
 			return nil
 		}
-		return &group{source: is, theirs: theirs}
+		return &group{source: next, aggregated: aggregated}
 	})}
 	d.etags = map[bool]func() (string, error){}
 	for _, legacy := range []bool{true, false} {
 		d.etags[legacy] = func() (string, error) { return d.etag(legacy) }
-		if len(catalog.APIServices()) == 0 { // nothing changes before the catalog does
+		if len(catalog.APIServices()) == 0 { // the documents change only with the catalog
 			d.etags[legacy] = sync.OnceValues(d.etags[legacy])
 		}
 	}
 	return d
 }
 
-func (d *documents) legacyVersions() []string {
+func (d *documents) coreVersions() []string {
 	if g := d.groups.Find(""); g != nil {
 		return g.source.Versions
 	}
@@ -57,14 +58,14 @@ func (d *documents) legacyVersions() []string {
 
 func (d *documents) groupList() *metav1.APIGroupList {
 	list := &metav1.APIGroupList{Groups: []metav1.APIGroup{}}
-	for _, g := range d.within(false) {
+	for _, g := range d.groupsOf(false) {
 		list.Groups = append(list.Groups, g.apiGroup())
 	}
 	return list
 }
 
-// within returns the groups of /api or of /apis.
-func (d *documents) within(legacy bool) []*group {
+// groupsOf returns the groups of /api or of /apis.
+func (d *documents) groupsOf(legacy bool) []*group {
 	core := d.groups.Find("")
 	var out []*group
 	for g := range d.groups.All() {
@@ -75,7 +76,7 @@ func (d *documents) within(legacy bool) []*group {
 	return out
 }
 
-// serveAggregated answers /api or /apis with everything below it.
+// serveAggregated serves the aggregated discovery of /api or /apis.
 func (d *documents) serveAggregated(w http.ResponseWriter, r *http.Request, f form, legacy bool) {
 	etag, err := d.etags[legacy]()
 	if err != nil {
@@ -99,7 +100,7 @@ func (d *documents) serveAggregated(w http.ResponseWriter, r *http.Request, f fo
 	respond(w, r, parts)
 }
 
-// respond answers with a document in pieces, compressed if it is large and the client accepts that.
+// respond writes a document in parts. It compresses a large document if the client accepts gzip.
 func respond(w http.ResponseWriter, r *http.Request, parts [][]byte) {
 	size := 0
 	for _, p := range parts {
@@ -107,17 +108,17 @@ func respond(w http.ResponseWriter, r *http.Request, parts [][]byte) {
 	}
 	if size <= gzipped.Threshold || !gzipped.Accepted(r) {
 		w.WriteHeader(http.StatusOK)
-		_ = write(w, size, parts) // the client has gone; there is nobody to tell
+		_ = write(w, size, parts) // an error means that the client has disconnected
 		return
 	}
 	gzipped.Header(w.Header())
 	w.WriteHeader(http.StatusOK)
 	z := gzipped.NewWriter(w)
-	_ = write(z, size, parts) // the same
+	_ = write(z, size, parts) // an error means that the client has disconnected
 	_ = z.Close()
 }
 
-// write writes many small pieces as few larger ones.
+// write writes many small parts in few larger writes.
 func write(w io.Writer, size int, parts [][]byte) error {
 	out := bufio.NewWriterSize(w, min(size, 64<<10))
 	for _, p := range parts {
@@ -128,9 +129,10 @@ func write(w io.Writer, size int, parts [][]byte) error {
 	return out.Flush()
 }
 
-// etag is over the hashes of the parts, so that one changed group costs its own hash alone.
+// etag returns the ETag of aggregated discovery. It hashes the hashes of the groups, so that only changed groups
+// are hashed again.
 func (d *documents) etag(legacy bool) (string, error) {
-	groups := d.within(legacy)
+	groups := d.groupsOf(legacy)
 	sums := make([]byte, 0, len(groups)*sha256.Size)
 	for _, g := range groups {
 		_, sum, err := g.json()
@@ -143,9 +145,9 @@ func (d *documents) etag(legacy bool) (string, error) {
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`, nil
 }
 
-// aggregated is the list of the encoded groups, in pieces.
+// aggregated returns the list of the encoded groups, in parts.
 func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
-	groups := d.within(legacy)
+	groups := d.groupsOf(legacy)
 	if !f.plainJSON() {
 		list := &apidiscoveryv2.APIGroupDiscoveryList{
 			TypeMeta: metav1.TypeMeta{Kind: "APIGroupDiscoveryList", APIVersion: "apidiscovery.k8s.io/v2"},
@@ -172,31 +174,32 @@ func (d *documents) aggregated(f form, legacy bool) ([][]byte, error) {
 	return append(parts, []byte("]}\n")), nil
 }
 
-// group is one group, with its part of aggregated discovery, made once, and again when another server's part of it changes.
+// group holds one group and its part of aggregated discovery. The part is encoded on first use, and again when
+// the part of another server changes.
 type group struct {
-	source *resource.Group
-	theirs Aggregated
+	source     *resource.Group
+	aggregated Aggregated
 
 	mu   sync.Mutex
-	of   []*apidiscoveryv2.APIVersionDiscovery // what others said when it was made
+	docs []*apidiscoveryv2.APIVersionDiscovery // documents of other servers from which text was encoded
 	text []byte
 	sum  [sha256.Size]byte // of text
 }
 
-// json is the group in aggregated discovery, and its hash.
+// json returns the JSON of the group in aggregated discovery, and its hash.
 func (g *group) json() ([]byte, [sha256.Size]byte, error) {
-	var of []*apidiscoveryv2.APIVersionDiscovery
+	var docs []*apidiscoveryv2.APIVersionDiscovery
 	for _, s := range g.source.Aggregated {
-		of = append(of, g.theirs(s))
+		docs = append(docs, g.aggregated(s))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.text == nil || !slices.Equal(g.of, of) {
+	if g.text == nil || !slices.Equal(g.docs, docs) {
 		text, err := json.Marshal(g.discovery())
 		if err != nil {
 			return nil, g.sum, fmt.Errorf("encode group %q: %w", g.source.Name, err)
 		}
-		g.of, g.text, g.sum = of, text, sha256.Sum256(text)
+		g.docs, g.text, g.sum = docs, text, sha256.Sum256(text)
 	}
 	return g.text, g.sum, nil
 }
@@ -228,9 +231,10 @@ func (g *group) discovery() *apidiscoveryv2.APIGroupDiscovery {
 			Version:   name,
 			Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent,
 		}
-		if i := slices.IndexFunc(g.source.Aggregated, func(s *resource.APIService) bool { return s.GroupVersion.Version == name }); i >= 0 {
+		hasVersion := func(s *resource.APIService) bool { return s.GroupVersion.Version == name }
+		if i := slices.IndexFunc(g.source.Aggregated, hasVersion); i >= 0 {
 			version.Freshness = apidiscoveryv2.DiscoveryFreshnessStale
-			if known := g.theirs(g.source.Aggregated[i]); known != nil {
+			if known := g.aggregated(g.source.Aggregated[i]); known != nil {
 				version = *known
 			}
 		}

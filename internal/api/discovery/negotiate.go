@@ -14,31 +14,31 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// codecs are JSON, YAML and protobuf. Objects are written as the version that they say.
+// codecs encode objects as JSON, YAML and protobuf, without a version conversion.
 var codecs = scheme.Codecs.WithoutConversion()
 
-// form is how a client wants aggregated discovery.
+// form is the negotiated encoding of aggregated discovery.
 type form struct {
 	runtime.Serializer
 	mediaType string
 	pretty    bool
 }
 
-// plainJSON says that the ready parts can go out as they lie.
+// plainJSON reports whether the encoded parts of the groups can be written unchanged.
 func (f form) plainJSON() bool { return f.mediaType == runtime.ContentTypeJSON && !f.pretty }
 
-// aggregation lets a client have aggregated discovery, and nothing else.
-type aggregation struct {
+// aggregatedOnly restricts negotiation to aggregated discovery.
+type aggregatedOnly struct {
 	negotiation.EndpointRestrictions
 }
 
 // AllowsMediaTypeTransform implements negotiation.EndpointRestrictions.
-func (aggregation) AllowsMediaTypeTransform(_, _ string, target *schema.GroupVersionKind) bool {
+func (aggregatedOnly) AllowsMediaTypeTransform(_, _ string, target *schema.GroupVersionKind) bool {
 	return target != nil && target.Group == "apidiscovery.k8s.io" && target.Kind == "APIGroupDiscoveryList" &&
 		target.Version == "v2"
 }
 
-// encode ends what a human reads along with a line's end, which upstream's serializer leaves out.
+// encode encodes doc. It ends indented JSON with a newline, which upstream's serializer omits.
 func encode(s runtime.Serializer, pretty bool, doc runtime.Object) ([]byte, error) {
 	body, err := runtime.Encode(s, doc)
 	if pretty {
@@ -47,20 +47,22 @@ func encode(s runtime.Serializer, pretty bool, doc runtime.Object) ([]byte, erro
 	return body, err
 }
 
-// wantsAggregated says in which form, if a client prefers aggregated discovery.
-func wantsAggregated(r *http.Request) (form, bool) {
-	options, info, err := negotiation.NegotiateOutputMediaType(r, codecs, aggregation{negotiation.DefaultEndpointRestrictions})
+// negotiateAggregated returns the encoding of aggregated discovery, and whether the client prefers aggregated
+// discovery.
+func negotiateAggregated(r *http.Request) (form, bool) {
+	options, info, err := negotiation.NegotiateOutputMediaType(
+		r, codecs, aggregatedOnly{negotiation.DefaultEndpointRestrictions})
 	if err != nil || options.Convert == nil {
 		return form{}, false
 	}
 	return form{info.Serializer, info.MediaType, info.Serializer == info.PrettySerializer}, true
 }
 
-// serve writes doc, which announces itself as of apiVersion, in the form the client asked for.
+// serve writes doc with the given apiVersion, in the encoding that the client prefers.
 func serve(w http.ResponseWriter, r *http.Request, doc runtime.Object, apiVersion string) {
 	_, info, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions)
 	if err != nil {
-		refuse(w, runtime.ContentTypeJSON, err)
+		serveError(w, runtime.ContentTypeJSON, err)
 		return
 	}
 	kind := strings.TrimPrefix(fmt.Sprintf("%T", doc), "*v1.")
@@ -74,20 +76,22 @@ func serve(w http.ResponseWriter, r *http.Request, doc runtime.Object, apiVersio
 	respond(w, r, [][]byte{body})
 }
 
-// notServed answers a path that leads nowhere. As the API does, it keeps clients by the media type from taking the Status as it is.
-func notServed(w http.ResponseWriter) {
+// serveNotFound writes the response to an unknown path. As in package api, the media type prevents clients from
+// decoding the Status.
+func serveNotFound(w http.ResponseWriter) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	refuse(w, "text/plain; charset=utf-8", apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false))
+	serveError(w, "text/plain; charset=utf-8", apierrors.NewGenericServerResponse(
+		http.StatusNotFound, "", schema.GroupResource{}, "", "404: Page Not Found", 0, false))
 }
 
-// refuse answers with the Status of an error.
-func refuse(w http.ResponseWriter, mediaType string, err error) {
-	var ended apierrors.APIStatus
-	if !errors.As(err, &ended) {
+// serveError writes the Status of an error.
+func serveError(w http.ResponseWriter, mediaType string, err error) {
+	var withStatus apierrors.APIStatus
+	if !errors.As(err, &withStatus) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	status := ended.Status()
+	status := withStatus.Status()
 	status.Kind, status.APIVersion = "Status", "v1"
 	body, err := json.MarshalIndent(status, "", "  ")
 	if err != nil {

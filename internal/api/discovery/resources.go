@@ -13,14 +13,14 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// subresource is one path below a resource.
+// subresource describes one subresource of a resource.
 type subresource struct {
 	name  string
 	kind  schema.GroupVersionKind
 	verbs []string
 }
 
-// subresources are in upstream's order: by name, but for those of custom kinds.
+// subresources returns the subresources of v in upstream's order. Those of built-in kinds are sorted by name.
 func subresources(v *resource.Version) []subresource {
 	verbs := []string{"get", "patch", "update"}
 	var subs []subresource
@@ -48,7 +48,8 @@ func subresources(v *resource.Version) []subresource {
 	return subs
 }
 
-// verbs are those announced: a kind whose CRD is being deleted takes no new objects.
+// verbs returns the verbs in the documents. A custom kind whose CRD is being deleted does not support writes
+// except deletions.
 func verbs(d *resource.Definition) []string {
 	if d.Custom != nil && d.Custom.Terminating {
 		return []string{"delete", "deletecollection", "get", "list", "watch"}
@@ -56,8 +57,8 @@ func verbs(d *resource.Definition) []string {
 	return d.Verbs
 }
 
-// storageVersionHash is what kube-apiserver announces: eight bytes of a hash over the
-// type that objects are stored as, or nothing where a CRD does not serve that version.
+// storageVersionHash returns kube-apiserver's hash of the storage version: the first eight bytes of a SHA-256 of
+// the stored kind. It returns "" if objects are not stored, or if the CRD does not serve its storage version.
 func storageVersionHash(d *resource.Definition) string {
 	if d.Storage == nil || !d.Stored() || d.Custom != nil && !d.Storage.Served {
 		return ""
@@ -67,7 +68,7 @@ func storageVersionHash(d *resource.Definition) string {
 	return base64.StdEncoding.EncodeToString(sum[:8])
 }
 
-// apiResources are v and its subresources as an APIResourceList has them.
+// apiResources returns v and its subresources for an APIResourceList.
 func apiResources(v *resource.Version) []metav1.APIResource {
 	d := v.Definition
 	out := []metav1.APIResource{{
@@ -96,7 +97,7 @@ func apiResources(v *resource.Version) []metav1.APIResource {
 	return out
 }
 
-// resourceDiscovery is v and its subresources as aggregated discovery has them.
+// resourceDiscovery returns v and its subresources for aggregated discovery.
 func resourceDiscovery(v *resource.Version) apidiscoveryv2.APIResourceDiscovery {
 	d := v.Definition
 	out := apidiscoveryv2.APIResourceDiscovery{
@@ -121,8 +122,8 @@ func resourceDiscovery(v *resource.Version) apidiscoveryv2.APIResourceDiscovery 
 	return out
 }
 
-// responseKind is what objects are called. As in upstream's, where a built-in kind is of the resource's own group and version, it does not
-// say so, and clients fill that in.
+// responseKind returns the kind of the objects in a response. As in upstream's documents, group and version are
+// empty if a built-in kind has the group and version of the resource. Clients then use those of the resource.
 func responseKind(v *resource.Version, k schema.GroupVersionKind) *metav1.GroupVersionKind {
 	if v.Definition.Custom == nil && k.GroupVersion() == v.GroupVersion {
 		return &metav1.GroupVersionKind{Kind: k.Kind}

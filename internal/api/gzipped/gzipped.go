@@ -10,10 +10,11 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Threshold is the size in bytes beyond which kube-apiserver compresses objects, lists and discovery documents.
+// Threshold is the size in bytes above which kube-apiserver compresses objects, lists and discovery documents.
 const Threshold = 128 << 10
 
-// Accepted reports whether the client accepts gzip, as kube-apiserver reads Accept-Encoding for these: a token "gzip" has no parameter.
+// Accepted reports whether the client accepts gzip. Like kube-apiserver, it ignores a gzip token in
+// Accept-Encoding that has a parameter.
 func Accepted(r *http.Request) bool {
 	for token := range strings.SplitSeq(r.Header.Get("Accept-Encoding"), ",") {
 		if strings.TrimSpace(token) == "gzip" {
@@ -31,17 +32,17 @@ var writers = sync.Pool{New: func() any {
 	return z
 }}
 
-// Writer compresses one response.
+// Writer is a gzip writer for one response.
 type Writer struct{ *gzip.Writer }
 
-// NewWriter returns a Writer to w. Its Close makes it available to another response.
+// NewWriter returns a Writer that writes to w. The Writer must not be used after Close.
 func NewWriter(w io.Writer) Writer {
 	z := writers.Get().(*gzip.Writer)
 	z.Reset(w)
 	return Writer{z}
 }
 
-// Close writes the end of the response.
+// Close writes the end of the response and returns the compressor to a pool.
 func (w Writer) Close() error {
 	err := w.Writer.Close()
 	w.Reset(nil)
