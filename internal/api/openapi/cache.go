@@ -5,15 +5,15 @@ import (
 	"weak"
 )
 
-// cache keeps the texts of documents: those last asked for up to a number of bytes, the
-// others only while somebody still writes them to a client.
+// cache holds the texts of documents. It retains the most recently used ones up to a number of bytes. It holds
+// the others by weak pointers, so that they live only while a response uses them.
 type cache struct {
 	budget int
 
 	mu    sync.Mutex
 	clock uint64
 	used  int
-	texts map[*slot]*text // those that are kept
+	texts map[*textSlot]*text // retained texts
 }
 
 // text is the body of a document.
@@ -22,16 +22,17 @@ type text struct {
 	used uint64
 }
 
-// slot is the place of one text. Whoever finds it empty fills it; others wait.
-type slot struct {
+// textSlot identifies one text in the cache. The first caller that finds it empty builds the text, and the others
+// wait.
+type textSlot struct {
 	mu   sync.Mutex
 	last weak.Pointer[text]
 }
 
-func newCache(budget int) *cache { return &cache{budget: budget, texts: map[*slot]*text{}} }
+func newCache(budget int) *cache { return &cache{budget: budget, texts: map[*textSlot]*text{}} }
 
-// get returns the text of s, by build if it is not at hand.
-func (c *cache) get(s *slot, build func() ([]byte, error)) ([]byte, error) {
+// get returns the text of s, which it builds with build if it is not in memory.
+func (c *cache) get(s *textSlot, build func() ([]byte, error)) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.last.Value()
@@ -43,12 +44,12 @@ func (c *cache) get(s *slot, build func() ([]byte, error)) ([]byte, error) {
 		t = &text{body: body}
 		s.last = weak.Make(t)
 	}
-	c.keep(s, t)
+	c.touch(s, t)
 	return t.body, nil
 }
 
-// keep makes t the one used last, and lets go of the ones not used for longest.
-func (c *cache) keep(s *slot, t *text) {
+// touch makes t the most recently used text, and evicts the least recently used ones if the cache is too large.
+func (c *cache) touch(s *textSlot, t *text) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.clock++
@@ -58,24 +59,24 @@ func (c *cache) keep(s *slot, t *text) {
 		c.used += len(t.body)
 	}
 	for c.used > c.budget {
-		var oldest *slot
+		var oldest *textSlot
 		for s, t := range c.texts {
 			if oldest == nil || t.used < c.texts[oldest].used {
 				oldest = s
 			}
 		}
-		c.drop(oldest)
+		c.evict(oldest)
 	}
 }
 
-// forget lets go of a text that is no longer served.
-func (c *cache) forget(s *slot) {
+// remove removes a text that is no longer served.
+func (c *cache) remove(s *textSlot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.drop(s)
+	c.evict(s)
 }
 
-func (c *cache) drop(s *slot) {
+func (c *cache) evict(s *textSlot) {
 	if t := c.texts[s]; t != nil {
 		c.used -= len(t.body)
 		delete(c.texts, s)

@@ -10,22 +10,22 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// packed is the compressed document of v2 that has a hash.
-type packed struct {
+// compressed holds the compressed forms of the v2 document with the given hash.
+type compressed struct {
 	hash string
 	texts
 }
 
-// compress returns the compressed form of the document of v2, which is kept like the document itself.
+// compress returns the compressed v2 document. It is cached like the document itself.
 func (s *server) compress(hash string, protobuf bool, body []byte) ([]byte, error) {
 	s.mu.Lock()
-	if s.packed == nil || s.packed.hash != hash {
-		if old := s.packed; old != nil {
-			old.forget(s.cache)
+	if s.compressed == nil || s.compressed.hash != hash {
+		if previous := s.compressed; previous != nil {
+			previous.remove(s.cache)
 		}
-		s.packed = &packed{hash: hash}
+		s.compressed = &compressed{hash: hash}
 	}
-	p := s.packed
+	p := s.compressed
 	s.mu.Unlock()
 	text := &p.json
 	if protobuf {
@@ -35,16 +35,17 @@ func (s *server) compress(hash string, protobuf bool, body []byte) ([]byte, erro
 		var out bytes.Buffer
 		z := gzip.NewWriter(&out)
 		if _, err := z.Write(body); err != nil {
-			return nil, fmt.Errorf("compress the document of OpenAPI v2: %w", err)
+			return nil, fmt.Errorf("compress the OpenAPI v2 document: %w", err)
 		}
 		if err := z.Close(); err != nil {
-			return nil, fmt.Errorf("compress the document of OpenAPI v2: %w", err)
+			return nil, fmt.Errorf("compress the OpenAPI v2 document: %w", err)
 		}
 		return out.Bytes(), nil
 	})
 }
 
-// acceptsGzip reports whether the client accepts gzip, with a quality above 0. A part of a document is not compressed.
+// acceptsGzip reports whether the client accepts gzip with a quality above 0. Responses to range requests are not
+// compressed.
 func acceptsGzip(r *http.Request) bool {
 	if r.Header.Get("Range") != "" {
 		return false

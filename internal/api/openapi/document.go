@@ -16,7 +16,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// document puts together the text of one document. It is made for one use.
+// document builds the text of one document. It is used once.
 type document struct {
 	*renderer
 	publisher publisher
@@ -24,17 +24,18 @@ type document struct {
 	models    *models
 	paths     []fragment
 	schemas   []fragment
-	builtin   bool // some kind is built in
-	failed    error
+	builtin   bool // the document has a built-in kind
+	err       error
 }
 
-// newDocument begins a document of versions.
+// newDocument returns a document that describes versions.
 func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	d := &document{renderer: newRenderer(e), options: newOptions()}
 	typed := slices.IndexFunc(versions, func(v *resource.Version) bool { return v.Definition.Custom == nil })
-	if d.models = newModels(e, crds.GetOpenAPIDefinitions); typed >= 0 { // the others are many, and take longer to make
+	// There are many models of built-in kinds, and they take longer to build.
+	if d.models = newModels(e, crds.GetOpenAPIDefinitions); typed >= 0 {
 		d.builtin, d.models = true, newModels(e, versions[typed].Type.OpenAPI)
-		d.models.own = groupVersions(e, versions)
+		d.models.optionVersions = groupVersions(e, versions)
 	}
 	common := metav1.TypeMeta{}.SwaggerDoc()
 	d.publisher = publisher{edition: e, docs: metaDocs{
@@ -60,12 +61,15 @@ func newDocument(e edition, versions []*resource.Version) (*document, error) {
 	return d, nil
 }
 
-// groupVersions are those that DeleteOptions are of, besides what client-go knows of.
+// groupVersions returns the group versions of DeleteOptions in addition to those that client-go registers.
 func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersion {
 	all := []schema.GroupVersion{metav1.Unversioned}
 	if e == v2 {
-		all = append(all, schema.GroupVersion{Group: "admission.k8s.io", Version: "v1"}, schema.GroupVersion{Group: "admission.k8s.io", Version: "v1beta1"},
-			schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}, schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1beta1"},
+		all = append(all,
+			schema.GroupVersion{Group: "admission.k8s.io", Version: "v1"},
+			schema.GroupVersion{Group: "admission.k8s.io", Version: "v1beta1"},
+			schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"},
+			schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1beta1"},
 			schema.GroupVersion{Group: "imagepolicy.k8s.io", Version: "v1alpha1"})
 	}
 	for _, v := range versions {
@@ -76,7 +80,7 @@ func groupVersions(e edition, versions []*resource.Version) []schema.GroupVersio
 	return all
 }
 
-// add describes one version: its schemas and its paths.
+// add adds the schemas and the paths of one version.
 func (d *document) add(v *resource.Version) error {
 	k := kind{Version: v, custom: v.Definition.Custom != nil, verbs: v.Definition.Verbs}
 	if k.custom {
@@ -119,7 +123,7 @@ func (d *document) addBuiltin(k *kind) {
 
 func structType(object any) reflect.Type { return reflect.TypeOf(object).Elem() }
 
-// customModel is what the schema of a custom kind is called: com.example.stable.v1.CronTab.
+// customModel returns the name of a custom kind's schema, such as com.example.stable.v1.CronTab.
 func customModel(k schema.GroupVersionKind) string {
 	parts := strings.Split(k.Group, ".")
 	slices.Reverse(parts)
@@ -134,9 +138,9 @@ func (d *document) addCustom(k *kind) error {
 	k.model, k.listModel = customModel(gvk), customModel(listKind)
 	text := schemaText(k.Version, d.edition)
 	root := func(dst []byte) []byte {
-		n, err := publishable(text, preservesUnknownFields(k.Version))
-		if err != nil && d.failed == nil {
-			d.failed = fmt.Errorf("describe %s: %w", gvk, err)
+		n, err := parsePublishable(text, preservesUnknownFields(k.Version))
+		if err != nil && d.err == nil {
+			d.err = fmt.Errorf("describe %s: %w", gvk, err)
 		}
 		return d.publisher.appendRoot(dst, n, extensions(k.Version, gvk))
 	}
@@ -154,7 +158,8 @@ func (d *document) addCustom(k *kind) error {
 	return nil
 }
 
-// schemaText is the schema of a custom kind that a document of the edition tells of; none if it is to tell of none.
+// schemaText returns the JSON of a custom kind's schema for the given edition, or nil if the document must not
+// contain it.
 func schemaText(v *resource.Version, e edition) []byte {
 	if v.OpenAPIV3Schema == nil || e == v2 && preservesUnknownFields(v) {
 		return nil
@@ -166,8 +171,9 @@ func preservesUnknownFields(v *resource.Version) bool {
 	return v.Definition.Custom != nil && v.Definition.Custom.PreserveUnknownFields
 }
 
-// publishable reads the schema of a custom kind; nil if it has none that can be published: one that is not structural.
-func publishable(text []byte, preserveUnknownFields bool) (*node, error) {
+// parsePublishable parses the schema of a custom kind. It returns nil if the kind has no schema, or one that cannot be
+// published because it is not structural.
+func parsePublishable(text []byte, preserveUnknownFields bool) (*node, error) {
 	if len(text) == 0 {
 		return nil, nil
 	}
@@ -178,7 +184,7 @@ func publishable(text []byte, preserveUnknownFields bool) (*node, error) {
 	return n, nil
 }
 
-// extensions says which kind a schema is, and by which fields its objects can be selected.
+// extensions returns the members that contain the kind of a schema and the selectable fields of its objects.
 func extensions(v *resource.Version, k schema.GroupVersionKind) string {
 	dst := appendGVK([]byte(`,"x-kubernetes-group-version-kind":[`), k)
 	dst = append(dst, ']')
@@ -209,7 +215,7 @@ func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
 	fields.raw("apiVersion", string(appendStringType(nil, p.docs.apiVersion)))
 	fields.key("items")
 	fields.dst = object.AppendString(append(fields.dst, `{"description":`...),
-		"List of "+names.Plural+". More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md")
+		"List of "+names.Plural+". More info: "+apiConventions)
 	fields.dst = p.appendRef(append(fields.dst, `,"type":"array","items":`...), k.model)
 	fields.dst = append(fields.dst, '}')
 	fields.raw("kind", string(appendStringType(nil, p.docs.kind)))
@@ -219,21 +225,22 @@ func (p publisher) appendList(dst []byte, k *kind, extensions string) []byte {
 	return append(m.dst, '}')
 }
 
-// release is the minor release: 1.37.
-func release() string {
+// kubernetesRelease returns the minor release, such as 1.37.
+func kubernetesRelease() string {
 	v := strings.TrimPrefix(resource.KubernetesVersion, "v")
 	return v[:strings.LastIndexByte(v, '.')]
 }
 
-const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication","in":"header","name":"authorization","type":"apiKey"}}`
+const bearerToken = `{"BearerToken":{"description":"Bearer Token authentication",` +
+	`"in":"header","name":"authorization","type":"apiKey"}}`
 
-// text is the whole document, of no use if d has failed in the course of it.
+// text returns the whole document. The caller must not use it if d.err is set afterwards.
 func (d *document) text() []byte {
 	var params []fragment
 	for _, name := range slices.Sorted(maps.Keys(d.shared)) {
 		params = append(params, fragment{name: name, json: d.shared[name]})
 	}
-	size := 1024 // about enough, for a large document is not to be copied
+	size := 1024 // estimated size, so that a large document is not copied while it grows
 	for _, parts := range [][]fragment{d.paths, d.schemas, params} {
 		for _, f := range parts {
 			size += len(f.name) + len(f.json) + f.size + 4
@@ -246,7 +253,7 @@ func (d *document) text() []byte {
 		m.text("openapi", "3.0.0")
 	}
 	if d.builtin || d.edition == v2 {
-		m.raw("info", `{"title":"Kubernetes","version":"`+release()+`"}`)
+		m.raw("info", `{"title":"Kubernetes","version":"`+kubernetesRelease()+`"}`)
 	} else {
 		m.raw("info", `{"title":"Kubernetes CRD Swagger","version":"v0.1.0"}`)
 	}
@@ -268,7 +275,7 @@ func (d *document) text() []byte {
 	return append(m.dst, '}')
 }
 
-// fragments writes a member that holds them by name. Names need no escapes.
+// fragments appends a member whose value is an object of all parts by name. The names need no escapes.
 func (m *members) fragments(name string, parts []fragment) {
 	m.key(name)
 	inner := &members{dst: append(m.dst, '{')}

@@ -59,7 +59,7 @@ func checkSchema(t *testing.T, text []byte) bool {
 	if err := json.Unmarshal(stored, props); err != nil {
 		t.Fatal(err)
 	}
-	n, err := publishable(stored, true)
+	n, err := parsePublishable(stored, true)
 	if err != nil {
 		t.Fatalf("%s: %v", stored, err)
 	}

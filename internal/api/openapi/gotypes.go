@@ -13,16 +13,16 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// models describes Go types, as upstream's generator has. It is not safe for concurrent use.
+// models collects the schemas of Go types, as upstream's generator does. It is not safe for concurrent use.
 type models struct {
 	edition
-	generated map[string]common.OpenAPIDefinition
-	kinds     map[string][]schema.GroupVersionKind
-	out       map[string]*spec.Schema
-	own       []schema.GroupVersion // that DeleteOptions are of, too
+	generated      map[string]common.OpenAPIDefinition
+	kinds          map[string][]schema.GroupVersionKind
+	out            map[string]*spec.Schema
+	optionVersions []schema.GroupVersion // group versions of DeleteOptions; nil without a built-in kind
 }
 
-// newModels begins a set of models out of those that generated returns.
+// newModels returns an empty set of models. add takes schemas from those that generated returns.
 func newModels(e edition, generated func(common.ReferenceCallback) map[string]common.OpenAPIDefinition) *models {
 	m := &models{edition: e, out: map[string]*spec.Schema{}, kinds: map[string][]schema.GroupVersionKind{}}
 	m.generated = generated(func(name string) spec.Ref {
@@ -36,19 +36,19 @@ func newModels(e edition, generated func(common.ReferenceCallback) map[string]co
 	return m
 }
 
-// named is a type that says what its schema is called.
-type named interface{ OpenAPIModelName() string }
+// modelNamer is a type that defines the name of its schema.
+type modelNamer interface{ OpenAPIModelName() string }
 
-// modelName is what the schema of t is called, or "".
+// modelName returns the name of the schema of t, or "".
 func modelName(t reflect.Type) string {
-	if n, ok := reflect.Zero(t).Interface().(named); ok && t.Kind() == reflect.Struct {
+	if n, ok := reflect.Zero(t).Interface().(modelNamer); ok && t.Kind() == reflect.Struct {
 		return n.OpenAPIModelName()
 	}
 	return ""
 }
 
-// add describes t and all it refers to, and returns its name. gvk, if not
-// nil, is a kind that t is.
+// add adds the schemas of t and of all types that it refers to, and returns the name of the schema of t. gvk is a
+// kind of t, or nil.
 func (m *models) add(t reflect.Type, gvk *schema.GroupVersionKind) string {
 	name := modelName(t)
 	if name == "" {
@@ -61,15 +61,15 @@ func (m *models) add(t reflect.Type, gvk *schema.GroupVersionKind) string {
 	return name
 }
 
-// addGenerated takes a schema and what it refers to from the generated ones.
+// addGenerated adds a generated schema and the schemas that it refers to.
 func (m *models) addGenerated(name string) {
 	definition, ok := m.generated[name]
 	if !ok || m.out[name] != nil {
 		return
 	}
 	s := definition.Schema
-	if old, ok := s.Extensions[common.ExtensionV2Schema].(spec.Schema); ok && m.edition == v2 {
-		s = old
+	if v2Schema, ok := s.Extensions[common.ExtensionV2Schema].(spec.Schema); ok && m.edition == v2 {
+		s = v2Schema
 	}
 	extensions := spec.Extensions{}
 	for k, v := range s.Extensions {
@@ -85,14 +85,14 @@ func (m *models) addGenerated(name string) {
 	}
 }
 
-// addKinds says on a schema which kinds it is.
+// addKinds adds the extension with the kinds of a schema.
 func (m *models) addKinds(name string) {
 	kinds := slices.Clone(m.kinds[name])
-	if name == deleteOptionsModel && m.own != nil {
-		if m.edition == v3 { // not those of every group that there has been
+	if name == deleteOptionsModel && m.optionVersions != nil {
+		if m.edition == v3 { // v3 lists only the kinds of the document's group versions
 			kinds = kinds[:0]
 		}
-		for _, gv := range m.own {
+		for _, gv := range m.optionVersions {
 			if k := gv.WithKind("DeleteOptions"); !slices.Contains(kinds, k) {
 				kinds = append(kinds, k)
 			}
@@ -111,7 +111,7 @@ func (m *models) addKinds(name string) {
 	m.out[name].AddExtension("x-kubernetes-group-version-kind", list)
 }
 
-// fragments are all models added so far, by name.
+// fragments returns all schemas, sorted by name.
 func (m *models) fragments() ([]fragment, error) {
 	var out []fragment
 	for name, s := range m.out {
@@ -125,8 +125,8 @@ func (m *models) fragments() ([]fragment, error) {
 	return out, nil
 }
 
-// adapt makes of s what its edition knows: v2 leaves defaults out, v3 puts references that
-// have a description or a default of their own into allOf. s is not changed.
+// adapt returns s in the form of the edition. v2 omits defaults. v3 moves a reference with its own description or
+// default into allOf. adapt does not modify s.
 func (m *models) adapt(s *spec.Schema) *spec.Schema {
 	out := *s
 	if m.edition == v2 {

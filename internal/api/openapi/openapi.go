@@ -1,6 +1,5 @@
-// Package openapi publishes the Catalog as OpenAPI v2 and v3, each group and
-// version built on first use and kept no longer than it is asked for. It knows no
-// objects and no storage.
+// Package openapi publishes the Catalog as OpenAPI v2 and v3. Documents are built on first use, and cached only
+// while they are requested. It must not import storage, and does not read objects.
 package openapi
 
 import (
@@ -20,44 +19,47 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// keepBytes is how many bytes of documents stay in memory between requests.
-const keepBytes = 4 << 20
+// cacheBytes is the number of bytes of documents that are cached.
+const cacheBytes = 4 << 20
 
-// Handler serves /openapi/v2, /openapi/v3 and /openapi/v3/... of live, as JSON or as
-// gnostic's protobuf (KEP-2896). The index of v3 names each document with a hash; asked for with that hash it
-// may be kept for ever, and with another one the client is sent to the right one. All have
-// an ETag, so that a client which has the newest costs nothing. A change of a CRD changes only the documents of
-// its group and versions. What other servers serve is described by theirs.
-func Handler(live *resource.Live, theirs Aggregated) http.Handler {
-	return &server{live: live, theirs: theirs, now: time.Now, cache: newCache(keepBytes)}
+// Handler returns a handler for /openapi/v2, /openapi/v3 and /openapi/v3/... of live. Documents are JSON or
+// gnostic's protobuf (KEP-2896). aggregated returns the documents of other servers.
+//
+// The v3 index contains a URL with a hash for each document. A request with the current hash gets a response that
+// clients can cache forever. A request with an old hash is redirected. All documents have an ETag, so that a
+// client with the current document gets no body. A change of a CRD changes only the documents of its group
+// versions.
+func Handler(live *resource.Live, aggregated Aggregated) http.Handler {
+	return &server{live: live, aggregated: aggregated, now: time.Now, cache: newCache(cacheBytes)}
 }
 
-// Aggregated are the documents of group versions that other servers serve.
+// Aggregated provides the documents of group versions that other servers serve.
 type Aggregated interface {
-	// ServeOpenAPIV3 answers with that of v3, and OpenAPIV3Hash names its content; "" where there is none, and that of v2 counts.
+	// ServeOpenAPIV3 serves the v3 document of s. OpenAPIV3Hash returns the hash of its content, or "" if there
+	// is no such document. The v2 document is then converted.
 	ServeOpenAPIV3(w http.ResponseWriter, r *http.Request, s *resource.APIService)
 	OpenAPIV3Hash(ctx context.Context, s *resource.APIService) string
-	// OpenAPIV2 returns the document of v2 that has s in it, and its hash; nil where there is none.
+	// OpenAPIV2 returns the v2 document that contains s, and its hash. It returns nil if there is none.
 	OpenAPIV2(ctx context.Context, s *resource.APIService) (document []byte, hash string)
 }
 
 type server struct {
-	live   *resource.Live
-	theirs Aggregated
-	now    func() time.Time
-	cache  *cache
+	live       *resource.Live
+	aggregated Aggregated
+	now        func() time.Time
+	cache      *cache
 
-	mu     sync.Mutex
-	last   *published
-	merged *merged // of v2; nil: it has not been asked for
-	packed *packed // the same
+	mu         sync.Mutex
+	last       *published
+	merged     *merged     // v2 document with those of other servers; nil before the first request
+	compressed *compressed // compressed v2 document; nil before the first request
 }
 
-// published returns what is to be served now.
+// published returns the documents of the current catalog.
 func (s *server) published(ctx context.Context) (*published, error) {
 	catalog, err := s.live.Current(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("wait for the newest kinds: %w", err)
+		return nil, fmt.Errorf("wait for the latest catalog: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +69,7 @@ func (s *server) published(ctx context.Context) (*published, error) {
 	return s.last, nil
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP serves one request.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET")
@@ -81,19 +83,19 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch path := r.URL.Path; {
 	case path == "/openapi/v2":
-		s.serve(w, r, v2, s.whole(r.Context(), p))
+		s.serve(w, r, v2, s.v2Document(r.Context(), p))
 	case path == "/openapi/v3":
 		s.serveIndex(w, r, p)
 	case strings.HasPrefix(path, "/openapi/v3/"):
 		name := strings.TrimPrefix(path, "/openapi/v3/")
-		if to := p.theirs(name); to != nil {
-			if s.theirs.OpenAPIV3Hash(r.Context(), to) == "" {
-				if d := s.converted(r.Context(), to); d.of != "" {
+		if service := p.aggregatedService(name); service != nil {
+			if s.aggregated.OpenAPIV3Hash(r.Context(), service) == "" {
+				if d := s.converted(r.Context(), service); d.sourceHash != "" {
 					s.serve(w, r, v3, d)
 					return
 				}
 			}
-			s.theirs.ServeOpenAPIV3(w, r, to)
+			s.aggregated.ServeOpenAPIV3(w, r, service)
 			return
 		}
 		if e := p.find(name); e != nil {
@@ -106,11 +108,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveIndex answers with the list of v3 documents.
+// serveIndex serves the index of the v3 documents.
 func (s *server) serveIndex(w http.ResponseWriter, r *http.Request, p *published) {
 	index, err := p.index()
 	if len(p.services) > 0 && err == nil {
-		index, err = p.newIndex(s.entriesOf(r.Context(), p.services))
+		index, err = p.newIndex(s.aggregatedEntries(r.Context(), p.services))
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -121,16 +123,16 @@ func (s *server) serveIndex(w http.ResponseWriter, r *http.Request, p *published
 	serveContent(w, r, index.text)
 }
 
-// serveContent answers with body, or with the ranges of it that are asked for.
+// serveContent serves body, or the requested ranges of it.
 func serveContent(w http.ResponseWriter, r *http.Request, body []byte) {
-	http.ServeContent(&inOnePiece{w}, r, "", time.Time{}, bytes.NewReader(body))
+	http.ServeContent(&directWriter{w}, r, "", time.Time{}, bytes.NewReader(body))
 }
 
-// inOnePiece is a ResponseWriter to which http.ServeContent writes without a copy in between.
-type inOnePiece struct{ http.ResponseWriter }
+// directWriter is a ResponseWriter to which http.ServeContent writes the body without copying it to a buffer.
+type directWriter struct{ http.ResponseWriter }
 
 // ReadFrom implements io.ReaderFrom.
-func (o *inOnePiece) ReadFrom(r io.Reader) (int64, error) {
+func (o *directWriter) ReadFrom(r io.Reader) (int64, error) {
 	limited, ok := r.(*io.LimitedReader)
 	if ok {
 		if body, ok := limited.R.(*bytes.Reader); ok && int64(body.Len()) <= limited.N {
@@ -140,7 +142,8 @@ func (o *inOnePiece) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(o.ResponseWriter, r)
 }
 
-// negotiate returns whether a document is wanted as protobuf, or false.
+// negotiate reports whether the client prefers a document as protobuf. ok is false if the client accepts no
+// supported form.
 func negotiate(r *http.Request, e edition) (protobuf, ok bool) {
 	header := r.Header.Get("Accept")
 	if header == "" {
@@ -162,8 +165,8 @@ func negotiate(r *http.Request, e edition) (protobuf, ok bool) {
 	return false, false
 }
 
-// serve answers with a document.
-func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d served) {
+// serve serves a document.
+func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d servedDocument) {
 	w.Header().Set("Vary", "Accept")
 	protobuf, ok := negotiate(r, e)
 	if !ok {
@@ -177,15 +180,16 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d serv
 	}
 	etag := `"` + hash + `"`
 	w.Header().Set("Etag", etag)
-	if asked := r.URL.Query().Get("hash"); asked != "" && e == v3 {
-		if asked != hash {
-			http.Redirect(w, r, serverRelativeURL(strings.TrimPrefix(r.URL.Path, "/openapi/v3/"), hash), http.StatusMovedPermanently)
+	if requested := r.URL.Query().Get("hash"); requested != "" && e == v3 {
+		if requested != hash {
+			current := serverRelativeURL(strings.TrimPrefix(r.URL.Path, "/openapi/v3/"), hash)
+			http.Redirect(w, r, current, http.StatusMovedPermanently)
 			return
 		}
 		w.Header().Set("Cache-Control", "public, immutable")
 		w.Header().Set("Expires", s.now().AddDate(1, 0, 0).UTC().Format(http.TimeFormat))
 	}
-	if has(r, etag) {
+	if hasETag(r, etag) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
@@ -196,7 +200,8 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d serv
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if protobuf {
-		w.Header().Set("Content-Type", "application/com.github.proto-openapi.spec."+map[edition]string{v2: "v2", v3: "v3"}[e]+".v1.0+protobuf")
+		version := map[edition]string{v2: "v2", v3: "v3"}[e]
+		w.Header().Set("Content-Type", "application/com.github.proto-openapi.spec."+version+".v1.0+protobuf")
 	}
 	if e == v2 && acceptsGzip(r) {
 		if body, err = s.compress(hash, protobuf, body); err != nil {
@@ -208,8 +213,8 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, e edition, d serv
 	serveContent(w, r, body)
 }
 
-// has says whether the client already has the document, by its If-None-Match.
-func has(r *http.Request, etag string) bool {
+// hasETag reports whether If-None-Match contains the ETag of the document.
+func hasETag(r *http.Request, etag string) bool {
 	for _, t := range strings.Split(strings.Join(r.Header.Values("If-None-Match"), ","), ",") {
 		if t = strings.TrimPrefix(strings.TrimSpace(t), "W/"); t == etag || t == "*" {
 			return true
@@ -218,7 +223,7 @@ func has(r *http.Request, etag string) bool {
 	return false
 }
 
-// serverRelativeURL is where a version of a document is found.
+// serverRelativeURL returns the URL of the document with the given hash.
 func serverRelativeURL(name, hash string) string {
 	u := url.URL{Path: "/openapi/v3/" + name, RawQuery: url.Values{"hash": {hash}}.Encode()}
 	return u.String()

@@ -22,12 +22,12 @@ const (
 	scaleModel         = "io.k8s.api.autoscaling.v1.Scale"
 )
 
-// param is a parameter in the path or the query.
+// param is a path or query parameter.
 type param struct {
 	name, in, typ, description string
 }
 
-// response is one answer of an operation; model is the name of a schema, or "".
+// response is one response of an operation. model is the name of a schema, or "".
 type response struct {
 	code, description, model string
 }
@@ -45,15 +45,15 @@ type operation struct {
 	responses    []response
 }
 
-// pathItem is a path with its operations. What all operations take stands in params.
+// pathItem is a path with its operations. params are the parameters of all operations.
 type pathItem struct {
 	path       string
-	kind       schema.GroupVersionKind // of what a subresource takes, if not the kind itself
+	kind       schema.GroupVersionKind // kind of the body of a subresource, or the kind itself
 	params     []param
 	operations []operation
 }
 
-// options are the query parameters of each verb, from the fields of metav1's types.
+// options holds the query parameters of each verb. They are the fields of metav1's types.
 type options struct{ get, list, create, update, patch, delete []param }
 
 func newOptions() options {
@@ -95,7 +95,7 @@ func queryParams(of any, docs map[string]string) []param {
 	return out
 }
 
-// kind is what the operations of one version need to know of it.
+// kind describes one version for its operations.
 type kind struct {
 	*resource.Version
 	model, listModel string
@@ -105,7 +105,7 @@ type kind struct {
 
 func (k kind) serves(verb string) bool { return slices.Contains(k.verbs, verb) }
 
-// paths are all of a kind, as they are served.
+// paths returns all paths of a kind that are served, sorted.
 func (o *options) paths(k kind) []pathItem {
 	names := k.Definition.Names
 	base := "/apis/" + k.APIVersion + "/"
@@ -116,14 +116,16 @@ func (o *options) paths(k kind) []pathItem {
 	var items []pathItem
 	if k.Definition.Namespaced {
 		if k.serves("list") {
-			items = append(items, pathItem{path: root, operations: []operation{o.listing(k, "", "ForAllNamespaces")}})
+			operations := []operation{o.listOperation(k, "", "ForAllNamespaces")}
+			items = append(items, pathItem{path: root, operations: operations})
 		}
 		root, scope = base+"namespaces/{namespace}/"+names.Plural, "Namespaced"
 	}
 	items = append(items, o.collection(k, root, scope), o.single(k, root+"/{name}", scope))
 	all := []string{"get", "patch", "update"}
 	if k.Status {
-		items = append(items, o.subresource(k, root+"/{name}/", scope, resource.Subresource{Name: "status", Verbs: all}, k.model))
+		status := resource.Subresource{Name: "status", Verbs: all}
+		items = append(items, o.subresource(k, root+"/{name}/", scope, status, k.model))
 	}
 	if k.Scale != nil {
 		item := o.subresource(k, root+"/{name}/", scope, resource.Subresource{Name: "scale", Verbs: all}, scaleModel)
@@ -134,31 +136,33 @@ func (o *options) paths(k kind) []pathItem {
 	}
 	for _, sub := range k.Subresources {
 		if sub.Connect != nil {
-			items = append(items, connecting(k, root+"/{name}/"+sub.Name, scope, sub)...)
+			items = append(items, connectPaths(k, root+"/{name}/"+sub.Name, scope, sub)...)
 			continue
 		}
 		items = append(items, o.subresource(k, root+"/{name}/", scope, sub, k.model))
 	}
 	items = slices.DeleteFunc(items, func(p pathItem) bool { return len(p.operations) == 0 })
 	for i := range items {
-		items[i].finish(k)
+		items[i].addPathParams(k)
 	}
 	slices.SortFunc(items, func(a, b pathItem) int { return strings.Compare(a.path, b.path) })
 	return items
 }
 
-// newOperation is what all operations have in common. name is what its id ends in.
+// newOperation returns an operation with the fields that all operations have. name is the last part of its id.
 func newOperation(k kind, method, action, verb, name string) operation {
 	group := strings.TrimSuffix(k.GroupVersion.Group, ".k8s.io")
 	if group == "" {
 		group = "core"
 	}
 	op := operation{
-		method:   method,
-		action:   action,
-		id:       verb + identifier(group, true) + identifier(k.GroupVersion.Version, true) + identifier(name, true),
-		tag:      identifier(group, false) + "_" + identifier(k.GroupVersion.Version, false),
-		params:   []param{{"pretty", "query", "string", "If 'true', then the output is pretty printed. Defaults to 'false' unless the user-agent indicates a browser or command-line HTTP tool (curl and wget)."}},
+		method: method,
+		action: action,
+		id:     verb + identifier(group, true) + identifier(k.GroupVersion.Version, true) + identifier(name, true),
+		tag:    identifier(group, false) + "_" + identifier(k.GroupVersion.Version, false),
+		params: []param{{"pretty", "query", "string", "If 'true', then the output is pretty printed. " +
+			"Defaults to 'false' unless the user-agent indicates a browser or command-line HTTP tool " +
+			"(curl and wget)."}},
 		consumes: []string{"*/*"},
 		produces: []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"},
 	}
@@ -169,8 +173,8 @@ func newOperation(k kind, method, action, verb, name string) operation {
 	return op
 }
 
-// identifier makes one word of s: what is neither letter nor digit falls out, and the
-// next letter is a capital.
+// identifier converts s to CamelCase. It removes characters other than letters and digits and capitalizes the
+// next letter.
 func identifier(s string, capital bool) string {
 	var b strings.Builder
 	for i, r := range s {
@@ -187,7 +191,7 @@ func identifier(s string, capital bool) string {
 	return b.String()
 }
 
-// article is a noun's, between spaces; a plural has none.
+// article returns the indefinite article of noun between spaces. A plural has none.
 func article(noun string) string {
 	first, _ := utf8.DecodeRuneInString(noun)
 	switch {
@@ -200,12 +204,13 @@ func article(noun string) string {
 	}
 }
 
-func (o *options) listing(k kind, scope, suffix string) operation {
+func (o *options) listOperation(k kind, scope, suffix string) operation {
 	name := k.Definition.Names.Kind
 	op := newOperation(k, "get", "list", "list", scope+name+suffix)
 	op.description = "list objects of kind " + name
 	if !k.custom {
-		op.produces = append(op.produces, "application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch")
+		op.produces = append(op.produces,
+			"application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch")
 		if k.serves("watch") {
 			op.description = "list or watch objects of kind " + name
 		}
@@ -215,15 +220,15 @@ func (o *options) listing(k kind, scope, suffix string) operation {
 	return op
 }
 
-// collection is the path of all objects of a namespace, or of all.
+// collection returns the path of all objects of a kind, or of those in a namespace.
 func (o *options) collection(k kind, path, scope string) pathItem {
 	item := pathItem{path: path}
 	name := k.Definition.Names.Kind
 	if k.serves("list") {
-		item.operations = append(item.operations, o.listing(k, scope, ""))
+		item.operations = append(item.operations, o.listOperation(k, scope, ""))
 	}
 	if k.serves("create") {
-		item.operations = append(item.operations, o.creating(k, scope, "", k.model))
+		item.operations = append(item.operations, o.createOperation(k, scope, "", k.model))
 	}
 	if k.serves("deletecollection") {
 		op := newOperation(k, "delete", "deletecollection", "delete", "collection"+scope+name)
@@ -245,30 +250,31 @@ func (o *options) collection(k kind, path, scope string) pathItem {
 	return item
 }
 
-// single is the path of one object.
+// single returns the path of one object.
 func (o *options) single(k kind, path, scope string) pathItem {
 	item := pathItem{path: path}
 	name := k.Definition.Names.Kind
 	if k.serves("get") {
-		item.operations = append(item.operations, o.reading(k, scope, "", k.model))
+		item.operations = append(item.operations, o.readOperation(k, scope, "", k.model))
 	}
 	if k.serves("update") {
-		item.operations = append(item.operations, o.replacing(k, scope, "", k.model))
+		item.operations = append(item.operations, o.replaceOperation(k, scope, "", k.model))
 	}
 	if k.serves("delete") {
 		op := newOperation(k, "delete", "delete", "delete", scope+name)
 		op.description = "delete" + article(name) + name
 		op.params = append(op.params, o.delete...)
 		op.body = deleteOptionsModel
-		answer := statusModel
-		if b := k.Definition.Behavior; b.ReturnsDeleted && b.Deletable == nil { // nobody waits for the end of a Namespace
-			answer = k.model
+		model := statusModel
+		// The deletion of a Namespace returns a Status, because the Namespace is deleted later.
+		if b := k.Definition.Behavior; b.ReturnsDeleted && b.Deletable == nil {
+			model = k.model
 		}
-		op.responses = []response{{"200", "OK", answer}, {"202", "Accepted", answer}}
+		op.responses = []response{{"200", "OK", model}, {"202", "Accepted", model}}
 		item.operations = append(item.operations, op)
 	}
 	if k.serves("patch") {
-		item.operations = append(item.operations, o.patching(k, scope, "", k.model))
+		item.operations = append(item.operations, o.patchOperation(k, scope, "", k.model))
 	}
 	return item
 }
@@ -282,22 +288,22 @@ func (o *options) subresource(k kind, path, scope string, sub resource.Subresour
 		}
 	}
 	if slices.Contains(sub.Verbs, "create") {
-		item.operations = append(item.operations, o.creating(k, scope, sub.Name, model))
+		item.operations = append(item.operations, o.createOperation(k, scope, sub.Name, model))
 	}
 	if slices.Contains(sub.Verbs, "get") {
-		item.operations = append(item.operations, o.reading(k, scope, sub.Name, model))
+		item.operations = append(item.operations, o.readOperation(k, scope, sub.Name, model))
 	}
 	if slices.Contains(sub.Verbs, "update") {
-		item.operations = append(item.operations, o.replacing(k, scope, sub.Name, model))
+		item.operations = append(item.operations, o.replaceOperation(k, scope, sub.Name, model))
 	}
 	if slices.Contains(sub.Verbs, "patch") {
-		item.operations = append(item.operations, o.patching(k, scope, sub.Name, model))
+		item.operations = append(item.operations, o.patchOperation(k, scope, sub.Name, model))
 	}
 	return item
 }
 
-// of names what an operation works on.
-func of(k kind, sub string) string {
+// ofSpecified returns the object of an operation for its description.
+func ofSpecified(k kind, sub string) string {
 	if sub != "" {
 		sub = " " + sub + " of"
 	}
@@ -308,9 +314,9 @@ func suffix(k kind, scope, sub string) string {
 	return scope + k.Definition.Names.Kind + identifier(sub, true)
 }
 
-func (o *options) reading(k kind, scope, sub, model string) operation {
+func (o *options) readOperation(k kind, scope, sub, model string) operation {
 	op := newOperation(k, "get", "get", "read", suffix(k, scope, sub))
-	op.description = "read" + of(k, sub)
+	op.description = "read" + ofSpecified(k, sub)
 	if k.custom {
 		op.params = append(op.params, o.get...)
 	}
@@ -318,7 +324,7 @@ func (o *options) reading(k kind, scope, sub, model string) operation {
 	return op
 }
 
-func (o *options) creating(k kind, scope, sub, model string) operation {
+func (o *options) createOperation(k kind, scope, sub, model string) operation {
 	op := newOperation(k, "post", "post", "create", suffix(k, scope, sub))
 	name := k.Definition.Names.Kind
 	if op.description = "create"; sub != "" {
@@ -331,22 +337,24 @@ func (o *options) creating(k kind, scope, sub, model string) operation {
 	return op
 }
 
-func (o *options) replacing(k kind, scope, sub, model string) operation {
+func (o *options) replaceOperation(k kind, scope, sub, model string) operation {
 	op := newOperation(k, "put", "put", "replace", suffix(k, scope, sub))
-	op.description = "replace" + of(k, sub)
+	op.description = "replace" + ofSpecified(k, sub)
 	op.params = append(op.params, o.update...)
 	op.body, op.bodyRequired = model, true
 	op.responses = []response{{"200", "OK", model}, {"201", "Created", model}}
 	return op
 }
 
-func (o *options) patching(k kind, scope, sub, model string) operation {
+func (o *options) patchOperation(k kind, scope, sub, model string) operation {
 	op := newOperation(k, "patch", "patch", "patch", suffix(k, scope, sub))
-	op.description = "partially update" + of(k, sub)
+	op.description = "partially update" + ofSpecified(k, sub)
 	op.params = append(op.params, o.patch...)
 	op.body, op.bodyRequired = patchModel, true
 	op.responses = []response{{"200", "OK", model}}
-	op.consumes = []string{"application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml"}
+	op.consumes = []string{
+		"application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml",
+	}
 	if !k.custom {
 		op.consumes = slices.Insert(op.consumes, 2, "application/strategic-merge-patch+json")
 		op.responses = append(op.responses, response{"201", "Created", model})
@@ -354,13 +362,15 @@ func (o *options) patching(k kind, scope, sub, model string) operation {
 	return op
 }
 
-// finish adds the parameters of the path itself and moves up what all operations share.
-func (p *pathItem) finish(k kind) {
+// addPathParams adds the parameters of the path and moves the parameters that all operations share to the path.
+func (p *pathItem) addPathParams(k kind) {
 	if p.kind.Empty() {
 		p.kind = k.GroupVersionKind()
 	}
 	if strings.Contains(p.path, "{namespace}") {
-		p.params = append(p.params, param{"namespace", "path", "string", "object name and auth scope, such as for teams and projects"})
+		p.params = append(p.params, param{
+			"namespace", "path", "string", "object name and auth scope, such as for teams and projects",
+		})
 	}
 	if strings.Contains(p.path, "{name}") {
 		p.params = append(p.params, param{"name", "path", "string", "name of the " + p.kind.Kind})
@@ -373,7 +383,9 @@ func (p *pathItem) finish(k kind) {
 	for i := range p.operations {
 		op := &p.operations[i]
 		op.gvk = p.kind
-		op.params = slices.DeleteFunc(slices.Clone(op.params), func(q param) bool { return slices.Contains(p.params, q) })
+		op.params = slices.DeleteFunc(slices.Clone(op.params), func(q param) bool {
+			return slices.Contains(p.params, q)
+		})
 		slices.SortFunc(op.params, compareParams)
 	}
 	slices.SortFunc(p.params, compareParams)
@@ -383,8 +395,8 @@ func compareParams(a, b param) int {
 	return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.in, b.in))
 }
 
-// shared says whether every operation takes a parameter; descriptions may differ between
-// them, as between those of create and patch, and then it stays where it is.
+// shared reports whether every operation has the parameter q. Descriptions may differ, as between create and
+// patch. Such a parameter stays in its operations.
 func (p *pathItem) shared(q param) bool {
 	for _, op := range p.operations {
 		if !slices.Contains(op.params, q) {

@@ -18,25 +18,24 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// transcoder writes an OpenAPI document as the protobuf of
-// github.com/google/gnostic-models, from its JSON and in one pass: gnostic's own way goes
-// by a YAML tree of the whole document.
+// transcoder converts the JSON of an OpenAPI document to the protobuf of github.com/google/gnostic-models in one
+// pass. gnostic itself builds a YAML tree of the whole document.
 type transcoder struct {
 	root     protoreflect.MessageDescriptor
 	messages map[protoreflect.FullName]*message
-	texts    map[string]string // YAML by the JSON it says
-	err      error             // what could not be written, if anything
+	texts    map[string]string // cache of YAML texts, by JSON
+	err      error             // error of the last value that could not be encoded, or nil
 }
 
-// message is what the transcoder knows of a message.
+// message describes a protobuf message for the transcoder.
 type message struct {
-	fields map[string]protoreflect.FieldDescriptor // by JSON name
-	rest   protoreflect.FieldDescriptor            // repeated Named..., for names that are not known
-	vendor protoreflect.FieldDescriptor            // repeated NamedAny, for x-...
-	choose chooser                                 // for a message that is one of several
+	fields     map[string]protoreflect.FieldDescriptor // by JSON name
+	entries    protoreflect.FieldDescriptor            // repeated Named..., for names that are not fields
+	extensions protoreflect.FieldDescriptor            // repeated NamedAny, for x-...
+	choose     chooser                                 // set for a message with alternatives, such as Parameter
 }
 
-// newTranscoder makes one for documents of an edition.
+// newTranscoder returns a transcoder for documents of an edition.
 func newTranscoder(e edition) *transcoder {
 	root := (&openapi_v3.Document{}).ProtoReflect().Descriptor()
 	if e == v2 {
@@ -59,7 +58,7 @@ func (t *transcoder) encode(document []byte) ([]byte, error) {
 	return out, nil
 }
 
-// message looks up or makes the plan of a message.
+// message returns the description of a message. It builds the description on first use.
 func (t *transcoder) message(d protoreflect.MessageDescriptor) *message {
 	if m := t.messages[d.FullName()]; m != nil {
 		return m
@@ -73,9 +72,10 @@ func (t *transcoder) message(d protoreflect.MessageDescriptor) *message {
 		f := d.Fields().Get(i)
 		switch name := string(f.Name()); {
 		case name == "vendor_extension" || name == "specification_extension":
-			m.vendor = f
-		case f.IsList() && f.Kind() == protoreflect.MessageKind && strings.HasPrefix(string(f.Message().Name()), "Named"):
-			m.rest = f
+			m.extensions = f
+		case f.IsList() && f.Kind() == protoreflect.MessageKind &&
+			strings.HasPrefix(string(f.Message().Name()), "Named"):
+			m.entries = f
 		case name == "_ref":
 			m.fields["$ref"] = f
 		default:
@@ -85,23 +85,23 @@ func (t *transcoder) message(d protoreflect.MessageDescriptor) *message {
 	return m
 }
 
-// object writes the JSON object at c as the fields of d.
+// object appends the JSON object at c as the fields of d.
 func (t *transcoder) object(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	m := t.message(d)
 	c.Members(func(name string) {
 		switch f := m.fields[name]; {
 		case f != nil:
 			dst = t.field(dst, c, f)
-		case m.vendor != nil && strings.HasPrefix(name, "x-"):
-			dst = t.named(dst, c, m.vendor, name)
-		case m.rest != nil:
-			dst = t.named(dst, c, m.rest, name)
+		case m.extensions != nil && strings.HasPrefix(name, "x-"):
+			dst = t.named(dst, c, m.extensions, name)
+		case m.entries != nil:
+			dst = t.named(dst, c, m.entries, name)
 		}
 	})
 	return dst
 }
 
-// named writes one entry of a map: a message of a name and a value.
+// named appends one entry of a map: a message with a name and a value.
 func (t *transcoder) named(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor, name string) []byte {
 	return nested(dst, f.Number(), func(dst []byte) []byte {
 		dst = protowire.AppendTag(dst, 1, protowire.BytesType)
@@ -110,7 +110,7 @@ func (t *transcoder) named(dst []byte, c *object.Cursor, f protoreflect.FieldDes
 	})
 }
 
-// nested writes a field whose content is written by content.
+// nested appends a field whose content is appended by content.
 func nested(dst []byte, number protoreflect.FieldNumber, content func([]byte) []byte) []byte {
 	dst = protowire.AppendTag(dst, number, protowire.BytesType)
 	start := len(dst)
@@ -120,7 +120,7 @@ func nested(dst []byte, number protoreflect.FieldNumber, content func([]byte) []
 	return slices.Insert(dst, start, prefix[:n]...)
 }
 
-// field writes the value at c as f; a list as one field for each item.
+// field appends the value at c as f. A list is appended as one field for each item.
 func (t *transcoder) field(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor) []byte {
 	if !f.IsList() || c.Kind() != '[' {
 		return t.value(dst, c, f)
@@ -129,7 +129,7 @@ func (t *transcoder) field(dst []byte, c *object.Cursor, f protoreflect.FieldDes
 	return dst
 }
 
-// value writes one value.
+// value appends one value.
 func (t *transcoder) value(dst []byte, c *object.Cursor, f protoreflect.FieldDescriptor) []byte {
 	switch f.Kind() {
 	case protoreflect.MessageKind:
@@ -144,13 +144,13 @@ func (t *transcoder) value(dst []byte, c *object.Cursor, f protoreflect.FieldDes
 		if !b && f.ContainingOneof() == nil {
 			return dst
 		}
-		return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), protowire.EncodeBool(b))
+		dst = protowire.AppendTag(dst, f.Number(), protowire.VarintType)
+		return protowire.AppendVarint(dst, protowire.EncodeBool(b))
 	}
 	return t.number(dst, c.Raw(), f)
 }
 
-// number writes a number; zero is the same as none unless it tells which of several
-// a value is.
+// number appends a number. It omits zero, except in a oneof, where zero selects the alternative.
 func (t *transcoder) number(dst []byte, raw string, f protoreflect.FieldDescriptor) []byte {
 	whole, notWhole := strconv.ParseInt(raw, 10, 64)
 	number, err := strconv.ParseFloat(raw, 64)
@@ -161,14 +161,15 @@ func (t *transcoder) number(dst []byte, raw string, f protoreflect.FieldDescript
 	case number == 0 && f.ContainingOneof() == nil:
 		return dst
 	case f.Kind() == protoreflect.DoubleKind:
-		return protowire.AppendFixed64(protowire.AppendTag(dst, f.Number(), protowire.Fixed64Type), math.Float64bits(number))
+		dst = protowire.AppendTag(dst, f.Number(), protowire.Fixed64Type)
+		return protowire.AppendFixed64(dst, math.Float64bits(number))
 	case notWhole != nil:
 		whole = int64(number)
 	}
 	return protowire.AppendVarint(protowire.AppendTag(dst, f.Number(), protowire.VarintType), uint64(whole))
 }
 
-// content writes the value at c as what stands in a message of type d.
+// content appends the value at c as the content of a message of type d.
 func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.MessageDescriptor) []byte {
 	switch d.Name() {
 	case "Any":
@@ -188,11 +189,12 @@ func (t *transcoder) content(dst []byte, c *object.Cursor, d protoreflect.Messag
 	return dst
 }
 
-// yaml is JSON as block YAML, made by gnostic itself: clients compare the text. The same few texts come again and again.
+// yaml returns JSON as block YAML. gnostic converts it, because clients compare the text. A cache is effective
+// because few different texts occur.
 func (t *transcoder) yaml(js string) string {
 	text, ok := t.texts[js]
 	if !ok {
-		text = js // where it has letters that no YAML may have
+		text = js // used if YAML cannot represent the characters
 		if node, err := compiler.ReadInfoFromBytes("", []byte(js)); err == nil && len(node.Content) > 0 {
 			text = string(compiler.Marshal(node.Content[0]))
 		}
@@ -201,15 +203,15 @@ func (t *transcoder) yaml(js string) string {
 	return text
 }
 
-// chooser finds which field of a message that is one of several the value ahead goes to; 0
-// for none of them.
+// chooser returns the number of the field that holds the value ahead in a message with alternatives, or 0 if none
+// does.
 type chooser func(ahead object.Cursor) protoreflect.FieldNumber
 
-// chooserOf knows the messages that are one of several, in both editions.
+// chooserOf returns the chooser of a message in either edition, or nil if the message has no alternatives.
 func chooserOf(name protoreflect.Name) chooser {
 	switch name {
 	case "AdditionalPropertiesItem":
-		return func(c object.Cursor) protoreflect.FieldNumber { return either(c.Kind() == '{', 1, 2) }
+		return func(c object.Cursor) protoreflect.FieldNumber { return fieldIf(c.Kind() == '{', 1, 2) }
 	case "DefaultType":
 		return chooseDefault
 	case "SchemaItem":
@@ -229,19 +231,19 @@ func chooserOf(name protoreflect.Name) chooser {
 	return nil
 }
 
-func either(ok bool, yes, no protoreflect.FieldNumber) protoreflect.FieldNumber {
+func fieldIf(ok bool, yes, no protoreflect.FieldNumber) protoreflect.FieldNumber {
 	if ok {
 		return yes
 	}
 	return no
 }
 
-// chooseReference tells a reference by its first member, which is all that it has.
+// chooseReference recognizes a reference by its first member, which is its only one.
 func chooseReference(c object.Cursor) protoreflect.FieldNumber {
-	return either(c.FirstKey() == "$ref", 2, 1)
+	return fieldIf(c.FirstKey() == "$ref", 2, 1)
 }
 
-// chooseDefault tells numbers, booleans and texts; v3 has no others.
+// chooseDefault distinguishes numbers, booleans and strings. v3 has no other defaults.
 func chooseDefault(c object.Cursor) protoreflect.FieldNumber {
 	switch c.Kind() {
 	case '{', '[', 'n':
@@ -254,13 +256,13 @@ func chooseDefault(c object.Cursor) protoreflect.FieldNumber {
 	return 1
 }
 
-// chooseParameter tells v2's parameters by where they are.
-func chooseParameter(places map[string]protoreflect.FieldNumber, otherwise protoreflect.FieldNumber) chooser {
+// chooseParameter selects the message of a v2 parameter by the value of "in".
+func chooseParameter(numbers map[string]protoreflect.FieldNumber, fallback protoreflect.FieldNumber) chooser {
 	return func(c object.Cursor) protoreflect.FieldNumber {
-		number := otherwise
+		number := fallback
 		c.Members(func(key string) {
 			if key == "in" {
-				number = cmp.Or(places[c.Text()], otherwise)
+				number = cmp.Or(numbers[c.Text()], fallback)
 			}
 		})
 		return number

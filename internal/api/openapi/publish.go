@@ -12,8 +12,11 @@ const (
 	listMeta   = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"
 	typeMeta   = "io.k8s.apimachinery.pkg.apis.meta.v1.TypeMeta"
 
-	embeddedAPIVersion = "apiVersion defines the versioned schema of this representation of an object. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources"
-	embeddedKind       = "kind is a string value representing the type of this object. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds"
+	apiConventions     = "https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md"
+	embeddedAPIVersion = "apiVersion defines the versioned schema of this representation of an object. " +
+		"More info: " + apiConventions + "#resources"
+	embeddedKind = "kind is a string value representing the type of this object. In CamelCase. " +
+		"More info: " + apiConventions + "#types-kinds"
 )
 
 // edition is a version of OpenAPI.
@@ -24,7 +27,7 @@ const (
 	v3 edition = 3
 )
 
-// refPrefix is where schemas lie in a document.
+// refPrefix returns the prefix of references to schemas in a document.
 func (e edition) refPrefix() string {
 	if e == v2 {
 		return "#/definitions/"
@@ -32,7 +35,7 @@ func (e edition) refPrefix() string {
 	return "#/components/schemas/"
 }
 
-// appendRef refers to a schema; "" is text.
+// appendRef appends a reference to a schema. If model is "", it appends the type string.
 func (e edition) appendRef(dst []byte, model string) []byte {
 	if model == "" {
 		return append(dst, `{"type":"string"}`...)
@@ -42,8 +45,7 @@ func (e edition) appendRef(dst []byte, model string) []byte {
 	return append(dst, '}')
 }
 
-// appendDescribedRef appends a reference that has a description of its own, for which v3
-// needs allOf.
+// appendDescribedRef appends a reference with its own description, for which v3 needs allOf.
 func (e edition) appendDescribedRef(dst []byte, model, description string) []byte {
 	if e == v2 {
 		dst = append(dst, `{"$ref":`...)
@@ -64,16 +66,16 @@ func appendStringType(dst []byte, description string) []byte {
 	return append(dst, `,"type":"string"}`...)
 }
 
-// publisher turns the schemas of custom kinds into those of a document.
+// publisher converts the schemas of custom kinds to those of a document.
 type publisher struct {
 	edition
 	docs metaDocs
 }
 
-// metaDocs are the descriptions of the fields that every object has.
+// metaDocs holds the descriptions of the fields that every object has.
 type metaDocs struct{ apiVersion, kind, metadata, listMetadata string }
 
-// objectFields are the fields that every object has, at the root or embedded.
+// objectFields returns the fields that every object has, at the root or embedded.
 func (p publisher) objectFields(apiVersion, kind string) []property {
 	return []property{
 		{name: "apiVersion", text: appendStringType(nil, apiVersion)},
@@ -82,36 +84,36 @@ func (p publisher) objectFields(apiVersion, kind string) []property {
 	}
 }
 
-// appendRoot appends the schema of a custom kind. n is nil where the CRD has none that can be
-// published. extensions is the text of further members, with a leading comma.
+// appendRoot appends the schema of a custom kind. n is nil if the CRD has no schema that can be published.
+// extensions is the JSON of further members, with a leading comma.
 func (p publisher) appendRoot(dst []byte, n *node, extensions string) []byte {
-	if n == nil || p.edition == v2 && n.preserve {
-		// Without any fields, for kubectl would refuse those that are not named.
+	if n == nil || p.edition == v2 && n.preserveUnknown {
+		// The schema has no properties, because kubectl would reject fields that are not listed.
 		dst = append(dst, `{"type":"object"`...)
 		dst = append(dst, extensions...)
 		return append(dst, '}')
 	}
-	s := p.view(n)
-	s.set(p.objectFields(p.docs.apiVersion, p.docs.kind))
-	dst = p.appendShape(dst, s)
+	s := p.schemaOf(n)
+	s.setFields(p.objectFields(p.docs.apiVersion, p.docs.kind))
+	dst = p.appendSchema(dst, s)
 	dst = append(dst[:len(dst)-1], extensions...)
 	return append(dst, '}')
 }
 
-// shape is what is published of a node.
-type shape struct {
+// publishedSchema is a node with the keywords that are published.
+type publishedSchema struct {
 	*node
-	typ      string
-	nullable bool
-	required []string
-	props    []property
-	items    *node
-	junctors junctors
-	narrows  bool // stands below a junctor, where additionalProperties says nothing
+	typ             string
+	nullable        bool
+	required        []string
+	props           []property
+	items           *node
+	validations     valueValidations
+	validationsOnly bool // the node is in a value validation, where additionalProperties is omitted
 }
 
-// set puts fields into s in place of those of the same name.
-func (s *shape) set(fields []property) {
+// setFields adds fields to s. They replace fields with the same name.
+func (s *publishedSchema) setFields(fields []property) {
 	props := make([]property, 0, len(s.props)+len(fields))
 	for _, p := range s.props {
 		if !slices.ContainsFunc(fields, func(f property) bool { return f.name == p.name }) {
@@ -122,53 +124,56 @@ func (s *shape) set(fields []property) {
 	slices.SortFunc(s.props, compareProperties)
 }
 
-// view says what is published of n.
-func (p publisher) view(n *node) *shape {
-	s := &shape{node: n, typ: n.typ, nullable: n.nullable, required: n.required, props: n.props, items: n.items}
-	if p.edition == v2 {
-		s.reduce()
-	} else {
-		s.unfold()
+// schemaOf returns the published form of n.
+func (p publisher) schemaOf(n *node) *publishedSchema {
+	s := &publishedSchema{
+		node: n, typ: n.typ, nullable: n.nullable, required: n.required, props: n.props, items: n.items,
 	}
-	if n.embedded && !(p.edition == v2 && n.preserve) {
-		s.set(p.objectFields(embeddedAPIVersion, embeddedKind))
+	if p.edition == v2 {
+		s.reduceForV2()
+	} else {
+		s.expandIntOrString()
+	}
+	if n.embedded && !(p.edition == v2 && n.preserveUnknown) {
+		s.setFields(p.objectFields(embeddedAPIVersion, embeddedKind))
 		s.require(`"kind"`)
 		s.require(`"apiVersion"`)
 	}
 	return s
 }
 
-func (s *shape) require(name string) {
+func (s *publishedSchema) require(name string) {
 	if !slices.Contains(s.required, name) {
 		s.required = append(slices.Clip(s.required), name)
 	}
 }
 
-// unfold spells out that a value is an integer or a string.
-func (s *shape) unfold() {
-	s.junctors = s.node.junctors
-	if !s.intOrString || s.folded() {
+// expandIntOrString adds an anyOf with the types integer and string to x-kubernetes-int-or-string.
+func (s *publishedSchema) expandIntOrString() {
+	s.validations = s.node.validations
+	if !s.intOrString || s.hasIntOrString() {
 		return
 	}
 	either := []*node{{typ: `"integer"`}, {typ: `"string"`}}
-	if len(s.junctors.anyOf) == 0 {
-		s.junctors.anyOf = either
+	if len(s.validations.anyOf) == 0 {
+		s.validations.anyOf = either
 		return
 	}
-	first := &node{junctors: junctors{anyOf: either}}
-	s.junctors.allOf = append([]*node{first}, s.junctors.allOf...)
+	first := &node{validations: valueValidations{anyOf: either}}
+	s.validations.allOf = append([]*node{first}, s.validations.allOf...)
 }
 
-// reduce leaves out what OpenAPI v2 or an old kubectl does not know: junctors; the
-// type and the fields of what may be null or hold anything; lists of nothing in particular.
-func (s *shape) reduce() {
+// reduceForV2 removes the keywords that OpenAPI v2 or old versions of kubectl do not support. These are value
+// validations, the types and fields of nullable values and of values with unknown fields, and lists without an
+// item schema.
+func (s *publishedSchema) reduceForV2() {
 	if s.nullable {
 		s.typ, s.nullable, s.items, s.props = "", false, nil, nil
 	}
-	if s.preserve {
+	if s.preserveUnknown {
 		s.items, s.props = nil, nil
 	}
-	if s.items == nil && s.typ == `"array"` || s.preserve && s.typ == `"object"` {
+	if s.items == nil && s.typ == `"array"` || s.preserveUnknown && s.typ == `"object"` {
 		s.typ = ""
 	}
 	if s.additional != nil && s.additional.nullable {
@@ -184,20 +189,20 @@ func (s *shape) reduce() {
 	})
 }
 
-func (p publisher) appendNode(dst []byte, n *node) []byte { return p.appendShape(dst, p.view(n)) }
+func (p publisher) appendNode(dst []byte, n *node) []byte { return p.appendSchema(dst, p.schemaOf(n)) }
 
-// members writes the members of one object.
+// members appends the members of one JSON object.
 type members struct {
-	dst  []byte
-	some bool
+	dst        []byte
+	hasMembers bool
 }
 
-// key begins a member; its value is appended to dst.
+// key starts a member. The caller appends its value to dst.
 func (m *members) key(name string) {
-	if m.some {
+	if m.hasMembers {
 		m.dst = append(m.dst, ',')
 	}
-	m.some = true
+	m.hasMembers = true
 	m.dst = append(m.dst, '"')
 	m.dst = append(m.dst, name...)
 	m.dst = append(m.dst, `":`...)
@@ -208,10 +213,10 @@ func (m *members) raw(name, value string) {
 	m.dst = append(m.dst, value...)
 }
 
-func (p publisher) appendShape(dst []byte, s *shape) []byte {
+func (p publisher) appendSchema(dst []byte, s *publishedSchema) []byte {
 	m := &members{dst: append(dst, '{')}
 	for _, f := range s.plain {
-		if f.key != "default" || p.edition != v2 { // as of built-in kinds
+		if f.key != "default" || p.edition != v2 { // v2 omits defaults, as for built-in kinds
 			m.raw(f.key, f.value)
 		}
 	}
@@ -226,14 +231,14 @@ func (p publisher) appendShape(dst []byte, s *shape) []byte {
 	}
 	p.appendChildren(m, s)
 	p.appendExtensions(m, s)
-	p.appendJunctors(m, s.junctors)
+	p.appendValidations(m, s.validations)
 	return append(m.dst, '}')
 }
 
-func (p publisher) appendChildren(m *members, s *shape) {
+func (p publisher) appendChildren(m *members, s *publishedSchema) {
 	child := p.appendNode
-	if s.narrows {
-		child = p.appendNarrowing
+	if s.validationsOnly {
+		child = p.appendValidation
 	}
 	if s.items != nil {
 		m.key("items")
@@ -256,17 +261,17 @@ func (p publisher) appendChildren(m *members, s *shape) {
 		m.dst = append(m.dst, '}')
 	}
 	switch {
-	case s.narrows:
+	case s.validationsOnly:
 	case s.additional != nil:
 		m.key("additionalProperties")
 		m.dst = p.appendNode(m.dst, s.additional)
-	case s.allowsMore != "":
-		m.raw("additionalProperties", s.allowsMore)
+	case s.additionalBool != "":
+		m.raw("additionalProperties", s.additionalBool)
 	}
 }
 
-func (p publisher) appendExtensions(m *members, s *shape) {
-	if s.preserve {
+func (p publisher) appendExtensions(m *members, s *publishedSchema) {
+	if s.preserveUnknown {
 		m.raw("x-kubernetes-preserve-unknown-fields", "true")
 	}
 	if s.embedded {
@@ -277,8 +282,8 @@ func (p publisher) appendExtensions(m *members, s *shape) {
 	}
 }
 
-// appendJunctors appends schemas that only narrow: nothing is added to them.
-func (p publisher) appendJunctors(m *members, j junctors) {
+// appendValidations appends the value validations of a schema. Unlike the schema, they get no additional fields.
+func (p publisher) appendValidations(m *members, j valueValidations) {
 	nodes := func(name string, nodes []*node) {
 		if len(nodes) == 0 {
 			return
@@ -289,7 +294,7 @@ func (p publisher) appendJunctors(m *members, j junctors) {
 			if i > 0 {
 				m.dst = append(m.dst, ',')
 			}
-			m.dst = p.appendNarrowing(m.dst, n)
+			m.dst = p.appendValidation(m.dst, n)
 		}
 		m.dst = append(m.dst, ']')
 	}
@@ -298,11 +303,11 @@ func (p publisher) appendJunctors(m *members, j junctors) {
 	nodes("oneOf", j.oneOf)
 	if j.not != nil {
 		m.key("not")
-		m.dst = p.appendNarrowing(m.dst, j.not)
+		m.dst = p.appendValidation(m.dst, j.not)
 	}
 }
 
-func (p publisher) appendNarrowing(dst []byte, n *node) []byte {
-	return p.appendShape(dst, &shape{node: n, typ: n.typ, required: n.required, props: n.props,
-		items: n.items, junctors: n.junctors, narrows: true})
+func (p publisher) appendValidation(dst []byte, n *node) []byte {
+	return p.appendSchema(dst, &publishedSchema{node: n, typ: n.typ, required: n.required, props: n.props,
+		items: n.items, validations: n.validations, validationsOnly: true})
 }

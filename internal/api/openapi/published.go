@@ -14,66 +14,66 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// published is all that is served of one catalog.
+// published holds all documents of one catalog.
 type published struct {
-	groups   *resource.PerGroup[[]*entry] // the documents of v3
-	all      *whole                       // that of v2
-	services []*resource.APIService       // who serves what is in neither
+	groups   *resource.PerGroup[[]*entry] // v3 documents
+	v2       *localV2                     // v2 document
+	services []*resource.APIService       // served by other servers, and in none of these documents
 
-	index func() (index, error) // made once
+	index func() (index, error) // built once
 }
 
-// index is the list of v3 documents.
+// index is the encoded index of the v3 documents.
 type index struct {
 	text []byte
 	etag string
 }
 
-// publish describes catalog. Documents of last (which may be nil) that did not change are taken over, the
-// texts of the others are let go of.
+// publish returns the documents of catalog. It reuses the documents of last that did not change, and removes the
+// others from the cache. last may be nil.
 func publish(catalog *resource.Catalog, last *published, c *cache) *published {
 	var known *resource.PerGroup[[]*entry]
 	if last != nil {
 		known = last.groups
-		last.all.forget(c)
+		last.v2.remove(c)
 	}
-	groups := resource.ForGroups(catalog, known, func(was []*entry, is *resource.Group) []*entry {
-		next := entriesOf(is, was)
-		for _, e := range was {
+	groups := resource.ForGroups(catalog, known, func(previous []*entry, g *resource.Group) []*entry {
+		next := groupEntries(g, previous)
+		for _, e := range previous {
 			if !slices.Contains(next, e) {
-				e.forget(c)
+				e.remove(c)
 			}
 		}
 		return next
 	})
-	p := &published{groups: groups, all: &whole{groups: groups}, services: catalog.APIServices()}
+	p := &published{groups: groups, v2: &localV2{groups: groups}, services: catalog.APIServices()}
 	p.index = sync.OnceValues(func() (index, error) { return p.newIndex(nil) })
 	return p
 }
 
-// entriesOf describes the versions of a group, which is nil where there is none any longer.
-func entriesOf(g *resource.Group, was []*entry) (next []*entry) {
+// groupEntries returns the documents of a group. It returns nil if the group no longer exists.
+func groupEntries(g *resource.Group, previous []*entry) (next []*entry) {
 	if g == nil {
 		return nil
 	}
 	for _, version := range g.Versions {
 		if g.Resources[version] == nil {
-			continue // another server describes it
+			continue // another server serves it
 		}
 		e := &entry{name: "apis/" + g.Name + "/" + version, versions: g.Resources[version]}
 		if g.Name == "" {
 			e.name = "api/" + version
 		}
 		same := func(old *entry) bool { return old.name == e.name && slices.Equal(old.versions, e.versions) }
-		if i := slices.IndexFunc(was, same); i >= 0 {
-			e = was[i]
+		if i := slices.IndexFunc(previous, same); i >= 0 {
+			e = previous[i]
 		}
 		next = append(next, e)
 	}
 	return next
 }
 
-// find returns the v3 document of a path below /openapi/v3/, or nil.
+// find returns the v3 document at a path below /openapi/v3/, or nil.
 func (p *published) find(path string) *entry {
 	name, ok := strings.CutPrefix(path, "apis/")
 	group, _, _ := strings.Cut(name, "/")
@@ -87,16 +87,17 @@ func (p *published) find(path string) *entry {
 	return nil
 }
 
-// newIndex joins what each document says of itself, and those of others, ordered by name as encoding/json orders a map.
-func (p *published) newIndex(theirs []*entry) (index, error) {
-	entries := theirs
-	for of := range p.groups.All() {
-		entries = append(entries, of...)
+// newIndex returns the index of all v3 documents, including those of other servers. It is sorted by name, as
+// encoding/json sorts a map.
+func (p *published) newIndex(aggregated []*entry) (index, error) {
+	entries := aggregated
+	for group := range p.groups.All() {
+		entries = append(entries, group...)
 	}
 	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.name, b.name) })
-	const about = 192 // bytes, of most
-	text := append(make([]byte, 0, len(entries)*about), `{"paths":{`...)
-	sums, buf := sha256.New(), []byte{} // the ETag is over the sums, which are the fewest bytes that differ
+	const entrySize = 192 // typical size of an entry in bytes
+	text := append(make([]byte, 0, len(entries)*entrySize), `{"paths":{`...)
+	sums, buf := sha256.New(), []byte{} // the ETag covers only the hashes, which are short
 	for i, e := range entries {
 		sum, err := e.hash()
 		if err != nil {
@@ -113,15 +114,15 @@ func (p *published) newIndex(theirs []*entry) (index, error) {
 	return index{text, `"` + hexOf(sums) + `"`}, nil
 }
 
-// served is a document, in each of its forms.
-type served interface {
-	// hash names the content.
+// servedDocument is a document in all of its forms.
+type servedDocument interface {
+	// hash returns the hash of the content.
 	hash() (string, error)
-	// body is the text, as protobuf if so wanted.
+	// body returns the document as JSON or protobuf.
 	body(c *cache, protobuf bool) ([]byte, error)
 }
 
-// entry is a document of v3: that of a group and version.
+// entry is the v3 document of one group version.
 type entry struct {
 	name     string
 	versions []*resource.Version
@@ -129,29 +130,29 @@ type entry struct {
 
 	once   sync.Once
 	member string // of the index
-	sum    string // a part of member
-	failed error
+	sum    string // substring of member
+	err    error
 }
 
-// hash is made from what the document is made of, so that an index of a thousand does not need a thousand documents.
+// hash returns a hash of the inputs of the document, so that the index can be built without any document.
 func (e *entry) hash() (string, error) {
 	e.once.Do(func() {
 		h := newHash()
 		for _, v := range e.versions {
-			if err := write(h, v); err != nil {
-				e.failed = err
+			if err := hashVersion(h, v); err != nil {
+				e.err = err
 				return
 			}
 		}
 		sum := hexOf(h)
-		e.member = inIndex(e.name, sum)
+		e.member = indexMember(e.name, sum)
 		e.sum = e.member[len(e.member)-len(sum)-2:][:len(sum)]
 	})
-	return e.sum, e.failed
+	return e.sum, e.err
 }
 
-// inIndex is what the index says of a document. Names of groups and versions need no escapes.
-func inIndex(name, sum string) string {
+// indexMember returns the member of the index for a document. Names of groups and versions need no escapes.
+func indexMember(name, sum string) string {
 	return `"` + name + `":{"serverRelativeURL":"` + serverRelativeURL(name, sum) + `"}`
 }
 
@@ -159,25 +160,25 @@ func (e *entry) body(c *cache, protobuf bool) ([]byte, error) {
 	return e.text(c, v3, e.versions, protobuf)
 }
 
-// whole is the document of v2.
-type whole struct {
+// localV2 is the v2 document of the kinds that this server serves.
+type localV2 struct {
 	groups *resource.PerGroup[[]*entry]
 	texts
 
-	once   sync.Once
-	sum    string
-	failed error
+	once sync.Once
+	sum  string
+	err  error
 }
 
-// hash is made from those of the documents of v3.
-func (d *whole) hash() (string, error) {
+// hash returns a hash over the hashes of the v3 documents.
+func (d *localV2) hash() (string, error) {
 	d.once.Do(func() {
 		h := newHash()
 		for entries := range d.groups.All() {
 			for _, e := range entries {
 				sum, err := e.hash()
 				if err != nil {
-					d.failed = err
+					d.err = err
 					return
 				}
 				h.Write([]byte(sum))
@@ -185,10 +186,10 @@ func (d *whole) hash() (string, error) {
 		}
 		d.sum = hexOf(h)
 	})
-	return d.sum, d.failed
+	return d.sum, d.err
 }
 
-func (d *whole) body(c *cache, protobuf bool) ([]byte, error) {
+func (d *localV2) body(c *cache, protobuf bool) ([]byte, error) {
 	var versions []*resource.Version
 	for entries := range d.groups.All() {
 		for _, e := range entries {
@@ -198,21 +199,22 @@ func (d *whole) body(c *cache, protobuf bool) ([]byte, error) {
 	return d.text(c, v2, versions, protobuf)
 }
 
-// newHash begins a hash that another program, which may describe the same kinds in other words, begins differently.
+// newHash returns a hash that includes the build of the program, because another build may describe the same
+// kinds differently.
 func newHash() hash.Hash {
 	h := sha256.New()
-	h.Write([]byte(resource.KubernetesVersion + "\n" + build()))
+	h.Write([]byte(resource.KubernetesVersion + "\n" + buildID()))
 	return h
 }
 
 func hexOf(h hash.Hash) string { return strings.ToUpper(hex.EncodeToString(h.Sum(nil))) }
 
-// write tells h all that the description of v depends on but the program itself.
-func write(h hash.Hash, v *resource.Version) error {
+// hashVersion writes all inputs of the description of v to h, except the program itself.
+func hashVersion(h hash.Hash, v *resource.Version) error {
 	d := v.Definition
-	about := []any{v.GroupVersion, d.Names, d.Namespaced, d.Verbs, v.Status, v.Scale != nil, v.Subresources, v.Type != nil, v.SelectableFields,
-		preservesUnknownFields(v)}
-	if err := json.NewEncoder(h).Encode(about); err != nil {
+	inputs := []any{v.GroupVersion, d.Names, d.Namespaced, d.Verbs, v.Status, v.Scale != nil, v.Subresources,
+		v.Type != nil, v.SelectableFields, preservesUnknownFields(v)}
+	if err := json.NewEncoder(h).Encode(inputs); err != nil {
 		return fmt.Errorf("hash %s: %w", v.GroupVersionKind(), err)
 	}
 	if v.OpenAPIV3Schema != nil {
@@ -221,8 +223,8 @@ func write(h hash.Hash, v *resource.Version) error {
 	return nil
 }
 
-// build names the program, for another one may describe the same kinds in other words.
-var build = sync.OnceValue(func() string {
+// buildID identifies the build of the program, because another build may describe the same kinds differently.
+var buildID = sync.OnceValue(func() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return ""
@@ -238,15 +240,15 @@ var build = sync.OnceValue(func() string {
 	return out
 })
 
-// texts are the forms of one document.
-type texts struct{ json, protobuf slot }
+// texts holds the forms of one document.
+type texts struct{ json, protobuf textSlot }
 
-func (t *texts) forget(c *cache) {
-	c.forget(&t.json)
-	c.forget(&t.protobuf)
+func (t *texts) remove(c *cache) {
+	c.remove(&t.json)
+	c.remove(&t.protobuf)
 }
 
-// text is the document of versions.
+// text returns the document that describes versions.
 func (t *texts) text(c *cache, e edition, versions []*resource.Version, protobuf bool) ([]byte, error) {
 	text := func() ([]byte, error) {
 		return c.get(&t.json, func() ([]byte, error) {
@@ -255,7 +257,7 @@ func (t *texts) text(c *cache, e edition, versions []*resource.Version, protobuf
 				return nil, err
 			}
 			text := d.text()
-			return text, d.failed
+			return text, d.err
 		})
 	}
 	if !protobuf {

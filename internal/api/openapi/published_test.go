@@ -18,7 +18,7 @@ func TestOnlyWhatChangedIsMadeAnew(t *testing.T) {
 		manifests = append(manifests, inGroup(g+".org"))
 	}
 	c := newCluster(t, manifests...)
-	texts := newCache(keepBytes)
+	texts := newCache(cacheBytes)
 	one := publish(c.Catalog(), nil, texts)
 	paths := map[string]bool{"api/v1": true}
 	for _, g := range groups {
@@ -56,9 +56,9 @@ func TestOnlyWhatChangedIsMadeAnew(t *testing.T) {
 	if sorted, err := json.Marshal(parsed); err != nil || !bytes.Equal(sorted, index.text) || !bytes.Contains(sorted, []byte("apis/a.org.a/v1?hash=")) {
 		t.Errorf("%v: not as encoding/json writes it:\n%s", err, index.text)
 	}
-	former, err := one.all.hash()
-	hash, secondErr := two.all.hash()
-	wantHash, thirdErr := fresh.all.hash()
+	former, err := one.v2.hash()
+	hash, secondErr := two.v2.hash()
+	wantHash, thirdErr := fresh.v2.hash()
 	if err != nil || secondErr != nil || thirdErr != nil || hash != wantHash || hash == former {
 		t.Errorf("v2: %s, %s before, %s anew", hash, former, wantHash)
 	}
@@ -73,7 +73,7 @@ func BenchmarkOneMore(b *testing.B) {
 		}
 		with := c.Catalog()
 		c.Remove("crontabs.g5.example.com")
-		texts := newCache(keepBytes)
+		texts := newCache(cacheBytes)
 		last := publish(c.Catalog(), nil, texts)
 		if _, err := last.index(); err != nil {
 			b.Fatal(err)

@@ -15,21 +15,21 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// fragment is a named part of a document: its text, or what writes it where it belongs. A document of a thousand
-// kinds is not to lie in memory in parts and as a whole.
+// fragment is a named part of a document: its JSON, or a function that appends the JSON. The function avoids
+// having a document of a thousand kinds in memory twice.
 type fragment struct {
 	name  string
 	json  []byte
 	write func(dst []byte) []byte
-	size  int // of what is written, about
+	size  int // estimated number of bytes that write appends
 }
 
-// renderer writes operations. It keeps the text of each parameter, for there are few
-// and they are everywhere. It is not safe for concurrent use.
+// renderer renders operations. It caches the JSON of parameters, because few different ones occur. It is not safe
+// for concurrent use.
 type renderer struct {
 	edition
 	params map[param][]byte
-	shared map[string][]byte // v2: the parameters that are only referred to, by name
+	shared map[string][]byte // v2 parameters that operations refer to, by name
 
 	scratch []byte
 }
@@ -150,8 +150,7 @@ func (r *renderer) responses(to *members, op operation) {
 	to.dst = append(m.dst, '}')
 }
 
-// parameters appends a list. body is v2's parameter of that name, or nil; it has its place in
-// the order of names.
+// parameters appends a list of parameters, sorted by name. body is v2's parameter with the name "body", or nil.
 func (r *renderer) parameters(m *members, params []param, body []byte) error {
 	first := true
 	put := func(text []byte) {
@@ -206,20 +205,22 @@ func (r *renderer) newParameter(p param) ([]byte, error) {
 	text, err := json.Marshal(spec.Parameter{
 		CommonValidations: spec.CommonValidations{UniqueItems: true},
 		SimpleSchema:      spec.SimpleSchema{Type: p.typ},
-		ParamProps:        spec.ParamProps{Name: p.name, In: p.in, Description: p.description, Required: p.in == "path"},
+		ParamProps: spec.ParamProps{
+			Name: p.name, In: p.in, Description: p.description, Required: p.in == "path",
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode parameter %q: %w", p.name, err)
 	}
-	// Old versions of kubectl look for these two where they are used.
+	// Old versions of kubectl expect these parameters in the operation.
 	if p.name == "name" || p.name == "fieldValidation" || p.name == "dryRun" {
 		return text, nil
 	}
 	return r.share(p.name, text), nil
 }
 
-// share puts a v2 parameter among the shared ones, and returns the reference to it. Names
-// are made as kube-apiserver makes them.
+// share adds a v2 parameter to the shared ones and returns a reference to it. The name is the same as
+// kube-apiserver's.
 func (r *renderer) share(name string, text []byte) []byte {
 	hash := fnv.New64()
 	hash.Write(text)
@@ -228,7 +229,7 @@ func (r *renderer) share(name string, text []byte) []byte {
 	return []byte(`{"$ref":"#/parameters/` + name + `"}`)
 }
 
-// body is v2's parameter for the body of a request.
+// body returns v2's parameter for the body of a request.
 func (r *renderer) body(op operation) ([]byte, error) {
 	key := param{name: op.body, in: "body"}
 	if !op.bodyRequired {

@@ -8,29 +8,29 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// errMalformed says that JSON which the server itself keeps is broken.
-var errMalformed = errors.New("read the schema: malformed JSON")
+// errMalformed means that the JSON of a stored schema or document is malformed.
+var errMalformed = errors.New("parse schema: malformed JSON")
 
-// node is one level of a custom kind's schema, as far as publishing looks into it. The
-// texts are parts of the CRD's.
+// node is one level of a custom kind's schema, with the keywords that affect publishing. Its strings share the
+// memory of the CRD's schema.
 type node struct {
-	plain    []member // copied as they stand
-	typ      string   // in its quotes; "" if none
-	required []string // in their quotes
+	plain    []member // copied unchanged
+	typ      string   // with quotes; "" if there is none
+	required []string // with quotes
 
-	nullable, preserve, embedded, intOrString bool
+	nullable, preserveUnknown, embedded, intOrString bool
 
-	props      []property // ordered by name
-	items      *node
-	additional *node
-	allowsMore string // additionalProperties as true or false
-	junctors   junctors
+	props          []property // ordered by name
+	items          *node
+	additional     *node
+	additionalBool string // additionalProperties if it is a boolean
+	validations    valueValidations
 
-	mistyped bool // has a type that no structural schema has, here or below
+	mistyped bool // this node or a descendant has a type that no structural schema has
 }
 
-// junctors combine schemas.
-type junctors struct {
+// valueValidations combine schemas.
+type valueValidations struct {
 	allOf, anyOf, oneOf []*node
 	not                 *node
 }
@@ -40,12 +40,12 @@ type member struct{ key, value string }
 type property struct {
 	name   string
 	schema *node
-	text   []byte // stands for schema, if not nil
+	text   []byte // replaces schema if not nil
 }
 
 func compareProperties(a, b property) int { return strings.Compare(a.name, b.name) }
 
-// parseSchema reads the JSON of an openAPIV3Schema, which must not change any more.
+// parseSchema parses the JSON of an openAPIV3Schema. The caller must not modify text afterwards.
 func parseSchema(text []byte) (*node, error) {
 	c := object.NewCursor(text)
 	n := readNode(c)
@@ -63,7 +63,7 @@ func readNode(c *object.Cursor) *node {
 	return n
 }
 
-// readChild reads a node below n.
+// readChild parses a child of n.
 func (n *node) readChild(c *object.Cursor) *node {
 	child := readNode(c)
 	n.mistyped = n.mistyped || child.mistyped
@@ -75,7 +75,7 @@ func (n *node) readChildren(c *object.Cursor) (nodes []*node) {
 	return nodes
 }
 
-// readField reads the value of one keyword.
+// readField parses the value of one keyword.
 func (n *node) readField(c *object.Cursor, key string) {
 	switch key {
 	case "properties":
@@ -86,16 +86,16 @@ func (n *node) readField(c *object.Cursor, key string) {
 		if c.Kind() == '{' {
 			n.additional = n.readChild(c)
 		} else {
-			n.allowsMore = c.Raw()
+			n.additionalBool = c.Raw()
 		}
 	case "allOf":
-		n.junctors.allOf = n.readChildren(c)
+		n.validations.allOf = n.readChildren(c)
 	case "anyOf":
-		n.junctors.anyOf = n.readChildren(c)
+		n.validations.anyOf = n.readChildren(c)
 	case "oneOf":
-		n.junctors.oneOf = n.readChildren(c)
+		n.validations.oneOf = n.readChildren(c)
 	case "not":
-		n.junctors.not = n.readChild(c)
+		n.validations.not = n.readChild(c)
 	case "required":
 		c.Elements(func(int) { n.required = append(n.required, c.Raw()) })
 	default:
@@ -103,8 +103,8 @@ func (n *node) readField(c *object.Cursor, key string) {
 	}
 }
 
-// setPlain notes a keyword that holds no schema. What says nothing (false, an
-// empty text) is left out, as the Go types of upstream do.
+// setPlain adds a keyword whose value is not a schema. Like upstream's Go types, it omits empty values such as
+// false.
 func (n *node) setPlain(key, value string) {
 	empty := false
 	switch value {
@@ -124,7 +124,7 @@ func (n *node) setPlain(key, value string) {
 		n.nullable = !empty
 		return
 	case "x-kubernetes-preserve-unknown-fields":
-		n.preserve = !empty
+		n.preserveUnknown = !empty
 		return
 	case "x-kubernetes-embedded-resource":
 		n.embedded = !empty

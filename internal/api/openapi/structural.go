@@ -12,40 +12,42 @@ import (
 
 var jsonTypes = []string{"", `"string"`, `"number"`, `"integer"`, `"boolean"`, `"array"`, `"object"`}
 
-// hasStructuralTypes is what ValidateStructural leaves to others: a type is one of JSON's, and that of an embedded resource is
-// said.
+// hasStructuralTypes checks the rules of structural schemas that ValidateStructural does not check. The type must
+// be a JSON type, and an embedded resource must have a type.
 func (n *node) hasStructuralTypes() bool {
 	return slices.Contains(jsonTypes, n.typ) && (!n.embedded || n.typ != "" || n.intOrString)
 }
 
-// isStructural asks upstream whether the JSON of a schema is structural. That of a CRD which prunes unknown fields need not
-// be asked: such a CRD would not have been accepted.
+// isStructural reports whether the JSON of a schema is structural, by upstream's validation. The caller need not
+// check the schema of a CRD that prunes unknown fields, because only structural schemas are accepted there.
 func isStructural(text []byte) bool {
 	var v1 apiextensionsv1.JSONSchemaProps
 	var internal apiextensions.JSONSchemaProps
-	if json.Unmarshal(text, &v1) != nil || apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(&v1, &internal, nil) != nil {
+	convert := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps
+	if json.Unmarshal(text, &v1) != nil || convert(&v1, &internal, nil) != nil {
 		return false
 	}
 	s, err := structuralschema.NewStructural(&internal)
 	return err == nil && len(structuralschema.ValidateStructural(nil, s)) == 0
 }
 
-// isIntOrString says whether nodes are the two types of x-kubernetes-int-or-string.
+// isIntOrString reports whether nodes are the two types of x-kubernetes-int-or-string.
 func isIntOrString(nodes []*node) bool {
 	return len(nodes) == 2 && nodes[0].isType(`"integer"`) && nodes[1].isType(`"string"`)
 }
 
-// isType says whether n says its type and nothing else.
+// isType reports whether n has the given type and no other keyword.
 func (n *node) isType(typ string) bool {
 	rest := *n
 	rest.typ = ""
-	if rest.allowsMore == "false" {
-		rest.allowsMore = ""
+	if rest.additionalBool == "false" {
+		rest.additionalBool = ""
 	}
 	return n.typ == typ && reflect.ValueOf(rest).IsZero()
 }
 
-// folded says whether the junctors already tell that n is an integer or a string.
-func (n *node) folded() bool {
-	return isIntOrString(n.junctors.anyOf) || len(n.junctors.allOf) > 0 && isIntOrString(n.junctors.allOf[0].junctors.anyOf)
+// hasIntOrString reports whether the value validations of n already restrict it to an integer or a string.
+func (n *node) hasIntOrString() bool {
+	v := n.validations
+	return isIntOrString(v.anyOf) || len(v.allOf) > 0 && isIntOrString(v.allOf[0].validations.anyOf)
 }
