@@ -12,10 +12,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/resource"
 )
 
-// PartialObjectMetadata is an object reduced to its metadata
-// (https://kubernetes.io/docs/reference/using-api/api-concepts). It is cut out of the object's JSON.
-
-// appendPartial appends the PartialObjectMetadata of o as JSON. It copies the metadata from the JSON of o.
+// appendPartial appends the PartialObjectMetadata of o as JSON
+// (https://kubernetes.io/docs/reference/using-api/api-concepts). It copies the metadata from the JSON of o.
 func appendPartial(dst []byte, o engine.Object, version string) []byte {
 	dst = append(dst, `{"apiVersion":"meta.k8s.io/`...)
 	dst = append(dst, version...)

@@ -78,8 +78,8 @@ func (q *request) becomeLongRunning(cancel func()) (done func()) {
 	}
 }
 
-// growStackForProxy grows the stack for the functions that a proxied request calls. It
-// allocates less than growStack.
+// growStackForProxy grows the stack for the functions that a proxied request calls. It allocates less than
+// growStack.
 //
 //go:noinline
 func growStackForProxy(i int) byte {

@@ -84,7 +84,7 @@ func (q *request) allowsEmptyNamespace() bool {
 	return q.emptyNamespace && q.v.Definition.Custom == nil
 }
 
-// nameFromSelector reports whether the name comes from a field selector instead of the path.
+// nameFromSelector reports whether the name, if there is one, comes from a field selector instead of the path.
 func (q *request) nameFromSelector() bool {
 	return q.verb == verbList || q.verb == verbWatch && !q.watchPrefix
 }

@@ -86,8 +86,8 @@ func (q *request) watch() error {
 	q.auditStart()
 	sent, done := q.server.metrics.countWatch(q)
 	defer done()
-	watches, leave := q.server.watchCounts.add(q.v.Definition)
-	defer leave()
+	watches, remove := q.server.watchCounts.add(q.v.Definition)
+	defer remove()
 	s := &stream{request: q, source: w, events: events, out: out, counter: sent, watches: watches}
 	s.run(duration)
 	return nil
@@ -113,10 +113,10 @@ type stream struct {
 	counter prometheus.Counter // counts the events that are sent
 	watches *atomic.Int64      // number of watches of the same kind
 
-	batch  []engine.WatchEvent
-	buf    []byte
-	frames []int // offsets in buf at which frames end
-	sent   time.Time
+	batch     []engine.WatchEvent
+	buf       []byte
+	frames    []int // offsets in buf at which frames end
+	lastWrite time.Time
 
 	// The times at which the stream ends, the next bookmark is sent and the write deadline is updated.
 	endTime, bookmarkTime, updateTime time.Time
@@ -187,7 +187,7 @@ func (s *stream) runDue(now time.Time) bool {
 // delayBurst delays the next write during a burst of events, so that one write sends several of them. It returns
 // false if the stream must end.
 func (s *stream) delayBurst(done <-chan struct{}) bool {
-	wait := burstDelay(s.watches.Load()) - time.Since(s.sent)
+	wait := burstDelay(s.watches.Load()) - time.Since(s.lastWrite)
 	if wait <= 0 {
 		return true
 	}
@@ -255,7 +255,7 @@ func (s *stream) flush() bool {
 	resume()
 	s.counter.Add(float64(len(s.frames)))
 	s.size += len(s.buf)
-	s.buf, s.frames, s.sent = s.buf[:0], s.frames[:0], time.Now()
+	s.buf, s.frames, s.lastWrite = s.buf[:0], s.frames[:0], time.Now()
 	if cap(s.buf) > 2*chunk {
 		s.buf = nil
 	}

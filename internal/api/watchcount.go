@@ -22,8 +22,8 @@ type watchCounts struct {
 	sizes map[*resource.Definition]*atomic.Int64
 }
 
-// add counts a watch of d. It returns the number of such watches, which stays up to date until leave is called.
-func (c *watchCounts) add(d *resource.Definition) (size *atomic.Int64, leave func()) {
+// add counts a watch of d. It returns the number of such watches, which stays up to date until remove is called.
+func (c *watchCounts) add(d *resource.Definition) (size *atomic.Int64, remove func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sizes == nil {

@@ -152,14 +152,14 @@ func (m *merged) merge(c *cache) ([]byte, error) {
 
 // read returns the part of the document that describes the group version.
 func (f *aggregatedV2) read() (*spec.Swagger, error) {
-	var whole spec.Swagger
-	if err := json.Unmarshal(f.text, &whole); err != nil {
+	var doc spec.Swagger
+	if err := json.Unmarshal(f.text, &doc); err != nil {
 		return nil, err
 	}
-	if whole.Paths == nil {
+	if doc.Paths == nil {
 		return nil, errors.New("the document has no paths")
 	}
-	return aggregator.FilterSpecByPathsWithoutSideEffects(&whole, []string{f.path}), nil
+	return aggregator.FilterSpecByPathsWithoutSideEffects(&doc, []string{f.path}), nil
 }
 
 // converted is the v3 document of a group version whose server provides only a v2 document.

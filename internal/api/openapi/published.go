@@ -129,7 +129,7 @@ type entry struct {
 	texts
 
 	once   sync.Once
-	member string // of the index
+	member string // of the object "paths" in the index
 	sum    string // substring of member
 	err    error
 }
