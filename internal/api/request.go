@@ -73,7 +73,7 @@ var steps = [...]func(*request) bool{
 	(*request).impersonate,      // impersonated user
 	(*request).takeSeat,         // API Priority and Fairness
 	(*request).takeSlotForQuery, // before a long selector is parsed
-	(*request).authorize,        // 403 without the right
+	(*request).authorize,        // 403 without permission
 	(*request).route,            // kind or handler
 	(*request).serveVerb,        // the verb, which writes the response
 }

@@ -97,7 +97,7 @@ func (q *request) watch() error {
 type sink interface {
 	// send writes and flushes frames. ends are the offsets at which each frame ends.
 	send(frames []byte, ends []int) error
-	// onDisconnect arranges a call of f when the client disconnects, if the request's context does not report it.
+	// onDisconnect calls f when the client disconnects, unless the request's context reports the disconnection.
 	onDisconnect(f func())
 	// updateDeadline is called at intervals and may change the write deadline.
 	updateDeadline(now time.Time)
@@ -156,7 +156,7 @@ func nextBookmark(now time.Time) time.Time {
 	return now.Add(bookmarkEvery - rand.N(bookmarkEvery/10))
 }
 
-// untilNext returns the time until the next deadline of the stream.
+// untilNext returns the time until the stream ends, or until its next bookmark or deadline update.
 func (s *stream) untilNext(now time.Time) time.Duration {
 	next := s.endTime
 	for _, t := range []time.Time{s.bookmarkTime, s.updateTime} {
