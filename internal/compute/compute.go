@@ -1,6 +1,7 @@
-// Package compute bounds the number of expensive requests that use a processor at the same time. Inexpensive requests then find a
-// processor soon, however many expensive ones a client sends: Go has no priorities, and a goroutine that becomes runnable waits for
-// all that are before it in the queue, each of which runs for up to 10 ms.
+// Package compute limits the number of expensive requests that use a processor at the same time. Inexpensive
+// requests then get a processor soon, however many expensive ones a client sends. The limit is needed because Go
+// has no priorities. A goroutine that becomes runnable waits for all goroutines ahead of it in the run queue, and
+// each of them runs for up to 10 ms.
 package compute
 
 import (
@@ -11,36 +12,37 @@ import (
 	"sync"
 )
 
-// ErrTooMany is returned to a request that would wait for a slot behind too many others.
+// ErrTooMany is returned for a request that waits for a slot when the waiting requests exceed their memory budget.
 var ErrTooMany = errors.New("too many expensive requests wait")
 
-// Slots is a number of slots, each for one request that computes. Users who wait take turns: a user with many requests delays another
-// user by one of them. It is safe for concurrent use.
+// Slots is a semaphore for computing requests. Each request occupies one slot. Waiting users are served
+// round-robin, so a user with many requests delays another user by only one of them. Slots is safe for concurrent
+// use.
 type Slots struct {
-	room *Budget // of the requests that wait
+	budget *Budget // memory of the waiting requests
 
 	mu      sync.Mutex
 	free    int
-	waiting []*queue // of the users who wait, in the order of their turns
+	waiting []*queue // one queue per waiting user, in round-robin order
 }
 
-// queue holds the requests of one user that wait for a slot, the oldest first.
+// queue holds the waiting requests of one user, oldest first.
 type queue struct {
 	user    string
 	waiters []*waiter
 }
 
-// waiter is a request that waits.
+// waiter is a waiting request.
 type waiter struct {
 	done chan struct{} // closed when the request gets a slot or an error
 	err  error
 }
 
-// NewSlots returns n slots. The requests that wait for them are in a Room.
-func NewSlots(n int, room *Budget) *Slots { return &Slots{free: n, room: room} }
+// NewSlots returns n slots. The memory of the requests that wait for them is reserved in budget.
+func NewSlots(n int, budget *Budget) *Slots { return &Slots{free: n, budget: budget} }
 
-// For returns the Slot of one request of a user. It is not acquired yet.
-func (s *Slots) For(user string) *Slot { return &Slot{of: s, user: user} }
+// For returns the Slot of one request of user. The Slot is not acquired yet.
+func (s *Slots) For(user string) *Slot { return &Slot{slots: s, user: user} }
 
 func (s *Slots) tryAcquire() bool {
 	s.mu.Lock()
@@ -52,21 +54,21 @@ func (s *Slots) tryAcquire() bool {
 	return true
 }
 
-// acquire blocks until there is a slot. It returns the error of ctx if that ends first, and ErrTooMany if the requests that wait have too
-// much memory. A request without memory is never refused.
+// acquire blocks until it gets a slot. It returns the error of ctx if ctx ends first, and ErrTooMany if the budget
+// rejects the request. A request without memory is never rejected.
 func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
 	w := &waiter{done: make(chan struct{})}
 	if !s.enqueue(user, w) {
 		return nil
 	}
 	if memory > 0 {
-		stay := s.room.Reserve(user, func() { s.refuse(w) })
-		stay.Resize(memory)
-		defer stay.Release()
+		reservation := s.budget.Reserve(user, func() { s.reject(w) })
+		reservation.Resize(memory)
+		defer reservation.Release()
 	}
 	select {
 	case <-w.done:
-		// Otherwise Go would run this goroutine next, before those that became runnable earlier.
+		// Without Gosched, Go would run this goroutine next, before goroutines that became runnable earlier.
 		runtime.Gosched()
 		return w.err
 	case <-ctx.Done():
@@ -74,12 +76,13 @@ func (s *Slots) acquire(ctx context.Context, user string, memory int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.remove(w) && w.err == nil {
-		s.next() // the slot came too late
+		s.next() // the request got its slot after ctx had ended
 	}
 	return ctx.Err()
 }
 
-// enqueue adds a request to the queue of its user. It returns false if a slot is free, which the request then has.
+// enqueue adds w to the queue of its user and returns true. If a slot is free, enqueue acquires that slot instead
+// and returns false.
 func (s *Slots) enqueue(user string, w *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +99,8 @@ func (s *Slots) enqueue(user string, w *waiter) bool {
 	return true
 }
 
-// refuse fails a request, unless it has a slot already.
-func (s *Slots) refuse(w *waiter) {
+// reject fails a request, unless the request already has a slot.
+func (s *Slots) reject(w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.remove(w) {
@@ -106,14 +109,14 @@ func (s *Slots) refuse(w *waiter) {
 	}
 }
 
-// remove takes a request out of its queue. It returns false if the request does not wait any more.
+// remove deletes w from the queue of its user. It returns false if w is no longer waiting.
 func (s *Slots) remove(w *waiter) bool {
 	for i, q := range s.waiting {
-		at := slices.Index(q.waiters, w)
-		if at < 0 {
+		j := slices.Index(q.waiters, w)
+		if j < 0 {
 			continue
 		}
-		if q.waiters = slices.Delete(q.waiters, at, at+1); len(q.waiters) == 0 {
+		if q.waiters = slices.Delete(q.waiters, j, j+1); len(q.waiters) == 0 {
 			s.waiting = slices.Delete(s.waiting, i, i+1)
 		}
 		return true
@@ -127,7 +130,7 @@ func (s *Slots) release() {
 	s.next()
 }
 
-// next passes a slot on to the oldest request of the user whose turn it is.
+// next passes the released slot to the oldest request of the next user.
 func (s *Slots) next() {
 	if len(s.waiting) == 0 {
 		s.free++
@@ -136,7 +139,7 @@ func (s *Slots) next() {
 	q := s.waiting[0]
 	w := q.waiters[0]
 	s.remove(w)
-	if len(q.waiters) > 0 { // the user's next turn comes after that of all others
+	if len(q.waiters) > 0 { // the user moves to the end of the round-robin order
 		s.waiting = append(slices.Delete(s.waiting, 0, 1), q)
 	}
 	close(w.done)

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Users take turns, whatever the number and the order of their requests.
+// TestUsersTakeTurns checks that slots are granted to the users round-robin, whatever the number and the order of
+// their requests.
 func TestUsersTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSlots(1, NewBudget(1<<30))
@@ -38,13 +39,14 @@ func TestUsersTakeTurns(t *testing.T) {
 		first.Release()
 		synctest.Wait()
 		if want := []string{"a", "b", "c", "a", "b", "a"}; !slices.Equal(order, want) {
-			t.Errorf("%v, want %v", order, want)
+			t.Errorf("got order %v, want %v", order, want)
 		}
 	})
 }
 
-// At the bound of memory, the newest request of the user with the most memory is refused; another user's request still waits.
-func TestBoundOfWaiting(t *testing.T) {
+// TestWaitingMemoryLimit checks that above the memory limit the newest request of the user with the most memory is
+// rejected. Another user's request continues to wait.
+func TestWaitingMemoryLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSlots(1, NewBudget(100))
 		first := s.For("a")
@@ -62,19 +64,19 @@ func TestBoundOfWaiting(t *testing.T) {
 		}
 		wait("a1", "a", 40)
 		wait("a2", "a", 40)
-		wait("a3", "a", 40) // beyond the bound
-		wait("b1", "b", 60) // takes the place of a2
+		wait("a3", "a", 40) // above the limit
+		wait("b1", "b", 60) // evicts a2
 		first.Release()
 		for name, want := range map[string]error{"a1": nil, "a2": ErrTooMany, "a3": ErrTooMany, "b1": nil} {
 			if err := <-results[name]; !errors.Is(err, want) {
-				t.Errorf("%s: %v, want %v", name, err, want)
+				t.Errorf("%s: got error %v, want %v", name, err, want)
 			}
 		}
 	})
 }
 
-// A request that pauses lets another one compute, goes on when that is done, and is not refused; goroutines that pause at the same time
-// share the slot.
+// TestPause checks that a paused request lets another one compute, resumes after that one, and is not rejected.
+// Goroutines that pause at the same time share the slot.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSlots(1, NewBudget(0))
@@ -114,7 +116,8 @@ func TestPause(t *testing.T) {
 	})
 }
 
-// Whatever requests do at the same time, no more of them compute than there are slots, and all slots are free in the end.
+// TestSlotsUnderLoad checks that concurrent requests never compute in more goroutines than there are slots, and
+// that all slots are free at the end.
 func TestSlotsUnderLoad(t *testing.T) {
 	const slots = 3
 	s := NewSlots(slots, NewBudget(50))
@@ -142,37 +145,39 @@ func TestSlotsUnderLoad(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if s.free != slots || len(s.waiting) != 0 || s.room.used != 0 || len(s.room.users) != 0 {
-		t.Errorf("free %d, waiting %d, memory %d of %d users", s.free, len(s.waiting), s.room.used, len(s.room.users))
+	if s.free != slots || len(s.waiting) != 0 || s.budget.used != 0 || len(s.budget.users) != 0 {
+		t.Errorf("got %d free slots, %d waiting users, %d bytes of %d users; want %d free slots and no others",
+			s.free, len(s.waiting), s.budget.used, len(s.budget.users), slots)
 	}
 }
 
-// A Room refuses the newest requests of the user with the most memory until the others fit, and forgets the requests that leave.
-func TestRoom(t *testing.T) {
-	r := NewBudget(100)
-	var refused []string
-	enter := func(user, name string, memory int64) *Reservation {
-		s := r.Reserve(user, func() { refused = append(refused, name) })
-		s.Resize(memory)
-		return s
+// TestBudget checks that a Budget rejects the newest requests of the user with the most memory until the others
+// fit. It also checks that a Budget drops released reservations.
+func TestBudget(t *testing.T) {
+	b := NewBudget(100)
+	var rejected []string
+	reserve := func(user, name string, memory int64) *Reservation {
+		r := b.Reserve(user, func() { rejected = append(rejected, name) })
+		r.Resize(memory)
+		return r
 	}
-	a1, a2, b1 := enter("a", "a1", 40), enter("a", "a2", 0), enter("b", "b1", 50)
+	a1, a2, b1 := reserve("a", "a1", 40), reserve("a", "a2", 0), reserve("b", "b1", 50)
 	a2.Resize(5)
-	b1.Resize(60) // 105: b has the most
-	if !slices.Equal(refused, []string{"b1"}) {
-		t.Errorf("%v", refused)
+	b1.Resize(60) // 105 bytes in total: b has the most
+	if want := []string{"b1"}; !slices.Equal(rejected, want) {
+		t.Errorf("got rejected requests %v, want %v", rejected, want)
 	}
-	b1.Resize(90) // it is refused already
-	enter("c", "c1", 55)
-	a1.Resize(60) // 120: a has the most, and a2 is the newest
-	if !slices.Equal(refused, []string{"b1", "a2", "a1"}) {
-		t.Errorf("%v", refused)
+	b1.Resize(90) // no effect, since b1 is already rejected
+	reserve("c", "c1", 55)
+	a1.Resize(60) // 120 bytes in total: a has the most, and a2 is its newest request
+	if want := []string{"b1", "a2", "a1"}; !slices.Equal(rejected, want) {
+		t.Errorf("got rejected requests %v, want %v", rejected, want)
 	}
 	a1.Release()
-	for _, s := range []*Reservation{a2, b1} {
-		s.Release()
+	for _, r := range []*Reservation{a2, b1} {
+		r.Release()
 	}
-	if r.used != 55 || len(r.users) != 1 {
-		t.Errorf("%d bytes of %d users", r.used, len(r.users))
+	if b.used != 55 || len(b.users) != 1 {
+		t.Errorf("got %d bytes of %d users, want 55 bytes of 1 user", b.used, len(b.users))
 	}
 }

@@ -6,37 +6,38 @@ import (
 	"time"
 )
 
-// Slot is what one request needs to compute. The methods of a nil Slot, which an inexpensive request has, do nothing. TryAcquire, Acquire
-// and Release are called by the goroutine of the request.
+// Slot is the right of one request to compute. The methods of a nil Slot do nothing. Inexpensive requests have a
+// nil Slot. Only the goroutine of the request calls TryAcquire, Acquire and Release.
 type Slot struct {
-	of   *Slots
-	user string
+	slots *Slots
+	user  string
 
 	mu       sync.Mutex
 	acquired bool // and not yet released
-	held     bool // false in a pause
-	pauses   int  // calls of Pause without their resume
+	held     bool // false during a pause
+	pauses   int  // calls of Pause whose resume function has not been called
 }
 
-// TryAcquire acquires the slot if one is free, and reports whether the request has one.
+// TryAcquire acquires the slot if one is free. It reports whether the request has a slot.
 func (s *Slot) TryAcquire() bool {
 	if s.acquired {
 		return true
 	}
-	free := s.of.tryAcquire()
+	free := s.slots.tryAcquire()
 	if free {
 		s.set()
 	}
 	return free
 }
 
-// Acquire blocks until the request, which has a number of bytes of memory, has a slot. It returns the error of ctx if that ends first, and
-// ErrTooMany if the requests that wait have too much memory.
+// Acquire blocks until the request has a slot. memory is the size in bytes of the memory that the request uses
+// while it waits. Acquire returns the error of ctx if ctx ends first, and ErrTooMany if the budget rejects the
+// request.
 func (s *Slot) Acquire(ctx context.Context, memory int64) error {
 	if s.acquired {
 		return nil
 	}
-	err := s.of.acquire(ctx, s.user, memory)
+	err := s.slots.acquire(ctx, s.user, memory)
 	if err == nil {
 		s.set()
 	}
@@ -49,7 +50,7 @@ func (s *Slot) set() {
 	s.acquired, s.held = true, true
 }
 
-// Release gives the slot back. It does nothing if the slot is not acquired.
+// Release releases the slot. It does nothing if the slot is not acquired.
 func (s *Slot) Release() {
 	if s == nil {
 		return
@@ -57,18 +58,19 @@ func (s *Slot) Release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.acquired = false
-	s.giveBack()
+	s.releaseHeld()
 }
 
-func (s *Slot) giveBack() {
+func (s *Slot) releaseHeld() {
 	if s.held {
 		s.held = false
-		s.of.release()
+		s.slots.release()
 	}
 }
 
-// Pause gives the slot back while the request waits, and returns a function that blocks until the request has a slot again or ctx
-// ends. Goroutines of one request may pause at the same time: the slot is taken again after the last of them.
+// Pause releases the slot while the request waits. It returns a function that blocks until the request has a slot
+// again or ctx ends. Goroutines of one request may pause at the same time. The last one to resume acquires the slot
+// again.
 func (s *Slot) Pause(ctx context.Context) (resume func()) {
 	if s == nil {
 		return func() {}
@@ -76,11 +78,11 @@ func (s *Slot) Pause(ctx context.Context) (resume func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pauses++
-	s.giveBack()
+	s.releaseHeld()
 	return func() { s.resume(ctx) }
 }
 
-// PauseAfter calls Pause after a delay, unless resume is called before.
+// PauseAfter calls Pause after d, unless resume is called earlier.
 func (s *Slot) PauseAfter(ctx context.Context, d time.Duration) (resume func()) {
 	if s == nil {
 		return func() {}
@@ -99,13 +101,14 @@ func (s *Slot) resume(ctx context.Context) {
 	s.pauses--
 	last := s.pauses == 0 && s.acquired
 	s.mu.Unlock()
-	if !last || s.of.acquire(ctx, s.user, 0) != nil { // a request that has done a part of its work is not refused
+	// A memory of 0 ensures that the budget does not reject a request that has already done part of its work.
+	if !last || s.slots.acquire(ctx, s.user, 0) != nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.held || !s.acquired || s.pauses > 0 { // by another goroutine in the meantime
-		s.of.release()
+	if s.held || !s.acquired || s.pauses > 0 { // another goroutine resumed, released or paused in the meantime
+		s.slots.release()
 		return
 	}
 	s.held = true
@@ -113,7 +116,7 @@ func (s *Slot) resume(ctx context.Context) {
 
 type key struct{}
 
-// Context returns a context with the slot, for Pause.
+// Context returns a copy of ctx that carries the slot for the function Pause.
 func (s *Slot) Context(ctx context.Context) context.Context {
 	if s == nil {
 		return ctx
@@ -121,7 +124,8 @@ func (s *Slot) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, key{}, s)
 }
 
-// Pause pauses the slot in ctx, if there is one, while the caller waits for another server. The caller calls resume after the wait.
+// Pause pauses the slot in ctx, if any, while the caller waits for another server. The caller calls resume after
+// the wait.
 func Pause(ctx context.Context) (resume func()) {
 	s, _ := ctx.Value(key{}).(*Slot)
 	return s.Pause(ctx)
