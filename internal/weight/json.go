@@ -8,20 +8,20 @@ import (
 // yieldAfter is the number of bytes after which the scan lets other goroutines run.
 const yieldAfter = 64 << 10
 
-// container is an object or a list that the scan is within; of is nil where its type is not known.
+// container is a JSON object or list that the scan is in.
 type container struct {
-	of    *node
-	items *field // of a list
+	node  *node  // type of an object, nil if unknown
+	items *field // items of a list, nil if their type is unknown
 	list  bool
 }
 
-// JSON is the weight of a body in JSON. What a decoder refuses may weigh anything up to there. The time is linear in the size of
-// the body.
+// JSON returns the weight of a JSON body. The result for a body that the decoder rejects may be any value up to the
+// weight of the part before the error. The time is linear in the size of the body.
 func (t *Table) JSON(data []byte) int64 {
 	weight := int64(len(data)) * textFactor
-	var room [64]container
-	stack := room[:0]
-	next, key := t.top, false // the field of the next value; whether a key comes first
+	var buffer [64]container
+	stack := buffer[:0]
+	next, key := t.top, false // the field of the next value, and whether a key precedes this value
 	for i, yielded := 0, 0; i < len(data); {
 		if i-yielded > yieldAfter {
 			yielded = i
@@ -38,8 +38,8 @@ func (t *Table) JSON(data []byte) int64 {
 			}
 		case '{', '[':
 			i++
-			weight += value(next)
-			in := within(next, c)
+			weight += valueWeight(next)
+			in := containerOf(next, c)
 			if c == '{' {
 				weight += mapWeight
 			}
@@ -53,49 +53,50 @@ func (t *Table) JSON(data []byte) int64 {
 		case '"':
 			end, escaped := textEnd(data, i+1)
 			if key && len(stack) > 0 {
-				if next, key = stack[len(stack)-1].of.named(data[i+1:end], escaped), false; next == nil {
+				if next, key = stack[len(stack)-1].node.fieldOfKey(data[i+1:end], escaped), false; next == nil {
 					weight += keyWeight
 				}
 			} else {
-				weight += value(next)
+				weight += valueWeight(next)
 			}
 			i = end + 1
 		default:
-			weight += value(next)
+			weight += valueWeight(next)
 			i = literalEnd(data, i)
 		}
 	}
 	return weight
 }
 
-func value(f *field) int64 {
+func valueWeight(f *field) int64 {
 	if f == nil {
 		return itemWeight
 	}
-	return itemWeight + f.each
+	return itemWeight + f.memory
 }
 
-// within is what lies in an object or a list that is the value of f.
-func within(f *field, opens byte) container {
-	c := container{list: opens == '['}
-	if f == nil || f.of == nil {
+// containerOf returns the container for an object or a list that is the value of f. open is the opening bracket.
+func containerOf(f *field, open byte) container {
+	c := container{list: open == '['}
+	if f == nil || f.node == nil {
 		return c
 	}
-	switch n := f.of; {
+	switch n := f.node; {
 	case c.list && n.list != nil:
 		c.items = n.list
 	case c.list:
 		c.items = n.items
 	case n.object != nil:
-		c.of = n.object
+		c.node = n.object
 	default:
-		c.of = n
+		c.node = n
 	}
 	return c
 }
 
-// named finds the field of a key, which is still quoted.
-func (n *node) named(key []byte, escaped bool) *field {
+// fieldOfKey returns the field for a JSON key, without its quotes but with its escapes. nil means that the field is
+// unknown.
+func (n *node) fieldOfKey(key []byte, escaped bool) *field {
 	switch {
 	case n == nil:
 		return nil
@@ -111,7 +112,7 @@ func (n *node) named(key []byte, escaped bool) *field {
 	return n.byName[string(key)]
 }
 
-// textEnd is where the text that begins at i ends, and whether it has escapes.
+// textEnd returns the end of the string that begins at i. It also reports whether the string has escapes.
 func textEnd(data []byte, i int) (end int, escaped bool) {
 	for ; i < len(data); i++ {
 		switch data[i] {
@@ -125,7 +126,7 @@ func textEnd(data []byte, i int) (end int, escaped bool) {
 	return len(data), escaped
 }
 
-// literalEnd is where a number or a word ends that begins at i.
+// literalEnd returns the end of the number, boolean or null that begins at i.
 func literalEnd(data []byte, i int) int {
 	for i++; i < len(data); i++ {
 		switch data[i] {
@@ -136,26 +137,26 @@ func literalEnd(data []byte, i int) int {
 	return i
 }
 
-// Tree is the weight of an object that has been decoded without its type.
-func (t *Table) Tree(tree map[string]any) int64 { return treeValue(tree, t.top) }
+// Tree returns the weight of an object that was decoded without its Go type.
+func (t *Table) Tree(tree map[string]any) int64 { return treeWeight(tree, t.top) }
 
-func treeValue(v any, f *field) int64 {
-	weight := value(f)
+func treeWeight(v any, f *field) int64 {
+	weight := valueWeight(f)
 	switch v := v.(type) {
 	case map[string]any:
 		weight += mapWeight
-		in := within(f, '{')
-		for key, part := range v {
-			next := in.of.plain(key)
+		in := containerOf(f, '{')
+		for key, member := range v {
+			next := in.node.fieldByName(key)
 			if next == nil {
 				weight += keyWeight
 			}
-			weight += textFactor*int64(len(key)) + treeValue(part, next)
+			weight += textFactor*int64(len(key)) + treeWeight(member, next)
 		}
 	case []any:
-		in := within(f, '[')
-		for _, part := range v {
-			weight += treeValue(part, in.items)
+		in := containerOf(f, '[')
+		for _, item := range v {
+			weight += treeWeight(item, in.items)
 		}
 	case string:
 		weight += textFactor * int64(len(v))
@@ -163,7 +164,7 @@ func treeValue(v any, f *field) int64 {
 	return weight
 }
 
-func (n *node) plain(key string) *field {
+func (n *node) fieldByName(key string) *field {
 	switch {
 	case n == nil:
 		return nil

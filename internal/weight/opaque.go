@@ -5,25 +5,27 @@ import (
 	"encoding/binary"
 )
 
-// yamlNode is what the parser of YAML takes for a node, besides the value that it becomes.
-const yamlNode = 600
+// yamlNodeWeight is the memory that the YAML parser uses for a node, in addition to the decoded value.
+const yamlNodeWeight = 600
 
-// YAML bounds the weight of a body in YAML: parse is what the parser takes, weight what the body takes in all. Each node has an
-// indicator of its own. Those that an alias repeats have none: with aliases there is no bound but the parser's own.
+// YAML returns upper bounds on the memory for a YAML body. parse is the memory of the parser, weight the total of
+// the write. The bounds count YAML indicators, because each node has its own indicator. Nodes that an alias repeats
+// have none, so the bounds do not hold if aliases is true. Only the parser limits the size of such a body.
 func (t *Table) YAML(data []byte) (parse, weight int64, aliases bool) {
 	nodes := int64(1)
 	for _, indicator := range [...]string{"-", ":", ",", "[", "{", "?"} {
 		nodes += int64(bytes.Count(data, []byte(indicator)))
 	}
 	text := int64(len(data)) * textFactor
-	return text + nodes*yamlNode, text + nodes*(yamlNode+mapWeight+itemWeight+keyWeight+t.most), anchored(data)
+	perNode := yamlNodeWeight + mapWeight + itemWeight + keyWeight + t.heaviest
+	return text + nodes*yamlNodeWeight, text + nodes*perNode, mayHaveAliases(data)
 }
 
-// anchored reports whether an anchor and an alias may be in data.
-func anchored(data []byte) bool { return indicates(data, '&') && indicates(data, '*') }
+// mayHaveAliases reports whether data may contain an anchor and an alias.
+func mayHaveAliases(data []byte) bool { return hasIndicator(data, '&') && hasIndicator(data, '*') }
 
-// indicates reports whether c begins a word in data.
-func indicates(data []byte, c byte) bool {
+// hasIndicator reports whether a word in data begins with c.
+func hasIndicator(data []byte, c byte) bool {
 	for i := 0; ; i++ {
 		n := bytes.IndexByte(data[i:], c)
 		if n < 0 {
@@ -39,7 +41,7 @@ func indicates(data []byte, c byte) bool {
 
 func alphanumeric(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'z' }
 
-// CBOR bounds the weight of a body in CBOR, as YAML does.
+// CBOR returns upper bounds on the memory for a CBOR body. The results are those of YAML.
 func (t *Table) CBOR(data []byte) (parse, weight int64) {
 	items := int64(1)
 	for i := 0; i < len(data); items++ {
@@ -56,17 +58,19 @@ func (t *Table) CBOR(data []byte) (parse, weight int64) {
 			size = binary.BigEndian.Uint64(number[:])
 			i += width
 		}
-		if (kind == 2 || kind == 3) && low != 31 { // the bytes of a string
+		if (kind == 2 || kind == 3) && low != 31 { // skip the bytes of a string
 			i += int(min(size, uint64(len(data)-i)))
 		}
 	}
 	text := int64(len(data)) * textFactor
-	return text + items*itemWeight, text + items*(mapWeight+itemWeight+keyWeight+t.most)
+	return text + items*itemWeight, text + items*(mapWeight+itemWeight+keyWeight+t.heaviest)
 }
 
-// Opaque bounds the weight of values in JSON of which nobody knows the type, such as those of a JSON patch.
+// Opaque returns upper bounds on the memory for JSON values of unknown type, such as those of a JSON patch. The
+// results are those of YAML.
 func (t *Table) Opaque(data []byte) (parse, weight int64) {
-	values := int64(1 + bytes.Count(data, []byte("{")) + bytes.Count(data, []byte("[")) + bytes.Count(data, []byte(",")))
+	objects := int64(bytes.Count(data, []byte("{")))
+	values := 1 + objects + int64(bytes.Count(data, []byte("["))+bytes.Count(data, []byte(",")))
 	text := int64(len(data)) * textFactor
-	return text + values*itemWeight + mapWeight*int64(bytes.Count(data, []byte("{"))), text + values*(mapWeight+itemWeight+keyWeight+t.most)
+	return text + values*itemWeight + mapWeight*objects, text + values*(mapWeight+itemWeight+keyWeight+t.heaviest)
 }

@@ -3,22 +3,23 @@ package weight
 // magic precedes the envelope of a protobuf body.
 const magic = "k8s\x00"
 
-// message is one that the scan is within.
+// message is a protobuf message that the scan is in.
 type message struct {
-	end int
-	of  *node
+	end  int
+	node *node
 }
 
-// Protobuf is the weight of a body in protobuf. What a decoder refuses may weigh anything up to there. The time is linear in the
-// size of the body. Fields of an unknown number or of another type than their own weigh nothing, as decoders keep nothing of them.
+// Protobuf returns the weight of a protobuf body. The result for a body that the decoder rejects may be any value
+// up to the weight of the part before the error. The time is linear in the size of the body. Fields with an unknown
+// number or the wrong wire type add no weight, because decoders do not store them.
 func (t *Table) Protobuf(data []byte) int64 {
 	weight := int64(len(data)) * textFactor
 	if len(data) < len(magic) {
 		return weight
 	}
 	data = data[len(magic):]
-	var room [64]message
-	stack := append(room[:0], message{len(data), t.envelope})
+	var buffer [64]message
+	stack := append(buffer[:0], message{len(data), t.envelope})
 	for i := 0; len(stack) > 0; {
 		m := &stack[len(stack)-1]
 		if i >= m.end {
@@ -27,27 +28,28 @@ func (t *Table) Protobuf(data []byte) int64 {
 		}
 		number, size, next, ok := WireField(data[:m.end], i)
 		if !ok {
-			i = m.end // a decoder gives up here
+			i = m.end // a decoder fails here
 			continue
 		}
 		i = next + size
-		if number >= uint64(len(m.of.byNumber)) || m.of.byNumber[number] == nil {
+		if number >= uint64(len(m.node.byNumber)) || m.node.byNumber[number] == nil {
 			continue
 		}
-		f := m.of.byNumber[number]
-		weight += itemWeight + f.each
+		f := m.node.byNumber[number]
+		weight += itemWeight + f.memory
 		switch {
 		case f.packed:
-			weight += int64(size) * (itemWeight + f.each)
-		case f.of != nil && size > 0:
-			stack, i = append(stack, message{i, f.of}), next
+			weight += int64(size) * (itemWeight + f.memory)
+		case f.node != nil && size > 0:
+			stack, i = append(stack, message{i, f.node}), next
 		}
 	}
 	return weight
 }
 
-// WireField reads the field at i as the generated decoders read it: its number, and the size of its content from next on, which is 0
-// for a number.
+// WireField reads the protobuf field at i of b, as the generated decoders do. It returns the field's number, the
+// size of its content, and the offset of that content. size is 0 for a numeric field, and next is then the offset
+// of the next field. ok is false if the field is malformed.
 func WireField(b []byte, i int) (number uint64, size, next int, ok bool) {
 	tag, i, ok := varint(b, i)
 	if !ok {
@@ -65,7 +67,7 @@ func WireField(b []byte, i int) (number uint64, size, next int, ok bool) {
 			return 0, 0, 0, false
 		}
 		size = int(n)
-	case 3, 4: // the ends of a group, whose fields count as this message's
+	case 3, 4: // start or end of a group: the generated decoders treat its fields as fields of this message
 	case 5:
 		i += 4
 	default:
@@ -74,7 +76,7 @@ func WireField(b []byte, i int) (number uint64, size, next int, ok bool) {
 	return tag >> 3, size, i, ok && i+size <= len(b)
 }
 
-// varint reads a number of at most ten bytes; bits beyond 64 are lost, as they are to the generated decoders.
+// varint reads a varint of at most ten bytes. It drops bits beyond 64, as the generated decoders do.
 func varint(b []byte, i int) (n uint64, next int, ok bool) {
 	for shift := 0; shift < 64 && i < len(b); shift += 7 {
 		n |= uint64(b[i]&0x7f) << shift

@@ -1,5 +1,6 @@
-// Package weight computes how much memory a request body takes while a write works on it, from the bytes of the body and the
-// Go type that they are decoded into. It must not import other packages of this module.
+// Package weight estimates the memory that a write uses for a request body. This estimate, in bytes, is called the
+// weight of the body. It depends on the body's bytes and on the Go type that the body is decoded into. The package
+// must not import other packages of this module.
 package weight
 
 import (
@@ -9,64 +10,66 @@ import (
 	"strings"
 )
 
-// A write holds an object in several forms at once: the decoded one with the slices that it outgrew, the internal form, the tree
-// of its JSON, the fields that its managers own, and the bytes to store. TestWeightsCoverWrites compares these constants with
-// the memory that writes take.
+// A write holds an object in several forms at once: the decoded object with outgrown slices, the internal form, the
+// JSON tree, the sets of managed fields, and the bytes to store. TestWeightsCoverWrites compares these constants
+// with the measured memory of writes.
 const (
-	// structFactor is how many times the size of a Go value its Go forms take.
+	// structFactor is the memory of all Go forms of a value, as a multiple of its size.
 	structFactor = 3
-	// mapWeight and itemWeight are the memory of a map and of a value in a tree.
+	// mapWeight and itemWeight are the memory of a map and of a value in a JSON tree.
 	mapWeight, itemWeight = 400, 100
-	// memberWeight is what an item of a list or map takes in addition: it may be owned by itself, and have errors of its own.
+	// memberWeight is the additional memory of an item of a list or map. Such an item may have its own entry in
+	// managed fields and its own validation errors.
 	memberWeight = 1000
-	// keyWeight is what a value of a map of no known type takes in addition, with its key.
+	// keyWeight is the additional memory of a key and its value in a map of unknown type.
 	keyWeight = 300
-	// textFactor is how many times its size the body takes by its bytes alone.
+	// textFactor is the memory of a body's text, as a multiple of its size.
 	textFactor = 4
 )
 
-// Table holds the weights of a type and all types in it. It is immutable.
+// Table holds the weights of a Go type and of all types in it. It is immutable.
 type Table struct {
 	top      *field
 	envelope *node
-	most     int64 // weight of the heaviest value within
+	heaviest int64 // weight of the heaviest single value in the type
 }
 
-// node is a Go type as the encodings address its parts. Of a scalar it is nil.
+// node is a Go type with its parts by their names in each encoding. The node of a scalar type is nil.
 type node struct {
 	byNumber []*field          // fields of a protobuf message
 	byName   map[string]*field // fields of a JSON object
 	values   *field            // values of a map
 	items    *field            // items of a list
-	// object and list are what a JSON object and a JSON list decode into, where the type has its own decoder.
+	// object and list are the decoded forms of a JSON object and a JSON list. They are set only for a type with its
+	// own JSON decoder.
 	object *node
 	list   *field
 }
 
-// field is a part of a node, or an item of a list or map.
+// field is a field of a node, or an item of a list or map.
 type field struct {
-	each   int64 // memory of one occurrence, besides its own fields
-	of     *node
+	memory int64 // memory of one occurrence, without its own fields
+	node   *node
 	packed bool // one occurrence in protobuf may hold many numbers
 }
 
-// Of makes the Table of a struct type.
+// Of returns the Table of a struct type.
 func Of(t reflect.Type) *Table {
 	b := builder{}
 	top := b.pointer(t)
 	envelope := &node{}
 	envelope.number(2, top) // runtime.Unknown.Raw
-	table := &Table{top: top, envelope: envelope, most: top.each}
+	table := &Table{top: top, envelope: envelope, heaviest: top.memory}
 	for _, n := range b {
-		for _, f := range n.parts() {
-			table.most = max(table.most, f.each)
+		for _, f := range n.fields() {
+			table.heaviest = max(table.heaviest, f.memory)
 		}
 	}
 	return table
 }
 
-// parts lists the fields of n.
-func (n *node) parts() []*field {
+// fields returns all fields of n.
+func (n *node) fields() []*field {
 	var all []*field
 	for _, f := range append([]*field{n.values, n.items, n.list}, n.byNumber...) {
 		if f != nil {
@@ -79,7 +82,6 @@ func (n *node) parts() []*field {
 	return all
 }
 
-// number sets the field of a protobuf number.
 func (n *node) number(i int, f *field) {
 	for len(n.byNumber) <= i {
 		n.byNumber = append(n.byNumber, nil)
@@ -87,7 +89,7 @@ func (n *node) number(i int, f *field) {
 	n.byNumber[i] = f
 }
 
-// builder holds the nodes made so far: types may contain themselves.
+// builder holds the nodes built so far. It is needed because types may contain themselves.
 type builder map[reflect.Type]*node
 
 func (b builder) node(t reflect.Type) *node {
@@ -102,27 +104,29 @@ func (b builder) node(t reflect.Type) *node {
 	switch t.Kind() {
 	case reflect.Struct:
 		n.byName = map[string]*field{}
-		b.fields(n, t, true)
+		b.addFields(n, t, true)
 		if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
-			b.decoded(n, t)
+			b.unmarshaler(n, t)
 		}
 	case reflect.Map:
 		n.values = b.value(t)
 	case reflect.Slice:
 		n.items = b.item(t)
-		n.number(1, n.items) // as a message
+		n.number(1, n.items) // a slice type is encoded as a message with the field 1
 	}
 	return n
 }
 
 func compound(t reflect.Type) bool {
-	return t.Kind() == reflect.Struct || t.Kind() == reflect.Map || t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8
+	return t.Kind() == reflect.Struct || t.Kind() == reflect.Map ||
+		t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8
 }
 
-// fields adds the fields of a struct; numbered is false for one whose fields another has inline in JSON alone.
-func (b builder) fields(n *node, t reflect.Type, numbered bool) {
-	for f := range fieldsOf(t) {
-		one, repeated := b.single(f.Type), (*field)(nil)
+// addFields adds the fields of a struct to n. numbered is false for a struct that is inlined in JSON but not in
+// protobuf.
+func (b builder) addFields(n *node, t reflect.Type, numbered bool) {
+	for f := range exportedFields(t) {
+		single, repeated := b.single(f.Type), (*field)(nil)
 		switch {
 		case !compound(f.Type):
 		case f.Type.Kind() == reflect.Slice:
@@ -130,24 +134,25 @@ func (b builder) fields(n *node, t reflect.Type, numbered bool) {
 		case f.Type.Kind() == reflect.Map:
 			repeated = b.entry(f.Type)
 		}
-		if number, many := protobuf(f); numbered && number > 0 {
-			if n.number(number, one); many && repeated != nil {
+		if number, many := protobufTag(f); numbered && number > 0 {
+			if n.number(number, single); many && repeated != nil {
 				n.number(number, repeated)
 			}
 		}
-		name, _, inline := jsonName(f)
+		name, _, inline := jsonTag(f)
 		if inline {
-			b.fields(n, f.Type, false)
+			b.addFields(n, f.Type, false)
 		} else if name != "" {
-			n.byName[name] = one
+			n.byName[name] = single
 		}
 	}
 }
 
-// decoded is for a type with a JSON decoder of its own: an object becomes what a struct in it holds, a list what a list in it holds.
-func (b builder) decoded(n *node, t reflect.Type) {
+// unmarshaler sets up n for a type with its own JSON decoder. It assumes that a JSON object decodes into a struct
+// that a field of t points to, and a JSON list into a slice field of t.
+func (b builder) unmarshaler(n *node, t reflect.Type) {
 	n.byName = nil
-	for f := range fieldsOf(t) {
+	for f := range exportedFields(t) {
 		switch {
 		case f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct:
 			n.object = b.node(f.Type)
@@ -157,63 +162,64 @@ func (b builder) decoded(n *node, t reflect.Type) {
 	}
 }
 
-// single is a field that occurs once. A struct within another is a part of that one's memory.
+// single returns a field that occurs once. The memory of a nested struct is part of the outer struct's memory.
 func (b builder) single(t reflect.Type) *field {
 	if t.Kind() == reflect.Pointer {
 		return b.pointer(t.Elem())
 	}
-	return &field{of: b.node(t)}
+	return &field{node: b.node(t)}
 }
 
 func (b builder) pointer(t reflect.Type) *field {
-	return &field{each: structFactor*int64(t.Size()) + tree(t), of: b.node(t)}
+	return &field{memory: structFactor*int64(t.Size()) + emptyWeight(t), node: b.node(t)}
 }
 
-// item is an item of a list.
+// item returns the field for an item of a list.
 func (b builder) item(t reflect.Type) *field {
 	f := b.pointer(t.Elem())
-	f.each += memberWeight
-	f.packed = f.of == nil && t.Elem().Kind() != reflect.String
+	f.memory += memberWeight
+	f.packed = f.node == nil && t.Elem().Kind() != reflect.String
 	return f
 }
 
-// value is a value of a map, with its key; maps are at most half empty.
+// value returns the field for a value of a map, together with its key. Maps are at most half empty.
 func (b builder) value(t reflect.Type) *field {
-	return &field{each: memberWeight + 2*structFactor*int64(t.Key().Size()+t.Elem().Size()) + tree(t.Elem()), of: b.node(t.Elem())}
+	size := int64(t.Key().Size() + t.Elem().Size())
+	return &field{memory: memberWeight + 2*structFactor*size + emptyWeight(t.Elem()), node: b.node(t.Elem())}
 }
 
-// entry is a value of a map as a protobuf message of key and value.
+// entry returns the field for a map entry in protobuf, which is a message of key and value.
 func (b builder) entry(t reflect.Type) *field {
 	f, n := b.value(t), &node{}
-	n.number(2, &field{of: f.of})
-	return &field{each: f.each, of: n}
+	n.number(2, &field{node: f.node})
+	return &field{memory: f.memory, node: n}
 }
 
-// tree is the weight of the tree of an empty value.
-func tree(t reflect.Type) int64 {
+// emptyWeight returns the weight of the JSON tree of a zero value.
+func emptyWeight(t reflect.Type) int64 {
 	if t.Kind() == reflect.Pointer {
-		return int64(t.Elem().Size()) + tree(t.Elem())
+		return int64(t.Elem().Size()) + emptyWeight(t.Elem())
 	}
 	if t.Kind() != reflect.Struct || reflect.PointerTo(t).Implements(reflect.TypeFor[json.Marshaler]()) {
 		return itemWeight
 	}
-	return mapWeight + members(t)
+	return mapWeight + emptyFieldsWeight(t)
 }
 
-// members are the fields that the tree of an empty struct has.
-func members(t reflect.Type) (n int64) {
-	for f := range fieldsOf(t) {
-		switch name, omitted, inline := jsonName(f); {
+// emptyFieldsWeight returns the weight of the fields in the JSON tree of a zero struct.
+func emptyFieldsWeight(t reflect.Type) (n int64) {
+	for f := range exportedFields(t) {
+		switch name, omitted, inline := jsonTag(f); {
 		case inline:
-			n += members(f.Type)
+			n += emptyFieldsWeight(f.Type)
 		case name != "" && (!omitted || f.Type.Kind() == reflect.Struct):
-			n += tree(f.Type)
+			n += emptyWeight(f.Type)
 		}
 	}
 	return n
 }
 
-func fieldsOf(t reflect.Type) func(func(reflect.StructField) bool) {
+func exportedFields(t reflect.Type) func(func(reflect.StructField) bool) {
 	return func(yield func(reflect.StructField) bool) {
 		for i := range t.NumField() {
 			if f := t.Field(i); f.IsExported() && !yield(f) {
@@ -223,8 +229,9 @@ func fieldsOf(t reflect.Type) func(func(reflect.StructField) bool) {
 	}
 }
 
-// protobuf reads the tag of a field: its number, and whether it may occur more than once.
-func protobuf(f reflect.StructField) (number int, repeated bool) {
+// protobufTag parses the protobuf tag of a field. It returns the field's number and reports whether the field is
+// repeated.
+func protobufTag(f reflect.StructField) (number int, repeated bool) {
 	parts := strings.Split(f.Tag.Get("protobuf"), ",")
 	if len(parts) < 3 {
 		return 0, false
@@ -233,14 +240,15 @@ func protobuf(f reflect.StructField) (number int, repeated bool) {
 	return number, parts[2] == "rep"
 }
 
-// jsonName reads the tag of a field: its name, "" for none, whether it is left out where it is empty, and whether its own fields
-// stand in its place.
-func jsonName(f reflect.StructField) (name string, omitted, inline bool) {
+// jsonTag parses the json tag of a field. name is "" for a field that has no JSON form. omitted reports whether the
+// field is omitted if it is empty. inline reports whether the field's own fields appear in its place.
+func jsonTag(f reflect.StructField) (name string, omitted, inline bool) {
 	name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 	switch {
 	case name == "-":
 		return "", true, false
-	case name == "" && f.Anonymous && f.Type.Kind() == reflect.Struct, strings.Contains(options, "inline") && f.Type.Kind() == reflect.Struct:
+	case name == "" && f.Anonymous && f.Type.Kind() == reflect.Struct,
+		strings.Contains(options, "inline") && f.Type.Kind() == reflect.Struct:
 		return "", false, true
 	case name == "":
 		name = f.Name

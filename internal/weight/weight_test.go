@@ -35,8 +35,9 @@ func inEnvelope(t *testing.T, obj interface{ Marshal() ([]byte, error) }) []byte
 	return append([]byte("k8s\x00"), body...)
 }
 
-// An empty message weighs as much as its Go type takes, wherever it is repeated and in whatever encoding.
-func TestRepeatedMessages(t *testing.T) {
+// TestRepeatedItems checks that a repeated empty item weighs at least as much as the memory of its Go type, in
+// every encoding.
+func TestRepeatedItems(t *testing.T) {
 	const n = 1000
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: make([]corev1.Container, n)}}
 	env := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Env: make([]corev1.EnvVar, n)}}}}
@@ -48,11 +49,15 @@ func TestRepeatedMessages(t *testing.T) {
 	}
 	deep := &apiextensionsv1.JSONSchemaProps{}
 	for range n {
-		deep = &apiextensionsv1.JSONSchemaProps{Items: &apiextensionsv1.JSONSchemaPropsOrArray{JSONSchemas: []apiextensionsv1.JSONSchemaProps{*deep}}}
+		deep = &apiextensionsv1.JSONSchemaProps{Items: &apiextensionsv1.JSONSchemaPropsOrArray{
+			JSONSchemas: []apiextensionsv1.JSONSchemaProps{*deep},
+		}}
 	}
-	crd := &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
-		{Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: deep}},
-	}}}
+	crd := &apiextensionsv1.CustomResourceDefinition{Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+		Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
+			{Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: deep}},
+		},
+	}}
 	for _, c := range []struct {
 		name  string
 		table *weight.Table
@@ -66,7 +71,7 @@ func TestRepeatedMessages(t *testing.T) {
 	} {
 		least, most := int64(2*n*c.one), int64(n*(8*c.one+6000))
 		if w := c.table.Protobuf(inEnvelope(t, c.obj)); w < least || w > 2*most {
-			t.Errorf("%s in protobuf: %d, want %d to %d", c.name, w, least, 2*most)
+			t.Errorf("%s in protobuf: got weight %d, want %d to %d", c.name, w, least, 2*most)
 		}
 		js, err := json.Marshal(c.obj)
 		if err != nil {
@@ -78,69 +83,82 @@ func TestRepeatedMessages(t *testing.T) {
 		}
 		w := c.table.JSON(js)
 		if w < least || w > most*4 {
-			t.Errorf("%s in JSON: %d, want %d to %d", c.name, w, least, most*4)
+			t.Errorf("%s in JSON: got weight %d, want %d to %d", c.name, w, least, most*4)
 		}
 		if tree := c.table.Tree(tree); tree > w || tree < w*3/4 {
-			t.Errorf("%s as a tree: %d, in JSON %d", c.name, tree, w)
+			t.Errorf("%s as a tree: got weight %d, in JSON %d", c.name, tree, w)
 		}
 		if _, all := c.table.Opaque(js); all < w {
-			t.Errorf("%s: the bound is %d, the weight %d", c.name, all, w)
+			t.Errorf("%s of unknown type: got bound %d below weight %d", c.name, all, w)
 		}
 		if _, all, _ := c.table.YAML(js); all < w {
-			t.Errorf("%s in YAML: the bound is %d, the weight %d", c.name, all, w)
+			t.Errorf("%s in YAML: got bound %d below weight %d", c.name, all, w)
 		}
 		bin, err := direct.Marshal(tree)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, all := c.table.CBOR(bin); all < c.table.Tree(tree) {
-			t.Errorf("%s in CBOR: the bound is %d, the weight %d", c.name, all, c.table.Tree(tree))
+			t.Errorf("%s in CBOR: got bound %d below weight %d", c.name, all, c.table.Tree(tree))
 		}
 	}
 }
 
-// What decoders make an item of counts as one, however it is spelled.
+// TestSpellings checks that every spelling that decodes into an item counts as an item.
 func TestSpellings(t *testing.T) {
 	for _, item := range []string{"{}", "null", "1", `"a"`, "[]", " {\n} "} {
 		for _, key := range []string{`"containers"`, `"contain\u0065rs"`, `"initContainers" `} {
 			body := `{"spec":{` + key + `:[` + strings.Repeat(item+",", 99) + item + `]}}`
 			if w, least := pods.JSON([]byte(body)), 200*int64(reflect.TypeFor[corev1.Container]().Size()); w < least {
-				t.Errorf("%s %s: %d, want at least %d", key, item, w, least)
+				t.Errorf("%s with items %s: got weight %d, want at least %d", key, item, w, least)
 			}
 		}
 	}
-	group := []byte("k8s\x00\x12\x0a\xfb\x07\x12\x06\x12\x00\x12\x00\x12\x00\xfc\x07") // fields within a group of an unknown number
+	// fields in a group with an unknown number
+	group := []byte("k8s\x00\x12\x0a\xfb\x07\x12\x06\x12\x00\x12\x00\x12\x00\xfc\x07")
 	if w := pods.Protobuf(group); w <= 0 {
-		t.Errorf("a group: %d", w)
+		t.Errorf("body with a group: got weight %d, want more than 0", w)
 	}
-	for body, want := range map[string]bool{"a: &x 1\nb: *x": true, "a: 1 & 2 * 3": false, "run: a && *.txt": false, "x: [&a,*a]": true, "cron: '*/5 * * * *'": false} {
+	for body, want := range map[string]bool{
+		"a: &x 1\nb: *x":      true,
+		"a: 1 & 2 * 3":        false,
+		"run: a && *.txt":     false,
+		"x: [&a,*a]":          true,
+		"cron: '*/5 * * * *'": false,
+	} {
 		if _, _, aliases := pods.YAML([]byte(body)); aliases != want {
-			t.Errorf("%q has aliases: %v", body, aliases)
+			t.Errorf("YAML(%q): got aliases %v, want %v", body, aliases, want)
 		}
 	}
 }
 
-// A long text weighs a few times its length; what the type does not have weighs what a tree takes.
-func TestTextIsLight(t *testing.T) {
+// TestTextWeight checks that a long text weighs a few times its length. It also checks that unknown fields weigh as
+// much as a JSON tree.
+func TestTextWeight(t *testing.T) {
 	body := []byte(`{"data":{"a":"` + strings.Repeat("x", 1<<20) + `"}}`)
 	if w := maps.JSON(body); w < 1<<20 || w > 5<<20 {
-		t.Errorf("1 MiB of text weighs %d", w)
+		t.Errorf("1 MiB of text: got weight %d, want 1 MiB to 5 MiB", w)
 	}
 	if w := untyped.JSON([]byte(`{"spec":[{},{}]}`)); w < 3*400 || w > 5000 {
-		t.Errorf("an unknown list weighs %d", w)
+		t.Errorf("list of an unknown type: got weight %d, want 1200 to 5000", w)
 	}
 }
 
-// Scans allocate nothing.
+// TestScansDoNotAllocate checks that scans allocate no memory.
 func TestScansDoNotAllocate(t *testing.T) {
 	body := inEnvelope(t, &corev1.Pod{Spec: corev1.PodSpec{Containers: make([]corev1.Container, 100)}})
 	js := []byte(`{"spec":{"containers":[{"name":"a","env":[{"name":"b"}]}]}}`)
-	if n := testing.AllocsPerRun(10, func() { pods.Protobuf(body); pods.JSON(js); pods.Opaque(js); pods.CBOR(body) }); n > 0 {
-		t.Errorf("%v allocations", n)
+	if n := testing.AllocsPerRun(10, func() {
+		pods.Protobuf(body)
+		pods.JSON(js)
+		pods.Opaque(js)
+		pods.CBOR(body)
+	}); n > 0 {
+		t.Errorf("got %v allocations, want 0", n)
 	}
 }
 
-// FuzzWeights: whatever the bytes are, scans end without a panic, and bounds are not below weights.
+// FuzzWeights checks for arbitrary bytes that scans end without a panic, and that no bound is below its weight.
 func FuzzWeights(f *testing.F) {
 	f.Add([]byte(`{"spec":{"containers":[{"name":"a\"","env":[null,1]}]}}`))
 	f.Add([]byte("k8s\x00\x12\x04\x12\x02\x12\x00"))
@@ -150,10 +168,10 @@ func FuzzWeights(f *testing.F) {
 		for _, table := range []*weight.Table{pods, schemas, untyped} {
 			js := table.JSON(data)
 			if _, all := table.Opaque(data); json.Valid(data) && all < js {
-				t.Errorf("bound %d, weight %d", all, js)
+				t.Errorf("got bound %d below weight %d", all, js)
 			}
 			if table.Protobuf(data) < 0 || js < 0 {
-				t.Error("a negative weight")
+				t.Error("got a negative weight")
 			}
 			table.YAML(data)
 			table.CBOR(data)
@@ -162,8 +180,10 @@ func FuzzWeights(f *testing.F) {
 }
 
 func BenchmarkJSON(b *testing.B) {
-	body := []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a","labels":{"app":"b"}},"spec":{"containers":[` +
-		strings.TrimSuffix(strings.Repeat(`{"name":"a","image":"registry.example/image:1.2","env":[{"name":"A","value":"b"}],"resources":{"limits":{"cpu":"1"}}},`, 10), ",") + `]}}`)
+	body := []byte(`{"apiVersion":"v1","kind":"Pod",` +
+		`"metadata":{"name":"a","labels":{"app":"b"}},"spec":{"containers":[` +
+		strings.TrimSuffix(strings.Repeat(`{"name":"a","image":"registry.example/image:1.2",`+
+			`"env":[{"name":"A","value":"b"}],"resources":{"limits":{"cpu":"1"}}},`, 10), ",") + `]}}`)
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
 		pods.JSON(body)
@@ -173,7 +193,9 @@ func BenchmarkJSON(b *testing.B) {
 func BenchmarkProtobuf(b *testing.B) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"app": "b"}}}
 	for range 10 {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: "a", Image: "registry.example/image:1.2", Env: []corev1.EnvVar{{Name: "A", Value: "b"}}})
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
+			Name: "a", Image: "registry.example/image:1.2", Env: []corev1.EnvVar{{Name: "A", Value: "b"}},
+		})
 	}
 	raw, _ := pod.Marshal()
 	body, _ := (&runtime.Unknown{Raw: raw}).Marshal()
