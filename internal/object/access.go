@@ -5,14 +5,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Metadata returns the metadata of t itself, not a copy, or nil if it has none
-// or it is not an object. Reading a nil Tree is fine.
+// Metadata returns the metadata of t, not a copy. It returns nil if t has no metadata or the metadata is not an
+// object. t may be nil.
 func Metadata(t Tree) Tree {
 	m, _ := t[keyMetadata].(Tree)
 	return m
 }
 
-// EnsureMetadata is Metadata, but puts an empty one into t where Metadata is nil.
+// EnsureMetadata returns the metadata of t. It sets the metadata to an empty object if Metadata returns nil.
 func EnsureMetadata(t Tree) Tree {
 	m := Metadata(t)
 	if m == nil {
@@ -22,7 +22,7 @@ func EnsureMetadata(t Tree) Tree {
 	return m
 }
 
-// String returns the string at key, or "" if there is none.
+// String returns the string at key, or "" if there is no string.
 func String(t Tree, key string) string {
 	s, _ := t[key].(string)
 	return s
@@ -37,7 +37,7 @@ func SetString(t Tree, key, value string) {
 	t[key] = value
 }
 
-// Int64 returns the integer at key, or 0 if there is none.
+// Int64 returns the integer at key, or 0 if there is no integer.
 func Int64(t Tree, key string) int64 {
 	i, _ := t[key].(int64)
 	return i
@@ -76,11 +76,11 @@ func SetGeneration(t Tree, generation int64) {
 	EnsureMetadata(t)["generation"] = generation
 }
 
-// DeletionTimestamp returns metadata.deletionTimestamp as it is written, or "".
+// DeletionTimestamp returns the text of metadata.deletionTimestamp, or "".
 func DeletionTimestamp(t Tree) string { return String(Metadata(t), "deletionTimestamp") }
 
-// Strings returns the list of strings at key, or nil if there is none or
-// anything else is among them.
+// Strings returns the list of strings at key. It returns nil if the value is not a list or has an element that is
+// not a string.
 func Strings(t Tree, key string) []string {
 	list, ok := t[key].([]any)
 	if !ok {
@@ -111,7 +111,7 @@ func SetStrings(t Tree, key string, values []string) {
 // Finalizers returns metadata.finalizers.
 func Finalizers(t Tree) []string { return Strings(Metadata(t), "finalizers") }
 
-// SetFinalizers sets metadata.finalizers, or removes them if there are none.
+// SetFinalizers sets metadata.finalizers, or removes the field if finalizers is empty.
 func SetFinalizers(t Tree, finalizers []string) {
 	if len(finalizers) == 0 {
 		delete(Metadata(t), "finalizers")
@@ -120,8 +120,8 @@ func SetFinalizers(t Tree, finalizers []string) {
 	SetStrings(EnsureMetadata(t), "finalizers", finalizers)
 }
 
-// StringMap returns the map of strings at key, or nil if there is none or it has
-// any other value.
+// StringMap returns the map of strings at key. It returns nil if the value is not an object or has a member that is
+// not a string.
 func StringMap(t Tree, key string) map[string]string {
 	m, ok := t[key].(Tree)
 	if !ok {
@@ -139,15 +139,15 @@ func StringMap(t Tree, key string) map[string]string {
 // LabelMap returns a copy of metadata.labels.
 func LabelMap(t Tree) map[string]string { return StringMap(Metadata(t), "labels") }
 
-// Annotation returns the value of an annotation and whether it is set.
+// Annotation returns the value of an annotation and reports whether it is set.
 func Annotation(t Tree, key string) (string, bool) {
 	m, _ := Metadata(t)["annotations"].(Tree)
 	s, ok := m[key].(string)
 	return s, ok
 }
 
-// SetMapEntry sets one entry of the map of strings metadata[field] ("labels",
-// "annotations"), which is made if need be.
+// SetMapEntry sets one entry of metadata[field], a map of strings such as "labels" or "annotations". It creates the
+// map if necessary.
 func SetMapEntry(t Tree, field, key, value string) {
 	meta := EnsureMetadata(t)
 	m, ok := meta[field].(Tree)
@@ -158,7 +158,7 @@ func SetMapEntry(t Tree, field, key, value string) {
 	m[key] = value
 }
 
-// OwnerReferences returns metadata.ownerReferences; nil if it is not a list of objects.
+// OwnerReferences returns metadata.ownerReferences, or nil if the field is not a list of objects.
 func OwnerReferences(t Tree) []v1.OwnerReference {
 	list, ok := Metadata(t)["ownerReferences"].([]any)
 	if !ok {

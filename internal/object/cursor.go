@@ -1,22 +1,21 @@
 package object
 
-// Cursor reads JSON from front to back without building a tree: what nobody asks
-// for is stepped over. It trusts the JSON as Field does: of malformed input it may
-// make nothing, but it never panics and always ends. The strings it gives out point
-// into the JSON where nothing is escaped.
+// Cursor reads JSON from start to end without building a tree. It skips the values that the caller does not read.
+// It trusts the JSON as Field does: it may return nothing for malformed input, but it never panics and always
+// terminates. Returned strings without escapes point into the JSON.
 type Cursor struct{ scanner }
 
-// NewCursor returns a Cursor at the first value of js, which must not change while
-// the cursor or a string from it is in use.
+// NewCursor returns a Cursor at the first value of js. js must not change while the cursor or a string from it is
+// in use.
 func NewCursor(js []byte) *Cursor {
 	c := &Cursor{scanner{s: alias(js)}}
 	c.peek()
 	return c
 }
 
-// Members calls f for each member of the object at the cursor, which then stands
-// at the member's value. f reads the value with at most one call on the cursor, or leaves it
-// to be skipped. Anything but an object is skipped.
+// Members calls f for each member of the object at the cursor. During the call the cursor is at the member's value.
+// f reads the value with at most one call on the cursor. Members skips a value that f does not read. It skips the
+// value at the cursor if that is not an object.
 func (c *Cursor) Members(f func(key string)) {
 	if c.peek() != '{' {
 		c.skip()
@@ -28,13 +27,13 @@ func (c *Cursor) Members(f func(key string)) {
 		if !ok {
 			return
 		}
-		if !c.visit(func() { f(key) }) {
+		if !c.readValue(func() { f(key) }) {
 			return
 		}
 	}
 }
 
-// Elements calls f for each element of the array at the cursor, as Members does.
+// Elements calls f for each element of the array at the cursor, in the same way as Members.
 func (c *Cursor) Elements(f func(index int)) {
 	if c.peek() != '[' {
 		c.skip()
@@ -47,22 +46,22 @@ func (c *Cursor) Elements(f func(index int)) {
 			c.pos++
 			return
 		case 0, ',', '}', ':':
-			c.end()
+			c.fail()
 			return
 		}
-		if !c.visit(func() { f(i) }) {
+		if !c.readValue(func() { f(i) }) {
 			return
 		}
 	}
 }
 
-// visit runs read at the value at the cursor and goes on behind it and the comma;
-// false where the JSON is broken.
-func (c *Cursor) visit(read func()) bool {
+// readValue calls read with the cursor at a value, then moves past that value and a following comma. It returns
+// false if the JSON is malformed.
+func (c *Cursor) readValue(read func()) bool {
 	start := c.pos
 	read()
 	if c.pos == start && !c.skip() || c.bad || c.pos == start {
-		c.end()
+		c.fail()
 		return false
 	}
 	if c.peek() == ',' {
@@ -71,19 +70,20 @@ func (c *Cursor) visit(read func()) bool {
 	return true
 }
 
-func (c *Cursor) end() {
+func (c *Cursor) fail() {
 	c.bad = true
 	c.pos = len(c.s)
 }
 
-// Kind is the first byte of the value at the cursor: '{', '[', '"', 't', 'f', 'n', '-' or a
-// digit; 0 at the end.
+// Kind returns the first byte of the value at the cursor: '{', '[', '"', 't', 'f', 'n', '-' or a digit. It returns
+// 0 at the end.
 func (c *Cursor) Kind() byte { return c.peek() }
 
 // Broken reports whether the JSON read so far was malformed.
 func (c *Cursor) Broken() bool { return c.bad }
 
-// FirstKey is the first key of the object at the cursor, which does not move; "" where there is none.
+// FirstKey returns the first key of the object at the cursor, without moving the cursor. It returns "" if there is
+// no such key.
 func (c Cursor) FirstKey() string {
 	if c.peek() != '{' {
 		return ""
@@ -93,47 +93,47 @@ func (c Cursor) FirstKey() string {
 	return key
 }
 
-// Raw steps over the value and returns its JSON, without a copy.
+// Raw moves past the value at the cursor and returns its JSON, which is not a copy.
 func (c *Cursor) Raw() string {
 	c.peek()
 	start := c.pos
 	if !c.skip() {
-		c.end()
+		c.fail()
 		return ""
 	}
 	return c.s[start:c.pos]
 }
 
-// Text reads a string; "" for any other value.
+// Text reads a string. It returns "" for any other value.
 func (c *Cursor) Text() string {
 	var v string
 	if c.peek() == 0 || !c.text(&v) {
-		c.end()
+		c.fail()
 	}
 	return v
 }
 
-// Bool reads true; anything else is false.
+// Bool reads a boolean. It returns false for any value other than true.
 func (c *Cursor) Bool() bool { return c.Raw() == "true" }
 
-// Int reads an integer; 0 for any other value.
+// Int reads an integer. It returns 0 for any other value.
 func (c *Cursor) Int() int64 {
 	var v int64
 	if c.peek() == 0 || !c.integer(&v) {
-		c.end()
+		c.fail()
 	}
 	return v
 }
 
-// Texts reads a list of strings; nil if the value is no list.
+// Texts reads a list of strings. It returns nil if the value is not a list.
 func (c *Cursor) Texts() []string {
 	if c.peek() == 0 {
-		c.end()
+		c.fail()
 		return nil
 	}
 	list, ok := c.list()
 	if !ok {
-		c.end()
+		c.fail()
 		return nil
 	}
 	return list

@@ -2,7 +2,7 @@ package object
 
 import "testing"
 
-// walk reads everything a Cursor can reach.
+// walk reads all values that a Cursor can reach and returns their number.
 func walk(c *Cursor, depth int) int {
 	n := 1
 	switch c.Kind() {
@@ -49,7 +49,10 @@ func TestCursor(t *testing.T) {
 }
 
 func FuzzCursor(f *testing.F) {
-	for _, s := range []string{``, `{`, `{"a"`, `{"a":`, `[1,`, `[,`, `{"a":[}]}`, `{"a":"b\`, `[[[[`, `{"a":1}}`, `{"a":{"b":[1,2,{"c":null}]}}`} {
+	for _, s := range []string{
+		``, `{`, `{"a"`, `{"a":`, `[1,`, `[,`, `{"a":[}]}`, `{"a":"b\`, `[[[[`, `{"a":1}}`,
+		`{"a":{"b":[1,2,{"c":null}]}}`,
+	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, js []byte) { walk(NewCursor(js), 0) })

@@ -6,14 +6,15 @@ import (
 	"fmt"
 )
 
-// Document is one document of a file of manifests.
+// Document is one document of a manifest file.
 type Document struct {
-	Text []byte // a part of the file, not a copy
-	Line int    // how many lines of the file are in front of it
+	Text []byte // slice of the file, not a copy
+	Line int    // number of lines in the file before the document
 }
 
-// Documents splits a file as kubectl does: one that begins with "{" into the JSON values in it, any other, and one that is
-// not JSON after all, at the lines "---" of YAML. The error is a line that begins with "---" and has more than a comment.
+// Documents splits a manifest file as kubectl does. A file that begins with "{" is split into its JSON values. Any
+// other file, and one that is not valid JSON, is split at YAML's "---" lines. Documents returns an error if a "---"
+// line contains text other than a comment.
 func Documents(data []byte) ([]Document, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	if bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {

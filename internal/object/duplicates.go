@@ -4,12 +4,13 @@ import "strconv"
 
 const (
 	maxDuplicates = 100
-	// maxDuplicateBytes bounds the text of all paths, for a deep path can be as
-	// long as the document and repeat as often.
+	// maxDuplicateBytes limits the total length of all paths. A deep path can be as long as the document, and
+	// repeat as often as there are duplicates.
 	maxDuplicateBytes = 1 << 20
 )
 
-// findDuplicates walks a document that is known to be valid and to repeat a key.
+// findDuplicates returns the paths of repeated keys. The document must be valid JSON with at least one repeated
+// key.
 func findDuplicates(s string) []string {
 	f := duplicateFinder{d: decoder{scanner: scanner{s: s}}, seen: map[string]bool{}}
 	f.value()
@@ -24,7 +25,7 @@ type duplicateFinder struct {
 	bytes int
 }
 
-// step is one part of a path: a key, or an index where key is empty.
+// step is one part of a path: a key or an index.
 type step struct {
 	key     string
 	index   int

@@ -12,23 +12,22 @@ import (
 	"unicode/utf8"
 )
 
-// AppendJSON appends the canonical JSON of v: keys sorted, as encoding/json
-// writes it (HTML characters escaped), no trailing newline. Values that no tree
-// holds (NaN, Go structs that cannot be marshalled) are written as null.
+// AppendJSON appends the canonical JSON of v, which is the output of encoding/json: sorted keys, escaped HTML
+// characters, no trailing newline. It writes a value that has no JSON form, such as NaN, as null.
 func AppendJSON(dst []byte, v any) []byte {
 	e := encoders.Get().(*encoder)
 	if cap(dst) > 0 {
 		dst = e.value(dst, v)
-	} else { // exactly the room it takes
-		e.room = e.value(e.room[:0], v)
-		dst = bytes.Clone(e.room)
+	} else { // return a slice without spare capacity
+		e.buffer = e.value(e.buffer[:0], v)
+		dst = bytes.Clone(e.buffer)
 	}
 	e.release()
 	return dst
 }
 
-// AppendTypedJSON appends JSON of v as AppendJSON does, but a whole float64 with a fraction (2.0), as which a decoder refuses it for an
-// integer of Go.
+// AppendTypedJSON appends JSON of v as AppendJSON does, but writes a float64 without a fraction as 2.0. A decoder
+// then rejects this value for a Go integer.
 func AppendTypedJSON(dst []byte, v any) []byte {
 	e := encoder{fractions: true}
 	return e.value(dst, v)
@@ -36,19 +35,19 @@ func AppendTypedJSON(dst []byte, v any) []byte {
 
 var encoders = sync.Pool{New: func() any { return new(encoder) }}
 
-// encoder holds the entries of the maps that are being written, sorted.
+// encoder encodes values. Its buffers are reused.
 type encoder struct {
-	entries   []entry
-	room      []byte
-	fractions bool // whole floats are written with one
+	entries   []entry // sorted entries of the objects that are being written
+	buffer    []byte
+	fractions bool // write a float64 without a fraction as 2.0
 }
 
 func (e *encoder) release() {
 	if cap(e.entries) > 1<<12 {
 		e.entries = nil
 	}
-	if cap(e.room) > 1<<20 {
-		e.room = nil
+	if cap(e.buffer) > 1<<20 {
+		e.buffer = nil
 	}
 	encoders.Put(e)
 }
@@ -77,7 +76,7 @@ func (e *encoder) value(dst []byte, v any) []byte {
 	}
 }
 
-// appendOther writes what is not a part of a tree but was put into one.
+// appendOther appends a value whose type does not belong in a tree.
 func appendOther(dst []byte, v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -100,17 +99,17 @@ func (e *encoder) object(dst []byte, t Tree) []byte {
 		dst = append(dst, ':')
 		dst = e.value(dst, e.entries[i].value)
 	}
-	e.drop(base)
+	e.pop(base)
 	return append(dst, '}')
 }
 
-// drop forgets the entries from base on, and what they point to.
-func (e *encoder) drop(base int) {
+// pop removes the entries from base on and clears them, so that their values can be collected.
+func (e *encoder) pop(base int) {
 	clear(e.entries[base:])
 	e.entries = e.entries[:base]
 }
 
-// sorted pushes the entries of t, ordered by key, and returns the index of the first.
+// sorted appends the entries of t, sorted by key, and returns the index of the first.
 func (e *encoder) sorted(t Tree) int {
 	base := len(e.entries)
 	for k, v := range t {
@@ -146,12 +145,12 @@ func (e *encoder) array(dst []byte, a []any) []byte {
 	return append(dst, ']')
 }
 
-// appendFloat writes f as ECMAScript does, which is what encoding/json does.
+// appendFloat appends f as ECMAScript and encoding/json write it.
 func appendFloat(dst []byte, f float64) []byte {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return append(dst, "null"...)
 	}
-	if f == 0 { // of -0.0, too: kube-apiserver stores -0, which it reads as the integer 0
+	if f == 0 { // includes -0.0: kube-apiserver stores -0 and reads it back as the integer 0
 		return append(dst, '0')
 	}
 	format := byte('f')
@@ -166,21 +165,21 @@ func appendFloat(dst []byte, f float64) []byte {
 	return dst
 }
 
-// verbatim tells which bytes encoding/json copies into a string as they are.
-var verbatim = func() (t [256]bool) {
+// needsNoEscape marks the bytes that encoding/json copies unchanged into a string.
+var needsNoEscape = func() (t [256]bool) {
 	for c := ' '; c < utf8.RuneSelf; c++ {
 		t[c] = !strings.ContainsRune(`"\<>&`, c)
 	}
 	return t
 }()
 
-// AppendString appends s as a JSON string, as encoding/json writes it.
+// AppendString appends s as a JSON string in the same form as encoding/json.
 func AppendString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
 	start := 0
 	for i := 0; i < len(s); {
 		c := s[i]
-		if verbatim[c] {
+		if needsNoEscape[c] {
 			i++
 			continue
 		}

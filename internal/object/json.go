@@ -11,33 +11,31 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// maxDepth is how deep objects and arrays may nest, as in encoding/json.
+// maxDepth is the maximum nesting depth of objects and arrays, as in encoding/json.
 const maxDepth = 10000
 
-// DecodeJSON decodes one JSON object. duplicates names each repeated key by its
-// path ("spec.foo", "spec.ports[0].name") in order of appearance, each path once
-// and at most 100 of them; the last value wins. DuplicateError gives the text that
-// clients see. A bare null gives an empty tree.
+// DecodeJSON decodes one JSON object. For a repeated key, the last value wins. duplicates contains the path of each
+// repeated key, such as "spec.foo" or "spec.ports[0].name", in order of appearance. Each path appears once, and
+// there are at most 100. DuplicateError returns the message for a path. A bare null gives an empty tree.
 //
-// The error is what sigs.k8s.io/json would say of the same input; nesting deeper
-// than 10,000 is an error. Numbers are int64 where they are written as an integer
-// that fits, else float64. The strings of the tree share one copy of data, which
-// itself is not kept.
+// The error equals that of sigs.k8s.io/json for the same input. Nesting deeper than 10,000 levels is an error. An
+// integer literal that fits becomes an int64, any other number a float64. The strings of the tree share one copy of
+// data. DecodeJSON does not retain data.
 func DecodeJSON(data []byte) (t Tree, duplicates []string, err error) { return decodeJSON(data, false) }
 
-// DecodeApplied decodes JSON as DecodeJSON does, and its numbers as DecodeYAML does: a whole number is an int64 however it is written
-// ("2.0", "1e2", "-0.0"), if it fits.
+// DecodeApplied decodes JSON as DecodeJSON does, but its numbers as DecodeYAML does. A whole number that fits
+// becomes an int64 in any notation, such as "2.0", "1e2" or "-0.0".
 func DecodeApplied(data []byte) (t Tree, duplicates []string, err error) {
 	return decodeJSON(data, true)
 }
 
-func decodeJSON(data []byte, whole bool) (t Tree, duplicates []string, err error) {
+func decodeJSON(data []byte, wholeNumbers bool) (t Tree, duplicates []string, err error) {
 	d := decoders.Get().(*decoder)
 	defer d.release()
-	d.s, d.whole = string(data), whole
+	d.s, d.wholeNumbers = string(data), wholeNumbers
 	t, ok := d.document()
 	if !ok {
-		return refused(data)
+		return decodeWithUpstream(data)
 	}
 	if d.repeated {
 		duplicates = findDuplicates(d.s)
@@ -45,9 +43,9 @@ func decodeJSON(data []byte, whole bool) (t Tree, duplicates []string, err error
 	return t, duplicates, nil
 }
 
-// refused asks the decoder that upstream uses what is wrong with data. It is the
-// slow path of bad input, so that the words are exactly upstream's.
-func refused(data []byte) (Tree, []string, error) {
+// decodeWithUpstream decodes data with upstream's decoder. It is the slow path for rejected input, so that errors
+// equal upstream's.
+func decodeWithUpstream(data []byte) (Tree, []string, error) {
 	t := Tree{}
 	strict, err := kjson.UnmarshalStrict(data, &t)
 	if err != nil {
@@ -66,8 +64,8 @@ func refused(data []byte) (Tree, []string, error) {
 	return t, duplicates, nil
 }
 
-// DuplicateError is how upstream's strict decoding words an entry of the
-// duplicates that DecodeJSON and DecodeYAML return.
+// DuplicateError returns the message of upstream's strict decoding for an entry of duplicates as returned by
+// DecodeJSON or DecodeYAML.
 func DuplicateError(duplicate string) string {
 	if strings.HasPrefix(duplicate, yamlPrefix) {
 		return duplicate
@@ -77,15 +75,15 @@ func DuplicateError(duplicate string) string {
 
 var decoders = sync.Pool{New: func() any { return new(decoder) }}
 
-// decoder reads one document from front to back. Its methods report only
-// success; what was wrong is found by refused.
+// decoder decodes one document from start to end. Its methods report only success. decodeWithUpstream finds the
+// cause of a failure.
 type decoder struct {
 	scanner
-	depth    int
-	repeated bool
-	whole    bool    // whole numbers are integers however they are written
-	values   []any   // finished elements of the arrays that are open
-	entries  []entry // finished entries of the objects that are open
+	depth        int
+	repeated     bool
+	wholeNumbers bool    // a whole number is an int64 in any notation
+	values       []any   // decoded elements of the arrays that are still open
+	entries      []entry // decoded entries of the objects that are still open
 }
 
 type entry struct {
@@ -172,16 +170,16 @@ func (d *decoder) object() (Tree, bool) {
 		case '}':
 			d.pos++
 			d.depth--
-			return d.gather(base), true
+			return d.popObject(base), true
 		default:
 			return nil, false
 		}
 	}
 }
 
-// gather makes a map of the entries from base on. Only now their number is
-// known, so that the map is made in its final size.
-func (d *decoder) gather(base int) Tree {
+// popObject returns a map of the entries from base on and removes them. The number of entries is known at this
+// point, so the map gets its final size.
+func (d *decoder) popObject(base int) Tree {
 	found := d.entries[base:]
 	t := make(Tree, len(found))
 	for i := range found {
@@ -231,8 +229,8 @@ func (d *decoder) array() ([]any, bool) {
 	}
 }
 
-// yield lets other goroutines run at every 2048th element: a large document does not keep a processor until Go preempts the decoder,
-// which takes 10 to 20 ms.
+// yield lets other goroutines run at every 2048th element. Without yield, a large document would occupy a processor
+// until Go preempts the decoder after 10 to 20 ms.
 func yield(n int) {
 	if n%2048 == 2047 {
 		runtime.Gosched()
@@ -252,14 +250,15 @@ func (d *decoder) number() (any, bool) {
 		}
 	}
 	f, err := strconv.ParseFloat(text, 64)
-	if d.whole && !integer {
+	if d.wholeNumbers && !integer {
 		return Number(f), err == nil
 	}
 	return f, err == nil
 }
 
-// Number returns the number that DecodeJSON reads from the JSON of f: an int64 if f is a whole number that fits, else f. The JSON has the
-// fewest digits that identify f, so a large number may differ from f: 1<<62 becomes 4611686018427388000, as upstream has it.
+// Number returns the number that DecodeJSON reads from the JSON of f: an int64 if f is a whole number that fits,
+// otherwise f. The JSON has the fewest digits that identify f, so a large number may differ from f. For example,
+// 1<<62 becomes 4611686018427388000, as in upstream.
 func Number(f float64) any {
 	if f != math.Trunc(f) || math.Abs(f) > 1<<63 {
 		return f
@@ -270,8 +269,8 @@ func Number(f float64) any {
 	return f
 }
 
-// scanNumber returns where the number that starts at pos ends, and whether it is
-// written without fraction and exponent.
+// scanNumber returns the end of the number that starts at pos. integer reports whether the number has no fraction
+// and no exponent.
 func scanNumber(s string, pos int) (end int, integer, ok bool) {
 	i := pos
 	if i < len(s) && s[i] == '-' {
@@ -310,7 +309,7 @@ func scanDigits(s string, i int) int {
 	return i
 }
 
-// str reads the string whose opening quote is at pos.
+// str decodes the string whose opening quote is at pos.
 func (d *decoder) str() (string, bool) {
 	s, end, ok := scanString(d.s, d.pos+1)
 	d.pos = end

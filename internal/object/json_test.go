@@ -15,7 +15,7 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// upstreamDecode is what upstream's server does with a body.
+// upstreamDecode decodes a body as upstream's server does.
 func upstreamDecode(data []byte) (Tree, []string, error) {
 	t := Tree{}
 	strict, err := kjson.UnmarshalStrict(data, &t)
@@ -39,27 +39,34 @@ func checkDecode(t *testing.T, data []byte) {
 	want, wantDup, wantErr := upstreamDecode(data)
 	got, gotDup, gotErr := DecodeJSON(data)
 	if (gotErr == nil) != (wantErr == nil) || gotErr != nil && gotErr.Error() != wantErr.Error() {
-		t.Fatalf("%.200q: error %v, upstream's %v", data, gotErr, wantErr)
+		t.Fatalf("%.200q: got error %v, want upstream's %v", data, gotErr, wantErr)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("%.200q:\n got %#v\nwant %#v", data, got, want)
 	}
 	if !reflect.DeepEqual(gotDup, wantDup) {
-		t.Fatalf("%.200q: duplicates %q, upstream's %q", data, gotDup, wantDup)
+		t.Fatalf("%.200q: got duplicates %q, want upstream's %q", data, gotDup, wantDup)
 	}
 }
 
 var decodeSeeds = []string{
-	`{}`, `null`, ` null `, `[]`, `"x"`, `1`, ``, ` `, `{`, `}`, `{"a"`, `{"a":`, `{"a":1`, `{"a":1,`, `{"a":1,}`, `{,}`, `{"a" 1}`, `{a:1}`,
-	`{"a":1}x`, `{"a":1} {"b":2}`, "{\"a\":1}\x00", `{"a":tru}`, `{"a":nul}`, `{"a":truex}`, `{"a":[1,2,]}`, `{"a":[1 2]}`, `{"a":[}`,
+	`{}`, `null`, ` null `, `[]`, `"x"`, `1`, ``, ` `, `{`, `}`, `{"a"`, `{"a":`, `{"a":1`, `{"a":1,`, `{"a":1,}`,
+	`{,}`,
+	`{"a" 1}`, `{a:1}`, `{"a":1}x`, `{"a":1} {"b":2}`, "{\"a\":1}\x00",
+	`{"a":tru}`, `{"a":nul}`, `{"a":truex}`, `{"a":[1,2,]}`, `{"a":[1 2]}`, `{"a":[}`,
 	`{"a":9223372036854775807,"b":-9223372036854775808,"c":9223372036854775808,"d":-0,"e":1.0,"f":1e3,"g":1E-7,"h":-0.0}`,
-	`{"a":01}`, `{"a":-}`, `{"a":1.}`, `{"a":.5}`, `{"a":1e}`, `{"a":+1}`, `{"a":1e999}`, `{"a":123456789012345678901234567890}`, `{"a":1e999`,
-	`{"a":"\u00e9\ud83d\ude00\ud83d\ud83dx\/\b\f\n\r\t\\\""}`, `{"a":"\u12"}`, `{"a":"\x"}`, `{"a":"\'"}`, "{\"a\":\"\n\"}", "{\"a\":\"\xff\xc3\"}", `{"a":"\ud83d\u0041"}`, `{"a":"\`, `{"a":"\"`,
-	`{"a":1,"a":2}`, `{"a":{"b":1,"b":2},"a":{"b":1,"b":2}}`, `{"x":[{"k":1,"k":2},[{"k":1,"k":1,"k":1}]]}`, `{"a.b":{"":1,"":2}}`, `{"":{"":0,"":0}}`, `{"":[{"":0,"":0}]}`, "{\"\xff\":1,\"\xfe\":2}",
+	`{"a":01}`, `{"a":-}`, `{"a":1.}`, `{"a":.5}`, `{"a":1e}`, `{"a":+1}`, `{"a":1e999}`,
+	`{"a":123456789012345678901234567890}`, `{"a":1e999`,
+	`{"a":"\u00e9\ud83d\ude00\ud83d\ud83dx\/\b\f\n\r\t\\\""}`, `{"a":"\u12"}`, `{"a":"\x"}`, `{"a":"\'"}`,
+	"{\"a\":\"\n\"}",
+	"{\"a\":\"\xff\xc3\"}", `{"a":"\ud83d\u0041"}`, `{"a":"\`, `{"a":"\"`,
+	`{"a":1,"a":2}`, `{"a":{"b":1,"b":2},"a":{"b":1,"b":2}}`, `{"x":[{"k":1,"k":2},[{"k":1,"k":1,"k":1}]]}`,
+	`{"a.b":{"":1,"":2}}`, `{"":{"":0,"":0}}`, `{"":[{"":0,"":0}]}`, "{\"\xff\":1,\"\xfe\":2}",
 	"\ufeff{}", "{\"a\" : [ 1 , {\t\"b\"\r\n: null } ] }",
 }
 
-// Object decoding agrees with upstream's decoder on values, duplicates and errors.
+// TestDecodeJSONAsUpstream checks that DecodeJSON returns the same values, duplicates and errors as upstream's
+// decoder.
 func TestDecodeJSONAsUpstream(t *testing.T) {
 	for _, s := range decodeSeeds {
 		checkDecode(t, []byte(s))
@@ -102,7 +109,7 @@ func checkEncode(t *testing.T, v any) {
 	}
 }
 
-// zeros returns v with 0 in place of each -0.
+// zeros returns v with each -0 replaced by 0.
 func zeros(v any) any {
 	switch v := v.(type) {
 	case float64:
@@ -125,9 +132,13 @@ func zeros(v any) any {
 	return v
 }
 
-// AppendJSON writes the bytes of encoding/json, but 0 for -0, as which kube-apiserver reads what it stores.
+// TestAppendJSONAsEncodingJSON checks that AppendJSON writes the same bytes as encoding/json, except that it writes
+// -0 as 0. kube-apiserver stores -0 and reads it back as 0.
 func TestAppendJSONAsEncodingJSON(t *testing.T) {
-	for _, f := range []float64{0, math.Copysign(0, -1), 1, 1.5, 1e20, 1e21, 123456789e15, 1e-6, 1e-7, 9.99e-7, 1e-10, 1e100, math.MaxFloat64, math.SmallestNonzeroFloat64, 0.1} {
+	for _, f := range []float64{
+		0, math.Copysign(0, -1), 1, 1.5, 1e20, 1e21, 123456789e15, 1e-6, 1e-7, 9.99e-7, 1e-10, 1e100,
+		math.MaxFloat64, math.SmallestNonzeroFloat64, 0.1,
+	} {
 		checkEncode(t, f)
 	}
 	var all strings.Builder
@@ -139,7 +150,10 @@ func TestAppendJSONAsEncodingJSON(t *testing.T) {
 	for i := range 100 {
 		big[strings.Repeat("k", i%7)+string(rune('a'+i%26))+all.String()[:i]] = int64(i)
 	}
-	checkEncode(t, Tree{"s": all.String(), all.String(): nil, "l": []any{true, false, nil, int64(-5), []any{}, Tree{}}, "n": Tree(nil), "m": []any(nil), "o": map[string]string{"a": "b"}, "big": big})
+	checkEncode(t, Tree{
+		"s": all.String(), all.String(): nil, "l": []any{true, false, nil, int64(-5), []any{}, Tree{}},
+		"n": Tree(nil), "m": []any(nil), "o": map[string]string{"a": "b"}, "big": big,
+	})
 }
 
 func FuzzAppendString(f *testing.F) {
@@ -147,8 +161,8 @@ func FuzzAppendString(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) { checkEncode(t, s) })
 }
 
-// Decoding gives trees that share nothing with the input or each other.
-func TestDecodeJSONKeepsNothing(t *testing.T) {
+// TestDecodeJSONSharesNothing checks that decoded trees share no memory with the input or with each other.
+func TestDecodeJSONSharesNothing(t *testing.T) {
 	data := []byte(`{"a":"hello","b":[{"c":"d"}]}`)
 	tree, _, err := DecodeJSON(data)
 	if err != nil {
@@ -156,30 +170,34 @@ func TestDecodeJSONKeepsNothing(t *testing.T) {
 	}
 	clear(data)
 	if got := string(AppendJSON(nil, tree)); got != `{"a":"hello","b":[{"c":"d"}]}` {
-		t.Fatal(got)
+		t.Fatalf("got %s after the input was cleared", got)
 	}
 	c := Copy(tree)
 	c["b"].([]any)[0].(Tree)["c"] = "changed"
 	if Equal(c, tree) || !Equal(Copy(tree), tree) {
-		t.Fatal("Copy or Equal is wrong")
+		t.Fatal("a changed copy equals the original, or an unchanged copy does not")
 	}
-	for _, pair := range [][2]any{{int64(1), 1.0}, {nil, false}, {Tree{"a": nil}, Tree{}}, {Tree{"a": nil}, Tree{"b": nil}}, {[]any{int64(1)}, []any{}}, {"", nil}} {
+	for _, pair := range [][2]any{
+		{int64(1), 1.0}, {nil, false}, {Tree{"a": nil}, Tree{}}, {Tree{"a": nil}, Tree{"b": nil}},
+		{[]any{int64(1)}, []any{}}, {"", nil},
+	} {
 		if Equal(pair[0], pair[1]) || Equal(pair[1], pair[0]) {
-			t.Errorf("Equal(%v, %v)", pair[0], pair[1])
+			t.Errorf("Equal(%v, %v): got true, want false", pair[0], pair[1])
 		}
 	}
 }
 
-// The paths of duplicates cost bounded work however deep and many they are.
+// TestDuplicatesBounded checks that the work for the paths of duplicates is bounded, however deep and numerous they
+// are.
 func TestDuplicatesBounded(t *testing.T) {
 	deep := strings.Repeat(`{"`+strings.Repeat("k", 200)+`":`, 5000)
 	body := deep + `[` + strings.Repeat(`{"a":1,"a":1},`, 100000) + `1]` + strings.Repeat("}", 5000)
 	_, dups, err := DecodeJSON([]byte(body))
 	if err != nil || len(dups) == 0 || len(dups) > maxDuplicates {
-		t.Fatal(len(dups), err)
+		t.Fatalf("got %d duplicates and error %v, want 1 to %d duplicates", len(dups), err, maxDuplicates)
 	}
 	if got := DuplicateError("spec.a"); got != `duplicate field "spec.a"` {
-		t.Fatal(got)
+		t.Fatalf("got message %s", got)
 	}
 }
 

@@ -10,9 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Meta is what selectors and the delete path need of an object's metadata,
-// read without decoding the rest. Its strings may point into the bytes it was
-// scanned from, which therefore must not change.
+// Meta holds the metadata that selectors and deletion need. It is read without decoding the rest of the object. Its
+// strings may point into the scanned bytes, which therefore must not change.
 type Meta struct {
 	Name, Namespace   string
 	UID               types.UID
@@ -22,10 +21,10 @@ type Meta struct {
 	Labels            Labels
 }
 
-// Label is one key and its value.
+// Label is the key and value of one label.
 type Label struct{ Key, Value string }
 
-// Labels is sorted by key and implements labels.Labels of apimachinery.
+// Labels is a list of labels, sorted by key. It implements labels.Labels of apimachinery.
 type Labels []Label
 
 // Has reports whether the label key is set.
@@ -40,7 +39,7 @@ func (l Labels) Get(key string) string {
 	return v
 }
 
-// Lookup returns the value of label key and whether it is set.
+// Lookup returns the value of label key and reports whether the label is set.
 func (l Labels) Lookup(key string) (string, bool) {
 	for i := range l {
 		if l[i].Key == key {
@@ -50,12 +49,11 @@ func (l Labels) Lookup(key string) (string, bool) {
 	return "", false
 }
 
-// ScanMeta reads the metadata of an object's JSON in one pass and stops behind
-// it. It trusts js as Field does; what is not of the expected type counts as absent. An
-// object without metadata gives an empty Meta.
+// ScanMeta reads the metadata of an object's JSON in one pass and stops at its end. It trusts js as Field does. It
+// treats a field of an unexpected type as absent. The Meta of an object without metadata is empty.
 func ScanMeta(js []byte) (*Meta, error) { return scanMeta(js, nil) }
 
-// ScanOwners is ScanMeta, and gives the owner references as well. They share nothing with js.
+// ScanOwners is ScanMeta and also returns the owner references. These share no memory with js.
 func ScanOwners(js []byte) (*Meta, []v1.OwnerReference, error) {
 	var raw string
 	m, err := scanMeta(js, &raw)
@@ -64,12 +62,12 @@ func ScanOwners(js []byte) (*Meta, []v1.OwnerReference, error) {
 	}
 	var refs []v1.OwnerReference
 	if json.Unmarshal([]byte(raw), &refs) != nil {
-		return m, nil, nil // as what is not of the expected type
+		return m, nil, nil // ignored, as any field of an unexpected type
 	}
 	return m, refs, nil
 }
 
-// scanMeta puts the JSON of the owner references into owners, unless that is nil.
+// scanMeta stores the JSON of the owner references in owners, unless owners is nil.
 func scanMeta(js []byte, owners *string) (*Meta, error) {
 	s := scanner{s: alias(js)}
 	m := new(Meta)
@@ -98,7 +96,7 @@ func scanMeta(js []byte, owners *string) (*Meta, error) {
 	return m, nil
 }
 
-// next skips the value at pos and the comma behind it.
+// next skips the value at pos and the comma after it.
 func (s *scanner) next() bool { return s.skip() && s.comma() }
 
 func (s *scanner) comma() bool {
@@ -144,7 +142,7 @@ func (m *Meta) scan(s *scanner, owners *string) bool {
 	}
 }
 
-// text reads the value at pos into v if it is a string.
+// text reads the value at pos into v if it is a string, and skips it otherwise.
 func (s *scanner) text(v *string) (ok bool) {
 	if s.s[s.pos] != '"' {
 		return s.skip()
@@ -164,7 +162,7 @@ func (s *scanner) integer(v *int64) bool {
 	return true
 }
 
-// list reads an array of strings.
+// list reads an array of strings. It skips elements of other types.
 func (s *scanner) list() (out []string, ok bool) {
 	if s.s[s.pos] != '[' {
 		return nil, s.skip()

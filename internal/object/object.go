@@ -1,9 +1,7 @@
-// Package object knows one API object: how its bytes are decoded and encoded,
-// how it lies in storage, what its metadata says, and how an error about it
-// becomes a Status. It must not know kinds, storage or HTTP.
+// Package object decodes, encodes and reads single API objects in JSON and YAML. It also packs objects into the
+// form that is stored. It must not import packages for kinds, storage or HTTP.
 package object
 
-// Tree is a decoded object: maps with string keys, []any, string, bool, nil,
-// int64 for every number written as an integer that fits, float64 for the
-// rest. It is what k8s.io/apimachinery calls unstructured content.
+// Tree is a decoded object. Its values are Tree, []any, string, bool, nil, int64 and float64. An integer literal
+// that fits becomes an int64, any other number a float64. apimachinery calls this form unstructured content.
 type Tree = map[string]any

@@ -6,31 +6,31 @@ import (
 	"sync"
 )
 
-// Packed is an object as it lies in storage, the JSON of the object without metadata.resourceVersion, and what makes it
-// quick to serve. A Packed is never modified.
+// Packed is an object in the form that is stored: its JSON without metadata.resourceVersion. A Header with the
+// offsets for changing the JSON makes it quick to serve. A Packed is never modified.
 type Packed struct {
 	json []byte
 	Header
 	fingerprint uint64
 }
 
-// Header is what can be known of an object's JSON once and for all.
+// Header holds the offsets into an object's JSON that AppendJSON and similar methods need.
 type Header struct {
-	apiVersion uint32 // where its value begins
-	splice     uint32 // where resourceVersion goes
-	size       uint16 // of the value of apiVersion, quotes included; 0 if it has none
-	how        byte   // resourceVersion is spliced in
+	apiVersion uint32 // offset of the value of apiVersion
+	splice     uint32 // offset at which resourceVersion is inserted
+	size       uint16 // size of the value of apiVersion with its quotes, 0 if the object has none
+	mode       byte   // how resourceVersion is inserted
 }
 
-// Of returns the object of which the header is.
+// Of returns the Packed for the JSON that h describes.
 func (h Header) Of(js []byte, fingerprint uint64) Packed { return Packed{js, h, fingerprint} }
 
 const (
 	spliceNone byte = iota
-	spliceAlone
+	spliceOnly
 	spliceBefore
 	spliceAfter
-	foreign // nothing can be spliced in
+	spliceImpossible // nothing can be inserted, so the object must be decoded
 )
 
 const (
@@ -42,8 +42,8 @@ const (
 
 var packBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 8<<10); return &b }}
 
-// Pack encodes t, leaving out metadata.resourceVersion. It does not modify or
-// keep t. The JSON has no spare capacity.
+// Pack encodes t without metadata.resourceVersion. It neither modifies nor retains t. The JSON has no spare
+// capacity.
 func Pack(t Tree, fingerprint uint64) Packed {
 	buf := packBuffers.Get().(*[]byte)
 	e := encoders.Get().(*encoder)
@@ -81,7 +81,7 @@ func (p *packer) root(t Tree) {
 			p.apiVersion, p.size = uint32(start), uint16(n)
 		}
 	}
-	p.drop(base)
+	p.pop(base)
 	p.dst = append(p.dst, '}')
 }
 
@@ -96,7 +96,7 @@ func (p *packer) key(comma bool, key string) {
 func (p *packer) metadata(m Tree) {
 	base := p.sorted(m)
 	p.dst = append(p.dst, '{')
-	splice, first := spliceAlone, len(p.dst)
+	splice, first := spliceOnly, len(p.dst)
 	at := first
 	for i := base; i < base+len(m); i++ {
 		key := p.entries[i].key
@@ -115,38 +115,39 @@ func (p *packer) metadata(m Tree) {
 			splice, at = spliceAfter, len(p.dst)
 		}
 	}
-	p.drop(base)
+	p.pop(base)
 	p.dst = append(p.dst, '}')
-	p.how, p.splice = splice, uint32(at)
+	p.mode, p.splice = splice, uint32(at)
 }
 
-// Unpack looks into JSON that Pack or somebody else has encoded, up to the end of its metadata. It never fails: what cannot
-// be served as it lies is Foreign.
+// Unpack scans JSON that Pack or another program has encoded, up to the end of its metadata. It never fails:
+// MustDecode reports whether the JSON cannot be served unchanged.
 func Unpack(js []byte) Packed {
 	p := Packed{json: js}
 	if len(js) < 2 || js[0] != '{' || js[len(js)-1] != '}' || !p.scan(&scanner{s: alias(js), pos: 1}) {
-		p.Header = Header{how: foreign}
+		p.Header = Header{mode: spliceImpossible}
 	}
 	return p
 }
 
-// scan looks for apiVersion, which has to come first, and for the place of resourceVersion, which must not be there.
+// scan finds apiVersion, which must precede the metadata, and the offset for resourceVersion, which must not be
+// present.
 func (h *Header) scan(s *scanner) bool {
-	placed := false
-	for !placed || h.size == 0 {
+	located := false
+	for !located || h.size == 0 {
 		key, ok := s.member()
 		if !ok {
 			return !s.bad && s.pos == len(s.s)
 		}
 		start := s.pos
-		if key == keyMetadata && s.s[start] == '{' && !placed {
-			if placed = h.place(s); !placed {
+		if key == keyMetadata && s.s[start] == '{' && !located {
+			if located = h.locateSplice(s); !located {
 				return false
 			}
 		} else if !s.skip() {
 			return false
 		} else if n := s.pos - start; key == keyAPIVersion && s.s[start] == '"' && n < 1<<16 {
-			if placed {
+			if located {
 				return false
 			}
 			h.apiVersion, h.size = uint32(start), uint16(n)
@@ -156,10 +157,11 @@ func (h *Header) scan(s *scanner) bool {
 	return true
 }
 
-// place finds where in the metadata at pos resourceVersion goes, as packer.metadata does.
-func (h *Header) place(s *scanner) bool {
+// locateSplice finds the offset for resourceVersion in the metadata at the scanner's position. It chooses the same
+// offset as packer.metadata.
+func (h *Header) locateSplice(s *scanner) bool {
 	s.pos++
-	h.how, h.splice = spliceAlone, uint32(s.pos)
+	h.mode, h.splice = spliceOnly, uint32(s.pos)
 	for {
 		s.peek()
 		start := s.pos
@@ -171,46 +173,46 @@ func (h *Header) place(s *scanner) bool {
 			return false
 		}
 		switch {
-		case h.how == spliceBefore:
+		case h.mode == spliceBefore:
 		case key > keyResourceVersion:
-			h.how, h.splice = spliceBefore, uint32(start)
+			h.mode, h.splice = spliceBefore, uint32(start)
 		default:
-			h.how, h.splice = spliceAfter, uint32(s.pos)
+			h.mode, h.splice = spliceAfter, uint32(s.pos)
 		}
 		s.comma()
 	}
 }
 
-// JSON returns the object's JSON without resourceVersion, without a copy.
+// JSON returns the object's JSON without resourceVersion. The result is not a copy.
 func (p Packed) JSON() []byte { return p.json }
 
-// Fingerprint returns what Pack was given; 0 of what has been unpacked.
+// Fingerprint returns the fingerprint passed to Pack, or 0 for the result of Unpack.
 func (p Packed) Fingerprint() uint64 { return p.fingerprint }
 
-// MustDecode reports that the object has to be decoded before it can be served.
-func (p Packed) MustDecode() bool { return p.how == foreign }
+// MustDecode reports whether the object must be decoded before it can be served.
+func (p Packed) MustDecode() bool { return p.mode == spliceImpossible }
 
-// version returns where in the JSON the value of apiVersion lies.
-func (p Packed) version() (start, end int) {
+// apiVersionRange returns the offsets of the value of apiVersion in the JSON.
+func (p Packed) apiVersionRange() (start, end int) {
 	return int(p.apiVersion), int(p.apiVersion) + int(p.size)
 }
 
-// HasAPIVersion reports whether the object's apiVersion is v, of plain letters.
+// HasAPIVersion reports whether the object's apiVersion is v. v must need no escapes in JSON.
 func (p Packed) HasAPIVersion(v string) bool {
-	start, end := p.version()
+	start, end := p.apiVersionRange()
 	return end-start == len(v)+2 && string(p.json[start+1:end-1]) == v
 }
 
-// AppendJSON appends the object's JSON with resourceVersion set to revision
-// (left out if 0, or if the object has no metadata).
+// AppendJSON appends the object's JSON with resourceVersion set to revision. It omits resourceVersion if revision
+// is 0 or the object has no metadata.
 func (p Packed) AppendJSON(dst []byte, revision int64) []byte {
 	return p.appendRange(dst, 0, len(p.json), revision)
 }
 
-// AppendJSONAs is AppendJSON with another apiVersion in its place (strategy None).
+// AppendJSONAs is AppendJSON with the value of apiVersion replaced, as for the conversion strategy None.
 func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []byte {
 	js := p.json
-	start, end := p.version()
+	start, end := p.apiVersionRange()
 	if start == end || string(js[start+1:end-1]) == apiVersion {
 		return p.appendRange(dst, 0, len(js), revision)
 	}
@@ -219,7 +221,7 @@ func (p Packed) AppendJSONAs(dst []byte, apiVersion string, revision int64) []by
 	return p.appendRange(dst, end, len(js), revision)
 }
 
-// AppendUntyped is AppendJSON without apiVersion and kind. It steps over what comes before kind, and copies the rest.
+// AppendUntyped is AppendJSON without apiVersion and kind. It scans the members up to kind and copies the rest.
 func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
 	js, start := p.JSON(), len(dst)
 	dst = append(dst, '{')
@@ -245,8 +247,8 @@ func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
 			s.pos++
 		}
 	}
-	if s.bad || s.pos >= len(js) || p.how != spliceNone && s.pos > int(p.splice) {
-		return p.AppendJSON(dst[:start], revision) // damaged
+	if s.bad || s.pos >= len(js) || p.mode != spliceNone && s.pos > int(p.splice) {
+		return p.AppendJSON(dst[:start], revision) // the JSON is damaged
 	}
 	if js[s.pos] == '"' {
 		comma()
@@ -254,8 +256,8 @@ func (p Packed) AppendUntyped(dst []byte, revision int64) []byte {
 	return p.appendRange(dst, s.pos, len(js), revision)
 }
 
-// AppendMetadata appends the JSON of the object's metadata alone, with resourceVersion as
-// in AppendJSON; an empty object if it has none.
+// AppendMetadata appends the JSON of the object's metadata, with resourceVersion as in AppendJSON. It appends {} if
+// the object has no metadata.
 func (p Packed) AppendMetadata(dst []byte, revision int64) []byte {
 	s := scanner{s: alias(p.JSON()), pos: 1}
 	for {
@@ -276,35 +278,38 @@ func (p Packed) AppendMetadata(dst []byte, revision int64) []byte {
 	}
 }
 
-// opens and closes are what stands around the digits of resourceVersion, by how it is spliced in.
+// splicePrefix and spliceSuffix are the texts around the digits of resourceVersion, by Header.mode.
 var (
-	opens  = [...]string{spliceAlone: `"resourceVersion":"`, spliceBefore: `"resourceVersion":"`, spliceAfter: `,"resourceVersion":"`}
-	closes = [...]string{spliceAlone: `"`, spliceBefore: `",`, spliceAfter: `"`}
+	splicePrefix = [...]string{
+		spliceOnly: `"resourceVersion":"`, spliceBefore: `"resourceVersion":"`, spliceAfter: `,"resourceVersion":"`,
+	}
+	spliceSuffix = [...]string{spliceOnly: `"`, spliceBefore: `",`, spliceAfter: `"`}
 )
 
-// appendRange appends the JSON between two offsets, with resourceVersion set to revision if its place lies between them.
+// appendRange appends the JSON between two offsets. It inserts resourceVersion with the value revision if the
+// insertion offset is in that range.
 func (p Packed) appendRange(dst []byte, from, to int, revision int64) []byte {
-	js, kind, at := p.json, p.how, int(p.splice)
-	if kind == spliceNone || kind == foreign || revision == 0 || at < from || at > to {
+	js, kind, at := p.json, p.mode, int(p.splice)
+	if kind == spliceNone || kind == spliceImpossible || revision == 0 || at < from || at > to {
 		return append(dst, js[from:to]...)
 	}
-	dst = append(append(dst, js[from:at]...), opens[kind]...)
+	dst = append(append(dst, js[from:at]...), splicePrefix[kind]...)
 	dst = strconv.AppendInt(dst, revision, 10)
-	return append(append(dst, closes[kind]...), js[at:to]...)
+	return append(append(dst, spliceSuffix[kind]...), js[at:to]...)
 }
 
-// Tree decodes the object into a fresh tree with resourceVersion set to revision
-// (left out if 0).
+// Tree decodes the object into a new tree with resourceVersion set to revision. It omits resourceVersion if
+// revision is 0.
 func (p Packed) Tree(revision int64) (Tree, error) {
 	t, _, err := DecodeJSON(p.json)
 	if err != nil {
-		return nil, fmt.Errorf("stored object: %w", err)
+		return nil, fmt.Errorf("decode stored object: %w", err)
 	}
 	switch m := Metadata(t); {
 	case m == nil:
 	case revision != 0:
 		m[keyResourceVersion] = strconv.FormatInt(revision, 10)
-	case p.how == foreign:
+	case p.mode == spliceImpossible:
 		delete(m, keyResourceVersion)
 	}
 	return t, nil

@@ -18,14 +18,15 @@ func mustDecode(t testing.TB, s string) Tree {
 	return tree
 }
 
-// What lies in storage is pinned byte for byte.
+// TestPackedGolden checks the stored form of an object byte for byte.
 func TestPackedGolden(t *testing.T) {
-	p := Pack(mustDecode(t, `{"kind":"A","apiVersion":"g/v1","metadata":{"uid":"u","name":"n","resourceVersion":"9"}}`), 0x1122334455667788)
+	const body = `{"kind":"A","apiVersion":"g/v1","metadata":{"uid":"u","name":"n","resourceVersion":"9"}}`
+	p := Pack(mustDecode(t, body), 0x1122334455667788)
 	if got := string(p.JSON()); got != `{"apiVersion":"g/v1","kind":"A","metadata":{"name":"n","uid":"u"}}` {
-		t.Error(got)
+		t.Errorf("got JSON %s", got)
 	}
 	if p.Fingerprint() != 0x1122334455667788 {
-		t.Error(p.Fingerprint())
+		t.Errorf("got fingerprint %x", p.Fingerprint())
 	}
 }
 
@@ -84,7 +85,8 @@ func checkPacked(t *testing.T, tree Tree) {
 	}
 }
 
-// A packed object gives back the object at any revision and apiVersion.
+// TestPacked checks that a packed object is served at any revision and apiVersion with the same content as the
+// original object.
 func TestPacked(t *testing.T) {
 	for _, s := range packSeeds {
 		checkPacked(t, mustDecode(t, s))
@@ -103,9 +105,9 @@ func FuzzPack(f *testing.F) {
 	})
 }
 
-// Of whatever bytes nothing is made but what they are.
+// FuzzUnpack checks that an unpacked object is served with the content of its bytes, whatever the bytes are.
 func FuzzUnpack(f *testing.F) {
-	for _, s := range append(packSeeds, foreignSeeds...) {
+	for _, s := range append(packSeeds, mustDecodeSeeds...) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -130,18 +132,19 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// foreignSeeds cannot be served as they lie.
-var foreignSeeds = []string{
+// mustDecodeSeeds are inputs that cannot be served without decoding.
+var mustDecodeSeeds = []string{
 	"", "{", "}", "k8s\x00", "[]", `{"metadata":{"name":"n"}`, `{"apiVersion":"g/v1","metadata":{"name":"n"`,
 	`{"apiVersion":"g/v1","metadata":{"name":"n","resourceVersion":"5"}}`,
 	`{"metadata":{"name":"n"},"apiVersion":"g/v1"}`,
 }
 
-// What others have encoded is served as it lies where that can be, and decoded where not.
-func TestUnpackForeign(t *testing.T) {
-	for _, s := range foreignSeeds {
+// TestUnpackMustDecode checks that JSON from other encoders is served without decoding where possible, and decoded
+// otherwise.
+func TestUnpackMustDecode(t *testing.T) {
+	for _, s := range mustDecodeSeeds {
 		if !Unpack([]byte(s)).MustDecode() {
-			t.Errorf("%s passes", s)
+			t.Errorf("Unpack(%s): got MustDecode false, want true", s)
 		}
 	}
 	for s, want := range map[string]string{
@@ -154,51 +157,58 @@ func TestUnpackForeign(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
-	tree, err := Unpack([]byte(foreignSeeds[7])).Tree(0)
+	tree, err := Unpack([]byte(mustDecodeSeeds[7])).Tree(0)
 	if err != nil || ResourceVersion(tree) != "" {
-		t.Errorf("%v, %v", tree, err)
+		t.Errorf("Tree(0): got %v, %v, want no resourceVersion", tree, err)
 	}
 	good := Pack(mustDecode(t, packSeeds[2]), 1).JSON()
 	for n := range len(good) {
 		if p := Unpack(good[:n]); !p.MustDecode() {
 			if _, err := p.Tree(0); err == nil {
-				t.Errorf("truncated to %d unnoticed", n)
+				t.Errorf("JSON truncated to %d bytes: got no error", n)
 			}
 		}
 	}
 }
 
-// The metadata that is scanned is the metadata that is decoded.
+// TestScanMeta checks that scanned metadata equals decoded metadata.
 func TestScanMeta(t *testing.T) {
-	tree := mustDecode(t, `{"apiVersion":"v1","z":{"metadata":{"name":"no"}},"metadata":{"annotations":{"name":"x","a":"}\\\""},"name":"n\u00e9","namespace":"ns","uid":"u-1","generation":12,
-		"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["b","a\n"],"labels":{"z":"1","a":"2","m":""},"managedFields":[{"fieldsV1":{"f:name":{}}}]},"spec":{"a":[1,2,{"b":"}"}]}}`)
+	tree := mustDecode(t, `{"apiVersion":"v1","z":{"metadata":{"name":"no"}},
+		"metadata":{"annotations":{"name":"x","a":"}\\\""},"name":"n\u00e9","namespace":"ns","uid":"u-1","generation":12,
+		"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":["b","a\n"],"labels":{"z":"1","a":"2","m":""},
+		"managedFields":[{"fieldsV1":{"f:name":{}}}]},"spec":{"a":[1,2,{"b":"}"}]}}`)
 	m, err := ScanMeta(Pack(tree, 0).JSON())
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Meta{Name: "né", Namespace: "ns", UID: "u-1", Generation: 12, DeletionTimestamp: "2026-01-01T00:00:00Z", Finalizers: []string{"b", "a\n"},
-		Labels: Labels{{"a", "2"}, {"m", ""}, {"z", "1"}}}
+	want := &Meta{
+		Name: "né", Namespace: "ns", UID: "u-1", Generation: 12,
+		DeletionTimestamp: "2026-01-01T00:00:00Z", Finalizers: []string{"b", "a\n"},
+		Labels: Labels{{"a", "2"}, {"m", ""}, {"z", "1"}},
+	}
 	if !reflect.DeepEqual(m, want) {
-		t.Fatalf("got %+v", m)
+		t.Fatalf("got %+v, want %+v", m, want)
 	}
 	var l labels.Labels = m.Labels
 	if v, ok := l.Lookup("m"); !ok || v != "" || l.Has("q") || l.Get("z") != "1" {
-		t.Fatal("Labels")
+		t.Fatalf("got labels %v, want a=2, m= and z=1", m.Labels)
 	}
 	sel, err := labels.Parse("a in (2,3),!q,z=1")
 	if err != nil || !sel.Matches(m.Labels) {
-		t.Fatal("selector", err)
+		t.Fatalf("selector does not match labels %v: %v", m.Labels, err)
 	}
 }
 
-// Odd metadata is read as if it were absent, malformed JSON is an error.
-func TestScanMetaOdd(t *testing.T) {
+// TestScanMetaUnexpectedTypes checks that metadata of an unexpected type is treated as absent, and that malformed
+// JSON is an error.
+func TestScanMetaUnexpectedTypes(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"metadata":{"name":5,"labels":{"a":1,"b":"c"},"finalizers":[1,"x",{}],"generation":"1"}}`: `{Name: Labels:[{b c}] Finalizers:[x]}`,
 		`{"metadata":null}`: `{Name: Labels:[] Finalizers:[]}`,
 		`{"metadata":{}}`:   `{Name: Labels:[] Finalizers:[]}`,
 		` { "metadata" : { "name" : "x" , "labels" : { "b" : "1" , "a" : "2" } } } `: `{Name:x Labels:[{a 2} {b 1}] Finalizers:[]}`,
-		`{}`: `{Name: Labels:[] Finalizers:[]}`, `[]`: "error", ``: "error", `{"metadata":{"name":"x"`: "error", `{"a":`: "error", `{"a" "b"}`: "error",
+		`{}`: `{Name: Labels:[] Finalizers:[]}`,
+		`[]`: "error", ``: "error", `{"metadata":{"name":"x"`: "error", `{"a":`: "error", `{"a" "b"}`: "error",
 	} {
 		got := "error"
 		if m, err := ScanMeta([]byte(in)); err == nil {
@@ -224,8 +234,9 @@ func FuzzScan(f *testing.F) {
 		if err != nil || len(dups) > 0 || len(bytes.TrimSpace(data)) < 2 || bytes.TrimSpace(data)[0] != '{' {
 			return
 		}
-		if scanErr != nil || m.Name != Name(tree) || m.Namespace != Namespace(tree) || len(m.Labels) < len(LabelMap(tree)) || m.Generation != Generation(tree) {
-			t.Fatalf("%v %+v", scanErr, m)
+		if scanErr != nil || m.Name != Name(tree) || m.Namespace != Namespace(tree) ||
+			len(m.Labels) < len(LabelMap(tree)) || m.Generation != Generation(tree) {
+			t.Fatalf("got %v %+v, want the metadata of %v", scanErr, m, tree)
 		}
 		for i, path := range paths {
 			checkField(t, tree, path, out[i])
@@ -245,22 +256,25 @@ func checkField(t *testing.T, tree Tree, path []string, raw []byte) {
 		}
 	}
 	if found != (raw != nil) {
-		t.Fatalf("%v: found %v, want %v", path, raw != nil, found)
+		t.Fatalf("field %v: got found %v, want %v", path, raw != nil, found)
 	}
 	if !found {
 		return
 	}
 	got := mustDecode(t, `{"v":`+string(raw)+`}`)
 	if !Equal(got["v"], want) {
-		t.Fatalf("%v: %s, want %v", path, raw, want)
+		t.Fatalf("field %v: got %s, want %v", path, raw, want)
 	}
 }
 
-// Several fields are found in one scan, whatever they are beginnings of.
+// TestFields checks that one scan finds several fields, including fields whose paths are prefixes of other paths.
 func TestFields(t *testing.T) {
 	js := sample(t)
 	tree := mustDecode(t, string(js))
-	paths := [][]string{{"spec", "image"}, {"spec"}, {"status", "phase"}, {"spec", "env", "B"}, {"spec", "nope"}, {"metadata", "name"}, {"status", "phase", "deeper"}, {}, {"spec", "image"}}
+	paths := [][]string{
+		{"spec", "image"}, {"spec"}, {"status", "phase"}, {"spec", "env", "B"}, {"spec", "nope"},
+		{"metadata", "name"}, {"status", "phase", "deeper"}, {}, {"spec", "image"},
+	}
 	for len(paths) < 100 {
 		paths = append(paths, []string{"spec", "replicas"})
 	}
@@ -270,7 +284,7 @@ func TestFields(t *testing.T) {
 		checkField(t, tree, paths[i], out[i])
 	}
 	if raw, ok := Field(js, "spec", "image"); !ok || string(raw) != `"registry.example.com/team/widget:v1.2.3"` {
-		t.Fatalf("%s %v", raw, ok)
+		t.Fatalf("Field(spec, image): got %s, %v", raw, ok)
 	}
 	if allocs := testing.AllocsPerRun(100, func() { Fields(js, paths[:9], out[:9]) }); allocs != 0 {
 		t.Errorf("Fields allocates %v times", allocs)

@@ -8,30 +8,30 @@ import (
 
 var errScan = errors.New("malformed JSON")
 
-// maxFields is how many paths one scan looks for.
+// maxFields is the maximum number of paths in one scan.
 const maxFields = 64
 
-// Field returns the raw JSON of the value at a path of field names, without a
-// copy. It trusts js to be valid JSON without repeated keys, as DecodeJSON accepts
-// and AppendJSON writes it; of anything else it may make nothing, but it never panics.
+// Field returns the raw JSON of the value at a path of field names. The result is not a copy. Field expects valid
+// JSON without repeated keys, which DecodeJSON accepts and AppendJSON writes. For any other input it may find
+// nothing, but it never panics.
 func Field(js []byte, path ...string) (raw []byte, ok bool) {
 	var out [1][]byte
 	paths := [1][]string{path}
-	fieldsOf(js, paths[:], out[:])
+	scanFields(js, paths[:], out[:])
 	return out[0], out[0] != nil
 }
 
-// Fields is Field for several paths in one scan: out[i] becomes the value at
-// paths[i], or nil. The path of one may be the beginning of another's.
+// Fields finds the values at several paths in one scan. It sets out[i] to the value at paths[i], or to nil. One
+// path may be a prefix of another.
 func Fields(js []byte, paths [][]string, out [][]byte) {
 	for len(paths) > maxFields {
-		fieldsOf(js, paths[:maxFields], out[:maxFields])
+		scanFields(js, paths[:maxFields], out[:maxFields])
 		paths, out = paths[maxFields:], out[maxFields:]
 	}
-	fieldsOf(js, paths, out)
+	scanFields(js, paths, out)
 }
 
-func fieldsOf(js []byte, paths [][]string, out [][]byte) {
+func scanFields(js []byte, paths [][]string, out [][]byte) {
 	s := fieldScan{scanner: scanner{s: alias(js)}, js: js, paths: paths, out: out}
 	var want uint64
 	for i := range paths {
@@ -42,33 +42,33 @@ func fieldsOf(js []byte, paths [][]string, out [][]byte) {
 			want &^= 1 << i
 		}
 	}
-	s.left = want
+	s.missing = want
 	if s.peek() == '{' {
 		s.object(want, 0)
 	}
 }
 
-// alias views b as a string; it must not change while the string is in use.
+// alias returns b as a string without copying. b must not change while the string is in use.
 func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 type fieldScan struct {
 	scanner
-	js    []byte
-	paths [][]string
-	out   [][]byte
-	left  uint64 // paths not found yet
+	js      []byte
+	paths   [][]string
+	out     [][]byte
+	missing uint64 // bit set of the paths not found yet
 }
 
-// object looks in the object at pos for the paths in want, whose first level
-// names lead here. It returns false where the scan is to stop.
+// object searches the object at pos for the paths in want. The first level names of these paths lead to the object.
+// It returns false if the scan must stop.
 func (s *fieldScan) object(want uint64, level int) bool {
 	s.pos++
 	for {
 		key, ok := s.member()
 		if !ok {
-			return s.left != 0 && !s.bad
+			return s.missing != 0 && !s.bad
 		}
-		deeper := s.match(want, level, key)
+		deeper := s.matchDeeper(want, level, key)
 		start := s.pos
 		if deeper != 0 && s.pos < len(s.s) && s.s[s.pos] == '{' {
 			if !s.object(deeper, level+1) {
@@ -77,7 +77,7 @@ func (s *fieldScan) object(want uint64, level int) bool {
 		} else if !s.skip() {
 			return false
 		}
-		if !s.take(want, level, key, start) {
+		if !s.record(want, level, key, start) {
 			return false
 		}
 		if s.peek() == ',' {
@@ -86,8 +86,8 @@ func (s *fieldScan) object(want uint64, level int) bool {
 	}
 }
 
-// match returns the paths that go on below key.
-func (s *fieldScan) match(want uint64, level int, key string) (deeper uint64) {
+// matchDeeper returns the paths that continue below key.
+func (s *fieldScan) matchDeeper(want uint64, level int, key string) (deeper uint64) {
 	for i := range s.paths {
 		if want&(1<<i) != 0 && len(s.paths[i]) > level+1 && s.paths[i][level] == key {
 			deeper |= 1 << i
@@ -96,25 +96,26 @@ func (s *fieldScan) match(want uint64, level int, key string) (deeper uint64) {
 	return deeper
 }
 
-// take records the value from start to pos for the paths that end at key.
-func (s *fieldScan) take(want uint64, level int, key string, start int) bool {
+// record stores the value from start to pos for the paths that end at key. It returns false if all paths have been
+// found.
+func (s *fieldScan) record(want uint64, level int, key string, start int) bool {
 	for i := range s.paths {
 		if want&(1<<i) != 0 && len(s.paths[i]) == level+1 && s.paths[i][level] == key {
 			s.out[i] = s.js[start:s.pos:s.pos]
-			s.left &^= 1 << i
+			s.missing &^= 1 << i
 		}
 	}
-	return s.left != 0
+	return s.missing != 0
 }
 
-// scanner steps over JSON without decoding it.
+// scanner scans JSON without decoding it.
 type scanner struct {
 	s   string
 	pos int
-	bad bool
+	bad bool // the JSON is malformed
 }
 
-// peek skips white space and returns the byte that follows, 0 at the end.
+// peek skips white space and returns the next byte, or 0 at the end.
 func (s *scanner) peek() byte {
 	for s.pos < len(s.s) {
 		switch c := s.s[s.pos]; c {
@@ -127,8 +128,8 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-// member reads the next key of an object and stops at its value; false behind
-// the closing brace or where there is no key.
+// member reads the next key of an object and stops at its value. It returns false after the closing brace, or if no
+// key follows.
 func (s *scanner) member() (key string, ok bool) {
 	switch s.peek() {
 	case '}':
@@ -146,7 +147,7 @@ func (s *scanner) member() (key string, ok bool) {
 	return key, !s.bad
 }
 
-// skip steps over the value at pos.
+// skip moves past the value at pos.
 func (s *scanner) skip() bool {
 	depth := 0
 	for s.pos < len(s.s) {
@@ -173,7 +174,7 @@ func (s *scanner) skip() bool {
 	return false
 }
 
-// skipString steps over the string whose quote is at pos.
+// skipString moves past the string whose opening quote is at pos.
 func (s *scanner) skipString() bool {
 	for i := s.pos + 1; ; {
 		n := strings.IndexByte(s.s[i:], '"')
@@ -194,7 +195,7 @@ func (s *scanner) skipString() bool {
 	}
 }
 
-// skipWord steps over a number or literal.
+// skipWord moves past a number or literal.
 func (s *scanner) skipWord() {
 	for s.pos++; s.pos < len(s.s); s.pos++ {
 		switch s.s[s.pos] {

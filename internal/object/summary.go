@@ -2,16 +2,16 @@ package object
 
 import "encoding/hex"
 
-// Summary is the beginning of a body as upstream quotes it in an error: as text if it
-// may be JSON, in hexadecimal otherwise.
+// Summary returns the beginning of a body in the form that upstream quotes in errors. A body that may be JSON is
+// quoted as text, any other in hexadecimal.
 func Summary(data []byte) string {
-	const most = 30
+	const limit = 30
 	if len(data) == 0 {
 		return "<empty>"
 	}
 	more := ""
-	if len(data) > most {
-		data, more = data[:most], " ..."
+	if len(data) > limit {
+		data, more = data[:limit], " ..."
 	}
 	if data[0] == '{' {
 		return string(data) + more

@@ -5,20 +5,19 @@ import (
 	"unicode/utf8"
 )
 
-// plain tells which bytes stand for themselves in a JSON string.
-var plain = func() (t [256]bool) {
+// unescaped marks the bytes that represent themselves in a JSON string.
+var unescaped = func() (t [256]bool) {
 	for c := ' '; c < utf8.RuneSelf; c++ {
 		t[c] = c != '"' && c != '\\'
 	}
 	return t
 }()
 
-// scanString decodes the JSON string whose first byte after the quote is at
-// start. end is behind the closing quote. Where nothing is escaped the result is a
-// substring of s. Bad UTF-8 becomes U+FFFD, as in encoding/json.
+// scanString decodes the JSON string whose first byte after the quote is at start. end is the offset after the
+// closing quote. A text without escapes is a substring of s. Invalid UTF-8 becomes U+FFFD, as in encoding/json.
 func scanString(s string, start int) (text string, end int, ok bool) {
 	i := start
-	for i < len(s) && plain[s[i]] {
+	for i < len(s) && unescaped[s[i]] {
 		i++
 	}
 	if i < len(s) && s[i] == '"' {
@@ -45,7 +44,7 @@ func scanString(s string, start int) (text string, end int, ok bool) {
 	return text, i + 1, ok
 }
 
-// unescape resolves the escapes of the inside of a JSON string.
+// unescape decodes the content of a JSON string without its quotes.
 func unescape(raw string) (string, bool) {
 	out := make([]byte, 0, len(raw)+utf8.UTFMax)
 	for i := 0; i < len(raw); {
@@ -70,7 +69,7 @@ func unescape(raw string) (string, bool) {
 	return string(out), true
 }
 
-// appendEscape resolves the escape whose letter is at i and returns where it ends.
+// appendEscape decodes the escape whose letter is at i and returns the offset after it.
 func appendEscape(out []byte, raw string, i int) ([]byte, int, bool) {
 	if i >= len(raw) {
 		return out, i, false
@@ -96,7 +95,7 @@ func appendEscape(out []byte, raw string, i int) ([]byte, int, bool) {
 	return append(out, c), i + 1, true
 }
 
-// appendUnicode resolves the four digits at i, and the second half of a pair.
+// appendUnicode decodes the four hexadecimal digits at i, and the second escape of a surrogate pair.
 func appendUnicode(out []byte, raw string, i int) ([]byte, int, bool) {
 	r, ok := hex4(raw, i)
 	if !ok {

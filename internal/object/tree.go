@@ -2,7 +2,7 @@ package object
 
 import "strconv"
 
-// Copy returns a deep copy of t; nil stays nil.
+// Copy returns a deep copy of t. The copy of nil is nil.
 func Copy(t Tree) Tree {
 	if t == nil {
 		return nil
@@ -14,7 +14,7 @@ func Copy(t Tree) Tree {
 	return out
 }
 
-// CopyValue is Copy for any value of a tree.
+// CopyValue returns a deep copy of any value of a tree.
 func CopyValue(v any) any {
 	switch v := v.(type) {
 	case Tree:
@@ -33,8 +33,8 @@ func CopyValue(v any) any {
 	}
 }
 
-// Equal reports whether two values of trees are deeply equal: an int64 and a
-// float64 never are, nor is a missing key and one set to nil.
+// Equal reports whether two values of trees are deeply equal. An int64 never equals a float64, and a missing key
+// never equals a key with the value nil.
 func Equal(a, b any) bool {
 	switch a := a.(type) {
 	case Tree:
@@ -81,8 +81,9 @@ func equalTrees(a, b Tree) bool {
 	return true
 }
 
-// WholeNumbers puts integers in place of the numbers in v that are written as such, so that v is what is read of its JSON.
-// It modifies v, and returns it, or what stands in its place.
+// WholeNumbers replaces each float64 in v by an int64 if its JSON is an integer literal. The result equals the
+// value that DecodeJSON returns for the JSON of v. WholeNumbers modifies and returns v, or returns the replacement
+// if v itself is a number.
 func WholeNumbers(v any) any {
 	switch v := v.(type) {
 	case float64:

@@ -14,8 +14,8 @@ import (
 
 const (
 	yamlPrefix = "yaml: "
-	// maxYAMLBytes bounds what the aliases of a YAML document may expand to. The
-	// parser bounds the number of nodes only, and each may be a huge string.
+	// maxYAMLBytes limits the size to which the aliases of a YAML document may expand. The parser limits only the
+	// number of nodes, and each node may be a huge string.
 	maxYAMLBytes = 64 << 20
 )
 
@@ -24,13 +24,13 @@ var (
 	errYAMLDepth = errors.New("exceeded max depth")
 )
 
-// DecodeYAML is DecodeJSON for YAML, by the rules of sigs.k8s.io/yaml (YAML 1.1;
-// keys become strings; only the first document counts). Repeated keys of YAML are
-// one entry of duplicates, which holds the parser's whole message.
+// DecodeYAML decodes YAML as DecodeJSON decodes JSON. It follows sigs.k8s.io/yaml: YAML 1.1, keys become strings,
+// and documents after the first are ignored. Repeated YAML keys give one entry of duplicates, which is the parser's
+// whole message.
 //
-// An error of the YAML parser is returned as yaml.YAMLToJSON returns it; upstream
-// puts "error converting YAML to JSON: " in front where it decodes an apply
-// patch. A document that is not a mapping is a *json.UnmarshalTypeError.
+// An error of the YAML parser is returned in the form of yaml.YAMLToJSON. Upstream adds the prefix "error
+// converting YAML to JSON: " when it decodes an apply patch. The error for a document that is not a mapping is a
+// *json.UnmarshalTypeError.
 func DecodeYAML(data []byte) (t Tree, duplicates []string, err error) {
 	var doc any
 	if err := yaml.UnmarshalStrict(data, &doc); err != nil {
@@ -51,14 +51,16 @@ func DecodeYAML(data []byte) (t Tree, duplicates []string, err error) {
 	case nil:
 		return Tree{}, duplicates, nil
 	default:
-		_, _, err := refused(AppendJSON(nil, v))
+		_, _, err := decodeWithUpstream(AppendJSON(nil, v))
 		return nil, nil, err
 	}
 }
 
-// yamlConverter turns what the YAML parser gives into what DecodeJSON would give of
-// the same document as JSON.
-type yamlConverter struct{ budget int }
+// yamlConverter converts the YAML parser's output to the value that DecodeJSON returns for the same document in
+// JSON.
+type yamlConverter struct {
+	budget int // remaining bytes of maxYAMLBytes
+}
 
 func (c *yamlConverter) value(v any, depth int) (any, error) {
 	if depth > maxDepth {
@@ -101,7 +103,7 @@ func (c *yamlConverter) text(s string) (string, error) {
 	if utf8.ValidString(s) {
 		return s, nil
 	}
-	// Only !!binary can hold bad UTF-8; each bad byte becomes one U+FFFD, as in JSON.
+	// Only !!binary can contain invalid UTF-8. Each invalid byte becomes one U+FFFD, as in JSON.
 	var b strings.Builder
 	for _, r := range s {
 		b.WriteRune(r)
@@ -116,7 +118,7 @@ func (c *yamlConverter) mapping(m map[any]any, depth int) (Tree, error) {
 			continue
 		}
 		var err error
-		if m, err = respell(m); err != nil {
+		if m, err = stringKeys(m); err != nil {
 			return nil, err
 		}
 		break
@@ -133,9 +135,9 @@ func (c *yamlConverter) mapping(m map[any]any, depth int) (Tree, error) {
 	return out, nil
 }
 
-// respell makes all keys strings. Of keys that are spelled alike, such as 0 and 0.0, always the same one
-// stays, so that a document means one thing; upstream keeps any.
-func respell(m map[any]any) (map[any]any, error) {
+// stringKeys converts all keys to strings. Keys such as 0 and 0.0 become the same string. stringKeys then always
+// selects the same one, so that a document has one meaning. Upstream selects any of them.
+func stringKeys(m map[any]any) (map[any]any, error) {
 	from := make(map[string]any, len(m))
 	for k, v := range m {
 		key, err := yamlKey(k, v)
@@ -153,7 +155,7 @@ func respell(m map[any]any) (map[any]any, error) {
 	return out, nil
 }
 
-// yamlKey spells a scalar key as sigs.k8s.io/yaml does.
+// yamlKey converts a scalar key to a string as sigs.k8s.io/yaml does.
 func yamlKey(k, v any) (string, error) {
 	switch k := k.(type) {
 	case string:
@@ -179,7 +181,7 @@ func yamlKey(k, v any) (string, error) {
 	return "", fmt.Errorf("unsupported map key of type: %T, key: %+#v, value: %+#v", k, k, v)
 }
 
-// yamlFloat returns the number that the JSON of f is decoded to. There is none of NaN and the infinities.
+// yamlFloat returns the number that DecodeJSON reads from the JSON of f. NaN and the infinities are errors.
 func yamlFloat(f float64) (any, error) {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		_, err := json.Marshal(f)
@@ -188,7 +190,7 @@ func yamlFloat(f float64) (any, error) {
 	return Number(f), nil
 }
 
-// yamlOther handles what only an explicit tag produces, such as a time.
+// yamlOther converts a value of a type that only an explicit tag produces, such as a time.
 func yamlOther(v any) (any, error) {
 	text, err := json.Marshal(v)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// checkYAML compares with what upstream's YAML serializer does.
+// checkYAML compares DecodeYAML with upstream's YAML serializer.
 func checkYAML(t *testing.T, data []byte) {
 	t.Helper()
 	var want Tree
@@ -29,9 +29,9 @@ func checkYAML(t *testing.T, data []byte) {
 	got, gotDup, gotErr := DecodeYAML(data)
 	if (gotErr == nil) != (wantErr == nil) || gotErr != nil && gotErr.Error() != wantErr.Error() {
 		if gotErr != nil && wantErr != nil && strings.Contains(gotErr.Error(), "unsupported") {
-			return // which of several bad keys is named first is chance
+			return // upstream reports any one of several unsupported keys
 		}
-		t.Fatalf("%.300q: error %v, upstream's %v", data, gotErr, wantErr)
+		t.Fatalf("%.300q: got error %v, want upstream's %v", data, gotErr, wantErr)
 	}
 	if wantErr != nil {
 		return
@@ -40,36 +40,45 @@ func checkYAML(t *testing.T, data []byte) {
 		t.Fatalf("%.300q:\n got %#v\nwant %#v", data, got, want)
 	}
 	if !reflect.DeepEqual(gotDup, wantDup) {
-		t.Fatalf("%.300q: duplicates %q, upstream's %q", data, gotDup, wantDup)
+		t.Fatalf("%.300q: got duplicates %q, want upstream's %q", data, gotDup, wantDup)
 	}
 }
 
 var yamlSeeds = []string{
-	"", "null", "a: 1", "[1]", "hello", "a: [", "a: {b: 1, b: 2}", "a: 1\na: 2\n", "a: =\n", "a: 010\nb: 0o10\nc: 0x1F\nd: 0b11\ne: 1_000\n",
+	"", "null", "a: 1", "[1]", "hello", "a: [", "a: {b: 1, b: 2}", "a: 1\na: 2\n", "a: =\n",
+	"a: 010\nb: 0o10\nc: 0x1F\nd: 0b11\ne: 1_000\n",
 	"a: 9223372036854775807\nb: 9223372036854775808\nc: 18446744073709551615\nd: 18446744073709551616\ne: -9223372036854775808\n",
-	"a: 123456789012345678901234567890\n", "a: 1.0\nb: 1e3\nc: 1e20\nd: 4611686018427387904.0\ne: -0.0\nf: 1e-7\n", "a: .inf", "a: .nan",
-	"a: yes\nb: on\nc: ~\nd: 'x'\ne: 2001-01-01\nf: !!timestamp 2001-01-01\n", "1: a\n2.5: b\ntrue: c\n", "null: a", "? [a]\n: b", "a: !!binary aGVsbG//\n",
-	"a: &x {b: 1}\nc: *x\nd:\n  <<: *x\n  e: 2\n", "a: |\n  text\n  more\nb: >\n  folded\n  text\n", "---\na: 1\n---\nb: 2\n", `{"a": {"b": [1, "x"]}}`,
+	"a: 123456789012345678901234567890\n", "a: 1.0\nb: 1e3\nc: 1e20\nd: 4611686018427387904.0\ne: -0.0\nf: 1e-7\n",
+	"a: .inf", "a: .nan",
+	"a: yes\nb: on\nc: ~\nd: 'x'\ne: 2001-01-01\nf: !!timestamp 2001-01-01\n", "1: a\n2.5: b\ntrue: c\n", "null: a",
+	"? [a]\n: b", "a: !!binary aGVsbG//\n",
+	"a: &x {b: 1}\nc: *x\nd:\n  <<: *x\n  e: 2\n", "a: |\n  text\n  more\nb: >\n  folded\n  text\n",
+	"---\na: 1\n---\nb: 2\n", `{"a": {"b": [1, "x"]}}`,
 	"a: 60:30\n", "a: \"\\xff\\u2028\"\n", "\ta: 1", "a: b: c",
 }
 
-// YAML is read as sigs.k8s.io/yaml reads it.
+// TestDecodeYAMLAsUpstream checks that DecodeYAML returns the same results as sigs.k8s.io/yaml.
 func TestDecodeYAMLAsUpstream(t *testing.T) {
 	for _, s := range yamlSeeds {
 		checkYAML(t, []byte(s))
 	}
 }
 
-// The JSON of an apply has the numbers that YAML has: whole ones are integers, however they are written.
+// TestDecodeAppliedAsYAML checks that JSON of an apply decodes to the same numbers as YAML. Whole numbers are
+// integers in any notation.
 func TestDecodeAppliedAsYAML(t *testing.T) {
-	for _, number := range []string{"2.0", "1e2", "1E+2", "-0.0", "0.0", "1.5", "100e-2", "4611686018427387904.0", "9223372036854775807.0", "-9223372036854775808.0", "1e18", "1e19", "1e20", "1e21", "1e300", "9223372036854775808", "18446744073709551615", "-7", "1e-7"} {
+	for _, number := range []string{
+		"2.0", "1e2", "1E+2", "-0.0", "0.0", "1.5", "100e-2",
+		"4611686018427387904.0", "9223372036854775807.0", "-9223372036854775808.0",
+		"1e18", "1e19", "1e20", "1e21", "1e300", "9223372036854775808", "18446744073709551615", "-7", "1e-7",
+	} {
 		doc := []byte(`{"a":` + number + `,"b":[` + number + `]}`)
 		want, _, err := DecodeYAML(doc)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got, _, err := DecodeApplied(doc); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %#v %v, want %#v", number, got, err, want)
+			t.Errorf("%s: got %#v %v, want %#v", number, got, err, want)
 		}
 	}
 }
@@ -92,9 +101,9 @@ func FuzzDecodeYAML(f *testing.F) {
 	})
 }
 
-// Keys that are spelled alike give the same value each time: a string before a number, an integer
-// before a float.
-func TestDecodeYAMLKeysAlike(t *testing.T) {
+// TestDecodeYAMLAmbiguousKeys checks that keys that become the same string always give the same value. A string key
+// wins over a number, an integer over a float.
+func TestDecodeYAMLAmbiguousKeys(t *testing.T) {
 	for range 100 {
 		got, _, err := DecodeYAML([]byte("{0: int, .0: float, '0': string, 1.0: float, 1: int}"))
 		if want := (Tree{"0": "string", "1": "int"}); err != nil || !reflect.DeepEqual(got, want) {
@@ -103,7 +112,7 @@ func TestDecodeYAMLKeysAlike(t *testing.T) {
 	}
 }
 
-// ambiguous says whether a mapping in v has keys that are spelled alike: upstream keeps any of them.
+// ambiguous reports whether a mapping in v has keys that become the same string. Upstream selects any of them.
 func ambiguous(v any) bool {
 	switch v := v.(type) {
 	case []any:
@@ -123,22 +132,24 @@ func ambiguous(v any) bool {
 	return false
 }
 
-// A small document cannot expand without bound.
+// TestDecodeYAMLBombs checks that the expansion of a small document is bounded.
 func TestDecodeYAMLBombs(t *testing.T) {
 	laughs := "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
 	for i := 1; i < 20; i++ {
-		laughs += fmt.Sprintf("a%d: &a%d [%s]\n", i, i, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 9), ","))
+		aliases := strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d,", i-1), 9), ",")
+		laughs += fmt.Sprintf("a%d: &a%d [%s]\n", i, i, aliases)
 	}
-	long := "a: &a " + strings.Repeat("x", 1<<20) + "\nb: [" + strings.TrimSuffix(strings.Repeat("*a,", 1000), ",") + "]\n"
+	long := "a: &a " + strings.Repeat("x", 1<<20) + "\nb: [" +
+		strings.TrimSuffix(strings.Repeat("*a,", 1000), ",") + "]\n"
 	deep := "a: " + strings.Repeat("[", 100000)
 	for name, doc := range map[string]string{"laughs": laughs, "long": long, "deep": deep} {
 		if _, _, err := DecodeYAML([]byte(doc)); err == nil {
-			t.Errorf("%s accepted", name)
+			t.Errorf("document %s: got no error", name)
 		}
 	}
 }
 
-// Every file of the corpus reads as upstream reads it.
+// TestDecodeYAMLCorpus checks that every file of the corpus decodes as in upstream.
 func TestDecodeYAMLCorpus(t *testing.T) {
 	const root = "../../../shared/corpus"
 	if _, err := os.Stat(root); err != nil {
