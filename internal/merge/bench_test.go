@@ -10,8 +10,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// benchObject is a stored object of 1.7 KB, two thirds of it managedFields.
-func benchObject(b *testing.B, w *world) object.Tree {
+// benchObject returns a stored object of 1.7 KB. Two thirds of it are managedFields.
+func benchObject(b *testing.B, w *testKind) object.Tree {
 	b.Helper()
 	data, err := os.ReadFile("testdata/widget.json")
 	if err != nil {
@@ -19,7 +19,7 @@ func benchObject(b *testing.B, w *world) object.Tree {
 	}
 	t := decode(b, string(data))
 	if _, ok := w.fields("g.io/v1", "").Parseable("g.io/v1"); !ok {
-		b.Fatal("no type")
+		b.Fatal("version g.io/v1 has no type")
 	}
 	if _, err := w.parseable.FromUnstructured(t); err != nil {
 		b.Fatal(err)
@@ -27,13 +27,13 @@ func benchObject(b *testing.B, w *world) object.Tree {
 	return t
 }
 
-func worlds(b *testing.B, run func(b *testing.B, w *world)) {
-	b.Run("typed", func(b *testing.B) { run(b, newWorld(b, false)) })
-	b.Run("deduced", func(b *testing.B) { run(b, newWorld(b, true)) })
+func bothSchemas(b *testing.B, run func(b *testing.B, w *testKind)) {
+	b.Run("typed", func(b *testing.B) { run(b, newTestKind(b, false)) })
+	b.Run("deduced", func(b *testing.B) { run(b, newTestKind(b, true)) })
 }
 
 func BenchmarkUpdate(b *testing.B) {
-	worlds(b, func(b *testing.B, w *world) {
+	bothSchemas(b, func(b *testing.B, w *testKind) {
 		live := benchObject(b, w)
 		f := w.fields("g.io/v1", "")
 		next := object.Copy(live)
@@ -50,9 +50,9 @@ func BenchmarkUpdate(b *testing.B) {
 }
 
 func BenchmarkUpdateUpstream(b *testing.B) {
-	w := newWorld(b, false)
+	w := newTestKind(b, false)
 	live := benchObject(b, w)
-	m := w.oracle(b, "g.io/v1", "")
+	m := w.upstreamManager(b, "g.io/v1", "")
 	next := object.Copy(live)
 	next["spec"].(object.Tree)["image"] = "other"
 	managed := object.Metadata(next)["managedFields"]
@@ -64,7 +64,7 @@ func BenchmarkUpdateUpstream(b *testing.B) {
 }
 
 func BenchmarkCreate(b *testing.B) {
-	worlds(b, func(b *testing.B, w *world) {
+	bothSchemas(b, func(b *testing.B, w *testKind) {
 		f := w.fields("g.io/v1", "")
 		obj := withoutManagedFields(benchObject(b, w))
 		delete(object.Metadata(obj), "uid")
@@ -80,13 +80,16 @@ func BenchmarkCreate(b *testing.B) {
 
 func benchConfig(live object.Tree) object.Tree {
 	return object.Tree{"apiVersion": "g.io/v1", "kind": "Widget",
-		"metadata": object.Tree{"name": "widget-00042", "namespace": "default", "labels": object.Copy(object.Metadata(live)["labels"].(object.Tree)),
-			"annotations": object.Copy(object.Metadata(live)["annotations"].(object.Tree))},
+		"metadata": object.Tree{
+			"name": "widget-00042", "namespace": "default",
+			"labels":      object.Copy(object.Metadata(live)["labels"].(object.Tree)),
+			"annotations": object.Copy(object.Metadata(live)["annotations"].(object.Tree)),
+		},
 		"spec": object.Copy(live["spec"].(object.Tree))}
 }
 
 func BenchmarkApply(b *testing.B) {
-	worlds(b, func(b *testing.B, w *world) {
+	bothSchemas(b, func(b *testing.B, w *testKind) {
 		live := benchObject(b, w)
 		f := w.fields("g.io/v1", "")
 		config := benchConfig(live)
@@ -100,9 +103,9 @@ func BenchmarkApply(b *testing.B) {
 	})
 }
 
-// BenchmarkApplyLess applies less than the time before.
+// BenchmarkApplyLess measures an apply with fewer fields than the previous apply.
 func BenchmarkApplyLess(b *testing.B) {
-	w := newWorld(b, false)
+	w := newTestKind(b, false)
 	live := benchObject(b, w)
 	f := w.fields("g.io/v1", "")
 	config := benchConfig(live)
@@ -116,21 +119,22 @@ func BenchmarkApplyLess(b *testing.B) {
 }
 
 func BenchmarkApplyUpstream(b *testing.B) {
-	w := newWorld(b, false)
+	w := newTestKind(b, false)
 	live := benchObject(b, w)
-	m := w.oracle(b, "g.io/v1", "")
+	m := w.upstreamManager(b, "g.io/v1", "")
 	config := benchConfig(live)
 	config["spec"].(object.Tree)["image"] = "other"
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := m.Apply(&unstructured.Unstructured{Object: live}, &unstructured.Unstructured{Object: config}, "kubectl", true); err != nil {
+		liveObject, applied := &unstructured.Unstructured{Object: live}, &unstructured.Unstructured{Object: config}
+		if _, err := m.Apply(liveObject, applied, "kubectl", true); err != nil {
 			b.Fatal(err)
 		}
 	}
 }
 
 func BenchmarkJSONPatch(b *testing.B) {
-	live := benchObject(b, newWorld(b, true))
+	live := benchObject(b, newTestKind(b, true))
 	patch := []byte(`[{"op":"replace","path":"/spec/image","value":"other"}]`)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -141,7 +145,7 @@ func BenchmarkJSONPatch(b *testing.B) {
 }
 
 func BenchmarkMergePatch(b *testing.B) {
-	live := benchObject(b, newWorld(b, true))
+	live := benchObject(b, newTestKind(b, true))
 	patch := []byte(`{"spec":{"image":"other","env":{"A":null}}}`)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -151,14 +155,17 @@ func BenchmarkMergePatch(b *testing.B) {
 	}
 }
 
-// BenchmarkSetOf reads the owners of a common object.
+// BenchmarkSetOf measures decoding the field set of a common object.
 func BenchmarkSetOf(b *testing.B) {
-	t := decode(b, `{"f:metadata":{"f:labels":{".":{},"f:app":{},"f:shard":{}}},"f:spec":{".":{},"f:hostname":{},"f:image":{},"f:labels":{".":{},"f:region":{},"f:zone":{}},
-		"f:maxReplicas":{},"f:notes":{},"f:owner":{".":{},"f:email":{},"f:name":{}},"f:ports":{".":{},"k:{\"name\":\"http\"}":{".":{},"f:name":{},"f:port":{}},
-		"k:{\"name\":\"metrics\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{}}},"f:replicas":{},"f:stamp":{},"f:tags":{".":{},"v:\"alpha\"":{}},"f:tier":{},"f:title":{},"f:weight":{}}}`)
+	t := decode(b, `{"f:metadata":{"f:labels":{".":{},"f:app":{},"f:shard":{}}},
+		"f:spec":{".":{},"f:hostname":{},"f:image":{},"f:labels":{".":{},"f:region":{},"f:zone":{}},
+		"f:maxReplicas":{},"f:notes":{},"f:owner":{".":{},"f:email":{},"f:name":{}},
+		"f:ports":{".":{},"k:{\"name\":\"http\"}":{".":{},"f:name":{},"f:port":{}},
+		"k:{\"name\":\"metrics\"}":{".":{},"f:name":{},"f:port":{},"f:protocol":{}}},
+		"f:replicas":{},"f:stamp":{},"f:tags":{".":{},"v:\"alpha\"":{}},"f:tier":{},"f:title":{},"f:weight":{}}}`)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := setOf(t); err != nil {
+		if _, _, err := decodeSet(t); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -10,50 +10,51 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// comparison finds what differs between two values of one type, as structured-merge-diff's Compare does, in one walk along the
-// schema. The new value is known to suit the schema.
+// comparison finds the differences between two values of one type in a single walk along the schema. The result
+// equals that of structured-merge-diff's Compare. The new value must match the schema.
 type comparison struct {
-	suiting
-	differs bool // something does, be it the order of a list alone
-	// odd says that the walk has met what only structured-merge-diff knows what to do about: an old value that does not suit the
-	// schema, or repeated items of a list. There is no result.
-	odd bool
+	schemaMatcher
+	changed bool // the values differ, possibly only in the order of a list
+	// unsupported means that only structured-merge-diff can compare the values. The reason is an old value that
+	// does not match the schema, or a list with repeated items. The comparison then has no result.
+	unsupported bool
 }
 
-// side is where a value is found.
+// side specifies which of the two objects contain a value.
 type side uint8
 
 const (
-	both  side = iota
-	gone       // in the old object alone
-	added      // in the new object alone
+	both side = iota
+	oldOnly
+	newOnly
 )
 
-// changes are the fields that a write removes, and those that it adds or sets.
+// changes holds the fields that a write removes, and those that it adds or sets.
 type changes struct{ removed, written fieldpath.Set }
 
-// compare gives the difference between two objects of the kind. It is not ok where that has to be asked of structured-merge-diff.
-func (s suiting) compare(live, obj object.Tree, ref schema.TypeRef) (d *difference, ok bool) {
-	c := comparison{suiting: s}
-	leaf, below := c.value(live, obj, both, ref)
-	if c.odd || leaf {
+// compare returns the difference between two objects of the kind. ok is false if only structured-merge-diff can
+// compare them.
+func (s schemaMatcher) compare(live, obj object.Tree, ref schema.TypeRef) (d *difference, ok bool) {
+	c := comparison{schemaMatcher: s}
+	written, below := c.value(live, obj, both, ref)
+	if c.unsupported || written {
 		return nil, false
 	}
-	return &difference{&below.removed, &below.written, !c.differs}, true
+	return &difference{&below.removed, &below.written, !c.changed}, true
 }
 
-// value compares two values, of which there is one where it is not on both sides. leaf says that the field itself was written,
-// while both have it.
-func (c *comparison) value(l, r any, at side, ref schema.TypeRef) (leaf bool, below changes) {
+// value compares two values. One of them is nil unless at is both. written reports whether the field itself was
+// written although both objects have it. below holds the changes below the field.
+func (c *comparison) value(l, r any, at side, ref schema.TypeRef) (written bool, below changes) {
 	if at != both {
-		c.differs = true
+		c.changed = true
 	}
 	atom, ok := c.Resolve(ref)
-	if !ok || l != nil && r != nil && formOf(l) != formOf(r) {
-		c.odd = true
+	if !ok || l != nil && r != nil && kindOf(l) != kindOf(r) {
+		c.unsupported = true
 		return false, below
 	}
-	switch m, list := atom.Map, atom.List; max(formOf(l), formOf(r)) { // null is as good as nothing
+	switch m, list := atom.Map, atom.List; max(kindOf(l), kindOf(r)) { // a null is treated as a missing value
 	case trees:
 		x, _ := l.(object.Tree)
 		y, _ := r.(object.Tree)
@@ -67,29 +68,29 @@ func (c *comparison) value(l, r any, at side, ref schema.TypeRef) (leaf bool, be
 			return false, c.items(x, y, at, list)
 		}
 	}
-	if at != both || same(l, r) {
+	if at != both || equalValues(l, r) {
 		return false, below
 	}
-	c.differs = true
-	c.odd = c.odd || !c.suiting.value(l, ref)
+	c.changed = true
+	c.unsupported = c.unsupported || !c.schemaMatcher.value(l, ref)
 	return true, below
 }
 
-// same compares as structured-merge-diff does, to which 1 and 1.0 are the same.
-func same(l, r any) bool {
+// equalValues reports whether structured-merge-diff considers two values equal. It considers 1 and 1.0 equal.
+func equalValues(l, r any) bool {
 	return object.Equal(l, r) || value.Equals(value.NewValueInterface(l), value.NewValueInterface(r))
 }
 
-// form is what a value is, as far as a schema may treat it otherwise.
-type form uint8
+// valueKind is the kind of a value as far as schemas distinguish it.
+type valueKind uint8
 
 const (
-	scalars form = iota // or null
+	scalars valueKind = iota // includes null
 	lists
 	trees
 )
 
-func formOf(v any) form {
+func kindOf(v any) valueKind {
 	switch v.(type) {
 	case object.Tree:
 		return trees
@@ -100,9 +101,9 @@ func formOf(v any) form {
 }
 
 func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) changes {
-	var found findings
-	if at == added {
-		found = make(findings, 0, len(r))
+	var found fieldChanges
+	if at == newOnly {
+		found = make(fieldChanges, 0, len(r))
 	}
 	typeOf := func(key string) schema.TypeRef {
 		if f, ok := m.FindField(key); ok {
@@ -112,120 +113,122 @@ func (c *comparison) fields(l, r object.Tree, at side, m *schema.Map) changes {
 	}
 	element := func(key string) fieldpath.PathElement { return fieldpath.PathElement{FieldName: &key} }
 	for key, y := range r {
-		x, known := l[key]
+		x, inOld := l[key]
 		switch {
-		case known:
-			leaf, below := c.value(x, y, both, typeOf(key))
-			found.add(leaf, below, func() fieldpath.PathElement { return element(key) })
+		case inOld:
+			written, below := c.value(x, y, both, typeOf(key))
+			found.add(written, below, func() fieldpath.PathElement { return element(key) })
 		default:
-			_, below := c.value(nil, y, added, typeOf(key))
+			_, below := c.value(nil, y, newOnly, typeOf(key))
 			found.add(true, below, func() fieldpath.PathElement { return element(key) })
 		}
 	}
 	for key, x := range l {
-		if _, still := r[key]; still {
+		if _, inNew := r[key]; inNew {
 			continue
 		}
 		ref := typeOf(key)
-		c.lost(x, at, ref)
-		_, below := c.value(x, nil, gone, ref)
+		c.checkRemoved(x, at, ref)
+		_, below := c.value(x, nil, oldOnly, ref)
 		found.remove(below, element(key))
 	}
-	return found.changes()
+	return found.sets()
 }
 
-// lost looks at a value that is gone. What lies below it has been looked at with it.
-func (c *comparison) lost(x any, at side, ref schema.TypeRef) {
-	c.odd = c.odd || at == both && (ref == schema.TypeRef{} || !c.suiting.value(x, ref))
+// checkRemoved checks that a removed value matches the schema. Only the topmost removed value needs the check,
+// because it includes all values below.
+func (c *comparison) checkRemoved(x any, at side, ref schema.TypeRef) {
+	c.unsupported = c.unsupported || at == both && (ref == schema.TypeRef{} || !c.schemaMatcher.value(x, ref))
 }
 
-// finding is what has become of a field or an item: whether it was written or is gone, and what lies below it.
-type finding struct {
-	at            fieldpath.PathElement
-	written, gone bool
-	below         changes
+// fieldChange is the change of a field or list item, and the changes below it.
+type fieldChange struct {
+	element          fieldpath.PathElement
+	written, removed bool
+	below            changes
 }
 
-// findings are those of one object or list, in any order.
-type findings []finding
+// fieldChanges are the changes in one object or list, in any order.
+type fieldChanges []fieldChange
 
-// add puts in what differs in a field, if anything does.
-func (d *findings) add(written bool, below changes, element func() fieldpath.PathElement) {
+// add adds a field if the field or something below it differs.
+func (d *fieldChanges) add(written bool, below changes, element func() fieldpath.PathElement) {
 	if written || !below.written.Empty() || !below.removed.Empty() {
-		*d = append(*d, finding{at: element(), written: written, below: below})
+		*d = append(*d, fieldChange{element: element(), written: written, below: below})
 	}
 }
 
-// remove puts in a field that is gone.
-func (d *findings) remove(below changes, at fieldpath.PathElement) {
-	*d = append(*d, finding{at: at, gone: true, below: below})
+// remove adds a removed field.
+func (d *fieldChanges) remove(below changes, at fieldpath.PathElement) {
+	*d = append(*d, fieldChange{element: at, removed: true, below: below})
 }
 
-// changes puts them into sets, in the order of these: a set takes time for what comes out of order that grows with its size.
-func (d findings) changes() (out changes) {
-	slices.SortFunc(d, func(a, b finding) int { return a.at.Compare(b.at) })
+// sets converts the changes to field sets. It inserts them in the order of the sets, because the time for an
+// insertion out of order grows with the size of the set.
+func (d fieldChanges) sets() (out changes) {
+	slices.SortFunc(d, func(a, b fieldChange) int { return a.element.Compare(b.element) })
 	if len(d) > 0 && d[0].written {
 		out.written.Members = fieldpath.MakePathElementSet(len(d))
 	}
 	for i := range d {
-		one := &d[i]
-		if one.written {
-			out.written.Members.Insert(one.at)
+		change := &d[i]
+		if change.written {
+			out.written.Members.Insert(change.element)
 		}
-		if one.gone {
-			out.removed.Members.Insert(one.at)
+		if change.removed {
+			out.removed.Members.Insert(change.element)
 		}
-		if !one.below.written.Empty() {
-			*out.written.Children.Descend(one.at) = one.below.written
+		if !change.below.written.Empty() {
+			*out.written.Children.Descend(change.element) = change.below.written
 		}
-		if !one.below.removed.Empty() {
-			*out.removed.Children.Descend(one.at) = one.below.removed
+		if !change.below.removed.Empty() {
+			*out.removed.Children.Descend(change.element) = change.below.removed
 		}
 	}
 	return out
 }
 
-// items compares two sets, or lists of maps with keys.
+// items compares two lists that are sets, or lists of maps with keys.
 func (c *comparison) items(l, r []any, at side, of *schema.List) changes {
 	if at == both {
-		if same(l, r) {
+		if equalValues(l, r) {
 			return changes{}
 		}
-		c.differs = true
+		c.changed = true
 	}
-	left := c.byIdentity(l, of)
-	seen := c.byIdentity(r, of)
-	if c.odd {
+	oldItems := c.itemsByKey(l, of)
+	newItems := c.itemsByKey(r, of)
+	if c.unsupported {
 		return changes{}
 	}
-	var found findings
-	for id, y := range seen {
-		element := func() fieldpath.PathElement { return elementOf(y, of.Keys) }
-		if x, known := left[id]; known {
-			leaf, below := c.value(x, y, both, of.ElementType)
-			found.add(leaf, below, element)
+	var found fieldChanges
+	for id, y := range newItems {
+		element := func() fieldpath.PathElement { return itemElement(y, of.Keys) }
+		if x, inOld := oldItems[id]; inOld {
+			written, below := c.value(x, y, both, of.ElementType)
+			found.add(written, below, element)
 			continue
 		}
-		_, below := c.value(nil, y, added, of.ElementType)
+		_, below := c.value(nil, y, newOnly, of.ElementType)
 		found.add(true, below, element)
 	}
-	for id, x := range left {
-		if _, still := seen[id]; still {
+	for id, x := range oldItems {
+		if _, inNew := newItems[id]; inNew {
 			continue
 		}
-		c.lost(x, at, of.ElementType)
-		_, below := c.value(x, nil, gone, of.ElementType)
-		found.remove(below, elementOf(x, of.Keys))
+		c.checkRemoved(x, at, of.ElementType)
+		_, below := c.value(x, nil, oldOnly, of.ElementType)
+		found.remove(below, itemElement(x, of.Keys))
 	}
-	return found.changes()
+	return found.sets()
 }
 
-func (c *comparison) byIdentity(list []any, of *schema.List) map[string]any {
+func (c *comparison) itemsByKey(list []any, of *schema.List) map[string]any {
 	all := make(map[string]any, len(list))
 	for _, v := range list {
-		id, ok := identity(v, of.Keys)
-		if _, twice := all[id]; twice || !ok {
-			c.odd = true
+		id, ok := itemKey(v, of.Keys)
+		if _, repeated := all[id]; repeated || !ok {
+			c.unsupported = true
 			return nil
 		}
 		all[id] = v
@@ -233,8 +236,8 @@ func (c *comparison) byIdentity(list []any, of *schema.List) map[string]any {
 	return all
 }
 
-// elementOf is what an item with an identity is called in a set of fields.
-func elementOf(v any, keys []string) fieldpath.PathElement {
+// itemElement returns the path element of an item that has a key. For a set, the key is the item itself.
+func itemElement(v any, keys []string) fieldpath.PathElement {
 	t, _ := v.(object.Tree)
 	if len(keys) == 0 {
 		scalar := value.NewValueInterface(v)

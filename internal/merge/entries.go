@@ -6,7 +6,7 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// entry is an item of managedFields as it lies in an object.
+// entry is an item of managedFields as it appears in an object.
 type entry struct {
 	owner
 	fieldsType string
@@ -19,8 +19,8 @@ func (e *entry) isZero() bool {
 		e.time == "" && e.fieldsType == "" && e.fields == nil
 }
 
-// parseEntries reads the items of managedFields; false if it is not a list of
-// entries whose fields have the right types. Of those, upstream sees nothing at all.
+// parseEntries decodes the items of managedFields. It returns false if v is not a list of entries whose members
+// have the right types. Upstream ignores such a value completely.
 func parseEntries(v any) ([]entry, bool) {
 	list, ok := v.([]any)
 	if !ok {
@@ -36,9 +36,9 @@ func parseEntries(v any) ([]entry, bool) {
 	return out, true
 }
 
-// plain writes entries as they were read, without what upstream's type of an
-// entry does not hold.
-func plain(entries []entry) []any {
+// encodeEntries encodes entries as they were decoded, but without members that upstream's type of an entry does not
+// have.
+func encodeEntries(entries []entry) []any {
 	list := make([]any, len(entries))
 	for i := range entries {
 		e := &entries[i]
@@ -96,11 +96,11 @@ func (e *entry) parse(t object.Tree) bool {
 	return e.normalizeTime()
 }
 
-// normalizeTime brings the time into the one form that upstream writes.
+// normalizeTime converts the time to the format that upstream writes. It returns false for an invalid time.
 func (e *entry) normalizeTime() bool {
 	if e.time == "" {
-		_, there := e.raw["time"].(string)
-		return !there
+		_, isString := e.raw["time"].(string)
+		return !isString
 	}
 	t, err := time.Parse(time.RFC3339, e.time)
 	if err != nil {

@@ -13,38 +13,39 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// ManagedFields keeps metadata.managedFields of the objects of one kind, as written
-// through one endpoint (a version and a subresource). It may be used concurrently.
+// ManagedFields maintains metadata.managedFields for the objects of one kind, for writes through one endpoint. An
+// endpoint is a version and a subresource. ManagedFields is safe for concurrent use.
 type ManagedFields struct {
 	APIVersion string
-	// Kind, if set, is what an applied configuration must be of.
+	// Kind is the required kind of an applied configuration. "" means any kind.
 	Kind        string
 	Subresource string
-	// Parseable gives the typed schema of a version of the kind; false if the kind
-	// no longer has it.
+	// Parseable returns the typed schema of a version of the kind. It returns false if the kind no longer has the
+	// version.
 	Parseable func(apiVersion string) (typed.ParseableType, bool)
-	// Convert translates a whole object to another version. It must not modify t.
+	// Convert converts a whole object to another version. It must not modify t.
 	Convert func(t object.Tree, apiVersion string) (object.Tree, error)
-	// Reset says what of an object at a version a write through this endpoint may own; nil: all. It may be nil itself.
+	// Reset returns a filter for the fields that a write through this endpoint may own at a version. A nil filter,
+	// or a nil Reset, means all fields.
 	Reset func(apiVersion string) fieldpath.Filter
-	// AtomicLists are dotted paths of lists of objects that are atomic and known to fit their type: whether they
-	// differ is all that a comparison looks at.
+	// AtomicLists are the dotted paths of atomic lists of objects whose items must match their type. A comparison
+	// checks only whether such a list has changed.
 	AtomicLists []string
-	// Empty is the object that a create starts from, which is never modified: for a
-	// built-in kind what its zero Go value is encoded as ("spec":{} and the like, whose
-	// presence nobody then owns); nil stands for apiVersion and kind alone.
+	// Empty is the object from which a create starts. It is never modified. For a built-in kind, it is the encoded
+	// zero value of the Go type. No manager owns the presence of its fields, such as "spec":{}. nil means an object
+	// with only apiVersion and kind.
 	Empty object.Tree
 }
 
 const (
-	// currentOperation stands for the manager while an update is compared, so that
-	// a manager takes fields from its own earlier entry as from any other.
+	// currentOperation is the manager's identifier while an update is compared. A manager therefore takes fields
+	// from its own earlier entry in the same way as from any other.
 	currentOperation = "current-operation"
 	beforeFirstApply = "before-first-apply"
 )
 
-// stripped are the fields that nobody owns.
-var stripped = fieldpath.NewSet(
+// neverOwned are the fields that no manager owns.
+var neverOwned = fieldpath.NewSet(
 	fieldpath.MakePathOrDie("apiVersion"),
 	fieldpath.MakePathOrDie("kind"),
 	fieldpath.MakePathOrDie("metadata"),
@@ -59,43 +60,42 @@ var stripped = fieldpath.NewSet(
 	fieldpath.MakePathOrDie("metadata", "resourceVersion"),
 )
 
-// Update records in obj's managedFields what manager changed between live and
-// obj by a create (live nil), an update or a non-apply patch, and returns obj. It
-// modifies obj's metadata, which then may share the entries of live's
-// managedFields. Both are at f.APIVersion. now is truncated to seconds.
+// Update records in obj's managedFields the changes by manager between live and obj, and returns obj. It is for
+// creates, updates and non-apply patches. live is nil for a create. Update modifies obj's metadata, which may then
+// share entries with live's managedFields. Both objects are at f.APIVersion. now is truncated to seconds.
 //
-// The only error is a 413 StatusError, for an obj that exceeds a limit. Where the fields cannot be compared, obj gets live's
-// managedFields. An object that has none and is not new stays without.
+// The only error is a 413 StatusError, which means that obj exceeds a limit. If the fields cannot be compared, obj
+// gets live's managedFields. An existing object without managedFields stays without them.
 func (f *ManagedFields) Update(live, obj object.Tree, manager string, now time.Time) (object.Tree, error) {
 	meta := object.EnsureMetadata(obj)
 	liveEntries := object.Metadata(live)[managedFields]
-	known := f.ownersForUpdate(liveEntries, meta[managedFields])
+	managers := f.ownersForUpdate(liveEntries, meta[managedFields])
 	delete(meta, managedFields)
 	isNew := object.UID(live) == ""
-	if len(known.sets) == 0 && !isNew {
+	if len(managers.sets) == 0 && !isNew {
 		return obj, nil
 	}
 	if live == nil {
 		live = f.empty(object.String(obj, "kind"))
 	}
 	w := f.write(now)
-	err := w.update(withoutManagedFields(live), obj, known, manager)
+	err := w.update(withoutManagedFields(live), obj, managers, manager)
 	switch {
 	case err == nil:
-		known.capUpdates()
-		known.encode(meta)
+		managers.capUpdates()
+		managers.encode(meta)
 		return obj, nil
 	case apierrors.IsRequestEntityTooLargeError(err):
 		return nil, err
 	}
 	if entries, ok := parseEntries(liveEntries); ok {
-		meta[managedFields] = plain(entries)
+		meta[managedFields] = encodeEntries(entries)
 	}
 	return obj, nil
 }
 
-// ownersForUpdate gives the owners that an update starts from: those that the
-// client sends, if it may set them and they make sense; else those of the live object.
+// ownersForUpdate returns the owners before an update. They are the owners that the client sent, if it may set them
+// and they are valid. Otherwise they are the owners of the live object.
 func (f *ManagedFields) ownersForUpdate(live, sent any) *owners {
 	if f.Subresource == "" {
 		if isReset(sent) {
@@ -119,13 +119,15 @@ func (f *ManagedFields) empty(kind string) object.Tree {
 	return object.Tree{"apiVersion": f.APIVersion, "kind": kind}
 }
 
-// Apply merges the applied configuration into live (nil: a create) and gives the
-// result, which shares nothing with its arguments. Conflicts are a 409 StatusError
-// with causes as upstream writes them, unless force. A 413 StatusError is for what exceeds a limit. An applied configuration of
-// another version or kind, or with managedFields, is a 400 StatusError. One
-// that does not fit the schema is a plain error, which upstream makes a 500 of.
-func (f *ManagedFields) Apply(live, applied object.Tree, manager string, force bool, now time.Time) (object.Tree, error) {
-	known, err := f.decodeOwners(object.Metadata(live)[managedFields])
+// Apply merges the applied configuration into live and returns the result, which shares no memory with its
+// arguments. live is nil for a create. Unless force is set, conflicts are a 409 StatusError with upstream's causes.
+// Exceeding a limit is a 413 StatusError. An applied configuration of another version or kind, or with
+// managedFields, is a 400 StatusError. A configuration that does not match the schema is a plain error, which
+// upstream reports as a 500.
+func (f *ManagedFields) Apply(
+	live, applied object.Tree, manager string, force bool, now time.Time,
+) (object.Tree, error) {
+	managers, err := f.decodeOwners(object.Metadata(live)[managedFields])
 	if err != nil {
 		return nil, fmt.Errorf("failed to decode managed fields: %w", err)
 	}
@@ -137,13 +139,13 @@ func (f *ManagedFields) Apply(live, applied object.Tree, manager string, force b
 	}
 	w := f.write(now)
 	live = withoutManagedFields(live)
-	if err := w.checkApply(live, applied, known); err != nil {
+	if err := w.checkApply(live, applied, managers); err != nil {
 		return nil, err
 	}
-	merged, known, err := w.applyUpgrading(live, applied, known, manager, force)
+	merged, managers, err := w.applyWithUpgrade(live, applied, managers, manager, force)
 	if err != nil {
 		if conflicts, ok := err.(merge.Conflicts); ok {
-			return nil, conflictError(conflicts, known)
+			return nil, conflictError(conflicts, managers)
 		}
 		return nil, err
 	}
@@ -151,7 +153,7 @@ func (f *ManagedFields) Apply(live, applied object.Tree, manager string, force b
 	if manager == clientSideManager {
 		refreshLastApplied(out, applied)
 	}
-	known.encode(object.EnsureMetadata(out))
+	managers.encode(object.EnsureMetadata(out))
 	return out, nil
 }
 
@@ -169,7 +171,7 @@ func (f *ManagedFields) checkApplied(applied object.Tree) error {
 	return nil
 }
 
-// withoutManagedFields gives t without them, sharing all else with t.
+// withoutManagedFields returns t without managedFields. The result shares all other values with t.
 func withoutManagedFields(t object.Tree) object.Tree {
 	meta := object.Metadata(t)
 	if _, ok := meta[managedFields]; !ok {

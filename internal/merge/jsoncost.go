@@ -7,11 +7,11 @@ import (
 )
 
 const (
-	// maxItemMoves limits the list items that one JSON patch moves. An operation on an item copies the list. A move takes about
-	// 11 ns, so the limit stands for one second.
+	// maxItemMoves limits the number of list items that one JSON patch moves. An operation on an item copies the
+	// list. A move takes about 11 ns, so the limit corresponds to one second.
 	maxItemMoves = 80_000_000
-	// maxLevelBytes limits the bytes that one JSON patch parses and encodes. The library does that once for each level of a path,
-	// which takes about 16 ns a byte.
+	// maxLevelBytes limits the number of bytes that one JSON patch parses and encodes. The library parses and
+	// encodes a value once for each level of a path, which takes about 16 ns per byte.
 	maxLevelBytes = 56 << 20
 )
 
@@ -21,28 +21,30 @@ func checkCost(operations jsonpatch.Patch, doc []byte) error {
 	for _, operation := range operations {
 		c.add(operation)
 	}
-	// A list has at most one item for two bytes.
-	if most := (len(doc) + c.values) / 2; c.moves*(most+c.moves) > maxItemMoves {
+	// A list has at most one item per two bytes.
+	if bound := (len(doc) + c.values) / 2; c.moves*(bound+c.moves) > maxItemMoves {
 		longest := max(longestList(doc), c.longest)
-		if err := limit("list items that a JSON patch moves", c.moves*(longest+c.moves/2), maxItemMoves); err != nil {
+		moved := c.moves * (longest + c.moves/2)
+		if err := limit("list items that a JSON patch moves", moved, maxItemMoves); err != nil {
 			return err
 		}
 	}
-	brought := c.values
+	added := c.values
 	if c.copies {
-		brought += maxJSONPatchCopyBytes
+		added += maxJSONPatchCopyBytes
 	}
-	if brought *= c.depth; c.depth*len(doc)+brought > maxLevelBytes {
-		return limit("bytes that a JSON patch reads at the levels of its paths", levelBytes(doc, c.depth)+brought, maxLevelBytes)
+	if added *= c.depth; c.depth*len(doc)+added > maxLevelBytes {
+		read := levelBytes(doc, c.depth) + added
+		return limit("bytes that a JSON patch reads at the levels of its paths", read, maxLevelBytes)
 	}
 	return nil
 }
 
-// patchCost is the part of the cost of a patch that does not depend on the document.
+// patchCost is the part of a patch's cost that does not depend on the document.
 type patchCost struct {
-	moves   int  // copies of whole lists
-	values  int  // bytes of all values
-	longest int  // items of the longest list in a value
+	moves   int  // number of operations that copy a whole list
+	values  int  // total bytes of all values
+	longest int  // length of the longest list in a value
 	depth   int  // levels of the deepest path or tested value
 	copies  bool // the patch has copy operations
 }
@@ -64,20 +66,21 @@ func (c *patchCost) add(operation jsonpatch.Operation) {
 	if value := operation["value"]; value != nil {
 		c.values += len(*value)
 		c.longest = max(c.longest, longestList(*value))
-		if kind == "test" { // compares whole values
+		if kind == "test" { // a test compares whole values
 			depth += depthOf(*value)
 		}
 	}
 	c.depth = max(c.depth, depth)
 }
 
-// isIndex reports whether the last part of a path may be the index of a list item. The library appends at "-" without a copy.
+// isIndex reports whether the last part of a path may be the index of a list item. "-" is no index, because the
+// library appends without copying the list.
 func isIndex(part string) bool {
 	return strings.Trim(part, "+-0123456789") == "" && part != "-"
 }
 
-// brackets calls visit for each bracket and comma of a JSON text that is not part of a string.
-func brackets(text []byte, visit func(at int, c byte)) {
+// scanStructure calls visit for each bracket and comma of a JSON text outside of strings.
+func scanStructure(text []byte, visit func(at int, c byte)) {
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; c {
 		case '"':
@@ -94,8 +97,8 @@ func brackets(text []byte, visit func(at int, c byte)) {
 
 // longestList returns the number of items of the longest list or object.
 func longestList(text []byte) (longest int) {
-	var open []int // items so far, of each list that is open
-	brackets(text, func(_ int, c byte) {
+	var open []int // items so far of each open list
+	scanStructure(text, func(_ int, c byte) {
 		switch c {
 		case '{', '[':
 			open = append(open, 1)
@@ -115,7 +118,7 @@ func longestList(text []byte) (longest int) {
 // depthOf returns the number of levels of a value.
 func depthOf(text []byte) (deepest int) {
 	depth := 0
-	brackets(text, func(_ int, c byte) {
+	scanStructure(text, func(_ int, c byte) {
 		switch c {
 		case '{', '[':
 			depth++
@@ -127,10 +130,10 @@ func depthOf(text []byte) (deepest int) {
 	return deepest
 }
 
-// levelBytes adds up the lengths of all objects and lists down to a level.
+// levelBytes returns the total length of all objects and lists down to a level.
 func levelBytes(text []byte, level int) (n int) {
 	depth, last := 0, 0
-	brackets(text, func(at int, c byte) {
+	scanStructure(text, func(at int, c byte) {
 		n += min(depth, level) * (at - last)
 		last = at
 		switch c {

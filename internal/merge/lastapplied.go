@@ -11,15 +11,17 @@ import (
 )
 
 const (
-	// clientSideManager is the one manager whose client-side applies are taken over.
+	// clientSideManager is the only manager whose client-side applies are migrated to server-side apply.
 	clientSideManager     = "kubectl"
 	lastAppliedAnnotation = "kubectl.kubernetes.io/last-applied-configuration"
 )
 
-// applyUpgrading is apply, but lets kubectl take without a conflict the fields that it
-// set by client-side apply and that are still as it set them.
-func (w *write) applyUpgrading(live, applied object.Tree, known *owners, manager string, force bool) (object.Tree, *owners, error) {
-	merged, out, err := w.apply(live, applied, known, manager, force)
+// applyWithUpgrade is apply with migration from kubectl's client-side apply. kubectl takes without a conflict the
+// fields that it set by client-side apply and that have not changed since.
+func (w *write) applyWithUpgrade(
+	live, applied object.Tree, managers *owners, manager string, force bool,
+) (object.Tree, *owners, error) {
+	merged, out, err := w.apply(live, applied, managers, manager, force)
 	var conflicts merge.Conflicts
 	if manager != clientSideManager || !errors.As(err, &conflicts) {
 		return merged, out, err
@@ -29,21 +31,21 @@ func (w *write) applyUpgrading(live, applied object.Tree, known *owners, manager
 		return merged, out, err
 	}
 	if !conflicts.ToSet().Difference(allowed).Empty() {
-		var left merge.Conflicts
+		var remaining merge.Conflicts
 		for _, c := range conflicts {
 			if !allowed.Has(c.Path) {
-				left = append(left, c)
+				remaining = append(remaining, c)
 			}
 		}
-		return nil, out, left
+		return nil, out, remaining
 	}
-	return w.apply(live, applied, known, manager, true)
+	return w.apply(live, applied, managers, manager, true)
 }
 
 var errNoLastApplied = errors.New("no usable last applied annotation")
 
-// lastApplied gives the fields that the last client-side apply set and that the
-// live object still has so.
+// lastApplied returns the fields that the last client-side apply set and whose values in the live object are
+// unchanged.
 func (w *write) lastApplied(live object.Tree) (*fieldpath.Set, error) {
 	text, _ := object.Annotation(live, lastAppliedAnnotation)
 	if text == "" {
@@ -78,8 +80,8 @@ func (w *write) lastApplied(live object.Tree) (*fieldpath.Set, error) {
 	return set.Difference(diff.Modified).Difference(diff.Added).Difference(diff.Removed), nil
 }
 
-// refreshLastApplied keeps the annotation of client-side apply, where there is
-// one, true to what was applied, so that one can go back to it.
+// refreshLastApplied updates an existing annotation of client-side apply to the applied configuration. A user can
+// therefore return to client-side apply.
 func refreshLastApplied(out, applied object.Tree) {
 	if text, _ := object.Annotation(out, lastAppliedAnnotation); text == "" {
 		return

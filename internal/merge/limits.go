@@ -10,38 +10,46 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// limit returns a 413 StatusError if a request needs more of a resource than the server allows. The limits of this package bound
-// functions of upstream that no deadline interrupts: each accepts work for about one second of processor time.
-func limit(what string, need, most int) error {
-	if need <= most {
+// limit returns a 413 StatusError if a request needs more of a resource than the server allows. The limits in this
+// package bound functions of upstream that no deadline interrupts. Each limit allows about one second of processor
+// time.
+func limit(resource string, need, allowed int) error {
+	if need <= allowed {
 		return nil
 	}
-	return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("The allowed maximum of %s is %d, got %d", what, most, need))
+	message := fmt.Sprintf("The allowed maximum of %s is %d, got %d", resource, allowed, need)
+	return apierrors.NewRequestEntityTooLargeError(message)
 }
 
 const (
-	// maxInserts limits the work of structured-merge-diff on one object. The library inserts each item of a list or map into sorted
-	// slices, in any order, so its time grows with the square of their length. The limit stands for one second, or 31,000 keys of a map.
+	// maxInserts limits the work of structured-merge-diff on one object. The library inserts each item of a list or
+	// map into sorted slices, in any order. Its time therefore grows with the square of their length. The limit
+	// corresponds to one second, or to a map of 31,000 keys.
 	maxInserts = 1_000_000_000
-	// setInserts and listInserts are the cost of a set and of a list of objects with keys, in maps of the same length.
+	// setInserts and listInserts are the costs of a set and of a list of objects with keys. The unit is the cost of
+	// a map of the same length.
 	setInserts, listInserts = 3, 5
-	// maxPathBytes limits the paths of all fields of one object, as the library builds them for sets, conflicts and errors.
+	// maxPathBytes limits the total length of the paths of all fields of one object. The library builds these paths
+	// for sets, conflicts and errors.
 	maxPathBytes = 128 << 20
-	// pathElement is the size of a path element without its name.
-	pathElement = 8
-	// maxOwnedFields limits the product of managers and fields. For each manager, the library merges the fields of all others.
+	// pathElementBytes is the size of a path element without its name.
+	pathElementBytes = 8
+	// maxOwnedFields limits the product of managers and fields. For each manager, the library merges the fields of
+	// all others.
 	maxOwnedFields = 25_000_000
-	// fewManagers is a number of managers that needs no such check: no body has too many fields for it.
-	fewManagers = 16
+	// uncheckedManagers is the number of managers up to which no check is necessary, because no body has enough
+	// fields to exceed the limit.
+	uncheckedManagers = 16
 )
 
-// checkObject returns a 413 StatusError for an object of a version that would keep structured-merge-diff busy.
+// checkObject returns a 413 StatusError for an object that structured-merge-diff cannot process in time at a
+// version.
 func (w *write) checkObject(t object.Tree, version string) error {
 	p, _ := w.Parseable(version)
 	if p.Schema == nil {
 		return nil // the comparison returns the error
 	}
-	e := extent{Schema: p.Schema}
+	e := objectSize{Schema: p.Schema}
 	e.value(t, p.TypeRef, 0)
 	if err := limit("insertions of list items and map keys", e.inserts, maxInserts); err != nil {
 		return err
@@ -53,26 +61,27 @@ func limitPaths(bytes int) error {
 	return limit("bytes of the paths of all fields", bytes, maxPathBytes)
 }
 
-// checkApply returns a 413 StatusError for an apply that would keep structured-merge-diff busy.
-func (w *write) checkApply(live, applied object.Tree, known *owners) error {
+// checkApply returns a 413 StatusError for an apply that structured-merge-diff cannot process in time.
+func (w *write) checkApply(live, applied object.Tree, managers *owners) error {
 	for _, t := range [...]object.Tree{applied, live} {
 		if err := w.checkObject(t, w.APIVersion); err != nil {
 			return err
 		}
 	}
 	paths := 0
-	for _, vs := range known.sets { // each member may be a conflict
+	for _, vs := range managers.sets { // each member may be a conflict
 		paths += pathsOf(vs.Set(), 0)
 	}
 	if err := limitPaths(paths); err != nil {
 		return err
 	}
-	return known.check(live, applied)
+	return managers.check(live, applied)
 }
 
-// check returns a 413 StatusError for more managers than structured-merge-diff compares in time with the fields of some objects.
+// check returns a 413 StatusError if there are too many managers for structured-merge-diff to compare with the
+// fields of objects in time.
 func (o *owners) check(objects ...object.Tree) error {
-	if len(o.sets) <= fewManagers {
+	if len(o.sets) <= uncheckedManagers {
 		return nil
 	}
 	fields := 0
@@ -113,7 +122,7 @@ func pathsOf(set *fieldpath.Set, path int) (n int) {
 }
 
 func lengthOf(element fieldpath.PathElement) int {
-	n := pathElement
+	n := pathElementBytes
 	switch {
 	case element.FieldName != nil:
 		n += len(*element.FieldName)
@@ -132,30 +141,32 @@ func textLength(v any) int {
 	return len(s)
 }
 
-// extent measures an object along its schema.
-type extent struct {
+// objectSize measures an object along its schema.
+type objectSize struct {
 	*schema.Schema
-	inserts, paths int
+	inserts int // work units of maxInserts
+	paths   int // bytes of maxPathBytes
 }
 
-// value adds a value, whose path has a length in bytes.
-func (e *extent) value(v any, ref schema.TypeRef, path int) {
+// value adds the size of a value. path is the length of the value's path in bytes.
+func (e *objectSize) value(v any, ref schema.TypeRef, path int) {
 	e.paths += path
-	atom, _ := e.Resolve(ref) // a value of no type has no insertions
+	atom, _ := e.Resolve(ref) // a value without a type causes no insertions
 	switch v := v.(type) {
 	case object.Tree:
 		if m := atom.Map; m != nil && m.ElementRelationship != schema.Atomic {
 			e.inserts += len(v) * len(v)
 		}
 		for key, below := range v {
-			e.value(below, fieldType(atom.Map, key), path+pathElement+len(key))
+			e.value(below, fieldType(atom.Map, key), path+pathElementBytes+len(key))
 		}
 	case []any:
 		var keys []string
 		var ref schema.TypeRef
 		associative := false
 		if atom.List != nil {
-			keys, ref, associative = atom.List.Keys, atom.List.ElementType, atom.List.ElementRelationship == schema.Associative
+			keys, ref = atom.List.Keys, atom.List.ElementType
+			associative = atom.List.ElementRelationship == schema.Associative
 		}
 		switch {
 		case associative && len(keys) > 0:
@@ -164,7 +175,7 @@ func (e *extent) value(v any, ref schema.TypeRef, path int) {
 			e.inserts += setInserts * len(v) * len(v)
 		}
 		for _, below := range v {
-			n := path + pathElement
+			n := path + pathElementBytes
 			if associative {
 				n += itemLength(below, keys)
 			}
@@ -181,7 +192,7 @@ func itemLength(v any, keys []string) (n int) {
 	return n + textLength(v)
 }
 
-// fieldType returns the type of a field, which is the empty one for an unknown field.
+// fieldType returns the type of a field. It returns the empty type for an unknown field.
 func fieldType(m *schema.Map, key string) schema.TypeRef {
 	if m == nil {
 		return schema.TypeRef{}

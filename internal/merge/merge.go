@@ -1,5 +1,5 @@
-// Package merge changes an object by a patch of any of the four kinds and keeps
-// who owns which field. It knows no kinds, storage or HTTP.
+// Package merge applies patches of all four kinds to objects, and maintains metadata.managedFields. It must not
+// import packages for kinds, storage or HTTP.
 package merge
 
 import (
@@ -20,15 +20,16 @@ import (
 
 const (
 	maxJSONPatchOperations = 10000
-	// maxJSONPatchCopyBytes is what upstream's server allows copy operations to add.
+	// maxJSONPatchCopyBytes is upstream's limit on the bytes that copy operations add.
 	maxJSONPatchCopyBytes = 3 << 20
 )
 
-// JSON applies a JSON patch (RFC 6902, with the negative indices that upstream
-// knows) to doc, which is not modified and shares with the result at most what it
-// does in Merge. Errors are StatusErrors: 400 for what is no
-// patch, 413 for more than 10,000 operations or one that exceeds the limits of Perform, 422 for one that does not apply, that
-// copies more than 3 MiB, or that leaves something other than an object.
+// JSON applies a JSON patch to doc. The patch follows RFC 6902, with upstream's support for negative indices. JSON
+// does not modify doc. The result may share the entries of managedFields with doc, so they must not be modified.
+//
+// Errors are StatusErrors. The code is 400 if the patch cannot be parsed. It is 413 if the patch has more than
+// 10,000 operations or exceeds a limit of ApplyOperations. It is 422 if the patch does not apply, copies more than
+// 3 MiB, or results in something other than an object.
 func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	operations, err := jsonpatch.DecodePatch(patch)
 	if err != nil {
@@ -38,9 +39,9 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 		return nil, apierrors.NewRequestEntityTooLargeError(fmt.Sprintf(
 			"The allowed maximum operations in a JSON patch is %d, got %d", maxJSONPatchOperations, len(operations)))
 	}
-	aside := !touchManagedFields(operations)
+	separate := !mayTouchManagedFields(operations)
 	source := doc
-	if aside {
+	if separate {
 		source = withoutManagedFields(doc)
 	}
 	patched, err := ApplyOperations(operations, object.AppendJSON(nil, source))
@@ -54,37 +55,37 @@ func JSON(doc object.Tree, patch []byte) (object.Tree, error) {
 	if err != nil {
 		return nil, notAnObject(patched, err)
 	}
-	if entries, ok := object.Metadata(doc)[managedFields]; ok && aside {
+	if entries, ok := object.Metadata(doc)[managedFields]; ok && separate {
 		object.EnsureMetadata(out)[managedFields] = entries
 	}
 	return out, nil
 }
 
-// ApplyOperations applies the operations of a JSON patch to a document. A patch that exceeds maxItemMoves or maxLevelBytes is a 413
-// StatusError. Other errors are the library's own.
+// ApplyOperations applies the operations of a JSON patch to a document. It returns a 413 StatusError for a patch
+// that exceeds maxItemMoves or maxLevelBytes. Other errors are those of the library.
 func ApplyOperations(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
-	// The library takes its limit from a variable; the first caller sets it.
+	// The library reads its limit from a variable, which the first caller sets.
 	atomic.CompareAndSwapInt64(&jsonpatch.AccumulatedCopySizeLimit, 0, maxJSONPatchCopyBytes)
 	if err := checkCost(operations, doc); err != nil {
 		return nil, err
 	}
-	return perform(operations, doc)
+	return applyRecovering(operations, doc)
 }
 
-// perform applies operations. Some that make no sense, such as a test of the root without a value, make
-// the library panic; upstream answers those with a 500.
-func perform(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
+// applyRecovering applies operations and converts a panic of the library to an error. Some invalid operations cause
+// a panic, such as a test of the root without a value. Upstream returns a 500 for them.
+func applyRecovering(operations jsonpatch.Patch, doc []byte) (patched []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("the patch cannot be applied: %v", p)
+			err = fmt.Errorf("cannot apply patch: %v", p)
 		}
 	}()
 	return operations.Apply(doc)
 }
 
-// touchManagedFields tells whether operations may read or change managedFields.
-// They are most of many objects, so that a patch is much faster without them.
-func touchManagedFields(operations jsonpatch.Patch) bool {
+// mayTouchManagedFields reports whether operations may read or change managedFields. managedFields are the largest
+// part of many objects, so a patch is much faster without them.
+func mayTouchManagedFields(operations jsonpatch.Patch) bool {
 	for _, operation := range operations {
 		for _, part := range [...]func() (string, error){operation.Path, operation.From} {
 			path, err := part()
@@ -96,10 +97,10 @@ func touchManagedFields(operations jsonpatch.Patch) bool {
 	return false
 }
 
-// unprocessable is upstream's answer to a patch that does not apply. It keeps
-// the reason to itself.
+// unprocessable returns upstream's error for a patch that does not apply. Its message does not contain the reason.
 func unprocessable(err error) error {
-	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+	const code = http.StatusUnprocessableEntity
+	return apierrors.NewGenericServerResponse(code, "", schema.GroupResource{}, "", err.Error(), 0, false)
 }
 
 func notAnObject(patched []byte, err error) error {
@@ -108,7 +109,7 @@ func notAnObject(patched []byte, err error) error {
 	})
 }
 
-// operation is what upstream's strict check knows of a JSON patch's operation.
+// operation is one operation of a JSON patch, with the fields that upstream's strict validation accepts.
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
@@ -116,9 +117,9 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// CheckJSON reports what field validation Warn and Strict find wrong with a JSON
-// patch that can still be applied: repeated and unknown fields of its operations, as
-// upstream words them. The error is a 400 StatusError.
+// CheckJSON returns the problems that field validation Warn and Strict report for a JSON patch that can still be
+// applied. The problems are duplicate and unknown fields of its operations, with upstream's messages. The error is
+// a 400 StatusError.
 func CheckJSON(patch []byte) (problems []string, err error) {
 	var operations []operation
 	strict, err := kjson.UnmarshalStrict(patch, &operations)
@@ -135,10 +136,9 @@ func badPatch(err error) error {
 	return apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 }
 
-// Merge applies a merge patch (RFC 7386, with upstream's treatment of null inside
-// of lists) to doc, which is not modified and shares nothing with the result but
-// the entries of managedFields, which therefore must not be modified.
-// duplicates as in object.DecodeJSON. Errors are 400 StatusErrors.
+// Merge applies a merge patch to doc. The patch follows RFC 7386, with upstream's treatment of null in lists. Merge
+// does not modify doc. The result shares only the entries of managedFields with doc, so they must not be modified.
+// duplicates are those of object.DecodeJSON. Errors are 400 StatusErrors.
 func Merge(doc object.Tree, patch []byte) (out object.Tree, duplicates []string, err error) {
 	change, duplicates, err := object.DecodeJSON(patch)
 	if err != nil {
@@ -147,7 +147,7 @@ func Merge(doc object.Tree, patch []byte) (out object.Tree, duplicates []string,
 	if isNull(patch) {
 		return nil, nil, apierrors.NewBadRequest(jsonpatch.ErrBadJSONPatch.Error())
 	}
-	out = copyButEntries(doc)
+	out = copyExceptManagedFields(doc)
 	mergeInto(out, change)
 	return out, duplicates, nil
 }
@@ -156,9 +156,9 @@ func isNull(patch []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(patch, " \t\r\n"), []byte("null"))
 }
 
-// copyButEntries copies doc, of which managedFields are the better part. A merge
-// patch replaces them or leaves them alone.
-func copyButEntries(doc object.Tree) object.Tree {
+// copyExceptManagedFields returns a deep copy of doc that shares the list of managedFields with doc. managedFields
+// are the largest part of many objects, and a merge patch either replaces or keeps the list.
+func copyExceptManagedFields(doc object.Tree) object.Tree {
 	out := make(object.Tree, len(doc))
 	for key, v := range doc {
 		meta, ok := v.(object.Tree)
@@ -185,12 +185,12 @@ func mergeInto(doc, change object.Tree) {
 			continue
 		}
 		target, isTree := doc[key].(object.Tree)
-		part, isPart := v.(object.Tree)
+		member, isMember := v.(object.Tree)
 		switch {
-		case isTree && isPart:
-			mergeInto(target, part)
+		case isTree && isMember:
+			mergeInto(target, member)
 		case isTree:
-			doc[key] = v // upstream keeps null inside a list that replaces an object
+			doc[key] = v // upstream keeps null in a list that replaces an object
 		default:
 			dropNulls(v)
 			doc[key] = v
@@ -198,7 +198,7 @@ func mergeInto(doc, change object.Tree) {
 	}
 }
 
-// dropNulls removes the members that are null from all objects in v.
+// dropNulls removes all members with the value null from the objects in v.
 func dropNulls(v any) {
 	switch v := v.(type) {
 	case object.Tree:

@@ -21,8 +21,8 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// widgetSchema has what a CRD's schema can have: granular and atomic maps and
-// lists, sets, lists of maps with one and two keys, and a field of any type.
+// widgetSchema contains all features of a CRD's schema: granular and atomic maps and lists, sets, lists of maps
+// with one and two keys, and a field of any type.
 const widgetSchema = `types:
 - name: widget
   map:
@@ -89,17 +89,20 @@ const widgetSchema = `types:
   map: {elementType: {namedType: any}, elementRelationship: separable}
 `
 
-// world is a kind with two versions, of which v2 calls spec.replicas spec.count.
-type world struct {
+// testKind is a kind with two versions. spec.replicas is spec.count in v2.
+type testKind struct {
 	parseable typed.ParseableType
-	others    map[string]typed.ParseableType // of versions that have another schema
+	others    map[string]typed.ParseableType // types of versions with another schema
 	deduced   bool
 	versions  map[string]bool
 }
 
-func newWorld(t testing.TB, deduced bool) *world {
+func newTestKind(t testing.TB, deduced bool) *testKind {
 	t.Helper()
-	w := &world{parseable: typed.DeducedParseableType, deduced: deduced, versions: map[string]bool{"g.io/v1": true, "g.io/v2": true}}
+	w := &testKind{
+		parseable: typed.DeducedParseableType, deduced: deduced,
+		versions: map[string]bool{"g.io/v1": true, "g.io/v2": true},
+	}
 	if !deduced {
 		parser, err := typed.NewParser(widgetSchema)
 		if err != nil {
@@ -110,7 +113,7 @@ func newWorld(t testing.TB, deduced bool) *world {
 	return w
 }
 
-func (w *world) convert(t object.Tree, version string) (object.Tree, error) {
+func (w *testKind) convert(t object.Tree, version string) (object.Tree, error) {
 	if !w.versions[version] {
 		return nil, runtime.NewNotRegisteredErrForKind("test", schema.GroupVersionKind{Version: version})
 	}
@@ -131,21 +134,21 @@ func (w *world) convert(t object.Tree, version string) (object.Tree, error) {
 	return t, nil
 }
 
-func (w *world) reset(version, subresource string) []string {
+func (w *testKind) reset(version, subresource string) []string {
 	if subresource == "status" {
 		return []string{"metadata", "spec"}
 	}
 	return []string{"status"}
 }
 
-func (w *world) typeOf(version string) typed.ParseableType {
+func (w *testKind) typeOf(version string) typed.ParseableType {
 	if other, ok := w.others[version]; ok {
 		return other
 	}
 	return w.parseable
 }
 
-func (w *world) fields(version, subresource string) *ManagedFields {
+func (w *testKind) fields(version, subresource string) *ManagedFields {
 	return &ManagedFields{
 		APIVersion: version, Kind: "Widget", Subresource: subresource,
 		Reset: func(at string) fieldpath.Filter {
@@ -159,14 +162,14 @@ func (w *world) fields(version, subresource string) *ManagedFields {
 	}
 }
 
-// The methods that follow make a world what upstream's field manager asks for.
+// The following methods implement the interfaces that upstream's field manager requires.
 
-func (w *world) ObjectToTyped(o runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+func (w *testKind) ObjectToTyped(o runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	t := o.(*unstructured.Unstructured).Object
 	return w.typeOf(object.String(t, "apiVersion")).FromUnstructured(t, opts...)
 }
 
-func (w *world) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
+func (w *testKind) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
 	t, ok := v.AsValue().Unstructured().(object.Tree)
 	if !ok {
 		return nil, errors.New("not an object")
@@ -174,22 +177,22 @@ func (w *world) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
 	return &unstructured.Unstructured{Object: t}, nil
 }
 
-func (w *world) Convert(in, out, context any) error { return errors.New("not needed") }
-func (w *world) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
+func (w *testKind) Convert(in, out, context any) error { return errors.New("not needed") }
+func (w *testKind) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	t, err := w.convert(in.(*unstructured.Unstructured).Object, gv.(schema.GroupVersion).String())
 	return &unstructured.Unstructured{Object: t}, err
 }
-func (w *world) ConvertFieldLabel(schema.GroupVersionKind, string, string) (string, string, error) {
+func (w *testKind) ConvertFieldLabel(schema.GroupVersionKind, string, string) (string, string, error) {
 	return "", "", errors.New("not needed")
 }
-func (w *world) Default(runtime.Object) {}
-func (w *world) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
+func (w *testKind) Default(runtime.Object) {}
+func (w *testKind) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
 	u := &unstructured.Unstructured{}
 	u.SetGroupVersionKind(gvk)
 	return u, nil
 }
 
-func (w *world) oracle(t testing.TB, version, subresource string) *managedfields.FieldManager {
+func (w *testKind) upstreamManager(t testing.TB, version, subresource string) *managedfields.FieldManager {
 	t.Helper()
 	gv, err := schema.ParseGroupVersion(version)
 	if err != nil {
@@ -206,40 +209,46 @@ func (w *world) oracle(t testing.TB, version, subresource string) *managedfields
 		}
 		reset[fieldpath.APIVersion(v)] = set
 	}
-	m, err := managedfields.NewDefaultCRDFieldManager(w, w, w, w, gv.WithKind("Widget"), schema.GroupVersion{Group: "g.io", Version: "v1"}, subresource, fieldpath.NewExcludeFilterSetMap(reset))
+	m, err := managedfields.NewDefaultCRDFieldManager(
+		w, w, w, w, gv.WithKind("Widget"), schema.GroupVersion{Group: "g.io", Version: "v1"}, subresource,
+		fieldpath.NewExcludeFilterSetMap(reset),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-// story is one random life of an object, told to both sides.
-type story struct {
+// scenario is a random sequence of writes to one object, which are executed with this package and with upstream.
+type scenario struct {
 	*testing.T
-	*world
+	*testKind
 	r     *rand.Rand
-	state object.Tree // at g.io/v1; nil before it is created
+	state object.Tree // at g.io/v1, nil before the create
 	now   time.Time
 	log   []string
-	// updates says that there are few applies, so that many entries of updates gather.
-	updates bool
-	// corrupts says that the stored managedFields sometimes become odd.
-	corrupts bool
-	// misfits says that what does not fit the schema sometimes stays.
-	misfits bool
+	// mostlyUpdates makes applies rare, so that many entries for updates accumulate.
+	mostlyUpdates bool
+	// corruptFields makes the stored managedFields invalid or unusual at random.
+	corruptFields bool
+	// keepMismatches makes fields that do not match the schema stay in the object at random.
+	keepMismatches bool
 }
 
-func newStory(t *testing.T, seed int64, deduced bool) *story {
-	return &story{T: t, world: newWorld(t, deduced), r: rand.New(rand.NewSource(seed)), now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second)}
+func newScenario(t *testing.T, seed int64, deduced bool) *scenario {
+	return &scenario{
+		T: t, testKind: newTestKind(t, deduced), r: rand.New(rand.NewSource(seed)),
+		now: time.Now().Add(-time.Hour).UTC().Truncate(time.Second),
+	}
 }
 
-func (s *story) pick(list ...string) string { return list[s.r.Intn(len(list))] }
+func (s *scenario) pick(list ...string) string { return list[s.r.Intn(len(list))] }
 
-func (s *story) scalar() any {
+func (s *scenario) scalar() any {
 	return [...]any{"a", "b", "c"}[s.r.Intn(3)]
 }
 
-func (s *story) stringMap() object.Tree {
+func (s *scenario) stringMap() object.Tree {
 	m := object.Tree{}
 	for range s.r.Intn(3) {
 		m[s.pick("a", "b", "c", "d/e.f")] = s.scalar()
@@ -247,7 +256,7 @@ func (s *story) stringMap() object.Tree {
 	return m
 }
 
-func (s *story) stringList() []any {
+func (s *scenario) stringList() []any {
 	l := []any{}
 	for _, v := range s.r.Perm(4)[:s.r.Intn(4)] {
 		l = append(l, string(rune('a'+v)))
@@ -258,8 +267,8 @@ func (s *story) stringList() []any {
 	return l
 }
 
-// anything is a value of a field of any type.
-func (s *story) anything() any {
+// anything returns a value for a field of any type.
+func (s *scenario) anything() any {
 	switch s.r.Intn(8) {
 	case 0:
 		return s.scalar()
@@ -271,7 +280,7 @@ func (s *story) anything() any {
 	return object.Tree{"x": s.stringMap(), "l": s.stringList(), "n": [...]any{1.5, int64(2), 2.0}[s.r.Intn(3)]}
 }
 
-func (s *story) spec(version string) object.Tree {
+func (s *scenario) spec(version string) object.Tree {
 	spec := object.Tree{}
 	set := func(key string, make func() any) {
 		if s.r.Intn(3) == 0 {
@@ -317,7 +326,7 @@ func (s *story) spec(version string) object.Tree {
 	return spec
 }
 
-func (s *story) config(version string) object.Tree {
+func (s *scenario) config(version string) object.Tree {
 	t := object.Tree{"apiVersion": version, "kind": "Widget", "metadata": object.Tree{"name": "w", "namespace": "ns"}}
 	if s.r.Intn(4) > 0 {
 		t["spec"] = s.spec(version)
@@ -329,7 +338,9 @@ func (s *story) config(version string) object.Tree {
 		object.Metadata(t)["finalizers"] = s.stringList()
 	}
 	if s.r.Intn(4) == 0 {
-		t["status"] = object.Tree{"phase": s.scalar(), "conditions": []any{object.Tree{"type": s.scalar(), "status": "True"}}}
+		t["status"] = object.Tree{
+			"phase": s.scalar(), "conditions": []any{object.Tree{"type": s.scalar(), "status": "True"}},
+		}
 	}
 	if s.r.Intn(30) == 0 && !s.deduced {
 		t["bogus"] = object.Tree{"x": "y"}
@@ -337,8 +348,8 @@ func (s *story) config(version string) object.Tree {
 	return t
 }
 
-// mutate changes some of a copy of the object, managedFields included.
-func (s *story) mutate(t object.Tree, version string) object.Tree {
+// mutate returns a copy of the object with random changes, including changes of managedFields.
+func (s *scenario) mutate(t object.Tree, version string) object.Tree {
 	t = object.Copy(t)
 	other := s.config(version)
 	meta := object.EnsureMetadata(t)
@@ -373,7 +384,9 @@ func (s *story) mutate(t object.Tree, version string) object.Tree {
 		spec, _ := t["spec"].(object.Tree)
 		env, _ := spec["env"].(object.Tree)
 		if env != nil {
-			env[s.pick("e1", "e2", "e3", "e4", "e5", "e6", "e7", "e8")+s.pick("x", "y", "z")] = fmt.Sprint(s.r.Intn(100))
+			env[s.pick(
+				"e1", "e2", "e3", "e4", "e5", "e6", "e7", "e8",
+			)+s.pick("x", "y", "z")] = fmt.Sprint(s.r.Intn(100))
 		}
 	}
 	switch s.r.Intn(40) {
@@ -394,25 +407,45 @@ func (s *story) mutate(t object.Tree, version string) object.Tree {
 	case 8, 12:
 		object.SetMapEntry(t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, s.config(version))))
 	case 9, 13, 14:
-		object.SetMapEntry(t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, withoutManagedFields(t))))
+		object.SetMapEntry(
+			t, "annotations", lastAppliedAnnotation, string(object.AppendJSON(nil, withoutManagedFields(t))),
+		)
 	}
 	return t
 }
 
-// sentFields are entries that a client made up, in odd but readable form.
-func (s *story) sentFields(version string) []any {
+// sentFields returns entries sent by a client, in an unusual but valid form.
+func (s *scenario) sentFields(version string) []any {
 	return []any{
-		object.Tree{"manager": "sent", "operation": "Apply", "apiVersion": version, "fieldsType": "FieldsV1", "time": "2020-01-01T02:00:00+02:00", "unknown": "x",
-			"fieldsV1": object.Tree{"f:spec": object.Tree{".": object.Tree{}, "f:image": object.Tree{".": object.Tree{}}, "q:what": object.Tree{}, "f:gone": object.Tree{"z:z": object.Tree{}},
-				"f:ports": object.Tree{`k:{"name": "a"}`: object.Tree{".": object.Tree{}, "f:port": nil}, "i:1": object.Tree{}, `v:1.0`: object.Tree{}}}}},
-		object.Tree{"manager": "old", "operation": "Update", "apiVersion": "g.io/v0", "fieldsType": "FieldsV1", "fieldsV1": object.Tree{"f:spec": object.Tree{"f:image": object.Tree{}}}},
-		object.Tree{"operation": "Update", "apiVersion": s.pick("g.io/v1", "g.io/v2"), "fieldsType": "FieldsV1", "subresource": "status", "fieldsV1": object.Tree{"f:status": object.Tree{"f:phase": object.Tree{}}}},
+		object.Tree{
+			"manager": "sent", "operation": "Apply", "apiVersion": version, "fieldsType": "FieldsV1",
+			"time": "2020-01-01T02:00:00+02:00", "unknown": "x",
+			"fieldsV1": object.Tree{"f:spec": object.Tree{
+				".": object.Tree{}, "f:image": object.Tree{".": object.Tree{}},
+				"q:what": object.Tree{}, "f:gone": object.Tree{"z:z": object.Tree{}},
+				"f:ports": object.Tree{
+					`k:{"name": "a"}`: object.Tree{".": object.Tree{}, "f:port": nil},
+					"i:1":             object.Tree{}, `v:1.0`: object.Tree{},
+				},
+			}},
+		},
+		object.Tree{
+			"manager": "old", "operation": "Update", "apiVersion": "g.io/v0", "fieldsType": "FieldsV1",
+			"fieldsV1": object.Tree{"f:spec": object.Tree{"f:image": object.Tree{}}},
+		},
+		object.Tree{
+			"operation": "Update", "apiVersion": s.pick("g.io/v1", "g.io/v2"), "fieldsType": "FieldsV1",
+			"subresource": "status", "fieldsV1": object.Tree{"f:status": object.Tree{"f:phase": object.Tree{}}},
+		},
 	}
 }
 
-// badFields is one entry with one thing wrong or odd about it.
-func (s *story) badFields(version string) []any {
-	e := object.Tree{"manager": "bad", "operation": "Update", "apiVersion": version, "fieldsType": "FieldsV1", "time": "2020-01-01T00:00:00Z", "fieldsV1": object.Tree{"f:spec": object.Tree{}}}
+// badFields returns one entry with one invalid or unusual part.
+func (s *scenario) badFields(version string) []any {
+	e := object.Tree{
+		"manager": "bad", "operation": "Update", "apiVersion": version, "fieldsType": "FieldsV1",
+		"time": "2020-01-01T00:00:00Z", "fieldsV1": object.Tree{"f:spec": object.Tree{}},
+	}
 	switch s.r.Intn(22) {
 	case 0:
 		return []any{nil}
@@ -447,7 +480,9 @@ func (s *story) badFields(version string) []any {
 	case 15:
 		e["fieldsV1"] = object.Tree{`k:{"a`: object.Tree{}}
 	case 16:
-		e["fieldsV1"] = object.Tree{".": object.Tree{}, "f:spec": object.Tree{".": int64(1), "f:image": object.Tree{}}, "x": object.Tree{}}
+		e["fieldsV1"] = object.Tree{
+			".": object.Tree{}, "f:spec": object.Tree{".": int64(1), "f:image": object.Tree{}}, "x": object.Tree{},
+		}
 	case 17:
 		e["fieldsV1"] = object.Tree{"f:spec": []any{}}
 	case 18:
@@ -455,14 +490,24 @@ func (s *story) badFields(version string) []any {
 	case 19:
 		e["fieldsV1"] = object.Tree{"f:spec": object.Tree{"f:ports": object.Tree{`k:{"name": "a"}`: object.Tree{}}}}
 	case 20:
-		e["fieldsV1"] = object.Tree{"f:spec": object.Tree{"f:routes": object.Tree{`k:{"protocol":"UDP","port":1.0}`: object.Tree{}, `k:{"port":2,"protocol":"<"}`: object.Tree{}}}}
+		e["fieldsV1"] = object.Tree{
+			"f:spec": object.Tree{
+				"f:routes": object.Tree{
+					`k:{"protocol":"UDP","port":1.0}`: object.Tree{}, `k:{"port":2,"protocol":"<"}`: object.Tree{},
+				},
+			},
+		}
 	case 21:
-		e["fieldsV1"] = object.Tree{"f:spec": object.Tree{"f:tags": object.Tree{`v:1.0`: object.Tree{}, `v: "a"`: object.Tree{}, "i:01": object.Tree{}}}}
+		e["fieldsV1"] = object.Tree{
+			"f:spec": object.Tree{
+				"f:tags": object.Tree{`v:1.0`: object.Tree{}, `v: "a"`: object.Tree{}, "i:01": object.Tree{}},
+			},
+		}
 	}
 	return []any{e}
 }
 
-func (s *story) at(version string) object.Tree {
+func (s *scenario) at(version string) object.Tree {
 	if s.state == nil {
 		return nil
 	}
@@ -477,8 +522,8 @@ func wrap(t object.Tree) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: object.Copy(t)}
 }
 
-// step makes one write on both sides, compares and goes on with the outcome.
-func (s *story) step() {
+// step executes one write with both implementations, compares the results, and continues with the result.
+func (s *scenario) step() {
 	s.now = s.now.Add(time.Duration(1+s.r.Intn(3)) * time.Second)
 	version := s.pick("g.io/v1", "g.io/v1", "g.io/v2")
 	subresource := s.pick("", "", "", "status")
@@ -488,7 +533,7 @@ func (s *story) step() {
 	if !s.versions[version] {
 		version = "g.io/v1"
 	}
-	if s.updates && s.state != nil && s.r.Intn(3) > 0 {
+	if s.mostlyUpdates && s.state != nil && s.r.Intn(3) > 0 {
 		env := object.Tree{}
 		if spec, ok := s.state["spec"].(object.Tree); ok {
 			env, _ = spec["env"].(object.Tree)
@@ -498,7 +543,7 @@ func (s *story) step() {
 		}
 	}
 	manager := s.pick("alice", "bob", "kubectl", fmt.Sprint("m", s.r.Intn(20)), "")
-	if s.r.Intn(2) == 0 || s.updates {
+	if s.r.Intn(2) == 0 || s.mostlyUpdates {
 		obj := s.config(version)
 		if s.state != nil {
 			obj = s.mutate(s.at(version), version)
@@ -518,22 +563,24 @@ func (s *story) step() {
 	s.apply(version, subresource, manager, config, force)
 }
 
-// write is a create or an update on both sides.
-func (s *story) write(version, subresource, manager string, obj object.Tree) {
+// write executes a create or an update with both implementations.
+func (s *scenario) write(version, subresource, manager string, obj object.Tree) {
 	s.Helper()
 	s.logf("update by %q %s %q of %s", manager, version, subresource, object.AppendJSON(nil, obj))
 	live := s.at(version)
-	want := s.oracle(s.T, version, subresource).UpdateNoErrors(s.liveObject(version), wrap(obj), manager)
+	want := s.upstreamManager(s.T, version, subresource).UpdateNoErrors(s.liveObject(version), wrap(obj), manager)
 	got, err := s.fields(version, subresource).Update(live, obj, manager, s.now)
-	s.settle(got, want.(*unstructured.Unstructured).Object, err, nil)
+	s.finish(got, want.(*unstructured.Unstructured).Object, err, nil)
 }
 
-func (s *story) apply(version, subresource, manager string, config object.Tree, force bool) {
+func (s *scenario) apply(version, subresource, manager string, config object.Tree, force bool) {
 	s.Helper()
 	s.logf("apply by %q %s %q force %v of %s", manager, version, subresource, force, object.AppendJSON(nil, config))
 	var want object.Tree
 	live := s.at(version)
-	out, wantErr := s.oracle(s.T, version, subresource).Apply(s.liveObject(version), wrap(config), manager, force)
+	out, wantErr := s.upstreamManager(s.T, version, subresource).Apply(
+		s.liveObject(version), wrap(config), manager, force,
+	)
 	if wantErr == nil {
 		var err error
 		if want, err = s.convert(out.(*unstructured.Unstructured).Object, version); err != nil {
@@ -545,18 +592,18 @@ func (s *story) apply(version, subresource, manager string, config object.Tree, 
 	if !object.Equal(before, live) {
 		s.Fatal("Apply modified the live object")
 	}
-	s.settle(got, want, gotErr, wantErr)
+	s.finish(got, want, gotErr, wantErr)
 }
 
-func (s *story) liveObject(version string) *unstructured.Unstructured {
+func (s *scenario) liveObject(version string) *unstructured.Unstructured {
 	if live := s.at(version); live != nil {
 		return &unstructured.Unstructured{Object: live}
 	}
 	return wrap(object.Tree{"apiVersion": version, "kind": "Widget"})
 }
 
-// settle compares the two outcomes and goes on with ours.
-func (s *story) settle(got, want object.Tree, gotErr, wantErr error) {
+// finish compares the results of both implementations and continues with the result of this package.
+func (s *scenario) finish(got, want object.Tree, gotErr, wantErr error) {
 	s.Helper()
 	s.compare(got, want, gotErr, wantErr)
 	if gotErr != nil {
@@ -568,24 +615,24 @@ func (s *story) settle(got, want object.Tree, gotErr, wantErr error) {
 	}
 	s.state = next
 	object.Metadata(next)["uid"] = "u"
-	// What does not fit the schema and stays would keep upstream from ever tracking again.
-	if !s.misfits || s.r.Intn(3) == 0 {
+	// If a field that does not match the schema stayed, upstream would never track fields again.
+	if !s.keepMismatches || s.r.Intn(3) == 0 {
 		delete(next, "bogus")
 	}
-	if s.corrupts && s.r.Intn(80) == 0 {
+	if s.corruptFields && s.r.Intn(80) == 0 {
 		object.Metadata(next)["managedFields"] = s.badFields("g.io/v1")
 	}
 }
 
-// evolve may change the kind's schema, or take a version from it.
-func (s *story) evolve() {
+// evolve changes the kind's schema or removes a version, at random.
+func (s *scenario) evolve() {
 	switch s.r.Intn(4) {
 	case 0:
-		s.logf("v2 goes")
+		s.logf("remove v2")
 		delete(s.versions, "g.io/v2")
 	case 1:
 		if !s.deduced {
-			s.logf("things become atomic")
+			s.logf("make maps and lists atomic")
 			s.parseable = atomicWidget(s.T)
 		}
 	}
@@ -593,10 +640,12 @@ func (s *story) evolve() {
 
 func atomicWidget(t *testing.T) typed.ParseableType {
 	parser, err := typed.NewParser(typed.YAMLObject(strings.NewReplacer(
-		"- {name: env, type: {map: {elementType: {scalar: string}", "- {name: env, type: {map: {elementType: {scalar: string}, elementRelationship: atomic",
+		"- {name: env, type: {map: {elementType: {scalar: string}",
+		"- {name: env, type: {map: {elementType: {scalar: string}, elementRelationship: atomic",
 		"elementRelationship: associative, keys: [name]", "elementRelationship: atomic",
 		"elementRelationship: associative, keys: [type]", "elementRelationship: atomic",
-		"- {name: extra, type: {namedType: any}}", "- {name: extra, type: {map: {elementType: {namedType: any}, elementRelationship: atomic}}}",
+		"- {name: extra, type: {namedType: any}}",
+		"- {name: extra, type: {map: {elementType: {namedType: any}, elementRelationship: atomic}}}",
 	).Replace(widgetSchema)))
 	if err != nil {
 		t.Fatal(err)
@@ -604,13 +653,16 @@ func atomicWidget(t *testing.T) typed.ParseableType {
 	return parser.Type("widget")
 }
 
-func (s *story) logf(format string, args ...any) { s.log = append(s.log, fmt.Sprintf(format, args...)) }
+func (s *scenario) logf(format string, args ...any) {
+	s.log = append(s.log, fmt.Sprintf(format, args...))
+}
 
-func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
+func (s *scenario) compare(got, want object.Tree, gotErr, wantErr error) {
 	s.Helper()
 	g, w := describeError(gotErr), describeError(wantErr)
-	if s.misfits || strings.Contains(g+w, "duplicate entries") { // of several the library tells some, in an order that is chance
-		g, w = eachMisfit.ReplaceAllString(g, "…"), eachMisfit.ReplaceAllString(w, "…")
+	// The library reports only some of several mismatches, in random order.
+	if s.keepMismatches || strings.Contains(g+w, "duplicate entries") {
+		g, w = mismatchDetails.ReplaceAllString(g, "…"), mismatchDetails.ReplaceAllString(w, "…")
 	}
 	if g != w {
 		s.Fatalf("%s\n got error %s\nwant error %s", strings.Join(s.log, "\n"), g, w)
@@ -618,10 +670,12 @@ func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
 	if gotErr != nil {
 		return
 	}
-	// Upstream reads the clock; all that it wrote just now counts as our now.
+	// Upstream uses the system clock. All recent times in its result count as s.now.
 	entries, _ := object.Metadata(want)["managedFields"].([]any)
 	for _, e := range entries {
-		if at, err := time.Parse(time.RFC3339, object.String(e.(object.Tree), "time")); err == nil && time.Since(at) < time.Minute {
+		if at, err := time.Parse(
+			time.RFC3339, object.String(e.(object.Tree), "time"),
+		); err == nil && time.Since(at) < time.Minute {
 			e.(object.Tree)["time"] = s.now.Format(time.RFC3339)
 		}
 	}
@@ -630,14 +684,14 @@ func (s *story) compare(got, want object.Tree, gotErr, wantErr error) {
 	}
 }
 
-// eachMisfit is where an error begins to tell the fields that do not fit.
-var eachMisfit = regexp.MustCompile(`(?s)(errors:|  \.|\.[a-z]+[.:]).*`)
+// mismatchDetails matches the part of an error that lists the mismatching fields.
+var mismatchDetails = regexp.MustCompile(`(?s)(errors:|  \.|\.[a-z]+[.:]).*`)
 
-// describeError gives what a client sees, without an order that is chance upstream.
+// describeError returns the parts of an error that a client receives, sorted because upstream's order is random.
 func describeError(err error) string {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) {
-		// Upstream goes on by printing a Go struct.
+		// The rest of upstream's message is a printed Go struct.
 		text, _, _ := strings.Cut(fmt.Sprint(err), "error decoding versioned set from ")
 		return text
 	}
@@ -653,10 +707,10 @@ func describeError(err error) string {
 	return fmt.Sprint(status.ErrStatus.Code, status.ErrStatus.Reason, lines, causes)
 }
 
-func tell(t *testing.T, seed int64, deduced bool) {
-	s := newStory(t, seed, deduced)
-	s.corrupts = true
-	s.updates = s.r.Intn(4) == 0
+func runScenario(t *testing.T, seed int64, deduced bool) {
+	s := newScenario(t, seed, deduced)
+	s.corruptFields = true
+	s.mostlyUpdates = s.r.Intn(4) == 0
 	steps := 25 + 25*s.r.Intn(2)
 	for i := range steps {
 		if i == steps/2 {
@@ -666,8 +720,8 @@ func tell(t *testing.T, seed int64, deduced bool) {
 	}
 }
 
-// What anybody writes leaves the same managedFields as with upstream's manager, and
-// conflicts are the same.
+// TestFieldsAsUpstream checks that random writes result in the same managedFields and conflicts as in upstream's
+// field manager.
 //
 // CRD-056, CRD-057
 func TestFieldsAsUpstream(t *testing.T) {
@@ -678,72 +732,78 @@ func TestFieldsAsUpstream(t *testing.T) {
 	for _, deduced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("deduced=%v", deduced), func(t *testing.T) {
 			for seed := range n {
-				tell(t, seed, deduced)
+				runScenario(t, seed, deduced)
 			}
 		})
 	}
 }
 
-// What does not fit the schema of the version that it is written at, or of one that another has written at, is found wherever
-// in the object it is: an update then leaves managedFields as they were, and an apply is refused.
+// TestSchemaMismatchesAsUpstream checks that fields that do not match the schema are detected anywhere in the
+// object. The schema is that of the written version, or of another manager's version. An update then leaves
+// managedFields unchanged, and an apply is rejected.
 //
 // CRD-056, CRD-057
-func TestMisfitsAsUpstream(t *testing.T) {
+func TestSchemaMismatchesAsUpstream(t *testing.T) {
 	other, err := typed.NewParser(typed.YAMLObject(strings.NewReplacer(
 		"{name: image, type: {scalar: string}}", "{name: image, type: {scalar: numeric}}",
-		"{name: extra, type: {namedType: any}}", "{name: extra, type: {list: {elementType: {scalar: string}, elementRelationship: associative}}}",
+		"{name: extra, type: {namedType: any}}",
+		"{name: extra, type: {list: {elementType: {scalar: string}, elementRelationship: associative}}}",
 	).Replace(widgetSchema)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for seed := range int64(60) {
-		s := newStory(t, seed, false)
+		s := newScenario(t, seed, false)
 		s.others = map[string]typed.ParseableType{"g.io/v2": other.Type("widget")}
-		s.misfits, s.updates = true, s.r.Intn(3) > 0
+		s.keepMismatches, s.mostlyUpdates = true, s.r.Intn(3) > 0
 		for range 20 {
 			s.step()
 		}
 	}
 }
 
-// Of more than ten entries of updates the oldest of a version become one.
+// TestManyUpdaters checks that the oldest entries for updates of a version are merged if there are more than ten.
 func TestManyUpdaters(t *testing.T) {
-	s := newStory(t, 1, false)
+	s := newScenario(t, 1, false)
 	for i := range 30 {
 		version := [...]string{"g.io/v1", "g.io/v2"}[i%5/4]
 		obj := s.at(version)
 		if obj == nil {
-			obj = object.Tree{"apiVersion": version, "kind": "Widget", "metadata": object.Tree{"name": "w"}, "spec": object.Tree{"env": object.Tree{}}}
+			obj = object.Tree{
+				"apiVersion": version, "kind": "Widget", "metadata": object.Tree{"name": "w"},
+				"spec": object.Tree{"env": object.Tree{}},
+			}
 		}
 		obj["spec"].(object.Tree)["env"].(object.Tree)[fmt.Sprint("e", i)] = "x"
 		s.write(version, "", fmt.Sprint("m", i), obj)
 		if n := len(object.Metadata(s.state)["managedFields"].([]any)); n != min(i+1, maxUpdateManagers) {
-			t.Fatalf("after %d managers there are %d entries", i+1, n)
+			t.Fatalf("after %d managers: got %d entries, want %d", i+1, n, min(i+1, maxUpdateManagers))
 		}
 		s.now = s.now.Add(time.Second)
 	}
 }
 
-// What an applier left out goes, also if it applied it at another version.
+// TestApplyAtAnotherVersion checks that a field that a manager no longer applies is removed, even if the manager
+// applied it at another version.
 func TestApplyAtAnotherVersion(t *testing.T) {
-	s := newStory(t, 1, false)
+	s := newScenario(t, 1, false)
 	config := func(version, fields string) object.Tree {
 		return decode(t, `{"apiVersion":"`+version+`","kind":"Widget","metadata":{"name":"w"},"spec":{`+fields+`}}`)
 	}
 	s.apply("g.io/v1", "", "me", config("g.io/v1", `"replicas":1,"image":"x"`), false)
 	s.apply("g.io/v2", "", "me", config("g.io/v2", `"image":"x"`), false)
 	if spec := s.state["spec"].(object.Tree); len(spec) != 1 {
-		t.Fatal(spec)
+		t.Fatalf("got spec %v, want 1 field", spec)
 	}
 	s.apply("g.io/v1", "", "me", config("g.io/v1", `"replicas":1,"image":"x"`), false)
 	s.apply("g.io/v2", "", "you", config("g.io/v2", `"count":1`), false)
 	s.apply("g.io/v2", "", "me", config("g.io/v2", `"image":"x"`), false)
 	if spec := s.state["spec"].(object.Tree); len(spec) != 2 {
-		t.Fatal(spec)
+		t.Fatalf("got spec %v, want 2 fields", spec)
 	}
 }
 
 func FuzzFields(f *testing.F) {
 	f.Add(int64(1), false)
-	f.Fuzz(func(t *testing.T, seed int64, deduced bool) { tell(t, seed, deduced) })
+	f.Fuzz(func(t *testing.T, seed int64, deduced bool) { runScenario(t, seed, deduced) })
 }

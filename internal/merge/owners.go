@@ -18,22 +18,21 @@ const (
 	operationApply  = "Apply"
 	operationUpdate = "Update"
 	ancientChanges  = "ancient-changes"
-	// maxUpdateManagers is how many entries of updates are kept apart.
+	// maxUpdateManagers is the maximum number of separate entries for updates.
 	maxUpdateManagers = 10
 )
 
-// owner is one entry of managedFields without its fields. For an applier its
-// version is no part of who it is.
+// owner is one entry of managedFields without its fields. The version does not identify an applier.
 type owner struct {
 	manager, operation, apiVersion, subresource string
-	time                                        string // "" if it has none
-	// raw is the entry as it was read and read what it said, so that an entry
-	// that does not change is not written again; nil if raw is not in canonical form.
+	time                                        string // "" if the entry has no time
+	// raw is the decoded entry, so that an unchanged entry is not encoded again. nil means that the entry was not in
+	// canonical form.
 	raw  object.Tree
-	read fieldpath.VersionedSet
+	read fieldpath.VersionedSet // field set of the decoded entry
 }
 
-// id names an owner as upstream does, for ties are broken by these names.
+// id returns upstream's identifier for an owner. Ties in the order of entries are broken by these identifiers.
 func (o owner) id() string {
 	b := append(make([]byte, 0, 96), '{')
 	text := func(key, value string) {
@@ -66,8 +65,8 @@ func (o *owner) seconds() int64 {
 	return t.Unix()
 }
 
-// owners are the entries of managedFields by their owners' ids. Where a set has
-// no owner of the same id there is a mistake; the other way round it is no longer used.
+// owners holds the entries of managedFields by the identifiers of their owners. Each set must have an owner. An
+// owner without a set is no longer used.
 type owners struct {
 	sets   fieldpath.ManagedFields
 	owners map[string]*owner
@@ -79,41 +78,41 @@ func newOwners(n int) *owners {
 
 func (o *owners) clone() *owners {
 	out := &owners{sets: o.sets.Copy(), owners: make(map[string]*owner, len(o.owners)+1)}
-	for id, who := range o.owners {
-		c := *who
+	for id, mgr := range o.owners {
+		c := *mgr
 		out.owners[id] = &c
 	}
 	return out
 }
 
-// add makes sure that an owner is known and returns its id.
-func (o *owners) add(who owner) string {
-	id := who.id()
+// add adds an owner if its identifier is new. It returns the identifier.
+func (o *owners) add(mgr owner) string {
+	id := mgr.id()
 	if o.owners[id] == nil {
-		o.owners[id] = &who
+		o.owners[id] = &mgr
 	}
 	return id
 }
 
-// strip takes from an owner what nobody owns.
-func (o *owners) strip(id string) {
+// dropNeverOwned removes the fields in neverOwned from an owner's set.
+func (o *owners) dropNeverOwned(id string) {
 	vs, ok := o.sets[id]
 	if !ok {
 		return
 	}
-	set := vs.Set().Difference(stripped)
+	set := vs.Set().Difference(neverOwned)
 	if set.Empty() {
 		delete(o.sets, id)
 		return
 	}
-	o.put(id, set, vs.APIVersion(), vs.Applied())
+	o.setFields(id, set, vs.APIVersion(), vs.Applied())
 }
 
-// put gives an owner a set: where that is what its entry says already, the very one
-// that was read, so that it is not written anew.
-func (o *owners) put(id string, set *fieldpath.Set, version fieldpath.APIVersion, applied bool) {
-	if who := o.owners[id]; who != nil && who.read != nil {
-		read := who.read
+// setFields sets the field set of an owner. It uses the decoded set if that is equal, so that the entry is not
+// encoded again.
+func (o *owners) setFields(id string, set *fieldpath.Set, version fieldpath.APIVersion, applied bool) {
+	if mgr := o.owners[id]; mgr != nil && mgr.read != nil {
+		read := mgr.read
 		if read.APIVersion() == version && read.Applied() == applied && read.Set().Equals(set) {
 			o.sets[id] = read
 			return
@@ -122,8 +121,8 @@ func (o *owners) put(id string, set *fieldpath.Set, version fieldpath.APIVersion
 	o.sets[id] = fieldpath.NewVersionedSet(set, version, applied)
 }
 
-// capUpdates merges the oldest entries of updates, those of one version into one
-// entry, until no more than maxUpdateManagers are left.
+// capUpdates limits the number of entries for updates to maxUpdateManagers. It merges the oldest entries of each
+// version into one entry.
 func (o *owners) capUpdates() {
 	var updaters []string
 	for id, vs := range o.sets {
@@ -131,17 +130,17 @@ func (o *owners) capUpdates() {
 			updaters = append(updaters, id)
 		}
 	}
-	left := len(updaters)
-	if left <= maxUpdateManagers {
+	remaining := len(updaters)
+	if remaining <= maxUpdateManagers {
 		return
 	}
 	slices.SortFunc(updaters, func(a, b string) int {
 		return cmp.Or(cmp.Compare(o.owners[a].seconds(), o.owners[b].seconds()), cmp.Compare(a, b))
 	})
 	first := map[fieldpath.APIVersion]string{}
-	parts := map[string][]*fieldpath.Set{} // of the entry of ancient changes, by its id
+	parts := map[string][]*fieldpath.Set{} // sets to merge into an entry of ancient changes, by the entry's identifier
 	for _, id := range updaters {
-		if left <= maxUpdateManagers {
+		if remaining <= maxUpdateManagers {
 			break
 		}
 		vs := o.sets[id]
@@ -165,14 +164,15 @@ func (o *owners) capUpdates() {
 		if id == bucket {
 			delete(parts, bucket)
 		}
-		left--
+		remaining--
 	}
 	for bucket, sets := range parts {
-		o.sets[bucket] = fieldpath.NewVersionedSet(union(sets), fieldpath.APIVersion(o.owners[bucket].apiVersion), false)
+		version := fieldpath.APIVersion(o.owners[bucket].apiVersion)
+		o.sets[bucket] = fieldpath.NewVersionedSet(union(sets), version, false)
 	}
 }
 
-// union returns the union of some sets. It merges sets of similar size, for each merge copies both.
+// union returns the union of sets. It merges sets of similar size, because each merge copies both.
 func union(sets []*fieldpath.Set) *fieldpath.Set {
 	if len(sets) == 1 {
 		return sets[0]
@@ -181,7 +181,7 @@ func union(sets []*fieldpath.Set) *fieldpath.Set {
 	return union(sets[:half]).Union(union(sets[half:]))
 }
 
-// encode puts the entries into meta, or removes managedFields if there are none.
+// encode writes the entries to meta. It removes managedFields if there are no entries.
 func (o *owners) encode(meta object.Tree) {
 	if len(o.sets) == 0 {
 		delete(meta, managedFields)
@@ -194,16 +194,18 @@ func (o *owners) encode(meta object.Tree) {
 	}
 	rows := make([]row, 0, len(o.sets))
 	for id, vs := range o.sets {
-		who := o.owners[id]
-		who.apiVersion = string(vs.APIVersion())
+		mgr := o.owners[id]
+		mgr.apiVersion = string(vs.APIVersion())
 		if vs.Applied() {
-			who.operation = operationApply
+			mgr.operation = operationApply
 		}
-		rows = append(rows, row{who, vs, who.seconds()})
+		rows = append(rows, row{mgr, vs, mgr.seconds()})
 	}
 	slices.SortFunc(rows, func(a, b row) int {
-		return cmp.Or(cmp.Compare(a.operation, b.operation), cmp.Compare(a.seconds, b.seconds), cmp.Compare(a.manager, b.manager),
-			cmp.Compare(a.apiVersion, b.apiVersion), cmp.Compare(a.subresource, b.subresource))
+		return cmp.Or(
+			cmp.Compare(a.operation, b.operation), cmp.Compare(a.seconds, b.seconds),
+			cmp.Compare(a.manager, b.manager), cmp.Compare(a.apiVersion, b.apiVersion),
+			cmp.Compare(a.subresource, b.subresource))
 	})
 	list := make([]any, len(rows))
 	for i, r := range rows {
@@ -221,14 +223,14 @@ func (o *owner) entry(vs fieldpath.VersionedSet) object.Tree {
 	if unchanged {
 		maps.Copy(e, o.raw)
 	} else {
-		e["fieldsV1"] = treeOf(vs.Set())
+		e["fieldsV1"] = encodeSet(vs.Set())
 	}
 	e["fieldsType"] = "FieldsV1"
 	o.describe(e)
 	return e
 }
 
-// describe writes into an entry all but its fields.
+// describe writes all members of an entry except its fields.
 func (o *owner) describe(e object.Tree) {
 	object.SetString(e, "manager", o.manager)
 	object.SetString(e, "operation", o.operation)
@@ -237,14 +239,14 @@ func (o *owner) describe(e object.Tree) {
 	object.SetString(e, "time", o.time)
 }
 
-// isReset tells whether a client asks to forget all owners: by an empty list, or by a
-// list of one empty entry.
+// isReset reports whether managedFields sent by a client request the removal of all entries. The request is an
+// empty list or a list of one empty entry.
 func isReset(v any) bool {
 	list, _ := v.([]any)
 	if len(list) > 1 {
 		return false
 	}
-	if len(list) == 1 { // mostly it is an entry, and there is no need to read it all
+	if len(list) == 1 { // usually this is a normal entry, which need not be decoded completely
 		if t, _ := list[0].(object.Tree); object.String(t, "manager") != "" {
 			return false
 		}
@@ -256,7 +258,7 @@ func isReset(v any) bool {
 	return len(entries) == 0 || len(entries) == 1 && entries[0].isZero()
 }
 
-// decodeOwners reads managedFields; nil gives no owners. The errors are upstream's.
+// decodeOwners decodes managedFields. nil gives no owners. The errors are upstream's.
 func (f *ManagedFields) decodeOwners(v any) (*owners, error) {
 	entries, ok := parseEntries(v)
 	if !ok {
@@ -286,17 +288,17 @@ func (f *ManagedFields) decodeOwners(v any) (*owners, error) {
 }
 
 func (o *owners) decode(e *entry) error {
-	set, canonical, err := setOf(e.fields)
+	set, canonical, err := decodeSet(e.fields)
 	if err != nil {
 		return fmt.Errorf("error decoding versioned set from %v: error decoding set: %w", e.owner.id(), err)
 	}
-	who := e.owner
-	who.read = fieldpath.NewVersionedSet(set, fieldpath.APIVersion(e.apiVersion), e.operation == operationApply)
+	mgr := e.owner
+	mgr.read = fieldpath.NewVersionedSet(set, fieldpath.APIVersion(e.apiVersion), e.operation == operationApply)
 	if !canonical || !e.canonical {
-		who.raw = nil
+		mgr.raw = nil
 	}
-	id := who.id()
-	o.owners[id] = &who
-	o.sets[id] = who.read
+	id := mgr.id()
+	o.owners[id] = &mgr
+	o.sets[id] = mgr.read
 	return nil
 }

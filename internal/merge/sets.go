@@ -13,12 +13,12 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// self is the key that says that a field with fields below it is owned itself.
-const self = "."
+// selfKey is the key that marks a field as owned in addition to fields below it.
+const selfKey = "."
 
-// setOf reads fieldsV1, which structured-merge-diff only reads as text.
-// canonical is false where treeOf would write it otherwise. The set is not to be modified.
-func setOf(v any) (set *fieldpath.Set, canonical bool, err error) {
+// decodeSet decodes fieldsV1 from a tree. structured-merge-diff can decode only text. canonical reports whether
+// encodeSet returns the same tree. The set must not be modified.
+func decodeSet(v any) (set *fieldpath.Set, canonical bool, err error) {
 	if v == nil {
 		return fieldpath.NewSet(), false, nil
 	}
@@ -37,7 +37,7 @@ type setReader struct {
 	err       error
 }
 
-// read makes set what t says.
+// read stores the fields of t in set.
 func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 	var buf [16]string
 	keys := buf[:0]
@@ -45,14 +45,14 @@ func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	if len(keys) > manyItems {
+	if len(keys) > sortThreshold {
 		sortItems(keys)
 	}
-	names := make([]string, len(keys)) // what the field names of the elements point to
+	names := make([]string, len(keys)) // the field names of the path elements point into names
 	set.Members = fieldpath.MakePathElementSet(len(keys))
 	for i, key := range keys {
-		if key == self {
-			below, ok := t[self].(object.Tree)
+		if key == selfKey {
+			below, ok := t[selfKey].(object.Tree)
 			r.canonical = r.canonical && ok && len(below) == 0
 			continue
 		}
@@ -65,18 +65,18 @@ func (r *setReader) read(set *fieldpath.Set, t object.Tree) {
 			r.fail(fmt.Errorf("%q must be an object, not %T", key, t[key]))
 			return
 		}
-		r.member(set, element, below)
+		r.insert(set, element, below)
 	}
 }
 
-// manyItems is a number of items that a set takes in any order at little cost.
-const manyItems = 64
+// sortThreshold is the number of items up to which insertions in any order are cheap.
+const sortThreshold = 64
 
-// sortItems brings the keys of list items into the order of a set, which takes an insertion out of order at a cost that grows with
-// its size. Keys that are no path elements, of which the caller finds out again, go first.
+// sortItems sorts the keys of list items into the order of a set. The cost of an insertion out of order grows with
+// the size of the set. Keys that are not valid path elements sort first. The caller detects them again.
 func sortItems(keys []string) {
 	if strings.HasPrefix(keys[0], "f:") && strings.HasPrefix(keys[len(keys)-1], "f:") {
-		return // field names sort as text
+		return // field names are already in order, which is that of their text
 	}
 	type item struct {
 		key     string
@@ -96,8 +96,8 @@ func sortItems(keys []string) {
 	}
 }
 
-func (r *setReader) member(set *fieldpath.Set, element fieldpath.PathElement, below object.Tree) {
-	_, member := below[self]
+func (r *setReader) insert(set *fieldpath.Set, element fieldpath.PathElement, below object.Tree) {
+	_, member := below[selfKey]
 	if len(below) == 0 || member && len(below) == 1 {
 		r.canonical = r.canonical && below != nil && !member
 		set.Members.Insert(element)
@@ -109,7 +109,7 @@ func (r *setReader) member(set *fieldpath.Set, element fieldpath.PathElement, be
 	child := fieldpath.Set{}
 	r.read(&child, below)
 	if child.Members.Size() == 0 && child.Children.Empty() {
-		// Nothing in it was known: then it is as if nothing had been in it.
+		// No key below is known, so the element is treated as one without keys below.
 		r.canonical = false
 		set.Members.Insert(element)
 		return
@@ -122,7 +122,7 @@ func (r *setReader) element(key string, name *string) (element fieldpath.PathEle
 		*name = key[2:]
 		return fieldpath.PathElement{FieldName: name}, true
 	}
-	if element, ok := textKeys(key); ok {
+	if element, ok := parseStringKeys(key); ok {
 		return element, true
 	}
 	element, err := fieldpath.DeserializePathElement(key)
@@ -134,13 +134,13 @@ func (r *setReader) element(key string, name *string) (element fieldpath.PathEle
 		r.fail(err)
 		return element, false
 	}
-	r.canonical = r.canonical && keyOf(element) == key
+	r.canonical = r.canonical && elementKey(element) == key
 	return element, true
 }
 
-// textKeys reads a list item's keys where they are in canonical form and plain
-// texts, as they mostly are: k:{"name":"http"}.
-func textKeys(key string) (element fieldpath.PathElement, ok bool) {
+// parseStringKeys parses the keys of a list item in the most common form: canonical JSON with plain string values,
+// such as k:{"name":"http"}. ok is false for any other form.
+func parseStringKeys(key string) (element fieldpath.PathElement, ok bool) {
 	rest, ok := strings.CutPrefix(key, `k:{"`)
 	if !ok || strings.ContainsAny(rest, "\\<>&") {
 		return element, false
@@ -148,11 +148,11 @@ func textKeys(key string) (element fieldpath.PathElement, ok bool) {
 	var fields value.FieldList
 	for {
 		name, after, ok := strings.Cut(rest, `":"`)
-		if !ok || !isPlain(name) || len(fields) > 0 && fields[len(fields)-1].Name >= name {
+		if !ok || !isPlainASCII(name) || len(fields) > 0 && fields[len(fields)-1].Name >= name {
 			return element, false
 		}
 		text, after, ok := strings.Cut(after, `"`)
-		if !ok || !isPlain(text) {
+		if !ok || !isPlainASCII(text) {
 			return element, false
 		}
 		fields = append(fields, value.Field{Name: name, Value: value.NewValueInterface(text)})
@@ -165,7 +165,7 @@ func textKeys(key string) (element fieldpath.PathElement, ok bool) {
 	}
 }
 
-func isPlain(s string) bool {
+func isPlainASCII(s string) bool {
 	for _, c := range []byte(s) {
 		if c < ' ' || c > '~' || c == '"' {
 			return false
@@ -180,60 +180,60 @@ func (r *setReader) fail(err error) {
 	}
 }
 
-// treeOf is the fieldsV1 of a set. All its leaves are one and the same.
-func treeOf(set *fieldpath.Set) object.Tree { return branchOf(set, object.Tree{}) }
+// encodeSet returns the fieldsV1 of a set. All leaves of the tree are the same object.
+func encodeSet(set *fieldpath.Set) object.Tree { return encodeBranch(set, object.Tree{}) }
 
-func branchOf(set *fieldpath.Set, leaf object.Tree) object.Tree {
+func encodeBranch(set *fieldpath.Set, leaf object.Tree) object.Tree {
 	t := make(object.Tree, set.Members.Size())
 	for element := range set.Members.All() {
-		t[keyOf(element)] = leaf
+		t[elementKey(element)] = leaf
 	}
 	for element := range set.Children.All() {
 		below, _ := set.Children.Get(element)
-		child := branchOf(below, leaf)
-		key := keyOf(element)
+		child := encodeBranch(below, leaf)
+		key := elementKey(element)
 		if _, member := t[key]; member && len(child) > 0 {
-			child[self] = leaf
+			child[selfKey] = leaf
 		}
 		t[key] = child
 	}
 	return t
 }
 
-func keyOf(element fieldpath.PathElement) string {
+func elementKey(element fieldpath.PathElement) string {
 	if element.FieldName != nil {
 		return "f:" + *element.FieldName
 	}
 	key, err := fieldpath.SerializePathElement(element)
 	if err != nil {
-		panic("merge: a path element that is nothing: " + err.Error())
+		panic("merge: empty path element: " + err.Error())
 	}
 	return key
 }
 
-// fits tells that no list or map of which set owns parts is atomic, as it must
-// not be. Unlike typed.ReconcileFieldSetWithSchema it changes nothing and costs little;
-// false says only that one has to ask that.
-func fits(set *fieldpath.Set, s *schema.Schema, ref schema.TypeRef) bool {
+// isReconciled reports whether no list or map of which set owns parts is atomic. Unlike
+// typed.ReconcileFieldSetWithSchema, it changes nothing and costs little. The result false means only that the
+// caller must call that function.
+func isReconciled(set *fieldpath.Set, s *schema.Schema, ref schema.TypeRef) bool {
 	atom, ok := s.Resolve(ref)
 	switch {
 	case !ok:
 		return false
 	case atom.Map != nil:
-		return mapFits(set, s, atom.Map)
+		return mapReconciled(set, s, atom.Map)
 	case atom.Scalar != nil || atom.List == nil:
 		return true
 	case atom.List.ElementRelationship == schema.Atomic:
 		return false
 	}
-	return childrenFit(set, s, func(fieldpath.PathElement) schema.TypeRef { return atom.List.ElementType })
+	return childrenReconciled(set, s, func(fieldpath.PathElement) schema.TypeRef { return atom.List.ElementType })
 }
 
-func mapFits(set *fieldpath.Set, s *schema.Schema, m *schema.Map) bool {
+func mapReconciled(set *fieldpath.Set, s *schema.Schema, m *schema.Map) bool {
 	if m.ElementRelationship == schema.Atomic {
 		return false
 	}
-	return childrenFit(set, s, func(element fieldpath.PathElement) schema.TypeRef {
+	return childrenReconciled(set, s, func(element fieldpath.PathElement) schema.TypeRef {
 		if element.FieldName != nil {
 			if field, ok := m.FindField(*element.FieldName); ok {
 				return field.Type
@@ -243,16 +243,16 @@ func mapFits(set *fieldpath.Set, s *schema.Schema, m *schema.Map) bool {
 	})
 }
 
-// childrenFit never leaves the loop early, for the iterator does not allow that.
-func childrenFit(set *fieldpath.Set, s *schema.Schema, refOf func(fieldpath.PathElement) schema.TypeRef) bool {
+// childrenReconciled does not leave its loop early, because the iterator does not support that.
+func childrenReconciled(set *fieldpath.Set, s *schema.Schema, refOf func(fieldpath.PathElement) schema.TypeRef) bool {
 	ok := true
 	for element := range set.Children.All() {
 		ref := refOf(element)
 		if !ok || ref == (schema.TypeRef{}) {
-			continue // no such field
+			continue // unknown field
 		}
 		below, _ := set.Children.Get(element)
-		ok = fits(below, s, ref)
+		ok = isReconciled(below, s, ref)
 	}
 	return ok
 }

@@ -15,36 +15,41 @@ import (
 )
 
 const (
-	// maxListComparisons limits the comparisons of list items that one strategic merge patch causes. A comparison of two scalars
-	// takes up to 15 ns, so the limit stands for one second.
+	// maxListComparisons limits the comparisons of list items in one strategic merge patch. A comparison of two
+	// scalars takes up to 15 ns, so the limit corresponds to one second.
 	maxListComparisons = 56_000_000
-	// objectComparison is the cost of a comparison of two objects by their merge key, in comparisons of two scalars.
+	// objectComparison is the cost of comparing two objects by their merge key. The unit is a comparison of two
+	// scalars.
 	objectComparison = 3
 
 	setElementOrder         = "$setElementOrder/"
-	deleteFromPrimitiveList = "$deleteFromPrimitiveList/" // takes time in proportion to its length
+	deleteFromPrimitiveList = "$deleteFromPrimitiveList/" // takes time proportional to its length
 )
 
-// Strategic applies a strategic merge patch by the struct tags of goType, a pointer to
-// a struct of k8s.io/api. What doc and the result share is as in Merge.
-// duplicates as in object.DecodeJSON. Errors are 400 and 422 StatusErrors where
-// upstream's are, and otherwise what upstream makes a 500 of. A patch that exceeds maxListComparisons is a 413 StatusError.
+// Strategic applies a strategic merge patch by the struct tags of goType, a pointer to a struct of k8s.io/api. The
+// result shares memory with doc as in Merge. duplicates are those of object.DecodeJSON. Errors are 400 and 422
+// StatusErrors for the same causes as in upstream. For all other causes they are plain errors, which upstream
+// reports as a 500. A patch that exceeds maxListComparisons is a 413 StatusError.
 func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, duplicates []string, err error) {
 	change, duplicates, err := object.DecodeJSON(patch)
 	if err != nil {
 		return nil, nil, apierrors.NewBadRequest(err.Error())
 	}
 	if bytes.IndexByte(patch, '[') >= 0 {
-		if err := limit("comparisons of list items in a strategic merge patch", comparisons(doc, change, goType), maxListComparisons); err != nil {
+		n := comparisons(doc, change, goType)
+		if err := limit("comparisons of list items in a strategic merge patch", n, maxListComparisons); err != nil {
 			return nil, nil, err
 		}
 	}
-	out, err = strategicpatch.StrategicMergeMapPatch(copyButEntries(doc), strategicpatch.JSONMap(change), goType)
+	live := copyExceptManagedFields(doc)
+	out, err = strategicpatch.StrategicMergeMapPatch(live, strategicpatch.JSONMap(change), goType)
 	switch {
 	case err == nil:
 		return out, duplicates, nil
-	case errors.Is(err, mergepatch.ErrBadJSONDoc), errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
-		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys), errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
+	case errors.Is(err, mergepatch.ErrBadJSONDoc),
+		errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
+		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys),
+		errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
 		errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):
 		return nil, nil, apierrors.NewBadRequest(err.Error())
 	case errors.Is(err, mergepatch.ErrNoListOfLists), errors.Is(err, mergepatch.ErrPatchContentNotMatchRetainKeys):
@@ -57,24 +62,24 @@ func Strategic(doc object.Tree, patch []byte, goType any) (out object.Tree, dupl
 	return nil, nil, err
 }
 
-// comparisons estimates how often StrategicMergeMapPatch compares two list items. The function scans lists for each item, so the
-// estimate grows with the square of their lengths.
+// comparisons estimates the number of comparisons of two list items in StrategicMergeMapPatch. That function scans
+// lists for each item, so the estimate grows with the square of their lengths.
 func comparisons(doc, change object.Tree, goType any) int {
 	schema, err := strategicpatch.NewPatchMetaFromStruct(goType)
 	if err != nil {
-		return 0 // the merge returns the error
+		return 0 // the merge returns this error
 	}
-	var c comparing
+	var c comparisonCounter
 	c.object(doc, []object.Tree{change}, schema)
 	return c.total
 }
 
-// comparing adds up comparisons.
-type comparing struct{ total int }
+// comparisonCounter adds up comparisons.
+type comparisonCounter struct{ total int }
 
-// object adds the cost of changes that are merged into one live object, one after the other. There are several if a list in the
-// patch repeats a merge key.
-func (c *comparing) object(live object.Tree, changes []object.Tree, schema strategicpatch.LookupPatchMeta) {
+// object adds the cost of changes that are merged into one live object in sequence. There are several changes if a
+// list in the patch repeats a merge key.
+func (c *comparisonCounter) object(live object.Tree, changes []object.Tree, schema strategicpatch.LookupPatchMeta) {
 	objects := map[string][]object.Tree{}
 	lists := map[string]*listChange{}
 	for _, change := range changes {
@@ -112,19 +117,19 @@ func (c *comparing) object(live object.Tree, changes []object.Tree, schema strat
 		liveItems, changed := byKey(l.live, meta.GetPatchMergeKey()), byKey(l.items, meta.GetPatchMergeKey())
 		for key, changes := range changed {
 			var below object.Tree
-			if of := liveItems[key]; len(of) > 0 {
-				below = of[0]
+			if items := liveItems[key]; len(items) > 0 {
+				below = items[0]
 			}
 			c.object(below, changes, sub)
 		}
 	}
 }
 
-// listChange is what a patch does to one list.
+// listChange is the change of one list by a patch.
 type listChange struct {
 	live, items    []any
-	patched, order int // lengths in the change that is next
-	grown          int // length of the items that were merged before
+	patched, order int // list lengths in the next change
+	merged         int // number of items merged by earlier changes
 }
 
 func (l *listChange) add(list []any, ordered bool) {
@@ -136,23 +141,23 @@ func (l *listChange) add(list []any, ordered bool) {
 	l.items = append(l.items, list...)
 }
 
-// merge returns the comparisons of the next change.
+// merge returns the number of comparisons for the next change.
 func (l *listChange) merge() int {
 	if l.patched == 0 && l.order == 0 {
 		return 0
 	}
-	had, sorted := len(l.live)+l.grown, max(l.patched, l.order)
-	n := (had + l.patched) * (had + l.patched + l.order)
-	n += sorted * sorted * bits.Len(uint(sorted)) * 3 / 4 // the items of the patch are sorted by a scan of the order
-	l.grown, l.patched, l.order = l.grown+l.patched, 0, 0
-	if objects(l.live) || objects(l.items) {
+	existing, sorted := len(l.live)+l.merged, max(l.patched, l.order)
+	n := (existing + l.patched) * (existing + l.patched + l.order)
+	n += sorted * sorted * bits.Len(uint(sorted)) * 3 / 4 // sorting the patch's items scans the order list
+	l.merged, l.patched, l.order = l.merged+l.patched, 0, 0
+	if hasObjects(l.live) || hasObjects(l.items) {
 		n *= objectComparison
 	}
 	return n
 }
 
-// objects reports whether the items of a list are objects.
-func objects(list []any) bool {
+// hasObjects reports whether the items of a list are objects.
+func hasObjects(list []any) bool {
 	if len(list) == 0 {
 		return false
 	}

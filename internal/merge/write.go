@@ -14,11 +14,11 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// write is one write through a Fields: it remembers what was converted.
+// write is one write through a ManagedFields. It caches converted objects.
 type write struct {
 	*ManagedFields
 	time      string
-	ignore    map[fieldpath.APIVersion]fieldpath.Filter // by version, what Reset takes from a set
+	ignore    map[fieldpath.APIVersion]fieldpath.Filter // filters from Reset, by version
 	converted map[conversion]*typed.TypedValue
 }
 
@@ -36,7 +36,7 @@ func (f *ManagedFields) write(now time.Time) *write {
 	return &write{ManagedFields: f, time: now.UTC().Format(time.RFC3339)}
 }
 
-// Except is a filter for Fields.Reset that lets pass all but the fields at dotted paths ("status").
+// Except returns a filter for ManagedFields.Reset that excludes the fields at dotted paths, such as "status".
 func Except(paths ...string) fieldpath.Filter {
 	set := fieldpath.NewSet()
 	for _, dotted := range paths {
@@ -49,20 +49,20 @@ func Except(paths ...string) fieldpath.Filter {
 	return fieldpath.NewExcludeSetFilter(set)
 }
 
-// filter makes structured-merge-diff ignore what Reset does not let pass, at the endpoint's own version and at those of
-// the entries.
-func (w *write) filter(known *owners) {
+// setFilters sets the filters that make structured-merge-diff ignore the fields excluded by Reset. It sets them for
+// the endpoint's version and for the versions of the entries.
+func (w *write) setFilters(managers *owners) {
 	if w.Reset == nil {
 		return
 	}
 	w.ignore = map[fieldpath.APIVersion]fieldpath.Filter{}
-	w.ignoreAt(fieldpath.APIVersion(w.APIVersion))
-	for _, vs := range known.sets {
-		w.ignoreAt(vs.APIVersion())
+	w.addFilter(fieldpath.APIVersion(w.APIVersion))
+	for _, vs := range managers.sets {
+		w.addFilter(vs.APIVersion())
 	}
 }
 
-func (w *write) ignoreAt(version fieldpath.APIVersion) {
+func (w *write) addFilter(version fieldpath.APIVersion) {
 	if _, ok := w.ignore[version]; ok {
 		return
 	}
@@ -83,7 +83,7 @@ func (w *write) typedAs(t object.Tree, version string, options ...typed.Validati
 	return parseable.FromUnstructured(t, options...)
 }
 
-// describe names an object in an error as upstream does.
+// describe returns upstream's description of an object for errors.
 func describe(t object.Tree) string {
 	var gvk schema.GroupVersionKind
 	if gv, err := schema.ParseGroupVersion(object.String(t, "apiVersion")); err == nil {
@@ -92,37 +92,39 @@ func describe(t object.Tree) string {
 	return fmt.Sprintf("%v/%v; %v", object.Namespace(t), object.Name(t), gvk)
 }
 
-// update changes known to who owns what after obj replaced live. Neither has managedFields.
-func (w *write) update(live, obj object.Tree, known *owners, manager string) error {
-	w.filter(known)
-	if err := w.reconcile(known); err != nil {
+// update changes managers to the owners after obj replaced live. Neither object has managedFields.
+func (w *write) update(live, obj object.Tree, managers *owners, manager string) error {
+	w.setFilters(managers)
+	if err := w.reconcileWithSchema(managers); err != nil {
 		return err
 	}
-	if err := known.check(live, obj); err != nil {
+	if err := managers.check(live, obj); err != nil {
 		return err
 	}
 	d, err := w.difference(live, obj, w.APIVersion, typed.AllowDuplicates)
 	if err != nil {
 		return err
 	}
-	if err := w.settle(live, obj, d, known, currentOperation, true); err != nil {
+	if err := w.takeOwnership(live, obj, d, managers, currentOperation, true); err != nil {
 		return err
 	}
 	version := fieldpath.APIVersion(w.APIVersion)
-	known.sets[currentOperation] = fieldpath.NewVersionedSet(d.written, version, false)
-	known.strip(currentOperation)
-	changed, ok := known.sets[currentOperation]
+	managers.sets[currentOperation] = fieldpath.NewVersionedSet(d.written, version, false)
+	managers.dropNeverOwned(currentOperation)
+	changed, ok := managers.sets[currentOperation]
 	if !ok {
 		return nil
 	}
-	delete(known.sets, currentOperation)
-	id := known.add(owner{manager: orUnknown(manager), operation: operationUpdate, apiVersion: w.APIVersion, subresource: w.Subresource})
+	delete(managers.sets, currentOperation)
+	id := managers.add(owner{
+		manager: orUnknown(manager), operation: operationUpdate, apiVersion: w.APIVersion, subresource: w.Subresource,
+	})
 	set := changed.Set()
-	if previous, ok := known.sets[id]; ok {
+	if previous, ok := managers.sets[id]; ok {
 		set = set.Union(previous.Set())
 	}
-	known.put(id, set, version, false)
-	known.owners[id].time = w.time
+	managers.setFields(id, set, version, false)
+	managers.owners[id].time = w.time
 	return nil
 }
 
@@ -133,33 +135,37 @@ func orUnknown(manager string) string {
 	return manager
 }
 
-// apply merges applied into live. The object is nil where nothing changed. known
-// is not modified; what is returned in its place is it, or follows from it.
-func (w *write) apply(live, applied object.Tree, known *owners, manager string, force bool) (object.Tree, *owners, error) {
-	if len(known.sets) == 0 {
-		known = known.clone()
+// apply merges applied into live. The returned object is nil if nothing changed. apply does not modify managers. It
+// returns managers or a changed copy.
+func (w *write) apply(
+	live, applied object.Tree, managers *owners, manager string, force bool,
+) (object.Tree, *owners, error) {
+	if len(managers.sets) == 0 {
+		managers = managers.clone()
 		empty := w.empty(object.String(applied, "kind"))
-		if err := w.update(empty, live, known, beforeFirstApply); err != nil {
-			return nil, known, fmt.Errorf("failed to create manager for existing fields: %w", err)
+		if err := w.update(empty, live, managers, beforeFirstApply); err != nil {
+			return nil, managers, fmt.Errorf("failed to create manager for existing fields: %w", err)
 		}
-		known.capUpdates()
+		managers.capUpdates()
 	}
 	appliedTyped, err := w.typed(applied)
 	if err != nil {
-		return nil, known, fmt.Errorf("failed to create typed patch object (%v): %w", describe(applied), err)
+		return nil, managers, fmt.Errorf("failed to create typed patch object (%v): %w", describe(applied), err)
 	}
 	liveTyped, err := w.typed(live, typed.AllowDuplicates)
 	if err != nil {
-		return nil, known, fmt.Errorf("failed to create typed live object (%v): %w", describe(live), err)
+		return nil, managers, fmt.Errorf("failed to create typed live object (%v): %w", describe(live), err)
 	}
-	w.filter(known)
-	out := known.clone()
-	id := out.add(owner{manager: orUnknown(manager), operation: operationApply, apiVersion: w.APIVersion, subresource: w.Subresource})
+	w.setFilters(managers)
+	out := managers.clone()
+	id := out.add(owner{
+		manager: orUnknown(manager), operation: operationApply, apiVersion: w.APIVersion, subresource: w.Subresource,
+	})
 	merged, err := w.merge(live, liveTyped, appliedTyped, out, id, force)
 	if err != nil {
-		return nil, known, err
+		return nil, managers, err
 	}
-	out.strip(id)
+	out.dropNeverOwned(id)
 	if merged == nil {
 		return live, out, nil
 	}
@@ -167,8 +173,10 @@ func (w *write) apply(live, applied object.Tree, known *owners, manager string, 
 	return merged, out, nil
 }
 
-// merge gives what live becomes, nil if that is the same, and changes known accordingly.
-func (w *write) merge(live object.Tree, liveTyped, applied *typed.TypedValue, known *owners, id string, force bool) (object.Tree, error) {
+// merge returns the result of merging applied into live, or nil if the result equals live. It updates managers.
+func (w *write) merge(
+	live object.Tree, liveTyped, applied *typed.TypedValue, managers *owners, id string, force bool,
+) (object.Tree, error) {
 	version := fieldpath.APIVersion(w.APIVersion)
 	set, err := applied.ToFieldSet()
 	if err != nil {
@@ -177,10 +185,10 @@ func (w *write) merge(live object.Tree, liveTyped, applied *typed.TypedValue, kn
 	if filter := w.ignore[version]; filter != nil {
 		set = filter.Filter(set)
 	}
-	if last, ok := known.sets[id]; ok && (last.APIVersion() != version || !last.Set().Difference(set).Empty()) {
-		return w.mergeAndPrune(liveTyped, applied, known, id, force)
+	if last, ok := managers.sets[id]; ok && (last.APIVersion() != version || !last.Set().Difference(set).Empty()) {
+		return w.mergeAndPrune(liveTyped, applied, managers, id, force)
 	}
-	if err := w.reconcile(known); err != nil {
+	if err := w.reconcileWithSchema(managers); err != nil {
 		return nil, err
 	}
 	mergedTyped, err := liveTyped.Merge(applied)
@@ -195,22 +203,24 @@ func (w *write) merge(live object.Tree, liveTyped, applied *typed.TypedValue, kn
 	if err != nil {
 		return nil, err
 	}
-	known.sets[id] = fieldpath.NewVersionedSet(set, version, true)
-	if err := w.settle(live, merged, d, known, id, force); err != nil || d.same {
+	managers.sets[id] = fieldpath.NewVersionedSet(set, version, true)
+	if err := w.takeOwnership(live, merged, d, managers, id, force); err != nil || d.unchanged {
 		return nil, err
 	}
 	return merged, nil
 }
 
-// mergeAndPrune is merge for the case that something that the manager applied
-// before may have to go.
-func (w *write) mergeAndPrune(live, applied *typed.TypedValue, known *owners, id string, force bool) (object.Tree, error) {
+// mergeAndPrune is merge for an apply that may have to remove fields that the manager applied before.
+func (w *write) mergeAndPrune(
+	live, applied *typed.TypedValue, managers *owners, id string, force bool,
+) (object.Tree, error) {
 	builder := merge.UpdaterBuilder{Converter: converter{w}, IgnoreFilter: w.ignore}
-	merged, sets, err := builder.BuildUpdater().Apply(live, applied, fieldpath.APIVersion(w.APIVersion), known.sets, id, force)
+	version := fieldpath.APIVersion(w.APIVersion)
+	merged, sets, err := builder.BuildUpdater().Apply(live, applied, version, managers.sets, id, force)
 	if err != nil {
 		return nil, err
 	}
-	known.sets = sets
+	managers.sets = sets
 	if merged == nil {
 		return nil, nil
 	}
@@ -225,7 +235,7 @@ func treeOfTyped(v *typed.TypedValue) (object.Tree, error) {
 	return tree, nil
 }
 
-// converter translates typed objects between versions for structured-merge-diff.
+// converter converts typed objects between versions for structured-merge-diff.
 type converter struct{ w *write }
 
 // Convert implements merge.Converter.

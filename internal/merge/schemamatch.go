@@ -9,26 +9,27 @@ import (
 	"github.com/trellis-k8s/trellis/internal/object"
 )
 
-// suits tells that an object fits a schema, but for the fields in Whole, which are known to. It costs far
-// less than structured-merge-diff's own look at it; false says only that one has to ask that.
-func (w *write) suits(t object.Tree, p typed.ParseableType, options ...typed.ValidationOptions) bool {
+// matchesSchema reports whether an object matches a schema. It does not check the fields in AtomicLists, which must
+// match. It costs far less than structured-merge-diff's validation. The result false means only that
+// structured-merge-diff must validate the object.
+func (w *write) matchesSchema(t object.Tree, p typed.ParseableType, options ...typed.ValidationOptions) bool {
 	for _, dotted := range w.AtomicLists {
-		t = standIn(t, strings.Split(dotted, "."), 0)
+		t = replaceList(t, strings.Split(dotted, "."), 0)
 	}
-	s := suiting{p.Schema, len(options) > 0}
+	s := schemaMatcher{p.Schema, len(options) > 0}
 	return s.value(t, p.TypeRef)
 }
 
-// suiting compares values with a schema.
-type suiting struct {
+// schemaMatcher checks whether values match a schema.
+type schemaMatcher struct {
 	*schema.Schema
-	duplicates bool // they may be in sets and lists of maps
+	allowDuplicates bool // sets and lists of maps may contain repeated items
 }
 
-// untypedNames are the types that everything fits.
+// untypedNames are the names of types that every value matches.
 var untypedNames = map[string]bool{"__untyped_atomic_": true, "__untyped_deduced_": true}
 
-func (s suiting) value(v any, ref schema.TypeRef) bool {
+func (s schemaMatcher) value(v any, ref schema.TypeRef) bool {
 	if ref.NamedType != nil && untypedNames[*ref.NamedType] {
 		return true
 	}
@@ -44,10 +45,10 @@ func (s suiting) value(v any, ref schema.TypeRef) bool {
 	case []any:
 		return atom.List != nil && s.items(v, atom.List)
 	}
-	return atom.Scalar != nil && scalarSuits(v, *atom.Scalar)
+	return atom.Scalar != nil && scalarMatches(v, *atom.Scalar)
 }
 
-func scalarSuits(v any, scalar schema.Scalar) bool {
+func scalarMatches(v any, scalar schema.Scalar) bool {
 	switch v.(type) {
 	case string:
 		return scalar == schema.String || scalar == schema.Untyped
@@ -59,7 +60,7 @@ func scalarSuits(v any, scalar schema.Scalar) bool {
 	return false
 }
 
-func (s suiting) fields(t object.Tree, m *schema.Map) bool {
+func (s schemaMatcher) fields(t object.Tree, m *schema.Map) bool {
 	for key, v := range t {
 		ref := m.ElementType
 		if field, ok := m.FindField(key); ok {
@@ -74,14 +75,14 @@ func (s suiting) fields(t object.Tree, m *schema.Map) bool {
 	return true
 }
 
-func (s suiting) items(list []any, l *schema.List) bool {
+func (s schemaMatcher) items(list []any, l *schema.List) bool {
 	var seen map[string]bool
-	if l.ElementRelationship == schema.Associative && len(list) > 1 && !s.duplicates {
+	if l.ElementRelationship == schema.Associative && len(list) > 1 && !s.allowDuplicates {
 		seen = make(map[string]bool, len(list))
 	}
 	for _, v := range list {
 		if l.ElementRelationship == schema.Associative {
-			id, ok := identity(v, l.Keys)
+			id, ok := itemKey(v, l.Keys)
 			if !ok || seen[id] {
 				return false
 			}
@@ -96,9 +97,9 @@ func (s suiting) items(list []any, l *schema.List) bool {
 	return true
 }
 
-// identity is what tells an item of a set, or of a list of maps with keys, from the others. It is not ok for one that has none, or whose
-// keys have to be filled in.
-func identity(v any, keys []string) (id string, ok bool) {
+// itemKey returns the key that identifies an item of a set, or of a list of maps with keys. ok is false if the item
+// has no key, or if its key has missing fields that need default values.
+func itemKey(v any, keys []string) (id string, ok bool) {
 	if len(keys) == 0 {
 		return scalarText(v)
 	}
@@ -118,5 +119,5 @@ func scalarText(v any) (string, bool) {
 	case string, int64, bool:
 		return string(object.AppendJSON(nil, v)), true
 	}
-	return "", false // a fraction may be the same number as another, written otherwise
+	return "", false // a float64 may equal a number in another notation
 }
